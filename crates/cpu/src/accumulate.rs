@@ -1,6 +1,6 @@
-//! Gradients of several micro-batches added up.
+//! Accumulation of gradients over micro-batches.
 //!
-//! Invariant: a sum is computed in f32 and rounded once to the element type that it is kept in.
+//! Invariant: each sum is computed in f32 and rounded once to the element type of the accumulator.
 
 use super::Cpu;
 use super::cast::Half;
@@ -11,15 +11,16 @@ use super::total::GRAIN;
 use core::ops::Range;
 use exec::half::{f32_to_bf16, f32_to_f16};
 
-/// Where sums are kept.
+/// A gradient accumulator and its element type.
 pub enum Accumulator<'a> {
-    /// In 32 bits.
+    /// f32 elements.
     F32(Place<'a, f32>),
-    /// In 16 bits.
+    /// bf16 or f16 elements.
     Half(Half, Place<'a, u16>),
 }
 
-/// acc = keep ? acc + g : g. What was there before the first micro-batch may be no number, and does not matter.
+/// Computes `acc = if keep { acc + g } else { g }`. With `keep == false` (the first micro-batch) the accumulator is
+/// not read, so uninitialized or NaN contents do no harm. Panics if the lengths differ.
 pub fn accumulate(cpu: &Cpu, acc: Accumulator<'_>, g: Gradient<'_>, keep: bool) {
     let n = g.len();
     let len = match &acc {
@@ -32,6 +33,7 @@ pub fn accumulate(cpu: &Cpu, acc: Accumulator<'_>, g: Gradient<'_>, keep: bool) 
     });
 }
 
+/// Kernel that accumulates the elements `range` of one task.
 struct Sum<'a> {
     acc: &'a Accumulator<'a>,
     g: Gradient<'a>,
@@ -44,7 +46,8 @@ impl Kernel for Sum<'_> {
     fn run<S: Simd>(self, s: S) {
         for i in self.range.clone().step_by(LANES) {
             let n = LANES.min(self.range.end - i);
-            // SAFETY: elements i..i + n of the gradient, and of the sums, which this task alone has.
+            // SAFETY: elements i..i + n exist in the gradient and in the accumulator, and only this task accesses
+            // this range of the accumulator.
             unsafe {
                 let g = self.g.load(s, i, n);
                 match self.acc {
@@ -62,12 +65,14 @@ impl Kernel for Sum<'_> {
     }
 }
 
+/// Rounds the first `n` lanes of `x` to 16 bits and stores them at `p`.
+///
 /// # Safety
 /// `n` (at most 16) elements must be writable at `p`.
 #[inline(always)]
 unsafe fn store_half<S: Simd>(s: S, half: Half, p: *mut u16, x: S::V, n: usize) {
     let mut floats = [0.0; LANES];
-    // SAFETY: sixteen floats.
+    // SAFETY: the array holds sixteen f32.
     unsafe { s.store(floats.as_mut_ptr(), x) };
     let bits: [u16; LANES] = match half {
         Half::Bf16 => core::array::from_fn(|i| f32_to_bf16(floats[i])),

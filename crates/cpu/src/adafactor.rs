@@ -1,7 +1,8 @@
-//! Adafactor (Shazeer and Stern 2018): second moments as means of rows and columns.
+//! Adafactor optimizer (Shazeer and Stern 2018): second moments factored into row means and column means.
 //!
-//! Invariant: means and the root mean square are sums in f64 in an order that the shape fixes. The gradient is read
-//! four times: for rows, for columns, for the size of the update and for the update; nothing of its size is stored.
+//! Invariant: the means and the root mean square of the update are f64 sums in an order fixed by the shape alone. The
+//! gradient is read four times (row means, column means, size of the update, the update itself), so no temporary of
+//! the gradient's size is needed.
 
 use super::Cpu;
 use super::isa::Kernel;
@@ -12,21 +13,23 @@ use super::total::{GRAIN, add_squares, squares, total};
 use core::ops::Range;
 use graph::ops::Adafactor;
 
-/// Columns that one task walks down together: some cache lines of every page.
+/// Columns that one task processes together. Tasks walk down the rows, so each row contributes several whole cache
+/// lines rather than a few bytes.
 const WIDTH: usize = 16 * LANES;
 
-/// What one step updates: p (r, c) with its means of rows (r) and columns (c). A vector p is one row and has no mean
-/// of rows; that of columns is its second moment.
+/// Tensors that one Adafactor step updates: a parameter p of shape (r, c), its row means (r) and its column means
+/// (c). A one-dimensional p is a single row: it has no row means, and `column` is its second moment.
 pub struct Factored<'a> {
-    /// The parameter.
+    /// The parameter p (r, c).
     pub p: Place<'a, f32>,
-    /// R.
+    /// Row means R (r); `None` for a vector.
     pub row: Option<Place<'a, f32>>,
-    /// C, or V.
+    /// Column means C (c), or the second moment V of a vector.
     pub column: Place<'a, f32>,
 }
 
-/// One step; hyper = (lr, b2).
+/// Runs one optimizer step; `hyper` is (learning rate, beta2). If `scale.ok` is false the step is skipped: old values
+/// are copied to the new ones. Panics if the shapes do not match.
 pub fn adafactor(
     cpu: &Cpu,
     op: &Adafactor,
@@ -66,14 +69,14 @@ pub fn adafactor(
     cpu.pool().run(chunks, &|i, _| cpu.isa().run(Apply { u, p: &p, left, rate, range: chunk(i) }));
 }
 
-/// The mean of the new values of `row`.
+/// Mean of the updated row means.
 fn average(row: &Place<'_, f32>) -> f64 {
-    // SAFETY: elements of a place that has been updated.
+    // SAFETY: r is in range, and all elements have been updated, so the new values are initialized.
     let sum: f64 = (0..row.len()).map(|r| f64::from(unsafe { *row.write(r) })).sum();
     sum / row.len() as f64
 }
 
-/// How means of squared gradients move.
+/// Parameters of the moving averages of squared gradients.
 #[derive(Clone, Copy)]
 struct Mean<'a> {
     g: Gradient<'a>,
@@ -84,23 +87,23 @@ struct Mean<'a> {
 }
 
 impl Mean<'_> {
-    /// `n` elements of the scaled gradient from column `j` of row `r` on.
+    /// Loads `n` elements of the scaled gradient, starting at row `r`, column `j`.
     ///
     /// # Safety
-    /// They must exist.
+    /// The elements must exist.
     #[inline(always)]
     unsafe fn load<S: Simd>(&self, s: S, r: usize, j: usize, n: usize) -> S::V {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         s.mul(s.splat(self.factor), unsafe { self.g.load(s, r * self.columns + j, n) })
     }
 
-    /// Element `i` moves to the mean of `n` squares, whose sum is `sum`.
+    /// Moves the average in element `i` towards the mean of `n` squares, of which `sum` is the sum.
     ///
     /// # Safety
-    /// The element must exist, and belong to the caller's task.
+    /// The element must exist, and no other task may access it.
     #[inline(always)]
     unsafe fn update(&self, place: &Place<'_, f32>, i: usize, sum: f64, n: usize) {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let old = f64::from(*place.read(i));
             *place.write(i) = (self.b2 * old + (1.0 - self.b2) * (sum / n as f64 + self.eps1)) as f32;
@@ -108,6 +111,7 @@ impl Mean<'_> {
     }
 }
 
+/// Kernel that updates the column means of the columns `range`.
 struct ColumnMeans<'a> {
     mean: Mean<'a>,
     rows: usize,
@@ -121,18 +125,19 @@ impl Kernel for ColumnMeans<'_> {
         let mut sums = [[0.0_f64; LANES]; WIDTH / LANES];
         for r in 0..self.rows {
             for (sums, j) in sums.iter_mut().zip(self.range.clone().step_by(LANES)) {
-                // SAFETY: columns of row r.
+                // SAFETY: the columns j.. of row r exist; the count is limited to the end of `range`.
                 let g = unsafe { self.mean.load(s, r, j, LANES.min(self.range.end - j)) };
                 add_squares(s, sums, g);
             }
         }
         for (j, sum) in self.range.clone().zip(sums.as_flattened()) {
-            // SAFETY: a column of this task.
+            // SAFETY: column j belongs to this task alone.
             unsafe { self.mean.update(self.column, j, *sum, self.rows) };
         }
     }
 }
 
+/// Kernel that updates the row means of the rows `range`.
 struct RowMeans<'a> {
     mean: Mean<'a>,
     range: Range<usize>,
@@ -144,47 +149,49 @@ impl Kernel for RowMeans<'_> {
     fn run<S: Simd>(self, s: S) {
         let columns = self.mean.columns;
         for r in self.range.clone() {
-            // SAFETY: columns of row r.
+            // SAFETY: `squares` asks for columns of row r only.
             let sum = squares(s, 0..columns, |j, n| unsafe { self.mean.load(s, r, j, n) });
-            // SAFETY: a row of this task.
+            // SAFETY: row r belongs to this task alone.
             unsafe { self.mean.update(self.row, r, sum, columns) };
         }
     }
 }
 
-/// `u = g / sqrt(R C / mean(R))`, by means that have been updated.
+/// The unclipped update `u = g / sqrt(R C / mean(R))`, computed from the updated means R and C.
 #[derive(Clone, Copy)]
 struct Direction<'a> {
     mean: Mean<'a>,
-    /// With its mean.
+    /// The row means R and their mean; `None` for a vector.
     row: Option<(&'a Place<'a, f32>, f64)>,
     column: &'a Place<'a, f32>,
 }
 
 impl Direction<'_> {
-    /// sqrt(mean(R) / R) of row `r`.
+    /// The row factor sqrt(mean(R) / R) of row `r`.
     ///
     /// # Safety
     /// The row must exist.
     #[inline(always)]
     unsafe fn share(&self, r: usize) -> f32 {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         self.row.map_or(1.0, |(row, mean)| (mean / f64::from(unsafe { *row.write(r) })).sqrt() as f32)
     }
 
-    /// `n` elements from column `j` of row `r` on.
+    /// Computes `n` elements of u, starting at row `r`, column `j`; `share` is the row factor.
     ///
     /// # Safety
-    /// They must exist.
+    /// The elements must exist.
     #[inline(always)]
     unsafe fn load<S: Simd>(&self, s: S, share: S::V, r: usize, j: usize, n: usize) -> S::V {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let (g, column) = unsafe { (self.mean.load(s, r, j, n), s.load_n(self.column.write(j), n)) };
-        // Lanes past the columns divide zero by one.
+        // Lanes past the last column divide 0 by 1: dividing by their zero would give NaN, which a sum over all lanes
+        // would spread.
         s.mul(share, s.div(g, s.first(s.sqrt(column), s.splat(1.0), n)))
     }
 }
 
+/// Kernel that adds the squares of u over the rows `range` to `sum`.
 struct Size<'a> {
     u: Direction<'a>,
     range: Range<usize>,
@@ -195,14 +202,15 @@ impl Kernel for Size<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for r in self.range.clone() {
-            // SAFETY: a row of this task.
+            // SAFETY: row r exists.
             let share = s.splat(unsafe { self.u.share(r) });
-            // SAFETY: columns of row r.
+            // SAFETY: `squares` asks for columns of row r only.
             *self.sum += squares(s, 0..self.u.mean.columns, |j, n| unsafe { self.u.load(s, share, r, j, n) });
         }
     }
 }
 
+/// Kernel that computes p = left p - rate u for the rows `range`.
 struct Apply<'a> {
     u: Direction<'a>,
     p: &'a Place<'a, f32>,
@@ -216,11 +224,11 @@ impl Kernel for Apply<'_> {
     fn run<S: Simd>(self, s: S) {
         let columns = self.u.mean.columns;
         for r in self.range.clone() {
-            // SAFETY: a row of this task.
+            // SAFETY: row r exists.
             let share = s.splat(-self.rate * unsafe { self.u.share(r) });
             for j in (0..columns).step_by(LANES) {
                 let (i, n) = (r * columns + j, LANES.min(columns - j));
-                // SAFETY: columns of row r, which this task alone writes.
+                // SAFETY: the columns j.. of row r exist, and only this task writes row r.
                 unsafe {
                     let (u, p) = (self.u.load(s, share, r, j, n), s.load_n(self.p.read(i), n));
                     s.store_n(self.p.write(i), s.fma(s.splat(self.left), p, u), n);

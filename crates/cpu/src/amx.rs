@@ -1,58 +1,61 @@
-//! The tile registers of AMX, through `asm!`: stable Rust has no intrinsics for them.
+//! Tile registers of Intel AMX, used through `asm!` because stable Rust has no intrinsics for them.
 //!
-//! Invariant: a `Tiles` exists only while the eight tile registers of its thread are configured, each as 16
-//! rows of 64 bytes unless `configure_as` says otherwise; when it ends they are released. Nobody else writes them: the compiler has no use for
-//! tile registers, so what one block of assembly leaves there the next one finds.
+//! Invariant: a `Tiles` value exists only while the eight tile registers of its thread are configured, each as 16
+//! rows of 64 bytes unless `configure_as` sets another shape; dropping the value releases them. The compiler never
+//! uses tile registers itself, so their contents survive from one `asm!` block to the next.
 //!
-//! A tile product (TDPBF16PS) is C (16 x 16 f32) += A (16 x 32 bf16) B, where row j of B's tile holds, for
-//! each of 16 columns, the two values that meet A's columns 2j and 2j + 1. An element's 16 even and 16 odd
-//! products are summed apart, then both added to C; every step rounds to f32 and takes denormals, in and
-//! out, as zero (Intel 64 and IA-32 Software Developer's Manual, volume 2).
+//! The bf16 tile product (TDPBF16PS) computes C (16 x 16 f32) += A (16 x 32 bf16) B, where row j of B's tile holds,
+//! for each of the 16 columns, the two values that are multiplied by columns 2j and 2j + 1 of A. For each element of
+//! C the 16 even and the 16 odd products are summed separately and then both added to C; every step rounds to f32 and
+//! treats denormals, as input and as result, as zero (Intel 64 and IA-32 Software Developer's Manual, volume 2).
 //!
-//! Of integers (TDPBSSD) it is C (16 x 16 i32) += A (16 x 64 i8) B, where row j of B's tile holds the four values that
-//! meet A's columns 4j to 4j + 3: the same bytes, two codes where a bf16 stands. Its sums are exact.
+//! The integer tile product (TDPBSSD) computes C (16 x 16 i32) += A (16 x 64 i8) B, where row j of B's tile holds the
+//! four values that are multiplied by columns 4j to 4j + 3 of A. The byte layout is the same, with two i8 values in
+//! place of one bf16. Integer sums are exact.
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
-/// Bytes of a tile.
+/// Bytes of a tile (16 rows of 64 bytes).
 pub(super) const TILE: usize = 1024;
-/// Rows of a tile; columns of a tile of f32.
+/// Rows of a tile; also the columns of an f32 tile.
 pub(super) const SIDE: usize = 16;
-/// Rows, and columns, of the four tiles of sums.
+/// Rows, and columns, of the 2 x 2 accumulator tiles.
 pub(super) const STRIP: usize = 2 * SIDE;
-/// k that a tile product takes.
+/// Length along k of one bf16 tile product.
 pub(super) const STEP: usize = 32;
-/// Steps of a strip, or of a panel, that stay in L1 beside a room of sums and what passes: 36 of its 48 KB.
+/// Number of steps of a strip of A, or of a panel of B, that stay in L1: 18 steps of 2 KB are 36 of its 48 KB, which
+/// leaves room for the accumulator buffer and the factor that streams through.
 pub(super) const NEAR: usize = 18;
 
-/// Which factor of a step L1 keeps; another streams past it, from L2.
+/// Which factor of a step is loaded so that L1 keeps it; the other is streamed from L2 past L1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Near {
-    /// A strip, which the next panel meets again.
+    /// The strip of A, which is used again with the next panel.
     A,
-    /// A panel, which the next strip meets again.
+    /// The panel of B, which is used again with the next strip.
     B,
-    /// Neither: this step of both is met again too late.
+    /// Neither: both factors of this step are reused too late for L1 to keep them.
     Neither,
 }
 
 impl Near {
-    /// This one, of the first `most` steps.
+    /// Returns `self` for the first `most` steps and `Neither` for later ones.
     #[inline(always)]
     pub(super) fn first(self, most: usize, step: usize) -> Near {
         if step < most { self } else { Near::Neither }
     }
 }
 
-/// Whether this CPU has bf16 tiles and the system lets this process use them. Asked once.
+/// Whether this CPU has bf16 tiles and the operating system permits their use. Queried once per process.
 pub(super) fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| has_tiles() && permitted())
 }
 
-/// AMX-TILE, AMX-BF16 and AMX-INT8, and AVX512-BF16, which their kernels round with.
+/// Whether CPUID reports AMX-TILE, AMX-BF16 and AMX-INT8, and AVX512-BF16, which the kernels on tiles use for
+/// rounding.
 fn has_tiles() -> bool {
     const BF16: u32 = 1 << 22;
     const TILES: u32 = 1 << 24;
@@ -64,14 +67,15 @@ fn has_tiles() -> bool {
     [BF16, TILES, INT8].iter().all(|feature| features & feature > 0)
 }
 
-/// Asks Linux for the tile registers, for all threads of the process (Documentation/arch/x86/xstate.rst).
+/// Requests permission to use the tile registers from Linux, for all threads of the process
+/// (Documentation/arch/x86/xstate.rst).
 #[cfg(target_os = "linux")]
 fn permitted() -> bool {
     const ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
     const XFEATURE_XTILEDATA: u64 = 18;
     let result: i64;
-    // SAFETY: a system call that reads and writes no memory; `syscall` overwrites rcx and r11.
+    // SAFETY: this system call reads and writes no memory; `syscall` overwrites rcx and r11, which are declared.
     unsafe {
         asm!(
             "syscall",
@@ -86,13 +90,13 @@ fn permitted() -> bool {
     result == 0
 }
 
-/// Other systems have no way to ask that is known here.
+/// On other operating systems no way to request the permission is known here.
 #[cfg(not(target_os = "linux"))]
 fn permitted() -> bool {
     false
 }
 
-/// What `ldtilecfg` reads: the palette, and each register's bytes per row and rows.
+/// Operand of `ldtilecfg`: the palette, and for each register the bytes per row and the number of rows.
 #[repr(C, align(64))]
 pub(super) struct Config {
     palette: u8,
@@ -103,7 +107,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Eight whole registers.
+    /// All eight registers at full size.
     pub(super) const WHOLE: Config = Config {
         palette: 1,
         start_row: 0,
@@ -112,7 +116,7 @@ impl Config {
         rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
     };
 
-    /// Register `t` has only these.
+    /// Restricts register `t` to `rows` rows of `row_bytes` bytes.
     pub(super) fn cut(&mut self, t: usize, rows: usize, row_bytes: usize) {
         assert!((1..=SIDE).contains(&rows) && (4..=64).contains(&row_bytes) && t < 8, "part of a register");
         (self.rows[t], self.row_bytes[t]) = (rows as u8, row_bytes as u16);
@@ -121,52 +125,53 @@ impl Config {
 
 static CONFIG: Config = Config::WHOLE;
 
-/// Eight tile registers: 0 to 3 are the sums, 32 x 32 of f32 or i32 as (upper left, upper right, lower left, lower right); 4 and 5
-/// the two tiles of A, 6 and 7 of B. Kernels are written over this, so that their order of work is tested on any CPU.
+/// Eight tile registers as a 32 x 32 accumulator and two factors. Registers 0 to 3 hold the accumulator, f32 or i32,
+/// as (upper left, upper right, lower left, lower right); 4 and 5 hold the two tiles of A, 6 and 7 those of B.
+/// Kernels are generic over this trait, so that their order of operations can be tested on any CPU.
 pub(super) trait Unit: Sized {
-    /// Registers of this thread's own until the value is dropped.
+    /// Configures the registers of this thread, until the value is dropped.
     ///
     /// # Safety
-    /// The CPU has these registers, and this thread has no other such value.
+    /// The CPU must have tile registers, and this thread must hold no other such value.
     unsafe fn configure() -> Self;
 
-    /// The sums begin at zero.
+    /// Sets the accumulator to zero.
     fn zero(&mut self);
 
-    /// The sums begin at `c`.
+    /// Loads the accumulator from `c`.
     ///
     /// # Safety
-    /// `c` holds 32 rows of 32 f32.
+    /// `c` must hold 32 rows of 32 f32.
     unsafe fn begin(&mut self, c: *const f32);
 
-    /// Stores the sums.
+    /// Stores the accumulator to `c`.
     ///
     /// # Safety
-    /// `c` has room for 32 rows of 32 f32.
+    /// 32 rows of 32 f32 must be writable at `c`.
     unsafe fn end(&mut self, c: *mut f32);
 
-    /// Loads both tiles of A, their rows `row` bytes apart, `near` if L1 is to keep them.
+    /// Loads both tiles of A, from rows that are `row` bytes apart; `near` asks L1 to keep them.
     ///
     /// # Safety
-    /// 32 rows of 64 bytes are readable at `a`.
+    /// 32 rows of 64 bytes must be readable at `a`.
     unsafe fn load_a(&mut self, a: *const u8, row: usize, near: bool);
 
-    /// Loads both tiles of B, one behind the other.
+    /// Loads both tiles of B, which are adjacent in memory.
     ///
     /// # Safety
-    /// Two tiles are readable at `b`.
+    /// Two tiles must be readable at `b`.
     unsafe fn load_b(&mut self, b: *const u8);
 
-    /// Adds A B to the sums.
+    /// Adds A B to the accumulator.
     fn multiply(&mut self);
 
-    /// Loads both factors and multiplies.
+    /// Loads both factors and multiplies them.
     ///
     /// # Safety
-    /// As `load_a` and `load_b`.
+    /// As for `load_a` and `load_b`.
     #[inline(always)]
     unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, _near: Near) {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             self.load_a(a, row, true);
             self.load_b(b);
@@ -174,37 +179,39 @@ pub(super) trait Unit: Sized {
         self.multiply();
     }
 
-    /// Loads another A and multiplies by the B that is there.
+    /// Loads the next A and multiplies it by the B that is already loaded.
     ///
     /// # Safety
-    /// As `load_a`.
+    /// As for `load_a`.
     #[inline(always)]
     unsafe fn next_a(&mut self, a: *const u8, row: usize, near: bool) {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.load_a(a, row, near) };
         self.multiply();
     }
 
-    /// Loads another B and multiplies the A that is there by it.
+    /// Loads the next B and multiplies the A that is already loaded by it.
     ///
     /// # Safety
-    /// As `load_b`.
+    /// As for `load_b`.
     #[inline(always)]
     unsafe fn next_b(&mut self, b: *const u8, _near: bool) {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.load_b(b) };
         self.multiply();
     }
 
-    /// `c (+)= a b` to nearly f32 from three bf16 parts of each factor: of the nine products of parts the six
-    /// largest, ordered so that successive ones share a factor. `c` is 32 x 32, and begins at zero unless
-    /// there is `more`. After each product, while the tiles are busy, the core does `meanwhile`.
+    /// Computes `c (+)= a b` to nearly f32 accuracy from the bf16x3 split of each factor (Henry, Tang and Heinecke
+    /// 2019): of the nine products of components, the six largest, ordered so that successive products share a
+    /// factor. `c` is 32 x 32 and starts at zero unless `more` is set. `meanwhile` is called after each product, so
+    /// that the core does other work while the tile unit is busy.
     ///
-    /// A step of `a` is (lo, mid, hi) times two tiles, of `b` (hi, mid, lo) times two tiles. `a` streams past L1, where `b`
-    /// stays if it fits; else of `b` only hi does, which a step meets twice.
+    /// A step of `a` is stored as (lo, mid, hi), a step of `b` as (hi, mid, lo), two tiles each. `a` streams past L1.
+    /// `b` stays in L1 if it fits; otherwise only its hi component is kept, which each step loads twice.
     ///
     /// # Safety
-    /// `a` and `b` hold `steps` steps of six tiles, and `c` 32 rows of 32 f32, which `meanwhile` leaves alone.
+    /// `a` and `b` must hold `steps` steps of six tiles each, and `c` 32 rows of 32 f32, which `meanwhile` must not
+    /// touch.
     #[inline(always)]
     unsafe fn six(
         &mut self,
@@ -218,7 +225,7 @@ pub(super) trait Unit: Sized {
         const PART: usize = 2 * TILE;
         const ROW: usize = 64;
         let near = 3 * steps <= NEAR;
-        // SAFETY: inside what the caller promises.
+        // SAFETY: all offsets stay inside the buffers that the caller guarantees.
         unsafe {
             if more {
                 self.begin(c)
@@ -227,23 +234,23 @@ pub(super) trait Unit: Sized {
             }
             for step in 0..steps {
                 let (a, b) = (a.add(step * 3 * PART), b.add(step * 3 * PART));
-                // lo hi
+                // lo(a) hi(b)
                 self.load_b(b);
                 self.next_a(a, ROW, false);
                 meanwhile();
-                // mid hi
+                // mid(a) hi(b)
                 self.next_a(a.add(PART), ROW, false);
                 meanwhile();
-                // mid mid
+                // mid(a) mid(b)
                 self.next_b(b.add(PART), near);
                 meanwhile();
-                // hi mid
+                // hi(a) mid(b)
                 self.next_a(a.add(2 * PART), ROW, false);
                 meanwhile();
-                // hi lo
+                // hi(a) lo(b)
                 self.next_b(b.add(2 * PART), near);
                 meanwhile();
-                // hi hi
+                // hi(a) hi(b)
                 self.next_b(b, true);
                 meanwhile();
             }
@@ -252,13 +259,14 @@ pub(super) trait Unit: Sized {
     }
 }
 
-/// Loads tile `T`, its rows `row` bytes apart: so that L1 keeps what is read, or without leaving anything there.
+/// Loads tile `T` from rows that are `row` bytes apart: with `near` so that L1 keeps the lines (TILELOADD), otherwise
+/// with a hint not to allocate them there (TILELOADDT1).
 ///
 /// # Safety
-/// This thread's tiles are configured, and 16 rows of 64 bytes are readable at `from`.
+/// This thread's tiles must be configured, and 16 rows of 64 bytes must be readable at `from`.
 #[inline(always)]
 unsafe fn load<const T: u8>(from: *const u8, row: usize, near: bool) {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if near {
             asm!("tileloadd tmm{t}, [{from} + {row}*1]", t = const T, from = in(reg) from, row = in(reg) row,
@@ -273,10 +281,10 @@ unsafe fn load<const T: u8>(from: *const u8, row: usize, near: bool) {
 /// Adds the product of tiles `A` and `B` to tile `C`.
 ///
 /// # Safety
-/// This thread's tiles are configured.
+/// This thread's tiles must be configured.
 #[inline(always)]
 unsafe fn product<const INT8: bool, const C: u8, const A: u8, const B: u8>() {
-    // SAFETY: registers only.
+    // SAFETY: the instructions access registers only.
     unsafe {
         if INT8 {
             asm!("tdpbssd tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
@@ -288,16 +296,17 @@ unsafe fn product<const INT8: bool, const C: u8, const A: u8, const B: u8>() {
     }
 }
 
-/// This thread's tile registers, for products of bf16 or of integers.
+/// The tile registers of this thread, for products of bf16, or of i8 if `INT8`.
 pub(super) struct Tiles<const INT8: bool = false>(());
 
 impl<const INT8: bool> Tiles<INT8> {
-    /// As `configure`, of other shapes: those that `Unit`'s products have not, so who does that leaves these alone.
+    /// Like `configure`, with other tile shapes. `Unit`'s products assume full tiles, so a caller that cuts registers
+    /// must not use them.
     ///
     /// # Safety
-    /// As `configure`.
+    /// As for `configure`.
     pub(super) unsafe fn configure_as(config: &Config) -> Self {
-        // SAFETY: the instruction exists and reads the 64 bytes of `config`.
+        // SAFETY: the CPU has the instruction, which reads the 64 bytes of `config`.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const *config, options(nostack, readonly, preserves_flags))
         };
@@ -307,13 +316,13 @@ impl<const INT8: bool> Tiles<INT8> {
 
 impl<const INT8: bool> Unit for Tiles<INT8> {
     unsafe fn configure() -> Self {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::configure_as(&CONFIG) }
     }
 
     #[inline(always)]
     fn zero(&mut self) {
-        // SAFETY: registers only; `self` proves that they are configured.
+        // SAFETY: accesses registers only; `self` proves that they are configured.
         unsafe {
             asm!(
                 "tilezero tmm0",
@@ -359,7 +368,7 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
 
     #[inline(always)]
     unsafe fn load_a(&mut self, a: *const u8, row: usize, near: bool) {
-        // SAFETY: reads the 32 rows; `self` proves that tiles are configured.
+        // SAFETY: reads 32 rows, guaranteed by the caller; `self` proves that the tiles are configured.
         unsafe {
             load::<4>(a, row, near);
             load::<5>(a.add(SIDE * row), row, near);
@@ -368,7 +377,7 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
 
     #[inline(always)]
     unsafe fn load_b(&mut self, b: *const u8) {
-        // SAFETY: reads the two tiles; `self` proves that tiles are configured.
+        // SAFETY: reads two tiles, guaranteed by the caller; `self` proves that the tiles are configured.
         unsafe {
             load::<6>(b, 64, true);
             load::<7>(b.add(TILE), 64, true);
@@ -377,7 +386,7 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
 
     #[inline(always)]
     fn multiply(&mut self) {
-        // SAFETY: `self` proves that tiles are configured.
+        // SAFETY: `self` proves that the tiles are configured.
         unsafe {
             product::<INT8, 0, 4, 6>();
             product::<INT8, 1, 4, 7>();
@@ -386,10 +395,10 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
         }
     }
 
-    /// Each tile right before its first product, as in `step`.
+    /// Loads each tile immediately before its first product, as `step` does.
     #[inline(always)]
     unsafe fn next_a(&mut self, a: *const u8, row: usize, near: bool) {
-        // SAFETY: reads the 32 rows; `self` proves that tiles are configured.
+        // SAFETY: reads 32 rows, guaranteed by the caller; `self` proves that the tiles are configured.
         unsafe {
             load::<4>(a, row, near);
             product::<INT8, 0, 4, 6>();
@@ -400,10 +409,10 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
         }
     }
 
-    /// As `next_a`.
+    /// Loads each tile immediately before its first product, as `step` does.
     #[inline(always)]
     unsafe fn next_b(&mut self, b: *const u8, near: bool) {
-        // SAFETY: reads the two tiles; `self` proves that tiles are configured.
+        // SAFETY: reads two tiles, guaranteed by the caller; `self` proves that the tiles are configured.
         unsafe {
             load::<6>(b, 64, near);
             product::<INT8, 0, 4, 6>();
@@ -414,11 +423,11 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
         }
     }
 
-    /// Each tile right before its first product: up to a tenth faster than all loads before all products.
+    /// Loads each tile immediately before its first product: up to a tenth faster than all loads before all products.
     #[inline(always)]
     unsafe fn step(&mut self, a: *const u8, row: usize, b: *const u8, near: Near) {
         let (near_a, near_b) = (near == Near::A, near == Near::B);
-        // SAFETY: reads the 32 rows and the two tiles; `self` proves that tiles are configured.
+        // SAFETY: reads 32 rows and two tiles, guaranteed by the caller; `self` proves that the tiles are configured.
         unsafe {
             load::<6>(b, 64, near_b);
             load::<4>(a, row, near_a);
@@ -434,7 +443,7 @@ impl<const INT8: bool> Unit for Tiles<INT8> {
 
 impl<const INT8: bool> Drop for Tiles<INT8> {
     fn drop(&mut self) {
-        // SAFETY: this thread configured them, and nobody uses them any more.
+        // SAFETY: this thread configured the tiles, and the value that stood for them is gone.
         unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
     }
 }

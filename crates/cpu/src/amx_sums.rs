@@ -1,6 +1,8 @@
-//! What stands before and behind products on tiles: strips laid out, and sums on their way out.
+//! Prologue and epilogue of GEMMs on AMX tiles: packing rows of A into strips, and finishing accumulators (scale,
+//! bias, activation, residual) on their way to memory.
 //!
-//! Invariant: an element is one sum, its bias, what follows, and one rounding; in which strip it stands says nothing.
+//! Invariant: an output element is one sum, its bias, the activation, the residual, and one rounding; the position of
+//! its row within a strip does not affect its bits.
 
 use super::amx::{STEP, TILE};
 use super::element::Bf16;
@@ -12,54 +14,55 @@ use super::{Rows, RowsMut};
 use core::arch::x86_64::*;
 use core::ops::Range;
 
-/// Sums of 32 columns of some rows, and what becomes of them.
+/// Accumulators of 32 columns of some rows, together with the epilogue still to be applied to them.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     s: Avx512,
-    /// Rows of 32 f32.
+    /// Rows of 32 accumulators, f32 or i32.
     at: *mut f32,
     rows: usize,
-    /// Where the sums are integers: what each row is scaled by, and each column.
+    /// For integer accumulators, the scales: one per row, and one per column.
     scales: Option<(*const f32, [__m512; 2])>,
     bias: [__m512; 2],
     then: Then,
-    /// Added last: its first row, and elements from one row to the next.
+    /// Residual added last: pointer to its first row, and its row stride in elements.
     residual: Option<(*const Bf16, usize)>,
-    /// The first row, elements from one row to the next, and the columns that there are.
+    /// Output: pointer to the first row, row stride in elements, and a mask of the columns that exist.
     to: *mut Bf16,
     ld: usize,
     mask: __mmask32,
 }
 
-/// What follows the bias.
+/// Operation that follows the bias.
 #[derive(Clone, Copy)]
 pub(super) enum Then {
-    /// Nothing.
+    /// No activation.
     Nothing,
     /// GELU.
     Gelu,
-    /// max(x, 0).
+    /// ReLU, max(x, 0).
     Relu,
-    /// Rounded; GELU of that stays where the sums are, for the columns that it is the gate of.
+    /// First half of a gated MLP: rounds to bf16 and stores GELU of the result over the accumulators, as the gate for
+    /// the columns of the second half. Writes no output.
     Open,
-    /// Rounded, and times the gate that stands here.
+    /// Second half of a gated MLP: rounds to bf16 and multiplies by the gate stored here.
     Through(*const f32),
 }
 
 impl Sums {
-    /// None yet.
+    /// An empty set of accumulators; `finish` does nothing.
     #[inline(always)]
     pub(super) fn none(s: Avx512) -> Sums {
         let (at, to, bias) = (core::ptr::null_mut(), core::ptr::null_mut(), [s.splat(0.0); 2]);
         Sums { s, at, rows: 0, scales: None, bias, then: Then::Nothing, residual: None, to, ld: 0, mask: 0 }
     }
 
-    /// `rows` rows of sums for the first `columns` (at most 32) columns at `to`, its rows `ld` elements apart; past the end
-    /// of the bias it is zero.
+    /// `rows` rows of accumulators for the first `columns` (at most 32) columns at `to`, which has rows of `ld`
+    /// elements. Columns past the end of `bias` get a bias of zero. Panics if there are fewer than `rows` row scales
+    /// or 32 column scales.
     ///
     /// # Safety
-    /// When `finish` is called, the sums are complete and what it
-    /// reads and writes is there.
+    /// When `finish` is called, the accumulators must be complete, and the memory it reads and writes must be valid.
     #[inline(always)]
     pub(super) unsafe fn new(
         s: Avx512,
@@ -74,27 +77,27 @@ impl Sums {
         let scales = match scales {
             Some((x, w)) => {
                 assert!(x.len() >= rows && w.len() >= PANEL, "scales of rows and columns");
-                // SAFETY: there are 32.
+                // SAFETY: the assertion above guarantees 32 column scales.
                 Some((x.as_ptr(), unsafe { [s.load(w.as_ptr()), s.load(w.as_ptr().add(LANES))] }))
             }
             None => None,
         };
         let bias = match bias {
-            // SAFETY: no more than it has.
+            // SAFETY: the mask covers no more elements than the slice has.
             Some(bias) => unsafe { widen(bias.as_ptr(), first(bias.len().min(PANEL))) },
             None => [s.splat(0.0); 2],
         };
         Sums { s, at, rows, scales, bias, then, residual, to, ld, mask }
     }
 
-    /// A row of the sums as numbers.
+    /// Loads row `r` of the accumulators as f32, with the scales applied to integer accumulators.
     ///
     /// # Safety
-    /// 32 sums at `sum`, of row `r` of them.
+    /// `sum` must point to the 32 accumulators of row `r`.
     #[inline(always)]
     unsafe fn numbers(&self, sum: *const f32, r: usize) -> [__m512; 2] {
         let s = self.s;
-        // SAFETY: as the caller promises; `s` proves AVX-512.
+        // SAFETY: guaranteed by the caller; `s` proves AVX-512.
         unsafe {
             let Some((x, w)) = self.scales else { return [s.load(sum), s.load(sum.add(LANES))] };
             let of = s.splat(*x.add(r));
@@ -104,20 +107,21 @@ impl Sums {
         }
     }
 
-    /// Rows `low..high` of the sums, as far as there are, to where they go.
+    /// Applies the epilogue to rows `low..high`, as far as they exist, and writes them to the output.
     ///
     /// # Safety
-    /// As `new` says.
+    /// As stated at `new`.
     #[inline(always)]
     pub(super) unsafe fn finish(&self, low: usize, high: usize) {
         let s = self.s;
         for r in low..high.min(self.rows) {
             let sum = self.at.wrapping_add(r * PANEL);
-            // SAFETY: a row of the sums and, under the mask, of the residual and of what is written.
+            // SAFETY: one row of the accumulators and, under the mask, of the residual and of the output.
             unsafe {
                 let v = self.numbers(sum, r);
                 let v = [s.add(v[0], self.bias[0]), s.add(v[1], self.bias[1])];
-                // Not by `map`: its closure would be a function without these instructions.
+                // Not written with `map`: its closure would be compiled as a function without the AVX-512 target
+                // features.
                 let mut v = match self.then {
                     Then::Nothing => v,
                     Then::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
@@ -143,7 +147,8 @@ impl Sums {
     }
 }
 
-/// Asks for what 32 columns of some rows will read and write when their sums are finished.
+/// Prefetches the 32 columns of some rows of output and residual that `finish` will write and read: output rows to
+/// L2, residual rows to L1.
 #[inline(always)]
 pub(super) fn ask_out(
     s: Avx512,
@@ -162,15 +167,17 @@ pub(super) fn ask_out(
     }
 }
 
-/// Lays a row's columns of some steps where its strip's tiles have them, with zeros past the last of `columns`.
+/// Copies some steps of one row of A to its place in the tiles of a strip, with zeros from column `columns` on.
 ///
 /// # Safety
-/// `columns` elements are readable at `row`; at `to` are two tiles for each step, of which this row's 64 bytes are first.
+/// `columns` elements must be readable at `row`; `to` must point to this row's 64 bytes in the first of two tiles per
+/// step.
 #[inline(always)]
 pub(super) unsafe fn lay(row: *const Bf16, columns: usize, steps: &Range<usize>, to: *mut u8) {
     for (i, step) in steps.clone().enumerate() {
         let left = columns.saturating_sub(step * STEP).min(STEP);
-        // SAFETY: `left` columns are left of the row; the row's line of step i.
+        // SAFETY: the mask covers the columns that the row still has; the 64 bytes written are this row's line of
+        // step i.
         unsafe {
             let v = _mm512_maskz_loadu_epi16(first(left), row.wrapping_add(step * STEP).cast());
             _mm512_storeu_si512(to.add(i * 2 * TILE).cast(), v);
@@ -178,29 +185,29 @@ pub(super) unsafe fn lay(row: *const Bf16, columns: usize, steps: &Range<usize>,
     }
 }
 
-/// The first `n` of 32 columns.
+/// Mask of the first `n` of 32 columns.
 #[inline(always)]
 fn first(n: usize) -> __mmask32 {
     ((1_u64 << n) - 1) as __mmask32
 }
 
-/// 32 columns as f32, zeros where the mask has none.
+/// Loads 32 bf16 as f32; columns outside the mask are zero and are not read.
 ///
 /// # Safety
-/// Those columns that the mask has are readable at `p`, and the CPU has AVX-512.
+/// The columns in the mask must be readable at `p`, and the CPU must have AVX-512.
 #[inline(always)]
 unsafe fn widen(p: *const Bf16, mask: __mmask32) -> [__m512; 2] {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { wide(_mm512_maskz_loadu_epi16(mask, p.cast())) }
 }
 
-/// bf16 as f32.
+/// Converts 32 bf16 to f32: the low 16 and the high 16.
 ///
 /// # Safety
-/// The CPU has AVX-512.
+/// The CPU must have AVX-512.
 #[inline(always)]
 unsafe fn wide(v: __m512i) -> [__m512; 2] {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(v));
         let high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64::<1>(v));
@@ -208,12 +215,12 @@ unsafe fn wide(v: __m512i) -> [__m512; 2] {
     }
 }
 
-/// 32 columns in bf16, to nearest, ties to even.
+/// Rounds 32 f32 to bf16, to nearest, ties to even.
 ///
 /// # Safety
-/// The CPU has AVX-512 with BF16.
+/// The CPU must have AVX-512 with BF16.
 #[inline(always)]
 unsafe fn round(v: [__m512; 2]) -> __m512i {
-    // SAFETY: as the caller promises; both are 64 bytes.
+    // SAFETY: guaranteed by the caller; both types are 64 bytes.
     unsafe { core::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(v[1], v[0])) }
 }

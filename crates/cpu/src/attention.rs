@@ -1,9 +1,10 @@
-//! Packed attention, softmax(q k^T + bias) v for each sequence and head, with masks, shared heads of keys and
-//! values, rotary positions or ALiBi; and its gradient.
+//! Attention over packed sequences: softmax(q k^T + bias) v for each sequence and head, with masks, grouped-query
+//! heads, rotary positions or ALiBi; and its gradient.
 //!
-//! Invariant: no S x S, no S x tile of the whole sequence: the workspace is fixed by the head dim. Tiles of keys and
-//! blocks of queries start at the sequence's start and have a fixed size, so the bits of a sequence depend on that
-//! sequence alone. What a mask hides is left out by whole panels; hidden keys that remain weigh exactly zero.
+//! Invariant: no S x S matrix and no full-length row of scores is stored: the workspace depends on the head dimension
+//! alone. Key tiles and query blocks start at the sequence's start and have a fixed size, so the bits of a sequence's
+//! result depend on that sequence alone. Panels that are masked entirely are skipped; masked keys within a visited
+//! panel get a weight of exactly zero.
 
 mod forward;
 mod gradient;
@@ -23,51 +24,52 @@ use super::view::{Rows, RowsMut};
 use core::ops::Range;
 use graph::ops::Mask;
 
-/// Largest head dim.
+/// Largest supported head dimension.
 pub const MAX_HEAD_DIM: usize = plan::WIDEST_HEAD as usize;
 
-/// Row stride of rows of one head, past `MAX_HEAD_DIM` so that rows do not share cache sets.
+/// Row stride, in f32, of packed rows of one head: larger than `MAX_HEAD_DIM` so that successive rows do not map to
+/// the same cache sets.
 const ROW: usize = MAX_HEAD_DIM + 16;
-/// Most rows of a strip.
+/// Largest number of rows of a strip (the tallest register tile).
 const STRIP: usize = 14;
 
-/// What is attended how.
+/// Parameters of an attention op.
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
-    /// H.
+    /// Number of query heads, H.
     pub heads: usize,
-    /// Heads of k and v, a divisor of `heads`.
+    /// Number of key/value heads, G; a divisor of `heads`.
     pub kv_heads: usize,
-    /// Width of one head, at most `MAX_HEAD_DIM`.
+    /// Dimension of one head, hd; at most `MAX_HEAD_DIM`.
     pub head_dim: usize,
-    /// Multiplies q first of all (before rotary, as ESM-2 does).
+    /// Factor applied to q before the rotary rotation, as in ESM-2.
     pub scale: f32,
-    /// Which keys a query sees.
+    /// Mask: which keys each query attends to.
     pub mask: Mask,
-    /// Rotary positions of q and k.
+    /// Rotary position tables for q and k; `None` for no rotation.
     pub rope: Option<Rope<'a>>,
-    /// ALiBi slopes, one per head: `-slope * |i - j|` is added to the scores (Press et al.,
-    /// 2022; symmetric as in MosaicBERT).
+    /// ALiBi slopes, one per head: `-slope * |i - j|` is added to the scores (Press et al., 2022; symmetric as in
+    /// MosaicBERT).
     pub slopes: Option<&'a [f32]>,
 }
 
-/// Cosines and sines, both (longest, head_dim / 2), of positions that restart at 0 for each
-/// sequence; half-split rotation (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
+/// Rotary position tables: cosines and sines, both (longest, head_dim / 2), for positions that restart at 0 in each
+/// sequence. The rotation is half-split: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
 #[derive(Clone, Copy)]
 pub struct Rope<'a> {
-    /// cos(position * frequency).
+    /// cos(position * frequency), row-major (longest, head_dim / 2).
     pub cos: &'a [f32],
-    /// sin(position * frequency).
+    /// sin(position * frequency), row-major (longest, head_dim / 2).
     pub sin: &'a [f32],
 }
 
 impl Attention<'_> {
-    /// Heads of q for each head of k and v.
+    /// Number of query heads that share one key/value head.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// Panics on sizes that do not fit together; `queries` are (T, H hd), `keys` (T, G hd), `sums` (T, H).
+    /// Panics if the shapes are inconsistent; `queries` are (T, H hd), `keys` (T, G hd), `sums` (T, H).
     fn check<E: Element>(
         &self,
         queries: &[Rows<'_, E>],
@@ -94,8 +96,9 @@ impl Attention<'_> {
     }
 }
 
-/// As `attention`, of bf16: on the tiles of AMX, or by dot products of pairs, where they are, every query sees every key and
-/// nobody wants lse, which is what inference is of; other forms, those of training, in f32 lanes.
+/// Attention of bf16 tensors; arguments as for [`attention`]. Unmasked attention without lse, the form that inference
+/// uses, runs on AMX tiles or on AVX512-BF16 dot products where the CPU has them; all other forms, those of training,
+/// run in f32 SIMD lanes.
 #[allow(clippy::too_many_arguments)] // as `attention`
 pub fn attention_bf16(
     cpu: &Cpu,
@@ -116,7 +119,7 @@ pub fn attention_bf16(
     attention(cpu, config, q, k, v, spans, o, lse, workspace);
 }
 
-/// Which queries: positions within the sequence that starts at row `start`.
+/// A block of queries of one head: positions `queries` of the sequence of `len` rows that starts at row `start`.
 #[derive(Clone, Copy)]
 struct Block {
     start: usize,
@@ -125,12 +128,13 @@ struct Block {
     head: usize,
 }
 
-/// The blocks of a task, each with the one after it.
+/// The query blocks of one task, each with the block that follows it (for prefetching).
 type Places<'a> = dyn Iterator<Item = (Block, Option<Block>)> + 'a;
 
-/// Gives every block of at most `most` queries of every head to `work`, task by task, and the worker's index. A task is
-/// some heads of a window of tokens: the blocks that start in that window, head after head. Heads that share cache lines
-/// come together, as far as that leaves tasks for all threads.
+/// Calls `work` for each task with its query blocks (at most `most` queries of one head each) and the worker's index.
+/// A task covers some heads within a window of `most` tokens: all blocks that start in that window, head by head. Up
+/// to `together` heads that share cache lines are put into one task, as long as there are enough tasks for all
+/// threads.
 fn blocks(
     cpu: &Cpu,
     spans: &[[u32; 2]],
@@ -138,7 +142,8 @@ fn blocks(
     together: usize,
     work: &(dyn Fn(&mut Places<'_>, usize) + Sync),
 ) {
-    /// Tasks a thread, at least: they take as long as their sequences.
+    /// Minimum number of tasks per thread. Tasks differ in cost as their sequences differ in length, so several per
+    /// thread are needed to balance the load.
     const TASKS: usize = 8;
     let windows = spans.last().map_or(0, |s| s[1] as usize).div_ceil(most);
     let together = together.min(windows * heads / (TASKS * cpu.threads())).clamp(1, heads);
@@ -165,21 +170,23 @@ fn blocks(
     });
 }
 
-/// What a strip has to do with a tile: a run of it, relative to its start, from a panel's start on.
+/// The part of a tile that a strip attends to: elements `from..to` relative to the tile's start, where `from` is a
+/// multiple of the panel width.
 #[derive(Clone, Copy)]
 struct View {
     from: usize,
     to: usize,
-    /// Whether everybody in the strip sees all of the run.
+    /// Whether every row of the strip attends to every element of the run, so that no masking is needed.
     whole: bool,
-    /// Whether nothing before this tile concerns the strip.
+    /// Whether the strip attends to nothing before this tile, so that its accumulators start at zero.
     first: bool,
 }
 
-/// What `queries` of a sequence of `n` see of the keys of `tile`.
+/// The keys of `tile` that any of `queries` attends to, in a sequence of `n` positions; `None` if there are none.
 #[inline]
 fn keys_of(mask: Mask, queries: Range<usize>, tile: Range<usize>, n: usize) -> Option<View> {
-    // Every end grows with the query: the first one has the lowest, the last one the highest.
+    // All ends of the key ranges grow with the query, so the first query has the lowest ends and the last query the
+    // highest.
     let [far, near] = mask.keys(queries.start, n);
     let [last_far, last_near] = mask.keys(queries.end - 1, n);
     let (a, b) = (cut(&(0..last_far.end), &tile), cut(&(near.start..last_near.end), &tile));
@@ -195,12 +202,13 @@ fn keys_of(mask: Mask, queries: Range<usize>, tile: Range<usize>, n: usize) -> O
     Some(View { from, to: end - tile.start, whole, first: tile.start <= lowest })
 }
 
-/// Which queries of `block` in a sequence of `n` see any of `keys`.
+/// The queries of `block` that attend to any of `keys`, in a sequence of `n` positions; `None` if there are none.
 #[inline]
 fn queries_of(mask: Mask, keys: Range<usize>, block: Range<usize>, n: usize) -> Option<View> {
     let first = mask.queries(keys.start, n);
     let last = mask.queries(keys.end - 1, n);
-    // Keys that everybody sees come first, so one end of the two is the highest, not the lowest.
+    // Global keys, which every query attends to, come first, so the highest end may belong to the first or to the
+    // last key.
     let seen = cut(&(first.start..first.end.max(last.end)), &block);
     if seen.is_empty() {
         return None;
@@ -211,11 +219,13 @@ fn queries_of(mask: Mask, keys: Range<usize>, block: Range<usize>, n: usize) -> 
     Some(View { from, to: seen.end - block.start, whole, first: false })
 }
 
+/// Intersection of two ranges.
 fn cut(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.max(b.start)..a.end.min(b.end)
 }
 
-/// `v` in the lanes that stand for members of the `runs`, `other` elsewhere; lane 0 stands for `at`.
+/// Returns `v` in the lanes whose positions lie in one of the `runs` and `other` in the remaining lanes; lane 0 is
+/// position `at`.
 #[inline(always)]
 fn show<S: Simd>(s: S, runs: &[Range<usize>], at: usize, v: S::V, other: S::V) -> S::V {
     let mut shown = other;
@@ -230,7 +240,7 @@ fn show<S: Simd>(s: S, runs: &[Range<usize>], at: usize, v: S::V, other: S::V) -
 mod tests {
     use super::*;
 
-    /// The views against the masks, key by key and query by query.
+    /// Checks `keys_of` and `queries_of` against the masks, key by key and query by query.
     #[test]
     fn views_hold_what_is_seen_and_nothing_whole_is_hidden() {
         let sparse = |block, local, global| Mask::BlockSparse { block, local, global };

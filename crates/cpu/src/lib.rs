@@ -1,9 +1,10 @@
-//! The CPU kernels: plain functions over views, knowing nothing of graphs or plans.
+//! CPU kernels: plain functions over matrix views that depend on neither graphs nor plans, and the [`CpuDevice`] that
+//! binds them to launches.
 //!
-//! Invariants, for every kernel here: nothing is allocated; workspace is the caller's, of a size
-//! given by a const function; the bits of a row or sequence depend on its own values only, never
-//! on other rows, other sequences, the number of threads or the order in which they work; and,
-//! where the hardware has FMA, not on the instruction set either, but for products on AMX tiles.
+//! Invariants of every kernel: it allocates nothing; its workspace belongs to the caller and has a size given by a
+//! `const fn`; the bits of a row or sequence depend on that row or sequence alone, never on other rows, other
+//! sequences, the number of threads or the order in which threads work. Where the hardware has FMA, the bits do not
+//! depend on the instruction set either, except for matmuls on AMX tiles.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -80,46 +81,46 @@ pub use view::{Rows, RowsMut};
 use core::ops::Range;
 use std::io;
 
-/// The instruction set and the threads that kernels run on.
+/// The instruction set and the thread pool that kernels run on.
 pub struct Cpu {
     isa: Isa,
     pool: Pool,
 }
 
 impl Cpu {
-    /// The best instruction set of this machine on `threads` threads (the caller is one).
+    /// Returns a CPU with `threads` threads, the caller included, and the best instruction set of this machine.
     pub fn new(threads: usize) -> Cpu {
         Cpu::with_isa(threads, Isa::detect())
     }
 
-    /// As [`Cpu::new`]; an error if the system refuses a thread.
+    /// As [`Cpu::new`], but returns an error if the operating system refuses to start a thread.
     pub fn start(threads: usize) -> io::Result<Cpu> {
         Ok(Cpu { isa: Isa::detect(), pool: Pool::start(threads)? })
     }
 
-    /// A chosen instruction set.
+    /// As [`Cpu::new`], with a given instruction set.
     pub fn with_isa(threads: usize, isa: Isa) -> Cpu {
         Cpu { isa, pool: Pool::new(threads) }
     }
 
-    /// The instruction set of all kernels.
+    /// The instruction set that all kernels use.
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// The threads.
+    /// The thread pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// How many threads; workspaces are this many times the bytes per thread.
+    /// Number of threads, the caller included. A workspace holds this number times the bytes per thread.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 
-    /// Runs `work` over `0..rows` in consecutive ranges of about `elements` elements each.
+    /// Runs `work` over `0..rows` in parallel, in consecutive ranges of rows with about `GRAIN` elements each.
     fn by_rows(&self, rows: usize, cols: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
-        /// Elements of a task: some microseconds of streaming, a fraction of L2.
+        /// Elements per task: streaming them takes a few microseconds and they fill a fraction of L2.
         const GRAIN: usize = 16 * 1024;
         let each = (GRAIN / cols.max(1)).max(1);
         self.pool.run(rows.div_ceil(each), &|task, _| {
@@ -128,7 +129,8 @@ impl Cpu {
     }
 }
 
-/// Spans (start, end) of packed sequences: ascending, disjoint, inside `rows`.
+/// Checks that the spans `(start, end)` of packed sequences are ascending, disjoint and inside `0..rows`. Panics
+/// otherwise.
 fn check_spans(spans: &[[u32; 2]], rows: usize) {
     let mut last = 0;
     for &[start, end] in spans {

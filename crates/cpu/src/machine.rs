@@ -1,27 +1,27 @@
-//! The CPU in place as a machine. Invariant: its target is that of the instructions that its devices use.
+//! The host CPU as an `exec::Machine`. Invariant: its planning target has the instruction set that its devices use.
 
 use super::{CpuDevice, Isa};
 use exec::{Device, DeviceError, Kind, Machine, memory};
 use graph::Bytes;
 use plan::{Precision, Target};
 
-/// The CPU in place: so many threads, in lanes that compute steps beside each other.
+/// The host CPU: a number of replicas, each with its own threads, that compute steps concurrently.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuMachine {
     lanes: usize,
-    /// Of each lane.
+    /// Threads of each replica.
     threads: usize,
 }
 
 impl CpuMachine {
-    /// With so many lanes, of so many threads each.
+    /// Describes `lanes` replicas of `threads` threads each.
     pub fn new(lanes: usize, threads: usize) -> Self {
         Self { lanes, threads }
     }
 
-    /// The element types of encoders' weights and activations, the best first. bf16 comes first only where products run on the
-    /// tiles of AMX, on which an f32 product takes six bf16 products. Elsewhere f32 takes at most twice the time of bf16, and it
-    /// is the arithmetic of the reference implementations.
+    /// Precisions for an encoder's weights and activations, best first. bf16 comes first only where matmuls run on
+    /// AMX tiles: there, an f32 matmul costs six bf16 matmuls. Elsewhere f32 takes at most twice the time of bf16,
+    /// and it is the arithmetic of the reference implementations.
     pub fn formats() -> [Precision; 3] {
         match Isa::detect().has_tiles() {
             true => [Precision::Bf16, Precision::F32, Precision::Int8],

@@ -1,20 +1,20 @@
-//! exp, GELU, SiLU and their slopes on sixteen lanes, from additions, products and one shift.
+//! SIMD implementations of exp, GELU, SiLU and the derivatives of GELU and SiLU, from additions, multiplications,
+//! divisions and one shift.
 //!
-//! Invariant: a lane's result depends on that lane alone, with no table and no branch, so a
-//! value has the same bits wherever it stands.
+//! Invariant: a lane's result depends on that lane alone. There is no table and no branch, so a value gives the same
+//! bits at every position.
 
 use super::simd::Simd;
 
-/// 1.5 * 2^23 + 127: adding it rounds to an integer n (ties to even) and leaves n + 127, the
-/// exponent field of 2^n, in the low bits.
+/// 1.5 * 2^23 + 127. Adding this constant rounds to an integer n (ties to even) and leaves n + 127, the exponent
+/// field of 2^n, in the low bits.
 const ROUND: f32 = 12_583_039.0;
 
-/// e^x for x <= 88 to 1.1 ulp; zero below -87.33, the least whose result is a normal number.
-/// NaN stays NaN.
+/// e^x for x <= 88, to within 1.1 ulp. Zero below -87.33, the smallest x with a normal result. NaN gives NaN.
 ///
-/// x = n ln 2 + r with |r| <= 0.347; ln 2 in two parts (Cody and Waite), the first short enough
-/// that n times it is exact; then e^r = 1 + r + r^2 p(r), p of degree 4 fitted at Chebyshev
-/// nodes (relative error of e^r below 1e-8).
+/// x = n ln 2 + r with |r| <= 0.347. ln 2 is split in two constants (Cody and Waite), of which the first is short
+/// enough that its product with n is exact. Then e^r = 1 + r + r^2 p(r), p of degree 4 fitted at Chebyshev nodes
+/// (relative error of e^r below 1e-8).
 #[inline(always)]
 pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     let low = s.splat(-87.33);
@@ -30,11 +30,11 @@ pub(super) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     s.zero_below(s.mul(p, s.shl23(t)), x, low)
 }
 
-/// Where the polynomial for log2 Phi(-a) ends; 9 Phi(-9) = 1e-18.
+/// End of the range of the polynomial for log2 Phi(-a); 9 Phi(-9) = 1e-18.
 const FAR: f32 = 9.0;
 
-/// log2 Phi(-a) on [0, 9], lowest power first. Fitted so that a Phi(-a) is off by at most
-/// 7e-9 (Lawson's iteration for the minimax fit; weight a Phi(-a) + 3e-4).
+/// Coefficients of log2 Phi(-a) on [0, 9], lowest power first. Fitted so that a Phi(-a) has an error of at most 7e-9
+/// (Lawson's iteration for the minimax fit; weight a Phi(-a) + 3e-4).
 const LOG2_TAIL: [f32; 12] = [
     -0.999_999,
     -1.151_119_8,
@@ -50,16 +50,17 @@ const LOG2_TAIL: [f32; 12] = [
     7.262_278e-10,
 ];
 
-/// 2^r on [-1/2, 1/2], lowest power first; relative error 2e-9.
+/// Coefficients of 2^r on [-1/2, 1/2], lowest power first; relative error 2e-9.
 const EXP2: [f32; 7] =
     [1.0, core::f32::consts::LN_2, 0.240_226_5, 0.055_503_27, 0.009_618_057, 0.001_340_042_9, 1.546_144_5e-4];
 
-/// GELU, x Phi(x) with the normal distribution Phi(x) = (1 + erf(x / sqrt 2)) / 2
-/// (Hendrycks and Gimpel, 2016), as max(x, 0) - a Phi(-a), a = |x|: no cancellation in either
-/// tail. Off by at most 3e-8 + 1 ulp; NaN stays NaN, +inf stays +inf, -inf gives about -0.
+/// GELU, x Phi(x) with the normal distribution Phi(x) = (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, 2016).
+///
+/// Computed as max(x, 0) - a Phi(-a), a = |x|, which has no cancellation in either tail. The error is at most 3e-8 +
+/// 1 ulp. NaN gives NaN, +inf gives +inf, -inf gives about -0.
 #[inline(always)]
 pub(super) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
-    // `min` gives its second operand for NaN: the tail term is then finite, and max brings NaN.
+    // `min` returns its second operand for NaN, so the tail term is finite and `max` below propagates the NaN.
     let a = s.min(s.abs(x), s.splat(FAR));
     let mut log = s.splat(LOG2_TAIL[11]);
     for &c in LOG2_TAIL[..11].iter().rev() {
@@ -75,20 +76,21 @@ pub(super) fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
     s.sub(s.max(s.splat(0.0), x), tail)
 }
 
-/// Where the polynomial for the eighth root ends; 5.75 Phi(-5.75) = 3e-8.
+/// Lower end of the range of the polynomial for the eighth root; 5.75 Phi(-5.75) = 3e-8.
 const NEAR: f32 = -5.75;
 
-/// Phi(x)^(1/8) on [-5.75, 0], lowest power first (Lawson's iteration for the minimax fit of x Phi(x), by the bound that
-/// `gelu_bf16` states). The root is a slow function where Phi falls through eight powers of ten.
+/// Coefficients of Phi(x)^(1/8) on [-5.75, 0], lowest power first (Lawson's iteration for the minimax fit of x
+/// Phi(x), weighted by the error bound of `gelu_bf16`). The eighth root varies slowly where Phi falls through eight
+/// orders of magnitude, so a low degree is enough.
 const ROOT: [f32; 6] =
     [0.917_003_3, 0.091_477_13, -0.031_760_34, 0.001_072_535_6, 0.001_926_552_5, 1.892_913_3e-4];
 
-/// GELU for results that are rounded to bf16, in eleven operations where `gelu` has twenty-six: it stands beside tile
-/// products that leave the lanes that many.
+/// GELU for results that are rounded to bf16, in eleven operations where `gelu` takes twenty-six. It runs beside AMX
+/// tile matmuls, which leave the vector units about that many free slots.
 ///
-/// The tail a Phi(-a), a = |x|, is off by at most 2^-16 of itself + 2^-19 min(a, 1): the rounding may be off by 2^-9 of
-/// the result. Past -`NEAR` the tail stays what it is there, within the bound. So +inf stays +inf, -inf gives -3e-8,
-/// NaN stays NaN.
+/// The error of the tail a Phi(-a), a = |x|, is at most 2^-16 of the tail + 2^-19 min(a, 1); rounding to bf16 alone
+/// may cost 2^-9 of the result. Below `NEAR` the tail keeps its value at `NEAR`, which is within the bound. So +inf
+/// gives +inf, -inf gives -3e-8 and NaN gives NaN.
 #[inline(always)]
 pub(super) fn gelu_bf16<S: Simd>(s: S, x: S::V) -> S::V {
     let left = s.neg_abs(x, s.splat(NEAR));
@@ -101,14 +103,15 @@ pub(super) fn gelu_bf16<S: Simd>(s: S, x: S::V) -> S::V {
     s.fma(left, s.mul(p4, p4), s.max(s.splat(0.0), x))
 }
 
-/// (2 pi)^(-1/2), the density of the normal distribution at 0.
+/// (2 pi)^(-1/2), the density of the standard normal distribution at 0.
 const DENSITY: f32 = 0.398_942_3;
 
-/// Where e^(-a^2 / 2) is still a normal number; 13 phi(13) = 1e-36.
+/// Upper bound of a, up to which e^(-a^2 / 2) is a normal number; 13 phi(13) = 1e-36.
 const FARTHEST: f32 = 13.0;
 
-/// e^(a^2 / 2) Phi(-a) on [0, 13] in powers of z = (1 - 0.35 a) / (1 + 0.35 a), lowest first. Fitted so that
-/// Phi(-a) is off by at most 2e-9 (Lawson's iteration for the minimax fit; weight e^(-a^2 / 2) + 1e-5).
+/// Coefficients of the Mills ratio e^(a^2 / 2) Phi(-a) on [0, 13] in powers of z = (1 - 0.35 a) / (1 + 0.35 a),
+/// lowest power first. Fitted so that Phi(-a) has an error of at most 2e-9 (Lawson's iteration for the minimax fit;
+/// weight e^(-a^2 / 2) + 1e-5).
 const MILLS: [f32; 8] = [
     0.126_622_04,
     0.212_371_17,
@@ -120,11 +123,11 @@ const MILLS: [f32; 8] = [
     1.532_729_8e-4,
 ];
 
-/// The slope of GELU, Phi(x) + x phi(x), off by at most 2e-7. With a = |x| it is t = Phi(-a) - a phi(a) on the
-/// left and 1 - t on the right, without cancellation in the left tail. NaN stays NaN.
+/// Derivative of GELU, Phi(x) + x phi(x), with an error of at most 2e-7. With a = |x| and t = Phi(-a) - a phi(a), the
+/// result is t for negative x and 1 - t otherwise, which avoids cancellation in the left tail. NaN gives NaN.
 #[inline(always)]
 pub(super) fn gelu_slope<S: Simd>(s: S, x: S::V) -> S::V {
-    // `min` gives its second operand for NaN.
+    // `min` returns its second operand for NaN.
     let a = s.min(s.splat(FARTHEST), s.abs(x));
     let (one, step) = (s.splat(1.0), s.mul(a, s.splat(0.35)));
     let z = s.div(s.sub(one, step), s.add(one, step));
@@ -137,8 +140,8 @@ pub(super) fn gelu_slope<S: Simd>(s: S, x: S::V) -> S::V {
     s.add(t, s.zero_below(s.fma(t, s.splat(-2.0), one), x, s.splat(0.0)))
 }
 
-/// The logistic functions of x and of -x, l = 1 / (1 + e^-x) and 1 - l = e^-x l, each to about 2 ulp of its own; l is
-/// at least 6e-39. NaN stays NaN.
+/// The logistic function of x and of -x, l = 1 / (1 + e^-x) and 1 - l = e^-x l, each to about 2 ulp of its own value.
+/// l is at least 6e-39. NaN gives NaN.
 #[inline(always)]
 fn logistic<S: Simd>(s: S, x: S::V) -> (S::V, S::V) {
     let one = s.splat(1.0);
@@ -153,7 +156,7 @@ pub(super) fn silu<S: Simd>(s: S, x: S::V) -> S::V {
     s.mul(x, logistic(s, x).0)
 }
 
-/// The slope of SiLU: l (1 + x (1 - l)), l the logistic function; off by at most 2e-7.
+/// Derivative of SiLU: l (1 + x (1 - l)) with the logistic function l. The error is at most 2e-7.
 #[inline(always)]
 pub(super) fn silu_slope<S: Simd>(s: S, x: S::V) -> S::V {
     let (l, rest) = logistic(s, x);

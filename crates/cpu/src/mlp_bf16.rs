@@ -1,8 +1,8 @@
-//! The MLP of a layer in bf16: `y = r + (f(n(x) W1^T + b1) W2^T + b2)`, block by block of rows, whose hidden layer never
-//! leaves the workspace.
+//! The fused MLP of a layer in bf16: `y = r + (f(n(x) W1^T + b1) W2^T + b2)`, computed in blocks of rows. The hidden
+//! layer never leaves the workspace.
 //!
-//! Invariant: every element is computed as by `norm`, `gemm_bf16` and `elementwise` one after the other, with their
-//! bits: how many rows a block has says only who computes what.
+//! Invariant: every element has the bits that `norm`, `gemm_bf16` and `elementwise` give when they run one after the
+//! other. The number of rows of a block only decides which thread computes which rows.
 
 use super::element::Bf16;
 use super::elementwise::{self, Gate};
@@ -17,36 +17,36 @@ use exec::tiles;
 use graph::ops::Hidden;
 use plan::CpuKernel;
 
-/// Bytes of workspace of each thread for an MLP whose widest layer has so many columns.
+/// Workspace in bytes per thread, for an MLP whose widest layer has `columns` columns.
 pub const fn workspace_bytes(columns: usize) -> usize {
     CpuKernel::mlp_bytes(columns as u64).next_multiple_of(64) as usize
 }
 
-/// Most rows of a block.
+/// Maximum number of rows of a block.
 const BLOCK: usize = 168;
 
-/// What there is beside x and y.
+/// Parameters and residual of an MLP: every operand but x and y. K input columns, F hidden columns, N output columns.
 #[derive(Clone, Copy)]
 pub struct Mlp<'a> {
-    /// n, if it is no identity.
+    /// The norm n; `None` for the identity.
     pub norm: Option<Norm<'a>>,
-    /// f.
+    /// The hidden activation f: GELU, or a GELU gate.
     pub hidden: Hidden,
-    /// F, the columns of the hidden layer.
+    /// F, the number of columns of the hidden layer.
     pub columns: usize,
-    /// (F, K) in tiles, (2F, K) for a gate.
+    /// W1 (F, K) packed in tiles; (2F, K) with a gate.
     pub w1: &'a [Bf16],
-    /// Of the rows of `w1`.
+    /// b1, one value per row of W1.
     pub b1: Option<&'a [Bf16]>,
-    /// (N, F) in tiles.
+    /// W2 (N, F) packed in tiles.
     pub w2: &'a [Bf16],
-    /// (N).
+    /// b2 (N).
     pub b2: Option<&'a [Bf16]>,
-    /// r (M, N). It may be exactly `y`, and exactly `x`.
+    /// Residual r (M, N). It may be the same matrix as `y`, and the same matrix as `x`.
     pub residual: Option<Rows<'a, Bf16>>,
 }
 
-/// A layer norm.
+/// Parameters of a layer norm over K columns.
 #[derive(Clone, Copy)]
 pub struct Norm<'a> {
     /// Scale (K).
@@ -58,7 +58,7 @@ pub struct Norm<'a> {
 }
 
 impl Mlp<'_> {
-    /// Rows of W1.
+    /// Number of rows of W1: F, or 2F with a gate.
     pub(super) fn width(&self) -> usize {
         match self.hidden {
             Hidden::Gelu => self.columns,
@@ -66,7 +66,7 @@ impl Mlp<'_> {
         }
     }
 
-    /// Panics where sizes do not fit together.
+    /// Panics if the shapes of the operands do not match.
     fn check(&self, x: Rows<'_, Bf16>, y: &RowsMut<'_, Bf16>) {
         let (m, k, n, width) = (x.rows(), x.cols(), y.cols(), self.width());
         let tiles = |n: usize, k: usize| n.div_ceil(PANEL) * tiles::panel(k);
@@ -80,18 +80,18 @@ impl Mlp<'_> {
     }
 }
 
-/// The MLP of x (M, K) in y (M, N), which may be exactly `x`; `workspace` holds `workspace_bytes` for each thread. Panics on
-/// sizes that do not fit together.
+/// Computes the MLP of x (M, K) into y (M, N). `y` may be exactly `x`. `workspace` holds `workspace_bytes` for each
+/// thread. Panics if the shapes do not match.
 pub fn mlp(cpu: &Cpu, x: Rows<'_, Bf16>, op: Mlp<'_>, y: RowsMut<'_, Bf16>, workspace: &mut [f32]) {
     op.check(x, &y);
     let each = workspace.len() / cpu.threads() / LINE * LINE;
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && x.cols() > 0 && op.columns > 0 {
         use super::{amx::Tiles, mlp_bf16_amx};
-        // SAFETY: this CPU has tiles.
+        // SAFETY: `has_tiles` says that this CPU has AMX tiles, and AVX-512 with BF16.
         return unsafe { mlp_bf16_amx::mlp::<Tiles>(cpu, x, op, &y, workspace.as_mut_ptr(), 4 * each) };
     }
-    // Elements of a row of n(x) and of the first product.
+    // Workspace per row, in bf16 elements: n(x) and the result of the first matmul.
     let row = op.norm.map_or(0, |_| x.cols()) + op.width();
     let height = cpu.isa().tile_rows();
     let most = each.saturating_sub(gemm_bf16::EACH) * 2 / row.max(1) / height * height;
@@ -100,16 +100,17 @@ pub fn mlp(cpu: &Cpu, x: Rows<'_, Bf16>, op: Mlp<'_>, y: RowsMut<'_, Bf16>, work
     let (form, scratch) = (Form::of(cpu.isa()), workspace.as_mut_ptr() as usize);
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, _) = split.task(task);
-        // Worker indices of one run are distinct and below `threads()`.
+        // The worker indices of one run are distinct and below `threads()`, so workspaces never overlap.
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
         cpu.isa().run(Task { form, x, op, y: &y, rows, scratch });
     });
 }
 
-/// f32 of a cache line.
+/// Number of f32 per cache line.
 const LINE: usize = 16;
 
-/// A block of rows, for `Isa::run`. `scratch` is this worker's own: what a product takes, n(x), the hidden layer.
+/// The work on one block of rows, for `Isa::run`. `scratch` is this worker's workspace: the matmul's scratch, n(x)
+/// and the hidden layer, in this order.
 struct Task<'a> {
     form: Form,
     x: Rows<'a, Bf16>,
@@ -127,15 +128,16 @@ impl Kernel for Task<'_> {
         let mut x = self.x.part(self.rows.start, rows);
         let mut hidden = space;
         if let Some(norm) = op.norm {
-            // SAFETY: the block's rows of n(x) come first, and are nobody else's.
+            // SAFETY: the block's rows of n(x) are at the start of this worker's workspace, which no other thread
+            // uses.
             let normed = unsafe { RowsMut::from_raw(space, rows, k, k) };
             norm::layer_norm_rows(s, x, norm.gamma, norm.beta, norm.eps, &normed);
-            // SAFETY: the same rows, which nobody writes any more.
+            // SAFETY: the same rows, which are no longer written.
             x = unsafe { Rows::from_raw(space, rows, k, k) };
             hidden = space.wrapping_add(rows * k);
         }
         let width = op.width();
-        // SAFETY: the block's rows of the first product stand behind those of n(x).
+        // SAFETY: the rows of the first matmul's result follow the rows of n(x) in the workspace.
         let sums = unsafe { RowsMut::from_raw(hidden, rows, width, width) };
         let act = match op.hidden {
             Hidden::Gelu => Act::Gelu,
@@ -143,7 +145,8 @@ impl Kernel for Task<'_> {
         };
         let e = EpilogueBf16 { bias: op.b1, act, residual: None };
         gemm_bf16::block(s, self.form, Job::new(x, op.w1, e, &sums), self.scratch);
-        // SAFETY: its first columns, where the gate is written; read when that is done.
+        // SAFETY: `gated` covers the first F columns of the same rows, where the gate's result is written over the
+        // gate's input; `values` is read only after that.
         let (gated, values) = unsafe {
             (
                 RowsMut::from_raw(hidden, rows, op.columns, width),
@@ -155,7 +158,7 @@ impl Kernel for Task<'_> {
         }
         let residual = op.residual.map(|r| r.part(self.rows.start, rows));
         let e = EpilogueBf16 { bias: op.b2, act: Act::None, residual };
-        // SAFETY: the block's rows of y, which are this task's.
+        // SAFETY: the block's rows of y, which only this task writes.
         let y = unsafe { RowsMut::from_raw(self.y.row(self.rows.start), rows, n, self.y.ld()) };
         gemm_bf16::block(s, self.form, Job::new(values, op.w2, e, &y), self.scratch);
     }

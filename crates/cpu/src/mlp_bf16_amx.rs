@@ -1,12 +1,14 @@
-//! The MLP of a layer on tiles.
+//! The fused bf16 MLP on AMX tiles.
 //!
-//! Invariant: an element of either product is summed and finished as `gemm_bf16_amx` does it, so its bits are those of the
-//! separate ops; the hidden layer goes from the sums of the first product right into the order of the second one's tiles.
+//! Invariant: an element of either matmul is summed and finished as in `gemm_bf16_amx`, so it has the bits of the
+//! separate ops. The hidden layer is written from the accumulators of the first matmul directly into the tile order
+//! of the second matmul's A operand.
 //!
-//! Order of work: a task takes a block of rows, lays x out as tiles in L2 (normalised on the way) and passes all panels of
-//! W1 over its strips, then all panels of W2 over the hidden layer; a panel's first steps stay in L1 while it passes. While
-//! the tiles multiply, the core asks for the next panels and finishes the sums before. Where there are fewer blocks than
-//! threads, these share the panels of one product, then of the other.
+//! Order of work: a task takes a block of rows, packs x (normalised on the way) as tiles in L2 and passes all panels
+//! of W1 over the block's strips, then all panels of W2 over the hidden layer. A panel's first k steps stay in L1
+//! while it passes over the strips. While the tiles multiply, the core prefetches the next panels and finishes the
+//! previous accumulators. If there are fewer blocks than threads, the threads divide the panels of the first matmul
+//! among them, then the panels of the second.
 
 use super::amx::{NEAR, Near, STEP, STRIP, TILE, Unit};
 use super::amx_sums::{Sums, Then, ask_out, lay};
@@ -21,23 +23,24 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use graph::ops::Hidden;
 
-/// Most strips of a block, steps of a slice, and panels that pass over a strip together: a gate and what it passes.
-/// (More panels together, or shorter slices, were slower.)
+/// Maximum number of strips of a block, maximum number of k steps of a slice (`DEPTH`), and number of panels that
+/// pass over a strip together (`GROUP`): a gate panel and its value panel. Measured: more panels together, or shorter
+/// slices, were slower.
 const STRIPS: usize = 8;
 const DEPTH: usize = 40;
 const GROUP: usize = 2;
 
-/// Bytes of the sums of a strip and a panel. Those that are being finished stand in L1, for each panel of a group: they are
-/// done when the next ones of that panel come.
+/// Bytes of the accumulators of a strip and a panel. Each panel of a group has one such buffer in L1 for accumulators
+/// that are being finished; they are done before the next accumulators of that panel arrive.
 const SUMS: usize = STRIP * PANEL * 4;
 
-/// Bytes of a thread's workspace, by what it holds: rooms for sums, a row of n(x), and for each strip the sums between
-/// slices, x, the hidden layer.
+/// Layout of a thread's workspace, in bytes: the `GROUP` buffers of accumulators, one row of n(x), and then for all
+/// strips of a block the partial sums between slices, x, and the hidden layer.
 #[derive(Clone, Copy)]
 struct Space {
-    /// Steps of k of both products.
+    /// Number of k steps of the first and of the second matmul.
     steps: [usize; 2],
-    /// Strips of a block.
+    /// Number of strips of a block.
     strips: usize,
 }
 
@@ -50,7 +53,8 @@ impl Space {
         space
     }
 
-    /// Where the row of n(x) starts, where what each strip takes starts, and where it ends.
+    /// Byte offset of the row of n(x). The offsets of the partial sums (`strip`), x, the hidden layer, and the end
+    /// follow.
     fn row(self) -> usize {
         GROUP * SUMS
     }
@@ -72,10 +76,10 @@ impl Space {
     }
 }
 
-/// `mlp_bf16::mlp` after its checks, for K > 0; a thread's workspace is `each` bytes.
+/// Runs `mlp_bf16::mlp` after its checks, for K > 0. A thread's workspace is `each` bytes.
 ///
 /// # Safety
-/// The CPU has AVX-512 with BF16, and the registers of `U`.
+/// The CPU has AVX-512 with BF16, and the tile registers of `U`.
 pub(super) unsafe fn mlp<U: Unit>(
     cpu: &Cpu,
     x: Rows<'_, Bf16>,
@@ -89,7 +93,7 @@ pub(super) unsafe fn mlp<U: Unit>(
     let height = m.div_ceil(wanted).next_multiple_of(STRIP).max(STRIP);
     let blocks = m.div_ceil(height);
     let workspace = workspace as usize;
-    // Worker indices of one run are distinct and below `threads`.
+    // The worker indices of one run are distinct and below `threads`, so workspaces never overlap.
     let task = |block: usize, worker: usize, owner: usize| {
         let rows = block * height..m.min((block + 1) * height);
         let (own, hidden) = ((workspace + worker * each) as *mut u8, (workspace + owner * each) as *mut u8);
@@ -98,7 +102,7 @@ pub(super) unsafe fn mlp<U: Unit>(
     };
     if blocks >= threads {
         let all = [0..usize::MAX, 0..usize::MAX];
-        // SAFETY: as the caller promises; a thread runs one task at a time.
+        // SAFETY: as the caller promises; a thread runs one task at a time, in its own workspace.
         cpu.pool().run(blocks, &|block, worker| unsafe { task(block, worker, worker).run(all.clone()) });
         return;
     }
@@ -109,14 +113,15 @@ pub(super) unsafe fn mlp<U: Unit>(
             let (block, share) = (i % blocks, i / blocks);
             let mut parts = [0..0, 0..0];
             parts[of] = share * groups / shares..(share + 1) * groups / shares;
-            // SAFETY: as above. A block's hidden layer is in the workspace of one thread: the first product's tasks write
-            // apart from each other, and the second's begin when all have ended.
+            // SAFETY: as above. A block's hidden layer lies in the workspace of one thread (`owner`): the tasks of
+            // the first matmul write disjoint panels of it, and the tasks of the second begin when all of them have
+            // ended.
             unsafe { task(block, worker, block).run(parts) };
         });
     }
 }
 
-/// The first or the second product: which panels it has, in which order.
+/// One of the two matmuls (`of` is 0 or 1) and the order of its panels.
 #[derive(Clone, Copy)]
 struct Product<'a> {
     of: usize,
@@ -125,7 +130,7 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Panels in the order of work: with a gate, each panel of gates before what it passes.
+    /// Number of panels, in the order of work. With a gate, each gate panel comes directly before its value panel.
     fn panels(&self, y: &RowsMut<'_, Bf16>) -> usize {
         if self.of == 0 { self.op.width().div_ceil(PANEL) } else { y.cols().div_ceil(PANEL) }
     }
@@ -134,7 +139,7 @@ impl Product<'_> {
         self.panels(y).div_ceil(self.group())
     }
 
-    /// How many panels pass over a strip together.
+    /// Number of panels that pass over a strip together.
     fn group(&self) -> usize {
         if self.gated() { GROUP } else { 1 }
     }
@@ -143,19 +148,21 @@ impl Product<'_> {
         self.of == 0 && self.op.hidden == Hidden::Gate
     }
 
-    /// Which panel of the weight is the `i`-th.
+    /// Index in the weight of the panel that is `i`-th in the order of work. A step has as many columns as a panel,
+    /// so `steps[1]` is the number of gate panels, behind which the value panels are stored.
     fn panel(&self, i: usize) -> usize {
         if self.gated() { i / 2 + i % 2 * self.space.steps[1] } else { i }
     }
 
-    /// The `i`-th panel of the weight.
+    /// Address of the weight panel that is `i`-th in the order of work.
     fn weights(&self, i: usize) -> *const u8 {
         let w = if self.of == 0 { self.op.w1 } else { self.op.w2 };
         w.as_ptr().cast::<u8>().wrapping_add(self.panel(i) * self.space.steps[self.of] * 2 * TILE)
     }
 }
 
-/// A block of rows. `own` is this worker's workspace, `hidden` where the block's hidden layer is.
+/// The work on one block of rows. `own` is this worker's workspace, `hidden` the block's hidden layer, which may be
+/// in another worker's workspace.
 struct Task<'a, U> {
     x: Rows<'a, Bf16>,
     op: Mlp<'a>,
@@ -167,8 +174,8 @@ struct Task<'a, U> {
     unit: PhantomData<U>,
 }
 
-/// Where in a product the work stands: its strip, the steps of its slice, its panel and which of its group; and how many
-/// rows of sums are finished with each step.
+/// Position in a matmul: strip, k steps of the slice, panel, the panel's index in its group (`of`), and the number of
+/// accumulator rows to finish with each step (`each`).
 struct Block<'a> {
     strip: usize,
     steps: &'a Range<usize>,
@@ -177,52 +184,52 @@ struct Block<'a> {
     each: usize,
 }
 
-/// Where the next group's panels are asked for, and how many lines of each with a block.
+/// Prefetch addresses for the next group's panels, and the number of cache lines of each to prefetch per block.
 struct Next {
     panels: [*const u8; GROUP],
     lines: usize,
 }
 
-/// What the core does while the tiles multiply.
+/// The core's side work while the tiles multiply: finishing accumulators and prefetching weights.
 struct Chores {
     s: Avx512,
-    /// On their way out, from one of the rooms.
+    /// The accumulators being finished, in one of the `GROUP` buffers.
     sums: Sums,
-    /// To be read next, asked for in L2, so many lines with each step.
+    /// Weights to read next. Prefetched into L2, `lines` cache lines with each step.
     ahead: *const u8,
     lines: usize,
 }
 
 impl<U: Unit> Task<'_, U> {
-    /// These groups of panels of both products.
+    /// Runs the given groups of panels of both matmuls.
     ///
     /// # Safety
-    /// The CPU has AVX-512 with BF16 and the registers of `U`, and this thread no other `U`.
+    /// The CPU has AVX-512 with BF16 and the tile registers of `U`, and this thread has no other `U`.
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn run(self, groups: [Range<usize>; 2]) {
         // SAFETY: as the caller promises.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
         let mut chores = Chores { s, sums: Sums::none(s), ahead: core::ptr::null(), lines: 0 };
         if !groups[0].is_empty() {
-            // SAFETY: this block's rows of x, and this worker's room for them.
+            // SAFETY: this block's rows of x, and this worker's space for them.
             unsafe { self.lay(s) };
         }
         for (of, groups) in groups.into_iter().enumerate() {
             let product = Product { of, op: &self.op, space: self.space };
             for group in groups.start..groups.end.min(product.groups(self.y)) {
-                // SAFETY: x was laid out just now, or the hidden layer is complete.
+                // SAFETY: x was packed just before, or the hidden layer is complete.
                 unsafe { self.group(&mut unit, &mut chores, product, group) };
             }
-            // SAFETY: sums of this task's.
+            // SAFETY: accumulators of this task.
             unsafe { chores.sums.finish(0, STRIP) };
             chores.sums = Sums::none(s);
         }
     }
 
-    /// Lays x out, or n(x), with zeros past the last row and column.
+    /// Packs x, or n(x), as tiles, with zeros past the last row and column.
     ///
     /// # Safety
-    /// `run`'s alone.
+    /// To be called by `run` only.
     #[inline(always)]
     unsafe fn lay(&self, s: Avx512) {
         let (k, steps) = (self.x.cols(), self.space.steps[0]);
@@ -232,7 +239,7 @@ impl<U: Unit> Task<'_, U> {
             let columns = if r < self.rows.len() { k } else { 0 };
             if let Some(norm) = self.op.norm.filter(|_| columns > 0) {
                 let space = self.own.wrapping_add(self.space.row()).cast::<Bf16>();
-                // SAFETY: this worker's room for a row.
+                // SAFETY: this worker's space for one row.
                 let normed = unsafe { RowsMut::from_raw(space, 1, k, k) };
                 layer_norm_rows(
                     s,
@@ -245,7 +252,7 @@ impl<U: Unit> Task<'_, U> {
                 row = space;
             }
             let to = to.wrapping_add(r / STRIP * steps * 2 * TILE + r % STRIP * 64);
-            // SAFETY: a row, or nothing of it; its lines of its strip's tiles.
+            // SAFETY: a row of x, or no column of it, and this row's lines in its strip's tiles.
             unsafe { lay(row, columns, &(0..steps), to) };
         }
     }
@@ -253,7 +260,7 @@ impl<U: Unit> Task<'_, U> {
     /// Passes a group of panels over all strips, slice by slice.
     ///
     /// # Safety
-    /// `run`'s alone: the strips of this product are laid out.
+    /// To be called by `run` only: the strips of this matmul are packed.
     #[inline(always)]
     unsafe fn group(&self, unit: &mut U, chores: &mut Chores, product: Product<'_>, group: usize) {
         let (total, strips) = (self.space.steps[product.of], self.rows.len().div_ceil(STRIP));
@@ -276,8 +283,8 @@ impl<U: Unit> Task<'_, U> {
         }
     }
 
-    /// What is asked for while a group passes in so many blocks for each of its panels: the next group, of this product or
-    /// the other.
+    /// Prefetch plan for a group that takes `blocks` blocks per panel: the next group, of this matmul or, after its
+    /// last group, of the other.
     #[inline(always)]
     fn next(&self, product: Product<'_>, first: usize, blocks: usize) -> Next {
         let all = product.panels(self.y);
@@ -287,10 +294,11 @@ impl<U: Unit> Task<'_, U> {
         Next { panels: [0, 1].map(|i| product.weights(first + i)), lines: lines.div_ceil(blocks) }
     }
 
-    /// Adds the product of a strip and a panel, in one slice, to their sums; those of the last slice go out.
+    /// Adds the product of a strip and a panel, over one slice of k, to their accumulators. After the last slice the
+    /// accumulators go to `leave`.
     ///
     /// # Safety
-    /// As `group`.
+    /// As for `group`.
     #[inline(always)]
     unsafe fn block(&self, unit: &mut U, chores: &mut Chores, product: Product<'_>, block: Block<'_>) {
         let Block { strip, steps, panel, of, each } = block;
@@ -301,7 +309,8 @@ impl<U: Unit> Task<'_, U> {
         let b = product.weights(panel).wrapping_add(steps.start * 2 * TILE);
         let most = NEAR / product.group();
         let sums = self.own.wrapping_add(self.space.strip() + (strip * GROUP + of) * SUMS).cast::<f32>();
-        // SAFETY: `steps` steps of the strip and of the panel; the sums' place, or a room that is free.
+        // SAFETY: `steps` steps of the strip and of the panel; the place of the partial sums, or a buffer that is
+        // free.
         unsafe {
             if more {
                 unit.begin(sums)
@@ -329,14 +338,15 @@ impl<U: Unit> Task<'_, U> {
         }
     }
 
+    /// Buffer of finished accumulators of the `i`-th panel of a group.
     fn room(&self, i: usize) -> *mut f32 {
         self.own.wrapping_add(i * SUMS).cast()
     }
 
-    /// Where sums go: the hidden layer's tiles, or y.
+    /// Prepares finished accumulators to be written to the hidden layer's tiles (first matmul) or to y (second).
     ///
     /// # Safety
-    /// The sums are complete, and so are those of the gate before them.
+    /// The accumulators are complete and, for a value panel, so are those of its gate panel.
     #[inline(always)]
     unsafe fn leave(
         &self,
@@ -354,7 +364,7 @@ impl<U: Unit> Task<'_, U> {
             let to = (to, self.y.ld(), (self.y.cols() - column).min(PANEL));
             let row = |r: Rows<'_, Bf16>| (r.row(self.rows.start + start).wrapping_add(column), r.ld());
             let bias = self.op.b2.map(|b| &b[column..]);
-            // SAFETY: rows and columns of y and of the residual, which are this task's.
+            // SAFETY: rows and columns of y and of the residual, which belong to this task.
             return unsafe { Sums::new(s, sums, None, bias, Then::Nothing, self.op.residual.map(row), to) };
         }
         let (then, step) = match (product.gated(), panel % 2) {
@@ -364,13 +374,13 @@ impl<U: Unit> Task<'_, U> {
         };
         let to = self.hidden.wrapping_add((strip * self.space.steps[1] + step) * 2 * TILE).cast();
         let bias = self.op.b1.map(|b| &b[column..]);
-        // SAFETY: 32 columns of the hidden layer are a step of its strip: a line of a tile for each row.
+        // SAFETY: 32 columns of the hidden layer are one k step of its strip: one tile line per row.
         unsafe { Sums::new(s, sums, None, bias, then, None, (to, STEP, PANEL)) }
     }
 }
 
 impl Chores {
-    /// Asks for this step's share of what comes next.
+    /// Prefetches this step's share of the next weights.
     #[inline(always)]
     fn ask(&self, step: usize) {
         for line in step * self.lines..(step + 1) * self.lines {

@@ -1,7 +1,7 @@
-//! Layer norm, RMS norm and batch norm (running statistics), row by row.
+//! Layer norm, RMS norm, and batch norm with running statistics, row by row.
 //!
-//! Invariant: a row's mean and variance are two passes of sixty-four interleaved f32 sums, added
-//! up in the fixed tree: the row's length fixes the order.
+//! Invariant: a row's mean and variance are two passes of sixty-four interleaved f32 partial sums, which are added in
+//! a fixed tree, so the order of additions depends on the row's length only.
 
 use super::Cpu;
 use super::element::{Bf16, Element};
@@ -10,9 +10,9 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
 
-/// y = (x - mean) * rstd * gamma + beta for each row, rstd = 1 / sqrt(var + eps) with the
-/// biased variance (Ba et al., 2016; PyTorch's LayerNorm). `y` may be exactly `x`. `y`, `mean` and
-/// `rstd`, the latter one value per row, are written where given: recomputation may want a row's statistics alone.
+/// Layer norm: y = (x - mean) * rstd * gamma + beta for each row, rstd = 1 / sqrt(var + eps) with the biased variance
+/// (Ba et al., 2016; PyTorch's LayerNorm). `y` may be exactly `x`. `y`, `mean` and `rstd` (one value per row each)
+/// are written if given: recomputation may need only a row's statistics.
 #[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
 pub fn layer_norm<E: Element, P: Element>(
     cpu: &Cpu,
@@ -38,8 +38,8 @@ pub fn layer_norm<E: Element, P: Element>(
     });
 }
 
-/// y = x * rstd * gamma for each row, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich, 2019).
-/// `y` may be exactly `x`. `y` and `rstd`, one value per row, are written where given.
+/// RMS norm: y = x * rstd * gamma for each row, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich, 2019). `y` may
+/// be exactly `x`. `y` and `rstd` (one value per row) are written if given.
 pub fn rms_norm<E: Element, P: Element>(
     cpu: &Cpu,
     x: Rows<'_, E>,
@@ -73,8 +73,8 @@ pub struct BatchNorm<'a> {
     pub eps: f32,
 }
 
-/// y = (x - mean) / sqrt(var + eps) * gamma + beta by column (Ioffe and Szegedy, 2015, with
-/// running statistics). `y` may be exactly `x`.
+/// Batch norm with running statistics: y = (x - mean) / sqrt(var + eps) * gamma + beta for each column (Ioffe and
+/// Szegedy, 2015). `y` may be exactly `x`.
 pub fn batch_norm(cpu: &Cpu, x: Rows<'_>, norm: BatchNorm<'_>, y: RowsMut<'_>) {
     let (rows, cols) = (x.rows(), x.cols());
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
@@ -83,7 +83,7 @@ pub fn batch_norm(cpu: &Cpu, x: Rows<'_>, norm: BatchNorm<'_>, y: RowsMut<'_>) {
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(Batch { x, norm, y: &y, range }));
 }
 
-/// The norm of rows of bf16, with the lanes `s`: as `layer_norm` computes it.
+/// Layer norm of bf16 rows inside another kernel that runs with `s`; same bits as `layer_norm`.
 #[inline(always)]
 pub(super) fn layer_norm_rows<S: Simd>(
     s: S,
@@ -97,6 +97,7 @@ pub(super) fn layer_norm_rows<S: Simd>(
     LayerNorm { x, gamma, beta, eps, y: Some(y), mean: none, rstd: none, range: 0..x.rows() }.run(s);
 }
 
+/// Layer norm of the rows `range`, for `Isa::run`. Null pointers stand for statistics that are not stored.
 struct LayerNorm<'a, E, P> {
     x: Rows<'a, E>,
     gamma: &'a [P],
@@ -131,7 +132,7 @@ impl<E: Element, P: Element> Kernel for LayerNorm<'_, E, P> {
             }
             for (column, value) in [(self.mean, mean), (self.rstd, rstd)] {
                 if !column.is_null() {
-                    // SAFETY: a given column has one value per row, this row's written here.
+                    // SAFETY: a given column has one value per row; row r is written by this task only.
                     unsafe { column.add(r).write(value) };
                 }
             }
@@ -153,8 +154,8 @@ pub(super) unsafe fn statistics<S: Simd, E: Element>(s: S, x: *const E, cols: us
     }
 }
 
-/// The sum of a row, or of the squares of its distances from `middle`. Four sums at a time, so that none waits for the
-/// one before it; the rest of the row goes to the first.
+/// Sum of a row or, with `SQUARES`, of its squared distances from `middle`. Four vectors of partial sums hide the
+/// latency of additions; the remainder of the row is added to the first.
 ///
 /// # Safety
 /// `cols` elements must be readable at `x`.
@@ -178,7 +179,8 @@ unsafe fn total<S: Simd, E: Element, const SQUARES: bool>(s: S, x: *const E, col
     s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
 }
 
-/// A sum and one vector more, of which `n` lanes count and the others are zeros.
+/// Adds one vector to a vector of partial sums. `n` lanes of `v` are valid, the others are zero; for squares they
+/// must be masked, because zero minus `middle` is not zero.
 #[inline(always)]
 fn add<S: Simd, const SQUARES: bool>(s: S, sum: S::V, v: S::V, middle: S::V, n: usize) -> S::V {
     if !SQUARES {
@@ -188,9 +190,10 @@ fn add<S: Simd, const SQUARES: bool>(s: S, sum: S::V, v: S::V, middle: S::V, n: 
     s.fma(d, d, sum)
 }
 
-/// Vectors of sums of a row.
+/// Number of vectors of partial sums per row.
 const SUMS: usize = 4;
 
+/// RMS norm of the rows `range`, for `Isa::run`. A null `rstd` is not stored.
 struct RmsNorm<'a, E, P> {
     x: Rows<'a, E>,
     gamma: &'a [P],
@@ -221,13 +224,14 @@ impl<E: Element, P: Element> Kernel for RmsNorm<'_, E, P> {
                 }
             }
             if !self.rstd.is_null() {
-                // SAFETY: a given column has one value per row, this row's written here.
+                // SAFETY: a given column has one value per row; row r is written by this task only.
                 unsafe { self.rstd.add(r).write(rstd) };
             }
         }
     }
 }
 
+/// Batch norm of the rows `range`, for `Isa::run`.
 struct Batch<'a> {
     x: Rows<'a>,
     norm: BatchNorm<'a>,

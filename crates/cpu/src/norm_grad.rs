@@ -1,7 +1,7 @@
-//! The gradients of layer norm and RMS norm: of rows, and of scale and shift.
+//! Gradients of layer norm and RMS norm with respect to the rows, the scale and the shift.
 //!
-//! Invariant: a row's gradient depends on that row alone, with sums in the fixed tree; those of scale and shift are
-//! sums over rows as `columns` adds them.
+//! Invariant: a row's gradient depends on that row alone, with sums in a fixed tree. The gradients of scale and shift
+//! are sums over rows, in the order of `columns`.
 
 use super::Cpu;
 use super::columns::{self, Terms};
@@ -10,23 +10,24 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
 
-/// What the gradients are computed from.
+/// Inputs of a norm's gradient.
 #[derive(Clone, Copy)]
 pub struct NormGrad<'a> {
-    /// The gradient of the result.
+    /// Gradient of the norm's output.
     pub dy: Rows<'a>,
-    /// What was normalised.
+    /// Input of the norm.
     pub x: Rows<'a>,
-    /// The mean of each row; RMS norm has none.
+    /// Mean of each row; `None` for RMS norm.
     pub mean: Option<&'a [f32]>,
-    /// 1 / deviation of each row.
+    /// 1 / standard deviation of each row (for RMS norm 1 / root mean square).
     pub rstd: &'a [f32],
     /// Scale of each column.
     pub gamma: &'a [f32],
 }
 
-/// With h = (x - mean) rstd and g = dy gamma: dx = rstd (g - sum g / D - h sum (g h) / D), without the first sum
-/// for RMS norm; dgamma = sum dy h, dbeta = sum dy over rows. `dx` may be exactly `dy` or `x`.
+/// Computes the gradients of layer norm and RMS norm. With h = (x - mean) rstd and g = dy gamma: dx = rstd (g - sum g
+/// / D - h sum (g h) / D), without the term sum g / D for RMS norm; dgamma = sum dy h and dbeta = sum dy over rows.
+/// `dx` may be exactly `dy` or `x`.
 pub fn norm_grad(
     cpu: &Cpu,
     norm: NormGrad<'_>,
@@ -38,7 +39,7 @@ pub fn norm_grad(
     assert!(norm.x.rows() == rows && norm.x.cols() == cols, "x is ({rows}, {cols})");
     let statistics = norm.rstd.len() == rows && norm.mean.is_none_or(|mean| mean.len() == rows);
     assert!(statistics && norm.gamma.len() == cols, "one statistic per row, one scale per column");
-    // Before dx, which may be written over what this reads.
+    // Must come before dx, which may overwrite the inputs of these sums.
     columns::sums(cpu, rows, cols, Scaled(norm), [dgamma, dbeta]);
     if let Some(dx) = dx {
         assert!(dx.rows() == rows && dx.cols() == cols, "dx is ({rows}, {cols})");
@@ -46,12 +47,12 @@ pub fn norm_grad(
     }
 }
 
-/// dy h and dy.
+/// Terms of dgamma and dbeta: dy h and dy.
 #[derive(Clone, Copy)]
 struct Scaled<'a>(NormGrad<'a>);
 
 impl NormGrad<'_> {
-    /// h of row `r` in columns `j..j + n`.
+    /// The normalised input h of row `r`, columns `j..j + n`.
     ///
     /// # Safety
     /// The row and the columns must exist.
@@ -75,6 +76,7 @@ impl Terms for Scaled<'_> {
     }
 }
 
+/// dx of the rows `range`, for `Isa::run`.
 struct Row<'a> {
     norm: NormGrad<'a>,
     dx: &'a RowsMut<'a>,
@@ -94,7 +96,7 @@ impl Kernel for Row<'_> {
             let (mut sum_g, mut sum_gh) = (zero, zero);
             for j in (0..cols).step_by(LANES) {
                 let n = LANES.min(cols - j);
-                // Lanes past n are 0 in g, and finite in h as long as the row's statistics are.
+                // Lanes past n are 0 in g, and finite in h if the row's statistics are, so they add 0 to the sum.
                 let g = weighted(j, n);
                 sum_g = s.add(sum_g, g);
                 // SAFETY: j + n <= cols.

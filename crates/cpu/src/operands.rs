@@ -1,5 +1,5 @@
-//! The operands of a launch as the kernels take them. Invariant: every view lies inside the arena; token ids,
-//! indices and spans are checked before a kernel sees them.
+//! Typed views of a launch's operands for the kernels. Invariant: every view lies inside the arena; token ids,
+//! indices and spans are checked before a kernel reads them.
 
 use super::{CodeRows, CodeRowsMut, Element, Rows, RowsMut, widening};
 use bytemuck::Pod;
@@ -7,20 +7,22 @@ use exec::arena::Arena;
 use exec::{DeviceError, Launch, Operand};
 use graph::{Bytes, DType};
 
-/// The operands of a launch as the kernels take them.
+/// The operands of one launch; its methods give the typed views that kernels take. `i` is the index of an input, `k`
+/// of an output.
 pub(super) struct Operands<'a> {
     pub(super) arena: &'a Arena,
     pub(super) launch: &'a Launch<'a>,
-    /// Whether operands of 16 bits have f32 copies in the workspace, which the kernel works on.
+    /// Whether 16-bit operands have f32 copies in the workspace, which the kernel then uses in place of the operands.
     pub(super) widened: bool,
 }
 
 impl<'a> Operands<'a> {
+    /// The error for a launch that no kernel can run, with the op's name and the reason.
     pub(super) fn refuse(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
     }
 
-    /// The first element of an operand: bf16 as it lies, or 32 bits.
+    /// Address of an operand's first element: bf16 in place if `E` is bf16, otherwise as [`Operands::start`].
     fn start_of<E: Element>(&self, o: &Operand) -> Result<*mut E, DeviceError> {
         if size_of::<E>() == size_of::<f32>() {
             return Ok(self.start(o)?.cast());
@@ -33,7 +35,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// The first element of an operand in 32 bits: its own, or those of its f32 copy in the workspace.
+    /// Address of an operand's first 32-bit element: in place, or in its f32 copy in the workspace for 16-bit types.
     pub(super) fn start(&self, o: &Operand) -> Result<*mut f32, DeviceError> {
         match o.spec.dtype {
             DType::F32 | DType::I32 => self.address(o),
@@ -42,7 +44,8 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// The f32 copy of an operand of 16 bits, for kernels that are said to be widened.
+    /// The f32 copy of a 16-bit operand in the workspace. `Err` if the launch is not widened or the copy does not
+    /// fit.
     pub(super) fn copy_of(&self, o: &Operand) -> Result<&'a mut [f32], DeviceError> {
         let copy = widening::copies(self).find(|(x, _)| std::ptr::eq(*x, o));
         let (Some((_, from)), Some((at, space))) = (copy, self.launch.workspace) else {
@@ -54,41 +57,41 @@ impl<'a> Operands<'a> {
             return Err(self.refuse(format!("no scratch for {}", o.spec)));
         }
         let start = self.arena.range(at + from, bytes)?.as_ptr().cast();
-        // SAFETY: inside the workspace, which no operand overlaps; copies lie apart from each other.
+        // SAFETY: inside the workspace, which overlaps no operand; copies do not overlap each other.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, len as usize) })
     }
 
-    /// The elements of an input as they lie in memory.
+    /// The elements of an input, in its own type. Panics if `T` has another size.
     pub(super) fn stored<T: Pod>(&self, o: &Operand) -> Result<&'a [T], DeviceError> {
         assert_eq!(size_of::<T>() as u64, o.spec.dtype.size(), "elements of {}", o.spec);
         let len = o.spec.elements_at(self.launch.counts) as usize;
-        // SAFETY: inside the arena; elements are plain numbers, and every bit pattern is one.
+        // SAFETY: inside the arena; `T` is `Pod`, so every bit pattern is a value.
         Ok(unsafe { std::slice::from_raw_parts(self.address(o)?, len) })
     }
 
-    /// The elements of an output as they lie in memory.
+    /// The elements of an output, in its own type. Panics if `T` has another size.
     pub(super) fn stored_mut<T: Pod>(&self, o: &Operand) -> Result<&'a mut [T], DeviceError> {
         assert_eq!(size_of::<T>() as u64, o.spec.dtype.size(), "elements of {}", o.spec);
         let len = o.spec.elements_at(self.launch.counts) as usize;
-        // SAFETY: inside the arena; outputs overlap nothing but inputs that the op may write over.
+        // SAFETY: inside the arena; an output overlaps only inputs that the op may overwrite.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.address(o)?, len) })
     }
 
-    /// All bytes of an operand, scales included.
+    /// All bytes of an operand, including the scales of quantized operands.
     pub(super) fn bytes(&self, o: &Operand) -> Result<&'a [u8], DeviceError> {
         let bytes = o.bytes(self.launch.counts).0 as usize;
         // SAFETY: inside the arena.
         Ok(unsafe { std::slice::from_raw_parts(self.address(o)?, bytes) })
     }
 
-    /// An input of integers with their scales.
+    /// Input `i` as int8 rows with their scales.
     pub(super) fn codes(&self, i: usize) -> Result<CodeRows<'a>, DeviceError> {
         let o = &self.launch.ins[i];
         let (rows, columns) = o.matrix(self.launch.counts);
         Ok(CodeRows::new(self.bytes(o)?, rows, columns))
     }
 
-    /// An output of integers with their scales.
+    /// Output `k` as int8 rows with their scales.
     pub(super) fn codes_out(&self, k: usize) -> Result<CodeRowsMut<'a>, DeviceError> {
         let o = self.wanted(k)?;
         if o.spec.dtype != DType::I8 {
@@ -96,72 +99,74 @@ impl<'a> Operands<'a> {
         }
         let (rows, columns) = o.matrix(self.launch.counts);
         let bytes = o.bytes(self.launch.counts).0 as usize;
-        // SAFETY: inside the arena; codes overlap no input, which is of another type.
+        // SAFETY: inside the arena; the output overlaps no input, because inputs have another type.
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.address(o)?, bytes) };
         Ok(CodeRowsMut::new(bytes, rows, columns))
     }
 
-    /// The first byte of an operand whose bytes lie inside the arena.
+    /// Address of an operand's first byte. `Err` unless all its bytes lie inside the arena.
     fn address<T>(&self, o: &Operand) -> Result<*mut T, DeviceError> {
         Ok(self.arena.range(o.at, o.bytes(self.launch.counts))?.as_ptr().cast())
     }
 
-    /// An input in the kernel's element type: f32, or bf16 as it lies.
+    /// Input `i` as a matrix of the kernel's element type: f32 (possibly a widened copy), or bf16 in place.
     pub(super) fn input<E: Element>(&self, i: usize) -> Result<Rows<'a, E>, DeviceError> {
         let o = &self.launch.ins[i];
         let (rows, columns) = o.matrix(self.launch.counts);
-        // SAFETY: the bytes are inside the arena; only an output that may alias overlaps them.
+        // SAFETY: the bytes are inside the arena; only an output that may alias this input overlaps them.
         Ok(unsafe { Rows::from_raw(self.start_of(o)?, rows, columns, columns) })
     }
 
+    /// Output `k`. `Err` if it is not requested and has no storage.
     pub(super) fn wanted(&self, k: usize) -> Result<&'a Operand, DeviceError> {
         self.launch.outs[k].as_ref().ok_or_else(|| self.refuse(format!("output {k} has no storage")))
     }
 
+    /// Output `k` as a matrix of the kernel's element type.
     pub(super) fn output<E: Element>(&self, k: usize) -> Result<RowsMut<'a, E>, DeviceError> {
         let o = self.wanted(k)?;
         let (rows, columns) = o.matrix(self.launch.counts);
-        // SAFETY: the bytes are inside the arena; only inputs that the op may write over overlap them.
+        // SAFETY: the bytes are inside the arena; only inputs that the op may overwrite overlap them.
         Ok(unsafe { RowsMut::from_raw(self.start_of(o)?, rows, columns, columns) })
     }
 
-    /// An output, if it is wanted.
+    /// Output `k` as a matrix; `None` if it is not requested.
     pub(super) fn output_if<E: Element>(&self, k: usize) -> Result<Option<RowsMut<'a, E>>, DeviceError> {
         self.launch.outs[k].as_ref().map(|_| self.output(k)).transpose()
     }
 
-    /// An input as one run of floats.
+    /// Input `i` as one contiguous slice.
     pub(super) fn vector<E: Element>(&self, i: usize) -> Result<&'a [E], DeviceError> {
         let o = &self.launch.ins[i];
         let len = o.spec.elements_at(self.launch.counts) as usize;
-        // SAFETY: inside the arena; the checker admits no writer of a parameter or table while it is read.
+        // SAFETY: inside the arena; the plan checker admits no writer of a parameter or table while it is read.
         Ok(unsafe { std::slice::from_raw_parts(self.start_of(o)?, len) })
     }
 
-    /// An output as one run of floats.
+    /// Output `k` as one contiguous slice of f32.
     pub(super) fn flat_out(&self, k: usize) -> Result<&'a mut [f32], DeviceError> {
         let o = self.wanted(k)?;
         let len = o.spec.elements_at(self.launch.counts) as usize;
-        // SAFETY: inside the arena; outputs overlap nothing but inputs that the op may write over.
+        // SAFETY: inside the arena; an output overlaps only inputs that the op may overwrite.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start(o)?, len) })
     }
 
-    /// An output as one run of floats, if it is wanted.
+    /// Output `k` as one contiguous slice of f32; `None` if it is not requested.
     pub(super) fn vector_out(&self, k: usize) -> Result<Option<&'a mut [f32]>, DeviceError> {
         self.launch.outs[k].as_ref().map(|_| self.flat_out(k)).transpose()
     }
 
-    /// The kernel's own scratch, behind the copies of widened operands.
+    /// The kernel's own part of the workspace, behind the f32 copies of widened operands.
     pub(super) fn workspace(&self) -> Result<&'a mut [f32], DeviceError> {
         let Some((at, bytes)) = self.launch.workspace else { return Ok(&mut []) };
         let copies = widening::end(self);
         let rest = bytes.saturating_sub(copies);
         let start = self.arena.range(at + copies.0, rest)?.as_ptr().cast();
-        // SAFETY: inside the arena; a workspace overlaps no operand, and this part of it no copy.
+        // SAFETY: inside the arena; a workspace overlaps no operand, and this part of it no widened copy.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, rest.0 as usize / 4) })
     }
 
-    /// An input as one run of words.
+    /// Input `i` as one contiguous slice of u32.
     pub(super) fn words(&self, i: usize) -> Result<&'a [u32], DeviceError> {
         let o = &self.launch.ins[i];
         let len = o.spec.elements_at(self.launch.counts) as usize;
@@ -169,7 +174,7 @@ impl<'a> Operands<'a> {
         Ok(unsafe { std::slice::from_raw_parts(self.start(o)?.cast(), len) })
     }
 
-    /// Row indices below `rows`.
+    /// Input `i` as row indices. `Err` unless all are below `rows`.
     pub(super) fn ids(&self, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
         let ids = self.words(i)?;
         match ids.iter().find(|&&id| id as usize >= rows) {
@@ -178,7 +183,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Indices below their own number; -1 is none.
+    /// Input `i` as indices into as many rows as there are indices; -1 means none. `Err` if an index is out of range.
     pub(super) fn slots(&self, i: usize) -> Result<&'a [i32], DeviceError> {
         let o = &self.launch.ins[i];
         let len = o.spec.elements_at(self.launch.counts) as usize;
@@ -190,12 +195,12 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// An output as one run of integers.
+    /// Output `k` as one contiguous slice of i32.
     pub(super) fn integers_out(&self, k: usize) -> Result<&'a mut [i32], DeviceError> {
         Ok(bytemuck::cast_slice_mut(self.flat_out(k)?))
     }
 
-    /// Ascending (start, end) pairs inside of `rows`.
+    /// Input `i` as (start, end) pairs. `Err` unless they ascend, do not overlap and end within `rows`.
     pub(super) fn spans(&self, i: usize, rows: usize) -> Result<&'a [[u32; 2]], DeviceError> {
         let o = &self.launch.ins[i];
         let len = o.spec.rows(self.launch.counts) as usize;

@@ -1,7 +1,8 @@
-//! AdamW and SGD, and the scale of all gradients.
+//! AdamW and SGD updates, and the common scale of all gradients (unscaling and clipping).
 //!
-//! Invariant: a new state depends on old ones at its own element only. The norm is a sum of squares in f64, chunk by
-//! chunk in their order; the square of an f32 is exact there, so no instruction set changes it.
+//! Invariant: a new state depends on the old states and the gradient at its own element only. The gradient norm is a
+//! sum of squares in f64, added block by block in a fixed order. The square of an f32 is exact in f64, so the
+//! instruction set does not change the sum.
 
 use super::Cpu;
 use super::isa::Kernel;
@@ -11,16 +12,16 @@ use super::total::{GRAIN, squares, total};
 use core::ops::Range;
 use graph::ops::{AdamW, GradScale, Sgd};
 
-/// What [`grad_scale`] gives, and every optimizer takes.
+/// Factor on all gradients: computed by [`grad_scale`], applied by every optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
-    /// The gradient is `factor g`.
+    /// Multiplier: the optimizer uses `factor * g`.
     pub factor: f32,
-    /// Whether anything is updated.
+    /// Whether the gradient norm is finite. If not, no state is updated.
     pub ok: bool,
 }
 
-/// One step of AdamW on p, m, v; hyper = (lr, 1 - b1^t, 1 - b2^t).
+/// One step of AdamW on the states p, m and v; hyper = (lr, 1 - b1^t, 1 - b2^t).
 pub fn adamw(
     cpu: &Cpu,
     op: &AdamW,
@@ -32,17 +33,18 @@ pub fn adamw(
     update(cpu, AdamWStep::new(op, hyper), g, states, scale);
 }
 
-/// One step of SGD without momentum on p.
+/// One step of SGD without momentum on the parameter p.
 pub fn sgd(cpu: &Cpu, op: &Sgd, g: Gradient<'_>, p: Place<'_, f32>, scale: Scale, lr: f32) {
     update(cpu, SgdStep { op: *op, lr }, g, [p], scale);
 }
 
-/// One step of SGD with momentum on p and its buffer.
+/// One step of SGD with momentum on the parameter p and its momentum buffer.
 pub fn sgd_momentum(cpu: &Cpu, op: &Sgd, g: Gradient<'_>, states: [Place<'_, f32>; 2], scale: Scale, lr: f32) {
     update(cpu, SgdStep { op: *op, lr }, g, states, scale);
 }
 
-/// The scale of `grads` and their norm, both unscaled (torch.nn.utils.clip_grad_norm_).
+/// Returns the scale for `grads`, and their norm after multiplication with `unscale` and before clipping
+/// (torch.nn.utils.clip_grad_norm_).
 pub fn grad_scale<'a>(
     cpu: &Cpu,
     op: &GradScale,
@@ -68,20 +70,21 @@ fn sum_of_squares(cpu: &Cpu, g: Gradient<'_>) -> f64 {
     })
 }
 
-/// What becomes of an element of K states.
+/// Element-wise update rule of an optimizer with K states; state 0 is the parameter.
 pub(super) trait Step<const K: usize>: Copy + Sync {
-    /// New values for old ones.
+    /// Returns the new values of the states, given the scaled gradient and the old values.
     fn step<S: Simd>(&self, s: S, g: S::V, old: [S::V; K]) -> [S::V; K];
 }
 
+/// AdamW's update rule, with the step's factors computed once in f64.
 #[derive(Clone, Copy)]
 pub(super) struct AdamWStep {
     op: AdamW,
-    /// What is left of p.
+    /// Weight decay's factor on p: 1 - lr * weight_decay.
     left: f32,
-    /// lr / c1
+    /// lr / (1 - b1^t), the learning rate with the first moment's bias correction.
     rate: f32,
-    /// 1 / sqrt(c2)
+    /// 1 / sqrt(1 - b2^t), the second moment's bias correction.
     root: f32,
 }
 
@@ -105,6 +108,7 @@ impl Step<3> for AdamWStep {
     }
 }
 
+/// SGD's update rule, without (K = 1) or with (K = 2) a momentum buffer.
 #[derive(Clone, Copy)]
 struct SgdStep {
     op: Sgd,
@@ -112,11 +116,13 @@ struct SgdStep {
 }
 
 impl SgdStep {
+    /// The gradient with weight decay, g + weight_decay * p.
     #[inline(always)]
     fn decayed<S: Simd>(&self, s: S, g: S::V, p: S::V) -> S::V {
         s.fma(s.splat(self.op.weight_decay), p, g)
     }
 
+    /// The parameter after a step against `by`, p - lr * by.
     #[inline(always)]
     fn down<S: Simd>(&self, s: S, p: S::V, by: S::V) -> S::V {
         s.fma(s.splat(-self.lr), by, p)
@@ -140,6 +146,7 @@ impl Step<2> for SgdStep {
     }
 }
 
+/// Applies `step` to all elements in parallel. If the scale is not ok, the states keep their values.
 fn update<const K: usize>(
     cpu: &Cpu,
     step: impl Step<K>,
@@ -158,6 +165,7 @@ fn update<const K: usize>(
     });
 }
 
+/// One optimizer step on the elements `range`, for `Isa::run`.
 struct Update<'a, T, const K: usize> {
     step: T,
     g: Gradient<'a>,
@@ -177,13 +185,14 @@ impl<T: Step<K>, const K: usize> Kernel for Update<'_, T, K> {
             let old = core::array::from_fn(|k| unsafe { s.load_n(self.states[k].read(i), n) });
             let new = self.step.step(s, s.mul(s.splat(self.factor), g), old);
             for (state, new) in self.states.iter().zip(new) {
-                // SAFETY: as above; this task alone has them, and they were read.
+                // SAFETY: as above; only this task writes these elements, and it has read them already.
                 unsafe { s.store_n(state.write(i), new, n) };
             }
         }
     }
 }
 
+/// Sum of squares of the gradient's elements `range`, for `Isa::run`.
 struct Squares<'a> {
     g: Gradient<'a>,
     range: Range<usize>,

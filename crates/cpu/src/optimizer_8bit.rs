@@ -1,6 +1,6 @@
-//! AdamW with moments of 8 bits (Dettmers et al. 2022), block by block.
+//! AdamW with block-wise quantized 8-bit moments (Dettmers et al. 2022).
 //!
-//! Invariant: a block's new states depend on the block alone; f32 moments exist for one block of a task at a time.
+//! Invariant: a block's new states depend on that block alone. A task holds the f32 moments of one block at a time.
 
 use super::Cpu;
 use super::isa::Kernel;
@@ -11,25 +11,27 @@ use super::total::GRAIN;
 use exec::dynamic_codes::{Codes, SIGNED, UNSIGNED};
 use graph::ops::AdamW;
 
-/// Elements of a block.
+/// Elements per quantization block.
 const BLOCK: usize = graph::ops::BLOCK as usize;
 
-/// A moment: codes and the largest magnitude of each block.
+/// An optimizer moment, quantized to 8 bits with the largest magnitude of each block as its scale.
 pub struct Moment<'a> {
-    /// One for each element.
+    /// Quantized values, one per element.
     pub codes: Place<'a, u8>,
-    /// One for each block.
+    /// Largest magnitude of each block.
     pub absmax: Place<'a, f32>,
 }
 
 impl Moment<'_> {
+    /// Makes the new values equal to the old ones.
     fn keep(self) {
         self.codes.keep();
         self.absmax.keep();
     }
 }
 
-/// One step on p and the moments m and v; hyper = (lr, 1 - b1^t, 1 - b2^t).
+/// One step of AdamW on p and the quantized moments m and v; hyper = (lr, 1 - b1^t, 1 - b2^t). Panics if the lengths
+/// do not match.
 pub fn adamw_8bit(
     cpu: &Cpu,
     op: &AdamW,
@@ -56,6 +58,7 @@ pub fn adamw_8bit(
     });
 }
 
+/// One optimizer step on one block, for `Isa::run`.
 struct Block<'a> {
     step: AdamWStep,
     g: Gradient<'a>,
@@ -77,7 +80,7 @@ impl Kernel for Block<'_> {
         for j in (0..len).step_by(LANES) {
             let (i, n) = (first + j, LANES.min(len - j));
             let (m, v) = (&mut m[j..j + LANES], &mut v[j..j + LANES]);
-            // SAFETY: elements i..i + n of p and g, which this task alone has; sixteen of m and v.
+            // SAFETY: elements i..i + n of p and g, which only this task uses; sixteen elements of m and v.
             unsafe {
                 let g = s.mul(s.splat(self.factor), self.g.load(s, i, n));
                 let old = [s.load_n(self.p.read(i), n), s.load(m.as_ptr()), s.load(v.as_ptr())];
@@ -92,9 +95,10 @@ impl Kernel for Block<'_> {
     }
 }
 
+/// Dequantizes one block of a moment.
 #[inline(always)]
 fn decode(codes: &Codes, moment: &Moment<'_>, block: usize, to: &mut [f32]) {
-    // SAFETY: a block of this task, not yet written, of as many elements as `to`.
+    // SAFETY: a block of this task, not yet overwritten, with as many elements as `to`.
     let (absmax, code) = unsafe {
         let code = core::slice::from_raw_parts(moment.codes.read(block * BLOCK), to.len());
         (*moment.absmax.read(block), code)
@@ -104,7 +108,7 @@ fn decode(codes: &Codes, moment: &Moment<'_>, block: usize, to: &mut [f32]) {
     }
 }
 
-/// The first `len` elements of `x`; the others are zero, and `x` is as good as lost.
+/// Quantizes the first `len` elements of `x` as one block; the other elements must be zero. Overwrites `x`.
 #[inline(always)]
 fn encode<S: Simd>(s: S, codes: &Codes, x: &mut [f32; BLOCK], len: usize, moment: &Moment<'_>, block: usize) {
     let mut largest = s.splat(0.0);
@@ -113,13 +117,13 @@ fn encode<S: Simd>(s: S, codes: &Codes, x: &mut [f32; BLOCK], len: usize, moment
         largest = s.max(s.abs(unsafe { s.load(lanes.as_ptr()) }), largest);
     }
     let absmax = s.max_lane(largest);
-    // A block of zeros is all zero, whatever it is divided by.
+    // A block of zeros stays zero for any divisor; dividing by absmax = 0 would give NaN.
     let below = s.splat(if absmax == 0.0 { 1.0 } else { absmax });
     for lanes in x.chunks_exact_mut(LANES) {
         // SAFETY: sixteen floats.
         unsafe { s.store(lanes.as_mut_ptr(), s.div(s.load(lanes.as_ptr()), below)) };
     }
-    // SAFETY: a block of this task, read before, of `len` elements.
+    // SAFETY: a block of this task with `len` elements, which was read before.
     let code = unsafe {
         *moment.absmax.write(block) = absmax;
         core::slice::from_raw_parts_mut(moment.codes.write(block * BLOCK), len)

@@ -1,6 +1,5 @@
-//! How fast this machine multiplies when nothing else is in the way: what a kernel's speed is held against.
-//! Invariant: all threads of a `Cpu` are busy for the whole measurement, with its instruction set, and no
-//! operand comes from farther than L1.
+//! Measures the peak arithmetic rate of this machine, the reference for the speed of kernels. Invariant: all threads
+//! of a `Cpu` are busy for the whole measurement, with its instruction set, and no operand comes from beyond L1.
 
 use super::Cpu;
 #[cfg(target_arch = "x86_64")]
@@ -13,7 +12,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// GFLOP/s of f32 multiply-adds (two operations each) on all threads together, over about `seconds`.
+/// Measures the rate of f32 multiply-adds (two operations each) of all threads together, in GFLOP/s, over about
+/// `seconds`.
 pub fn fma_gflops(cpu: &Cpu, seconds: f64) -> f64 {
     gflops(cpu, seconds, &|| {
         let mut flops = 0;
@@ -22,8 +22,8 @@ pub fn fma_gflops(cpu: &Cpu, seconds: f64) -> f64 {
     })
 }
 
-/// GFLOP/s of dot products, of pairs of bf16 (AVX512-BF16) or of quads of integers (VNNI); `None` where this instruction set
-/// has none.
+/// Measures the rate of dot-product instructions in GFLOP/s: pairs of bf16 (AVX512-BF16) or quads of int8 (VNNI).
+/// `None` if the instruction set has none.
 pub fn dot_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
     match of {
         // SAFETY: `has_dots` proves the instructions.
@@ -33,20 +33,20 @@ pub fn dot_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
     }
 }
 
-/// What tiles, or dot products, multiply.
+/// Operand type of tile products or dot products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factors {
-    /// bf16.
+    /// bf16 operands.
     Bf16,
-    /// Integers of 8 bits, twice as many at once.
+    /// int8 operands, twice as many per instruction.
     Int8,
 }
 
-/// GFLOP/s of multiply-adds on the tiles of AMX; `None` where this instruction set has none. An f32 product on tiles is six
-/// of bf16.
+/// Measures the rate of multiply-adds on AMX tiles in GFLOP/s; `None` if the instruction set has none. An f32 matmul
+/// on tiles takes six bf16 matmuls.
 pub fn amx_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
     let burst = || {
-        // SAFETY: called below `has_tiles` only; the pool's threads run no product while they run this.
+        // SAFETY: called only if `has_tiles`; the pool's threads run no other tile kernel during a burst.
         unsafe {
             match of {
                 Factors::Bf16 => tile_burst::<false>(),
@@ -57,8 +57,8 @@ pub fn amx_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
     cpu.isa().has_tiles().then(|| gflops(cpu, seconds, &burst))
 }
 
-/// Calls `burst`, some microseconds of arithmetic that returns its operations, on every thread until the time
-/// is over. A burst of another kind of arithmetic is measured the same way.
+/// Calls `burst`, some microseconds of arithmetic that returns its number of operations, on every thread until the
+/// time is over. Returns the rate of all threads in GFLOP/s.
 fn gflops(cpu: &Cpu, seconds: f64, burst: &(dyn Fn() -> u64 + Sync)) -> f64 {
     let flops = AtomicU64::new(0);
     let length = Duration::try_from_secs_f64(seconds).unwrap_or_default();
@@ -74,19 +74,19 @@ fn gflops(cpu: &Cpu, seconds: f64, burst: &(dyn Fn() -> u64 + Sync)) -> f64 {
     flops.into_inner() as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// Rounds of a burst: some tens of microseconds.
+/// Iterations of a burst, which then takes some tens of microseconds.
 const ROUNDS: u64 = 2048;
 
-/// Multiply-adds that depend on nothing but their own sums.
+/// A burst of f32 multiply-adds, each dependent on its own accumulator only.
 struct FmaBurst<'a> {
-    /// Takes how many operations it did.
+    /// Receives the number of operations.
     flops: &'a mut u64,
 }
 
 impl Kernel for FmaBurst<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // As many sums as registers hold: enough of them in flight to hide the latency of each.
+        // As many accumulators as registers hold: enough independent chains to hide the latency of a multiply-add.
         *self.flops = match S::ROWS {
             14.. => burst::<S, 24>(s),
             4.. => burst::<S, 6>(s),
@@ -95,11 +95,11 @@ impl Kernel for FmaBurst<'_> {
     }
 }
 
-/// `N` vectors of sums; returns the operations.
+/// Runs multiply-adds on `N` vectors of accumulators; returns the number of operations.
 #[inline(always)]
 fn burst<S: Simd, const N: usize>(s: S) -> u64 {
     let half = black_box(s.splat(0.5));
-    // a = a / 2 + 1/2 stays at 1.
+    // a = a / 2 + 1/2 keeps 1, so there are neither overflows nor denormals.
     let mut sums = [s.splat(1.0); N];
     for _ in 0..ROUNDS {
         for a in &mut sums {
@@ -110,11 +110,11 @@ fn burst<S: Simd, const N: usize>(s: S) -> u64 {
     2 * ROUNDS * (N * LANES) as u64
 }
 
-/// Sums of dot products of a burst: as many as registers hold beside the factors.
+/// Accumulators of a dot-product burst: as many as registers hold beside the operands.
 #[cfg(target_arch = "x86_64")]
 const SUMS: usize = 24;
 
-/// As `burst`, of dot products of bf16; returns the operations.
+/// As `burst`, with bf16 dot products; returns the number of operations.
 ///
 /// # Safety
 /// The CPU has AVX-512 with BF16.
@@ -122,9 +122,9 @@ const SUMS: usize = 24;
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn pairs_burst() -> u64 {
     use core::arch::x86_64::*;
-    // Pairs of 1/2 and -1/2: sums stay at 1.
+    // Pairs (1/2, -1/2) times (1/2, 1/2) add 0, so the accumulators stay at 1.
     let bits = |pair: u32| -> __m512bh {
-        // SAFETY: both are 64 bytes, of which any are bf16.
+        // SAFETY: both types are 64 bytes, and any bits are valid bf16.
         unsafe { core::mem::transmute(_mm512_set1_epi32(black_box(pair) as i32)) }
     };
     let (x, y) = (bits(0xbf00_3f00), bits(0x3f00_3f00));
@@ -138,7 +138,7 @@ unsafe fn pairs_burst() -> u64 {
     4 * ROUNDS * (SUMS * LANES) as u64
 }
 
-/// The same of integers.
+/// As `burst`, with int8 dot products; returns the number of operations.
 ///
 /// # Safety
 /// The CPU has AVX-512 with VNNI.
@@ -146,7 +146,7 @@ unsafe fn pairs_burst() -> u64 {
 #[target_feature(enable = "avx512f,avx512vnni")]
 unsafe fn quads_burst() -> u64 {
     use core::arch::x86_64::*;
-    // 200, 100, 1, 0 by 50, -101, 7, 9: sums move a little.
+    // 200, 100, 1, 0 times 50, -101, 7, 9 adds -93 to the accumulators, which stay far from overflow.
     let quad = |quad: [u8; 4]| _mm512_set1_epi32(black_box(i32::from_le_bytes(quad)));
     let (x, y) = (quad([200, 100, 1, 0]), quad([50, 155, 7, 9]));
     let mut sums = [_mm512_set1_epi32(1); SUMS];
@@ -159,8 +159,8 @@ unsafe fn quads_burst() -> u64 {
     8 * ROUNDS * (SUMS * LANES) as u64
 }
 
-/// Four sums of tile products, whose operands are loaded from L1 for each round as a kernel does; returns the
-/// operations. The numbers are not zeros: those would take less power, and run faster.
+/// Runs tile products on four accumulator tiles, with operands loaded from L1 in every iteration as in a kernel;
+/// returns the number of operations. The operands are not zero: multiplying zeros takes less power and runs faster.
 ///
 /// # Safety
 /// The CPU has the tiles of AMX, this process may use them, and this thread has no `Tiles`.
@@ -168,13 +168,13 @@ unsafe fn quads_burst() -> u64 {
 unsafe fn tile_burst<const INT8: bool>() -> u64 {
     #[repr(align(64))]
     struct Lines([u32; 1024]);
-    /// Pairs of bf16 between -1 and 1, or quads of integers of any size: four tiles.
+    /// Four tiles: pairs of bf16 between -1 and 1, or the same bytes as quads of int8.
     static TILES: LazyLock<Lines> = LazyLock::new(|| {
         let number = |i: usize| (((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).to_bits();
         Lines(std::array::from_fn(|i| number(i) >> 16 | number(i + 1024) & 0xffff_0000))
     });
     let tiles = TILES.0.as_ptr().cast::<u8>();
-    // SAFETY: the caller promises the instructions; two tiles of either factor.
+    // SAFETY: the caller promises the instructions; there are two tiles of each operand.
     unsafe {
         let mut unit = Tiles::<INT8>::configure();
         unit.zero();
@@ -184,26 +184,32 @@ unsafe fn tile_burst<const INT8: bool>() -> u64 {
             unit.multiply();
         }
     }
-    // Each of the four products is 16 x 16 x 32, of integers 64.
+    // Each of the four tile products is 16 x 16 x 32, or 16 x 16 x 64 for int8.
     ROUNDS * 4 * 2 * 16 * 16 * if INT8 { 64 } else { 32 }
 }
 
+/// Stand-in for CPUs other than x86-64, never called.
+///
 /// # Safety
-/// None: there is nothing to run.
+/// No requirements.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn pairs_burst() -> u64 {
     0
 }
 
+/// Stand-in for CPUs other than x86-64, never called.
+///
 /// # Safety
-/// None: there is nothing to run.
+/// No requirements.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn quads_burst() -> u64 {
     0
 }
 
+/// Stand-in for CPUs other than x86-64, never called.
+///
 /// # Safety
-/// None: there is nothing to run.
+/// No requirements.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn tile_burst<const INT8: bool>() -> u64 {
     0

@@ -1,14 +1,15 @@
-//! Vectors of optimizers: states that are read and written, gradients of every element type.
+//! Operand types of optimizers: states, which are read and written, and gradients of every element type.
 //!
-//! Invariant: a [`Place`] may be read and written at the same address; whoever has one touches each element of it
-//! from one task only, and reads it before writing it.
+//! Invariant: a [`Place`] may be read and written at the same address. A kernel accesses each element of it from one
+//! task only, and reads it before it writes it.
 
 use super::cast::Half;
 use super::simd::{LANES, Simd};
 use core::marker::PhantomData;
 use exec::half::{bf16_to_f32, f16_to_f32};
 
-/// Where a state is read and where its new values go: the same place, or one that does not overlap it.
+/// An optimizer state: where its old values are read and where its new values are written, either the same memory or
+/// memory that does not overlap.
 pub struct Place<'a, T> {
     old: *const T,
     new: *mut T,
@@ -16,29 +17,29 @@ pub struct Place<'a, T> {
     life: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: tasks touch elements apart from each other, of plain numbers.
+// SAFETY: tasks access disjoint elements, which are plain numbers.
 unsafe impl<T: Send> Send for Place<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Place<'_, T> {}
 
 impl<'a, T> Place<'a, T> {
-    /// Updated where it is.
+    /// A state that is updated in place.
     pub fn within(state: &'a mut [T]) -> Self {
         let new = state.as_mut_ptr();
         Self { old: new, new, len: state.len(), life: PhantomData }
     }
 
-    /// Updated elsewhere. Panics if the lengths differ.
+    /// A state whose new values go to other memory. Panics if the lengths differ.
     pub fn apart(old: &'a [T], new: &'a mut [T]) -> Self {
         assert_eq!(old.len(), new.len(), "old and new values of one length");
         Self { old: old.as_ptr(), new: new.as_mut_ptr(), len: old.len(), life: PhantomData }
     }
 
-    /// Either.
+    /// A state that is updated in place (`old == new`) or in other memory.
     ///
     /// # Safety
-    /// For `'a`, `len` elements must be readable at `old` and writable at `new`, which is the same or apart from
-    /// it, by nobody but the kernel that gets this.
+    /// For `'a`, `len` elements must be readable at `old` and writable at `new`, which is equal to `old` or does not
+    /// overlap it; only the kernel that receives this state may access them.
     pub unsafe fn from_raw(old: *const T, new: *mut T, len: usize) -> Self {
         Self { old, new, len, life: PhantomData }
     }
@@ -48,36 +49,37 @@ impl<'a, T> Place<'a, T> {
         self.len
     }
 
-    /// Whether there is no element.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The old values from element `i` on.
+    /// Address of the old values, from element `i` on.
     #[inline(always)]
     pub(super) fn read(&self, i: usize) -> *const T {
         self.old.wrapping_add(i)
     }
 
-    /// Where the new values from element `i` on go. In a place that was updated they are read there.
+    /// Address of the new values, from element `i` on. After an update, they can be read there.
     #[inline(always)]
     pub(super) fn write(&self, i: usize) -> *mut T {
         self.new.wrapping_add(i)
     }
 
-    /// The new values are the old ones.
+    /// Makes the new values equal to the old ones.
     pub(super) fn keep(self) {
-        // SAFETY: `len` elements at both, as whoever made it promised; `copy` allows both to be one.
+        // SAFETY: `len` elements at both addresses, by the promise of the constructor; `copy` allows the two to be
+        // equal.
         unsafe { core::ptr::copy(self.old, self.new, self.len) };
     }
 }
 
-/// A gradient; only read.
+/// A gradient, which optimizers only read.
 #[derive(Clone, Copy, Debug)]
 pub enum Gradient<'a> {
-    /// Of 32 bits.
+    /// f32 elements.
     F32(&'a [f32]),
-    /// Of 16 bits.
+    /// 16-bit elements: bf16 or f16.
     Half(Half, &'a [u16]),
 }
 
@@ -90,15 +92,15 @@ impl Gradient<'_> {
         }
     }
 
-    /// Whether there is no element.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The `n` (at most 16) elements from `i` on, zeros after them.
+    /// Loads the `n` (at most 16) elements from `i` on as f32, zeros after them.
     ///
     /// # Safety
-    /// They must exist.
+    /// Elements `i..i + n` must exist.
     #[inline(always)]
     pub(super) unsafe fn load<S: Simd>(&self, s: S, i: usize, n: usize) -> S::V {
         match self {
@@ -110,14 +112,14 @@ impl Gradient<'_> {
     }
 }
 
-/// `n` (at most 16) elements widened, zeros after them.
+/// Loads `n` (at most 16) 16-bit elements as f32, zeros after them.
 ///
 /// # Safety
-/// They must be readable at `p`.
+/// `n` elements must be readable at `p`.
 #[inline(always)]
 pub(super) unsafe fn load_half<S: Simd>(s: S, half: Half, p: *const u16, n: usize) -> S::V {
     let mut bits = [0; LANES];
-    // SAFETY: the caller promises `n` readable elements; a whole vector is one load.
+    // SAFETY: the caller promises `n` readable elements; a full vector is a single load.
     unsafe {
         match n {
             LANES => bits = p.cast::<[u16; LANES]>().read_unaligned(),

@@ -1,13 +1,13 @@
 //! A persistent thread pool that runs numbered tasks and allocates nothing per run.
 //!
-//! Invariant: `run` returns when every task has been done exactly once and no worker can still
-//! touch the closure. Which worker does which task is left to the clock; therefore a kernel
-//! must make the bits of each task independent of the others.
+//! Invariant: `run` returns when every task has been done exactly once and no worker can access the closure any more.
+//! Which worker does which task depends on timing, so a kernel must compute the bits of each task independently of
+//! the other tasks.
 //!
-//! One word holds the state: epoch (which run), an open bit, and how many workers are inside.
-//! A worker enters a run at most once, and only while it is open; the caller works too, closes
-//! the run when the tasks are exhausted, and waits only for those that entered. A worker that
-//! was asleep or descheduled the whole time costs nothing.
+//! One atomic word, `gate`, holds the state: the epoch (number of the run), an open bit, and the number of workers
+//! inside. A worker enters a run at most once, and only while the run is open. The caller works too, closes the run
+//! when no task is left, and waits only for workers that entered. A worker that was asleep or descheduled during the
+//! whole run costs nothing.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -17,52 +17,63 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-/// What the tasks of one run do: `(task index, worker index)`.
+/// The function of one run: `(task index, worker index)`.
 type Work<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
-/// Rounds of waiting in a spin before a thread parks: some tens of microseconds, the gap
-/// between two kernels of one step.
+/// Iterations of the spin wait before a thread parks: some tens of microseconds, the gap between two kernels of one
+/// step.
 const SPINS: u32 = 1500;
 
+/// Bit of `gate` that is set while workers may enter the run.
 const OPEN: u64 = 1 << 31;
+/// Bits of `gate` that count the workers inside the run.
 const INSIDE: u64 = OPEN - 1;
 
-/// Threads that wait for work. The thread that calls `run` is worker 0.
+/// A pool of threads. The thread that calls `run` is worker 0.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<()>,
 }
 
+/// State shared by the caller and the workers.
 struct Shared {
-    /// epoch << 32 | open bit | workers inside
+    /// epoch << 32 | open bit | number of workers inside
     gate: AtomicU64,
+    /// Index of the next task to take.
     next: AtomicUsize,
+    /// Number of tasks of the current run.
     tasks: AtomicUsize,
+    /// Function of the current run; valid while the gate is open or a worker is inside.
     work: UnsafeCell<Option<Work<'static>>>,
+    /// Set once, to end the workers.
     stop: AtomicBool,
+    /// Number of workers that are parked on `start`, or about to be.
     asleep: AtomicUsize,
+    /// Whether the caller is parked on `done`, or about to be.
     caller_waits: AtomicBool,
+    /// Mutex of both condition variables.
     lock: Mutex<()>,
     start: Condvar,
     done: Condvar,
+    /// Payload of the first panic of the current run.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `work` is written only by the caller while no worker is inside and the gate is
-// closed, and read only by workers that entered through the open gate.
+// SAFETY: the caller writes `work` only while the gate is closed and no worker is inside; workers read it only after
+// they entered through the open gate.
 unsafe impl Sync for Shared {}
-// SAFETY: the closure behind `work` is `Sync`, and outlives its run.
+// SAFETY: the closure behind `work` is `Sync` and outlives its run.
 unsafe impl Send for Shared {}
 
 impl Pool {
-    /// A pool of `threads` workers, the caller among them; at least one.
-    /// Panics if the system refuses a thread: for tests and measurements, others take [`Pool::start`].
+    /// Starts a pool of `threads` workers, the caller included; at least one. Panics if the operating system refuses
+    /// a thread; meant for tests and measurements, other code uses [`Pool::start`].
     pub fn new(threads: usize) -> Pool {
         Pool::start(threads).expect("the system starts a thread")
     }
 
-    /// The same; an error if the system refuses a thread.
+    /// As [`Pool::new`], but returns an error if the operating system refuses a thread.
     pub fn start(threads: usize) -> io::Result<Pool> {
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
@@ -77,7 +88,7 @@ impl Pool {
             done: Condvar::new(),
             panic: Mutex::new(None),
         });
-        // Dropped on an error, it ends the workers that were started.
+        // If a thread fails to start, dropping `pool` ends the workers that were already started.
         let mut pool = Pool { shared, workers: vec![], caller: Mutex::new(()) };
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
@@ -93,12 +104,11 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Calls `work(task, worker)` once for every task in `0..tasks`, in any order, from up to
-    /// `threads()` threads; no two calls at one time have the same worker index. Runs from
-    /// several threads wait for each other; a run inside a task would wait for ever.
+    /// Calls `work(task, worker)` once for every task in `0..tasks`, in any order, from up to `threads()` threads. No
+    /// two concurrent calls have the same worker index. Concurrent runs from several threads wait for each other;
+    /// calling `run` inside a task deadlocks.
     ///
-    /// Panics with the payload of the first task that panicked; the tasks not yet begun then
-    /// are not run.
+    /// Panics with the payload of the first task that panicked; tasks that have not begun by then are skipped.
     pub fn run(&self, tasks: usize, work: Work<'_>) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(|task| work(task, 0));
@@ -123,30 +133,33 @@ impl Drop for Pool {
         drop(ignore_poison(self.shared.lock.lock()));
         self.shared.start.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker catches the panics of its tasks; it has nothing else to say.
+            // A worker catches the panics of its tasks, so `join` reports no other error.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// Publishes a run. Called by the caller alone, with the gate closed and nobody inside.
+    /// Publishes a run. Called by the caller only, with the gate closed and no worker inside.
     fn open(&self, tasks: usize, work: Work<'_>) {
-        // SAFETY: `close` returns only when no worker is inside, before `work` ends its life.
+        // SAFETY: `close` returns only when no worker is inside, before the lifetime of `work` ends.
         let work = unsafe { core::mem::transmute::<Work<'_>, Work<'static>>(work) };
-        // SAFETY: the gate is closed and nobody is inside, so nobody reads it.
+        // SAFETY: the gate is closed and no worker is inside, so no thread reads `work`.
         unsafe { *self.work.get() = Some(work) };
         self.next.store(0, SeqCst);
         self.tasks.store(tasks, SeqCst);
         let epoch = (self.gate.load(SeqCst) >> 32).wrapping_add(1) & 0xffff_ffff;
+        // The gate opens last: a worker that enters must see this run's `next`, `tasks` and `work`.
         self.gate.store(epoch << 32 | OPEN, SeqCst);
         if self.asleep.load(SeqCst) > 0 {
+            // Taking the lock once orders this notification after a worker that has checked the gate but not yet
+            // begun to wait; without it the worker could miss the wakeup.
             drop(ignore_poison(self.lock.lock()));
             self.start.notify_all();
         }
     }
 
-    /// Does tasks until none is left, keeping the first panic.
+    /// Does tasks until none is left; records the first panic.
     fn drain(&self, work: Work<'_>, worker: usize) {
         let tasks = self.tasks.load(SeqCst);
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -159,12 +172,13 @@ impl Shared {
             }
         }));
         if let Err(payload) = result {
+            // Skip the remaining tasks.
             self.next.store(tasks, SeqCst);
             ignore_poison(self.panic.lock()).get_or_insert(payload);
         }
     }
 
-    /// Lets nobody in any more and waits for those inside.
+    /// Closes the gate and waits until no worker is inside.
     fn close(&self) {
         self.gate.fetch_and(!OPEN, SeqCst);
         let inside = || self.gate.load(SeqCst) & INSIDE > 0;
@@ -182,19 +196,22 @@ impl Shared {
         self.caller_waits.store(false, SeqCst);
     }
 
-    /// A worker's life: enter each run once, until told to stop.
+    /// Main loop of a worker thread: enters each run at most once, until the pool stops.
     fn serve(&self, worker: usize) {
         let mut seen = 0;
         while let Some(gate) = self.await_run(seen) {
+            // Entering is a compare-exchange on the whole gate: it fails if the run was closed or replaced since
+            // `await_run` read it.
             if self.gate.compare_exchange(gate, gate + 1, SeqCst, SeqCst).is_err() {
                 continue;
             }
             seen = gate >> 32;
-            // SAFETY: inside an open run nobody writes `work`.
+            // SAFETY: `work` is not written while a worker is inside an open run.
             if let Some(work) = unsafe { *self.work.get() } {
                 self.drain(work, worker);
             }
             let left = self.gate.fetch_sub(1, SeqCst) - 1;
+            // The last worker to leave a closed run wakes the caller.
             if left & (OPEN | INSIDE) == 0 && self.caller_waits.load(SeqCst) {
                 drop(ignore_poison(self.lock.lock()));
                 self.done.notify_all();
@@ -202,7 +219,8 @@ impl Shared {
         }
     }
 
-    /// The gate as it stands in an open run other than `seen`, or `None` at the end.
+    /// Waits for an open run with an epoch other than `seen` and returns the gate's value; `None` when the pool
+    /// stops.
     fn await_run(&self, seen: u64) -> Option<u64> {
         for _ in 0..SPINS {
             if self.stop.load(SeqCst) {
@@ -228,13 +246,14 @@ impl Shared {
         found
     }
 
+    /// The gate's value if it is open for an epoch other than `seen`.
     fn entrance(&self, seen: u64) -> Option<u64> {
         let gate = self.gate.load(SeqCst);
         (gate & OPEN > 0 && gate >> 32 != seen).then_some(gate)
     }
 }
 
-/// The guard also after a panic elsewhere: the mutexes here guard no invariant of their own.
+/// Ignores the poison of a mutex after a panic elsewhere: the mutexes here protect no invariant of their own.
 fn ignore_poison<'a, T>(
     guard: Result<MutexGuard<'a, T>, std::sync::PoisonError<MutexGuard<'a, T>>>,
 ) -> MutexGuard<'a, T> {

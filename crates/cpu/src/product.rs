@@ -1,14 +1,14 @@
-//! f32 products whose factors change from step to step, each as it is stored or transposed:
-//! `y = residual + act(A B + bias)`. What training runs on; `gemm` is for weights packed at load.
+//! f32 matmuls whose operands change in every step, each stored as is or transposed: `y = residual + act(A B +
+//! bias)`. Training uses these; `gemm` is for weights that were packed when they were loaded.
 //!
-//! Invariant: as in `gemm`, each element of A B is one chain of fused multiply-adds over k = 0, 1, .., K - 1,
-//! begun at zero, and never divided among threads. So the bits of an element depend on its row of A and its
-//! column of B alone, and with row-major weights a linear has the bits that it has with packed ones.
+//! Invariant: as in `gemm`, each element of A B is one chain of fused multiply-adds over k = 0, 1, .., K - 1 that
+//! begins at zero and is never divided among threads. So the bits of an element depend on its row of A and its column
+//! of B alone, and a linear layer has the same bits with row-major and with packed weights.
 //!
 //! Order of work, after Goto and van de Geijn (2008): a task takes a block of rows and a group of panels of 32
-//! columns. Slice by slice of at most `DEPTH` k it packs the rows (L2); panel by panel it packs the columns'
-//! slice (L1) and passes all strips of rows over it. The sums of the group wait in L2 for the next slice.
-//! Every element of B is packed once for a block of rows, every one of A once for a group.
+//! columns. For each slice of at most `DEPTH` k it packs the rows (L2); for each panel it packs the columns' slice
+//! (L1) and passes all strips of rows over it. The partial sums of the group stay in L2 until the next slice. Every
+//! element of B is packed once per block of rows, every element of A once per group.
 
 mod pack;
 mod sums;
@@ -24,43 +24,45 @@ use plan::CpuKernel;
 
 pub use sums::column_sums;
 
-/// Most k of a slice, whole vectors, and the stride of the packed rows: not a multiple of a page.
+/// Maximum k of a slice, a multiple of the vector length, and the stride of the packed rows (`STRIDE`), which must
+/// not be a multiple of a page, so that rows do not compete for the same cache sets.
 const DEPTH: usize = 352;
 const STRIDE: usize = DEPTH + 16;
-/// Most rows of a task: whole tiles of 14 and of 6 rows; where tiles have 4, the last has 2 and 2 of padding.
+/// Maximum rows of a task: a multiple of 14 and of 6, the heights of tiles. With tiles of 4 rows, the last tile has 2
+/// rows and 2 of padding.
 const BLOCK: usize = 294;
-/// Most panels of a task where K has several slices.
+/// Maximum panels of a task if K has several slices.
 const GROUP: usize = 12;
 
-/// f32 of packed rows, of a panel's packed slice, of sums.
+/// f32 of the packed rows, of a panel's packed slice (`SLICE`), and of the partial sums (`SUMS`).
 const ROWS: usize = (BLOCK + 2) * STRIDE;
 const SLICE: usize = DEPTH * PANEL;
 const SUMS: usize = BLOCK * GROUP * PANEL;
-/// f32 of workspace per thread, whole cache lines.
+/// f32 of workspace per thread, a multiple of the cache line.
 const EACH: usize = ROWS + SLICE + SUMS;
 
 const _: () = assert!(BLOCK.is_multiple_of(14) && BLOCK.is_multiple_of(6));
 const _: () = assert!(DEPTH.is_multiple_of(LANES) && EACH.is_multiple_of(LANES));
 
-/// Bytes of workspace of each thread.
+/// Bytes of workspace per thread.
 pub const WORKSPACE_BYTES: usize = CpuKernel::PRODUCT_BYTES as usize;
 
 const _: () = assert!(4 * EACH == WORKSPACE_BYTES);
 
-/// Multiply-adds below which a product takes less time than waking a thread: some microseconds.
+/// Multiply-adds up to which a matmul takes less time than waking a thread: some microseconds.
 const ALONE: usize = 64 * 1024;
 
-/// A factor of a product.
+/// An operand of a matmul.
 #[derive(Clone, Copy)]
 pub enum Factor<'a> {
-    /// The matrix.
+    /// The matrix as stored.
     Stored(Rows<'a>),
-    /// The matrix with rows and columns exchanged.
+    /// The transpose of the stored matrix.
     Transposed(Rows<'a>),
 }
 
 impl Factor<'_> {
-    /// Rows and columns of the factor, after the exchange if there is one.
+    /// (rows, columns) of the operand, after transposition.
     pub fn shape(self) -> (usize, usize) {
         match self {
             Factor::Stored(x) => (x.rows(), x.cols()),
@@ -69,9 +71,9 @@ impl Factor<'_> {
     }
 }
 
-/// y (M, N) = residual + act(a (M, K) b (K, N) + bias). `workspace` holds `WORKSPACE_BYTES` for each thread. The
-/// residual may be exactly `y`, which adds to what stands there; `a` and `b` must not overlap `y`. Panics on
-/// sizes that do not fit together.
+/// Matmul: y (M, N) = residual + act(a (M, K) b (K, N) + bias). `workspace` holds `WORKSPACE_BYTES` for each thread.
+/// The residual may be exactly `y`, which accumulates into `y`; `a` and `b` must not overlap `y`. Panics if the
+/// shapes do not match.
 pub fn product(
     cpu: &Cpu,
     a: Factor<'_>,
@@ -92,20 +94,21 @@ pub fn product(
     let scratch = workspace.as_mut_ptr() as usize;
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, panels) = split.task(task);
-        // Worker indices of one run are distinct and below `threads()`.
+        // The worker indices of one run are distinct and below `threads()`, so workspaces never overlap.
         let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
         cpu.isa().run(Task { job, rows, panels, scratch });
     });
 }
 
-/// y += a b: adds to what stands in y. `workspace` as for [`product`].
+/// Accumulating matmul, y += a b. `workspace` as for [`product`].
 pub fn add_product(cpu: &Cpu, a: Factor<'_>, b: Factor<'_>, y: RowsMut<'_>, workspace: &mut [f32]) {
-    // SAFETY: y's own rows, which `product` reads where it is about to write.
+    // SAFETY: y's own rows; `product` reads each element of the residual before it writes the same element of y.
     let residual = unsafe { Rows::from_raw(y.row(0), y.rows(), y.cols(), y.ld()) };
     product(cpu, a, b, Epilogue { residual: Some(residual), ..Default::default() }, y, workspace);
 }
 
-/// Blocks of rows where there are several; otherwise the threads share the panels, so that each is packed once.
+/// Divides a matmul into tasks: by blocks of rows if there are several, otherwise by panels, so that each panel is
+/// packed once.
 fn split((m, k, n): (usize, usize, usize), threads: usize, height: usize) -> Split {
     let panels = n.div_ceil(PANEL);
     let groups = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
@@ -118,7 +121,7 @@ fn split((m, k, n): (usize, usize, usize), threads: usize, height: usize) -> Spl
     }
 }
 
-/// The operands of a product.
+/// Operands of a matmul.
 #[derive(Clone, Copy)]
 struct Job<'a> {
     a: Factor<'a>,
@@ -128,7 +131,7 @@ struct Job<'a> {
     y: &'a RowsMut<'a>,
 }
 
-/// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.
+/// One task of a matmul, for `Isa::run`. `scratch` is this worker's workspace of `EACH` f32.
 struct Task<'a> {
     job: Job<'a>,
     rows: Range<usize>,
@@ -144,7 +147,7 @@ impl Kernel for Task<'_> {
         let depth = k.div_ceil(slices).next_multiple_of(LANES);
         for slice in 0..slices {
             let ks = (slice * depth).min(k)..((slice + 1) * depth).min(k);
-            // SAFETY: the scratch begins with room for BLOCK rows of STRIDE; the rows and k lie in a.
+            // SAFETY: the scratch begins with space for BLOCK rows of STRIDE; the rows and k lie in a.
             unsafe { pack::rows(s, self.job.a, &self.rows, &ks, self.scratch) };
             for panel in self.panels.clone() {
                 self.panel(s, panel, &ks, slice > 0, slice + 1 == slices);
@@ -154,24 +157,25 @@ impl Kernel for Task<'_> {
 }
 
 impl Task<'_> {
-    /// Adds the slice `ks` of one panel to the sums of all rows; the last slice goes on to y.
+    /// Adds the slice `ks` of one panel to the partial sums of all rows; after the last slice the sums are finished
+    /// and written to y.
     #[inline(always)]
     fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, more: bool, last: bool) {
         let (job, count) = (&self.job, self.rows.len());
         let b = self.scratch.wrapping_add(ROWS);
         let columns = panel * PANEL..job.y.cols().min((panel + 1) * PANEL);
-        // SAFETY: room for DEPTH rows of PANEL; these k and columns lie in b.
+        // SAFETY: space for DEPTH rows of PANEL; these k and columns lie in b.
         unsafe { pack::panel(s, job.b, &columns, ks, b) };
         let begin = if more { Begin::Sums } else { Begin::Zero };
         let sums = self.scratch.wrapping_add(ROWS + SLICE);
         for row in (0..count).step_by(S::ROWS) {
             let rows = S::ROWS.min(count - row);
             let a = self.scratch.wrapping_add(row * STRIDE);
-            // With one slice the sums go on at once: one strip's room in L1 does for all.
+            // With one slice the sums are finished at once, so all strips reuse one strip's space, which stays in L1.
             let at = if more || !last { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
             let sum = sums.wrapping_add(at);
-            // SAFETY: a strip of packed rows (the tile's padding rows are zeroed and inside the block), one
-            // slice of one panel, and the strip's sums, whose rows and columns are this task's.
+            // SAFETY: a strip of packed rows (the tile's padding rows are zeroed and inside the block), one slice of
+            // one panel, and the strip's partial sums, whose rows and columns belong to this task.
             unsafe {
                 let feeds = self.feeds::<S>(panel, row, ks, last);
                 let shape = (rows, columns.len().div_ceil(LANES));
@@ -183,7 +187,7 @@ impl Task<'_> {
         }
     }
 
-    /// What to ask for during one strip: the part of y that it will write, and its share of the next panel.
+    /// Prefetches during one strip: the part of y that the strip will write, and its share of the next panel.
     #[inline(always)]
     fn feeds<S: Simd>(&self, panel: usize, row: usize, ks: &Range<usize>, last: bool) -> [Feed; 2] {
         let y = self.job.y;

@@ -1,7 +1,9 @@
-//! Rows as integers of 8 bits with a scale each, behind what makes them: nothing, a layer norm, GELU or a gate.
+//! Quantization of rows to int8 with one scale per row, fused with the op that computes them: none, a layer norm,
+//! GELU or a gated activation.
 //!
-//! Invariant: codes and scales are those of `graph::ops::Quantize` for the numbers before they are rounded to a type; a
-//! row's depend on that row alone, and with FMA not on the instructions.
+//! Invariant: quantized values and scales are those of `graph::ops::Quantize`, computed from the f32 values before
+//! any rounding to the element type. A row's values depend on that row alone and, with FMA, not on the instruction
+//! set.
 
 use super::Cpu;
 use super::codes::CodeRowsMut;
@@ -15,12 +17,12 @@ use super::view::{Rows, RowsMut};
 use core::ops::Range;
 use exec::scaled::{Codes, ROUND, TINY};
 
-/// What is quantised of x.
+/// The function f of x that is quantized.
 #[derive(Clone, Copy)]
 pub enum Of<'a, P> {
-    /// x.
+    /// x itself.
     Rows,
-    /// Its layer norm.
+    /// Layer norm of x.
     LayerNorm {
         /// Scale.
         gamma: &'a [P],
@@ -29,14 +31,15 @@ pub enum Of<'a, P> {
         /// Added to the variance.
         eps: f32,
     },
-    /// Its GELU.
+    /// GELU of x.
     Gelu,
-    /// The gated product of its halves.
+    /// Gated activation: act(first half of x's columns) * second half.
     Glu(Gate),
 }
 
-/// The codes of f(x), and where wanted its numbers in y, which may be exactly x but behind a gate. `workspace` holds
-/// a row of f32 for each thread.
+/// Quantizes f(x) into `codes` and, if given, writes f(x) unquantized to `y`, which may be exactly `x` except with a
+/// gate. `workspace` holds one row of f32, rounded up to whole vectors, for each thread. Panics if the shapes do not
+/// match.
 pub fn quantize<E: Element, P: Element>(
     cpu: &Cpu,
     of: Of<'_, P>,
@@ -45,7 +48,7 @@ pub fn quantize<E: Element, P: Element>(
     y: Option<RowsMut<'_, E>>,
     workspace: &mut [f32],
 ) {
-    /// Elements of a task, as `Cpu::by_rows` has them.
+    /// Elements per task, as in `Cpu::by_rows`.
     const GRAIN: usize = 16 * 1024;
     let (rows, cols) = codes.size();
     let wide = if let Of::Glu(_) = of { 2 * cols } else { cols };
@@ -58,14 +61,14 @@ pub fn quantize<E: Element, P: Element>(
     assert!(each >= cols.next_multiple_of(LANES), "workspace for {} threads", cpu.threads());
     let (height, scratch) = ((GRAIN / wide.max(1)).max(1), workspace.as_mut_ptr() as usize);
     cpu.pool().run(rows.div_ceil(height), &|task, worker| {
-        // Worker indices of one run are distinct and below `threads()`.
+        // The worker indices of one run are distinct and below `threads()`, so workspaces never overlap.
         let row = (scratch as *mut f32).wrapping_add(worker * each);
         let range = task * height..rows.min((task + 1) * height);
         cpu.isa().run(Quantize { of, x, codes: &codes, y: y.as_ref(), row, range });
     });
 }
 
-/// A task. `row` has room for a row of whole vectors.
+/// One task. `row` is workspace for one row in whole vectors.
 struct Quantize<'a, E, P> {
     of: Of<'a, P>,
     x: Rows<'a, E>,
@@ -79,7 +82,7 @@ impl<E: Element, P: Element> Kernel for Quantize<'_, E, P> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for r in self.range.clone() {
-            // SAFETY: row r is this task's, and so is the room.
+            // SAFETY: row r and the workspace belong to this task.
             unsafe {
                 let most = self.numbers(s, r);
                 self.encode(s, r, most);
@@ -89,10 +92,11 @@ impl<E: Element, P: Element> Kernel for Quantize<'_, E, P> {
 }
 
 impl<E: Element, P: Element> Quantize<'_, E, P> {
-    /// Row r of f(x) to the room and to y; its largest magnitude, which is not a number where one of them is none.
+    /// Writes row r of f(x) to the workspace and to y; returns its largest magnitude, at least `TINY`, or NaN if a
+    /// value is not finite.
     ///
     /// # Safety
-    /// Row r is this task's; the room has its columns as whole vectors.
+    /// Row r belongs to this task; the workspace holds its columns in whole vectors.
     #[inline(always)]
     unsafe fn numbers<S: Simd>(&self, s: S, r: usize) -> f32 {
         let (x, cols) = (self.x.row(r), self.codes.size().1);
@@ -102,11 +106,11 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
             Of::Rows | Of::Gelu | Of::Glu(_) => (0.0, 1.0),
         };
         let norm = (s.splat(norm.0), s.splat(norm.1));
-        // 0 v is 0, or not a number as v is none or not finite: the sum keeps that, which a maximum may not.
+        // 0 v is NaN if v is NaN or infinite, else 0. The sum propagates the NaN, while a maximum may drop it.
         let (mut most, mut lost) = (s.splat(TINY), s.splat(0.0));
         for j in (0..cols).step_by(LANES) {
             let n = LANES.min(cols - j);
-            // SAFETY: j + n <= cols, the columns of y and of the room, which has whole vectors.
+            // SAFETY: j + n <= cols, the columns of y and of the workspace, which has whole vectors.
             unsafe {
                 let v = self.value(s, x, norm, j, n);
                 most = s.max(s.abs(v), most);
@@ -120,10 +124,10 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
         s.max_lane(most) + s.sum(lost)
     }
 
-    /// `n` columns of f(x) from `j` on, zeros behind them.
+    /// The `n` columns of f(x) from `j` on, zeros after them.
     ///
     /// # Safety
-    /// Row `x` has those columns, twice as many where they are gated; `norm` is its mean and rstd.
+    /// Row `x` has these columns, twice as many with a gate; `norm` is its (mean, rstd).
     #[inline(always)]
     unsafe fn value<S: Simd>(&self, s: S, x: *const E, norm: (S::V, S::V), j: usize, n: usize) -> S::V {
         // SAFETY: as the caller promises; gamma and beta have as many columns.
@@ -145,18 +149,18 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
         }
     }
 
-    /// The codes of the room's row, whose largest magnitude is `most`, as row r.
+    /// Quantizes the workspace's row, whose largest magnitude is `most`, into row r.
     ///
     /// # Safety
-    /// As `numbers`, which has run.
+    /// As for `numbers`, which must have run.
     #[inline(always)]
     unsafe fn encode<S: Simd>(&self, s: S, r: usize, most: f32) {
         let largest = Codes::Int8.largest();
         let (codes, scale) = self.codes.row(r);
-        // No code is a number that is none: the scale says so.
+        // int8 cannot represent NaN, so all values become 0 and the scale is NaN.
         let inverse = if most.is_nan() { 0.0 } else { largest / most };
         for j in (0..self.codes.size().1).step_by(LANES) {
-            // SAFETY: rows of codes are whole vectors, and so is the room.
+            // SAFETY: quantized rows are padded to whole vectors, and so is the workspace.
             unsafe {
                 let v = s.mul(s.load(self.row.add(j)), s.splat(inverse));
                 s.store_low(codes.add(j), s.add(v, s.splat(ROUND)));
@@ -167,7 +171,8 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
     }
 }
 
-/// What numbers of 16 bits are made of is as exact as what is rounded to them.
+/// The activation in the precision of the element type: for bf16 elements an approximation whose error is below bf16
+/// rounding.
 #[inline(always)]
 fn activated<S: Simd, E: Element>(s: S, gate: Gate, v: S::V) -> S::V {
     match gate {

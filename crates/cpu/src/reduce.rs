@@ -1,7 +1,7 @@
-//! Softmax over rows, the mean over each sequence's rows, and their gradients.
+//! Softmax over rows, the mean of each sequence's rows, and the gradients of both.
 //!
-//! Invariant: a row's softmax uses sixteen interleaved sums in the fixed tree; a segment's mean
-//! adds its rows one after another in f64, from the segment's first to its last.
+//! Invariant: a row's softmax uses sixteen interleaved partial sums, added in a fixed tree. A segment's mean adds its
+//! rows in f64, in order from the first to the last.
 
 use super::Cpu;
 use super::element::Element;
@@ -11,7 +11,7 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
 
-/// y = exp(x - max) / sum exp(x - max) for each row. `y` may be exactly `x`.
+/// Softmax: y = exp(x - max) / sum exp(x - max) for each row. `y` may be exactly `x`.
 pub fn softmax(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
     assert!(y.rows() == x.rows() && y.cols() == x.cols(), "x and y of one shape");
     if x.cols() > 0 {
@@ -19,9 +19,9 @@ pub fn softmax(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
     }
 }
 
-/// y[s] = mean of the rows of span s, without its first `skip_first` and last `skip_last`
-/// (ESM-2 averages residues only: 1 and 1). Sums in f64: 3 000 rows of f32 would lose up to four
-/// digits. A span with no row left gives zeros.
+/// Mean over each span's rows: y[s] = mean of the rows of span s, without its first `skip_first` and last `skip_last`
+/// rows (ESM-2 averages residues only, so 1 and 1). The sums are f64, because an f32 sum over 3 000 rows would lose
+/// up to four digits. A span with no row left gives zeros.
 pub fn segment_mean<E: Element>(
     cpu: &Cpu,
     x: Rows<'_, E>,
@@ -37,13 +37,13 @@ pub fn segment_mean<E: Element>(
         let (segment, part) = (task / parts, task % parts);
         let (start, end) = (spans[segment][0] as usize, spans[segment][1] as usize);
         let columns = part * CHUNK..x.cols().min((part + 1) * CHUNK);
-        // At most `end`, so that an over-trimmed span is an empty range.
+        // The start is limited to `end`, so a span with more skipped rows than rows is an empty range.
         let rows = (start + skip_first).min(end)..end.saturating_sub(skip_last);
         cpu.isa().run(Mean { x, rows, columns, segment, y: &y });
     });
 }
 
-/// dx = y (dy - sum dy y) for each row. `dx` may be exactly `dy` or `y`.
+/// Gradient of softmax: dx = y (dy - sum dy y) for each row. `dx` may be exactly `dy` or `y`.
 pub fn softmax_grad(cpu: &Cpu, dy: Rows<'_>, y: Rows<'_>, dx: RowsMut<'_>) {
     let (rows, cols) = (dy.rows(), dy.cols());
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
@@ -51,7 +51,7 @@ pub fn softmax_grad(cpu: &Cpu, dy: Rows<'_>, y: Rows<'_>, dx: RowsMut<'_>) {
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(SoftmaxGrad { dy, y, dx: &dx, range }));
 }
 
-/// dx[t] = dy[s] / n for the n rows of span s that `segment_mean` averages; zeros for all others.
+/// Gradient of `segment_mean`: dx[t] = dy[s] / n for the n rows of span s that are averaged; zero for all other rows.
 pub fn segment_mean_grad(
     cpu: &Cpu,
     dy: Rows<'_>,
@@ -76,9 +76,10 @@ pub fn segment_mean_grad(
     });
 }
 
-/// Columns of one task of `segment_mean`: their f64 sums stay in registers and L1.
+/// Columns per task of `segment_mean`: their f64 sums stay in registers and L1.
 const CHUNK: usize = 64;
 
+/// Softmax of the rows `range`, for `Isa::run`.
 struct Softmax<'a> {
     x: Rows<'a>,
     y: &'a RowsMut<'a>,
@@ -92,8 +93,8 @@ impl Kernel for Softmax<'_> {
         for r in self.range.clone() {
             let (x, y) = (self.x.row(r), self.y.row(r));
             let width = |j: usize| LANES.min(cols - j);
-            // SAFETY: row r of x and y holds `cols` f32, and j + width(j) <= cols; the row of y
-            // is read only where it has been written.
+            // SAFETY: row r of x and y holds `cols` f32, and j + width(j) <= cols; the row of y is read only where it
+            // has been written.
             unsafe {
                 let mut top = s.splat(f32::NEG_INFINITY);
                 for j in (0..cols).step_by(LANES) {
@@ -117,6 +118,7 @@ impl Kernel for Softmax<'_> {
     }
 }
 
+/// Mean over `rows` of the columns `columns`, written to row `segment` of y.
 struct Mean<'a, E> {
     x: Rows<'a, E>,
     rows: Range<usize>,
@@ -141,12 +143,13 @@ impl<E: Element> Kernel for Mean<'_, E> {
         let count = self.rows.len().max(1) as f64;
         for (j, sum) in sums.iter().enumerate() {
             let to = self.y.row(self.segment).wrapping_add(self.columns.start + j);
-            // SAFETY: an element of y that this task alone writes.
+            // SAFETY: an element of y that only this task writes.
             unsafe { to.write((sum / count) as f32) };
         }
     }
 }
 
+/// Softmax gradient of the rows `range`, for `Isa::run`.
 struct SoftmaxGrad<'a> {
     dy: Rows<'a>,
     y: Rows<'a>,
@@ -178,7 +181,7 @@ impl Kernel for SoftmaxGrad<'_> {
     }
 }
 
-/// A row times a number; `from` is `None` for zeros.
+/// Writes row `t` of dx: the row `from` times `share`, or zeros if `from` is `None`.
 struct Share<'a> {
     from: Option<*const f32>,
     share: f32,
@@ -192,7 +195,7 @@ impl Kernel for Share<'_> {
         let cols = self.dx.cols();
         for j in (0..cols).step_by(LANES) {
             let n = LANES.min(cols - j);
-            // SAFETY: `from` is a row of `cols` columns, as row t of dx, which this task alone writes.
+            // SAFETY: `from` is a row of `cols` columns, like row t of dx, which only this task writes.
             unsafe {
                 let v = self.from.map_or(s.splat(0.0), |from| s.load_n(from.add(j), n));
                 s.store_n(self.dx.row(self.t).add(j), s.mul(v, s.splat(self.share)), n);

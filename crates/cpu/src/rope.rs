@@ -1,10 +1,10 @@
-//! The cosines and sines of rotary positions.
+//! Cosine and sine tables of rotary position embeddings.
 //!
 //! Invariant: an entry depends on its position and frequency only, never on `longest`.
 
-/// Fills cos and sin, both (longest, inv_freq.len()), with those of pos * inv_freq[j]. The angle
-/// is an f32 product, as the models were trained with (Su et al., 2021; RoFormer as ESM-2 has
-/// it); its cosine is taken in f64 and rounded once.
+/// Fills cos and sin, both (longest, inv_freq.len()), with the cosine and sine of pos * inv_freq[j]. The angle is an
+/// f32 product, as in the training of the models (Su et al., 2021; RoFormer as ESM-2 has it); its cosine and sine are
+/// computed in f64 and rounded once.
 pub fn table(inv_freq: &[f32], longest: usize, cos: &mut [f32], sin: &mut [f32]) {
     let half = inv_freq.len();
     assert!(cos.len() == longest * half && sin.len() == longest * half, "tables of (longest, half)");

@@ -1,7 +1,7 @@
-//! Which experts a token goes to, where its rows lie once they are sorted by expert, and the gradient of its gates.
+//! Top-k expert routing: the experts of each token, the rows sorted by expert, and the gradient of the gates.
 //!
-//! Invariant: a token's choices depend on its own logits; the sort is a counting sort over one range of tokens for
-//! each thread, in integers, so its result does not depend on the ranges.
+//! Invariant: a token's experts depend on its own logits only. The rows are sorted by a counting sort with one range
+//! of tokens per thread, in integer arithmetic, so the result does not depend on the ranges.
 
 use super::Cpu;
 use super::isa::Kernel;
@@ -11,36 +11,37 @@ use super::view::{Rows, RowsMut};
 use core::marker::PhantomData;
 use core::ops::Range;
 
-/// How experts are chosen.
+/// Parameters of the choice of experts.
 #[derive(Clone, Copy)]
 pub struct Choice {
-    /// Experts of a token, at least one.
+    /// Experts per token, at least one.
     pub top_k: usize,
     /// Whether the gates of a token sum to 1.
     pub renormalise: bool,
-    /// The most rows of one expert.
+    /// Maximum number of rows of one expert (its capacity).
     pub limit: usize,
 }
 
-/// What routing writes, T tokens and k choices of each.
+/// Outputs of routing, for T tokens, k experts per token and E experts.
 pub struct Routed<'a> {
-    /// (T, k), 0 where the row was dropped.
+    /// (T, k) gates, 0 if the row was dropped.
     pub gates: RowsMut<'a>,
-    /// (T, k), largest gate first.
+    /// (T, k) chosen experts, largest gate first.
     pub experts: Option<&'a mut [i32]>,
-    /// (kT), the choice that each sorted row comes from; -1 behind the last.
+    /// (kT) choice, t k + j, that each sorted row comes from; -1 past the last row.
     pub order: &'a mut [i32],
-    /// (kT), the sorted row of each choice; -1 where it was dropped.
+    /// (kT) sorted row of each choice; -1 if it was dropped.
     pub places: &'a mut [i32],
-    /// (E + 1), the first row of each expert.
+    /// (E + 1) first row of each expert, then the end of the last one's rows.
     pub offsets: &'a mut [i32],
-    /// (1), how many rows were dropped.
+    /// (1) number of dropped rows.
     pub dropped: Option<&'a mut [i32]>,
 }
 
-/// The `top_k` largest of every row of `logits` (T, E), ties to the lower expert, with their softmax as gates, and
-/// the rows of all experts sorted by expert, within one by token. `scratch` has a row of experts, in whole vectors, for
-/// each thread.
+/// Routes each token to the experts of its `top_k` largest `logits` (T, E), with ties to the lower expert. The gates
+/// are their softmax. The rows are sorted by expert, and by token within an expert; rows past an expert's capacity
+/// are dropped. `scratch` holds one row of E words, rounded up to whole vectors, for each thread. Panics if the
+/// shapes do not match.
 pub fn route(cpu: &Cpu, choice: Choice, logits: Rows<'_>, to: Routed<'_>, scratch: &mut [f32]) {
     let (tokens, experts, k) = (logits.rows(), logits.cols(), choice.top_k);
     let (rows, stride) = (tokens * k, experts.next_multiple_of(LANES));
@@ -77,15 +78,16 @@ pub fn route(cpu: &Cpu, choice: Choice, logits: Rows<'_>, to: Routed<'_>, scratc
     }
 }
 
-/// Turns counts of choices by range and expert into the rank of each range's first choice, and fills in the first
-/// row of every expert; all rows that are kept.
+/// Turns the number of choices per range of tokens and expert into the rank of each range's first choice at that
+/// expert, and fills in the first row of every expert. Returns the number of rows that are not dropped.
 fn first_rows(counts: &mut [i32], stride: usize, limit: usize, offsets: &mut [i32]) -> usize {
     let mut row = 0;
     for (expert, offset) in offsets.iter_mut().enumerate() {
         *offset = row as i32;
         let mut rank = 0;
         for of_range in counts.chunks_exact_mut(stride) {
-            // The offset behind the last expert has no counts: those of a padded column are zero.
+            // `offsets` has one entry more than there are experts. For it, `get_mut` returns a padding column, whose
+            // counts are zero, or nothing.
             let Some(count) = of_range.get_mut(expert) else { continue };
             rank += core::mem::replace(count, rank);
         }
@@ -94,7 +96,7 @@ fn first_rows(counts: &mut [i32], stride: usize, limit: usize, offsets: &mut [i3
     row
 }
 
-/// Gives the choices of `tokens` their rows; `next` holds the rank of the next choice of each expert.
+/// Assigns rows to the choices of `tokens`. `next` holds the rank of the next choice of each expert.
 fn place(
     choice: Choice,
     tokens: Range<usize>,
@@ -107,8 +109,8 @@ fn place(
     for t in tokens {
         for j in 0..choice.top_k {
             let i = t * choice.top_k + j;
-            // SAFETY: the counts and the choices of these tokens are this task's; ranks of one expert are handed
-            // out once, so no other choice has this row; gate (t, j) is inside the matrix.
+            // SAFETY: the counts and the choices of these tokens belong to this task; each rank of an expert is used
+            // once, so no other choice has this row; gate (t, j) is inside the matrix.
             unsafe {
                 let expert = places.get(i) as usize;
                 let rank = next.get(expert);
@@ -126,44 +128,50 @@ fn place(
     }
 }
 
-/// Integers that the threads of a kernel write, each its own.
+/// A slice of i32 that the threads of a kernel access concurrently, at disjoint elements.
 struct Integers<'a> {
     start: *mut i32,
     len: usize,
     life: PhantomData<&'a mut [i32]>,
 }
 
-// SAFETY: whoever calls `get` or `set` promises that no two threads meet at an element.
+// SAFETY: the callers of `get` and `set` promise that no two threads access the same element.
 unsafe impl Sync for Integers<'_> {}
 
 impl<'a> Integers<'a> {
+    /// Borrows all of `data`.
     fn new(data: &'a mut [i32]) -> Self {
         Self { start: data.as_mut_ptr(), len: data.len(), life: PhantomData }
     }
 
+    /// The elements `range`. Panics if they are not inside.
     fn part(&self, range: Range<usize>) -> Integers<'a> {
         assert!(range.start <= range.end && range.end <= self.len, "inside");
         Integers { start: self.start.wrapping_add(range.start), len: range.len(), life: PhantomData }
     }
 
+    /// Reads element `i`.
+    ///
     /// # Safety
-    /// No thread writes element `i` meanwhile.
+    /// No thread writes element `i` at the same time.
     unsafe fn get(&self, i: usize) -> i32 {
         assert!(i < self.len, "element {i} of {}", self.len);
-        // SAFETY: inside; the caller promises that nobody writes it.
+        // SAFETY: inside; the caller promises that no other thread writes it.
         unsafe { self.start.add(i).read() }
     }
 
+    /// Writes element `i`.
+    ///
     /// # Safety
-    /// No other thread touches element `i` meanwhile.
+    /// No other thread accesses element `i` at the same time.
     unsafe fn set(&self, i: usize, value: i32) {
         assert!(i < self.len, "element {i} of {}", self.len);
-        // SAFETY: inside; the caller promises that it is the only one here.
+        // SAFETY: inside; the caller promises that no other thread accesses it.
         unsafe { self.start.add(i).write(value) }
     }
 }
 
-/// Gates and experts of a range of tokens. `places` holds the experts until rows are known.
+/// Computes gates and experts for a range of tokens. `places` holds the experts until rows are assigned.
 struct Choose<'a> {
     choice: Choice,
     logits: Rows<'a>,
@@ -180,8 +188,8 @@ impl Kernel for Choose<'_> {
         let (experts, k) = (self.logits.cols(), self.choice.top_k);
         for t in self.range.clone() {
             let choices = self.places.part(t * k..(t + 1) * k);
-            // SAFETY: row t of the logits, which no output overlaps, and of the gates, this task's own, as are its
-            // choices and its counts.
+            // SAFETY: row t of the logits, which no output overlaps, and row t of the gates, the choices and the
+            // counts, which belong to this task.
             unsafe {
                 let logits = core::slice::from_raw_parts(self.logits.row(t), experts);
                 let gates = core::slice::from_raw_parts_mut(self.gates.row(t), k);
@@ -194,6 +202,8 @@ impl Kernel for Choose<'_> {
                     }
                 }
                 let top = s.splat(gates[0]);
+                // The gates hold the chosen logits here: renormalised gates are a softmax over these, others over all
+                // logits.
                 let over = if self.choice.renormalise { &*gates } else { logits };
                 let sum = s.splat(exponentials(s, over, top));
                 for part in gates.chunks_mut(LANES) {
@@ -205,11 +215,11 @@ impl Kernel for Choose<'_> {
     }
 }
 
-/// The largest of `logits` into `best`, their indices into `indices`, by insertion: `>` keeps the lower of equals
-/// ahead, and with anything but numbers there are still as many indices, all different.
+/// Selects the largest `logits` into `best`, and their indices into `indices`, by insertion. `>` keeps the lower of
+/// two equal logits' indices first. With NaN logits the result still has as many indices, all different.
 ///
 /// # Safety
-/// No other thread touches `indices`, which are as many as `best`.
+/// No other thread accesses `indices`, which has the length of `best`.
 #[inline(always)]
 unsafe fn largest(logits: &[f32], best: &mut [f32], indices: &Integers<'_>) {
     for (e, &logit) in logits.iter().enumerate() {
@@ -232,33 +242,34 @@ unsafe fn largest(logits: &[f32], best: &mut [f32], indices: &Integers<'_>) {
     }
 }
 
-/// `sum exp(x - top)`.
+/// `sum exp(x - top)` over a slice.
 #[inline(always)]
 fn exponentials<S: Simd>(s: S, x: &[f32], top: S::V) -> f32 {
     let mut sum = s.splat(0.0);
     for part in x.chunks(LANES) {
-        // SAFETY: a part of the slice.
+        // SAFETY: a chunk of the slice.
         let e = exp(s, s.sub(unsafe { s.load_n(part.as_ptr(), part.len()) }, top));
         sum = s.add(sum, s.first(e, s.splat(0.0), part.len()));
     }
     s.sum(sum)
 }
 
-/// Where gates came from.
+/// Results of the forward pass that the gradient of the gates needs.
 #[derive(Clone, Copy)]
 pub struct Chosen<'a> {
     /// Whether the gates of a token sum to 1.
     pub renormalise: bool,
-    /// (T, E).
+    /// Logits (T, E).
     pub logits: Rows<'a>,
-    /// (T, k), below E.
+    /// Chosen experts (T, k), below E.
     pub experts: &'a [u32],
-    /// (kT), below zero where a row was dropped: its gate is constant.
+    /// Sorted rows (kT), below zero if the row was dropped: its gate is constant.
     pub places: &'a [i32],
 }
 
-/// dlogits (T, E) for dgates (T, k): `p (d - sum p d)` with p the gates before rows were dropped, over the chosen
-/// experts or over all, and d zero for those that were not chosen.
+/// Gradient of the gates: dlogits (T, E) for dgates (T, k). It is `p (d - sum p d)`, where p are the gates before
+/// rows were dropped, over the chosen experts (renormalised) or over all, and d is zero for experts that were not
+/// chosen. Panics if the shapes do not match.
 pub fn route_grad(cpu: &Cpu, chosen: Chosen<'_>, dgates: Rows<'_>, dlogits: RowsMut<'_>) {
     let (tokens, experts, k) = (dlogits.rows(), dlogits.cols(), dgates.cols());
     assert!(chosen.logits.rows() == tokens && chosen.logits.cols() == experts, "logits are (T, E)");
@@ -270,6 +281,7 @@ pub fn route_grad(cpu: &Cpu, chosen: Chosen<'_>, dgates: Rows<'_>, dlogits: Rows
     });
 }
 
+/// Gradient for the tokens `range`, for `Isa::run`.
 struct Grad<'a> {
     chosen: Chosen<'a>,
     dgates: Rows<'a>,
@@ -282,7 +294,8 @@ impl Kernel for Grad<'_> {
     fn run<S: Simd>(self, s: S) {
         let experts = self.dlogits.cols();
         for t in self.range.clone() {
-            // SAFETY: row t of the logits, which the output does not overlap, and of the output, this task's own.
+            // SAFETY: row t of the logits, which the output does not overlap, and row t of the output, which belongs
+            // to this task.
             let (logits, dlogits) = unsafe {
                 let logits = core::slice::from_raw_parts(self.chosen.logits.row(t), experts);
                 (logits, core::slice::from_raw_parts_mut(self.dlogits.row(t), experts))
@@ -293,6 +306,7 @@ impl Kernel for Grad<'_> {
 }
 
 impl Grad<'_> {
+    /// Writes the gradient of one token's logits.
     #[inline(always)]
     fn token<S: Simd>(&self, s: S, t: usize, logits: &[f32], dlogits: &mut [f32]) {
         let choices = t * self.dgates.cols()..(t + 1) * self.dgates.cols();
@@ -321,6 +335,7 @@ impl Grad<'_> {
                 }
             }
         }
+        // Last, because the chosen experts' gradients replace the values written above, which assume d = 0.
         for first in choices.clone().step_by(LANES) {
             let some = first..choices.end.min(first + LANES);
             let (e, d) = self.lanes(s, t, logits, top, some.clone());
@@ -333,7 +348,8 @@ impl Grad<'_> {
         }
     }
 
-    /// `exp(logit - top)` and the gradient of the gate, of at most sixteen choices of token t; zeros behind them.
+    /// `exp(logit - top)` and the gradients of the gates, for at most sixteen choices of token t; zeros in the other
+    /// lanes.
     #[inline(always)]
     fn lanes<S: Simd>(&self, s: S, t: usize, logits: &[f32], top: f32, choices: Range<usize>) -> (S::V, S::V) {
         let k = self.dgates.cols();

@@ -1,7 +1,8 @@
-//! The losses of the router: experts used alike, logits of moderate size; and their gradient.
+//! Auxiliary losses of the router and their gradient: load balancing, which favours an even use of experts, and z
+//! loss, which keeps logits small.
 //!
-//! Invariant: choices are counted in integers and probabilities added up token by token in f64, so the loss does
-//! not depend on the number of threads. Without tokens it is 0.
+//! Invariant: choices are counted in integers, and probabilities are added token by token in f64, so the loss does
+//! not depend on the number of threads. Without tokens the loss is 0.
 
 use super::Cpu;
 use super::isa::Kernel;
@@ -13,13 +14,13 @@ use core::ops::Range;
 /// Weights of the two losses.
 #[derive(Clone, Copy)]
 pub struct Weights {
-    /// Of `E sum_e f_e P_e`.
+    /// Weight of the load-balancing loss, `E sum_e f_e P_e`.
     pub balance: f32,
-    /// Of the mean of `lse^2`.
+    /// Weight of the z loss, the mean of `lse^2`.
     pub z: f32,
 }
 
-/// What [`router_loss`] computes, each rounded from f64 by itself.
+/// Results of [`router_loss`], each rounded from f64 separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Losses {
     /// The sum of both terms.
@@ -30,8 +31,9 @@ pub struct Losses {
     pub z: f32,
 }
 
-/// `balance E sum_e f_e P_e + z mean_t lse_t^2` and its terms, for logits (T, E) and the experts of k choices of each
-/// token. `scratch` has two words for each token.
+/// Computes `balance E sum_e f_e P_e + z mean_t lse_t^2` and its two terms, for logits (T, E) and the chosen experts
+/// (kT). f_e is the share of choices that went to expert e, P_e its mean probability. `scratch` holds two words for
+/// each token.
 pub fn router_loss(
     cpu: &Cpu,
     weights: Weights,
@@ -66,7 +68,7 @@ pub fn router_loss(
     Losses { sum: mean(balance + z), balance: mean(balance), z: mean(z) }
 }
 
-/// dlogits for dloss. `shares` is scratch, an f32 for each expert.
+/// Gradient of [`router_loss`]: dlogits (T, E) for a scalar dloss. `shares` is scratch of one f32 per expert.
 pub fn router_loss_grad(
     cpu: &Cpu,
     weights: Weights,
@@ -79,6 +81,7 @@ pub fn router_loss_grad(
     let (tokens, columns) = (logits.rows(), logits.cols());
     assert!(dlogits.rows() == tokens && dlogits.cols() == columns, "dlogits are (T, E)");
     let shares = &mut shares[..columns];
+    // The counts share their memory with the f32 shares: each is replaced by the bits of its share below.
     let counts: &mut [u32] = bytemuck::cast_slice_mut(shares);
     counts.fill(0);
     for &expert in experts {
@@ -96,11 +99,12 @@ pub fn router_loss_grad(
     });
 }
 
-/// The largest element, NaN aside.
+/// The largest element; NaN is ignored.
 fn top_of(row: &[f32]) -> f32 {
     row.iter().fold(f32::NEG_INFINITY, |top, &x| if x > top { x } else { top })
 }
 
+/// Softmax normalisers of the tokens `range`: (largest logit, sum of exp(logit - largest)) per token.
 struct Normalisers<'a> {
     logits: Rows<'a>,
     sums: &'a RowsMut<'a>,
@@ -116,11 +120,11 @@ impl Kernel for Normalisers<'_> {
             let top = top_of(row);
             let mut sum = s.splat(0.0);
             for part in row.chunks(LANES) {
-                // SAFETY: a part of the row.
+                // SAFETY: a chunk of the row.
                 let e = exp(s, s.sub(unsafe { s.load_n(part.as_ptr(), part.len()) }, s.splat(top)));
                 sum = s.add(sum, s.first(e, s.splat(0.0), part.len()));
             }
-            // SAFETY: row t holds two f32, and is this task's own.
+            // SAFETY: row t holds two f32 and belongs to this task.
             unsafe {
                 self.sums.row(t).write(top);
                 self.sums.row(t).add(1).write(s.sum(sum));
@@ -129,7 +133,7 @@ impl Kernel for Normalisers<'_> {
     }
 }
 
-/// The sums over tokens of sixteen experts' probabilities.
+/// Sums over all tokens of the probabilities of sixteen experts, from expert `first` on.
 struct Probabilities<'a> {
     logits: Rows<'a>,
     sums: &'a [f32],
@@ -154,7 +158,7 @@ impl Kernel for Probabilities<'_> {
     }
 }
 
-/// `p_e (balance (f_e - sum_i f_i p_i) + z lse)`.
+/// Gradient for the tokens `range`: `p_e (balance (f_e - sum_i f_i p_i) + z lse)`.
 struct Grad<'a> {
     logits: Rows<'a>,
     shares: &'a [f32],
@@ -169,7 +173,8 @@ impl Kernel for Grad<'_> {
     fn run<S: Simd>(self, s: S) {
         let columns = self.shares.len();
         for t in self.range.clone() {
-            // SAFETY: row t of the logits, which the output does not overlap, and of the output, this task's own.
+            // SAFETY: row t of the logits, which the output does not overlap, and row t of the output, which belongs
+            // to this task.
             let (row, out) = unsafe {
                 let row = core::slice::from_raw_parts(self.logits.row(t), columns);
                 (row, core::slice::from_raw_parts_mut(self.dlogits.row(t), columns))
@@ -179,7 +184,7 @@ impl Kernel for Grad<'_> {
             let parts = row.chunks(LANES).zip(self.shares.chunks(LANES));
             for ((x, f), e) in parts.zip(out.chunks_mut(LANES)) {
                 let n = x.len();
-                // SAFETY: three parts of one length.
+                // SAFETY: three chunks of one length.
                 unsafe {
                     let v = exp(s, s.sub(s.load_n(x.as_ptr(), n), s.splat(top)));
                     s.store_n(e.as_mut_ptr(), v, n);
@@ -192,7 +197,7 @@ impl Kernel for Grad<'_> {
             let z = s.splat(self.z * (top + sum.ln()));
             for (f, out) in self.shares.chunks(LANES).zip(out.chunks_mut(LANES)) {
                 let n = f.len();
-                // SAFETY: two parts of one length; the output holds the exponentials.
+                // SAFETY: two chunks of one length; the output holds the exponentials.
                 unsafe {
                     let p = s.div(s.load_n(out.as_ptr(), n), s.splat(sum));
                     let slope = s.fma(s.splat(self.balance), s.sub(s.load_n(f.as_ptr(), n), mean), z);

@@ -1,7 +1,7 @@
-//! Rows added up by index: gradients of embeddings and of chosen rows.
+//! Scatter-add of rows by index: the gradients of embeddings and of `select_rows`.
 //!
-//! Invariant: an element adds its rows in their order. Tasks are columns, so no two of them meet, and a token that
-//! is everywhere costs no more than one that is rare.
+//! Invariant: each element of the result adds its rows in ascending order. Tasks divide the columns, so no two tasks
+//! write the same element, and a frequent token costs no more than a rare one.
 
 use super::Cpu;
 use super::isa::Kernel;
@@ -9,24 +9,24 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use super::{columns, elementwise};
 
-/// How the tokens of ESM's token dropout are weighted, as `embed::gather_esm` does.
+/// Weights of tokens under ESM's token dropout, as in `embed::gather_esm`.
 #[derive(Clone, Copy)]
 pub struct TokenDropout<'a> {
-    /// (start, end) of every sequence, ascending and disjoint; tokens outside of them do not count.
+    /// (start, end) of every sequence, ascending and disjoint; tokens outside of them have weight 0.
     pub spans: &'a [[u32; 2]],
-    /// The token that does not count.
+    /// Id of the mask token, whose weight is 0.
     pub mask_id: u32,
-    /// The share of tokens seen in training.
+    /// Share of tokens that were not masked in training.
     pub keep: f32,
 }
 
-/// y[ids[i]] += x[i] for every i in order, from zeros.
+/// Scatter-add: y[ids[i]] += x[i] for every i in order, starting from zeros.
 pub fn scatter(cpu: &Cpu, ids: &[u32], x: Rows<'_>, y: RowsMut<'_>) {
     embed_grad(cpu, ids, x, None, Some(y), None);
 }
 
-/// dtable[ids[t]] += scale dx[t] for every t in order, from zeros, and drow = sum scale dx[t], scale being the
-/// token's weight.
+/// Gradient of an embedding: dtable[ids[t]] += scale dx[t] for every t in order, starting from zeros, and drow = sum
+/// scale dx[t], where scale is the token's weight. Panics if the shapes do not match or an id is out of range.
 pub fn embed_grad(
     cpu: &Cpu,
     ids: &[u32],
@@ -54,12 +54,13 @@ pub fn embed_grad(
     });
 }
 
-/// Columns of a task: two cache lines.
+/// Columns per task: two cache lines.
 const WIDTH: usize = 2 * LANES;
 
-/// Tokens whose sum joins that of the added row at once, where no sequences are given.
+/// Tokens per partial sum of the added row, if no sequences are given.
 const BLOCK: usize = 64;
 
+/// The columns `columns[0]..columns[1]` of the gradient, for `Isa::run`. A null `drow` is not computed.
 struct Scatter<'a> {
     ids: &'a [u32],
     dx: Rows<'a>,
@@ -101,7 +102,7 @@ impl Kernel for Scatter<'_> {
                 }
             }
             if !self.drow.is_null() {
-                // SAFETY: one element per column; these are this task's.
+                // SAFETY: one element per column; these columns belong to this task.
                 unsafe { s.store_n(self.drow.add(j), total, n) };
             }
         }
@@ -109,11 +110,11 @@ impl Kernel for Scatter<'_> {
 }
 
 impl Scatter<'_> {
-    /// Adds token `t` to its row and to `sum`.
+    /// Adds token `t`, times `scale`, to its row of the table and to `sum`.
     #[inline(always)]
     fn add<S: Simd>(&self, s: S, t: usize, scale: f32, [j, n]: [usize; 2], sum: S::V) -> S::V {
-        // SAFETY: columns j..j + n exist in row t of dx and in the table, whose indices were checked; this task
-        // alone writes them.
+        // SAFETY: columns j..j + n exist in row t of dx and in the table, whose indices were checked; only this task
+        // writes them.
         unsafe {
             let v = s.mul(s.load_n(self.dx.row(t).add(j), n), s.splat(scale));
             if let Some(table) = self.dtable {

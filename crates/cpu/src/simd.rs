@@ -1,9 +1,9 @@
-//! The sixteen lanes that every kernel is written in, and their portable form.
+//! The SIMD interface that every kernel is written in, and its portable implementation.
 //!
-//! Invariant: a vector is always sixteen f32 lanes (one zmm, two ymm, or an array), reductions
-//! always pair lanes (i, i+8), (i, i+4), (i, i+2), (i, i+1), and `fma` rounds once wherever the
-//! hardware can: so a kernel written in these operations has the same bits on every
-//! instruction set with FMA, and no kernel knows which one it runs on.
+//! Invariant: a vector is always sixteen f32 lanes (one zmm register, two ymm registers, or an array), reductions
+//! always pair lanes (i, i+8), (i, i+4), (i, i+2), (i, i+1), and `fma` rounds once if the hardware can. So a kernel
+//! written in these operations gives the same bits on every instruction set with FMA, and is independent of the
+//! instruction set it runs on.
 
 use super::dot::Dot;
 use exec::half::{bf16_to_f32, f32_to_bf16};
@@ -11,55 +11,57 @@ use exec::half::{bf16_to_f32, f32_to_bf16};
 /// Lanes of a vector.
 pub const LANES: usize = 16;
 
-/// Sixteen f32 lanes. A value of an implementing type is the proof that this CPU has the
-/// instructions: only `Isa::run` makes one. Every method must inline into the function that
-/// enables the target features, hence `#[inline(always)]` throughout.
+/// Operations on vectors of sixteen f32 lanes. A value of an implementing type proves that this CPU has the
+/// instructions: only `Isa::run` makes one. Every method must be inlined into the function that enables the target
+/// features, hence `#[inline(always)]` on all of them.
 #[allow(private_bounds)] // sums of integers are the kernels' own business
 pub trait Simd: Dot {
-    /// Sixteen f32.
+    /// A vector of sixteen f32.
     type V: Copy;
-    /// Rows of the widest register tile of a matrix product.
+    /// Rows of the widest register tile of a matmul.
     const ROWS: usize;
-    /// Vectors across that tile.
+    /// Vectors per row of that tile.
     const VECS: usize;
 
-    /// All lanes `x`.
+    /// A vector with `x` in all lanes.
     fn splat(self, x: f32) -> Self::V;
-    /// Lanes 0, 1, ... 15 as numbers.
+    /// The vector 0, 1, ... 15.
     fn iota(self) -> Self::V;
+    /// Loads sixteen f32.
     /// # Safety
     /// Sixteen f32 must be readable at `p`.
     unsafe fn load(self, p: *const f32) -> Self::V;
+    /// Stores sixteen f32.
     /// # Safety
     /// Sixteen f32 must be writable at `p`.
     unsafe fn store(self, p: *mut f32, v: Self::V);
-    /// The first `n` (at most 16) lanes from memory, zeros after them.
+    /// Loads the first `n` (at most 16) lanes; the others are zero.
     /// # Safety
     /// `n` f32 must be readable at `p`.
     unsafe fn load_part(self, p: *const f32, n: usize) -> Self::V;
-    /// Writes the first `n` (at most 16) lanes.
+    /// Stores the first `n` (at most 16) lanes.
     /// # Safety
     /// `n` f32 must be writable at `p`.
     unsafe fn store_part(self, p: *mut f32, v: Self::V, n: usize);
-    /// Sixteen bf16, by their bits.
+    /// Loads sixteen bf16, given by their bits, as f32.
     /// # Safety
     /// Sixteen u16 must be readable at `p`.
     unsafe fn widen(self, p: *const u16) -> Self::V;
-    /// Sixteen pairs of bf16: the first of each, the second of each.
+    /// Loads sixteen pairs of bf16 as f32: a vector of the first elements and a vector of the second.
     /// # Safety
     /// Thirty-two u16 must be readable at `p`.
     unsafe fn widen_pairs(self, p: *const u16) -> [Self::V; 2];
-    /// The lanes as bf16, rounded to nearest, ties to even; NaN stays NaN.
+    /// Stores the lanes as bf16, rounded to nearest with ties to even; NaN stays NaN.
     /// # Safety
     /// Sixteen u16 must be writable at `p`.
     unsafe fn narrow(self, p: *mut u16, v: Self::V);
-    /// The lowest byte of the bits of each lane.
+    /// Stores the lowest byte of the bits of each lane.
     /// # Safety
     /// Sixteen bytes must be writable at `p`.
     unsafe fn store_low(self, p: *mut u8, v: Self::V);
-    /// Asks for the cache line of `p`, which need not be readable, in L1.
+    /// Prefetches the cache line at `p` into L1. `p` need not be readable.
     fn prefetch(self, p: *const f32);
-    /// The same in L2.
+    /// Prefetches the cache line at `p` into L2. `p` need not be readable.
     fn prefetch_far(self, p: *const f32);
     /// a + b
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -69,15 +71,15 @@ pub trait Simd: Dot {
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
     /// a / b
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
-    /// a * b + c, rounded once where the hardware has it.
+    /// a * b + c, rounded once if the hardware has fused multiply-add.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
-    /// The larger lane; `b` where either is NaN.
+    /// The larger value in each lane; `b` if either is NaN.
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
-    /// The smaller lane; `b` where either is NaN.
+    /// The smaller value in each lane; `b` if either is NaN.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// |a|
     fn abs(self, a: Self::V) -> Self::V;
-    /// -|a|, but no less than `least`, which is below zero; `least` where `a` is NaN.
+    /// -|a|, but not less than `least`, which must be negative; `least` where `a` is NaN.
     fn neg_abs(self, a: Self::V, least: Self::V) -> Self::V;
     /// The square root.
     fn sqrt(self, a: Self::V) -> Self::V;
@@ -85,14 +87,14 @@ pub trait Simd: Dot {
     fn shl23(self, a: Self::V) -> Self::V;
     /// Zero in the lanes where `x < limit`, `a` in the others (also where `x` is NaN).
     fn zero_below(self, a: Self::V, x: Self::V, limit: Self::V) -> Self::V;
-    /// The first `n` lanes of `a`, the others of `b`.
+    /// The first `n` lanes of `a` and the remaining lanes of `b`.
     fn first(self, a: Self::V, b: Self::V, n: usize) -> Self::V;
-    /// The sum of the lanes, in the fixed tree.
+    /// The sum of all lanes, in the fixed tree.
     fn sum(self, a: Self::V) -> f32;
     /// The largest lane.
     fn max_lane(self, a: Self::V) -> f32;
 
-    /// Turns rows into columns: lane i of vector j becomes lane j of vector i.
+    /// Transposes a 16 x 16 block: lane i of vector j becomes lane j of vector i.
     #[inline(always)]
     fn transpose(self, rows: &mut [Self::V; LANES]) {
         let mut square = [[0.0f32; LANES]; LANES];
@@ -107,7 +109,7 @@ pub trait Simd: Dot {
         }
     }
 
-    /// `load_part`, quicker for full vectors.
+    /// As `load_part`, with a faster path for full vectors.
     /// # Safety
     /// `n` f32 must be readable at `p`.
     #[inline(always)]
@@ -116,7 +118,7 @@ pub trait Simd: Dot {
         unsafe { if n == LANES { self.load(p) } else { self.load_part(p, n) } }
     }
 
-    /// `store_part`, quicker for full vectors.
+    /// As `store_part`, with a faster path for full vectors.
     /// # Safety
     /// `n` f32 must be writable at `p`.
     #[inline(always)]
@@ -126,11 +128,11 @@ pub trait Simd: Dot {
     }
 }
 
-/// The portable form: arrays that the compiler vectorises as it can.
+/// The portable implementation: arrays that the compiler vectorises as far as it can.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
-/// a * b + c: fused only where that is an instruction (a call per element otherwise).
+/// a * b + c, fused only if the target has the instruction: otherwise `f32::mul_add` is a library call per element.
 #[inline(always)]
 fn mul_add(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_feature = "fma", target_arch = "aarch64")) { a.mul_add(b, c) } else { a * b + c }

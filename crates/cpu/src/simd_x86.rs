@@ -1,21 +1,22 @@
-//! The sixteen lanes on x86-64: AVX-512 (one register) and AVX2 with FMA (two).
+//! SIMD implementations for x86-64: AVX-512 (one register per vector) and AVX2 with FMA (two registers).
 //!
-//! Invariant: each operation equals, bit by bit, the portable one on arrays (with `mul_add`).
-//! Every unsafe block below calls instructions whose presence the value `self` proves, since
-//! only `Isa::run` makes one, after detection.
+//! Invariant: each operation equals, bit by bit, the portable operation on arrays (with `mul_add`). The value `self`
+//! proves that the instructions in every unsafe block below exist, since only `Isa::run` makes one, after detection.
 
 use super::simd::{LANES, Simd};
 use core::arch::x86_64::*;
 
-/// AVX-512 F, BW, DQ, VL.
+/// Vectors of one register, with AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(());
 
-/// AVX2 and FMA.
+/// Vectors of two registers, with AVX2 and FMA.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2(());
 
 impl Avx512 {
+    /// Makes the proof without detection.
+    ///
     /// # Safety
     /// The CPU must have AVX-512 F, BW, DQ, VL, AVX2 and FMA.
     #[inline(always)]
@@ -25,6 +26,8 @@ impl Avx512 {
 }
 
 impl Avx2 {
+    /// Makes the proof without detection.
+    ///
     /// # Safety
     /// The CPU must have AVX2 and FMA.
     #[inline(always)]
@@ -39,7 +42,7 @@ fn mask16(n: usize) -> __mmask16 {
     ((1u32 << n) - 1) as __mmask16
 }
 
-/// Sum of the lanes of 8: pairs (i, i+4), (i, i+2), (i, i+1).
+/// Sum of 8 lanes: pairs (i, i+4), (i, i+2), (i, i+1).
 #[inline]
 #[target_feature(enable = "avx2")]
 fn sum8(v: __m256) -> f32 {
@@ -48,7 +51,7 @@ fn sum8(v: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(d, _mm_shuffle_ps::<1>(d, d)))
 }
 
-/// Largest lane of 8.
+/// Largest of 8 lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn max8(v: __m256) -> f32 {
@@ -57,7 +60,7 @@ fn max8(v: __m256) -> f32 {
     _mm_cvtss_f32(_mm_max_ss(d, _mm_shuffle_ps::<1>(d, d)))
 }
 
-/// All ones in the first `n` of 8 lanes.
+/// A mask with all bits set in the first `n` of 8 lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn mask8(n: usize) -> __m256i {
@@ -65,7 +68,7 @@ fn mask8(n: usize) -> __m256i {
     _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lane)
 }
 
-/// Sixteen rows to sixteen columns: within quarters of the registers, then quarters among registers.
+/// Transposes 16 x 16 f32: first within the 128-bit quarters of the registers, then the quarters among the registers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose16(rows: &mut [__m512; 16]) {
@@ -91,19 +94,21 @@ fn transpose16(rows: &mut [__m512; 16]) {
     }
 }
 
-/// Each lane rounded to bf16, in the low half of 32 bits: as `half::f32_to_bf16`.
+/// Each lane rounded to bf16, in the low half of 32 bits; same results as `half::f32_to_bf16`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn bf16_bits(v: __m512) -> __m512i {
     let bits = _mm512_castps_si512(v);
     let top = _mm512_srli_epi32::<16>(bits);
+    // Adding 0x7FFF plus the lowest kept bit rounds to nearest, ties to even, by carry into the upper half. A NaN
+    // could carry into infinity, so NaNs are truncated and made quiet instead.
     let odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
     let carried = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
     let quiet = _mm512_or_si512(top, _mm512_set1_epi32(0x40));
     _mm512_mask_mov_epi32(_mm512_srli_epi32::<16>(carried), _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), quiet)
 }
 
-/// The same for 8 lanes.
+/// As `bf16_bits`, for 8 lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn bf16_bits8(v: __m256) -> __m256i {
@@ -230,7 +235,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn neg_abs(self, a: Self::V, least: Self::V) -> Self::V {
-        // The one of less magnitude (10, binary), its sign set (11): one instruction.
+        // One instruction: the value with the smaller magnitude (0b10), with its sign bit set (0b11).
         // SAFETY: `self` proves the instructions.
         unsafe { _mm512_range_ps::<0b11_10>(a, least) }
     }
@@ -343,7 +348,7 @@ impl Simd for Avx2 {
     unsafe fn narrow(self, p: *mut u16, v: Self::V) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe {
-            // Packing works within halves of the register: the middle quarters change places.
+            // The pack instruction works within each 128-bit half, so the middle quarters must be exchanged.
             let packed = _mm256_packus_epi32(bf16_bits8(v.0), bf16_bits8(v.1));
             _mm256_storeu_si256(p.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
         }
@@ -353,7 +358,7 @@ impl Simd for Avx2 {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe {
             let low = |x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0xff));
-            // Packing works within halves of the register: the middle quarters change places.
+            // The pack instruction works within each 128-bit half, so the middle quarters must be exchanged.
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low(v.0), low(v.1)));
             let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
             _mm_storeu_si128(p.cast(), bytes);

@@ -1,53 +1,52 @@
-//! The register tile that every matrix product here is made of: a strip of rows times a panel.
+//! The f32 register tile that all matmuls here are built from: a strip of rows times a panel.
 //!
-//! Invariant: each element is one chain of `fma` over k in ascending order, begun as `Begin`
-//! says. The tile's height and width only say which elements are computed together, so they
-//! change no bit.
+//! Invariant: each element is one chain of `fma` over k in ascending order, with the initial value that `Begin`
+//! gives. The tile's height and width only decide which elements are computed together, so they change no bit.
 
 use super::simd::{LANES, Simd};
 
-/// Columns of a panel: of packed weights, of transposed keys, of values.
+/// Columns of a panel: of packed weights, of transposed keys, or of values.
 pub const PANEL: usize = 32;
 
-/// How many rows of a panel ahead of its use a line is asked for: panels stream from L2, and without asking
-/// the tile runs at two thirds of what it does from L1 (measured at 4 to 32; 8 and 12 are best).
+/// Prefetch distance in rows of a panel. Panels stream from L2, and without a prefetch the tile runs at two thirds of
+/// its speed from L1 (measured with distances from 4 to 32; 8 and 12 are best).
 const AHEAD: usize = 8;
 
-/// Cache lines to ask for, one with each k of a tile: what is needed soon is then in L2 without a burst that
-/// the tile's own loads would have to wait behind.
+/// Cache lines to prefetch into L2, one with each k of a tile: spread out like this, the prefetches do not delay the
+/// tile's own loads as a burst would.
 #[derive(Clone, Copy)]
 pub(super) struct Feed {
-    /// The first.
+    /// Address of the first line.
     pub(super) at: *const f32,
-    /// f32 from one to the next, `count` times;
+    /// Distance between consecutive lines of a group, in f32.
     pub(super) step: usize,
-    /// as many lines as rows, usually.
+    /// Number of lines of a group, usually the number of rows.
     pub(super) count: usize,
-    /// f32 from where these began to where the next `count` begin.
+    /// Distance from the start of one group to the start of the next, in f32.
     pub(super) hop: usize,
-    /// All of them.
+    /// Total number of lines.
     pub(super) lines: usize,
 }
 
-/// What the sums of a strip begin with.
+/// Initial value of a strip's accumulators.
 #[derive(Clone, Copy)]
 pub(super) enum Begin {
     /// Zero.
     Zero,
-    /// What stands in the output.
+    /// The value in the output.
     Sums,
-    /// What stands in the output, row r times the r-th factor.
+    /// The value in the output, row r multiplied by the r-th factor.
     Scaled(*const f32),
 }
 
-/// `c[r][j] = begin + sum over k of a[r * LDA + k] * b[k * PANEL + j]`, for `shape.0` rows, at
-/// most `S::ROWS`, and `shape.1` (1 or 2) vectors of columns. Up to the next tile height (even,
-/// at most `S::ROWS`), rows past `shape.0` are computed and stored as well.
+/// Computes `c[r][j] = begin + sum over k of a[r * LDA + k] * b[k * PANEL + j]` for `shape.0` rows, at most
+/// `S::ROWS`, and `shape.1` (1 or 2) vectors of columns. Rows past `shape.0`, up to the next tile height (even, at
+/// most `S::ROWS`), are computed and stored as well.
 ///
 /// # Safety
-/// With `height` that tile height: `a` has `height` rows of `depth` f32 at stride `LDA`, `c`
-/// has `height` rows of the columns at stride `ldc`, `Scaled` has `height` factors; `b` has
-/// `depth` rows of `PANEL`. The feeds may name any address.
+/// With that tile height `height`: `a` has `height` rows of `depth` f32 at stride `LDA`, `c` has `height` rows of the
+/// columns at stride `ldc`, `Scaled` has `height` factors; `b` has `depth` rows of `PANEL`. The feeds may contain any
+/// address.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // three matrices, their sizes, and how to begin
 pub(super) unsafe fn strip<S: Simd, const LDA: usize, const FEEDS: usize>(
@@ -62,7 +61,7 @@ pub(super) unsafe fn strip<S: Simd, const LDA: usize, const FEEDS: usize>(
     feeds: &[Feed; FEEDS],
 ) {
     let (rows, vecs) = shape;
-    // SAFETY: handed on; each tile is the lowest of at least `rows` rows.
+    // SAFETY: the caller's promise; each arm takes the lowest tile of at least `rows` rows.
     unsafe {
         if S::VECS == 2 && vecs == 2 {
             match rows {
@@ -86,8 +85,8 @@ pub(super) unsafe fn strip<S: Simd, const LDA: usize, const FEEDS: usize>(
     }
 }
 
-/// One tile of `ROWS` rows and `VECS` vectors, all sums in registers. `LDA` is a constant so
-/// that all rows of `a` are one register plus displacements.
+/// Computes one tile of `ROWS` rows and `VECS` vectors with all accumulators in registers. `LDA` is a constant, so
+/// that the addresses of all rows of `a` are one register plus displacements.
 ///
 /// # Safety
 /// As `strip`, for `ROWS` rows.
@@ -104,7 +103,7 @@ unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize, const LDA: usize, 
     feeds: &[Feed; FEEDS],
 ) {
     let mut sums = [[s.splat(0.0); VECS]; ROWS];
-    // SAFETY: `k < depth`, `r < ROWS`, `v < VECS`: where the caller promises memory.
+    // SAFETY: `k < depth`, `r < ROWS`, `v < VECS`: memory that the caller promises.
     unsafe {
         if !matches!(begin, Begin::Zero) {
             for (r, sums) in sums.iter_mut().enumerate() {
@@ -143,8 +142,8 @@ unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize, const LDA: usize, 
     }
 }
 
-/// One k: a column of `a` times a row of the panel. (No `zip`: unless optimized across crates it is a call, and the sums
-/// leave their registers.)
+/// Adds the products of one k: a column of `a` times a row of the panel. `zip` is avoided: where it is not optimized
+/// across crates it is a call, and the accumulators are spilled from registers.
 ///
 /// # Safety
 /// As `tile`, at that k.

@@ -1,20 +1,20 @@
-//! Sums in f64 that are the same for any number of threads.
+//! f64 sums that do not depend on the number of threads.
 //!
-//! Invariant: terms are added within fixed chunks, in sixteen lanes that are added in order, and chunks in their
-//! order. The partial sums stand on the caller's stack.
+//! Invariant: terms are added within blocks of fixed size, in sixteen lanes that are then added in order; the sums of
+//! blocks are added in their order. The partial sums are on the caller's stack.
 
 use super::Cpu;
 use super::simd::{LANES, Simd};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Elements of a chunk, and of a task that streams: some microseconds, a fraction of L2.
+/// Elements per block, and per task of a streaming kernel: some microseconds of work, a fraction of L2.
 pub(super) const GRAIN: usize = 16 * 1024;
 
-/// Chunks between two sums: enough to keep all threads busy, few enough for the stack.
+/// Blocks per parallel run: enough to keep all threads busy, few enough for their sums to be on the stack.
 const WAVE: usize = 512;
 
-/// The sum of the numbers that `of` gives for the chunks `0..chunks`.
+/// The sum of `of(chunk)` over `0..chunks`, computed in parallel and added in order.
 pub(super) fn total(cpu: &Cpu, chunks: usize, of: &(dyn Fn(usize) -> f64 + Sync)) -> f64 {
     let partial = [const { AtomicU64::new(0) }; WAVE];
     let mut sum = 0.0;
@@ -26,7 +26,7 @@ pub(super) fn total(cpu: &Cpu, chunks: usize, of: &(dyn Fn(usize) -> f64 + Sync)
     sum
 }
 
-/// The sum of the squares of `load(i, n)`, n elements from i on, over `range`.
+/// The sum of squares over `range`; `load(i, n)` gives the n elements from i on, zeros after them.
 #[inline(always)]
 pub(super) fn squares<S: Simd>(s: S, range: Range<usize>, load: impl Fn(usize, usize) -> S::V) -> f64 {
     let mut lanes = [0.0; LANES];
@@ -36,7 +36,7 @@ pub(super) fn squares<S: Simd>(s: S, range: Range<usize>, load: impl Fn(usize, u
     lanes.iter().sum()
 }
 
-/// Adds the square of each lane to its sum.
+/// Adds the square of each lane to that lane's sum.
 #[inline(always)]
 pub(super) fn add_squares<S: Simd>(s: S, sums: &mut [f64; LANES], x: S::V) {
     let mut lanes = [0.0_f32; LANES];

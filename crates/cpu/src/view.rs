@@ -1,8 +1,8 @@
-//! Views of matrices in memory, of f32 unless said otherwise: a pointer, a size and a row stride.
+//! Views of matrices in memory: a pointer, a size and a row stride. Elements are f32 unless stated otherwise.
 //!
-//! Invariant: whoever holds a view may touch exactly its rows x cols elements while its
-//! lifetime lasts. Kernels go through raw pointers only, so that an output view may lie exactly
-//! on an input view where the kernel's documentation allows it.
+//! Invariant: the owner of a view may access exactly its rows x cols elements during its lifetime. Kernels access
+//! them through raw pointers only, so that an output view may be exactly an input view where the kernel's
+//! documentation allows it.
 
 use super::element::Element;
 use core::marker::PhantomData;
@@ -16,7 +16,7 @@ pub struct Rows<'a, E = f32> {
     life: PhantomData<&'a [E]>,
 }
 
-/// A writable matrix. Not `Copy`: while a kernel has it, nobody else writes there.
+/// A writable matrix. Not `Copy`: while a kernel has it, no other code writes its elements.
 pub struct RowsMut<'a, E = f32> {
     ptr: *mut E,
     rows: usize,
@@ -25,7 +25,7 @@ pub struct RowsMut<'a, E = f32> {
     life: PhantomData<&'a mut [E]>,
 }
 
-// Derived, it would ask the same of the element.
+// Not derived: a derived impl would require `E: Clone`.
 impl<E> Clone for Rows<'_, E> {
     fn clone(&self) -> Self {
         *self
@@ -38,37 +38,37 @@ impl<E> Copy for Rows<'_, E> {}
 unsafe impl<E: Element> Send for Rows<'_, E> {}
 // SAFETY: as above; it has no interior state.
 unsafe impl<E: Element> Sync for Rows<'_, E> {}
-// SAFETY: the kernels write disjoint elements from their threads.
+// SAFETY: the threads of a kernel write disjoint elements.
 unsafe impl<E: Element> Send for RowsMut<'_, E> {}
 // SAFETY: as above.
 unsafe impl<E: Element> Sync for RowsMut<'_, E> {}
 
 impl<'a, E: Element> Rows<'a, E> {
-    /// The matrix that starts at `data[0]`. Panics if it does not fit or rows overlap.
+    /// A view of the matrix that starts at `data[0]`. Panics if it does not fit or rows overlap.
     pub fn new(data: &'a [E], rows: usize, cols: usize, ld: usize) -> Rows<'a, E> {
         check_fits(data.len(), rows, cols, ld);
         // SAFETY: it fits in the borrowed slice.
         unsafe { Rows::from_raw(data.as_ptr(), rows, cols, ld) }
     }
 
-    /// A view without a slice, for memory that an output may lie on as well.
+    /// A view of memory without a borrowed slice, for memory that an output may share.
     ///
     /// # Safety
-    /// For `'a`, each row's `cols` elements must be readable, and written by nobody but a kernel
-    /// that allows it.
+    /// For `'a`, each row's `cols` elements must be readable, and must not be written except by a kernel that allows
+    /// an output there.
     pub unsafe fn from_raw(ptr: *const E, rows: usize, cols: usize, ld: usize) -> Rows<'a, E> {
         assert!(ld >= cols || rows <= 1, "rows overlap");
         Rows { ptr, rows, cols, ld, life: PhantomData }
     }
 
-    /// `n` columns from `start` on, for example q out of a fused (T, 3D).
+    /// The `n` columns from `start` on, for example q of a fused (T, 3D).
     pub fn columns(self, start: usize, n: usize) -> Rows<'a, E> {
         assert!(start <= self.cols && n <= self.cols - start, "columns outside the matrix");
-        // `wrapping_add`: an empty matrix may have any pointer.
+        // `wrapping_add`, because an empty matrix may have any pointer.
         Rows { ptr: self.ptr.wrapping_add(start), cols: n, ..self }
     }
 
-    /// `n` rows from `start` on, for example those of one expert.
+    /// The `n` rows from `start` on, for example the rows of one expert.
     pub fn part(self, start: usize, n: usize) -> Rows<'a, E> {
         assert!(start <= self.rows && n <= self.rows - start, "rows outside the matrix");
         Rows { ptr: self.row(start), rows: n, ..self }
@@ -89,7 +89,7 @@ impl<'a, E: Element> Rows<'a, E> {
         self.ld
     }
 
-    /// Where row `r` starts. May be called with any `r`; read only inside the matrix.
+    /// Address of row `r`. May be called with any `r`, but read only inside the matrix.
     #[inline(always)]
     pub(super) fn row(self, r: usize) -> *const E {
         self.ptr.wrapping_add(r * self.ld)
@@ -97,30 +97,30 @@ impl<'a, E: Element> Rows<'a, E> {
 }
 
 impl<'a, E: Element> RowsMut<'a, E> {
-    /// The matrix that starts at `data[0]`. Panics if it does not fit or rows overlap.
+    /// A view of the matrix that starts at `data[0]`. Panics if it does not fit or rows overlap.
     pub fn new(data: &'a mut [E], rows: usize, cols: usize, ld: usize) -> RowsMut<'a, E> {
         check_fits(data.len(), rows, cols, ld);
         // SAFETY: it fits in the slice, which is borrowed for `'a`.
         unsafe { RowsMut::from_raw(data.as_mut_ptr(), rows, cols, ld) }
     }
 
-    /// A view without a slice.
+    /// A view of memory without a borrowed slice.
     ///
     /// # Safety
-    /// For `'a`, each row's `cols` elements must be writable by the kernel that gets this view, and
-    /// read by nobody but that kernel; of its inputs only those lie on it that it allows.
+    /// For `'a`, each row's `cols` elements must be writable by the kernel that receives this view, and accessed by
+    /// no other code; the kernel's inputs may overlap it only as the kernel allows.
     pub unsafe fn from_raw(ptr: *mut E, rows: usize, cols: usize, ld: usize) -> RowsMut<'a, E> {
         assert!(ld >= cols || rows <= 1, "rows overlap");
         RowsMut { ptr, rows, cols, ld, life: PhantomData }
     }
 
-    /// `n` columns from `start` on: one part of a concatenation.
+    /// The `n` columns from `start` on, for example one operand of a concatenation.
     pub fn columns(&mut self, start: usize, n: usize) -> RowsMut<'_, E> {
         assert!(start <= self.cols && n <= self.cols - start, "columns outside the matrix");
         RowsMut { ptr: self.ptr.wrapping_add(start), cols: n, ..*self }
     }
 
-    /// `n` rows from `start` on.
+    /// The `n` rows from `start` on.
     pub fn part(&mut self, start: usize, n: usize) -> RowsMut<'_, E> {
         assert!(start <= self.rows && n <= self.rows - start, "rows outside the matrix");
         RowsMut { ptr: self.row(start), rows: n, ..*self }
@@ -136,7 +136,7 @@ impl<'a, E: Element> RowsMut<'a, E> {
         self.cols
     }
 
-    /// The same matrix to read.
+    /// A read-only view of the same matrix.
     pub(super) fn as_rows(&self) -> Rows<'_, E> {
         Rows { ptr: self.ptr, rows: self.rows, cols: self.cols, ld: self.ld, life: PhantomData }
     }
@@ -146,13 +146,14 @@ impl<'a, E: Element> RowsMut<'a, E> {
         self.ld
     }
 
-    /// Where row `r` starts.
+    /// Address of row `r`. May be called with any `r`, but accessed only inside the matrix.
     #[inline(always)]
     pub(super) fn row(&self, r: usize) -> *mut E {
         self.ptr.wrapping_add(r * self.ld)
     }
 }
 
+/// Panics if a matrix of this size and stride does not fit in a slice of `len` elements.
 fn check_fits(len: usize, rows: usize, cols: usize, ld: usize) {
     let need = if rows == 0 || cols == 0 { 0 } else { (rows - 1) * ld + cols };
     assert!(need <= len, "a matrix of {rows} x {cols} (stride {ld}) in a slice of {len}");

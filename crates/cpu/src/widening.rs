@@ -1,7 +1,7 @@
-//! Operands of 16 bits for kernels that compute in f32: copies at the start of the workspace.
+//! f32 copies of 16-bit operands at the start of the workspace, for kernels that compute in f32.
 //!
-//! Invariant: copies lie one behind the other in the order of the operands, each on a cache line of its own, inside
-//! of what the plan set aside for full bounds; the kernel's own scratch comes behind them.
+//! Invariant: the copies are stored one after the other in the order of the operands, each at the start of a cache
+//! line, inside the space that the plan reserves for the maximum sizes. The kernel's own scratch follows them.
 
 use super::Cpu;
 use super::cast::{self, Half};
@@ -10,7 +10,7 @@ use exec::{DeviceError, Operand};
 use graph::{Bytes, DType};
 use plan::copy_bytes;
 
-/// Every operand that has a copy, and where that starts in the workspace.
+/// Every operand that has a copy, and the copy's byte offset in the workspace.
 pub(super) fn copies<'a>(l: &Operands<'a>) -> impl Iterator<Item = (&'a Operand, u64)> {
     let launch = l.launch;
     let mut end = 0;
@@ -21,18 +21,19 @@ pub(super) fn copies<'a>(l: &Operands<'a>) -> impl Iterator<Item = (&'a Operand,
     })
 }
 
-/// Bytes of all copies.
+/// Total bytes of all copies.
 pub(super) fn end(l: &Operands<'_>) -> Bytes {
     widened(l).map(|o| copy_bytes(&o.spec, l.launch.counts)).sum()
 }
 
+/// The 16-bit operands, inputs first; none if the launch is not widened.
 fn widened<'a>(l: &Operands<'a>) -> impl Iterator<Item = &'a Operand> {
     let (launch, widened) = (l.launch, l.widened);
     let all = launch.ins.iter().chain(launch.outs.iter().flatten());
     all.filter(move |o| widened && half(o.spec.dtype).is_some())
 }
 
-/// Fills the copies of inputs.
+/// Converts the 16-bit inputs to their f32 copies.
 pub(super) fn widen(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     for o in l.launch.ins.iter().filter(|_| l.widened) {
         if let Some(half) = half(o.spec.dtype) {
@@ -42,7 +43,7 @@ pub(super) fn widen(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Rounds the copies of outputs to where they belong.
+/// Rounds the f32 copies of outputs to the outputs themselves.
 pub(super) fn narrow(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     for o in l.launch.outs.iter().flatten().filter(|_| l.widened) {
         if let Some(half) = half(o.spec.dtype) {
@@ -52,7 +53,7 @@ pub(super) fn narrow(l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// The format of an element type of 16 bits.
+/// The 16-bit floating-point format of an element type; `None` for other types.
 pub(super) fn half(dtype: DType) -> Option<Half> {
     match dtype {
         DType::Bf16 => Some(Half::Bf16),

@@ -1,5 +1,6 @@
-//! The functions that are called in the driver, NVRTC, cuBLASLt and NVML, by name. Invariant: a table is whole or not there;
-//! their types are those of the headers, but codes stay integers, since a newer library may have codes of its own.
+//! Foreign function tables of the driver, NVRTC, cuBLASLt and NVML, resolved by symbol name. Invariant: a table is
+//! either complete or an error. Signatures are those of the headers, except that status codes are plain integers: a
+//! newer library may return a code that has no variant in the bindings' enums.
 
 use crate::{CudaError, nvml};
 use cudarc::cublaslt::sys as lt;
@@ -8,7 +9,8 @@ use cudarc::nvrtc::sys as rtc;
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
-/// A table of functions and how it is read from a library: the one place where a foreign name meets its type.
+/// Declares a table of function pointers and its constructor, so that each symbol name meets its signature in one
+/// place.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident { $($name:ident($($arg:ty),*) -> $out:ty;)* }) => {
         $(#[$doc])*
@@ -18,7 +20,8 @@ macro_rules! functions {
         }
 
         impl $table {
-            /// Looks every function up. The library must stay loaded, as [`crate::Libraries`] sees to.
+            /// Resolves every function of the table. The library must never be unloaded ([`crate::Libraries`] leaks
+            /// it).
             pub(crate) fn of(library: &'static Library, name: &'static str) -> Result<Self, CudaError> {
                 let missing = |function: &str| CudaError::Library {
                     name,
@@ -27,7 +30,7 @@ macro_rules! functions {
                 };
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is that of the function in the library's header.
+                        // SAFETY: the field's type is the function's signature in the library's header.
                         let symbol = unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) };
                         *symbol.map_err(|_| missing(stringify!($name)))?
                     },)*
@@ -38,7 +41,7 @@ macro_rules! functions {
 }
 
 functions! {
-    /// libcuda, which comes with the driver.
+    /// libcuda, the driver API; installed with the NVIDIA driver.
     Driver {
         cuInit(c_uint) -> c_int;
         cuDriverGetVersion(*mut c_int) -> c_int;
@@ -94,7 +97,7 @@ functions! {
 }
 
 functions! {
-    /// libnvrtc, the compiler.
+    /// libnvrtc, the run-time compiler of CUDA C++.
     Nvrtc {
         nvrtcVersion(*mut c_int, *mut c_int) -> c_int;
         nvrtcGetErrorString(c_int) -> *const c_char;
@@ -109,7 +112,7 @@ functions! {
 }
 
 functions! {
-    /// libnvidia-ml, which comes with the driver and looks at cards.
+    /// libnvidia-ml (NVML), which reports the state of GPUs; installed with the NVIDIA driver.
     Nvml {
         nvmlInit_v2() -> c_int;
         nvmlErrorString(c_int) -> *const c_char;
@@ -120,7 +123,7 @@ functions! {
 }
 
 functions! {
-    /// libcublasLt, the matrix products.
+    /// libcublasLt, the matrix multiplications of cuBLASLt.
     CublasLt {
         cublasLtGetVersion() -> usize;
         cublasLtCreate(*mut lt::cublasLtHandle_t) -> c_int;

@@ -1,8 +1,9 @@
-//! The one allocation of a card's memory. Invariant: every access is checked against its bounds, here; what is mapped is
-//! the planned bytes rounded up to the card's granule, and after a shrink, until it is trimmed, what was mapped before.
+//! The arena: the single allocation of device memory that a plan's addresses refer to. Invariant: every access is
+//! checked against the arena's bounds here. The memory mapped is the planned bytes rounded up to the GPU's allocation
+//! granularity, plus, after the arena shrank, the memory mapped before, until `trim` unmaps it.
 //!
-//! A segment's addresses are reserved once, for all that the card has; memory comes behind what is there and goes from the
-//! end, so an arena grows in place and no address changes.
+//! An expandable arena reserves addresses once, for all of the GPU's memory. Physical memory is mapped behind the
+//! mapped range and unmapped from its end, so the arena grows in place and its base address never changes.
 
 use crate::CudaError;
 use crate::api::Driver;
@@ -12,47 +13,47 @@ use exec::DeviceError;
 use graph::Bytes;
 use std::ptr;
 
-/// Bytes of a card's memory.
+/// A range of device memory, addressed by offsets from its start.
 pub(crate) struct Arena {
     bytes: Bytes,
     room: Room,
 }
 
-/// What holds them.
+/// How the memory is allocated.
 enum Room {
     Plain(Plain),
     Segment(Segment),
 }
 
-/// One allocation, replaced as a whole.
+/// A single allocation, freed and allocated again to change its size.
 struct Plain {
     api: &'static Driver,
     start: u64,
 }
 
-/// Addresses for all that the card has, of which the first are mapped.
+/// Reserved addresses for all of the GPU's memory, of which the front is mapped.
 struct Segment {
     api: &'static Driver,
     device: cu::CUdevice,
     start: u64,
     reserved: usize,
     granule: usize,
-    /// What is mapped, from the start on, without gaps.
+    /// Mapped memory, contiguous from `start`.
     chunks: Vec<Chunk>,
 }
 
-/// Memory that is mapped as one, and can only be unmapped so.
+/// A physical allocation and its mapping; CUDA can only unmap it whole.
 struct Chunk {
     at: u64,
     bytes: usize,
     handle: cu::CUmemGenericAllocationHandle,
 }
 
-/// CUDA's code for memory that is not there.
+/// `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
 const OUT_OF_MEMORY: i32 = 2;
 
 impl Arena {
-    /// Takes `bytes`, at once; an `expandable` arena can grow in place.
+    /// Allocates `bytes`; an `expandable` arena can grow in place.
     pub(crate) fn new(context: &Context, bytes: Bytes, expandable: bool) -> Result<Self, DeviceError> {
         let room = || match expandable {
             true => {
@@ -65,10 +66,11 @@ impl Arena {
         Ok(Self { bytes, room: room().map_err(|error| refused(error, bytes))? })
     }
 
-    /// Takes `bytes` in place of what there was: what it held is lost. A segment that shrinks keeps its memory until it is
-    /// trimmed. Where it fails, there is no arena any more.
+    /// Changes the size to `bytes`; the contents are lost. An expandable arena that shrinks keeps its memory mapped
+    /// until `trim`. After an error the arena has zero bytes.
     pub(crate) fn resize(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        // A chunk that was to be cut may be gone, and two plain allocations at once may not fit.
+        // Set before the attempt: a failed resize may already have unmapped a chunk or freed the plain allocation,
+        // which is freed first because both sizes at once may not fit.
         self.bytes = Bytes::ZERO;
         let resized = match &mut self.room {
             Room::Segment(segment) => segment.resize(bytes),
@@ -79,7 +81,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Bytes that [`Arena::trim`] would give back.
+    /// Number of bytes that [`Arena::trim`] would give back.
     pub(crate) fn spare(&self) -> Bytes {
         match &self.room {
             Room::Segment(segment) => {
@@ -89,7 +91,7 @@ impl Arena {
         }
     }
 
-    /// Gives back what is mapped behind the arena; nothing may run on it.
+    /// Unmaps the memory behind the arena and returns its size; no work may be running on the GPU.
     pub(crate) fn trim(&mut self) -> Bytes {
         let spare = self.spare();
         if let Room::Segment(segment) = &mut self.room {
@@ -98,7 +100,7 @@ impl Arena {
         spare
     }
 
-    /// The card's address of a range that lies inside.
+    /// Translates a range of offsets to a device address; an error unless the whole range lies inside the arena.
     pub(crate) fn range(&self, at: u64, bytes: Bytes) -> Result<u64, DeviceError> {
         let start = match &self.room {
             Room::Segment(segment) => segment.start,
@@ -131,7 +133,8 @@ impl Plain {
 
     fn free(&mut self) {
         if self.start != 0 {
-            // SAFETY: it came from `cuMemAlloc`, and the driver waits for what runs on it; failures change nothing here.
+            // SAFETY: the address came from `cuMemAlloc`, and the driver waits for work that uses it; a failure is
+            // ignored.
             unsafe { (self.api.cuMemFree_v2)(self.start) };
             self.start = 0;
         }
@@ -139,12 +142,12 @@ impl Plain {
 }
 
 impl Segment {
-    /// Addresses for all that the card has, without memory.
+    /// Reserves addresses for all of the GPU's memory, without mapping any.
     fn reserve(context: &Context) -> Result<Self, CudaError> {
         let (api, device) = (context.api, context.device);
         let (mut granule, mut start) = (0, 0);
         let minimum = cu::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        // SAFETY: pointers are to locals.
+        // SAFETY: all pointers are to locals.
         unsafe {
             let code = (api.cuMemGetAllocationGranularity)(&mut granule, &properties(device), minimum);
             api.check("cuMemGetAllocationGranularity", code)?;
@@ -162,7 +165,8 @@ impl Segment {
         self.chunks.iter().map(|chunk| chunk.bytes).sum()
     }
 
-    /// Maps what is missing, or makes a border behind `bytes`, so that what lies there can be unmapped later.
+    /// Maps the missing memory; or, for a smaller size, splits the chunk that contains the new end, so that the memory
+    /// behind the end can be unmapped by `trim`.
     fn resize(&mut self, bytes: Bytes) -> Result<(), CudaError> {
         let sizes: Vec<usize> = self.chunks.iter().map(|chunk| chunk.bytes).collect();
         match change(&sizes, self.rounded(bytes)) {
@@ -176,7 +180,7 @@ impl Segment {
         }
     }
 
-    /// Maps memory behind what is mapped.
+    /// Maps `bytes` of new memory behind the mapped range.
     fn map(&mut self, bytes: usize) -> Result<(), CudaError> {
         let (api, at) = (self.api, self.start + self.mapped() as u64);
         if self.mapped() + bytes > self.reserved {
@@ -187,8 +191,8 @@ impl Segment {
         let flags = cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = cu::CUmemAccessDesc { location: properties.location, flags };
         let mut handle = 0;
-        // SAFETY: the addresses are reserved and not mapped; pointers are to locals; what was made before a failure is
-        // undone.
+        // SAFETY: the addresses are reserved and not mapped; all pointers are to locals; every step taken before a
+        // failure is undone.
         unsafe {
             api.check("cuMemCreate", (api.cuMemCreate)(&mut handle, bytes, &properties, 0))?;
             if let Err(error) = api.check("cuMemMap", (api.cuMemMap)(at, bytes, 0, handle, 0)) {
@@ -201,7 +205,7 @@ impl Segment {
         }
     }
 
-    /// Unmaps all but the first bytes, at whose end there is a border.
+    /// Unmaps chunks from the end until `bytes` are mapped; a chunk must end exactly there.
     fn shrink(&mut self, bytes: usize) {
         while self.mapped() > bytes {
             self.pop();
@@ -210,7 +214,7 @@ impl Segment {
 
     fn pop(&mut self) {
         let Some(Chunk { at, bytes, handle }) = self.chunks.pop() else { return };
-        // SAFETY: it was mapped so, and nothing runs on it; failures change nothing here.
+        // SAFETY: the chunk was mapped as this one range, and no running work uses it; a failure is ignored.
         unsafe {
             (self.api.cuMemUnmap)(at, bytes);
             (self.api.cuMemRelease)(handle);
@@ -218,7 +222,7 @@ impl Segment {
     }
 }
 
-/// Memory of a card, of no special kind.
+/// Allocation properties of ordinary device memory.
 fn properties(device: cu::CUdevice) -> cu::CUmemAllocationProp {
     cu::CUmemAllocationProp {
         type_: cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -234,17 +238,18 @@ fn properties(device: cu::CUdevice) -> cu::CUmemAllocationProp {
     }
 }
 
-/// What brings chunks to a number of bytes, with a border there.
+/// The change of the chunks that makes one of them end at a given number of bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum Change {
-    /// There is one.
+    /// A chunk already ends there.
     Nothing,
-    /// So many more are mapped.
+    /// Map this number of additional bytes.
     Grow(usize),
-    /// A chunk is cut behind its first bytes.
+    /// Split chunk `chunk` behind its first `first` bytes.
     Border { chunk: usize, first: usize },
 }
 
+/// Returns the change for chunks of the given sizes so that one of them ends at `bytes`.
 fn change(chunks: &[usize], bytes: usize) -> Change {
     let mut before = 0;
     for (chunk, size) in chunks.iter().enumerate() {
@@ -268,7 +273,7 @@ impl Drop for Plain {
 impl Drop for Segment {
     fn drop(&mut self) {
         self.shrink(0);
-        // SAFETY: the addresses are ours and nothing is mapped there; failures change nothing here.
+        // SAFETY: the addresses were reserved by `self` and nothing is mapped there; a failure is ignored.
         unsafe { (self.api.cuMemAddressFree)(self.start, self.reserved) };
     }
 }

@@ -1,6 +1,6 @@
-//! CUDA C++ to machine code for one architecture, kept on disk. Invariant: a kept file's name is the hash of all that it
-//! depends on (source, options, compiler, architecture), and it appears whole or not at all, so any number of processes
-//! may share the folder.
+//! Compiles CUDA C++ to machine code (cubin) for one architecture, with a cache on disk. Invariant: the name of a
+//! cached file is the hash of everything it depends on (source, options, compiler version, architecture), and files
+//! are written atomically, so any number of processes may share the cache folder.
 
 use crate::api::Nvrtc;
 use crate::kernel::Kernel;
@@ -10,7 +10,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::{env, fs, process, ptr};
 
-/// NVRTC for one architecture.
+/// NVRTC, configured for one GPU architecture.
 pub struct Compiler {
     api: &'static Nvrtc,
     architecture: String,
@@ -18,41 +18,42 @@ pub struct Compiler {
     cache: Option<PathBuf>,
 }
 
-/// What a kernel takes of a multiprocessor, as the assembler reports it.
+/// Resources that a kernel uses, as reported by `ptxas -v`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of local memory: arrays that were not kept in registers.
+    /// Bytes of local memory per thread: arrays that were not kept in registers.
     pub stack: u32,
-    /// Bytes spilled: stores and loads.
+    /// Bytes of register spills per thread: (stores, loads).
     pub spills: (u32, u32),
 }
 
 impl Compiler {
-    /// For a compute capability, with the cache in the user's folder. Hopper's own instructions need `sm_90a`.
+    /// Creates a compiler for a compute capability, with the cache in the user's cache folder. Hopper is compiled as
+    /// `sm_90a`, since wgmma and other instructions exist only there.
     pub fn new(capability: (u32, u32)) -> Result<Self, CudaError> {
         let api = Libraries::get().nvrtc.as_ref().map_err(CudaError::clone)?;
         let mut version = (0, 0);
-        // SAFETY: pointers are to locals.
+        // SAFETY: both pointers are to locals.
         api.check("nvrtcVersion", unsafe { (api.nvrtcVersion)(&mut version.0, &mut version.1) })?;
         let (major, minor) = capability;
         let suffix = if capability == (9, 0) { "a" } else { "" };
         Ok(Self { api, architecture: format!("sm_{major}{minor}{suffix}"), version, cache: cache() })
     }
 
-    /// The same, without the disk.
+    /// Disables the cache on disk.
     pub fn without_cache(mut self) -> Self {
         self.cache = None;
         self
     }
 
-    /// The compiler's version.
+    /// Version (major, minor) of NVRTC.
     pub fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// A kernel's machine code, from the disk where it is there.
+    /// Returns a kernel's machine code, from the cache if it is there.
     pub fn cubin(&self, kernel: &Kernel) -> Result<Vec<u8>, CudaError> {
         let (source, options) = (kernel.source(), self.options(kernel));
         let file =
@@ -64,18 +65,18 @@ impl Compiler {
         }
         let (code, _) = self.compile(kernel, &source, &options)?;
         if let Some(file) = file {
-            // A cache that cannot be written costs time only.
+            // A cache that cannot be written only costs time at the next start.
             let _ = keep(&file, &code);
         }
         Ok(code)
     }
 
-    /// What a kernel takes, compiled anew.
+    /// Compiles a kernel (without the cache) and returns the resources that it uses.
     pub fn resources(&self, kernel: &Kernel) -> Result<Resources, CudaError> {
         Ok(resources(&self.log(kernel)?, kernel.entry))
     }
 
-    /// What compiler and assembler say of a kernel's file, compiled anew.
+    /// Compiles a kernel's file (without the cache) and returns the log of compiler and assembler.
     pub fn log(&self, kernel: &Kernel) -> Result<String, CudaError> {
         let mut options = self.options(kernel);
         options.push("--ptxas-options=-v".to_owned());
@@ -84,7 +85,7 @@ impl Compiler {
 
     fn options(&self, kernel: &Kernel) -> Vec<String> {
         let mut options = vec![format!("--gpu-architecture={}", self.architecture), "--std=c++17".to_owned()];
-        // Sums and exponentials are written as they shall be computed: no --use_fast_math, which would change them.
+        // No --use_fast_math: it would replace exact operations by approximations and so change the bits.
         options.extend(kernel.constants().map(|(name, value)| format!("--define-macro={name}={value}")));
         options
     }
@@ -104,7 +105,7 @@ impl Compiler {
         let options: Vec<CString> = options.iter().map(|option| text(option)).collect();
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let (api, mut program) = (self.api, ptr::null_mut());
-        // SAFETY: all strings outlive the calls; the program is destroyed below, on every path.
+        // SAFETY: all strings outlive the calls; the program is destroyed below on every path that created it.
         unsafe {
             let (none, names) = (ptr::null(), ptr::null());
             let code = (api.nvrtcCreateProgram)(&mut program, source.as_ptr(), name.as_ptr(), 0, none, names);
@@ -126,10 +127,10 @@ impl Compiler {
     }
 }
 
-/// What machine code starts with.
+/// Magic number at the start of machine code.
 const ELF: &[u8] = b"\x7fELF";
 
-/// Bytes of which one call says the number and another gives them; none where either fails.
+/// Reads a byte string through a pair of NVRTC calls, one for its size and one for its contents; empty if either fails.
 fn read(size: impl FnOnce(*mut usize) -> c_int, get: impl FnOnce(*mut c_char) -> c_int) -> Vec<u8> {
     let mut n = 0;
     if size(&mut n) != 0 {
@@ -140,19 +141,19 @@ fn read(size: impl FnOnce(*mut usize) -> c_int, get: impl FnOnce(*mut c_char) ->
     if code == 0 { bytes } else { vec![] }
 }
 
-/// The SHA-256 of a text, in hexadecimal digits.
+/// Returns the SHA-256 of a text in hexadecimal.
 pub(crate) fn digest(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The folder of what is kept: `plimsoll/cuda` in the user's cache folder.
+/// Returns the cache folder: `plimsoll/cuda` in the user's cache folder.
 pub(crate) fn cache() -> Option<PathBuf> {
     let absolute = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
     Some(cache.join("plimsoll").join("cuda"))
 }
 
-/// Writes a file that appears whole or not at all.
+/// Writes a file atomically, through a temporary file and a rename.
 pub(crate) fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     let Some(folder) = file.parent() else { return Ok(()) };
     fs::create_dir_all(folder)?;
@@ -161,7 +162,7 @@ pub(crate) fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     fs::rename(&temporary, file)
 }
 
-/// Reads the assembler's report about one entry.
+/// Parses the resources of one entry from the log of `ptxas -v`.
 fn resources(log: &str, entry: &str) -> Resources {
     let (mut found, mut ours) = (Resources::default(), false);
     let number = |line: &str, before: &str| {
@@ -191,12 +192,12 @@ fn resources(log: &str, entry: &str) -> Resources {
 }
 
 impl Nvrtc {
-    /// An error unless the code is zero.
+    /// Returns an error with the library's message unless `code` is zero.
     fn check(&self, function: &'static str, code: c_int) -> Result<(), CudaError> {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: the library gives a constant string.
+        // SAFETY: the library returns a constant string.
         let message =
             unsafe { CStr::from_ptr((self.nvrtcGetErrorString)(code)) }.to_string_lossy().into_owned();
         Err(CudaError::Call { function, code, message })

@@ -1,5 +1,5 @@
-//! A card with its context and streams. Invariant: every call's code is looked at, and every call is made on a thread
-//! to which the context is current.
+//! A GPU's primary context, its streams and its status words. Invariant: the status code of every driver call is
+//! checked, and every call is made on a thread to which the context is current.
 
 use crate::api::Driver;
 use crate::event::Event;
@@ -12,33 +12,33 @@ use plan::Precision;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
-/// What a card is.
+/// Properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
-    /// Its number, as the driver counts.
+    /// Device ordinal, as the driver counts.
     pub ordinal: usize,
-    /// As the driver calls it, such as `NVIDIA H200`.
+    /// Name that the driver reports, such as `NVIDIA H200`.
     pub name: String,
-    /// Major and minor.
+    /// Compute capability (major, minor).
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// All its memory.
+    /// Total device memory.
     pub memory: Bytes,
-    /// Shared memory that a block may ask for.
+    /// Largest shared memory of a block in bytes, with the opt-in of `cuFuncSetAttribute`.
     pub shared: u32,
-    /// What tells it from all others, as the digits of its UUID.
+    /// The hexadecimal digits of the UUID in their usual groups, without the `GPU-` prefix.
     pub uuid: String,
-    /// The driver's CUDA version, 1000 times the major and 10 times the minor: 12030 is 12.3.
+    /// CUDA version of the driver, `1000 * major + 10 * minor`: 12030 is CUDA 12.3.
     pub driver: u32,
 }
 
-/// The oldest compute capability whose cards can be used.
+/// The lowest supported compute capability.
 const OLDEST: (u32, u32) = (8, 0);
 
 impl Card {
-    /// Number formats that models can be computed in on this card, the one that is chosen by default first; none on a
-    /// card that is too old to be used.
+    /// Returns the number formats that models can be computed in on this GPU, the default first; empty if the GPU is
+    /// not supported.
     pub fn precisions(&self) -> Vec<Precision> {
         let mut formats = match self.capability < OLDEST {
             true => vec![],
@@ -50,14 +50,15 @@ impl Card {
         formats
     }
 
-    /// Whether a kernel may come to it before the one in front has ended, in records of steps too: from compute capability
-    /// 9.0 on (CUDA programming guide, programmatic dependent launch), with a driver of CUDA 12.3.
+    /// Whether a kernel may be launched before its predecessor in the stream has finished (programmatic dependent
+    /// launch), in CUDA graphs too: from compute capability 9.0 on (CUDA programming guide), with a driver of CUDA
+    /// 12.3 or later.
     pub(crate) fn has_early_starts(&self) -> bool {
         self.capability >= (9, 0) && self.driver >= 12_030
     }
 }
 
-/// The cards that the driver shows.
+/// Returns the GPUs that the driver reports.
 pub fn cards() -> Result<Vec<Card>, CudaError> {
     let api = driver()?;
     let mut count = 0;
@@ -66,23 +67,24 @@ pub fn cards() -> Result<Vec<Card>, CudaError> {
     (0..count as usize).map(|ordinal| card(api, ordinal).map(|(card, _)| card)).collect()
 }
 
-/// The driver, initialised.
+/// Initialises the driver and returns its functions.
 fn driver() -> Result<&'static Driver, CudaError> {
     initialised(Libraries::get())
 }
 
 fn initialised(libraries: &'static Libraries) -> Result<&'static Driver, CudaError> {
     let api = libraries.driver.as_ref().map_err(CudaError::clone)?;
-    // SAFETY: may be called any number of times.
+    // SAFETY: `cuInit` may be called any number of times.
     api.check("cuInit", unsafe { (api.cuInit)(0) })?;
     Ok(api)
 }
 
+/// Reads the properties of the device with the given ordinal.
 fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError> {
     use cu::CUdevice_attribute as A;
     let (mut device, mut count, mut memory, mut version) = (0, 0, 0usize, 0);
     let (mut name, mut uuid) = ([0; 128], cu::CUuuid { bytes: [0; 16] });
-    // SAFETY: pointers are to locals of the sizes that are given.
+    // SAFETY: all pointers are to locals of the sizes passed.
     unsafe {
         api.check("cuDeviceGetCount", (api.cuDeviceGetCount)(&mut count))?;
         if ordinal >= count as usize {
@@ -100,7 +102,7 @@ fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError>
         let code = unsafe { (api.cuDeviceGetAttribute)(&mut value, which, device) };
         api.check("cuDeviceGetAttribute", code).map(|()| value as u32)
     };
-    // SAFETY: the last of its bytes is zero, whatever the driver wrote.
+    // SAFETY: the buffer has 128 zeroed bytes, of which the driver may write 127, so it is terminated.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
     let card = Card {
         ordinal,
@@ -118,7 +120,7 @@ fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError>
     Ok((card, device))
 }
 
-/// The digits of a UUID, in its groups.
+/// Formats a UUID as hexadecimal digits in groups of 8, 4, 4, 4 and 12.
 fn digits(bytes: [u8; 16]) -> String {
     let digit = |(i, byte): (usize, &u8)| {
         let dash = if matches!(i, 4 | 6 | 8 | 10) { "-" } else { "" };
@@ -127,29 +129,37 @@ fn digits(bytes: [u8; 16]) -> String {
     bytes.iter().enumerate().map(digit).collect()
 }
 
-/// A card that is in use: its primary context and three streams, or one that stands for all.
+/// A GPU in use: its primary context and three streams; without separate copy streams all three are the same stream.
 pub(crate) struct Context {
+    /// Functions of the driver.
     pub(crate) api: &'static Driver,
+    /// Properties of the GPU.
     pub(crate) card: Card,
+    /// Driver handle of the GPU.
     pub(crate) device: cu::CUdevice,
-    /// Where kernels run.
+    /// Stream of kernels.
     pub(crate) stream: cu::CUstream,
-    /// Copies from the host.
+    /// Stream of host-to-device copies.
     pub(crate) inward: cu::CUstream,
-    /// Copies to the host.
+    /// Stream of device-to-host copies.
     pub(crate) outward: cu::CUstream,
+    /// Times of kernels and copies, recorded while tracing is on.
     pub(crate) trace: Trace,
-    /// Orders two streams: recorded in one, and waited for by the other at once, so it is free again.
+    /// Event that orders two streams in `order`: recorded in one and waited for by the other in the same call, so one
+    /// event can be reused for every pair.
     link: Option<Event>,
     context: cu::CUcontext,
 }
 
-// SAFETY: handles of the driver may be used from any thread to which the context is current; `enter` sees to that.
+// SAFETY: driver handles may be used from any thread to which the context is current; `enter` makes it current.
 unsafe impl Send for Context {}
 
 impl Context {
-    /// Takes a card, if it and everything that is needed to use it is there; with streams of their own for copies, if
-    /// these are wanted.
+    /// Retains the primary context of device `ordinal` and creates its streams. With `streams`, copies in either
+    /// direction get a stream of their own.
+    ///
+    /// # Errors
+    /// Fails if a library is missing, if there is no such device, or if its compute capability is below 8.0.
     pub(crate) fn new(ordinal: usize, streams: bool) -> Result<Self, CudaError> {
         let api = initialised(Libraries::whole()?)?;
         let (card, device) = card(api, ordinal)?;
@@ -163,7 +173,7 @@ impl Context {
         }
         let (none, trace) = (ptr::null_mut(), Trace::new(api));
         let (stream, inward, outward) = (none, none, none);
-        // From here on its drop undoes what was done.
+        // From here on, dropping `new` undoes the steps already taken.
         let mut new = Self { api, card, device, stream, inward, outward, trace, link: None, context };
         new.enter()?;
         new.stream = new.create_stream()?;
@@ -183,7 +193,7 @@ impl Context {
         Ok(stream)
     }
 
-    /// What is put into `second` from now on comes behind what is in `first`.
+    /// Makes all work enqueued in `second` from now on wait for the work already enqueued in `first`.
     pub(crate) fn order(&self, first: cu::CUstream, second: cu::CUstream) -> Result<(), CudaError> {
         match &self.link {
             Some(link) if first != second => link.record(first).and_then(|()| link.before(second)),
@@ -193,25 +203,25 @@ impl Context {
 
     /// Makes the context current to the calling thread.
     pub(crate) fn enter(&self) -> Result<(), CudaError> {
-        // SAFETY: the context lives as long as `self`.
+        // SAFETY: the context is retained for the life of `self`.
         self.api.check("cuCtxSetCurrent", unsafe { (self.api.cuCtxSetCurrent)(self.context) })
     }
 
-    /// Waits for everything in all streams.
+    /// Blocks until all streams are idle.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         [self.inward, self.stream, self.outward].into_iter().try_for_each(|stream| self.wait_for(stream))
     }
 
-    /// Waits for everything in a stream.
+    /// Blocks until `stream` is idle.
     pub(crate) fn wait_for(&self, stream: cu::CUstream) -> Result<(), CudaError> {
-        // SAFETY: the stream lives as long as `self`.
+        // SAFETY: the stream is not destroyed before `self`.
         self.api.check("cuStreamSynchronize", unsafe { (self.api.cuStreamSynchronize)(stream) })
     }
 
-    /// (free, total) of the card's memory, all processes counted.
+    /// Returns (free, total) device memory, counting all processes.
     pub(crate) fn memory(&self) -> Result<(Bytes, Bytes), CudaError> {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: pointers are to locals.
+        // SAFETY: both pointers are to locals.
         self.api.check("cuMemGetInfo", unsafe { (self.api.cuMemGetInfo_v2)(&mut free, &mut total) })?;
         Ok((Bytes(free as u64), Bytes(total as u64)))
     }
@@ -221,9 +231,10 @@ impl Drop for Context {
     fn drop(&mut self) {
         let mut streams = [self.stream, self.inward, self.outward].to_vec();
         streams.dedup();
-        // Events go before the context.
+        // Events must be destroyed before their context.
         (self.link, self.trace) = (None, Trace::new(self.api));
-        // SAFETY: nothing of ours uses the streams any more; failures change nothing here.
+        // SAFETY: no work of this crate uses the streams any more; a failure cannot be handled in `drop` and is
+        // ignored.
         unsafe {
             (self.api.cuCtxSetCurrent)(self.context);
             for stream in streams.into_iter().filter(|stream| !stream.is_null()) {
@@ -234,23 +245,25 @@ impl Drop for Context {
     }
 }
 
-/// Words of host memory that kernels can write: what they met that they refuse. Open steps have a word each.
+/// Status words in pinned host memory, to which kernels write a code when they find invalid input data. Each in-flight
+/// step has its own word.
 pub(crate) struct Status {
     api: &'static Driver,
     start: *mut u64,
     words: usize,
-    /// The word of the step that is being put into the stream.
+    /// Index of the word of the step that is being enqueued.
     current: usize,
 }
 
-// SAFETY: the words are owned, and one is only read when no kernel has it.
+// SAFETY: the words are owned, and a word is read only after the kernels that may write it have completed.
 unsafe impl Send for Status {}
 
 impl Status {
+    /// Allocates `words` words (at least one), all zero.
     pub(crate) fn new(context: &Context, words: usize) -> Result<Self, CudaError> {
         let (api, mut start) = (context.api, ptr::null_mut::<c_void>());
         let words = words.max(1);
-        // SAFETY: the pointer is to a local; the words are written before anyone reads them.
+        // SAFETY: the pointer is to a local; the words are written here before anybody reads them.
         unsafe {
             let portable = cu::CU_MEMHOSTALLOC_PORTABLE | cu::CU_MEMHOSTALLOC_DEVICEMAP;
             api.check("cuMemHostAlloc", (api.cuMemHostAlloc)(&mut start, words * size_of::<u64>(), portable))?;
@@ -259,25 +272,25 @@ impl Status {
         Ok(Self { api, start: start.cast(), words, current: 0 })
     }
 
-    /// Where the step's kernels write: one address for host and device.
+    /// Address of the current step's word, valid on host and device (unified addressing).
     pub(crate) fn address(&self) -> u64 {
         self.start as u64 + (self.current * size_of::<u64>()) as u64
     }
 
-    /// The step's word.
+    /// Index of the current step's word.
     pub(crate) fn current(&self) -> usize {
         self.current
     }
 
-    /// Another step begins.
+    /// Switches to the next word, for the next step.
     pub(crate) fn advance(&mut self) {
         self.current = (self.current + 1) % self.words;
     }
 
-    /// What was written to a word since the last look; its step is over.
+    /// Returns the code in a word and clears the word; the word's step must have completed. 0 means no error.
     pub(crate) fn take(&self, word: usize) -> u32 {
         assert!(word < self.words, "a word for each open step");
-        // SAFETY: the word is ours, aligned and initialised.
+        // SAFETY: the word is in bounds by the assertion, aligned and initialised; volatile because a kernel wrote it.
         unsafe {
             let word = self.start.add(word).cast::<u32>();
             let value = word.read_volatile();
@@ -286,7 +299,7 @@ impl Status {
         }
     }
 
-    /// The same of any word; the streams are idle.
+    /// Clears all words and returns the first code that is not zero, otherwise 0; the streams must be idle.
     pub(crate) fn take_any(&self) -> u32 {
         (0..self.words).map(|word| self.take(word)).fold(0, |first, code| if first == 0 { code } else { first })
     }
@@ -294,19 +307,19 @@ impl Status {
 
 impl Drop for Status {
     fn drop(&mut self) {
-        // SAFETY: it came from `cuMemHostAlloc`.
+        // SAFETY: the memory came from `cuMemHostAlloc` and is freed once.
         unsafe { (self.api.cuMemFreeHost)(self.start.cast()) };
     }
 }
 
 impl Driver {
-    /// An error unless the code is zero.
+    /// Returns an error with the driver's message unless `code` is zero.
     pub(crate) fn check(&self, function: &'static str, code: c_int) -> Result<(), CudaError> {
         if code == 0 {
             return Ok(());
         }
         let mut text = ptr::null();
-        // SAFETY: the driver gives a constant string, or leaves null.
+        // SAFETY: the driver stores a pointer to a constant string, or leaves null.
         let message = unsafe {
             (self.cuGetErrorString)(code, &mut text);
             if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }

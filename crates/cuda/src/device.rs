@@ -1,6 +1,6 @@
-//! A card as a device: an arena of its memory, three streams, and the kernel of each op. Invariant: what was asked for
-//! later finds what was asked for earlier done, whatever runs beside it. Operands come from a checked plan; token ids and
-//! spans come from outside, and what a kernel refuses of them is an error of its step's results.
+//! The CUDA device: an arena of GPU memory, three streams, and the kernels of each op. Invariant: operations take
+//! effect in the order of the calls, even where streams overlap. Operands come from a checked plan; token ids and
+//! spans are input data, and values that a kernel rejects are an error of the step's results.
 
 use crate::arena::Arena;
 use crate::context::{Card, Context};
@@ -19,18 +19,18 @@ use plan::{Capability, OPEN_STEPS};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How a card is used.
+/// Options of a CUDA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Whether copies run beside kernels, in streams of their own.
+    /// Whether copies use streams of their own, so that they overlap with kernels.
     pub streams: bool,
-    /// Whether host memory that copies pass through is pinned; `None` is where free memory allows it.
+    /// Whether host memory for copies is pinned; `None` decides by the free host memory.
     pub pinned: Option<bool>,
-    /// Steps that may be open at a time.
+    /// Maximum number of in-flight steps.
     pub depth: usize,
     /// Whether the arena can grow in place.
     pub expandable: bool,
-    /// Steps between two looks for memory to give back; 0 is never.
+    /// Number of steps between two checks for unused memory to give back; 0 disables them.
     pub cache_clear_interval: u64,
 }
 
@@ -40,19 +40,19 @@ impl Default for Options {
     }
 }
 
-/// Kernels on one card.
+/// A device that runs kernels on one GPU.
 pub struct CudaDevice {
     options: Options,
     arena: Option<Arena>,
-    /// Pinned memory for what comes and for what goes; none where copies use the caller's.
+    /// Pinned buffers for host-to-device and device-to-host copies; `None` where copies use the caller's memory.
     ways: [Option<Staging>; 2],
-    /// Ranges that are on their way to the host, oldest first.
+    /// Device-to-host copies that were requested and not collected, oldest first.
     fetched: VecDeque<Fetched>,
-    /// Events of those that were collected.
+    /// Events of collected copies, for reuse.
     spare: Vec<Event>,
-    /// The number of the next.
+    /// Ticket number of the next requested copy.
     next: u64,
-    /// Whether a range was asked for since the last launch: the next begins another step.
+    /// Whether a copy was requested since the last launch, so that the next launch belongs to another step.
     asked: bool,
     graphs: Graphs,
     gemm: Gemm,
@@ -60,58 +60,58 @@ pub struct CudaDevice {
     context: Context,
 }
 
-/// A range that is on its way.
+/// A device-to-host copy that was requested and not collected.
 struct Fetched {
     at: u64,
     bytes: Bytes,
-    /// The status word of its step.
+    /// Index of the status word of its step.
     word: usize,
-    /// Where it is not in pinned memory: behind the step. It is copied when it is collected, since a copy to memory that
-    /// is not pinned would hold the host until the step is over.
+    /// Without pinned memory: the event behind the step. The copy is then made when it is collected, since an
+    /// asynchronous copy to memory that is not pinned would block the host until the step has completed.
     done: Option<Event>,
 }
 
 impl CudaDevice {
-    /// Takes a card: its context is made, nothing else is allocated.
+    /// Opens a GPU with default options: creates a context, allocates no arena.
     pub fn new(ordinal: usize) -> Result<Self, CudaError> {
         Self::with(ordinal, Options::default())
     }
 
-    /// The same, used so.
+    /// Opens a GPU with the given options.
     pub fn with(ordinal: usize, options: Options) -> Result<Self, CudaError> {
         Self::open(ordinal, Choosing::Timed, options)
     }
 
-    /// The same, where products are computed by the first kernel of their canonical order instead of the one that was timed
-    /// to be the fastest: nothing is read from the disk or kept there.
+    /// Opens a GPU without timing matmuls: each one uses the first kernel of its canonical summation order instead of
+    /// the fastest. The cache of choices is neither read nor written.
     pub fn without_timing(ordinal: usize) -> Result<Self, CudaError> {
         Self::open(ordinal, Choosing::First, Options::default())
     }
 
-    /// The same, where products are computed by the kernel or algorithm of a name ([`Self::own_products`],
-    /// [`Self::candidates`]), wherever it computes their form, or by the fastest of `cuBLASLt`, whose bits may be others: for
-    /// tests and measurements.
+    /// Opens a GPU whose matmuls use the kernel or algorithm of the given name ([`Self::own_products`],
+    /// [`Self::candidates`]) wherever it supports their form; the name `cuBLASLt` selects the library's fastest
+    /// algorithm, whose bits may differ from the canonical ones. For tests and measurements.
     pub fn with_product(ordinal: usize, name: &str) -> Result<Self, CudaError> {
         Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
     }
 
-    /// The same, where every candidate of a product is timed and compared with the canonical kernel; see
+    /// Opens a GPU that times every candidate of a matmul and compares its result with the canonical kernel; see
     /// [`Self::candidates`].
     pub fn surveying(ordinal: usize) -> Result<Self, CudaError> {
         Self::open(ordinal, Choosing::Surveyed, Options::default())
     }
 
-    /// All candidates of the products that were prepared on a device that surveys them.
+    /// All candidates of the matmuls prepared so far, on a device opened by [`Self::surveying`].
     pub fn candidates(&self) -> &[Candidate] {
         self.gemm.candidates()
     }
 
-    /// The names of our own kernels on Hopper that [`Self::with_product`] knows.
+    /// Names of our own Hopper matmul kernels, as accepted by [`Self::with_product`].
     pub fn own_products() -> Vec<&'static str> {
         gemm::own_products()
     }
 
-    /// The same of products with a layer norm in front.
+    /// Names of our own Hopper kernels of matmuls with a layer norm in front, as accepted by [`Self::with_product`].
     pub fn own_norms() -> Vec<&'static str> {
         gemm::own_norms()
     }
@@ -135,19 +135,19 @@ impl CudaDevice {
         })
     }
 
-    /// What it is.
+    /// Properties of the GPU.
     pub fn card(&self) -> &Card {
         &self.context.card
     }
 
-    /// (free, total) of the card's memory, all processes counted.
+    /// Returns (free, total) device memory, counting all processes.
     pub fn memory(&self) -> Result<(Bytes, Bytes), CudaError> {
         self.context.enter()?;
         self.context.memory()
     }
 
-    /// What computes each product that was prepared, as lines: columns of the output and of the input, element type,
-    /// bias, residual, and the name of our kernel or else the library's algorithm.
+    /// Returns a line for each prepared matmul: output and input columns, element type, bias, residual, and the name
+    /// of our kernel or of the library's algorithm that computes it.
     pub fn products(&self) -> Vec<String> {
         self.gemm.choices()
     }
@@ -156,6 +156,7 @@ impl CudaDevice {
         self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })
     }
 
+    /// Prepares or runs the kernels of a launch; both take the same code path, so that a run needs nothing unprepared.
     fn call(&mut self, launch: &Launch<'_>, preparing: bool) -> Result<(), DeviceError> {
         self.context.enter()?;
         let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })?;
@@ -164,21 +165,22 @@ impl CudaDevice {
         launch::run(&mut Call { context, arena, kernels, gemm, launch, preparing })
     }
 
-    /// The first launch behind a range that was asked for begins another step, with a status word of its own.
+    /// Switches to the next status word if a copy was requested since the last launch: another step begins.
     fn begin(&mut self) {
         if std::mem::take(&mut self.asked) {
             self.kernels.status.advance();
         }
     }
 
-    /// Waits for the streams, and for what kernels said of their data.
+    /// Waits for all streams and returns the error that kernels reported in a status word, if any.
     fn finish(&self) -> Result<(), CudaError> {
         self.context.synchronize()?;
         refused(self.kernels.status.take_any())
     }
 
-    /// Host to arena in the stream for what comes; kernels that are put behind it find it there. Through pinned memory,
-    /// unless there is none or it is small: then the bytes are the caller's, and the copy is waited for.
+    /// Copies from the host to the arena in the copy stream, and makes later kernels wait for the copy. The bytes pass
+    /// through pinned memory; without it, or if it is too small, they are copied from the caller's memory and the call
+    /// waits.
     fn send(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let to = self.arena()?.range(at, Bytes(bytes.len() as u64))?;
         let Self { context, ways: [inward, _], .. } = self;
@@ -192,8 +194,9 @@ impl CudaDevice {
             None => (bytes.as_ptr(), None),
         };
         let copy = || {
-            // SAFETY: the range is inside of the arena; pinned memory is kept until the event, and other memory until the
-            // stream was waited for, since a card that reads all of the host's memory may still be reading.
+            // SAFETY: the range is inside the arena; pinned memory is reserved until the event, and the call waits for
+            // the stream before the caller's memory can change. It must wait even if a copy of pageable memory usually
+            // returns after staging: a GPU that can access all host memory may still be reading.
             let code = unsafe { (api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes.len(), stream) };
             api.check("cuMemcpyHtoDAsync", code)
         };
@@ -202,11 +205,12 @@ impl CudaDevice {
         Ok(context.order(stream, context.stream)?)
     }
 
-    /// The host's memory of one way: none where there is nothing to hold, or pinning is not wanted or not affordable.
+    /// Allocates pinned memory for copies in one direction; `None` if there are no bytes, or pinning is off or not
+    /// affordable.
     fn pinned(&self, bytes: Bytes) -> Result<Option<Staging>, CudaError> {
         let wanted = match self.options.pinned {
             Some(wanted) => wanted,
-            // What is free in a container, where it limits this process.
+            // Inside a container, the free memory under the container's limit.
             None => affordable(bytes, exec::memory::available().free),
         };
         match wanted && bytes > Bytes::ZERO {
@@ -216,18 +220,19 @@ impl CudaDevice {
     }
 }
 
-/// Arena to host in a stream. The caller waits for the stream before `out` is used or given back.
+/// Enqueues a copy from the device to `out` in a stream. The caller must wait for the stream before it reads `out` or
+/// lets it go.
 fn receive(context: &Context, from: u64, out: &mut [u8], stream: cu::CUstream) -> Result<(), CudaError> {
     let (api, bytes) = (context.api, Bytes(out.len() as u64));
     let copy = || {
-        // SAFETY: `from` is a range of the arena that is as long as `out`.
+        // SAFETY: `from` is a range inside the arena, as long as `out`.
         let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(out.as_mut_ptr().cast(), from, out.len(), stream) };
         api.check("cuMemcpyDtoHAsync", code)
     };
     context.trace.span(Track::Out, stream, || format!("copy out, {bytes}"), copy)
 }
 
-/// What a status word says.
+/// Converts the code in a status word to an error.
 fn refused(code: u32) -> Result<(), CudaError> {
     match code {
         0 => Ok(()),
@@ -252,7 +257,7 @@ impl Device for CudaDevice {
 
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
         self.context.enter()?;
-        // What runs may still use the one that there is.
+        // Enqueued work may still use the old arena.
         self.context.synchronize()?;
         self.graphs.clear(&self.context);
         match &mut self.arena {
@@ -300,7 +305,7 @@ impl Device for CudaDevice {
         self.context.enter()?;
         let to = self.arena()?.range(at, bytes)?;
         let (api, stream) = (self.context.api, self.context.stream);
-        // SAFETY: the range is inside of the arena.
+        // SAFETY: the range is inside the arena.
         let code = unsafe { (api.cuMemsetD8Async)(to, byte, bytes.0 as usize, stream) };
         Ok(api.check("cuMemsetD8Async", code)?)
     }
@@ -310,7 +315,7 @@ impl Device for CudaDevice {
         let (from, to) = (self.arena()?.range(from, bytes)?, self.arena()?.range(to, bytes)?);
         let (api, stream) = (self.context.api, self.context.stream);
         let copy = || {
-            // SAFETY: both ranges are inside of the arena.
+            // SAFETY: both ranges are inside the arena.
             let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
             api.check("cuMemcpyDtoDAsync", code)
         };
@@ -403,7 +408,7 @@ impl Device for CudaDevice {
     }
 
     fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        // Waiting costs: only where there is something to give back.
+        // Synchronising is expensive, so only if there is memory to give back.
         if self.arena.as_ref().is_none_or(|arena| arena.spare() == Bytes::ZERO) {
             return Ok(Bytes::ZERO);
         }
@@ -459,7 +464,7 @@ impl Tracer for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // What cannot be waited for is gone with the context.
+        // A failure cannot be handled here; the context's destruction ends all work.
         let _ = self.context.enter().and_then(|()| self.context.synchronize());
         self.graphs.clear(&self.context);
         self.kernels.unload(&self.context);

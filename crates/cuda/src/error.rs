@@ -1,73 +1,72 @@
-//! What can go wrong between us and a card. Invariant: a library that is missing is an error that says where it was
-//! looked for and what brings it.
+//! Errors of the CUDA backend. Invariant: the error for a missing library names the paths tried and a remedy.
 
 use exec::DeviceError;
 use std::fmt;
 
-/// Why there is no CUDA device, or why it stopped.
+/// The reason why a CUDA device cannot be opened or stopped working.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// A library was not found, or lacks a function.
+    /// A library was not found, or lacks a function that is needed.
     Library {
-        /// Its name.
+        /// Display name of the library.
         name: &'static str,
-        /// What was tried, and what came of it.
+        /// The error of each attempt to load the library.
         tried: Vec<String>,
-        /// What brings it.
+        /// Instruction that provides the library.
         remedy: &'static str,
     },
-    /// There is no card, or not this one.
+    /// No CUDA device has the requested ordinal.
     NoDevice {
-        /// Which was asked for.
+        /// The requested ordinal.
         ordinal: usize,
-        /// How many there are.
+        /// Number of devices that the driver reports.
         found: usize,
     },
-    /// The card is older than the kernels can be.
+    /// The GPU's compute capability is below 8.0, the lowest that the kernels support.
     TooOld {
-        /// Its name.
+        /// Name of the GPU.
         card: String,
-        /// Its compute capability.
+        /// Compute capability (major, minor) of the GPU.
         capability: (u32, u32),
     },
-    /// A call failed.
+    /// A call into a library failed.
     Call {
-        /// The function.
+        /// Name of the function or kernel.
         function: &'static str,
-        /// Its code.
+        /// Status code that the function returned.
         code: i32,
-        /// What the library says about it.
+        /// The library's description of the status code.
         message: String,
     },
-    /// A kernel does not compile: our bug.
+    /// NVRTC rejected a kernel; a bug in this crate.
     Compile {
-        /// Its file and constants.
+        /// The kernel's entry, file and constants.
         kernel: String,
-        /// What the compiler says.
+        /// The compiler's log.
         log: String,
     },
-    /// What a step wants was not shown to the device before: our bug.
+    /// A launch uses a kernel or matmul that was not prepared; a bug in this workspace.
     Unprepared {
-        /// The kernel or product.
+        /// Description of the kernel or matmul.
         what: String,
     },
-    /// A kernel met data that it refuses.
+    /// A kernel found invalid input data, such as a token id out of range.
     Data {
-        /// What it met.
+        /// Description of the invalid data.
         what: &'static str,
     },
 }
 
 impl CudaError {
-    /// Whether this machine has no NVIDIA GPU at all, rather than one that cannot be used.
+    /// Whether this machine has no NVIDIA GPU or driver at all, as opposed to a GPU that cannot be used.
     pub fn is_absent(&self) -> bool {
         match self {
             Self::Library { name, tried, .. } => {
                 *name == crate::library::DRIVER_NAME && !tried.iter().any(|t| t.starts_with("it has"))
             }
             Self::NoDevice { found, .. } => *found == 0,
-            // CUDA's code for a driver without a device.
+            // 100 is `CUDA_ERROR_NO_DEVICE` (cuda.h).
             Self::Call { function, code, .. } => *function == "cuInit" && *code == 100,
             Self::TooOld { .. } | Self::Compile { .. } | Self::Unprepared { .. } | Self::Data { .. } => false,
         }

@@ -1,8 +1,10 @@
-//! Steps that were recorded, to be run again by one call. Invariant: a record is run only for the plan, counts and status
-//! word it was made for, and all are forgotten when anything is prepared or the arena changes. Records take memory of the
-//! card, up to 2 MiB each: only those of one plan and counts are kept, one for each open step, and only where they came
-//! several times in a row, which packs of sequences of any length do not. A card without room for one runs the step by its
-//! launches, which have the same bits.
+//! CUDA graph capture and replay of whole steps. Invariant: a graph is replayed only for the plan, counts and status
+//! word that it was captured for, and all graphs are dropped when a launch is prepared or the arena changes.
+//!
+//! A graph takes up to 2 MiB of device memory. So only the graphs of a single (plan, counts) pair are kept, one for
+//! each in-flight step, and a step is captured only after the same counts came several times in a row, which packs of
+//! sequences of varying lengths rarely do. If the GPU has no memory for a graph, steps are launched kernel by kernel,
+//! with the same bits.
 
 use crate::CudaError;
 use crate::context::Context;
@@ -12,43 +14,46 @@ use graph::Counts;
 use std::ffi::c_int;
 use std::ptr;
 
-/// Records, and what the last steps were.
+/// The captured graphs, and the recent steps that decide what is captured next.
 #[derive(Default)]
 pub(crate) struct Graphs {
-    /// Plan and counts of the last step, and how many times they came in a row.
+    /// Plan and counts of the last step.
     last: Option<(usize, Counts)>,
+    /// Number of steps in a row that had this plan and these counts.
     times: usize,
-    /// All of one plan and counts.
+    /// Instantiated graphs, all of one plan and counts.
     kept: Vec<(Key, cu::CUgraphExec)>,
-    /// What is being recorded.
+    /// Key of the step that is being captured.
     recording: Option<Key>,
-    /// Whether the card had no room for a record. None is tried again before the arena or what is prepared changes: a
-    /// record that is made in vain takes as long as several steps.
+    /// Whether the GPU had no memory for a graph. Capture is then not tried again before the arena or the prepared
+    /// launches change, since a failed capture takes as long as several steps.
     full: bool,
-    /// Whether that is still to be said.
+    /// Whether the lack of memory is still to be reported by `note`.
     unsaid: bool,
 }
 
-/// How a step runs.
+/// How the next step runs.
 #[derive(Debug, PartialEq)]
 enum Next {
-    /// By this record.
+    /// Replay this graph.
     Kept(cu::CUgraphExec),
+    /// Capture the step while it is launched.
     Record,
+    /// Launch the step kernel by kernel.
     Plain,
 }
 
-/// Plan, counts, status word.
+/// (plan, counts, status word): the word is part of the key because its address is an argument of captured kernels.
 pub(crate) type Key = (usize, Counts, usize);
 
-// SAFETY: handles of the driver may be used from any thread to which the context is current.
+// SAFETY: driver handles may be used from any thread to which the context is current.
 unsafe impl Send for Graphs {}
 
-/// A step is recorded when its counts come this many times in a row.
+/// Number of steps in a row with the same plan and counts after which a step is captured.
 const TIMES: usize = 4;
 
 impl Graphs {
-    /// Runs the record of a step, or begins one where its counts came often enough.
+    /// Replays the graph of a step, or starts a capture if the same counts came often enough.
     pub(crate) fn repeat(&mut self, context: &Context, key: Key) -> Result<Repeat, CudaError> {
         match self.next(key) {
             Next::Kept(step) => return self.launch(context, step),
@@ -60,13 +65,13 @@ impl Graphs {
         others.for_each(|(_, step)| forget(context, step));
         let (api, stream) = (context.api, context.stream);
         let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives, and nothing is being recorded in it.
+        // SAFETY: the stream is alive, and no capture is active in it.
         api.check("cuStreamBeginCapture", unsafe { (api.cuStreamBeginCapture_v2)(stream, mode) })?;
         self.recording = Some(key);
         Ok(Repeat::Record)
     }
 
-    /// Counts a step, and says how it runs.
+    /// Counts a step and decides how it runs.
     fn next(&mut self, key: Key) -> Next {
         let (plan, counts, _) = key;
         self.times = if self.last == Some((plan, counts)) { self.times + 1 } else { 1 };
@@ -78,9 +83,9 @@ impl Graphs {
         }
     }
 
-    /// Runs a record; [`Repeat::Plain`] where the card has no room for what it needs.
+    /// Replays a graph; [`Repeat::Plain`] if the GPU has no memory for it.
     fn launch(&mut self, context: &Context, step: cu::CUgraphExec) -> Result<Repeat, CudaError> {
-        // SAFETY: the record lives, and what it calls on too.
+        // SAFETY: the graph is alive, and so are the kernels and the memory that it uses.
         let launched = unsafe { (context.api.cuGraphLaunch)(step, context.stream) };
         match has_room(launched) {
             true => context.api.check("cuGraphLaunch", launched).map(|()| Repeat::Done),
@@ -88,19 +93,19 @@ impl Graphs {
         }
     }
 
-    /// Gives back what records hold, and makes no more.
+    /// Frees all graphs and disables capture.
     fn without_room(&mut self, context: &Context) -> Repeat {
         self.clear(context);
         (self.full, self.unsaid) = (true, true);
         Repeat::Plain
     }
 
-    /// The card has room again.
+    /// Enables capture again, after device memory was given back.
     pub(crate) fn given_back(&mut self) {
         self.full = false;
     }
 
-    /// What has not been said yet.
+    /// Returns the message that capture is disabled, once.
     pub(crate) fn note(&mut self) -> Option<String> {
         std::mem::take(&mut self.unsaid).then(|| {
             "the card has no room for the record of a step (a CUDA graph); steps are launched kernel by kernel, with the \
@@ -109,15 +114,16 @@ impl Graphs {
         })
     }
 
-    /// Ends a record, and runs it unless it broke off; [`Repeat::Plain`] where the card has no room for it.
+    /// Ends a capture and replays the graph unless the capture is not `whole`; [`Repeat::Plain`] if the GPU has no
+    /// memory for the graph.
     pub(crate) fn recorded(&mut self, context: &Context, whole: bool) -> Result<Repeat, CudaError> {
         let (api, stream) = (context.api, context.stream);
         let (Some(key), mut graph, mut step) = (self.recording.take(), ptr::null_mut(), ptr::null_mut()) else {
             return Ok(Repeat::Done);
         };
-        // SAFETY: recording has begun; pointers are to locals.
+        // SAFETY: a capture is active; the pointers are to locals.
         api.check("cuStreamEndCapture", unsafe { (api.cuStreamEndCapture)(stream, &mut graph) })?;
-        // SAFETY: the graph is ours until it is destroyed; what was made of it does not need it.
+        // SAFETY: the graph is owned until it is destroyed; an instantiated graph does not depend on it.
         let code = unsafe {
             let code = if whole { (api.cuGraphInstantiateWithFlags)(&mut step, graph, 0) } else { 0 };
             (api.cuGraphDestroy)(graph);
@@ -134,7 +140,7 @@ impl Graphs {
         self.launch(context, step)
     }
 
-    /// Forgets all; the stream is idle, or its work needs no record.
+    /// Drops all graphs and enables capture; no stream may still need them.
     pub(crate) fn clear(&mut self, context: &Context) {
         self.kept.drain(..).for_each(|(_, step)| forget(context, step));
         self.last = None;
@@ -142,13 +148,13 @@ impl Graphs {
     }
 }
 
-/// Whether a call did not fail for want of memory (cuda.h, `CUDA_ERROR_OUT_OF_MEMORY`).
+/// Whether a status code is anything but `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
 fn has_room(code: c_int) -> bool {
     code != 2
 }
 
 fn forget(context: &Context, step: cu::CUgraphExec) {
-    // SAFETY: it is ours; while it runs, the driver keeps what it needs. A failure changes nothing here.
+    // SAFETY: the graph is owned; if it is running, the driver keeps what it needs. A failure is ignored.
     unsafe { (context.api.cuGraphExecDestroy)(step) };
 }
 

@@ -1,5 +1,5 @@
-//! Kernels by file, entry and constants, and how they are called. Invariant: a kernel is compiled when a program is
-//! prepared and only looked up while it runs, so that a step allocates nothing.
+//! Kernels, identified by file, entry and compile-time constants, and their launches. Invariant: a kernel is compiled
+//! when a program is prepared and only looked up while a step runs.
 
 use crate::compile::Compiler;
 use crate::context::{Context, Status};
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::{fmt, ptr};
 
-/// The files of CUDA C++; each is compiled behind `common.cuh`, once for every set of constants.
+/// A source file of CUDA C++. It is compiled behind `common.cuh`, once for every set of constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum File {
     /// `attention.cu`
@@ -43,7 +43,7 @@ pub enum File {
 }
 
 impl File {
-    /// Its name.
+    /// File name of the kernel source.
     pub fn name(self) -> &'static str {
         match self {
             Self::Attention => "attention.cu",
@@ -62,6 +62,7 @@ impl File {
         }
     }
 
+    /// Source text, including the headers that the file needs.
     fn text(self) -> &'static str {
         match self {
             Self::Attention => {
@@ -117,39 +118,40 @@ impl File {
     }
 }
 
-/// The one compute capability that has warpgroups' products.
+/// The only compute capability with wgmma (warpgroup matrix multiplication) instructions.
 pub(crate) const HOPPER: (u32, u32) = (9, 0);
 
-/// What every file starts with.
+/// Header that precedes every file.
 const COMMON: &str = include_str!("kernels/common.cuh");
 
-/// The most constants that a kernel has.
+/// Largest number of compile-time constants of a kernel.
 const CONSTANTS: usize = 10;
 
-/// A kernel: an entry of a file, compiled with constants. `TYPE` is always one of them: 0 for f32, 1 for bf16, 2 for f16.
+/// A kernel: an entry of a file, compiled with constants. `TYPE`, the element type, is always the first of them
+/// (`code`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
-    /// Where it stands.
+    /// The file that defines the kernel.
     pub file: File,
-    /// Its name there.
+    /// Name of the kernel's `__global__` function.
     pub entry: &'static str,
     constants: [(&'static str, i64); CONSTANTS],
 }
 
 impl Kernel {
-    /// An entry for an element type.
+    /// Creates a kernel for an element type, without further constants.
     pub fn new(file: File, entry: &'static str, dtype: DType) -> Self {
         let mut constants = [("", 0); CONSTANTS];
         constants[0] = ("TYPE", code(dtype));
         Self { file, entry, constants }
     }
 
-    /// The same on or to e4m3.
+    /// Returns this kernel compiled for quantized values (`CODES`): it reads or writes e4m3.
     pub fn on_codes(self) -> Self {
         self.with("CODES", 1)
     }
 
-    /// Whether a compute capability has it.
+    /// Whether the kernel can run on a GPU of the given compute capability.
     pub fn runs_on(&self, capability: (u32, u32)) -> bool {
         let codes = self.constants().any(|(name, _)| name == "CODES");
         match self.file {
@@ -166,7 +168,7 @@ impl Kernel {
         }
     }
 
-    /// The same with another constant.
+    /// Returns this kernel with another constant; there is room for `CONSTANTS` of them.
     pub fn with(mut self, name: &'static str, value: i64) -> Self {
         if let Some(free) = self.constants.iter_mut().find(|(taken, _)| taken.is_empty()) {
             *free = (name, value);
@@ -178,18 +180,18 @@ impl Kernel {
         self
     }
 
-    /// Its constants, by name.
+    /// The kernel's constants as (name, value), in the order in which they were added.
     pub fn constants(&self) -> impl Iterator<Item = (&'static str, i64)> + '_ {
         self.constants.iter().copied().filter(|(name, _)| !name.is_empty())
     }
 
-    /// The text that is compiled.
+    /// The complete source text, as it is compiled.
     pub fn source(&self) -> String {
         format!("{COMMON}\n#line 1 \"{}\"\n{}", self.file.name(), self.file.text())
     }
 }
 
-/// An element type as constants name it.
+/// Number of an element type in the kernels' constants; must agree with `common.cuh`.
 pub(crate) fn code(dtype: DType) -> i64 {
     match dtype {
         DType::F32 => 0,
@@ -209,12 +211,12 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// A sample of every kernel in every form that models use: what is compiled where there is no card.
+/// Returns a sample of every kernel in every form that models use, for compiling all of them without a GPU.
 pub fn every_kernel() -> Vec<Kernel> {
     launch::every_kernel()
 }
 
-/// Blocks, threads of each, and bytes of shared memory that the launch adds to what the kernel declares.
+/// Launch configuration: grid dimensions, threads per block, and bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) blocks: (u32, u32, u32),
@@ -223,44 +225,46 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Blocks in a row.
+    /// Creates a one-dimensional grid without dynamic shared memory.
     pub(crate) fn of(blocks: u64, threads: u32) -> Self {
         Self { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
     }
 }
 
-/// An argument: a pointer, or a number in the low bytes of a word.
+/// A kernel argument: a pointer, or a number in the low bytes of a 64-bit word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arg(u64);
 
 impl Arg {
-    /// `const T*` or `T*`; zero is null.
+    /// A `const T*` or `T*`; zero is a null pointer.
     pub(crate) fn pointer(address: u64) -> Self {
         Self(address)
     }
 
-    /// `int`.
+    /// An `int`.
     pub(crate) fn int(value: impl TryInto<i32>) -> Self {
-        // More rows or columns than an `int` counts were refused with their tensor; an id of -1 matches none.
+        // Tensors with more rows or columns than an `int` holds are refused earlier; the fallback -1 is an id that
+        // never matches.
         Self(u64::from(value.try_into().unwrap_or(-1) as u32))
     }
 
-    /// `long long`.
+    /// A `long long`.
     pub(crate) fn long(value: u64) -> Self {
         Self(value)
     }
 
-    /// `float`.
+    /// A `float`.
     pub(crate) fn float(value: f32) -> Self {
         Self(u64::from(value.to_bits()))
     }
 }
 
-/// The most arguments that a kernel has.
+/// Largest number of arguments of a kernel.
 const ARGUMENTS: usize = 20;
 
-/// That a kernel may be launched while the kernels in front of it end: each of ours begins by waiting for them
-/// (`after_predecessors` of common.cuh), so what is saved is the way from one kernel to the next.
+/// Launch attribute of programmatic dependent launch: the kernel may start before its predecessors have finished. Each
+/// of our kernels begins by waiting for them (`after_predecessors` in common.cuh), so only the launch latency between
+/// two kernels is hidden, and the order of their memory accesses stays that of the stream.
 fn starts_early() -> cu::CUlaunchAttribute {
     cu::CUlaunchAttribute {
         id: cu::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -269,23 +273,25 @@ fn starts_early() -> cu::CUlaunchAttribute {
     }
 }
 
-/// Compiled kernels of a card.
+/// Compiled kernels of a GPU.
 pub(crate) struct Kernels {
     compiler: Compiler,
     functions: HashMap<Kernel, (cu::CUmodule, cu::CUfunction)>,
+    /// Status words to which the kernels report invalid input data.
     pub(crate) status: Status,
 }
 
-// SAFETY: handles of the driver may be used from any thread to which the context is current.
+// SAFETY: driver handles may be used from any thread to which the context is current.
 unsafe impl Send for Kernels {}
 
 impl Kernels {
+    /// Creates an empty set of kernels, with status words for `steps` in-flight steps.
     pub(crate) fn new(context: &Context, steps: usize) -> Result<Self, CudaError> {
         let compiler = Compiler::new(context.card.capability)?;
         Ok(Self { compiler, functions: HashMap::new(), status: Status::new(context, steps)? })
     }
 
-    /// Compiles and loads a kernel, unless it is there.
+    /// Compiles and loads a kernel that may use `shared` bytes of dynamic shared memory; does nothing if it is loaded.
     pub(crate) fn prepare(&mut self, context: &Context, kernel: &Kernel, shared: u32) -> Result<(), CudaError> {
         if self.functions.contains_key(kernel) {
             return Ok(());
@@ -293,7 +299,7 @@ impl Kernels {
         let (api, code) = (context.api, self.compiler.cubin(kernel)?);
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
         let entry = CString::new(kernel.entry).unwrap_or_default();
-        // SAFETY: the code is a whole ELF image that the compiler made; pointers are to locals.
+        // SAFETY: the code is a complete ELF image from the compiler; all pointers are to locals.
         unsafe {
             api.check("cuModuleLoadData", (api.cuModuleLoadData)(&mut module, code.as_ptr().cast()))?;
             api.check("cuModuleGetFunction", (api.cuModuleGetFunction)(&mut function, module, entry.as_ptr()))?;
@@ -306,7 +312,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Puts a kernel into the stream.
+    /// Launches a kernel in the compute stream.
     pub(crate) fn call(
         &self,
         context: &Context,
@@ -317,7 +323,7 @@ impl Kernels {
         self.call_with(context, kernel, || kernel.entry.to_owned(), shape, &[], args)
     }
 
-    /// The same by another name in traces, for a kernel whose first arguments describe matrices.
+    /// Launches a kernel whose first arguments are the tensor maps `maps`, traced under `name`.
     pub(crate) fn call_with(
         &self,
         context: &Context,
@@ -356,18 +362,18 @@ impl Kernels {
                 attrs: &raw mut early,
                 numAttrs: u32::from(context.card.has_early_starts()),
             };
-            // SAFETY: the arguments are those of the kernel's declaration, by the launch code beside it; the driver
-            // copies them, and what the configuration points to, before it returns.
+            // SAFETY: the launch code passes the arguments of the kernel's declaration; the driver copies them, and
+            // the attribute that the configuration points to, before it returns.
             let code =
                 unsafe { (api.cuLaunchKernelEx)(&config, function, pointers.as_mut_ptr(), ptr::null_mut()) };
             api.check(kernel.entry, code)
         })
     }
 
-    /// Unloads all; the stream must be idle.
+    /// Unloads all kernels; the streams must be idle.
     pub(crate) fn unload(&mut self, context: &Context) {
         for (_, (module, _)) in self.functions.drain() {
-            // SAFETY: nothing runs any more; failures change nothing here.
+            // SAFETY: no kernel is running; a failure is ignored.
             unsafe { (context.api.cuModuleUnload)(module) };
         }
     }

@@ -1,8 +1,8 @@
-//! Plimsoll on NVIDIA GPUs of compute capability 8.0 and up. Nothing of CUDA is needed to build it: the driver, NVRTC
-//! and cuBLASLt are found at run time, and kernels are compiled for the card when they are first used.
+//! The CUDA backend of Plimsoll, for NVIDIA GPUs of compute capability 8.0 and higher. Building the crate needs no CUDA
+//! toolkit: the driver, NVRTC and cuBLASLt are loaded at run time, and kernels are compiled for the GPU on first use.
 //!
-//! Invariant of the crate: a plan is followed as on the CPU. Every address was computed before the arena existed, and
-//! the bits of a sequence do not depend on its neighbours.
+//! Invariant of the crate: a plan is executed exactly as on the CPU. All addresses are computed before the arena is
+//! allocated, and the bits of a sequence's result do not depend on the other sequences in its batch.
 
 mod api;
 mod arena;

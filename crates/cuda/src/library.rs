@@ -1,9 +1,9 @@
-//! Finds the driver, NVRTC, cuBLASLt and NVML. Invariant: nothing panics where one is absent, and what was tried is told; a
-//! library that was opened stays open for the life of the process.
+//! Loads the driver, NVRTC, cuBLASLt and NVML at run time. Invariant: a missing library never panics but is an error
+//! that lists the paths tried; a loaded library stays loaded for the life of the process.
 //!
-//! Each is looked for, in this order, in the folders of `PLIMSOLL_CUDA_PATH`, where the loader looks (so
-//! `LD_LIBRARY_PATH` counts), in CUDA's usual folders, and in the packages `nvidia/*/lib` of the Python environments that
-//! are active (`VIRTUAL_ENV`, `CONDA_PREFIX`) or that `python3` on the path has.
+//! Search order for each library: the folders in `PLIMSOLL_CUDA_PATH`; the dynamic loader's own search (which honours
+//! `LD_LIBRARY_PATH`); CUDA's usual installation folders; and the packages `nvidia/*/lib` of the active Python
+//! environments (`VIRTUAL_ENV`, `CONDA_PREFIX`) and of every `python3` on `PATH`.
 
 use crate::CudaError;
 use crate::api::{CublasLt, Driver, Nvml, Nvrtc};
@@ -13,38 +13,39 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::{env, fs};
 
-/// The environment variable with folders to look in first, between colons.
+/// Environment variable with the folders to search first, separated by colons.
 pub const PATH_VARIABLE: &str = "PLIMSOLL_CUDA_PATH";
 
-/// The libraries, looked for once.
+/// The libraries of this machine, searched for once per process; each is a function table or the error of its search.
 pub struct Libraries {
     pub(crate) driver: Result<Driver, CudaError>,
     pub(crate) nvrtc: Result<Nvrtc, CudaError>,
     pub(crate) cublaslt: Result<CublasLt, CudaError>,
-    /// Only what it tells is missing without it.
+    /// Optional: without NVML, only its information about GPU memory and other processes is missing.
     pub(crate) nvml: Result<Nvml, CudaError>,
     found: Vec<Found>,
 }
 
-/// A library that was opened.
+/// A library that was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What it is.
+    /// Display name, such as `cuBLASLt (libcublasLt)`.
     pub name: &'static str,
-    /// As it was opened: a path, or a bare name where the loader found it.
+    /// Path the library was loaded from, or its bare file name where the dynamic loader found it.
     pub path: String,
 }
 
+/// A library to search for.
 struct Wanted {
     name: &'static str,
-    /// File names, the preferred one first.
+    /// File names in order of preference.
     files: &'static [&'static str],
-    /// Must be opened before, from the same folder, where it is there.
+    /// Prefix of files to load first from the same folder, if they exist there.
     before: Option<&'static str>,
     remedy: &'static str,
 }
 
-/// What messages call the driver.
+/// Display name of the driver library in messages.
 pub(crate) const DRIVER_NAME: &str = "the NVIDIA driver (libcuda)";
 
 const DRIVER: Wanted = Wanted {
@@ -76,7 +77,7 @@ const NVML: Wanted = Wanted {
 };
 
 impl Libraries {
-    /// Those of this machine.
+    /// Returns the libraries of this machine; the first call searches for them.
     pub fn get() -> &'static Self {
         static LIBRARIES: OnceLock<Libraries> = OnceLock::new();
         LIBRARIES.get_or_init(|| {
@@ -95,22 +96,23 @@ impl Libraries {
         })
     }
 
-    /// Those of this machine, where none is missing.
+    /// Returns the libraries if the driver, NVRTC and cuBLASLt were all found, otherwise the error of the first
+    /// missing one.
     pub fn whole() -> Result<&'static Self, CudaError> {
         let libraries = Self::get();
         libraries.missing().first().map_or(Ok(libraries), |&error| Err(error.clone()))
     }
 
-    /// What was opened.
+    /// The libraries that were loaded.
     pub fn found(&self) -> &[Found] {
         &self.found
     }
 
-    /// Versions of NVRTC and cuBLASLt.
+    /// Returns the versions of NVRTC and cuBLASLt as text; 0 stands for a library that is missing.
     pub fn versions(&self) -> String {
         let (mut major, mut minor) = (0, 0);
         if let Ok(nvrtc) = &self.nvrtc {
-            // SAFETY: pointers are to locals.
+            // SAFETY: both pointers are to locals.
             unsafe { (nvrtc.nvrtcVersion)(&mut major, &mut minor) };
         }
         // SAFETY: the function has no preconditions.
@@ -118,20 +120,21 @@ impl Libraries {
         format!("NVRTC {major}.{minor}, cuBLASLt {cublaslt}")
     }
 
-    /// What is missing of those that computing needs, each with where it was looked for and what brings it.
+    /// Returns the errors of the missing libraries among the driver, NVRTC and cuBLASLt; each names the paths tried
+    /// and a remedy.
     pub fn missing(&self) -> Vec<&CudaError> {
         let errors = [self.driver.as_ref().err(), self.nvrtc.as_ref().err(), self.cublaslt.as_ref().err()];
         errors.into_iter().flatten().collect()
     }
 }
 
-/// Where a toolkit, and Debian's packages, keep libraries for this kind of processor.
+/// Library folders for this processor architecture: of a CUDA toolkit (relative) and of Debian packages (absolute).
 const OF_PROCESSOR: [&str; 2] = match cfg!(target_arch = "aarch64") {
     true => ["targets/sbsa-linux/lib", "/usr/lib/aarch64-linux-gnu"],
     false => ["targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu"],
 };
 
-/// Where to look; `None` is wherever the loader does.
+/// Returns the folders to search, in order; `None` stands for the dynamic loader's own search.
 fn folders() -> Vec<Option<PathBuf>> {
     let listed = |variable| env::var_os(variable).map(|v| env::split_paths(&v).collect()).unwrap_or_default();
     let explicit: Vec<PathBuf> = listed(PATH_VARIABLE);
@@ -160,7 +163,7 @@ fn folders() -> Vec<Option<PathBuf>> {
     folders
 }
 
-/// The entries of a folder whose names start so, sorted; none where it cannot be read.
+/// Returns the entries of `folder` whose names start with `start`, sorted; empty if the folder cannot be read.
 fn children(folder: &Path, start: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let named = |path: &PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(start));
@@ -169,6 +172,8 @@ fn children(folder: &Path, start: &str) -> Vec<PathBuf> {
     paths
 }
 
+/// Loads the first file of `wanted` that can be loaded, by preferred file name and then by folder, and appends it to
+/// `found`.
 fn open(
     wanted: &Wanted,
     folders: &[Option<PathBuf>],
@@ -182,7 +187,7 @@ fn open(
                 continue;
             }
             if let (Some(before), Some(folder)) = (wanted.before, folder) {
-                // Where it is missing, the library itself says so when it is used.
+                // A failure to load it is ignored: the library that needs it reports its absence on first use.
                 children(folder, before).iter().for_each(|path| drop(load(path)));
             }
             match load(&path) {
@@ -197,9 +202,9 @@ fn open(
     Err(CudaError::Library { name: wanted.name, tried, remedy: wanted.remedy })
 }
 
-/// Opens a library for good.
+/// Loads a library and leaks it, so that function pointers into it stay valid.
 fn load(path: &Path) -> Result<&'static Library, String> {
-    // SAFETY: these are NVIDIA's libraries by name; their initialisers have no preconditions.
+    // SAFETY: these are NVIDIA's libraries, opened by name; their initialisers have no preconditions.
     let open = unsafe { Open::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     match open {
         Ok(library) => Ok(Box::leak(Box::new(library.into()))),

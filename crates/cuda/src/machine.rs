@@ -1,5 +1,5 @@
-//! A card as a machine that plans are made for. Invariant: the target is that of the card's name where it is known;
-//! otherwise sizes are the card's own, and only rates are guessed.
+//! A GPU as a `Machine`: provides the `Target` to plan for and opens the device. Invariant: a GPU with a known name
+//! gets the target of that name; for any other, sizes are read from the GPU and only rates are assumed.
 
 use crate::context::Context;
 use crate::gemm;
@@ -10,18 +10,18 @@ use plan::{Capability, Kernels, Precision, Target};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// A card, in use as long as this is.
+/// A GPU that is not opened as a device yet; holds a context for as long as it exists.
 pub struct CudaMachine {
     card: Card,
     options: Options,
-    /// What was free before there was a context.
+    /// Memory that was free before this process had a context.
     before: Bytes,
-    /// What the context took.
+    /// Memory that the context occupies.
     taken: Bytes,
     context: Mutex<Context>,
 }
 
-/// (what a card's name holds, its target): the first that fits.
+/// (part of the GPU's name, name of its target); the first match counts, so more specific names come first.
 const KNOWN: &[(&str, &str)] = &[
     ("H200", "h200"),
     ("H100", "h100"),
@@ -33,19 +33,22 @@ const KNOWN: &[(&str, &str)] = &[
     ("RTX 3090", "3090"),
 ];
 
-/// Compute capability from which on there are products of e4m3.
+/// Lowest compute capability with e4m3 matrix multiplication.
 pub(crate) const FP8: (u32, u32) = (Capability::FP8.0, Capability::FP8.1);
 
-/// What the first context of a process takes, where NVML does not tell.
+/// Memory that a process's first context occupies, assumed if NVML is not available.
 const CONTEXT: Bytes = Bytes(548_995_072);
 
-/// More than any context takes: a larger difference is another process's doing.
+/// Upper bound for the memory of a context: a larger difference in free memory is caused by another process.
 const MOST: Bytes = Bytes(2 << 30);
 
 impl CudaMachine {
-    /// The card of a number, if everything that is needed to use it is there.
+    /// Creates a context on GPU `ordinal`.
+    ///
+    /// # Errors
+    /// Fails if a library is missing or the GPU does not exist or is not supported.
     pub fn new(ordinal: usize, options: Options) -> Result<Self, CudaError> {
-        // Asked before there is a context, which takes its part at once.
+        // Must be read before the context is created, which occupies its memory at once.
         let before = cards().ok().and_then(|cards| nvml::free(cards.get(ordinal)?).ok());
         let context = Context::new(ordinal, false)?;
         let after = context.memory()?.0;
@@ -54,14 +57,14 @@ impl CudaMachine {
         Ok(Self { card, options, before: after + taken, taken, context: Mutex::new(context) })
     }
 
-    /// (free, total) of the card's memory, all processes counted.
+    /// Returns (free, total) device memory, counting all processes.
     fn memory(&self) -> Result<(Bytes, Bytes), CudaError> {
         let context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
         context.enter()?;
         context.memory()
     }
 
-    /// What it is.
+    /// Properties of the GPU.
     pub fn card(&self) -> &Card {
         &self.card
     }
@@ -92,14 +95,15 @@ impl Machine for CudaMachine {
             target.rates.fp8 = None;
         }
         if target.reserved.is_empty() {
-            // Of the card where it was measured.
+            // Memory reserved beside the arena; the value measured on an H200.
             target.reserved = named("h200")?.reserved;
         }
         Ok(target)
     }
 
     fn free(&self) -> Result<Bytes, DeviceError> {
-        // The context is there by now; the plan counts it, so it is counted as free.
+        // The context exists already, but the plan counts its memory as reserved; adding it here avoids counting it
+        // twice.
         Ok((self.memory()?.0 + self.taken).min(self.card.memory))
     }
 
@@ -119,7 +123,7 @@ impl Machine for CudaMachine {
     }
 
     fn holders(&self) -> Vec<Holder> {
-        // Without NVML nobody is known.
+        // Without NVML, other processes are unknown.
         nvml::holders(&self.card).unwrap_or_default()
     }
 
@@ -143,8 +147,9 @@ impl Machine for CudaMachine {
     }
 }
 
-/// All that the bits of a result depend on beside its input and weights: the kind of card, what compiled the kernels, and the
-/// canonical orders of products; not what was timed, nor where.
+/// Describes everything besides input and weights that determines the bits of a result: the GPU's name and
+/// architecture, the versions of the driver and of the libraries that compile and multiply, and the canonical
+/// summation orders of matmuls. Kernel choices made by timing do not change the bits and are left out.
 pub(crate) fn arithmetic(card: &Card) -> String {
     let Card { name, capability: (major, minor), driver, .. } = card;
     format!("{name}, sm_{major}{minor}, driver {driver}, {}, {}", Libraries::get().versions(), gemm::ORDERS)

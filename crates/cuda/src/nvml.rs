@@ -1,5 +1,6 @@
-//! What NVML says of a card: its free memory, also before there is a context, and who holds the rest. Invariant: it only
-//! looks; cards are named by their UUID, so that `CUDA_VISIBLE_DEVICES` confuses nobody; what is not known is not guessed.
+//! GPU information from NVML: free memory, even before a context exists, and the other processes that hold memory.
+//! Invariant: only reads; GPUs are identified by UUID, so that `CUDA_VISIBLE_DEVICES` does not change which GPU is
+//! meant; unknown values are left out rather than guessed.
 
 use crate::api::Nvml;
 use crate::context::Card;
@@ -10,10 +11,10 @@ use std::ffi::{CStr, CString, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 use std::{fs, process, ptr};
 
-/// A card, as NVML holds it.
+/// `nvmlDevice_t`, an opaque handle of a GPU.
 pub(crate) type Handle = *mut c_void;
 
-/// `nvmlMemory_t`
+/// `nvmlMemory_t`.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct Memory {
@@ -32,25 +33,26 @@ pub(crate) struct Process {
     compute_instance: c_uint,
 }
 
-/// What a process holds, where NVML may not say.
+/// Value of `used` for a process whose memory NVML does not report.
 const NOT_AVAILABLE: c_ulonglong = c_ulonglong::MAX;
 
-/// NVML's code for a list that is longer than the room for it.
+/// `NVML_ERROR_INSUFFICIENT_SIZE`: the buffer is too short for the list.
 const INSUFFICIENT_SIZE: c_int = 7;
 
-/// Free memory of a card, all processes counted.
+/// Returns the free memory of a GPU, counting all processes.
 pub fn free(card: &Card) -> Result<Bytes, CudaError> {
     let (api, handle) = open(card)?;
     let mut memory = Memory::default();
-    // SAFETY: the pointer is to a local of the header's layout.
+    // SAFETY: the pointer is to a local with the layout of the header.
     api.check("nvmlDeviceGetMemoryInfo", unsafe { (api.nvmlDeviceGetMemoryInfo)(handle, &mut memory) })?;
     Ok(Bytes(memory.free))
 }
 
-/// Who else computes on a card, the largest first.
+/// Returns the other processes that compute on a GPU, those with the most memory first.
 pub fn holders(card: &Card) -> Result<Vec<Holder>, CudaError> {
     let processes = processes(card)?;
-    // Where our own number is not among them, they are counted elsewhere, and /proc would name others.
+    // If our own process id is not in the list, NVML counts ids in another namespace (a container), and /proc would
+    // give the names of unrelated processes.
     let ours = processes.iter().any(|p| p.pid == process::id());
     let mut others: Vec<&Process> = processes.iter().filter(|p| p.pid != process::id()).collect();
     others.sort_by_key(|p| std::cmp::Reverse(p.used));
@@ -59,12 +61,12 @@ pub fn holders(card: &Card) -> Result<Vec<Holder>, CudaError> {
 
 fn processes(card: &Card) -> Result<Vec<Process>, CudaError> {
     let (api, handle) = open(card)?;
-    // A list that is too short is asked for again: others come and go.
+    // Retry with a longer buffer: processes may have started since the size was reported.
     let mut list = vec![Process::default(); 64];
     loop {
         let mut count = list.len() as c_uint;
         let get = api.nvmlDeviceGetComputeRunningProcesses_v3;
-        // SAFETY: the list has room for `count` of the header's layout.
+        // SAFETY: the list has `count` elements of the header's layout.
         let code = unsafe { get(handle, &mut count, list.as_mut_ptr()) };
         if code != INSUFFICIENT_SIZE {
             api.check("nvmlDeviceGetComputeRunningProcesses", code)?;
@@ -81,24 +83,24 @@ fn holder(process: Process, name: Option<String>) -> Holder {
     Holder { who, bytes: (process.used != NOT_AVAILABLE).then_some(Bytes(process.used)) }
 }
 
-/// What a process calls itself.
+/// Returns a process's name, with control characters replaced.
 fn name(pid: u32) -> Option<String> {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(name.trim_end().chars().map(|c| if c.is_control() { '?' } else { c }).collect())
 }
 
-/// NVML and its handle of a card.
+/// Initialises NVML once per process and returns it with the handle of a GPU.
 fn open(card: &Card) -> Result<(&'static Nvml, Handle), CudaError> {
     static INITIALISED: OnceLock<c_int> = OnceLock::new();
     let api = Libraries::get().nvml.as_ref().map_err(CudaError::clone)?;
     // SAFETY: the function has no preconditions.
     api.check("nvmlInit", *INITIALISED.get_or_init(|| unsafe { (api.nvmlInit_v2)() }))?;
-    // A part of a card that was cut up (MIG) has a UUID of its own kind.
+    // The UUID of a MIG instance has the prefix `MIG` instead of `GPU`.
     let mut code = 0;
     for kind in ["GPU", "MIG"] {
         let uuid = CString::new(format!("{kind}-{}", card.uuid)).unwrap_or_default();
         let mut handle = ptr::null_mut();
-        // SAFETY: the text outlives the call; the pointer is to a local.
+        // SAFETY: the string outlives the call; the pointer is to a local.
         code = unsafe { (api.nvmlDeviceGetHandleByUUID)(uuid.as_ptr(), &mut handle) };
         if code == 0 {
             return Ok((api, handle));
@@ -108,12 +110,12 @@ fn open(card: &Card) -> Result<(&'static Nvml, Handle), CudaError> {
 }
 
 impl Nvml {
-    /// An error unless the code is zero.
+    /// Returns an error with the library's message unless `code` is zero.
     fn check(&self, function: &'static str, code: c_int) -> Result<(), CudaError> {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: the library gives a constant string.
+        // SAFETY: the library returns a constant string.
         let message = unsafe { CStr::from_ptr((self.nvmlErrorString)(code)) }.to_string_lossy().into_owned();
         Err(CudaError::Call { function, code, message })
     }
@@ -132,7 +134,7 @@ mod tests {
         assert_eq!(unknown, Holder { who: "process 7".to_owned(), bytes: None });
     }
 
-    /// The layout of nvml.h on 64-bit machines.
+    /// The struct sizes of nvml.h on 64-bit machines.
     #[test]
     fn structs_have_the_size_of_the_header() {
         assert_eq!((size_of::<Memory>(), size_of::<Process>()), (24, 24));

@@ -1,6 +1,6 @@
-//! Memory of the host through which copies pass, pinned, so that they run beside kernels and the host. Invariant: a place
-//! is given again only when what was in it has left; where there is no room, or no pinned memory, a copy goes from or to
-//! the caller's memory itself.
+//! Pinned host memory for asynchronous copies between host and device, so that copies overlap with kernels and host
+//! work. Invariant: a range of the buffer is reused only after the copy that used it has completed. If there is no
+//! space, or no pinned memory, a copy uses the caller's memory directly.
 
 use crate::CudaError;
 use crate::api::Driver;
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::{ptr, slice};
 
-/// A ring of pinned memory, with an event for each place that is taken.
+/// A ring buffer of pinned memory, with an event for each range in use.
 pub(crate) struct Staging {
     memory: Pinned,
     ring: Ring,
@@ -20,14 +20,14 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
-    /// Of so many bytes.
+    /// Allocates a ring buffer of `bytes`.
     pub(crate) fn new(api: &'static Driver, bytes: Bytes) -> Result<Self, CudaError> {
         let memory = Pinned::new(api, bytes.0 as usize)?;
         let ring = Ring { bytes: bytes.0 as usize, taken: VecDeque::new() };
         Ok(Self { memory, ring, events: VecDeque::new(), spare: vec![] })
     }
 
-    /// A place behind all that are taken, and the event to record when it has been used; none where there is no room.
+    /// Takes a range behind those in use, with the event to record behind its copy; `None` if there is no space.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
         let event = self.spare.pop().map_or_else(|| Event::new(self.memory.api), Ok)?;
         let Some(at) = self.ring.take(bytes) else {
@@ -38,7 +38,8 @@ impl Staging {
         Ok(self.events.back().map(|event| (self.memory.bytes(at..at + bytes), event)))
     }
 
-    /// The same once there is room, waiting for the oldest; none where it does not fit at all.
+    /// Takes a range like `take`, waiting for the oldest ranges until there is space; `None` if the buffer is too
+    /// small.
     pub(crate) fn wait_and_take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
         if bytes > self.ring.bytes {
             return Ok(None);
@@ -49,7 +50,7 @@ impl Staging {
         self.take(bytes)
     }
 
-    /// Waits for the oldest place, shows what is in it, and gives it back.
+    /// Waits for the copy of the oldest range, passes its contents to `read`, and frees the range.
     pub(crate) fn wait_and_give(&mut self, read: impl FnOnce(&[u8])) -> Result<(), CudaError> {
         let Some(event) = self.events.pop_front() else { return Ok(()) };
         let waited = event.wait();
@@ -63,19 +64,21 @@ impl Staging {
     }
 }
 
-/// Places in a ring of bytes, taken behind the newest and given back from the oldest on.
+/// Allocation of ranges in a ring buffer: taken behind the newest, freed from the oldest on.
 struct Ring {
     bytes: usize,
     taken: VecDeque<Range<usize>>,
 }
 
 impl Ring {
-    /// Where the next place of so many bytes would begin.
+    /// Returns the offset at which a new range of `bytes` would start, if it fits. Ranges never wrap around the end.
     fn place(&self, bytes: usize) -> Option<usize> {
         let (Some(oldest), Some(newest)) = (self.taken.front(), self.taken.back()) else {
             return (bytes <= self.bytes).then_some(0);
         };
         let start = newest.end.next_multiple_of(ALIGNMENT);
+        // If the oldest range starts before the newest, the free space is behind the newest and before the oldest;
+        // otherwise the ring has wrapped and the free space lies between the two.
         match oldest.start <= newest.start {
             true if start + bytes <= self.bytes => Some(start),
             true => (bytes <= oldest.start).then_some(0),
@@ -88,7 +91,7 @@ impl Ring {
     }
 
     fn take(&mut self, bytes: usize) -> Option<usize> {
-        // An empty place would look like none.
+        // A range of zero bytes would be equal in position to its successor, so `place` could not tell full from empty.
         let bytes = bytes.max(1);
         let at = self.place(bytes)?;
         self.taken.push_back(at..at + bytes);
@@ -100,23 +103,23 @@ impl Ring {
     }
 }
 
-/// Places start at cache lines.
+/// Ranges start at multiples of a cache line.
 const ALIGNMENT: usize = 64;
 
-/// Pinned memory.
+/// An allocation of pinned host memory.
 struct Pinned {
     api: &'static Driver,
     start: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: it is owned, and only reached through its owner.
+// SAFETY: the memory is owned, and accessed only through its owner.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
     fn new(api: &'static Driver, bytes: usize) -> Result<Self, CudaError> {
         let mut start = ptr::null_mut();
-        // SAFETY: the pointer is to a local; the memory is written before anyone reads it.
+        // SAFETY: the pointer is to a local; the memory is initialised here before anybody reads it.
         unsafe {
             let code = (api.cuMemHostAlloc)(&mut start, bytes.max(1), cu::CU_MEMHOSTALLOC_PORTABLE);
             api.check("cuMemHostAlloc", code)?;
@@ -127,20 +130,21 @@ impl Pinned {
 
     fn bytes(&mut self, range: Range<usize>) -> &mut [u8] {
         assert!(range.start <= range.end && range.end <= self.bytes, "places lie in the ring");
-        // SAFETY: the range is inside, was written by `new`, and copies of the card to or from it are over or not begun,
-        // by the events of its place.
+        // SAFETY: the range is in bounds by the assertion and was initialised by `new`; the events of its range make
+        // sure that no copy of the GPU is reading or writing it.
         unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: it came from `cuMemHostAlloc`, and the device's streams were waited for.
+        // SAFETY: the memory came from `cuMemHostAlloc`, and the device waited for its streams before.
         unsafe { (self.api.cuMemFreeHost)(self.start.cast()) };
     }
 }
 
-/// Whether the host can spare so much that cannot be swapped: a quarter of what this process could still take.
+/// Whether `bytes` of host memory may be pinned: at most a quarter of the memory free for this process, since pinned
+/// memory cannot be swapped out.
 pub(crate) fn affordable(bytes: Bytes, free: Bytes) -> bool {
     bytes.0 <= free.0 / 4
 }
@@ -164,8 +168,8 @@ mod tests {
         assert_eq!([ring.take(1001), ring.take(1000)], [None, Some(0)]);
     }
 
-    /// Steps of several places each, of any sizes up to those planned: a ring with room for one step more than are open
-    /// never lacks a place.
+    /// Steps take several ranges each, of any sizes up to the planned maximum: a buffer for one step more than are in
+    /// flight always has space.
     #[test]
     fn a_step_more_than_are_open_is_enough() {
         let mut random = 1u64;

@@ -1,4 +1,5 @@
-//! What Hopper's copy engine knows of a matrix. Invariant: a box is 128 bytes wide, as wide as shared memory is swizzled.
+//! Tensor maps: descriptors of matrices for Hopper's TMA (tensor memory accelerator). Invariant: a box is 128 bytes
+//! wide, the width of the 128-byte shared-memory swizzle.
 
 use crate::CudaError;
 use crate::context::Context;
@@ -6,8 +7,7 @@ use cudarc::driver::sys as cu;
 use graph::DType;
 use std::ptr;
 
-/// Of a matrix: (address, rows, columns), row-major, of which it copies boxes of some rows that
-/// are 128 bytes wide.
+/// Describes a row-major matrix, (device address, rows, columns), to be copied in boxes of `height` rows by 128 bytes.
 pub(crate) fn tensor_map(
     context: &Context,
     dtype: DType,
@@ -25,7 +25,7 @@ pub(crate) fn tensor_map(
     let mut map = cu::CUtensorMap { opaque: [0; 16] };
     let width = 128 / dtype.size() as u32;
     let (extents, stride, boxes, steps) = ([columns, rows], columns * dtype.size(), [width, height], [1, 1]);
-    // SAFETY: pointers are to locals of the sizes that the rank of two says; the address is the card's and not read here.
+    // SAFETY: all pointers are to locals whose sizes match the rank of 2; the device address is not dereferenced here.
     let code = unsafe {
         (context.api.cuTensorMapEncodeTiled)(
             &mut map,
@@ -39,7 +39,7 @@ pub(crate) fn tensor_map(
             cu::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
             cu::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
             cu::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            // What lies outside is read as zeros.
+            // Elements outside the matrix are read as zeros, so tiles at its borders need no masks.
             cu::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     };

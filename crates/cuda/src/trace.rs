@@ -1,5 +1,5 @@
-//! When launches and copies ran, by events around each. Invariant: while tracing is off, nothing is recorded and a launch
-//! costs one look at a flag.
+//! Traces when kernels and copies ran, by a pair of timing events around each. Invariant: while tracing is off, no
+//! event is recorded and a launch only tests a flag.
 
 use crate::CudaError;
 use crate::api::Driver;
@@ -9,7 +9,7 @@ use exec::Span;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-/// A stream by what it is for.
+/// The stream of a traced operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Track {
     In,
@@ -27,20 +27,21 @@ impl Track {
     }
 }
 
-/// What was noted and not yet told.
+/// The recorder of traced operations and marks.
 pub(crate) struct Trace {
     api: &'static Driver,
     on: Cell<bool>,
-    /// The op whose kernels are called.
+    /// Name of the op whose kernels are being launched.
     op: Cell<&'static str>,
     noted: RefCell<Noted>,
 }
 
+/// Events recorded so far and not yet read.
 #[derive(Default)]
 struct Noted {
     began: Option<Event>,
     spans: Vec<(Track, String, Event, Event)>,
-    /// Events to use again.
+    /// Events that can be reused.
     spare: Vec<Event>,
     marks: Vec<Event>,
 }
@@ -54,7 +55,7 @@ impl Trace {
         self.on.get()
     }
 
-    /// From now on, or no longer; time counts from here.
+    /// Switches tracing on or off and discards recorded operations; times count from the call that switches it on.
     pub(crate) fn set(&self, on: bool, stream: cu::CUstream) -> Result<(), CudaError> {
         let noted = &mut *self.noted.borrow_mut();
         for (.., start, end) in noted.spans.drain(..) {
@@ -69,12 +70,12 @@ impl Trace {
         Ok(())
     }
 
-    /// What the next kernels are called for.
+    /// Sets the op that the next kernels belong to.
     pub(crate) fn of_op(&self, op: &'static str) {
         self.op.set(op);
     }
 
-    /// Notes a kernel.
+    /// Calls `call`, which launches a kernel, and traces it as `op: name`.
     pub(crate) fn kernel(
         &self,
         stream: cu::CUstream,
@@ -88,7 +89,7 @@ impl Trace {
         self.span(Track::Compute, stream, named, call)
     }
 
-    /// Notes what a call puts into a stream.
+    /// Calls `call`, which enqueues work in `stream`, and traces the time that this work takes.
     pub(crate) fn span(
         &self,
         track: Track,
@@ -113,7 +114,7 @@ impl Trace {
         Ok(event)
     }
 
-    /// What was noted; the streams are idle.
+    /// Returns the traced operations and removes them; the streams must be idle.
     pub(crate) fn take(&self) -> Result<Vec<Span>, CudaError> {
         let noted = &mut *self.noted.borrow_mut();
         let Some(began) = &noted.began else { return Ok(vec![]) };
@@ -130,7 +131,7 @@ impl Trace {
         Ok(spans)
     }
 
-    /// Records mark `n`.
+    /// Records mark `n` behind the work enqueued in `stream`.
     pub(crate) fn mark(&self, n: usize, stream: cu::CUstream) -> Result<(), CudaError> {
         let marks = &mut self.noted.borrow_mut().marks;
         while marks.len() <= n {
@@ -139,7 +140,7 @@ impl Trace {
         marks[n].record(stream)
     }
 
-    /// Adds the time between each mark and the next; the stream is idle.
+    /// Adds the time between marks `i` and `i + 1` to `times[i]`; the stream must be idle.
     pub(crate) fn marked(&self, times: &mut [Duration]) -> Result<(), CudaError> {
         let marks = &self.noted.borrow().marks;
         for (time, two) in times.iter_mut().zip(marks.windows(2)) {

@@ -1,10 +1,10 @@
-//! Which letters a sequence is made of: RNA read as DNA, and input of the wrong kind refused. Invariant: a sequence that is
-//! refused is one that no reader of the other kind could have meant; ambiguity codes, N and gaps are always accepted.
+//! Nucleotide and protein alphabets: reads RNA as DNA and rejects input of the wrong kind. Invariant: only a sequence
+//! that cannot plausibly belong to the alphabet is rejected; ambiguity codes, N and gaps are always accepted.
 
 use crate::sequence::{Reader, Record};
 use crate::{DataError, DataErrorKind};
 
-/// What the sequences of a file are read as.
+/// The alphabet that the sequences of a file are read in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alphabet {
     /// DNA or RNA.
@@ -13,19 +13,20 @@ pub enum Alphabet {
     AminoAcids,
 }
 
-/// Sequences shorter than this are not judged as DNA among proteins: a peptide may consist of A, C, G and T.
+/// Minimum length of a sequence to be rejected as DNA in a protein file: a shorter peptide may consist of A, C, G and
+/// T.
 const JUDGED: usize = 40;
 
-/// How many letters are U or u.
+/// Returns the number of letters that are U or u.
 pub fn count_uracil(seq: &[u8]) -> usize {
     seq.iter().filter(|&&letter| letter | 0x20 == b'u').count()
 }
 
-/// Replaces U by T and u by t; returns how many letters were replaced.
+/// Replaces U by T and u by t; returns the number of replaced letters.
 pub fn uracil_to_thymine(seq: &mut [u8]) -> usize {
     let mut replaced = 0;
     for letter in seq {
-        // U and T differ in their last bit, in both cases.
+        // T is the predecessor of U in ASCII, in both cases.
         let is_uracil = *letter | 0x20 == b'u';
         *letter -= u8::from(is_uracil);
         replaced += usize::from(is_uracil);
@@ -34,9 +35,10 @@ pub fn uracil_to_thymine(seq: &mut [u8]) -> usize {
 }
 
 impl Alphabet {
-    /// Why a sequence cannot be of this alphabet; `None` where it can. Nucleotide sequences are refused where at most half
-    /// of their letters are A, C, G, T, U, N or gaps and one letter is no IUPAC nucleotide code; proteins where at most half
-    /// of their letters are amino acids, or where they have 40 letters or more, all of them A, C, G, T, U or N.
+    /// Returns the reason why a sequence cannot belong to this alphabet; `None` if it can. A nucleotide sequence is
+    /// rejected if at most half of its letters are A, C, G, T, U, N or gaps and at least one letter is no IUPAC
+    /// nucleotide code. A protein is rejected if at most half of its letters are amino acids, or if it has 40 letters
+    /// or more that are all A, C, G, T, U, N or gaps.
     pub fn refusal(self, seq: &[u8]) -> Option<String> {
         let upper = || seq.iter().map(u8::to_ascii_uppercase);
         let count = |letters: &[u8]| upper().filter(|letter| letters.contains(letter)).count();
@@ -53,7 +55,7 @@ impl Alphabet {
                 ))
             }
             Self::AminoAcids => {
-                // The letters of the ESM-2 alphabet, a stop at the end, gaps.
+                // The letters of the ESM-2 alphabet, a terminal stop, and gaps.
                 let residues = count(b"LAGVSERTIDPKQNFYMHWCXBUZO.-*");
                 if 2 * residues <= seq.len() && !seq.is_empty() {
                     return Some(format!(
@@ -76,10 +78,10 @@ impl Alphabet {
         }
     }
 
-    /// An error that names file, line and record, where a record of `reader` cannot be of this alphabet.
+    /// Returns an error with file, line and record if `record`, read by `reader`, cannot belong to this alphabet.
     ///
     /// # Errors
-    /// [`DataErrorKind::Malformed`] with the reason of [`Alphabet::refusal`].
+    /// [`DataErrorKind::Malformed`] with the reason from [`Alphabet::refusal`].
     pub fn check(self, record: &Record, reader: &Reader) -> Result<(), DataError> {
         let Some(why) = self.refusal(&record.seq) else { return Ok(()) };
         let kind = DataErrorKind::Malformed(why);

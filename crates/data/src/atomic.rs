@@ -1,6 +1,6 @@
-//! Files that appear whole or not at all: written to a temporary beside the target, then fsynced,
-//! renamed over it, and the folder fsynced. Invariant: at no moment does the target's name hold half
-//! a file; an [`AtomicFile`] that is dropped without `commit` leaves nothing behind.
+//! Files that are written completely or not at all: the data goes to a temporary file beside the target, which is
+//! fsynced and renamed to the target, and then the folder is fsynced. Invariant: the target never holds a partial file;
+//! an [`AtomicFile`] dropped without `commit` removes its temporary file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
@@ -11,20 +11,20 @@ use crate::{DataError, DataErrorKind};
 
 const BUFFER: usize = 64 << 10;
 
-/// A file being written beside its target. Writes are buffered.
+/// A file that is written to a temporary file beside its target. Writes are buffered.
 #[derive(Debug)]
 pub struct AtomicFile {
     target: PathBuf,
     temporary: PathBuf,
-    /// There until the commit.
+    /// The open temporary file; `None` after the commit.
     file: Option<BufWriter<File>>,
 }
 
 impl AtomicFile {
-    /// Starts a file that will be `target`. Its folder must exist. An existing target is replaced at
-    /// the commit; one that is no regular file (a folder, a device, a pipe) is refused.
+    /// Starts writing the file `target`. Its folder must exist. An existing target is replaced at the commit; a target
+    /// that is no regular file (a folder, a device, a pipe) is an error.
     ///
-    /// The temporary is `.NAME.PID-N.part`; after a kill it stays, and can be deleted.
+    /// The temporary file is named `.NAME.PID-N.part`; it remains if the process is killed, and can be deleted.
     pub fn create(target: impl AsRef<Path>) -> Result<Self, DataError> {
         let target = target.as_ref();
         let refuse = |e| DataError::at(target, DataErrorKind::Write(e));
@@ -44,30 +44,30 @@ impl AtomicFile {
                     let file = Some(BufWriter::with_capacity(BUFFER, file));
                     return Ok(AtomicFile { target: target.to_owned(), temporary, file });
                 }
-                // Left by a killed process that had the same number.
+                // Left behind by a killed process with the same process id.
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(refuse(e)),
             }
         }
     }
 
-    /// The name it will have.
+    /// Returns the path that the file will have.
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// All that was written so far, in the file that is not there yet under its name: to look at it before.
+    /// Flushes the data written so far and returns the path of the temporary file, to inspect it before the commit.
     pub fn written(&mut self) -> Result<&Path, DataError> {
         self.flush().map_err(|e| self.error(e))?;
         Ok(&self.temporary)
     }
 
-    /// What failed, with the target's name: for the errors of [`Write`].
+    /// Converts an I/O error of [`Write`] to an error that names the target.
     pub fn error(&self, e: io::Error) -> DataError {
         DataError::at(&self.target, DataErrorKind::Write(e))
     }
 
-    /// Overwrites `bytes` at `offset`, which was written before; writing goes on at the end.
+    /// Overwrites `bytes` at `offset`, which must have been written before; later writes continue at the end.
     pub fn patch(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DataError> {
         let patch = |file: &mut BufWriter<File>| {
             file.seek(SeekFrom::Start(offset))?;
@@ -77,11 +77,11 @@ impl AtomicFile {
         patch(self.open()).map_err(|e| self.error(e))
     }
 
-    /// Appends all that was written to `spool`, whose own file is then removed.
+    /// Appends all data written to `spool`, whose temporary file is then removed.
     pub fn append(&mut self, mut spool: AtomicFile) -> Result<(), DataError> {
         spool.flush().map_err(|e| spool.error(e))?;
         let mut copy = || {
-            // Between the files themselves, so that Linux copies inside the kernel.
+            // Copies between the unbuffered files, so that Linux copies inside the kernel.
             self.open().flush()?;
             spool.open().seek(SeekFrom::Start(0))?;
             io::copy(spool.open().get_mut(), self.open().get_mut())
@@ -89,7 +89,7 @@ impl AtomicFile {
         copy().map(drop).map_err(|e| self.error(e))
     }
 
-    /// The file appears under its name: on disk before this returns.
+    /// Moves the file to its target; it is on disk when this returns.
     pub fn commit(mut self) -> Result<(), DataError> {
         self.try_commit().map_err(|e| self.error(e))
     }
@@ -102,7 +102,7 @@ impl AtomicFile {
         sync_folder(&self.target)
     }
 
-    /// The file is there until `commit` has consumed `self`.
+    /// Returns the open temporary file, which exists until `commit` has consumed `self`.
     fn open(&mut self) -> &mut BufWriter<File> {
         self.file.as_mut().expect("open until committed")
     }
@@ -125,9 +125,9 @@ impl Write for AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
-            // What is still in the buffer is not wanted.
+            // Drops the buffered bytes instead of writing them, since the file is removed.
             drop(file.into_parts());
-            // Nobody is left to tell if this fails; the name says what the file is.
+            // An error cannot be reported from `drop`; the name of the file shows that it is temporary.
             let _ = fs::remove_file(&self.temporary);
         }
     }
@@ -139,7 +139,7 @@ fn temporary_name(name: &str) -> String {
     format!(".{name}.{}-{count}.part", std::process::id())
 }
 
-/// Puts the folder of `target` on disk: a rename is there when its folder is. Only Unix opens folders.
+/// Fsyncs the folder of `target`, without which a rename may not survive a crash. Only Unix can open folders.
 pub fn sync_folder(target: &Path) -> io::Result<()> {
     if cfg!(unix) {
         let folder = target.parent().filter(|p| !p.as_os_str().is_empty());

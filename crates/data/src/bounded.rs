@@ -1,14 +1,14 @@
-//! Reads a small file whole. Invariant: neither a device that never ends nor a file of any size takes more
-//! memory than the caller allows.
+//! Reads a small file completely, up to a size limit. Invariant: neither an endless device (`/dev/zero`) nor a large
+//! file makes a reader hold more bytes than the caller allows.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// The bytes of the file at `path`, at most `most` of them.
+/// Returns the bytes of the file at `path`, which may have at most `most` bytes.
 ///
 /// # Errors
-/// Those of the system, and `FileTooLarge` with the limit.
+/// I/O errors of the system; `FileTooLarge` with the limit in its text if the file is larger.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -18,10 +18,10 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     }
 }
 
-/// The text of the file at `path`, at most `most` bytes.
+/// Returns the text of the file at `path`, which may have at most `most` bytes.
 ///
 /// # Errors
-/// As [`read`], and `InvalidData` where it is not UTF-8.
+/// The errors of [`read`], and `InvalidData` if the file is not UTF-8.
 pub fn read_text(path: &Path, most: u64) -> Result<String> {
     String::from_utf8(read(path, most)?).map_err(|_| Error::new(ErrorKind::InvalidData, "not UTF-8"))
 }

@@ -1,38 +1,37 @@
-//! The chunk rule of VirNucPro: a record of L bases becomes n = ceil(L / C) overlapping chunks of C
-//! bases. Invariant: the chunks of a record, in order, cover every base of it, without a gap.
+//! VirNucPro's rule for windows (which it calls chunks): a record of L bases becomes n = ceil(L / C) overlapping
+//! windows of C bases. Invariant: the windows of a record, in order, cover every base of it, without a gap.
 //!
-//! Source: the original's `split_sequence`; written down in the specification of the pipeline. With
-//! R = n C - L, lo = floor(R / n) and need = R - lo (n - 1), chunks i and i + 1 overlap by lo + 1
-//! bases for the first `need` pairs and by lo for the others. When need > n - 1 all pairs overlap
-//! by lo + 1 and the **last chunk is shorter than C**: that is how the original cuts, and the
-//! models were trained on it.
+//! Source: the original's `split_sequence`; described in the specification of the pipeline. With R = n C - L,
+//! lo = floor(R / n) and need = R - lo (n - 1), windows i and i + 1 overlap by lo + 1 bases for the first `need` pairs
+//! and by lo for the others. When need > n - 1 all pairs overlap by lo + 1 and the **last window is shorter than C**:
+//! the original cuts this way, and the models were trained on it.
 
 use std::iter::FusedIterator;
 
-/// One chunk of a record.
+/// One window of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its index in the record, from 0. Its name in files counts from 1.
+    /// Index of the window in the record, from 0. Names in files count from 1.
     pub index: usize,
-    /// The record's base it starts at, from 0.
+    /// First base in the record, from 0.
     pub start: usize,
-    /// Its bases: at most the chunk size.
+    /// Length in bases: at most the window size.
     pub len: usize,
 }
 
 impl Chunk {
-    /// One past its last base.
+    /// Returns the index one past the last base.
     pub fn end(&self) -> usize {
         self.start + self.len
     }
 
-    /// Its bases in the record's sequence.
+    /// Returns the bases of the window in the record's sequence.
     pub fn of<'a>(&self, sequence: &'a [u8]) -> &'a [u8] {
         &sequence[self.start..self.end()]
     }
 }
 
-/// The chunks of `length` bases at chunk size `size`, in O(1) memory. None for an empty record.
+/// Returns the windows of a record of `length` bases at window size `size`, in O(1) memory. None for an empty record.
 ///
 /// # Panics
 /// If `size` is 0.
@@ -42,7 +41,7 @@ pub fn chunks(length: usize, size: usize) -> Chunks {
     if count == 0 {
         return Chunks { length, size, count, lo: 0, up_pairs: 0, next: 0 };
     }
-    // R < size, so this is free of overflow for every length a slice can have.
+    // R < size, so this cannot overflow for any length that a slice can have.
     let surplus = (size - length % size) % size;
     let lo = surplus / count;
     let need = surplus - lo * (count - 1);
@@ -55,15 +54,15 @@ pub struct Chunks {
     length: usize,
     size: usize,
     count: usize,
-    /// The smaller overlap.
+    /// The smaller of the two overlaps, in bases.
     lo: usize,
-    /// How many of the first neighbours overlap by `lo + 1`.
+    /// Number of first pairs of neighbouring windows that overlap by `lo + 1`.
     up_pairs: usize,
     next: usize,
 }
 
 impl Chunks {
-    /// Chunk `index`, in O(1).
+    /// Returns window `index`, in O(1).
     fn get(&self, index: usize) -> Chunk {
         let overlaps = index * self.lo + index.min(self.up_pairs);
         let start = index * self.size - overlaps;
@@ -94,7 +93,7 @@ impl FusedIterator for Chunks {}
 mod tests {
     use super::*;
 
-    /// `expected`: "start:len" of every chunk.
+    /// Checks the windows against `expected`: "start:len" of every window.
     fn check(length: usize, size: usize, expected: &str) {
         let found: Vec<String> = chunks(length, size).map(|c| format!("{}:{}", c.start, c.len)).collect();
         assert_eq!(found.join(" "), expected, "L = {length}, C = {size}");
@@ -119,7 +118,7 @@ mod tests {
         check(301, 300, "0:300 150:151");
     }
 
-    /// Long records: the count, the starts of the first and the last chunks, the last length.
+    /// Checks long records: the count, the starts of the first and the last windows, the last length.
     fn check_long(length: usize, count: usize, starts: ([usize; 3], [usize; 2]), last: usize) {
         let all: Vec<Chunk> = chunks(length, 500).collect();
         assert_eq!(all.len(), count);
@@ -136,7 +135,7 @@ mod tests {
         check_long(30001, 61, ([0, 491, 982], [29009, 29501]), 500);
     }
 
-    /// The recurrence as the original writes it, steps and all.
+    /// The recurrence as the original writes it, step by step.
     fn by_the_letter(length: usize, size: usize) -> Vec<(usize, usize)> {
         let n = length.div_ceil(size);
         let surplus = n * size - length;

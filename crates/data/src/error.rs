@@ -1,6 +1,5 @@
-//! The one error of this crate. Invariant: a message says where (path, line, record), what is
-//! wrong, and what to do next; the cause, when there is one, is in `source()` and not repeated
-//! in the text.
+//! The error type of this crate. Invariant: a message says where (path, line, record) the error is, what is wrong, and
+//! what to do next; the cause, if there is one, is in `source()` and not repeated in the text.
 
 use std::error::Error;
 use std::fmt;
@@ -13,17 +12,17 @@ use crate::sequence::Compression;
 /// Bad input, or a file that cannot be read or written.
 #[derive(Debug)]
 pub struct DataError {
-    /// The file, `-` for stdin.
+    /// The file; `-` for standard input.
     pub path: Option<PathBuf>,
     /// The line in that file, from 1.
     pub line: Option<u64>,
-    /// The id of the record (or the name of the tensor) it happened in.
+    /// The id of the record, or the name of the tensor, that the error is in.
     pub id: Option<String>,
     /// What is wrong.
     pub kind: DataErrorKind,
 }
 
-/// What is wrong with the data.
+/// The kind of a [`DataError`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DataErrorKind {
@@ -31,60 +30,60 @@ pub enum DataErrorKind {
     Read(io::Error),
     /// The file cannot be created or written.
     Write(io::Error),
-    /// The compressed stream ends early, is corrupt, or asks for what is not given.
+    /// The compressed stream ends early, is corrupt, or needs more memory or features than are supported.
     Compressed(Compression, io::Error),
     /// A thread cannot be started.
     Thread(io::Error),
     /// The first byte that is not blank is neither `>` nor `@`.
     NotSequences {
-        /// That byte.
+        /// The first non-blank byte.
         first: u8,
     },
-    /// A FASTQ record breaks the format's rules; the text says which.
+    /// A FASTQ record violates the format; the text says how.
     Fastq(String),
-    /// A sequence has more tokens than a pack may hold, or than the longest sequence planned for.
+    /// A sequence has more tokens than a pack can hold, or than the longest sequence that was planned for.
     TooLong {
-        /// Its tokens.
+        /// Tokens of the sequence.
         tokens: usize,
-        /// The most it may have.
+        /// Maximum number of tokens.
         bound: usize,
     },
     /// A tokenizer file does not hold a tokenizer.
     Tokenizer(Box<dyn Error + Send + Sync>),
-    /// A row does not have the width that its file was opened with.
+    /// A row does not have the width that its output file was created with.
     RowWidth {
         /// Values given.
         found: usize,
         /// Values expected.
         expected: usize,
     },
-    /// Anything else that a file's format forbids; the text says what, and what to do.
+    /// Any other violation of a file format; the text says what is wrong and what to do.
     Malformed(String),
-    /// There is nothing to train on, or to validate on; the text says why, and what to do.
+    /// No data to train or validate on; the text says why and what to do.
     NoData(String),
-    /// A record of a pipe is larger than what memory was planned for; the text says how.
+    /// A record read from a pipe is larger than the memory plan allows; the text names the exceeded bound.
     NoRoom(String),
-    /// What was written by this program is not what it wrote any more; the text says where.
+    /// A file written by this program was changed afterwards; the text says where.
     Damaged(String),
 }
 
 impl DataError {
-    /// An error without a place.
+    /// Creates an error without a location.
     pub fn new(kind: DataErrorKind) -> Self {
         DataError { path: None, line: None, id: None, kind }
     }
 
-    /// An error in a file.
+    /// Creates an error in the file at `path`.
     pub fn at(path: impl AsRef<Path>, kind: DataErrorKind) -> Self {
         DataError { path: Some(path.as_ref().to_owned()), ..Self::new(kind) }
     }
 
-    /// The same error, with the line (from 1).
+    /// Adds the line number, from 1.
     pub fn with_line(self, line: u64) -> Self {
         DataError { line: Some(line), ..self }
     }
 
-    /// The same error, with the record's id.
+    /// Adds the id of the record.
     pub fn with_id(self, id: impl Into<String>) -> Self {
         DataError { id: Some(id.into()), ..self }
     }

@@ -1,8 +1,8 @@
-//! Digests as text. Invariant: two lower-case hexadecimal digits for each byte.
+//! Formats digests as text. Invariant: two lower-case hexadecimal digits per byte.
 
 use std::fmt::Write as _;
 
-/// The bytes in hexadecimal.
+/// Returns the bytes in hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());
     for byte in bytes {

@@ -1,16 +1,15 @@
-//! A set of record ids for finding duplicates among millions of records. Invariant: an id is
-//! reported as new exactly once, at 10 to 13 bytes of memory per id, however long the ids are.
+//! A compact set of record ids, to find duplicates among millions of records. Invariant: an id is reported as new
+//! exactly once, at 10 to 13 bytes of memory per id, however long the ids are.
 //!
-//! Only a 64-bit hash of each id is kept. Two different ids of n share one with probability about
-//! n^2 / 2^65: 3e-8 for a million records, 3e-4 for a hundred million; such an id would be taken for
-//! a duplicate.
+//! Only a 64-bit hash of each id is stored. Among n different ids, two share a hash with probability about n^2 / 2^65:
+//! 3e-8 for a million records, 3e-4 for a hundred million; such an id would be taken for a duplicate.
 
 use std::hash::{DefaultHasher, Hasher};
 
-/// The set is split by the top 8 bits of the hash, so that growing copies 1/256 of it at a time.
+/// The set is split by the top 8 bits of the hash, so that growing copies only 1/256 of it at a time.
 const SHARDS: usize = 256;
 
-/// Ids seen so far.
+/// A set of ids, stored as hashes.
 pub struct IdSet {
     shards: Vec<Shard>,
 }
@@ -27,20 +26,21 @@ impl IdSet {
         IdSet { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
     }
 
-    /// True if `id` was not in the set; it is now.
+    /// Adds `id` to the set; returns true if it was not in the set before.
     pub fn insert(&mut self, id: &str) -> bool {
         // SipHash-1-3 with fixed keys: the set is the same in every run.
         let mut hasher = DefaultHasher::new();
         hasher.write(id.as_bytes());
         let hash = hasher.finish();
-        // The bits that chose the shard say least about the place in it.
+        // The top bits are equal in all hashes of a shard, so they are rotated out of the bits that select the slot.
         self.shards[(hash >> 56) as usize].insert(hash.rotate_left(8))
     }
 
-    /// Records are told apart by file and record, tables by names. `None` where `id` is new and names its record by itself;
-    /// otherwise the name of the record: `id#F` for the first repetition in a file behind the first, `id#F.R` for every other,
-    /// where the record is number R of file number F, both counted from 1. `shown` is a name as tables show it, in which two
-    /// names must not become one.
+    /// Makes the name of a record unique. Records are identified by file and record number, rows of tables by name.
+    /// Returns `None` if `id` is new and can name its record; otherwise the new name of the record: `id#F` for the
+    /// first repetition in a file after the first file, `id#F.R` for every other repetition, where the record is number
+    /// R of file number F, both counted from 1. `shown` converts a name to its form in tables, which must be unique
+    /// too.
     pub fn rename(
         &mut self,
         id: &str,
@@ -56,32 +56,32 @@ impl IdSet {
             return Some(name);
         }
         name.push_str(&format!(".{record}"));
-        // A record may have been given such a name in its file.
+        // A record may have a name of this form in its file.
         while !self.insert(&shown(&name)) {
             name.push('#');
         }
         Some(name)
     }
 
-    /// Ids in the set.
+    /// Returns the number of ids in the set.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.len).sum()
     }
 
-    /// Whether no id is in it.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The memory it holds.
+    /// Returns the bytes of heap memory that the set holds.
     pub fn heap_bytes(&self) -> usize {
         let slots: usize = self.shards.iter().map(|shard| shard.slots.len()).sum();
         slots * size_of::<u64>() + SHARDS * size_of::<Shard>()
     }
 }
 
-/// An open-addressing table with linear probing; 0 marks a free slot. At most 4/5 full; it grows by
-/// a quarter and not by doubling, which keeps it between 64 % and 80 % full: 10 to 12.5 bytes each.
+/// An open-addressing table with linear probing; 0 marks a free slot. At most 4/5 full; it grows by a quarter instead
+/// of doubling, which keeps it 64 % to 80 % full: 10 to 12.5 bytes per id.
 #[derive(Default)]
 struct Shard {
     slots: Vec<u64>,
@@ -90,7 +90,7 @@ struct Shard {
 
 impl Shard {
     fn insert(&mut self, hash: u64) -> bool {
-        // The hash 0 shares a slot with 1: one more pair that could collide.
+        // The hash 0, which marks free slots, is stored as 1: one more pair that could collide.
         let hash = hash.max(1);
         if (self.len + 1) * 5 > self.slots.len() * 4 {
             self.grow();
@@ -109,9 +109,9 @@ impl Shard {
     }
 }
 
-/// Puts `hash` in its slot; false if it is there already.
+/// Stores `hash` in its slot; false if it is already in the table.
 fn place(slots: &mut [u64], hash: u64) -> bool {
-    // Maps the hash's range to the table's without a division, for any table size.
+    // Maps the range of the hash to the size of the table without a division, for any size.
     let mut at = ((u128::from(hash) * slots.len() as u128) >> 64) as usize;
     while slots[at] != 0 {
         if slots[at] == hash {

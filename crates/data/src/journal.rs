@@ -1,10 +1,10 @@
-//! An append-only file of blocks under a key: what a run has finished, so that a later one can go on.
-//! Invariant: a block that is read is one that was appended to this very file, whole and in its place; a tail
-//! that was torn off in the middle of an append is left out, damage before whole blocks is an error.
+//! An append-only journal: a file of blocks under a key, which stores the finished results of a run so that a later run
+//! can resume. Invariant: a block that is read is a complete block that was appended to this file at this position. An
+//! incomplete frame at the end (an interrupted append) is ignored; damage before complete frames is an error.
 //!
-//! A frame is `MAGIC`, the block's number and length (u64, little-endian), the SHA-256 of key digest, number,
-//! length and block, and the block. Frame 0 holds the key. Since a digest covers the key, a block of another
-//! journal does not pass for one of this.
+//! A frame consists of `MAGIC`, the block's number and length (u64, little-endian), the SHA-256 of key digest, number,
+//! length and block, and the block itself. Frame 0 contains the key. Since the digest of every later frame covers the
+//! key, a block of another journal is not accepted.
 
 use crate::atomic::sync_folder;
 use crate::{DataError, DataErrorKind};
@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 const MAGIC: [u8; 8] = *b"plimjnl1";
 const HEADER: usize = 8 + 8 + 8 + 32;
 
-/// A journal being written.
+/// Writer of a journal.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
     file: File,
-    /// Bytes of whole frames.
+    /// Bytes of complete frames in the file.
     end: u64,
     next: u64,
     key_digest: [u8; 32],
@@ -29,7 +29,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Starts a journal, in the place of one that is there.
+    /// Creates a journal under `key`, replacing an existing file.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -39,17 +39,17 @@ impl Journal {
         let (to, key_digest) = (path.to_owned(), [0; 32]);
         let mut journal = Self { path: to, file, end: 0, next: 0, key_digest, frame: vec![] };
         journal.append(key)?;
-        // Without its name a file does not outlive a power cut.
+        // Without a synced directory entry the file would not survive a power failure.
         sync_folder(path).map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
         journal.key_digest = Sha256::digest(key).into();
         Ok(journal)
     }
 
-    /// Appends a block: it is on disk when this returns.
+    /// Appends a block and waits until it is on disk.
     ///
     /// # Errors
-    /// A file that cannot be written, for instance because the disk is full. What was appended before stays
-    /// readable, and a later append may succeed.
+    /// A file that cannot be written, for instance because the disk is full. Blocks appended before stay readable, and
+    /// a later append may succeed.
     pub fn append(&mut self, block: &[u8]) -> Result<(), DataError> {
         self.frame.clear();
         self.frame.extend_from_slice(&MAGIC);
@@ -59,7 +59,7 @@ impl Journal {
         self.frame.extend_from_slice(block);
         let written = self.file.write_all(&self.frame).and_then(|()| self.file.sync_data());
         if let Err(e) = written {
-            // Half a frame would hide what is appended after it.
+            // Cut off the partial frame: it would make all frames appended after it unreadable.
             let _ = self.file.set_len(self.end).and_then(|()| self.file.seek(SeekFrom::Start(self.end)));
             return Err(DataError::at(&self.path, DataErrorKind::Write(e)));
         }
@@ -69,14 +69,14 @@ impl Journal {
     }
 }
 
-/// A journal being read, block by block.
+/// Reader of a journal, block by block.
 #[derive(Debug)]
 pub struct Blocks {
     path: PathBuf,
     file: BufReader<File>,
     /// Bytes of the file when it was opened.
     length: u64,
-    /// Bytes of whole frames read.
+    /// Bytes of complete frames read so far.
     end: u64,
     next: u64,
     key: Vec<u8>,
@@ -84,7 +84,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// Opens a journal; `None` where there is no file, or one that was torn before its key was whole.
+    /// Opens a journal; `None` if there is no file, or if the file ends before its key is complete.
     ///
     /// # Errors
     /// A file that cannot be read, or is no journal.
@@ -106,13 +106,13 @@ impl Blocks {
         Ok(Some(blocks))
     }
 
-    /// An error where a file without a key is none that `create` left behind: it is somebody's.
+    /// Checks that a file without a complete key is an interrupted `create`; an error if it is a foreign file.
     fn is_torn(&mut self) -> Result<(), DataError> {
         let mut head = vec![];
         let read = self.file.seek(SeekFrom::Start(0));
         let read = read.and_then(|_| (&mut self.file).take(MAGIC.len() as u64).read_to_end(&mut head));
         read.map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))?;
-        // Zeros: the length of a file can reach the disk before its bytes do.
+        // Zeros are accepted too: the length of a file can reach the disk before its bytes do.
         if MAGIC.starts_with(&head) || head.iter().all(|&b| b == 0) {
             return Ok(());
         }
@@ -120,15 +120,15 @@ impl Blocks {
         Err(DataError::at(&self.path, DataErrorKind::Damaged(what)))
     }
 
-    /// What it was created with.
+    /// Returns the key that the journal was created with.
     pub fn key(&self) -> &[u8] {
         &self.key
     }
 
-    /// The next block in the place of what `block` holds; false after the last whole one.
+    /// Reads the next block into `block`, replacing its content; returns false after the last complete block.
     ///
     /// # Errors
-    /// A file that cannot be read; a damaged block that others follow.
+    /// A file that cannot be read; a damaged block that is followed by others.
     pub fn next_into(&mut self, block: &mut Vec<u8>) -> Result<bool, DataError> {
         block.clear();
         let whole = self.read_frame(block).map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))?;
@@ -145,7 +145,8 @@ impl Blocks {
         Ok(false)
     }
 
-    /// Goes on writing behind the last whole block; all blocks must have been read. What was torn is cut off.
+    /// Turns the reader into a writer that appends after the last complete block. All blocks must have been read; an
+    /// incomplete frame at the end is cut off.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -161,7 +162,7 @@ impl Blocks {
         Ok(Journal { path, file, end, next, key_digest, frame: vec![] })
     }
 
-    /// Whether a whole frame with the next number stands here.
+    /// Reads the frame at `end` into `block`; returns whether it is complete, valid and has the next number.
     fn read_frame(&mut self, block: &mut Vec<u8>) -> io::Result<bool> {
         self.file.seek(SeekFrom::Start(self.end))?;
         let mut header = [0; HEADER];
@@ -178,8 +179,8 @@ impl Blocks {
         Ok(header[24..] == digest(&self.key_digest, found, block))
     }
 
-    /// Whether the magic that was `found` in what was read from `at` on begins a frame: names of records may
-    /// hold it too.
+    /// Returns whether the magic bytes `found` bytes into the part read from file offset `at` start a plausible frame:
+    /// record names may contain the magic bytes too. `header` starts at the magic bytes.
     fn is_later(&self, at: u64, header: &[u8], found: usize) -> bool {
         if header.len() < HEADER {
             return false;
@@ -189,8 +190,8 @@ impl Blocks {
         number > self.next && bytes <= left
     }
 
-    /// Whether a frame that could be a later one begins anywhere behind the place where the next one should: an
-    /// append is torn at the end of the file, and only there.
+    /// Returns whether a plausible later frame starts anywhere behind the expected start of the next frame. If so, the
+    /// file is damaged, because an interrupted append leaves an incomplete frame only at the end of the file.
     fn later_frame(&mut self) -> io::Result<bool> {
         const PART: usize = 1 << 16;
         let mut at = self.end + 1;
@@ -198,6 +199,7 @@ impl Blocks {
         while at < self.length {
             self.file.seek(SeekFrom::Start(at))?;
             part.clear();
+            // Parts overlap by the length of a header, so a header across the boundary of two parts is found.
             (&mut self.file).take((PART + HEADER) as u64).read_to_end(&mut part)?;
             if memchr::memmem::find_iter(&part, &MAGIC).any(|found| self.is_later(at, &part[found..], found)) {
                 return Ok(true);
@@ -208,12 +210,13 @@ impl Blocks {
     }
 }
 
-/// The number and the length in a header.
+/// Returns the block's number and length from a frame's header.
 fn numbers(header: &[u8]) -> (u64, u64) {
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
     (number(8), number(16))
 }
 
+/// Returns the digest of a frame: SHA-256 of key digest, number, length and block.
 fn digest(key: &[u8; 32], number: u64, block: &[u8]) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update(key);
@@ -327,7 +330,7 @@ mod tests {
             damaged[at] ^= 4;
             fs::write(&file.0, &damaged).expect("written");
             match read(&file.0) {
-                // The last block looks like a torn append: it is left out, not believed.
+                // A damaged last block looks like an interrupted append, so it is ignored, not trusted.
                 Ok(found) => assert!(at >= last && found == blocks()[..3], "{at}"),
                 Err(error) => assert!(at < last && error.to_string().contains("damaged"), "{at}: {error}"),
             }

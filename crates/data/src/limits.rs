@@ -1,23 +1,23 @@
-//! Limits of the operating system on this process: address space, threads, open files. Invariant: a thread that cannot be
-//! started is an error, never a panic, and an error that a limit caused can name the limit.
+//! Limits of the operating system on this process: address space, threads, open files. Invariant: a thread that cannot
+//! be started is an error, never a panic, and an error that is caused by a limit can name that limit.
 
 use std::error::Error;
 use std::fs;
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
-/// Error numbers of Linux, which other Unix systems share up to `EAGAIN` (35 on the BSDs and macOS).
+/// Linux error numbers, which other Unix systems share up to `EAGAIN` (35 on the BSDs and macOS).
 const EAGAIN: i32 = if cfg!(target_os = "linux") { 11 } else { 35 };
 const ENOMEM: i32 = 12;
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
 const EFBIG: i32 = 27;
 
-/// Address space that a new thread takes: the stack of 2 MiB that `std` gives it, its guard pages and signal stack, and room
-/// for what other threads map at the same moment.
+/// Address space in bytes that a new thread needs: its 2 MiB stack (the default of `std`), guard pages and signal
+/// stack, and a reserve for mappings that other threads create at the same time.
 const THREAD: u64 = 4 << 20;
 
-/// Starts a thread that has a name. `std::thread::spawn` panics where the system refuses the thread.
+/// Starts a named thread; an error if the system refuses it, where `std::thread::spawn` panics.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -26,8 +26,8 @@ pub fn spawn<T: Send + 'static>(
     Builder::new().name(name.to_owned()).spawn(work)
 }
 
-/// Checks that the address space has room for `count` more threads. `std` panics inside of a new thread that finds none for
-/// its signal stack, where nobody can catch it, so this is asked before.
+/// Checks that the address space has room for `count` more threads. The check comes first because `std` panics inside
+/// the new thread if it cannot map the signal stack, and no caller can catch that panic.
 pub fn room_for_threads(count: usize) -> io::Result<()> {
     let Some(free) = free_address_space() else { return Ok(()) };
     match free < THREAD.saturating_mul(count as u64) {
@@ -36,7 +36,7 @@ pub fn room_for_threads(count: usize) -> io::Result<()> {
     }
 }
 
-/// Bytes of address space that the limit leaves; `None` where there is no limit.
+/// Bytes of address space left below the process's limit; `None` if there is no limit.
 pub fn free_address_space() -> Option<u64> {
     let limit = limit("Max address space")?;
     let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -45,16 +45,16 @@ pub fn free_address_space() -> Option<u64> {
     Some(limit.saturating_sub(used.saturating_mul(1024)))
 }
 
-/// The system's limit behind an error.
+/// An operating-system limit that caused an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Which limit it is, its value, and how to raise it.
+    /// Text with the name of the limit, its value, and how to raise it.
     pub text: String,
     /// Whether it is a limit on memory.
     pub memory: bool,
 }
 
-/// The limit that caused an error: looks for an error number of the system in the error and its causes.
+/// Returns the limit that caused `error`, found by the first OS error number in the error and its causes.
 pub fn behind(error: &(dyn Error + 'static)) -> Option<Limit> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -67,7 +67,7 @@ pub fn behind(error: &(dyn Error + 'static)) -> Option<Limit> {
     None
 }
 
-/// The limit on memory, for an allocation that the system refused.
+/// Returns the limit on memory, for an allocation that the system refused.
 pub fn memory() -> Limit {
     let text = match limit("Max address space") {
         Some(bytes) => format!("the limit on the address space (ulimit -v) is {} KiB; raise it", bytes / 1024),
@@ -76,6 +76,7 @@ pub fn memory() -> Limit {
     Limit { text, memory: true }
 }
 
+/// Returns the limit behind an OS error number; `None` if the number does not stand for a limit.
 fn of_number(number: i32) -> Option<Limit> {
     let is = |name: &str, what: &str, flag: &str, unit: u64| {
         let limit = limit(name).map_or("not known".to_owned(), |value| (value / unit).to_string());
@@ -100,7 +101,7 @@ fn of_number(number: i32) -> Option<Limit> {
     })
 }
 
-/// The soft limit of this process; `None` where there is none, or it cannot be read.
+/// Returns the soft limit `name` of `/proc/self/limits`; `None` if it is unlimited or cannot be read.
 fn limit(name: &str) -> Option<u64> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;

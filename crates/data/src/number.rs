@@ -1,10 +1,10 @@
-//! An f32 as numpy prints it, which is how VirNucPro's result files hold scores. Invariant: the
-//! text is the shortest that reads back as the same f32.
+//! Formats an f32 as numpy does, which is the format of the scores in VirNucPro's result files. Invariant: the text is
+//! the shortest that parses back to the same f32.
 //!
-//! Source: numpy's `scalartypes.c.src` (`@name@type_str_either`) up to version 2.2, the versions
-//! the original was run with: positional with at least one decimal for 0 and for
-//! 1e-4 <= |x| < 1e16, compared in more than single precision (so the f32 nearest to 1e-4, which is
-//! a little less, prints `1e-04`); otherwise scientific, with at least two digits of exponent.
+//! Source: numpy's `scalartypes.c.src` (`@name@type_str_either`) up to version 2.2, the versions that the original was
+//! run with: positional with at least one decimal for 0 and for 1e-4 <= |x| < 1e16, compared in more than single
+//! precision (so the f32 nearest to 1e-4, which is slightly less, prints `1e-04`); otherwise scientific, with at least
+//! two digits of exponent.
 
 use std::fmt::{self, Write};
 
@@ -21,7 +21,7 @@ impl fmt::Display for NumpyF32 {
         } else if x.is_infinite() {
             f.write_str(if x > 0.0 { "inf" } else { "-inf" })
         } else if x == 0.0 || (1e-4..1e16).contains(&size) {
-            // Rust's `{}` is the shortest text too, and never scientific.
+            // Rust's `{}` also prints the shortest text, and never in scientific notation.
             let decimals = if x.fract() == 0.0 { ".0" } else { "" };
             write!(f, "{x}{decimals}")
         } else {
@@ -30,7 +30,7 @@ impl fmt::Display for NumpyF32 {
     }
 }
 
-/// `1.5e-07`, `1e+16`: Rust's shortest digits, numpy's exponent.
+/// Writes `1.5e-07`, `1e+16`: Rust's shortest digits with numpy's exponent.
 fn scientific(x: f32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut text = Text { bytes: [0; 24], len: 0 };
     write!(text, "{x:e}")?;
@@ -43,7 +43,7 @@ fn scientific(x: f32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     write!(f, "{digits}e{sign}{exponent:0>2}")
 }
 
-/// A small text on the stack: nine digits, signs, point and exponent of an f32 take 15 bytes.
+/// A short text on the stack: nine digits, signs, point and exponent of an f32 take at most 15 bytes.
 struct Text {
     bytes: [u8; 24],
     len: usize,
@@ -63,7 +63,7 @@ impl Write for Text {
 mod tests {
     use super::*;
 
-    /// `bits` of an f32, and what numpy 2.2.6 printed for it.
+    /// Checks the f32 with these `bits` against the text that numpy 2.2.6 printed for it.
     fn check(bits: u32, expected: &str) {
         assert_eq!(NumpyF32(f32::from_bits(bits)).to_string(), expected, "{bits:#x}");
     }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn reads_back_as_the_same_number() {
-        // Every 65 521st f32: 65 550 of them, over all exponents.
+        // Every 65 521st f32: 65 550 values, over all exponents.
         for bits in (0..=u32::MAX).step_by(65_521) {
             let x = f32::from_bits(bits);
             if x.is_finite() {

@@ -1,83 +1,81 @@
-//! Packs: token sequences laid end to end, without padding, as full as the plan's bounds allow.
-//! Invariant: every sequence pushed comes out in exactly one pack, whole, and no pack exceeds the
-//! bounds; the packs are a function of the sequences and the calls alone.
+//! Packs token sequences end to end, without padding, into steps that are as full as the plan's bounds allow.
+//! Invariant: every sequence pushed comes out in exactly one pack, whole, and no pack exceeds the bounds; the packs
+//! are a function of the sequences and the calls alone.
 //!
-//! The packer holds a pool of about [`POOL`] packs' worth of sequences. A pack is filled in two
-//! parts. First the oldest sequences of the pool, in order, up to half of the tokens: so the pool
-//! keeps the mix of lengths of the input, and **nothing starves**: a sequence leaves at the latest
-//! [`MOST_PACKS`] packs after it came. Then, for the rest, the combination of pending sequences
-//! (longest first, finished by the best pair) that leaves the least room: a subset sum, of which
-//! this search misses a token or two.
+//! The packer holds a pool of about [`POOL`] packs' worth of sequences. A pack is filled in two parts. First come the
+//! oldest sequences of the pool, in order, up to half of the tokens. Thus the pool keeps the length distribution of the
+//! input, and **no sequence starves**: it leaves at the latest [`MOST_PACKS`] packs after it was pushed. The rest is
+//! filled with the combination of pending sequences (longest first, finished by the best pair) that leaves the fewest
+//! tokens unused: a subset-sum problem, whose optimum this search misses by a token or two.
 //!
-//! After the input ends, [`Packer::next_pack`] with `flush` empties the pool; only then are packs
-//! emptier.
+//! After the input ends, [`Packer::next_pack`] with `flush` empties the pool; only then are packs less full.
 //!
-//! That is [`Order::ByLength`]. With [`Order::Input`] there is no search: a pack is the oldest sequences
-//! up to the first that does not fit.
+//! This is [`Order::ByLength`]. With [`Order::Input`] there is no search: a pack consists of the oldest sequences up to
+//! the first that does not fit.
 
 use crate::{DataError, DataErrorKind};
 
-/// The pool is ready for a pack when it holds this many packs' worth of tokens or of sequences.
+/// The pool is ready for a pack when it holds this number of packs' worth of tokens or of sequences.
 pub const POOL: usize = 4;
 
-/// A sequence leaves in one of this many packs, counted from its push. Before it in the pool are at
-/// most `POOL` packs' worth. A pack takes from the old end half a pack's tokens (at most `2 POOL`
-/// times), or all the sequences allowed (at most `POOL` times), or stops at a sequence longer than
-/// half a pack, with which the next one starts (at most `2 POOL` times); one pack is its own.
+/// Maximum number of packs until a pushed sequence leaves the pool. At most `POOL` packs' worth of sequences precede
+/// it. A pack takes from the old end half a pack's tokens (at most `2 POOL` times), or the maximum number of sequences
+/// (at most `POOL` times), or stops at a sequence longer than half a pack, with which the next pack starts (at most
+/// `2 POOL` times); one more pack is the sequence's own.
 pub const MOST_PACKS: usize = 6 * POOL;
 
-/// In which order sequences are packed. What is computed of a sequence does not depend on it.
+/// The order in which sequences are packed. Results of a sequence do not depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Out of turn, by their lengths, so that packs are full.
+    /// Reordered by length, so that packs are full.
     #[default]
     ByLength,
-    /// As they came: emptier packs, but nothing waits for what came later.
+    /// In input order: packs are less full, but no sequence waits for later ones.
     Input,
 }
 
-/// Sequences for one step.
+/// The token sequences of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pack {
     /// The tokens of all sequences, end to end.
     pub tokens: Vec<i32>,
-    /// Start and end of each sequence in `tokens`; the end of one is the start of the next.
+    /// Start and end of each sequence in `tokens`; each sequence starts where the one before ends.
     pub spans: Vec<[i32; 2]>,
-    /// What [`Packer::push`] was given for each sequence.
+    /// The `owner` passed to [`Packer::push`] for each sequence.
     pub owners: Vec<u64>,
 }
 
-/// How full the packs were.
+/// Statistics of how full the packs were.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fill {
     /// Packs made.
     pub packs: u64,
-    /// Sequences in them.
+    /// Sequences in all packs.
     pub sequences: u64,
-    /// Tokens in them.
+    /// Tokens in all packs.
     pub tokens: u64,
-    /// Tokens in the last of them.
+    /// Tokens in the last pack.
     pub last_tokens: u64,
-    /// Tokens that all of them could hold.
+    /// Token capacity of all packs.
     pub room: u64,
-    /// Tokens that the last of them could hold.
+    /// Token capacity of the last pack.
     pub last_room: u64,
 }
 
 impl Fill {
-    /// The part of all places for tokens that was used, 0 to 1; 1 when there was no pack.
+    /// Returns the used fraction of the token capacity, 0 to 1; 1 if there was no pack.
     pub fn all(&self) -> f64 {
         ratio(self.tokens, self.room)
     }
 
-    /// The same without the last pack, which holds what was left over.
+    /// Returns the used fraction of the token capacity without the last pack, which holds only the remainder.
     pub fn but_last(&self) -> f64 {
         ratio(self.tokens - self.last_tokens, self.room - self.last_room)
     }
 }
 
-/// Makes packs. Memory: about [`POOL`] packs of tokens, reserved at the start; in the steady state,
-/// with packs given back by [`Packer::recycle`], nothing is allocated.
+/// Makes packs. Memory: about [`POOL`] packs of tokens, reserved at the start; in the steady state, with packs returned
+/// by [`Packer::recycle`], nothing is allocated.
 pub struct Packer {
     max_tokens: usize,
     max_sequences: usize,
@@ -86,12 +84,13 @@ pub struct Packer {
     /// The tokens of the pending sequences, oldest first, without gaps.
     tokens: Vec<i32>,
     pending: Vec<Pending>,
-    /// Scratch of a selection: places in `pending`, by length.
+    /// Scratch of a selection: indices into `pending`, ascending by length.
     by_length: Vec<u32>,
     free: Vec<Pack>,
     fill: Fill,
 }
 
+/// A sequence in the pool.
 #[derive(Clone, Copy)]
 struct Pending {
     owner: u64,
@@ -100,7 +99,7 @@ struct Pending {
 }
 
 impl Packer {
-    /// A packer for the bounds of a plan: tokens and sequences of one pack, tokens of one sequence.
+    /// Creates a packer for the bounds of a plan: tokens and sequences per pack, tokens per sequence.
     pub fn new(max_tokens: usize, max_sequences: usize, longest: usize, order: Order) -> Self {
         let longest = longest.min(max_tokens);
         Packer {
@@ -116,11 +115,11 @@ impl Packer {
         }
     }
 
-    /// Adds a sequence to the pool. Then take packs until [`Packer::next_pack`] has none, or the
-    /// pool grows.
+    /// Adds a sequence to the pool. Afterwards call [`Packer::next_pack`] until it returns `None`, otherwise the pool
+    /// grows. `owner` identifies the sequence to the caller and is returned with the pack.
     ///
-    /// `owner` is the caller's and comes back with the pack. An error if the sequence has no token
-    /// or more than the bounds allow.
+    /// # Errors
+    /// A sequence without tokens, or with more tokens than the bounds allow.
     pub fn push(&mut self, owner: u64, tokens: &[i32]) -> Result<(), DataError> {
         if tokens.is_empty() {
             let what = "a sequence without tokens; skip empty records".to_owned();
@@ -135,8 +134,8 @@ impl Packer {
         Ok(())
     }
 
-    /// A pack, if the pool holds enough for a full one to be found or if `flush` says that nothing
-    /// more will come; none otherwise, and none when the pool is empty.
+    /// Returns a pack if the pool holds enough sequences for a full one, or if `flush` says that the input has ended;
+    /// otherwise, and if the pool is empty, `None`.
     pub fn next_pack(&mut self, flush: bool) -> Option<Pack> {
         let pool = match self.order {
             Order::ByLength => POOL,
@@ -166,15 +165,15 @@ impl Packer {
         Some(pack)
     }
 
-    /// Makes packs of about one size of what is left when the input has ended: for each of `parts` as many as for the
-    /// others, so that nobody waits at the end.
+    /// Divides the rest of the pool, after the input has ended, into packs of about equal size. Their number is a
+    /// multiple of `parts` (the devices), so that no device is idle at the end.
     pub fn cut(&mut self, parts: usize) {
         let (left, longest) = (self.tokens.len(), self.pending.iter().map(|p| p.len).max().unwrap_or(0));
         let packs = left.div_ceil(self.max_tokens.max(1)).next_multiple_of(parts.max(1)).max(1);
         self.max_tokens = left.div_ceil(packs).max(longest).min(self.max_tokens);
     }
 
-    /// Gives the buffers of a pack back for a later one.
+    /// Returns the buffers of a pack for reuse in a later pack.
     pub fn recycle(&mut self, mut pack: Pack) {
         pack.tokens.clear();
         pack.spans.clear();
@@ -182,18 +181,18 @@ impl Packer {
         self.free.push(pack);
     }
 
-    /// Sequences in the pool.
+    /// Returns the number of sequences in the pool.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// How full the packs were so far.
+    /// Returns how full the packs were so far.
     pub fn fill(&self) -> Fill {
         self.fill
     }
 
-    /// Marks the oldest sequences until they are `enough` tokens or the next does not fit, the oldest in
-    /// any case; how many tokens and sequences that is.
+    /// Marks the oldest sequences until they have `enough` tokens or the next one does not fit, at least one sequence
+    /// in any case; returns the number of marked tokens and sequences.
     fn choose_oldest(&mut self, enough: usize) -> (usize, usize) {
         let (mut tokens, mut sequences) = (0, 0);
         for p in &mut self.pending {
@@ -208,21 +207,20 @@ impl Packer {
         (tokens, sequences)
     }
 
-    /// Marks, of the others, those that best fill `room` tokens with at most `places` sequences:
-    /// the k longest that fit one after the other, for the k at which one or two more leave the
-    /// least room.
+    /// Marks, of the other sequences, those that best fill `room` tokens with at most `places` sequences: the k longest
+    /// that fit one after the other plus one or two more, for the k that leaves the fewest tokens unused.
     fn choose_rest(&mut self, room: usize, places: usize) {
         let Packer { pending, by_length, .. } = self;
         by_length.clear();
         let others = (0_u32..).zip(pending.iter()).filter(|(_, p)| !p.chosen && p.len <= room);
         by_length.extend(others.map(|(i, _)| i));
-        // Among equals the oldest first, so that the order is a function of the input.
+        // Of equal lengths the oldest first, so that the order is a function of the input.
         by_length.sort_unstable_by_key(|&i| (pending[i as usize].len, i));
         let len = |at: usize| pending[by_length[at] as usize].len;
         let (mut left, mut end, mut free) = (room, by_length.len(), places);
         let mut best = Finish::default();
         let mut taken: usize = 0;
-        // The longest are at the end; `end` is where the untaken ones that may fit stop.
+        // `by_length` ascends: the longest are at the end, and `end` bounds the untaken ones that may still fit.
         while free > 0 && left > 0 && best.left(room) > 0 {
             while end > 0 && len(end - 1) > left {
                 end -= 1;
@@ -230,7 +228,7 @@ impl Packer {
             if end == 0 {
                 break;
             }
-            // With room for three of the longest, to take one and look again is no worse.
+            // With space for three of the longest, taking one and searching again is no worse.
             if !(left > 2 * len(end - 1) && end > 2 && free > 2) {
                 let (last, sum) = best_finish(left, end, free, len);
                 let used = room - left + sum;
@@ -246,7 +244,7 @@ impl Packer {
         self.mark(room, &best);
     }
 
-    /// Repeats the greedy walk of [`Packer::choose_rest`] up to its best finish and marks it.
+    /// Repeats the greedy selection of [`Packer::choose_rest`] up to its best combination and marks the sequences.
     fn mark(&mut self, room: usize, best: &Finish) {
         let (mut left, mut end) = (room, self.by_length.len());
         for _ in 0..best.greedy {
@@ -263,7 +261,7 @@ impl Packer {
         }
     }
 
-    /// Moves the chosen sequences, oldest first, from the pool into a pack, and closes the gaps.
+    /// Moves the chosen sequences, oldest first, from the pool into a pack, and closes the gaps in the pool.
     fn take_chosen(&mut self) -> Pack {
         let mut pack = self
             .free
@@ -288,7 +286,7 @@ impl Packer {
     }
 }
 
-/// A way to fill a room: the `greedy` longest, then `last`, places in `by_length`.
+/// A combination of sequences to fill a pack: the `greedy` longest that fit, then `last`, indices into `by_length`.
 #[derive(Default)]
 struct Finish {
     used: usize,
@@ -302,8 +300,8 @@ impl Finish {
     }
 }
 
-/// The one or two of the sequences `0..end`, ascending by length, whose sum is the largest that is
-/// not over `left`, and that sum. Two pointers, from both ends.
+/// Returns the one or two of the sequences `0..end`, ascending by length, with the largest sum that is at most `left`,
+/// and that sum. Two pointers move from both ends.
 fn best_finish(
     left: usize,
     end: usize,

@@ -1,14 +1,15 @@
-//! Texts of others in our messages. Invariant: what is shown is on one line, moves no cursor, and does not
-//! turn the direction of what follows; a name takes a bounded part of that line.
+//! Escapes names and paths that come from files or from the user, for use in messages. Invariant: an escaped text stays
+//! on one line, contains no terminal control sequence and does not change the direction of the text after it; a name
+//! takes a bounded part of the line.
 
 use std::fmt::{self, Display, Formatter, Write};
 use std::path::Path;
 
-/// The characters of a name that are shown; the rest is an ellipsis.
+/// Characters of a [`Name`] that are displayed; the rest is replaced by an ellipsis.
 const LONGEST: usize = 200;
 
-/// A name out of a file: a record, a tensor, an entry. Characters that are not printable stand as Rust
-/// escapes: `\n`, `\u{1b}`.
+/// Displays a name that comes from a file (of a record, tensor or archive entry), cut after 200 characters.
+/// Non-printable characters appear as Rust escapes: `\n`, `\u{1b}`.
 #[derive(Clone, Copy, Debug)]
 pub struct Name<'a>(pub &'a str);
 
@@ -22,7 +23,7 @@ impl Display for Name<'_> {
     }
 }
 
-/// A path as a [`Name`], but whole: the system bounds it.
+/// Displays a path with the escapes of [`Name`], but uncut: the system bounds the length of a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a>(pub &'a Path);
 
@@ -32,6 +33,7 @@ impl Display for Place<'_> {
     }
 }
 
+/// Writes `text`, with Rust escapes in place of non-printable characters.
 fn write_escaped(text: impl Iterator<Item = char>, f: &mut Formatter<'_>) -> fmt::Result {
     for c in text {
         match is_printable(c) {
@@ -42,8 +44,8 @@ fn write_escaped(text: impl Iterator<Item = char>, f: &mut Formatter<'_>) -> fmt
     Ok(())
 }
 
-/// Whether `c` only shows itself: no control character, line end, or sign that turns the direction of text
-/// (Unicode Technical Report 36, section 2.10.4).
+/// Returns whether `c` can be displayed without side effects: it is no control character, no line or paragraph
+/// separator, and no bidirectional formatting character (Unicode Technical Report 36, section 2.10.4).
 pub fn is_printable(c: char) -> bool {
     !c.is_control() && !matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
 }

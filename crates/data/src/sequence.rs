@@ -1,11 +1,10 @@
-//! Sequence files, FASTA and FASTQ, as a stream of records. Invariant: records come in input order,
-//! only the current one is held, and input that is neither format, or is cut short, is an error that
-//! names the file and the line.
+//! Streaming reader for FASTA and FASTQ files. Invariant: records come in input order, only the current record is
+//! held in memory, and input that is in neither format, or is truncated, is an error that names the file and the line.
 //!
-//! What a record is follows Biopython's `SeqIO` (formats `fasta` and `fastq`), which is what
-//! VirNucPro reads with: the id is the first word of the title, sequence lines are joined without
-//! blanks and carriage returns, case is kept, and no alphabet is checked. Two differences: text
-//! before the first `>` is an error (Biopython skips it), and so is an id that is not UTF-8.
+//! Records are parsed as Biopython's `SeqIO` does (formats `fasta` and `fastq`), which VirNucPro reads with: the id
+//! is the first word of the title, sequence lines are joined without whitespace and carriage returns, case is
+//! preserved, and letters are not checked against an alphabet. There are two differences: text before the first `>`
+//! is an error (Biopython skips it), and so is an id that is not UTF-8.
 
 mod decode;
 pub(crate) mod source;
@@ -22,57 +21,64 @@ pub use decode::Compression;
 use source::Source;
 pub use stored::{Input, digests, files, stem};
 
-/// Bytes of a name. Results repeat it for every chunk, so that one of megabytes would fill a disk.
+/// Maximum bytes of a record's name. Results repeat the name for every window, so a name of megabytes would fill a
+/// disk.
 const LONGEST_NAME: usize = 4096;
 
-/// One sequence with its name.
+/// One sequence record: name, letters and, for FASTQ, qualities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// The first word of the title; empty when the title is.
+    /// The first word of the title; empty if the title is empty.
     pub id: String,
-    /// What follows that word in the title, without blanks at its ends: bytes as they stand in the file.
+    /// The rest of the title after the id, without surrounding whitespace: the bytes as they are in the file.
     pub description: Vec<u8>,
-    /// The letters as they stand in the file, one byte each, without blanks.
+    /// The letters as they are in the file, one byte each, without whitespace.
     pub seq: Vec<u8>,
-    /// The qualities of a FASTQ record as they stand in the file, one byte for each letter: where
-    /// [`Reader::keep_qualities`] asked for them, else empty.
+    /// The qualities of a FASTQ record as they are in the file, one byte per letter; empty unless
+    /// [`Reader::keep_qualities`] was enabled.
     pub quality: Vec<u8>,
 }
 
-/// Reads the records of one or more files, one after the other. Each may be FASTA or FASTQ, plain or
-/// compressed (see [`Compression`]); `-` is standard input.
+/// Reads the records of one or more files in sequence. Each file may be FASTA or FASTQ, plain or compressed (see
+/// [`Compression`]); `-` is standard input.
 pub struct Reader {
+    /// Files that are not opened yet, in order.
     waiting: VecDeque<PathBuf>,
+    /// The file that is being read.
     current: Option<Open>,
-    /// Files read to their end.
+    /// Files that were read to their end.
     finished: Vec<Input>,
+    /// Sum of the stored bytes of `finished`.
     finished_bytes: u64,
+    /// Stored bytes of all files; `None` if a file is a pipe or standard input.
     total_bytes: Option<u64>,
+    /// Buffer for the title of the current record.
     title: Vec<u8>,
     keep_qualities: bool,
-    /// The most that records may take, where the files were not measured.
+    /// Upper bounds on the records, for input whose [`Extent`] could not be measured beforehand.
     most: Option<Extent>,
+    /// Records read so far.
     records: u64,
 }
 
-/// A file that is being read.
+/// A sequence file that is being read.
 struct Open {
     source: Source,
     format: Format,
-    /// The line of the title last read.
+    /// Line number of the title that was read last, from 1.
     line: u64,
 }
 
 /// The format of a sequence file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Titles after `>`, then letters.
+    /// A title after `>`, then lines of letters.
     Fasta,
-    /// Titles after `@`, letters, `+`, qualities.
+    /// A title after `@`, lines of letters, a line with `+`, lines of qualities.
     Fastq,
 }
 
-/// Checks the format of a file and the name of its first record, without holding the record.
+/// Checks the format of a file and the name of its first record, without holding the record in memory.
 pub fn look(path: &Path) -> Result<(), DataError> {
     let (mut open, mut title) = (Open::new(Source::open(path)?)?, Vec::new());
     match open.measure(&mut title)? {
@@ -81,14 +87,14 @@ pub fn look(path: &Path) -> Result<(), DataError> {
     }
 }
 
-/// What records take, without holding one.
+/// Number and maximum sizes of the records of an input, measured without holding a record in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Records.
+    /// Number of records.
     pub records: u64,
-    /// Letters of the longest.
+    /// Letters of the longest record.
     pub longest: u64,
-    /// Its name, as far as it is text.
+    /// Name of the longest record; invalid UTF-8 is replaced.
     pub name: String,
     /// Bytes of the longest name.
     pub longest_name: u64,
@@ -96,8 +102,9 @@ pub struct Extent {
     pub longest_title: u64,
 }
 
-/// Reads files to their ends and measures their records. Where a file is not what it should be, this ends without an error:
-/// whoever reads the records meets it. `between` is asked at every record, and its error ends the reading.
+/// Reads files to their ends and measures their records. A malformed file ends its own measurement without an
+/// error, since the reader of the records reports it later. `between` is called before every record; its error aborts
+/// the measurement.
 pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Result<Extent, E> {
     let (mut all, mut title) = (Extent::default(), Vec::new());
     for path in paths {
@@ -120,8 +127,8 @@ pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Resu
 }
 
 impl Reader {
-    /// A reader over `paths`, in this order. All of them must be there now; each is opened at its
-    /// turn.
+    /// Creates a reader over `paths`, in this order. All files must exist now; each is opened when the reader reaches
+    /// it.
     pub fn open<P: Into<PathBuf>>(paths: impl IntoIterator<Item = P>) -> Result<Self, DataError> {
         let waiting: VecDeque<PathBuf> = paths.into_iter().map(Into::into).collect();
         let mut total_bytes = Some(0);
@@ -136,7 +143,7 @@ impl Reader {
         Ok(Self::over(waiting, None, total_bytes))
     }
 
-    /// A reader over bytes from anywhere; `name` stands for the path in errors.
+    /// Creates a reader over the bytes of `read`; `name` replaces the path in errors.
     pub fn from_read(name: impl AsRef<Path>, read: impl Read + Send + 'static) -> Result<Self, DataError> {
         let open = Open::new(Source::new(name.as_ref(), Box::new(read))?)?;
         Ok(Self::over(VecDeque::new(), Some(open), None))
@@ -157,24 +164,24 @@ impl Reader {
         }
     }
 
-    /// Holds the input to what memory was planned for: a record beyond `most` is an error before it is held. For pipes, which
-    /// cannot be measured.
+    /// Makes a record beyond the bounds `most` an error before it is held in memory. For pipes, whose records cannot be
+    /// measured before memory is planned.
     pub fn hold_to(&mut self, most: Extent) {
         self.most = Some(most);
     }
 
-    /// Also reads the qualities of FASTQ records into [`Record::quality`].
+    /// Sets whether the qualities of FASTQ records are read into [`Record::quality`].
     pub fn keep_qualities(&mut self, keep: bool) {
         self.keep_qualities = keep;
     }
 
-    /// The format of the file of the last record; none when no file is open, as for [`Reader::position`].
+    /// Returns the format of the file of the last record; `None` when no file is open, as for [`Reader::position`].
     pub fn format(&self) -> Option<Format> {
         self.current.as_ref().map(|open| open.format)
     }
 
-    /// Reads the next record into `record`, whose buffers are reused; false after the last one.
-    /// After an error there are no more records.
+    /// Reads the next record into `record`, whose buffers are reused; returns false after the last record. After an
+    /// error the reader has no more records.
     pub fn read_into(&mut self, record: &mut Record) -> Result<bool, DataError> {
         let result = self.advance(record);
         if result.is_err() {
@@ -184,7 +191,7 @@ impl Reader {
         result
     }
 
-    /// The records as an iterator; [`Reader::read_into`] saves an allocation for each.
+    /// Returns an iterator over the records; [`Reader::read_into`] saves the allocation of each record.
     pub fn records(mut self) -> impl Iterator<Item = Result<Record, DataError>> {
         std::iter::from_fn(move || {
             let mut record = Record::default();
@@ -192,28 +199,29 @@ impl Reader {
         })
     }
 
-    /// The file of the last record and the line of its title, from 1; none when no file is open:
-    /// before the first record and after the last.
+    /// Returns the file of the last record and the line of its title, from 1; `None` when no file is open: before the
+    /// first record and after the last.
     pub fn position(&self) -> Option<(&Path, u64)> {
         self.current.as_ref().map(|open| (open.source.path(), open.line))
     }
 
-    /// The files read to their end so far, in order, with the sha256 of their bytes as stored: all
-    /// of them once [`Reader::read_into`] has returned false.
+    /// Returns the files that were read to their end so far, in order, with the SHA-256 of their stored bytes. These
+    /// are all files once [`Reader::read_into`] has returned false.
     pub fn inputs(&self) -> &[Input] {
         &self.finished
     }
 
-    /// Bytes taken from the files so far, as stored (compressed, if they are).
+    /// Returns the stored (possibly compressed) bytes that were read so far.
     pub fn bytes_read(&self) -> u64 {
         self.finished_bytes + self.current.as_ref().map_or(0, |open| open.source.bytes())
     }
 
-    /// Bytes of all the files, as stored; unknown when one of them is a pipe.
+    /// Returns the stored bytes of all files; `None` if a file is a pipe.
     pub fn total_bytes(&self) -> Option<u64> {
         self.total_bytes
     }
 
+    /// Reads the next record, opening the next file where one ends; false after the last file.
     fn advance(&mut self, record: &mut Record) -> Result<bool, DataError> {
         loop {
             if let Some(open) = &mut self.current
@@ -237,7 +245,7 @@ impl Reader {
 }
 
 impl Open {
-    /// Finds out the format by the first byte that is not blank.
+    /// Detects the format by the first non-blank byte.
     fn new(mut source: Source) -> Result<Self, DataError> {
         source.skip_byte_order_mark()?;
         let format = match source.skip_blank()? {
@@ -248,7 +256,7 @@ impl Open {
         Ok(Open { line: source.line(), source, format })
     }
 
-    /// The next record of this file; false at its end.
+    /// Reads the next record of this file; false at the end of the file.
     fn read(
         &mut self,
         record: &mut Record,
@@ -297,8 +305,8 @@ impl Open {
         Ok(true)
     }
 
-    /// The lengths of the next record, whose title is put into `title`, at most as many bytes of it as a name may have;
-    /// nothing at the end of the file.
+    /// Measures the next record without storing it and puts its title into `title`, at most `2 * LONGEST_NAME` bytes of
+    /// it; `None` at the end of the file.
     fn measure(&mut self, title: &mut Vec<u8>) -> Result<Option<Measured>, DataError> {
         if self.source.skip_blank()?.is_none() {
             return Ok(None);
@@ -328,9 +336,9 @@ impl Open {
         Ok(Some(Measured { letters, title_bytes }))
     }
 
-    /// The first word of `title`.
+    /// Appends the first word of `title` to `id`.
     fn name(&self, title: &[u8], id: &mut String) -> Result<(), DataError> {
-        // A word may be nothing but blanks beyond ASCII.
+        // The word between ASCII blanks may consist of Unicode whitespace only; then the next word counts.
         for word in title.split(|&b| is_blank(b)) {
             let Ok(word) = std::str::from_utf8(word) else {
                 let shown = word[..word.len().min(60)].escape_ascii();
@@ -349,10 +357,12 @@ impl Open {
         Ok(())
     }
 
+    /// Returns an error at the title of the current record.
     fn at_title(&self, what: String) -> DataError {
         DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(self.line)
     }
 
+    /// Returns the error for a record that exceeds the bounds of [`Reader::hold_to`].
     fn no_room(&self, what: &str) -> DataError {
         let what = format!(
             "{what}, the most that the memory of this run leaves for input of which a part comes through a pipe; give \
@@ -361,7 +371,7 @@ impl Open {
         DataError::at(self.source.path(), DataErrorKind::NoRoom(what)).with_line(self.line)
     }
 
-    /// All lines up to the next title, or until there are more than `most` letters.
+    /// Reads all lines up to the next title, or until `seq` has more than `most` letters.
     fn fasta_sequence(&mut self, seq: &mut Vec<u8>, most: usize) -> Result<(), DataError> {
         while seq.len() <= most && !matches!(self.source.peek()?, None | Some(b'>')) {
             sequence_line(&mut self.source, seq, most)?;
@@ -369,7 +379,8 @@ impl Open {
         Ok(())
     }
 
-    /// The lines up to `+`, then as many of quality as there are letters; or no more than `most` letters and a few.
+    /// Reads the sequence lines up to `+`, then quality lines until there is a quality for each letter. Stops early
+    /// once `seq` has more than `most` letters, which the caller reports.
     fn fastq_sequence(
         &mut self,
         seq: &mut Vec<u8>,
@@ -388,7 +399,8 @@ impl Open {
         self.source.skip_byte();
         let length = title.trim_ascii_end().len();
         title.truncate(length);
-        // A longer one differs, but for blanks.
+        // The second title needs at most one byte more than the first: if it is longer than `most`, it differs, unless
+        // the rest of it is blank.
         let (most, mut longer) = (2 * length + 1, false);
         self.source.line_pieces(|piece| {
             longer |= title.len() > most && !piece.iter().all(|&b| is_blank(b));
@@ -422,18 +434,19 @@ impl Open {
         Ok(())
     }
 
+    /// Returns a FASTQ format error at the current line.
     fn fastq(&self, what: &str) -> DataError {
         self.source.error(DataErrorKind::Fastq(what.to_owned()))
     }
 }
 
-/// The lengths of a record.
+/// Sizes of a record that was skipped, in bytes.
 struct Measured {
     letters: u64,
     title_bytes: u64,
 }
 
-/// A title without its first word and the blanks around the rest.
+/// Returns a title without its first word and without whitespace around the rest.
 fn after_first_word(title: &[u8]) -> &[u8] {
     let trim_start = |text: &[u8]| text.iter().take_while(|&&b| is_blank(b)).count();
     let title = &title[trim_start(title)..];
@@ -442,25 +455,25 @@ fn after_first_word(title: &[u8]) -> &[u8] {
     &rest[..rest.len() - rest.iter().rev().take_while(|&&b| is_blank(b)).count()]
 }
 
-/// What Python's `split()` splits a title at, in ASCII.
+/// Returns whether `b` is ASCII whitespace in the sense of Python's `str.split()`.
 fn is_blank(b: u8) -> bool {
     matches!(b, b'\t'..=b'\r' | 0x1c..=0x1f | b' ')
 }
 
-/// Appends a piece of a line to `text`, which is let grow no further once it is longer than `most`.
+/// Appends a piece of a line to `text`, unless `text` is already longer than `most`.
 fn take(text: &mut Vec<u8>, piece: &[u8], most: usize) {
     if text.len() <= most {
         text.extend_from_slice(piece);
     }
 }
 
-/// Appends the rest of a line to `seq`: without spaces, and without other blanks at its end. What is behind a piece that makes
-/// it longer than `most` is passed over.
+/// Appends the rest of a line to `seq`, without spaces and without other whitespace at its end. Once `seq` is longer
+/// than `most`, the remaining pieces of the line are skipped.
 fn sequence_line(source: &mut Source, seq: &mut Vec<u8>, most: usize) -> Result<(), DataError> {
     let (start, mut whole) = (seq.len(), true);
     source.line_pieces(|piece| {
         if seq.len() > most {
-            // Blanks at the end of a line are no letters.
+            // If only whitespace is skipped, the end of `seq` is still the end of the line and is trimmed below.
             whole &= piece.iter().all(|&b| is_blank(b));
             return;
         }
@@ -476,11 +489,10 @@ fn sequence_line(source: &mut Source, seq: &mut Vec<u8>, most: usize) -> Result<
     Ok(())
 }
 
-/// Makes room for `more` bytes. `Vec` doubles, which for a record of 100 Mb could hold 3 bytes per
-/// base while it copies (the old buffer and a new one of twice its size). Here a buffer of over
-/// 1 MiB grows by an eighth: 1.125 bytes per base, at most 2.13 if the allocator must copy, of which
-/// at most 2 are ever touched; and a base is copied at most about nine times. (On Linux a buffer
-/// of this size moves by remapping, without a copy.)
+/// Reserves capacity for `more` bytes. `Vec` doubles its capacity, which for a record of 100 Mb could hold 3 bytes
+/// per base during a copy (the old buffer and a new one of twice its size). Here a buffer of over 1 MiB grows by an
+/// eighth: 1.125 bytes per base, at most 2.13 if the allocator must copy, of which at most 2 are ever touched; and a
+/// base is copied at most about nine times. (On Linux a buffer of this size moves by remapping, without a copy.)
 fn reserve(seq: &mut Vec<u8>, more: usize) {
     const SMALL: usize = 1 << 20;
     let capacity = seq.capacity();

@@ -1,5 +1,6 @@
-//! The one allocation of host memory, whose beginning several lanes may have in common. Invariant: every access is checked
-//! against its bounds, here; who writes what is shared holds its lock alone.
+//! The arena: the one allocation of host memory, whose beginning (the weights) several CPU replicas may share.
+//! Invariant: every access is checked against the arena's bounds here; a writer of shared bytes holds their lock
+//! exclusively.
 
 use crate::DeviceError;
 use graph::Bytes;
@@ -7,56 +8,56 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// A huge page: the arena starts on one, so that the kernel can back all of it with huge ones, which saves
-/// most of the address translation of streamed weights.
+/// Size of a huge page. The arena is aligned to it, so that the operating system can back all of it with huge pages,
+/// which saves most of the address translation for streamed weights.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes of host memory, on huge pages where the kernel gives them.
+/// An allocation of host memory, on huge pages where the operating system grants them.
 #[derive(Debug)]
 struct Block {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the block owns its memory; nothing else points to it between calls.
+// SAFETY: the block owns its memory; no other pointer to it exists between calls.
 unsafe impl Send for Block {}
-// SAFETY: it has no methods that touch its bytes; who does justifies it.
+// SAFETY: a block has no methods that access its bytes; code that does justifies its accesses.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Allocates `bytes`, zeroed, and asks for huge pages. What the planner held before is given back first: it is
-    /// free, but glibc's allocator keeps it, up to some hundred megabytes that the process would hold beside the arena.
+    /// Allocates `bytes`, zeroed, and requests huge pages. First returns the memory that the planner freed to the
+    /// operating system: glibc's allocator would keep up to some hundred megabytes of it beside the arena.
     pub fn new(bytes: Bytes) -> Result<Self, DeviceError> {
         #[cfg(all(target_os = "linux", target_env = "gnu"))]
-        // SAFETY: it touches no memory that is in use.
+        // SAFETY: the call accesses no memory that is in use.
         unsafe {
             libc::malloc_trim(0);
         }
         let fail = || DeviceError::OutOfMemory { bytes };
         let size = usize::try_from(bytes.0).map_err(|_| fail())?.max(1);
         let layout = Layout::from_size_align(size, HUGE_PAGE).map_err(|_| fail())?;
-        // At this alignment the process's allocator leaves a refusal to its caller (`heap.rs`).
+        // At this alignment the process's allocator returns null instead of ending the process (`heap.rs`).
         // SAFETY: the layout's size is not zero.
         let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(fail)?;
-        // Only a wish: where it is not granted, pages are small and nothing else changes.
+        // Only a hint: if it is not granted, pages are small and nothing else changes.
         #[cfg(target_os = "linux")]
-        // SAFETY: the range is the allocation; the call changes no content.
+        // SAFETY: the range is the allocation; the call does not change its content.
         unsafe {
             libc::madvise(start.as_ptr().cast(), size, libc::MADV_HUGEPAGE);
         }
-        // Pages are made by the first write, so the wish comes before it.
-        // SAFETY: the range is the allocation, and nobody else has it yet.
+        // The first write creates the pages, so the hint must come before it.
+        // SAFETY: the range is the allocation, and no other code has it yet.
         unsafe { start.write_bytes(0, size) };
         Ok(Self { start, layout })
     }
 
-    /// Its bytes.
+    /// Size in bytes.
     fn size(&self) -> usize {
         self.layout.size()
     }
 }
 
-/// Weights of several arenas, which all begin with them.
+/// Weights that several arenas share: they are the first bytes of each of these arenas.
 #[derive(Debug)]
 pub struct Weights {
     block: Block,
@@ -69,16 +70,16 @@ impl Weights {
         Ok(Self { block: Block::new(bytes)?, access: RwLock::new(()) })
     }
 
-    /// Whether they are so many bytes.
+    /// Whether the weights have `bytes` bytes.
     pub fn are(&self, bytes: Bytes) -> bool {
         self.block.size() as u64 == bytes.0.max(1)
     }
 }
 
-/// Bytes by their address from 0 on.
+/// Host memory addressed by bytes from 0 on.
 #[derive(Debug)]
 pub struct Arena {
-    /// What it begins with, and how many bytes these are.
+    /// The shared beginning, if any, and its size in bytes.
     shared: Option<(Arc<Weights>, u64)>,
     own: Block,
 }
@@ -89,19 +90,20 @@ impl Arena {
         Ok(Self { shared: None, own: Block::new(bytes)? })
     }
 
-    /// `bytes` in all, of which the first `shared` are those `weights`; allocates the others, zeroed.
+    /// Makes an arena of `bytes` in total, of which the first `shared` are `weights`; allocates the rest, zeroed.
+    /// Panics if `weights` has another size.
     pub fn sharing(weights: Arc<Weights>, shared: Bytes, bytes: Bytes) -> Result<Self, DeviceError> {
         assert!(weights.are(shared), "weights of {shared}");
         Ok(Self { shared: Some((weights, shared.0)), own: Block::new(bytes.saturating_sub(shared))? })
     }
 
-    /// How many bytes are shared: the first.
+    /// Number of shared bytes, which are the first ones.
     pub fn shared(&self) -> u64 {
         self.shared.as_ref().map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// The first byte of a range that lies inside, and is shared or is not. What is done through it is the caller's to
-    /// justify.
+    /// Address of the first byte of a range. `Err` unless the range lies inside the arena, and entirely inside or
+    /// outside the shared bytes. The caller must justify all accesses through the pointer.
     pub fn range(&self, at: u64, bytes: Bytes) -> Result<NonNull<u8>, DeviceError> {
         let outside = DeviceError::OutsideArena { at, bytes };
         let Some(end) = at.checked_add(bytes.0) else { return Err(outside) };
@@ -112,39 +114,41 @@ impl Arena {
         if at < first || end - first > size {
             return Err(outside);
         }
-        // SAFETY: at most the block's size.
+        // SAFETY: the offset is at most the block's size.
         Ok(unsafe { block.start.add((at - first) as usize) })
     }
 
-    /// While it lives, nobody writes what is shared. Whoever reads by `range` holds it meanwhile.
+    /// Locks the shared bytes for reading. No other replica writes them while the guard lives; readers through
+    /// `range` hold it for as long as they read.
     pub fn reading(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.shared.as_ref().map(|(weights, _)| weights.access.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// While it lives, nobody else reads or writes what is shared, if bytes from `at` on may be of it.
+    /// Locks the shared bytes exclusively, if a range that starts at `at` may include any.
     fn writing(&self, at: u64) -> Option<RwLockWriteGuard<'_, ()>> {
         let shared = self.shared.as_ref().filter(|(_, shared)| at < *shared);
         shared.map(|(weights, _)| weights.access.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads a range, which nobody writes meanwhile.
+    /// Passes the bytes of a range to `take`, with shared bytes locked for reading.
     pub fn read<T>(&self, at: u64, bytes: Bytes, take: impl FnOnce(&[u8]) -> T) -> Result<T, DeviceError> {
         let start = self.range(at, bytes)?;
         let _unchanged = self.reading();
-        // SAFETY: the range is inside, was written by `new`; writers need `&mut self`, and of what is shared the lock.
+        // SAFETY: the range is inside and was initialised by `new`; writers need `&mut self` and, for shared bytes,
+        // the lock.
         Ok(take(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes.0 as usize) }))
     }
 
-    /// Writes a range.
+    /// Copies `bytes` to position `at`.
     pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let start = self.range(at, Bytes(bytes.len() as u64))?;
         let _alone = self.writing(at);
-        // SAFETY: the range is inside; `&mut self` keeps everyone else out, of what is shared the lock.
+        // SAFETY: the range is inside; `&mut self` and, for shared bytes, the lock exclude all other accesses.
         unsafe { start.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         Ok(())
     }
 
-    /// Sets a range that may begin among what is shared and end behind it.
+    /// Sets all bytes of a range to `byte`. The range may begin in the shared bytes and end behind them.
     pub fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
         let end = at.checked_add(bytes.0).ok_or(DeviceError::OutsideArena { at, bytes })?;
         let border = self.shared().clamp(at, end);
@@ -158,11 +162,11 @@ impl Arena {
         Ok(())
     }
 
-    /// Copies inside of the arena.
+    /// Copies a range to another position; the two may overlap.
     pub fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
         let (source, target) = (self.range(from, bytes)?, self.range(to, bytes)?);
         let _alone = self.writing(from.min(to));
-        // SAFETY: both ranges are inside, may overlap, and are nobody else's as in `write`.
+        // SAFETY: both ranges are inside; other accesses are excluded as in `write`; `copy_to` allows overlap.
         unsafe { source.copy_to(target, bytes.0 as usize) };
         Ok(())
     }
@@ -179,7 +183,7 @@ impl Drop for Block {
 mod tests {
     use super::*;
 
-    /// What is shared is one memory, what is not is not even allocated twice; no range is of both.
+    /// Shared bytes exist once, and no range may cross from shared to own bytes.
     #[test]
     fn arenas_that_share_begin_with_the_same_bytes() {
         let weights = Arc::new(Weights::new(Bytes(128)).expect("memory"));

@@ -1,160 +1,167 @@
-//! What runs a plan. Invariant: a device only follows addresses that the plan gave; it decides nothing.
+//! The interface between plans and hardware: `Machine`, `Device` and their errors. Invariant: a device follows the
+//! addresses of the plan and decides nothing itself.
 
 use graph::{Bytes, Counts, Op, TensorSpec};
 use plan::{KernelId, Kernels, Precision, Target};
 use std::fmt;
 use std::time::Duration;
 
-/// A machine with one arena. All positions are bytes from its start.
+/// An opened compute device with one arena. All addresses are byte offsets from the start of the arena.
 pub trait Device: Send {
-    /// What it is, for the run record.
+    /// Name of the device, for the run record.
     fn name(&self) -> String;
 
-    /// Whose kernels it has: those that the program was planned with, or an executor refuses it.
+    /// Kernel table of the device. The executor refuses a program that was planned with another table.
     fn kernels(&self) -> Kernels;
 
-    /// Workers with a workspace of their own.
+    /// Number of workers with a workspace of their own.
     fn units(&self) -> u64;
 
-    /// Makes the one allocation. A second call grows or shrinks it, in place where the device can; what it held is lost. If
-    /// that fails, the arena is as it was, or there is none.
+    /// Allocates the arena. A second call resizes it, in place if the device can; its content is lost. On failure the
+    /// arena is unchanged, or there is none.
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
 
-    /// Told before an arena is made: so many bytes of its beginning are weights, which lanes of one machine have in common.
+    /// Announces, before the arena is allocated, that its first `bytes` bytes are weights, which the replicas of one
+    /// machine share.
     fn persistent(&mut self, bytes: Bytes);
 
-    /// Whether weights have to be put into its arena: of lanes that share them, into the first one's.
+    /// Whether weights must be uploaded to this device's arena. Among replicas that share weights, only the first
+    /// one's is true.
     fn takes_weights(&self) -> bool;
 
-    /// Is shown every launch of a program in its full size, before the first step and with the arena in place: what a
-    /// device compiles or chooses for an op, it does here.
+    /// Prepares a launch of the program at its maximum counts, before the first step and with the arena in place. A
+    /// device compiles or selects kernels here.
     fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError>;
 
-    /// Host to arena.
+    /// Copies `bytes` from the host to the arena.
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Arena to host.
+    /// Copies from the arena to the host.
     fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Sets a range to one byte: 0xFF is a NaN in every float format.
+    /// Sets all bytes of a range to `byte`. 0xFF gives NaN in every float format.
     fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError>;
 
-    /// Arena to arena; the ranges do not overlap.
+    /// Copies within the arena; the ranges must not overlap.
     fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError>;
 
-    /// Runs one op, or puts it behind those that run.
+    /// Runs one op, or enqueues it after the ops already enqueued.
     fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError>;
 
-    /// Waits until everything is done that was asked for.
+    /// Waits until all enqueued work is complete.
     fn wait(&mut self) -> Result<(), DeviceError>;
 
-    /// Makes the host's memory through which inputs and outputs of open steps travel; a second call replaces it. Those
-    /// that do everything at once need none.
+    /// Allocates the host staging memory for inputs and outputs of in-flight steps (bytes for each direction); a
+    /// second call replaces it. Synchronous devices need none.
     fn stage(&mut self, ways: [Bytes; 2]) -> Result<(), DeviceError>;
 
-    /// Host to arena, beside what runs: nothing that was asked for so far touches the range; what is asked for later
-    /// finds it written.
+    /// Enqueues a copy from the host to the arena that may run concurrently with enqueued work. The caller guarantees
+    /// that no enqueued work accesses the range; work enqueued later sees the new bytes.
     fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Starts to read a range, behind everything that was asked for so far. Open tickets are collected in their order,
-    /// and nothing writes to the range before.
+    /// Enqueues a copy of a range to the host, after all work enqueued so far. Tickets are collected in the order of
+    /// their fetches, and the range must not be written before its ticket is collected.
     fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError>;
 
-    /// The bytes of the oldest open ticket, waited for.
+    /// Waits for the oldest fetch and copies its bytes to `out`.
     fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Steps that may be open at a time: 1 where everything is done at once.
+    /// Maximum number of in-flight steps; 1 for synchronous devices.
     fn depth(&self) -> usize;
 
-    /// What records steps; none where launches cost nothing by themselves.
+    /// Graph capture and replay of steps; `None` on devices whose launches have no overhead of their own.
     fn recorder(&mut self) -> Option<&mut dyn Recorder>;
 
-    /// What tells when launches and copies ran.
+    /// Timing of launches and copies.
     fn tracer(&mut self) -> &mut dyn Tracer;
 
-    /// What the bits depend on beside the plan: versions, the table of chosen products. For the run record.
+    /// Everything beside the plan that the results' bits depend on, such as versions and the table of chosen GEMM
+    /// kernels. For the run record.
     fn arithmetic(&self) -> String;
 
-    /// What computes products, and how many forms of them each, where the device chose among several.
+    /// Which implementation computes the GEMMs, with the number of GEMM shapes of each; `None` if the device has no
+    /// choice.
     fn products_by(&self) -> Option<String>;
 
-    /// Steps between two calls of [`Device::trim`]; 0 is never.
+    /// Number of steps between two calls of [`Device::trim`]; 0 for never.
     fn clear_interval(&self) -> u64;
 
-    /// Gives back what was mapped for a larger arena than the present one: how many bytes.
+    /// Unmaps memory that was mapped for a larger arena than the current one. Returns the number of bytes.
     fn trim(&mut self) -> Result<Bytes, DeviceError>;
 }
 
-/// Records the launches of a step and runs them again as one.
+/// Captures the launches of a step and replays them as one unit (CUDA graphs).
 pub trait Recorder {
-    /// What to do about a step of a plan of `prepare`d launches.
+    /// Decides how to run a step of a plan whose launches have been `prepare`d.
     fn begin(&mut self, plan: usize, counts: Counts) -> Result<Repeat, DeviceError>;
 
-    /// Ends what [`Repeat::Record`] began, and runs it unless it broke off; [`Repeat::Plain`] where there was no room for the
-    /// record: nothing of the step has run.
+    /// Ends the capture that [`Repeat::Record`] began, and runs the captured step if `whole`, i.e. if all its
+    /// launches were captured. Returns [`Repeat::Plain`] if there was no memory for the capture; the step has not run
+    /// then.
     fn end(&mut self, whole: bool) -> Result<Repeat, DeviceError>;
 
-    /// What it did otherwise than usual since the last call, as a line for people.
+    /// A message for the user about unusual events since the last call, if any.
     fn note(&mut self) -> Option<String>;
 }
 
-/// Tells when launches and copies ran.
+/// Records when launches and copies ran.
 pub trait Tracer {
-    /// From now on (or no longer) notes spans.
+    /// Turns the recording of spans on or off.
     fn set(&mut self, on: bool) -> Result<(), DeviceError>;
 
-    /// What was noted since, and forgets it; waits for what runs.
+    /// Waits for enqueued work, then returns and clears the spans recorded so far.
     fn spans(&mut self) -> Result<Vec<Span>, DeviceError>;
 
-    /// Notes, as number `n`, when all is done that was asked for so far. False where the host's clock tells.
+    /// Enqueues timestamp `n`, which is taken when all work enqueued so far is complete. Returns false if the device
+    /// has no clock of its own and the caller must use the host's.
     fn mark(&mut self, n: usize) -> Result<bool, DeviceError>;
 
-    /// Adds the time between each of the marks and the next; waits for what runs.
+    /// Waits for enqueued work and adds the time between timestamps `i` and `i + 1` to `times[i]`.
     fn marked(&mut self, times: &mut [Duration]) -> Result<(), DeviceError>;
 }
 
-/// How a step runs.
+/// How a step runs: by replay of a captured graph or by its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeat {
-    /// It does, by a record of one with the same counts.
+    /// It has been enqueued, by replay of a captured step with the same counts.
     Done,
-    /// By its launches, which are recorded until [`Recorder::end`].
+    /// The caller issues its launches, which are captured until [`Recorder::end`].
     Record,
-    /// By its launches.
+    /// The caller issues its launches, without a capture.
     Plain,
 }
 
-/// A range that is on its way to the host; numbers count a device's fetches.
+/// Handle of a pending copy to the host: the sequence number of the device's fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(pub u64);
 
 impl Ticket {
-    /// The error of a ticket whose turn it is not, or of a buffer that is not as long as the range.
+    /// The error for a ticket collected out of order, or into a buffer of the wrong length.
     pub fn refused(self, oldest: u64) -> DeviceError {
         let why = format!("range {} with another length, or out of turn: the oldest is {oldest}", self.0);
         DeviceError::Kernel { op: "collect", why }
     }
 }
 
-/// When something ran.
+/// The time span of one launch or copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// `in`, `compute` or `out`.
+    /// Stream: `in`, `compute` or `out`.
     pub track: &'static str,
-    /// What ran: an op, with its kernel where that has a name, or a copy.
+    /// The op, with its kernel if the kernel has a name, or the copy.
     pub name: String,
-    /// Seconds since tracing began.
+    /// Start in seconds since tracing began.
     pub start: f64,
-    /// How long.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// A kind of machines: those of one kind compute the same bits.
+/// A class of machines. Machines of one kind compute the same bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kind {
     /// `cpu` or `cuda`.
     pub family: &'static str,
-    /// The model, such as `NVIDIA H200`; empty where the family's bits depend on the instruction set alone.
+    /// The model, such as `NVIDIA H200`; empty if the bits depend on the family's instruction set alone.
     pub model: String,
 }
 
@@ -167,62 +174,63 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A machine before any arena: what plans are made for, and where devices come from.
+/// A compute device that has not been opened: gives the [`Target`] to plan for, and opens [`Device`]s.
 pub trait Machine: Send + Sync + fmt::Debug {
-    /// What kind it is.
+    /// The machine's kind.
     fn kind(&self) -> Kind;
 
-    /// What it is, for the run record; machines of one name are one machine.
+    /// Name of the machine, for the run record. Two machines with one name are the same machine.
     fn name(&self) -> String;
 
-    /// The element types of encoders' weights and activations, the one that it does best first. A target may have no kernels
-    /// for one, which planning says.
+    /// Precisions for an encoder's weights and activations, best first. The target may lack kernels for some of them,
+    /// which planning reports.
     fn precisions(&self) -> Vec<Precision>;
 
-    /// What plans are made for.
+    /// The planning target: memory, rates and kernels.
     fn target(&self) -> Result<Target, DeviceError>;
 
-    /// Steps that its devices keep open.
+    /// Maximum number of in-flight steps of its devices.
     fn depth(&self) -> usize {
         1
     }
 
-    /// What it could still give for an arena, everything outside of it included.
+    /// Free memory for an arena and everything outside of it.
     fn free(&self) -> Result<Bytes, DeviceError>;
 
-    /// What this process has taken of its memory, everything outside of arenas included; `None` where it cannot be told.
+    /// Memory that this process uses on the machine, including everything outside of arenas; `None` if unknown.
     fn taken(&self) -> Result<Option<Bytes>, DeviceError> {
         Ok(None)
     }
 
-    /// How it is used, by the names of flags, for the run record.
+    /// Options that the machine was opened with, by flag name, for the run record.
     fn options(&self) -> Vec<(&'static str, String)> {
         vec![]
     }
 
-    /// Who else holds its memory, the largest first; none where it cannot be told.
+    /// Other users of its memory, largest first; empty if unknown.
     fn holders(&self) -> Vec<Holder> {
         vec![]
     }
 
-    /// What bits depend on beside the plan: versions, chosen kernels.
+    /// Everything beside the plan that the results' bits depend on, such as versions and chosen kernels.
     fn arithmetic(&self) -> String;
 
-    /// What takes time when the first device of this kind is opened, and not again: told before it does.
+    /// A message about slow one-time work (such as compiling kernels), to show before the first device of this kind
+    /// is opened.
     fn first_use(&self) -> Option<String> {
         None
     }
 
-    /// Its devices, each for the target: one, or several that share its weights.
+    /// Opens its devices, all with the same target: one, or several replicas that share its weights.
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError>;
 }
 
-/// Someone who holds memory of a machine.
+/// A process, or other owner, that holds memory of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Who, such as `process 4711 (python)`.
+    /// Description of the owner, such as `process 4711 (python)`.
     pub who: String,
-    /// How much, where that is known.
+    /// Bytes held, if known.
     pub bytes: Option<Bytes>,
 }
 
@@ -235,25 +243,25 @@ impl fmt::Display for Holder {
     }
 }
 
-/// An op with its operands' places.
+/// One op to run, with the addresses of its operands.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// What to compute.
+    /// The op and its attributes.
     pub op: &'a Op,
-    /// By which kernel.
+    /// The kernel that the plan chose.
     pub kernel: KernelId,
-    /// Inputs.
+    /// Input operands.
     pub ins: &'a [Operand],
-    /// Outputs; `None` is not wanted.
+    /// Output operands; `None` for an output that is not requested.
     pub outs: &'a [Option<Operand>],
-    /// Start and size of the scratch.
+    /// Address and size of the workspace.
     pub workspace: Option<(u64, Bytes)>,
-    /// What this step really holds.
+    /// Actual numbers of tokens and sequences of this step.
     pub counts: Counts,
 }
 
 impl<'a> Launch<'a> {
-    /// The op, as its kernel takes it; an error where the kernel is of another op.
+    /// The op as its concrete type. `Err` if the kernel is for another op.
     pub fn op_as<T>(&self) -> Result<&'a T, DeviceError>
     where
         &'a T: TryFrom<&'a Op>,
@@ -261,100 +269,100 @@ impl<'a> Launch<'a> {
         self.op.try_into().map_err(|_| self.wrong_kernel())
     }
 
-    /// The error of a kernel that the device does not have for this op.
+    /// The error for a kernel that the device does not have for this op.
     pub fn wrong_kernel(&self) -> DeviceError {
         DeviceError::WrongKernel { op: self.op.name(), kernel: self.kernel }
     }
 }
 
-/// A tensor in the arena.
+/// A tensor in the arena: address and type.
 #[derive(Clone, Debug)]
 pub struct Operand {
-    /// Its first byte.
+    /// Address of its first byte.
     pub at: u64,
-    /// Its type.
+    /// Its element type and shape.
     pub spec: TensorSpec,
 }
 
 impl Operand {
-    /// (rows, columns) in a step of `counts`; a vector has one column.
+    /// (rows, columns) in a step with `counts`; a vector has one column.
     pub fn matrix(&self, counts: Counts) -> (usize, usize) {
         let columns = if self.spec.shape.len() > 1 { self.spec.row_elements() } else { 1 };
         (self.spec.rows(counts) as usize, columns as usize)
     }
 
-    /// Bytes in a step of `counts`.
+    /// Size in a step with `counts`.
     pub fn bytes(&self, counts: Counts) -> Bytes {
         self.spec.bytes_at(counts)
     }
 }
 
-/// What went wrong on a device.
+/// An error of a device.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The arena could not be had.
+    /// The arena could not be allocated.
     OutOfMemory {
-        /// Its size.
+        /// Size of the arena.
         bytes: Bytes,
     },
-    /// A position outside of the arena: our bug.
+    /// An address range outside of the arena: a bug of this program.
     OutsideArena {
-        /// The first byte.
+        /// First byte of the range.
         at: u64,
-        /// How many.
+        /// Size of the range.
         bytes: Bytes,
     },
-    /// The device's kernels, or its workers, are not those that the plan was made for.
+    /// The device's kernel table or number of workers differs from the plan's.
     Kernels {
-        /// What the plan says.
+        /// Kernels and workers of the plan.
         planned: String,
-        /// What the device says.
+        /// Kernels and workers of the device.
         found: String,
     },
-    /// The plan gives an op a kernel that the device does not have: our bug.
+    /// The plan gives an op a kernel that the device does not have: a bug of this program.
     WrongKernel {
         /// The op.
         op: &'static str,
         /// The kernel.
         kernel: KernelId,
     },
-    /// The plan gives a value no place in the arena that an instruction needs: our bug.
+    /// The plan has no address for a value that an instruction needs: a bug of this program.
     NotPlaced {
         /// The plan's name.
         plan: String,
-        /// The op, or what the instruction does.
+        /// The op, or the instruction's name.
         op: &'static str,
         /// The value's position in the graph.
         value: usize,
     },
-    /// More than the plan's bounds.
+    /// The counts of a step exceed the plan's bounds.
     OverBounds {
-        /// What was asked for.
+        /// The requested counts.
         counts: Counts,
     },
-    /// A kernel refused its data.
+    /// A kernel refused its operands.
     Kernel {
         /// The op.
         op: &'static str,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// A weight could not be read.
+    /// A parameter could not be loaded.
     Load {
         /// The parameter.
         param: String,
-        /// Why.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The system refused a thread.
+    /// The operating system refused to start a thread.
     Thread {
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// The machine failed.
     Machine {
-        /// How.
+        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }

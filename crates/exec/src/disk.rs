@@ -1,9 +1,9 @@
-//! Free space on file systems. Invariant: it only reads; what the system does not tell is `None`.
+//! Free disk space. Invariant: this module only reads; anything the system does not report is `None`.
 
 use graph::Bytes;
 use std::path::Path;
 
-/// Bytes that this process may still write on the file system of `path`, or of its nearest parent that exists.
+/// Free bytes that this process may use on the file system of `path`, or of its nearest existing parent.
 #[cfg(unix)]
 pub fn free(path: &Path) -> Option<Bytes> {
     use std::ffi::CString;
@@ -14,18 +14,18 @@ pub fn free(path: &Path) -> Option<Bytes> {
     let existing = absolute.ancestors().find(|ancestor| ancestor.exists())?;
     let name = CString::new(existing.as_os_str().as_bytes()).ok()?;
     let mut stat = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the name ends with a zero byte and the pointer is to a local of the header's layout.
+    // SAFETY: the name ends with a zero byte, and the pointer is to a local of the C struct's layout.
     if unsafe { libc::statvfs(name.as_ptr(), stat.as_mut_ptr()) } != 0 {
         return None;
     }
-    // SAFETY: the call succeeded, so it filled all of it.
+    // SAFETY: the call succeeded, so it initialised all of the struct.
     let stat = unsafe { stat.assume_init() };
-    // `f_bavail`, not `f_bfree`: blocks that are reserved for the superuser cannot be written.
+    // `f_bavail`, not `f_bfree`: blocks reserved for the superuser cannot be written.
     #[allow(clippy::unnecessary_cast, reason = "the fields have other widths on other systems")]
     Some(Bytes((stat.f_bavail as u64).saturating_mul(stat.f_frsize as u64)))
 }
 
-/// Not known on this system.
+/// Unknown on this system: `None`.
 #[cfg(not(unix))]
 pub fn free(_: &Path) -> Option<Bytes> {
     None

@@ -1,37 +1,40 @@
-//! The numbers that a byte stands for in moments of 8 bits: the dynamic data type of Dettmers et al. 2022 ("8-bit
-//! Optimizers via Block-wise Quantization", section 1.3; `create_dynamic_map` of bitsandbytes), with a sign for the
-//! first moment and without for the second. Invariant: one table of each, made when this is compiled; reference and
-//! kernels read the same.
+//! Quantization tables of 8-bit optimizer moments: the dynamic data type of Dettmers et al. 2022 ("8-bit Optimizers
+//! via Block-wise Quantization", section 1.3; `create_dynamic_map` of bitsandbytes), signed for the first moment and
+//! unsigned for the second. Invariant: one table of each, computed at compile time; the reference and all kernels
+//! read the same tables.
 
-/// Decades below one.
+/// Number of decades below one.
 const DECADES: usize = 7;
 
-/// 10^-6 to 10^0.
+/// The scale of each decade, 10^-6 to 10^0.
 const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
 
-/// Upper halves of the f32 from 2^-23, which is nearer to zero than to any other code, to 1.
+/// First cell of the lookup table. Cells are the upper 16 bits of f32 magnitudes, from 2^-23, which is nearer to zero
+/// than to any other table value, to 1.
 const FIRST_CELL: usize = 0x3400;
+/// Number of cells of the lookup table.
 const CELLS: usize = 0x3F80 - FIRST_CELL + 1;
 
-/// 256 numbers in -1..=1, ascending.
+/// A quantization table of 256 values in -1..=1, ascending. A quantized value is an index into it.
 pub struct Codes {
     values: [f32; 256],
-    /// The last number of each code, rounded down, so that comparing an f32 with it is exact.
+    /// The largest number that is quantized to each index, rounded down to f32 so that comparing an f32 with it is
+    /// exact.
     last: [f32; 256],
-    /// By sign and upper half of a number: its code, or the one before.
+    /// By sign and upper 16 bits of a number: its index, or the index before.
     cells: [[u8; CELLS]; 2],
 }
 
-/// Codes with a sign.
+/// Table with negative values, for first moments.
 pub static SIGNED: Codes = Codes::new(true);
 
-/// Codes from zero on. What is not zero has another code: a second moment that was forgotten damps nothing, and what is
-/// left of a first moment would be a step of any size.
+/// Table of values from zero on, for second moments. Only zero itself is quantized to zero: a second moment that
+/// became zero would no longer damp the step, and the remaining first moment could give a step of any size.
 pub static UNSIGNED: Codes = Codes::new(false);
 
 impl Codes {
-    /// Zero, one, and in each decade the middles of equal parts of 0.1..1: one part in the lowest and twice as
-    /// many in every next one, for either sign; without signs two in the lowest.
+    /// Builds a table: zero, one, and in each decade the midpoints of equal parts of 0.1..1. The lowest decade has
+    /// one part (two if unsigned) for each sign, and every following decade twice as many as the one before.
     const fn new(signed: bool) -> Self {
         let mut values = [0.0; 256];
         let zero = if signed { 127 } else { 0 };
@@ -55,13 +58,14 @@ impl Codes {
         Self { values, last, cells: [cells(&last, false), cells(&last, true)] }
     }
 
-    /// What a code stands for.
+    /// Dequantizes: the value at index `code`.
     #[inline(always)]
     pub fn value(&self, code: u8) -> f32 {
         self.values[code as usize]
     }
 
-    /// The code nearest to `x`, the lower one of two; for what is beyond, or no number, any.
+    /// Quantizes: the index of the value nearest to `x`, the lower index of two equally near. For numbers beyond
+    /// -1..=1 and NaN, any index.
     #[inline(always)]
     pub fn nearest(&self, x: f32) -> u8 {
         let bits = x.to_bits();
@@ -71,24 +75,26 @@ impl Codes {
         code.wrapping_add(u8::from(x > self.last[code as usize]))
     }
 
-    /// The same of a number that no f32 need be, by its definition.
+    /// The same for an f64, directly by the definition; slower.
     pub fn nearest_exact(&self, x: f64) -> u8 {
         (0..255).position(|i| x <= boundary(&self.values, i)).unwrap_or(255) as u8
     }
 }
 
-/// Edge `i` of equal parts of 0.1..1.
+/// Edge `i` of `parts` equal parts of 0.1..1.
 const fn edge(i: usize, parts: usize) -> f64 {
     if i == parts { 1.0 } else { i as f64 * ((1.0 - 0.1) / parts as f64) + 0.1 }
 }
 
-/// The largest number of code `i`: the middle to the next one, but of a zero at the end zero.
+/// The largest number that is quantized to index `i`: the midpoint between value i and the next. For a zero at the
+/// end of the table it is zero.
 const fn boundary(values: &[f32; 256], i: usize) -> f64 {
     if i == 0 && values[0] == 0.0 { 0.0 } else { (values[i] as f64 + values[i + 1] as f64) / 2.0 }
 }
 
+/// The table `Codes::last` for the given values.
 const fn last(values: &[f32; 256]) -> [f32; 256] {
-    // Nothing is above the last code.
+    // The last index has no upper limit.
     let mut last = [f32::INFINITY; 256];
     let mut i = 0;
     while i < 255 {
@@ -100,14 +106,14 @@ const fn last(values: &[f32; 256]) -> [f32; 256] {
     last
 }
 
-/// For each cell of magnitudes the code of its lowest number. No cell holds the last numbers of two codes: this
-/// would not compile.
+/// For each cell of magnitudes, the index of the lowest number in the cell. No cell contains more than one boundary
+/// between indices; otherwise the assertion below fails at compile time.
 const fn cells(last: &[f32; 256], negative: bool) -> [u8; CELLS] {
     let mut cells = [0; CELLS];
     let (mut code, mut i) = (0, 0);
     while i < CELLS {
         let cell = if negative { CELLS - 1 - i } else { i };
-        // Cell 0 reaches down to zero, cell CELLS - 1 is 1 alone.
+        // Cell 0 extends down to zero; cell CELLS - 1 is the number 1 alone.
         let inner = if cell == 0 { 0 } else { (FIRST_CELL + cell) << 16 };
         let outer = if cell == CELLS - 1 { inner } else { ((FIRST_CELL + cell) << 16) | 0xFFFF };
         let (inner, outer) = (f32::from_bits(inner as u32), f32::from_bits(outer as u32));

@@ -1,5 +1,5 @@
-//! Follows a program. Invariant: `run` allocates nothing; every address was computed by the plan before the
-//! arena was allocated.
+//! Executor: runs the plans of a compiled program on one device. Invariant: `run` allocates nothing; every address
+//! was computed by the plan before the arena was allocated.
 
 use crate::device::{Device, DeviceError, Launch, Operand, Repeat};
 use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
@@ -8,22 +8,28 @@ use graph::{Bytes, Counts, Op, TensorSpec, ValueId};
 use plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
 use std::time::{Duration, Instant};
 
-/// A NaN in every float format.
+/// Byte that gives NaN in every float format.
 const POISON: u8 = 0xFF;
 
-/// A program on a device.
+/// Runs the plans of one program on one device.
 pub struct Executor {
     device: Box<dyn Device>,
     program: Program,
+    /// The instructions of each plan, with addresses.
     steps: Vec<Vec<Step>>,
-    /// By plan: the parameters that its steps read.
+    /// Sources of the parameters that each plan's instructions load in every step, indexed by plan; `None` until
+    /// attached.
     sources: Vec<Option<Source>>,
+    /// State of in-flight steps.
     pub(crate) open: Open,
-    /// Steps since the device last gave memory back, and what it gave back since that was asked.
+    /// Steps since the device last trimmed its memory.
     since: u64,
+    /// Bytes trimmed since `given_back` was last called.
     given_back: Bytes,
 }
 
+/// One instruction of a plan, with its addresses in the arena: the load of a streamed parameter, a kernel launch, or a
+/// copy within the arena.
 enum Step {
     Load(Weight),
     Launch {
@@ -41,16 +47,16 @@ enum Step {
 }
 
 impl Executor {
-    /// Compares the kernels of plan and device, makes the arena and poisons it, so that every page is there
-    /// and a read of what was never written is a NaN.
+    /// Checks the device's kernels against the plan, allocates the arena and fills it with NaN, so that every page is
+    /// mapped and a read of memory that was never written gives NaN.
     pub fn new(mut device: Box<dyn Device>, program: Program) -> Result<Self, DeviceError> {
         let steps = made(device.as_mut(), &program)?;
         let sources = steps.iter().map(|_| None).collect();
         Ok(Self { device, program, steps, sources, open: Open::default(), since: 0, given_back: Bytes::ZERO })
     }
 
-    /// Follows another program on the same device, which keeps what it has compiled and chosen; the arena grows or shrinks
-    /// in place where the device can. Weights must be loaded again. Where it fails, nothing can be followed any more.
+    /// Replaces the program on the same device, which keeps its compiled and selected kernels. The arena is resized
+    /// in place if the device can. Weights must be loaded again. After an error the executor cannot run any program.
     pub fn switch(&mut self, program: Program) -> Result<(), DeviceError> {
         self.open.none("switch")?;
         self.device.wait()?;
@@ -60,31 +66,32 @@ impl Executor {
         Ok(())
     }
 
-    /// Bytes that the device gave back between steps, since this was asked last.
+    /// Bytes that the device returned to the system between steps since the last call.
     pub fn given_back(&mut self) -> Bytes {
         std::mem::take(&mut self.given_back)
     }
 
-    /// What its device did otherwise than usual since the last call, as a line for people.
+    /// A message for the user about unusual events on the device since the last call, if any.
     pub fn note(&mut self) -> Option<String> {
         self.device.recorder()?.note()
     }
 
-    /// What it follows.
+    /// The program.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// What it runs on.
+    /// The device.
     pub fn device(&self) -> &dyn Device {
         self.device.as_ref()
     }
 
+    /// The device, mutably.
     pub(crate) fn device_mut(&mut self) -> &mut dyn Device {
         self.device.as_mut()
     }
 
-    /// Reads the resident parameters of a plan into the arena, in the layout that its kernels stream.
+    /// Loads the resident parameters of a plan into the arena, in the layout that its kernels read.
     pub fn load(&mut self, plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
         let Self { device, program, .. } = self;
         for weight in Weight::resident(program, plan) {
@@ -94,15 +101,16 @@ impl Executor {
         Ok(())
     }
 
-    /// The same, and keeps `source` for the parameters that every step of the plan reads. Here is all that a
-    /// step needs beside the arena: a buffer for the widest of them.
+    /// As [`Executor::load`], and keeps `source` for the parameters that every step of the plan reads. Allocates the
+    /// only memory that a step needs beside the arena: a buffer for the largest of these parameters.
     pub fn attach(&mut self, plan: usize, mut source: ParamSource) -> Result<(), DeviceError> {
         self.load(plan, &mut *source)?;
         self.attach_loaded(plan, source);
         Ok(())
     }
 
-    /// Keeps `source` for the parameters that every step of the plan reads, where those that are resident were loaded.
+    /// Keeps `source` for the parameters that every step of the plan reads. The resident parameters must have been
+    /// loaded.
     pub fn attach_loaded(&mut self, plan: usize, source: ParamSource) {
         let streamed = self.steps[plan].iter().filter_map(Step::weight);
         let buffers = Buffers::of(streamed);
@@ -141,20 +149,20 @@ impl Executor {
         self.device.upload(at, data)
     }
 
-    /// Runs one step of a plan on inputs that were given for `counts`.
+    /// Runs one step of a plan on inputs that were written for `counts`.
     pub fn run(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.open.none("run")?;
         self.follow(plan, counts)
     }
 
-    /// Runs one step, behind those that are open.
+    /// Runs one step, enqueued after the in-flight steps.
     pub(crate) fn follow(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.admits(plan, counts)?;
         let Self { device, steps, sources, .. } = self;
         let mut run = |device: &mut dyn Device| {
             steps[plan].iter().try_for_each(|step| step.run(device, counts, sources[plan].as_mut()))
         };
-        // What is read in a step cannot be recorded.
+        // Steps that load parameters from the host cannot be captured.
         let reads = steps[plan].iter().any(|step| step.weight().is_some());
         let repeat = match device.recorder().filter(|_| !reads) {
             Some(recorder) => recorder.begin(plan, counts)?,
@@ -175,7 +183,7 @@ impl Executor {
         self.tidy()
     }
 
-    /// Has the device give memory back, every so many steps.
+    /// Trims the device's memory every `clear_interval` steps.
     fn tidy(&mut self) -> Result<(), DeviceError> {
         self.since += 1;
         let interval = self.device.clear_interval();
@@ -186,8 +194,8 @@ impl Executor {
         Ok(())
     }
 
-    /// The same, and adds the time of every instruction of the plan's schedule to its entry of `times`: by the device's
-    /// own clock where it has one, else by waiting for each.
+    /// Runs one step and adds the time of instruction `i` of the plan's schedule to `times[i]`, measured with device
+    /// timestamps if the device has them, otherwise by waiting after each instruction.
     pub fn run_timed(
         &mut self,
         plan: usize,
@@ -215,6 +223,7 @@ impl Executor {
         if marks { self.device.tracer().marked(times) } else { Ok(()) }
     }
 
+    /// Checks that `counts` are within the plan's bounds.
     pub(crate) fn admits(&self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         if self.program.plans()[plan].1.graph.bounds.admits(counts) {
             return Ok(());
@@ -222,7 +231,8 @@ impl Executor {
         Err(DeviceError::OverBounds { counts })
     }
 
-    /// Reads an f32 output; `out` has the size of a step of the last run's counts, or of its first rows.
+    /// Reads an f32 output. `out` has the output's size for the counts of the last run, or the size of its first
+    /// rows.
     pub fn read_f32(&mut self, output: OutputId, out: &mut [f32]) -> Result<(), DeviceError> {
         self.read_u8(output, bytemuck::cast_slice_mut(out))
     }
@@ -238,37 +248,38 @@ impl Executor {
         self.device.download(at, out)
     }
 
-    /// Where an input lies in the arena.
+    /// Address of an input in the arena.
     pub fn input_address(&self, input: InputId) -> Result<u64, DeviceError> {
         address(&self.program, input.plan, input.value)
     }
 
-    /// Where an output lies in the arena until the next run.
+    /// Address of an output in the arena; its content is valid until the next run.
     pub fn output_address(&self, output: OutputId) -> Result<u64, DeviceError> {
         address(&self.program, output.plan, output.value)
     }
 
-    /// Copies inside of the arena: rows from an output to staging, from staging to an input.
+    /// Copies within the arena: rows from an output to staging, or from staging to an input.
     pub fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
         self.device.copy(from, to, bytes)
     }
 
-    /// Reads f32 from anywhere in the arena.
+    /// Reads f32 from any address in the arena.
     pub fn download_f32(&mut self, at: u64, out: &mut [f32]) -> Result<(), DeviceError> {
         self.device.download(at, bytemuck::cast_slice_mut(out))
     }
 
-    /// Writes f32 anywhere in the arena.
+    /// Writes f32 to any address in the arena.
     pub fn upload_f32(&mut self, at: u64, values: &[f32]) -> Result<(), DeviceError> {
         self.device.upload(at, bytemuck::cast_slice(values))
     }
 
-    /// Waits until everything is done that was asked for.
+    /// Waits until all enqueued work is complete.
     pub fn wait(&mut self) -> Result<(), DeviceError> {
         self.device.wait()
     }
 
-    /// Sets everything but weights to NaN: a run after it can only be right if it reads what it wrote.
+    /// Sets everything except weights to NaN. A run after this gives right results only if it reads nothing that it
+    /// has not written.
     pub fn poison(&mut self) -> Result<(), DeviceError> {
         let weights = self.program.persistent().0;
         let rest = self.program.arena_bytes() - Bytes(weights);
@@ -277,6 +288,7 @@ impl Executor {
 }
 
 impl Step {
+    /// Prepares the launch on the device, at the maximum counts.
     fn prepare(&self, device: &mut dyn Device, counts: Counts) -> Result<(), DeviceError> {
         match self {
             Self::Launch { op, kernel, ins, outs, workspace } => {
@@ -286,6 +298,7 @@ impl Step {
         }
     }
 
+    /// Issues the instruction for a step with `counts`.
     fn run(
         &self,
         device: &mut dyn Device,
@@ -304,6 +317,7 @@ impl Step {
         }
     }
 
+    /// The streamed parameter, if this is a load.
     fn weight(&self) -> Option<&Weight> {
         match self {
             Self::Load(weight) => Some(weight),
@@ -312,6 +326,7 @@ impl Step {
     }
 }
 
+/// Address of a value of a plan. `Err` if the value has no storage.
 fn address(program: &Program, plan: usize, v: ValueId) -> Result<u64, DeviceError> {
     let slice = program.plans()[plan].1.memory.slice(v);
     let none = || DeviceError::Kernel { op: "address", why: format!("{v} has no storage") };
@@ -319,11 +334,12 @@ fn address(program: &Program, plan: usize, v: ValueId) -> Result<u64, DeviceErro
     Ok(program.address(plan, slice))
 }
 
+/// The error for an input or output name that the plan's graph does not have.
 fn unnamed(name: &str) -> DeviceError {
     DeviceError::Kernel { op: "address", why: format!("there is no `{name}`") }
 }
 
-/// The kernels and workers of a device must be those that the program was planned with.
+/// Checks that the device has the kernels and workers that the program was planned with.
 fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceError> {
     let of = |kernels: Kernels, units: u64| format!("{kernels:?} with {units} workers");
     let target = program.target();
@@ -336,7 +352,8 @@ fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceErro
     }
 }
 
-/// The steps of a program's plans, on an arena that was made for it and poisoned.
+/// Allocates the program's arena, fills it with NaN, prepares all launches, and returns the instructions of each
+/// plan.
 fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<Step>>, DeviceError> {
     same_kernels(program, device)?;
     let steps: Vec<Vec<Step>> =
@@ -353,8 +370,8 @@ fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<Step>>, De
     Ok(steps)
 }
 
-/// The instructions of a plan with addresses. Every operand needs a slice: a launch with fewer inputs than its op has
-/// would compute something else.
+/// The instructions of a plan with addresses. Every operand must have an address: a launch with fewer inputs than its
+/// op has would compute something else.
 fn steps(program: &Program, plan: usize) -> Result<Vec<Step>, DeviceError> {
     let (name, p) = &program.plans()[plan];
     let missing =

@@ -1,5 +1,5 @@
-//! The process's allocator: the system's, which ends the process with exit code 4 and a message where the system refuses
-//! memory. Invariant: the message is made and written without an allocation.
+//! The process's allocator: the system allocator, which ends the process with exit code 4 and a message if the system
+//! refuses memory. Invariant: the message is built and written without an allocation.
 
 use crate::arena::HUGE_PAGE;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -8,23 +8,24 @@ use std::alloc::{GlobalAlloc, Layout, System};
 #[cfg(unix)]
 const NO_MEMORY: i32 = 4;
 
-/// Arenas of glibc's allocator. By default there are eight for each core, of which each reserves 64 MiB of address space and
-/// keeps what was freed in it.
+/// Number of arenas of glibc's allocator. The default is eight per core, each of which reserves 64 MiB of address
+/// space and keeps memory that was freed in it.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const ARENAS: i32 = 2;
 
-/// Allocations of this size and more are mappings of their own, which go back to the system when they are freed. By default
-/// glibc raises the size up to 32 MiB as such allocations are freed, and keeps what it had of them.
+/// Allocations of at least this many bytes are separate mappings, which return to the system when freed. By default
+/// glibc raises this threshold up to 32 MiB as such allocations are freed, and then keeps their memory.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MAPPED: i32 = 256 << 10;
 
-/// The allocator of the `plimsoll` binary. Without it Rust aborts (SIGABRT) where the system refuses memory.
+/// The global allocator of the `plimsoll` binary. Without it, Rust aborts (SIGABRT) if the system refuses memory.
 ///
-/// Arenas alone are aligned to a huge page, and their owner turns a refusal into an error: for them null is returned.
+/// Arenas are the only allocations aligned to a huge page. Their owner turns a refusal into an error, so null is
+/// returned for them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Heap;
 
-// SAFETY: every call is the system allocator's; the process ends where that returns null.
+// SAFETY: every call goes to the system allocator; if that returns null the process ends, or null is returned.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's contract is the system allocator's.
@@ -47,10 +48,10 @@ unsafe impl GlobalAlloc for Heap {
     }
 }
 
-/// Bounds what the allocator keeps of freed memory, and of address space. Call it before the first thread starts.
+/// Limits the freed memory and the address space that the allocator keeps. Call it before the first thread starts.
 pub fn limit_slack() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it changes settings of the allocator and touches no memory that is in use.
+    // SAFETY: changes settings of the allocator only; accesses no memory that is in use.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, ARENAS);
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
@@ -58,6 +59,7 @@ pub fn limit_slack() {
     }
 }
 
+/// Returns `pointer`, or ends the process if it is null and not an arena's.
 #[inline]
 fn got(pointer: *mut u8, bytes: usize, align: usize) -> *mut u8 {
     if pointer.is_null() && align < HUGE_PAGE {
@@ -66,7 +68,7 @@ fn got(pointer: *mut u8, bytes: usize, align: usize) -> *mut u8 {
     pointer
 }
 
-/// Says that memory was refused, and by which limit, and ends the process.
+/// Prints that memory was refused, and the limit responsible, and ends the process.
 #[cold]
 #[cfg(unix)]
 fn refused(bytes: usize) {
@@ -75,7 +77,7 @@ fn refused(bytes: usize) {
     text.number(bytes as u64);
     text.add(b" B of memory\nlimit: ");
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: it writes to the structure alone.
+    // SAFETY: the call writes to the struct only.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) } == 0;
     if known && limit.rlim_cur != libc::RLIM_INFINITY {
         text.add(b"the limit on the address space (ulimit -v) is ");
@@ -84,8 +86,8 @@ fn refused(bytes: usize) {
     } else {
         text.add(b"the system has no more memory for this process\n");
     }
-    // SAFETY: the bytes are initialised. `_exit` runs no handlers, which could allocate: files that were not complete keep
-    // their temporary names, as after a kill.
+    // SAFETY: the bytes are initialised. `_exit` runs no handlers, which could allocate; incomplete files keep their
+    // temporary names, as after a kill.
     unsafe {
         libc::write(2, text.bytes.as_ptr().cast(), text.end);
         libc::_exit(NO_MEMORY);
@@ -98,7 +100,7 @@ fn refused(_: usize) {
     std::process::abort();
 }
 
-/// A message of few bytes.
+/// A message of at most 256 bytes, built without allocation; the rest is cut off.
 #[cfg(unix)]
 struct Text {
     bytes: [u8; 256],
@@ -107,6 +109,7 @@ struct Text {
 
 #[cfg(unix)]
 impl Text {
+    /// Appends text.
     fn add(&mut self, text: &[u8]) {
         let room = &mut self.bytes[self.end..];
         let count = text.len().min(room.len());
@@ -114,6 +117,7 @@ impl Text {
         self.end += count;
     }
 
+    /// Appends a number in decimal.
     fn number(&mut self, number: u64) {
         let (mut digits, mut first, mut rest) = ([b'0'; 20], 20, number);
         loop {

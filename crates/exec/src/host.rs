@@ -1,6 +1,6 @@
-//! What a device that does everything at once keeps for others: bytes that were fetched, and spans by the host's clock.
-//! Invariant: buffers of collected bytes are used again, so fetching allocates only until it has seen the widest, and no more
-//! than that.
+//! Host-side bookkeeping of synchronous devices: fetched bytes that wait to be collected, and spans measured with the
+//! host's clock. Invariant: buffers of collected bytes are reused, so fetching allocates only until the largest range
+//! has been seen, and never more than that.
 
 use crate::device::{DeviceError, Span, Ticket, Tracer};
 use graph::Bytes;
@@ -10,19 +10,20 @@ use std::time::{Duration, Instant};
 /// Bytes that were fetched and not yet collected, oldest first.
 #[derive(Debug, Default)]
 pub struct Fetched {
-    /// The number of the next.
+    /// Number of the next ticket.
     next: u64,
     open: VecDeque<Vec<u8>>,
-    /// Buffers of those that were collected; the oldest is used next, so equal steps find equal buffers.
+    /// Buffers of collected ranges. The buffer that was returned first is reused first, so in equal steps each range
+    /// finds a buffer of its size.
     spare: VecDeque<Vec<u8>>,
 }
 
 impl Fetched {
-    /// Keeps a copy.
+    /// Stores a copy of `bytes` until it is collected.
     pub fn put(&mut self, bytes: &[u8]) -> Ticket {
         let mut buffer = self.spare.pop_front().unwrap_or_default();
         buffer.clear();
-        // To the byte: what is held of a step is in the ledger.
+        // Exactly this size: the memory ledger counts these bytes.
         buffer.reserve_exact(bytes.len());
         buffer.extend_from_slice(bytes);
         self.open.push_back(buffer);
@@ -30,7 +31,7 @@ impl Fetched {
         Ticket(self.next - 1)
     }
 
-    /// Gives the oldest copy.
+    /// Copies the oldest stored bytes to `out`. `Err` unless `ticket` is the oldest and `out` has its length.
     pub fn take(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
         let oldest = self.next - self.open.len() as u64;
         let open = self.open.front().filter(|bytes| ticket.0 == oldest && bytes.len() == out.len());
@@ -40,7 +41,7 @@ impl Fetched {
     }
 }
 
-/// Spans since tracing began; none while it is off.
+/// Spans recorded since tracing was turned on; none while it is off.
 #[derive(Debug, Default)]
 pub struct Clock {
     began: Option<Instant>,
@@ -48,12 +49,12 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// The start of what [`Clock::note`] will end.
+    /// Start time for [`Clock::note`]; `None` while tracing is off.
     pub fn start(&self) -> Option<Instant> {
         self.began.map(|_| Instant::now())
     }
 
-    /// The end of what has `start`ed.
+    /// Records the span from `start` to now.
     pub fn note(&mut self, start: Option<Instant>, track: &'static str, name: &str) {
         if let (Some(began), Some(start)) = (self.began, start) {
             let (from, seconds) = ((start - began).as_secs_f64(), start.elapsed().as_secs_f64());
@@ -61,7 +62,7 @@ impl Clock {
         }
     }
 
-    /// The same of a copy.
+    /// Records a copy from `start` to now.
     pub fn copied(&mut self, start: Option<Instant>, track: &'static str, bytes: Bytes) {
         if start.is_some() {
             self.note(start, track, &format!("copy {track}, {bytes}"));

@@ -1,7 +1,7 @@
-//! Runs plans: machines and devices, the executor, and the reference kernels that define every op.
+//! Runs plans: the machine and device interfaces, the executor, and the reference kernels that define every op.
 //!
-//! Invariant of the crate: whoever is here only follows a plan. Nothing is allocated during a step, and the
-//! bits of a sequence do not depend on its neighbours, on their order, or on the number of threads.
+//! Invariant of the crate: its code only follows a plan. Nothing is allocated during a step, and the bits of a
+//! sequence's result do not depend on the other sequences of its batch, their order, or the number of threads.
 
 pub mod arena;
 mod device;

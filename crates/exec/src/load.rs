@@ -1,5 +1,5 @@
-//! Parameters on their way from their file into the arena, in the layout that the kernels stream. Invariant: the
-//! same bytes whether a parameter is loaded once or in every step, and loading allocates nothing.
+//! Loading of parameters into the arena, in the layout that the kernels read. Invariant: a parameter has the same
+//! bytes whether it is loaded once or in every step, and loading allocates nothing.
 
 use crate::Executor;
 use crate::device::DeviceError;
@@ -16,30 +16,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, ScopedJoinHandle};
 
-/// Parts of weights that wait for a device while another takes them.
+/// Capacity, in parts of weights, of the queue before each device.
 const PARTS_AHEAD: usize = 4;
 
-/// Why elements could not be read.
+/// The cause of a failed read.
 pub type ReadError = Box<dyn Error + Send + Sync>;
 
-/// Reads `elements` of a parameter, C order over its pieces put under each other, as f32.
+/// Reads a range of elements of a parameter as f32. The range counts elements in C order, over the parameter's pieces
+/// stacked along dimension 0.
 pub type ReadParam<'a> = &'a mut dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError>;
 
-/// The same for as long as an executor runs. It should allocate nothing: it is called in every step.
+/// As [`ReadParam`], kept for as long as an executor runs. It is called in every step and should not allocate.
 pub type ParamSource = Box<dyn FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Send>;
 
-/// Where bytes of the arena go: to one device, or to several.
+/// Writes bytes to an address in the arena of one device, or of several.
 pub(crate) type Upload<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), DeviceError>;
 
-/// The same for several threads at a time.
+/// As [`ReadParam`], callable from several threads concurrently.
 pub type ReadShared<'a> = &'a (dyn Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync);
 
-/// Reads the resident parameters of a plan once, by so many threads, and puts them into the arenas of all executors, which
-/// run one program; lanes that share their weights get them once. A parameter is read and laid out by one thread; each device
-/// takes the parts of all by a thread of its own.
+/// Reads the resident parameters of a plan once, with `readers` threads, and uploads them to all executors, which
+/// must run the same program. Replicas that share their weights receive them once. Each parameter is read and packed
+/// by one thread; each device has one further thread for uploads.
 ///
 /// # Errors
-/// Those of reading and of the devices; what was loaded by then is of no use.
+/// Errors of reading and of the devices. The weights are then incomplete and must not be used.
 pub fn load_all(
     executors: &mut [Executor],
     plan: usize,
@@ -70,7 +71,7 @@ pub fn load_all(
             let work = move || read_weights(weights, next, &senders, read);
             Builder::new().name("weights".to_owned()).spawn_scoped(scope, work).map_err(refused)
         };
-        // Without its senders every device's thread ends, so the scope does after an error too.
+        // When all senders are dropped every upload thread ends, so the scope ends after an error as well.
         let readers: Result<Vec<_>, _> = (0..readers.clamp(1, weights.len().max(1))).map(reader).collect();
         drop(senders);
         let loaded = readers?.into_iter().map(ended).fold(Ok(()), Result::and);
@@ -78,10 +79,10 @@ pub fn load_all(
     })
 }
 
-/// Bytes of the arena and where they go.
+/// Bytes for the arena, and their address.
 type Part = (u64, Arc<[u8]>);
 
-/// Reads weights that nobody has begun until there are none, and sends their parts to every device.
+/// Takes weights from the list until none is left, reads them, and sends their parts to every device.
 fn read_weights(
     weights: &[Weight],
     next: &AtomicUsize,
@@ -90,7 +91,7 @@ fn read_weights(
 ) -> Result<(), DeviceError> {
     let mut upload = |at: u64, part: &[u8]| {
         let part: Arc<[u8]> = part.into();
-        // A device that failed takes no more; why, it says at the end.
+        // Sending fails if the device's thread has ended after an error; that thread returns the error.
         devices.iter().for_each(|device| drop(device.send((at, Arc::clone(&part)))));
         Ok(())
     };
@@ -101,49 +102,50 @@ fn read_weights(
     Ok(())
 }
 
+/// Joins a thread and propagates its panic.
 fn ended(thread: ScopedJoinHandle<'_, Result<(), DeviceError>>) -> Result<(), DeviceError> {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// A parameter and its place.
+/// A parameter, its address in the arena and its layout.
 pub(crate) struct Weight {
     at: u64,
     param: Param,
     shape: Shape,
 }
 
-/// How its elements lie there.
+/// The layout of a parameter in the arena. `Rows` is row-major, converted to `dtype`.
 #[derive(Clone, Copy)]
 enum Shape {
     Rows {
         elements: u64,
         dtype: DType,
     },
-    /// (n, k) in panels of `width` rows.
+    /// f32 (n, k) in panels of `width` rows.
     Panels {
         width: u64,
         n: u64,
         k: u64,
     },
-    /// (n, k) in tiles of bf16.
+    /// bf16 (n, k) in tiles.
     Tiles {
         n: u64,
         k: u64,
     },
-    /// (n, k) as codes and scales.
+    /// Quantized (n, k), row-major, followed by one scale per row.
     Scaled {
         of: Codes,
         n: u64,
         k: u64,
     },
-    /// (n, k) as integers in tiles, and scales.
+    /// int8 (n, k) in tiles, followed by one scale per row.
     ScaledTiles {
         n: u64,
         k: u64,
     },
 }
 
-/// What a parameter passes through: the only copies beside the arena.
+/// Buffers for reading and packing a parameter: the only copies of it outside the arena.
 #[derive(Default)]
 pub(crate) struct Buffers {
     rows: Vec<f32>,
@@ -154,7 +156,7 @@ pub(crate) struct Buffers {
     scales: Vec<f32>,
 }
 
-/// Where a streamed plan's parameters come from.
+/// Reader and buffers for the parameters that a plan streams in every step.
 pub(crate) struct Source {
     pub(crate) read: ParamSource,
     pub(crate) buffers: Buffers,
@@ -169,7 +171,7 @@ impl Weight {
         values.filter_map(move |v| Self::of(program, plan, v))
     }
 
-    /// The parameter of a value.
+    /// The parameter of a value; `None` if the value is no parameter or has no address.
     pub(crate) fn of(program: &Program, plan: usize, v: graph::ValueId) -> Option<Self> {
         let p: &Plan = &program.plans()[plan].1;
         let (.., param) = p.graph.param_values().find(|(value, ..)| *value == v)?;
@@ -178,7 +180,7 @@ impl Weight {
         Some(Self { at: program.address(plan, slice), param: param.clone(), shape })
     }
 
-    /// Reads it into the arena.
+    /// Reads the parameter, packs it and uploads it.
     pub(crate) fn load(
         &self,
         upload: Upload<'_>,
@@ -207,7 +209,7 @@ impl Weight {
         }
     }
 
-    /// The error of a step that finds no reader.
+    /// The error of a step whose plan has no attached reader.
     pub(crate) fn unattached(&self) -> DeviceError {
         let why = "the plan streams it, and no reader was attached to the plan";
         DeviceError::Load { param: self.param.name.clone(), source: why.into() }
@@ -225,7 +227,7 @@ impl Shape {
                     DType::F32 => Self::Panels { width: u64::from(rows), n, k },
                     DType::Bf16 => Self::Tiles { n, k },
                     DType::I8 => Self::ScaledTiles { n, k },
-                    // No kernel has packed weights of these types, which graphs are held to.
+                    // No kernel reads packed weights of these types, and graph verification rejects them.
                     DType::F16 | DType::F8 | DType::I32 | DType::U8 => {
                         Self::Rows { elements: spec.elements_at(full), dtype: spec.dtype }
                     }
@@ -240,7 +242,7 @@ impl Shape {
 }
 
 impl Buffers {
-    /// Large enough for each of these.
+    /// Buffers large enough for each of the given weights.
     pub(crate) fn of<'a>(weights: impl Iterator<Item = &'a Weight>) -> Self {
         let (mut rows, mut panel, mut narrow, mut codes, mut packed, mut scales) = (0, 0, 0, 0, 0, 0);
         for weight in weights {
@@ -279,8 +281,10 @@ impl Buffers {
     }
 }
 
+/// Reads a range of one parameter's elements.
 type ReadElements<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), DeviceError>;
 
+/// Loads a row-major parameter, one window of `CHUNK` elements at a time.
 fn load_rows(
     upload: Upload<'_>,
     at: u64,
@@ -301,7 +305,7 @@ fn load_rows(
                 round(part, dtype, narrow);
                 upload(to, bytemuck::cast_slice(narrow))?;
             }
-            // No parameter is of integers so far, so this may allocate.
+            // So far no parameter has an integer type, so this path may allocate.
             DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
                 let bytes: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
                 upload(to, &bytes)?;
@@ -311,6 +315,7 @@ fn load_rows(
     Ok(())
 }
 
+/// Loads a bf16 parameter in tiles, panel by panel.
 fn load_tiles(
     upload: Upload<'_>,
     at: u64,
@@ -329,11 +334,12 @@ fn load_tiles(
     Ok(())
 }
 
-/// Rows of a scaled matrix that are read at once.
+/// Number of rows of a quantized matrix that are read at a time.
 fn scaled_rows(n: u64, k: u64) -> u64 {
     (CHUNK / k.max(1)).clamp(1, n.max(1))
 }
 
+/// Loads a parameter quantized by rows; the scales follow all rows.
 fn load_scaled(
     upload: Upload<'_>,
     at: u64,
@@ -356,6 +362,7 @@ fn load_scaled(
     upload(at + n * stride as u64, bytemuck::cast_slice(scales))
 }
 
+/// Loads an int8 parameter in tiles; the scales follow all panels.
 fn load_scaled_tiles(
     upload: Upload<'_>,
     at: u64,
@@ -381,7 +388,7 @@ fn load_scaled_tiles(
     upload(at + (scales.len() / tiles::STEP * panel) as u64, bytemuck::cast_slice(scales))
 }
 
-/// `width` rows of `k` elements become `k` rows of `width`.
+/// Transposes `width` rows of `k` elements to `k` rows of `width`.
 fn transpose(rows: &[f32], k: usize, panel: &mut [f32], width: usize) {
     for (j, column) in panel.chunks_exact_mut(width).enumerate() {
         for (r, x) in column.iter_mut().enumerate() {

@@ -1,40 +1,42 @@
-//! Memory of the host that this process may have, as the kernel and its containers say. Invariant: the one place that
-//! knows it; a limit that cannot be read does not exist, and nothing is cached.
+//! Host memory available to this process, from Linux and the control groups around it. Invariant: this module is the
+//! only source of these numbers; a limit that cannot be read counts as none, and nothing is cached.
 
 use graph::Bytes;
 use std::fs;
 use std::path::Path;
 
-/// Memory of the space `host`.
+/// Host memory of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// What this process could still take without swapping, container limits honoured.
+    /// Bytes that this process can still allocate without swapping, within all limits.
     pub free: Bytes,
-    /// All there is, container limits honoured.
+    /// Total memory, within all limits.
     pub total: Bytes,
 }
 
-/// Memory of this machine now.
+/// The current state of the host's memory.
 pub fn available() -> Memory {
     memory(&|path| fs::read_to_string(path).ok())
 }
 
-/// A number of a text of `Name:   123 kB` lines, such as /proc/meminfo.
+/// The value of a `Name:   123 kB` line in a text such as /proc/meminfo.
 pub fn kib(text: &str, name: &str) -> Option<Bytes> {
     let line = text.lines().find_map(|l| l.strip_prefix(name))?;
     let number = line.split_whitespace().next()?.parse::<u64>().ok()?;
     Some(Bytes(number.saturating_mul(1024)))
 }
 
-/// The text of a file, where it can be read.
+/// Reads a text file; `None` if it cannot be read.
 type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// Memory that nobody knows the size of.
+/// Stands for an unknown amount of memory; larger than any machine's.
 const UNKNOWN: Bytes = Bytes(u64::MAX >> 8);
 
+/// Computes the host memory from the files that `read` gives.
 fn memory(read: Read<'_>) -> Memory {
     let meminfo = read(Path::new("/proc/meminfo")).unwrap_or_default();
-    // What cannot be read (no more files may be opened) is no limit: a step that does not fit is refused by the system.
+    // A value that cannot be read, for example because no more files may be opened, counts as unlimited. If a step
+    // then does not fit, the system refuses it.
     let field = |name| kib(&meminfo, name).unwrap_or(UNKNOWN);
     let host = Memory { free: field("MemAvailable:"), total: field("MemTotal:") };
     cgroup_limits(read).into_iter().chain(address_space(read)).fold(host, |m, (limit, used)| Memory {
@@ -43,7 +45,7 @@ fn memory(read: Read<'_>) -> Memory {
     })
 }
 
-/// (limit, used) of this process's address space (`ulimit -v`), where it has a limit.
+/// (limit, used) of this process's address space (`ulimit -v`); `None` if it has no limit.
 fn address_space(read: Read<'_>) -> Option<(Bytes, Bytes)> {
     let limits = read(Path::new("/proc/self/limits"))?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
@@ -51,12 +53,13 @@ fn address_space(read: Read<'_>) -> Option<(Bytes, Bytes)> {
     Some((limit, kib(&read(Path::new("/proc/self/status"))?, "VmSize:")?))
 }
 
-/// (limit, used) of this process's memory cgroup and all above it, of version 2 and of version 1: a process may be in both.
-/// A container may see its own as the root of the tree, under a path that it does not see; the root is read for that. Pages of
-/// files that nobody has read lately are counted as used there, but given back before anything is refused: they are free.
+/// (limit, used) of this process's memory cgroup and its ancestors, for cgroup versions 1 and 2; a process may be in
+/// both. A container may see its own cgroup as the root of the tree, with a path in /proc/self/cgroup that does not
+/// exist inside it; reading the root covers this case. Inactive file pages count as used in a cgroup but are
+/// reclaimed before an allocation fails, so they are subtracted.
 fn cgroup_limits(read: Read<'_>) -> Vec<(Bytes, Bytes)> {
     let own = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    // Without a limit it is `max`, or of version 1 larger than any machine.
+    // Without a limit the file contains `max` (version 2), or a number larger than any machine's memory (version 1).
     let number = |path: &Path| read(path)?.trim().parse::<u64>().ok().map(Bytes);
     let mut limits = vec![];
     for line in own.lines() {
@@ -95,7 +98,7 @@ mod tests {
     const MEMINFO: (&str, &str) =
         ("/proc/meminfo", "MemTotal:       67108864 kB\nMemFree: 1 kB\nMemAvailable:   33554432 kB\n");
 
-    /// Free and all memory in GiB of a machine with these files.
+    /// Free and total memory in GiB of a machine with these files.
     fn of(files: &[(&str, &str)]) -> (u64, u64) {
         let files = [&[MEMINFO], files].concat();
         let read = |path: &Path| {
@@ -139,18 +142,18 @@ mod tests {
             ("/sys/fs/cgroup/a.slice/b.scope/memory.current", "1073741824\n"),
         ];
         assert_eq!(of(&limits), (15, 16));
-        // What is above counts as well, and what others have taken of it.
+        // Limits of ancestors count too, including the memory that other processes use.
         let above = [
             ("/sys/fs/cgroup/a.slice/memory.max", "21474836480\n"),
             ("/sys/fs/cgroup/a.slice/memory.current", "18253611008\n"),
         ];
         assert_eq!(of(&[&limits[..], &above].concat()), (3, 16));
-        // 8 GiB of what others have are pages of files.
+        // 8 GiB of the other processes' memory are inactive file pages.
         let stat =
             "anon 1\nfile 9663676416\ninactive_anon 7\ninactive_file 8589934592\nactive_file 1073741824\n";
         let files = [("/sys/fs/cgroup/a.slice/memory.stat", stat)];
         assert_eq!(of(&[&limits[..], &above, &files].concat()), (11, 16));
-        // More than the limit may be in use while pages are written out.
+        // Usage may exceed the limit while pages are written out.
         let over = [
             own,
             ("/sys/fs/cgroup/a.slice/memory.max", "1073741824"),

@@ -1,5 +1,6 @@
-//! What survives a step, by name: states at their start, and parameters and states on their way to a file and
-//! back. Invariant: bytes as they lie in the arena, a part at a time; never a second copy of the whole.
+//! Persistent tensors by name: initial values of states, and access to parameters and states for checkpoints.
+//! Invariant: bytes are transferred as they are in the arena, one part at a time; there is never a second copy of the
+//! whole.
 
 use crate::device::DeviceError;
 use crate::executor::Executor;
@@ -9,31 +10,31 @@ use graph::{DType, Param, Role, State, TensorSpec};
 use plan::Region;
 use std::collections::BTreeSet;
 
-/// A tensor of the persistent region.
+/// A persistent tensor (a parameter or state) and its place in the arena.
 #[derive(Clone, Debug)]
 pub struct Resident {
-    /// What it is.
+    /// The parameter or state.
     pub what: Survivor,
-    /// Its first byte in the arena.
+    /// Address of its first byte in the arena.
     pub at: u64,
-    /// Its type; its size is fixed.
+    /// Its type and shape, which has no dynamic dimension.
     pub spec: TensorSpec,
 }
 
-/// What survives a step.
+/// Kind of a persistent tensor: its values survive from one step to the next.
 #[derive(Clone, Debug)]
 pub enum Survivor {
     /// A parameter.
     Param(Param),
-    /// A state.
+    /// An optimizer or other training state.
     State(State),
 }
 
-/// Elements that are set at once.
+/// Maximum number of elements initialised with one upload.
 const PART: usize = 1 << 16;
 
 impl Executor {
-    /// The parameters and states of all plans, each once, in the order of the arena's plans.
+    /// The parameters and states of all plans, each once, in the order of the program's plans.
     pub fn residents(&self) -> Vec<Resident> {
         let program = self.program();
         let (mut seen, mut residents) = (BTreeSet::new(), vec![]);
@@ -54,7 +55,7 @@ impl Executor {
         residents
     }
 
-    /// Sets every state to what it is before the first step.
+    /// Sets every state to its initial value.
     pub fn start_states(&mut self) -> Result<(), DeviceError> {
         for Resident { what, at, spec } in self.residents() {
             let Survivor::State(state) = what else { continue };
@@ -69,18 +70,18 @@ impl Executor {
         Ok(())
     }
 
-    /// Reads bytes from anywhere in the arena.
+    /// Reads bytes from any address in the arena.
     pub fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         self.device_mut().download(at, out)
     }
 
-    /// Writes bytes anywhere in the arena.
+    /// Writes bytes to any address in the arena.
     pub fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         self.device_mut().upload(at, bytes)
     }
 }
 
-/// Numbers in 16 bits, rounded to nearest even.
+/// Converts f32 to a 16-bit float, rounding to nearest with ties to even.
 pub(crate) fn round(from: &[f32], dtype: DType, to: &mut [u16]) {
     let each = |f: fn(f32) -> u16, to: &mut [u16]| to.iter_mut().zip(from).for_each(|(to, &x)| *to = f(x));
     match dtype {
@@ -90,13 +91,14 @@ pub(crate) fn round(from: &[f32], dtype: DType, to: &mut [u16]) {
     }
 }
 
-/// The bytes of a number, rounded to nearest even where the type is narrower.
+/// The little-endian bytes of a number in an element type, rounded to nearest with ties to even if the type is
+/// narrower.
 pub(crate) fn element(x: f32, dtype: DType) -> Vec<u8> {
     match dtype {
         DType::F32 => x.to_le_bytes().to_vec(),
         DType::Bf16 => BF16.round(f64::from(x)).to_le_bytes().to_vec(),
         DType::F16 => F16.round(f64::from(x)).to_le_bytes().to_vec(),
-        // No state is in codes with scales, which graphs are held to.
+        // No state has a quantized type; graph verification rejects it.
         DType::F8 | DType::I8 => vec![],
         DType::I32 => (x as i32).to_le_bytes().to_vec(),
         DType::U8 => vec![x as u8],
@@ -108,7 +110,7 @@ mod tests {
     use super::*;
     use crate::half::{bf16_to_f32, f16_to_f32};
 
-    /// Both ways to round agree on numbers of every exponent, on ties and infinities, and keep NaN NaN.
+    /// Both implementations of rounding agree on numbers of every exponent, on ties and on infinities, and keep NaN.
     #[test]
     fn numbers_are_rounded_alike() {
         let near =

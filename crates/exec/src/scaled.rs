@@ -1,38 +1,39 @@
-//! Matrices as [`graph::Layout::Scaled`] has them: rows of codes, and a scale for each behind them all. Invariant: codes and
-//! scales of activations are those of `graph::ops::Quantize`, bit for bit on every device; those of weights are made here
-//! for all devices.
+//! Quantized matrices in [`graph::Layout::Scaled`]: rows of quantized values, followed by one scale per row.
+//! Invariant: quantized values and scales of activations are those of `graph::ops::Quantize`, bit for bit, on every
+//! device; those of weights are computed here for all devices.
 
 use graph::GRANULE;
 
-/// Rows of smaller numbers are quantised as if this were their largest, so that no scale vanishes.
+/// Lower bound of a row's largest magnitude for quantization, so that no scale underflows.
 pub const TINY: f32 = f32::from_bits(27 << 23); // 2^-100
-/// 1.5 * 2^23: adding it rounds to an integer, ties to even, which the low bits then are in two's complement.
+/// 1.5 * 2^23. Adding it rounds to an integer, ties to even, whose two's complement is then in the low bits.
 pub const ROUND: f32 = 12_582_912.0;
-/// Of e4m3, neither sign.
+/// NaN of e4m3, with positive sign.
 const NAN: u8 = 0x7F;
 
-/// What a byte stands for.
+/// Element type of quantized values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {
-    /// e4m3.
+    /// 8-bit floats, e4m3.
     E4m3,
-    /// An integer.
+    /// 8-bit signed integers.
     Int8,
 }
 
-/// Bytes of a row of codes.
+/// Bytes of a row of quantized values, padded.
 #[inline]
 pub fn stride(columns: usize) -> usize {
     columns.next_multiple_of(GRANULE as usize)
 }
 
-/// Rows of this length and longer have one scale that is tried; those of half the length have four.
+/// Rows of at least this length use the scale of their largest magnitude only; rows of half the length try four
+/// scales.
 const LONG: usize = 1280;
-/// The most scales of a row that are tried.
+/// Maximum number of scales tried for a row.
 const MOST_TRIED: usize = 512;
 
 impl Codes {
-    /// The largest code.
+    /// The largest representable value.
     #[inline]
     pub fn largest(self) -> f32 {
         match self {
@@ -41,16 +42,16 @@ impl Codes {
         }
     }
 
-    /// The code of the nearest number, ties to even; what is too large becomes the largest.
+    /// The nearest quantized value, ties to even; larger values saturate.
     fn round(self, x: f32) -> u8 {
         match self {
             Self::E4m3 => round(x),
-            // Without a call, which rounding is on a plain x86-64.
+            // The addition rounds without the function call that rounding takes on plain x86-64.
             Self::Int8 => (x.clamp(-127.0, 127.0) + ROUND).to_bits() as u8,
         }
     }
 
-    /// The number of a code.
+    /// The f32 value of a quantized value, without its scale.
     fn widen(self, code: u8) -> f32 {
         match self {
             Self::E4m3 => widen(code),
@@ -58,13 +59,14 @@ impl Codes {
         }
     }
 
-    /// The codes of a row, zeros behind them, and its scale: that of its largest number.
+    /// Quantizes a row with the scale of its largest magnitude, and fills the padding with zeros. Returns the scale.
     fn quantise(self, row: &[f32], codes: &mut [u8]) -> f32 {
         self.with_scale_of(row, self.largest_of(row), codes)
     }
 
-    /// The same for a row of weights: of several scales, that with the least squared error. Where a row lies between two
-    /// codes makes the less difference the longer it is (the errors of n numbers average out with 1 / sqrt n).
+    /// Quantizes a row of weights with the scale, of several candidates, that has the least squared error. Returns
+    /// the scale. The choice matters less the longer the row is, because the errors of n values average out with 1 /
+    /// sqrt n.
     pub fn quantise_weights(self, row: &[f32], codes: &mut [u8]) -> f32 {
         let most = self.largest_of(row);
         let tried = (LONG / row.len().max(1)).pow(2).clamp(1, MOST_TRIED);
@@ -77,8 +79,9 @@ impl Codes {
         self.with_scale_of(row, best, codes)
     }
 
-    /// What a largest number is multiplied by, for a share of the way. Floats lose the same in every octave; integers lose
-    /// more with each larger scale, and what is cut off with a smaller one.
+    /// Factor on the largest magnitude for a candidate scale; `share` in 0..1 is the candidate's position. For
+    /// floats, scales an octave apart give the same error, so candidates cover one octave. For integers, larger
+    /// scales increase the rounding error and smaller ones cut off large values, so candidates reach down to 0.75.
     fn factor(self, share: f32) -> f32 {
         match self {
             Self::E4m3 => 1.0 + share,
@@ -86,16 +89,18 @@ impl Codes {
         }
     }
 
+    /// The largest magnitude of a row, at least `TINY`.
     fn largest_of(self, row: &[f32]) -> f32 {
         let most = row.iter().fold(TINY, |most, x| most.max(x.abs()));
         match self {
             Self::E4m3 => most,
-            // No integer says that a number is none: the scale does.
+            // No integer represents NaN. For rows with NaN or infinity the sum is NaN, which makes the scale NaN.
             Self::Int8 => most + row.iter().map(|x| 0.0 * x).sum::<f32>(),
         }
     }
 
-    /// With the scale of a row whose largest number is `most`.
+    /// Quantizes a row whose largest magnitude is taken to be `most`; fills the padding with zeros and returns the
+    /// scale.
     fn with_scale_of(self, row: &[f32], most: f32, codes: &mut [u8]) -> f32 {
         let inverse = self.largest() / most;
         let (codes, padding) = codes.split_at_mut(row.len());
@@ -104,12 +109,13 @@ impl Codes {
         most / self.largest()
     }
 
+    /// Squared error of a row quantized with the largest magnitude `most`.
     fn squared_error(self, row: &[f32], most: f32) -> f32 {
         let (inverse, scale) = (self.largest() / most, most / self.largest());
         row.iter().map(|&x| (self.widen(self.round(x * inverse)) * scale - x).powi(2)).sum()
     }
 
-    /// A whole matrix as its bytes.
+    /// Quantizes a matrix and returns its bytes: all rows, then all scales.
     pub fn encode(self, numbers: &[f64], columns: usize) -> Vec<u8> {
         let (mut codes, mut scales) = (vec![], vec![]);
         for row in numbers.chunks(columns.max(1)) {
@@ -122,7 +128,7 @@ impl Codes {
         codes
     }
 
-    /// A whole matrix from its bytes, widened exactly.
+    /// Dequantizes a matrix exactly, from its bytes.
     pub fn decode(self, bytes: &[u8], rows: usize, columns: usize) -> Vec<f64> {
         let stride = stride(columns);
         let (codes, scales) = bytes.split_at(rows * stride);
@@ -137,24 +143,24 @@ impl Codes {
     }
 }
 
-/// The nearest e4m3.
+/// Converts to the nearest e4m3, ties to even; larger values saturate.
 fn round(x: f32) -> u8 {
     let bits = x.to_bits();
     let (sign, magnitude) = ((bits >> 24 & 0x80) as u8, bits & 0x7FFF_FFFF);
     if x.is_nan() {
         return NAN;
     }
-    // From 2^-6 on numbers have a leading one: three bits of the fraction stay, and the exponent's bias is 7.
+    // From 2^-6 on values are normal: three fraction bits are kept, and the exponent's bias is 7.
     let code = if magnitude >= 121 << 23 {
         ((magnitude + 0x7_FFFF + (magnitude >> 20 & 1)) >> 20) - (120 << 3)
     } else {
-        // In units of 2^-9.
+        // Subnormal values are multiples of 2^-9.
         (f32::from_bits(magnitude) * 512.0).round_ties_even() as u32
     };
     sign | code.min(0x7E) as u8
 }
 
-/// The number of an e4m3.
+/// Converts e4m3 to f32.
 fn widen(code: u8) -> f32 {
     let (exponent, fraction) = (u32::from(code >> 3 & 15), u32::from(code & 7));
     let magnitude = match (exponent, fraction) {
@@ -199,7 +205,7 @@ mod tests {
     fn rows_of_integers_keep_their_largest_number() {
         let rows = [[1.0, -7.0, 0.0], [0.0; 3], [1e-38, 2e-38, 0.0], [3e38, 1e38, -1.0]];
         let bytes = Codes::Int8.encode(&rows.concat(), 3);
-        // 127 / 7 is 18.14; the second row has no number, the third is far below the least scale.
+        // 127 / 7 is 18.14; the second row is all zero, and the third far below the smallest scale.
         assert_eq!(bytes[..16], [18, (-127i8) as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!((&bytes[16..48], &bytes[48..51]), (&[0; 32][..], &[127, 42, 0][..]));
         let back = Codes::Int8.decode(&bytes, 4, 3);
@@ -230,11 +236,11 @@ mod tests {
         for (r, row) in rows.iter().enumerate() {
             let most = row.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
             for (x, y) in row.iter().zip(&back[3 * r..]) {
-                // Half of the last of three bits, or half of the smallest number.
+                // Half of the last of three fraction bits, or half of the smallest subnormal.
                 assert!((x - y).abs() <= x.abs() / 16.0 + most / 448.0 / 1024.0 + 1e-33, "{x} is {y}");
             }
         }
-        // Weights lose no more than at the scale of their largest number.
+        // The error of weights is lower than with the scale of their largest magnitude.
         let row: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin()).collect();
         for of in [Codes::E4m3, Codes::Int8] {
             let error = |quantise: fn(Codes, &[f32], &mut [u8]) -> f32| {

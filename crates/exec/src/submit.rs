@@ -1,5 +1,6 @@
-//! Steps that are open: given with their inputs, collected with their outputs, in one order. Invariant: as many are open
-//! as the program has room for, and once it has seen its widest step, none of this allocates.
+//! Asynchronous steps. `submit` enqueues a step with its inputs, `collect` returns its outputs; steps complete in
+//! submission order. Invariant: at most `depth` steps are in flight, and after the largest step has been seen,
+//! nothing here allocates.
 
 use crate::device::{DeviceError, Span, Ticket};
 use crate::executor::Executor;
@@ -7,37 +8,37 @@ use graph::{Bytes, Counts, DType, ValueId};
 use plan::{InputId, OutputId, Way};
 use std::collections::VecDeque;
 
-/// What an input is given as.
+/// Values of an input.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
-    /// Ids, spans, rows.
+    /// Token ids, spans or row indices.
     I32(&'a [i32]),
     /// Activations.
     F32(&'a [f32]),
 }
 
-/// A step that was submitted and not yet collected.
+/// Handle of a step that was submitted and not yet collected.
 #[must_use = "a step stays open until it is collected"]
 #[derive(Debug)]
 pub struct Submitted {
-    /// Numbers count an executor's steps.
+    /// Sequence number among the executor's steps.
     number: u64,
     outputs: usize,
 }
 
-/// The steps that are open.
+/// State of the in-flight steps.
 #[derive(Debug, Default)]
 pub(crate) struct Open {
-    /// The number of the next.
+    /// Sequence number of the next step.
     next: u64,
-    /// How many are open.
+    /// Number of in-flight steps.
     pub(crate) steps: u64,
-    /// Their outputs in the order of steps, with how many values each has.
+    /// Pending outputs in the order of steps, each with its number of values.
     tickets: VecDeque<(Ticket, usize)>,
 }
 
 impl Open {
-    /// An error where a step is open: it would be overwritten.
+    /// `Err` if a step is in flight, because `op` would overwrite its memory.
     pub(crate) fn none(&self, op: &'static str) -> Result<(), DeviceError> {
         match self.steps {
             0 => Ok(()),
@@ -47,13 +48,13 @@ impl Open {
 }
 
 impl Executor {
-    /// Steps that may be open at a time.
+    /// Maximum number of in-flight steps.
     pub fn depth(&self) -> usize {
         self.program().depth().min(self.device().depth())
     }
 
-    /// Enqueues a step of a plan with its inputs, and asks for the first `n` values of each of `outputs`. Inputs and outputs
-    /// are of this plan.
+    /// Enqueues a step of a plan with its inputs, and requests the first `n` values of each of `outputs`. All inputs
+    /// and outputs must belong to this plan. `Err` if `depth` steps are in flight.
     pub fn submit(
         &mut self,
         plan: usize,
@@ -70,7 +71,8 @@ impl Executor {
         Ok(Submitted { number: self.open.next - 1, outputs: outputs.len() })
     }
 
-    /// Inputs travel beside what runs, to a place of their own, and from there behind it to the plan's.
+    /// Copies the inputs to a staging slot of this step, concurrently with running work, and enqueues the copy from
+    /// there to the plan's inputs. Without staging, uploads to the plan's inputs directly.
     fn give(&mut self, inputs: &[(InputId, Data<'_>)]) -> Result<(), DeviceError> {
         let mut place = self.program().ring_address(self.open.next, Way::In);
         for (input, data) in inputs {
@@ -87,7 +89,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Outputs are copied from the plan's places, and travel beside what comes next.
+    /// Copies the outputs to a staging slot of this step and requests their transfer to the host, which runs
+    /// concurrently with later steps.
     fn ask(&mut self, outputs: &[(OutputId, usize)]) -> Result<(), DeviceError> {
         let mut place = self.program().ring_address(self.open.next, Way::Out);
         for &(output, n) in outputs {
@@ -103,7 +106,8 @@ impl Executor {
         Ok(())
     }
 
-    /// An error unless there is room, and inputs and outputs are those of the plan.
+    /// `Err` unless another step may be in flight, the counts are within bounds, and the inputs and outputs fit the
+    /// plan.
     fn check(
         &self,
         plan: usize,
@@ -129,8 +133,8 @@ impl Executor {
         Ok(())
     }
 
-    /// An error unless the value is of the plan that runs, was not `given` before, has this type, and its elements in a step
-    /// of `counts` are right.
+    /// `Err` unless the value belongs to `plan`, was not `given` before, has this element type, and `right` accepts
+    /// its number of elements in a step with `counts`.
     fn fits(
         &self,
         (plan, of, value): (usize, usize, ValueId),
@@ -154,7 +158,8 @@ impl Executor {
         }
     }
 
-    /// The outputs of the oldest submitted step, in the order in which they were named.
+    /// Waits for the oldest submitted step and writes its outputs to `outs`, in the order of `submit`. `Err` if
+    /// `step` is not the oldest or has another number of outputs.
     pub fn collect(&mut self, step: Submitted, outs: &mut [Vec<f32>]) -> Result<(), DeviceError> {
         let oldest = self.open.next - self.open.steps;
         if step.number != oldest || outs.len() != step.outputs {
@@ -167,32 +172,33 @@ impl Executor {
             return Err(DeviceError::Kernel { op: "collect", why });
         }
         self.open.steps -= 1;
-        // A step of which nothing is read is waited for, since its inputs' places are given to another.
+        // A step without outputs must be waited for here, because its staging slot for inputs is reused.
         let mut result = if outs.is_empty() { self.device_mut().wait() } else { Ok(()) };
         for out in outs {
             let Some((ticket, n)) = self.open.tickets.pop_front() else { break };
-            // To the byte: what is held of a step is in the ledger.
+            // Exactly this size: the memory ledger counts these bytes.
             out.reserve_exact(n.saturating_sub(out.len()));
             out.resize(n, 0.0);
-            // All of them, also behind an error: those of the next step come behind.
+            // All outputs are collected even after an error: the next step's outputs follow in the same queue.
             let collected = self.device_mut().collect(ticket, bytemuck::cast_slice_mut(out));
             result = result.and(collected);
         }
         result
     }
 
-    /// From now on (or no longer) notes when launches and copies ran.
+    /// Turns the recording of launch and copy times on or off.
     pub fn trace(&mut self, on: bool) -> Result<(), DeviceError> {
         self.device_mut().tracer().set(on)
     }
 
-    /// What was noted since, and forgets it; waits for what runs.
+    /// Waits for enqueued work, then returns and clears the spans recorded so far.
     pub fn spans(&mut self) -> Result<Vec<Span>, DeviceError> {
         self.device_mut().tracer().spans()
     }
 }
 
 impl Data<'_> {
+    /// Element type of the values.
     fn dtype(self) -> DType {
         match self {
             Self::I32(_) => DType::I32,
@@ -200,6 +206,7 @@ impl Data<'_> {
         }
     }
 
+    /// Number of values.
     fn len(self) -> usize {
         match self {
             Self::I32(data) => data.len(),
@@ -207,6 +214,7 @@ impl Data<'_> {
         }
     }
 
+    /// The values as bytes.
     fn bytes(&self) -> &[u8] {
         match self {
             Self::I32(data) => bytemuck::cast_slice(data),

@@ -1,24 +1,25 @@
-//! Weights in the blocks of [`plan::TILE_STEP`], bf16 in the order in which products on tiles read them, and codes in those
-//! of [`plan::CODES_STEP`]. Invariant: every number is rounded once, to nearest even; what is past the last
-//! row or column is zero.
+//! Packed weights in the order in which AMX tile products read them: bf16 in blocks of [`plan::TILE_STEP`], int8 in
+//! blocks of [`plan::CODES_STEP`]. Invariant: every number is rounded once, to nearest with ties to even; elements
+//! past the last row or column are zero.
 
 use crate::half::f32_to_bf16;
 use plan::{CODES_STEP, TILE_STEP};
 
-/// Rows of a panel, and columns of a step.
+/// Rows of a panel, and k of a step.
 pub const STEP: usize = TILE_STEP as usize;
-/// Rows of a tile; a line of it has a pair of columns of each.
+/// Rows of the weight in a tile. A line of a tile holds a pair of consecutive k for each of them.
 const SIDE: usize = STEP / 2;
 /// Elements of a tile.
 const TILE: usize = SIDE * STEP;
 
-/// Elements of a panel of 32 rows of `k`.
+/// Elements of a panel: 32 rows of `k`, padded.
 pub const fn panel(k: usize) -> usize {
     k.div_ceil(STEP) * 2 * TILE
 }
 
-/// Up to 32 rows of `k` elements as a panel. Tile after tile: 16 rows are rounded where they lie, and their pairs go line
-/// by line (a third of the time of row after row, whose pairs would be scattered).
+/// Packs up to 32 rows of `k` elements as a bf16 panel, tile by tile: 16 rows are first rounded in row order, then
+/// their pairs are written line by line. This takes a third of the time of writing row by row, where the pairs of a
+/// row go to distant addresses.
 pub fn pack(rows: &[f32], k: usize, to: &mut [u16]) {
     assert!(rows.len() <= STEP * k && to.len() == panel(k), "{} elements of rows of {k}", rows.len());
     for (i, tile) in to.chunks_exact_mut(TILE).enumerate() {
@@ -36,17 +37,17 @@ pub fn pack(rows: &[f32], k: usize, to: &mut [u16]) {
     }
 }
 
-/// Bytes of a row of codes on its way to tiles: whole steps.
+/// Bytes of a row of int8 values before packing, padded to whole steps.
 pub const fn codes_stride(k: usize) -> usize {
     k.next_multiple_of(CODES_STEP as usize)
 }
 
-/// Bytes of a panel of 32 rows of `k` codes.
+/// Bytes of a panel of 32 rows of `k` int8 values.
 pub const fn codes_panel(k: usize) -> usize {
     STEP * codes_stride(k)
 }
 
-/// Up to 32 rows of codes, each of [`codes_stride`] bytes, as a panel.
+/// Packs up to 32 rows of int8 values, each of [`codes_stride`] bytes, as a panel.
 pub fn pack_codes(rows: &[u8], stride: usize, to: &mut [u8]) {
     assert!(rows.len() <= to.len() && to.len() == STEP * stride, "{} codes of rows of {stride}", rows.len());
     const LINE: usize = 4 * SIDE;
@@ -61,7 +62,7 @@ pub fn pack_codes(rows: &[u8], stride: usize, to: &mut [u8]) {
     }
 }
 
-/// A whole weight of rows of `k` elements.
+/// Packs a whole weight with rows of `k` elements as bf16 panels.
 pub fn packed(w: &[f32], k: usize) -> Vec<u16> {
     let bands = w.chunks(STEP * k);
     let mut tiles = vec![0; bands.len() * panel(k)];
@@ -75,7 +76,7 @@ pub fn packed(w: &[f32], k: usize) -> Vec<u16> {
 mod tests {
     use super::*;
 
-    /// Where W[n][k] stands, as the layout says it.
+    /// Position of W[n][k], directly from the definition of the layout.
     fn place(n: usize, k: usize, columns: usize) -> usize {
         let (p, h, r) = (n / 32, n / 16 % 2, n % 16);
         let (s, j, odd) = (k / 32, k % 32 / 2, k % 2);

@@ -1,5 +1,6 @@
-//! Builds graphs: names parameters by scope and infers types. Invariant: what `finish` returns was verified;
-//! the first rule that was broken on the way is the error, so builders need no `?` at every line.
+//! Builder of graphs: names parameters by scope and infers tensor types. Invariant: `finish` returns only a
+//! verified graph. The first violated rule is recorded and returned by `finish`, so model code needs no `?` on
+//! every line.
 
 use crate::ops::*;
 use crate::{
@@ -8,7 +9,7 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// As many outputs as any op has: those of routing.
+/// The largest number of outputs of any op (`Route`).
 const MOST_OUTPUTS: usize = 6;
 
 /// A graph under construction.
@@ -19,19 +20,19 @@ pub struct Builder {
     layer: Option<u32>,
     phase: Phase,
     error: Option<VerifyError>,
-    /// By the first tensor: the parameters that start with it.
+    /// Parameter values, indexed by the name of the first tensor of each parameter.
     params: BTreeMap<String, Vec<ValueId>>,
-    /// By name.
+    /// State values by name.
     states: BTreeMap<String, ValueId>,
 }
 
 impl Builder {
-    /// An empty graph for at most `bounds`.
+    /// Creates a builder of an empty graph with steps of at most `bounds`.
     pub fn new(bounds: Bounds) -> Self {
         Self::from_graph(Graph::new(bounds), Phase::Forward)
     }
 
-    /// Continues a graph; new nodes belong to `phase`.
+    /// Continues building `graph`; new nodes belong to `phase`.
     pub fn from_graph(graph: Graph, phase: Phase) -> Self {
         let mut params: BTreeMap<String, Vec<ValueId>> = BTreeMap::new();
         for (v, _, param) in graph.param_values() {
@@ -41,25 +42,25 @@ impl Builder {
         Self { graph, prefix: String::new(), layer: None, phase, error: None, params, states }
     }
 
-    /// The graph so far.
+    /// Returns the graph built so far.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// From here on parameters are named under `prefix` and nodes belong to `layer`.
+    /// Sets the name prefix of the parameters, and the layer of the nodes, that are added from now on.
     pub fn scope(&mut self, prefix: impl Into<String>, layer: Option<u32>) {
         self.prefix = prefix.into();
         self.layer = layer;
     }
 
-    /// Something that is given with every step.
+    /// Adds an input: a tensor supplied with every step.
     pub fn input(&mut self, name: &str, shape: &[Dim], dtype: DType) -> ValueId {
         let v = self.source(TensorSpec::activation(shape, dtype).with_role(Role::Input));
         self.graph.inputs.push((name.to_owned(), v));
         v
     }
 
-    /// Something that survives the step. Asked for twice by one name it is the same value.
+    /// Returns the state named `state.name`, adding it to the graph if it does not exist yet.
     pub fn state(&mut self, state: State, shape: &[Dim], dtype: DType) -> ValueId {
         if let Some(&known) = self.states.get(&state.name) {
             return known;
@@ -71,20 +72,22 @@ impl Builder {
         v
     }
 
-    /// The whole tensor `name` of the weight file, in the current scope. Asked for twice it is the same
-    /// value: that is how weights are tied.
+    /// Returns the whole tensor `name` of the weight file, prefixed by the current scope, as an f32 parameter.
+    /// Requesting a tensor twice returns the same value, which is how weights are tied.
     pub fn param(&mut self, name: &str, shape: &[u64]) -> ValueId {
         self.param_rows(name, shape, (0, shape.first().copied().unwrap_or(1)))
     }
 
-    /// Rows `rows.0..rows.1` of the tensor `name`, whose shape in the file is `shape`.
+    /// Returns rows `rows.0..rows.1` of the tensor `name` as a parameter; `shape` is the shape of the whole
+    /// tensor in the file.
     pub fn param_rows(&mut self, name: &str, shape: &[u64], rows: (u64, u64)) -> ValueId {
         let tensor = format!("{}{name}", self.prefix);
         let piece = Piece { tensor: tensor.clone(), shape: shape.to_vec(), rows };
         self.param_of(Param { name: tensor, pieces: vec![piece] }, DType::F32)
     }
 
-    /// A parameter read from `param.pieces`, put under each other.
+    /// Returns the parameter that is the concatenation of `param.pieces` along dimension 0, adding it if no
+    /// parameter with the same pieces and element type exists.
     pub fn param_of(&mut self, param: Param, dtype: DType) -> ValueId {
         let first = first_tensor(&param);
         let same = |v: &&ValueId| match self.graph.spec(**v).role {
@@ -107,23 +110,24 @@ impl Builder {
         value
     }
 
-    /// Names a result of the graph.
+    /// Makes `value` the output `name` of the graph.
     pub fn output(&mut self, name: &str, value: ValueId) {
         self.graph.outputs.push((name.to_owned(), value));
     }
 
-    /// At the end of the step the storage of `state` holds `new`.
+    /// Declares that `new` replaces the contents of `state` at the end of the step.
     pub fn update(&mut self, state: ValueId, new: ValueId) {
         self.graph.updates.push((state, new));
     }
 
-    /// Applies an op; all outputs it has.
+    /// Adds a node that applies `op` to `inputs`, and returns all outputs of the op.
     pub fn node(&mut self, op: Op, inputs: &[ValueId]) -> Vec<ValueId> {
         let id = NodeId::at(self.graph.nodes.len());
         let specs: Vec<&TensorSpec> = inputs.iter().map(|&v| self.graph.spec(v)).collect();
         let outs = op.rules().infer(&specs, &self.graph.bounds).unwrap_or_else(|rule| {
             self.error.get_or_insert(VerifyError::rule(id, op.name(), rule.0));
-            // Stand-ins keep the builder going; `finish` returns the error.
+            // Callers index the outputs that a valid op would have returned, so placeholders are returned here;
+            // `finish` reports the error.
             vec![TensorSpec::activation([Dim::Fixed(0), Dim::Fixed(0)], DType::F32); MOST_OUTPUTS]
         });
         let role = match self.phase {
@@ -145,7 +149,7 @@ impl Builder {
         values
     }
 
-    /// Sets the layer of the nodes that follow, where the scope of parameters does not matter.
+    /// Sets the layer of the nodes that follow, without changing the name prefix of parameters.
     pub fn in_layer(&mut self, layer: Option<u32>) {
         self.layer = layer;
     }
@@ -155,7 +159,8 @@ impl Builder {
         self.phase = phase;
     }
 
-    /// `Linear` with `{name}.weight` of (`n`, K) and, with `bias`, `{name}.bias`.
+    /// Adds a [`Linear`] with the weight `{name}.weight` of shape (`n`, K), where K is the row length of `x`,
+    /// and with `bias` the bias `{name}.bias` of shape (`n`).
     pub fn linear(&mut self, x: ValueId, name: &str, n: u64, bias: bool) -> ValueId {
         let k = self.graph.spec(x).row_elements();
         let mut inputs = vec![x, self.param(&format!("{name}.weight"), &[n, k])];
@@ -165,7 +170,7 @@ impl Builder {
         self.one(Op::Linear(Linear::new(bias, Epilogue::None)), &inputs)
     }
 
-    /// `LayerNorm` with `{name}.weight` and `{name}.bias`.
+    /// Adds a [`LayerNorm`] with the parameters `{name}.weight` and `{name}.bias`.
     pub fn layer_norm(&mut self, x: ValueId, name: &str, eps: f32) -> ValueId {
         let d = self.graph.spec(x).row_elements();
         let gamma = self.param(&format!("{name}.weight"), &[d]);
@@ -173,29 +178,32 @@ impl Builder {
         self.one(Op::LayerNorm(LayerNorm { eps }), &[x, gamma, beta])
     }
 
-    /// `a + b`.
+    /// Adds the elementwise sum `a + b`.
     pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
         self.one(Op::Add(Add {}), &[a, b])
     }
 
-    /// `RmsNorm` with `{name}.weight`.
+    /// Adds an [`RmsNorm`] with the parameter `{name}.weight`.
     pub fn rms_norm(&mut self, x: ValueId, name: &str, eps: f32) -> ValueId {
         let d = self.graph.spec(x).row_elements();
         let gamma = self.param(&format!("{name}.weight"), &[d]);
         self.one(Op::RmsNorm(RmsNorm { eps }), &[x, gamma])
     }
 
-    /// The exact GELU.
+    /// Adds the exact (erf) GELU of `x`.
     pub fn gelu(&mut self, x: ValueId) -> ValueId {
         self.one(Op::Gelu(Gelu {}), &[x])
     }
 
-    /// Applies an op and takes its first output.
+    /// Adds a node that applies `op` to `inputs`, and returns its first output.
     pub fn one(&mut self, op: Op, inputs: &[ValueId]) -> ValueId {
         self.node(op, inputs)[0]
     }
 
-    /// The graph, verified.
+    /// Verifies and returns the graph.
+    ///
+    /// # Errors
+    /// The first rule violated while building, or found by [`Graph::verify`].
     pub fn finish(self) -> Result<Graph, VerifyError> {
         if let Some(error) = self.error {
             return Err(error);
@@ -225,7 +233,8 @@ fn first_tensor(param: &Param) -> String {
 mod tests {
     use super::*;
 
-    /// Callers index what an op should have given, whatever was wrong with its inputs.
+    /// Callers index the outputs that the op would have returned for valid inputs, so a failed inference must
+    /// still return that many values.
     #[test]
     fn a_broken_rule_is_an_error_of_finish_not_a_panic() {
         let mut g = Builder::new(Bounds { tokens: 4, sequences: 1, longest: 4 });

@@ -1,125 +1,126 @@
-//! The graph: index tables of nodes and values. Invariant: nodes stand in topological order, and a value
-//! is defined once, by a node or as a source (input, parameter, state).
+//! The computation graph, as index tables of nodes and values. Invariant: nodes are in topological order, and
+//! every value is defined exactly once, by a node or as a source (input, parameter or state).
 
 use crate::{Bounds, NodeId, Op, ParamId, Role, StateId, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
 
-/// A computation for at most [`Bounds`], in SSA form.
+/// A computation in SSA form whose steps hold at most [`Bounds`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Graph {
-    /// The most that one step may hold.
+    /// Maximum size of one step.
     pub bounds: Bounds,
     /// Ops in topological order.
     pub nodes: Vec<Node>,
-    /// Tensors.
+    /// All tensors, indexed by [`ValueId`].
     pub values: Vec<Value>,
-    /// Where each parameter comes from.
+    /// Origin of each parameter in the weight file, indexed by [`ParamId`].
     pub params: Vec<Param>,
-    /// What each state is.
+    /// Description of each state, indexed by [`StateId`].
     pub states: Vec<State>,
-    /// Given with every step, by name.
+    /// Tensors supplied with every step, by name.
     pub inputs: Vec<(String, ValueId)>,
-    /// Asked for after every step, by name.
+    /// Tensors returned after every step, by name.
     pub outputs: Vec<(String, ValueId)>,
-    /// (state, new): at the end of the step the state's storage holds the new value.
+    /// Pairs (state, new): at the end of the step the storage of `state` holds the value `new`.
     pub updates: Vec<(ValueId, ValueId)>,
 }
 
-/// An op applied to values.
+/// One op applied to values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
-    /// What is computed.
+    /// The op and its attributes.
     pub op: Op,
     /// Operands.
     pub inputs: Vec<ValueId>,
-    /// Results; `None` is one that nobody reads and that therefore has no storage.
+    /// Results; `None` marks an output that is never read and therefore has no storage.
     pub outputs: Vec<Option<ValueId>>,
-    /// The transformer layer that it belongs to.
+    /// Index of the transformer layer that the node belongs to, if any.
     pub layer: Option<u32>,
-    /// The part of the step that it belongs to.
+    /// Phase of the training step that the node belongs to.
     pub phase: Phase,
 }
 
-/// The part of a step.
+/// Phase of a training step; an inference graph has only the forward phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Inputs to outputs.
+    /// Forward pass, from inputs to outputs.
     Forward,
-    /// Gradients.
+    /// Backward pass: computes gradients.
     Backward,
-    /// Forward ops once more, in place of keeping what they gave.
+    /// Recomputation: forward ops that are executed a second time during the backward pass instead of keeping
+    /// their results.
     Recompute,
-    /// New parameters and states.
+    /// Optimizer update: computes new parameters and states.
     Update,
 }
 
 /// A tensor and its definition.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Value {
-    /// Its type.
+    /// Type of the tensor.
     pub spec: TensorSpec,
-    /// Who defines it.
+    /// Definition of the tensor.
     pub def: Def,
 }
 
-/// Who defines a value.
+/// Where a value is defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Def {
-    /// It is there before the step: an input, a parameter or a state.
+    /// Exists before the step: an input, a parameter or a state.
     Source,
-    /// Output `1` of node `0`.
+    /// Output number `1` of node `0`.
     Node(NodeId, u32),
 }
 
-/// A parameter: rows of tensors of the weight file, put under each other.
+/// A parameter: rows of tensors of the weight file, concatenated along dimension 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Param {
-    /// For people: the module that it belongs to.
+    /// Name of the module that the parameter belongs to; used in labels only.
     pub name: String,
-    /// What to read, in order along dimension 0.
+    /// Row ranges to read, in order along dimension 0.
     pub pieces: Vec<Piece>,
 }
 
-/// A range of rows of one tensor in the weight file.
+/// A range of rows of one tensor of the weight file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Its canonical name; `models` knows its other names.
+    /// Canonical name of the tensor; the crate `models` maps the names of other file formats to it.
     pub tensor: String,
-    /// The shape that the file must have for it.
+    /// Required shape of the tensor in the file.
     pub shape: Vec<u64>,
-    /// The rows (start, end) that are read.
+    /// Rows (start, end) to read, end exclusive.
     pub rows: (u64, u64),
 }
 
-/// A tensor that survives the step and is in no weight file.
+/// A tensor that persists across steps and is not stored in a weight file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Unique in a graph; graphs of one program that name the same state share its storage.
+    /// Name, unique within a graph; graphs of one program that use the same name share the storage.
     pub name: String,
-    /// What it is for: its line in the ledger.
+    /// Purpose of the state; decides its line in the memory ledger.
     pub kind: StateKind,
-    /// Every element before the first step.
+    /// Initial value of every element before the first step.
     pub init: f32,
 }
 
-/// What a state is for.
+/// Purpose of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StateKind {
-    /// Gradients of the micro-batches of a step, added up.
+    /// Gradients accumulated over the micro-batches of a step.
     Gradient,
-    /// Moments and their scales.
+    /// Optimizer state: moments and their quantization scales.
     Optimizer,
-    /// The f32 copy of a parameter of 16 bits.
+    /// f32 master copy of a 16-bit parameter.
     Master,
-    /// Running statistics.
+    /// Running statistics of batch normalisation.
     Buffer,
 }
 
 impl StateKind {
-    /// Its line in the ledger.
+    /// Name of the line in the memory ledger.
     pub fn label(self) -> &'static str {
         match self {
             Self::Gradient => "gradients",
@@ -131,7 +132,7 @@ impl StateKind {
 }
 
 impl Graph {
-    /// An empty graph for at most `bounds`.
+    /// Creates an empty graph with steps of at most `bounds`.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -145,42 +146,42 @@ impl Graph {
         }
     }
 
-    /// The node of an id.
+    /// Returns a node by its id.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.index()]
     }
 
-    /// The value of an id.
+    /// Returns a value by its id.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.index()]
     }
 
-    /// The type of a value.
+    /// Returns the type of a value.
     pub fn spec(&self, id: ValueId) -> &TensorSpec {
         &self.values[id.index()].spec
     }
 
-    /// The output of a name.
+    /// Returns the output named `name`, if it exists.
     pub fn output(&self, name: &str) -> Option<ValueId> {
         self.outputs.iter().find(|(n, _)| n == name).map(|&(_, v)| v)
     }
 
-    /// The input of a name.
+    /// Returns the input named `name`, if it exists.
     pub fn input(&self, name: &str) -> Option<ValueId> {
         self.inputs.iter().find(|(n, _)| n == name).map(|&(_, v)| v)
     }
 
-    /// All nodes with their ids, in order.
+    /// Iterates over all nodes with their ids, in topological order.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
         self.nodes.iter().enumerate().map(|(i, n)| (NodeId::at(i), n))
     }
 
-    /// All values with their ids, in order.
+    /// Iterates over all values with their ids.
     pub fn values(&self) -> impl Iterator<Item = (ValueId, &Value)> {
         self.values.iter().enumerate().map(|(i, v)| (ValueId::at(i), v))
     }
 
-    /// Parameter values with their sources, in order of the values.
+    /// Iterates over the parameter values with their id and description, in order of the values.
     pub fn param_values(&self) -> impl Iterator<Item = (ValueId, ParamId, &Param)> {
         self.values().filter_map(|(id, v)| match v.spec.role {
             Role::Param(p) => Some((id, p, &self.params[p.index()])),
@@ -188,7 +189,7 @@ impl Graph {
         })
     }
 
-    /// State values, in order of the values.
+    /// Iterates over the state values with their id and description, in order of the values.
     pub fn state_values(&self) -> impl Iterator<Item = (ValueId, StateId, &State)> {
         self.values().filter_map(|(id, v)| match v.spec.role {
             Role::State(s) => Some((id, s, &self.states[s.index()])),
@@ -196,7 +197,8 @@ impl Graph {
         })
     }
 
-    /// How often each value is read: by nodes, as an output, as the new side of an update.
+    /// Counts how often each value is read: by nodes, as a graph output, and as the new value of an update.
+    /// Indexed by value.
     pub fn reads(&self) -> Vec<u32> {
         let mut reads = vec![0; self.values.len()];
         let by_nodes = self.nodes.iter().flat_map(|n| n.inputs.iter());
@@ -207,7 +209,7 @@ impl Graph {
         reads
     }
 
-    /// Number of parameters (elements) by shape, without padding of layouts.
+    /// Total number of parameter elements by shape, without the padding of layouts.
     pub fn parameter_count(&self) -> u64 {
         self.param_values()
             .map(|(v, ..)| self.spec(v).shape.iter().filter_map(|d| d.fixed()).product::<u64>())

@@ -1,4 +1,5 @@
-//! Typed indices into a graph's tables. Invariant: an id is only made by the table that it indexes.
+//! Typed indices into the tables of a [`Graph`](crate::Graph). Invariant: an id is only created for a row of
+//! the table that it indexes.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -11,15 +12,15 @@ macro_rules! ids {
         pub struct $name(pub(crate) u32);
 
         impl $name {
-            /// The position in its table.
+            /// Position in the table.
             pub fn index(self) -> usize {
                 self.0 as usize
             }
 
-            /// The id of position `index`. Meant for walks over a whole table.
+            /// Returns the id of position `index`, for iterating over a whole table.
             ///
             /// # Panics
-            /// If a table has more than 2^32 rows, which no graph has.
+            /// If `index` does not fit in 32 bits.
             pub fn at(index: usize) -> Self {
                 Self(u32::try_from(index).expect("a table of at most 2^32 rows"))
             }
@@ -40,12 +41,12 @@ macro_rules! ids {
 }
 
 ids! {
-    /// A node: one op applied to values.
+    /// Index of a node: one op applied to values.
     NodeId "n"
-    /// A value: a tensor, defined once.
+    /// Index of a value: a tensor, defined exactly once.
     ValueId "%"
-    /// A parameter: a tensor read from the weight file.
+    /// Index of a parameter: a tensor that is read from the weight file.
     ParamId "p"
-    /// A state: a tensor that survives the step and is in no weight file.
+    /// Index of a state: a tensor that persists across steps and is not stored in a weight file.
     StateId "s"
 }

@@ -1,8 +1,8 @@
-//! The IR: what is computed. A [`Graph`] of coarse transformer ops in SSA form over index tables,
-//! the pure rules of each op, a builder, a verifier and a text form.
+//! Intermediate representation: a [`Graph`] of coarse transformer ops in SSA form, stored as index tables, with
+//! the rules of each op, a builder, a verifier and a text form.
 //!
-//! Invariant of the crate: everything here is a pure function of its arguments. No I/O, no device,
-//! no clock; a byte count is computed from a [`TensorSpec`] and nowhere else.
+//! Invariant of the crate: every function is a pure function of its arguments (no I/O, no device, no clock),
+//! and the size of a tensor in bytes is computed from its [`TensorSpec`] and nowhere else.
 #![forbid(unsafe_code)]
 
 mod builder;
@@ -20,5 +20,5 @@ pub use id::{NodeId, ParamId, StateId, ValueId};
 pub use op::{Op, OpKind};
 pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, ShardError, Vjp};
 pub use spec::{Bounds, Bytes, Counts, DType, Dim, GRANULE, Layout, Placement, Role, TensorSpec};
-pub use text::node_label;
+pub use text::{TextError, node_label};
 pub use verify::VerifyError;

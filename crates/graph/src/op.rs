@@ -46,6 +46,14 @@ macro_rules! ops {
                 }
             }
 
+            /// The op of a name with attributes as JSON; `None` where no op has the name.
+            pub(crate) fn from_parts(name: &str, attributes: serde_json::Value) -> Option<serde_json::Result<Self>> {
+                match name {
+                    $($name => Some(serde_json::from_value(attributes).map(Self::$variant)),)*
+                    _ => None,
+                }
+            }
+
             /// The names of all ops, in the order of their declaration.
             pub const NAMES: &[&str] = &[$($name,)*];
 

@@ -1,5 +1,6 @@
-//! What a tensor is: shape, dtype, layout, role, placement; and how many bytes that takes.
-//! Invariant: only dimension 0 may be dynamic, so that a tensor for fewer rows is a prefix of its slice.
+//! Tensor types: shape, element type, layout, role and placement, and the number of bytes that a tensor needs.
+//! Invariant: only dimension 0 may be dynamic, so that a tensor with fewer rows is a prefix of the slice
+//! reserved for it.
 
 use crate::id::{ParamId, StateId};
 use serde::{Deserialize, Serialize};
@@ -7,21 +8,21 @@ use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Sub};
 
-/// A size in bytes. No float ever holds one.
+/// A size in bytes, always an integer: sizes are never represented as floating-point numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// No bytes.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// The next multiple of `align` (a power of two or any positive number).
+    /// Rounds up to a multiple of `align`, which may be any positive number.
     pub fn align_up(self, align: u64) -> Self {
         Self(self.0.div_ceil(align) * align)
     }
 
-    /// `self - other`, or zero where `other` is larger.
+    /// Subtracts `other`; zero if `other` is larger.
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
@@ -53,7 +54,7 @@ impl Sum for Bytes {
     }
 }
 
-/// Digits in groups of three: `84 512 768 000 B`.
+/// Formats the size with its digits in groups of three: `84 512 768 000 B`.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = self.0.to_string();
@@ -69,7 +70,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// The element type of a tensor in memory.
+/// Element type of a tensor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -79,18 +80,19 @@ pub enum DType {
     Bf16,
     /// IEEE binary16.
     F16,
-    /// Token ids, row indices and spans.
+    /// 32-bit integer: token ids, row indices and spans.
     I32,
-    /// e4m3 (Micikevicius et al. 2022, arXiv:2209.05433): no infinities, at most 448. Always with [`Layout::Scaled`].
+    /// 8-bit floating point, e4m3 (Micikevicius et al. 2022, arXiv:2209.05433): no infinities, largest value
+    /// 448. Always quantized with [`Layout::Scaled`].
     F8,
-    /// Codes from -127 to 127. Always with [`Layout::Scaled`] or [`Layout::Packed`].
+    /// 8-bit integer, quantized values from -127 to 127. Always with [`Layout::Scaled`] or [`Layout::Packed`].
     I8,
-    /// Codes of quantised optimizer states.
+    /// Unsigned 8-bit integer: quantized optimizer states.
     U8,
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Size of one element in bytes.
     pub fn size(self) -> u64 {
         match self {
             Self::F32 | Self::I32 => 4,
@@ -99,7 +101,7 @@ impl DType {
         }
     }
 
-    /// Whether its elements stand for real numbers.
+    /// Whether the elements represent real numbers.
     pub fn is_float(self) -> bool {
         match self {
             Self::F32 | Self::Bf16 | Self::F16 | Self::F8 | Self::I8 => true,
@@ -107,7 +109,8 @@ impl DType {
         }
     }
 
-    /// Whether its elements are numbers only together with a scale of their row.
+    /// Whether the elements are quantized values that represent numbers only together with the scale of their
+    /// row.
     pub fn is_scaled(self) -> bool {
         match self {
             Self::F8 | Self::I8 => true,
@@ -115,7 +118,7 @@ impl DType {
         }
     }
 
-    /// The name in text forms and data files.
+    /// Name of the type in text forms and data files.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -129,33 +132,33 @@ impl DType {
     }
 }
 
-/// The most that one step may hold. Shapes are worst cases over these.
+/// Maximum size of one step of a plan. Dynamic dimensions of shapes are sized for these values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Bounds {
-    /// Tokens of all packed sequences, special tokens included.
+    /// Number of tokens of all packed sequences, special tokens included.
     pub tokens: u64,
-    /// Packed sequences.
+    /// Number of packed sequences.
     pub sequences: u64,
-    /// Tokens of the longest sequence.
+    /// Number of tokens of the longest sequence.
     pub longest: u64,
 }
 
-/// What one launch really holds; at most the [`Bounds`] of its plan.
+/// Actual size of one step; at most the [`Bounds`] of its plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Counts {
-    /// Tokens of all packed sequences.
+    /// Number of tokens of all packed sequences.
     pub tokens: u64,
-    /// Packed sequences.
+    /// Number of packed sequences.
     pub sequences: u64,
 }
 
 impl Bounds {
-    /// The counts of a completely full step.
+    /// Counts of a step that is completely full.
     pub fn full(&self) -> Counts {
         Counts { tokens: self.tokens, sequences: self.sequences }
     }
 
-    /// Whether `counts` is inside.
+    /// Whether a step of size `counts` is within these bounds.
     pub fn admits(&self, counts: Counts) -> bool {
         counts.tokens <= self.tokens && counts.sequences <= self.sequences
     }
@@ -164,21 +167,21 @@ impl Bounds {
 /// One dimension of a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Dim {
-    /// The same in every step.
+    /// A constant size.
     Fixed(u64),
-    /// This many rows for each token.
+    /// This many rows per token.
     Tokens(u64),
-    /// This many rows for each sequence.
+    /// This many rows per sequence.
     Sequences(u64),
 }
 
 impl Dim {
-    /// The worst case under `bounds`.
+    /// Largest size of the dimension under `bounds`.
     pub fn max(self, bounds: &Bounds) -> u64 {
         self.at(bounds.full())
     }
 
-    /// The size in a step of `counts`.
+    /// Size of the dimension in a step of size `counts`.
     pub fn at(self, counts: Counts) -> u64 {
         match self {
             Self::Fixed(n) => n,
@@ -187,7 +190,7 @@ impl Dim {
         }
     }
 
-    /// The number where the dimension is fixed.
+    /// Size of the dimension if it is constant.
     pub fn fixed(self) -> Option<u64> {
         match self {
             Self::Fixed(n) => Some(n),
@@ -208,32 +211,34 @@ impl fmt::Display for Dim {
     }
 }
 
-/// How elements lie in a slice.
+/// Order of the elements of a tensor in its memory slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
-    /// C order.
+    /// Row-major (C) order.
     #[default]
     RowMajor,
-    /// A weight (N, K), padded with zeros to whole blocks of `rows` by `columns`, in the order in which a kernel reads it; the
-    /// kernel's table gives the block. Packed once, when the weight is loaded. Of codes, one f32 for each padded row, by which
-    /// the row's codes are multiplied, stands behind all blocks.
+    /// A weight matrix (N, K), zero-padded to whole blocks of `rows` by `columns`, in the order in which a
+    /// matmul kernel reads it; the block size comes from the kernel table. Packed once, when the weight is
+    /// loaded. A quantized weight additionally stores one f32 scale per padded row after all blocks; a row's
+    /// quantized values are multiplied by its scale.
     Packed {
-        /// Rows of a block (columns of the product).
+        /// Rows of a block; a row of the weight is a column of the matmul's result.
         rows: u32,
-        /// Columns of a block.
+        /// Columns of a block, along K.
         columns: u32,
     },
-    /// A matrix of codes in C order, each row padded with zeros to a multiple of [`GRANULE`], and behind them all one f32
-    /// for each row, by which the row's codes are multiplied.
+    /// A quantized matrix in row-major order: each row is zero-padded to a multiple of [`GRANULE`], and one f32
+    /// scale per row follows after all rows.
     Scaled,
 }
 
-/// Codes of a row that products of 8 bits take at once: their rows start at multiples of 16 bytes.
+/// Alignment of the rows of [`Layout::Scaled`] in elements: 8-bit matmuls load 16 bytes at once, so every row
+/// starts at a multiple of 16 bytes.
 pub const GRANULE: u64 = 16;
 
 impl Layout {
-    /// How elements of a type lie where nobody asks for anything else.
+    /// Default layout of an element type.
     pub fn of(dtype: DType) -> Self {
         match dtype {
             DType::F8 | DType::I8 => Self::Scaled,
@@ -242,53 +247,53 @@ impl Layout {
     }
 }
 
-/// Why a tensor exists.
+/// Why a tensor exists, which decides when it is written and how long it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Role {
-    /// Read from the weight file, once.
+    /// Parameter, read from the weight file once.
     Param(ParamId),
-    /// Given with every step.
+    /// Input, supplied with every step.
     Input,
-    /// Computed on the way.
+    /// Result of a forward, recomputation or update node.
     Activation,
-    /// A gradient.
+    /// Gradient: result of a backward node.
     Grad,
-    /// Survives the step: moments, running statistics, gradients that are added up.
+    /// State that persists across steps: optimizer moments, running statistics, accumulated gradients.
     State(StateId),
-    /// Used inside one node only.
+    /// Workspace used inside a single node.
     Scratch,
 }
 
-/// Where the parts of a tensor are when several devices work on one graph.
+/// Distribution of a tensor over several devices that execute one graph together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// Whole on every device.
+    /// Every device holds the whole tensor.
     #[default]
     Replicate,
-    /// Cut along this dimension.
+    /// The tensor is split along this dimension.
     Shard(u8),
-    /// Every device holds a summand.
+    /// Every device holds a summand; the tensor is the sum over all devices.
     Partial,
 }
 
-/// The type of a value.
+/// Type of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorSpec {
-    /// Sizes, outermost first; only the first may be dynamic.
+    /// Dimensions, outermost first; only the first may be dynamic.
     pub shape: Vec<Dim>,
     /// Element type.
     pub dtype: DType,
-    /// Element order.
+    /// Order of the elements in memory.
     pub layout: Layout,
-    /// Why it exists.
+    /// Why the tensor exists.
     pub role: Role,
-    /// Where it is.
+    /// Distribution over devices.
     pub placement: Placement,
 }
 
 impl TensorSpec {
-    /// A replicated activation in the usual layout.
+    /// Creates the type of a replicated activation in the default layout of `dtype`.
     pub fn activation(shape: impl Into<Vec<Dim>>, dtype: DType) -> Self {
         Self {
             shape: shape.into(),
@@ -299,13 +304,13 @@ impl TensorSpec {
         }
     }
 
-    /// The same tensor in another role.
+    /// Returns the same type with another role.
     pub fn with_role(mut self, role: Role) -> Self {
         self.role = role;
         self
     }
 
-    /// Elements in a step of `counts`, padding of the layout included.
+    /// Number of elements in a step of size `counts`, including the padding of the layout.
     pub fn elements_at(&self, counts: Counts) -> u64 {
         match self.layout {
             Layout::RowMajor => self.shape.iter().map(|d| d.at(counts)).product(),
@@ -317,7 +322,7 @@ impl TensorSpec {
         }
     }
 
-    /// Bytes in a step of `counts`.
+    /// Number of bytes in a step of size `counts`, including padding and scales.
     pub fn bytes_at(&self, counts: Counts) -> Bytes {
         let elements = Bytes(self.elements_at(counts) * self.dtype.size());
         let scales = |rows: u64| Bytes(rows * DType::F32.size());
@@ -330,17 +335,17 @@ impl TensorSpec {
         }
     }
 
-    /// Bytes of the worst case: what the plan sets aside.
+    /// Number of bytes in the largest step: the size that a plan reserves.
     pub fn bytes(&self, bounds: &Bounds) -> Bytes {
         self.bytes_at(bounds.full())
     }
 
-    /// Rows (dimension 0) in a step of `counts`.
+    /// Number of rows (dimension 0) in a step of size `counts`.
     pub fn rows(&self, counts: Counts) -> u64 {
         self.shape.first().map_or(1, |d| d.at(counts))
     }
 
-    /// Elements of one row; dimensions after the first are fixed.
+    /// Number of elements of one row: the product of all dimensions after the first, which are constant.
     pub fn row_elements(&self) -> u64 {
         self.shape.iter().skip(1).filter_map(|d| d.fixed()).product()
     }

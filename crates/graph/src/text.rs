@@ -1,16 +1,39 @@
-//! The text form: a graph as a person reads it, for `--dump-after` and for goldens.
-//! Invariant: the same graph gives the same text.
+//! The text form of a graph: what `--dump-after` prints, and what tests read (`tests/filetests`).
+//!
+//! A graph is a line of bounds, then one line for each source value, node, output and update:
+//! ```text
+//! graph T <= 64, S <= 1, longest <= 64
+//!   %0: f32[T, 8] = input x
+//!   %1: f32[32, 8] = param fc1.weight
+//!   %2: f32[24, 8] = param qkv.weight (q.weight[8, 8], k.weight[8, 8], v.weight[16, 8] rows 0..8)
+//!   %3: f32[32, 8] = state m.fc1.weight: optimizer, 0
+//!   %4: f32[T, 32], _ = linear {"bias":false,"prologue":"none","epilogue":"none","tf32":false} %0, %1  ; layer 0
+//!   output y = %4
+//!   update %3 = %5
+//! ```
+//! `_` is an output that nobody reads. Behind the type of a value stand its role (` grad`) and its placement (` shard 0`,
+//! ` partial`) where they are not the usual ones; behind ` ; ` the layer of a node and its phase, if that is not the forward
+//! pass. Attributes are the JSON of the op. Empty lines and lines that begin with `;` are skipped.
+//!
+//! Invariant: a graph whose parameters and states are numbered in the order of their values is equal to what is parsed from
+//! its text.
 
-use crate::{Graph, NodeId, Role, ValueId};
-use std::fmt;
+use crate::{
+    Bounds, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, Phase, Piece, Placement, Role,
+    State, StateId, StateKind, TensorSpec, Value, ValueId,
+};
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
 
 /// What a ledger calls a node: the op, and the parameter that tells it from its neighbours.
 pub fn node_label(graph: &Graph, id: NodeId) -> String {
     let node = graph.node(id);
     // Of a product its weight, whatever stands before it.
-    let weights = node.op.weights().iter().map(|&i| &node.inputs[i]);
-    let param = weights.chain(&node.inputs).find_map(|&v| match graph.spec(v).role {
-        Role::Param(p) => Some(graph.params[p.index()].name.as_str()),
+    let weights = node.op.weights().iter().filter_map(|&i| node.inputs.get(i));
+    // The verifier also labels nodes that read values which do not exist.
+    let spec = |v: ValueId| graph.values.get(v.index()).map(|value| &value.spec);
+    let param = weights.chain(&node.inputs).find_map(|&v| match spec(v)?.role {
+        Role::Param(p) => graph.params.get(p.index()).map(|param| param.name.as_str()),
         Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
     });
     match (param, node.layer) {
@@ -25,21 +48,17 @@ impl fmt::Display for Graph {
         let b = &self.bounds;
         writeln!(f, "graph T <= {}, S <= {}, longest <= {}", b.tokens, b.sequences, b.longest)?;
         for (name, v) in &self.inputs {
-            writeln!(f, "  {v}: {} = input {name}", self.spec(*v))?;
+            writeln!(f, "  {} = input {name}", typed(self, *v))?;
         }
         for (v, _, param) in self.param_values() {
-            write!(f, "  {v}: {} = param {}", self.spec(v), param.name)?;
-            if param.pieces.len() > 1 {
-                let names: Vec<&str> = param.pieces.iter().map(|p| p.tensor.as_str()).collect();
-                write!(f, " ({})", names.join(", "))?;
-            }
-            writeln!(f)?;
+            writeln!(f, "  {} = param {}{}", typed(self, v), param.name, pieces(param, self.spec(v)))?;
         }
         for (v, _, state) in self.state_values() {
-            writeln!(f, "  {v}: {} = state {}", self.spec(v), state.name)?;
+            let kind = kind_name(state.kind);
+            writeln!(f, "  {} = state {}: {kind}, {}", typed(self, v), state.name, state.init)?;
         }
-        for (id, _) in self.nodes() {
-            writeln!(f, "  {}", node_line(self, id)?)?;
+        for (_, node) in self.nodes() {
+            writeln!(f, "  {}", node_line(self, node)?)?;
         }
         for (name, v) in &self.outputs {
             writeln!(f, "  output {name} = {v}")?;
@@ -51,13 +70,64 @@ impl fmt::Display for Graph {
     }
 }
 
-fn node_line(graph: &Graph, id: NodeId) -> Result<String, fmt::Error> {
-    let node = graph.node(id);
-    let outs: Vec<String> = node
-        .outputs
-        .iter()
-        .map(|o| o.map_or_else(|| "_".to_owned(), |v| format!("{v}: {}", graph.spec(v))))
-        .collect();
+/// A value with its type.
+fn typed(graph: &Graph, id: ValueId) -> String {
+    let spec = graph.spec(id);
+    let role = match spec.role {
+        Role::Param(_) | Role::Input | Role::Activation | Role::State(_) => "",
+        Role::Grad => " grad",
+        Role::Scratch => " scratch",
+    };
+    let placement = match spec.placement {
+        Placement::Replicate => String::new(),
+        Placement::Shard(dim) => format!(" shard {dim}"),
+        Placement::Partial => " partial".to_owned(),
+    };
+    format!("{id}: {spec}{role}{placement}")
+}
+
+/// The pieces of a parameter; nothing where it is one whole tensor of its name.
+fn pieces(param: &Param, spec: &TensorSpec) -> String {
+    if let [piece] = param.pieces.as_slice()
+        && *piece == Piece::whole(&param.name, spec)
+    {
+        return String::new();
+    }
+    let piece = |piece: &Piece| {
+        let shape: Vec<String> = piece.shape.iter().map(u64::to_string).collect();
+        let mut text = format!("{}[{}]", piece.tensor, shape.join(", "));
+        let (start, end) = piece.rows;
+        if (start, Some(end)) != (0, piece.shape.first().copied()) {
+            // Writing to a String cannot fail.
+            let _ = write!(text, " rows {start}..{end}");
+        }
+        text
+    };
+    let pieces: Vec<String> = param.pieces.iter().map(piece).collect();
+    format!(" ({})", pieces.join(", "))
+}
+
+impl Piece {
+    /// All rows of a tensor of the shape of `spec`.
+    fn whole(tensor: &str, spec: &TensorSpec) -> Self {
+        let shape: Vec<u64> = spec.shape.iter().filter_map(|dim| dim.fixed()).collect();
+        let rows = (0, shape.first().copied().unwrap_or(0));
+        Self { tensor: tensor.to_owned(), shape, rows }
+    }
+}
+
+fn kind_name(kind: StateKind) -> &'static str {
+    match kind {
+        StateKind::Gradient => "gradient",
+        StateKind::Optimizer => "optimizer",
+        StateKind::Master => "master",
+        StateKind::Buffer => "buffer",
+    }
+}
+
+fn node_line(graph: &Graph, node: &Node) -> Result<String, fmt::Error> {
+    let outs: Vec<String> =
+        node.outputs.iter().map(|o| o.map_or_else(|| "_".to_owned(), |v| typed(graph, v))).collect();
     let ins: Vec<String> = node.inputs.iter().map(ValueId::to_string).collect();
     // {"gelu":{}} -> {}: the attributes as JSON; the name stands before them.
     let json = serde_json::to_string(&node.op).map_err(|_| fmt::Error)?;
@@ -66,9 +136,403 @@ fn node_line(graph: &Graph, id: NodeId) -> Result<String, fmt::Error> {
     if let Some(attributes) = attributes {
         line = format!("{line} {attributes}");
     }
-    line = format!("{line} {}", ins.join(", "));
-    if let Some(layer) = node.layer {
-        line = format!("{line}  ; layer {layer}");
+    if !ins.is_empty() {
+        line = format!("{line} {}", ins.join(", "));
+    }
+    let phase = match node.phase {
+        Phase::Forward => None,
+        Phase::Backward => Some("backward"),
+        Phase::Recompute => Some("recompute"),
+        Phase::Update => Some("update"),
+    };
+    let layer = node.layer.map(|layer| format!("layer {layer}"));
+    let notes: Vec<String> = layer.into_iter().chain(phase.map(str::to_owned)).collect();
+    if !notes.is_empty() {
+        line = format!("{line}  ; {}", notes.join(", "));
     }
     Ok(line)
+}
+
+/// A text that is not a graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TextError {
+    /// The line, from 1.
+    pub line: usize,
+    /// What was expected there.
+    pub message: String,
+}
+
+impl fmt::Display for TextError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.message)
+    }
+}
+
+impl std::error::Error for TextError {}
+
+/// Parses the text form. The graph is not verified: a test may read one that breaks a rule.
+impl FromStr for Graph {
+    type Err = TextError;
+
+    fn from_str(text: &str) -> Result<Self, TextError> {
+        let mut parser = Parser::default();
+        let mut last = 0;
+        for (number, line) in text.lines().enumerate() {
+            last = number + 1;
+            let line = line.trim();
+            if !line.is_empty() && !line.starts_with(';') {
+                parser.line(line).map_err(|message| TextError { line: last, message })?;
+            }
+        }
+        parser.finish().map_err(|message| TextError { line: last, message })
+    }
+}
+
+/// A graph in the making: values by id, in any order.
+#[derive(Default)]
+struct Parser {
+    graph: Option<Graph>,
+    values: Vec<Option<Value>>,
+    params: Vec<(ValueId, Param)>,
+    states: Vec<(ValueId, State)>,
+}
+
+impl Parser {
+    fn line(&mut self, line: &str) -> Result<(), String> {
+        let mut cursor = Cursor(line);
+        let Some(graph) = &mut self.graph else {
+            cursor.expect("graph T <= ")?;
+            let tokens = cursor.number()?;
+            cursor.expect(", S <= ")?;
+            let sequences = cursor.number()?;
+            cursor.expect(", longest <= ")?;
+            let longest = cursor.number()?;
+            self.graph = Some(Graph::new(Bounds { tokens, sequences, longest }));
+            return cursor.end();
+        };
+        if cursor.take("output ") {
+            let (name, value) = cursor.0.rsplit_once(" = ").ok_or("expected `output NAME = %N`")?;
+            let mut cursor = Cursor(value);
+            graph.outputs.push((name.to_owned(), cursor.value()?));
+            return cursor.end();
+        }
+        if cursor.take("update ") {
+            let state = cursor.value()?;
+            cursor.expect(" = ")?;
+            graph.updates.push((state, cursor.value()?));
+            return cursor.end();
+        }
+        let mut outs = vec![];
+        loop {
+            outs.push(match cursor.take("_") {
+                true => None,
+                false => Some(cursor.typed()?),
+            });
+            if !cursor.take(", ") {
+                break;
+            }
+        }
+        cursor.expect(" = ")?;
+        self.definition(outs, cursor)
+    }
+
+    /// What stands behind ` = `: a source of one value, or an op.
+    fn definition(
+        &mut self,
+        mut outs: Vec<Option<(ValueId, TensorSpec)>>,
+        mut cursor: Cursor<'_>,
+    ) -> Result<(), String> {
+        for source in ["input ", "param ", "state "] {
+            if !cursor.take(source) {
+                continue;
+            }
+            let (Some(Some((id, spec))), 1) = (outs.pop(), outs.len() + 1) else {
+                return Err(format!("{}defines one value", source));
+            };
+            return self.source(source, id, spec, cursor);
+        }
+        let Some(graph) = &mut self.graph else { return Ok(()) };
+        let name = cursor.word();
+        let attributes = match cursor.take(" {") {
+            true => cursor.object()?,
+            false => serde_json::Value::Object(serde_json::Map::new()),
+        };
+        let op = Op::from_parts(name, attributes)
+            .ok_or_else(|| format!("`{name}` is no op"))?
+            .map_err(|e| format!("{name}: {e}"))?;
+        let mut inputs = vec![];
+        if cursor.0.starts_with(" %") {
+            cursor.expect(" ")?;
+            inputs.push(cursor.value()?);
+            while cursor.take(", ") {
+                inputs.push(cursor.value()?);
+            }
+        }
+        let (mut layer, mut phase) = (None, Phase::Forward);
+        if cursor.take("  ; ") {
+            for note in std::mem::take(&mut cursor.0).split(", ") {
+                match note {
+                    "backward" => phase = Phase::Backward,
+                    "recompute" => phase = Phase::Recompute,
+                    "update" => phase = Phase::Update,
+                    _ => {
+                        let number = note.strip_prefix("layer ").and_then(|n| n.parse().ok());
+                        layer = Some(number.ok_or_else(|| format!("`{note}` is no layer and no phase"))?);
+                    }
+                }
+            }
+        }
+        cursor.end()?;
+        let node = NodeId::at(graph.nodes.len());
+        let outputs = outs.iter().map(|out| out.as_ref().map(|(id, _)| *id)).collect();
+        graph.nodes.push(Node { op, inputs, outputs, layer, phase });
+        for (position, out) in outs.into_iter().enumerate() {
+            if let Some((id, spec)) = out {
+                self.define(id, Value { spec, def: Def::Node(node, position as u32) })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn source(
+        &mut self,
+        source: &str,
+        id: ValueId,
+        spec: TensorSpec,
+        cursor: Cursor<'_>,
+    ) -> Result<(), String> {
+        let Some(graph) = &mut self.graph else { return Ok(()) };
+        let role = match source {
+            "input " => {
+                graph.inputs.push((cursor.0.to_owned(), id));
+                Role::Input
+            }
+            "param " => {
+                let (name, pieces) = match cursor.0.strip_suffix(')').and_then(|text| text.split_once(" (")) {
+                    Some((name, pieces)) => (name, Cursor(pieces).pieces()?),
+                    None => (cursor.0, vec![Piece::whole(cursor.0, &spec)]),
+                };
+                self.params.push((id, Param { name: name.to_owned(), pieces }));
+                Role::Param(ParamId::at(0))
+            }
+            _ => {
+                let (name, rest) = cursor.0.rsplit_once(": ").ok_or("expected `state NAME: KIND, INIT`")?;
+                let (kind, init) = rest.split_once(", ").ok_or("expected `state NAME: KIND, INIT`")?;
+                let kinds = [StateKind::Gradient, StateKind::Optimizer, StateKind::Master, StateKind::Buffer];
+                let kind = kinds.into_iter().find(|&k| kind_name(k) == kind);
+                let kind = kind.ok_or("a state is a gradient, optimizer, master or buffer")?;
+                let init = init.parse().map_err(|_| format!("`{init}` is no number"))?;
+                self.states.push((id, State { name: name.to_owned(), kind, init }));
+                Role::State(StateId::at(0))
+            }
+        };
+
+        self.define(id, Value { spec: spec.with_role(role), def: Def::Source })
+    }
+
+    fn define(&mut self, id: ValueId, value: Value) -> Result<(), String> {
+        let index = id.index();
+        // A text of some bytes must not ask for a table of gigabytes.
+        if index > self.values.len() + 100_000 {
+            return Err(format!("{id} is far beyond the values before it"));
+        }
+        if self.values.len() <= index {
+            self.values.resize(index + 1, None);
+        }
+        match self.values[index].replace(value) {
+            None => Ok(()),
+            Some(_) => Err(format!("{id} is defined twice")),
+        }
+    }
+
+    /// The graph, with parameters and states numbered in the order of their values.
+    fn finish(mut self) -> Result<Graph, String> {
+        let mut graph = self.graph.ok_or("expected `graph T <= N, S <= N, longest <= N`")?;
+        self.params.sort_by_key(|(id, _)| *id);
+        self.states.sort_by_key(|(id, _)| *id);
+        for (number, value) in self.values.into_iter().enumerate() {
+            graph.values.push(value.ok_or_else(|| format!("%{number} is not defined"))?);
+        }
+        for (number, (id, param)) in self.params.into_iter().enumerate() {
+            graph.values[id.index()].spec.role = Role::Param(ParamId::at(number));
+            graph.params.push(param);
+        }
+        for (number, (id, state)) in self.states.into_iter().enumerate() {
+            graph.values[id.index()].spec.role = Role::State(StateId::at(number));
+            graph.states.push(state);
+        }
+        Ok(graph)
+    }
+}
+
+/// The rest of a line.
+struct Cursor<'a>(&'a str);
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, text: &str) -> bool {
+        self.0.strip_prefix(text).map(|rest| self.0 = rest).is_some()
+    }
+
+    fn expect(&mut self, text: &str) -> Result<(), String> {
+        if self.take(text) { Ok(()) } else { Err(format!("expected `{text}` before `{}`", self.0)) }
+    }
+
+    fn end(&self) -> Result<(), String> {
+        if self.0.is_empty() { Ok(()) } else { Err(format!("`{}` is too much", self.0)) }
+    }
+
+    /// The text up to a space, a comma or a bracket.
+    fn word(&mut self) -> &'a str {
+        let end = self.0.find([' ', ',', '[', ']', ')']).unwrap_or(self.0.len());
+        let (word, rest) = self.0.split_at(end);
+        self.0 = rest;
+        word
+    }
+
+    fn number<T: FromStr>(&mut self) -> Result<T, String> {
+        let end = self.0.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.0.len());
+        let (digits, rest) = self.0.split_at(end);
+        let number = digits.parse().map_err(|_| format!("expected a number before `{}`", self.0))?;
+        self.0 = rest;
+        Ok(number)
+    }
+
+    fn value(&mut self) -> Result<ValueId, String> {
+        self.expect("%")?;
+        Ok(ValueId(self.number()?))
+    }
+
+    /// A JSON object, of which the `{` is gone.
+    fn object(&mut self) -> Result<serde_json::Value, String> {
+        // An op's attributes hold no braces in strings.
+        let (mut depth, mut end) = (1, None);
+        for (at, c) in self.0.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                end = Some(at + 1);
+                break;
+            }
+        }
+        let (text, rest) = self.0.split_at(end.ok_or("the attributes have no `}`")?);
+        self.0 = rest;
+        serde_json::from_str(&format!("{{{text}")).map_err(|e| format!("attributes: {e}"))
+    }
+
+    /// `%3: f32[T, 8]` with layout, role and placement.
+    fn typed(&mut self) -> Result<(ValueId, TensorSpec), String> {
+        let id = self.value()?;
+        self.expect(": ")?;
+        let name = self.word();
+        let types = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::F8, DType::I8, DType::U8];
+        let dtype = types.into_iter().find(|dtype| dtype.name() == name);
+        let dtype = dtype.ok_or_else(|| format!("`{name}` is no element type"))?;
+        let shape = self.list(Self::dim)?;
+        let mut spec = TensorSpec { layout: Layout::RowMajor, ..TensorSpec::activation(shape, dtype) };
+        if self.take(" packed ") {
+            let rows = self.number()?;
+            self.expect("x")?;
+            spec.layout = Layout::Packed { rows, columns: self.number()? };
+        } else if self.take(" scaled") {
+            spec.layout = Layout::Scaled;
+        }
+        if self.take(" grad") {
+            spec.role = Role::Grad;
+        } else if self.take(" scratch") {
+            spec.role = Role::Scratch;
+        }
+        if self.take(" shard ") {
+            spec.placement = Placement::Shard(self.number()?);
+        } else if self.take(" partial") {
+            spec.placement = Placement::Partial;
+        }
+        Ok((id, spec))
+    }
+
+    /// `[A, B]`.
+    fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Result<T, String>) -> Result<Vec<T>, String> {
+        self.expect("[")?;
+        let mut items = vec![];
+        while !self.take("]") {
+            if !items.is_empty() {
+                self.expect(", ")?;
+            }
+            items.push(item(self)?);
+        }
+        Ok(items)
+    }
+
+    fn dim(&mut self) -> Result<Dim, String> {
+        let factor = match self.0.starts_with(|c: char| c.is_ascii_digit()) {
+            true => Some(self.number()?),
+            false => None,
+        };
+        if self.take("T") {
+            return Ok(Dim::Tokens(factor.unwrap_or(1)));
+        }
+        if self.take("S") {
+            return Ok(Dim::Sequences(factor.unwrap_or(1)));
+        }
+        factor.map(Dim::Fixed).ok_or_else(|| format!("expected a dimension before `{}`", self.0))
+    }
+
+    /// `q.weight[8, 8], v.weight[16, 8] rows 0..8`.
+    fn pieces(&mut self) -> Result<Vec<Piece>, String> {
+        let mut pieces = vec![];
+        loop {
+            let tensor = self.word().to_owned();
+            let shape: Vec<u64> = self.list(Self::number)?;
+            let mut rows = (0, shape.first().copied().unwrap_or(0));
+            if self.take(" rows ") {
+                rows.0 = self.number()?;
+                self.expect("..")?;
+                rows.1 = self.number()?;
+            }
+            pieces.push(Piece { tensor, shape, rows });
+            if !self.take(", ") {
+                self.end()?;
+                return Ok(pieces);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_that_is_no_graph_names_its_line() {
+        let head = "graph T <= 8, S <= 1, longest <= 8\n";
+        for (text, wanted) in [
+            ("", "line 0: expected `graph T <= N, S <= N, longest <= N`"),
+            ("graph T <= x", "line 1: expected a number before `x`"),
+            ("graph T <= 8, S <= 1, longest <= 8 more", "line 1: ` more` is too much"),
+            ("  %0: f31[T] = input x", "line 2: `f31` is no element type"),
+            ("  %0: f32[T = input x", "line 2: expected `, ` before ` = input x`"),
+            ("  %0: f32[X] = input x", "line 2: expected a dimension before `X] = input x`"),
+            ("  %0: f32[T] = input x\n  %0: f32[T] = input y", "line 3: %0 is defined twice"),
+            ("  %1: f32[T] = input x", "line 2: %0 is not defined"),
+            ("  %4000000000: f32[T] = input x", "line 2: %4000000000 is far beyond the values before it"),
+            ("  %0: f32[T], %1: f32[T] = input x", "line 2: input defines one value"),
+            ("  %0: f32[T] = blend %1", "line 2: `blend` is no op"),
+            ("  %0: f32[T] = scale %1", "line 2: scale: missing field `factor`"),
+            ("  %0: f32[T] = scale {\"factor\":1 %1", "line 2: the attributes have no `}`"),
+            (
+                "  %0: f32[T] = scale {\"factor\":x} %1",
+                "line 2: attributes: expected value at line 1 column 11",
+            ),
+            ("  %0: f32[T] = gelu %1  ; layer x", "line 2: `layer x` is no layer and no phase"),
+            ("  %0: f32[8] = state m: moment, 0", "line 2: a state is a gradient, optimizer, master or buffer"),
+            ("  %0: f32[8] = state m: master, x", "line 2: `x` is no number"),
+            ("  %0: f32[8] = param w (a[8] rows 0-8)", "line 2: expected `..` before `-8`"),
+        ] {
+            let text = if text.starts_with("  ") { format!("{head}{text}") } else { text.to_owned() };
+            assert_eq!(text.parse::<Graph>().expect_err(&text).to_string(), wanted, "{text}");
+        }
+    }
 }

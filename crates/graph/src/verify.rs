@@ -1,18 +1,18 @@
-//! The verifier: what every pass may rely on and must keep. Invariant: it trusts nothing; types are inferred
-//! again and compared.
+//! Verifier: checks the rules that every pass may rely on and must preserve. Invariant: it trusts no recorded
+//! type; all types are inferred again and compared.
 
 use crate::{DType, Def, Dim, Graph, Layout, NodeId, Role, TensorSpec, ValueId, node_label};
 use std::fmt;
 
-/// A graph that breaks a rule: our bug, not the user's.
+/// Error for a graph that violates a rule of the IR. It indicates a bug in this program, not a user error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerifyError {
-    /// The node, where one is to blame.
+    /// The offending node, if the rule concerns one node.
     pub node: Option<NodeId>,
-    /// Its label.
+    /// Label of the node, or `graph`.
     pub label: String,
-    /// The broken rule.
+    /// The violated rule.
     pub rule: String,
 }
 
@@ -124,7 +124,9 @@ impl Graph {
             }
             updated[state.index()] = true;
         }
-        // Updates are copies at the end of the step, one after the other, and outputs are fetched after them.
+        // Updates are executed as copies one after the other at the end of the step, and outputs are fetched
+        // after them. A read of a state after its own update would therefore return the new value instead of
+        // the old one.
         let reads = |what: String, v: ValueId| {
             Err(VerifyError::graph(format!("{what} reads {v} after its own update")))
         };

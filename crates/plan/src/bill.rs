@@ -1,64 +1,66 @@
-//! The bill: what a refusal prints. Invariant: every number on it comes from a plan.
+//! Refusals of requests that exceed the memory: what the bytes would be used for, and the alternatives that
+//! fit. Invariant: every number is taken from a plan.
 
 use crate::Ledger;
 use crate::ledger::short;
 use graph::Bytes;
 use std::fmt;
 
-/// Why something does not fit, and what would.
+/// Explains why a step does not fit into memory, and lists the settings with which it would.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bill {
-    /// The memory space.
+    /// Name of the memory space.
     pub space: String,
-    /// What the line is.
+    /// Whether `budget` is a configured budget or the memory that is free.
     pub line: Line,
-    /// The line.
+    /// The limit that the step exceeds, in bytes.
     pub budget: Bytes,
-    /// What the bytes would be for.
+    /// Breakdown of the required bytes.
     pub ledger: Ledger,
-    /// Where the peak falls.
+    /// Label of the instruction at which memory use peaks.
     pub peak_at: String,
-    /// Expected time of this step per token: what each remedy's is held against.
+    /// Predicted time per token of the refused plan; the times of remedies are relative to it.
     pub seconds_per_token: f64,
-    /// The memory of the target; zero where it is not known. A larger budget is never offered.
+    /// Total memory of the target; zero if unknown. No budget larger than this is suggested.
     pub memory: Bytes,
-    /// How more budget is asked for.
+    /// Command-line flag that sets the budget.
     pub budget_flag: &'static str,
-    /// What else is known, a line each: when it happened, what is large, who holds the rest.
+    /// Further lines for the user: when the refusal happened, which tensors are large, which process holds the
+    /// rest of the memory.
     pub notes: Vec<String>,
-    /// What fits, cheapest first.
+    /// Settings that fit, fastest first.
     pub remedies: Vec<Remedy>,
 }
 
-/// What a line is.
+/// Kind of a memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
-    /// What was allowed.
+    /// The configured budget.
     Budget,
-    /// What is free.
+    /// The memory that is free.
     Free,
 }
 
-/// A way to fit.
+/// Settings with which a step fits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remedy {
-    /// The flag to use.
+    /// Flags to set.
     pub flag: String,
-    /// Bytes that it saves.
+    /// Bytes saved against the refused plan.
     pub saves: Bytes,
-    /// Expected time per token against the refused plan: 0.008 is 0.8 % slower.
+    /// Relative slowdown per token against the refused plan: 0.008 is 0.8 % slower.
     pub slower: f64,
 }
 
 impl Bill {
-    /// A remedy, by its flags: what fits with them has such a peak and takes so long for a token.
+    /// Adds a remedy: with `flag`, the step needs `peak` bytes and takes `seconds_per_token`.
     pub fn offer(&mut self, flag: String, peak: Bytes, seconds_per_token: f64) {
         let saves = self.ledger.total().saturating_sub(peak);
         self.remedies.push(Remedy { flag, saves, slower: seconds_per_token / self.seconds_per_token - 1.0 });
         self.remedies.sort_by(|a, b| a.slower.total_cmp(&b.slower));
     }
 
-    /// Bytes that are missing.
+    /// Number of bytes missing.
     pub fn short_by(&self) -> Bytes {
         self.ledger.total().saturating_sub(self.budget)
     }

@@ -1,18 +1,19 @@
-//! The checker: replays the schedule over a map from addresses to values. Invariant: it is written against
-//! the schedule alone and shares no code with the packer or the liveness that it checks.
+//! Checker of finished plans: replays the schedule over a map from addresses to values. Invariant: it depends
+//! only on the schedule and the addresses, and shares no code with the packer and the liveness analysis that it
+//! checks.
 
 use crate::{Instr, MemoryPlan, Plan, Region, Schedule, Slice, Target};
 use graph::{Bytes, Def, Graph, Node, Role, ValueId, node_label};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// A plan that would not compute what its schedule says: our bug.
+/// Error for a plan that would not compute what its schedule specifies. It indicates a bug in this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CheckError {
-    /// The instruction, where one is to blame.
+    /// The offending instruction, if the error concerns one.
     pub instr: Option<usize>,
-    /// What is wrong.
+    /// Description of the error.
     pub what: String,
 }
 
@@ -27,14 +28,15 @@ impl fmt::Display for CheckError {
 
 impl std::error::Error for CheckError {}
 
-/// Who holds which bytes of a region: start -> (end, value). Scratch has no value.
+/// Contents of a region, as disjoint ranges: start -> (end, value). Workspace has no value.
 #[derive(Default)]
 struct Holders(BTreeMap<u64, (u64, Option<ValueId>)>);
 
 impl Holders {
-    /// Everyone who holds a byte of the range loses it; the range belongs to `value`.
+    /// Assigns the bytes of `slice` to `value`; every earlier value that loses a byte is removed.
     fn write(&mut self, slice: Slice, value: Option<ValueId>) {
-        // Holders are disjoint, so from the end of the range downwards their ends fall too.
+        // The ranges are disjoint, so walking down from the end of `slice` their ends decrease too, and the
+        // walk can stop at the first range that ends before `slice`.
         let below = self.0.range(..slice.end()).rev();
         let hit: Vec<u64> =
             below.take_while(|(_, (end, _))| *end > slice.offset).map(|(start, _)| *start).collect();
@@ -56,17 +58,20 @@ struct Replay<'a> {
     memory: &'a MemoryPlan,
     persistent: Holders,
     transient: Holders,
-    /// By value: whether an instruction loads it, so that it is not there before.
+    /// Whether an instruction loads the value, so that it is not in memory at the start of the step; indexed by
+    /// value.
     loaded: Vec<bool>,
-    /// By value: the one whose bytes its storage holds at the end of the step, where that is another.
+    /// The new value that the storage of each state holds at the end of the step, indexed by value; `None` if
+    /// it keeps its own.
     news: Vec<Option<ValueId>>,
-    /// The updates, (new, state).
+    /// The updates, as pairs (new value, state).
     homes: BTreeSet<(ValueId, ValueId)>,
-    /// Those that were carried out by a copy.
+    /// The updates that have been performed by a copy.
     copied: BTreeSet<(ValueId, ValueId)>,
 }
 
-/// Replays a plan: every read must find the value that it expects, nothing alive may be overwritten.
+/// Replays a plan: every read must find the expected value in its slice, and no value may be overwritten before
+/// its last read.
 pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<(), CheckError> {
     let (values, instrs) = (graph.values.len(), schedule.instrs.len());
     if memory.slices.len() != values || memory.workspaces.len() != instrs {
@@ -99,7 +104,8 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
     replay.end().map_err(|what| CheckError { instr: None, what })
 }
 
-/// What kernels rely on: that they are the target's, slices at its alignment, and for every launch its workspace, whole.
+/// Checks what kernels rely on: every node's kernel is the one of the target's table, slices have the target's
+/// alignment, and every launch has a large enough workspace.
 pub fn check_target(plan: &Plan, target: &Target) -> Result<(), CheckError> {
     let Plan { graph, schedule, kernels, memory } = plan;
     let all = memory.slices.iter().chain(&memory.workspaces).flatten();
@@ -155,8 +161,9 @@ impl Replay<'_> {
         Err(format!("{v} is read at {slice:?}, which does not hold it any more"))
     }
 
-    /// Parameters and states are there from the start, but for what the schedule loads; inputs are uploaded into
-    /// their slices.
+    /// Parameters and states are in memory from the start, except those that the schedule loads; inputs are
+    /// uploaded into their slices before the first instruction. The second loop detects sources that overlap
+    /// each other.
     fn load_sources(&mut self) -> Result<(), CheckError> {
         let sources: Vec<ValueId> =
             self.graph.values().filter(|(_, v)| v.def == Def::Source).map(|(id, _)| id).collect();
@@ -215,7 +222,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Whether a slice is the storage of a state whose new value is `v`.
+    /// Whether `slice` is the storage of a state that is updated to `v`.
     fn is_home(&self, slice: Slice, v: ValueId) -> Result<bool, String> {
         for &(_, state) in self.homes.range((v, ValueId::at(0))..).take_while(|(new, _)| *new == v) {
             if self.slice(state)? == slice {
@@ -225,7 +232,8 @@ impl Replay<'_> {
         Ok(false)
     }
 
-    /// A parameter comes from its file: the same bytes whenever that is, so nothing may ever change it.
+    /// A loaded parameter is read from the weight file, with the same bytes at any time, so it must never be
+    /// updated.
     fn load(&mut self, v: ValueId) -> Result<(), String> {
         let updated = self.news[v.index()].is_some();
         let slice = self.slice(v)?;
@@ -247,12 +255,13 @@ impl Replay<'_> {
         }
         self.expect(from)?;
         let slice = self.slice(to)?;
-        // From here on the storage holds the new value; a later read of the old one is an error.
+        // From here on the storage holds the new value, so a later read of the old value is an error.
         self.persistent.write(slice, Some(from));
         Ok(())
     }
 
-    /// Outputs are there, every state holds its new value, and nothing else that survives was touched.
+    /// At the end, all outputs are in memory, every state holds its new value, and all other persistent values
+    /// are unchanged.
     fn end(&mut self) -> Result<(), String> {
         let outputs: Vec<ValueId> = self.graph.outputs.iter().map(|(_, v)| *v).collect();
         for v in outputs {

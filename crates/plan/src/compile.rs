@@ -1,5 +1,5 @@
-//! The pipeline, from top to bottom. Invariant: after every pass the graph verifies, and a plan that leaves
-//! here was replayed by the checker.
+//! Compilation of a graph to a plan: the sequence of all passes. Invariant: the graph is verified after every
+//! pass, and every plan returned from this file has been replayed by the checker.
 
 use crate::liveness::{Buffer, buffers};
 use crate::pack::{Item, Problem, solve};
@@ -12,21 +12,22 @@ use crate::{
 use graph::{Bytes, DType, Def, Graph, Node, Op, ValueId};
 use serde::{Deserialize, Serialize};
 
-/// One step: everything that is needed to run, print, diff and hash it.
+/// A compiled step: everything that is needed to execute, print, compare and hash it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What is computed.
+    /// The computation, after all passes.
     pub graph: Graph,
-    /// In which order.
+    /// Execution order.
     pub schedule: Schedule,
-    /// By node, by which kernel.
+    /// Kernel of each node, indexed by node.
     pub kernels: Vec<KernelId>,
-    /// Where.
+    /// Address of every value.
     pub memory: MemoryPlan,
 }
 
 impl Plan {
-    /// What its products are computed in, by the first linear: the type of its weight, or TF32.
+    /// Name of the type in which matmuls are computed, taken from the first linear: the element type of its
+    /// weight, or TF32.
     pub fn products(&self) -> &'static str {
         let linear = |node: &&Node| matches!(node.op, Op::Linear(_));
         let Some(first) = self.graph.nodes.iter().find(linear) else { return DType::F32.name() };
@@ -36,21 +37,21 @@ impl Plan {
         }
     }
 
-    /// Bytes of the parameters that a step reads from their file; zero where all of them are resident.
+    /// Bytes of the parameters that each step reads from the weight file; zero if all parameters are resident.
     pub fn streamed(&self) -> Bytes {
         self.schedule.loads().map(|v| self.graph.spec(v).bytes(&self.graph.bounds)).sum()
     }
 }
 
-/// Is shown the graph after every pass, by the pass's name: `--dump-after`.
+/// Called after each pass with the pass's name and the resulting graph (`--dump-after`).
 pub type Dump<'a> = &'a mut dyn FnMut(&'static str, &Graph);
 
-/// Plans a graph.
+/// Compiles a graph to a plan.
 pub fn compile(graph: &Graph, policy: &Policy, target: &Target) -> Result<Plan, PlanError> {
     compile_with(graph, policy, target, &mut |_, _| {})
 }
 
-/// Plans a graph and shows it after every pass.
+/// Compiles a graph to a plan and calls `dump` after every pass.
 pub fn compile_with(
     graph: &Graph,
     policy: &Policy,
@@ -60,8 +61,8 @@ pub fn compile_with(
     compile_shared(graph, policy, target, &mut Persistent::new(), dump)
 }
 
-/// Plans a graph whose parameters and states lie where `persistent` has them from earlier plans, or get a place
-/// there; and shows it after every pass.
+/// Compiles a graph to a plan whose parameters and states use the addresses assigned in `persistent` by earlier
+/// plans, or get new addresses there; calls `dump` after every pass.
 pub fn compile_shared(
     graph: &Graph,
     policy: &Policy,
@@ -72,7 +73,7 @@ pub fn compile_shared(
     compile_owned(graph.clone(), policy, target, persistent, dump)
 }
 
-/// The same of a graph that is not needed any more.
+/// Like [`compile_shared`], consuming the graph instead of copying it.
 pub(crate) fn compile_owned(
     graph: Graph,
     policy: &Policy,
@@ -90,7 +91,7 @@ pub(crate) fn compile_owned(
     Ok(plan)
 }
 
-/// The graph after all passes, and its order of work: a plan but for the addresses.
+/// Runs all passes and schedules the result; a plan still needs addresses.
 pub(crate) fn lowered(
     graph: Graph,
     policy: &Policy,
@@ -116,7 +117,8 @@ pub(crate) fn lowered(
     if policy.fuse != Fuse::Nothing {
         graph = verified("fuse", passes::fuse(graph, policy.weights))?;
     }
-    // What a target's kernels take together, without gradients.
+    // Fusions that depend on the kernels of the target; they are for inference only, because fused ops have no
+    // gradient.
     let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
     let Fusions { gates, norms, mlp } = target.kernels.fusions();
     let halves = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
@@ -130,7 +132,8 @@ pub(crate) fn lowered(
     if whole && mlp {
         graph = verified("mlp", passes::mlp(&graph))?;
     }
-    // What is fused has nothing left that nobody reads.
+    // The fusion pass already removes unread values, so a separate dead-code elimination is needed only without
+    // it.
     graph = verified("dce", if policy.fuse != Fuse::Nothing { graph } else { passes::dce(&graph) })?;
     if policy.precision.codes().is_some() {
         graph = verified("codes", passes::codes(&graph, policy.precision)?)?;
@@ -150,7 +153,8 @@ pub(crate) fn lowered(
     Ok((graph, schedule))
 }
 
-/// Products of codes and of TF32 are what some targets have, and nobody's gradients.
+/// Checks that the target supports the precision. Quantized and TF32 matmuls exist on some targets only, and
+/// never with gradients.
 fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
     let (name, rates) = (policy.precision.name(), &target.rates);
     let (rate, what, who) = match policy.precision {
@@ -171,7 +175,7 @@ fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
     Err(PlanError::BadPolicy { field: "precision", why })
 }
 
-/// Gives every value its address.
+/// Assigns an address to every value.
 fn place(
     graph: &Graph,
     schedule: &Schedule,
@@ -213,8 +217,8 @@ fn place(
     })
 }
 
-/// Parameters and states that stay, one behind the other in the order of the graph, and the new values that are
-/// written into their storage.
+/// Places resident parameters and states consecutively, in the order of the graph, and places the new values
+/// that are written directly into their state's storage.
 fn place_persistent(
     graph: &Graph,
     schedule: &Schedule,
@@ -236,7 +240,7 @@ fn place_persistent(
     }
 }
 
-/// (instruction, workspace of its kernel), of those that take one.
+/// Pairs (instruction, bytes of workspace) of the launches whose kernels need a workspace.
 fn scratch(graph: &Graph, schedule: &Schedule, kernels: &[KernelId], target: &Target) -> Vec<(usize, Bytes)> {
     let workspace = |(i, instr): (usize, &Instr)| match *instr {
         Instr::Launch(id) => {

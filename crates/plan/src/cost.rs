@@ -1,17 +1,17 @@
-//! Expected time by roofline: every launch takes the longer of its arithmetic and its traffic, times what its kernel was
-//! measured to be slower.
-//! Invariant: no size is computed here.
+//! Predicted execution time by the roofline model: each launch takes the longer of its arithmetic and its
+//! memory traffic, multiplied by a measured slowdown of its kernel, plus a launch overhead. Invariant: no
+//! tensor size is computed here.
 
 use crate::kernels::widened;
 use crate::{KernelId, Target};
 use graph::{Counts, DType, Graph, Node, Op, PrecisionClass, TensorSpec};
 
-/// Expected seconds of a step of `counts` on `target`.
+/// Predicted seconds of a step of size `counts` on `target`.
 pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
     graph.nodes.iter().map(|node| node_seconds(graph, node, target, counts)).sum()
 }
 
-/// Expected seconds of one node in a step of `counts`.
+/// Predicted seconds of one node in a step of size `counts`.
 pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts) -> f64 {
     let ins: Vec<&TensorSpec> = node.inputs.iter().map(|&v| graph.spec(v)).collect();
     let outs: Vec<&TensorSpec> = node.outputs.iter().flatten().map(|&v| graph.spec(v)).collect();
@@ -29,12 +29,13 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
         PrecisionClass::Matmul if tf32 => target.rates.tf32.unwrap_or(target.rates.f32),
         PrecisionClass::Matmul if any(&[DType::F8]) => target.rates.fp8.unwrap_or(target.rates.bf16),
         PrecisionClass::Matmul if any(&[DType::I8]) => target.rates.int8.unwrap_or(target.rates.bf16),
-        // A product of training has operands of 16 bits beside sums in f32.
+        // A training matmul may mix 16-bit operands with an f32 accumulator; the 16-bit operands decide the
+        // rate.
         PrecisionClass::Matmul if any(&[DType::Bf16, DType::F16]) => target.rates.bf16,
         PrecisionClass::Matmul | PrecisionClass::Elementwise | PrecisionClass::Sensitive => target.rates.f32,
     };
     let arithmetic = cost.flops as f64 / rate;
-    // Copies in f32 are written and read.
+    // Each f32 copy of an operand is written once and read once.
     let copies = if is_widened { 2.0 * widened(graph, node).0 as f64 } else { 0.0 };
     let traffic = (cost.bytes as f64 + copies) / target.rates.memory;
     let slower = kernel.and_then(|kernel| target.slower.get(kernel.name())).copied().unwrap_or(1.0);
@@ -48,7 +49,7 @@ mod tests {
     use graph::ops::Linear;
     use graph::{Bounds, Builder, Dim};
 
-    /// Seconds of a product of training in an element type.
+    /// Seconds of one linear with operands of type `dtype`.
     fn product(target: &Target, dtype: DType) -> f64 {
         let mut g = Builder::new(Bounds { tokens: 1000, sequences: 1, longest: 1000 });
         let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(512)], dtype);

@@ -1,53 +1,53 @@
-//! Why a request cannot be met, with numbers and the next step.
+//! Errors of planning. Invariant: each states the numbers involved and what the user can do.
 
 use crate::{Bill, CheckError};
 use graph::{DType, NodeId, VerifyError};
 use std::fmt;
 
-/// Why a graph has no plan.
+/// Reasons why a graph cannot be planned.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// It does not fit: here is the bill.
+    /// The plan exceeds the memory limit.
     OverBudget(Box<Bill>),
-    /// A gradient goes through an op that has none.
+    /// A gradient is required through an op that is not differentiable.
     NotDifferentiable {
         /// The node.
         node: NodeId,
-        /// Its label.
+        /// Label of the node.
         label: String,
     },
-    /// The target has no kernels for some ops.
+    /// The target has no kernel for some ops.
     Unsupported {
-        /// Each op with the element type of its inputs.
+        /// The unsupported ops, each with the element type of its inputs.
         ops: Vec<(&'static str, DType)>,
-        /// The target.
+        /// Name of the target.
         target: String,
     },
-    /// A policy that contradicts itself or the graph.
+    /// The policy contradicts itself, the graph or the target.
     BadPolicy {
-        /// The field.
+        /// Name of the policy field.
         field: &'static str,
-        /// What is wrong with it.
+        /// Description of the error.
         why: String,
     },
-    /// A target file that cannot be read.
+    /// A target file is invalid.
     BadTarget {
         /// The name of the target.
         target: String,
-        /// What is wrong with it.
+        /// Description of the error.
         why: String,
     },
-    /// The caller ended a search.
+    /// The caller cancelled a search.
     Stopped,
-    /// A pass broke the graph: our bug.
+    /// A pass produced an invalid graph, which is a bug in this program.
     Verify {
-        /// The pass after which it was seen.
+        /// Name of the pass after which the error was found.
         after: &'static str,
-        /// The broken rule.
+        /// The violated rule.
         source: VerifyError,
     },
-    /// The plan does not compute what the schedule says: our bug.
+    /// The plan does not compute what its schedule specifies, which is a bug in this program.
     Check(CheckError),
 }
 

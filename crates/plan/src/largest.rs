@@ -1,12 +1,13 @@
-//! The largest tensors at a program's peak, by name: what a refusal tells beside the ledger's sums. Invariant: each is
-//! there at the peak, and no byte stands for two of them.
+//! The largest tensors in memory at a program's peak, by name, which a refusal prints in addition to the
+//! ledger. Invariant: each tensor is in memory at the peak, and storage shared by several values is listed
+//! once.
 
 use crate::{Entry, Plan, Program, Region};
 use graph::{Def, Graph, Role, ValueId, node_label};
 use std::collections::BTreeSet;
 
 impl Program {
-    /// The `n` largest tensors at the peak, the largest first.
+    /// Returns the `n` largest tensors at the peak, largest first.
     pub fn largest_tensors(&self, n: usize) -> Vec<Entry> {
         let (peak, _) = self.peak_at();
         let mut seen = BTreeSet::new();
@@ -38,7 +39,7 @@ fn persistent(plan: &Plan) -> impl Iterator<Item = ValueId> + '_ {
     plan.graph.values().filter(move |(v, value)| value.def == Def::Source && stays(*v)).map(|(v, _)| v)
 }
 
-/// What a value is called: its own name, or that of the node which makes it.
+/// Label of a value: its own name, or the name of the node that computes it.
 fn label(graph: &Graph, v: ValueId) -> String {
     match graph.spec(v).role {
         Role::Param(p) => return graph.params[p.index()].name.clone(),

@@ -1,33 +1,33 @@
-//! The ledger: what the bytes at the peak are for. Invariant: its entries sum to the peak exactly; nobody
-//! writes a second formula.
+//! Breakdown of memory use at the peak. Invariant: the entries sum to the peak exactly, and no other code
+//! computes these sums.
 
 use graph::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What the bytes at the peak are for.
+/// Breakdown of the bytes in use at the peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
-    /// In the order of printing; entries of zero bytes are left out.
+    /// Entries in the order in which they are printed; entries of zero bytes are omitted.
     pub entries: Vec<Entry>,
 }
 
 /// One line of a ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What the bytes are for.
+    /// Purpose of the bytes.
     pub label: String,
-    /// How many.
+    /// Number of bytes.
     pub bytes: Bytes,
 }
 
 impl Ledger {
-    /// An empty ledger.
+    /// Creates an empty ledger.
     pub fn new() -> Self {
         Self { entries: vec![] }
     }
 
-    /// Adds bytes to a line, which is opened where it is new.
+    /// Adds `bytes` to the entry named `label`, creating it if it does not exist.
     pub fn add(&mut self, label: &str, bytes: Bytes) {
         if bytes == Bytes::ZERO {
             return;
@@ -38,17 +38,17 @@ impl Ledger {
         }
     }
 
-    /// The peak.
+    /// Sum of all entries: the peak.
     pub fn total(&self) -> Bytes {
         self.entries.iter().map(|e| e.bytes).sum()
     }
 
-    /// The bytes of a line; zero where there is none.
+    /// Bytes of the entry named `label`; zero if there is none.
     pub fn get(&self, label: &str) -> Bytes {
         self.entries.iter().find(|e| e.label == label).map_or(Bytes::ZERO, |e| e.bytes)
     }
 
-    /// All lines in one: `params 5.7 GB, activations 31.8 GB`.
+    /// Formats all entries on one line: `params 5.7 GB, activations 31.8 GB`.
     pub fn line(&self) -> String {
         let lines: Vec<String> =
             self.entries.iter().map(|e| format!("{} {}", e.label, short(e.bytes))).collect();
@@ -72,7 +72,7 @@ impl fmt::Display for Ledger {
     }
 }
 
-/// Three digits and a decimal unit, for people.
+/// Formats a size with one decimal and a decimal unit, rounded down.
 pub(crate) fn short(bytes: Bytes) -> String {
     let units = [("GB", 1_000_000_000u64), ("MB", 1_000_000), ("kB", 1000)];
     for (name, unit) in units {

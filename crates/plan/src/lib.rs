@@ -1,7 +1,8 @@
-//! How and where a graph runs: passes, schedule, addresses, ledger, bill.
+//! Planning: turns a graph into an executable plan by passes, scheduling and address assignment, and reports
+//! its memory use.
 //!
-//! Invariant of the crate: it is pure and deterministic. No I/O, no device, no clock, no hash order, no
-//! randomness: every machine computes the same plan from the same graph, policy and target.
+//! Invariant of the crate: it is pure and deterministic. No I/O, no device, no clock, no hash-map iteration
+//! order and no randomness, so every machine computes the same plan from the same graph, policy and target.
 #![forbid(unsafe_code)]
 
 mod bill;

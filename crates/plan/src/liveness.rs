@@ -1,30 +1,31 @@
-//! From birth to death: which values share storage and when it is needed. Invariant: a value takes over the
-//! storage of an input only where the op's alias rule allows it and nobody reads that input later.
+//! Liveness analysis: the lifetime of every value, and which values share storage. Invariant: an output reuses
+//! the storage of an input only if the op's alias rule allows it and the input is not read later.
 
 use crate::schedule::{Instr, Schedule};
 use crate::updates::Updates;
 use graph::{Bytes, Graph, Node, NodeId, Role, ValueId};
 
-/// Storage that one value, or several after each other, live in.
+/// Storage used by one value, or by several values one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
-    /// (the instant from which it lives here, value), in order of time.
+    /// Pairs (first instant at which the value is in this buffer, value), in order of time.
     pub(crate) values: Vec<(u32, ValueId)>,
     pub(crate) bytes: Bytes,
-    /// Instants: 0 is the upload of the inputs, i + 1 is instruction i, the last is the download.
+    /// Lifetime in instants: 0 is the upload of the inputs, i + 1 is instruction i, and the last instant is the
+    /// download of the outputs.
     pub(crate) birth: u32,
     pub(crate) death: u32,
 }
 
 impl Buffer {
-    /// The value that it holds at an instant of its life.
+    /// Returns the value that the buffer holds at an instant of its lifetime.
     pub(crate) fn holder(&self, instant: u32) -> ValueId {
         let held = self.values.iter().rev().find(|(from, _)| *from <= instant);
         held.unwrap_or(&self.values[0]).1
     }
 }
 
-/// The transient buffers of a schedule.
+/// Computes the transient buffers of a schedule.
 pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
     let deaths = deaths(graph, schedule);
     let home = Updates::of(graph).home;
@@ -40,8 +41,8 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
         });
     };
     for &(_, v) in &graph.inputs {
-        // An input stays until the first instruction at least, read or not: so whatever is alive at the upload
-        // is alive at that instruction too, and the peak always falls at an instruction.
+        // An input lives at least until the first instruction, even if it is never read. Everything alive at
+        // the upload is therefore also alive at that instruction, and the peak always falls on an instruction.
         open(&mut of_value, v, 0, deaths[v.index()].max(1));
     }
     let mut merges: Vec<(u32, ValueId, ValueId)> = vec![];
@@ -80,7 +81,7 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
     buffers
 }
 
-/// The instant of the last read of every value.
+/// Instant of the last read of every value, indexed by value.
 fn deaths(graph: &Graph, schedule: &Schedule) -> Vec<u32> {
     let mut deaths = vec![0; graph.values.len()];
     for (i, instr) in schedule.instrs.iter().enumerate() {
@@ -102,7 +103,8 @@ fn deaths(graph: &Graph, schedule: &Schedule) -> Vec<u32> {
     deaths
 }
 
-/// The input whose storage output `k` = `v` of a node may take over, among those that are `free` from here on.
+/// Returns the input whose storage output `k` = `v` of a node may reuse, among the values that are `free` after
+/// this instruction.
 fn reusable(
     graph: &Graph,
     id: NodeId,
@@ -119,7 +121,8 @@ fn reusable(
             Role::Activation | Role::Grad => true,
             Role::Param(_) | Role::Input | Role::State(_) | Role::Scratch => false,
         };
-        // Read through another operand too, it may still be needed when its place is written.
+        // If the value is also an operand at a position without an alias rule, it may still be read after its
+        // storage has been overwritten.
         let elsewhere = (0..node.inputs.len()).any(|j| node.inputs[j] == *old && !allowed.contains(&j));
         computed
             && !elsewhere

@@ -1,63 +1,64 @@
-//! Addresses: where every value of a plan lies. Invariant: offsets of what is persistent depend on the graph's
-//! parameters and the policy alone, not on bounds, so that several plans can share one set of weights.
+//! Addresses of the values of a plan. Invariant: offsets in the persistent region depend only on the graph's
+//! parameters and the policy, not on the bounds, so that several plans can share one set of weights.
 
 use graph::{Bytes, Graph, Piece, Role, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A part of the arena.
+/// A region of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Region {
-    /// Resident parameters and states: there for the whole run.
+    /// Resident parameters and states, which live for the whole run.
     Persistent,
-    /// Inputs, activations, outputs, workspace, streamed parameters: there for a step at most.
+    /// Inputs, activations, outputs, workspaces and streamed parameters, which live for at most one step.
     Transient,
 }
 
-/// A planned range.
+/// An address range assigned by the planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Slice {
-    /// The part of the arena.
+    /// Region that the range is in.
     pub region: Region,
-    /// Bytes from its start.
+    /// Offset in bytes from the start of the region.
     pub offset: u64,
-    /// Bytes in the worst case.
+    /// Size in bytes in the largest step.
     pub bytes: Bytes,
 }
 
 impl Slice {
-    /// The first byte behind it.
+    /// Offset of the first byte after the range.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes.0
     }
 
-    /// Whether both have a byte in common; an empty slice has none.
+    /// Whether the two ranges share a byte; an empty range shares none.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.region == other.region && self.offset.max(other.offset) < self.end().min(other.end())
     }
 }
 
-/// Addresses of all values of a plan.
+/// Addresses of all values and workspaces of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
-    /// Bytes of the persistent region.
+    /// Size of the persistent region.
     pub persistent: Bytes,
-    /// Bytes of the transient region.
+    /// Size of the transient region.
     pub transient: Bytes,
-    /// By value; `None` has no storage because nobody reads it.
+    /// Slice of each value, indexed by value; `None` for a value without storage because nothing reads it.
     pub slices: Vec<Option<Slice>>,
-    /// By instruction; `None` needs no scratch.
+    /// Workspace of each instruction, indexed by instruction; `None` if it needs none.
     pub workspaces: Vec<Option<Slice>>,
-    /// The largest sum of bytes that are alive together in the transient region: no packing is smaller.
+    /// Largest sum of simultaneously live bytes in the transient region; no packing can be smaller.
     pub lower_bound: Bytes,
-    /// What is alive there, one value for each piece of storage.
+    /// Values live at that peak, one per buffer.
     pub live_at_peak: Vec<ValueId>,
-    /// The instruction at which that sum falls.
+    /// Index of the instruction at which the peak falls.
     pub peak_instr: usize,
 }
 
-/// The persistent region of plans that share it: what survives has one address in all of them.
+/// Layout of a persistent region that several plans share: each parameter and state has the same address in all
+/// of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Persistent {
     rows: Vec<(Resident, Slice)>,
@@ -65,28 +66,30 @@ pub struct Persistent {
     end: Bytes,
 }
 
-/// What tells one resident of the persistent region from another.
+/// Identity of a tensor in the persistent region, apart from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Resident {
-    /// Rows of a parameter in its file; none for a state, which has its name alone.
+    /// Row ranges of a parameter in the weight file; empty for a state, which is identified by its name.
     pieces: Vec<Piece>,
     spec: TensorSpec,
 }
 
 impl Persistent {
-    /// Nothing yet.
+    /// Creates an empty region.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The place of a parameter or state: the one that it has, or a new one at the end.
+    /// Returns the address of a parameter or state, assigning the next free address if it has none; `None` for
+    /// other roles.
     pub(crate) fn place(&mut self, graph: &Graph, spec: &TensorSpec, align: u64) -> Option<Slice> {
         let (name, pieces) = match spec.role {
             Role::Param(p) => (&graph.params[p.index()].name, graph.params[p.index()].pieces.clone()),
             Role::State(s) => (&graph.states[s.index()].name, vec![]),
             Role::Input | Role::Activation | Role::Grad | Role::Scratch => return None,
         };
-        // Positions in the tables of one graph say nothing in another.
+        // The role holds an index into the tables of one graph, which is meaningless in another graph, so it is
+        // replaced before comparing.
         let resident = Resident { pieces, spec: spec.clone().with_role(Role::Scratch) };
         let named = self.by_name.entry(name.clone()).or_default();
         if let Some(&known) = named.iter().find(|&&k| self.rows[k].0 == resident) {
@@ -100,19 +103,19 @@ impl Persistent {
         Some(slice)
     }
 
-    /// Bytes of the region.
+    /// Size of the region.
     pub fn bytes(&self) -> Bytes {
         self.end
     }
 }
 
 impl MemoryPlan {
-    /// The slice of a value that has one.
+    /// Slice of a value; `None` if it has no storage.
     pub fn slice(&self, value: ValueId) -> Option<Slice> {
         self.slices[value.index()]
     }
 
-    /// Transient bytes beyond the lower bound, in parts per thousand of it.
+    /// Transient bytes above the lower bound, in thousandths of the lower bound, rounded up.
     pub fn waste_permille(&self) -> u64 {
         let waste = self.transient.saturating_sub(self.lower_bound).0;
         (waste * 1000).div_ceil(self.lower_bound.0.max(1))

@@ -1,51 +1,53 @@
-//! What a caller decides about a plan: one field per pass. Invariant: every field is read in one place.
+//! Options of compilation, with one field per pass. Invariant: every field is read in one place.
 
 use crate::{Precision, Remat};
 
-/// What a caller decides. The default is inference with fusion and resident weights.
+/// Options of compilation. The default is inference with fusion and resident weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The element type of weights and activations of an inference graph; training decides before it differentiates.
+    /// Element type of weights and activations of an inference graph. Training converts its graph before
+    /// differentiation and leaves this at f32.
     pub precision: Precision,
-    /// Gradients of these outputs; `None` is inference.
+    /// Outputs to differentiate; `None` for inference.
     pub autodiff: Option<AutodiffPolicy>,
-    /// What the backward pass computes once more in place of keeping it.
+    /// Values that the backward pass recomputes instead of keeping.
     pub remat: Remat,
-    /// Which ops are fused.
+    /// Ops to fuse.
     pub fuse: Fuse,
-    /// Where parameters are between their uses.
+    /// Where parameters are stored between uses.
     pub weights: Weights,
 }
 
 /// Which ops are fused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fuse {
-    /// None: the graph as it was built.
+    /// No fusion: the graph as built.
     Nothing,
-    /// What every machine takes together.
+    /// Fusions that the kernels of every target support.
     Ops,
-    /// Also what the target's kernels take together.
+    /// Additionally the fusions that the kernels of this target support.
     #[default]
     Kernels,
 }
 
-/// Where parameters are between their uses.
+/// Where parameters are stored between uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weights {
     /// In the arena, read once before the first step.
     #[default]
     Resident,
-    /// In the arena and changed by training: rows as in their file, in no kernel's order.
+    /// In the arena and updated by training: in the row order of their file, never packed for a kernel.
     Trained,
-    /// In their file, read in every step right before their use: less memory, and the time to read them.
+    /// In the weight file, and read in every step immediately before use: needs less memory, but costs the time
+    /// to read them.
     Streamed,
 }
 
-/// What is differentiated.
+/// Options of automatic differentiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AutodiffPolicy {
-    /// Outputs whose cotangents are given as inputs `d {output}`; every parameter that they depend on gets
-    /// an output `grad {parameter}`.
+    /// Outputs to differentiate. Their cotangents are the inputs `d {output}`; every parameter that they depend
+    /// on gets an output `grad {parameter}`.
     pub outputs: Vec<String>,
 }
 

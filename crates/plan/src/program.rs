@@ -1,5 +1,6 @@
-//! Several plans over one arena: one persistent region with the resident weights of all, staging, and one transient
-//! region that they take turns in. Invariant: the arena is the sum of these three and nothing else.
+//! A program: several plans that share one arena, which consists of a persistent region with the resident
+//! weights of all plans, staging buffers, and one transient region that the plans use in turn. Invariant: the
+//! size of the arena is the sum of these three.
 
 use crate::ring::Ring;
 use crate::{Bill, Instr, Ledger, Line, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
@@ -11,7 +12,8 @@ use std::fmt::Write as _;
 
 /// Plans that share an arena.
 ///
-/// What a step takes, and how much fits a budget, without the machine and before anything is allocated:
+/// The memory of a step, and the largest step that fits a budget, are computed without access to the machine
+/// and before anything is allocated:
 /// ```
 /// use graph::{Bounds, Builder, Bytes, DType, Dim};
 /// use plimsoll_plan::{PlanError, Policy, Program, Search, Target, compile};
@@ -53,101 +55,103 @@ pub struct Program {
     target: Target,
     plans: Vec<(String, Plan)>,
     pub(crate) staging: Vec<Staging>,
-    /// Bytes of the same memory that are not of the arena.
+    /// Bytes in the same memory space that are outside the arena.
     beside: Vec<Staging>,
-    /// Whether all plans were made with one [`Persistent`](crate::Persistent).
+    /// Whether all plans were compiled with one [`Persistent`](crate::Persistent), so that they share
+    /// parameters and states.
     shared: bool,
     pub(crate) ring: Option<Ring>,
-    /// Arenas that begin with the same weights: steps that run beside each other.
+    /// Number of replicas: arenas that execute steps concurrently and share the weights at their start.
     lanes: usize,
 }
 
-/// Bytes that belong to no plan, of the arena or beside it: rows that wait between two of them.
+/// A buffer that belongs to no plan, inside or outside the arena, such as rows that wait between two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Staging {
-    /// What waits there.
+    /// Purpose of the buffer.
     pub label: String,
-    /// How many bytes.
+    /// Size of the buffer.
     pub bytes: Bytes,
 }
 
-/// An input of one of a program's plans, resolved from its name once by [`Program::input`].
+/// An input of one of a program's plans, resolved from its name by [`Program::input`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InputId {
-    /// The plan's position in the program.
+    /// Index of the plan in the program.
     pub plan: usize,
     /// The input's value in the plan's graph.
     pub value: ValueId,
 }
 
-/// An output of one of a program's plans, resolved from its name once by [`Program::output`].
+/// An output of one of a program's plans, resolved from its name by [`Program::output`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OutputId {
-    /// The plan's position in the program.
+    /// Index of the plan in the program.
     pub plan: usize,
     /// The output's value in the plan's graph.
     pub value: ValueId,
 }
 
 impl Program {
-    /// Puts plans for one target together.
+    /// Combines named plans for one target into a program.
     pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
         Self { target, plans, staging, beside: vec![], shared: false, ring: None, lanes: 1 }
     }
 
-    /// Puts plans together that were made with one [`Persistent`](crate::Persistent): their parameters and states
-    /// are the same bytes.
+    /// Combines plans that were compiled with one [`Persistent`](crate::Persistent) and therefore share their
+    /// parameters and states.
     pub fn sharing(target: Target, plans: Vec<(String, Plan)>) -> Self {
         Self { target, plans, staging: vec![], beside: vec![], shared: true, ring: None, lanes: 1 }
     }
 
-    /// The same with what a run keeps beside the arena in the memory that the line is about. Such bytes count as the
-    /// arena's do.
+    /// Adds memory that a run uses outside the arena, in the memory space to which the budget applies. It
+    /// counts towards the peak like the arena.
     pub fn beside(self, beside: Vec<Staging>) -> Self {
         Self { beside, ..self }
     }
 
-    /// The same in so many lanes, which share their weights; each has staging and a transient region of its own.
+    /// Sets the number of replicas. Replicas share their weights; each has its own staging and transient
+    /// region.
     pub fn with_lanes(self, lanes: usize) -> Self {
         Self { lanes: lanes.max(1), ..self }
     }
 
-    /// Lanes that run it beside each other.
+    /// Number of replicas that execute steps concurrently.
     pub fn lanes(&self) -> usize {
         self.lanes
     }
 
-    /// The machine.
+    /// The target that the plans were made for.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// Names and plans.
+    /// The plans with their names.
     pub fn plans(&self) -> &[(String, Plan)] {
         &self.plans
     }
 
-    /// The position of a plan.
+    /// Index of the plan named `name`, if it exists.
     pub fn index(&self, name: &str) -> Option<usize> {
         self.plans.iter().position(|(n, _)| n == name)
     }
 
-    /// The input `name` of plan `plan`; `None` where the plan's graph has no such input.
+    /// Returns the input `name` of plan number `plan`, if it exists.
     pub fn input(&self, plan: usize, name: &str) -> Option<InputId> {
         self.plans[plan].1.graph.input(name).map(|value| InputId { plan, value })
     }
 
-    /// The output `name` of plan `plan`; `None` where the plan's graph has no such output.
+    /// Returns the output `name` of plan number `plan`, if it exists.
     pub fn output(&self, plan: usize, name: &str) -> Option<OutputId> {
         self.plans[plan].1.graph.output(name).map(|value| OutputId { plan, value })
     }
 
-    /// What waits between plans.
+    /// Staging buffers in the arena.
     pub fn staging(&self) -> &[Staging] {
         &self.staging
     }
 
-    /// Where in the arena a slice of plan `plan` begins.
+    /// Offset in the arena of a slice of plan number `plan`.
     pub fn address(&self, plan: usize, slice: Slice) -> u64 {
         slice.offset
             + match slice.region {
@@ -156,28 +160,30 @@ impl Program {
             }
     }
 
-    /// Where in the arena staging `k` begins.
+    /// Offset in the arena of staging buffer `k`.
     pub fn staging_address(&self, k: usize) -> u64 {
         self.persistent().0 + self.staging_before(k).0
     }
 
-    /// The one allocation, to the byte; of several lanes, what each addresses.
+    /// Exact size of the arena, which is a single allocation; with several replicas, the bytes that one replica
+    /// addresses.
     pub fn arena_bytes(&self) -> Bytes {
         self.transient_base() + self.transient()
     }
 
-    /// What the process holds: the arena, what is kept beside it, and what the target reserves.
+    /// Total memory use: the arena, the memory outside it, and the memory reserved by the target.
     pub fn peak(&self) -> Bytes {
         self.arena_bytes() + self.more_lanes() + self.kept_beside() + self.target.reserved()
     }
 
-    /// What lanes beside the first allocate.
+    /// Memory of the replicas after the first, which do not allocate the shared weights again.
     fn more_lanes(&self) -> Bytes {
         let each = self.arena_bytes() - self.persistent();
         Bytes(each.0 * (self.lanes as u64 - 1))
     }
 
-    /// What no packing can go below: weights, staging, what is kept beside, reserved and the largest sum of live bytes.
+    /// Smallest memory use that any packing could reach: weights, staging, memory outside the arena, reserved
+    /// memory, and the largest sum of live bytes.
     pub fn lower_bound(&self) -> Bytes {
         let live = self.plans.iter().map(|(_, p)| p.memory.lower_bound).max().unwrap_or_default();
         let each = self.transient_base() - self.persistent() + live;
@@ -185,7 +191,7 @@ impl Program {
         self.persistent() + all + self.kept_beside() + self.target.reserved()
     }
 
-    /// The plan in which the peak falls, and the label of its instruction there.
+    /// Index of the plan with the largest transient region, and the label of the instruction at its peak.
     pub fn peak_at(&self) -> (usize, String) {
         let by_size = |(i, (_, p)): &(usize, &(String, Plan))| (p.memory.transient, std::cmp::Reverse(*i));
         let Some((i, (name, plan))) = self.plans.iter().enumerate().max_by_key(by_size) else {
@@ -200,7 +206,7 @@ impl Program {
         (i, if self.plans.len() == 1 { label } else { format!("{name}: {label}") })
     }
 
-    /// What the bytes at the peak are for; sums to [`Program::peak`] exactly.
+    /// Breakdown of the memory at the peak; it sums to [`Program::peak`] exactly.
     pub fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::new();
         let mut padding = self.persistent() - self.add_persistent(&mut ledger);
@@ -227,8 +233,9 @@ impl Program {
         ledger
     }
 
-    /// Over everything that is planned and what the target adds to it (kernels, units, alignment, reserved;
-    /// not rates or memory size, which move no byte): equal digests are equal programs.
+    /// Hash of all plans and of the properties of the target that affect addresses (kernels, workers,
+    /// alignment, reserved memory). Rates and the total memory are excluded because they do not affect
+    /// addresses. Equal digests mean equal programs.
     pub fn digest(&self) -> Result<String, PlanError> {
         let t = &self.target;
         let mut hash = Sha256::new();
@@ -250,29 +257,29 @@ impl Program {
         }))
     }
 
-    /// Expected seconds of one full step of every plan.
+    /// Predicted seconds of one full step of every plan.
     pub fn seconds(&self) -> f64 {
         let computing = |p: &Plan| step_seconds(&p.graph, &self.target, p.graph.bounds.full());
         let reading = self.streamed().0 as f64 / self.target.rates.storage;
         self.plans.iter().map(|(_, p)| computing(p)).sum::<f64>() + reading
     }
 
-    /// Tokens of the largest of the plans.
+    /// Largest token bound of all plans.
     pub(crate) fn most_tokens(&self) -> u64 {
         self.plans.iter().map(|(_, p)| p.graph.bounds.tokens).max().unwrap_or(0)
     }
 
-    /// Bytes of the parameters that one step of every plan reads from their files; zero where all are resident.
+    /// Bytes of the parameters that one step of every plan reads from weight files; zero if all are resident.
     pub fn streamed(&self) -> Bytes {
         self.plans.iter().map(|(_, p)| p.streamed()).sum()
     }
 
-    /// Whether any plan reads parameters in its steps.
+    /// Whether any plan streams parameters.
     pub fn is_streamed(&self) -> bool {
         self.streamed() > Bytes::ZERO
     }
 
-    /// The refusal of this program under `budget`.
+    /// Creates the error message for a program that exceeds `budget`.
     pub fn bill(&self, budget: Bytes, remedies: Vec<Remedy>) -> Bill {
         Bill {
             space: self.target.space.clone(),
@@ -288,7 +295,7 @@ impl Program {
         }
     }
 
-    /// This program, or its bill where it does not fit.
+    /// Returns the program if it fits into `budget`, otherwise an error with its bill.
     pub fn within(self, budget: Bytes) -> Result<Self, PlanError> {
         if self.peak() <= budget {
             return Ok(self);
@@ -296,7 +303,7 @@ impl Program {
         Err(PlanError::OverBudget(Box::new(self.bill(budget, vec![]))))
     }
 
-    /// What lies in the persistent region, each byte once.
+    /// Adds the contents of the persistent region to the ledger, counting shared bytes once.
     fn add_persistent(&self, ledger: &mut Ledger) -> Bytes {
         let mut seen = BTreeSet::new();
         let mut sum = Bytes::ZERO;
@@ -318,7 +325,7 @@ impl Program {
         sum
     }
 
-    /// Bytes of weights and states: the arena's first region.
+    /// Size of the persistent region, the first region of the arena: weights and states.
     pub fn persistent(&self) -> Bytes {
         self.persistent_before(self.plans.len())
     }
@@ -349,7 +356,7 @@ impl Program {
     }
 }
 
-/// The ledger's line of parameters that live in the transient region.
+/// Ledger entry of parameters in the transient region.
 const STREAMED: &str = "streamed params";
 
 fn load_label(graph: &Graph, v: ValueId) -> String {
@@ -362,7 +369,7 @@ fn saved(what: &impl Serialize) -> Result<Vec<u8>, PlanError> {
     serde_json::to_vec(what).map_err(unsaved)
 }
 
-/// What is alive at a plan's peak, by kind.
+/// Adds the values that are live at the peak of a plan to the ledger, by kind.
 fn add_transient(plan: &Plan, ledger: &mut Ledger) -> Bytes {
     let graph = &plan.graph;
     let mut sum = Bytes::ZERO;

@@ -1,45 +1,48 @@
-//! Room for steps that are open at a time: their inputs wait in the arena for their turn, and their outputs for the way
-//! out. Invariant: it is staging as any other, so it is in the ledger; the host's side is a figure of its own.
+//! Staging buffers for in-flight steps: the inputs of a submitted step wait in the arena until it runs, and its
+//! outputs until they are copied out. Invariant: these buffers are ordinary staging and therefore in the
+//! ledger; the host's buffers are reported separately.
 
 use crate::{Plan, Program, Staging};
 use graph::{Bytes, DType, Graph, ValueId};
 
-/// Elements of a weight that travel at once.
+/// Number of weight elements that are transferred at once.
 pub const PIECE: u64 = 1 << 18;
 
-/// Pieces of weights that wait in the host's memory: one is made while others travel.
+/// Number of pieces of weights buffered in host memory: one is prepared while the others are transferred.
 const PIECES: u64 = 4;
 
-/// Streamed weights, as wide as the widest, that fit there: one is read while another waits for the launches before it.
+/// Number of streamed weights, of the size of the largest, buffered in host memory: one is read from disk while
+/// another waits for the launches that still use its destination.
 const WEIGHTS: u64 = 2;
 
-/// Steps for which there is room where nothing else was asked for: one runs, the next waits behind it.
+/// Default number of in-flight steps: one runs while the next is queued.
 pub const OPEN_STEPS: usize = 2;
 
-/// The most steps for which there can be room.
+/// Maximum number of in-flight steps.
 const MOST: usize = 32;
 
-/// Where open steps have their inputs and outputs.
+/// Location of the inputs and outputs of in-flight steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ring {
     depth: usize,
-    /// The first of its two stagings; none for a depth of one, where a step has the plan's own places.
+    /// Index of the first of its two staging buffers; `None` for a depth of one, where a step uses the plan's
+    /// own addresses.
     first: usize,
-    /// Bytes of a step's inputs and of its outputs, of the plan that has the most.
+    /// Bytes of the inputs and of the outputs of one step, for the plan with the largest.
     step: [Bytes; 2],
 }
 
-/// Which half of the ring.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Inputs.
+    /// Inputs, from host to device.
     In,
-    /// Outputs.
+    /// Outputs, from device to host.
     Out,
 }
 
 impl Program {
-    /// The same with room for `depth` open steps, where the arena is not the host's memory.
+    /// Reserves buffers for `depth` in-flight steps, unless the arena is in host memory.
     pub fn with_ring(mut self, depth: usize) -> Self {
         if self.target().space == HOST {
             return self;
@@ -62,31 +65,33 @@ impl Program {
         self
     }
 
-    /// Steps that may be open at a time.
+    /// Maximum number of in-flight steps.
     pub fn depth(&self) -> usize {
         self.ring.map_or(1, |ring| ring.depth)
     }
 
-    /// Where in the arena step `number` has its inputs or outputs; none where it has the plan's own places.
+    /// Offset in the arena of the inputs or outputs of step `number`; `None` if the step uses the plan's own
+    /// addresses.
     pub fn ring_address(&self, number: u64, way: Way) -> Option<u64> {
         let ring = self.ring.filter(|ring| ring.depth > 1)?;
         let slot = number % ring.depth as u64;
         Some(self.staging_address(ring.first + way as usize) + slot * ring.step[way as usize].0)
     }
 
-    /// Memory of the host through which open steps travel: inputs with weights, and outputs. Not in the ledger,
-    /// which is the arena's.
+    /// Size of the host buffers for in-flight steps: inputs together with weights, and outputs. They are not in
+    /// the ledger, which describes the arena.
     pub fn host_staging(&self) -> [Bytes; 2] {
         let Some(Ring { depth, step: [inputs, outputs], .. }) = self.ring else { return [Bytes::ZERO; 2] };
         let of_plan = |p: &Plan| p.schedule.loads().map(|v| p.graph.spec(v).bytes(&p.graph.bounds)).max();
         let weight = self.plans().iter().filter_map(|(_, p)| of_plan(p)).max().unwrap_or_default();
-        // One step more than there are: where the end of the ring is too short for what comes, it stays free.
+        // One more step than the depth: if the space at the end of the ring is too short for the next step, it
+        // is left unused.
         let of = |step: Bytes| Bytes(step.0 * (depth as u64 + 1));
         let weights = Bytes((weight.0 * WEIGHTS).max(PIECES * PIECE * DType::F32.size()));
         [of(inputs) + weights, of(outputs)]
     }
 
-    /// The bytes of the ring that a value of `bytes` takes: the next one begins behind them.
+    /// Size that a value of `bytes` occupies in the ring, padded to the alignment of the target.
     pub fn padded(&self, bytes: Bytes) -> Bytes {
         bytes.align_up(self.target().alignment)
     }
@@ -96,5 +101,5 @@ impl Program {
     }
 }
 
-/// The memory space of machines whose arena is the host's memory.
+/// Name of the memory space of targets whose arena is in host memory.
 pub const HOST: &str = "host";

@@ -1,4 +1,4 @@
-//! The order of work. Invariant: instructions stand in an order in which every read follows its write.
+//! Execution order of a plan. Invariant: every read comes after the write that it depends on.
 
 use crate::Weights;
 use crate::passes::streamed;
@@ -6,15 +6,15 @@ use crate::updates::Updates;
 use graph::{Graph, NodeId, ValueId};
 use serde::{Deserialize, Serialize};
 
-/// One instruction.
+/// One instruction of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Instr {
-    /// Read a parameter from its file into its slice.
+    /// Read a parameter from its weight file into its slice.
     Load(ValueId),
-    /// Run a node.
+    /// Execute a node.
     Launch(NodeId),
-    /// Copy the new value of an update into its state's storage.
+    /// Copy the new value of an update into the storage of its state.
     Copy {
         /// The new value.
         from: ValueId,
@@ -23,15 +23,16 @@ pub enum Instr {
     },
 }
 
-/// The instructions of a step, in order.
+/// The instructions of a step, in execution order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Schedule {
-    /// In order of execution.
+    /// Instructions in execution order.
     pub instrs: Vec<Instr>,
 }
 
-/// Nodes in the order of the graph, each behind the loads of its streamed parameters and before the copies of
-/// states that nobody reads after it. What is written into its state's storage needs no copy.
+/// Schedules the nodes in the order of the graph. Each node comes after the loads of its streamed parameters
+/// and before the copies to states that are not read afterwards. A new value that is written directly into its
+/// state's storage needs no copy.
 pub(crate) fn schedule(graph: &Graph, weights: Weights) -> Schedule {
     let streamed = match weights {
         Weights::Resident | Weights::Trained => vec![false; graph.values.len()],
@@ -53,7 +54,7 @@ pub(crate) fn schedule(graph: &Graph, weights: Weights) -> Schedule {
 }
 
 impl Schedule {
-    /// The parameters that are read from their file in every step, in the order of reading.
+    /// Parameters that are read from the weight file in every step, in reading order.
     pub fn loads(&self) -> impl Iterator<Item = ValueId> {
         self.instrs.iter().filter_map(|instr| match *instr {
             Instr::Load(v) => Some(v),

@@ -1,55 +1,57 @@
-//! The search for bounds: the largest step that fits, up to where more brings no speed, with resident weights or
-//! with streamed ones. Invariant: it only asks for plans and compares them; it has no formula of its own.
+//! Search for the largest step that fits into a memory budget, up to the size beyond which throughput no longer
+//! grows, with resident or with streamed weights. Invariant: the search only compiles and compares plans; it
+//! has no memory formula of its own.
 
 use crate::{Bill, PlanError, Program, Remedy, Weights};
 use graph::Bytes;
 
-/// Where to look for the tokens of a step.
+/// Range and budget of a search for the number of tokens of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Search {
-    /// The least that is of use: the longest sequence must fit.
+    /// Minimum number of tokens: the longest sequence must fit.
     pub floor: u64,
-    /// Beyond this more brings no speed.
+    /// Number of tokens beyond which throughput no longer grows.
     pub ceiling: u64,
-    /// Above the floor tokens are a multiple of this; 0 counts as 1.
+    /// Above the minimum, candidates are multiples of this; 0 counts as 1.
     pub step: u64,
-    /// The line.
+    /// Memory budget.
     pub budget: Bytes,
 }
 
 /// When weights are streamed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stream {
-    /// Where no step fits with resident weights.
+    /// If no step fits with resident weights.
     #[default]
     Auto,
-    /// Never: what does not fit with resident weights is refused.
+    /// Never: a step that does not fit with resident weights is refused.
     Never,
     /// Always.
     Always,
 }
 
-/// How many times more tokens bring speed where a step reads the weights: their reading costs as much as the
-/// arithmetic of some thousand tokens, and at sixteen times a resident step's tokens only a few per cent are left.
+/// Factor on the ceiling for streamed weights. Reading the weights once per step takes as long as the
+/// arithmetic of some thousand tokens; at sixteen times the tokens of a resident step only a few per cent
+/// remain to be gained.
 const STREAMED_CEILING: u64 = 16;
 
 impl Search {
-    /// The same search with streamed weights, which are read once for each step: a larger one brings speed for
-    /// longer.
+    /// The search for streamed weights: they are read once per step, so throughput keeps growing up to larger
+    /// steps.
     fn streamed(self) -> Self {
         Self { ceiling: self.ceiling.saturating_mul(STREAMED_CEILING), ..self }
     }
 }
 
-/// Builds the program of so many tokens with its weights there.
+/// Builds the program for a number of tokens and a location of the weights.
 pub type Build<'a> = &'a mut dyn FnMut(u64, Weights) -> Result<Program, PlanError>;
 
-/// The program of `tokens`, or of the most that fit, with resident weights if any step fits so, else with
-/// streamed ones as far as `stream` allows.
+/// Returns the program for `tokens`, or for the most tokens that fit, with resident weights if possible and
+/// otherwise with streamed weights if `stream` allows it.
 ///
 /// # Errors
-/// [`PlanError::OverBudget`] where nothing fits: the bill of the least that was left to try. Where only other
-/// tokens or streaming would fit what was asked for, the bill says so and what each costs.
+/// [`PlanError::OverBudget`] if nothing fits, with the bill of the smallest program tried. If a smaller step or
+/// streaming would fit, the bill lists it with its cost.
 pub fn fit(
     tokens: Option<u64>,
     search: Search,
@@ -78,7 +80,7 @@ pub fn fit(
     Err(PlanError::OverBudget(refused))
 }
 
-/// The program of `tokens`, or of the most that fit.
+/// Returns the program for `tokens`, or for the most tokens that fit.
 fn place(
     tokens: Option<u64>,
     search: Search,
@@ -95,7 +97,7 @@ fn offer(bill: &mut Bill, remedy: Remedy) {
     bill.remedies.sort_by(|a, b| a.slower.total_cmp(&b.slower));
 }
 
-/// The program with the most tokens that fits, or the bill of the smallest one.
+/// Returns the program with the most tokens that fits, or the bill of the smallest one.
 pub fn largest(
     search: Search,
     build: &mut dyn FnMut(u64) -> Result<Program, PlanError>,
@@ -109,7 +111,7 @@ pub fn largest(
         return widest.within(search.budget);
     }
     let mut best = build(tokens(0))?.within(search.budget)?;
-    // Peaks grow with the tokens, so the border is found by halving.
+    // Peak memory grows with the number of tokens, so bisection finds the largest step that fits.
     let (mut low, mut high) = (0, last);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
@@ -124,7 +126,7 @@ pub fn largest(
 }
 
 impl Program {
-    /// The program with the most tokens that fits a budget; see [`largest`].
+    /// Returns the program with the most tokens that fits into a budget; see [`largest`].
     pub fn largest_bounds(
         search: Search,
         build: &mut dyn FnMut(u64) -> Result<Program, PlanError>,
@@ -132,7 +134,7 @@ impl Program {
         largest(search, build)
     }
 
-    /// The program of exactly `tokens`, or a bill that names the largest number of tokens that fits.
+    /// Returns the program for exactly `tokens`, or a bill that states the largest number of tokens that fits.
     pub fn exactly(
         tokens: u64,
         search: Search,
@@ -155,7 +157,7 @@ impl Program {
     }
 }
 
-/// What it saves and costs to run `fitting` in place of `refused`.
+/// Memory saved and time lost by running `fitting` instead of `refused`.
 fn remedy(flag: String, refused: &Program, fitting: &Program) -> Remedy {
     let per_token = |p: &Program| p.seconds() / p.most_tokens().max(1) as f64;
     Remedy {

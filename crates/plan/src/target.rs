@@ -1,5 +1,5 @@
-//! A machine as data: memory, rates, and whose kernels run on it. Invariant: a target needs no machine; an executor refuses a
-//! device with other kernels than those that its program was planned with.
+//! Description of a machine as data: memory, rates, and kernel table. Invariant: a target can be used without
+//! the machine; an executor rejects a device whose kernels differ from those that the program was planned for.
 
 use crate::kernels::op_in;
 use crate::{Capability, KernelId, Kernels, PlanError};
@@ -7,83 +7,83 @@ use graph::{Bytes, DType, Graph, Node};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A machine that plans are made for.
+/// A machine for which plans are made.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: String,
-    /// One line about it, with the source of its figures.
+    /// One-line description with the source of the figures.
     pub about: String,
-    /// The memory space that holds the arena.
+    /// Name of the memory space that contains the arena.
     pub space: String,
-    /// Its size; zero where the machine must be asked.
+    /// Size of that memory; zero if it must be queried from the machine.
     pub memory: Bytes,
-    /// Every slice starts at a multiple of this.
+    /// Alignment of every slice in bytes.
     pub alignment: u64,
-    /// Workers with a workspace of their own.
+    /// Number of workers, each with its own workspace.
     pub units: u64,
-    /// Tokens of a step beyond which more brings no speed.
+    /// Number of tokens of a step beyond which throughput no longer grows.
     pub saturation: u64,
-    /// Bytes that the process holds there outside of the arena.
+    /// Bytes that the process uses in that memory outside the arena.
     #[serde(default)]
     pub reserved: Vec<Reserved>,
-    /// What it does per second.
+    /// Throughput of arithmetic and memory.
     pub rates: Rates,
-    /// For each kernel that `bench --calibrate` timed, its measured time divided by the time that `rates` gives. These are the
-    /// kernels of training: `rates` are measured on products of inference, whose weights are prepared for them.
+    /// For each kernel timed by `bench --calibrate`, its measured time divided by the time predicted from
+    /// `rates`. These are training kernels: `rates` are measured on inference matmuls, whose weights are packed
+    /// in advance.
     #[serde(default)]
     pub slower: BTreeMap<String, f64>,
-    /// Whose kernels run on it.
+    /// Kernel table of the machine.
     pub kernels: Kernels,
 }
 
-/// Bytes outside of the arena.
+/// Memory used outside the arena.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reserved {
-    /// What holds them.
+    /// Purpose of the memory.
     pub label: String,
-    /// How many.
+    /// Number of bytes.
     pub bytes: Bytes,
 }
 
-/// Rates of a machine; sizes are never computed from them.
+/// Throughput of a machine, used to predict times; sizes never depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
-    /// f32 operations per second in matrix products.
+    /// f32 operations per second in matmuls.
     pub f32: f64,
-    /// bf16 operations per second in matrix products.
+    /// bf16 operations per second in matmuls.
     pub bf16: f64,
-    /// Operations per second in matrix products of f32 cut to TF32; none where there are no such products.
+    /// TF32 operations per second in matmuls; `None` if unsupported.
     #[serde(default)]
     pub tf32: Option<f64>,
-    /// e4m3 operations per second in matrix products; none where there are no such products.
+    /// e4m3 operations per second in matmuls; `None` if unsupported.
     #[serde(default)]
     pub fp8: Option<f64>,
-    /// Operations per second in matrix products of integers of 8 bits; none where there are no such products.
+    /// 8-bit integer operations per second in matmuls; `None` if unsupported.
     #[serde(default)]
     pub int8: Option<f64>,
-    /// Bytes per second to and from the arena's memory.
+    /// Bytes per second between the processor and the arena's memory.
     pub memory: f64,
-    /// Seconds that a launch costs by itself.
+    /// Fixed overhead of a launch in seconds.
     pub launch: f64,
-    /// Bytes of parameters per second from their file into the arena, where they are streamed.
+    /// Bytes of parameters per second from weight file to arena, for streamed weights.
     #[serde(default = "storage")]
     pub storage: f64,
 }
 
-/// For target files without `rates.storage`, which say nothing about disks: a SATA III SSD, which is 6 Gbit/s
-/// on the wire in 8b/10b code, 600 MB/s, less what its protocol takes. Slower than NVMe, so that streaming is
-/// not priced too low.
+/// Default for target files without `rates.storage`: a SATA III SSD, 6 Gbit/s in 8b/10b code, that is 600 MB/s
+/// minus protocol overhead. It is slower than NVMe, so that the cost of streaming is not underestimated.
 const STORAGE: f64 = 5e8;
 
 fn storage() -> f64 {
     STORAGE
 }
 
-/// name -> file.
+/// Pairs (name, text of the target file).
 const FILES: &[(&str, &str)] = &[
     ("null", include_str!("targets/null.toml")),
     ("cpu", include_str!("targets/cpu.toml")),
@@ -98,12 +98,12 @@ const FILES: &[(&str, &str)] = &[
 ];
 
 impl Target {
-    /// The names of all targets.
+    /// Names of all built-in targets.
     pub fn names() -> impl Iterator<Item = &'static str> {
         FILES.iter().map(|(name, _)| *name)
     }
 
-    /// The target of a name.
+    /// Returns the built-in target named `name`.
     pub fn named(name: &str) -> Result<Self, PlanError> {
         let bad = |why: String| PlanError::BadTarget { target: name.to_owned(), why };
         let Some((_, text)) = FILES.iter().find(|(n, _)| *n == name) else {
@@ -113,7 +113,7 @@ impl Target {
         Self::parse(name, text)
     }
 
-    /// The target in the text of a target file, which errors name as `file`.
+    /// Parses the text of a target file; `file` is its name in errors.
     pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
         let bad = |why: String| PlanError::BadTarget { target: file.to_owned(), why };
         let old = if text.contains("kernels_of") {
@@ -126,7 +126,7 @@ impl Target {
         Ok(target)
     }
 
-    /// What the planner takes for granted of a target.
+    /// Checks the values that the planner relies on.
     fn check(&self) -> Result<(), String> {
         let Rates { f32, bf16, tf32, fp8, int8, memory, launch, storage } = self.rates;
         let [tf32, fp8, int8] = [tf32, fp8, int8].map(|rate| rate.unwrap_or(bf16));
@@ -167,7 +167,7 @@ impl Target {
         }
     }
 
-    /// Sums and products of these fit 64 bits, for any model.
+    /// Limits sizes such that sums and products of them fit into 64 bits for any model.
     fn check_sizes(&self) -> Result<(), String> {
         let at_most = |key: &str, number: u64, most: u64| match number <= most {
             true => Ok(()),
@@ -188,7 +188,7 @@ impl Target {
         at_most("the sum of reserved", reserved, 1 << 60)
     }
 
-    /// Names are printed, and stay on their line.
+    /// Checks that names, which are printed, fit on one line and are printable.
     fn check_texts(&self) -> Result<(), String> {
         let labels = self.reserved.iter().map(|row| &row.label);
         let mut texts = [&self.name, &self.about, &self.space].into_iter().chain(labels);
@@ -200,7 +200,7 @@ impl Target {
         }
     }
 
-    /// The same machine with this many workers, of which each computes and moves as much as each did before.
+    /// Returns the machine with `units` workers, each of which computes and moves as much as before.
     pub fn with_units(mut self, units: u64) -> Self {
         let more = units as f64 / self.units.max(1) as f64;
         let Rates { f32, bf16, tf32, fp8, int8, memory, launch: _, storage: _ } = &mut self.rates;
@@ -210,23 +210,23 @@ impl Target {
         self
     }
 
-    /// The kernel of a node.
+    /// Returns the kernel of a node.
     ///
     /// # Errors
-    /// [`PlanError::Unsupported`] where none accepts it.
+    /// [`PlanError::Unsupported`] if no kernel accepts the node.
     pub fn kernel_of(&self, graph: &Graph, node: &Node) -> Result<KernelId, PlanError> {
         self.kernels.of(graph, node).ok_or_else(|| self.unsupported(graph, node))
     }
 
-    /// The error of a node that no kernel takes.
+    /// The error for a node that no kernel accepts.
     pub(crate) fn unsupported(&self, graph: &Graph, node: &Node) -> PlanError {
         PlanError::Unsupported { ops: vec![op_in(graph, node)], target: self.name.clone() }
     }
 
-    /// Whether it has a kernel for every op of some graphs.
+    /// Checks that the target has a kernel for every op of `graphs`.
     ///
     /// # Errors
-    /// [`PlanError::Unsupported`] with all ops that it has none for, each once, in alphabetical order.
+    /// [`PlanError::Unsupported`] with all unsupported ops, each once, in alphabetical order.
     pub fn supports<'a>(&self, graphs: impl IntoIterator<Item = &'a Graph>) -> Result<(), PlanError> {
         let mut ops: Vec<(&'static str, DType)> = vec![];
         for graph in graphs {
@@ -242,19 +242,19 @@ impl Target {
         }
     }
 
-    /// The workspace of a node.
+    /// Workspace of a node in bytes.
     pub fn workspace(&self, graph: &Graph, node: &Node) -> Result<Bytes, PlanError> {
         let kernel = self.kernel_of(graph, node)?;
         Ok(self.kernels.workspace(kernel, graph, node, self.units))
     }
 
-    /// What the process holds outside of the arena.
+    /// Total memory that the process uses outside the arena.
     pub fn reserved(&self) -> Bytes {
         self.reserved.iter().map(|r| r.bytes).sum()
     }
 }
 
-/// What a parser says of a file whose lines it quotes: printable lines, none of them long.
+/// Shortens a parser message that quotes lines of a file: printable characters only, and no long lines.
 fn shown(text: &str) -> String {
     let line = |line: &str| line.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect();
     text.lines().map(line).collect::<Vec<String>>().join("\n")

@@ -1,15 +1,17 @@
-//! Where the new value of a state is written. Invariant: a new value lies in its state's storage from the start
-//! wherever nobody reads the old one any more; elsewhere it is copied there, as soon as that is so.
+//! Placement of the new values of states. Invariant: a new value is written directly into the storage of its
+//! state wherever the old value is no longer read; otherwise it is copied there immediately after the last read
+//! of the old value.
 
 use graph::{Def, Graph, NodeId, ValueId};
 
-/// How the updates of a graph are carried out.
+/// How the updates of a graph are performed.
 pub(crate) struct Updates {
-    /// By value: the state in whose storage it is written.
+    /// The state into whose storage a value is written directly, indexed by value.
     pub(crate) home: Vec<Option<ValueId>>,
-    /// By node: the (state, new) that are copied behind it.
+    /// Pairs (state, new value) that are copied after each node, indexed by node.
     pub(crate) copies: Vec<Vec<(ValueId, ValueId)>>,
-    /// Those that need no node: a state becomes an input or a parameter that nobody reads.
+    /// Pairs (state, new value) that are copied before the first node: the new value is an input or a
+    /// parameter, and the old value is never read.
     pub(crate) before: Vec<(ValueId, ValueId)>,
 }
 
@@ -27,7 +29,8 @@ impl Updates {
                 Def::Node(id, k) if written_there(graph, state, id, k as usize, read) => {
                     match &mut updates.home[new.index()] {
                         home @ None => *home = Some(state),
-                        // It is the new value of two states and can only be written into one.
+                        // The value is the new value of two states and can be written directly into only one of
+                        // them.
                         Some(_) => updates.copies[id.index()].push((state, new)),
                     }
                 }
@@ -45,7 +48,7 @@ impl Updates {
     }
 }
 
-/// By value: the last node that reads it.
+/// The last node that reads each value, indexed by value.
 fn last_reads(graph: &Graph) -> Vec<Option<NodeId>> {
     let mut last = vec![None; graph.values.len()];
     for (id, node) in graph.nodes() {
@@ -56,7 +59,8 @@ fn last_reads(graph: &Graph) -> Vec<Option<NodeId>> {
     last
 }
 
-/// Whether output `k` of a node can be written into the storage of `state`, which is read last at `read`.
+/// Whether output `k` of a node can be written directly into the storage of `state`, whose last read is by node
+/// `read`.
 fn written_there(graph: &Graph, state: ValueId, id: NodeId, k: usize, read: Option<NodeId>) -> bool {
     match read {
         None => true,

@@ -1,6 +1,6 @@
-//! Low-rank adapters on disk as peft has them: `adapter_config.json` and `adapter_model.safetensors`. Invariant: a key
-//! that would change what an adapter computes is honoured or refused by name, and a folder with an adapter alone is
-//! never taken for a model.
+//! Low-rank adapters in the file format of peft: `adapter_config.json` and `adapter_model.safetensors`. Invariant: a
+//! key that would change an adapter's result is honoured or refused by name, and a folder that holds only an adapter is
+//! never opened as a model.
 
 use crate::{ModelError, RuntimeError};
 use data::bounded;
@@ -9,17 +9,17 @@ use data::weights::FOLDER_FILES;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What an adapter is.
+/// File name of an adapter's configuration.
 pub const CONFIG: &str = "adapter_config.json";
-/// Its tensors.
+/// File name of an adapter's tensors.
 pub const WEIGHTS: &str = "adapter_model.safetensors";
-/// Before the base model's own names.
+/// Prefix that peft puts before the base model's tensor names.
 pub const PREFIX: &str = "base_model.model.";
 
-/// A configuration is smaller.
+/// Largest accepted configuration, in bytes.
 const LARGEST: u64 = 16 << 20;
 
-/// Keys that would change what is computed, and the values that leave it as it is here.
+/// Keys that select unsupported variants of LoRA, each with the values that leave plain LoRA unchanged.
 const PLAIN: [(&str, &[Value]); 8] = [
     ("use_rslora", &[Value::Null, Value::Bool(false)]),
     ("use_dora", &[Value::Null, Value::Bool(false)]),
@@ -31,23 +31,23 @@ const PLAIN: [(&str, &[Value]); 8] = [
     ("trainable_token_indices", &[Value::Null]),
 ];
 
-/// What `adapter_config.json` says.
+/// The contents of `adapter_config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
-    /// The model that is adapted.
+    /// Name or path of the base model.
     pub base: String,
-    /// Rows of A.
+    /// The rank: rows of A.
     pub rank: u64,
-    /// The adapter's output is scaled by alpha / rank.
+    /// Numerator of the output's scale, alpha / rank.
     pub alpha: f64,
-    /// The modules that have one, by their whole names: an ending could mean one that has none.
+    /// Full names of the adapted modules; suffixes, which peft also allows, could match modules without an adapter.
     pub modules: Vec<String>,
-    /// Whether a classifier was trained beside.
+    /// Whether a classifier was trained together with the adapter.
     pub classifier: bool,
 }
 
 impl Adapter {
-    /// As peft reads it.
+    /// The configuration as JSON that peft reads.
     pub fn to_json(&self) -> String {
         let value = json!({
             "peft_type": "LORA",
@@ -68,7 +68,7 @@ impl Adapter {
         format!("{value:#}\n")
     }
 
-    /// Reads that of a folder.
+    /// Reads the configuration of an adapter's folder.
     pub fn open(folder: &Path) -> Result<Self, RuntimeError> {
         let path = folder.join(CONFIG);
         let text = bounded::read_text(&path, LARGEST).map_err(RuntimeError::io(&path))?;
@@ -111,7 +111,10 @@ impl Adapter {
     }
 }
 
-/// Refuses a folder that has an adapter and no model.
+/// Refuses a folder that holds an adapter but no model.
+///
+/// # Errors
+/// [`ModelError::Adapter`] with the base model's name, or an unreadable `adapter_config.json`.
 pub fn refuse(folder: &Path) -> Result<(), RuntimeError> {
     let has = |name: &str| folder.join(name).exists();
     if !has(CONFIG) || FOLDER_FILES.iter().any(|name| has(name)) {

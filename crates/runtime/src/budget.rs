@@ -1,5 +1,5 @@
-//! The memory budget of a run, and what of it the process itself takes. Invariant: the budget is read once, so that every
-//! plan and every refusal of a run is about the same number of bytes.
+//! The memory budget of a run and the process's share of it. Invariant: the budget is read once, so that every plan and
+//! every refusal of a run refers to the same number of bytes.
 
 use crate::process::NAME;
 use crate::{RuntimeError, machine};
@@ -7,31 +7,31 @@ use data::sequence::Extent;
 use graph::Bytes;
 use plan::{Bill, Ledger, Line, PlanError, Program, Staging};
 
-/// The memory budget of a run in bytes, and the lines of the process.
+/// The memory budget of a run in bytes, and the memory entries of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// The budget of plans: of the card's memory, or on a CPU of the host's, where the process counts against it too.
+    /// Budget of the plans: GPU memory, or on a CPU host memory, against which the process counts too.
     pub bytes: Bytes,
-    /// Whether plans are in the host's memory.
+    /// Whether plans are in host memory.
     pub on_host: bool,
-    /// The budget of the process, where plans are in a card's memory and the host has a budget of its own.
+    /// Budget of the process in host memory, where plans are in GPU memory; `None` without a limit.
     pub host_memory: Option<Bytes>,
-    /// What the process itself takes of the host's memory beside plans: a line of the bill for each.
+    /// Host memory that the process takes beside the plans, one labelled entry per purpose.
     pub process: Vec<Staging>,
 }
 
 impl Budget {
-    /// The same budget with these lines of the process.
+    /// Returns this budget with other entries of the process.
     pub fn with(&self, process: Vec<Staging>) -> Self {
         Self { process, ..self.clone() }
     }
 
-    /// The bytes that are left for plans.
+    /// Bytes left for plans.
     pub fn for_plans(&self) -> Bytes {
         self.bytes.saturating_sub(self.process_bytes())
     }
 
-    /// The bytes that the process takes of the budget of plans: none where plans are in a card's memory.
+    /// Bytes that the process takes of the plans' budget; zero where plans are in GPU memory.
     pub fn process_bytes(&self) -> Bytes {
         match self.on_host {
             true => self.process.iter().map(|line| line.bytes).sum(),
@@ -39,13 +39,13 @@ impl Budget {
         }
     }
 
-    /// The budget of the host's memory, where there is one.
+    /// The budget of host memory; `None` without a limit.
     pub fn of_host(&self) -> Option<Bytes> {
         if self.on_host { Some(self.bytes) } else { self.host_memory }
     }
 
-    /// The largest records that are planned for where the input is a pipe, which cannot be measured: a 64th of the host's
-    /// budget for the longest record, a 16th for the names of all. `None` without a budget of the host.
+    /// Record sizes to plan for where the input is a pipe, whose size cannot be measured: a 64th of the host budget for
+    /// the longest record, a 16th for the names of all records. `None` without a host budget.
     pub fn of_pipe(&self) -> Option<Extent> {
         let line = self.of_host()?;
         let name = (line.0 >> 22).clamp(64, 4096);
@@ -58,7 +58,7 @@ impl Budget {
         })
     }
 
-    /// Adds the lines of the process to a refusal of plans that share the host's memory with it.
+    /// Adds the entries of the process to a refusal of plans in host memory.
     pub fn with_process(&self, error: PlanError) -> PlanError {
         match error {
             PlanError::OverBudget(bill) if self.on_host => PlanError::OverBudget(Box::new(self.billed(*bill))),
@@ -67,7 +67,7 @@ impl Budget {
     }
 
     fn billed(&self, mut bill: Bill) -> Bill {
-        // What was left for plans may be nothing, of a budget that is less than the process.
+        // `bill.budget` is what was left for plans, possibly nothing; the refusal states the whole budget instead.
         bill.budget = self.bytes;
         self.add_lines(&mut bill.ledger);
         bill
@@ -79,10 +79,10 @@ impl Budget {
         }
     }
 
-    /// Checks a run that plans nothing: `what` is refused where the lines of the process are more than the host may take.
+    /// Checks a run without a plan: refuses `what` if the entries of the process exceed the host budget.
     ///
     /// # Errors
-    /// [`PlanError::OverBudget`] with the lines of the process.
+    /// [`PlanError::OverBudget`] with the entries of the process.
     pub fn admits_process(&self, what: &str) -> Result<(), RuntimeError> {
         let Some(budget) = self.of_host() else { return Ok(()) };
         let mut ledger = Ledger::new();
@@ -106,12 +106,12 @@ impl Budget {
         .into())
     }
 
-    /// Checks before the first step what the process has held so far, such as while it planned and loaded weights. On a
-    /// card the budget is `--host-memory`: what the process holds by now, its queues, and the values on their way (`kept`)
-    /// must be within it.
+    /// Checks, before the first step, the peak memory of the process so far, which includes planning and loading
+    /// weights. On a GPU the budget is `--host-memory`, and the sum of the memory held, the queues, and the values in
+    /// transit (`kept`) must be within it.
     ///
     /// # Errors
-    /// [`PlanError::OverBudget`] with what the process held.
+    /// [`PlanError::OverBudget`] with the memory that the process held.
     pub fn admits_held(&self, program: &Program, kept: Bytes) -> Result<(), RuntimeError> {
         let (_, peak) = machine::resident();
         if self.process.is_empty() {
@@ -120,7 +120,8 @@ impl Budget {
         let bill = match (self.on_host, self.host_memory) {
             (true, _) => {
                 let mut bill = self.billed(program.bill(self.bytes, vec![]));
-                // What was there in its full size by then is part of it.
+                // The entries that were already allocated in full are part of the measured peak, so only the excess
+                // is added.
                 let total = bill.ledger.total();
                 bill.ledger.add("process: held while it planned and loaded", peak.saturating_sub(total));
                 (peak > self.bytes).then_some(bill)

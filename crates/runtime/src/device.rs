@@ -1,23 +1,26 @@
-//! Where to run: the CPU, or machines that share the work. Invariant: machines of a run are of one kind, so that one
-//! program fits all of them and a result does not depend on which of them computed it.
+//! The device choice of a run: the CPU, or machines that share the work. Invariant: the machines of a run are of one
+//! kind, so that one program fits all of them and a result does not depend on which machine computed it.
 
 use crate::{RequestError, RuntimeError};
 use exec::Machine;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Where to run.
+/// The devices to run on.
 #[derive(Clone, Debug, Default)]
 pub enum Device {
     /// The CPU.
     #[default]
     Cpu,
-    /// Other machines, such as GPUs: one or more, of one kind. [`Device::machines`] makes sure of that.
+    /// One or more other machines of one kind, such as GPUs; checked by [`Device::machines`].
     Machines(Vec<Arc<dyn Machine>>),
 }
 
 impl Device {
-    /// Machines that share the work, in this order.
+    /// Selects machines that share the work, in this order.
+    ///
+    /// # Errors
+    /// Machines of different kinds, or a machine given twice.
     pub fn machines(machines: Vec<Arc<dyn Machine>>) -> Result<Self, RuntimeError> {
         let Some((kind, first)) = machines.first().map(|machine| (machine.kind(), machine.name())) else {
             return Err(RuntimeError::bug("there is no device to compute on"));
@@ -34,11 +37,11 @@ impl Device {
         Ok(Self::Machines(machines))
     }
 
-    /// How GPUs are used, for the run record: names of flags with their values; nothing on the CPU.
+    /// Options of the GPUs for the run record: flag names with their values; null on the CPU.
     pub fn options(&self) -> Value {
         match self {
             Self::Cpu => Value::Null,
-            // All are used alike.
+            // All machines have the same options.
             Self::Machines(machines) => machines[0]
                 .options()
                 .into_iter()
@@ -47,7 +50,7 @@ impl Device {
         }
     }
 
-    /// How many devices it is.
+    /// Number of devices.
     pub fn count(&self) -> usize {
         match self {
             Self::Cpu => 1,

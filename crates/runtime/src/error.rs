@@ -1,5 +1,5 @@
-//! Why a story ended badly, and with which exit code. Invariant: every message names the file, the sequence
-//! or the flag that it is about.
+//! Errors of the runtime and their exit codes. Invariant: every message names the file, the sequence or the flag that
+//! caused it.
 
 use crate::output_error::OutputError;
 use data::limits::{self, Limit};
@@ -13,59 +13,59 @@ use plan::PlanError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// An error that can end a command: it knows the command's exit code, and the limit of the system that caused it.
+/// An error that can end a command; it provides the command's exit code and the system limit that caused the error.
 ///
-/// Every application has an error enum of its own, with its refusals as variants and [`RuntimeError`] as one of them.
+/// Every application has its own error enum, with its refusals as variants and one variant that wraps [`RuntimeError`].
 pub trait Failure: std::error::Error {
-    /// The error of the runtime that this error wraps: exit code and limit are its.
+    /// The wrapped runtime error, if any, which then determines exit code and limit.
     fn of_runtime(&self) -> Option<&RuntimeError>;
 
-    /// The exit code where no error of the runtime is wrapped: 1 failure or bad input, 3 the output folder is unusable.
+    /// The exit code if no runtime error is wrapped: 1 for failure or bad input, 3 for an unusable output folder.
     fn own_exit_code(&self) -> u8 {
         1
     }
 
-    /// The exit code: that of the runtime's error (4 it does not fit in memory, 128 plus the signal's number after a
-    /// signal), or [`Failure::own_exit_code`].
+    /// The exit code: the runtime error's code (4 if something does not fit in memory, 128 plus the signal's number
+    /// after a signal), or else [`Failure::own_exit_code`].
     fn exit_code(&self) -> u8 {
         self.of_runtime().map_or_else(|| self.own_exit_code(), Failure::exit_code)
     }
 
-    /// The system limit behind the error, such as a limit on address space.
+    /// The system limit that caused the error, such as a limit on address space.
     fn limit(&self) -> Option<Limit> {
         self.of_runtime().and_then(Failure::limit)
     }
 }
 
-/// Why a model cannot be opened, or is not the model that is wanted.
+/// Error of a model that cannot be opened, or is unsuitable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// A configuration was named, and weights are needed.
+    /// A configuration was given where weights are needed.
     #[error("{name} is a configuration without weights; name its folder")]
     WithoutWeights {
-        /// The model.
+        /// Name of the model.
         name: String,
     },
-    /// The file of a model is not there.
+    /// A file of the model does not exist.
     #[error("{}: there is no such file; a model is a folder with its config.json beside its weights", path.display())]
     NoSuchFile {
         /// The file.
         path: PathBuf,
     },
-    /// A tokenizer with more tokens than the embedding has rows.
+    /// The tokenizer has more tokens than the embedding has rows.
     #[error(
         "{name}: its tokenizer has {tokens} tokens, its embedding only {rows} rows; they are not of one model"
     )]
     Tokenizer {
-        /// The model.
+        /// Name of the model.
         name: String,
-        /// Tokens of the tokenizer.
+        /// Number of tokens of the tokenizer.
         tokens: usize,
-        /// Rows of the embedding.
+        /// Number of rows of the embedding.
         rows: u64,
     },
-    /// A vocabulary that is not the alphabet of ESM-2.
+    /// The vocabulary differs from the alphabet of ESM-2.
     #[error(
         "{}, line {line}: expected {expected}, found {found}; ESM-2 models are run with ESM-2's own alphabet of {} \
          tokens, so restore the model's own {}",
@@ -76,24 +76,24 @@ pub enum ModelError {
     Vocabulary {
         /// The vocabulary's file.
         path: PathBuf,
-        /// The first line that differs, from 1.
+        /// First line that differs, counted from 1.
         line: usize,
-        /// The token that belongs there.
+        /// The expected token.
         expected: String,
-        /// The token that stands there.
+        /// The token found.
         found: String,
     },
-    /// Two tensors that the family ties differ.
+    /// Two tensors that the family ties have different values.
     #[error("{name}: `{a}` and `{b}` must be equal in this family, and are not")]
     Untied {
-        /// The model.
+        /// Name of the model.
         name: String,
-        /// A tensor.
+        /// Name of the first tensor.
         a: String,
-        /// The tensor that should equal it.
+        /// Name of the second tensor.
         b: String,
     },
-    /// A head whose first layer is no matrix over two embeddings.
+    /// The first layer of a head is not a matrix over two concatenated embeddings.
     #[error(
         "{}: `hidden_layer.weight` has the shape {shape:?}, which is no matrix over two embeddings",
         Place(path)
@@ -104,15 +104,15 @@ pub enum ModelError {
         /// The shape of `hidden_layer.weight`.
         shape: Vec<u64>,
     },
-    /// A head of other than two classes.
+    /// A head does not have two classes.
     #[error("{name}: the head has {classes} classes; 2 are wanted")]
     HeadClasses {
-        /// The head.
+        /// Name of the head.
         name: String,
-        /// How many classes it has.
+        /// Number of classes.
         classes: u64,
     },
-    /// An adapter was named, and a model is needed.
+    /// An adapter was given where a model is needed.
     #[error(
         "{0} is an adapter of {1}, and no model; `plimsoll merge {0} -o FOLDER` makes one of both",
         Place(folder),
@@ -121,18 +121,18 @@ pub enum ModelError {
     Adapter {
         /// The adapter's folder.
         folder: PathBuf,
-        /// The model that it was trained over.
+        /// Name or path of the adapter's base model.
         base: String,
     },
-    /// The configuration of an adapter that cannot be used.
+    /// The configuration of an adapter is not supported.
     #[error("{}: {why}", Place(path))]
     AdapterConfig {
-        /// The adapter_config.json.
+        /// Path of the adapter_config.json.
         path: PathBuf,
-        /// The key and what it must be.
+        /// The unsupported key and its accepted values.
         why: String,
     },
-    /// A folder with several checkpoints of fair-esm.
+    /// A folder holds several fair-esm checkpoints.
     #[error(
         "{} holds several ESM-2 checkpoints, such as {} and {}; name one of them",
         Place(folder),
@@ -142,32 +142,32 @@ pub enum ModelError {
     SeveralCheckpoints {
         /// The folder.
         folder: PathBuf,
-        /// A checkpoint.
+        /// A checkpoint in the folder.
         one: PathBuf,
-        /// Another.
+        /// Another checkpoint in the folder.
         other: PathBuf,
     },
-    /// A checkpoint of fair-esm that is no ESM-2.
+    /// A fair-esm checkpoint is not a usable ESM-2 model.
     #[error("{}: {why}", Place(path))]
     Checkpoint {
         /// The checkpoint.
         path: PathBuf,
-        /// What it lacks.
+        /// Reason for the refusal.
         why: String,
     },
 }
 
-/// Why a request cannot be carried out: it contradicts itself or the machine.
+/// Error of a request that contradicts itself or the machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// A text that is no size in bytes.
+    /// A text that is not a size in bytes.
     #[error("`{text}` is no size; write it like 2GiB, 500MB, 80% or a number of bytes")]
     BadSize {
         /// The text.
         text: String,
     },
-    /// A budget that is more than the target has.
+    /// A budget above the target's memory.
     #[error(
         "a budget of {budget} is more than `{target}` has: {memory}; give at most that, or leave --budget and \
          memory.budget to a share like 90%"
@@ -175,63 +175,63 @@ pub enum RequestError {
     BudgetAboveTarget {
         /// The budget.
         budget: Bytes,
-        /// The target.
+        /// Name of the target.
         target: String,
-        /// Its memory.
+        /// The target's memory.
         memory: Bytes,
     },
-    /// Threads were given for a GPU.
+    /// A number of threads was given for a GPU.
     #[error("--threads {threads}: `{target}` is no CPU, and its plan depends on none")]
     ThreadsOfGpu {
-        /// The threads.
+        /// The given number of threads.
         threads: usize,
-        /// The target.
+        /// Name of the target.
         target: String,
     },
-    /// Weights should be streamed by a command that keeps them in memory.
+    /// Streaming was requested from a command that keeps its weights in memory.
     #[error("--stream-weights always: this command keeps its weights in memory")]
     NotStreamed,
-    /// Fewer tokens a step than the longest sequence has.
+    /// The requested tokens of a step are fewer than the tokens of the longest sequence.
     #[error(
         "--tokens {tokens} is less than the {longest} tokens that the longest sequence may have; give --tokens {longest} \
          or more"
     )]
     TokensTooFew {
-        /// The tokens that were asked for.
+        /// Requested number of tokens.
         tokens: u64,
-        /// Those of the longest sequence.
+        /// Number of tokens of the longest sequence.
         longest: u64,
     },
-    /// An element type that the CPU's kernels lack.
+    /// An element type that the CPU's kernels do not support.
     #[error(
         "--precision {asked}: the CPU computes in bf16, f32 or int8; give one of these or auto, or --device cuda"
     )]
     PrecisionOfCpu {
-        /// The element type.
+        /// The requested element type.
         asked: &'static str,
     },
-    /// Several devices for a command that computes on one.
+    /// Several devices were given to a command that computes on one.
     #[error("this command computes on one device; name one, such as --device cuda:0")]
     SeveralDevices,
-    /// Devices of different kinds for one run.
+    /// Devices of different kinds were given for one run.
     #[error(
         "{first} and {other} are of different kinds, and a run computes on cards of one kind; name some of one kind, such \
          as --device {}",
         first.split(' ').next().unwrap_or_default()
     )]
     MixedDevices {
-        /// The first device.
+        /// Name of the first device.
         first: String,
-        /// A device of another kind.
+        /// Name of a device of another kind.
         other: String,
     },
-    /// A device that is named twice.
+    /// A device was given twice.
     #[error("{name} is named twice; name every device once")]
     DeviceTwice {
-        /// The device.
+        /// Name of the device.
         name: String,
     },
-    /// A folder that another run writes to.
+    /// Another run holds the lock of the output folder.
     #[error("another run is writing to {}; wait for its end, or choose another folder with -o", folder.display())]
     Locked {
         /// The folder.
@@ -239,57 +239,57 @@ pub enum RequestError {
     },
 }
 
-/// Why planning, starting or running a session failed.
+/// Error of planning, starting or running a session.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RuntimeError {
-    /// Bad input.
+    /// Invalid input.
     Data(DataError),
-    /// Bad or missing weights.
+    /// Invalid or missing weights.
     Weights(WeightsError),
-    /// A model configuration that cannot be run.
+    /// An unsupported model configuration.
     Config {
-        /// The file or model.
+        /// The configuration's file, or the model's name.
         path: PathBuf,
-        /// Why.
+        /// Reason for the refusal.
         source: ConfigError,
     },
-    /// It cannot be planned, or does not fit.
+    /// The model cannot be planned, or does not fit the budget.
     Plan(PlanError),
-    /// The device failed.
+    /// A device failed.
     Device(DeviceError),
-    /// A model that does not verify: our bug.
+    /// A model's graph failed verification: a bug of this program.
     Verify(VerifyError),
-    /// Results could not be written.
+    /// Results cannot be written.
     Output(OutputError),
-    /// A file could not be read or written.
+    /// A file cannot be read or written.
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// The system refused a thread.
+    /// The system refused to start a thread.
     Thread {
-        /// What the thread is for.
+        /// Purpose of the thread.
         name: &'static str,
-        /// Why.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// A model that cannot be opened, or is not the model that is wanted.
+    /// A model that cannot be opened, or is unsuitable.
     Model(ModelError),
     /// A request that contradicts itself or the machine.
     Request(RequestError),
-    /// A fault of this program.
+    /// A bug of this program.
     Bug {
-        /// What should not have happened.
+        /// The violated expectation.
         what: String,
     },
-    /// A signal came; what was finished is kept.
+    /// A signal ended the run; finished results are kept.
     Interrupted {
-        /// Its number.
+        /// Number of the signal.
         signal: u8,
-        /// What is kept and how to go on.
+        /// What is kept, and how to resume.
         kept: String,
     },
 }
@@ -339,7 +339,7 @@ impl Failure for RuntimeError {
 
     fn limit(&self) -> Option<Limit> {
         match self {
-            // It prints its cause itself, which is therefore not in the chain.
+            // `Display` includes the cause, so `source` omits it and `behind(self)` would not find it.
             Self::Io { source, .. } => limits::behind(source),
             Self::Device(DeviceError::OutOfMemory { .. }) => Some(limits::memory()),
             Self::Plan(PlanError::OverBudget(_)) => limits::free_address_space().map(|_| limits::memory()),
@@ -349,17 +349,17 @@ impl Failure for RuntimeError {
 }
 
 impl RuntimeError {
-    /// A fault of this program, of which `what` says what should not have happened.
+    /// The error for a bug of this program; `what` describes the violated expectation.
     pub fn bug(what: impl Into<String>) -> Self {
         Self::Bug { what: what.into() }
     }
 
-    /// The error of a thread that cannot be started, to map one of the system with.
+    /// Returns a converter from a system error to the error of a thread that cannot be started.
     pub fn thread(name: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Thread { name, source }
     }
 
-    /// The error of a file or folder, to map one of the system with.
+    /// Returns a converter from a system error to the error of a file or folder.
     pub fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, source }
@@ -389,7 +389,8 @@ impl fmt::Display for RuntimeError {
 
 impl std::error::Error for RuntimeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // Transparent variants print the inner error themselves, so the chain goes on behind it.
+        // Transparent variants display the inner error themselves, so the chain continues with the inner error's
+        // source.
         match self {
             Self::Data(e) => e.source(),
             Self::Weights(e) => e.source(),

@@ -1,5 +1,5 @@
-//! fair-esm's ESM-2 checkpoints, such as `esm2_t33_650M_UR50D.pt`: where they are, and their configuration. Invariant:
-//! sizes that the file states, or that a known model has, agree with its tensors, or the file is refused.
+//! ESM-2 checkpoints of fair-esm, such as `esm2_t33_650M_UR50D.pt`: their location and configuration. Invariant: the
+//! sizes that the file states, or that a known model has, agree with the file's tensors, or the file is refused.
 
 use crate::hub::CONFIG;
 use crate::{ModelError, RuntimeError};
@@ -9,10 +9,13 @@ use models::{Encoder, Esm2Config, KNOWN, Task, known};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What fair-esm's names begin with: as published, in older files, and after loading.
+/// Prefixes of fair-esm's tensor names: as published, in older files, and after loading.
 const PREFIXES: [&str; 3] = ["encoder.sentence_encoder.", "encoder.", ""];
 
-/// The only checkpoint of a folder that has neither a config.json nor weights of another kind.
+/// Returns the only checkpoint of a folder that has neither a config.json nor other weights; `None` without any.
+///
+/// # Errors
+/// [`ModelError::SeveralCheckpoints`], or an unreadable folder.
 pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
     let has = |name: &&str| folder.join(name).exists();
     if !folder.is_dir() || has(&CONFIG) || FOLDER_FILES.iter().any(has) {
@@ -35,7 +38,7 @@ pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
     }
 }
 
-/// The checkpoint of a released model in torch.hub's cache, where `torch.hub` and fair-esm put it.
+/// Returns a released model's checkpoint in torch.hub's cache, where `torch.hub` and fair-esm store it.
 pub fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
     let name = model.strip_prefix("facebook/").unwrap_or(model);
     let name = name.strip_suffix(".pt").unwrap_or(name);
@@ -49,15 +52,15 @@ pub fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
 /// A released model's checkpoint in torch.hub's cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// The hub id of the model.
+    /// Hub id of the model.
     pub model: &'static str,
-    /// The file.
+    /// Path of the checkpoint.
     pub file: PathBuf,
-    /// Its size.
+    /// Size of the file in bytes.
     pub bytes: u64,
 }
 
-/// The released models whose checkpoints are in torch.hub's cache.
+/// Lists the released models whose checkpoints are in torch.hub's cache.
 pub fn cached(env: &HubEnv) -> Vec<Checkpoint> {
     let checkpoint = |(model, _): &(&'static str, _)| {
         let file = in_torch_cache(model, env)?;
@@ -75,19 +78,20 @@ pub fn is_checkpoint(file: &Path) -> Result<bool, RuntimeError> {
     Ok(prefix(&Weights::open(file)?).is_some())
 }
 
+/// The prefix of the tensor names, or `None` if they are not fair-esm's.
 fn prefix(weights: &Weights) -> Option<&'static str> {
     let has = |prefix: &&str, name| weights.get(&format!("{prefix}{name}")).is_some();
     PREFIXES.into_iter().find(|p| has(p, "embed_tokens.weight") && has(p, "layers.0.self_attn.q_proj.weight"))
 }
 
-/// The text of a config.json for a checkpoint, as the hub's files have it.
+/// Returns the text of a config.json, in the format of the hub's files, for a checkpoint.
 pub fn config(file: &Path) -> Result<String, RuntimeError> {
     let refused = |why: String| RuntimeError::from(ModelError::Checkpoint { path: file.to_owned(), why });
     let weights = Weights::open(file)?;
     let Some(prefix) = prefix(&weights) else {
         return Err(refused("its tensors do not have the names of fair-esm's ESM-2".to_owned()));
     };
-    // ESM-1b and ESM-1v have the same names, and two modules more.
+    // ESM-1b and ESM-1v have the same tensor names and these two modules in addition.
     for tensor in ["embed_positions.weight", "emb_layer_norm_before.weight"] {
         if weights.get(&format!("{prefix}{tensor}")).is_some() {
             return Err(refused(format!(
@@ -134,7 +138,8 @@ pub fn config(file: &Path) -> Result<String, RuntimeError> {
     Ok(Encoder::Esm2(config).to_json(Task::MaskedLm, "{}"))
 }
 
-/// The sizes that tensors alone do not give, and two that they must agree with.
+/// Sizes of a model. Head count and token dropout cannot be derived from tensors; layers and width must agree with
+/// them.
 struct Sizes {
     layers: u64,
     hidden_size: u64,
@@ -142,8 +147,8 @@ struct Sizes {
     token_dropout: bool,
 }
 
-/// The sizes in a checkpoint's `cfg` (ESM-2 as published: `cfg["model"]`) or `args`, each a dict or an
-/// argparse.Namespace. `None` where the file has neither, or not all of the sizes.
+/// Reads the sizes from a checkpoint's `cfg` (ESM-2 as published: `cfg["model"]`) or `args`, each a dict or an
+/// argparse.Namespace. `None` if the file has neither, or lacks a size.
 fn stated(file: &Path) -> Result<Option<Sizes>, RuntimeError> {
     let object = read_pt_object(file)?;
     let root = object.root();
@@ -164,12 +169,12 @@ fn stated(file: &Path) -> Result<Option<Sizes>, RuntimeError> {
     Ok(read())
 }
 
-/// An entry of a dict or an attribute of a Namespace.
+/// Returns an entry of a dict or an attribute of a Namespace.
 fn member<'a>(value: Value<'a>, name: &str) -> Option<Value<'a>> {
     value.get(name).or_else(|| value.attribute(name))
 }
 
-/// The released model of the file's name, or else the one with these sizes.
+/// Sizes of the released model named like the file, or else of the released model with these layers and width.
 fn released(file: &Path, layers: u64, hidden_size: u64) -> Option<Sizes> {
     let esm2 = |id: &str| match known(id)? {
         Encoder::Esm2(config) => Some(config),

@@ -1,5 +1,5 @@
-//! A model by name, brought here if it must be. Invariant: a path, a model that is complete in the cache, and
-//! `HF_HUB_OFFLINE` never touch the network; what is fetched is what the model's family needs, and nothing else.
+//! Finds a model's files by name and downloads missing files. Invariant: a path, a model that is complete in the cache,
+//! and `HF_HUB_OFFLINE` never touch the network; only the files that the model's family needs are downloaded.
 
 use crate::model::read_config;
 use crate::{Level, Observer, RuntimeError, Transfer, fair_esm};
@@ -16,31 +16,34 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-/// A model's configuration.
+/// File name of a model's configuration.
 pub const CONFIG: &str = "config.json";
-/// What tokens are made with.
+/// File name of a model's tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// How much of a model is needed.
+/// The files of a model that the caller needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Enough to plan.
+    /// The configuration: enough to plan.
     Config,
-    /// Enough to run.
+    /// All files: enough to run.
     Model,
 }
 
-/// A model that can be trained.
+/// Configuration of a model that can be trained.
 pub enum Trainable {
-    /// A language model.
+    /// A decoder-only language model.
     Decoder(DecoderConfig),
-    /// An encoder of sequences.
+    /// An encoder of biological sequences.
     Encoder(Encoder),
 }
 
 impl Trainable {
-    /// Reads a config.json; one of no known family is refused with the error of the decoders, which names theirs, where
-    /// it does not say that it is an encoder.
+    /// Reads a config.json.
+    ///
+    /// # Errors
+    /// For a configuration that is not an encoder's, the error of the decoder parser, which lists the known decoder
+    /// families.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         match Encoder::from_json(text) {
             Err(ConfigError::Kind(_)) => DecoderConfig::from_json(text).map(Self::Decoder),
@@ -48,32 +51,37 @@ impl Trainable {
         }
     }
 
-    /// The tokenizer's file: whether the model needs it, or may have it.
+    /// The tokenizer file that the model requires or may have.
     fn tokenizer(&self) -> Asked {
         match self {
             Self::Encoder(encoder) => tokenizer(encoder).map_or(Asked::Nothing, Asked::Required),
-            // A language model over bytes has none.
+            // A byte-level language model has no tokenizer file.
             Self::Decoder(_) => Asked::Optional(TOKENIZER),
         }
     }
 }
 
-/// A file beside the weights.
+/// Whether a file beside the weights is downloaded.
 #[derive(Clone, Copy)]
 enum Asked {
+    /// No file.
     Nothing,
+    /// A missing file is an error.
     Required(&'static str),
+    /// A missing file is accepted.
     Optional(&'static str),
 }
 
-/// What may be fetched.
+/// Families of models that a caller accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
+    /// Encoders only.
     Encoders,
+    /// Encoders and language models.
     Trainable,
 }
 
-/// What a `--model` word means, with its files on this machine.
+/// Resolves the value of `--model` to local files of an encoder, downloading missing files.
 pub fn local(
     model: &str,
     need: Need,
@@ -83,7 +91,8 @@ pub fn local(
     local_of(model, need, Family::Encoders, env, observer)
 }
 
-/// What the key `model.from` means, with its files on this machine: an encoder or a language model.
+/// Resolves the value of the key `model.from` to local files of an encoder or a language model, downloading missing
+/// files.
 pub fn trainable(
     model: &str,
     need: Need,
@@ -93,6 +102,7 @@ pub fn trainable(
     local_of(model, need, Family::Trainable, env, observer)
 }
 
+/// Resolves a model name to local files, restricted to `family` if files must be downloaded.
 fn local_of(
     model: &str,
     need: Need,
@@ -125,8 +135,8 @@ fn local_of(
     Ok(resolve_model(model, env)?)
 }
 
-/// The text of a model's configuration and the path that stands for it in messages: config.json, or a fair-esm
-/// checkpoint that has none beside it.
+/// Returns the text of a model's configuration and the path to name in messages: config.json, or the fair-esm
+/// checkpoint itself if it has no config.json beside it.
 pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RuntimeError> {
     let path = place.config();
     if let ModelPath::WeightFile(file) = place
@@ -139,8 +149,8 @@ pub fn config_text(place: &ModelPath) -> Result<(PathBuf, String), RuntimeError>
     Ok((path, text))
 }
 
-/// The files that a model's folder needs and has not; a model of an unknown family lacks nothing that could be
-/// named.
+/// Lists the files that a model's folder lacks. For a model of an unknown family only weights and configuration can be
+/// listed.
 pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
     let has = |name: &str| folder.join(name).exists();
     let Ok(config) = fs::read_to_string(folder.join(CONFIG)) else { return vec![CONFIG.to_owned()] };
@@ -160,7 +170,7 @@ pub fn lacks(folder: &Path, need: Need) -> Vec<String> {
     missing
 }
 
-/// The file that a family reads sequences with, where its alphabet is not compiled in.
+/// The tokenizer file of a family, or `None` if the family's alphabet is built in.
 fn tokenizer(encoder: &Encoder) -> Option<&'static str> {
     match encoder {
         Encoder::Esm2(_) => None,
@@ -172,7 +182,7 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// One model on its way.
+/// Download of one model.
 struct Fetch<'a> {
     repository: Repository,
     family: Family,
@@ -180,17 +190,18 @@ struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
+    /// Downloads all files of the model that `need` requires.
     fn all(&mut self, need: Need) -> Result<(), RuntimeError> {
         let path = self.required(CONFIG)?;
         let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
-        // A model that cannot be run is refused before its weights are fetched.
+        // Check the configuration first: an unsupported model is refused before its weights are downloaded.
         let model = match self.family {
             Family::Encoders => Encoder::from_json(&text).map(Trainable::Encoder),
             Family::Trainable => Trainable::from_json(&text),
         };
         let model = model.map_err(|source| RuntimeError::Config { path, source })?;
         if need == Need::Model {
-            // Before the weights: a model whose weights are there is taken for complete.
+            // Before the weights: a cached model that has its weights counts as complete.
             match model.tokenizer() {
                 Asked::Nothing => {}
                 Asked::Required(name) => drop(self.required(name)?),
@@ -201,8 +212,8 @@ impl Fetch<'_> {
         Ok(self.repository.keep()?)
     }
 
-    /// The first of the known weight files that the repository has, and the shards of an index. One that is in the
-    /// cache comes before one that would have to be fetched.
+    /// Downloads the first known weight file that the repository has, with all shards if the file is an index. A file
+    /// that is already in the cache is preferred to a file that must be downloaded.
     fn weights(&mut self) -> Result<(), RuntimeError> {
         let snapshot = self.repository.snapshot().unwrap_or_default();
         let here = FOLDER_FILES.iter().filter(|name| snapshot.join(name).exists());
@@ -218,6 +229,7 @@ impl Fetch<'_> {
         Err(WeightsError::NoWeights { folder: snapshot, looked_for: &FOLDER_FILES }.into())
     }
 
+    /// Downloads a file; a missing file is an error.
     fn required(&mut self, name: &str) -> Result<PathBuf, RuntimeError> {
         match self.file(name)? {
             Some(path) => Ok(path),
@@ -225,6 +237,7 @@ impl Fetch<'_> {
         }
     }
 
+    /// Downloads a file and reports progress; `None` if the repository has no such file.
     fn file(&mut self, name: &str) -> Result<Option<PathBuf>, RuntimeError> {
         let observer = &mut *self.observer;
         let mut announced = false;
@@ -259,7 +272,7 @@ impl Fetch<'_> {
         })
     }
 }
-/// Files of a tokenizer.
+/// File names that belong to a tokenizer.
 const TOKENIZER_FILES: [&str; 7] = [
     TOKENIZER,
     "tokenizer_config.json",
@@ -270,7 +283,7 @@ const TOKENIZER_FILES: [&str; 7] = [
     "merges.txt",
 ];
 
-/// The tokenizer's files of a folder: names and bytes.
+/// Reads the tokenizer files that exist in a folder: names and bytes.
 pub fn tokenizer_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, RuntimeError> {
     let all = TOKENIZER_FILES.iter().map(|name| (name, folder.join(name)));
     all.filter(|(_, path)| path.is_file())

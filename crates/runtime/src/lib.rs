@@ -1,10 +1,11 @@
-//! The runtime: opens models, plans them inside a memory budget, starts sessions on the CPU or on GPUs, and accounts for
-//! the memory of the process. The applications (`embed`, `virus`, `train`, `tools`) are its clients.
+//! The runtime: opens models, plans them inside a memory budget, runs sessions on the CPU or on GPUs, and accounts for
+//! the memory of the process. The applications (`embed`, `virus`, `train`, `tools`) are built on this crate.
 //!
-//! Invariant: numbers and addresses are decided by the planner, flags by the command line; every figure that this crate
-//! reports was measured or read from a plan.
+//! Invariant: tensor sizes and addresses are decided by the planner, options by the command line; every figure that
+//! this crate reports was measured or read from a plan.
 //!
-//! A session computes sequences inside a memory budget. Its plan says what it will take before anything is allocated:
+//! A session runs a model on sequences inside a memory budget. The plan states the session's memory before anything is
+//! allocated:
 //! ```
 //! use data::pack::Order;
 //! use graph::Bytes;
@@ -33,7 +34,7 @@
 //!     replicas: 1,
 //!     tokens: None,
 //!     budgets: vec![settings.read_budget()?],
-//! })?; // Err: the bill, with what would fit
+//! })?; // on failure: the memory ledger, and the sizes that would fit
 //! println!("{}", planned.programs()[0].ledger());
 //!
 //! let start = Start { order: Order::ByLength, weights: vec![&model], running: vec![], kept: "means" };
@@ -55,7 +56,7 @@
 //! # }
 //! ```
 //!
-//! A plan alone, as `plimsoll plan` makes it:
+//! Planning alone, as `plimsoll plan` does:
 //! ```
 //! use plan::Stream;
 //! use plimsoll_runtime::{machine, price};

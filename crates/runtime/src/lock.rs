@@ -1,30 +1,33 @@
-//! The right to write into an output folder. Invariant: two runs never write into one folder, and a run that failed at its start
-//! leaves no folder that it made.
+//! Exclusive lock on an output folder. Invariant: two runs never write into one folder at once, and a run that failed
+//! before producing output leaves behind no folder that it created.
 
 use crate::{OutputError, RequestError, RuntimeError};
 use data::journal::Blocks;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// The right to write into a folder, as long as it lives; it goes with the process, however that ends.
+/// An exclusive advisory lock on an output folder, held until the value is dropped. The operating system releases the
+/// lock when the process ends, including after a crash or a kill.
 pub struct Lock {
     dir: PathBuf,
-    /// `None` where folders cannot be locked: on some network file systems.
+    /// The locked folder's handle; `None` where folders cannot be locked, as on some network file systems.
     folder: Option<File>,
-    /// Whether the folder was not there before.
+    /// Whether this run created the folder.
     is_new: bool,
+    /// File names of the run's journals, relative to `dir`.
     journals: &'static [&'static str],
 }
 
 impl Lock {
-    /// Whether another run would be refused.
+    /// Whether the lock is in force, so that a second run on the folder would be refused.
     pub fn is_held(&self) -> bool {
         self.folder.is_some()
     }
 }
 
-/// However the run ends, it leaves no journal without a window, and no empty folder that it made itself. What cannot be
-/// removed stays: the run's own error is the one to tell. Without a lock the files may be another run's, and stay.
+/// Removes journals without any block, and the folder if this run created it and it is empty. Failures to remove are
+/// ignored, so that they do not hide the run's own error. Without a lock nothing is removed: the files may belong to
+/// another run.
 impl Drop for Lock {
     fn drop(&mut self) {
         if !self.is_held() {
@@ -43,7 +46,11 @@ impl Drop for Lock {
     }
 }
 
-/// Makes the folder where it is missing, and takes it for this run, whose journals have these names.
+/// Creates the folder if it is missing and locks it for a run with the given journal file names.
+///
+/// # Errors
+/// The folder cannot be created, or another run holds its lock. Where folders cannot be locked, the call succeeds and
+/// [`Lock::is_held`] is false.
 pub fn take(dir: &Path, journals: &'static [&'static str]) -> Result<Lock, RuntimeError> {
     let is_new = !dir.exists();
     fs::create_dir_all(dir).map_err(|source| {
@@ -59,7 +66,7 @@ pub fn take(dir: &Path, journals: &'static [&'static str]) -> Result<Lock, Runti
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file; a missing file is not an error.
 pub fn remove(path: &Path) -> Result<(), RuntimeError> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(RuntimeError::io(path)(e)),

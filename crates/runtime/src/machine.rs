@@ -1,5 +1,5 @@
-//! What this machine has: cores, memory and their limits, as the kernel and its containers say.
-//! Invariant: a limit that cannot be read does not exist; nothing here is cached.
+//! Resources of this machine: cores, memory and their limits, as reported by the kernel and its containers.
+//! Invariant: a limit that cannot be read is treated as absent; nothing is cached.
 
 use crate::{RequestError, RuntimeError};
 use exec::memory::kib;
@@ -9,19 +9,19 @@ use std::num::NonZero;
 
 pub use exec::memory::{Memory, available};
 
-/// Cores that this process may use: affinity and container quota honoured.
+/// Number of cores that this process may use, after CPU affinity and container quota.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// Resident memory of this process: now, and at its highest.
+/// Resident memory of this process: the current value and the peak.
 pub fn resident() -> (Bytes, Bytes) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = |name| kib(&status, name).unwrap_or(Bytes::ZERO);
     (field("VmRSS:"), field("VmHWM:"))
 }
 
-/// A memory budget as a person writes it: `2GiB`, `500MB`, `80%` of what is free, or plain bytes.
+/// Parses a memory budget such as `2GiB`, `500MB`, `80%` (of `free`) or a plain number of bytes.
 pub fn parse_budget(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
     let bad = || RequestError::BadSize { text: text.to_owned() };
     let text = text.trim();
@@ -46,7 +46,8 @@ pub fn parse_budget(text: &str, free: Bytes) -> Result<Bytes, RuntimeError> {
     Ok(decimal(number, unit).map(Bytes).ok_or_else(bad)?)
 }
 
-/// `number * unit` without floats: `1.5` GiB is exact, further digits than thousandths are refused.
+/// Returns `number * unit` without floating-point arithmetic, so that `1.5` GiB is exact; `None` for more than three
+/// decimal places, a malformed number, or overflow.
 fn decimal(number: &str, unit: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if fraction.len() > 3 || (whole.is_empty() && fraction.is_empty()) {
@@ -57,36 +58,36 @@ fn decimal(number: &str, unit: u64) -> Option<u64> {
     whole.checked_mul(unit)?.checked_add((u128::from(thousandths) * u128::from(unit) / 1000) as u64)
 }
 
-/// Resident memory at the end of each stage of a run.
+/// Records resident memory at the end of each stage of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Tracker {
     stages: Vec<Stage>,
 }
 
-/// The end of a stage.
+/// Resident memory at the end of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// Its name.
+    /// Name of the stage.
     pub name: String,
-    /// Resident memory at its end.
+    /// Resident memory at the end of the stage.
     pub resident: Bytes,
-    /// The highest until then.
+    /// Peak resident memory of the process up to the end of the stage.
     pub peak: Bytes,
 }
 
 impl Tracker {
-    /// Nothing tracked yet.
+    /// Returns a tracker without stages.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Notes the end of a stage.
+    /// Records the end of the stage `name`.
     pub fn track(&mut self, name: &str) {
         let (resident, peak) = resident();
         self.stages.push(Stage { name: name.to_owned(), resident, peak });
     }
 
-    /// The stages so far.
+    /// The stages recorded so far.
     pub fn stages(&self) -> &[Stage] {
         &self.stages
     }

@@ -1,5 +1,5 @@
-//! Models on disk: configuration, weights, tokenizer, under one name. Invariant: every tensor that a graph
-//! reads was found with its shape before the first byte is allocated.
+//! Opens models: configuration, weights and tokenizer under one name. Invariant: every tensor that a graph reads was
+//! found with the expected shape before the first byte is allocated.
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
 use crate::{ModelError, Observer, RuntimeError, adapter, bundle};
@@ -21,37 +21,37 @@ use std::sync::Arc;
 
 /// An encoder with its weights.
 pub struct EncoderModel {
-    /// As it was asked for.
+    /// The name under which the model was requested: a path, a hub id, or the name of a built-in model.
     pub name: String,
-    /// What it computes.
+    /// The architecture, which builds the graph.
     pub encoder: Encoder,
-    /// What it knows; an executor that streams it holds it too.
+    /// The weights, shared with executors that stream them.
     pub weights: Arc<Weights>,
-    /// How it reads sequences.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// Where its files are; `None` where it is compiled in.
+    /// The model's folder; `None` for a built-in model and for a checkpoint without a config.json.
     pub folder: Option<PathBuf>,
-    /// The files beside the weights that results depend on: name and SHA-256 in hexadecimal.
+    /// The files other than the weights that results depend on: name and SHA-256 in hexadecimal.
     pub described_by: Vec<(&'static str, String)>,
 }
 
-/// The names of a model's tokens, a line each.
+/// File with the model's vocabulary, one token a line.
 pub(crate) const VOCABULARY: &str = "vocab.txt";
 
-/// Bytes of a config.json; those of the hub have one thousand.
+/// Largest accepted config.json, in bytes; files on the hub have about one thousand.
 const LARGEST_CONFIG: u64 = 1 << 20;
 
-/// How a model reads sequences.
+/// The tokenizer of a model.
 #[derive(Clone)]
 pub enum Tokenizer {
-    /// ESM-2's alphabet.
+    /// One token per residue, with ESM-2's alphabet.
     Esm,
-    /// A tokenizer.json.
+    /// Byte-pair encoding, read from a tokenizer.json.
     Bpe(Arc<Bpe>),
 }
 
 impl Tokenizer {
-    /// Appends the tokens of a sequence; how many of its characters were unknown.
+    /// Appends the tokens of a sequence to `tokens` and returns the number of unknown characters.
     pub fn encode(&self, sequence: &[u8], tokens: &mut Vec<i32>) -> Result<usize, RuntimeError> {
         match self {
             Self::Esm => Ok(esm::encode(sequence, tokens)),
@@ -61,7 +61,7 @@ impl Tokenizer {
 }
 
 impl EncoderModel {
-    /// Opens a folder, a weight file, or a model of the hub, which is fetched where the cache has not all of it.
+    /// Opens a model folder, a weight file, or a hub model; files missing from the cache are downloaded.
     pub fn open(name: &str, env: &HubEnv, observer: &mut dyn Observer) -> Result<Self, RuntimeError> {
         let place = hub::local(name, Need::Model, env, observer)?;
         adapter::refuse(place.config().parent().unwrap_or(Path::new(".")))?;
@@ -87,12 +87,12 @@ impl EncoderModel {
             }
         };
         let model = Self::new(name, encoder, weights, tokenizer, described_by)?;
-        // A fair-esm checkpoint is its own configuration: nothing beside it belongs to the model.
+        // A fair-esm checkpoint carries its own configuration: files beside it do not belong to the model.
         let folder = config.ends_with(CONFIG).then(|| folder.to_owned());
         Ok(Self { folder, ..model })
     }
 
-    /// The nucleotide encoder that is compiled in.
+    /// Opens the nucleotide encoder compiled into the program.
     pub fn builtin_dna() -> Result<Self, RuntimeError> {
         let tokenizer = Bpe::from_bytes(bundle::TOKENIZER, Path::new("built-in tokenizer.json"))?;
         let tokenizer = Tokenizer::Bpe(Arc::new(tokenizer));
@@ -101,7 +101,7 @@ impl EncoderModel {
         Ok(model)
     }
 
-    /// The protein encoder that is compiled in.
+    /// Opens the protein encoder compiled into the program.
     pub fn builtin_protein() -> Result<Self, RuntimeError> {
         Self::builtin("built-in ESM-2", bundle::PROTEIN_CONFIG, bundle::PROTEIN, Tokenizer::Esm)
     }
@@ -139,8 +139,9 @@ impl EncoderModel {
         Ok(model)
     }
 
-    /// Every tensor of the encoder is there, in its shape; tensors that must be equal are.
+    /// Checks that every tensor of the encoder exists with its expected shape, and that tied tensors have equal values.
     fn check(&self) -> Result<(), RuntimeError> {
+        // Parameter shapes do not depend on the bounds, so the smallest graph is enough.
         let graph = self.encoder.graph(Bounds { tokens: 4, sequences: 1, longest: 4 }, &[Output::Mean])?;
         for piece in pieces(&graph) {
             match self.find(&piece.tensor) {
@@ -160,6 +161,8 @@ impl EncoderModel {
         Ok(())
     }
 
+    /// Checks that two tied tensors, where both exist, have equal shapes and values; reads a bounded number of
+    /// elements at a time.
     fn check_twin(&self, twin: &str, tensor: &str) -> Result<(), RuntimeError> {
         let (Some(a), Some(b)) = (self.find(twin), self.find(tensor)) else { return Ok(()) };
         let n = self.weights.tensor(&b)?.elements();
@@ -179,20 +182,21 @@ impl EncoderModel {
         Err(ModelError::Untied { name: self.name.clone(), a, b }.into())
     }
 
-    /// The name that the file has for a canonical tensor, if it has it.
+    /// Returns the file's name for a canonical tensor name, or `None` if the file has no such tensor.
     pub fn find(&self, tensor: &str) -> Option<String> {
         candidates(&self.encoder, tensor).into_iter().find(|n| self.weights.get(n).is_some())
     }
 
-    /// Reads elements of a parameter: what [`exec::Executor::load`] asks for.
+    /// Reads a range of a parameter's elements into `out`; the callback for [`exec::Executor::load`].
     pub fn read(&self, param: &Param, elements: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
         read_pieces(param, elements, out, &mut |piece, range, out| {
             self.place(&piece.tensor).read(&self.weights, range, out)
         })
     }
 
-    /// The same for as long as an executor runs `graph`: what [`exec::Executor::attach`] keeps. Tensors are
-    /// looked up here, so that reading one allocates nothing.
+    /// Returns a reader of the parameters of `graph` that owns its share of the weights, for
+    /// [`exec::Executor::attach`].
+    /// Tensor names are looked up once, here, so that reading a parameter allocates nothing.
     pub fn source(&self, graph: &Graph) -> ParamSource {
         let weights = self.weights.clone();
         let found = pieces(graph).map(|piece| (piece.tensor.clone(), self.place(&piece.tensor)));
@@ -207,7 +211,7 @@ impl EncoderModel {
         })
     }
 
-    /// Where the values of a tensor are. `check` made sure that there is such a place.
+    /// Where the values of a tensor come from. `check` has made sure that there is a source for every tensor.
     fn place(&self, tensor: &str) -> Slice {
         match self.find(tensor) {
             Some(name) => Slice::File(name),
@@ -216,11 +220,11 @@ impl EncoderModel {
     }
 }
 
-/// Where the values of a tensor are.
+/// Source of a tensor's values.
 enum Slice {
     /// In the weight file, under this name.
     File(String),
-    /// Here: they follow from the configuration.
+    /// In memory: values derived from the configuration.
     Memory(Vec<f32>),
 }
 
@@ -234,26 +238,26 @@ impl Slice {
     }
 }
 
-/// The VirNucPro head with its weights.
+/// The VirNucPro classification head with its weights.
 pub struct HeadModel {
-    /// As it was asked for.
+    /// The name under which the head was requested: a path, or the name of the built-in head.
     pub name: String,
-    /// Its sizes.
+    /// Layer sizes.
     pub config: HeadConfig,
-    /// What it knows.
+    /// The weights.
     pub weights: Weights,
-    /// Whether it was trained: a `predict` with an untrained one calls nothing.
+    /// Whether the head was trained; `predict` makes no calls with an untrained head.
     pub trained: bool,
 }
 
 impl HeadModel {
-    /// Opens a head for embeddings of `dna` and `protein` columns.
+    /// Opens a head for nucleotide embeddings of `dna` columns and protein embeddings of `protein` columns.
     pub fn open(path: &Path, dna: u64, protein: u64) -> Result<Self, RuntimeError> {
         Self::new(&path.display().to_string(), Weights::open(path)?, true, dna, protein)
     }
 
-    /// Opens a head whose encoders are not known. Both embeddings are taken side by side, so where the one ends and the
-    /// other begins changes no number: it is DNABERT-S's width where the rows are wider than that, else the middle.
+    /// Opens a head without its encoders. The head reads both embeddings concatenated, so the column where one ends and
+    /// the other begins changes no result; DNABERT-S's width is assumed if the rows are wider, else half the columns.
     pub fn open_alone(path: &Path) -> Result<Self, RuntimeError> {
         let weights = Weights::open(path)?;
         let name = path.display().to_string();
@@ -268,8 +272,8 @@ impl HeadModel {
         Self::new(&name, weights, true, dna, columns - dna)
     }
 
-    /// The heads in a folder of weights: `head.safetensors` or else `head.pth`, or else those that are named by their window
-    /// length as VirNucPro's are (`300_model.pth`), by that length.
+    /// Lists the heads in a folder of weights: `head.safetensors` or else `head.pth`, or else files named by their
+    /// window length as VirNucPro names them (`300_model.pth`), sorted by window length.
     pub fn in_folder(folder: &Path) -> Vec<PathBuf> {
         if let Some(head) = HEADS.iter().map(|name| folder.join(name)).find(|path| path.exists()) {
             return vec![head];
@@ -281,7 +285,7 @@ impl HeadModel {
         heads.into_iter().map(|(_, path)| path).collect()
     }
 
-    /// The head that is compiled in.
+    /// Opens the head compiled into the program.
     pub fn builtin(dna: u64, protein: u64) -> Result<Self, RuntimeError> {
         let name = "built-in head";
         let weights = Weights::from_bytes(name, bundle::HEAD)?;
@@ -303,19 +307,19 @@ impl HeadModel {
         Ok(Self { name: name.to_owned(), config, weights, trained })
     }
 
-    /// Reads elements of a parameter: what [`exec::Executor::load`] asks for.
+    /// Reads a range of a parameter's elements into `out`; the callback for [`exec::Executor::load`].
     pub fn read(&self, param: &Param, elements: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
         read_pieces(param, elements, out, &mut |piece, range, out| {
             Ok(self.weights.read_f32(&piece.tensor, range, out)?)
         })
     }
 
-    /// The chunk length that the head's file name speaks of: `300_model.pth`.
+    /// The window length stated in the head's file name: 300 for `300_model.pth`.
     pub fn named_length(&self) -> Option<usize> {
         Self::length_in_name(Path::new(&self.name))
     }
 
-    /// The window length that the name of a head's file states: 300 of `300_model.pth`.
+    /// The window length stated in a head's file name: 300 for `300_model.pth`; `None` for any other name.
     pub fn length_in_name(path: &Path) -> Option<usize> {
         let file = path.file_name()?.to_str()?;
         let digits = file.find(|c: char| !c.is_ascii_digit())?;
@@ -323,16 +327,19 @@ impl HeadModel {
     }
 }
 
-/// Heads without a length in their names: safetensors before a pickle.
+/// File names of heads without a window length, in order of preference: safetensors before pickle.
 const HEADS: [&str; 2] = ["head.safetensors", "head.pth"];
 
-/// What a head's file is called in a folder of weights.
+/// Accepted file names of heads in a folder of weights, for messages.
 pub const HEAD_NAMES: &str = "head.safetensors, head.pth, 500_model.pth or 300_model.pth";
 
 /// Columns of DNABERT-S's embedding.
 const DNABERT_S: u64 = 768;
 
-/// The text of a model's configuration.
+/// Reads the text of a model's configuration.
+///
+/// # Errors
+/// The file is missing, unreadable, or larger than 1 MiB.
 pub fn read_config(path: &Path) -> Result<String, RuntimeError> {
     bounded::read_text(path, LARGEST_CONFIG).map_err(|source| match source.kind() {
         ErrorKind::NotFound => ModelError::NoSuchFile { path: path.to_owned() }.into(),
@@ -340,8 +347,8 @@ pub fn read_config(path: &Path) -> Result<String, RuntimeError> {
     })
 }
 
-/// Refuses the folder of an ESM-2 model whose `vocab.txt` is not ESM-2's alphabet: token numbers would stand for other
-/// residues. The file may be absent.
+/// Refuses the folder of an ESM-2 model whose `vocab.txt` differs from ESM-2's alphabet, because token ids would then
+/// stand for other residues. A missing file is accepted.
 fn check_vocabulary(folder: &Path) -> Result<(), RuntimeError> {
     let path = folder.join(VOCABULARY);
     if !path.exists() {
@@ -361,19 +368,24 @@ fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
+/// The pieces of all parameters of a graph; each piece is a range of rows of one tensor in the file.
 fn pieces(graph: &Graph) -> impl Iterator<Item = &Piece> {
     graph.params.iter().flat_map(|p| &p.pieces)
 }
 
+/// Reads a range of one piece's tensor into a slice.
 type ReadPiece<'a> = &'a mut dyn FnMut(&Piece, Range<u64>, &mut [f32]) -> Result<(), RuntimeError>;
 
-/// Cuts a range of a parameter into ranges of the tensors that it is made of.
+/// Reads `elements` of a parameter by splitting the range into ranges of the tensors of which the parameter is
+/// concatenated.
 fn read_pieces(
     param: &Param,
     elements: Range<u64>,
     out: &mut [f32],
     read: ReadPiece<'_>,
 ) -> Result<(), RuntimeError> {
+    // `start..end` are the parameter's elements covered by the piece; `first` is the piece's first element in its
+    // tensor.
     let mut start = 0;
     for piece in &param.pieces {
         let row: u64 = piece.shape.iter().skip(1).product();

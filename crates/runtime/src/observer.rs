@@ -1,30 +1,30 @@
-//! How a story tells what it does. Invariant: stories never print; they tell an observer.
+//! Reporting of a run's events. Invariant: applications never print; they report to an observer.
 
 use crate::RuntimeError;
 use graph::Bytes;
 
-/// Hears what happens in a run.
+/// Receiver of a run's messages and progress.
 pub trait Observer {
-    /// Something worth a line: the memory line, a warning, what was skipped.
+    /// Reports a line of text, such as the memory line or a warning.
     fn say(&mut self, level: Level, text: &str);
 
-    /// How far it is. Called often; an observer decides how often it draws.
+    /// Reports progress. Called often; the observer decides how often it redraws.
     fn progress(&mut self, progress: &Progress);
 
-    /// How far a training run is. Called after every step.
+    /// Reports progress of a training run. Called after every step.
     fn trained(&mut self, _: &Trained) {}
 
-    /// The number of a signal that asks the run to end early. Asked between two steps: what is finished by then
-    /// is kept.
+    /// Returns the number of a signal that asks the run to end early. Called between steps; results finished by then
+    /// are kept.
     fn stop(&self) -> Option<u8> {
         None
     }
 
-    /// How far a file of a model is that is being fetched or written. Called often.
+    /// Reports progress of a model file that is being downloaded or written. Called often.
     fn transfer(&mut self, _: &Transfer<'_>) {}
 }
 
-/// An error where a signal asks for the end; `kept` says what it leaves.
+/// Returns [`RuntimeError::Interrupted`] if a signal asks the run to end; `kept` describes what is kept.
 pub fn stopped(observer: &dyn Observer, kept: &str) -> Result<(), RuntimeError> {
     match observer.stop() {
         Some(signal) => Err(RuntimeError::Interrupted { signal, kept: kept.to_owned() }),
@@ -32,63 +32,63 @@ pub fn stopped(observer: &dyn Observer, kept: &str) -> Result<(), RuntimeError> 
     }
 }
 
-/// How loud a line is.
+/// Severity of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Something that changes what the results mean.
+    /// Affects the meaning of the results.
     Warning,
-    /// What a user wants to see.
+    /// Of interest to every user.
     Info,
-    /// What helps to understand a run.
+    /// Explains details of a run.
     Detail,
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// Bytes of the inputs read, as stored.
+    /// Bytes read from the inputs, as stored (compressed).
     pub bytes: u64,
-    /// Bytes of the inputs; unknown with a pipe.
+    /// Total bytes of the inputs; `None` if an input is a pipe.
     pub bytes_total: Option<u64>,
-    /// Records finished.
+    /// Number of finished records.
     pub records: u64,
-    /// Sequences (open reading frames) through the models.
+    /// Number of sequences (open reading frames) processed by the models.
     pub sequences: u64,
-    /// Tokens through the encoders.
+    /// Number of tokens processed by the encoders.
     pub tokens: u64,
-    /// Seconds since the encoders began.
+    /// Seconds since the encoders started.
     pub seconds: f64,
 }
 
-/// How far a training run is.
+/// Progress of a training run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Trained {
-    /// Steps done.
+    /// Number of completed steps.
     pub step: u64,
-    /// Steps of the run, where they are known.
+    /// Total number of steps; `None` if unknown.
     pub steps: Option<u64>,
-    /// Cross-entropy of a target of the last step, in nats.
+    /// Mean cross-entropy per target of the last step, in nats.
     pub loss: f64,
-    /// Since this process began the run.
+    /// Tokens per second since this process started the run.
     pub tokens_per_second: f64,
     /// Resident memory of the process.
     pub memory: Bytes,
-    /// The line.
+    /// The memory budget.
     pub line: Bytes,
 }
 
-/// How far a file is that is being fetched or written.
+/// Progress of a file that is being downloaded or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer<'a> {
-    /// Its name.
+    /// Name of the file.
     pub file: &'a str,
-    /// Bytes that are done.
+    /// Bytes completed.
     pub bytes: u64,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub total: u64,
 }
 
-/// Hears nothing.
+/// An observer that ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

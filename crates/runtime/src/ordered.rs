@@ -1,5 +1,5 @@
-//! Jobs for several threads whose results come back in the order of the jobs. Invariant: what is in flight is bounded,
-//! and an error is met in its place.
+//! Runs jobs on several threads and returns their results in the order of the jobs. Invariant: the number of jobs in
+//! flight is bounded, and an error is returned at the position of its job.
 
 use crate::RuntimeError;
 use data::limits::spawn;
@@ -7,28 +7,33 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What a thread makes of a job.
+/// Function with which a thread computes the result of a job.
 pub type Worker<J, B> = Box<dyn FnMut(J) -> Result<B, RuntimeError> + Send>;
 
+/// Sends a job's result.
 type Reply<B> = SyncSender<Result<B, RuntimeError>>;
+/// Receives a job's result.
 type Slot<B> = Receiver<Result<B, RuntimeError>>;
 
-/// Where jobs go.
+/// Sender of jobs.
 pub struct Feed<J, B> {
+    /// Receivers of results in job order; the channel's capacity bounds the jobs in flight.
     order: SyncSender<Slot<B>>,
+    /// Jobs for the worker threads, each with the sender of its result.
     work: SyncSender<(J, Reply<B>)>,
 }
 
-/// Where results come from. Dropping it leaves the threads to end by themselves.
+/// Receiver of results in job order. Dropping it does not join the worker threads.
 pub struct Results<B> {
-    /// One receiver for each job, in order.
+    /// One receiver for each job, in job order.
     slots: Receiver<Slot<B>>,
 }
 
-/// Nobody listens any more: stop quietly, they know why.
+/// Error of a closed channel: the receiving side is gone and has reported its own error, so the sender just stops.
 pub struct Gone;
 
-/// Starts a thread for each worker. They end when the feed is dropped; results may be `depth` jobs behind.
+/// Starts one thread for each worker. The threads end when the [`Feed`] is dropped; up to `depth` results may be
+/// pending.
 pub fn start<J: Send + 'static, B: Send + 'static>(
     workers: Vec<Worker<J, B>>,
     depth: usize,
@@ -40,10 +45,11 @@ pub fn start<J: Send + 'static, B: Send + 'static>(
         let jobs = Arc::clone(&jobs);
         let work = move || {
             loop {
-                // A poisoned lock means that another worker panicked while it waited: the receiver is still sound.
+                // A poisoned lock means that another worker panicked while waiting for a job: the receiver is still
+                // usable.
                 let job = jobs.lock().unwrap_or_else(|e| e.into_inner()).recv();
                 let Ok((job, reply)) = job else { return };
-                // Nobody listens any more when the engine has failed.
+                // Sending fails if the receiver was dropped after an error; the result is then not needed.
                 let _ = reply.send(worker(job));
             }
         };
@@ -53,14 +59,15 @@ pub fn start<J: Send + 'static, B: Send + 'static>(
 }
 
 impl<J, B> Feed<J, B> {
-    /// A job behind the others; waits while too many are in flight.
+    /// Enqueues a job; blocks while the maximum number of jobs is in flight.
     pub fn send(&self, job: J) -> Result<(), Gone> {
         let (reply, slot) = sync_channel(1);
+        // The slot goes first: the order of slots is the order of results, whichever worker takes the job.
         self.order.send(slot).map_err(|_| Gone)?;
         self.work.send((job, reply)).map_err(|_| Gone)
     }
 
-    /// An error in the place of a job.
+    /// Enqueues an error as the result at this position in job order.
     pub fn fail(&self, error: RuntimeError) {
         let (reply, slot) = sync_channel(1);
         let _ = reply.send(Err(error));
@@ -69,8 +76,9 @@ impl<J, B> Feed<J, B> {
 }
 
 impl<B> Results<B> {
-    /// The next result in the order of jobs; `None` when the feed is gone. While there is none, `wait` is asked now and
-    /// then, and its error ends the wait: a pipe may say nothing for hours.
+    /// Returns the next result in job order; `None` when the feed was dropped and all results were received. While no
+    /// result is available, `wait` is called every 50 ms and its error is returned: an input pipe may deliver nothing
+    /// for hours.
     pub fn next(&self, wait: &mut dyn FnMut() -> Result<(), RuntimeError>) -> Result<Option<B>, RuntimeError> {
         let Some(slot) = receive(&self.slots, wait)? else { return Ok(None) };
         match receive(&slot, wait)? {
@@ -80,7 +88,7 @@ impl<B> Results<B> {
     }
 }
 
-/// What comes next; `None` when nobody sends any more.
+/// Receives the next value, calling `wait` at every timeout; `None` when all senders were dropped.
 fn receive<T>(
     from: &Receiver<T>,
     wait: &mut dyn FnMut() -> Result<(), RuntimeError>,

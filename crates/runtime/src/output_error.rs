@@ -1,4 +1,4 @@
-//! Why results cannot be written. Invariant: every message names the file or the sequence.
+//! Errors of writing results. Invariant: every message names the file or the sequence.
 
 use data::DataError;
 use std::error::Error;
@@ -6,42 +6,42 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Why results cannot be written.
+/// Error of writing results.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum OutputError {
     /// A result file cannot be written.
     File(DataError),
-    /// The output folder cannot be made, or a file of an earlier run cannot be removed from it.
+    /// The output folder cannot be created, or a file of an earlier run cannot be removed from it.
     Folder {
-        /// Folder or file.
+        /// The folder or file.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The scores of an open reading frame are no probabilities.
+    /// The scores of an open reading frame are not probabilities.
     Score {
-        /// Its name.
+        /// Name of the open reading frame.
         orf: String,
-        /// P(others), P(virus).
+        /// The scores: P(other), P(virus).
         scores: [f32; 2],
     },
-    /// An embedding has a value that is no finite number.
+    /// An embedding has a value that is not finite.
     Embedding {
-        /// The name of its open reading frame.
+        /// Name of the embedding's open reading frame.
         orf: String,
     },
-    /// A result is missing, doubled or out of order.
+    /// A result is missing, duplicated or out of order: a bug of this program.
     Mismatch {
-        /// The id it is about.
+        /// Id of the result.
         id: String,
-        /// What is wrong.
+        /// Description of the mismatch.
         what: String,
     },
 }
 
 impl OutputError {
-    /// The error of an id whose result is missing, doubled or out of order; `what` says which.
+    /// The error of an id with a missing, duplicated or out-of-order result, as described by `what`.
     pub fn mismatch(id: &str, what: impl Into<String>) -> Self {
         Self::Mismatch { id: id.to_owned(), what: what.into() }
     }

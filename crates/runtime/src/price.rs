@@ -1,4 +1,4 @@
-//! What a model would take: the plan of `plimsoll plan`, from the configuration alone.
+//! Plans a model from its configuration alone, without weights: the plan of `plimsoll plan`.
 
 use crate::hub::{self, Need};
 use crate::session::bounds::{bounds, copies, with_outputs};
@@ -16,23 +16,24 @@ use plan::{Dump, HOST, OPEN_STEPS, Policy, Precision, Program, Staging, Stream, 
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// What is asked.
+/// A request for a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// Tokens of a step; `None` is the most that fits the budget.
+    /// Tokens of a step; `None` chooses the most that fit the budget.
     pub tokens: Option<u64>,
-    /// The line; `None` is the target's memory, or what is free here where the target has none of its own.
+    /// Memory budget; `None` takes the target's memory, or this machine's free memory where the target has no memory
+    /// size.
     pub budget: Option<Bytes>,
-    /// Whether weights may stay in their files and be read in every step.
+    /// Whether weights may be streamed: left in their files and read in every step.
     pub stream: Stream,
-    /// The element type of weights and activations; `None` is what the machine does best.
+    /// Element type of weights and activations; `None` takes the best type of the target.
     pub precision: Option<Precision>,
-    /// The machine; of a CPU its units are the threads of the run.
+    /// The machine to plan for; a CPU's workers are the threads of the run.
     pub target: Target,
 }
 
 impl Request {
-    /// The replicas of a run whose input may be long.
+    /// The most replicas of a run with a long input; always 1 on a GPU.
     fn most_replicas(&self) -> usize {
         match self.target.space == HOST {
             true => most_replicas(self.threads(), self.threads(), self.stream),
@@ -40,16 +41,17 @@ impl Request {
         }
     }
 
+    /// Threads of the run: the target's workers.
     fn threads(&self) -> usize {
         usize::try_from(self.target.units).unwrap_or(usize::MAX)
     }
 
-    /// The element type of weights and activations, as a run on the target would choose it.
+    /// Element type of weights and activations, chosen as a run on the target would choose it.
     fn precision(&self) -> Result<Precision, RuntimeError> {
         let Target { name, space, rates, .. } = &self.target;
         match self.precision {
             asked if space != HOST => Ok(asked.unwrap_or(Precision::Bf16)),
-            // Another CPU than this one: where it has tiles, its rates show it.
+            // A CPU other than this machine's: bf16 tiles are not recorded as such, but visible in its rates.
             None if name != CPU && rates.bf16 < TILES * rates.f32 => Ok(Precision::F32),
             None if name != CPU => Ok(Precision::Bf16),
             asked => on_cpu(asked),
@@ -57,11 +59,11 @@ impl Request {
     }
 }
 
-/// A budget on `target` as a person writes it; a percentage is of the target's memory, or of what is free here
-/// where the target has none of its own.
+/// Parses a memory budget for `target`; a percentage refers to the target's memory, or to this machine's free memory
+/// where the target has no memory size.
 ///
 /// # Errors
-/// A text that is no size, and one above the target's memory.
+/// The text is not a size, or the budget is above the target's memory.
 pub fn parse_budget(text: &str, target: &Target) -> Result<Bytes, RuntimeError> {
     let whole = match target.memory {
         Bytes::ZERO => return machine::parse_budget(text, machine::available().free),
@@ -76,20 +78,20 @@ pub fn parse_budget(text: &str, target: &Target) -> Result<Bytes, RuntimeError> 
     Ok(budget)
 }
 
-/// The target of the CPU in place.
+/// Name of the target for the CPU of this machine.
 const CPU: &str = "cpu";
 
-/// How much faster products of bf16 are than those of f32 at least where they run on tiles.
+/// Smallest ratio of bf16 to f32 GEMM rates from which a CPU is taken to have matrix tiles.
 const TILES: f64 = 2.0;
 
 /// Tokens of the longest sequence of an ESM-2 batch: 1022 residues, BOS and EOS.
 const LONGEST: u64 = 1024;
 
-/// Bytes of a target file; ours have three thousand.
+/// Largest accepted target file, in bytes; the built-in files have about three thousand.
 const LARGEST_TARGET: u64 = 1 << 18;
 
-/// The machine of a name, of which the CPU in place has the threads that a run would have, or of a target file: a path that
-/// ends in `.toml`.
+/// Returns a target by name, or reads it from a target file: a path that ends in `.toml`. The target `cpu` is this
+/// machine's CPU, with the number of threads a run would use.
 pub fn target(word: &str) -> Result<Target, RuntimeError> {
     if word == CPU {
         return Ok(CpuDevice::target(machine::cores(), Isa::detect())?);
@@ -101,7 +103,8 @@ pub fn target(word: &str) -> Result<Target, RuntimeError> {
     Ok(Target::parse(word, &text)?)
 }
 
-/// The encoder of a hub id, a config.json, or a model folder. Reads no weights, and fetches at most a config.json.
+/// Returns the encoder of a hub id, a config.json, or a model folder. Reads no weights; at most a config.json is
+/// downloaded.
 pub fn encoder(model: &str) -> Result<Encoder, RuntimeError> {
     if let Some(encoder) = known(model).filter(|_| !Path::new(model).exists()) {
         return Ok(encoder);
@@ -111,7 +114,10 @@ pub fn encoder(model: &str) -> Result<Encoder, RuntimeError> {
     Encoder::from_json(&text).map_err(|source| RuntimeError::Config { path, source })
 }
 
-/// The same CPU with another number of threads; a GPU has none to choose.
+/// Returns the CPU target with another number of threads.
+///
+/// # Errors
+/// The target is a GPU, which has no number of threads to choose.
 pub fn with_threads(target: Target, threads: usize) -> Result<Target, RuntimeError> {
     match target.space == HOST {
         true => Ok(target.with_units(threads as u64)),
@@ -119,12 +125,12 @@ pub fn with_threads(target: Target, threads: usize) -> Result<Target, RuntimeErr
     }
 }
 
-/// The program that embeds sequences (mean) with `model`, as a run has it that does not know how long its input is.
+/// Plans the program that computes mean embeddings with `model`, for an input of unknown length.
 pub fn program(model: &str, request: &Request) -> Result<Program, RuntimeError> {
     program_with(model, request, &mut |_, _| {})
 }
 
-/// As [`program`]; `dump` is called with the graph after each pass.
+/// Plans like [`program`] and calls `dump` with the graph after each pass.
 pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RuntimeError> {
     let (encoder, precision) = (encoder(model)?, request.precision()?);
     let bytes = match (request.budget, request.target.memory) {
@@ -132,7 +138,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
         (None, Bytes::ZERO) => Settings::default().read_budget()?.bytes,
         (None, memory) => memory,
     };
-    // Of the budget of the CPU in place the process takes its part, as in a run.
+    // On this machine's CPU the process itself is charged to the budget, as in a run.
     let process = process(request).lines;
     let budget = Budget { bytes, on_host: true, host_memory: None, process };
     let threads = request.threads();
@@ -160,8 +166,8 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
     found.programs.pop().ok_or_else(|| RuntimeError::bug("a search chose no program"))
 }
 
-/// What the process itself would hold on the CPU in place, beside the plan: the lines of a run that do not depend on its input.
-/// Nothing for any other target, whose plan is not about this host's memory.
+/// Host memory of the process outside the plan, on this machine's CPU: the entries that do not depend on the input.
+/// Empty for any other target, because that plan does not describe this host's memory.
 pub fn process(request: &Request) -> Process {
     if request.target.name != CPU {
         return Process::default();
@@ -170,26 +176,26 @@ pub fn process(request: &Request) -> Process {
     Process { lines: process::before_input(&settings) }
 }
 
-/// Lines of the process itself.
+/// Memory entries of the process outside the plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Process {
     lines: Vec<Staging>,
 }
 
 impl Process {
-    /// Bytes by label.
+    /// The entries as a JSON object: bytes by label.
     pub fn to_json(&self) -> Value {
         process::to_json(&self.lines)
     }
 
-    /// A line for each, with its end.
+    /// The entries as text, one a line.
     pub fn to_text(&self) -> String {
         let heading = "of the budget the process takes, besides what depends on the input";
         process::to_text(heading, &self.lines)
     }
 }
 
-/// The plan as JSON; the ledger sums to `peak_bytes`.
+/// The plan as JSON; the entries of `ledger` sum to `peak_bytes`.
 pub fn to_json(program: &Program) -> Result<Value, RuntimeError> {
     let ledger = program.ledger();
     let entries: serde_json::Map<String, Value> =
@@ -209,7 +215,7 @@ pub fn to_json(program: &Program) -> Result<Value, RuntimeError> {
     }))
 }
 
-/// The plan as a person reads it.
+/// The plan as text.
 pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
     let target = program.target();
     let model = Place(Path::new(model));
@@ -245,7 +251,7 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
     Ok(text)
 }
 
-/// How a CPU's threads compute.
+/// Text line that says how a CPU's threads are divided among replicas.
 fn lanes_line(program: &Program) -> String {
     let each = threads(program.target().units);
     match program.lanes() {
@@ -257,7 +263,7 @@ fn lanes_line(program: &Program) -> String {
     }
 }
 
-/// Memory of the host through which steps' inputs and outputs travel.
+/// Host memory through which inputs and outputs of steps are transferred.
 fn host_staging(program: &Program) -> Bytes {
     program.host_staging().into_iter().sum()
 }
@@ -278,7 +284,7 @@ mod tests {
             let error = budget(text).expect_err(text).to_string();
             assert!(error.contains("more than `4090` has: 25 757 220 864 B"), "{error}");
         }
-        // Of a CPU that is not this one nothing is known.
+        // The size of another machine's memory is unknown, so any budget is accepted.
         let cpu = Target::named("cpu").expect("read");
         assert_eq!(parse_budget("1TiB", &cpu).expect("a plan for a larger machine"), Bytes(1 << 40));
     }

@@ -1,6 +1,6 @@
-//! What the process itself holds on the host, beside the arenas of a plan: code, heap, stacks, queues, readers and writers.
-//! Invariant: on a CPU these lines and the plan's peak are an upper bound of the peak resident memory that the system counts,
-//! mapped files included, so that a run is refused before its first step or stays under `--memory-budget`.
+//! Host memory of the process outside the plan's arenas: code, heap, stacks, queues, readers and writers. Invariant: on
+//! a CPU the sum of these entries and the plan's peak is an upper bound of the peak resident memory that the system
+//! counts, mapped files included. A run is therefore refused before its first step or stays under `--memory-budget`.
 
 use crate::Settings;
 use exec::memory::kib;
@@ -10,48 +10,50 @@ use serde_json::{Map, Value};
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the heap's line is rounded up to, so that two runs of one command have the same line.
+/// Granularity to which the heap entry is rounded up, so that two runs of one command report the same entry.
 const HEAP_STEP: u64 = 4 << 20;
 
-/// What the heap may grow by in small pieces that have no line of their own.
+/// Allowance for later growth of the heap by small allocations that have no entry of their own.
 const HEAP_MARGIN: u64 = 1 << 20;
 
-/// Bytes of a thread's stack that are touched, and of its allocator's cache.
+/// Bytes charged for each thread: touched pages of its stack and its allocator cache.
 const STACK: u64 = 256 << 10;
 
-/// Most threads that read weights at the start.
+/// Most threads that load weights at startup.
 const READERS: u64 = 8;
 
-/// Elements of weights that one of these threads holds for each of a piece: as f32, as they are stored, packed, and as a part
-/// that waits for the arena.
+/// Buffers of weight elements that each loading thread holds, in units of one piece of f32 values: the values as f32,
+/// as stored, packed, and waiting to be written to the arena.
 const COPIES_OF_PIECE: u64 = 3;
 
-/// The lines of a process, on the host.
+/// Memory entries of the process on the host.
 #[derive(Clone, Debug, Default)]
 pub struct Process {
-    /// Bytes by what holds them.
+    /// Labelled byte counts.
     pub lines: Vec<Staging>,
 }
 
-/// Whether this process runs one command and nothing else.
+/// Whether this process runs a single command and nothing else.
 static IS_A_COMMAND: AtomicBool = AtomicBool::new(false);
 
-/// Says that this process runs one command and nothing else, so that its code, heap and stacks count against a memory budget.
-/// The command line calls it at its start; a program that uses this library holds memory that is not a run's to bill.
+/// Declares that this process runs a single command, so that its code, heap and stacks count against a memory budget.
+/// The command line calls this at startup; a program that links this library holds memory that belongs to no run and
+/// must not call this function.
 pub fn bill_whole_process() {
     IS_A_COMMAND.store(true, Ordering::Relaxed);
 }
 
 impl Process {
-    /// The lines of a process to which a command adds its own; `None` where the host's memory has no line.
+    /// The entries of the process, to which a command adds its own; `None` where no budget covers the host's memory.
+    /// For a GPU run with a budget for host memory, the list starts empty if the process is not counted.
     pub fn of(settings: &Settings) -> Option<Self> {
         let on_gpu = || settings.host_memory.map(|_| Self::default());
         Self::now(settings).or_else(|| if settings.is_on_host() { None } else { on_gpu() })
     }
 
-    /// What this process holds now: all pages of its binary and libraries, which are resident once they were touched, and
-    /// the most that its heap and stacks have held so far. `None` where the line is not about the host's memory, or the
-    /// system does not tell.
+    /// The memory that the process holds now: the whole size of its binary and libraries, whose pages are resident once
+    /// touched, and the highest heap and stack size so far. `None` where the budget does not cover host memory, the
+    /// process runs other work than one command, or the system does not report its memory.
     pub fn now(settings: &Settings) -> Option<Self> {
         if !settings.is_on_host() || !IS_A_COMMAND.load(Ordering::Relaxed) {
             return None;
@@ -59,6 +61,7 @@ impl Process {
         let maps = fs::read_to_string("/proc/self/maps").ok()?;
         let status = fs::read_to_string("/proc/self/status").ok()?;
         let code = mapped_files(&maps);
+        // VmHWM is the peak of all resident memory; without the resident file pages, heap and stacks remain.
         let heap = kib(&status, "VmHWM:")?.saturating_sub(kib(&status, "RssFile:")?).0;
         let heap = (heap + HEAP_MARGIN).next_multiple_of(HEAP_STEP);
         let mut process = Self::default();
@@ -67,14 +70,15 @@ impl Process {
         Some(process)
     }
 
-    /// Adds a line.
+    /// Adds an entry; zero bytes are left out.
     pub fn add(&mut self, label: &str, bytes: u64) {
         if bytes > 0 {
             self.lines.push(Staging { label: label.to_owned(), bytes: Bytes(bytes) });
         }
     }
 
-    /// The lines, less what is reserved for them elsewhere, which comes off the first.
+    /// Returns the entries after subtracting `reserved` bytes that are accounted for elsewhere, starting with the
+    /// first entry.
     pub fn beyond(mut self, reserved: Bytes) -> Vec<Staging> {
         let mut left = reserved;
         for line in &mut self.lines {
@@ -86,15 +90,15 @@ impl Process {
         self.lines
     }
 
-    /// Adds the stacks of the threads that compute, and of `others`.
+    /// Adds the stacks of the compute threads, of the threads that load weights, and of `others` threads.
     pub fn add_threads(&mut self, settings: &Settings, others: usize) {
         let readers = READERS.min(settings.threads as u64);
-        // A thread leads the compute threads of each replica.
+        // Each replica has a leader thread beside its compute threads; there are at most as many replicas as threads.
         let threads = 2 * settings.threads as u64 + readers + others as u64 + 1;
         self.add("thread stacks", threads * STACK);
     }
 
-    /// Adds the larger of what queues hold in a run and what weights pass through before it.
+    /// Adds the larger of the queues' bytes during a run and the buffers that weights pass through before the run.
     pub fn add_queues(&mut self, settings: &Settings, queues: u64) {
         let readers = READERS.min(settings.threads as u64);
         let piece = PIECE * 4;
@@ -103,22 +107,22 @@ impl Process {
     }
 }
 
-/// What a run would hold in this process: the lines that do not depend on its input. Nothing where the
-/// memory that is planned is not the host's.
+/// The entries of the process that do not depend on the input. Empty where the planned memory is not the host's and has
+/// no separate budget.
 pub fn before_input(settings: &Settings) -> Vec<Staging> {
     let Some(mut process) = Process::of(settings) else { return vec![] };
     process.add_threads(settings, settings.tokenizers().max(1) + 1);
     process.lines
 }
 
-/// The lines of a process as JSON: bytes by label.
+/// The entries as a JSON object: bytes by label.
 pub fn to_json(lines: &[Staging]) -> Value {
     let lines: Map<String, Value> =
         lines.iter().map(|line| (line.label.clone(), line.bytes.0.into())).collect();
     lines.into()
 }
 
-/// The lines of a process under `heading`, as a person reads them, each with its end; nothing without lines.
+/// The entries as indented text lines under `heading`, with their sum; an empty string without entries.
 pub fn to_text(heading: &str, lines: &[Staging]) -> String {
     if lines.is_empty() {
         return String::new();
@@ -133,15 +137,16 @@ pub fn to_text(heading: &str, lines: &[Staging]) -> String {
     format!("{heading}\n{}", rows.collect::<String>())
 }
 
-/// Bytes that a record's name takes among those that were seen.
+/// Bytes that each record takes in the set of record names already seen.
 pub const NAME: u64 = 14;
 
-/// Bytes of the files that are mapped, by the lines of /proc/self/maps: their pages count as resident once they were read.
+/// Total size in bytes of the mapped files listed in the text of /proc/self/maps; pages of mapped files count as
+/// resident once they were read.
 fn mapped_files(maps: &str) -> u64 {
     let bytes = |line: &str| {
         let mut fields = line.split_whitespace();
         let range = fields.next()?;
-        // Permissions, offset, device, inode.
+        // The fields between the range and the path are permissions, offset, device and inode.
         let path = fields.nth(4)?;
         let (start, end) = range.split_once('-')?;
         let number = |text| u64::from_str_radix(text, 16).ok();

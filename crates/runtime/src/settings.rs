@@ -1,5 +1,5 @@
-//! The options that decide where and how models run. Invariant: a setting is read, never changed: what is chosen from it
-//! (replicas, tokens, streaming) is in the plan of a session.
+//! Options that decide where and how models run. Invariant: settings are read, never changed; choices derived from them
+//! (replicas, tokens, streaming) are stored in the plan of a session.
 
 use crate::budget::Budget;
 use crate::{Device, Level, RequestError, RuntimeError, machine};
@@ -17,32 +17,32 @@ use std::sync::Arc;
 pub struct Settings {
     /// The CPU, or the GPUs to run on.
     pub device: Device,
-    /// The element type of encoders' weights and activations; `None` is the best that the device has.
+    /// Element type of the encoders' weights and activations; `None` selects the device's best type.
     pub precision: Option<Precision>,
     /// Compute threads of the CPU.
     pub threads: usize,
-    /// Into how many replicas the CPU's threads are divided.
+    /// Number of replicas among which the CPU's threads are divided.
     pub replicas: Replicas,
-    /// The memory budget: `None` is 80 % of what is free now.
+    /// Memory budget of the plans; `None` is 80 % of the memory that is free now.
     pub budget: Option<Bytes>,
-    /// The memory budget of the process on the host; on a CPU the smaller of both budgets holds.
+    /// Memory budget of the process on the host; on a CPU the smaller of the two budgets applies.
     pub host_memory: Option<Bytes>,
-    /// Tokens of a step: `None` is the most that fit, up to where more bring no speed.
+    /// Tokens of a step; `None` is the most that fit, up to the target's saturation.
     pub tokens: Option<u64>,
-    /// Whether weights may stay in their files and be read in every step.
+    /// Whether weights may be streamed: left in their files and read in every step.
     pub stream: Stream,
-    /// Flags that were given and have no effect on this device, for run.json.
+    /// Flags that were given but have no effect on this device, for run.json.
     pub unused_flags: Vec<&'static str>,
 }
 
-/// Into how many replicas the threads of a CPU are divided. Each replica runs its steps alone; all share one copy of the
-/// weights.
+/// Number of replicas among which a CPU's threads are divided. Each replica computes its own steps; all share one copy
+/// of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replicas {
-    /// As many as the input is worth and the budget has room for.
+    /// As many as the length of the input justifies and the budget allows.
     #[default]
     Auto,
-    /// At most this many, fewer where the budget has no room for them.
+    /// At most this number; fewer if the budget does not allow them.
     AtMost(usize),
 }
 
@@ -62,27 +62,27 @@ impl Default for Settings {
     }
 }
 
-/// Letters of input that are worth another replica: what a replica takes of memory is less than what it saves in time.
+/// Input letters that justify another replica: with more, a replica saves more time than its memory costs.
 pub const LETTERS_OF_REPLICA: u64 = 8192;
 
-/// Threads that tokenize for each GPU.
+/// Tokenizer threads per GPU.
 const TOKENIZERS: usize = 8;
 
-/// Most threads that one replica has alone: with so few, dividing them saves nothing.
+/// Number of threads up to which a single replica is used, because dividing so few threads saves nothing.
 const ONE_REPLICA: usize = 2;
 
 impl Settings {
-    /// The machine that plans are made for, with all threads in one replica.
+    /// The target to plan for, with all threads in one replica.
     pub fn target(&self) -> Result<Target, RuntimeError> {
         self.target_of(1)
     }
 
-    /// The target of each of this many replicas.
+    /// The target of one of `replicas` replicas.
     pub(crate) fn target_of(&self, replicas: usize) -> Result<Target, RuntimeError> {
         Ok(self.machines(replicas)[0].target()?)
     }
 
-    /// The machines of the run, which are of one kind: the CPU with its threads in `replicas`, or the GPUs.
+    /// The machines of the run, all of one kind: the CPU divided into `replicas`, or the GPUs.
     pub fn machines(&self, replicas: usize) -> Vec<Arc<dyn Machine>> {
         match &self.device {
             Device::Cpu => vec![Arc::new(CpuMachine::new(replicas, threads_of_each(self.threads, replicas)))],
@@ -90,45 +90,46 @@ impl Settings {
         }
     }
 
-    /// The first of the machines.
+    /// The first machine.
     pub fn machine(&self) -> Arc<dyn Machine> {
         self.machines(1).swap_remove(0)
     }
 
-    /// Whether plans are in the host's memory.
+    /// Whether plans are in host memory.
     pub fn is_on_host(&self) -> bool {
         self.device == Device::Cpu
     }
 
-    /// The element type of encoders' weights and activations.
+    /// Element type of the encoders' weights and activations.
     pub fn precision(&self) -> Result<Precision, RuntimeError> {
         match (self.is_on_host(), self.precision) {
             (true, asked) => on_cpu(asked),
-            // What its kernels lack is said when it is planned.
+            // Planning reports an element type that the GPU's kernels lack.
             (false, Some(asked)) => Ok(asked),
             (false, None) => Ok(self.machine().precisions()[0]),
         }
     }
 
-    /// How encoders are compiled.
+    /// Compilation policy of the encoders.
     pub fn policy(&self) -> Result<Policy, RuntimeError> {
         Ok(Policy { precision: self.precision()?, ..Policy::default() })
     }
 
-    /// The properties of the machine that the bits of a result depend on, as JSON: kind of device, instructions, precision.
+    /// JSON with the properties of the machine on which result bits depend: kind of device, instruction set, precision.
     pub fn arithmetic(&self) -> Result<Value, RuntimeError> {
         let precision = self.precision()?.name();
-        // Neither the number of devices nor their names: a run goes on with others.
+        // Number and names of devices are left out: a run may resume on other devices of the same kind.
         let (kind, instructions) = (self.machine().kind().to_string(), self.machine().arithmetic());
         Ok(json!({"device": kind, "instructions": instructions, "precision": precision}))
     }
 
-    /// What delays the first step on a machine that was never used, in words.
+    /// Explains what delays the first step on a machine on which the program never ran before; `None` if nothing does.
     pub fn first_use(&self) -> Option<String> {
         self.machine().first_use()
     }
 
-    /// The level at which a run reports its device and kernels: f32 on the CPU is the reference, which surprises nobody.
+    /// Severity at which a run reports its device and kernels: only a detail for f32 on the CPU, which is the
+    /// reference.
     pub fn computing_level(&self) -> Level {
         match (self.is_on_host(), self.precision()) {
             (true, Ok(Precision::F32)) => Level::Detail,
@@ -136,12 +137,12 @@ impl Settings {
         }
     }
 
-    /// Bytes that are free for an arena; of several devices, those of the device with the least.
+    /// Bytes free for an arena; with several devices, of the device with the least free memory.
     pub fn free(&self) -> Result<Bytes, RuntimeError> {
         free(&self.machines(1))
     }
 
-    /// Threads that tokenize: a GPU needs several to be kept busy.
+    /// Number of tokenizer threads: a GPU needs several to be kept busy.
     pub fn tokenizers(&self) -> usize {
         match self.is_on_host() {
             true => 1,
@@ -149,12 +150,13 @@ impl Settings {
         }
     }
 
-    /// Steps that may be in flight on each device.
+    /// Pipeline depth: in-flight steps on each device.
     pub fn depth(&self) -> usize {
         self.machine().depth()
     }
 
-    /// The most replicas that an input is worth which is worth `work` of them; `None` where its size is not known.
+    /// Maximum number of replicas for an input that justifies `work` replicas; `None` if the size of the input is
+    /// unknown.
     pub fn most_replicas(&self, work: Option<u64>) -> usize {
         if !self.is_on_host() {
             return 1;
@@ -167,7 +169,7 @@ impl Settings {
         most_replicas(self.threads, worth, self.stream)
     }
 
-    /// The memory budget, read now: what is free changes from moment to moment. It has no lines of the process yet.
+    /// The memory budget, based on the memory that is free at the time of the call; without entries of the process.
     pub fn read_budget(&self) -> Result<Budget, RuntimeError> {
         let (on_host, host_memory) = (self.is_on_host(), self.host_memory);
         let bytes = match self.budget {
@@ -179,32 +181,32 @@ impl Settings {
     }
 }
 
-/// Bytes that are free for an arena on each of these machines.
+/// Bytes free for an arena on every one of these machines.
 pub(crate) fn free(machines: &[Arc<dyn Machine>]) -> Result<Bytes, RuntimeError> {
     let free = machines.iter().map(|machine| Ok(machine.free()?)).collect::<Result<Vec<_>, RuntimeError>>()?;
     Ok(free.into_iter().min().unwrap_or(Bytes::ZERO))
 }
 
-/// The most replicas of this many threads for an input that is worth `worth` of them. Streamed weights would be read by
-/// each replica, so they have one.
+/// Maximum number of replicas for `threads` threads and an input that justifies `worth` replicas. With streamed weights
+/// the result is 1, because each replica would read the weights.
 pub(crate) fn most_replicas(threads: usize, worth: usize, stream: Stream) -> usize {
     if threads <= ONE_REPLICA || stream == Stream::Always { 1 } else { even(threads, worth) }
 }
 
-/// At most `replicas`, all with the same number of threads.
+/// The largest number of replicas, at most `replicas`, that have equal numbers of threads.
 pub(crate) fn even(threads: usize, replicas: usize) -> usize {
     threads / threads.div_ceil(replicas.clamp(1, threads))
 }
 
-/// The threads of each replica.
+/// Number of threads of each replica.
 pub(crate) fn threads_of_each(threads: usize, replicas: usize) -> usize {
     (threads / replicas).max(1)
 }
 
-/// The element type of models on this CPU.
+/// Element type of models on this CPU: the requested type, or the best one.
 ///
 /// # Errors
-/// A type that its kernels lack.
+/// The CPU's kernels lack the requested type.
 pub fn on_cpu(asked: Option<Precision>) -> Result<Precision, RuntimeError> {
     let formats = CpuMachine::formats();
     match asked {
@@ -214,7 +216,7 @@ pub fn on_cpu(asked: Option<Precision>) -> Result<Precision, RuntimeError> {
     }
 }
 
-/// The replicas that files are worth, compressed or not; `None` where one is a pipe.
+/// Number of replicas that the size of the input files justifies, compressed or not; `None` if an input is a pipe.
 pub fn replicas_for_input(inputs: &[PathBuf]) -> Option<u64> {
     let bytes = |path: &PathBuf| fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|file| file.len());
     inputs.iter().map(bytes).sum::<Option<u64>>().map(|letters| letters / LETTERS_OF_REPLICA)

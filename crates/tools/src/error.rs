@@ -1,55 +1,56 @@
-//! Why a tool fails. Invariant: every message names the file, the tensor or the flag that it is about, and the next step.
+//! Errors of the tools. Invariant: every message names the file, the tensor or the flag that caused it, and the next
+//! step.
 
 use data::printable::{Name, Place};
 use runtime::{Failure, HEAD_NAMES, RuntimeError};
 use std::path::PathBuf;
 
-/// Why a tool fails.
+/// Error of a tool.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolError {
     /// Opening a model, planning, computing, reading or writing failed.
     #[error(transparent)]
     Runtime(RuntimeError),
-    /// The output is there, and may not be replaced.
+    /// The output exists and must not be replaced.
     #[error("{} is there already; use {advice}", Place(path))]
     Exists {
         /// The output.
         path: PathBuf,
-        /// What to use.
+        /// The alternative to suggest.
         advice: &'static str,
     },
-    /// An output of `convert` that is no safetensors file.
+    /// The output name of `convert` does not end in .safetensors.
     #[error("{}: give an output that ends in .safetensors", Place(path))]
     NotSafetensors {
         /// The output.
         path: PathBuf,
     },
-    /// A target file that is no TOML file.
+    /// The name of a target file does not end in .toml.
     #[error("--calibrate {}: name a file that ends in .toml", path.display())]
     NotToml {
         /// The file.
         path: PathBuf,
     },
-    /// A tensor of fair-esm that the hub's files do not have.
+    /// A fair-esm tensor without an equivalent in the hub's format.
     #[error("{}: ESM-2 on the hub has no tensor for `{}`", Place(path), Name(tensor))]
     NotOnHub {
         /// The checkpoint.
         path: PathBuf,
-        /// Its tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// Two tensors that become one.
+    /// Two tensors that map to the same tensor of the hub's format.
     #[error("{}: `{}` and `{}` are the same tensor of the hub", Place(path), Name(one), Name(other))]
     SameTensor {
         /// The checkpoint.
         path: PathBuf,
-        /// A tensor.
+        /// Name of the first tensor.
         one: String,
-        /// Another.
+        /// Name of the second tensor.
         other: String,
     },
-    /// A tensor with the name that safetensors reserves.
+    /// A tensor has the name that safetensors reserves.
     #[error("{}: a tensor is called `{tensor}`, a reserved name; rename it", Place(path))]
     ReservedName {
         /// The file.
@@ -57,7 +58,7 @@ pub enum ToolError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor that differs when it is read back.
+    /// A tensor differs from the input when read back.
     #[error(
         "{}: `{}` is not the same after writing; nothing was kept. Did the input change meanwhile, or is the disk broken?",
         Place(path),
@@ -69,7 +70,7 @@ pub enum ToolError {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor of an adapter that the model has no place for.
+    /// A tensor of an adapter matches no weight of the model.
     #[error(
         "{}: `{}` has no place in {model}; give the model that the adapter was trained over with --base",
         Place(path),
@@ -83,7 +84,7 @@ pub enum ToolError {
         /// The model.
         model: String,
     },
-    /// A head that is not there.
+    /// The head's file does not exist.
     #[error("--head {}: there is no such file", Place(path))]
     NoHead {
         /// The file.
@@ -101,7 +102,7 @@ pub enum ToolError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A folder without the files of a run of VirNucPro.
+    /// A folder without the files of a VirNucPro run.
     #[error(
         "--reference {}: there is no NAME_{part}/ in it; give the folder in which VirNucPro has left its files",
         Place(folder)
@@ -109,27 +110,27 @@ pub enum ToolError {
     NoReference {
         /// The folder.
         folder: PathBuf,
-        /// What the name of a subfolder ends in.
+        /// Expected suffix of the subfolder's name.
         part: &'static str,
     },
-    /// A line of VirNucPro's results that cannot be read.
+    /// An unreadable line in VirNucPro's results.
     #[error(
         "{}, line {line}: not an id, a prediction and two scores, as VirNucPro writes them there",
         Place(path)
     )]
     ReferenceLine {
-        /// The file.
+        /// Path of the results file.
         path: PathBuf,
-        /// The line, from 1.
+        /// Line number, counted from 1.
         line: usize,
     },
-    /// A file of VirNucPro's that holds something else.
+    /// A VirNucPro file with unexpected contents.
     #[error("{}: it does not hold what VirNucPro writes there", Place(path))]
     ReferenceFile {
         /// The file.
         path: PathBuf,
     },
-    /// An element type in which single products are not timed.
+    /// An element type that is only benchmarked in whole models, not in single matmuls.
     #[error("--precision {precision}: only products of a model's layers; give --model")]
     OnlyOfModels {
         /// The element type.

@@ -1,5 +1,6 @@
-//! Tools for models and machines: `verify` and `bench` run a model and check or time it; `convert` and `merge` rewrite
-//! weights; `list` and `doctor` describe the caches and the machine.
+//! Tools for models and machines: `verify` checks and `bench` times a model; `convert` and `merge` rewrite weights;
+//! `list` and `doctor` describe the caches and the machine. Invariant: every tool reports its failures as a
+//! [`ToolError`].
 #![forbid(unsafe_code)]
 
 pub mod bench;

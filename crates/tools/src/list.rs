@@ -1,5 +1,5 @@
-//! `plimsoll list`: the models that can be run, and what of them is on this machine. Invariant: it only looks;
-//! counts are those of the graphs, and no network is asked.
+//! `plimsoll list`: lists supported models and their files on this machine. Invariant: read-only and offline; parameter
+//! counts come from the graphs.
 
 use crate::ToolError;
 use data::printable::{Name, Place};
@@ -13,49 +13,49 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What can be run.
+/// The list of models.
 #[derive(Clone, Debug)]
 pub struct List {
-    /// The folder of the hub cache; `None` when no variable places it.
+    /// Folder of the hub cache; `None` if no environment variable locates it.
     pub cache: Option<PathBuf>,
-    /// The known models, then the others of the cache.
+    /// The known models, followed by other supported models in the cache.
     pub models: Vec<Model>,
-    /// The folder of the torch hub cache; `None` when no variable places it.
+    /// Folder of the torch hub cache; `None` if no environment variable locates it.
     pub torch_cache: Option<PathBuf>,
 }
 
-/// One model.
+/// A listed model.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// `org/name`.
+    /// Hub id: `org/name`.
     pub id: String,
-    /// One line about it, of the known ones.
+    /// One-line description of a known model.
     pub about: Option<&'static str>,
-    /// What it computes.
+    /// The architecture.
     pub encoder: Encoder,
-    /// Numbers that were learnt; of ESM-2 with its language-model head.
+    /// Number of trained parameters, for ESM-2 including its language-model head.
     pub parameters: u64,
-    /// What of it is in the cache.
+    /// State of the model's files in the hub cache.
     pub cached: Cached,
-    /// Its checkpoint in the torch hub cache, which a run takes where the hub cache has not all.
+    /// Checkpoint in the torch hub cache, used by a run if the hub cache is incomplete.
     pub checkpoint: Option<Checkpoint>,
 }
 
-/// What of a model is in the cache.
+/// State of a model's files in the hub cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cached {
-    /// All that a run needs: so many bytes of weight files.
+    /// All files for a run are cached; the number is the size of the weight files in bytes.
     Complete(u64),
-    /// Something, and these files are missing.
+    /// Some files are cached; the listed files are missing.
     Incomplete(Vec<String>),
-    /// Nothing.
+    /// No file is cached.
     Absent,
 }
 
-/// Bytes of a parameter as it is computed with.
+/// Bytes of a parameter in f32.
 const F32: u64 = 4;
 
-/// Looks.
+/// Lists the known models and the supported models in the caches.
 pub fn list() -> Result<List, ToolError> {
     let env = HubEnv::from_process();
     let cached = cached_ids(&env).into_iter().filter(|id| !KNOWN.iter().any(|(known, _)| known == id));
@@ -63,7 +63,7 @@ pub fn list() -> Result<List, ToolError> {
         KNOWN.iter().filter_map(|(id, about)| Some(((*id).to_owned(), Some(*about), known(id)?)));
     let others = cached.filter_map(|id| {
         let config = fs::read_to_string(find_in_hub(&id, &env).ok()?.join(CONFIG)).ok()?;
-        // What cannot be run is for `doctor` to name.
+        // Unsupported models are left to `doctor`.
         let encoder = Encoder::from_json(&config).ok()?;
         Some((id, None, encoder))
     });
@@ -77,7 +77,7 @@ pub fn list() -> Result<List, ToolError> {
     Ok(List { cache: env.cache_dir(), models, torch_cache: env.torch_checkpoints() })
 }
 
-/// The ids of all repositories of models in the cache, sorted.
+/// Hub ids of all cached model repositories, sorted.
 pub(crate) fn cached_ids(env: &HubEnv) -> Vec<String> {
     let folders = env.cache_dir().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
     let names = folders.filter_map(|e| e.file_name().into_string().ok());
@@ -87,8 +87,8 @@ pub(crate) fn cached_ids(env: &HubEnv) -> Vec<String> {
     ids
 }
 
-/// Numbers that were learnt: of ESM-2 with its language-model head, whose decoder is the embedding, and without
-/// the rotary frequencies, which are given.
+/// Number of trained parameters: for ESM-2 with its language-model head, whose decoder shares the embedding, and
+/// without the rotary frequencies, which are constants.
 pub(crate) fn parameters(encoder: &Encoder) -> Result<u64, VerifyError> {
     let outputs: &[Output] = match encoder {
         Encoder::Esm2(_) => &[Output::Hidden, Output::Logits],
@@ -108,7 +108,7 @@ fn cached_state(id: &str, env: &HubEnv) -> Cached {
     }
 }
 
-/// Bytes of the weight files that a run would open.
+/// Total size in bytes of the weight files that a run would open.
 fn weight_bytes(folder: &Path) -> u64 {
     let Some(file) = FOLDER_FILES.iter().map(|name| folder.join(name)).find(|path| path.exists()) else {
         return 0;
@@ -128,7 +128,7 @@ fn layers(encoder: &Encoder) -> u64 {
 }
 
 impl List {
-    /// The same as JSON.
+    /// The list as JSON.
     pub fn to_json(&self) -> Value {
         let text = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let (cache, torch) = (text(&self.cache), text(&self.torch_cache));
@@ -159,7 +159,7 @@ impl Model {
         })
     }
 
-    /// Its columns in the text.
+    /// The model's columns of the text table.
     fn columns(&self) -> [String; 7] {
         let in_torch = |c: &Checkpoint| format!("torch hub, {}", Bytes(c.bytes));
         let cached = match (&self.cached, &self.checkpoint) {
@@ -174,7 +174,7 @@ impl Model {
             self.encoder.family().to_owned(),
             layers(&self.encoder).to_string(),
             self.encoder.hidden_size().to_string(),
-            // Grouped as bytes are.
+            // Digit grouping as in byte counts.
             Bytes(self.parameters).to_string().trim_end_matches(" B").to_owned(),
             Bytes(F32 * self.parameters).to_string(),
             cached,

@@ -1,5 +1,5 @@
-//! `plimsoll merge`: an adapter and the model that it adapts as one model's folder, `W + alpha / r B A` (Hu et al. 2021).
-//! Invariant: every tensor of the adapter has found its weight, or nothing is written; the folder appears whole.
+//! `plimsoll merge`: merges an adapter into its base model, `W + alpha / r B A` (Hu et al. 2021). Invariant: nothing is
+//! written unless every tensor of the adapter matches a weight; the output folder appears complete or not at all.
 
 use crate::ToolError;
 use data::atomic::{AtomicFile, sync_folder};
@@ -15,40 +15,40 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Elements of a tensor that are in memory at a time.
+/// Number of elements of a tensor in memory at a time.
 const PART: u64 = 1 << 18;
 
-/// What is asked.
+/// Options of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The adapter's folder.
     pub adapter: PathBuf,
-    /// The model that it adapts; `None` is the one that the adapter names.
+    /// The base model; `None` uses the model named by the adapter.
     pub base: Option<String>,
-    /// The folder that is made.
+    /// The folder to create.
     pub output: PathBuf,
 }
 
-/// What was written.
+/// Result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The folder.
     pub output: PathBuf,
-    /// Weights that an adapter was added to.
+    /// Number of weights to which an adapter was added.
     pub adapted: u64,
-    /// Tensors in the folder's file.
+    /// Number of tensors in the output file.
     pub tensors: u64,
 }
 
 impl Report {
-    /// The same as JSON.
+    /// The report as JSON.
     pub fn to_json(&self) -> Value {
         let output = self.output.display().to_string();
         json!({"output": output, "adapted": self.adapted, "tensors": self.tensors})
     }
 }
 
-/// Merges.
+/// Merges an adapter into its base model and writes a model folder.
 pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<Report, ToolError> {
     let Options { adapter: folder, base, output } = options;
     if output.exists() {
@@ -69,29 +69,29 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<Report, T
         Ok(sync_folder(output).map_err(RuntimeError::io(output))?)
     });
     if done.is_err() {
-        // Best effort: the error that matters is the first one.
+        // Best effort: an error of the removal must not hide the first error.
         let _ = fs::remove_dir_all(&temporary);
     }
     done.map(|()| Report { output: output.clone(), adapted, tensors: count })
 }
 
-/// A and B in full: their ranks are small.
+/// The matrices A and B of an adapter, held in full because their ranks are small.
 struct Pair {
     a: Vec<f32>,
     b: Vec<f32>,
 }
 
-/// What is written.
+/// The inputs of a merge, checked against each other.
 struct Merging<'a> {
     model: &'a EncoderModel,
     task: Task,
-    /// Of the adapter: a classifier that was trained beside.
+    /// Tensors of a classifier that was trained together with the adapter.
     classifier: Vec<&'a Tensor>,
     tensors: &'a Weights,
-    /// By the name of the model's weight.
+    /// Adapter matrices by the name of the base model's weight.
     pairs: BTreeMap<String, Pair>,
     rank: u64,
-    /// alpha / rank.
+    /// Scale of B A: alpha / rank.
     scale: f64,
 }
 
@@ -137,7 +137,7 @@ impl<'a> Merging<'a> {
         Ok(Self { model, task, classifier, tensors, pairs, rank: adapter.rank, scale })
     }
 
-    /// The model's tensors; a classifier has no language-model head.
+    /// The tensors to write: with a classifier, the language-model head and any earlier classifier are left out.
     fn written(&self) -> Vec<&Tensor> {
         let all = self.model.weights.tensors().filter(|t| {
             let head = t.name().starts_with("lm_head.") || t.name().starts_with("cls.");
@@ -147,7 +147,7 @@ impl<'a> Merging<'a> {
         all.chain(self.classifier.iter().copied()).collect()
     }
 
-    /// The folder's files.
+    /// Writes the files of the output folder.
     fn fill(&self, folder: &Path, adapter: &Path) -> Result<(), ToolError> {
         let path = folder.join("model.safetensors");
         let mut file = AtomicFile::create(&path)?;
@@ -166,7 +166,7 @@ impl<'a> Merging<'a> {
             None => String::new(),
         };
         let text = self.model.encoder.to_json(self.task, &source).into_bytes();
-        // Those that the adapter was trained with, or else the model's.
+        // The tokenizer files of the adapter's training, or else the base model's.
         let own = tokenizer_files(adapter)?;
         let beside = match (own.is_empty(), &self.model.folder) {
             (true, Some(folder)) => tokenizer_files(folder)?,
@@ -180,7 +180,7 @@ impl<'a> Merging<'a> {
         Ok(())
     }
 
-    /// A tensor, in rows of the adapted ones and larger parts of the others.
+    /// Writes a tensor, row by row if it has an adapter, else in larger pieces.
     fn write(&self, tensor: &Tensor, file: &mut AtomicFile) -> Result<(), ToolError> {
         let name = tensor.name();
         let weights = if self.model.weights.get(name).is_some() { &*self.model.weights } else { self.tensors };
@@ -203,7 +203,7 @@ impl<'a> Merging<'a> {
 }
 
 impl Pair {
-    /// Row n of W plus that of scale B A, the products summed in f64.
+    /// Adds row `n` of scale B A to the same row of W, summing in f64.
     fn add(&self, n: usize, rank: usize, scale: f64, row: &mut [f32]) {
         let b = &self.b[n * rank..(n + 1) * rank];
         for (j, w) in row.iter_mut().enumerate() {
@@ -214,7 +214,7 @@ impl Pair {
     }
 }
 
-/// The model's name of the weight of a module, which an adapter calls as the hub does.
+/// The base model's name for a module's weight; adapters use the hub's module names.
 fn weight(model: &EncoderModel, module: &str) -> Option<String> {
     let prefix = match model.encoder {
         Encoder::Esm2(_) => "esm.",
@@ -223,7 +223,7 @@ fn weight(model: &EncoderModel, module: &str) -> Option<String> {
     model.find(&format!("{}.weight", module.strip_prefix(prefix).unwrap_or(module)))
 }
 
-/// Values as a file of this type has them. Integers are no weights: they could not be read as values.
+/// Encodes values in a file's element type. Integer types cannot occur, because their tensors cannot be read as values.
 fn store(values: &[f32], dtype: DType, bytes: &mut Vec<u8>) {
     bytes.clear();
     for &x in values {

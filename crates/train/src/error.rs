@@ -6,6 +6,7 @@ use data::printable::Place;
 use runtime::{Failure, RuntimeError};
 use serde_json::Value;
 use std::path::PathBuf;
+use std::{fmt, io};
 
 /// Why a training run fails.
 #[derive(Debug, thiserror::Error)]
@@ -148,10 +149,10 @@ pub enum TrainError {
         found: Value,
     },
     /// A position in the data that cannot be read.
-    #[error("the place in the data: {why}")]
+    #[error("the place in the data")]
     DataPosition {
         /// What the parser says.
-        why: String,
+        source: serde_json::Error,
     },
     /// A checkpoint that is there, of a run that should begin anew.
     #[error(
@@ -163,18 +164,23 @@ pub enum TrainError {
         path: PathBuf,
     },
     /// A checkpoint of another configuration.
-    #[error("{} is of another configuration: {what}; choose another folder with -o", Place(path))]
+    #[error("{} is of another configuration: {difference}; choose another folder with -o", Place(path))]
     OtherConfiguration {
         /// The checkpoint.
         path: PathBuf,
         /// The key that differs.
-        what: String,
+        difference: ConfigDifference,
     },
     /// A run without a usable checkpoint.
-    #[error("no checkpoint can be used ({why}); remove the folder to begin anew, or choose another with -o")]
+    #[error(
+        "no checkpoint can be used ({}: {why}); remove the folder to begin anew, or choose another with -o",
+        Place(path)
+    )]
     NoUsableCheckpoint {
-        /// Why the last one cannot be used.
-        why: String,
+        /// The oldest checkpoint.
+        path: PathBuf,
+        /// Why the oldest one cannot be used.
+        why: CheckpointError,
     },
     /// A folder of a run without a checkpoint.
     #[error("--resume {}: there is no checkpoint in it", Place(folder))]
@@ -188,7 +194,7 @@ pub enum TrainError {
         /// The checkpoint.
         path: PathBuf,
         /// What is wrong with it.
-        why: String,
+        why: CheckpointError,
     },
     /// A checkpoint that is older than another of the run.
     #[error(
@@ -203,18 +209,106 @@ pub enum TrainError {
         newer: PathBuf,
     },
     /// A configuration in a checkpoint that cannot be read.
-    #[error("the configuration of a checkpoint: {why}")]
+    #[error("the configuration of a checkpoint")]
     CheckpointConfig {
         /// What the parser says.
-        why: String,
+        source: serde_json::Error,
     },
     /// A checkpoint of another model.
-    #[error("{} is of another model: {why}", Place(path))]
+    #[error("{} is of another model: {difference}", Place(path))]
     OtherModel {
-        /// The file of the checkpoint.
+        /// The checkpoint.
         path: PathBuf,
-        /// The tensor that differs.
-        why: String,
+        /// How the models differ.
+        difference: ModelDifference,
+    },
+}
+
+/// Why a checkpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// A file of the checkpoint that cannot be read.
+    #[error("{file}: {source}")]
+    Unreadable {
+        /// The file's name.
+        file: String,
+        /// The error of the read.
+        source: io::Error,
+    },
+    /// A record that is not the JSON of a record.
+    #[error("{file} is damaged: {source}")]
+    NotARecord {
+        /// The record's name.
+        file: &'static str,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+    /// A file whose bytes are not those that were written.
+    #[error("{file} is damaged")]
+    Damaged {
+        /// The file's name.
+        file: String,
+    },
+}
+
+/// A difference between the configuration of a run and that of its checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ConfigDifference {
+    /// A key with another value.
+    Key {
+        /// The key.
+        key: String,
+        /// Its value in the checkpoint.
+        was: Value,
+        /// Its value now.
+        is: Value,
+    },
+    /// A schedule that ends at another step.
+    ScheduleEnd {
+        /// The last step in the checkpoint; `None` where there is no end.
+        was: Option<u64>,
+        /// The last step now.
+        is: Option<u64>,
+    },
+}
+
+impl fmt::Display for ConfigDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |end: &Option<u64>| end.map_or("never".to_owned(), |step| format!("at step {step}"));
+        match self {
+            Self::Key { key, was, is } => write!(f, "`{key}` was {was}, is {is}"),
+            Self::ScheduleEnd { was, is } => {
+                write!(f, "the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))
+            }
+        }
+    }
+}
+
+/// A difference between the model of a run and that of its checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelDifference {
+    /// Another number of tensors.
+    #[error("{file} holds {found} tensors, the model has {wanted}")]
+    Count {
+        /// The file of the checkpoint.
+        file: String,
+        /// Tensors in the file.
+        found: usize,
+        /// Tensors of the model.
+        wanted: usize,
+    },
+    /// A tensor of another element type.
+    #[error("{tensor} was {was}, is {is}")]
+    ElementType {
+        /// The tensor.
+        tensor: String,
+        /// Its element type in the checkpoint.
+        was: &'static str,
+        /// Its element type now.
+        is: &'static str,
     },
 }
 
@@ -254,9 +348,9 @@ impl Failure for TrainError {
             | Self::NothingToEvaluate
             | Self::LossNotFinite { .. }
             | Self::GradientsNotFinite { .. }
-            | Self::StepsSkipped { .. }
-            | Self::MicroSteps { .. } => 1,
+            | Self::StepsSkipped { .. } => 1,
             Self::DataPosition { .. }
+            | Self::MicroSteps { .. }
             | Self::CheckpointExists { .. }
             | Self::OtherConfiguration { .. }
             | Self::NoUsableCheckpoint { .. }

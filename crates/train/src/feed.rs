@@ -1,5 +1,6 @@
-//! The data of a run: the configuration as settings of `data`, and the streams that a model is fed from. Invariant: the
-//! place in the training data is that behind the batch which was taken last, whatever was evaluated since.
+//! The data of a run: translates the configuration into settings of the `data` crate, and reads batches from its
+//! streams. Invariant: the saved position in the training data is the one after the batch taken last, regardless of
+//! evaluations since.
 
 use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
 use super::trainable::Taken;
@@ -13,21 +14,21 @@ use runtime::{RuntimeError, machine};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Where batches come from.
+/// Source of training and validation batches.
 pub enum Feed {
-    /// Documents, as tokens.
+    /// Documents, tokenized.
     Tokens(Box<TokenFeed>),
-    /// Embeddings, for a head.
+    /// Embeddings with classes, for training a head.
     Rows(Box<RowFeed>),
 }
 
 /// Batches of tokens.
 pub struct TokenFeed {
     dataset: Dataset,
-    /// Opened with the first batch, when the bounds are known.
+    /// Opened when the first batch is taken, because the bounds are not final before.
     train: Option<Stream>,
     validation: Option<Stream>,
-    /// The one that was taken last.
+    /// The batch taken last.
     pub batch: Batch,
 }
 
@@ -36,12 +37,13 @@ pub struct RowFeed {
     set: RowSet,
     train: Option<RowStream>,
     validation: Option<RowStream>,
-    /// The one that was taken last.
+    /// The batch taken last.
     pub batch: RowBatch,
 }
 
 impl Feed {
-    /// Reads the data once. `tokenizer` is the file that came with the model's weights, if one did.
+    /// Opens the data set, reading all of it once. `tokenizer` is the tokenizer.json next to the initial weights, if
+    /// there is one.
     pub fn open(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Self, TrainError> {
         if config.model.kind == ModelKind::Head {
             let set = RowSet::open(row_settings(config, bounds.tokens)?)?;
@@ -53,7 +55,7 @@ impl Feed {
         Ok(Self::Tokens(Box::new(TokenFeed { dataset, train: None, validation: None, batch })))
     }
 
-    /// Gives micro-batches other bounds, before the first one is taken.
+    /// Changes the bounds of micro-batches; must be called before the first batch is taken.
     pub fn bound(&mut self, bounds: Bounds) -> Result<(), TrainError> {
         match self {
             Self::Tokens(feed) => {
@@ -65,7 +67,7 @@ impl Feed {
         Ok(())
     }
 
-    /// The next micro-batch to train on; `None` where an epoch ends.
+    /// Reads the next training micro-batch; `None` at the end of an epoch.
     pub fn take(&mut self) -> Result<Option<Taken>, TrainError> {
         match self {
             Self::Tokens(feed) => {
@@ -87,7 +89,7 @@ impl Feed {
         }
     }
 
-    /// The next micro-batch to evaluate on; `None` at their end.
+    /// Reads the next validation micro-batch; `None` at the end of the validation data.
     pub fn take_validation(&mut self) -> Result<Option<Taken>, TrainError> {
         match self {
             Self::Tokens(feed) => {
@@ -103,7 +105,7 @@ impl Feed {
         }
     }
 
-    /// Begins the evaluation data again.
+    /// Restarts the validation data from its beginning.
     pub fn rewind(&mut self) -> Result<(), TrainError> {
         match self {
             Self::Tokens(feed) => {
@@ -114,7 +116,7 @@ impl Feed {
         Ok(())
     }
 
-    /// The place in the training data.
+    /// Returns the position in the training data.
     pub fn position(&self) -> Result<Value, TrainError> {
         let position = match self {
             Self::Tokens(feed) => {
@@ -129,9 +131,9 @@ impl Feed {
         position.map_err(|e| RuntimeError::bug(format!("the place in the data: {e}")).into())
     }
 
-    /// Goes on from a place.
+    /// Continues the training data at a position.
     pub fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
-        let damaged = |e: serde_json::Error| TrainError::DataPosition { why: e.to_string() };
+        let damaged = |e: serde_json::Error| TrainError::DataPosition { source: e };
         match self {
             Self::Tokens(feed) => {
                 let position: Position = serde_json::from_value(position.clone()).map_err(damaged)?;
@@ -145,7 +147,8 @@ impl Feed {
         Ok(())
     }
 
-    /// What it holds on the host at most, with a batch; where it `evaluates`, with a second stream.
+    /// Returns upper bounds of the host memory that the data holds, including one batch; if the run `evaluates`,
+    /// including a second stream.
     pub fn host_bytes(&self, evaluates: bool) -> Vec<Held> {
         let (mut held, batch) = match self {
             Self::Tokens(feed) => {
@@ -159,7 +162,7 @@ impl Feed {
         held
     }
 
-    /// Values of each part of a head's input; none for tokens.
+    /// Widths of the inputs of a head; empty for tokens.
     pub fn widths(&self) -> &[usize] {
         match self {
             Self::Tokens(_) => &[],
@@ -177,11 +180,12 @@ fn rows_of(batch: &RowBatch) -> Taken {
     Taken { tokens: rows, targets: rows }
 }
 
-/// Entries of the embedding table: those of the configuration, or of the tokenizer, which must not have more.
+/// Returns the number of entries of the embedding table: that of the configuration, or else that of the tokenizer. An
+/// explicit number must not be smaller than the tokenizer's.
 pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64, TrainError> {
     let bounds = Bounds { tokens: 2, sequences: 1, longest: 2 };
     let known = match config.model.vocabulary {
-        // A plan needs no file then.
+        // Without the data files only planning is possible, and a plan then needs no tokenizer.
         Some(entries) if !config.data.train.iter().any(|path| Path::new(path).exists()) => return Ok(entries),
         other => other,
     };
@@ -193,7 +197,7 @@ pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64,
     }
 }
 
-/// Documents to tokens, as the configuration says.
+/// Translates the configuration into settings of the token pipeline.
 pub fn settings(
     config: &TrainConfig,
     bounds: Bounds,
@@ -241,7 +245,7 @@ fn task(config: &TrainConfig) -> Task {
     }
 }
 
-/// How files are read.
+/// Returns the format of the data files.
 pub fn format(config: &TrainConfig) -> Result<data::train::Format, TrainError> {
     use data::train::Format as Read;
     let d = &config.data;
@@ -271,7 +275,8 @@ pub fn format(config: &TrainConfig) -> Result<data::train::Format, TrainError> {
     })
 }
 
-/// What the first file's name says; compression is seen by the reader.
+/// Determines the format from the first file's name; the suffix of a compressed file is ignored, since the reader
+/// detects compression itself.
 fn by_name(train: &[String]) -> Result<Format, TrainError> {
     let name = train.first().map_or("", String::as_str);
     let plain = [".gz", ".bz2", ".zst", ".xz"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
@@ -285,7 +290,7 @@ fn by_name(train: &[String]) -> Result<Format, TrainError> {
     }
 }
 
-/// How text becomes tokens; `own` is the tokenizer that came with the model.
+/// Returns how text is tokenized; `own` is the tokenizer that came with the model.
 pub fn tokens(
     config: &TrainConfig,
     format: &data::train::Format,
@@ -313,7 +318,7 @@ pub fn tokens(
     }
 }
 
-/// Embeddings with classes, as the configuration says.
+/// Translates the configuration into settings of the embedding reader.
 pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, TrainError> {
     let d = &config.data;
     if !d.validation.is_empty() {
@@ -347,7 +352,8 @@ mod tests {
 
     const BOUNDS: Bounds = Bounds { tokens: 512, sequences: 64, longest: 128 };
 
-    /// Batches of a feed, their counts, and whether it goes on from a place as if nothing had been.
+    /// Reads batches of a feed and checks that the feed continues from a saved position as if it had not been
+    /// interrupted. Returns the tokens and targets of the first batch.
     fn check(flags: &str, bounds: Bounds, own: Option<&Path>) -> (u64, u64) {
         let mut feed = Feed::open(&config(flags), bounds, own).unwrap_or_else(|e| panic!("{flags}: {e}"));
         let first = feed.take().expect("data").expect("a batch");

@@ -1,5 +1,5 @@
-//! `plimsoll train`: from a configuration to a trained model. Invariant: a run that was broken and goes on has the bits
-//! of one that was not.
+//! The trainer behind `plimsoll train`: reads a configuration, plans the training step within a memory budget and runs
+//! it. Invariant: a run that was interrupted and resumed ends with bit-identical weights to an uninterrupted run.
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
@@ -18,7 +18,7 @@ mod trainer;
 
 pub use config::ConfigError;
 pub use engine::{Largest, Size, largest, open, plan_of};
-pub use error::TrainError;
+pub use error::{CheckpointError, ConfigDifference, ModelDifference, TrainError};
 pub use resume::Resume;
 pub use state::{Best, LossScale, State};
 pub use trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};

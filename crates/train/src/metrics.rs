@@ -1,5 +1,5 @@
-//! metrics.jsonl: a line for each logged step and each evaluation. Invariant: lines are in the order of their steps, and
-//! none is of a step that a run which goes on will do again.
+//! Writer of metrics.jsonl, which has one line for each logged step and each evaluation. Invariant: lines are ordered
+//! by step, and a resumed run first removes the lines of steps that it will repeat.
 
 use super::trainable::Auxiliary;
 use crate::TrainError;
@@ -11,55 +11,56 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// The file's name.
+/// Name of the file.
 pub const FILE: &str = "metrics.jsonl";
 
-/// A step that was trained. What is no number is null.
+/// Line of a training step; non-finite numbers become null.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepLine {
-    /// Which, from 1.
+    /// Optimizer step, counted from 1.
     pub step: u64,
-    /// Cross-entropy of a target, in nats.
+    /// Mean cross-entropy per target, in nats.
     pub loss: Option<Number>,
-    /// Auxiliary losses, a column each: means over micro-steps, weighted by their targets. What is not finite is null.
+    /// Auxiliary losses, one column each: means over micro-steps, weighted by their targets. Non-finite values become
+    /// null.
     #[serde(flatten)]
     pub auxiliary: Auxiliary,
-    /// The learning rate.
+    /// Learning rate.
     pub lr: Option<Number>,
-    /// The norm of all gradients.
+    /// Norm of all gradients.
     pub grad_norm: Option<Number>,
     /// Tokens trained on so far.
     pub tokens: u64,
-    /// The epoch it began in, from 0.
+    /// Epoch in which the step began, from 0.
     pub epoch: u64,
-    /// Micro-steps of the step.
+    /// Number of micro-steps of the step.
     pub micro_steps: u64,
-    /// Since the line before.
+    /// Tokens per second since the previous line.
     pub tokens_per_second: Option<Number>,
-    /// Since this process began the run.
+    /// Seconds since this process started or resumed the run.
     pub seconds: Option<Number>,
-    /// Rows that experts dropped.
+    /// Rows dropped because an expert's capacity was exceeded.
     #[serde(skip_serializing_if = "is_zero")]
     pub dropped: u64,
-    /// Of fp16.
+    /// Loss scale; only for fp16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<Number>,
-    /// Steps skipped so far, because a gradient was not finite.
+    /// Steps skipped so far because a gradient was not finite.
     pub skipped: u64,
-    /// Resident memory of the process.
+    /// Resident memory of the process, in bytes.
     pub memory_bytes: u64,
 }
 
-/// An evaluation.
+/// Line of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvaluationLine {
-    /// After which step.
+    /// Step after which the evaluation ran.
     pub step: u64,
-    /// Cross-entropy of a target, in nats.
+    /// Mean cross-entropy per target, in nats.
     pub validation_loss: Option<Number>,
-    /// Targets.
+    /// Number of targets evaluated.
     pub validation_targets: u64,
-    /// Whether it is the lowest so far.
+    /// Whether the loss is the lowest so far.
     pub best: bool,
 }
 
@@ -67,26 +68,26 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// What JSON has for a float: nothing for those that are no numbers.
+/// Converts a float to a JSON number; `None` if it is not finite.
 pub fn number(x: f64) -> Option<Number> {
     Number::from_f64(x)
 }
 
-/// The file.
+/// The open file.
 #[derive(Debug)]
 pub struct Metrics {
     path: PathBuf,
     file: File,
 }
 
-/// What every line begins with.
+/// The field that every line has.
 #[derive(Deserialize)]
 struct Step {
     step: u64,
 }
 
 impl Metrics {
-    /// Of the run in `folder`, with the lines up to `step` that are there.
+    /// Opens the metrics of the run in `folder` and keeps its existing lines up to `step`.
     pub fn open(folder: &Path, step: u64) -> Result<Self, TrainError> {
         let path = folder.join(FILE);
         keep(&path, step)?;
@@ -102,7 +103,7 @@ impl Metrics {
     }
 }
 
-/// Writes the file anew with the lines up to `step`; half a line, which a kill leaves, is none.
+/// Rewrites the file with its lines up to `step`. An incomplete line left by a killed process ends the copy.
 fn keep(path: &Path, step: u64) -> Result<(), TrainError> {
     let mut kept = AtomicFile::create(path)?;
     let old = match File::open(path) {

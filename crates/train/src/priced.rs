@@ -1,4 +1,4 @@
-//! What a training run would take, as people and programs read it. Invariant: every number comes from the plans.
+//! Reports the plans of a training run as text and as JSON. Invariant: every number comes from the plans.
 
 use super::config::{PrecisionKind, TrainConfig};
 use super::{Largest, plan_of};
@@ -9,7 +9,7 @@ use runtime::{Observer, price};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// The machine of a name or a target file; the CPU with as many threads as the run would have.
+/// Resolves a target name or target file; `cpu` is this machine with the number of threads that the run would use.
 pub fn target(config: &TrainConfig, word: &str) -> Result<Target, TrainError> {
     match word {
         "cpu" => config.run.target(),
@@ -17,17 +17,17 @@ pub fn target(config: &TrainConfig, word: &str) -> Result<Target, TrainError> {
     }
 }
 
-/// The fastest plans of a configuration on a machine inside the line of its key `memory.budget`.
+/// Searches the fastest plans of a configuration on a target within the budget `memory.budget`.
 pub fn found(config: &TrainConfig, target: &Target, observer: &mut dyn Observer) -> Result<Found, TrainError> {
     plan_of(config, target, budget(config, target)?, observer)
 }
 
-/// The line of a configuration on a machine.
+/// Returns the memory budget of a configuration on a target, in bytes.
 pub fn budget(config: &TrainConfig, target: &Target) -> Result<Bytes, TrainError> {
     Ok(price::parse_budget(&config.memory.budget, target)?)
 }
 
-/// The plans as JSON: the program's, and what was chosen.
+/// Returns the plans as JSON: those of the program, and the values that were chosen.
 pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, TrainError> {
     let c = &found.candidate;
     let mut plan = price::to_json(&found.program)?;
@@ -49,14 +49,14 @@ pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, TrainError>
     Ok(plan)
 }
 
-/// The same of the largest, and what it is.
+/// Returns the result of a search for the largest dimension as JSON: its plans, and the value found.
 pub fn largest_to_json(largest: &Largest) -> Result<Value, TrainError> {
     let mut plan = to_json(&largest.config, &largest.found)?;
     plan["largest"] = json!({"of": largest.size.name(), "value": largest.value, "refused": largest.refused});
     Ok(plan)
 }
 
-/// The plans as a person reads them.
+/// Formats the plans as text.
 pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, TrainError> {
     let Found { program, candidate, .. } = found;
     let target = program.target();
@@ -95,7 +95,7 @@ pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, TrainError
     Ok(text)
 }
 
-/// The same of the largest, with a line that says what it is.
+/// Formats the result of a search for the largest dimension: its plans, preceded by a line with the value found.
 pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
     let model = &largest.config.model;
     let what = match largest.size {
@@ -118,7 +118,7 @@ fn chosen(c: &plan::Candidate) -> Value {
     })
 }
 
-/// The optimizer by its word in a configuration.
+/// The value of `optimizer.kind` for a planned optimizer.
 fn name(optimizer: &Optimizer) -> &'static str {
     match optimizer {
         Optimizer::AdamW(_) => "adamw",
@@ -136,16 +136,16 @@ fn precision(kind: PrecisionKind) -> &'static str {
     }
 }
 
-/// The number of parameters of a graph.
+/// Returns the number of parameters of a graph.
 pub(super) fn parameters(graph: &Graph) -> u64 {
     let elements = |shape: &[graph::Dim]| shape.iter().filter_map(|d| d.fixed()).product::<u64>();
     graph.param_values().map(|(v, ..)| elements(&graph.spec(v).shape)).sum()
 }
 
-/// How often each op is.
+/// Number of nodes of each op, by op name.
 type Ops<'a> = BTreeMap<&'a str, usize>;
 
-/// What is computed twice, a line for neighbouring layers that are alike.
+/// Describes the recomputed nodes, with one line for each range of adjacent layers with the same ops.
 fn recomputed(graph: &Graph) -> Vec<String> {
     let mut layers: BTreeMap<Option<u32>, Ops<'_>> = BTreeMap::new();
     for node in graph.nodes.iter().filter(|n| n.phase == Phase::Recompute) {
@@ -174,10 +174,10 @@ fn counted(ops: &Ops<'_>) -> String {
     ops.iter().map(each).collect::<Vec<_>>().join(", ")
 }
 
-/// As many of a kind are shown; the JSON has all.
+/// Maximum number of rejected candidates of each kind in the text; the JSON has all of them.
 const SHOWN: usize = 6;
 
-/// A table of what was not taken: what fits, and what would be faster and does not.
+/// Formats a table of rejected candidates: those that fit, then those that would be faster and do not fit.
 fn rejected(rejected: &[Rejected]) -> String {
     if rejected.is_empty() {
         return String::new();

@@ -4,9 +4,9 @@
 use super::checkpoint::{Checkpoint, Checkpoints, Named};
 use super::config::schema::{leaves, schema};
 use super::config::{TrainConfig, Warmup};
-use crate::TrainError;
+use crate::error::{ConfigDifference, TrainError};
 use data::printable::Place;
-use runtime::{Level, Observer};
+use runtime::{Level, Observer, RuntimeError};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -44,9 +44,9 @@ pub(super) fn choose(
         },
     };
     if let Some(checkpoint) = &found
-        && let Some(what) = difference(&checkpoint.record.config, config)?
+        && let Some(difference) = difference(&checkpoint.record.config, config)?
     {
-        return Err(TrainError::OtherConfiguration { path: checkpoint.path.clone(), what });
+        return Err(TrainError::OtherConfiguration { path: checkpoint.path.clone(), difference });
     }
     Ok(found)
 }
@@ -61,13 +61,13 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
                 let path = Place(path);
                 observer
                     .say(Level::Warning, &format!("{path} cannot be used: {why}; looking for an older one"));
-                last = Some(format!("{path}: {why}"));
+                last = Some((path.0.to_owned(), why));
             }
         }
     }
     match last {
         None => Ok(None),
-        Some(why) => Err(TrainError::NoUsableCheckpoint { why: why.to_string() }),
+        Some((path, why)) => Err(TrainError::NoUsableCheckpoint { path, why }),
     }
 }
 
@@ -77,8 +77,7 @@ fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError
         let found = newest(&Checkpoints::open(path)?.list()?, observer)?;
         return found.ok_or_else(|| TrainError::NoCheckpoint { folder: path.to_owned() });
     }
-    Checkpoint::open(path)
-        .map_err(|why| TrainError::BadCheckpoint { path: path.to_owned(), why: why.to_string() })
+    Checkpoint::open(path).map_err(|why| TrainError::BadCheckpoint { path: path.to_owned(), why })
 }
 
 /// A run that went back would meet its own later checkpoints.
@@ -89,24 +88,24 @@ fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainErr
     })
 }
 
-/// The first key that can change a result and differs, in words.
-fn difference(old: &Value, config: &TrainConfig) -> Result<Option<String>, TrainError> {
-    let broken = |e: serde_json::Error| TrainError::CheckpointConfig { why: e.to_string() };
-    let new = serde_json::to_value(config).map_err(broken)?;
+/// The first key that can change a result and differs.
+fn difference(old: &Value, config: &TrainConfig) -> Result<Option<ConfigDifference>, TrainError> {
+    let new = serde_json::to_value(config)
+        .map_err(|e| RuntimeError::bug(format!("a configuration that cannot be written as JSON: {e}")))?;
     let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
     for leaf in keys {
         let (was, is) = (at_path(old, &leaf.path), at_path(&new, &leaf.path));
         if was != is {
-            return Ok(Some(format!("`{}` was {was}, is {is}", leaf.path)));
+            let (was, is) = (was.clone(), is.clone());
+            return Ok(Some(ConfigDifference::Key { key: leaf.path, was, is }));
         }
     }
     // How long a run is may change, unless the learning rate already bent towards its end.
-    let old: TrainConfig = serde_json::from_value(old.clone()).map_err(broken)?;
+    let old: TrainConfig =
+        serde_json::from_value(old.clone()).map_err(|source| TrainError::CheckpointConfig { source })?;
     let (was, is) = (old.horizon(), config.horizon());
-    let text = |end: Option<u64>| end.map_or("never".to_owned(), |step| format!("at step {step}"));
     let bends = config.schedule.kind.ends() || matches!(config.schedule.warmup, Warmup::Share(_));
-    Ok((bends && was != is)
-        .then(|| format!("the schedule ended {}, ends {}; schedule.steps says where", text(was), text(is))))
+    Ok((bends && was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))
 }
 
 fn at_path<'a>(value: &'a Value, path: &str) -> &'a Value {

@@ -1,23 +1,23 @@
-//! The learning rate, and what else an update is told in each step. Invariant: a function of the configuration and the
-//! step alone, so a run that goes on has the rates of one that was not broken.
+//! The learning-rate schedule and the other per-step hyperparameters of the optimizer. Invariant: a function of the
+//! configuration and the step alone, so a resumed run has the same learning rates as an uninterrupted one.
 
 use super::config::{DecayShape, Optimizer, OptimizerKind, Scaling, Schedule, ScheduleKind, TrainConfig, Unit};
 use std::f64::consts::PI;
 
-/// The learning rate over the steps of a run.
+/// The learning-rate schedule of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     schedule: Schedule,
-    /// The highest, with the batch's size in it.
+    /// Peak learning rate, with batch-size scaling applied.
     peak: f64,
-    /// Steps of the warm-up.
+    /// Number of warm-up steps.
     warmup: u64,
-    /// Where a falling one ends.
+    /// Step at which a decaying learning rate ends.
     end: u64,
 }
 
 impl Rate {
-    /// Of a configuration that was checked.
+    /// Builds the schedule of a validated configuration.
     pub fn new(config: &TrainConfig) -> Self {
         let schedule = config.schedule;
         let batch = config.batch.tokens as f64;
@@ -31,11 +31,11 @@ impl Rate {
         Self { schedule, peak: config.optimizer.lr * factor, warmup, end }
     }
 
-    /// In `step`, from 0, which lies in `epoch`, from 0.
+    /// Returns the learning rate of `step` in `epoch`, both counted from 0.
     pub fn at(&self, step: u64, epoch: u64) -> f64 {
         let s = &self.schedule;
         if step < self.warmup {
-            // The first step already moves, and the last one of the warm-up has the highest rate.
+            // `step + 1`: the first step already has a non-zero rate, and the last warm-up step has the peak rate.
             return self.peak * (step + 1) as f64 / self.warmup as f64;
         }
         let step = step - self.warmup;
@@ -59,7 +59,7 @@ impl Rate {
         self.peak * (s.min_ratio + (1.0 - s.min_ratio) * left)
     }
 
-    /// What is left of wsd: all until its last share begins.
+    /// Returns the factor of the wsd schedule: 1 until the decay phase at its end begins.
     fn fall(&self, step: u64, span: u64) -> f64 {
         let share = ((self.end as f64 * self.schedule.decay_share).round() as u64).clamp(1, span);
         let stable = span - share;
@@ -75,12 +75,12 @@ impl Rate {
     }
 }
 
-/// From 1 to 0 (Loshchilov and Hutter 2017, equation 5).
+/// Cosine decay from 1 to 0 (Loshchilov and Hutter 2017, equation 5).
 fn half_cosine(done: f64) -> f64 {
     0.5 * (1.0 + (PI * done).cos())
 }
 
-/// The share of its cycle that is done at a step.
+/// Returns the elapsed fraction of the restart cycle that `step` lies in.
 fn cycle(mut step: u64, mut length: u64, growth: u64) -> f64 {
     if growth == 1 {
         return (step % length) as f64 / length as f64;
@@ -92,15 +92,16 @@ fn cycle(mut step: u64, mut length: u64, growth: u64) -> f64 {
     step as f64 / length as f64
 }
 
-/// What the update of step `t` (from 1, skipped ones not counted) is told. `kind` is the optimizer that was planned.
+/// Returns the hyperparameters of update `t` (from 1, skipped steps not counted). `kind` is the optimizer that was
+/// planned.
 pub fn hyper(kind: OptimizerKind, o: &Optimizer, lr: f64, t: u64) -> Vec<f32> {
     let t = t as f64;
     let values = match kind {
-        // Kingma and Ba 2015, algorithm 1: the corrections of both moments.
+        // The bias corrections of both moments: Kingma and Ba 2015, algorithm 1.
         OptimizerKind::Auto | OptimizerKind::Adamw | OptimizerKind::Adamw8bit => {
             vec![lr, 1.0 - o.betas[0].powf(t), 1.0 - o.betas[1].powf(t)]
         }
-        // Shazeer and Stern 2018, section 7.2.
+        // Decay of the second moment: Shazeer and Stern 2018, section 7.2.
         OptimizerKind::Adafactor => vec![lr, 1.0 - t.powf(-o.decay_exponent)],
         OptimizerKind::Sgd => vec![lr],
     };
@@ -111,7 +112,7 @@ pub fn hyper(kind: OptimizerKind, o: &Optimizer, lr: f64, t: u64) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    /// `text` over a rate of 1 and a run of 10 steps.
+    /// The schedule of the flags in `text`, with a peak rate of 1 and a run of 10 steps.
     fn rate(text: &str) -> Rate {
         let flags: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
         let base = "data: {train: [a]}\nrun: {steps: 10}\noptimizer: {lr: 1}\n";
@@ -194,7 +195,7 @@ mod tests {
             "schedule.kind=wsd schedule.warmup=9 schedule.decay_share=1 schedule.min_ratio=0.5",
             &[1.0 / 9.0],
         );
-        // Two steps are an epoch here: as VirNucPro's StepLR counts.
+        // An epoch is two steps here; VirNucPro's StepLR counts epochs.
         check(
             "schedule.kind=step schedule.every=2 schedule.gamma=0.5",
             &[1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.25],

@@ -1,72 +1,73 @@
-//! Where a run is: what a checkpoint holds beside tensors. Invariant: with the tensors and the configuration it decides
-//! every bit that follows.
+//! The state of a run apart from its tensors, as stored in a checkpoint. Invariant: together with the tensors and the
+//! configuration it determines every following step bit for bit.
 
 use super::config::{Precision, PrecisionKind};
 use crate::TrainError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Where a run is.
+/// Position and counters of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// Optimizer steps done, skipped ones included.
+    /// Optimizer steps completed, including skipped steps.
     pub step: u64,
-    /// Epochs done.
+    /// Epochs completed.
     pub epoch: u64,
-    /// Updates that moved the weights: what Adam's corrections count.
+    /// Updates applied to the weights, which is the count in Adam's bias corrections.
     pub updates: u64,
     /// Steps skipped because a gradient was not finite.
     pub skipped: u64,
-    /// Of these, the newest in a row.
+    /// Length of the current run of consecutive skipped steps.
     #[serde(default)]
     pub skipped_in_a_row: u64,
     /// Tokens trained on.
     pub tokens: u64,
     /// Targets trained on.
     pub targets: u64,
-    /// Of fp16.
+    /// Loss scale of fp16.
     pub scale: LossScale,
-    /// The lowest evaluation.
+    /// The evaluation with the lowest loss.
     pub best: Option<Best>,
-    /// Evaluations since then.
+    /// Number of evaluations since the best one.
     pub stale: u64,
-    /// The step after which the last one was.
+    /// Step after which the last evaluation ran.
     pub evaluated: u64,
-    /// The place in the training data.
+    /// Position in the training data.
     pub position: Value,
 }
 
-/// The lowest evaluation.
+/// The evaluation with the lowest loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
-    /// After which step.
+    /// Step after which it ran.
     pub step: u64,
-    /// The loss of a target.
+    /// Mean loss per target.
     pub loss: f64,
 }
 
-/// The factor of the loss, so that gradients are no zeros in fp16 (Micikevicius et al. 2018): halved at an overflow,
-/// doubled after many good steps.
+/// Dynamic loss scale, which keeps fp16 gradients from underflowing to zero (Micikevicius et al. 2018): halved at an
+/// overflow, doubled after many steps without one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScale {
-    /// The factor; 1 for other formats.
+    /// The scale; 1 for other formats.
     pub factor: f64,
-    /// Good steps since it last changed.
+    /// Steps without overflow since the scale last changed.
     pub good: u64,
 }
 
-/// A run in f32 or bf16 ends at so many skipped steps in a row. One may be a batch of outliers; ten are weights that no
-/// batch has finite gradients for. In fp16 the loss scale falls at each, and the run ends where no smaller one is left.
+/// Number of consecutive skipped steps at which a run in f32 or bf16 fails. A single skipped step may be a batch of
+/// outliers; after ten, the weights have no finite gradients for any batch. In fp16 the loss scale is halved at each
+/// skipped step, and the run fails when it cannot be halved further.
 pub const SKIPS_IN_A_ROW: u64 = 10;
 
-/// The largest, so that it stays a number in f32; gradients overflow long before.
+/// Upper limit of the loss scale, which keeps it finite in f32; gradients overflow long before.
 const LARGEST: f64 = (1u64 << 40) as f64;
 
 impl LossScale {
-    /// At the start of a run.
+    /// Returns the loss scale at the start of a run.
     pub fn new(precision: &Precision) -> Self {
         match precision.kind {
             PrecisionKind::F32 | PrecisionKind::Bf16 => Self { factor: 1.0, good: 0 },
@@ -74,7 +75,7 @@ impl LossScale {
         }
     }
 
-    /// After a step; an error where no smaller factor is left.
+    /// Updates the scale after a step; an error if a step overflowed at the smallest scale.
     pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
         let scales = precision.kind == PrecisionKind::Fp16;
         match ok {
@@ -101,7 +102,8 @@ impl State {
     /// Counts a step that was applied (`ok`) or skipped.
     ///
     /// # Errors
-    /// In fp16 where no smaller loss scale is left, in other formats at [`SKIPS_IN_A_ROW`].
+    /// In fp16 if the loss scale cannot be halved further; in other formats after [`SKIPS_IN_A_ROW`] consecutive
+    /// skipped steps.
     pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
         self.scale.after(ok, precision, step)?;
         if ok {
@@ -117,7 +119,7 @@ impl State {
         Ok(())
     }
 
-    /// Before the first step.
+    /// Returns the state before the first step.
     pub fn new(precision: &Precision, position: Value) -> Self {
         let scale = LossScale::new(precision);
         Self {

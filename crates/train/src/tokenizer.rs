@@ -1,6 +1,6 @@
-//! The tokenizer's files that stand in a checkpoint, so that whoever opens it reads text as training did. Invariant:
-//! they are the bytes of the files that the run was given; ESM-2's alphabet, which is compiled in, is written as the
-//! hub has it.
+//! The tokenizer files stored in a checkpoint, so that users of the checkpoint tokenize text as training did.
+//! Invariant: copies of the files that the run was given, byte for byte; ESM-2's built-in alphabet is written in the
+//! format of the Hugging Face Hub.
 
 use crate::TrainError;
 use crate::config::{ModelKind, TrainConfig};
@@ -13,10 +13,10 @@ use runtime::hub::{TOKENIZER, tokenizer_files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// What transformers reads first.
+/// Tokenizer configuration file, which the transformers library reads first.
 const CONFIG: &str = "tokenizer_config.json";
 
-/// Special tokens of DNABERT-S.
+/// Special tokens of DNABERT-S, by role.
 const ROLES: [(&str, &str); 5] = [
     ("unk_token", "[UNK]"),
     ("cls_token", "[CLS]"),
@@ -25,7 +25,8 @@ const ROLES: [(&str, &str); 5] = [
     ("mask_token", "[MASK]"),
 ];
 
-/// The files of a run whose weights come from `folder`. Bytes and ids need none.
+/// Returns names and contents of the tokenizer files of a run whose weights come from `folder`. Byte-level models and
+/// raw ids need no files.
 pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
     if config.model.kind == ModelKind::Head {
         return Ok(vec![]);
@@ -54,7 +55,8 @@ pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String,
     }
 }
 
-/// With what transformers needs to know: without it, a model's type stands for a tokenizer of its own.
+/// Adds a tokenizer_config.json if it is missing; without it, transformers would select the tokenizer class by the
+/// model type, which is a different tokenizer.
 fn classified(mut files: Vec<(String, Vec<u8>)>, kind: ModelKind) -> Vec<(String, Vec<u8>)> {
     if files.iter().any(|(name, _)| name == CONFIG) {
         return files;
@@ -73,7 +75,7 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, TrainError> {
     Ok(bounded::read(path, bpe::LARGEST).map_err(RuntimeError::io(path))?)
 }
 
-/// ESM-2's.
+/// The tokenizer files of ESM-2's alphabet.
 fn alphabet() -> Vec<(String, Vec<u8>)> {
     let class = json!({
         "tokenizer_class": "EsmTokenizer",

@@ -1,5 +1,5 @@
-//! What the loop needs of a model that is trained. Invariant: the loop sees neither graphs nor batches, only counts,
-//! losses and tensors by name; so everything that a run goes on from is in a checkpoint.
+//! The interface between the training loop and a model. Invariant: the loop sees neither graphs nor batches, only
+//! counts, losses and named tensors, so everything that a resumed run needs is in a checkpoint.
 
 use super::config::OptimizerKind;
 use crate::TrainError;
@@ -9,61 +9,64 @@ use serde::Serialize;
 use serde_json::Value;
 use std::ops::Range;
 
-/// A model with its data, as it is trained.
+/// A model with its training data, as seen by the training loop.
 pub trait Trainable {
-    /// Takes the next micro-batch; `None` where an epoch ends: the next call begins another.
+    /// Takes the next training micro-batch; `None` at the end of an epoch, after which the next call begins another
+    /// epoch.
     fn take(&mut self) -> Result<Option<Taken>, TrainError>;
 
-    /// Says what the optimizer is told in the step that begins: where one micro-step is a whole step, it moves the
-    /// weights.
+    /// Sets the hyperparameters of the step that begins. Needed before its first micro-step, because a step of a single
+    /// micro-batch updates the weights during that micro-step.
     fn prepare(&mut self, hyper: &[f32]);
 
-    /// Forward and backward of the micro-batch that was taken last. Its gradients begin a group, or join it with `keep`.
-    /// They are those of `loss_scale` times the cross-entropy summed over targets.
+    /// Runs the forward and backward pass of the micro-batch taken last. Its gradients are accumulated onto those of
+    /// the current step if `keep`, otherwise they replace them. They are gradients of `loss_scale` times the
+    /// cross-entropy summed over targets.
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, TrainError>;
 
-    /// Moves the weights by the group's gradients times `unscale`, unless these are not numbers.
+    /// Updates the weights with the accumulated gradients times `unscale`; skipped if a gradient is not finite.
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError>;
 
-    /// The loss of the next micro-batch to evaluate on; `None` at their end: the next call begins again.
+    /// Computes the loss of the next validation micro-batch; `None` at the end of the validation data.
     fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError>;
 
-    /// Begins the evaluation data again.
+    /// Restarts the validation data from its beginning.
     fn rewind(&mut self) -> Result<(), TrainError>;
 
-    /// The place in the training data behind the batch that was taken last.
+    /// Returns the position in the training data after the batch taken last.
     fn position(&self) -> Result<Value, TrainError>;
 
-    /// Goes on from such a place.
+    /// Continues the training data at a position returned by `position`.
     fn seek(&mut self, position: &Value) -> Result<(), TrainError>;
 
-    /// The optimizer that was planned.
+    /// Returns the optimizer that was planned.
     fn optimizer(&self) -> OptimizerKind;
 
-    /// What the planner decided where the configuration said `auto`: keys of the configuration, with points, and values.
+    /// Returns the values that the planner chose for keys set to `auto`, with dotted keys.
     fn choices(&self) -> Vec<(String, Value)>;
 
-    /// The number of parameters, where it is known.
+    /// Returns the number of parameters, if known.
     fn parameters(&self) -> Option<u64> {
         None
     }
 
-    /// The plan, for the run record.
+    /// Returns the plan as JSON, for run.json.
     fn plan(&self) -> Result<Value, TrainError>;
 
-    /// The most memory that the process takes: its plans, what is reserved for it, and its data.
+    /// Returns the peak memory of the process in bytes: plans, memory reserved for the process, and data.
     fn peak(&self) -> Bytes;
 
-    /// The tensors of a file of the checkpoint, in the order in which they are written. Those of the model have the
-    /// hub's names and shapes; the state has what else the next step depends on: masters, moments, running statistics.
+    /// Returns the tensors of a checkpoint file in the order in which they are written. Model tensors have the names
+    /// and shapes of the Hugging Face Hub; the state has everything else that the next step depends on: master weights,
+    /// moments, running statistics.
     fn tensors(&self, part: Part) -> Vec<Stored>;
 
-    /// The name of a file of the checkpoint.
+    /// Returns the file name of a part of the checkpoint.
     fn file(&self, part: Part) -> &'static str {
         part.file()
     }
 
-    /// Bytes of the elements of a tensor, little-endian.
+    /// Reads a range of elements of tensor number `tensor` into `out`, as little-endian bytes.
     fn read(
         &mut self,
         part: Part,
@@ -72,50 +75,50 @@ pub trait Trainable {
         out: &mut Vec<u8>,
     ) -> Result<(), TrainError>;
 
-    /// The opposite: `bytes` hold the elements from `start` on.
+    /// Writes `bytes` to tensor number `tensor`, beginning at element `start`.
     fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError>;
 
-    /// Small files that belong beside the model, by name: config.json, a tokenizer.
+    /// Returns names and contents of small files stored next to the model: config.json, tokenizer files.
     fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError>;
 }
 
-/// A micro-batch that was taken.
+/// Size of a micro-batch that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// Its tokens.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Its targets.
+    /// Number of targets.
     pub targets: u64,
 }
 
-/// What a micro-step found.
+/// Results of a training micro-step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Found {
-    /// The cross-entropy, summed over targets.
+    /// Cross-entropy, summed over targets.
     pub loss: f64,
     /// Auxiliary losses.
     pub auxiliary: Auxiliary,
-    /// Rows that experts dropped.
+    /// Rows dropped because an expert's capacity was exceeded.
     pub dropped: u64,
 }
 
-/// Auxiliary losses, each with its weight, means over targets (z) or tokens (of routers); `None` where the model has
-/// none. They are minimized with the cross-entropy and reported apart from it.
+/// Auxiliary losses, each multiplied by its weight, as means over targets (z-loss) or tokens (router losses); `None` if
+/// the model does not have the loss. They are minimised together with the cross-entropy and reported separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Auxiliary {
-    /// The z-loss of the output's logits.
+    /// z-loss of the output logits.
     #[serde(rename = "z_loss", skip_serializing_if = "Option::is_none")]
     pub z: Option<f64>,
-    /// The loss that keeps experts evenly used.
+    /// Load-balancing loss of the experts.
     #[serde(rename = "balance_loss", skip_serializing_if = "Option::is_none")]
     pub balance: Option<f64>,
-    /// The z-loss of the routers' logits.
+    /// z-loss of the router logits.
     #[serde(rename = "router_z_loss", skip_serializing_if = "Option::is_none")]
     pub router_z: Option<f64>,
 }
 
 impl Auxiliary {
-    /// Adds `other` times `weight`.
+    /// Adds `other` multiplied by `weight`.
     pub fn add(&mut self, other: &Self, weight: f64) {
         let sum = |a: &mut Option<f64>, b: Option<f64>| {
             if let Some(b) = b {
@@ -128,39 +131,40 @@ impl Auxiliary {
     }
 }
 
-/// How an update went.
+/// Result of an optimizer update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Applied {
-    /// The norm of all gradients.
+    /// Norm of all gradients; NaN if it was not computed.
     pub norm: f64,
-    /// Whether the weights moved: every gradient was finite. Where updates follow their gradients one by one
-    /// (one micro-batch a step and no clip), those before the first that is not finite have moved their weights.
+    /// Whether the update was applied, that is whether every gradient was finite. If each update is applied as soon as
+    /// its gradient is computed (one micro-batch per step and no gradient clipping), the weights updated before the
+    /// first non-finite gradient have changed nevertheless.
     pub ok: bool,
 }
 
-/// What an evaluation step found.
+/// Results of a validation micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evaluated {
-    /// The cross-entropy, summed over targets.
+    /// Cross-entropy, summed over targets.
     pub loss: f64,
-    /// The targets.
+    /// Number of targets.
     pub targets: u64,
 }
 
-/// A file of tensors in a checkpoint.
+/// The tensor files of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The weights, as others read them.
+    /// The weights, in a file that other programs can read.
     Model,
-    /// What else the next step depends on.
+    /// All other tensors that the next step depends on.
     State,
 }
 
 impl Part {
-    /// Both.
+    /// Both files.
     pub const ALL: [Part; 2] = [Part::Model, Part::State];
 
-    /// The usual name of its file.
+    /// Default name of the file.
     pub fn file(self) -> &'static str {
         match self {
             Self::Model => "model.safetensors",
@@ -169,19 +173,19 @@ impl Part {
     }
 }
 
-/// A tensor of a checkpoint.
+/// Name, element type and shape of a tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// Its name, unique in its file.
+    /// Name, unique within its file.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: DType,
-    /// Its shape.
+    /// Shape.
     pub shape: Vec<u64>,
 }
 
 impl Stored {
-    /// How many elements it has.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }

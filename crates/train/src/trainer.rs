@@ -1,5 +1,6 @@
-//! The loop: micro-steps, the update, evaluation, checkpoints, the end. Invariant: what happens in a step depends on the
-//! configuration, the state and the data alone; clocks and signals decide only when a checkpoint is written.
+//! The training loop: micro-steps, updates, evaluations, checkpoints, and the end of the run. Invariant: the result of
+//! a step depends on the configuration, the state and the data alone; clocks and signals decide only when checkpoints
+//! are written.
 
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{leaves, schema};
@@ -22,36 +23,36 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What is asked.
+/// A request to train.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The configuration, all keys.
+    /// The configuration, with every key.
     pub config: TrainConfig,
     /// The run's folder.
     pub output: PathBuf,
-    /// Where it begins.
+    /// Where the run starts.
     pub resume: Resume,
 }
 
-/// Makes the model of a configuration, with its data at their start.
+/// Opens the model of a configuration, with its data at the beginning.
 pub type Open<'a> =
     &'a mut dyn FnMut(&TrainConfig, &mut dyn Observer) -> Result<Box<dyn Trainable>, TrainError>;
 
-/// Why a run ended.
+/// The limit that ended a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// run.steps.
+    /// `run.steps` was reached.
     Steps,
-    /// run.epochs.
+    /// `run.epochs` was reached.
     Epochs,
-    /// run.max_tokens.
+    /// `run.max_tokens` was reached.
     Tokens,
-    /// run.patience.
+    /// `run.patience` was exhausted.
     Patience,
 }
 
 impl Ended {
-    /// The key that ended it.
+    /// The configuration key of the limit.
     pub fn key(self) -> &'static str {
         match self {
             Self::Steps => "run.steps",
@@ -62,30 +63,30 @@ impl Ended {
     }
 }
 
-/// How a run went.
+/// Summary of a finished run.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Its folder.
+    /// The run's folder.
     pub output: PathBuf,
-    /// Its newest checkpoint.
+    /// Path of the newest checkpoint.
     pub checkpoint: PathBuf,
-    /// Where it is.
+    /// Final state of the run.
     pub state: State,
-    /// Steps of this process.
+    /// Steps done by this process.
     pub steps: u64,
-    /// Cross-entropy of a target of the last step, in nats; `None` where there was nothing to do.
+    /// Mean cross-entropy per target of the last step, in nats; `None` if this process did no step.
     pub loss: Option<f64>,
-    /// Why it ended.
+    /// The limit that ended the run.
     pub ended: Ended,
-    /// From the first step of this process to the last.
+    /// Seconds from the start of the training loop in this process to its end.
     pub seconds: f64,
-    /// Tokens by these seconds.
+    /// Tokens trained on in these seconds, per second.
     pub tokens_per_second: f64,
-    /// run.json.
+    /// Contents of run.json.
     pub run_record: Value,
 }
 
-/// Trains, with the model that `open` makes.
+/// Trains the model opened by `open`, from a checkpoint or from scratch, until a limit of the configuration is reached.
 pub fn train_with(
     request: &Request,
     open: Open<'_>,
@@ -93,7 +94,7 @@ pub fn train_with(
 ) -> Result<Report, TrainError> {
     let tracker = Tracker::new();
     let output = &request.output;
-    // Held to the end: two runs in one folder would take each other's files.
+    // Held until the run ends: two runs in one folder would overwrite each other's files.
     let lock = lock::take(output, &[])?;
     if !lock.is_held() {
         let text = format!(
@@ -104,7 +105,7 @@ pub fn train_with(
     }
     let checkpoints = Checkpoints::open(output)?;
     let found = resume::choose(&request.resume, &checkpoints, &request.config, observer)?;
-    // From here on the folder is this run's, whatever becomes of it.
+    // From here on the folder belongs to this run, so run.json must tell the truth about it even if the run fails.
     let asked = serde_json::to_value(&request.config).map_err(|e| RuntimeError::bug(e.to_string()))?;
     let started = Status { output, asked: &asked };
     started.write("running", None)?;
@@ -120,7 +121,7 @@ pub fn train_with(
     })
 }
 
-/// run.json of a run that has not finished.
+/// Writer of run.json for a run that has not finished.
 struct Status<'a> {
     output: &'a Path,
     asked: &'a Value,
@@ -140,7 +141,7 @@ impl Status<'_> {
     }
 }
 
-/// Trains from a checkpoint, or from the start.
+/// Trains from the checkpoint `found`, or from scratch.
 fn train_from(
     request: &Request,
     checkpoints: Checkpoints,
@@ -152,9 +153,9 @@ fn train_from(
 ) -> Result<Report, TrainError> {
     let output = &request.output;
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
-    // Of what is free before anything is taken of it.
+    // A percentage budget refers to the free memory, so it is resolved before the model is opened and takes some.
     let line = parse_budget(&request.config.memory.budget, machine::available().free)?;
-    // What was decided for the steps that are done holds for those that follow.
+    // Values chosen for the completed steps must hold for the following steps too.
     let mut model = open(&request.config.with(&kept)?, observer)?;
     let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.choices()).collect();
     let config = request.config.with(&choices)?;
@@ -194,7 +195,7 @@ fn train_from(
     trainer.report(output, ended, &tracker)
 }
 
-/// Choices on which results depend.
+/// Selects the choices that affect results.
 fn decisive(choices: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
     let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
     keys.filter_map(|leaf| choices.get_key_value(&leaf.path)).map(|(k, v)| (k.clone(), v.clone())).collect()
@@ -206,15 +207,16 @@ fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
     Ok(file.commit()?)
 }
 
-/// The word of a configuration for a value of one of its enums.
+/// The configuration's word for an enum value.
 fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
 }
 
+/// A run in progress.
 struct Trainer {
-    /// What was asked for: a run that goes on is compared with it.
+    /// The configuration before choices were made; a resumed run is compared with it.
     asked: Value,
-    /// The same with what was decided.
+    /// The configuration with the chosen values filled in.
     config: TrainConfig,
     choices: BTreeMap<String, Value>,
     rate: Rate,
@@ -222,26 +224,26 @@ struct Trainer {
     checkpoints: Checkpoints,
     metrics: Metrics,
     state: State,
-    /// The newest checkpoint that is whole.
+    /// Step and path of the newest intact checkpoint.
     newest: Option<(u64, PathBuf)>,
-    /// When the newest checkpoint was written, or the run began.
+    /// When the newest checkpoint was written, or when the run began.
     saved: Instant,
     clock: Clock,
     line: Bytes,
-    /// Of the last step.
+    /// Mean cross-entropy per target of the last step.
     loss: Option<f64>,
 }
 
-/// The micro-steps of one update.
+/// Sums over the micro-steps of one update.
 #[derive(Default)]
 struct Group {
     micro_steps: u64,
-    /// In which it began.
+    /// Epoch in which the update began.
     epoch: u64,
     tokens: u64,
     targets: u64,
     loss: f64,
-    /// Auxiliary losses times the targets of their micro-steps.
+    /// Auxiliary losses, weighted by the targets of their micro-steps.
     auxiliary: Auxiliary,
     dropped: u64,
 }
@@ -257,7 +259,7 @@ impl Group {
     }
 }
 
-/// Times of this process.
+/// Timers of this process.
 struct Clock {
     began: Instant,
     first_step: u64,
@@ -276,7 +278,7 @@ impl Clock {
         (tokens - self.first_tokens) as f64 / self.began.elapsed().as_secs_f64().max(1e-9)
     }
 
-    /// Tokens a second since the last time that this was asked.
+    /// Tokens per second since the previous call.
     fn lap(&mut self, tokens: u64) -> f64 {
         let seconds = self.logged.elapsed().as_secs_f64().max(1e-9);
         let rate = (tokens - self.logged_tokens) as f64 / seconds;
@@ -286,7 +288,7 @@ impl Clock {
 }
 
 impl Trainer {
-    /// What is trained, on what, in how much memory, and where it is written.
+    /// Describes the run in four lines: model, data, memory, and output.
     fn introduction(&self, output: &Path) -> [String; 4] {
         let TrainConfig { model, data, batch, memory, run, precision, .. } = &self.config;
         let parameters = self.model.parameters().map_or_else(String::new, |n| format!(" of {n} parameters"));
@@ -368,7 +370,7 @@ impl Trainer {
         all.into_iter().find(|(_, reached)| *reached).map(|(ended, _)| ended)
     }
 
-    /// One update; false where the data ended instead.
+    /// Runs one update; returns false if the data ended first.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let group = self.group()?;
         if group.targets == 0 {
@@ -418,9 +420,9 @@ impl Trainer {
         Ok(true)
     }
 
-    /// The factor of a micro-batch's summed cross-entropy. In fp16 it is the loss scale over the tokens of a step, so that
-    /// tensors of fp16 see gradients of a mean: as large in a micro-batch of a thousand tokens as in one of a million.
-    /// f32 and bf16 have the range for the sum, which is divided by its targets when the weights move.
+    /// The factor of a micro-batch's summed cross-entropy. In fp16 it is the loss scale divided by the tokens of a
+    /// step, so that fp16 tensors hold gradients of a mean, whose magnitude does not depend on the size of the
+    /// micro-batch. f32 and bf16 have the range for the sum, which is divided by the number of targets in the update.
     fn loss_scale(&self) -> f32 {
         match self.config.precision.kind {
             PrecisionKind::Fp16 => (self.state.scale.factor / self.config.batch.tokens as f64) as f32,
@@ -428,13 +430,13 @@ impl Trainer {
         }
     }
 
-    /// What the optimizer is told in the next update, which begins in `epoch`.
+    /// Hyperparameters of the next update, which begins in `epoch`.
     fn hyper(&self, epoch: u64) -> Vec<f32> {
         let lr = self.rate.at(self.state.step, epoch);
         hyper(self.model.optimizer(), &self.config.optimizer, lr, self.state.updates + 1)
     }
 
-    /// The micro-steps of the next update: fewer at the end of an epoch, none where the run ends with it.
+    /// Runs the micro-steps of the next update: fewer at the end of an epoch, none if the run ends there.
     fn group(&mut self) -> Result<Group, TrainError> {
         let batch = &self.config.batch;
         let most = batch.tokens / batch.micro_tokens.0.unwrap_or(batch.tokens);
@@ -485,7 +487,8 @@ impl Trainer {
         })
     }
 
-    /// The loss on what is not trained on, without auxiliary losses; whether it is the lowest so far.
+    /// Evaluates the mean loss on the validation data, without auxiliary losses. Returns whether it is the lowest so
+    /// far.
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
         let (mut loss, mut targets) = (0.0, 0);
@@ -514,7 +517,7 @@ impl Trainer {
         Ok(best)
     }
 
-    /// A checkpoint of now, if there is none; older ones go.
+    /// Saves a checkpoint of the current step unless it exists, and removes older ones.
     fn save(&mut self) -> Result<&Path, TrainError> {
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
@@ -531,11 +534,11 @@ impl Trainer {
             let best = self.state.best.filter(|_| self.config.run.keep_best).map(|best| best.step);
             self.checkpoints.rotate(self.config.run.keep_last, best)?;
         }
-        // Just written, or there before.
+        // `newest` is set: the checkpoint was just written or existed before.
         Ok(self.newest.as_ref().map_or(Path::new(""), |(_, path)| path))
     }
 
-    /// Ends where a signal asks for it; what was trained is kept.
+    /// If a signal has requested it, saves a checkpoint and ends the run with `RuntimeError::Interrupted`.
     fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let Some(signal) = observer.stop() else { return Ok(()) };
         let step = self.state.step;

@@ -1,7 +1,6 @@
-//! The arithmetic of a prediction: open reading frames get a slot, travel through the packers and encoders in
-//! any company, meet in their slot, and are scored by the head.
-//! Invariant: embeddings are keyed by slot and never by position in a batch; a slot is free again only when
-//! its result has been taken.
+//! The models of a prediction: assigns each open reading frame (ORF) a slot, runs its two sequences through the packers
+//! and encoders, and scores the slot with the head once both embeddings are there. Invariant: embeddings are keyed by
+//! slot and never by position in a batch; a slot is reused only after its result has been taken.
 
 use super::Options;
 use super::engine::Totals;
@@ -17,10 +16,11 @@ use runtime::session::{Completed, ModelId, Next, Push, Session, Stop};
 use runtime::{RuntimeError, Usage};
 use std::time::Instant;
 
-/// Rows that are worth a step of the head. Not many: what waits for the head is lost in a kill.
+/// Minimum number of rows for a step of the head. Kept small, because results that wait for the head are lost if the
+/// process is killed.
 const SCORED_AT: usize = 16;
 
-/// What an open reading frame has so far.
+/// Progress of the open reading frame in a slot.
 #[derive(Clone, Copy, Default)]
 struct Slot {
     place: Place,
@@ -28,20 +28,20 @@ struct Slot {
     failed: bool,
 }
 
-/// Where what is through goes, and who may end a wait.
+/// Destination of finished results, and the callback that can interrupt a wait.
 pub(crate) struct Sink<'a> {
     pub(crate) queue: &'a mut Queue,
     pub(crate) totals: &'a mut Totals,
     pub(crate) stop: Stop<'a>,
 }
 
-/// The models of a prediction, and the open reading frames that they compute.
+/// The models of a prediction and the open reading frames in flight.
 pub(crate) struct Compute {
     session: Session,
     stage: Stage,
     /// Whether slots keep their embeddings until the window is written.
     holds_rows: bool,
-    /// The encoders of the session.
+    /// The encoders that run in this session, by `DNA` and `PROTEIN`.
     encoders: [Option<ModelId>; 2],
     head: Option<Head>,
     widths: [usize; 2],
@@ -49,11 +49,11 @@ pub(crate) struct Compute {
     free: Vec<usize>,
     /// Slots that have both embeddings and wait for the head.
     ready: Vec<usize>,
-    /// The embeddings of every slot, by encoder.
+    /// Embeddings of all slots, by encoder.
     rows: [Vec<f32>; 2],
 }
 
-/// The head of the session, and the positions of its inputs.
+/// The head and the positions of its two inputs.
 #[derive(Clone, Copy)]
 struct Head {
     model: ModelId,
@@ -75,7 +75,7 @@ impl Compute {
         });
         let widths = [shape.head.dna as usize, shape.head.protein as usize];
         let slots = shape.slots(tokens(session.program()), session.in_flight_target()) as usize;
-        // Pages of slots that are never taken are never made.
+        // Zeroed pages are mapped lazily, so slots that are never used cost no physical memory.
         let rows = |waits: bool, width: usize| if waits { vec![0.0; slots * width] } else { vec![] };
         let rows = [rows(true, widths[DNA]), rows(stage.runs(PROTEIN), widths[PROTEIN])];
         Ok(Self {
@@ -85,7 +85,7 @@ impl Compute {
             head: head.transpose()?,
             widths,
             slots: vec![Slot::default(); slots],
-            // Taken from the end: low numbers first.
+            // Popped from the end, so slots with low numbers are used first.
             free: (0..slots).rev().collect(),
             ready: Vec::with_capacity(slots),
             rows,
@@ -97,27 +97,27 @@ impl Compute {
         self.session.program()
     }
 
-    /// How many devices it began with; lanes of the CPU are one.
+    /// Number of devices at the start of the run; all replicas of the CPU count as one device.
     pub(crate) fn devices(&self) -> usize {
         self.usage().len().div_ceil(self.program().lanes())
     }
 
-    /// What each device did.
+    /// Statistics of each device.
     pub(crate) fn usage(&self) -> &[Usage] {
         self.session.usage()
     }
 
-    /// What is to be said since the last call.
+    /// Returns the warnings that were raised since the last call.
     pub(crate) fn warnings(&mut self) -> Vec<String> {
         self.session.warnings()
     }
 
-    /// The executors, for another run of this stage.
+    /// Returns the executors, for another run of the same stage.
     pub(crate) fn into_executors(self) -> (Stage, Vec<Executor>) {
         (self.stage, self.session.into_executors())
     }
 
-    /// Values of a nucleotide embedding.
+    /// Number of values of a nucleotide embedding.
     pub(crate) fn nucleotide_width(&self) -> usize {
         self.widths[DNA]
     }
@@ -127,13 +127,13 @@ impl Compute {
         self.encoders.map(|encoder| encoder.map_or_else(Fill::default, |model| self.session.fill(model)))
     }
 
-    /// Whether another open reading frame can come in.
+    /// Whether another open reading frame can be admitted.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty() && !self.session.is_full()
     }
 
-    /// Takes an open reading frame of the window that was queued last; its nucleotide embedding, where another
-    /// run has computed it. Only while there is room.
+    /// Admits an open reading frame of the window queued last, with its nucleotide embedding if an earlier run has
+    /// computed it. Must be called only while `has_room`.
     pub(crate) fn admit(
         &mut self,
         batch: &Batch,
@@ -158,8 +158,8 @@ impl Compute {
         }
     }
 
-    /// Takes the steps that are done by now, and sends full packs and what the head can score. Waits until every full pack is
-    /// sent: reading may pause for long, and devices compute meanwhile.
+    /// Collects finished steps, and submits full packs and rows for the head. Blocks until all full packs are
+    /// submitted: the input may stall for a long time, and devices should compute meanwhile.
     pub(crate) fn step(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         self.take_done(sink)?;
         while self.session.has_packs() {
@@ -170,8 +170,8 @@ impl Compute {
         self.score_ready(SCORED_AT)
     }
 
-    /// Waits for a step, and before that sends the sequences that are there, in full packs or not, where devices would have
-    /// nothing to do.
+    /// Waits for a step to complete. If devices would be idle, first flushes the waiting sequences, even into partly
+    /// filled packs.
     pub(crate) fn press(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         if self.session.in_flight() < self.session.working() {
             self.session.flush();
@@ -182,7 +182,7 @@ impl Compute {
         self.wait(sink).map(drop)
     }
 
-    /// The input has ended: sends what is left, and waits for a step.
+    /// Submits the remaining sequences after the end of the input and waits for a step.
     pub(crate) fn drain(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         self.session.end();
         self.take_done(sink)?;
@@ -190,7 +190,7 @@ impl Compute {
         self.wait(sink).map(drop)
     }
 
-    /// The run ends early: what has begun is waited for, and what has both embeddings by then is scored.
+    /// Ends the run early: waits for the steps in flight and scores the slots that have both embeddings by then.
     pub(crate) fn give_up(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         self.ready.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
         loop {
@@ -222,7 +222,7 @@ impl Compute {
         &self.rows[encoder][slot * width..(slot + 1) * width]
     }
 
-    /// A slot has got an embedding.
+    /// Stores an embedding in a slot; a non-finite value marks the slot as failed.
     fn keep(&mut self, encoder: usize, slot: usize, row: &[f32]) {
         let width = self.widths[encoder];
         self.rows[encoder][slot * width..(slot + 1) * width].copy_from_slice(row);
@@ -230,7 +230,8 @@ impl Compute {
         self.slots[slot].failed |= !row.iter().all(|x| x.is_finite());
     }
 
-    /// Sends slots that have both embeddings to the head, where they are at least `least` and not too much is in flight.
+    /// Submits slots with both embeddings to the head, as long as there are at least `least` of them and the session
+    /// has room.
     fn score_ready(&mut self, least: usize) -> Result<(), RuntimeError> {
         while self.ready.len() >= least && self.session.has_room_for_rows() {
             self.score()?;
@@ -238,7 +239,7 @@ impl Compute {
         Ok(())
     }
 
-    /// One step of the head over slots that have both embeddings.
+    /// Submits one step of the head over slots that have both embeddings.
     fn score(&mut self) -> Result<(), RuntimeError> {
         let Some(Head { model, inputs }) = self.head else {
             return Err(RuntimeError::bug("a stage without the head has rows for it"));
@@ -252,7 +253,7 @@ impl Compute {
         self.session.submit_rows(model, slots, rows)
     }
 
-    /// Takes the steps that are done by now.
+    /// Collects the steps that have completed.
     fn take_done(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         while let Next::Ready(step) = self.session.poll()? {
             self.complete(step, sink);
@@ -260,7 +261,7 @@ impl Compute {
         Ok(())
     }
 
-    /// Waits for a step; false where none is in flight.
+    /// Waits for a step to complete; returns false if none is in flight.
     fn wait(&mut self, sink: &mut Sink<'_>) -> Result<bool, RuntimeError> {
         let start = Instant::now();
         let next = self.session.next(sink.stop);
@@ -274,7 +275,7 @@ impl Compute {
         }
     }
 
-    /// Embeddings go to the slots of their keys, scores to their windows.
+    /// Distributes the results of a step: embeddings to the slots of their keys, scores to their windows.
     fn complete(&mut self, step: Completed, sink: &mut Sink<'_>) {
         match self.encoders.iter().position(|model| *model == Some(step.model)) {
             Some(encoder) => {
@@ -298,7 +299,7 @@ impl Compute {
         self.session.recycle(step);
     }
 
-    /// What comes next for a slot that has got an embedding.
+    /// Decides what follows once a slot has received an embedding: waiting for the other, the head, or completion.
     fn meet(&mut self, slot: usize, sink: &mut Sink<'_>) {
         let Slot { have, failed, .. } = self.slots[slot];
         let all = if self.stage.scores() { have == [true, true] } else { have[DNA] };
@@ -310,7 +311,7 @@ impl Compute {
         }
     }
 
-    /// An open reading frame is through.
+    /// Marks the open reading frame in `slot` as finished.
     fn settle(&mut self, slot: usize, state: State, sink: &mut Sink<'_>) {
         sink.totals.orfs += 1;
         sink.queue.settle(self.slots[slot].place, state);

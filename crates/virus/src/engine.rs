@@ -1,6 +1,6 @@
-//! Between the front end and the results: windows wait in input order until nothing of them is missing, then
-//! they are written and kept. Invariant: windows leave in the order in which they came, and what a journal
-//! holds of one is exactly what is written of it.
+//! The stage between the front end and the outputs: windows wait in input order until all of their results are there,
+//! then they are written and journaled. Invariant: windows leave in the order in which they arrived, and the journal
+//! entry of a window holds exactly the results that are written.
 
 use super::compute::{Compute, Sink};
 use super::kept::{Entry, Keeper, KeptOrf, Shelf};
@@ -18,14 +18,14 @@ use runtime::session::Stop;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Seconds by stage; those of encoders and head are of all devices together, the others of the thread that leads.
+/// Time in seconds by activity; encoders and head are summed over all devices, the others are of the main thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seconds {
     /// From the first record to the last result.
     pub(crate) streaming: f64,
-    /// For the front end, which reads and tokenizes.
+    /// Waiting for the front end, which reads and tokenizes.
     pub(crate) waiting: f64,
-    /// For devices.
+    /// Waiting for devices.
     pub(crate) devices: f64,
     pub(crate) encoders: [f64; 2],
     pub(crate) head: f64,
@@ -33,13 +33,13 @@ pub(crate) struct Seconds {
 }
 
 impl Seconds {
-    /// What is left of the leading thread's time between input, devices and results: packing and slots.
+    /// The remaining time of the main thread, spent on packing and slots.
     pub(crate) fn between(&self) -> f64 {
         (self.streaming - self.waiting - self.devices - self.writing).max(0.0)
     }
 }
 
-/// What was done.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) records: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// Counts the work of the stage before.
+    /// Adds the work of the preceding stage.
     pub(crate) fn add_stage(&mut self, earlier: &Totals) {
         for encoder in 0..2 {
             self.tokens[encoder] += earlier.tokens[encoder];
@@ -65,28 +65,28 @@ impl Totals {
     }
 }
 
-/// What an engine works with. Each part is there where the stage needs it.
+/// Components of an engine; a component is absent if the stage does not need it.
 pub(crate) struct Parts {
-    /// Computes what no journal holds; without it, all must be in journals.
+    /// Computes results that no journal has; without it, all results must be in journals.
     pub(crate) compute: Option<Compute>,
-    /// Results that an earlier run has kept.
+    /// Results journaled by an earlier run.
     pub(crate) results: Shelf,
     /// Nucleotide embeddings of an earlier stage.
     pub(crate) embeddings: Option<Shelf>,
-    /// Where results are kept.
+    /// Journal that finished results are written to.
     pub(crate) keeper: Option<Keeper>,
-    /// Where results are written.
+    /// Result files.
     pub(crate) outputs: Option<Outputs>,
-    /// What is odd is an error.
+    /// Whether notes on the input are errors (`--strict`).
     pub(crate) strict: bool,
 }
 
-/// Between the front end and the results.
+/// The engine of one stage.
 pub(crate) struct Engine {
     parts: Parts,
     queue: Queue,
-    /// How much may wait for one open reading frame: beyond it packs are sent off half empty, so that input with hardly any
-    /// open reading frames does not pile up.
+    /// Limits on what may wait for one open reading frame. Beyond them, partly filled packs are flushed, so that input
+    /// with few open reading frames does not accumulate.
     queues: Queues,
     entry: Entry,
     scored: Vec<OrfScore>,
@@ -100,7 +100,7 @@ impl Engine {
         Self { parts, queue, queues, entry: Entry::default(), scored: Vec::with_capacity(6), totals, started }
     }
 
-    /// Takes what happened in one job.
+    /// Processes the events of one job of the front end.
     pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
         let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
         self.queue.push(Item::Text(std::mem::take(&mut batch.text)));
@@ -130,15 +130,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Sends off some of what waits when the input has ended; whether there is more.
+    /// Processes some of the waiting work after the end of the input; returns whether there is more.
     pub(crate) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, VirusError> {
         self.compute(stop, Compute::drain)?;
         Ok(self.queue.len() > 0)
     }
 
-    /// Puts on disk what is finished, before an end that comes too early.
+    /// Commits finished windows to the journal before the run ends early; returns the number of windows on disk.
     pub(crate) fn commit(&mut self) -> Result<u64, VirusError> {
-        // What a device says now is not why the run ends; what is through is kept all the same.
+        // A device error at this point is not why the run ends; finished windows are kept regardless.
         let _ = self.compute(&|| Ok(()), Compute::give_up);
         self.emit()?;
         let Some(keeper) = &mut self.parts.keeper else { return Ok(0) };
@@ -146,7 +146,7 @@ impl Engine {
         Ok(keeper.committed)
     }
 
-    /// What is to be said since the last call.
+    /// Returns the warnings that were raised since the last call.
     pub(crate) fn warnings(&mut self) -> Vec<String> {
         self.parts.compute.as_mut().map_or(vec![], Compute::warnings)
     }
@@ -156,7 +156,7 @@ impl Engine {
         self.parts.compute.as_ref().map_or([Fill::default(); 2], Compute::fill)
     }
 
-    /// How far it is.
+    /// Returns the progress of the run.
     pub(crate) fn progress(&self, bytes: u64, bytes_total: Option<u64>) -> Progress {
         Progress {
             bytes,
@@ -168,7 +168,7 @@ impl Engine {
         }
     }
 
-    /// What it worked with, when everything is through.
+    /// Returns the components and the counters after the last window.
     pub(crate) fn into_parts(self) -> (Parts, Totals) {
         (self.parts, self.totals)
     }
@@ -182,8 +182,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Queues a window: with its results, where a journal has them. Returns the nucleotide embeddings of its
-    /// open reading frames, where an earlier stage has computed them.
+    /// Queues a window, with its results if a journal has them. Returns the nucleotide embeddings of its open reading
+    /// frames if an earlier stage has computed them.
     fn window(
         &mut self,
         number: u64,
@@ -225,7 +225,7 @@ impl Engine {
         }
     }
 
-    /// Does a part of the arithmetic, where there is any, and writes what is complete by then.
+    /// Runs a function on the models, if there are any, then writes the windows that are complete.
     fn compute<T>(
         &mut self,
         stop: Stop<'_>,
@@ -238,7 +238,7 @@ impl Engine {
         Ok(done)
     }
 
-    /// Writes what is complete, in input order.
+    /// Writes all complete items at the front of the queue, in input order.
     fn emit(&mut self) -> Result<(), VirusError> {
         let start = Instant::now();
         while let Some(item) = self.queue.pop_complete() {
@@ -269,7 +269,7 @@ impl Engine {
         Ok(self.parts.outputs.as_mut().map_or(Ok(()), write)?)
     }
 
-    /// Writes and keeps a window that is complete.
+    /// Writes a complete window to the outputs and the journal.
     fn write(&mut self, window: Window) -> Result<(), VirusError> {
         self.entry.rows.clear();
         match &mut self.parts.compute {
@@ -295,7 +295,8 @@ impl Engine {
         keeper.keep(&self.entry)
     }
 
-    /// Failures are noted when their window is written, so that notes come in input order too.
+    /// Writes the notes on failed frames of a window. Done when the window is written, so that notes are in input order
+    /// too.
     fn note_failures(&mut self, window: &Window) -> Result<(), VirusError> {
         for orf in window.orfs().filter(|orf| orf.state == State::Failed) {
             self.totals.failed += 1;
@@ -311,7 +312,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The rows of `self.entry`, where they are written.
+    /// Writes the embeddings in `self.entry` if they are saved.
     fn write_embeddings(&mut self, window: &Window) -> Result<(), VirusError> {
         let count = window.embedded().count();
         let Some(outputs) = self.parts.outputs.as_mut().filter(|_| count > 0) else { return Ok(()) };

@@ -1,6 +1,5 @@
-//! The output folder: new, complete, of another run, or somebody else's. Invariant: a result of another run
-//! is never touched without `--force`, a complete one is never computed twice, and what is no file of ours is
-//! never removed.
+//! State of the output folder: new, complete, of another run, or with foreign files. Invariant: results of another run
+//! are never touched without `--force`, complete results are never computed twice, and foreign files are never removed.
 
 use super::output::{FILES, RUN_RECORD};
 use super::resume;
@@ -11,19 +10,19 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-/// What a broken run leaves to be gone on with.
+/// Names of the journals, from which an interrupted run is resumed.
 pub const JOURNALS: [&str; 2] = [resume::RESULTS, resume::EMBEDDINGS];
 
-/// What is in the folder.
+/// State of the output folder.
 pub enum Found {
-    /// Nothing that matters: it can be written.
+    /// Nothing that prevents writing results.
     Nothing,
-    /// The record of a run.
+    /// The run record of complete results.
     Record(Value),
 }
 
-/// Looks at the folder. With `force` what a prediction left there does not count; it stays until the new
-/// results replace it. What a killed run left half written is removed, if nothing else is there.
+/// Inspects the folder. With `force`, existing results are ignored; they stay until the new results replace them.
+/// Temporary files of a killed process are removed unless the folder has foreign files.
 pub fn look(dir: &Path, force: bool) -> Result<Found, VirusError> {
     let record = dir.join(RUN_RECORD);
     if record.exists() && !force {
@@ -46,7 +45,7 @@ pub fn look(dir: &Path, force: bool) -> Result<Found, VirusError> {
     Ok(Found::Nothing)
 }
 
-/// Which part of two identities differs, in words.
+/// Describes the part in which two identities differ.
 pub fn difference(old: &Value, new: &Value) -> Option<String> {
     let parts = [
         ("inputs", "input files"),
@@ -69,7 +68,7 @@ pub fn difference(old: &Value, new: &Value) -> Option<String> {
     None
 }
 
-/// `.predictions.tsv.123-4.part` or `.sort.123-4.part`: what a killed run left.
+/// Whether a name is of a killed run's temporary file, such as `.predictions.tsv.123-4.part` or `.sort.123-4.part`.
 fn is_leftover(name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let parts = || {

@@ -1,6 +1,7 @@
-//! `plimsoll predict`: from reads to calls. The story: look at the output folder, open the models, plan
-//! under the budget, load, stream the input through both encoders and the head, write results in input
-//! order. Invariant: results depend on inputs, weights and `Options::result_key`, and on nothing else.
+//! `plimsoll predict`: calls viral sequences in reads and contigs. Checks the output folder, opens and plans the models
+//! within the memory budget, loads the weights, streams the input through both encoders and the head, and writes
+//! results in input order. Invariant: results depend on the inputs, the weights, `Options::result_key` and the device's
+//! arithmetic only.
 #![forbid(unsafe_code)]
 
 mod compute;
@@ -47,46 +48,46 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// How a prediction ended.
+/// Summary of a prediction.
 #[derive(Debug)]
 pub struct Report {
-    /// It was all there already; nothing was computed.
+    /// Whether the results were already complete, so that nothing was computed.
     pub already_complete: bool,
-    /// Which shard this was: its journal is the result, for a merge.
+    /// The shard that was computed; its journal is the result, to be merged later.
     pub shard: Option<Shard>,
-    /// Open reading frames that could not be computed.
+    /// Number of open reading frames with non-finite values.
     pub failed: u64,
-    /// Rows of notes.tsv.
+    /// Number of rows of notes.tsv.
     pub notes: u64,
-    /// run.json.
+    /// Contents of run.json.
     pub run_record: Value,
-    /// Records, windows, calls.
+    /// Counts of records, windows and calls.
     pub counts: Counts,
-    /// Where the results are.
+    /// Folder of the results.
     pub output_dir: PathBuf,
-    /// Whether the head was trained.
+    /// Whether the head has trained weights.
     pub trained: bool,
-    /// Seconds of the whole run.
+    /// Duration of the run in seconds.
     pub seconds: f64,
-    /// Tokens through both encoders by seconds of the whole run.
+    /// Tokens of both encoders divided by the duration of the run.
     pub tokens_per_second: f64,
-    /// Packing fill of the nucleotide and the protein encoder without their last packs; `None` where there
-    /// was no other.
+    /// Packing fill of the nucleotide and the protein encoder, without their last packs; `None` if there was only one
+    /// pack.
     pub fill: [Option<f64>; 2],
-    /// The plan against the budget, in one line.
+    /// One line that compares the plan with the budget.
     pub memory_line: String,
 }
 
-/// The models of a prediction.
+/// The opened models of a prediction.
 pub(crate) struct Opened {
     pub(crate) dna: EncoderModel,
     pub(crate) protein: EncoderModel,
     pub(crate) head: HeadModel,
-    /// What they are: their files can be many gigabytes, so this is found out once.
+    /// Digests of the model files. Computed once, because the files can have many gigabytes.
     pub(crate) digests: Value,
 }
 
-/// Predicts.
+/// Runs a prediction over all inputs into one folder.
 pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, VirusError> {
     let start = Instant::now();
     look_at_inputs(options)?;
@@ -94,8 +95,8 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report,
     predict_one(options, &opened, None, start, &mut None, observer)
 }
 
-/// Predicts each input by itself, into the folder `<stem>` of the output folder, or `<stem>_plimsoll` where that
-/// is empty. The models are loaded once.
+/// Runs a prediction for each input, into the folder `<stem>` inside the output folder, or `<stem>_plimsoll` if no
+/// output folder is given. The models are loaded once.
 pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<Report>, VirusError> {
     let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
     for input in &options.inputs {
@@ -124,19 +125,19 @@ pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Ve
     Ok(reports)
 }
 
-/// What several inputs share, so that one plan serves all of them.
+/// Values shared by several inputs, so that one plan serves all of them.
 struct Shared {
     budget: Budget,
-    /// The most replicas.
+    /// Maximum number of replicas.
     replicas: usize,
-    /// What the process held before the first arena, which is in the heap of later inputs.
+    /// Memory of the process before the first arena was allocated; later measurements would include that arena.
     process: Option<Process>,
 }
 
-/// Bases of a window that most genes of viruses do not reach.
+/// Window length in bases that most viral genes do not reach.
 const MOST_GENES: usize = 1500;
 
-/// Executors with their weights, for the next run of the same stage with the same models.
+/// Executors with loaded weights, for the next run of the same stage with the same models.
 pub(crate) type Warm = Option<(Stage, Vec<Executor>)>;
 
 fn predict_one(
@@ -148,7 +149,7 @@ fn predict_one(
     observer: &mut dyn Observer,
 ) -> Result<Report, VirusError> {
     let mut tracker = Tracker::new();
-    // Held to the end: two runs into one folder would take each other's files.
+    // Held until the run ends: two runs in one folder would overwrite each other's files.
     let lock = runtime::lock::take(&options.output_dir, &folder::JOURNALS)?;
     if !lock.is_held() {
         let dir = options.output_dir.display();
@@ -200,14 +201,14 @@ fn hosts(
     planned::hosts(options, opened.head.trained, budget, process, measure)
 }
 
-/// Whether a folder is one of these, whatever they are called.
+/// Whether a folder is one of `folders`, after resolving paths.
 pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
     let place = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let folder = place(folder);
     folders.iter().any(|other| place(other) == folder)
 }
 
-/// Files that are missing or no sequence files are found before anything else happens.
+/// Checks that all inputs exist and are sequence files, before anything else happens.
 fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
@@ -262,7 +263,8 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusE
     Ok(Opened { dna, protein, head, digests })
 }
 
-/// The report of a run that is already in the output folder; an error where another run's result is.
+/// Returns the report of this run if it is already complete in the output folder; an error if the folder holds the
+/// result of another run.
 fn already_there(
     options: &Options,
     opened: &Opened,
@@ -274,7 +276,7 @@ fn already_there(
     let Some(inputs) = inputs else {
         return Err(VirusError::ResultOfPipe { folder: output_dir() });
     };
-    // Who puts shards together computes nothing.
+    // A merge computes nothing, so the device's arithmetic does not matter.
     let arithmetic = match options.merge.is_empty() {
         true => options.settings.arithmetic()?,
         false => old["identity"]["arithmetic"].clone(),
@@ -289,13 +291,13 @@ fn already_there(
     if options.shard.is_some() {
         return Err(VirusError::ResultNoShard { folder: output_dir() });
     }
-    // Tables name the inputs, which the identity does not.
+    // Tables contain the input names, which are not part of the identity.
     let names = record::names(inputs);
     if old["inputs"] != names {
         let (before, now) = (old["inputs"].to_string(), names.to_string());
         return Err(VirusError::OtherName { folder: output_dir(), before, now });
     }
-    // A kill between the last result and the removal of the journals.
+    // The process was killed after writing run.json and before removing the journals.
     keys.map_or(Ok(()), Keys::remove_left)?;
     let notes = old["counts"]["notes"].as_u64().unwrap_or(0);
     if options.strict && notes > 0 {

@@ -1,5 +1,5 @@
-//! What a prediction is asked for. Invariant: `result_key` holds every setting that can change a result and
-//! nothing else; two runs with equal keys, inputs, weights and arithmetic give the same bytes.
+//! Options of a prediction. Invariant: `result_key` contains exactly the settings that can change a result; two runs
+//! with equal keys, inputs, weights and arithmetic write identical bytes.
 
 use crate::output::{EmbeddingFormat, HitsFormat};
 use runtime::Settings;
@@ -7,70 +7,70 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a prediction is asked for.
+/// Options of a prediction.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Sequence files; `-` is standard input.
     pub inputs: Vec<PathBuf>,
-    /// Where results go.
+    /// Folder of the results.
     pub output_dir: PathBuf,
-    /// Whether the results of another run there may be replaced.
+    /// Whether the results of another run in that folder may be replaced.
     pub force: bool,
-    /// Which models.
+    /// Models to use.
     pub models: Models,
-    /// Bases of a chunk.
+    /// Window length in bases.
     pub length: usize,
-    /// Whether letters are taken as VirNucPro takes them: codons with U are dropped. Otherwise U is read as T.
+    /// Whether letters are interpreted as in VirNucPro, which drops codons with U. Otherwise U is read as T.
     pub original_alphabet: bool,
-    /// A record is called virus from this score on.
+    /// Minimum score of a record that is called virus.
     pub threshold: f32,
-    /// Whether to write the files between VirNucPro's stages.
+    /// Whether to write the intermediate files of VirNucPro's stages.
     pub keep_intermediate: bool,
-    /// Whether and how to write the embeddings.
+    /// Format in which embeddings are saved; `None` to not save them.
     pub save_embeddings: Option<EmbeddingFormat>,
-    /// The format of the file of records called virus.
+    /// Format of the file of records called virus.
     pub hits_format: HitsFormat,
-    /// Whether what is odd in the input is an error.
+    /// Whether oddities of the input are errors.
     pub strict: bool,
-    /// Threads that read, translate and tokenize.
+    /// Number of threads that translate and tokenize.
     pub workers: usize,
-    /// Work units that each of them may be ahead.
+    /// Number of jobs that each of these threads may be ahead.
     pub prefetch: usize,
-    /// Seconds between two commits of the journal; 0 commits whenever something is finished.
+    /// Interval between two commits of the journal; 0 commits whenever a window is finished.
     pub commit_every: Duration,
-    /// Which shard of the windows to compute, for a later merge; `None` is all of them.
+    /// Shard of the windows to compute, for a later merge; `None` for all windows.
     pub shard: Option<Shard>,
-    /// Folders of shards, whose results are put together instead of computing.
+    /// Folders of shards whose results are merged instead of computed.
     pub merge: Vec<PathBuf>,
-    /// Whether tables say from which input a row is.
+    /// Whether tables have a column with the input file of each row.
     pub source: bool,
-    /// Whether sequences are computed out of turn, by their lengths, so that steps are full. Results are the
+    /// Whether sequences are batched by length rather than in input order, which fills steps better. Results are the
     /// same.
     pub sort_by_length: bool,
-    /// The machine.
+    /// Settings of the machine.
     pub settings: Settings,
 }
 
-/// One of several shares of the windows.
+/// One of several equal shares of the windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which one, from 1.
+    /// Number of the shard, from 1.
     pub number: u64,
-    /// Of how many.
+    /// Total number of shards.
     pub of: u64,
 }
 
 impl Shard {
-    /// Windows that follow each other and stay together: a share of every long record.
+    /// Number of consecutive windows that belong to the same shard.
     const RUN: u64 = 256;
 
-    /// Whether window `number` of the input belongs to it.
+    /// Whether window `number` of the input belongs to the shard.
     pub fn contains(self, number: u64) -> bool {
         number / Self::RUN % self.of == self.number - 1
     }
 }
 
-/// Which models.
+/// Names of the models.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Models {
     /// Nucleotide encoder: a path or a hub id; `None` is the built-in one.
@@ -82,7 +82,8 @@ pub struct Models {
 }
 
 impl Options {
-    /// The settings that can change results, but for those of the machine: [`Settings::arithmetic`] has these.
+    /// Returns the settings that can change results, except those of the machine, which [`Settings::arithmetic`]
+    /// returns.
     pub fn result_key(&self) -> Value {
         json!({
             "length": self.length,

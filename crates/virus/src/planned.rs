@@ -1,6 +1,6 @@
-//! `plimsoll plan --predict`: what a prediction would take, planned by the code of `predict` without its weights. Invariant:
-//! stages, steps and queues are chosen by [`choose`] and [`hosts`], which `predict` calls too; what is assumed about models and
-//! input that are not here is in the report.
+//! `plimsoll plan --predict`: plans a prediction without loading weights. Invariant: stages, steps and queues are
+//! chosen by [`choose`] and [`hosts`], which `predict` uses too; assumptions about missing models and input are stated
+//! in the report.
 
 use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
 use super::queues::Queues;
@@ -22,31 +22,31 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// VirNucPro's encoders, where no others are named.
+/// Default encoders: those of VirNucPro.
 const DNA_ID: &str = "zhihan1996/DNABERT-S";
 const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 
 /// Hidden units of VirNucPro's head.
 const HIDDEN: u64 = 512;
 
-/// Records and the longest name that are assumed where no input is given.
+/// Assumed number of records and maximum name length if no input is given.
 const RECORDS: u64 = 1_000_000;
 const NAME: u64 = 64;
 
-/// Bases of a token of DNABERT-S on average: 4.6 in 2600 random bases, by its own tokenizer.
+/// Average number of bases per DNABERT-S token: measured with its tokenizer on 2600 random bases.
 const BASES_OF_TOKEN: f64 = 4.6;
 
-/// Tokens that both encoders put around a sequence.
+/// Special tokens that both encoders add to a sequence.
 const ENDS: f64 = 2.0;
 
-/// What is asked.
+/// A request to plan a prediction.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The prediction; its inputs may be none, and its models are not opened where they are not here.
+    /// Options of the prediction; inputs may be empty, and models that are not on this machine are not opened.
     pub options: Options,
-    /// Bases of a read, for the expected speed.
+    /// Length of a read in bases, for the expected speed.
     pub read_length: u64,
-    /// Open reading frames of a window, for the expected speed.
+    /// Average number of open reading frames per window, for the expected speed.
     pub orfs: f64,
 }
 
@@ -63,7 +63,7 @@ pub struct Planned {
     reads: Reads,
 }
 
-/// How fast reads of one length go through.
+/// Expected throughput for reads of one length.
 #[derive(Clone, Copy, Debug)]
 struct Reads {
     length: u64,
@@ -72,7 +72,7 @@ struct Reads {
     per_second: f64,
 }
 
-/// A machine that is planned for and need not be here.
+/// A machine that is planned for and need not be present.
 #[derive(Debug)]
 struct PlannedMachine {
     target: Target,
@@ -114,10 +114,11 @@ impl Machine for PlannedMachine {
     }
 }
 
-/// The device of a target: the CPU in place, or a machine that need not be here and keeps `depth` steps open.
+/// Returns the device of a target: the local CPU, or a machine that need not be present and keeps `depth` steps in
+/// flight.
 ///
 /// # Errors
-/// Another CPU: how it would be used is not known here.
+/// `VirusError::TargetOfOtherCpu` for a CPU other than the local one, whose use (threads, replicas) is unknown.
 pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
     match (&*target.name, &*target.space) {
         ("cpu", _) => Ok(Device::Cpu),
@@ -137,8 +138,8 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
         Some(path) => HeadModel::open(path, d, p)?.config,
         None => HeadConfig { dna: d, protein: p, hidden: HIDDEN, classes: 2 },
     };
-    // Headers of weights and tokenizers are in the heap of a run, so models that are here are opened. Of one that is not they are
-    // within the margin of the heap's line.
+    // Models that are present are opened, because the headers of their weights and tokenizers are in the heap of a real
+    // run; those of missing models are covered by the margin of the heap's memory line.
     let offline = HubEnv { offline: true, ..HubEnv::from_process() };
     let opened: Vec<EncoderModel> =
         names[..HEAD].iter().filter_map(|name| EncoderModel::open(name, &offline, &mut Silent).ok()).collect();
@@ -191,8 +192,9 @@ fn encoder(name: &str, wanted: &'static str) -> Result<Encoder, VirusError> {
     }
 }
 
-/// How large the queues may be, from the largest down, each with the lines of its process, where the host's memory has a line.
-/// `measure` is asked only then; `process` is asked again after it, since what measured has held memory by then.
+/// Returns the candidate queue sizes, largest first, each with the memory lines of the process; a single candidate if
+/// host memory has no budget. `measure` is called only with a budget, and `process` is called again after it, since
+/// measuring allocates memory.
 pub(crate) fn hosts(
     options: &Options,
     trained: bool,
@@ -214,8 +216,8 @@ pub(crate) fn hosts(
     Ok(Queues::within(line, options, &extent).map(billed).collect())
 }
 
-/// Plans the stages beside the largest queues that leave room for them: one stage for all models, or where that does not fit
-/// the nucleotide encoder first. `reread` says whether the input can be read a second time.
+/// Plans the stages with the largest queues that leave enough memory: one stage for all models, or the nucleotide
+/// encoder first if that does not fit. `reread` says whether the input can be read a second time.
 pub(crate) fn choose<'a>(
     hosts: &[(Queues, Vec<Staging>)],
     settings: &Settings,
@@ -236,15 +238,16 @@ pub(crate) fn choose<'a>(
     })
 }
 
-/// The ways to compute a prediction. Two passes over the input cost less than reading the weights in every step.
+/// Alternative divisions into stages, in order of preference. Two passes over the input cost less than streaming the
+/// weights in every step.
 const ALTERNATIVES: &[&[Stage]] = &[&[Stage::Whole], &[Stage::Nucleotide, Stage::Protein]];
 
-/// The stages of a plan, in the order of its programs.
+/// Returns the stages of a plan, in the order of its programs.
 pub(crate) fn stages(planned: &session::Planned<'_>) -> &'static [Stage] {
     ALTERNATIVES[planned.alternative()]
 }
 
-/// The position of the queues for a merge, which computes nothing and takes the memory of its process alone.
+/// Returns the index of the queue sizes for a merge, which runs no models and only needs the memory of the process.
 pub(crate) fn choose_alone(hosts: &[(Queues, Vec<Staging>)], budget: &Budget) -> Result<usize, RuntimeError> {
     let mut refusal = Ok(0);
     for (number, (_, process)) in hosts.iter().enumerate() {
@@ -256,7 +259,8 @@ pub(crate) fn choose_alone(hosts: &[(Queues, Vec<Staging>)], budget: &Budget) ->
     refusal
 }
 
-/// The expected speed: every open reading frame takes its share of full steps of both encoders and the head.
+/// Computes the expected throughput, assuming that every open reading frame takes its share of full steps of both
+/// encoders and the head.
 fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, RuntimeError> {
     let Request { options, read_length, orfs, .. } = request;
     let (mut windows, mut seconds) = (0, 0.0);
@@ -286,7 +290,7 @@ fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, Runtim
 }
 
 impl Stage {
-    /// What it computes, in words.
+    /// Describes the stage in words.
     fn about(self) -> &'static str {
         match self {
             Self::Whole => "both encoders and the head",
@@ -297,13 +301,13 @@ impl Stage {
 }
 
 impl Planned {
-    /// The most that a stage takes, the process included where it counts against the same memory.
+    /// Peak memory over the stages in bytes, including the process if it counts against the same memory.
     pub fn peak(&self) -> Bytes {
         let plans = self.stages.iter().map(|(_, program)| program.peak()).max().unwrap_or_default();
         plans + self.process.iter().map(|line| line.bytes).sum()
     }
 
-    /// The plan as JSON.
+    /// Formats the plan as JSON.
     pub fn to_json(&self) -> Result<Value, RuntimeError> {
         let stage = |(stage, program): &(Stage, Program)| -> Result<Value, RuntimeError> {
             let mut plan = price::to_json(program)?;
@@ -328,7 +332,7 @@ impl Planned {
         }))
     }
 
-    /// The plan as a person reads it.
+    /// Formats the plan as text.
     pub fn to_text(&self) -> Result<String, RuntimeError> {
         let [dna, protein, head] = &self.models;
         let mut text = format!(

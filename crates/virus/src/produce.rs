@@ -1,6 +1,6 @@
-//! From bytes to tokens, ahead of the encoders: one thread reads and cuts records into jobs, workers
-//! translate and tokenize them, and the engine receives their events in input order.
-//! Invariant: what is in flight is bounded by workers x prefetch jobs, however long or odd a record is.
+//! The front end: one thread reads records and cuts them into jobs, worker threads translate and tokenize the jobs, and
+//! the engine receives the results in input order. Invariant: at most workers x prefetch jobs are in flight, whatever
+//! the records look like.
 
 use crate::kept::Coverage;
 use crate::options::Shard;
@@ -22,42 +22,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// What the front end needs to know.
+/// Settings of the front end.
 pub(crate) struct Front {
     pub(crate) length: usize,
     pub(crate) dna: Tokenizer,
     pub(crate) protein: Tokenizer,
-    /// Whether U is left as it is, as in VirNucPro, which drops codons with it.
+    /// Whether U is kept as in VirNucPro, which drops codons that contain it; otherwise U is read as T.
     pub(crate) original_alphabet: bool,
-    /// Whether jobs carry the text of the intermediate files.
+    /// Whether jobs produce the text of the intermediate files.
     pub(crate) intermediate: bool,
-    /// The format in which records called virus are written: then the end of a record carries its text.
+    /// Output format of records called virus; if set, the end of a record carries its text.
     pub(crate) hits: Option<HitsFormat>,
     pub(crate) workers: usize,
     pub(crate) prefetch: usize,
-    /// How large a job is.
+    /// Size limits of jobs.
     pub(crate) queues: Queues,
-    /// Windows whose results are known: they come without open reading frames.
+    /// Windows with known results; they are passed on without open reading frames.
     pub(crate) kept: Arc<Coverage>,
-    /// The windows that this run is for; the others do not come at all.
+    /// Shard to compute; windows of other shards are skipped.
     pub(crate) shard: Option<Shard>,
-    /// The most that records may take, where they were not measured.
+    /// Upper bounds for records that were not measured beforehand.
     pub(crate) most: Option<Extent>,
 }
 
-/// What happened, in input order.
+/// An event of the input, in input order.
 pub(crate) enum Event {
-    /// A chunk of a record; its ORFs are those of the job that follow those of the chunks before it.
+    /// A window of a record. Its open reading frames are the next `orfs` of the job.
     Window { number: u64, record: Arc<str>, chunk: Chunk, orfs: usize },
-    /// What follows comes from this input.
+    /// Name of the input that the following records come from.
     Source(Arc<str>),
-    /// The end of a record; one without letters has no windows.
+    /// The end of a record; a record without letters has no windows.
     End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>> },
-    /// Something odd.
+    /// A note on an oddity of the input.
     Note(Note),
 }
 
-/// The tokens of an open reading frame, as ranges of its job's.
+/// Tokens of an open reading frame, as ranges of the job's token vectors.
 pub(crate) struct OrfTokens {
     pub(crate) frame: Frame,
     pub(crate) bases: u32,
@@ -65,7 +65,7 @@ pub(crate) struct OrfTokens {
     pub(crate) protein: Range<usize>,
 }
 
-/// A finished job.
+/// A translated and tokenized job.
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) events: Vec<Event>,
@@ -76,7 +76,7 @@ pub(crate) struct Batch {
     pub(crate) text: [Vec<u8>; 3],
 }
 
-/// Chunks of records, to be translated.
+/// Windows of records that are to be translated.
 #[derive(Default)]
 struct Job {
     parts: Vec<Part>,
@@ -84,7 +84,7 @@ struct Job {
 }
 
 enum Part {
-    /// A chunk whose bases are a range of the job's.
+    /// A window whose bases are a range of the job's.
     Chunk {
         number: u64,
         record: Arc<str>,
@@ -94,20 +94,20 @@ enum Part {
     Event(Event),
 }
 
-/// The running front end. Dropping it leaves the threads to end by themselves: the reader may wait for a pipe
-/// that says nothing for hours.
+/// The running front end. Dropping it does not join the threads, because the reader may be blocked on a silent pipe for
+/// hours.
 pub(crate) struct Stream {
     batches: Results<Batch>,
     reader: JoinHandle<Result<Vec<Input>, RuntimeError>>,
-    /// Bytes of the inputs read so far.
+    /// Bytes of input read so far.
     pub(crate) bytes_read: Arc<AtomicU64>,
-    /// Bytes of the inputs, where they are known.
+    /// Total bytes of input, if known.
     pub(crate) bytes_total: Option<u64>,
 }
 
 impl Stream {
-    /// The next batch in input order; `None` at the end of the input. While there is none, `wait` is asked
-    /// now and then, and its error ends the wait: a pipe may say nothing for hours.
+    /// Returns the next batch in input order; `None` at the end of the input. While waiting, calls `wait` repeatedly
+    /// and returns its error, so that a silent pipe does not block an interrupt.
     pub(crate) fn next(
         &self,
         wait: &mut dyn FnMut() -> Result<(), RuntimeError>,
@@ -115,7 +115,7 @@ impl Stream {
         self.batches.next(wait)
     }
 
-    /// The inputs with their digests, or why reading ended early.
+    /// Returns the inputs with their digests, or the error of the reader.
     pub(crate) fn finish(self) -> Result<Vec<Input>, RuntimeError> {
         drop(self.batches);
         match self.reader.join() {
@@ -125,7 +125,7 @@ impl Stream {
     }
 }
 
-/// Starts the threads. They end with the input, or when they meet a stream that is dropped.
+/// Starts the threads. They end at the end of the input, or after the stream was dropped.
 pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RuntimeError> {
     let mut input = Reader::open(inputs)?;
     input.keep_qualities(front.hits.is_some_and(HitsFormat::has_qualities));
@@ -149,18 +149,18 @@ pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RuntimeE
     Ok(Stream { batches, reader, bytes_read, bytes_total })
 }
 
-/// Reads records and cuts them into jobs.
+/// The reader thread: reads records and cuts them into jobs.
 struct Cutter {
     front: Arc<Front>,
     job: Job,
     feed: Feed<Job, Batch>,
     ids: IdSet,
     progress: Arc<AtomicU64>,
-    /// Windows so far.
+    /// Number of windows so far.
     windows: u64,
-    /// The file of the last record.
+    /// File of the current record.
     source: Option<PathBuf>,
-    /// The numbers of that file and of the record in it, from 1.
+    /// Number of that file and of the record in it, both from 1.
     file: usize,
     record: u64,
 }
@@ -176,7 +176,7 @@ impl Cutter {
                     return Ok(reader.inputs().to_vec());
                 }
                 Err(error) => {
-                    // What came before it is computed first; then the engine meets the error in its place.
+                    // Earlier records are computed first; the engine then receives the error in input order.
                     let _ = self.flush();
                     self.feed.fail(error.into());
                     return Ok(vec![]);
@@ -198,7 +198,7 @@ impl Cutter {
         }
     }
 
-    /// Says from which file the record comes that was read last, where it is another one.
+    /// Emits an event if the current record comes from a different file than the previous one.
     fn announce(&mut self, reader: &Reader) {
         let file = reader.inputs().len() + 1;
         self.record = if file == self.file { self.record + 1 } else { 1 };
@@ -211,7 +211,7 @@ impl Cutter {
         }
     }
 
-    /// An error where records called virus are to be written with qualities, and the record has none.
+    /// Rejects FASTA records if the output format needs qualities.
     fn check_qualities(&self, reader: &Reader) -> Result<(), DataError> {
         let wanted = self.front.hits.is_some_and(HitsFormat::has_qualities);
         let (true, Some(Format::Fasta), Some((path, line))) = (wanted, reader.format(), reader.position())
@@ -228,7 +228,7 @@ impl Cutter {
         let note = |kind: &'static str, detail: String, action: &'static str| {
             Part::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
         };
-        // As it stands in tables: there, two ids must not become one.
+        // Ids are compared as they appear in tables, where two ids must not become equal.
         let shown = |name: &str| Field(name).to_string();
         if let Some(name) = self.ids.rename(&record.id, self.file, self.record, shown) {
             let detail = format!("{place}: the id came before; in the tables this record is {}", Field(&name));
@@ -241,7 +241,7 @@ impl Cutter {
             self.job.parts.push(Part::Event(Event::End { record, length: 0, text: None }));
             return Ok(());
         }
-        // The record itself stays as it is: a record called virus is written with its own letters.
+        // Only the job's copy is changed: a record called virus is written with its original letters.
         let uracil = if self.front.original_alphabet { 0 } else { count_uracil(&record.seq) };
         if uracil > 0 {
             let detail = format!("{place}: {uracil} letters are U");
@@ -251,7 +251,7 @@ impl Cutter {
             self.job.parts.push(note("non_iupac", detail, "codons with them are dropped"));
         }
         let id: Arc<str> = record.id.as_str().into();
-        // The bases of this record that the job holds: from which one on, and where.
+        // First base of this record in the job and its offset in `job.bases`.
         let mut held: Option<(usize, usize)> = None;
         for chunk in chunks(record.seq.len(), self.front.length) {
             let number = self.windows;
@@ -264,7 +264,8 @@ impl Cutter {
                 held = None;
             }
             let end = self.job.bases.len();
-            // Chunks overlap, but for those that are left out.
+            // Windows overlap, so only the new bases are appended; after a skipped window (another shard) there is a
+            // gap and the copy starts anew.
             let reaches = |&(from, base): &(usize, usize)| from + (end - base) >= chunk.start;
             let (from, base) = held.filter(reaches).unwrap_or((chunk.start, end));
             held = Some((from, base));
@@ -285,7 +286,7 @@ impl Cutter {
         Ok(())
     }
 
-    /// After every record, skipped ones too: their notes take memory.
+    /// Sends the job if it is full. Called after every record, also after skipped ones, because notes take memory too.
     fn flush_full(&mut self) -> Result<(), Gone> {
         let Queues { job_bases, job_parts, .. } = self.front.queues;
         match self.job.bases.len() >= job_bases || self.job.parts.len() >= job_parts {
@@ -302,7 +303,7 @@ impl Cutter {
     }
 }
 
-/// The characters of a sequence that are no IUPAC nucleotide code, counted.
+/// Describes the characters of a sequence that are not IUPAC nucleotide codes; `None` if there are none.
 fn odd_characters(sequence: &[u8]) -> Option<String> {
     const IUPAC: [bool; 256] = {
         let mut table = [false; 256];
@@ -390,7 +391,7 @@ mod tests {
     use super::*;
     use runtime::EncoderModel;
 
-    /// Records that are skipped are notes, and notes are memory.
+    /// Skipped records produce notes, which take memory, so jobs must be bounded by their number too.
     #[test]
     fn jobs_of_skipped_records_are_bounded() {
         let job_parts = Queues::USUAL.job_parts;

@@ -1,5 +1,5 @@
-//! The program of a prediction: two encoders and the head over one arena. Invariant: embeddings wait for each other in the
-//! host's memory; where that is what the line is about, every byte of them is in the ledger.
+//! The plans of a prediction: two encoders and the head over one arena. Invariant: embeddings wait in host memory; if
+//! the budget is for host memory, the ledger accounts for every byte of them.
 
 use super::stage::Stage;
 use graph::{Bounds, Bytes};
@@ -9,49 +9,50 @@ use plan::{HOST, Policy, Precision, Program, Staging};
 use runtime::session::bounds::{bounds, copies, in_flight_target, tokens};
 use runtime::session::{self, Part};
 
-/// The parts of the work: both encoders and the head, in this order where there is one of each.
+/// Indices of the models: the encoders and the head.
 pub(crate) const DNA: usize = 0;
 pub(crate) const PROTEIN: usize = 1;
 pub(crate) const HEAD: usize = 2;
 
-/// What their plans are called in a program.
+/// Names of their plans in a program.
 pub(crate) const PLANS: [&str; 3] = ["nucleotide encoder", "protein encoder", "head"];
 
-/// Rows of a step of the head.
+/// Rows per step of the head.
 pub(crate) const HEAD_ROWS: u64 = 256;
 
-/// Open reading frames in flight for each sequence that a step can hold: the pools of both packers (four
-/// packs each) and the packs themselves, of one device with one open step.
+/// Open reading frames in flight per sequence of a step, for one device with one step in flight: the pools of both
+/// packers (four packs each) and the packs themselves.
 const SLOTS_PER_SEQUENCE: u64 = 6;
 
-/// What a prediction computes with.
+/// Architecture of the models of a prediction.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) dna: Encoder,
     pub(crate) protein: Encoder,
     pub(crate) head: HeadConfig,
-    /// Bases of a chunk.
+    /// Bases per window.
     pub(crate) length: u64,
 }
 
 impl Shape {
-    /// Tokens of the longest nucleotide sequence: one for each base, and two more.
+    /// Maximum number of tokens of a nucleotide sequence: one per base, and two special tokens.
     pub(crate) fn longest_dna(&self) -> u64 {
         self.length + 2
     }
 
-    /// Tokens of the longest protein.
+    /// Maximum number of tokens of a protein sequence.
     pub(crate) fn longest_protein(&self) -> u64 {
         self.length / 3 + 2
     }
 
-    /// Open reading frames that can be in flight at `tokens` with so many steps open on all devices together.
+    /// Number of open reading frames in flight for steps of `tokens` tokens, with `open` steps in flight on all devices
+    /// together.
     pub(crate) fn slots(&self, tokens: u64, open: usize) -> u64 {
         (SLOTS_PER_SEQUENCE + open as u64 - 1) * bounds(tokens, self.longest_dna()).sequences.max(64)
     }
 
-    /// What waits in the host's memory, to the byte: the embeddings of open reading frames, those that steps give, of which
-    /// there are so many `copies`, and those that the head is given.
+    /// Returns the exact host memory of waiting data: embeddings of open reading frames, `copies` of a step's output
+    /// embeddings, and input rows of the head.
     pub(crate) fn waiting(&self, stage: Stage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
         let wait = |label: &str, rows: u64, width: u64| Staging {
             label: label.to_owned(),
@@ -59,7 +60,7 @@ impl Shape {
         };
         let slots = self.slots(tokens, open);
         let widths = [self.head.dna, self.head.protein];
-        // Nucleotide embeddings wait in every stage.
+        // Every stage holds nucleotide embeddings.
         let mut waiting = vec![wait("nucleotide embeddings", slots, widths[DNA])];
         if stage.runs(PROTEIN) {
             waiting.push(wait("protein embeddings", slots, widths[PROTEIN]));
@@ -74,7 +75,7 @@ impl Shape {
         waiting
     }
 
-    /// A stage as a session plans it. The head's weights are always resident, in f32.
+    /// Describes a stage for the session planner. The head's weights are always resident, in f32.
     pub(crate) fn planned(&self, stage: Stage, precision: Precision) -> session::Stage<'_> {
         let encoder = |part: usize, encoder, longest| Part {
             name: PLANS[part],
@@ -113,13 +114,13 @@ impl Shape {
         }
     }
 
-    /// Tokens of the longest sequence of a stage.
+    /// Maximum number of tokens of a sequence in a stage.
     pub(crate) fn longest(&self, stage: Stage) -> u64 {
         let of = |encoder, longest| if stage.runs(encoder) { longest } else { 0 };
         of(DNA, self.longest_dna()).max(of(PROTEIN, self.longest_protein()))
     }
 
-    /// Values of a row that a journal keeps of each open reading frame.
+    /// Number of embedding values that the journal of a stage stores per open reading frame.
     pub(crate) fn kept_width(&self, stage: Stage, embeddings: bool) -> usize {
         match stage {
             Stage::Nucleotide => self.head.dna as usize,
@@ -129,7 +130,7 @@ impl Shape {
     }
 }
 
-/// The graph of an encoder's means.
+/// Builds the graph of an encoder with mean-pooled embeddings as output.
 fn graph_of(encoder: &Encoder, longest: u64) -> Box<dyn Fn(u64) -> Result<Graph, VerifyError> + '_> {
     Box::new(move |tokens| encoder.graph(bounds(tokens, longest), &[Output::Mean]))
 }

@@ -1,5 +1,5 @@
-//! What waits for its scores, in input order. Invariant: items leave in the order in which they came, and
-//! only when nothing of them is missing.
+//! The queue of items that wait for their scores. Invariant: items leave in the order in which they arrived, and only
+//! when they are complete.
 
 use super::kept::{Entry, KeptOrf};
 use super::output::{OrfScore, RecordText};
@@ -8,43 +8,43 @@ use data::translate::Frame;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Frames of a chunk.
+/// Reading frames of a window: three on each strand.
 const FRAMES: usize = 6;
 
-/// Something that becomes a row of the results.
+/// An item of the output, in input order.
 pub(crate) enum Item {
-    /// A chunk and its open reading frames.
+    /// A window and its open reading frames.
     Window(Window),
     /// The end of a record.
     End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>> },
-    /// Something odd.
+    /// A note on an oddity of the input.
     Note(super::output::Note),
-    /// What follows comes from this input.
+    /// Name of the input that the following items come from.
     Source(Arc<str>),
     /// Text of the intermediate files.
     Text([Vec<u8>; 3]),
 }
 
-/// A chunk whose open reading frames are on their way.
+/// A window whose open reading frames are being computed.
 pub(crate) struct Window {
-    /// Its number among all windows of the input.
+    /// Number of the window among all windows of the input.
     pub(crate) number: u64,
     pub(crate) record: Arc<str>,
     pub(crate) chunk: Chunk,
     orfs: [Option<PendingOrf>; FRAMES],
     waiting: usize,
-    /// The embeddings of its frames, where they come from a journal.
+    /// Embeddings of the frames, if they come from a journal.
     pub(crate) rows: Vec<f32>,
-    /// Whether it comes from the journal that this run writes.
+    /// Whether the results come from the journal that this run writes.
     pub(crate) kept: bool,
 }
 
-/// An open reading frame on its way.
+/// An open reading frame being computed.
 #[derive(Clone, Copy)]
 pub(crate) struct PendingOrf {
     pub(crate) frame: Frame,
     pub(crate) bases: u32,
-    /// The slot that holds its embeddings; `None` where they come from a journal.
+    /// Slot that holds the embeddings; `None` if they come from a journal.
     slot: Option<u32>,
     pub(crate) state: State,
 }
@@ -55,28 +55,28 @@ impl PendingOrf {
     }
 }
 
-/// How far an open reading frame is.
+/// Progress of an open reading frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum State {
     /// In a packer, or between the encoders and the head.
     Waiting,
-    /// Through.
+    /// Finished, with the probabilities of other and virus.
     Scored([f32; 2]),
-    /// Not computable: it gave a value that is no number.
+    /// Failed: a computed value was not finite.
     Failed,
-    /// Through the nucleotide encoder, of a run that does the rest later.
+    /// Nucleotide embedding finished; a later stage computes the rest.
     Embedded,
 }
 
 impl Window {
-    /// A chunk with so many open reading frames. It waits for all of them from the start: those that are
-    /// through must not let it go while others still want a slot.
+    /// Creates a window with `orfs` open reading frames. It counts all of them as missing from the start; otherwise the
+    /// window could leave the queue before its last frames have got a slot.
     pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, orfs: usize) -> Self {
         let (orfs, waiting) = ([None; FRAMES], orfs);
         Self { number, record, chunk, orfs, waiting, rows: vec![], kept: false }
     }
 
-    /// A chunk whose results were found in a journal.
+    /// Creates a window whose results were found in a journal.
     pub(crate) fn kept(record: Arc<str>, chunk: Chunk, entry: Entry) -> Self {
         let Entry { number, orfs, rows, .. } = entry;
         let mut window = Self { rows, kept: true, ..Self::new(number, record, chunk, 0) };
@@ -86,17 +86,17 @@ impl Window {
         window
     }
 
-    /// All of its open reading frames.
+    /// All open reading frames that were admitted, in the order of frames.
     pub(crate) fn orfs(&self) -> impl Iterator<Item = &PendingOrf> {
         self.orfs.iter().flatten()
     }
 
-    /// Those that have embeddings, in the order of frames.
+    /// Frames that have embeddings, in the order of frames.
     pub(crate) fn embedded(&self) -> impl Iterator<Item = &PendingOrf> {
         self.orfs().filter(|orf| matches!(orf.state, State::Scored(_) | State::Embedded))
     }
 
-    /// The scores of those that have some, in the order of frames.
+    /// Scores of the scored frames, in the order of frames.
     pub(crate) fn scores(&self) -> impl Iterator<Item = OrfScore> {
         self.orfs().filter_map(|orf| match orf.state {
             State::Scored(scores) => Some(OrfScore { frame: orf.frame, scores }),
@@ -105,7 +105,7 @@ impl Window {
     }
 }
 
-/// Where an open reading frame waits.
+/// Location of an open reading frame in the queue: item number and frame.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Place {
     item: u64,
@@ -116,14 +116,14 @@ pub(crate) struct Place {
 #[derive(Default)]
 pub(crate) struct Queue {
     items: VecDeque<Item>,
-    /// The number of the first item.
+    /// Number of the first item.
     first: u64,
-    /// Bytes of sequences and texts of the items.
+    /// Bytes of sequences and texts held by the items.
     bytes: usize,
 }
 
 impl Item {
-    /// Bytes that it holds outside of the queue, where they can be many.
+    /// Heap bytes held by the item, for the kinds of items where they can be many.
     fn bytes(&self) -> usize {
         match self {
             Item::End { text, .. } => text.as_ref().map_or(0, |text| text.bytes()),
@@ -138,7 +138,7 @@ impl Queue {
         self.items.len()
     }
 
-    /// Bytes of sequences and texts that wait.
+    /// Bytes of sequences and texts that are waiting.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -148,8 +148,8 @@ impl Queue {
         self.items.push_back(item);
     }
 
-    /// Adds an open reading frame to the window that was pushed last, and is still the last item: nothing
-    /// else may be pushed before all of its frames are in.
+    /// Adds an open reading frame to the last item, which must be its window: nothing else may be pushed before all
+    /// frames of a window were added.
     pub(crate) fn push_orf(&mut self, frame: Frame, bases: u32, slot: usize) -> Place {
         let item = self.first + self.items.len() as u64 - 1;
         if let Some(Item::Window(window)) = self.items.back_mut() {
@@ -159,7 +159,7 @@ impl Queue {
         Place { item, frame: frame.index() }
     }
 
-    /// An open reading frame is through.
+    /// Stores the final state of an open reading frame.
     pub(crate) fn settle(&mut self, place: Place, state: State) {
         if let Some(Item::Window(window)) = self.items.get_mut((place.item - self.first) as usize)
             && let Some(orf) = window.orfs[place.frame].as_mut()
@@ -169,7 +169,7 @@ impl Queue {
         }
     }
 
-    /// The first item, if nothing of it is missing.
+    /// Removes the first item if it is complete.
     pub(crate) fn pop_complete(&mut self) -> Option<Item> {
         if let Some(Item::Window(window)) = self.items.front()
             && window.waiting > 0

@@ -1,5 +1,5 @@
-//! How large the queues of a prediction are, and what they hold at most. Invariant: results do not depend on it; every size
-//! here is the one that the front end, the engine, the journal and the writers are given.
+//! Sizes of the queues of a prediction and upper bounds of the memory they hold. Invariant: results do not depend on
+//! the sizes; the front end, the engine, the journal and the writers use exactly these sizes.
 
 use super::Options;
 use super::resume::{EMBEDDINGS, RESULTS};
@@ -13,22 +13,22 @@ use std::path::PathBuf;
 /// Sizes of the queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Queues {
-    /// Bases of a job of the front end.
+    /// Bases per job of the front end.
     pub(crate) job_bases: usize,
-    /// Chunks, ends of records and notes of a job, for records of few bases or none.
+    /// Maximum number of windows, record ends and notes per job, for records with few or no bases.
     pub(crate) job_parts: usize,
-    /// Items that may wait for one open reading frame, for each device.
+    /// Items that may wait for one open reading frame, per device.
     pub(crate) items: usize,
-    /// Bytes of sequences and texts that may wait so, for each device.
+    /// Bytes of sequences and texts that may wait for one open reading frame, per device.
     pub(crate) bytes: usize,
-    /// Bytes of a block of the journal.
+    /// Bytes per block of the journal.
     pub(crate) block: usize,
-    /// Bytes of lines that are sorted in memory.
+    /// Bytes of lines sorted in memory.
     pub(crate) sort: usize,
 }
 
 impl Queues {
-    /// Those of a run that has memory.
+    /// Sizes for a run without memory pressure.
     pub(crate) const USUAL: Self = Self {
         job_bases: 64 << 10,
         job_parts: 1 << 10,
@@ -38,7 +38,7 @@ impl Queues {
         sort: 16 << 20,
     };
 
-    /// From the usual ones down.
+    /// Candidate sizes, largest first.
     const SIZES: [Self; 3] = [
         Self::USUAL,
         Self {
@@ -59,11 +59,11 @@ impl Queues {
         },
     ];
 
-    /// The part of a line that queues may take, if they can do with less.
+    /// Queues may take at most 1/`SHARE` of the host budget, unless they have the smallest size.
     const SHARE: u64 = 8;
 
-    /// Those to try, from the largest that take an eighth of a line down to the least: where a plan does not fit beside larger
-    /// ones it may beside smaller ones.
+    /// Returns the candidate sizes that take at most an eighth of the budget, largest first, and always the smallest: a
+    /// plan that does not fit next to large queues may fit next to smaller ones.
     pub(crate) fn within(
         line: Option<Bytes>,
         options: &Options,
@@ -75,19 +75,19 @@ impl Queues {
         Self::SIZES.into_iter().filter(move |queues| *queues == least || fits(queues))
     }
 
-    /// The most that all of them hold, but for what a record holds.
+    /// Upper bound in bytes of the memory of all queues, without the records themselves.
     pub(crate) fn held(&self, options: &Options, extent: &Extent) -> u64 {
         let (workers, prefetch) = (options.workers as u64, options.prefetch as u64);
-        // In order, with the workers, before them, being cut, and with the engine.
+        // Jobs being ordered, with the workers, queued before the workers, being cut, and with the engine.
         let jobs = workers * prefetch + 2 * workers + 3;
         let window = options.length as u64;
         jobs * self.job(options, window, extent) + self.waiting(window, extent) + 3 * self.block as u64
     }
 
-    /// A job when it is tokenized.
+    /// Upper bound in bytes of a tokenized job.
     fn job(&self, options: &Options, window: u64, extent: &Extent) -> u64 {
-        // A base is in six frames: a token for each in the nucleotide encoder, one for each three in the other. Vectors grow
-        // by doubling.
+        // Every base is in six frames, with up to one i32 token per base for the nucleotide encoder and one per three
+        // bases for the protein encoder. The factor 2 covers vectors that grow by doubling.
         const TOKENS: u64 = 6 * (4 + 2) * 2;
         let text = if options.keep_intermediate { 2 * (1 + 6 + 2) } else { 0 };
         let bases = self.job_bases as u64 + window;
@@ -98,27 +98,28 @@ impl Queues {
         self.job_parts as u64 + 2 * self.job_bases as u64 / window.max(1)
     }
 
-    /// A chunk, the end of a record or a note, with its name: an event, an item, and text.
+    /// Upper bound in bytes of a window, record end or note with its name, as event, item and text.
     fn part(&self, extent: &Extent) -> u64 {
         512 + 4 * extent.longest_name
     }
 
-    /// What waits for its scores.
+    /// Upper bound in bytes of the items that wait for their scores.
     fn waiting(&self, window: u64, extent: &Extent) -> u64 {
-        // The queue doubles its room when it is full.
+        // A full queue doubles its capacity.
         let items = 2 * (self.items as u64 + self.parts(window));
         items * size_of::<super::queue::Item>() as u64
             + (self.items as u64 + self.parts(window)) * (128 + 2 * extent.longest_name)
             + self.bytes as u64
     }
 
-    /// Adds the lines of a prediction to those of its process.
+    /// Adds the memory lines of a prediction to those of the process.
     pub(crate) fn bill(&self, options: &Options, extent: &Extent, trained: bool, process: &mut Process) {
         let settings = &options.settings;
         process.add_threads(settings, options.workers + 1);
         process.add_queues(settings, self.held(options, extent));
-        // The bases of a record are held once; those of one that may be called virus until it is through, while the next one
-        // is read, with its title and, for FASTQ, its qualities. A buffer grows by an eighth.
+        // The bases of a record are held once. With trained weights a record is held until it is scored, because it may
+        // be called virus, while the next one is read; title and FASTQ qualities are held too. Buffers grow by an
+        // eighth.
         let copies = if trained { 3 } else { 1 };
         let letters = if trained && options.hits_format.has_qualities() { 2 } else { 1 };
         let record = copies * (letters * (extent.longest + extent.longest / 8) + 2 * extent.longest_title);
@@ -138,7 +139,8 @@ impl Queues {
         });
         process.add("journals of an earlier run", 3 * left.iter().sum::<u64>());
         if !options.merge.is_empty() {
-            // A block of each as stored and as read, and the windows that it covers: runs of them, of some bytes each.
+            // For each shard: one block as stored and as decoded, and the list of ranges of windows that the journal
+            // covers.
             let shard = |folder: &PathBuf| {
                 let bytes = fs::metadata(folder.join(RESULTS)).map_or(0, |file| file.len());
                 3 * bytes.min(Self::USUAL.block as u64) + bytes / 64
@@ -148,12 +150,12 @@ impl Queues {
     }
 }
 
-/// What a reader holds beside the record: bytes as stored and as text.
+/// Bytes that a reader holds besides the record: compressed input and decompressed text.
 const READER: u64 = 1 << 20;
 
-/// Files that are written at a time, and the buffer of each.
+/// Number of files written at the same time; `BUFFER` is the buffer size of each.
 const FILES: u64 = 12;
 const BUFFER: u64 = 64 << 10;
 
-/// A row group of embeddings, as values and encoded.
+/// One row group of embeddings, as values and encoded.
 const EMBEDDINGS_HELD: u64 = 3 * (16 << 20);

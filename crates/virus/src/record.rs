@@ -1,6 +1,6 @@
-//! The run record: what was run, on what, with which plan, and how it went. Invariant: its `identity` holds
-//! all that results depend on; equal identities mean equal bytes on one machine, and on others but for the last digits
-//! that cards' tables of products decide.
+//! The run record run.json: inputs, models, plan, and statistics of the run. Invariant: `identity` contains everything
+//! results depend on; runs with equal identities write identical bytes on one machine, and on other machines up to the
+//! last digits, which depend on the GPU's GEMM tables.
 
 use super::engine::Totals;
 use super::{Opened, Options};
@@ -15,7 +15,7 @@ use runtime::{EncoderModel, HeadModel, price, process};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The digests of all files of the models. Reads everything once.
+/// Returns the digests of all model files. Reads every file once.
 pub(crate) fn digests(
     dna: &EncoderModel,
     protein: &EncoderModel,
@@ -32,9 +32,9 @@ pub(crate) fn digests(
     }))
 }
 
-/// What results depend on. `arithmetic` is that of the device: another precision, instruction set or kind of card gives
-/// other bits. Of a card it names the kind and the canonical orders of products; which kernel was timed to be the fastest is not
-/// in it, for that changes no bits.
+/// Returns everything that results depend on. `arithmetic` describes the device: another precision, instruction set or
+/// kind of GPU gives different bits. For a GPU it names the kind and the canonical summation orders of GEMMs; the
+/// kernel selected by timing is not part of it, because it changes no bits.
 pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input], arithmetic: Value) -> Value {
     let inputs: Vec<Value> =
         inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
@@ -42,28 +42,28 @@ pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input], ari
     json!({"inputs": inputs, "models": opened.digests, "parameters": parameters, "arithmetic": arithmetic})
 }
 
-/// The inputs as they were given: tables and notes name them so.
+/// Returns the input names as given on the command line, as they appear in tables and notes.
 pub(crate) fn names(inputs: &[Input]) -> Value {
     inputs.iter().map(|input| Value::from(input.path.display().to_string())).collect()
 }
 
-/// Digests by file.
+/// Builds a JSON object of digests by file.
 fn object(digests: impl IntoIterator<Item = (String, String)>) -> Value {
     digests.into_iter().map(|(file, sha)| (file, Value::from(sha))).collect()
 }
 
-/// How it went.
+/// The data for the run record.
 pub(crate) struct Story<'a> {
     pub(crate) options: &'a Options,
     pub(crate) opened: &'a Opened,
-    /// What was computed; `None` where shards were put together.
+    /// The program that was run; `None` for a merge of shards.
     pub(crate) program: Option<&'a Program>,
-    /// What each device did.
+    /// Statistics of each device.
     pub(crate) devices: &'a [Usage],
-    /// The plan of the stage before, where there was one.
+    /// Plan of the preceding stage, if there was one.
     pub(crate) before: Option<&'a Value>,
     pub(crate) budget: Bytes,
-    /// What the process itself was planned to take of the host's memory.
+    /// Planned host memory of the process itself.
     pub(crate) process: &'a [Staging],
     pub(crate) totals: &'a Totals,
     pub(crate) fill: [Fill; 2],
@@ -74,7 +74,7 @@ pub(crate) struct Story<'a> {
 }
 
 impl Story<'_> {
-    /// run.json, but for the counts, which the writers add.
+    /// Returns run.json without the counts, which the writers add.
     pub(crate) fn record(&self) -> Result<Value, RuntimeError> {
         let t = self.totals;
         let s = &t.seconds;
@@ -145,7 +145,7 @@ impl Story<'_> {
     }
 }
 
-/// The kernels of each op that the program runs: more than one where its models are of different element types.
+/// Lists the kernels used by each op; several if the models have different element types.
 fn kernels(program: &Program) -> Value {
     let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {

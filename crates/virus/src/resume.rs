@@ -1,5 +1,5 @@
-//! What makes a broken run go on: journals under a key that holds all that results depend on. Invariant: a
-//! journal of another run, or a damaged one, is never used, never mixed and never removed without `--force`.
+//! Resumption of interrupted runs: journals identified by a key that contains everything results depend on. Invariant:
+//! a damaged journal or a journal of another run is never used, mixed with this run's, or removed without `--force`.
 
 use super::kept::{Keeper, Looked, Shelf, Watch};
 use super::stage::Stage;
@@ -11,12 +11,12 @@ use runtime::{Level, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Results as they are finished.
+/// Name of the journal of finished results.
 pub(crate) const RESULTS: &str = "progress.journal";
-/// Nucleotide embeddings, where both encoders do not fit in memory together.
+/// Name of the journal of nucleotide embeddings, used if both encoders do not fit in memory together.
 pub(crate) const EMBEDDINGS: &str = "nucleotide.journal";
 
-/// Which journals a run may use.
+/// Identifies the journals that a run may use.
 pub(crate) struct Keys {
     dir: PathBuf,
     key: Value,
@@ -24,15 +24,15 @@ pub(crate) struct Keys {
     watch: Watch,
 }
 
-/// A journal that is there to be gone on with.
+/// A journal opened for a run.
 pub(crate) struct Opening {
     pub(crate) shelf: Shelf,
-    /// `None` where all is in it.
+    /// Writer for the remaining windows; `None` if the journal is complete.
     pub(crate) keeper: Option<Keeper>,
 }
 
 impl Keys {
-    /// Those of a run on `inputs`, whose `watch` began before they were looked at.
+    /// Builds the keys of a run on `inputs`; `watch` must have been created before the inputs were hashed.
     pub(crate) fn new(
         options: &Options,
         opened: &Opened,
@@ -44,14 +44,14 @@ impl Keys {
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "identity": record::identity(options, opened, inputs, options.settings.arithmetic()?),
             "shard": shard,
-            // Results of another run that were there may be replaced.
+            // The run may replace complete results of another run.
             "replaces": options.force,
         });
         let (dir, every) = (options.output_dir.clone(), options.commit_every);
         Ok(Self { dir, key, every, watch })
     }
 
-    /// Whether a run that was told to replace what is in the folder was broken, and this is the same.
+    /// Whether the journal is of an interrupted run with `--force` that is otherwise identical to this run.
     pub(crate) fn replaces(&self) -> Result<bool, VirusError> {
         let path = self.dir.join(RESULTS);
         let Some(blocks) = open(&path)? else { return Ok(false) };
@@ -59,7 +59,7 @@ impl Keys {
         Ok(difference(&found, &self.key).is_none() && found["replaces"] == true)
     }
 
-    /// Opens the journal of a stage, or starts it: rows of `width` values, in blocks of about `block` bytes.
+    /// Opens or creates the journal of a stage, with embeddings of `width` values and blocks of about `block` bytes.
     pub(crate) fn open(
         &self,
         stage: Stage,
@@ -86,8 +86,8 @@ impl Keys {
         Ok(Opening { shelf, keeper })
     }
 
-    /// The journal that is there; none where it holds nothing but a key, which need not be this run's: nothing
-    /// is lost with it.
+    /// Opens the existing journal of this run. A journal that holds only a key is ignored even if it belongs to another
+    /// run, since nothing is lost by replacing it.
     fn of_this_run(&self, path: &Path) -> Result<Option<Blocks>, VirusError> {
         let Some(blocks) = open(path)? else { return Ok(None) };
         let Err(refused) = same_run(path, blocks.key(), &self.key) else { return Ok(Some(blocks)) };
@@ -98,7 +98,7 @@ impl Keys {
         }
     }
 
-    /// The nucleotide embeddings that a stage of this run has left, all of them.
+    /// Opens the complete nucleotide embeddings left by the preceding stage.
     pub(crate) fn embeddings(&self, width: usize) -> Result<Shelf, VirusError> {
         let path = self.dir.join(EMBEDDINGS);
         let Some(blocks) = open(&path)? else { return Ok(Shelf::default()) };
@@ -107,7 +107,7 @@ impl Keys {
         Shelf::of([(path.as_path(), looked.coverage)], width)
     }
 
-    /// The results of all shards, whose folders are named, and how they were computed; each must be complete, and of
+    /// Opens the journals of all shards, and returns how they were computed. Every shard must be complete and belong to
     /// this run.
     pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<(Shelf, Value), VirusError> {
         let (mut all, mut shards) = (vec![], vec![]);
@@ -118,7 +118,8 @@ impl Keys {
                 return Err(VirusError::NoShard { path });
             };
             let found = parse(&path, blocks.key())?;
-            // Shards of one result are computed alike; who puts them together computes nothing.
+            // Shards of one result must agree in arithmetic with each other; the merging run computes nothing, so its
+            // own does not matter.
             let mut wanted = self.key.clone();
             wanted["shard"] = found["shard"].clone();
             let computed = arithmetic.get_or_insert_with(|| found["identity"]["arithmetic"].clone());
@@ -140,8 +141,8 @@ impl Keys {
         Ok((Shelf::of(journals, width)?, arithmetic.unwrap_or_default()))
     }
 
-    /// Removes journals of this very run that were left beside its complete results, and no others: the
-    /// folder may be that of a run with `--force` that was broken.
+    /// Removes journals of exactly this run that were left next to its complete results. Others are kept: they may
+    /// belong to an interrupted run with `--force`.
     pub(crate) fn remove_left(&self) -> Result<(), VirusError> {
         for path in [RESULTS, EMBEDDINGS].map(|name| self.dir.join(name)) {
             let Ok(Some(blocks)) = Blocks::open(&path) else { continue };
@@ -152,14 +153,14 @@ impl Keys {
         Ok(())
     }
 
-    /// Removes the journals: the results are complete.
+    /// Removes the journals after the results are complete.
     pub(crate) fn done(&self) -> Result<(), VirusError> {
         remove(&self.dir)
     }
 }
 
-/// Looks at the journals in the output folder, also at those that the run will not open itself, before it
-/// removes them at its end: an error where one holds something of another run.
+/// Checks all journals in the output folder, including those that the run will only remove at its end; an error if one
+/// holds results of another run.
 pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), VirusError> {
     if super::among(&options.output_dir, &options.merge) {
         return Ok(());
@@ -170,7 +171,7 @@ pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), VirusEr
             Some(keys) => same_run(&path, blocks.key(), &keys.key),
             None => Err(VirusError::JournalOfPipe { path: path.clone() }),
         };
-        // With a key alone nothing is lost.
+        // A journal with only a key can be removed without losing results.
         if other.is_err() && blocks.next_into(&mut vec![]).map_err(|e| unusable(e.into()))? {
             return other;
         }
@@ -178,7 +179,7 @@ pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), VirusEr
     Ok(())
 }
 
-/// An error that names the shards that are not among these (number, of).
+/// Checks that all shards are present; `shards` are pairs of number and count. The error names the missing shards.
 fn all_there(shards: &[(u64, u64)]) -> Result<(), VirusError> {
     let Some(&(_, of)) = shards.first() else { return Ok(()) };
     if let Some((number, other)) = shards.iter().find(|(_, other)| *other != of) {
@@ -192,7 +193,7 @@ fn all_there(shards: &[(u64, u64)]) -> Result<(), VirusError> {
     }
 }
 
-/// Removes what is left of journals beside complete results.
+/// Removes the journals that remain next to complete results.
 pub(crate) fn remove(dir: &Path) -> Result<(), VirusError> {
     Ok([RESULTS, EMBEDDINGS].iter().try_for_each(|name| runtime::lock::remove(&dir.join(name)))?)
 }
@@ -212,7 +213,7 @@ fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), VirusError> {
     }
 }
 
-/// Which part of two keys differs, in words.
+/// Describes the part in which two keys differ.
 fn difference(old: &Value, new: &Value) -> Option<String> {
     folder::difference(&old["identity"], &new["identity"]).or_else(|| {
         let names = [("plimsoll", "version"), ("shard", "shard")];
@@ -221,7 +222,7 @@ fn difference(old: &Value, new: &Value) -> Option<String> {
     })
 }
 
-/// What cannot be read of a journal makes it unusable: nothing else is wrong.
+/// Converts a data error caused by damage into the error for an unusable journal.
 fn unusable(error: VirusError) -> VirusError {
     match error {
         VirusError::Runtime(RuntimeError::Data(damage))

@@ -1,6 +1,6 @@
-//! A prediction from the plan to the results: in one stage or two, as a shard, or put together from shards.
-//! Invariant: whatever ends it, what was finished by then is in the journal, and no result has its name before
-//! all of them are whole.
+//! Runs a prediction from the plan to the results: in one stage or two, as a shard, or by merging shards. Invariant:
+//! however the run ends, finished windows are in the journal, and no result file gets its name before all of them are
+//! complete.
 
 use super::compute::Compute;
 use super::engine::{Engine, Parts, Totals};
@@ -29,28 +29,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// What the host keeps of steps on their way, in words.
+/// Name of the data that the host holds for steps in flight, for messages.
 const KEPT: &str = "embeddings";
 
-/// A prediction whose output folder was looked at.
+/// A prediction whose output folder has been checked.
 pub(crate) struct Run<'a> {
     pub(crate) options: &'a Options,
     pub(crate) opened: &'a Opened,
     pub(crate) shape: &'a Shape,
     pub(crate) budget: Budget,
-    /// The most replicas of the CPU's threads.
+    /// Maximum number of CPU replicas.
     pub(crate) replicas: usize,
-    /// `None` where the input can be read only once, so that nothing can be gone on with.
+    /// Keys of the journals; `None` if the input can be read only once, so that the run cannot be resumed.
     pub(crate) keys: Option<Keys>,
-    /// What the inputs are; `None` where they can be read only once.
+    /// Digests of the inputs; `None` if they can be read only once.
     pub(crate) inputs: Option<Vec<Input>>,
-    /// How large the queues may be, from the largest down, each with the lines of its process.
+    /// Candidate queue sizes, largest first, each with the memory lines of the process.
     pub(crate) hosts: Vec<(Queues, Vec<Staging>)>,
-    /// Which of them it is, once there is a plan.
+    /// Index of the candidate in use; set when the plan is made.
     pub(crate) chosen: Cell<usize>,
 }
 
-/// What a stage leaves.
+/// Results of a stage.
 struct Done {
     parts: Parts,
     totals: Totals,
@@ -59,7 +59,7 @@ struct Done {
 }
 
 impl Run<'_> {
-    /// Computes, in as many stages as the memory line wants.
+    /// Computes the prediction, in as many stages as the memory budget requires.
     pub(crate) fn stages(
         &self,
         start: Instant,
@@ -120,7 +120,7 @@ impl Run<'_> {
         self.finish(done, (before.as_ref(), warm), start, &tracker, (memory_line, arithmetic))
     }
 
-    /// Computes the nucleotide embeddings of all open reading frames, if they are not there.
+    /// Computes the nucleotide embeddings of all open reading frames, unless their journal is complete.
     fn embed(
         &self,
         (planned, number): (&Planned<'_>, usize),
@@ -136,12 +136,12 @@ impl Run<'_> {
         let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
         let Done { parts, totals, .. } = self.stream(parts, observer)?;
         parts.keeper.map_or(Ok(()), Keeper::finish)?;
-        // The next stage follows on the same devices.
+        // The executors are kept because the next stage runs on the same devices.
         *warm = parts.compute.map(Compute::into_executors);
         Ok(totals)
     }
 
-    /// Puts the results of shards together.
+    /// Merges the results of shards.
     pub(crate) fn merge(
         &self,
         start: Instant,
@@ -162,14 +162,14 @@ impl Run<'_> {
         self.finish(done, (None, &mut None), start, &tracker, (String::new(), arithmetic))
     }
 
-    /// With `--force` nothing is gone on with: only once it is known that the run can begin. What is to be put
-    /// together stays.
+    /// With `--force`, removes the journals of an earlier run. Called only after the run is known to be able to start;
+    /// the journals of shards that are to be merged are kept.
     fn start_over(&self) -> Result<(), VirusError> {
         let Options { force, output_dir, merge, .. } = self.options;
         if *force && !super::among(output_dir, merge) { resume::remove(output_dir) } else { Ok(()) }
     }
 
-    /// The journal of a stage; nothing where the input can be read only once.
+    /// Opens the journal of a stage; empty if the input can be read only once.
     fn journal(&self, stage: Stage, width: usize, observer: &mut dyn Observer) -> Result<Opening, VirusError> {
         match &self.keys {
             Some(keys) => keys.open(stage, (width, self.queues().block), observer),
@@ -184,7 +184,7 @@ impl Run<'_> {
         Ok(outputs)
     }
 
-    /// The stages and their programs: one for all, or where that does not fit the nucleotide encoder first.
+    /// Plans the stages: one stage for all models, or the nucleotide encoder first if they do not fit together.
     fn plan(&self, observer: &mut dyn Observer) -> Result<Planned<'_>, VirusError> {
         let (settings, reread) = (&self.options.settings, self.keys.is_some());
         let planned = planned::choose(&self.hosts, settings, &self.budget, self.shape, self.replicas, reread)?;
@@ -202,7 +202,7 @@ impl Run<'_> {
         Ok(planned)
     }
 
-    /// The running models of a stage. Devices that are warm with another program are switched to this one.
+    /// Starts the models of a stage. Devices that are warm with another program are switched to this one.
     fn compute(
         &self,
         (planned, number): (&Planned<'_>, usize),
@@ -232,17 +232,17 @@ impl Run<'_> {
         Compute::new(session, stage, self.shape, self.options)
     }
 
-    /// How large the queues are.
+    /// Queue sizes in use.
     fn queues(&self) -> Queues {
         self.hosts.get(self.chosen.get()).map_or(Queues::USUAL, |(queues, _)| *queues)
     }
 
-    /// The lines of the process beside these queues.
+    /// Memory lines of the process with these queue sizes.
     fn process(&self) -> &[Staging] {
         self.hosts.get(self.chosen.get()).map_or(&[], |(_, process)| process)
     }
 
-    /// Reads and computes until the input ends. What is finished when it ends too early is kept.
+    /// Reads and computes until the input ends. If the run ends early, finished windows are committed to the journal.
     fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, VirusError> {
         let front = self.front(&parts);
         let mut engine = Engine::new(parts, self.queues());
@@ -262,7 +262,7 @@ impl Run<'_> {
                 Err(RuntimeError::Interrupted { signal, kept }.into())
             }
             Err(error) => {
-                // The first error is the one to tell.
+                // The first error is the one to report.
                 if let Ok(count @ 1..) = engine.commit() {
                     let kept = self.kept_windows(count);
                     let text = "for an input that was changed give --force or another folder with -o";
@@ -273,7 +273,7 @@ impl Run<'_> {
         }
     }
 
-    /// What a run that ended early leaves, and how to go on from it.
+    /// Describes what an interrupted run has kept and how to resume it.
     fn kept_windows(&self, count: u64) -> String {
         let dir = self.options.output_dir.display();
         match self.keys {
@@ -288,7 +288,7 @@ impl Run<'_> {
         }
     }
 
-    /// Says so where not one window could be scored.
+    /// Warns if not a single window could be scored.
     fn say_silent(&self, outputs: Option<&Outputs>, observer: &mut dyn Observer) {
         let Some(counts) = outputs.map(Outputs::counts) else { return };
         if counts.windows > 0 && counts.scored_windows == 0 {
@@ -318,7 +318,7 @@ impl Run<'_> {
         }
     }
 
-    /// The most that the records of a pipe may take, where the run has a line.
+    /// Upper bounds on the records of a pipe, if host memory is budgeted.
     fn most(&self) -> Option<Extent> {
         let billed = self.hosts.iter().any(|(_, process)| !process.is_empty());
         self.budget.of_pipe().filter(|_| billed && self.keys.is_none())
@@ -359,7 +359,7 @@ impl Run<'_> {
         Ok(inputs)
     }
 
-    /// The inputs are still what they were when the run began.
+    /// Checks that the inputs are the same as at the start of the run.
     fn same_inputs(&self, read: &[Input]) -> Result<(), VirusError> {
         let Some(before) = &self.inputs else { return Ok(()) };
         match before.iter().zip(read).find(|(a, b)| a != b) {
@@ -368,7 +368,7 @@ impl Run<'_> {
         }
     }
 
-    /// Writes the results.
+    /// Writes the results and run.json, then removes the journals.
     fn finish(
         &self,
         done: Done,
@@ -409,7 +409,7 @@ impl Run<'_> {
         Ok(report)
     }
 
-    /// The report of a shard: its journal is the result.
+    /// Builds the report of a shard, whose result is its journal.
     fn shard(&self, totals: &Totals, start: Instant, already_complete: bool) -> Report {
         let mut report = self.report(totals, start.elapsed().as_secs_f64());
         report.already_complete = already_complete;
@@ -424,7 +424,7 @@ impl Run<'_> {
             "tokens": {"nucleotide": totals.tokens[0], "protein": totals.tokens[1]},
             "seconds": {"total": report.seconds},
         });
-        // They are listed, and counted, when the shards are put together.
+        // Failed frames are listed and counted when the shards are merged.
         report.failed = 0;
         report
     }
@@ -460,12 +460,12 @@ fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::
     }
 }
 
-/// What a device that failed leaves to say.
+/// Reports the engine's warnings, for example about failed devices.
 fn warn(engine: &mut Engine, observer: &mut dyn Observer) {
     engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 
-/// What notes.tsv will say, for those who asked for details.
+/// Reports notes on the input at detail level, as they will appear in notes.tsv.
 fn say_notes(events: &[Event], observer: &mut dyn Observer) {
     for event in events {
         if let Event::Note(output::Note { seq_name, kind, detail, action }) = event {

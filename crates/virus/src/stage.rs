@@ -1,21 +1,21 @@
-//! Which part of the work a program does. Invariant: the stages together compute what `Whole` computes, to the
-//! bit: a row does not depend on its company, so it does not matter when it is computed.
+//! Stages of a prediction: the part of the work that a program does. Invariant: the stages together compute the same
+//! bits as `Whole`, because a row's result does not depend on the batch that it is in.
 
 use super::program::{DNA, PROTEIN};
 
-/// Which part of the work a program does.
+/// The part of the work that a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Both encoders and the head.
     Whole,
-    /// The nucleotide encoder alone: its embeddings go to a journal.
+    /// The nucleotide encoder only; its embeddings are written to a journal.
     Nucleotide,
-    /// The protein encoder and the head: nucleotide embeddings come from that journal.
+    /// The protein encoder and the head; nucleotide embeddings are read from the journal of the `Nucleotide` stage.
     Protein,
 }
 
 impl Stage {
-    /// The encoders that run.
+    /// Whether an encoder runs in this stage.
     pub(crate) fn runs(self, encoder: usize) -> bool {
         match self {
             Self::Whole => true,

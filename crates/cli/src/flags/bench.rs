@@ -1,4 +1,4 @@
-//! `plimsoll bench`: the flags.
+//! Flags of `plimsoll bench`. Invariant: the work is one of a model, a single GEMM or a calibration.
 
 use super::machine::Machine;
 use super::{at_least, print};
@@ -8,34 +8,35 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::bench::{Lengths, Request, Work, bench, calibrate};
 
-/// Time a model or a product here: tokens per second, TFLOP/s, memory, and the slowest kernels
+/// Benchmark a model or a matmul: tokens per second, TFLOP/s, memory, and the slowest kernels
 ///
-/// Weights and inputs are random. The work takes turns with a raw loop of multiply-adds on as many threads, on a GPU
-/// with large products of the same precision; the utilisation is the work's share of what these compute.
+/// Weights and inputs are random. The work alternates with a raw multiply-add loop on the same number of threads, on a
+/// GPU with large matmuls in the same precision; the utilisation is the work's share of their throughput.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("work").required(true).args(["model", "shape", "calibrate"]))]
 #[command(after_long_help = JSON_KEYS)]
 pub struct Bench {
-    /// The model: a hub id such as facebook/esm2_t12_35M_UR50D, a folder, or a config.json
+    /// Model: a hub id such as facebook/esm2_t12_35M_UR50D, a folder, or a config.json
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Option<String>,
 
-    /// What the model reads: so many sequences of so many tokens each, or like 1000xlognormal of as many as proteins
-    /// have (exp N(5.6, 0.75) residues, 30 to 1022) [default: 64x168]
+    /// Batch: a number of sequences of equal length in tokens, or for example 1000xlognormal for lengths distributed
+    /// like those of proteins (exp N(5.6, 0.75) residues, 30 to 1022) [default: 64x168]
     #[arg(long, value_name = "SEQUENCESxTOKENS", value_parser = batch, conflicts_with_all = ["shape", "calibrate"])]
     batch: Option<(u64, Lengths)>,
 
-    /// Instead of a model: one linear of M rows, N outputs and K inputs
+    /// Benchmark a single linear layer instead of a model: M rows, N outputs and K inputs
     #[arg(long, value_name = "MxNxK", value_parser = numbers::<3>, conflicts_with = "tokens")]
     shape: Option<[u64; 3]>,
 
-    /// Instead of a model: measure the rates of this machine, or of the GPU, and write them as a target file, FILE.toml,
-    /// for plan --target; one that is there is replaced. On a GPU also time the products of all known models, which
-    /// else the first run of each does
+    /// Measure the rates of this machine or GPU instead, and write them to a target file, FILE.toml, for plan
+    /// --target; an
+    /// existing file is replaced. On a GPU, also time the matmuls of all known models, which otherwise happens in the
+    /// first run of each model
     #[arg(long, value_name = "FILE.toml", conflicts_with = "tokens")]
     calibrate: Option<PathBuf>,
 
-    /// Turns that are timed, after one that is not
+    /// Number of timed repetitions, after one warm-up
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = repeats)]
     repeats: u64,
 
@@ -43,7 +44,7 @@ pub struct Bench {
     #[arg(long)]
     json: bool,
 
-    /// Also write when every kernel and copy of two passes ran, as FILE.json for ui.perfetto.dev
+    /// Also write a timeline of every kernel and copy in two passes to FILE.json, for ui.perfetto.dev
     #[arg(long, value_name = "FILE.json", conflicts_with = "calibrate")]
     trace: Option<PathBuf>,
 
@@ -51,7 +52,7 @@ pub struct Bench {
     machine: Machine,
 }
 
-/// What `--json` prints.
+/// Description of the keys printed by `--json`.
 const JSON_KEYS: &str = "\
 Keys of --json:
   side, model, batch, length | shape    what was timed; length may be lognormal, shape is [M, N, K]
@@ -68,13 +69,13 @@ Keys of --json:
 Keys of --calibrate --json: target (the file), about, rates (f32, tf32, bf16, fp8, int8, memory, launch; storage, null
 where the disk's cache cannot be passed by), products (on a GPU, by model, what its results' bits depend on)";
 
-/// Sequences and tokens of each where nothing else is asked for.
+/// Default batch: number of sequences and their lengths in tokens.
 const BATCH: (u64, Lengths) = (64, Lengths::Equal(168));
 
-/// No size of a batch or a product is larger; so that none of their products is too large for a number.
+/// Largest accepted size of a batch or GEMM dimension, so that multiplied sizes cannot overflow.
 const LARGEST: u64 = 1 << 20;
 
-/// `2x20` or `4x5x6`.
+/// Parses numbers separated by `x`, such as `2x20` or `4x5x6`.
 fn numbers<const N: usize>(text: &str) -> Result<[u64; N], String> {
     let numbers: Option<Vec<u64>> = text.split('x').map(|n| n.parse().ok()).collect();
     let numbers = numbers.filter(|all| all.iter().all(|n| (1..=LARGEST).contains(n)));
@@ -83,7 +84,7 @@ fn numbers<const N: usize>(text: &str) -> Result<[u64; N], String> {
         .ok_or_else(|| format!("give {N} whole numbers from 1 to {LARGEST} with an x between them"))
 }
 
-/// `2x20` or `2xlognormal`.
+/// Parses a batch such as `2x20` or `2xlognormal`.
 fn batch(text: &str) -> Result<(u64, Lengths), String> {
     if let Some((sequences, "lognormal")) = text.split_once('x') {
         return numbers::<1>(sequences).map(|[sequences]| (sequences, Lengths::LogNormal));

@@ -1,14 +1,14 @@
-//! Flags about how a GPU is used. Invariant: none of them changes results; where the CPU computes they have no effect, so they
-//! are refused with `--device cpu`, and answered by one warning and recorded where `--device auto` took the CPU.
+//! Flags that set how a GPU is used. Invariant: none of them changes results. On the CPU they have no effect: they are
+//! refused with `--device cpu`, and reported by one warning and recorded where `--device auto` chose the CPU.
 
 use crate::error::{CliError, usage};
 use clap::Args;
 use runtime::Device;
 
-/// How a GPU is used.
+/// Flags that set how a GPU is used.
 #[derive(Debug, Args)]
 pub struct Card {
-    /// Copy to and from the GPU beside its kernels, in streams of their own (the default)
+    /// Copy to and from the GPU in separate streams, concurrently with kernels (the default)
     #[arg(long, overrides_with = "no_cuda_streams", help_heading = "GPU")]
     cuda_streams: bool,
 
@@ -16,36 +16,36 @@ pub struct Card {
     #[arg(long, overrides_with = "cuda_streams", help_heading = "GPU")]
     no_cuda_streams: bool,
 
-    /// Pass copies through pinned host memory [default: where enough of it is free]
+    /// Copy through pinned host memory [default: if enough of it is free]
     #[arg(long, overrides_with = "no_pin_memory", help_heading = "GPU")]
     pin_memory: bool,
 
-    /// Pass copies through ordinary host memory
+    /// Copy through pageable host memory
     #[arg(long, overrides_with = "pin_memory", help_heading = "GPU")]
     no_pin_memory: bool,
 
-    /// Let the GPU's memory grow in place when a larger plan follows (the default)
+    /// Let the GPU memory grow in place when a larger plan follows (the default)
     #[arg(long, overrides_with = "no_expandable_segments", help_heading = "GPU")]
     expandable_segments: bool,
 
-    /// Take the GPU's memory as one plain allocation, replaced as a whole when another plan follows
+    /// Allocate the GPU memory as one plain allocation, replaced as a whole for another plan
     #[arg(long, overrides_with = "expandable_segments", help_heading = "GPU")]
     no_expandable_segments: bool,
 
-    /// Steps after which GPU memory that the present plan does not use is given back; 0 is never [default: 100]
+    /// Number of steps after which GPU memory unused by the current plan is freed; 0 is never [default: 100]
     #[arg(long, value_name = "N", help_heading = "GPU")]
     cache_clear_interval: Option<u64>,
 }
 
-/// What the flags come to.
+/// The GPU options that result from the flags.
 #[cfg(feature = "cuda")]
 pub type Options = cuda::Options;
-/// Nothing, without the feature.
+/// Placeholder without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 pub type Options = ();
 
 impl Card {
-    /// As a GPU takes them, with so many steps open at a time.
+    /// Converts the flags to GPU options with a pipeline depth of `depth`.
     #[cfg(feature = "cuda")]
     pub fn options(&self, depth: usize) -> Options {
         let default = Options::default();
@@ -59,14 +59,15 @@ impl Card {
         }
     }
 
-    /// Nothing, without the feature.
+    /// Placeholder without the feature `cuda`.
     #[cfg(not(feature = "cuda"))]
     pub fn options(&self, _: usize) -> Options {}
 
-    /// The flags that were given and have no effect on `device`, which `--device auto` chose if `automatic`.
+    /// Returns the given flags that have no effect on `device`; `automatic` says whether `--device auto` chose the
+    /// device.
     ///
     /// # Errors
-    /// One was given, and the CPU was asked for by name.
+    /// A flag was given, and the CPU was requested by name.
     pub fn without_effect(&self, device: &Device, automatic: bool) -> Result<Vec<&'static str>, CliError> {
         let given = match device {
             Device::Cpu => self.given(),
@@ -80,7 +81,7 @@ impl Card {
         }
     }
 
-    /// All that were given.
+    /// Names of all flags that were given.
     fn given(&self) -> Vec<&'static str> {
         let flags = [
             (self.cuda_streams, "--cuda-streams"),

@@ -1,5 +1,5 @@
-//! `plimsoll completions`: the flags. Invariant: the script is made from the flags themselves, so it knows
-//! every one of them.
+//! Flags of `plimsoll completions`. Invariant: the completion script is generated from the flags, so it covers every
+//! flag.
 
 use super::print;
 use crate::Cli;
@@ -8,13 +8,13 @@ use clap::{Args, CommandFactory};
 use clap_complete::{Shell, generate};
 use std::process::ExitCode;
 
-/// Print a script that completes commands and flags in your shell
+/// Print a shell completion script
 ///
-/// bash reads it in every new shell from here:
+/// bash loads the script in every new shell from this file:
 ///
 ///   plimsoll completions bash > ~/.local/share/bash-completion/completions/plimsoll
 ///
-/// zsh, from a folder of $fpath:
+/// zsh, from a folder in $fpath:
 ///
 ///   plimsoll completions zsh > ~/.zfunc/_plimsoll
 ///
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Completions {
-    /// The shell that will read it
+    /// Shell to generate the script for
     #[arg(value_enum, value_name = "SHELL")]
     shell: Shell,
 }

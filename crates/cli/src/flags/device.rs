@@ -1,26 +1,26 @@
-//! `--device`: a word becomes a machine. Invariant: a device that was asked for by name is used or refused; only `auto`
-//! falls back, and says why.
+//! The flag `--device`: turns a device name into a machine. Invariant: a device requested by name is used or refused;
+//! only `auto` falls back, and reports why.
 
 use super::card::Options;
 use crate::error::{CliError, usage};
 use runtime::Device;
 use std::sync::Arc;
 
-/// Where to compute.
+/// Value of `--device`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceName {
-    /// The GPUs that can be used, or the CPU.
+    /// The usable GPUs, or else the CPU.
     Auto,
     /// The CPU.
     Cpu,
     /// All GPUs.
     AllCuda,
-    /// The GPUs of these numbers.
+    /// The GPUs with these ordinals.
     Cuda(Vec<usize>),
 }
 
 impl DeviceName {
-    /// `auto`, `cpu`, `cuda` (all) or `cuda:N,M,...`.
+    /// Parses `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N,M,...`.
     pub fn parse(word: &str) -> Result<Self, String> {
         let give = || "give auto, cpu, cuda (all GPUs) or their numbers, such as cuda:0 or cuda:0,2".to_owned();
         match word {
@@ -38,7 +38,7 @@ impl DeviceName {
         }
     }
 
-    /// The devices, for commands that share their work among all of them.
+    /// Opens the devices, for commands that distribute work over all of them.
     pub fn open(&self, options: Options) -> Result<Device, CliError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
@@ -48,7 +48,7 @@ impl DeviceName {
         }
     }
 
-    /// The device, for commands that compute on one: of those that no number names, the first.
+    /// Opens one device, for commands that compute on one: the first, unless an ordinal was given.
     pub fn open_one(&self, options: Options) -> Result<Device, CliError> {
         match self {
             Self::Cpu => Ok(Device::Cpu),
@@ -64,7 +64,7 @@ impl DeviceName {
 
 type Gpu = Arc<dyn runtime::Machine>;
 
-/// The GPUs that can be used, as far as they are of one kind; the CPU where there is none. What is not used is said.
+/// Opens the usable GPUs of one kind, or the CPU if there are none, and reports unused GPUs.
 fn auto(how_many: HowMany, options: Options) -> Result<Device, CliError> {
     let (usable, unusable) = opened(how_many, gpus_there(), |ordinal| gpu(ordinal, options));
     let Some(one) = usable.first().cloned() else {
@@ -86,14 +86,14 @@ fn auto(how_many: HowMany, options: Options) -> Result<Device, CliError> {
     Ok(Device::machines(same)?)
 }
 
-/// Opens so many of those that can be used, and no other: each takes memory of its card.
+/// Opens only as many usable GPUs as needed, because every opened GPU has memory allocated on it.
 fn opened<T>(
     how_many: HowMany,
     there: usize,
     mut open: impl FnMut(usize) -> Result<T, NoGpu>,
 ) -> (Vec<T>, Vec<NoGpu>) {
     let (mut usable, mut unusable) = (vec![], vec![]);
-    // Without any, the first says why.
+    // Ordinal 0 is tried even without GPUs: its error is the reason to report.
     for ordinal in 0..there.max(1) {
         open(ordinal).map_or_else(|why| unusable.push(why), |one| usable.push(one));
         if matches!(how_many, HowMany::One) && !usable.is_empty() {
@@ -103,7 +103,7 @@ fn opened<T>(
     (usable, unusable)
 }
 
-/// Says that it is one of several.
+/// Reports that a GPU is the first of several.
 fn first(gpu: Gpu) -> Gpu {
     if gpus_there() > 1 {
         eprintln!("computing on {}, one of {} GPUs", gpu.name(), gpus_there());
@@ -111,7 +111,7 @@ fn first(gpu: Gpu) -> Gpu {
     gpu
 }
 
-/// All GPUs, each of which must be one that can be used.
+/// Opens all GPUs; an unusable GPU is an error.
 fn all(options: Options) -> Result<Vec<Gpu>, CliError> {
     let numbers: Vec<usize> = (0..gpus_there().max(1)).collect();
     named(&numbers, options)
@@ -122,20 +122,20 @@ fn named(numbers: &[usize], options: Options) -> Result<Vec<Gpu>, CliError> {
     numbers.iter().map(|&ordinal| gpu(ordinal, options).map_err(|why| refused(ordinal, why))).collect()
 }
 
-/// How many of those that no number names a command takes.
+/// Number of GPUs that a command uses when no ordinals were given.
 #[derive(Clone, Copy)]
 enum HowMany {
     All,
     One,
 }
 
-/// Why there is no GPU, and whether this machine has none at all, of which `auto` says nothing.
+/// Reason why no GPU can be used, and whether this machine has none at all, which `auto` does not report.
 struct NoGpu {
     why: String,
     absent: bool,
 }
 
-/// GPUs that the driver knows, whether they can be used or not.
+/// Number of GPUs known to the driver, usable or not.
 #[cfg(feature = "cuda")]
 fn gpus_there() -> usize {
     cuda::cards().map_or(0, |cards| cards.len())
@@ -149,7 +149,7 @@ fn gpu(ordinal: usize, options: Options) -> Result<Gpu, NoGpu> {
     }
 }
 
-/// What there is of GPUs and of what they need: a line for each library and each card.
+/// Describes the GPUs and their libraries, one line per library and GPU.
 #[cfg(feature = "cuda")]
 pub fn gpus() -> Vec<String> {
     let libraries = cuda::Libraries::get();
@@ -163,14 +163,14 @@ pub fn gpus() -> Vec<String> {
             let (used, formats) = (used(card), precisions(card));
             format!("cuda:{ordinal}: {name}, {memory}, compute capability {major}.{minor}{used}; {formats}")
         })),
-        // A missing driver was said above.
+        // A missing driver was already listed above.
         Err(error) if libraries.missing().iter().any(|missing| missing.to_string() == error.to_string()) => {}
         Err(error) => lines.push(error.to_string()),
     }
     lines
 }
 
-/// The number formats that models can be computed in on a card.
+/// Number formats supported on a GPU.
 #[cfg(feature = "cuda")]
 fn precisions(card: &cuda::Card) -> String {
     let names: Vec<&str> = card.precisions().into_iter().map(runtime::Precision::name).collect();
@@ -180,7 +180,7 @@ fn precisions(card: &cuda::Card) -> String {
     }
 }
 
-/// What is free of a card's memory and who holds the rest, as far as that is known.
+/// Describes a GPU's free memory and the processes that hold the rest, as far as known.
 #[cfg(feature = "cuda")]
 fn used(card: &cuda::Card) -> String {
     let free = cuda::nvml::free(card).map_or_else(|_| String::new(), |free| format!(", {free} free"));
@@ -188,7 +188,7 @@ fn used(card: &cuda::Card) -> String {
     holders.iter().fold(free, |text, holder| format!("{text}, {holder}"))
 }
 
-/// None without the feature.
+/// Without the feature `cuda` there are no GPUs.
 #[cfg(not(feature = "cuda"))]
 pub fn gpus() -> Vec<String> {
     vec!["this plimsoll was built without the feature `cuda`".to_owned()]

@@ -1,4 +1,4 @@
-//! `plimsoll doctor`: the flags.
+//! Flags of `plimsoll doctor`. Invariant: every flag has its default and help here.
 
 use super::print;
 use crate::error::CliError;
@@ -6,10 +6,10 @@ use clap::Args;
 use std::process::ExitCode;
 use tools::doctor::{Options, report};
 
-/// Show what this machine offers: processor, memory, GPUs, models in the local caches, precisions, free disk space
+/// Describe this machine: processor, memory, GPUs, models in the local caches, precisions, free disk space
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Also show the table of kernels: which of them computes each op, and in which element types
+    /// Also print the kernel table: the kernels that compute each op, and their element types
     #[arg(long)]
     kernels: bool,
 

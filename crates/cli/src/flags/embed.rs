@@ -1,4 +1,4 @@
-//! `plimsoll embed`: the flags.
+//! Flags of `plimsoll embed`. Invariant: every flag has its default and help here.
 
 use super::machine::{Machine, Sorting, Streaming};
 use super::voice::Voice;
@@ -11,51 +11,51 @@ use runtime::Settings;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Turn every DNA sequence or protein into the numbers that a model sees in it
+/// Compute embeddings of DNA or protein sequences
 ///
-/// Writes one row for each sequence, in the order of the input.
+/// Writes one row per sequence, in input order.
 #[derive(Debug, Args)]
 pub struct Embed {
     /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; - is standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
-    /// The model, a folder or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S, which is
-    /// fetched where the cache has not all of it
+    /// Model: a folder or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S; files missing from the
+    /// cache are downloaded
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: String,
 
-    /// The result: OUT.npy (with OUT.ids.txt beside it), OUT.safetensors or OUT.parquet (a table of id,
-    /// length and embedding); with --per-input a folder
+    /// Output file: OUT.npy (with OUT.ids.txt beside it), OUT.safetensors or OUT.parquet (a table of id, length and
+    /// embedding); with --per-input a folder
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
 
-    /// A result for each input, named after it, in the folder OUT; the model is loaded once
+    /// Write one output per input, named after the input, in the folder OUT; the model is loaded only once
     #[arg(long)]
     per_input: bool,
 
-    /// What the results of --per-input are
+    /// File format of the outputs with --per-input
     #[arg(long, value_enum, default_value_t = FormatName::Npy, requires = "per_input")]
     format: FormatName,
 
-    /// Replace a result that is there
+    /// Replace an existing output
     #[arg(long)]
     force: bool,
 
-    /// What is written of a sequence
+    /// Pooling: what to write for each sequence
     #[arg(long, value_enum, default_value_t = PoolName::Mean)]
     pool: PoolName,
 
-    /// Write hidden states of these layers instead of the last: 0 is the embedding, 1 the first block, -1
-    /// the last [default: the last, without a dimension for layers]
+    /// Write the hidden states of these layers instead of the last: 0 is the embedding layer, 1 the first block, -1 the
+    /// last block [default: the last block, without a layer dimension]
     #[arg(long, value_name = "I,J,...", value_delimiter = ',', value_parser = layer, allow_hyphen_values = true)]
     layers: Option<Vec<i64>>,
 
-    /// Letters of the longest sequence [default: 1022 residues for ESM-2, no limit for DNABERT-S]
+    /// Maximum length of a sequence in letters [default: 1022 residues for ESM-2, no limit for DNABERT-S]
     #[arg(long, value_name = "N", value_parser = letters)]
     max_length: Option<u64>,
 
-    /// Cut longer sequences there; without this, a longer one is an error
+    /// Truncate longer sequences; without this flag a longer sequence is an error
     #[arg(long)]
     truncate: bool,
 
@@ -65,7 +65,7 @@ pub struct Embed {
     #[command(flatten)]
     streaming: Streaming,
 
-    /// Batches of input that are prepared ahead
+    /// Input batches prepared ahead
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
@@ -76,18 +76,18 @@ pub struct Embed {
     voice: Voice,
 }
 
-/// What is written of a sequence.
+/// Pooling of a sequence's hidden states.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PoolName {
     /// The mean over residues (ESM-2) or over all tokens (DNABERT-S)
     Mean,
-    /// The first token's row (CLS)
+    /// The row of the first token (CLS)
     Cls,
-    /// A row for each residue (ESM-2, without BOS and EOS) or each token (DNABERT-S); needs .safetensors
+    /// One row per residue (ESM-2, without BOS and EOS) or per token (DNABERT-S); requires .safetensors
     Tokens,
 }
 
-/// What a result is written as.
+/// File format of a result.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FormatName {
     Npy,
@@ -100,13 +100,13 @@ fn layer(text: &str) -> Result<i64, String> {
     number.ok_or_else(|| "give numbers of layers with commas between them, such as 0,6,-1".to_owned())
 }
 
-/// Letters of a sequence.
+/// Parses a maximum sequence length in letters.
 pub(super) fn letters(text: &str) -> Result<u64, String> {
     let number = at_least_one(text).ok().filter(|&n| n <= 1 << 30);
     number.ok_or_else(|| "give the letters of the longest sequence, from 1 on".to_owned())
 }
 
-/// Batches ahead.
+/// Parses a number of batches prepared ahead.
 pub(super) fn prefetch(text: &str) -> Result<u64, String> {
     let number = at_least_one(text).ok().filter(|&n| n <= 1024);
     number.ok_or_else(|| "give a number of batches from 1 to 1024".to_owned())

@@ -1,4 +1,4 @@
-//! `plimsoll list`: the flags.
+//! Flags of `plimsoll list`. Invariant: every flag has its default and help here.
 
 use super::print;
 use crate::error::CliError;
@@ -6,11 +6,11 @@ use clap::Args;
 use std::process::ExitCode;
 use tools::list;
 
-/// Show the models that can be run: size, and which are in the local caches
+/// List supported models and which are in the local caches
 ///
-/// Known models, and others of their families that the Hugging Face cache has; checkpoints of fair-esm in the torch hub cache
-/// (~/.cache/torch/hub/checkpoints) stand beside their models. A model that is not complete is fetched by the
-/// first command that needs it.
+/// Lists the known models and other models of their families in the Hugging Face cache; fair-esm checkpoints in the
+/// torch hub cache (~/.cache/torch/hub/checkpoints) are listed with their models. The files missing from a cached model
+/// are downloaded by the first command that needs them.
 #[derive(Debug, Args)]
 pub struct List {
     /// Print JSON

@@ -1,4 +1,5 @@
-//! Flags about the machine, shared by the commands that compute.
+//! Flags that select the machine, shared by all commands that compute. Invariant: each flag has one definition and
+//! default.
 
 use super::at_least_one;
 use super::card::Card;
@@ -7,35 +8,36 @@ use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
 use runtime::{Device, Settings, Stream, machine};
 
-/// Flags about the machine.
+/// Flags that select the machine.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct Machine {
-    /// Where to compute: auto, cpu, cuda or cuda:N,M,...; cuda is all NVIDIA GPUs, which share the work (bench and
-    /// verify take the first), auto those that can be used, or the CPU
+    /// Device: auto, cpu, cuda or cuda:N,M,...; cuda is all NVIDIA GPUs, which share the work (bench and verify use the
+    /// first), auto is the usable GPUs or else the CPU
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceName::parse)]
     device: DeviceName,
 
-    /// Number format of the models: auto takes what the device does best, bf16 on a GPU and on a CPU with AMX, f32 on other
-    /// CPUs; a CPU has these two and int8
+    /// Number format of the models: auto is the best format of the device, bf16 on a GPU and on a CPU with AMX, f32 on
+    /// other CPUs; a CPU supports bf16, f32 and int8
     #[arg(long, value_enum, default_value_t = Precision::Auto)]
     precision: Precision,
 
-    /// The most memory the run may take, like 2GiB, 500MB or 80% of what is free: on the CPU the peak resident memory of the
-    /// process, code and files that are mapped included, on a GPU what the card counts for it [default: 80%]
+    /// Memory budget of the run, such as 2GiB, 500MB or 80% of the free memory: on the CPU the peak resident memory of
+    /// the process, including code and mapped files, on a GPU the memory that the GPU counts for the process [default:
+    /// 80%]
     #[arg(long, alias = "budget", value_name = "SIZE")]
     memory_budget: Option<String>,
 
-    /// The most memory of the host that a run on a GPU may take, like 4GiB or 50% of what is free; bounds a run on the CPU
-    /// as --memory-budget does; not for bench and verify [default: no bound]
+    /// Host memory budget of a run on a GPU, such as 4GiB or 50% of the free memory; for a run on the CPU same as
+    /// --memory-budget; not for bench and verify [default: no limit]
     #[arg(long, value_name = "SIZE")]
     host_memory: Option<String>,
 
-    /// Tokens computed in one step; more need more memory [default: the most that fit and bring speed]
+    /// Tokens per step; more need more memory [default: the most that fit and increase speed]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     tokens: Option<u64>,
 
-    /// Threads that compute [default: all cores this process may use]
+    /// Compute threads [default: all cores available to this process]
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<u64>,
 
@@ -43,50 +45,50 @@ pub struct Machine {
     card: Card,
 }
 
-/// Steps that are open at a time where no flag says it.
+/// Default number of in-flight steps.
 const DEPTH: usize = 2;
 
-/// The flag of the commands that can do without resident weights.
+/// Flag of the commands that can stream weights.
 #[derive(Debug, Args)]
 pub struct Streaming {
-    /// Whether the weights are read from disk in every step, which takes little memory and more time
+    /// Whether weights are read from disk in every step, which takes less memory and more time
     #[arg(long, value_enum, default_value_t = When::Auto, value_name = "WHEN", help_heading = "Machine")]
     stream_weights: When,
 }
 
-/// When to stream the weights.
+/// When to stream weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum When {
-    /// Where no step fits the memory with them
+    /// If no step fits the memory with resident weights
     Auto,
-    /// Never: what does not fit with them in memory is refused
+    /// Never: a plan that does not fit with resident weights is refused
     Never,
     /// Always
     Always,
 }
 
-/// In which order sequences are computed.
+/// Order in which sequences are computed.
 #[derive(Debug, Args)]
 pub struct Sorting {
-    /// Compute sequences out of turn, by their lengths, so that steps are full (the default); results stay
-    /// in the order of the input, and are the same
+    /// Compute sequences sorted by length, so that steps are full (the default); results are the same and in input
+    /// order
     #[arg(long, overrides_with = "no_sort_by_length", help_heading = "Machine")]
     sort_by_length: bool,
 
-    /// Compute sequences in the order of the input
+    /// Compute sequences in input order
     #[arg(long, overrides_with = "sort_by_length", help_heading = "Machine")]
     no_sort_by_length: bool,
 }
 
 impl Sorting {
-    /// As `run` takes it.
+    /// Whether sequences are sorted by length.
     pub fn by_length(&self) -> bool {
         !self.no_sort_by_length
     }
 }
 
 impl Streaming {
-    /// As `run` takes it.
+    /// The streaming mode, as the planner's type.
     pub fn stream(&self) -> Stream {
         match self.stream_weights {
             When::Auto => Stream::Auto,
@@ -100,21 +102,21 @@ impl Streaming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
     Auto,
-    /// 8 bits of exponent, 8 of precision; sums, norms and means in f32
+    /// 8 exponent bits, 8 bits of precision; sums, norms and means in f32
     Bf16,
-    /// 5 bits of exponent, 11 of precision; sums, norms and means in f32
+    /// 5 exponent bits, 11 bits of precision; sums, norms and means in f32
     Fp16,
     F32,
-    /// As f32, but the models' linear layers cut what they multiply to 11 bits of precision; sums in f32. A GPU alone
+    /// As f32, but linear layers reduce their operands to 11 bits of precision; sums in f32. GPU only
     Tf32,
-    /// The encoders' products of 8 bits, 4 of precision, with scales; the rest as bf16. Compute capability 8.9 and later
+    /// Encoder matmuls in 8 bits, 4 bits of precision, with scales; the rest as bf16. Compute capability 8.9 and later
     Fp8,
-    /// The encoders' products of integers of 8 bits, with scales; the rest as bf16. The CPU alone
+    /// Encoder matmuls in 8-bit integers with scales; the rest as bf16. CPU only
     Int8,
 }
 
 impl Precision {
-    /// As `run` takes it.
+    /// The requested precision, as the planner's type; `None` for auto.
     pub fn chosen(self) -> Option<runtime::Precision> {
         match self {
             Self::Auto => None,
@@ -128,7 +130,7 @@ impl Precision {
     }
 }
 
-/// Threads beyond any machine are a typing error, and each takes memory.
+/// Largest accepted number of threads: more is taken for a typing error, and each thread takes memory.
 const MOST_THREADS: u64 = 1024;
 
 pub(super) fn threads(text: &str) -> Result<u64, String> {
@@ -137,17 +139,17 @@ pub(super) fn threads(text: &str) -> Result<u64, String> {
 }
 
 impl Machine {
-    /// As `run` takes them, with so many steps open at a time.
+    /// The runtime's settings, with a pipeline depth of `depth`.
     pub fn settings(&self, depth: u64) -> Result<Settings, CliError> {
         self.settings_on(self.device.open(self.card.options(depth as usize))?)
     }
 
-    /// The device that was asked for.
+    /// The requested device.
     pub fn device(&self) -> &DeviceName {
         &self.device
     }
 
-    /// Takes a device and threads that other flags have named.
+    /// Overrides device and threads with the values of other flags.
     pub fn take(&mut self, device: Option<DeviceName>, threads: Option<u64>) {
         if let Some(device) = device {
             self.device = device;
@@ -155,7 +157,7 @@ impl Machine {
         self.threads = threads.or(self.threads);
     }
 
-    /// The same for commands that compute on one device.
+    /// The runtime's settings for commands that compute on one device.
     pub fn settings_of_one(&self) -> Result<Settings, CliError> {
         if self.host_memory.is_some() {
             let text = "--host-memory: this command has no line for the host; leave it away";

@@ -1,4 +1,4 @@
-//! `plimsoll man`: the flags. Invariant: the pages are made from the help texts, so both say the same.
+//! Flags of `plimsoll man`. Invariant: the manual pages are generated from the help texts.
 
 use super::print;
 use crate::Cli;
@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Print the manual pages, or write them where `man` finds them
+/// Print the manual pages, or write them to a folder
 ///
 /// To read them:
 ///
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Man {
-    /// Folder of the pages, plimsoll.1 and one for each command; without it they are printed
+    /// Output folder for plimsoll.1 and one page per command; without this flag the pages are printed
     #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
 }
@@ -52,10 +52,10 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> RuntimeError {
     move |source| RuntimeError::Io { path, source }
 }
 
-/// File names and texts: the program's page, then one for each command.
+/// Generates file names and texts of the pages: the program's page, then one for each command.
 fn pages() -> io::Result<Vec<(String, String)>> {
     let mut program = Cli::command().disable_help_subcommand(true);
-    // Gives every command its full name, `plimsoll-predict`.
+    // `build` gives every command its full name, `plimsoll-predict`.
     program.build();
     let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
     let all: Vec<_> = std::iter::once(program.clone()).chain(commands).collect();

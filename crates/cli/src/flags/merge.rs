@@ -1,4 +1,4 @@
-//! `plimsoll merge`: the flags.
+//! Flags of `plimsoll merge`. Invariant: every flag has its default and help here.
 
 use super::print;
 use super::voice::Voice;
@@ -8,21 +8,21 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::merge::{Options, merge};
 
-/// Make one model of an adapter and the model that it adapts
+/// Merge an adapter into its base model
 ///
-/// The adapter is a checkpoint of a run with model.lora, or a folder of peft. The result is a model's folder as the hub
-/// has it, for plimsoll and for transformers.
+/// The adapter is a checkpoint of a run with model.lora, or a peft folder. The result is a model folder in the hub's
+/// format, for plimsoll and for transformers.
 #[derive(Debug, Args)]
 pub struct Merge {
-    /// The adapter's folder, with its adapter_config.json
+    /// Adapter folder, with its adapter_config.json
     #[arg(value_name = "ADAPTER")]
     adapter: PathBuf,
 
-    /// The result, which is not there yet
+    /// Output folder, which must not exist
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
 
-    /// The model that was adapted, a folder or a hub id [default: the one that the adapter names]
+    /// Base model: a folder or a hub id [default: the model named by the adapter]
     #[arg(long, value_name = "PATH|HUB_ID")]
     base: Option<String>,
 

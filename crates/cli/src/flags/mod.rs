@@ -1,5 +1,5 @@
-//! One file per command, and one for what commands share. Invariant: every flag of a command is in its
-//! file, with its default and its help.
+//! The flags: one file per command, and one per group of shared flags. Invariant: every flag of a command is defined in
+//! one file, with its default and its help.
 
 pub mod bench;
 mod card;
@@ -25,8 +25,8 @@ use crate::error::CliError;
 use runtime::RuntimeError;
 use std::io::{ErrorKind, Write, stdout};
 
-/// Writes to standard output. A reader that went away, as `head` does, is no error. Names in the text come
-/// from files and must not command the terminal: what is not printable stands as an escape of JSON.
+/// Writes to standard output. A closed pipe, such as after `head`, is not an error. Names in the text come from files
+/// and must not control the terminal, so unprintable characters are written as JSON escapes.
 pub fn print(text: &str) -> Result<(), CliError> {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -44,7 +44,7 @@ pub fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// A whole number from 1 on.
+/// Parses a whole number of at least 1.
 fn at_least_one(text: &str) -> Result<u64, String> {
     at_least(1, text)
 }
@@ -54,5 +54,5 @@ fn at_least(least: u64, text: &str) -> Result<u64, String> {
     number.ok_or_else(|| format!("give a whole number from {least} on"))
 }
 
-/// Beyond this no setting has a meaning, and sums of some cannot overflow.
+/// Largest accepted number of any flag, small enough that sums of such numbers cannot overflow.
 const MOST: u64 = 1 << 40;

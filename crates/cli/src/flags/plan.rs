@@ -1,5 +1,5 @@
-//! `plimsoll plan`: the flags. Invariant: a flag that has no meaning for what is planned, a model or its training, is
-//! refused.
+//! Flags of `plimsoll plan`. Invariant: a flag that has no meaning for the planned work (a model, a prediction or
+//! training) is refused.
 
 use super::card;
 use super::device::DeviceName;
@@ -18,108 +18,112 @@ use train::config::TrainConfig;
 use train::{self, priced};
 use virus::{Models, files, planned};
 
-/// Show what a model or its training would take of a machine's memory, to the byte, from a configuration alone
+/// Compute the memory a model or its training would need on a machine, to the byte, from a configuration alone
 ///
-/// Neither the machine nor the weights need to be there. What does not fit is refused with its bill (exit 4).
+/// Requires neither the machine nor the weights. A plan that does not fit is refused with its bill (exit code 4).
 #[derive(Debug, Args)]
 pub struct Plan {
-    /// The model: a hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
+    /// Model: a hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
     #[arg(long, value_name = "PATH|HUB_ID", required_unless_present_any = ["train", "predict"])]
     model: Option<String>,
 
-    /// Plan a whole prediction instead: both encoders, the head and the queues, as predict would take them under the same
-    /// budget, with the expected reads a second
+    /// Plan a whole prediction instead: both encoders, the head and the queues, as predict would plan them under the
+    /// same budget, with the expected reads per second
     #[arg(long, conflicts_with_all = ["model", "train", "dump_after"])]
     predict: bool,
 
     #[command(flatten)]
     prediction: Prediction,
 
-    /// Plan training instead: the fastest way inside the budget, of what the configuration leaves auto
+    /// Plan training instead: the fastest plan inside the budget, choosing the keys that the configuration leaves auto
     #[arg(long, value_name = "CONFIG.yaml", conflicts_with_all = ["model", "tokens", "stream_weights", "dump_after"])]
     train: Option<PathBuf>,
 
-    /// With --train, another value of a key, such as optimizer.kind=adamw8bit; can be given many times
+    /// With --train, override the value of a key, such as optimizer.kind=adamw8bit; can be given several times
     #[arg(long, value_name = "KEY=VALUE", requires = "train", conflicts_with = "model")]
     set: Vec<String>,
 
-    /// With --train, grow this as far as it fits: the tokens of a micro-batch, the layers, or the width
+    /// With --train, find the largest value that fits: the tokens of a micro-batch, the layers, or the width
     #[arg(long, value_enum, value_name = "tokens|layers|hidden", requires = "train", conflicts_with = "model")]
     largest: Option<Largest>,
 
-    /// Tokens computed in one step [default: the most that fit the budget and bring speed]
+    /// Tokens per step [default: the most that fit the budget and increase speed]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     tokens: Option<u64>,
 
-    /// The most memory it may take, like 22GiB or 80% of the target's [default: the target's memory; of this machine 80% of what is free; with --train the key memory.budget]
+    /// Memory budget, such as 22GiB or 80% of the target's memory [default: the target's memory; for this machine 80%
+    /// of the free memory; with --train the key memory.budget]
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
-    /// The machine, by name, as the FILE.toml that bench --calibrate wrote, or the GPU in place: device, or cuda:N
+    /// Target machine: a name, a FILE.toml written by bench --calibrate, or a GPU of this machine: device, or cuda:N
     #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml|device", value_parser = TargetParser)]
     target: String,
 
-    /// Threads of the CPU that is planned for, which compute in lanes from three on, as embed's do [default: all cores this
-    /// process may use; of a FILE.toml those that it was measured with; with --train the key run.threads]
+    /// Threads of the target CPU, divided among replicas from three on, as in embed [default: all cores available to
+    /// this process; for a FILE.toml the threads it was measured with; with --train the key run.threads]
     #[arg(long, value_name = "N", value_parser = threads, conflicts_with = "train")]
     threads: Option<u64>,
 
-    /// Number format of the model: auto is what a run there takes, bf16 on GPUs and CPUs with AMX, f32 on other CPUs
+    /// Number format of the model: auto is the default of a run on the target, bf16 on GPUs and CPUs with AMX, f32 on
+    /// other CPUs
     #[arg(long, value_enum, default_value_t = Precision::Auto, conflicts_with = "train")]
     precision: Precision,
 
     #[command(flatten)]
     streaming: Streaming,
 
-    /// How to print the plan
+    /// Output format of the plan
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
 
-    /// The same as --format json
+    /// Same as --format json
     #[arg(long, conflicts_with_all = ["format", "dump_after"])]
     json: bool,
 
-    /// Print the graph as it is after this pass instead; a wrong name lists them
+    /// Print the graph after this pass instead; an unknown name lists the passes
     #[arg(long, value_name = "PASS", conflicts_with = "format")]
     dump_after: Option<String>,
 }
 
-/// What --predict excludes. A required flag is not asked for where it is excluded, so flags that need it exclude these too.
+/// Flags excluded by --predict. clap does not require a flag that is excluded, so flags that require --predict exclude
+/// these too.
 const OTHERS: [&str; 2] = ["model", "train"];
 
-/// What is predicted, with --predict.
+/// Inputs of a prediction, for --predict.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "With --predict (without models: VirNucPro's, by their configurations alone)")]
 struct Prediction {
-    /// Folder with all models, as predict takes it
+    /// Folder with all models, as for predict
     #[arg(long, value_name = "DIR", requires = "predict", conflicts_with_all = OTHERS)]
     weights: Option<PathBuf>,
 
-    /// DNA model, a folder or a hub id [default: zhihan1996/DNABERT-S]
+    /// DNA model: a folder or a hub id [default: zhihan1996/DNABERT-S]
     #[arg(long, value_name = "PATH|HUB_ID", requires = "predict", conflicts_with_all = OTHERS)]
     dna_model: Option<String>,
 
-    /// Protein model, a folder or a hub id [default: facebook/esm2_t36_3B_UR50D]
+    /// Protein model: a folder or a hub id [default: facebook/esm2_t36_3B_UR50D]
     #[arg(long, value_name = "PATH|HUB_ID", requires = "predict", conflicts_with_all = OTHERS)]
     protein_model: Option<String>,
 
-    /// Head, a file [default: one of VirNucPro's size]
+    /// Head: a file [default: a head of VirNucPro's size]
     #[arg(long, value_name = "PATH", requires = "predict", conflicts_with_all = OTHERS)]
     head: Option<PathBuf>,
 
-    /// Bases of a window [default: the length in the head's name, or else 500]
+    /// Window length in bases [default: the length in the head's file name, or else 500]
     #[arg(long, value_name = "BASES", value_parser = length, requires = "predict", conflicts_with_all = OTHERS)]
     length: Option<u64>,
 
-    /// Sequence files: what their records take is planned to the byte [default: a million reads of --read-length]
+    /// Sequence files, to plan the memory of their records to the byte [default: a million reads of --read-length]
     #[arg(long, value_name = "FILE", requires = "predict", conflicts_with_all = OTHERS)]
     input: Vec<PathBuf>,
 
-    /// Bases of a read, for the expected speed
+    /// Read length in bases, for the expected speed
     #[arg(long, default_value_t = 150, value_name = "BASES", value_parser = at_least_one, requires = "predict", conflicts_with_all = OTHERS)]
     read_length: u64,
 
-    /// Open reading frames of a window, for the expected speed: random bases have 0.6 in a window of 150, genes 1 and more
+    /// Open reading frames per window, for the expected speed: random bases have 0.6 in a window of 150, genes 1 or
+    /// more
     #[arg(long, default_value_t = 1.0, value_name = "NUMBER", value_parser = orfs, requires = "predict", conflicts_with_all = OTHERS)]
     orfs: f64,
 }
@@ -137,7 +141,8 @@ enum Largest {
     Hidden,
 }
 
-/// A known name, with suggestions for a misspelt one, a GPU in place, or anything that ends in `.toml`.
+/// Parser of `--target`: a known name (a misspelt name is refused with suggestions), a GPU of this machine, or a path
+/// that ends in `.toml`.
 #[derive(Clone)]
 struct TargetParser;
 
@@ -157,14 +162,14 @@ impl TypedValueParser for TargetParser {
     }
 }
 
-/// The word for the first GPU.
+/// Name of this machine's first GPU.
 const IN_PLACE: &str = "device";
 
 fn names() -> impl Iterator<Item = &'static str> {
     Target::names().chain([IN_PLACE])
 }
 
-/// The GPU that a word names; none where it names a target.
+/// Returns the GPU of this machine that a word names; `None` if the word names a target.
 fn in_place(word: &str) -> Option<DeviceName> {
     match word {
         IN_PLACE => Some(DeviceName::AllCuda),
@@ -193,7 +198,7 @@ impl Plan {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The plan of a step that embeds sequences.
+    /// Plans a step that computes embeddings.
     fn inference(&self, model: &str) -> Result<String, CliError> {
         let target = match (self.target(price::target)?, self.threads) {
             (target, Some(threads)) => price::with_threads(target, threads as usize)?,
@@ -222,7 +227,7 @@ impl Plan {
         }
     }
 
-    /// The plan of a whole prediction.
+    /// Plans a whole prediction.
     fn prediction(&self) -> Result<String, CliError> {
         let Prediction { weights, dna_model, protein_model, head, length, input, read_length, orfs } =
             &self.prediction;
@@ -237,7 +242,7 @@ impl Plan {
             protein_model: protein_model.clone(),
             head: head.clone(),
         };
-        // Without a head these are the encoders of VirNucPro's size, and no built-in models.
+        // Without a head, use encoders of VirNucPro's size instead of the built-in models.
         let models = match (weights, head) {
             (None, None) => Models { dna: dna_model.clone(), protein: protein_model.clone(), head: None },
             _ => named.models(*length)?,
@@ -274,7 +279,7 @@ impl Plan {
         }
     }
 
-    /// The plan of a training run.
+    /// Plans a training run.
     fn training(&self, path: &Path) -> Result<String, CliError> {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
@@ -295,7 +300,7 @@ impl Plan {
         }
     }
 
-    /// The GPU in place, or what `known` makes of the word.
+    /// Target of a GPU of this machine, or the result of `known` for the word.
     fn target<E: Failure + 'static>(
         &self,
         known: impl FnOnce(&str) -> Result<Target, E>,
@@ -312,11 +317,11 @@ impl Plan {
         if self.json { Format::Json } else { self.format }
     }
 
-    /// The graph after a pass, of the plan that the other formats print.
+    /// Returns the graph after a pass, for the plan that the other formats print.
     fn dump(&self, model: &str, pass: &str, mut request: Request) -> Result<String, CliError> {
         let program = price::program(model, &request)?;
-        // The search builds graphs of other sizes and with other weights too; asked for these, there is one for each number of
-        // lanes that is tried, the last of which fits.
+        // The search also builds graphs of other sizes and with other weight placement; with the found sizes fixed, it
+        // builds one graph for each number of replicas tried, the last of which fits.
         request.tokens = program.plans().first().map(|(_, plan)| plan.graph.bounds.tokens);
         request.stream = match program.is_streamed() {
             true => Stream::Always,
@@ -339,7 +344,7 @@ impl Plan {
 }
 
 impl Largest {
-    /// As `run` takes it.
+    /// The quantity to grow, as the training planner's type.
     fn size(self) -> train::Size {
         match self {
             Self::Tokens => train::Size::Tokens,

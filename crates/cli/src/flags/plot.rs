@@ -1,4 +1,4 @@
-//! `plimsoll plot`: the flags.
+//! Flags of `plimsoll plot`. Invariant: by default, no file is written into the folder of results.
 
 use super::{at_least, print};
 use crate::error::{CliError, usage};
@@ -9,44 +9,44 @@ use std::process::ExitCode;
 
 /// Draw the results of a prediction: calls, scores, and the score along records
 ///
-/// Reads the folder that plimsoll predict wrote, or a folder of results of VirNucPro, and computes nothing anew. It draws an overview (how many
-/// records have which call, how scores are spread, the highest scores, and the score along the records with
-/// most scored windows), and every record that --record names. The names of the files that it wrote go to
-/// standard output.
+/// Reads the output folder of plimsoll predict, or a results folder of VirNucPro, and recomputes nothing. Draws an
+/// overview (the number of records per call, the distribution of scores, the highest scores, and the score along the
+/// records with most scored windows), and each record given with --record. The names of the written files are printed
+/// to standard output.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Plot {
-    /// The folder that plimsoll predict wrote, or NAME_merged of VirNucPro with NAME_chunkedLENGTH.fa beside it
+    /// Output folder of plimsoll predict, or VirNucPro's NAME_merged with NAME_chunkedLENGTH.fa beside it
     #[arg(value_name = "RESULT_DIR")]
     results: PathBuf,
 
-    /// Also draw this record, by its seq_name in predictions.tsv; may be given several times
+    /// Also draw the record with this seq_name in predictions.tsv; can be given several times
     #[arg(long = "record", value_name = "ID")]
     records: Vec<String>,
 
-    /// Folder of pictures, or one file that ends in .svg or .png [default: RESULT_DIR's name with _plots, in
-    /// the current folder]
+    /// Output folder, or one file that ends in .svg or .png [default: RESULT_DIR's name with _plots, in the current
+    /// folder]
     #[arg(short, long, value_name = "DIR|FILE")]
     output: Option<PathBuf>,
 
-    /// Kinds of pictures in a folder [default: svg,png]
+    /// File formats for an output folder [default: svg,png]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "FORMAT")]
     format: Vec<Format>,
 
-    /// Width of a picture in millimetres: journals have columns of about 89 and pages of about 183
+    /// Width of a picture in millimetres: journal columns are about 89 wide, pages about 183
     #[arg(long, default_value_t = 180.0, value_name = "MM", value_parser = width)]
     width: f64,
 
-    /// Pixels an inch of a PNG
+    /// Resolution of a PNG in pixels per inch
     #[arg(long, default_value_t = 200, value_name = "N", value_parser = dpi)]
     dpi: u32,
 
-    /// Replace pictures that are there
+    /// Replace existing pictures
     #[arg(long)]
     force: bool,
 }
 
-/// Kinds of pictures.
+/// File formats of pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     Svg,
@@ -109,14 +109,14 @@ impl Plot {
     }
 }
 
-/// What a file's name says; nothing of a folder's.
+/// File format implied by the extension; `None` for a folder.
 fn picture(path: &Path) -> Option<plot::Format> {
     let suffix = path.extension()?.to_ascii_lowercase();
     let named = plot::Format::ALL.into_iter().find(|format| suffix == format.suffix());
     named.filter(|_| !path.is_dir())
 }
 
-/// `RESULT_DIR_plots`. Not inside of it: a folder of results holds results alone.
+/// The default output folder, `RESULT_DIR_plots`, beside the folder of results, which holds only results.
 fn default_folder(results: &Path) -> PathBuf {
     let full = results.canonicalize().unwrap_or_else(|_| results.to_owned());
     let name = full.file_name().unwrap_or_default().to_string_lossy();

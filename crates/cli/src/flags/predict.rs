@@ -1,4 +1,4 @@
-//! `plimsoll predict`: the flags.
+//! Flags of `plimsoll predict`. Invariant: contradicting flags are refused before a model is opened.
 
 use super::machine::{Machine, Sorting, Streaming};
 use super::virnucpro::VirnucproFlags;
@@ -16,36 +16,36 @@ use std::time::Duration;
 use virus::output::{EmbeddingFormat, HitsFormat};
 use virus::{Models, Options, Report, Shard, files, predict, predict_each, stem};
 
-/// Tell for every sequence whether it comes from a virus (VirNucPro's method)
+/// Predict for each sequence whether it comes from a virus (VirNucPro's method)
 ///
-/// Reads FASTA or FASTQ, plain or compressed, cuts every sequence into windows, translates each in six frames,
-/// and scores every open reading frame with a DNA model and a protein model.
+/// Reads FASTA or FASTQ, plain or compressed, cuts each sequence into windows, translates each window in six frames,
+/// and scores each open reading frame with a DNA model and a protein model.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Predict {
-    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; a folder stands for those in it, - for
-    /// standard input
+    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; a folder stands for the sequence files in
+    /// it, - for standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
-    /// Folder of results [default: the first input's name with _plimsoll, in the current folder]
+    /// Output folder [default: the first input's name with _plimsoll, in the current folder]
     #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
-    /// Replace the results of another run in that folder
+    /// Replace the results of an earlier run in the output folder
     #[arg(long, short_alias = 'f')]
     force: bool,
 
-    /// Bases of a window; the head must have been trained for it [default: the length in the head's name, such
-    /// as 300_model.pth, or else 500]
+    /// Window length in bases; the head must have been trained for it [default: the length in the head's file name,
+    /// such as 300_model.pth, or else 500]
     #[arg(long, alias = "expected-length", short_alias = 'e', value_name = "BASES", value_parser = length)]
     length: Option<u64>,
 
-    /// Take letters as VirNucPro does: codons with U are dropped [default: U is read as T]
+    /// Treat letters as VirNucPro does: codons with U are dropped [default: U is read as T]
     #[arg(long)]
     original_alphabet: bool,
 
-    /// A sequence is called virus when its score, 0 to 1, is at least this
+    /// Call a sequence virus if its score, from 0 to 1, is at least this
     #[arg(long, default_value_t = 0.5, value_name = "SCORE", value_parser = threshold)]
     threshold: f32,
 
@@ -53,15 +53,16 @@ pub struct Predict {
     #[arg(long, short_alias = 'k')]
     keep_intermediate: bool,
 
-    /// Also write the embedding of every open reading frame
+    /// Also write the embedding of each open reading frame
     #[arg(long, value_enum, value_name = "FORMAT")]
     save_embeddings: Option<Format>,
 
-    /// Records called virus as fasta (virus.fna), fastq (virus.fastq, of FASTQ input alone), fasta.gz or fastq.gz
+    /// Format of the records called virus: fasta (virus.fna), fastq (virus.fastq, for FASTQ input only), fasta.gz or
+    /// fastq.gz
     #[arg(long, value_enum, default_value_t = HitsFlag(HitsFormat::Fasta), value_name = "FORMAT")]
     hits_format: HitsFlag,
 
-    /// Stop with an error at anything odd in the input (empty or repeated sequences, windows of N alone)
+    /// Stop with an error at any anomaly in the input (empty or repeated sequences, windows of only N)
     #[arg(long)]
     strict: bool,
 
@@ -77,32 +78,31 @@ pub struct Predict {
     #[command(flatten)]
     sorting: Sorting,
 
-    /// Threads that read and translate the input [default: the number of cores, at most 8 for
-    /// each device]
+    /// Threads that read and translate the input [default: the number of cores, at most 8 per device]
     #[arg(long, alias = "num-workers", short_alias = 'w', value_name = "N", value_parser = workers, help_heading = "Machine")]
     dataloader_workers: Option<u64>,
 
-    /// Pieces of input that each of them prepares ahead
+    /// Pieces of input that each of these threads prepares ahead
     #[arg(long, default_value_t = PREFETCH, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
-    /// Seconds between two commits of the journal that a broken run goes on from; 0 commits at every step
+    /// Seconds between commits to the journal, from which an interrupted run resumes; 0 commits after every step
     #[arg(long, default_value_t = 5, value_name = "SECONDS", value_parser = seconds, help_heading = "Survival")]
     commit_every: u64,
 
-    /// Compute only shard K of N of the windows and leave them in the output folder for --merge
+    /// Compute only shard K of N of the windows and leave the shard in the output folder for --merge
     #[arg(long, value_name = "K/N", value_parser = shard, conflicts_with_all = ["merge", "per_input"], help_heading = "Many inputs, many machines")]
     shard: Option<Shard>,
 
-    /// Compute nothing: put the shards in these folders together; give it once for each of them
+    /// Compute nothing, but merge the shards in these folders; give the flag once for each folder
     #[arg(long, value_name = "DIR", conflicts_with = "per_input", help_heading = "Many inputs, many machines")]
     merge: Vec<PathBuf>,
 
-    /// A folder of results for each input, DIR/<name> with -o DIR, <name>_plimsoll without
+    /// Write one results folder per input: DIR/<name> with -o DIR, otherwise <name>_plimsoll
     #[arg(long, help_heading = "Many inputs, many machines")]
     per_input: bool,
 
-    /// Add a last column `source`, the input of each row, to predictions.tsv and windows.tsv
+    /// Add a last column `source` with each row's input file to predictions.tsv and windows.tsv
     #[arg(long, help_heading = "Many inputs, many machines")]
     source: bool,
 
@@ -113,7 +113,7 @@ pub struct Predict {
     voice: Voice,
 }
 
-/// Which models; with none of these flags, the small built-in ones.
+/// Model selection; without any of these flags, the small built-in models are used.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Models (without any: small built-in ones, which are untrained)")]
 pub(super) struct ModelFlags {
@@ -122,20 +122,20 @@ pub(super) struct ModelFlags {
     #[arg(long, value_name = "DIR")]
     pub(super) weights: Option<PathBuf>,
 
-    /// DNA model, a folder or a hub id; VirNucPro's is zhihan1996/DNABERT-S
+    /// DNA model: a folder or a hub id; VirNucPro uses zhihan1996/DNABERT-S
     #[arg(long, value_name = "PATH|HUB_ID")]
     pub(super) dna_model: Option<String>,
 
-    /// Protein model, a folder or a hub id; VirNucPro's is facebook/esm2_t36_3B_UR50D
+    /// Protein model: a folder or a hub id; VirNucPro uses facebook/esm2_t36_3B_UR50D
     #[arg(long, value_name = "PATH|HUB_ID")]
     pub(super) protein_model: Option<String>,
 
-    /// VirNucPro's classifier, such as 500_model.pth; given alone, it takes VirNucPro's encoders from the hub
+    /// VirNucPro's classifier, such as 500_model.pth; given alone, VirNucPro's encoders are taken from the hub
     #[arg(long, alias = "model-path", short_alias = 'p', value_name = "PATH")]
     pub(super) head: Option<PathBuf>,
 }
 
-/// How embeddings are saved.
+/// File formats of saved embeddings.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Format {
     Npy,
@@ -143,7 +143,7 @@ enum Format {
     Parquet,
 }
 
-/// A format of the records called virus, by its name.
+/// Format of the records called virus, parsed from its name.
 #[derive(Clone, Copy, Debug)]
 struct HitsFlag(HitsFormat);
 
@@ -192,13 +192,13 @@ fn shard(text: &str) -> Result<Shard, String> {
     })
 }
 
-/// Threads that read and translate for each device, where there are so many cores.
+/// Maximum number of reading and translating threads per device.
 const WORKERS: usize = 8;
 
-/// Pieces of input that each of them prepares ahead, and steps that a GPU keeps open.
+/// Default number of input pieces that each thread prepares ahead, and of in-flight steps on a GPU.
 pub(super) const PREFETCH: u64 = 2;
 
-/// Shards beyond any cluster are a typing error.
+/// Largest accepted number of shards; more is taken for a typing error.
 const MOST_SHARDS: u64 = 100_000;
 
 impl Predict {
@@ -220,7 +220,7 @@ impl Predict {
         Ok(ExitCode::from(if reports.iter().any(|r| r.failed > 0) { 2 } else { 0 }))
     }
 
-    /// Puts what flags of virnucpro-broad say in the place of ours.
+    /// Replaces our flags by the values of virnucpro-broad's flags.
     fn take_foreign(&mut self) -> Result<(), CliError> {
         self.virnucpro.refuse()?;
         let device = self.virnucpro.device(self.machine.device())?;
@@ -283,18 +283,18 @@ impl Predict {
     }
 }
 
-/// Threads that read and translate where no flag says how many.
+/// Default number of threads that read and translate.
 fn usual_workers(settings: &Settings) -> usize {
     machine::cores().min(WORKERS * settings.device.count())
 }
 
-/// Bases of a window: what was asked for, or what the head's name states.
+/// Window length in bases: the requested length, or the length in the head's file name.
 fn window_length(asked: Option<u64>, models: &Models) -> usize {
     let named = || models.head.as_deref().and_then(HeadModel::length_in_name);
     asked.map(|n| n as usize).or_else(named).unwrap_or(LENGTH)
 }
 
-/// A prediction of which nothing else is asked.
+/// Options of a prediction with default settings.
 pub(super) fn usual_options(
     inputs: Vec<PathBuf>,
     models: Models,
@@ -325,7 +325,7 @@ pub(super) fn usual_options(
 }
 
 impl ModelFlags {
-    /// As `run` takes them: each flag by itself wins over the bundle.
+    /// The models for the application; a flag for a single model takes precedence over `--weights`.
     pub(super) fn models(&self, length: Option<u64>) -> Result<Models, CliError> {
         let Self { weights, dna_model, protein_model, head } = self;
         let Some(bundle) = weights else {
@@ -337,7 +337,7 @@ impl ModelFlags {
                 }
                 return Ok(Models { dna: None, protein: None, head: None });
             };
-            // Before gigabytes of encoders are fetched for it.
+            // Check before gigabytes of encoders are downloaded.
             if !head.exists() {
                 return Err(usage(format!("--head {}: there is no such file", runtime::Place(head))));
             }
@@ -354,21 +354,21 @@ impl ModelFlags {
     }
 }
 
-/// Bases of a window where neither `--length` nor the head's name states them.
+/// Default window length in bases, if neither `--length` nor the head's file name states one.
 const LENGTH: usize = 500;
 
-/// VirNucPro's encoders on the hub, for a head that is given alone.
+/// VirNucPro's encoders on the hub, for a head given without encoders.
 const DNA_ID: &str = "zhihan1996/DNABERT-S";
 const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 
-/// An encoder's folder in the bundle. A missing one is an error here: a path that does not exist would be taken for a
-/// hub id.
+/// An encoder's folder in the bundle. A missing folder is an error here, because a path that does not exist would be
+/// taken for a hub id.
 fn part(bundle: &Path, name: &str) -> Result<String, CliError> {
     let path = bundle.join(name);
     if path.exists() { Ok(path.display().to_string()) } else { Err(incomplete(bundle, name)) }
 }
 
-/// The head of a bundle, of which `length` chooses where there are several.
+/// The head of a bundle; `length` selects among several heads.
 fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, CliError> {
     let mut heads = HeadModel::in_folder(bundle);
     let names = |heads: &[PathBuf]| {
@@ -404,7 +404,7 @@ fn incomplete(bundle: &Path, missing: &str) -> CliError {
     ))
 }
 
-/// `<stem>_plimsoll` of the first input.
+/// The default output folder, `<stem>_plimsoll` of the first input.
 fn default_folder(inputs: &[PathBuf]) -> PathBuf {
     let first = inputs.first().map_or(Path::new("-"), PathBuf::as_path);
     PathBuf::from(format!("{}_plimsoll", stem(first)))

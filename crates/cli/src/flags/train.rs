@@ -1,5 +1,5 @@
-//! `plimsoll train`: the flags. Invariant: a flag that stands for a key of the configuration is that key, so the file,
-//! --set and the flag are read by one schema.
+//! Flags of `plimsoll train`. Invariant: a flag that stands for a configuration key sets that key, so the file, --set
+//! and the flag are parsed by one schema.
 
 use super::print;
 use super::voice::Voice;
@@ -15,48 +15,51 @@ use train::{self, Report, Request, Resume};
 
 /// Train a model inside a memory budget: a language model, an encoder, adapters, or a head over embeddings
 ///
-/// The plan is made before anything is allocated: a run that does not fit is refused with its bill (exit 4). A run
-/// that was broken goes on from its newest checkpoint. The keys of the configuration are described by --schema and in
+/// The plan is made before anything is allocated: a run that does not fit is refused with its bill (exit code 4). An
+/// interrupted run resumes from its newest checkpoint. The configuration keys are described by --schema and in
 /// docs/training-keys.md.
 ///
 /// Exit codes: 0 trained; 1 failure, bad usage, configuration or data; 3 the run's folder holds checkpoints of another
-/// configuration, newer ones than the one to go on from, or none that can be read; 4 it does not fit in memory; 130 and 143
-/// interrupted (Ctrl-C, SIGTERM): the step reached is kept in a checkpoint, and the same command goes on from there.
+/// configuration, checkpoints newer than the one to resume from, or only unreadable checkpoints; 4 does not fit in
+/// memory; 130 and 143 interrupted (Ctrl-C, SIGTERM): the current step is saved in a checkpoint, from which the same
+/// command resumes.
 #[derive(Debug, Args)]
 pub struct Train {
-    /// The configuration, a YAML file
+    /// Configuration, a YAML file
     #[arg(value_name = "CONFIG.yaml", required_unless_present_any = ["schema", "from_config"])]
     config: Option<PathBuf>,
 
-    /// Another value of a key, such as optimizer.lr=1e-4; can be given many times, and the last one wins
+    /// Override the value of a key, such as optimizer.lr=1e-4; can be given several times, the last value is used
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
-    /// The most memory the run may take, like 22GiB or 80% of what is free: the key memory.budget
+    /// Memory budget of the run, such as 22GiB or 80% of the free memory; sets the key memory.budget
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
-    /// The run's folder: the key run.output; without either the configuration's name with _run
+    /// Output folder of the run; sets the key run.output [default: the configuration's name with _run]
     #[arg(short, long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 
-    /// Where to begin: auto is the newest checkpoint of the folder or the start, never is the start, or a checkpoint
+    /// Where to start: auto resumes from the newest checkpoint in the folder if there is any, never starts anew, or a
+    /// checkpoint
     #[arg(long, value_name = "auto|never|CHECKPOINT", default_value = "auto")]
     resume: String,
 
-    /// Print the configuration with every key, as it would be run
+    /// Print the configuration with the values of all keys
     #[arg(long)]
     print_config: bool,
 
-    /// Translate the configuration of another trainer: Ava YAML, DeepSpeed JSON, Hugging Face TrainingArguments JSON, torchtitan TOML. What each key became, and which cannot be honoured, is said on stderr
+    /// Translate the configuration of another trainer: Ava YAML, DeepSpeed JSON, Hugging Face TrainingArguments JSON,
+    /// torchtitan TOML. The translation of each key, and the unsupported keys, are reported on stderr
     #[arg(long, value_name = "FILE", requires = "print_config", conflicts_with_all = ["config", "schema"])]
     from_config: Option<PathBuf>,
 
-    /// The trainer of --from-config, where its keys do not tell
+    /// Trainer that wrote the file of --from-config, if its keys are ambiguous
     #[arg(long, value_name = "TRAINER", requires = "from_config", value_parser = source_parser())]
     from_format: Option<String>,
 
-    /// Print the JSON schema of configurations, for editors
+    /// Print the JSON schema of the configuration, for editors
     #[arg(long)]
     schema: bool,
 
@@ -104,18 +107,18 @@ impl Train {
         }
     }
 
-    /// The file, with the flags over it.
+    /// Reads the configuration file and applies the flags.
     fn configuration(&self, path: &Path, observer: &mut dyn Observer) -> Result<TrainConfig, CliError> {
         Ok(TrainConfig::read(path, &self.flags(), observer)?)
     }
 
-    /// The keys that flags state.
+    /// Key assignments that correspond to the flags.
     fn flags(&self) -> Vec<String> {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         self.set.iter().cloned().chain(budget).collect()
     }
 
-    /// Prints the configuration of another trainer as one of ours.
+    /// Prints the configuration of another trainer in this program's format.
     fn translate(&self, path: &Path) -> Result<ExitCode, CliError> {
         let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.from_format.as_deref());
         let translated = translate(path, source, &self.flags())?;
@@ -129,7 +132,7 @@ impl Train {
     }
 }
 
-/// The trainers whose files are translated.
+/// Parser of the names of trainers with supported configuration files.
 fn source_parser() -> PossibleValuesParser {
     PossibleValuesParser::new(Source::ALL.map(Source::word))
 }

@@ -1,4 +1,4 @@
-//! `plimsoll verify`: the flags.
+//! Flags of `plimsoll verify`. Invariant: at least one model is selected.
 
 use super::machine::Machine;
 use super::print;
@@ -9,29 +9,30 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::verify::{Options, verify};
 
-/// Run known sequences through weights and say whether the numbers are right
+/// Check that model weights give correct results on known sequences
 ///
-/// Compares with published values of released models, with answers that lie beside the weights
-/// (golden.safetensors), and with what must hold for any model: finite values, the same bits in any company, tokens
-/// that can be read back, a language model that names what it sees. With --precision bf16, int8 on the CPU, or tf32,
-/// fp16 or fp8 on a GPU, it also says how far hidden states and scores are from those in f32. Exit code 0 when all models pass, 1
-/// otherwise.
+/// Compares results with published values of released models, with reference results beside the weights
+/// (golden.safetensors), and with properties that hold for any model: finite values, results independent of batch
+/// composition, tokens that decode to the input, a language model that predicts unmasked tokens. With --precision bf16,
+/// int8 on the CPU, or tf32, fp16 or fp8 on a GPU, also reports how far hidden states and scores differ from f32. The
+/// exit code is 0 if all models pass, 1 otherwise.
 #[derive(Debug, Args)]
 pub struct Verify {
-    /// A folder with dnabert_s/, esm2/ and head.safetensors, head.pth, 500_model.pth or 300_model.pth, or one model's folder
+    /// A folder with dnabert_s/, esm2/ and head.safetensors, head.pth, 500_model.pth or 300_model.pth, or the folder
+    /// of a single model
     #[arg(long, value_name = "DIR", required_unless_present_any = ["model", "head"])]
     weights: Option<PathBuf>,
 
-    /// An encoder, a path or a hub id such as facebook/esm2_t6_8M_UR50D; may be given several times
+    /// Encoder: a path or a hub id such as facebook/esm2_t6_8M_UR50D; can be given several times
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Vec<String>,
 
-    /// A head without its encoders, such as 500_model.pth; may be given several times. With --reference its scores of the
-    /// embeddings in NAME_merged/ are compared with those that VirNucPro has printed
+    /// Head without its encoders, such as 500_model.pth; can be given several times. With --reference its scores of the
+    /// embeddings in NAME_merged/ are compared with VirNucPro's scores
     #[arg(long, value_name = "FILE")]
     head: Vec<PathBuf>,
 
-    /// The folder of a run of VirNucPro (NAME_nucleotide/, NAME_protein/, NAME_merged/): encoders are compared with its
+    /// Folder of a VirNucPro run (NAME_nucleotide/, NAME_protein/, NAME_merged/): encoders are compared with its
     /// embeddings, heads with the scores in NAME_merged/prediction_results.txt
     #[arg(long, value_name = "DIR")]
     reference: Option<PathBuf>,

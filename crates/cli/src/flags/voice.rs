@@ -1,27 +1,27 @@
-//! Flags about what a command says, shared by the commands that take a while.
+//! Flags that control messages and summaries, shared by long-running commands. Invariant: each flag has one definition.
 
 use crate::error::CliError;
 use crate::terminal::{Loudness, Terminal};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Flags about what is said.
+/// Flags that control messages and summaries.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Messages")]
 pub struct Voice {
-    /// Show no progress, neither as a bar nor as lines
+    /// Show no progress, neither a bar nor lines
     #[arg(long)]
     no_progress: bool,
 
-    /// Say nothing but warnings and errors
+    /// Print only warnings and errors
     #[arg(short, long, conflicts_with = "verbose")]
     quiet: bool,
 
-    /// Say more: device, memory and every skipped record
+    /// Print details: device, memory and every skipped record
     #[arg(short, long)]
     verbose: bool,
 
-    /// Append every message, details included, to this file, with the time
+    /// Append every message, including details, to this file with a timestamp
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
 
@@ -31,7 +31,7 @@ pub struct Voice {
 }
 
 impl Voice {
-    /// The terminal that speaks so.
+    /// Returns a terminal configured by these flags.
     pub fn terminal(&self) -> Result<Terminal, CliError> {
         let loudness = match (self.quiet, self.verbose) {
             (true, _) => Loudness::Quiet,
@@ -41,12 +41,12 @@ impl Voice {
         Terminal::new(loudness, !self.no_progress && !self.quiet, self.log_file.as_deref())
     }
 
-    /// Whether the summary is JSON.
+    /// Whether the summary is printed as JSON.
     pub fn json(&self) -> bool {
         self.json
     }
 
-    /// Whether there is no summary for people.
+    /// Whether the text summary is omitted.
     pub fn quiet(&self) -> bool {
         self.quiet
     }

@@ -1,8 +1,10 @@
-//! The forward pass, by key tiles with a running maximum (Milakov and Gimelshein, 2018; Dao et al., 2022).
+//! Forward pass of attention in f32, over key tiles with an online softmax (Milakov and Gimelshein, 2018; Dao et al.,
+//! 2022).
 //!
-//! Invariant: each query row goes through the tiles in order on its own: maximum, sixteen interleaved sums in the
-//! fixed tree, one chain of `fma` over the keys. Query blocks, strips and tasks only share the packed keys. All
-//! arithmetic is f32 whatever the elements of q, k, v and o are; o is rounded once.
+//! Invariant: each query row goes through the key tiles in order and independently of other rows: a running maximum,
+//! sixteen interleaved sums added in a fixed tree, one chain of `fma` over the keys. Query blocks, strips and tasks
+//! share only the packed keys. All arithmetic is f32 whatever the element types of q, k, v and o are; o is rounded
+//! once.
 
 use super::super::Cpu;
 use super::super::element::Element;
@@ -15,24 +17,23 @@ use super::pack::{Head, gather, rotate, transpose};
 use super::workspace_bytes;
 use super::{Attention, Block, ROW, STRIP, View, blocks, keys_of, show};
 
-/// How many rows ahead of its use a row of v is asked for.
+/// Distance, in rows, by which rows of v are prefetched.
 const AHEAD: usize = 16;
-/// Keys of a tile, and the row stride of a strip of scores.
+/// Keys per tile, and the row stride of a strip of scores (padded).
 const KEYS: usize = 192;
 const SCORES: usize = KEYS + 16;
-/// Queries of a block, a multiple of the tallest tile: each block packs the keys anew.
+/// Queries per block. A multiple of the tallest register tile; large, because each block packs the keys again.
 const QUERIES: usize = 224;
-/// Rows of a softmax at a time; every strip's height is a multiple.
+/// Rows that the softmax processes together; a divisor of every strip height.
 const PAIR: usize = 2;
-/// Below every score: what a row that has seen no key yet has as its maximum. Finite, so that its distance from
-/// itself is zero.
+/// Initial running maximum of a row. Finite, so that subtracting it from itself gives zero and not NaN.
 const LOWEST: f32 = f32::MIN;
 
-/// o (T, H hd) and, where given, lse (T, H), the natural logarithm of each row's sum of
-/// exponentials. q is (T, H hd), k and v are (T, G hd), with strides of their own, so that they may be columns
-/// of one (T, (H + 2 G) hd). `spans` are ascending and disjoint; rows outside them are not written.
-/// `workspace` holds `workspace_bytes(head_dim)` for each thread. No output may overlap an
-/// input. Panics on sizes that do not fit together, a span longer than the rope table included.
+/// Computes o (T, H hd) and, if given, lse (T, H), the natural logarithm of each row's sum of exponentials. q is (T,
+/// H hd), k and v are (T, G hd), each with its own row stride, so that they may be columns of one (T, (H + 2 G) hd)
+/// matrix. `spans` are ascending and disjoint; rows outside them are not written. `workspace` holds
+/// `workspace_bytes(head_dim)` for each thread. No output may overlap an input. Panics if shapes are inconsistent or
+/// a span is longer than the rope table.
 #[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
 pub fn attention<E: Element>(
     cpu: &Cpu,
@@ -58,20 +59,20 @@ pub fn attention<E: Element>(
     });
 }
 
-/// Where the parts of a thread's workspace start, in f32.
+/// Offsets of the buffers in a thread's workspace, in f32.
 #[derive(Clone, Copy)]
 struct Parts {
-    /// [panel of 32 keys][head_dim][32]
+    /// Rotated keys: [panel of 32 keys][head_dim][32]
     keys: usize,
-    /// [panel of 32 columns][KEYS][32]
+    /// Values: [panel of 32 columns][KEYS][32]
     values: usize,
-    /// [QUERIES][ROW]
+    /// Rotated, scaled queries: [QUERIES][ROW]
     queries: usize,
-    /// [STRIP][SCORES]
+    /// Scores of one strip: [STRIP][SCORES]
     scores: usize,
-    /// [QUERIES][columns rounded up to vectors]
+    /// Unnormalized output: [QUERIES][columns rounded up to vectors]
     out: usize,
-    /// [QUERIES] each: running maximum, running sum
+    /// Online softmax state, [QUERIES] each: running maximum, running sum
     top: usize,
     sum: usize,
     len: usize,
@@ -90,6 +91,7 @@ impl Parts {
     }
 }
 
+/// Inputs and outputs of one call, shared by all its tasks.
 struct Job<'a, E> {
     config: Attention<'a>,
     q: Rows<'a, E>,
@@ -99,8 +101,8 @@ struct Job<'a, E> {
     lse: Option<&'a RowsMut<'a>>,
 }
 
-/// One block of queries of one head against all keys of its sequence. `scratch` is `workspace_bytes`
-/// of f32 of this worker's own.
+/// Kernel that processes one block of queries of one head against all keys of its sequence. `scratch` is this
+/// worker's own workspace of `workspace_bytes`.
 struct Task<'a, E> {
     job: &'a Job<'a, E>,
     place: Block,
@@ -113,8 +115,8 @@ impl<E: Element> Kernel for Task<'_, E> {
     fn run<S: Simd>(self, s: S) {
         let ((first, last), hd) = (self.place.queries, self.job.config.head_dim);
         let (rope, scale) = (self.job.config.rope, self.job.config.scale);
-        // SAFETY: the scratch is laid out by `parts`; every row and column below lies in the
-        // block's sequence and head, which `attention` has checked.
+        // SAFETY: the scratch is laid out by `parts`; every row and column below lies in the block's sequence and
+        // head, which `attention` has checked.
         unsafe {
             let q = self.head(self.job.q, self.place.head);
             for i in first..last {
@@ -123,7 +125,7 @@ impl<E: Element> Kernel for Task<'_, E> {
                 let o = self.job.o.row(self.place.start + i).wrapping_add(self.place.head * hd);
                 (0..hd).step_by(LANES).for_each(|j| s.prefetch_far(o.wrapping_add(j).cast()));
             }
-            // The tile's padding rows are computed too: keep them finite.
+            // Strips compute whole register tiles, padding rows included: zeros keep those rows finite.
             let padding = (last - first).next_multiple_of(STRIP) - (last - first);
             let after = self.part(self.parts.queries).add((last - first) * ROW);
             after.write_bytes(0, padding * ROW);
@@ -149,38 +151,39 @@ impl<E: Element> Kernel for Task<'_, E> {
 }
 
 impl<E: Element> Task<'_, E> {
+    /// Pointer to the workspace buffer at `offset`.
     #[inline(always)]
     fn part(&self, offset: usize) -> *mut f32 {
         self.scratch.wrapping_add(offset)
     }
 
-    /// A head of this sequence of q, k or v.
+    /// View of head `head` of this sequence in q, k or v.
     #[inline(always)]
     fn head<'b>(&self, x: Rows<'b, E>, head: usize) -> Head<'b, E> {
         let dim = self.job.config.head_dim;
         Head { x, start: self.place.start, column: head * dim, dim }
     }
 
-    /// The head of k or v that this one shares.
+    /// View of the key/value head that this query head uses.
     #[inline(always)]
     fn shared<'b>(&self, x: Rows<'b, E>) -> Head<'b, E> {
         self.head(x, self.place.head / self.job.config.group())
     }
 
-    /// What rows `row..row + rows` of the block see of a tile.
+    /// The keys of a tile that rows `row..row + rows` of the block attend to.
     #[inline(always)]
     fn view(&self, tile: usize, keys: usize, row: usize, rows: usize) -> Option<View> {
         let first = self.place.queries.0 + row;
         keys_of(self.job.config.mask, first..first + rows, tile..tile + keys, self.place.len)
     }
 
-    /// Packs keys `tile..tile + keys`, rotated and transposed, zeros up to a whole panel.
+    /// Packs keys `tile..tile + keys` rotated and transposed, with zeros up to a whole panel.
     ///
     /// # Safety
     /// The keys lie in the sequence.
     #[inline(always)]
     unsafe fn pack_keys<S: Simd>(&self, s: S, tile: usize, keys: usize) {
-        // The scores are not in use yet: sixteen rows of ROW fit there.
+        // The scores are not in use yet, and their buffer is large enough for sixteen rows of ROW.
         let (config, rows) = (self.job.config, self.part(self.parts.scores));
         let k = self.shared(self.job.k);
         for j in (0..keys.next_multiple_of(PANEL)).step_by(LANES) {
@@ -192,7 +195,7 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Copies values `tile..tile + keys` to panels of 32 columns, zeros past the head.
+    /// Copies values `tile..tile + keys` into panels of 32 columns, with zeros past the head.
     ///
     /// # Safety
     /// The keys lie in the sequence.
@@ -211,7 +214,7 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Takes one strip of queries through what it sees of one tile of keys.
+    /// Runs one strip of queries against the keys of a tile in `view`: scores, softmax, and the sum over values.
     ///
     /// # Safety
     /// The tile is packed; rows `row..row + rows` lie in the block.
@@ -221,8 +224,8 @@ impl<E: Element> Task<'_, E> {
         let View { from, to, .. } = view;
         let scores = self.part(self.parts.scores);
         let mut decay = [0.0f32; STRIP];
-        // SAFETY: strips start at multiples of the tile's height in parts of a multiple of it;
-        // the parts hold the panels that are named.
+        // SAFETY: strips start at multiples of the tile height, in buffers that hold a multiple of it; the panels
+        // addressed lie inside their buffers.
         unsafe {
             let q = self.part(self.parts.queries).add(row * ROW);
             for j in (from..to).step_by(PANEL) {
@@ -245,8 +248,9 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Turns a pair of rows of scores into exponentials under their running maxima; returns the factors for
-    /// what was summed before. Two rows at once, since one row's chain (maximum, exponentials, sum) is long.
+    /// Softmax step for a pair of rows: replaces scores by exponentials relative to the updated running maxima, and
+    /// returns the factors by which the earlier sums must be scaled. Two rows at once, because the dependency chain
+    /// of one row (maximum, exponentials, sum) is long.
     ///
     /// # Safety
     /// `scores` holds two rows of the view, rounded up to vectors; `row` lies in the block.
@@ -292,8 +296,8 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// The lanes' maxima of a pair of rows of scores, after adding ALiBi's bias and turning what is hidden or lies
-    /// past the view into -inf.
+    /// Lane-wise maxima of a pair of rows of scores, after adding the ALiBi bias and replacing masked scores, and
+    /// those past the view, by -inf.
     ///
     /// # Safety
     /// As `soften`.
@@ -317,7 +321,7 @@ impl<E: Element> Task<'_, E> {
                 // SAFETY: a vector of the row's scores.
                 let mut v = unsafe { s.load(at) };
                 if let Some(slope) = slope {
-                    // Distances below 2^24 are exact in f32.
+                    // Distances are integers below 2^24, hence exact in f32.
                     let i = (query + r) as f32 - (tile + j) as f32;
                     v = s.fma(slope, s.abs(s.sub(s.splat(i), s.iota())), v);
                 }
@@ -338,7 +342,7 @@ impl<E: Element> Task<'_, E> {
         top
     }
 
-    /// Divides a row by its sum and writes it out, with its lse.
+    /// Divides a row by its sum of exponentials and writes it out, together with its lse.
     ///
     /// # Safety
     /// `row` lies in the block, which has seen all tiles.

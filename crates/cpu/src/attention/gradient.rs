@@ -1,11 +1,12 @@
-//! The backward pass, by recomputation from lse (Dao et al., 2022; Dao, 2023): p = exp(score - lse),
-//! ds = p (do v - D), D = rowsum(do o), then dv, dk and dq by three more products.
+//! Backward pass of attention in f32, recomputing the weights from lse (Dao et al., 2022; Dao, 2023): p = exp(score -
+//! lse), ds = p (do v - D), D = rowsum(do o), then dv, dk and dq by three more GEMMs.
 //!
-//! A tile of keys is a strip of rows against blocks of queries: scores are made transposed, (keys, queries), so that
-//! p and ds are rows of what dv and dk need, lse and D are vectors, and one transposition serves dq.
+//! Keys are the rows and queries the columns: scores are computed transposed, (keys, queries), so that p and ds are
+//! already the left factors of dv and dk, lse and D are vectors, and a single transposition of ds serves dq.
 //!
-//! Invariant: a task owns one head of k and v of one sequence with all heads of q that share it, so nobody else adds
-//! to what it adds to: dk and dv over heads, blocks and queries in order, dq over tiles in order.
+//! Invariant: a task owns one key/value head of one sequence together with all query heads that share it, so no other
+//! task adds to its gradients: dk and dv are summed over heads, blocks and queries in order, dq over key tiles in
+//! order.
 
 use super::super::Cpu;
 use super::super::isa::Kernel;
@@ -17,44 +18,44 @@ use super::grad_workspace_bytes;
 use super::pack::{Head, copy, gather, rotate, transpose, turn_back};
 use super::{Attention, ROW, STRIP, View, keys_of, queries_of, show};
 
-/// Keys of a tile, and the row stride of ds with queries in rows.
+/// Keys per tile, and the row stride of ds with queries as rows.
 const KEYS: usize = 192;
 const TURNED: usize = KEYS + 16;
-/// Queries of a block, and the row stride of p and ds with keys in rows.
+/// Queries per block, and the row stride of p and ds with keys as rows.
 const QUERIES: usize = 128;
 const SCORES: usize = QUERIES + 16;
 
-/// What a gradient is made of: inputs and outputs of the forward pass, and the gradient of o.
+/// Inputs of the backward pass: inputs and outputs of the forward pass, and the gradient of o.
 #[derive(Clone, Copy)]
 pub struct Given<'a> {
-    /// (T, H hd).
+    /// Queries, (T, H hd).
     pub q: Rows<'a>,
-    /// (T, G hd).
+    /// Keys, (T, G hd).
     pub k: Rows<'a>,
-    /// (T, G hd).
+    /// Values, (T, G hd).
     pub v: Rows<'a>,
-    /// (T, H hd).
+    /// Output of the forward pass, (T, H hd).
     pub o: Rows<'a>,
-    /// (T, H).
+    /// Logarithm of each row's sum of exponentials, (T, H).
     pub lse: Rows<'a>,
-    /// (T, H hd).
+    /// Gradient of o, (T, H hd).
     pub gradient: Rows<'a>,
 }
 
-/// Where gradients go, of the shapes of q, k and v; they may be columns of one matrix. Nobody may want one, such as
-/// that of k where only q and v of the first layer are trained.
+/// Outputs of the backward pass, of the shapes of q, k and v; they may be columns of one matrix. `None` for a
+/// gradient that is not needed, such as that of k where only q and v of the first layer are trained.
 pub struct Gradients<'a> {
-    /// (T, H hd).
+    /// Gradient of q, (T, H hd).
     pub q: Option<RowsMut<'a>>,
-    /// (T, G hd).
+    /// Gradient of k, (T, G hd).
     pub k: Option<RowsMut<'a>>,
-    /// (T, G hd).
+    /// Gradient of v, (T, G hd).
     pub v: Option<RowsMut<'a>>,
 }
 
-/// The gradients of q, k and v. `spans` are ascending and disjoint; rows outside them get zeros. `workspace` holds
-/// `grad_workspace_bytes(head_dim)` for each thread. No output may overlap an input. Panics on sizes that do not
-/// fit together, a span longer than the rope table included.
+/// Computes the gradients of q, k and v. `spans` are ascending and disjoint; rows outside them are set to zero.
+/// `workspace` holds `grad_workspace_bytes(head_dim)` for each thread. No output may overlap an input. Panics if
+/// shapes are inconsistent or a span is longer than the rope table.
 pub fn attention_grad(
     cpu: &Cpu,
     config: Attention<'_>,
@@ -86,20 +87,20 @@ pub fn attention_grad(
     });
 }
 
-/// An output for its shape, or what has the same where nobody wants it.
+/// View of an output for the shape check; `like`, which has the required shape, if the output is not needed.
 fn shape<'a>(x: &'a Option<RowsMut<'_>>, like: Rows<'a>) -> Rows<'a> {
     x.as_ref().map_or(like, |x| x.as_rows())
 }
 
-/// Rows of nobody.
+/// Zeroes the rows of all outputs that belong to no sequence.
 fn clear(wanted: &Gradients<'_>, rows: core::ops::Range<usize>) {
     for x in [&wanted.q, &wanted.k, &wanted.v].into_iter().flatten() {
-        // SAFETY: rows of an output, which nobody else writes to yet.
+        // SAFETY: rows of an output, to which no task writes yet.
         rows.clone().for_each(|r| unsafe { x.row(r).write_bytes(0, x.cols()) });
     }
 }
 
-/// Where the parts of a thread's workspace start, in f32.
+/// Offsets of the buffers in a thread's workspace, in f32.
 #[derive(Clone, Copy)]
 struct Parts {
     /// [KEYS + STRIP][ROW] each: rotated keys, values
@@ -125,7 +126,7 @@ struct Parts {
     ds: usize,
     /// [QUERIES + STRIP][TURNED]: ds, queries in rows
     ds_turned: usize,
-    /// [STRIP][columns rounded up to vectors]
+    /// dq of a strip of queries: [STRIP][columns rounded up to vectors]
     dq: usize,
     len: usize,
 }
@@ -170,6 +171,7 @@ impl Parts {
     }
 }
 
+/// Inputs and outputs of one call, shared by all its tasks.
 #[derive(Clone, Copy)]
 struct Job<'a> {
     config: Attention<'a>,
@@ -177,7 +179,7 @@ struct Job<'a> {
     wanted: &'a Gradients<'a>,
 }
 
-/// A head of k and v in the sequence that starts at row `start`.
+/// A key/value head (`shared`) of the sequence of `len` rows that starts at row `start`.
 #[derive(Clone, Copy)]
 struct Place {
     start: usize,
@@ -185,14 +187,15 @@ struct Place {
     shared: usize,
 }
 
-/// A run of positions.
+/// A range of positions.
 #[derive(Clone, Copy)]
 struct Run {
     first: usize,
     count: usize,
 }
 
-/// One head of k and v of one sequence. `scratch` is `grad_workspace_bytes` of f32 of this worker's own.
+/// Kernel that computes the gradients of one key/value head of one sequence. `scratch` is this worker's own workspace
+/// of `grad_workspace_bytes`.
 struct Task<'a> {
     job: Job<'a>,
     place: Place,
@@ -239,26 +242,28 @@ impl Kernel for Task<'_> {
 }
 
 impl Task<'_> {
+    /// Pointer to the workspace buffer at `offset`.
     #[inline(always)]
     fn part(&self, offset: usize) -> *mut f32 {
         self.scratch.wrapping_add(offset)
     }
 
-    /// A head of this sequence.
+    /// View of head `head` of this sequence.
     #[inline(always)]
     fn head<'b>(&self, x: Rows<'b>, head: usize) -> Head<'b> {
         let dim = self.job.config.head_dim;
         Head { x, start: self.place.start, column: head * dim, dim }
     }
 
-    /// Where the gradient of position `i` of a head of q goes, which it is summed up in.
+    /// Where the gradient of position `i` of query head `head` is accumulated, in the output itself; `None` if it is
+    /// not needed.
     #[inline(always)]
     fn dq(&self, head: usize, i: usize) -> Option<*mut f32> {
         let row = self.job.wanted.q.as_ref()?.row(self.place.start + i);
         Some(row.wrapping_add(head * self.job.config.head_dim))
     }
 
-    /// Which queries of a block see any of keys `row..row + rows` of a tile.
+    /// The queries of a block that attend to any of the keys `row..row + rows` of a tile.
     #[inline(always)]
     fn queries(&self, tile: Run, row: usize, rows: usize, block: Run) -> Option<View> {
         let first = tile.first + row;
@@ -266,7 +271,7 @@ impl Task<'_> {
         queries_of(self.job.config.mask, first..first + rows, block, self.place.len)
     }
 
-    /// Lays out the keys and values of a tile, with zeros after them, and begins their sums.
+    /// Packs the keys and values of a tile, with zero rows after them, and zeroes the accumulators of dk and dv.
     ///
     /// # Safety
     /// The tile lies in the sequence.
@@ -291,7 +296,7 @@ impl Task<'_> {
         }
     }
 
-    /// Lays out q and do of a block both ways, zeros up to whole panels, with lse and D.
+    /// Packs q and do of a block, both transposed and as panels, with zeros up to whole panels; also lse and D.
     ///
     /// # Safety
     /// The block lies in the sequence.
@@ -299,7 +304,7 @@ impl Task<'_> {
     unsafe fn pack_queries<S: Simd>(&self, s: S, head: usize, block: Run) {
         let (config, p, given) = (self.job.config, self.parts, self.job.given);
         let [q, o, gradient] = [given.q, given.o, given.gradient].map(|x| self.head(x, head));
-        // ds is not in use yet: sixteen rows of ROW fit there.
+        // ds is not in use yet, and its buffer is large enough for sixteen rows of ROW.
         let (hd, rows) = (config.head_dim, self.part(p.ds_turned));
         for j in (0..block.count.next_multiple_of(PANEL)).step_by(LANES) {
             let some = (block.first + j, block.count.saturating_sub(j));
@@ -325,7 +330,8 @@ impl Task<'_> {
         }
     }
 
-    /// Takes a block of queries to a tile of keys: p and ds, and what they add to dv and dk.
+    /// Processes a block of queries against a tile of keys: computes p and ds, and adds their contributions to dv and
+    /// dk.
     ///
     /// # Safety
     /// Tile and block are packed.
@@ -372,7 +378,7 @@ impl Task<'_> {
         }
     }
 
-    /// Turns a row of scores into weights, and one of do v into ds: both of key `key` and the queries of a view.
+    /// Replaces a row of scores by weights p, and a row of do v by ds, both for key `key` and the queries of a view.
     ///
     /// # Safety
     /// Both rows hold the view, rounded up to vectors.
@@ -396,14 +402,15 @@ impl Task<'_> {
                     (s.load(self.part(self.parts.lse).add(j)), s.load(self.part(self.parts.inner).add(j)));
                 let mut score = s.load(weights.add(j));
                 if let Some(slope) = slope {
-                    // Distances below 2^24 are exact in f32.
+                    // Distances are integers below 2^24, hence exact in f32.
                     let distance = s.sub(s.splat(key as f32 - (block.first + j) as f32), s.iota());
                     score = s.fma(slope, s.abs(distance), score);
                 }
                 let mut p = exp(s, s.sub(score, lse));
                 let mut d = s.mul(p, s.sub(s.load(ds.add(j)), inner));
                 if !view.whole || j + LANES > view.to {
-                    // Not by a product: what is hidden may be infinite.
+                    // Selected, not multiplied by zero: a masked value may be infinite, and infinity times zero is
+                    // NaN.
                     let (runs, zero) = (core::slice::from_ref(&run), s.splat(0.0));
                     p = show(s, runs, block.first + j, p, zero);
                     d = show(s, runs, block.first + j, d, zero);
@@ -414,7 +421,7 @@ impl Task<'_> {
         }
     }
 
-    /// Turns ds and adds ds k to dq.
+    /// Transposes ds and adds ds k to dq.
     ///
     /// # Safety
     /// ds of the tile and the block is whole.
@@ -423,8 +430,8 @@ impl Task<'_> {
         let (p, hd) = (self.parts, self.job.config.head_dim);
         let (wide, keys) = (hd.next_multiple_of(LANES), tile.first..tile.first + tile.count);
         let (ds, turned, sums) = (self.part(p.ds), self.part(p.ds_turned), self.part(p.dq));
-        // SAFETY: KEYS and QUERIES are multiples of vectors; `ds_turned` has STRIP rows to spare, and what comes
-        // of rows past the block or keys past the tile is not read.
+        // SAFETY: KEYS and QUERIES are multiples of the vector width; `ds_turned` has STRIP spare rows, and results
+        // for rows past the block or keys past the tile are never read.
         unsafe {
             for k in (0..tile.count).step_by(LANES) {
                 for j in (0..block.count).step_by(LANES) {
@@ -464,7 +471,7 @@ impl Task<'_> {
         }
     }
 
-    /// Writes out dk, turned back, and dv.
+    /// Writes dk, rotated back, and dv to the outputs.
     ///
     /// # Safety
     /// The tile has seen all heads and blocks.
@@ -489,7 +496,7 @@ impl Task<'_> {
     }
 }
 
-/// `o[i] . row`, sixteen interleaved sums in the fixed tree.
+/// The dot product `o[i] . row`: sixteen interleaved sums, added in the fixed tree.
 ///
 /// # Safety
 /// Position i lies in the sequence; `row` holds the head.

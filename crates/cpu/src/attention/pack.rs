@@ -1,6 +1,7 @@
-//! Rows of one head, rotated and laid out as the register tile reads them.
+//! Packing of rows of one head for the f32 register tiles, with rotary rotation.
 //!
-//! Invariant: whatever the layout, an element is that of `rotate`: its bits do not depend on where it is put.
+//! Invariant: in every layout an element has the value that `rotate` computes: its bits do not depend on where it is
+//! stored.
 
 use super::super::element::Element;
 use super::super::simd::{LANES, Simd};
@@ -8,21 +9,22 @@ use super::super::tile::PANEL;
 use super::super::view::Rows;
 use super::{ROW, Rope};
 
-/// How many rows ahead of its use a row of q, k or v is asked for: a head's rows lie far apart.
+/// Distance, in rows, by which rows of q, k or v are prefetched: rows of one head lie far apart in memory.
 const AHEAD: usize = 16;
 
-/// One head of one sequence: row i is position i.
+/// One head of one sequence in a matrix of packed sequences: row i is position i.
 pub(super) struct Head<'a, E = f32> {
+    /// The whole matrix (T, heads hd).
     pub(super) x: Rows<'a, E>,
-    /// The sequence's first row.
+    /// First row of the sequence.
     pub(super) start: usize,
-    /// The head's first column.
+    /// First column of the head.
     pub(super) column: usize,
-    /// Its width.
+    /// Head dimension.
     pub(super) dim: usize,
 }
 
-// Derived, it would ask the same of the element.
+// Not derived: a derived `Clone` would require `E: Clone`.
 impl<E> Clone for Head<'_, E> {
     fn clone(&self) -> Self {
         *self
@@ -32,13 +34,13 @@ impl<E> Clone for Head<'_, E> {
 impl<E> Copy for Head<'_, E> {}
 
 impl<E: Element> Head<'_, E> {
-    /// Row `i`, to be read only inside the sequence.
+    /// Pointer to row `i`; may be read only inside the sequence.
     #[inline(always)]
     pub(super) fn row(&self, i: usize) -> *const E {
         self.x.row(self.start + i).wrapping_add(self.column)
     }
 
-    /// Asks for a row that is needed soon after row `i`, and need not exist.
+    /// Prefetches the row `AHEAD` rows after row `i`, which need not exist.
     #[inline(always)]
     pub(super) fn prefetch<S: Simd>(&self, s: S, i: usize) {
         for j in (0..self.dim).step_by(LANES) {
@@ -47,7 +49,7 @@ impl<E: Element> Head<'_, E> {
     }
 }
 
-/// Writes scale * x[i], rotated to position i, to `to`; columns past the head, up to ROW, may be written too.
+/// Writes scale * x[i], rotated to position i, to `to`; columns past the head, up to ROW, may be overwritten.
 ///
 /// # Safety
 /// Position i lies in the sequence and in the tables; `to` holds ROW f32.
@@ -72,7 +74,7 @@ pub(super) unsafe fn rotate<S: Simd, E: Element>(
             }
             return;
         };
-        // Whole vectors where what spills over is written afterwards or lies past the head.
+        // Whole vectors are stored where the excess is overwritten later or lies past the head.
         let half = hd / 2;
         for j in (0..half).step_by(LANES) {
             let n = LANES.min(half - j);
@@ -91,7 +93,7 @@ pub(super) unsafe fn rotate<S: Simd, E: Element>(
     }
 }
 
-/// Writes scale * `from`, a gradient at position i, turned back, to `to`, which may be `from`.
+/// Writes scale * `from` to `to`, rotated back: the gradient of `rotate` at position i. `to` may equal `from`.
 ///
 /// # Safety
 /// Both hold `hd` f32; position i lies in the tables.
@@ -106,8 +108,8 @@ pub(super) unsafe fn turn_back<S: Simd>(
     to: *mut f32,
 ) {
     let scale = s.splat(scale);
-    // SAFETY: j + n stays in the row, or in its half and position i's row of the tables; both halves of a
-    // column are read before either is written.
+    // SAFETY: j + n stays in the row, or in its half and position i's row of the tables; both elements of a rotated
+    // pair are read before either is written.
     unsafe {
         let Some(rope) = rope else {
             for j in (0..hd).step_by(LANES) {
@@ -129,8 +131,8 @@ pub(super) unsafe fn turn_back<S: Simd>(
     }
 }
 
-/// Writes positions `first..first + count`, at most `LANES`, as `rotate` does to rows of stride ROW, zeros in
-/// the rows after them.
+/// Writes positions `first..first + count`, at most `LANES`, with `rotate` to rows of stride ROW, and zeros to the
+/// rows after them.
 ///
 /// # Safety
 /// As `rotate`; `to` holds `LANES` rows.
@@ -154,7 +156,7 @@ pub(super) unsafe fn gather<S: Simd, E: Element>(
     }
 }
 
-/// Transposes `LANES` rows of `gather` to columns `at..at + LANES` of panels of `hd` rows.
+/// Transposes `LANES` rows written by `gather` into columns `at..at + LANES` of panels of `hd` rows.
 ///
 /// # Safety
 /// `rows` are written; `panels` holds the panel of column `at`, which is a multiple of `LANES`.
@@ -163,7 +165,8 @@ pub(super) unsafe fn transpose<S: Simd>(s: S, hd: usize, rows: *const f32, panel
     let panel = panels.wrapping_add(at / PANEL * PANEL * hd + at % PANEL);
     for d in (0..hd).step_by(LANES) {
         let mut square = [s.splat(0.0); LANES];
-        // SAFETY: rows are ROW long, more than `hd` rounded up to vectors; what was not written there is not kept.
+        // SAFETY: rows are ROW long, more than `hd` rounded up to vectors; elements past the head are loaded but not
+        // stored.
         unsafe {
             for (r, v) in square.iter_mut().enumerate() {
                 *v = s.load(rows.add(r * ROW + d));
@@ -176,8 +179,8 @@ pub(super) unsafe fn transpose<S: Simd>(s: S, hd: usize, rows: *const f32, panel
     }
 }
 
-/// Copies `count` rows of stride ROW to rows `at..` of panels of `height` rows; columns past the head are whatever
-/// stands there.
+/// Copies `count` rows of stride ROW to rows `at..` of panels of `height` rows; columns past the head have
+/// unspecified contents.
 ///
 /// # Safety
 /// The rows are readable up to whole vectors; `panels` holds those of `hd` columns, `at + count <= height`.

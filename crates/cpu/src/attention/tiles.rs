@@ -1,17 +1,21 @@
-//! The forward pass of bf16 on the tiles of AMX, or on their like by dot products (`dots`): every query sees every key, nobody wants lse.
+//! Forward pass of bf16 attention on AMX tiles, or on an emulation of them by AVX512-BF16 dot products (`dots`), for
+//! unmasked attention without lse.
 //!
-//! Invariant: blocks of keys start at the sequence's start, and a row goes through them in order with its strip alone: what is
-//! taken off, weights, sums. Query blocks, tasks and heads that are packed together only share packed keys, so the bits of
-//! a sequence depend on it alone. What is not finite shows: a query's makes all its scores so, hence its maximum; a key's,
-//! which maxima and integers would hide, is looked for.
+//! Invariant: key blocks start at the sequence's start, and each query row goes through them in order; its offset
+//! (the value subtracted from its scores), weights and sums depend on its strip alone. Query blocks, tasks and heads
+//! packed together share only packed keys, so the bits of a sequence's result depend on that sequence alone.
+//! Non-finite inputs are not hidden: a non-finite query makes all its scores, and therefore its maximum, non-finite;
+//! non-finite keys, which maxima and integer arithmetic could hide, are searched for explicitly.
 //!
-//! q and k are rotated in f32 and rounded to bf16, and where there is a rotation q takes the scale with it; scores, maxima,
-//! sums and o are f32; weights are bf16 (see `weights`). ALiBi's bias is what the sums of scores begin with: a tile whose
-//! rows are one table, each read from one element before.
+//! q and k are rotated in f32 and rounded to bf16; with a rotation, q is multiplied by the scale in the same step.
+//! Scores, maxima, sums and o are f32; weights are bf16 (see `weights`). The accumulators of scores are initialized
+//! with ALiBi's bias: a tile whose rows all come from one table by distance, each row starting one element before the
+//! previous.
 //!
-//! A strip is 16 queries. While the vector units make weights of one strip, the tiles multiply those of the strip before
-//! by the values and make the scores of the next: a turn of them stands behind each row. Where all strips of a narrow head
-//! are bounded, both go hand in hand within a strip (`stream`), to the same bits.
+//! A strip is 16 queries. While the vector units compute the softmax weights of one strip, the tile unit multiplies
+//! the weights of the previous strip by the values and computes the scores of the next; a turn of tile products
+//! follows each row of the softmax. If all strips of a narrow head have bounded scores, both kinds of work alternate
+//! within a strip instead (`stream`), with identical bits.
 
 mod dots;
 mod pack;
@@ -42,21 +46,21 @@ use weights::{Running, Scores, UNITS, bounded, rest, soften, soften_far};
 
 /// Bytes of a row of a tile.
 const LINE: usize = 64;
-/// Keys of a block, and the row stride of a strip of scores.
+/// Keys per block, and the row stride, in f32, of a strip of scores (padded).
 const KEYS: usize = 256;
 const SCORES: usize = KEYS + SIDE;
-/// Steps of a block of keys.
+/// Steps of 32 keys per key block.
 const STEPS: usize = KEYS / STEP;
-/// Queries of a block.
+/// Queries per block, and strips per block.
 const QUERIES: usize = 256;
 const STRIPS: usize = QUERIES / SIDE;
-/// Columns of heads that one task takes one after the other: some cache lines.
+/// Columns of the heads that one task processes one after the other: some cache lines.
 const TOGETHER: usize = 128;
-/// Tiles of columns that are summed at one time.
+/// Largest number of output tiles that are accumulated at the same time.
 const WIDE: usize = 4;
 
-/// Whether this CPU has the vector instructions that stand between the tiles: every one with AMX does, unless somebody
-/// hides them.
+/// Whether this CPU has the vector instructions used between the tile products. Every CPU with AMX has them, unless
+/// they are disabled.
 pub(in super::super) fn has_lanes() -> bool {
     is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
@@ -68,8 +72,8 @@ pub(in super::super) fn has_lanes() -> bool {
         && is_x86_feature_detected!("avx512bf16")
 }
 
-/// Whether `isa` has tiles or dot products, and this kernel takes that form: inference's. A scale that is not positive would
-/// turn maxima into minima.
+/// Whether `isa` has tiles or dot products and this kernel supports the requested form: unmasked, without lse, as in
+/// inference. The scale must be positive, since a negative one would turn maxima into minima.
 pub(super) fn takes(isa: Isa, config: Attention<'_>, lse: bool) -> bool {
     (isa.has_tiles() || isa.has_dots())
         && has_lanes()
@@ -78,7 +82,7 @@ pub(super) fn takes(isa: Isa, config: Attention<'_>, lse: bool) -> bool {
         && config.scale > 0.0
 }
 
-/// As `attention`, for what it takes.
+/// Attention of the forms that `takes` accepts; arguments as for `attention`.
 pub(super) fn attention(
     cpu: &Cpu,
     config: Attention<'_>,
@@ -90,16 +94,16 @@ pub(super) fn attention(
     let isa = cpu.isa();
     assert!(takes(isa, config, false), "tiles, and a form for them");
     if isa.has_tiles() {
-        // SAFETY: `has_tiles` proves them; a thread has no others while it runs a task.
+        // SAFETY: `has_tiles` proves that the CPU has tiles; a thread holds no other tiles while it runs a task.
         let configure = &|shape| -> Tiles { unsafe { registers::configure(shape) } };
         return attention_on(cpu, config, qkv, spans, o, workspace, configure);
     }
-    // SAFETY: `has_dots` proves the instructions.
+    // SAFETY: `has_dots` proves that the CPU has the instructions.
     let configure = &|_| unsafe { Dots::new(config.head_dim) };
     attention_on(cpu, config, qkv, spans, o, workspace, configure);
 }
 
-/// The same on the registers that `configure` gives each task.
+/// Runs attention on the registers that `configure` creates for each task.
 pub(in super::super) fn attention_on<R: Registers>(
     cpu: &Cpu,
     config: Attention<'_>,
@@ -121,7 +125,8 @@ pub(in super::super) fn attention_on<R: Registers>(
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
         let mut tiles = configure(shape);
         for place in places {
-            // SAFETY: the instructions are there; a worker's index, hence its scratch, is its own.
+            // SAFETY: `has_lanes` was asserted; each worker index, hence each scratch, is used by one thread at a
+            // time.
             unsafe {
                 match (cut.dim, cut.together) {
                     (16, 2) => job.run::<R, 16, 2>(place, scratch, &mut tiles),
@@ -135,7 +140,7 @@ pub(in super::super) fn attention_on<R: Registers>(
     });
 }
 
-/// What is attended.
+/// Inputs and outputs of one call, shared by all its tasks.
 struct Job<'a> {
     config: Attention<'a>,
     q: Rows<'a, Bf16>,
@@ -147,7 +152,8 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// One block of queries of one head, or of those together: of `DIM` columns, so that the compiler knows; 0 are any.
+    /// Processes one block of queries of one head, or of the heads packed together. `DIM` and `HEADS` are the head
+    /// dimension and the heads together as compile-time constants, for specialized code; 0 stands for any.
     ///
     /// # Safety
     /// `has_lanes`; the block lies in what was checked; `scratch` is a workspace of this thread's own.
@@ -172,7 +178,7 @@ impl Job<'_> {
     }
 }
 
-/// One block of queries of one head, or of those together.
+/// One block of queries of one head, or of the heads packed together.
 struct Task<'a> {
     job: &'a Job<'a>,
     place: Block,
@@ -181,21 +187,22 @@ struct Task<'a> {
     cut: Cut,
     scratch: *mut u8,
     s: Avx512,
-    /// What queries are multiplied by where they are rotated, and their scores elsewhere: both make last places of weights.
+    /// Queries are multiplied by `factor` when they are rotated, scores by `scale` otherwise; either way scores come
+    /// out in units of a bf16 last place of the weights.
     factor: f32,
     scale: f32,
 }
 
-/// A block of keys: those from `start` on.
+/// A block of keys of the sequence: `len` keys from `start` on.
 #[derive(Clone, Copy)]
 struct Keys {
     start: usize,
     len: usize,
-    /// Of the last step (see `weights::rest`).
+    /// Mask of the keys of the last, partial step (see `weights::rest`).
     rest: __mmask32,
 }
 
-/// A strip of which head, of those together, and whether its scores are bounded.
+/// A strip of one of the heads packed together, and whether its scores are bounded.
 #[derive(Clone, Copy)]
 struct Strip {
     head: usize,
@@ -204,6 +211,7 @@ struct Strip {
 }
 
 impl Task<'_> {
+    /// Runs the queries of the block against all key blocks.
     /// # Safety
     /// `Job::run`'s alone.
     #[inline(always)]
@@ -229,7 +237,8 @@ impl Task<'_> {
         }
     }
 
-    /// Whether the scores of this block of keys are bounded, strip by strip. One key that is not finite makes all sums NaN.
+    /// Determines for each strip whether its scores with this key block are bounded. If any key is not finite, sets
+    /// all sums to NaN.
     ///
     /// # Safety
     /// The keys are packed.
@@ -252,7 +261,7 @@ impl Task<'_> {
         }
     }
 
-    /// All strips against one block of keys.
+    /// Processes all strips against one block of keys.
     ///
     /// # Safety
     /// Queries, keys, values and bias are packed.
@@ -293,9 +302,10 @@ impl Task<'_> {
         }
     }
 
-    /// Scores of a strip to weights. Behind each row turns of the tiles: the strip before is multiplied by the values behind
-    /// the first half of the rows, the next one, if there is one, by the keys behind the second, over the weights of the one
-    /// before; of heads together behind every second row.
+    /// Turns the scores of a strip into weights, with turns of the tile unit in between: after the rows of the first
+    /// half, the previous strip's weights are multiplied by the values; after the rows of the second half, the scores
+    /// of the next strip, if any, are computed, overwriting the previous strip's weights. For heads packed together,
+    /// score products follow every second row.
     ///
     /// # Safety
     /// The strip's scores are there.
@@ -308,7 +318,8 @@ impl Task<'_> {
         next: Option<bool>,
         running: &mut Running,
     ) {
-        // Of heads together the tiles are so few that turns of both kinds may mix: a pair's weights have been used by then.
+        // Heads packed together need so few tile products that both kinds of turns may be mixed: a pair's scores
+        // overwrite only weights that have already been used (tested below).
         let spread = self.cut.together == 2;
         let turns = if strip > 0 { self.turns(keys) } else { 0 };
         let pairs = if next.is_some() { pairs(keys) } else { 0 };
@@ -344,7 +355,8 @@ impl Task<'_> {
         }
     }
 
-    /// Decides what is taken off a strip's scores, and scales what was summed so far to it.
+    /// Sets the offset that is subtracted from a strip's scores, and rescales the sums so far to that offset. Returns
+    /// the factor for the sums of weights.
     ///
     /// # Safety
     /// The strip's scores are there.
@@ -364,7 +376,7 @@ impl Task<'_> {
         }
     }
 
-    /// Asks for what the next block has to read and write at its row `row`.
+    /// Prefetches the cache lines that the next block reads and writes at its row `row`.
     #[inline(always)]
     fn ask(&self, row: usize) {
         let Some(next) = self.next.filter(|next| row < next.count) else { return };
@@ -375,7 +387,7 @@ impl Task<'_> {
         }
     }
 
-    /// Scales what a strip has summed so far.
+    /// Rescales the output sums of a strip by the factors `decay`, one per row.
     ///
     /// # Safety
     /// The strip has been through a block of keys.
@@ -394,7 +406,7 @@ impl Task<'_> {
         }
     }
 
-    /// After the last block of keys: divides a strip's rows by their sums and writes them out.
+    /// Called after the last block of keys: divides a strip's rows by their sums of weights and writes them to o.
     ///
     /// # Safety
     /// The strip has been through all blocks of keys, for every head.
@@ -417,7 +429,7 @@ impl Task<'_> {
         }
     }
 
-    /// Returns what `pack::queries` does.
+    /// Packs the queries of a strip; returns, for each head, an upper bound of the largest sum of squares of a row.
     ///
     /// # Safety
     /// The strip lies in the block.
@@ -430,7 +442,7 @@ impl Task<'_> {
         unsafe { pack::queries(self.s, q, (at, self.rows(strip)), to) }
     }
 
-    /// Keys and values. Returns, for each head, the largest sum of squares of a key.
+    /// Packs keys and values. Returns, for each head, the largest sum of squares of a key.
     ///
     /// # Safety
     /// They lie in the sequence.
@@ -455,17 +467,18 @@ impl Task<'_> {
         }
     }
 
-    /// ALiBi's bias of every distance between this block's queries and keys, if there is one, of a head of those together.
+    /// Tabulates ALiBi's bias for every distance between this block's queries and keys, for one of the heads packed
+    /// together.
     ///
     /// # Safety
     /// `Task::run`'s alone.
     #[inline(always)]
     unsafe fn pack_bias(&self, keys: Keys, head: usize) {
         let Some(slopes) = self.job.config.slopes else { return };
-        // Scores are scaled after it is added.
+        // Divided by the scale, because the sum of score and bias is multiplied by it afterwards.
         let slope = -slopes[self.place.head * self.cut.together + head] * LOG2_E * UNITS / self.scale;
         let to = self.at(self.parts.bias).cast::<f32>();
-        // Entry e is for key j of the block and query i with e = QUERIES + j - i.
+        // Entry e is the bias of key j of the key block and query i of the query block with e = QUERIES + j - i.
         let first = keys.start as isize - self.place.queries.0 as isize - QUERIES as isize;
         for e in 0..QUERIES + KEYS + SIDE {
             let distance = (first + e as isize).unsigned_abs() as f32;
@@ -474,44 +487,47 @@ impl Task<'_> {
         }
     }
 
-    /// Whether bounded scores leave the tiles as `Scores::Ready`: their sums are one step, so that rounding them to whole
-    /// numbers rounds once, and begin with nothing else.
+    /// Whether bounded scores leave the tiles as `Scores::Ready`. This requires a product of a single step, so that
+    /// rounding to whole numbers happens once, and accumulators that start with nothing but `BEGIN`.
     #[inline(always)]
     fn ready(&self) -> bool {
         self.cut.narrow() && self.scale == 1.0 && self.job.config.slopes.is_none()
     }
 
-    /// Heads of this sequence of q or k.
+    /// View of the heads of this sequence in q or k, read as pairs.
     #[inline(always)]
     fn pairs<'b>(&'b self, x: Rows<'b, Bf16>, head: usize, factor: Option<f32>) -> Pairs<'b> {
         let head = self.head(x, head);
         Pairs { cut: self.cut, head, rope: self.job.config.rope, factor, order: &self.job.order }
     }
 
-    /// Heads of this sequence of q, k or v.
+    /// View of the heads of this sequence in q, k or v.
     #[inline(always)]
     fn head<'b>(&self, x: Rows<'b, Bf16>, head: usize) -> Head<'b, Bf16> {
         let dim = self.cut.columns();
         Head { x, start: self.place.start, column: head * dim, dim }
     }
 
-    /// Queries of a strip.
+    /// Number of queries of a strip.
     #[inline(always)]
     fn rows(&self, strip: usize) -> usize {
         let (first, last) = self.place.queries;
         SIDE.min(last - first - strip * SIDE)
     }
 
+    /// Pointer to the workspace buffer at byte offset `part`.
     #[inline(always)]
     fn at(&self, part: usize) -> *mut u8 {
         self.scratch.wrapping_add(part)
     }
 
+    /// Score buffer of a strip; successive strips alternate between two buffers.
     #[inline(always)]
     fn scores(&self, strip: usize) -> *mut f32 {
         self.at(self.parts.scores).cast::<f32>().wrapping_add(strip % 2 * SIDE * SCORES)
     }
 
+    /// Output accumulators of a row of the block, for one of the heads packed together.
     #[inline(always)]
     fn out(&self, row: usize, head: usize) -> *mut f32 {
         let tiles = row * self.cut.together + head;
@@ -519,7 +535,8 @@ impl Task<'_> {
     }
 }
 
-/// How many of so many turns stand behind row `r`, one of the first half: one each if that is enough.
+/// Number of the `turns` turns that follow row `r`. All fall into the first half of the rows, at most one per row if
+/// that is enough.
 #[inline(always)]
 fn gathers(r: usize, turns: usize) -> usize {
     const HALF: usize = SIDE / 2;
@@ -540,7 +557,7 @@ mod tests {
             assert_eq!((0..SIDE).map(|r| gathers(r, turns)).sum::<usize>(), turns);
             assert!((SIDE / 2..SIDE).all(|r| gathers(r, turns) == 0));
         }
-        // A pair's scores take the room of the weights of two steps.
+        // The scores of a pair occupy the memory of the weights of two steps.
         for steps in 1..=STEPS {
             for pair in 0..steps {
                 let done: usize = (0..2 * pair + 2).map(|r| gathers(r, steps)).sum();

@@ -1,4 +1,4 @@
-//! Launches of attention and of its gradient. Invariant: what a kernel relies on is checked here.
+//! Launches of attention and its gradient. Invariant: every precondition of a kernel is checked here.
 
 use super::super::attention::{self, Given, Gradients, Rope};
 use super::super::operands::Operands;
@@ -6,7 +6,7 @@ use super::super::{Cpu, Element, Rows};
 use exec::DeviceError;
 use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 
-/// As many heads as a launch can have without allocating their slopes.
+/// Maximum number of heads of a launch. Fixed, so that the ALiBi slopes fit on the stack without an allocation.
 const MAX_HEADS: usize = plan::MOST_HEADS as usize;
 
 pub(in super::super) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
@@ -37,7 +37,7 @@ pub(in super::super) fn attention_grad(
     let spans = l.spans(1 + op.operands(), q.rows())?;
     let mut slopes = [0.0; MAX_HEADS];
     let config = config(l, op, 1, &mut slopes)?;
-    // One matrix or three, they share no column.
+    // With fused q, k and v, three handles of one matrix are taken. They never write the same column.
     let [mut dq, mut dk, mut dv] = match op.qkv {
         Qkv::Separate => [l.output_if(0)?, l.output_if(1)?, l.output_if(2)?],
         Qkv::Fused => [l.output_if(0)?, l.output_if(0)?, l.output_if(0)?],
@@ -52,7 +52,7 @@ pub(in super::super) fn attention_grad(
     Ok(())
 }
 
-/// q, k and v, which begin at input `first`.
+/// Views of q, k and v (T, heads x head_dim). Their inputs begin at index `first`; fused q, k and v share one input.
 fn qkv<'a, E: Element>(
     l: &Operands<'a>,
     op: &Attention,
@@ -66,7 +66,7 @@ fn qkv<'a, E: Element>(
     Ok([q.columns(at_q.0, at_q.1), k.columns(at_k.0, at_k.1), v.columns(at_v.0, at_v.1)])
 }
 
-/// First column and number of columns of q, k and v in their matrices.
+/// First column and number of columns of q, k and v, each in its own matrix.
 fn columns(op: &Attention) -> [(usize, usize); 3] {
     let (q, kv) = (op.width() as usize, op.kv_width() as usize);
     match op.qkv {
@@ -75,7 +75,8 @@ fn columns(op: &Attention) -> [(usize, usize); 3] {
     }
 }
 
-/// What the kernels read of the op; the inputs of the forward pass begin at `first`.
+/// Converts the op's attributes to the kernel's configuration. The inputs of the forward pass begin at index `first`;
+/// `slopes` is the storage for the ALiBi slopes.
 fn config<'a>(
     l: &Operands<'a>,
     op: &Attention,

@@ -1,5 +1,5 @@
-//! Launches of norms, gates and other small ops of training, and of their gradients. Invariant: what a kernel
-//! relies on is checked here.
+//! Launches of norms, gated activations and other small training ops, and of their gradients. Invariant: every
+//! precondition of a kernel is checked here.
 
 use super::super::batch_norm::{self, Spread};
 use super::super::cast;
@@ -83,7 +83,7 @@ pub(in super::super) fn gelu_grad(l: &Operands<'_>, cpu: &Cpu, _: &GeluGrad) -> 
     Ok(())
 }
 
-/// The gate of an activation.
+/// The kernels' gate for an activation function of the graph.
 pub(in super::super) fn gate(activation: Activation) -> Gate {
     match activation {
         Activation::Gelu => Gate::Gelu,

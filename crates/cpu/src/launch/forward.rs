@@ -1,4 +1,5 @@
-//! Launches of norms, gates and other small ops of inference. Invariant: what a kernel relies on is checked here.
+//! Launches of norms, gated activations and other small inference ops. Invariant: every precondition of a kernel is
+//! checked here.
 
 use super::super::operands::Operands;
 use super::super::quantize::{self, Of};
@@ -63,7 +64,7 @@ pub(in super::super) fn layer_norm<E: Element>(l: &Operands<'_>, cpu: &Cpu, op: 
     }
 }
 
-/// Whether a norm's gamma and beta are read in bf16. Models have them in f32 beside rows of bf16.
+/// Whether a norm reads gamma and beta as bf16. Models may store them in f32 even where activations are bf16.
 fn params_in_bf16(l: &Operands<'_>) -> bool {
     !l.widened && l.launch.ins[1].spec.dtype == DType::Bf16
 }
@@ -95,7 +96,7 @@ fn quantize_norm_by<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, op: &La
 }
 
 fn quantize_as<E: Element, P: Element>(l: &Operands<'_>, cpu: &Cpu, of: Of<'_, P>) -> Launched {
-    // Of rows alone there is no y.
+    // Plain rows are quantized only. The other forms also have the unquantized y as output 1.
     let y = if l.launch.outs.len() > 1 { l.output_if::<E>(1)? } else { None };
     quantize::quantize(cpu, of, l.input::<E>(0)?, l.codes_out(0)?, y, l.workspace()?);
     Ok(())

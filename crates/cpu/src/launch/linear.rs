@@ -1,4 +1,5 @@
-//! Launches of linears, by how their weights lie. Invariant: what a kernel relies on is checked here.
+//! Launches of linear layers, one function per weight layout. Invariant: every precondition of a kernel is checked
+//! here.
 
 use super::super::gemm::{self, Act};
 use super::super::operands::Operands;
@@ -8,19 +9,19 @@ use super::Launched;
 use exec::DeviceError;
 use graph::ops::{Epilogue, Linear};
 
-/// With a weight of f32 in panels.
+/// Linear layer with an f32 weight packed in panels.
 pub(in super::super) fn panels(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     gemm::linear(cpu, l.input(0)?, l.vector(1)?, epilogue(l, op)?, l.output(0)?, l.workspace()?);
     Ok(())
 }
 
-/// With a weight of bf16 in tiles.
+/// Linear layer with a bf16 weight packed in tiles.
 pub(in super::super) fn tiles(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     gemm_bf16::linear(cpu, l.input(0)?, l.vector(1)?, epilogue(l, op)?, l.output(0)?, l.workspace()?);
     Ok(())
 }
 
-/// With a weight of integers in tiles.
+/// Linear layer with an int8 weight, packed in tiles, and quantized activations.
 pub(in super::super) fn codes(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     let (x, y) = (l.codes(0)?, l.output(0)?);
     let w = CodeTiles::new(l.bytes(&l.launch.ins[1])?, y.cols().div_ceil(gemm::PANEL), x.columns);
@@ -28,14 +29,14 @@ pub(in super::super) fn codes(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launc
     Ok(())
 }
 
-/// With a weight in rows, as training has it.
+/// Linear layer with an unpacked, row-major weight, as in training.
 pub(in super::super) fn rows(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     let (x, w) = (Factor::Stored(l.input(0)?), Factor::Transposed(l.input(1)?));
     product(cpu, x, w, epilogue(l, op)?, l.output(0)?, l.workspace()?);
     Ok(())
 }
 
-/// What follows a product.
+/// Epilogue of a matmul: bias, activation and residual.
 fn epilogue<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<gemm::Epilogue<'a, E>, DeviceError> {
     let bias = op.bias.then(|| l.vector(2)).transpose()?;
     let after = 2 + usize::from(op.bias);

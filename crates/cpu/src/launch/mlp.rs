@@ -1,4 +1,4 @@
-//! The launch of an MLP. Invariant: what the kernel relies on is checked here and by the kernel itself.
+//! Launch of the fused MLP. Invariant: preconditions are checked here or by the kernel itself.
 
 use super::super::Cpu;
 use super::super::mlp_bf16::{self, Mlp, Norm};

@@ -1,4 +1,5 @@
-//! Launches: operands to kernel arguments, a file for each family of ops. Invariant: nothing is computed here.
+//! Launch functions: convert a launch's operands to kernel arguments. One file per family of ops. Invariant: nothing
+//! is computed here.
 
 pub(super) mod attention;
 pub(super) mod backward;
@@ -11,5 +12,5 @@ pub(super) mod product;
 
 use exec::DeviceError;
 
-/// Whether a launch could run.
+/// Result of a launch.
 pub(super) type Launched = Result<(), DeviceError>;

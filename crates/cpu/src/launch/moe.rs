@@ -1,5 +1,5 @@
-//! Launches of routing: which expert, rows there and back, and the losses of the router. Invariant: what a kernel
-//! relies on is checked here: experts, rows and places lie inside of what they point into.
+//! Launches of mixture-of-experts ops: routing, dispatch, combine and router losses. Invariant: every precondition of
+//! a kernel is checked here: expert, row and slot indices lie inside the arrays that they index.
 
 use super::super::operands::Operands;
 use super::super::{Cpu, dispatch, route, router_loss};

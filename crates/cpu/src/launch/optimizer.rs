@@ -1,5 +1,5 @@
-//! Launches of what ends a step: gradients added up, scaled and applied. Invariant: what a kernel relies on is
-//! checked here: element types by the rows of the kernel table, shapes by the rules of the ops.
+//! Launches of optimizer ops: gradient accumulation, gradient scaling and parameter updates. Invariant: every
+//! precondition of a kernel is checked here. Element types follow the kernel table, shapes the rules of the ops.
 
 use super::super::Cpu;
 use super::super::accumulate::{Accumulator, accumulate as add};
@@ -79,7 +79,7 @@ pub(in super::super) fn sgd(l: &Operands<'_>, cpu: &Cpu, op: &Sgd) -> Result<(),
     Ok(())
 }
 
-/// Input `i` with output `k` as its new values.
+/// Pairs input `i`, the old values, with output `k`, the new values. `Err` if the input's type is not `dtype`.
 fn place<'a, T>(l: &Operands<'a>, i: usize, k: usize, dtype: DType) -> Result<Place<'a, T>, DeviceError> {
     let (old, new) = (&l.launch.ins[i], l.wanted(k)?);
     if old.spec.dtype != dtype || dtype.size() != size_of::<T>() as u64 {
@@ -87,15 +87,17 @@ fn place<'a, T>(l: &Operands<'a>, i: usize, k: usize, dtype: DType) -> Result<Pl
     }
     let start = |at| l.arena.range(at, old.bytes(l.launch.counts)).map(|start| start.as_ptr().cast::<T>());
     let len = old.spec.elements_at(l.launch.counts) as usize;
-    // SAFETY: both inside the arena and of one type; the output lies on this input or on no operand.
+    // SAFETY: both ranges lie inside the arena and have the same type; the output overlaps this input exactly or no
+    // operand.
     Ok(unsafe { Place::from_raw(start(old.at)?, start(new.at)?, len) })
 }
 
+/// Input `i` as a gradient, in f32, bf16 or f16.
 fn gradient<'a>(l: &Operands<'a>, i: usize) -> Result<Gradient<'a>, DeviceError> {
     let o = &l.launch.ins[i];
     let start = l.arena.range(o.at, o.bytes(l.launch.counts))?.as_ptr();
     let len = o.spec.elements_at(l.launch.counts) as usize;
-    // SAFETY: inside the arena, on a multiple of the target's alignment; no output may lie on a gradient.
+    // SAFETY: inside the arena, at a multiple of the target's alignment; no output may overlap a gradient.
     let halves = || unsafe { std::slice::from_raw_parts(start.cast(), len) };
     match o.spec.dtype {
         // SAFETY: as above.
@@ -106,11 +108,13 @@ fn gradient<'a>(l: &Operands<'a>, i: usize) -> Result<Gradient<'a>, DeviceError>
     }
 }
 
+/// Input `i` as a gradient scale: two f32, (factor, whether the gradients are finite).
 fn scale(l: &Operands<'_>, i: usize) -> Result<Scale, DeviceError> {
     let [factor, ok] = numbers(l, i)?;
     Ok(Scale { factor, ok: ok != 0.0 })
 }
 
+/// Input `i` as exactly `N` f32 values. `Err` if it has another length.
 fn numbers<const N: usize>(l: &Operands<'_>, i: usize) -> Result<[f32; N], DeviceError> {
     let wanted = l.vector(i)?.try_into();
     wanted.map_err(|_| l.refuse(format!("{} are no {N} numbers", l.launch.ins[i].spec)))

@@ -1,5 +1,5 @@
-//! Launches of products whose operands change in every step: gradients of linears, experts, the fused loss.
-//! Invariant: what a kernel relies on is checked here.
+//! Launches of matmuls whose operands change in every step: gradients of linear layers, expert matmuls and the fused
+//! cross-entropy loss. Invariant: every precondition of a kernel is checked here.
 
 use super::super::cross_entropy::{self, Gradients, Head};
 use super::super::gemm::Epilogue;
@@ -104,7 +104,8 @@ pub(in super::super) fn linear_weight_grad(
     Ok(())
 }
 
-/// The operands of a cross-entropy, x being input `x`.
+/// Operands of a fused cross-entropy whose x is input `x`. `Err` if a target is not below the number of classes;
+/// negative targets are ignored positions.
 fn head<'a>(l: &Operands<'a>, op: &LinearCrossEntropy, x: usize) -> Result<Head<'a>, DeviceError> {
     let w = l.input(x + 1)?;
     let bias = op.bias.then(|| l.vector(x + 2)).transpose()?;
@@ -115,7 +116,8 @@ fn head<'a>(l: &Operands<'a>, op: &LinearCrossEntropy, x: usize) -> Result<Head<
     }
 }
 
-/// Where each expert's rows start, and where the last one's end.
+/// Row offsets of the experts: expert `e` has rows `offsets[e]..offsets[e + 1]`. `Err` unless they start at 0, ascend
+/// and end within `rows`.
 fn offsets<'a>(l: &Operands<'a>, i: usize, rows: usize) -> Result<&'a [u32], DeviceError> {
     let offsets = l.words(i)?;
     let ascending = offsets.first() == Some(&0) && offsets.is_sorted();

@@ -1,6 +1,6 @@
-//! Parts of a factor, copied to where the register tile reads them: rows with their k side by side, and panels
-//! with 32 columns of each k side by side.
-//! Invariant: values are copied as they are, whichever way they are stored; what lies past the factor is zero.
+//! Packing of matmul operands for the register tile: rows with consecutive k, and panels with 32 consecutive columns
+//! for each k. Invariant: packing copies values unchanged, from either storage order, and fills with zeros past the
+//! operand.
 
 use super::super::simd::{LANES, Simd};
 use super::super::tile::{Feed, PANEL};
@@ -8,10 +8,10 @@ use super::super::view::Rows;
 use super::{Factor, STRIDE};
 use core::ops::Range;
 
-/// Copies rows and k of a to rows of `STRIDE`, with zero rows up to whole tiles.
+/// Packs the given rows and k of `a` as rows of stride `STRIDE`, with zero rows up to whole tiles.
 ///
 /// # Safety
-/// The rows and `ks` lie in `a`; at `to` is room for the rows in whole tiles, and for `ks` in whole vectors.
+/// The rows and `ks` lie in `a`; `to` has space for the rows in whole tiles, and for `ks` in whole vectors.
 #[inline(always)]
 pub(super) unsafe fn rows<S: Simd>(s: S, a: Factor<'_>, rows: &Range<usize>, ks: &Range<usize>, to: *mut f32) {
     let height = rows.len().next_multiple_of(S::ROWS);
@@ -39,7 +39,7 @@ pub(super) unsafe fn rows<S: Simd>(s: S, a: Factor<'_>, rows: &Range<usize>, ks:
                     for next in 0..LANES {
                         s.prefetch(x.row(k + LANES + next).wrapping_add(rows.start + r));
                     }
-                    // SAFETY: as the caller promises; a row's last vector ends inside of its STRIDE.
+                    // SAFETY: as the caller promises; a row's last vector ends inside its STRIDE.
                     unsafe { square(s, x, at, columns, to, STRIDE, (height - r).min(LANES)) };
                 }
             }
@@ -47,10 +47,10 @@ pub(super) unsafe fn rows<S: Simd>(s: S, a: Factor<'_>, rows: &Range<usize>, ks:
     }
 }
 
-/// Copies columns and k of b to rows of `PANEL`, with zeros past the last column.
+/// Packs the given columns and k of `b` as rows of `PANEL`, with zeros past the last column.
 ///
 /// # Safety
-/// The columns, at most PANEL, and `ks` lie in `b`; at `to` is room for `ks` rows of PANEL.
+/// The columns, at most PANEL, and `ks` lie in `b`; `to` has space for `ks.len()` rows of PANEL.
 #[inline(always)]
 pub(super) unsafe fn panel<S: Simd>(
     s: S,
@@ -86,11 +86,11 @@ pub(super) unsafe fn panel<S: Simd>(
     }
 }
 
-/// Writes `most` rows of sixteen, `ld` apart: the transpose of the rows `at.0` of x from column `at.1` on, with
-/// zeros where there are fewer than sixteen rows or `columns` columns.
+/// Transposes a block of at most 16 x 16: writes `most` rows of sixteen, `ld` elements apart, from the rows `at.0` of
+/// x from column `at.1` on. Missing rows (fewer than sixteen) and columns (past `columns`) are zero.
 ///
 /// # Safety
-/// These rows and columns lie in x; at `to` is room for `most` rows of sixteen.
+/// These rows and columns lie in x; `to` has space for `most` rows of sixteen.
 #[inline(always)]
 unsafe fn square<S: Simd>(
     s: S,
@@ -113,7 +113,7 @@ unsafe fn square<S: Simd>(
     }
 }
 
-/// The share `part.0` of `part.1` of the lines that a panel of b will be packed from.
+/// Prefetch addresses of the memory that a panel of b will be packed from: share `part.0` of `part.1`.
 #[inline(always)]
 pub(super) fn ask(b: Factor<'_>, columns: &Range<usize>, ks: &Range<usize>, part: (usize, usize)) -> Feed {
     let (x, rows, across) = match b {

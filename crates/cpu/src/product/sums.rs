@@ -1,6 +1,5 @@
-//! Sums of columns: the gradient of a bias.
-//! Invariant: a column's sum adds sums of 256 consecutive rows, each taken in order, so it depends on neither the
-//! threads nor the other columns.
+//! Column sums, the gradient of a bias. Invariant: a column's sum adds the sums of blocks of 256 consecutive rows,
+//! each summed in order, so it depends on neither the threads nor the other columns.
 
 use super::super::Cpu;
 use super::super::isa::Kernel;
@@ -8,12 +7,13 @@ use super::super::simd::{LANES, Simd};
 use super::super::view::Rows;
 use core::ops::Range;
 
-/// Columns of one task.
+/// Columns per task.
 const COLUMNS: usize = 4 * LANES;
-/// Rows whose sum is taken by itself: its error grows with their number.
+/// Rows per partial sum. The rounding error of a sum grows with its number of terms; partial sums bound it.
 const BLOCK: usize = 256;
 
-/// `y[j] = sum over r of x[r][j]`; with `add`, to what stands in y.
+/// Sums each column: `y[j] = sum over r of x[r][j]`; with `add`, the sum is added to y. Panics unless `y` has one
+/// element per column.
 pub fn column_sums(cpu: &Cpu, x: Rows<'_>, add: bool, y: &mut [f32]) {
     assert_eq!(y.len(), x.cols(), "a sum for each column");
     let to = y.as_mut_ptr() as usize;
@@ -23,7 +23,7 @@ pub fn column_sums(cpu: &Cpu, x: Rows<'_>, add: bool, y: &mut [f32]) {
     });
 }
 
-/// One task: it alone writes its columns of y.
+/// Sums of the columns of one task, the only one that writes them.
 struct Sums<'a> {
     x: Rows<'a>,
     columns: Range<usize>,

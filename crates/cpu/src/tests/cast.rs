@@ -1,4 +1,4 @@
-//! 16-bit formats against those of the reference, on every number and around every rounding.
+//! Tests of the 16-bit format conversions against the reference, for every number and around every rounding boundary.
 
 use super::{machines, numbers};
 use crate::cast::{Half, exchange, narrow, widen};
@@ -22,7 +22,8 @@ fn every_number_is_widened_exactly() {
     }
 }
 
-/// Every number, the middles between neighbours, and what is one f32 beside either; and numbers of any size.
+/// Every 16-bit number, the midpoints between neighbours, and the f32 on either side of each; and numbers of any
+/// size.
 #[test]
 fn narrowing_rounds_to_nearest_even() {
     for (format, reference) in FORMATS {

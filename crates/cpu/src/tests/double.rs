@@ -1,16 +1,16 @@
-//! Tile registers in plain code, as the manual says what they do: for tests of products on tiles where there are none.
+//! Tile registers emulated in plain code, following the manual: for tests of tile kernels on CPUs without AMX.
 
 use crate::amx::{SIDE, STEP, STRIP, Unit};
 
-/// The sums by their bits, the rows of A, and of B a line for each pair of k, its 32 columns together. Of integers a pair is
-/// four codes.
+/// The accumulators as bits, the rows of A, and for each pair of k one line of B with its 32 columns. For int8, a
+/// pair is four values.
 pub(crate) struct Double<const INT8: bool = false> {
     c: [[f32; STRIP]; STRIP],
     a: [[u16; STEP]; STRIP],
     b: [[[u16; 2]; STRIP]; SIDE],
 }
 
-/// A number that is not normal counts as zero.
+/// Denormals count as zero.
 fn flushed(x: f32) -> f32 {
     if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
 }
@@ -55,8 +55,8 @@ impl<const INT8: bool> Unit for Double<INT8> {
         }
     }
 
-    /// Of an element's 32 products the even and the odd ones are summed apart, then together, then added. An exact
-    /// product and its sum in f64 come before each rounding to f32.
+    /// Of an element's 32 products, the even and the odd ones are summed separately, then together, then added to C.
+    /// The exact product and its sum in f64 come before each rounding to f32.
     fn multiply(&mut self) {
         if INT8 {
             return self.multiply_codes();
@@ -77,7 +77,7 @@ impl<const INT8: bool> Unit for Double<INT8> {
 }
 
 impl<const INT8: bool> Double<INT8> {
-    /// i32 sums, which wrap.
+    /// int8 products with wrapping i32 sums.
     fn multiply_codes(&mut self) {
         let codes = |pair: [u16; 2]| {
             let [[a, b], [c, d]] = pair.map(u16::to_le_bytes);

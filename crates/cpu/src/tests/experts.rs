@@ -1,11 +1,11 @@
-//! Routing where it is ambiguous or its data bad, and gradients written over what they are made from.
+//! Tests of routing with ties and invalid logits, and of gradients written over their inputs.
 
 use super::{machines, numbers, same_bits, workspace};
 use crate::dispatch::{Combined, combine_grad};
 use crate::route::{Choice, Routed, route};
 use crate::{Cpu, Rows, RowsMut};
 
-/// Everything that routing writes.
+/// All outputs of routing.
 struct Routes {
     gates: Vec<f32>,
     experts: Vec<i32>,
@@ -42,7 +42,7 @@ fn routed(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice) -> Routes {
 }
 
 impl Routes {
-    /// What holds whatever the logits are: all different experts of a token, rows in order, nothing lost.
+    /// Checks what must hold for any logits: the experts of a token differ, rows are in order, no row is lost.
     fn check(&self, experts: usize, choice: Choice) {
         let rows = self.places.len();
         for chosen in self.experts.chunks(choice.top_k) {
@@ -111,7 +111,7 @@ fn without_tokens_nothing_is_routed() {
     }
 }
 
-/// The gradient of rows may lie where the rows are: the bits are those of separate storage.
+/// The gradient of the rows may overwrite the rows: the bits are those with separate memory.
 #[test]
 fn rows_are_overwritten_only_once_they_were_read() {
     let (tokens, columns, top_k, experts) = (37, 83, 2, 4);

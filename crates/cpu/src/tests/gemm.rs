@@ -1,4 +1,4 @@
-//! `gemm::linear` against f64 and against itself.
+//! Tests of `gemm::linear` against f64, and of its bits against itself.
 
 use super::{close, machines, numbers, peer, same_bits, workspace};
 use crate::gemm::*;
@@ -13,7 +13,7 @@ fn pack(w: &[f32], n: usize, k: usize) -> Vec<f32> {
     packed
 }
 
-/// y with a stride of n + 3; what lies between the rows must stay as it was.
+/// Runs into y with a stride of n + 3; elements between the rows must not change.
 fn run(cpu: &Cpu, m: usize, k: usize, n: usize, x: &[f32], w: &[f32], e: Epilogue<'_>) -> Vec<f32> {
     let (ldx, ldy) = (k + 5, n + 3);
     let mut strided = vec![f32::NAN; m * ldx];
@@ -46,8 +46,8 @@ fn reference(m: usize, k: usize, n: usize, x: &[f32], w: &[f32], e: &Epilogue<'_
     y
 }
 
-/// Tolerance: 1 * eps * K * (mean |x w| = 1/4) would be the worst case; a chain of roundings
-/// behaves as sqrt(K), so 2 eps sqrt(K) times the sum's own size, sqrt(K) / 3, plus one.
+/// Tolerance: eps * K * (mean |x w| = 1/4) would be the worst case. A chain of roundings grows as sqrt(K), so it is 2
+/// eps sqrt(K) times the sum's own size, sqrt(K) / 3, plus one.
 fn tolerance(k: usize) -> f64 {
     2.0 * f64::from(f32::EPSILON) * (k as f64).sqrt() * ((k as f64).sqrt() / 3.0 + 1.0)
 }

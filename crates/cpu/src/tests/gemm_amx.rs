@@ -1,5 +1,5 @@
-//! Products on tiles: as close to f64 as plain f32 is, and what six products make of extreme numbers. Where there are no
-//! tiles their double multiplies; where there are, the bits are the double's.
+//! Tests of f32 matmuls on tiles: as close to f64 as plain f32, and the results of the bf16x3 split for extreme
+//! numbers. CPUs without tiles use the emulation; on others, the bits must equal the emulation's.
 
 use super::double::Double;
 use super::{numbers, same_bits, workspace};
@@ -17,6 +17,8 @@ fn pack((_, k, n): Size, w: &[f32]) -> Vec<f32> {
     packed
 }
 
+/// Matmul with the tile unit `U`.
+///
 /// # Safety
 /// The CPU has AVX-512 and the registers of `U`.
 unsafe fn by<U: Unit>(
@@ -51,7 +53,7 @@ fn on_tiles(size: Size, x: &[f32], w: &[f32]) -> Vec<f32> {
     with_epilogue(1, size, x, w, Epilogue::default())
 }
 
-/// One chain of multiply-adds for each element.
+/// Matmul in plain f32: one chain of multiply-adds for each element.
 fn plainly(size @ (m, k, n): Size, x: &[f32], w: &[f32]) -> Vec<f32> {
     let isa = Isa::available().find(|isa| !isa.has_tiles()).expect("AVX-512 is there");
     let cpu = Cpu::with_isa(1, isa);
@@ -80,7 +82,7 @@ fn worst((m, k, n): Size, x: &[f32], w: &[f32], y: &[f32]) -> f64 {
     errors.fold(0.0, f64::max)
 }
 
-/// 10^-6 to 10^6, by the column of a matrix of `k` columns.
+/// A factor from 10^-6 to 10^6, by the column in a matrix of `k` columns.
 fn scale(at: usize, k: usize) -> f32 {
     10f32.powi((at % k * 7 % 13) as i32 - 6)
 }
@@ -105,7 +107,7 @@ fn no_worse_than_plain_f32() {
     }
 }
 
-/// The identity gives back every x of normal size: its three parts are all of it.
+/// Multiplication by the identity returns every normal x: hi, mid and lo represent all of it.
 #[test]
 fn no_bit_of_x_is_lost() {
     if !has_vectors() {
@@ -125,7 +127,7 @@ fn no_bit_of_x_is_lost() {
     assert_eq!(columns, transposed);
 }
 
-/// Denormals may vanish, no more than that.
+/// Denormals may become zero, but nothing else is lost.
 #[test]
 fn what_is_lost_of_tiny_numbers_is_below_the_normal_ones() {
     if !has_vectors() {
@@ -163,7 +165,7 @@ fn what_is_not_finite_stays_in_its_row() {
     }
 }
 
-/// Blocks of several strips, groups of panels, K of one slice, of several and not of whole steps.
+/// Blocks of several strips, groups of panels, and K of one slice, of several, and not of whole steps.
 #[test]
 fn a_row_has_the_same_bits_in_any_company() {
     if !has_vectors() {

@@ -1,4 +1,5 @@
-//! `gemm_bf16::linear` against f64 and against itself: on every instruction set, and on tiles in plain code.
+//! Tests of `gemm_bf16::linear` against f64, and of its bits against itself: on every instruction set, and on
+//! emulated tiles.
 
 #[cfg(target_arch = "x86_64")]
 use super::double::Double;
@@ -26,10 +27,10 @@ pub(super) fn pack(w: &[Bf16], k: usize) -> Vec<Bf16> {
     if k == 0 { Vec::new() } else { packed(&w, k) }
 }
 
-/// A product's way: `linear` as it chooses, or tiles in plain code.
+/// An implementation of the matmul: `linear` with its own choice, or emulated tiles.
 pub(super) type Linear = fn(&Cpu, Rows<'_, Bf16>, &[Bf16], EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
 
-/// Their names, and whether they have the bits of the chain of fused multiply-adds.
+/// All implementations by name, and whether each has the bits of a chain of fused multiply-adds.
 pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
     let chosen = machines().map(|cpu| {
         let chain = cpu.isa().has_fma() && !cpu.isa().has_tiles();
@@ -73,7 +74,7 @@ const ON_DOUBLE: Linear = |cpu, x, w, e, y, workspace| {
     unsafe { gemm_bf16_amx::linear::<Double>(cpu, job, None, workspace.as_mut_ptr(), each) }
 };
 
-/// The operands of one product.
+/// Operands of one matmul.
 struct Case {
     size: (usize, usize, usize),
     x: Vec<Bf16>,
@@ -95,7 +96,7 @@ impl Case {
         }
     }
 
-    /// Rows `from..from + m` alone, x and y with strides; what lies between the rows of y must stay as it was.
+    /// Computes rows `from..from + m` alone, with strides in x and y; elements between the rows of y must not change.
     fn run(&self, cpu: &Cpu, linear: Linear, from: usize, m: usize) -> Vec<Bf16> {
         let (_, k, n) = self.size;
         let (ldx, ldy) = (k + 5, n + 3);
@@ -131,8 +132,8 @@ impl Case {
         (0..m * n).map(element).collect()
     }
 
-    /// Half a unit of the last place of bf16, beside what the chain of k roundings of f32 may be off by (as in the
-    /// tests of `gemm`) and GELU for bf16: 2^-16 of its tail, at most 0.17, and 2^-19.
+    /// Tolerance: half a unit in the last place of bf16, plus the error of a chain of k roundings of f32 (as in the
+    /// tests of `gemm`) and of GELU for bf16: 2^-16 of its tail, at most 0.17, plus 2^-19.
     fn check(&self, y: &[Bf16], exact: &[f64], what: &str) {
         let root = (self.size.1.max(1) as f64).sqrt();
         let mut chain = 2.0 * f64::from(f32::EPSILON) * root * (root / 3.0 + 1.0);
@@ -203,7 +204,7 @@ fn the_residual_may_be_the_output() {
 #[test]
 fn a_row_has_the_same_bits_in_any_company() {
     let n = 97;
-    // Several slices, strips laid out, strips in L1.
+    // K with several slices, with packed strips, and with strips that fit in L1.
     for k in [3300, 1290, 672] {
         let case = Case::new((400, k, n), Act::Gelu, true, false);
         let mut chain_bits: Option<Vec<Bf16>> = None;
@@ -222,7 +223,7 @@ fn a_row_has_the_same_bits_in_any_company() {
     }
 }
 
-/// Strips of whole lines are read where they are, others laid out first.
+/// Strips of whole lines are read in place, others are packed first.
 #[test]
 fn where_x_lies_says_nothing() {
     let n = 40;

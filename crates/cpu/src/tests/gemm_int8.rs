@@ -1,4 +1,5 @@
-//! `gemm_int8::linear` against f64 and against itself: on every instruction set, and on tiles in plain code.
+//! Tests of `gemm_int8::linear` against f64, and of its bits against itself: on every instruction set, and on
+//! emulated tiles.
 
 #[cfg(target_arch = "x86_64")]
 use super::double::Double;
@@ -17,12 +18,12 @@ use exec::tiles::{STEP, codes_stride, pack_codes};
 
 type Linear = fn(&Cpu, CodeRows<'_>, CodeTiles<'_>, EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
 
-/// Their names, and whether GELU has the bits of fused multiply-adds.
+/// All implementations by name, and whether GELU has the bits of fused multiply-adds.
 fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
     let chosen = machines().map(|cpu| {
         (format!("{} x {}", cpu.isa().name(), cpu.threads()), cpu.isa().has_fma(), cpu, linear as Linear)
     });
-    // AVX-512 without VNNI, which the machine may have.
+    // AVX-512 without VNNI must be tested even if the machine has VNNI.
     let lanes = machines().filter(|cpu| Form::of(cpu.isa()) != Form::Lanes).map(|cpu| {
         let name = format!("{} in lanes x {}", cpu.isa().name(), cpu.threads());
         (name, cpu.isa().has_fma(), cpu, IN_LANES)
@@ -55,14 +56,14 @@ fn on_double(
     unsafe { gemm_bf16_amx::linear::<Double<true>>(cpu, job, Some(scales), workspace.as_mut_ptr(), each) }
 }
 
-/// Bytes in aligned memory.
+/// Copies bytes to aligned memory.
 fn words(bytes: &[u8]) -> Vec<f32> {
     let mut words = vec![0.0; bytes.len() / 4];
     bytemuck::cast_slice_mut(&mut words).copy_from_slice(bytes);
     words
 }
 
-/// A matrix of codes as a device has it, in words so that it is aligned; -127, 0 and 127 are among them.
+/// A quantized matrix in a device's format, as f32 words for alignment; the values include -127, 0 and 127.
 fn matrix(seed: u64, rows: usize, columns: usize) -> (Vec<f64>, Vec<f32>) {
     let mut codes = numbers(seed, rows * columns);
     codes.iter_mut().enumerate().for_each(|(i, code)| {
@@ -72,7 +73,7 @@ fn matrix(seed: u64, rows: usize, columns: usize) -> (Vec<f64>, Vec<f32>) {
     coded(&codes, columns)
 }
 
-/// The same of these codes, of which each row has one of magnitude 127.
+/// As `matrix`, with the given quantized values, of which each row must contain one of magnitude 127.
 fn coded(codes: &[f32], columns: usize) -> (Vec<f64>, Vec<f32>) {
     let rows = codes.len() / columns;
     let values: Vec<f64> = codes
@@ -84,7 +85,7 @@ fn coded(codes: &[f32], columns: usize) -> (Vec<f64>, Vec<f32>) {
     (Codes::Int8.decode(&bytes, rows, columns), words(&bytes))
 }
 
-/// Rows of codes as tiles, with their scales.
+/// Packs quantized rows as tiles, with their scales.
 fn packed(bytes: &[u8], n: usize, k: usize) -> Vec<f32> {
     let rows = CodeRows::new(bytes, n, k);
     let mut tiles = vec![];
@@ -112,7 +113,7 @@ fn number(x: Bf16) -> f64 {
     f64::from(bf16_to_f32(x.0))
 }
 
-/// The operands of one product.
+/// Operands of one matmul.
 struct Case {
     size: (usize, usize, usize),
     x: (Vec<f64>, Vec<f32>),
@@ -135,7 +136,7 @@ impl Case {
         }
     }
 
-    /// Rows `from..from + m` alone, y with a stride; what lies between its rows must stay as it was.
+    /// Computes rows `from..from + m` alone, with a stride in y; elements between its rows must not change.
     fn run(&self, cpu: &Cpu, linear: Linear, from: usize, m: usize) -> Vec<Bf16> {
         let (_, k, n) = self.size;
         let all = CodeRows::new(bytemuck::cast_slice(&self.x.1), self.size.0, k);
@@ -169,8 +170,8 @@ impl Case {
         (0..m * n).map(element).collect()
     }
 
-    /// Half a unit of the last place of bf16, beside five roundings of f32 and GELU for bf16: 2^-16 of its tail, at most 0.17, and
-    /// 2^-19.
+    /// Tolerance: half a unit in the last place of bf16, plus five roundings of f32 and the error of GELU for bf16:
+    /// 2^-16 of its tail, at most 0.17, plus 2^-19.
     fn check(&self, y: &[Bf16], exact: &[f64], what: &str) {
         assert_eq!(y.len(), exact.len());
         let largest = exact.iter().fold(1.0, |most: f64, v| most.max(v.abs()));
@@ -215,7 +216,7 @@ fn linear_is_the_product_with_its_epilogue_and_the_same_bits_everywhere() {
     }
 }
 
-/// The longest row of the largest codes: its sums, with unsigned weights too, just fit.
+/// The longest row of the largest values: its i32 sums just do not overflow, even with unsigned weights.
 #[test]
 fn sums_of_the_longest_row_are_exact() {
     let size @ (m, k, n) = (3, 65_536, 33);
@@ -235,7 +236,7 @@ fn sums_of_the_longest_row_are_exact() {
 #[test]
 fn a_row_of_codes_has_the_same_bits_in_any_company() {
     let n = 97;
-    // Two slices on tiles, and one.
+    // K of two slices on tiles, and of one.
     for k in [2600, 672] {
         let case = Case::new((400, k, n), Act::Gelu, true, false);
         for (name, _, cpu, linear) in ways() {
@@ -250,7 +251,7 @@ fn a_row_of_codes_has_the_same_bits_in_any_company() {
     }
 }
 
-/// The scale of a row says that it has a number that is none.
+/// The scale of a row with NaN or infinity is NaN.
 #[test]
 fn what_is_not_a_number_stays_that() {
     let case = Case::new((3, 70, 40), Act::None, true, false);

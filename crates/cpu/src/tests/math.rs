@@ -1,4 +1,4 @@
-//! exp, GELU, SiLU and their slopes on dense grids; the lanes' agreement.
+//! Tests of exp, GELU, SiLU and their derivatives on dense grids, and of the agreement of lanes.
 
 use super::{machines, numbers, same_bits};
 use crate::elementwise::{Gate, gelu, gelu_grad, glu, glu_grad};
@@ -26,7 +26,7 @@ impl Kernel for GeluBf16<'_> {
     }
 }
 
-/// GELU as exact as bf16 needs it, before it is rounded.
+/// The GELU for bf16 results, before rounding.
 pub(super) fn gelu_for_bf16(isa: Isa, x: &[f32]) -> Vec<f32> {
     let mut y = vec![f32::NAN; x.len()];
     isa.run(GeluBf16(x, &mut y));
@@ -41,7 +41,7 @@ fn each<S: Simd>(s: S, x: &[f32], y: &mut [f32], f: impl Fn(S::V) -> S::V) {
     }
 }
 
-/// One ulp of a value: the spacing of f32 there.
+/// One ulp of a value: the spacing of f32 at that value.
 fn ulp(x: f64) -> f64 {
     let x = (x.abs() as f32).max(f32::MIN_POSITIVE);
     f64::from(f32::from_bits(x.to_bits() + 1) - x)
@@ -91,7 +91,7 @@ fn gelu_is_exact_to_1e_7() {
     }
 }
 
-/// All numbers of bf16, and steps of 5e-5 between -15 and 15.
+/// All bf16 numbers, and a grid of step 5e-5 from -15 to 15.
 #[test]
 fn gelu_for_bf16_is_exact_to_a_hundredth_of_its_rounding() {
     let mut x: Vec<f32> = (0..=u16::MAX).map(bf16_to_f32).filter(|x| x.is_finite()).collect();
@@ -120,7 +120,7 @@ fn all_instruction_sets_have_one_gelu_for_bf16() {
     all.for_each(|y| same_bits(&y, &first, "gelu for bf16"));
 }
 
-/// f and f' of `gate` at x, by gradients of 1 and a gated value of 1.
+/// f and f' of `gate` at x, from its gradients for dy = 1 and a value of 1.
 fn gate_of(cpu: &Cpu, gate: Gate, x: &[f32]) -> [Vec<f32>; 2] {
     let both: Vec<f32> = x.iter().flat_map(|&x| [x, 1.0]).collect();
     let (rows, ones) = (x.len(), vec![1.0; x.len()]);

@@ -1,5 +1,5 @@
-//! `mlp_bf16::mlp` against its parts as kernels of their own, bit by bit: on every instruction set, and on tiles in plain
-//! code.
+//! Tests of `mlp_bf16::mlp` against the separate kernels, bit by bit: on every instruction set, and on emulated
+//! tiles.
 
 #[cfg(target_arch = "x86_64")]
 use super::double::Double;
@@ -15,10 +15,10 @@ use crate::norm::layer_norm;
 use crate::{Bf16, Cpu, Rows, RowsMut};
 use graph::ops::Hidden;
 
-/// An MLP's way: `mlp` as it chooses, or tiles in plain code.
+/// An implementation of the MLP: `mlp` with its own choice, or emulated tiles.
 type Fused = fn(&Cpu, Rows<'_, Bf16>, Mlp<'_>, RowsMut<'_, Bf16>, &mut [f32]);
 
-/// Names, the machine, the product of its parts, and the whole.
+/// All implementations: name, machine, the matmul for the separate kernels, and the fused MLP.
 fn ways() -> impl Iterator<Item = (String, Cpu, Linear, Fused)> {
     products().map(|(name, _, cpu, linear)| {
         #[cfg(target_arch = "x86_64")]
@@ -36,9 +36,9 @@ fn on_double(cpu: &Cpu, x: Rows<'_, Bf16>, op: Mlp<'_>, y: RowsMut<'_, Bf16>, wo
     unsafe { mlp_bf16_amx::mlp::<Double>(cpu, x, op, &y, workspace.as_mut_ptr(), each) }
 }
 
-/// The operands of one MLP.
+/// Operands of one MLP.
 struct Case {
-    /// M, K, F, N.
+    /// (M, K, F, N).
     size: [usize; 4],
     hidden: Hidden,
     x: Vec<Bf16>,
@@ -49,7 +49,7 @@ struct Case {
 }
 
 impl Case {
-    /// Bits of `form`: a norm, b1, b2, r.
+    /// The bits of `form` select a norm, b1, b2 and r.
     fn new(size: [usize; 4], hidden: Hidden, form: u32) -> Case {
         let [m, k, f, n] = size;
         let width = if hidden == Hidden::Gate { 2 * f } else { f };
@@ -70,7 +70,7 @@ impl Case {
         self.residual.as_ref().map(|r| Rows::new(&r[from * n..], m, n, n))
     }
 
-    /// Rows `from..from + m` alone, x and y with strides; what lies between the rows of y must stay as it was.
+    /// Computes rows `from..from + m` alone, with strides in x and y; elements between the rows of y must not change.
     fn run(&self, cpu: &Cpu, fused: Fused, from: usize, m: usize) -> Vec<Bf16> {
         let [_, k, f, n] = self.size;
         let (ldx, ldy) = (k + 5, n + 3);
@@ -96,7 +96,7 @@ impl Case {
         y.chunks(ldy).flat_map(|row| row[..n].to_vec()).collect()
     }
 
-    /// One kernel after the other.
+    /// Computes the MLP with separate kernels.
     fn parts(&self, cpu: &Cpu, linear: Linear) -> Vec<Bf16> {
         let [m, k, f, n] = self.size;
         let width = if self.hidden == Hidden::Gate { 2 * f } else { f };
@@ -123,7 +123,7 @@ impl Case {
     }
 }
 
-/// What the plan sets aside for a thread.
+/// Workspace that the plan reserves for a thread.
 fn bytes([_, k, f, n]: [usize; 4]) -> usize {
     workspace_bytes(k.max(f).max(n))
 }
@@ -155,7 +155,7 @@ fn an_mlp_has_the_bits_of_its_parts() {
                 }
             }
         }
-        // Without a gate, F is any number.
+        // Without a gate, F may be any number.
         let case = Case::new([37, 40, 75, 41], Hidden::Gelu, 15);
         same(&case.run(&cpu, fused, 0, 37), &case.parts(&cpu, linear), &name);
     }
@@ -178,7 +178,7 @@ fn a_row_has_the_same_bits_in_any_company() {
     }
 }
 
-/// x, r and y are one matrix, as a plan lays them where nobody reads x later.
+/// x, r and y are one matrix, as in a plan in which x is not read later.
 #[test]
 fn x_may_be_the_residual_and_the_output() {
     for m in [5, 45, 300] {

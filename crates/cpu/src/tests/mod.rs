@@ -1,4 +1,4 @@
-//! The kernels against plain f64 loops, and their bits against themselves.
+//! Tests of the kernels against plain f64 loops, and of their bits against themselves. Helpers of all tests are here.
 
 mod attention;
 mod cast;
@@ -21,7 +21,7 @@ mod training;
 
 use super::{Cpu, Isa};
 
-/// Numbers in about -1..1 (uniform), the same on every machine.
+/// Uniform numbers in about -1..1, the same on every machine.
 pub(super) fn numbers(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
     (0..n)
@@ -32,12 +32,12 @@ pub(super) fn numbers(seed: u64, n: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Every instruction set here, on one and on three threads.
+/// Every available instruction set, on one and on three threads.
 pub(super) fn machines() -> impl Iterator<Item = Cpu> {
     Isa::available().flat_map(|isa| [1, 3].map(|threads| Cpu::with_isa(threads, isa)))
 }
 
-/// A workspace full of NaN, as the arena's: what is read must have been written.
+/// A workspace filled with NaN like the arena, so that reading memory that was never written shows.
 pub(super) fn workspace(cpu: &Cpu, bytes_per_thread: usize) -> Vec<f32> {
     vec![f32::NAN; bytes_per_thread / 4 * cpu.threads()]
 }

@@ -1,5 +1,5 @@
-//! Optimizers: in place as elsewhere, on any number of threads, with gradients of every element type. What they compute
-//! is compared with the reference in the op cases.
+//! Tests of optimizers: the same bits in place and out of place and on any number of threads, with gradients of every
+//! element type. Their values are compared with the reference in the op cases.
 
 use super::{machines, numbers, same_bits};
 use crate::accumulate::{Accumulator, accumulate};
@@ -19,7 +19,7 @@ const SCALE: Scale = Scale { factor: 0.5, ok: true };
 /// (r, c) of a parameter: several tasks, and a tail.
 const SHAPE: (usize, usize) = (70, 513);
 
-/// Everything that one step of every optimizer changes.
+/// All states that one step of every optimizer changes.
 #[derive(Clone)]
 struct States {
     floats: Vec<Vec<f32>>,
@@ -55,7 +55,7 @@ fn places<'a, T: Copy, const N: usize>(
     std::array::from_fn(|_| places.next().expect("a state"))
 }
 
-/// One step of each, in place or from the old states to new ones.
+/// One step of each optimizer, in place (`within`) or from old states to new ones.
 fn steps(cpu: &Cpu, g: Gradient<'_>, within: bool, scale: Scale) -> States {
     let old = States::new();
     let mut new = States {
@@ -129,7 +129,7 @@ fn gradients_of_16_bits_are_widened() {
     }
 }
 
-/// Sums of exact squares in one order: neither threads nor instructions change them, nor does what stands beside.
+/// Sums of exact squares in one order: neither threads, instruction sets nor other gradients change them.
 #[test]
 fn the_norm_has_the_same_bits_everywhere() {
     let g = numbers(33, 10_000_007);
@@ -146,7 +146,7 @@ fn the_norm_has_the_same_bits_everywhere() {
     }
 }
 
-/// The first micro-batch finds whatever was there.
+/// The first micro-batch overwrites any previous content of the accumulator.
 #[test]
 fn the_first_gradient_replaces_the_sum() {
     let g = numbers(34, 100);

@@ -1,8 +1,8 @@
-//! The product by the `gemm` crate: the oracle of the products' tests and the peer of the kernels example,
-//! which includes this file. Invariant: safe to call with any slices; sizes are checked.
+//! Matmul of the `gemm` crate: the oracle of the matmul tests and the competitor in the kernels example, which
+//! includes this file. Invariant: safe to call with any slices; sizes are checked.
 
-/// `y = x W^T` on `threads` threads with the best instructions that the crate has: x (m, k), w (n, k),
-/// y (m, n), all row-major; (m, n, k) = `sizes`. Panics where a slice has another size.
+/// Computes `y = x W^T` on `threads` threads with the crate's best instruction set: x (m, k), w (n, k), y (m, n), all
+/// row-major; (m, n, k) = `sizes`. Panics if a slice has another size.
 pub fn linear(threads: usize, sizes: (usize, usize, usize), x: &[f32], w: &[f32], y: &mut [f32]) {
     let (m, n, k) = sizes;
     assert_eq!((x.len(), w.len(), y.len()), (m * k, n * k, m * n));

@@ -1,11 +1,11 @@
-//! `product::product` against f64, against `gemm::linear`, and against itself.
+//! Tests of `product::product` against f64, against `gemm::linear`, and of its bits against itself.
 
 use super::{close, machines, numbers, same_bits, workspace};
 use crate::gemm::{self, Act, Epilogue};
 use crate::product::*;
 use crate::{Cpu, Isa, Rows, RowsMut};
 
-/// A matrix (rows, cols) held with a stride, as it is or transposed.
+/// A matrix (rows, cols) stored with a stride, as is or transposed.
 struct Held {
     data: Vec<f32>,
     shape: (usize, usize),
@@ -31,7 +31,7 @@ impl Held {
     }
 }
 
-/// y with a stride of n + 3; what lies between the rows must stay as it was.
+/// Runs into y with a stride of n + 3; elements between the rows must not change.
 fn run(cpu: &Cpu, [a, b]: [&Held; 2], e: Epilogue<'_>) -> Vec<f32> {
     let ((m, _), (_, n)) = (a.factor().shape(), b.factor().shape());
     let ld = n + 3;
@@ -42,7 +42,7 @@ fn run(cpu: &Cpu, [a, b]: [&Held; 2], e: Epilogue<'_>) -> Vec<f32> {
     y.chunks(ld).flat_map(|row| row[..n].to_vec()).collect()
 }
 
-/// (rows, cols) to (cols, rows).
+/// Transposes (rows, cols) to (cols, rows).
 fn transpose(x: &[f32], rows: usize) -> Vec<f32> {
     let cols = x.len() / rows;
     (0..x.len()).map(|at| x[at % rows * cols + at / rows]).collect()
@@ -53,7 +53,7 @@ fn tolerance(k: usize) -> f64 {
     2.0 * f64::from(f32::EPSILON) * (k as f64).sqrt() * ((k as f64).sqrt() / 3.0 + 1.0)
 }
 
-/// Around tiles, panels, slices and blocks; nothing to sum, nothing to compute.
+/// Sizes around tiles, panels, slices and blocks; with K = 0, and with no output.
 const SIZES: [(usize, usize, usize); 12] = [
     (1, 1, 1),
     (2, 3, 5),

@@ -1,4 +1,4 @@
-//! Norms, softmax, means, embeddings and the element-wise ops.
+//! Tests of norms, softmax, means, embeddings and element-wise ops.
 
 use super::{close, machines, numbers, same_bits};
 use crate::norm::{BatchNorm, batch_norm, layer_norm};
@@ -21,7 +21,7 @@ fn norm_of(cpu: &Cpu, x: &[f32], m: usize, n: usize, gb: [&[f32]; 2], eps: f32) 
 fn layer_norm_is_two_pass() {
     for n in [1, 2, 15, 16, 17, 320, 1001] {
         let m = 50;
-        // A mean far from zero: a one-pass variance would cancel.
+        // A mean far from zero, with which a one-pass variance would cancel.
         let x: Vec<f32> = numbers(1, m * n).iter().map(|v| v + 30.0).collect();
         let (gamma, beta) = (numbers(2, n), numbers(3, n));
         for cpu in machines() {
@@ -33,12 +33,12 @@ fn layer_norm_is_two_pass() {
                 let k = 1.0 / (var + f64::from(1e-3f32)).sqrt();
                 let want: Vec<f64> =
                     (0..n).map(|j| (row[j] - mu) * k * f64::from(gamma[j]) + f64::from(beta[j])).collect();
-                // The mean is off by about 2 eps * 30; rstd multiplies it.
+                // The mean has an error of about 2 eps * 30, which rstd multiplies.
                 close(&y[r * n..][..n], &want, 4.0 * EPS * 30.0 * k, "layer norm");
                 close(&mean[r..=r], &[mu], 2.0 * EPS * 30.0, "mean");
                 close(&rstd[r..=r], &[k], 8.0 * EPS * k * (1.0 + 30.0 * k * EPS * 30.0 * k), "rstd");
             }
-            // Recomputation may want the statistics without the row.
+            // Recomputation may need the statistics without the rows.
             let (mut means, mut rstds) = (vec![0.0; m], vec![0.0; m]);
             let statistics = (Some(&mut means[..]), Some(&mut rstds[..]));
             let rows = Rows::new(&x, m, n, n);

@@ -1,5 +1,5 @@
-//! Row kernels on bf16 as it lies: the bits of the f32 kernel on the widened numbers, rounded once; of GELU those of the
-//! lanes' GELU for bf16.
+//! Tests of row kernels on bf16: the bits of the f32 kernel on the widened numbers, rounded once; for GELU, of the
+//! SIMD GELU for bf16.
 
 use super::math::gelu_for_bf16;
 use super::{machines, numbers};
@@ -18,14 +18,14 @@ fn wide(x: &[Bf16]) -> Vec<f32> {
     x.iter().map(|v| bf16_to_f32(v.0)).collect()
 }
 
-/// `n` numbers of bf16, and the same in f32.
+/// `n` bf16 numbers, and the same numbers in f32.
 fn pair(seed: u64, n: usize) -> (Vec<Bf16>, Vec<f32>) {
     let x = narrow(&numbers(seed, n));
     let same = wide(&x);
     (x, same)
 }
 
-/// What `kernel` writes into (m, n), from a matrix that is full of `fill`.
+/// The matrix (m, n), initially full of `fill`, after `kernel` has written it.
 fn written<E: Element>(fill: E, m: usize, n: usize, kernel: impl FnOnce(RowsMut<'_, E>)) -> Vec<E> {
     let mut y = vec![fill; m * n];
     kernel(RowsMut::new(&mut y, m, n, n));
@@ -34,7 +34,7 @@ fn written<E: Element>(fill: E, m: usize, n: usize, kernel: impl FnOnce(RowsMut<
 
 const NONE: Bf16 = Bf16(0x7FC0);
 
-/// Panics unless the first is the second, rounded.
+/// Panics unless the first equals the second, rounded to bf16.
 #[track_caller]
 fn rounded(found: &[Bf16], wanted: &[f32], what: &str) {
     assert_eq!(found, narrow(wanted), "{what}");
@@ -74,7 +74,7 @@ fn element_wise_ops_round_once() {
         let (x, y, xf, yf) =
             (Rows::new(&a, m, n, n), Rows::new(&b, m, n, n), Rows::new(&af, m, n, n), Rows::new(&bf, m, n, n));
         for cpu in machines() {
-            // A kernel is generic, a closure is not: each op is named twice.
+            // A kernel is generic but a closure is not, so each op is named twice.
             let wanted = |kernel: &dyn Fn(RowsMut<'_>)| written(f32::NAN, m, n, kernel);
             let found = |kernel: &dyn Fn(RowsMut<'_, Bf16>)| written(NONE, m, n, kernel);
             let add = wanted(&|out| elementwise::add(&cpu, xf, yf, out));
@@ -108,7 +108,7 @@ fn gates_and_concatenations_round_once() {
                 let found = written(NONE, m, n, |y| elementwise::glu(&cpu, gate, view, y));
                 rounded(&found, &wanted, "gate");
             }
-            // Rows that are longer than what is written: the last column of each stays.
+            // Rows longer than the written part: the last column of each must not change.
             let mut both = vec![NONE; m * (2 * n + 1)];
             let mut cat = RowsMut::new(&mut both, m, 2 * n, 2 * n + 1);
             elementwise::copy(&cpu, view.columns(0, n), cat.columns(n, n));

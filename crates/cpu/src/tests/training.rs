@@ -1,5 +1,5 @@
-//! The experts' products and the chunked cross-entropy: bits for any number of threads, and rows that must not count.
-//! What they compute is compared with the reference by the op cases.
+//! Tests of expert matmuls and the windowed cross-entropy: the same bits for any number of threads, and rows that
+//! must be ignored. Their values are compared with the reference in the op cases.
 
 use super::{numbers, same_bits, workspace};
 use crate::cross_entropy::{Gradients, Head, gradients, loss};
@@ -42,7 +42,7 @@ fn a_loss_has_the_same_bits_on_any_threads() {
             let three = head(&Cpu::with_isa(3, isa), &x, &targets, chunk);
             one.iter().zip(&three).for_each(|(a, b)| same_bits(a, b, "threads"));
             let whole = head(&Cpu::with_isa(1, isa), &x, &targets, ROWS);
-            // The loss is added up in one order; only sums over rows are cut by the chunk.
+            // The loss is added in one order; only sums over rows depend on the window size.
             one.iter().zip(&whole).take(3).for_each(|(a, b)| same_bits(a, b, "chunks"));
         }
     }

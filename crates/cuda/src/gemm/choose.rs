@@ -1,9 +1,10 @@
-//! Which kernel computes a product. Invariant: the bits of a product depend on the kind of card and the form alone. Every form
-//! has one canonical order of sums ([`Order`]), which a kernel of ours computes, or for fp8 one pinned algorithm of the
-//! library. Another algorithm is admitted only where it gave the same bits in at least [`OUTPUTS`] outputs of operands that
-//! reveal other orders (`revealing` of `matmul.cu`), for full steps and for few rows; so timing chooses among equals.
+//! Chooses the kernel that computes a matmul. Invariant: the bits of a matmul depend on the GPU model and the form
+//! alone. Every form has one canonical summation order ([`Order`]), computed by a kernel of ours or, for fp8, by one
+//! pinned algorithm of cuBLASLt. Another algorithm is admitted only if it gave the same bits in at least [`OUTPUTS`]
+//! outputs, for full steps and for few rows, on operands made to reveal other orders (`revealing` of `matmul.cu`).
+//! Timing therefore chooses only among kernels with equal results.
 //!
-//! Candidates are timed on noise, since products of zeros draw less power and run faster.
+//! Candidates are timed on noise, since multiplying zeros draws less power and runs faster.
 
 use super::description::Description;
 use super::hopper::{TILES, Tile};
@@ -22,29 +23,30 @@ use std::collections::BTreeMap;
 use std::ffi::{c_float, c_int};
 use std::{mem, ptr};
 
-/// The canonical order in which a form is summed on a card: a property of the form and the card's compute capability. The
-/// bias is added to the sum in f32, then comes the GELU or the gate, and the result is rounded. A residual is added to the
-/// rounded result, and the sum is rounded again: so do separate layers, and the library where y has the residual's place. Of
-/// [`Order::Loops`] alone the residual is added before the bias.
+/// The canonical summation order of a form on a GPU, determined by the form and the compute capability. The bias is
+/// added to the f32 sum, then GELU or the gate is applied, and the result is rounded. A residual is added to the
+/// rounded result and the sum is rounded again, as separate layers do, and as the library does if the residual is in
+/// y's place. Only [`Order::Loops`] adds the residual before the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// By `wgmma.cu`: warpgroup products of 16 columns of k after another.
+    /// `wgmma.cu`: wgmma instructions of 16 columns of k, in order.
     Wgmma,
-    /// By `mma.cu`: `mma.sync` of 16 columns of k (8 of TF32) after another.
+    /// `mma.cu`: `mma.sync` instructions of 16 columns of k (8 for TF32), in order.
     Mma,
-    /// By `matmul.cu`: a fused multiply-add in f32 for each column of k.
+    /// `matmul.cu`: one f32 fused multiply-add for each column of k, in order.
     Loops,
-    /// By the algorithm that the library names first for [`PINNED_ROWS`] rows.
+    /// The first algorithm of cuBLASLt's heuristic for [`PINNED_ROWS`] rows.
     Pinned,
 }
 
 impl Order {
-    /// Of a form on a card.
+    /// Returns the order of a form on a GPU.
     pub(super) fn of(context: &Context, form: Form) -> Self {
         match form.dtype {
             DType::F8 => Self::Pinned,
             DType::F32 if !form.tf32 => Self::Loops,
-            // On Hopper the library's TF32, whose bits no instruction of ours has, is more than twice as fast as `mma.sync`.
+            // On Hopper, cuBLASLt's TF32 is more than twice as fast as `mma.sync`, but no kernel of ours reproduces
+            // its bits.
             DType::F32
                 if context.card.capability == HOPPER
                     && !form.gate()
@@ -64,29 +66,32 @@ impl Order {
     }
 }
 
-/// Names the orders of this version, in the arithmetic of a run: changed with any of them.
+/// Description of the canonical orders, part of a run's arithmetic; must change whenever any order changes.
 pub(crate) const ORDERS: &str = "products 3 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
      fma; e4m3, and tf32 on sm_90 for widths in multiples of 4: cuBLASLt's first algorithm for 16384 rows; other tf32: mma.sync k8)";
 
-/// The rows and the bytes of workspace for which the library is asked for the algorithm that is pinned, whatever the step.
+/// Rows for which the library is asked for the pinned algorithm, whatever the step's rows.
 const PINNED_ROWS: u64 = 16_384;
+/// Bytes of workspace for which the library is asked for the pinned algorithm.
 const PINNED_WORKSPACE: u64 = 32 << 20;
 
-/// Outputs in which an admitted algorithm was compared.
+/// Number of outputs in which an algorithm is compared before it is admitted.
 const OUTPUTS: u64 = 1 << 26;
-/// Steps with fewer outputs are left to our own kernels: comparing takes too many of them.
+/// With fewer outputs in a step, only our own kernels are used: comparing [`OUTPUTS`] outputs would take too many runs.
 const FEWEST_OUTPUTS: u64 = 1 << 12;
-/// Kinds of operands that `revealing` makes: seeds modulo this number.
+/// Kinds of operands that `revealing` makes; the kind is the seed modulo this number.
 const MODES: usize = 4;
 
-/// The most algorithms that are asked for.
+/// Maximum number of algorithms requested from the library.
 const CANDIDATES: usize = 16;
-/// Runs before those that are timed, and those.
+/// Runs before the timed runs.
 const WARM: usize = 3;
+/// Timed runs.
 const RUNS: usize = 10;
-/// Numbers of rows for which an algorithm must say that it runs: a pinned one for all, any other up to the step's rows.
+/// Numbers of rows that an algorithm must support: all of them if pinned, otherwise those up to the step's rows.
 const ROWS: [u64; 14] = [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 4096, 16_384, 65_536];
-/// The library's `cublasLtMatmulHeuristicResult_t`, with a state that may be any number.
+/// `cublasLtMatmulHeuristicResult_t`, except that `state` is an integer, since the library may return states that the
+/// bindings' enum lacks.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Found {
@@ -107,7 +112,7 @@ const NOTHING: Found = Found {
     reserved: [0; 4],
 };
 
-/// A product on its full operands, which it overwrites.
+/// Timing and comparison of the candidates of one matmul, on the operands of a full step, which are overwritten.
 pub(super) struct Trial<'a> {
     pub(super) context: &'a Context,
     pub(super) kernels: &'a mut Kernels,
@@ -116,24 +121,25 @@ pub(super) struct Trial<'a> {
     pub(super) operands: Operands,
 }
 
-/// A kernel or algorithm that may compute a product, as it was timed and compared with the canonical kernel.
+/// A kernel or algorithm for a matmul, with its time and its comparison with the canonical kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// As [`crate::CudaDevice::products`] names it, and [`crate::CudaDevice::with_product`] takes it.
+    /// Name, as listed by [`crate::CudaDevice::products`] and accepted by [`crate::CudaDevice::with_product`].
     pub name: String,
-    /// The median time of a full step.
+    /// Median time of a full step, in milliseconds.
     pub milliseconds: f32,
-    /// Whether its outputs were the canonical kernel's in all comparisons; `None` for a kernel of the canonical order itself.
+    /// Whether all compared outputs equal those of the canonical kernel; `None` for kernels of the canonical order
+    /// itself.
     pub equal: Option<bool>,
-    /// Whether a full step had the canonical bits, for each kind of operands: uniform, with wide exponents, and two whose sums
-    /// cancel.
+    /// Whether the outputs of a full step equal the canonical ones, for each kind of operands: uniform, with wide
+    /// exponents, and two kinds whose sums cancel.
     pub modes: [bool; MODES],
-    /// A digest of those outputs: candidates with equal ones had equal bits.
+    /// Digest of these outputs: candidates with equal digests had equal bits.
     pub digest: u64,
 }
 
 impl Trial<'_> {
-    /// The fastest admissible candidate, or the first or the named. The operands are poisoned afterwards.
+    /// Returns the candidate that `choosing` selects. Fills the operands with NaN afterwards.
     pub(super) fn choose(&mut self, choosing: &Choosing) -> Result<Choice, CudaError> {
         let own = self.own()?;
         if let Choice::Library(_) = own[0] {
@@ -146,7 +152,8 @@ impl Trial<'_> {
         }
     }
 
-    /// The kernels that compute the form's canonical order: equal by construction. The first needs no timing.
+    /// Returns the kernels of the form's canonical order, whose bits are equal by construction; the first is the
+    /// default.
     pub(super) fn own(&self) -> Result<Vec<Choice>, CudaError> {
         let form = self.form;
         if form.norm.is_some() {
@@ -159,7 +166,7 @@ impl Trial<'_> {
             Order::Wgmma => self.tiles().map(Choice::Hopper).collect(),
             Order::Mma => MMA_TILES.map(Choice::Mma).to_vec(),
             Order::Loops => vec![Choice::Own],
-            // Widths that the library has no algorithm for have a kernel of ours, at any number of rows.
+            // For widths that cuBLASLt does not support, our kernel is the canonical one, at every number of rows.
             Order::Pinned => match self.pinned()? {
                 Some(algorithm) => vec![Choice::Library(algorithm)],
                 None if form.scaled() => vec![Choice::Own],
@@ -168,14 +175,14 @@ impl Trial<'_> {
         })
     }
 
-    /// The algorithm of a form that is pinned: a function of the form, the card and the library's version.
+    /// Returns the pinned algorithm of a form, a function of the form, the GPU and the library's version.
     fn pinned(&self) -> Result<Option<lt::cublasLtMatmulAlgo_t>, CudaError> {
-        // For all rows: what is pinned must not depend on the step.
+        // Must support all numbers of rows: the pinned algorithm must not depend on the step.
         Ok(self.offered(PINNED_ROWS, PINNED_WORKSPACE, u64::MAX)?.into_iter().next())
     }
 
-    /// A choice by its name: a tile's, the library's fastest by [`LIBRARY`], or as [`table::text`] writes it. Where a kernel
-    /// does not compute the form, the form's own does.
+    /// Finds a choice by name: a tile, cuBLASLt's fastest algorithm ([`LIBRARY`]), or a name written by
+    /// [`table::text`]. Falls back to the form's canonical kernel where the named one does not support the form.
     fn named(&mut self, name: &str, own: &[Choice]) -> Result<Choice, CudaError> {
         if name == LIBRARY {
             let candidates = self.algorithms()?;
@@ -185,7 +192,7 @@ impl Trial<'_> {
             self.poison_all()?;
             return Ok(fastest.unwrap_or(own[0]));
         }
-        // Named norms are one kernel for any number of rows.
+        // A kernel with a layer norm that was chosen by name is fused at every number of rows.
         if let (Some(_), Some(normed)) = (self.form.norm, Normed::named(name)) {
             return Ok(Choice::Normed(Normed { few: 0, ..normed }));
         }
@@ -204,6 +211,7 @@ impl Trial<'_> {
         Ok(tile.copied().or_else(other).unwrap_or(own[0]))
     }
 
+    /// Returns the fastest candidate that has the canonical bits.
     fn fastest(&mut self, own: Vec<Choice>) -> Result<Choice, CudaError> {
         let others = self.others()?;
         if own.len() == 1 && others.is_empty() {
@@ -217,7 +225,7 @@ impl Trial<'_> {
             own.first().ok_or_else(|| CudaError::Unprepared { what: self.form.to_string() })?;
         let mut digests = BTreeMap::new();
         for (time, candidate) in others {
-            // What is slower than our fastest kernel is not worth comparing.
+            // An algorithm slower than our fastest kernel needs no comparison; `others` is sorted by time.
             if time > best {
                 break;
             }
@@ -230,10 +238,10 @@ impl Trial<'_> {
         Ok(chosen)
     }
 
-    /// Every candidate with its time, and how it compares with the canonical kernel; and the fastest that is admitted.
+    /// Times and compares every candidate; returns the fastest that is admitted, and all of them.
     pub(super) fn survey(&mut self) -> Result<(Choice, Vec<Candidate>), CudaError> {
         let (own, order) = (self.own()?, Order::of(self.context, self.form));
-        // All that compute the form in any order: what the canonical order costs is seen beside the fastest of all.
+        // Includes kernels of other orders, to compare the speed of the canonical order with the fastest possible.
         let mut others = match self.form.gate() || self.form.norm.is_some() {
             true => vec![],
             false => self.algorithms()?,
@@ -280,8 +288,8 @@ impl Trial<'_> {
         Ok((fastest.map_or(canonical, |(_, choice)| choice), candidates))
     }
 
-    /// What may have the canonical bits: algorithms of the library. It has no gates and no norms; its results of 16 bits are
-    /// rounded before our GELU.
+    /// Returns the library's algorithms that may have the canonical bits. The library has no gates or layer norms, and
+    /// rounds results to 16 bits before our separate GELU, where the canonical kernels round only after it.
     fn others(&self) -> Result<Vec<Choice>, CudaError> {
         let form = self.form;
         let rounded_twice = form.epilogue == Epilogue::Gelu && form.out() != DType::F32;
@@ -299,7 +307,7 @@ impl Trial<'_> {
             .try_for_each(|choice| choice.prepare(self.context, self.kernels, self.form, &self.operands))
     }
 
-    /// Whether what was once chosen can be taken again.
+    /// Whether a choice from the table can be used again.
     pub(super) fn admits(&self, choice: &Choice) -> bool {
         match choice {
             Choice::Own | Choice::Mma(_) => true,
@@ -317,7 +325,7 @@ impl Trial<'_> {
         CudaError::Unprepared { what: format!("a product with a layer norm in front of it, {}", self.form) }
     }
 
-    /// Those that run with their times, the fastest first.
+    /// Times the candidates and returns those that ran, the fastest first.
     fn by_time(&self, candidates: &[Choice]) -> Vec<(f32, Choice)> {
         let timed = candidates.iter().filter_map(|candidate| Some((self.time(candidate).ok()?, *candidate)));
         let mut timed: Vec<_> = timed.collect();
@@ -325,10 +333,11 @@ impl Trial<'_> {
         timed
     }
 
-    /// Whether an algorithm keeps every sum whole, and runs in our workspace for the step's rows and those of [`ROWS`] up to `most`.
+    /// Whether an algorithm does not split sums along k and runs within our workspace, for the step's rows and for the
+    /// numbers in [`ROWS`] up to `most`.
     fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t, most: u64) -> bool {
         use lt::cublasLtMatmulAlgoConfigAttributes_t as A;
-        // 0 and 1 splits are both one sum; no scheme of reducing several.
+        // Split counts of 0 and 1 both mean a single sum; the reduction scheme must be 0, none.
         let whole = config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM)
             .is_some_and(|n| n <= 1)
             && config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0);
@@ -340,7 +349,7 @@ impl Trial<'_> {
         let Description { handle, operation, w, x, y, .. } = self.description;
         let mut found = NOTHING;
         let operands = Operands { rows, ..self.operands };
-        // SAFETY: the descriptors live; the result is written to a local of its size.
+        // SAFETY: the descriptors are alive; the result is written to a local of its size.
         let code = self.description.set_launch(&operands).is_ok().then(|| unsafe {
             let found = ptr::from_mut(&mut found).cast();
             (handle.api.cublasLtMatmulAlgoCheck)(handle.raw, *operation, *w, *x, *y, *y, algorithm, found)
@@ -348,15 +357,15 @@ impl Trial<'_> {
         code == Some(0) && found.workspace as u64 <= self.operands.workspace.1
     }
 
-    /// The algorithms that the library offers for this step and that may be admitted, in its order.
+    /// Returns the algorithms that the library offers for this step and that may be admitted, in the library's order.
     fn algorithms(&self) -> Result<Vec<Choice>, CudaError> {
         let rows = self.operands.rows;
         let offered = self.offered(rows, self.operands.workspace.1, rows)?;
         Ok(offered.into_iter().map(Choice::Library).collect())
     }
 
-    /// Algorithms for a number of rows that keep every sum whole and run for the numbers of [`ROWS`] up to `most`, in the
-    /// library's order.
+    /// Returns the library's algorithms for `rows` rows that do not split sums and that run for the numbers in [`ROWS`]
+    /// up to `most`, in the library's order.
     fn offered(
         &self,
         rows: u64,
@@ -367,14 +376,14 @@ impl Trial<'_> {
         self.description.set_launch(&Operands { rows, ..self.operands })?;
         let preference = Preference::new(self.description, self.form, workspace)?;
         let (mut found, mut count) = ([NOTHING; CANDIDATES], 0);
-        // SAFETY: the descriptors live; at most `CANDIDATES` results are written.
+        // SAFETY: the descriptors are alive; at most `CANDIDATES` results are written.
         let code = unsafe {
             let (to, most) = (found.as_mut_ptr().cast(), CANDIDATES as c_int);
             let ask = handle.api.cublasLtMatmulAlgoGetHeuristic;
             ask(handle.raw, *operation, *w, *x, *y, *y, preference.raw, most, to, &mut count)
         };
         match handle.check("cublasLtMatmulAlgoGetHeuristic", code) {
-            // It has none: odd sizes and strides of 16-bit elements.
+            // No algorithm: odd sizes or strides of 16-bit elements.
             Err(CudaError::Call { code: NOT_SUPPORTED | INVALID_VALUE, .. }) => return Ok(vec![]),
             other => other?,
         }
@@ -386,7 +395,7 @@ impl Trial<'_> {
         candidate.run(self.context, self.kernels, self.description, self.form, operands)
     }
 
-    /// The median of some runs, in milliseconds.
+    /// Returns the median time of [`RUNS`] runs, in milliseconds.
     fn time(&self, candidate: &Choice) -> Result<f32, CudaError> {
         let (context, api) = (self.context, self.context.api);
         let events: Vec<Event> = (0..=RUNS).map(|_| Event::new(api)).collect::<Result<_, _>>()?;
@@ -405,8 +414,8 @@ impl Trial<'_> {
         Ok(times[RUNS / 2])
     }
 
-    /// Whether a candidate has the canonical bits, as far as operands that reveal other orders tell, at the step's rows and at
-    /// fewer. `digests` keeps the canonical kernel's.
+    /// Whether a candidate has the canonical bits on the revealing operands, at the step's rows and at fewer.
+    /// `digests` caches the canonical kernel's digests by group.
     fn equals(
         &mut self,
         candidate: &Choice,
@@ -422,7 +431,7 @@ impl Trial<'_> {
         let (mut compared, mut group) = (0, 0);
         let modes: Vec<usize> = (0..MODES).collect();
         while compared < OUTPUTS || group < all.len() as u64 {
-            // Once few rows had their turn, the step's alone: they have the most outputs.
+            // After each smaller number of rows was compared once, compare full steps, which have the most outputs.
             let rows = all.get(group as usize).copied().unwrap_or(full);
             let expected = match digests.get(&group) {
                 Some(&known) => known,
@@ -441,8 +450,8 @@ impl Trial<'_> {
         Ok(true)
     }
 
-    /// An error unless a pinned algorithm gives the first rows the same bits among any number of rows: its attributes do not
-    /// tell of algorithms that deal the last tiles out along k.
+    /// Checks that a pinned algorithm gives the first rows the same bits for every total number of rows; an error
+    /// otherwise. The attributes of an algorithm do not reveal stream-K schedules, which split the last tiles along k.
     fn check_invariant(&mut self, pinned: &Choice) -> Result<(), CudaError> {
         let full = self.operands.rows;
         self.prepare(&[*pinned])?;
@@ -461,7 +470,8 @@ impl Trial<'_> {
         self.poison_all()
     }
 
-    /// A digest of the outputs of some rows on operands of some modes; another group has other operands.
+    /// Returns a digest of the outputs for `rows` rows on operands of the given kinds; each group has different
+    /// operands.
     fn digest_of(&mut self, choice: &Choice, group: u64, rows: u64, modes: &[usize]) -> Result<u64, CudaError> {
         let mut digest = 0u64;
         for &mode in modes {
@@ -471,7 +481,7 @@ impl Trial<'_> {
         Ok(digest)
     }
 
-    /// A digest of the first of some rows.
+    /// Returns a digest of the outputs of the `first` rows of a matmul with `rows` rows.
     fn digest_of_first(
         &mut self,
         choice: &Choice,
@@ -485,9 +495,9 @@ impl Trial<'_> {
         self.kernels.prepare(self.context, &kernel, 0)?;
         self.reveal(&operands, seed)?;
         self.run(choice, &operands)?;
-        // The algorithm is done with the workspace, which is at least as large as the sum.
+        // The algorithm has finished with the workspace, which is large enough for the sum.
         let sum = operands.workspace.0;
-        // SAFETY: the eight bytes are the workspace's.
+        // SAFETY: the eight bytes lie in the workspace.
         api.check("cuMemsetD8Async", unsafe { (api.cuMemsetD8Async)(sum, 0, size_of::<u64>(), stream) })?;
         let count = first * self.form.n;
         let shape = Shape::of(count.div_ceil(256).min(4096), 256);
@@ -498,14 +508,14 @@ impl Trial<'_> {
             &[Arg::pointer(operands.y), Arg::long(count), Arg::pointer(sum)],
         )?;
         let mut found = [0u8; size_of::<u64>()];
-        // SAFETY: the eight bytes are the workspace's, and the stream is waited for below.
+        // SAFETY: the eight bytes lie in the workspace, and the streams are synchronised below.
         let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(found.as_mut_ptr().cast(), sum, found.len(), stream) };
         api.check("cuMemcpyDtoHAsync", code)?;
         self.context.synchronize()?;
         Ok(u64::from_le_bytes(found))
     }
 
-    /// Fills the operands with numbers that reveal other orders of sums, and poisons y.
+    /// Fills the operands with numbers whose sums depend on the summation order, and y with NaN.
     fn reveal(&mut self, operands: &Operands, seed: usize) -> Result<(), CudaError> {
         let Form { n, k, .. } = self.form;
         self.poison((operands.y, operands.rows * n, self.form.out()))?;
@@ -528,7 +538,7 @@ impl Trial<'_> {
         self.extents_of(&self.operands)
     }
 
-    /// Every operand of the form with its elements and their type, x and w first.
+    /// Returns the address, number of elements and element type of each operand that the form has, x and w first.
     fn extents_of(&self, operands: &Operands) -> Vec<Extent> {
         let (form @ Form { n, k, dtype, .. }, out) = (self.form, self.form.out());
         let &Operands { x, w, scales, bias, residual, norm, y, rows, .. } = operands;
@@ -564,7 +574,7 @@ impl Trial<'_> {
         self.kernels.call(self.context, &kernel, shape, &args)
     }
 
-    /// Not a number, as the executor leaves memory that nobody wrote.
+    /// Fills an operand with NaN, as the executor fills memory that nobody has written.
     fn poison(&self, (address, elements, dtype): Extent) -> Result<(), CudaError> {
         let (api, bytes) = (self.context.api, (elements * dtype.size()) as usize);
         // SAFETY: the range is one of the operands.
@@ -573,21 +583,22 @@ impl Trial<'_> {
     }
 }
 
-/// Address, elements and their type.
+/// (address, number of elements, element type).
 type Extent = (u64, u64, DType);
 
-/// Codes with which the library says that it has no algorithm.
+/// `CUBLAS_STATUS_INVALID_VALUE`, returned for a form without an algorithm.
 const INVALID_VALUE: c_int = 7;
+/// `CUBLAS_STATUS_NOT_SUPPORTED`, returned for a form without an algorithm.
 const NOT_SUPPORTED: c_int = 15;
 
-/// A number of an algorithm's configuration; those that are asked for have 32 bits.
+/// Reads a 32-bit attribute of an algorithm's configuration.
 fn config(
     description: &Description,
     algorithm: &lt::cublasLtMatmulAlgo_t,
     which: lt::cublasLtMatmulAlgoConfigAttributes_t,
 ) -> Option<u32> {
     let (mut value, mut written) = (0u32, 0);
-    // SAFETY: at most four bytes are written to a local of four.
+    // SAFETY: at most four bytes are written to a local of four bytes.
     let code = unsafe {
         let (to, get) =
             (ptr::from_mut(&mut value).cast(), description.handle.api.cublasLtMatmulAlgoConfigGetAttribute);
@@ -596,7 +607,7 @@ fn config(
     (code == 0).then_some(value)
 }
 
-/// What the heuristic is asked for.
+/// Preferences for cuBLASLt's heuristic.
 struct Preference<'a> {
     description: &'a Description,
     raw: lt::cublasLtMatmulPreference_t,
@@ -610,11 +621,11 @@ impl<'a> Preference<'a> {
         let code = unsafe { (description.handle.api.cublasLtMatmulPreferenceCreate)(&mut made.raw) };
         description.handle.check("cublasLtMatmulPreferenceCreate", code)?;
         made.set(A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace)?;
-        // No scheme of reduction: sums are not split.
+        // No reduction scheme: sums must not be split along k.
         made.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &0u32)?;
         let implementations = match form.dtype {
             DType::F32 if form.tf32 => !0,
-            // All but those on tensor cores (cublasLt.h: bits 1 to 7), which would cut f32 to fewer bits.
+            // All implementations but those on tensor cores (cublasLt.h: bits 1 to 7), which would round f32 operands.
             DType::F32 => !0xfe_u64,
             DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => !0,
         };
@@ -628,7 +639,7 @@ impl<'a> Preference<'a> {
         value: &T,
     ) -> Result<(), CudaError> {
         let (handle, value, size) = (&self.description.handle, ptr::from_ref(value).cast(), size_of::<T>());
-        // SAFETY: the value is as large as is said; the library refuses a size that is not the attribute's.
+        // SAFETY: the value has the size passed; the library rejects a size that is not the attribute's.
         let code = unsafe { (handle.api.cublasLtMatmulPreferenceSetAttribute)(self.raw, which, value, size) };
         handle.check("cublasLtMatmulPreferenceSetAttribute", code)
     }
@@ -637,13 +648,13 @@ impl<'a> Preference<'a> {
 impl Drop for Preference<'_> {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: it is ours; a failure changes nothing here.
+            // SAFETY: the preference is owned; a failure is ignored.
             unsafe { (self.description.handle.api.cublasLtMatmulPreferenceDestroy)(self.raw) };
         }
     }
 }
 
-/// A moment in the stream.
+/// A timing event.
 struct Event {
     api: &'static Driver,
     raw: cu::CUevent,
@@ -658,11 +669,11 @@ impl Event {
     }
 
     fn record(&self, context: &Context) -> Result<(), CudaError> {
-        // SAFETY: both are ours.
+        // SAFETY: the event and the stream are alive.
         self.api.check("cuEventRecord", unsafe { (self.api.cuEventRecord)(self.raw, context.stream) })
     }
 
-    /// Milliseconds since another one; both are past.
+    /// Elapsed milliseconds from `before` to this event; both must have completed.
     fn since(&self, before: &Self) -> Result<f32, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: the pointer is to a local.
@@ -675,7 +686,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: it is ours, and the driver waits for what still needs it.
+            // SAFETY: the event is owned, and the driver keeps it while it is needed.
             unsafe { (self.api.cuEventDestroy_v2)(self.raw) };
         }
     }

@@ -1,9 +1,9 @@
-//! A product as cuBLASLt is told of it. Invariant: its descriptors are made once; a launch changes only the number of
-//! rows and the addresses of bias and scales in them, which allocates nothing.
+//! cuBLASLt descriptors of a matmul. Invariant: descriptors are created once; a launch only sets the number of rows
+//! and the addresses of bias and scales in them, which allocates nothing.
 //!
-//! The library counts by columns, so a row-major matrix is its transpose there: `y = x W^T` becomes
-//! `y^T (N, R) = W (N, K) x^T (K, R)`, where W is stored as (K, N) and hence transposed. Codes have a scale for each row of
-//! W and each column of x^T: "outer vectors" (cublasLt.h), which its kernels for Hopper multiply the sums by.
+//! The library is column-major, so it sees a row-major matrix as the transpose: `y = x W^T` becomes `y^T (N, R) = W
+//! (N, K) x^T (K, R)`, where W is stored as (K, N) and hence passed as transposed. Quantized operands have a scale for
+//! each row of W and each column of x^T: "outer vectors" (cublasLt.h), by which its Hopper kernels multiply the sums.
 
 use super::{Form, Operands};
 use crate::CudaError;
@@ -15,19 +15,19 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-/// The library in use.
+/// A cuBLASLt handle.
 pub(super) struct Handle {
     pub(super) api: &'static CublasLt,
     pub(super) raw: lt::cublasLtHandle_t,
 }
 
-// SAFETY: the library's handle has no state that calls change, and may be used from any number of threads.
+// SAFETY: calls do not change the state of the library's handle, which may be used from any number of threads.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// For the context that is current.
+    /// Creates a handle for the current context.
     pub(super) fn new(api: &'static CublasLt) -> Result<Self, CudaError> {
         let mut handle = Self { api, raw: ptr::null_mut() };
         // SAFETY: the pointer is to a field of a local.
@@ -35,15 +35,15 @@ impl Handle {
         handle.check("cublasLtCreate", code).map(|()| handle)
     }
 
-    /// Major, minor and patch in one number.
+    /// The library's version, with major, minor and patch in one number.
     pub(super) fn version(&self) -> usize {
-        // SAFETY: it has no preconditions.
+        // SAFETY: the function has no preconditions.
         unsafe { (self.api.cublasLtGetVersion)() }
     }
 
-    /// An error unless the code is zero.
+    /// Returns an error with a description unless `code` is zero.
     pub(super) fn check(&self, function: &'static str, code: c_int) -> Result<(), CudaError> {
-        // Newer libraries may have codes of their own, so these are no enum.
+        // Integers rather than an enum, since newer libraries may have further codes.
         let message = match code {
             0 => return Ok(()),
             1 => "not initialised",
@@ -64,37 +64,37 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: it is ours; a failure changes nothing here.
+            // SAFETY: the handle is owned; a failure is ignored.
             unsafe { (self.api.cublasLtDestroy)(self.raw) };
         }
     }
 }
 
-/// The longest sums of codes that the tensor cores may keep themselves, in 14 bits or so, instead of handing every few
-/// terms to f32. On noise their error at k = 2560 (1.0e-3, relative L2) is below that of rounding to bf16 (1.7e-3), at
-/// 10 240 above it (2.4e-3); terms of one sign lose 4 and 16 %. It saves a sixth of the time at 2560, and next to none at
-/// 10 240 (H200, cuBLASLt 13.1).
+/// Largest K of quantized operands for which the tensor cores may accumulate on their own, with about 14 bits, instead
+/// of adding every few terms in f32 (`FAST_ACCUM`). On noise the error at K = 2560 (1.0e-3, relative L2) is below that
+/// of rounding to bf16 (1.7e-3), at 10 240 above it (2.4e-3); with terms of one sign the errors are 4 and 16 %. Fast
+/// accumulation saves a sixth of the time at 2560, and next to nothing at 10 240 (H200, cuBLASLt 13.1).
 const FAST_TERMS: u64 = 4096;
 
 /// `CUBLAS_OP_T` of cublas_api.h.
 const TRANSPOSED: i32 = 1;
 
-/// Descriptors of one product; null ones were never made.
+/// Descriptors of a matmul; those not created yet are null.
 pub(super) struct Description {
     pub(super) handle: Arc<Handle>,
     form: Form,
     pub(super) operation: lt::cublasLtMatmulDesc_t,
     pub(super) w: lt::cublasLtMatrixLayout_t,
     pub(super) x: lt::cublasLtMatrixLayout_t,
-    /// Of y and of the residual.
+    /// Layout of y and of the residual.
     pub(super) y: lt::cublasLtMatrixLayout_t,
 }
 
-// SAFETY: the descriptors are host memory that is owned here, and are changed through this owner's thread only.
+// SAFETY: the descriptors are host memory owned by `self`, and are changed only by the thread that has `self`.
 unsafe impl Send for Description {}
 
 impl Description {
-    /// With one row, and no address of the bias yet.
+    /// Creates descriptors for one row, without addresses of bias and scales.
     pub(super) fn new(handle: Arc<Handle>, form: Form) -> Result<Self, CudaError> {
         use lt::cublasLtEpilogue_t as E;
         use lt::cublasLtMatmulDescAttributes_t as A;
@@ -102,13 +102,14 @@ impl Description {
         let (given, out) = (element(form.dtype), element(form.out()));
         let (operation, w, x, y) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let mut made = Self { handle, form, operation, w, x, y };
-        // Operands of 16 bits are summed in f32, and those of f32 are cut to TF32 only by name: a compute type of its own.
+        // 16-bit operands are summed in f32. Rounding f32 to TF32 is a compute type of its own, so f32 is never
+        // rounded silently.
         let compute = match form.tf32 {
             true => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
         let scale = lt::cudaDataType_t::CUDA_R_32F;
-        // SAFETY: pointers are to fields of a local; what was made before a failure is undone by its drop.
+        // SAFETY: all pointers are to fields of a local, whose drop destroys what was created before a failure.
         unsafe {
             let code = (api.cublasLtMatmulDescCreate)(&mut made.operation, compute, scale);
             made.handle.check("cublasLtMatmulDescCreate", code)?;
@@ -133,13 +134,14 @@ impl Description {
 
     fn set<T: Copy>(&self, attribute: lt::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CudaError> {
         let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
-        // SAFETY: the value is as large as is said; the library refuses a size that is not the attribute's.
+        // SAFETY: the value has the size passed; the library rejects a size that is not the attribute's.
         let code =
             unsafe { (self.handle.api.cublasLtMatmulDescSetAttribute)(self.operation, attribute, value, size) };
         self.handle.check("cublasLtMatmulDescSetAttribute", code)
     }
 
-    /// What differs between launches. The bias has the type of y, which is what the library takes it for.
+    /// Sets the number of rows and the addresses that differ between launches. The bias has the element type of y,
+    /// which is the library's default.
     pub(super) fn set_launch(&self, operands: &Operands) -> Result<(), CudaError> {
         use lt::cublasLtMatmulDescAttributes_t as A;
         let &Operands { scales, bias, rows, .. } = operands;
@@ -161,7 +163,7 @@ impl Description {
         }
     }
 
-    /// Puts the product into the stream.
+    /// Enqueues the matmul in the stream.
     pub(super) fn run(
         &self,
         algorithm: &lt::cublasLtMatmulAlgo_t,
@@ -170,11 +172,12 @@ impl Description {
     ) -> Result<(), CudaError> {
         let &Operands { x, w, residual, y, workspace: (scratch, bytes), .. } = operands;
         self.set_launch(operands)?;
-        // y = 1 * W x + beta * c: c may be y itself, and is not read where beta is zero.
+        // y = 1 * W x + beta * c. c may be y itself; it is not read if beta is zero.
         let (one, beta, c) = if self.form.residual() { (1f32, 1f32, residual) } else { (1.0, 0.0, y) };
         let card = |address: u64| address as *const c_void;
         let host = |number: &f32| ptr::from_ref(number).cast::<c_void>();
-        // SAFETY: addresses are the card's, of the sizes that the layouts say; the rest is ours and outlives the call.
+        // SAFETY: the addresses are device memory of the sizes in the layouts; everything else is owned and outlives
+        // the call.
         let code = unsafe {
             (self.handle.api.cublasLtMatmul)(
                 self.handle.raw,
@@ -203,7 +206,7 @@ impl Drop for Description {
     fn drop(&mut self) {
         let api = self.handle.api;
         for layout in [self.w, self.x, self.y].into_iter().filter(|layout| !layout.is_null()) {
-            // SAFETY: it is ours; a failure changes nothing here.
+            // SAFETY: the layout is owned; a failure is ignored.
             unsafe { (api.cublasLtMatrixLayoutDestroy)(layout) };
         }
         if !self.operation.is_null() {
@@ -213,7 +216,7 @@ impl Drop for Description {
     }
 }
 
-/// The library's name of an element type; [`super::Form::of`] lets only floats through.
+/// Returns cuBLASLt's constant for an element type; only floating-point types are passed to it.
 fn element(dtype: DType) -> lt::cudaDataType_t {
     match dtype {
         DType::F32 => lt::cudaDataType_t::CUDA_R_32F,

@@ -1,5 +1,6 @@
-//! Products on Hopper's tensor cores by our own kernel (`wgmma.cu`), with all that stands behind them. Invariant: every
-//! tile sums an element in the same order, so tiles differ in speed only, and a row's bits depend on nothing but the form.
+//! Matmul on Hopper's tensor cores by our wgmma kernel (`wgmma.cu`) with fused epilogues. Invariant: every tile sums
+//! the terms of an element in the same order, so tiles differ in speed only, and a row's bits depend on the row and
+//! the form alone.
 
 use super::{Form, Operands};
 use crate::CudaError;
@@ -9,27 +10,28 @@ use crate::tensor_map::tensor_map;
 use graph::DType;
 use graph::ops::Epilogue;
 
-/// A form of the kernel: which part of y a block makes at a time, and how.
+/// A tile shape of the kernel: the part of y that a block computes at a time, and how its warpgroups divide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tile {
-    /// What the table calls it.
+    /// Name in the table of choices.
     pub(super) name: &'static str,
-    /// Columns of a block's tile.
+    /// Columns of a block's tile (BN).
     columns: u32,
-    /// Rows of a warpgroup's, in 64.
+    /// Rows of a warpgroup's part of the tile, in units of 64, the M of a wgmma instruction.
     atoms: u32,
-    /// Whether the two warpgroups take tiles in turns, and so multiply while the other finishes; or else they share the
-    /// rows of one.
+    /// Whether the schedule is ping-pong, where the two consumer warpgroups take alternate tiles, so that one
+    /// multiplies while the other runs its epilogue; otherwise cooperative, where they split the rows of one tile.
     turns: bool,
-    /// Blocks that share what they read of w.
+    /// Cluster size: the blocks that share their loads of w by multicast.
     cluster: u32,
-    /// Stages of x and w in shared memory.
+    /// Pipeline stages of x and w in shared memory.
     stages: u32,
-    /// Clusters' rows that are swept together.
+    /// Number of rows of tiles (counted in clusters) that are processed together before the next columns, so that their
+    /// loads hit L2.
     group: u32,
 }
 
-/// All that are tried.
+/// The tiles that are timed; the first is the default without timing.
 pub(super) const TILES: [Tile; 5] = [
     Tile { name: "128x192-turns", columns: 192, atoms: 2, turns: true, cluster: 2, stages: 4, group: 8 },
     Tile { name: "128x256", columns: 256, atoms: 1, turns: false, cluster: 2, stages: 4, group: 8 },
@@ -38,25 +40,26 @@ pub(super) const TILES: [Tile; 5] = [
     Tile { name: "128x128-alone", columns: 128, atoms: 2, turns: true, cluster: 1, stages: 5, group: 16 },
 ];
 
-/// The one for few rows.
+/// The tile for few rows.
 pub(super) const FEW: Tile = TILES[4];
 
-/// Columns of a box of y and of the residual: 128 bytes, which is what shared memory is swizzled in.
+/// Columns of a TMA box of y and of the residual: 128 bytes, the width of the shared-memory swizzle.
 const PIECE: u32 = 64;
-/// Rows of a warp's box of y.
+/// Rows of a warp's TMA box of y.
 const WARP_ROWS: u32 = 16;
-/// Bytes of all warps' boxes of y: eight warps, two boxes each.
+/// Bytes of all output buffers: two boxes for each of eight warps.
 const BUFFERS: u32 = 8 * 2 * PIECE * WARP_ROWS * 2;
+/// Threads of a block: two consumer warpgroups and one that loads.
 const THREADS: u32 = 384;
 
 impl Tile {
-    /// By the name in the table.
+    /// Looks up a tile by its name in the table of choices.
     pub(super) fn named(name: &str) -> Option<Self> {
         TILES.into_iter().find(|tile| tile.name == name)
     }
 
-    /// Whether it computes a form on a card: rows must be whole words of 16 bytes. Codes are the library's, which is faster
-    /// on them in all but one form of the models (H200).
+    /// Whether the tile supports a form on this GPU. Rows must be multiples of 16 bytes, as TMA requires of strides.
+    /// Quantized values are left to cuBLASLt, which is faster in all but one form of the supported models (H200).
     pub(super) fn suits(&self, context: &Context, form: Form) -> bool {
         let narrow = match form.dtype {
             DType::Bf16 | DType::F16 => true,
@@ -71,28 +74,29 @@ impl Tile {
         context.card.capability == HOPPER && narrow && whole && kept
     }
 
-    /// Whether the gates are one block's to fetch, and what they pass the other's, and both are whole pieces.
+    /// Whether the tile can compute a gate: a pair of blocks exchanges the gate and the gated halves, and both must
+    /// consist of whole boxes of y.
     fn has_gate(&self) -> bool {
         self.cluster == 2 && self.columns.is_multiple_of(2 * PIECE)
     }
 
-    /// Columns of y.
+    /// Columns of y of a block's tile.
     fn outputs(&self, form: Form) -> u32 {
         if form.gate() { self.columns / 2 } else { self.columns }
     }
 
-    /// Whether registers are left for a residual.
+    /// Whether enough registers are left to add a residual.
     fn has_residual(&self) -> bool {
         self.atoms * self.columns <= 256
     }
 
-    /// Rows of a block's tile.
+    /// Rows of a block's tile (BM).
     fn rows(&self) -> u32 {
         64 * self.atoms * if self.turns { 1 } else { 2 }
     }
 
     fn shared(&self) -> u32 {
-        // The barriers: two for each stage, and two for turns.
+        // Barriers: two for each stage, and two for the ping-pong order.
         self.stages * (self.rows() + self.columns) * 128 + BUFFERS + (2 * self.stages + 2) * 8
     }
 
@@ -113,7 +117,7 @@ impl Tile {
             .with("GROUP", i64::from(self.group))
     }
 
-    /// Compiles it for a form.
+    /// Compiles the kernel for a form.
     pub(super) fn prepare(
         &self,
         context: &Context,
@@ -123,7 +127,7 @@ impl Tile {
         kernels.prepare(context, &self.kernel(form), self.shared())
     }
 
-    /// Puts a product into the stream.
+    /// Launches the matmul.
     pub(super) fn run(
         &self,
         context: &Context,
@@ -133,7 +137,7 @@ impl Tile {
     ) -> Result<(), CudaError> {
         let Form { n, k, dtype, .. } = form;
         let &Operands { x, w, bias, residual, y, rows, .. } = operands;
-        // What is not there is not read, but must be described.
+        // The kernel does not read a missing residual, but its tensor map must be valid.
         let r = if residual == 0 { y } else { residual };
         let matrix =
             |address, rows, columns, height| tensor_map(context, dtype, (address, rows, columns), height);
@@ -144,7 +148,7 @@ impl Tile {
             matrix(r, rows, n, self.rows())?,
         ];
         let args = [Arg::pointer(bias), Arg::int(rows), Arg::int(n), Arg::int(k)];
-        // Clusters stay, and take tile after tile.
+        // Persistent clusters: at most one block per multiprocessor, each of which loops over tiles.
         let columns = n.div_ceil(u64::from(self.outputs(form)));
         let tiles = rows.div_ceil(u64::from(self.rows() * self.cluster)) * columns;
         let clusters = tiles.min(u64::from(context.card.multiprocessors / self.cluster));
@@ -154,7 +158,7 @@ impl Tile {
     }
 }
 
-/// A sample of it.
+/// Returns a sample of the kernel's forms.
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let form =
         |dtype, epilogue| Form { n: 2560, k: 2560, dtype, tf32: false, bias: true, epilogue, norm: None };
@@ -178,7 +182,8 @@ mod tests {
         for tile in TILES {
             assert_eq!(Tile::named(tile.name), Some(tile));
             assert!(tile.shared() <= 227 << 10, "{tile:?} takes {} bytes", tile.shared());
-            // Boxes have at most 256 rows, and halves of w start at whole swizzles.
+            // A TMA box has at most 256 rows, and each block's share of w must start at a multiple of 8 rows, a whole
+            // swizzle.
             assert!(tile.rows() <= 256 && (tile.columns / tile.cluster).is_multiple_of(8), "{tile:?}");
         }
     }

@@ -1,6 +1,6 @@
-//! Products by `mma.sync` (`mma.cu`), on every compute capability from 8.0: of any width, in 16 bits and TF32. Invariant:
-//! every tile sums an element in the same order, so tiles differ in speed only, and the bits of a row depend on nothing but
-//! the form.
+//! Matmul by `mma.sync` (`mma.cu`), for every compute capability from 8.0 on, for 16 bits and TF32, with any number of
+//! columns. Invariant: every tile sums the terms of an element in the same order, so tiles differ in speed only, and
+//! the bits of a row depend on the row and the form alone.
 
 use super::{Form, Operands};
 use crate::CudaError;
@@ -9,21 +9,22 @@ use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
 use graph::DType;
 use graph::ops::Epilogue;
 
-/// A tile of the kernel: which part of y a block computes, and with how many warps.
+/// A tile shape of the kernel: the part of y that a block computes, and the number of warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MmaTile {
-    /// What the table calls it.
+    /// Name in the table of choices.
     pub(super) name: &'static str,
-    /// Rows of x, and rows of w.
+    /// Rows of x of a block (BM).
     rows: u32,
+    /// Rows of w of a block (BN).
     columns: u32,
     /// Warps along the rows, and along the columns.
     warps: (u32, u32),
-    /// Stages of x and w in shared memory.
+    /// Pipeline stages of x and w in shared memory.
     stages: u32,
 }
 
-/// The tiles that are timed; the first is taken where nothing is.
+/// The tiles that are timed; the first is the default without timing.
 pub(super) const MMA_TILES: [MmaTile; 3] = [
     MmaTile { name: "mma-128x128", rows: 128, columns: 128, warps: (2, 4), stages: 3 },
     MmaTile { name: "mma-64x64", rows: 64, columns: 64, warps: (2, 2), stages: 3 },
@@ -31,11 +32,12 @@ pub(super) const MMA_TILES: [MmaTile; 3] = [
 ];
 
 impl MmaTile {
-    /// By the name in the table.
+    /// Looks up a tile by its name in the table of choices.
     pub(super) fn named(name: &str) -> Option<Self> {
         MMA_TILES.into_iter().find(|tile| tile.name == name)
     }
 
+    /// Bytes of shared memory: every stage holds 128 bytes of k for each row of x and of w.
     fn shared(&self) -> u32 {
         self.stages * (self.rows + self.columns) * 128
     }
@@ -47,7 +49,7 @@ impl MmaTile {
             Epilogue::Residual => 2,
             Epilogue::Gate => 3,
         };
-        // Matrices begin at multiples of 256 bytes, so rows are aligned as their length is.
+        // Matrices start at multiples of 256 bytes, so the alignment of rows is that of their length.
         let align = [16, 4, 2].into_iter().find(|&align| (form.k * form.dtype.size()).is_multiple_of(align));
         Kernel::new(File::Mma, "mma", form.dtype)
             .with("EPILOGUE", epilogue)
@@ -59,7 +61,7 @@ impl MmaTile {
             .with("ALIGN", align.unwrap_or(2) as i64)
     }
 
-    /// Compiles it for a form.
+    /// Compiles the kernel for a form.
     pub(super) fn prepare(
         &self,
         context: &Context,
@@ -69,7 +71,7 @@ impl MmaTile {
         kernels.prepare(context, &self.kernel(form), self.shared())
     }
 
-    /// Puts a product into the stream.
+    /// Launches the matmul.
     pub(super) fn run(
         &self,
         context: &Context,
@@ -87,7 +89,7 @@ impl MmaTile {
     }
 }
 
-/// A sample of it: every tile, epilogue, element type and alignment.
+/// Returns a sample of the kernel's forms: every tile, epilogue, element type and alignment.
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let mut kernels = vec![];
     for tile in MMA_TILES {
@@ -117,7 +119,7 @@ mod tests {
     fn tiles_fit_into_the_smallest_multiprocessor_and_have_names_of_their_own() {
         for tile in MMA_TILES {
             assert_eq!(MmaTile::named(tile.name), Some(tile));
-            // 99 KB is what a block may take on compute capability 8.6 and 8.9.
+            // 99 KB is the largest shared memory of a block on compute capability 8.6 and 8.9.
             assert!(tile.shared() <= 99 << 10, "{tile:?} takes {} bytes", tile.shared());
         }
     }

@@ -1,6 +1,7 @@
-//! Matrix products `y = f(p(x) W^T + b) + r`, all row-major, where f is GELU, a gate or nothing, and p a layer norm or
-//! nothing. Invariant: the bits of a product are a property of the kind of card, the element type and the form; the number of
-//! rows, timing and what is cached choose only among kernels that give the same bits (`choose.rs`).
+//! Matrix multiplication (GEMM) `y = f(p(x) W^T + b) + r` with row-major operands, where the epilogue `f` is GELU, a
+//! gate or the identity, and the prologue `p` is a layer norm or the identity. Invariant: the bits of a result are
+//! determined by the GPU model, the element type and the form; the number of rows, timing and the cache only choose
+//! among kernels that give the same bits (`choose.rs`).
 
 mod choose;
 mod description;
@@ -31,20 +32,22 @@ pub use choose::Candidate;
 pub(crate) use choose::ORDERS;
 pub(crate) use normed::WIDEST;
 
-/// All of a product but its rows.
+/// The shape and kind of a matmul: everything but its number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Form {
     /// Columns of y.
     pub(crate) n: u64,
-    /// Columns of x.
+    /// Columns of x, the length of the dot products.
     pub(crate) k: u64,
-    /// Of x and w: a float.
+    /// Element type of x and w.
     pub(crate) dtype: DType,
-    /// Whether f32 is cut to TF32 for the tensor cores.
+    /// Whether f32 operands are rounded to TF32 for the tensor cores.
     pub(crate) tf32: bool,
+    /// Whether a bias is added.
     pub(crate) bias: bool,
+    /// Operation fused behind the product.
     pub(crate) epilogue: Epilogue,
-    /// The type of gamma and beta, where rows of x go through a layer norm first.
+    /// Element type of gamma and beta of the layer norm that is applied to the rows of x, if there is one.
     pub(crate) norm: Option<DType>,
 }
 
@@ -56,7 +59,7 @@ impl Form {
         }
     }
 
-    /// The element type of y, the bias and the residual.
+    /// Element type of y, the bias and the residual.
     pub(crate) fn out(&self) -> DType {
         match self.dtype {
             DType::F8 => DType::Bf16,
@@ -64,21 +67,22 @@ impl Form {
         }
     }
 
-    /// Whether x and w are codes, with a scale for each of their rows.
+    /// Whether x and w are quantized, with a scale for each of their rows.
     pub(crate) fn scaled(&self) -> bool {
         self.dtype == DType::F8
     }
 
-    /// Rows of w: a gate's outputs are of two each.
+    /// Rows of w: a gate computes each column of y from two outputs.
     pub(crate) fn outputs(&self) -> u64 {
         if self.gate() { 2 * self.n } else { self.n }
     }
 
+    /// Whether the epilogue is a gate.
     pub(crate) fn gate(&self) -> bool {
         self.epilogue == Epilogue::Gate
     }
 
-    /// An entry of `matmul.cu` for its operands.
+    /// Returns the kernel of `matmul.cu` with the given entry, compiled for this form's element types.
     fn kernel(&self, entry: &'static str) -> Kernel {
         let kernel = Kernel::new(File::Matmul, entry, self.out());
         let kernel = if self.scaled() { kernel.on_codes() } else { kernel };
@@ -102,29 +106,30 @@ impl fmt::Display for Form {
     }
 }
 
-/// A product's addresses on the card; those that its form lacks are zero.
+/// Device addresses of a matmul's operands; 0 for operands that the form does not have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operands {
     /// (R, K)
     pub(crate) x: u64,
     /// (N, K)
     pub(crate) w: u64,
-    /// Of the rows of x: (R) f32, and of w: (N) f32; for codes.
+    /// For quantized operands: f32 scales of the rows of x, (R), and of w, (N).
     pub(crate) scales: (u64, u64),
     /// (N)
     pub(crate) bias: u64,
-    /// (R, N), may be `y`.
+    /// (R, N), may be the same address as `y`.
     pub(crate) residual: u64,
+    /// Parameters of the layer norm in front.
     pub(crate) norm: Norm,
     /// (R, N)
     pub(crate) y: u64,
-    /// R
+    /// R, the number of rows.
     pub(crate) rows: u64,
-    /// Scratch: its address and bytes.
+    /// Scratch memory: (address, bytes).
     pub(crate) workspace: (u64, u64),
 }
 
-/// A layer norm's (K) and (K), and what its variances are added to.
+/// Parameters of a layer norm: gamma (K), beta (K), and the epsilon that is added to variances.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Norm {
     pub(crate) gamma: u64,
@@ -132,39 +137,39 @@ pub(crate) struct Norm {
     pub(crate) eps: f32,
 }
 
-/// What computes a product.
+/// The kernel that computes a matmul.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
-    /// Our own plain loops, the canonical order of f32; a GELU is a pass behind them.
+    /// Our kernel of fused multiply-adds on CUDA cores, the canonical order of f32; GELU is a separate pass.
     Own,
-    /// An algorithm of the library; a GELU is a pass behind it.
+    /// An algorithm of cuBLASLt; GELU is a separate pass.
     Library(lt::cublasLtMatmulAlgo_t),
-    /// Our own kernel by `mma.sync`, with its epilogue.
+    /// Our `mma.sync` kernel, with a fused epilogue.
     Mma(MmaTile),
-    /// Our own kernel on Hopper, with its epilogue.
+    /// Our wgmma kernel on Hopper, with a fused epilogue.
     Hopper(Tile),
-    /// The same with a layer norm in front.
+    /// Our wgmma kernel on Hopper with a layer norm in front.
     Normed(Normed),
 }
 
-/// What the library is called among the names of our own.
+/// Name that stands for cuBLASLt's fastest algorithm among the names of kernels.
 pub(crate) const LIBRARY: &str = "cuBLASLt";
 
-/// How a product's kernel is chosen.
+/// How the kernel of a matmul is chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choosing {
-    /// The fastest of those with the canonical bits, timed once for a kind of card.
+    /// The fastest kernel with the canonical bits; timed once per GPU model.
     Timed,
     /// The first kernel of the form's canonical order, without timing.
     First,
-    /// The same without the disk, where every candidate is timed and compared, and told ([`Gemm::candidates`]).
+    /// As `Timed`, but without the cache, timing and comparing every candidate ([`Gemm::candidates`]).
     Surveyed,
-    /// The kernel or algorithm of this name wherever it computes the form, or the library's fastest by [`LIBRARY`], which may
-    /// have other bits: for tests and measurements.
+    /// The kernel or algorithm of this name for all forms that it supports, or cuBLASLt's fastest for the name
+    /// [`LIBRARY`], whose bits may differ from the canonical ones: for tests and measurements.
     Named(String),
 }
 
-/// The products of a card's programs.
+/// The matmuls of one GPU, with the kernel chosen for each form.
 pub(crate) struct Gemm {
     handle: Arc<Handle>,
     table: Table,
@@ -174,14 +179,14 @@ pub(crate) struct Gemm {
 }
 
 impl Gemm {
-    /// Opens the library.
+    /// Opens cuBLASLt and the table of earlier choices.
     pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
         let table = Table::of(&context.card, handle.version());
         Ok(Self { handle: Arc::new(handle), table, choosing, products: HashMap::new(), candidates: vec![] })
     }
 
-    /// Chooses what computes a form, unless that was done, and compiles it. What the operands hold is lost.
+    /// Chooses and compiles the kernel of a form, unless that was done before. Overwrites the operands.
     pub(crate) fn prepare(
         &mut self,
         context: &Context,
@@ -202,7 +207,7 @@ impl Gemm {
                 choice
             }
             Choosing::Timed => {
-                // Locked while it is chosen: another card of this kind waits, and takes the same.
+                // Locked during the timing, so that another device of the same model waits and takes the same choice.
                 let mut entries = self.table.lock();
                 match entries.get(&form, operands.rows).filter(|known| trial.admits(known)) {
                     Some(known) => known,
@@ -219,12 +224,12 @@ impl Gemm {
         Ok(())
     }
 
-    /// All candidates of the products that were prepared, where they are surveyed.
+    /// All candidates of the matmuls prepared so far, with [`Choosing::Surveyed`].
     pub(crate) fn candidates(&self) -> &[Candidate] {
         &self.candidates
     }
 
-    /// Runs a product with all that stands behind it.
+    /// Runs a matmul with its prologue and epilogue.
     pub(crate) fn run(
         &self,
         context: &Context,
@@ -237,7 +242,7 @@ impl Gemm {
         choice.run(context, kernels, description, form, operands)
     }
 
-    /// What was chosen, a line for each product, sorted.
+    /// Returns the choices, sorted, a line for each matmul.
     pub(crate) fn choices(&self) -> Vec<String> {
         let mut lines: Vec<String> = self
             .products
@@ -248,7 +253,7 @@ impl Gemm {
         lines
     }
 
-    /// Who computes how many forms: `cuBLASLt (5 forms) and wgmma (12 forms)`.
+    /// Summarizes how many forms each kind of kernel computes: `cuBLASLt (5 forms) and wgmma (12 forms)`.
     pub(crate) fn by(&self) -> Option<String> {
         by(self.products.values().map(|(_, choice)| choice))
     }
@@ -270,13 +275,14 @@ fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
     (!each.is_empty()).then(|| each.join(" and "))
 }
 
-/// The operands with the residual in y's place. The library rounds a product to 16 bits before it adds what stands there, and
-/// adds what stands elsewhere to the sum: the bits of a form must not depend on where a plan has its residual.
+/// Copies the residual to y and returns the operands with `residual == y`. With the residual in place, the library
+/// rounds a product to 16 bits before it adds the residual; from another address it adds the residual to the f32 sum.
+/// The bits of a form must not depend on where a plan puts the residual.
 fn in_place(context: &Context, form: Form, operands: &Operands) -> Result<Operands, CudaError> {
     let Operands { residual, y, rows, .. } = *operands;
     let bytes = (rows * form.n * form.out().size()) as usize;
     if form.residual() && form.out() != DType::F32 && residual != y && bytes > 0 {
-        // SAFETY: both are operands of so many bytes, and do not overlap.
+        // SAFETY: both are operands of `bytes` bytes, and do not overlap.
         let code = unsafe { (context.api.cuMemcpyDtoDAsync_v2)(y, residual, bytes, context.stream) };
         context.api.check("cuMemcpyDtoDAsync", code)?;
         return Ok(Operands { residual: y, ..*operands });
@@ -284,16 +290,16 @@ fn in_place(context: &Context, form: Form, operands: &Operands) -> Result<Operan
     Ok(*operands)
 }
 
-/// Whether no product was ever timed on a card of this kind, with this driver and library.
+/// Whether no matmul was ever timed on a GPU of this model with this driver and library.
 pub(crate) fn nothing_is_timed(card: &Card) -> bool {
-    // SAFETY: it has no preconditions.
+    // SAFETY: the function has no preconditions.
     let version = |library: &CublasLt| unsafe { (library.cublasLtGetVersion)() };
     let library = Libraries::get().cublaslt.as_ref();
     library.is_ok_and(|library| Table::of(card, version(library)).lock().is_empty())
 }
 
 impl Choice {
-    /// Compiles what [`Self::run`] calls.
+    /// Compiles the kernels that [`Self::run`] launches.
     fn prepare(
         &self,
         context: &Context,
@@ -346,7 +352,7 @@ impl Choice {
     }
 }
 
-/// The plain loops for a form, their grid and arguments.
+/// Returns the CUDA-core kernel (`product` of `matmul.cu`) of a form, its grid and its arguments.
 fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
     const TILE: u64 = 64;
     let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
@@ -358,27 +364,28 @@ fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
     (form.kernel("product"), Shape { blocks, threads: 256, shared: 0 }, args)
 }
 
-/// The pass over y that a GELU is where the product has none: the library's is the one by tanh, ours by erf.
+/// Returns the kernel that applies GELU to y in place, for matmuls without a fused GELU. cuBLASLt's own GELU epilogue
+/// is the tanh approximation; ours is exact (erf).
 fn pass(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 3]) {
     gelu_in_place(form.out(), operands.y, operands.rows * form.n)
 }
 
-/// Whether a form with a norm in front has a kernel on a card.
+/// Whether a form with a layer norm in front has a fused kernel on this GPU.
 pub(crate) fn has_norms(context: &Context, form: Form) -> bool {
     Normed::suits(context, form)
 }
 
-/// The names of our own kernel's forms on Hopper.
+/// Names of the tiles of our Hopper kernel.
 pub(crate) fn own_products() -> Vec<&'static str> {
     hopper::TILES.iter().map(|tile| tile.name).collect()
 }
 
-/// And of those with a norm in front.
+/// Names of the variants of our Hopper kernel with a layer norm in front.
 pub(crate) fn own_norms() -> Vec<&'static str> {
     normed::NORMED.iter().map(|normed| normed.name).collect()
 }
 
-/// Every kernel of this folder, in every form.
+/// Returns a sample of every kernel in this folder, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
     let form =
         |dtype| Form { n: 1, k: 1, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None };

@@ -1,6 +1,6 @@
-//! Products on Hopper's tensor cores with a layer norm in front of them (`wgmma_norm.cu`): rows stay in shared memory, whole.
-//! Invariant: the bits are those of the norm and the product apart, and depend on no row but their own; how many blocks share
-//! the columns of the same rows is for speed alone.
+//! Matmul on Hopper's tensor cores with a fused layer norm in front (`wgmma_norm.cu`): a block keeps its normalised
+//! rows of x in shared memory. Invariant: the bits are those of the separate norm and matmul, and a row's bits depend
+//! on that row alone; the number of blocks among which the columns of the same rows are split affects speed only.
 
 use super::hopper;
 use super::{Form, Norm, Operands};
@@ -12,50 +12,56 @@ use crate::tensor_map::tensor_map;
 use graph::DType;
 use graph::ops::Epilogue;
 
-/// The widest rows that a multiprocessor keeps beside tiles of w.
+/// Largest K whose rows fit into shared memory beside the stages of w.
 pub(crate) const WIDEST: u64 = 640;
 
-/// A form of the kernel.
+/// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Normed {
-    /// What the table calls it.
+    /// Name in the table of choices.
     pub(super) name: &'static str,
-    /// Blocks that share what they read of w.
+    /// Cluster size: the blocks that share their loads of w by multicast.
     pub(super) cluster: u32,
-    /// Fewer rows are normalised by a kernel of their own, into scratch: a block's rows must all be there before it
-    /// multiplies, which few rows do not make up for (H200, ESM-2 8M, a layer without attention, 2 048, 4 096, 8 192 and
-    /// 16 296 tokens: 43, 47, 67 and 107 us for 36, 45, 70 and 118 apart).
+    /// Below this number of rows, the norm runs as a separate kernel into scratch: a block cannot multiply before all
+    /// its rows are normalised, and with few rows nothing hides that time (H200, ESM-2 8M, a layer without attention,
+    /// 2 048, 4 096, 8 192 and 16 296 tokens: fused 43, 47, 67 and 107 us; separate 36, 45, 70 and 118 us).
     pub(super) few: u64,
 }
 
-/// All that are tried.
+/// The variants that are timed.
 pub(super) const NORMED: [Normed; 2] =
     [Normed { name: "norm", cluster: 1, few: 6144 }, Normed { name: "norm-pairs", cluster: 2, few: 6144 }];
 
-/// Rows of a block, and of a box of x.
+/// Rows of x of a block (BM).
 const ROWS: u32 = 128;
+/// Rows of a TMA box of x.
 const BOX: u32 = 32;
-/// Columns of a tile.
+/// Columns of y of a tile (BN).
 const COLUMNS: u32 = 128;
-/// Bytes of a stage, which is 64 of k of a tile's rows of w; and of 64 columns of a block's rows.
+/// Bytes of a pipeline stage: the tile's 128 rows of w by 64 columns of k, 128 bytes a row.
 const STAGE: u32 = COLUMNS * 128;
+/// Bytes of 64 columns of a block's rows of x.
 const PIECE: u32 = ROWS * 128;
-/// Rows and bytes of a warp's box of y; warps that have one.
+/// Rows of a warp's TMA box of y.
 const WARP_ROWS: u32 = 16;
+/// Bytes of a warp's TMA box of y.
 const BUFFER: u32 = WARP_ROWS * 128;
+/// Consumer warps, which store y.
 const WARPS: u32 = 16;
+/// Threads of a block: four warpgroups of consumers and one that loads.
 const THREADS: u32 = 640;
-/// What of shared memory is left to barriers, and what there is.
+/// Bytes of shared memory reserved for barriers.
 const BARRIERS: u32 = 512;
+/// Shared memory of a Hopper block.
 const SHARED: u32 = 227 << 10;
 
 impl Normed {
-    /// By the name in the table.
+    /// Looks up a variant by its name in the table of choices.
     pub(super) fn named(name: &str) -> Option<Self> {
         NORMED.into_iter().find(|normed| normed.name == name)
     }
 
-    /// Whether it computes a form on a card: rows must be whole words of 16 bytes.
+    /// Whether the kernel supports a form on this GPU. Rows must be multiples of 16 bytes, as TMA requires of strides.
     pub(super) fn suits(context: &Context, form: Form) -> bool {
         let narrow = match form.dtype {
             DType::Bf16 | DType::F16 => true,
@@ -83,7 +89,7 @@ impl Normed {
             .with("LENT", i64::from(room.lent))
     }
 
-    /// Compiles it for a form.
+    /// Compiles the kernels for a form: the fused one, and the separate norm and matmul for few rows.
     pub(super) fn prepare(
         &self,
         context: &Context,
@@ -95,7 +101,7 @@ impl Normed {
         hopper::FEW.prepare(context, kernels, Form { norm: None, ..form })
     }
 
-    /// Puts a product into the stream.
+    /// Launches the matmul.
     pub(super) fn run(
         &self,
         context: &Context,
@@ -126,7 +132,7 @@ impl Normed {
     }
 }
 
-/// The norm and the product one after the other.
+/// Launches the norm and the matmul as separate kernels.
 fn apart(context: &Context, kernels: &Kernels, form: Form, operands: &Operands) -> Result<(), CudaError> {
     let &Operands { x, norm: Norm { gamma, beta, eps }, rows, workspace: (scratch, _), .. } = operands;
     let (kernel, shape, args) = norm_of(types(form), (rows, form.k), [x, gamma, beta, scratch], eps);
@@ -134,33 +140,36 @@ fn apart(context: &Context, kernels: &Kernels, form: Form, operands: &Operands) 
     hopper::FEW.run(context, kernels, Form { norm: None, ..form }, &Operands { x: scratch, ..*operands })
 }
 
-/// Of x, and of gamma and beta.
+/// Element types of x, and of gamma and beta.
 fn types(form: Form) -> (DType, DType) {
     (form.dtype, form.norm.unwrap_or(DType::F32))
 }
 
-/// What normalising a block's rows takes, in tiles of columns.
+/// Estimated cost of normalising a block's rows, in units of the cost of one tile of columns.
 const NORM: u64 = 2;
 
-/// Clusters that share the columns of the same rows, so that none is idle for long: each normalises them again.
+/// Returns among how many clusters the columns of the same rows are split: the number that minimises the estimated
+/// time. More clusters balance the load, but each of them normalises the rows again.
 fn parts(heights: u64, tiles: u64, clusters: u64) -> u64 {
     let takes = |parts: &u64| (heights * parts).div_ceil(clusters) * (tiles.div_ceil(*parts) + NORM);
     (1..=tiles).min_by_key(takes).unwrap_or(1)
 }
 
-/// What lies in shared memory beside rows.
+/// Division of a block's shared memory, beside the rows of x.
 struct Room {
+    /// Pipeline stages of w.
     stages: u32,
-    /// Of y, of a warp.
+    /// Output buffers of a warp.
     buffers: u32,
-    /// Whether the two pairs of warpgroups share them.
+    /// Whether the two pairs of warpgroups share the output buffers.
     lent: bool,
-    /// All bytes, with the rows.
+    /// Total bytes of shared memory, including the rows of x.
     shared: u32,
 }
 
 impl Room {
-    /// Two buffers a warp where five stages fit beside them, one where five fit, or else one for two warps.
+    /// Two output buffers a warp if at least five stages fit beside them, else one if five stages fit, else one for
+    /// two warps.
     fn beside(k: u64) -> Self {
         let rows = k.div_ceil(64) as u32 * PIECE;
         let of = |buffers: u32, lent: bool| {
@@ -172,7 +181,7 @@ impl Room {
     }
 }
 
-/// A sample of it.
+/// Returns a sample of the kernel's forms.
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let mut kernels = vec![];
     for k in [320, 480, 640] {

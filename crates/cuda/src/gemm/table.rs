@@ -1,5 +1,5 @@
-//! The choices for a card, in memory and on disk. Invariant: all devices of a process on one kind of card see one table; a
-//! file is used only if it is whole and made with this card, driver and library.
+//! Table of the kernels chosen for a GPU, in memory and on disk. Invariant: all devices of a process with the same GPU
+//! model share one table; a file is used only if it is undamaged and was made with this GPU model, driver and library.
 
 use super::hopper::Tile;
 use super::mma::MmaTile;
@@ -13,11 +13,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// One table, shared.
+/// A shared handle of a table.
 pub(super) struct Table(Arc<Mutex<Entries>>);
 
 impl Table {
-    /// Of a kind of card, with a version of the library; in the user's cache folder.
+    /// Returns the table of a GPU model and version of the library; its file is in the user's cache folder.
     pub(super) fn of(card: &Card, library: usize) -> Self {
         type Tables = Mutex<BTreeMap<String, Arc<Mutex<Entries>>>>;
         static TABLES: OnceLock<Tables> = OnceLock::new();
@@ -32,13 +32,13 @@ impl Table {
         Self(Arc::clone(entries))
     }
 
-    /// For one user at a time.
+    /// Locks the table.
     pub(super) fn lock(&self) -> MutexGuard<'_, Entries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What was chosen for each form at a number of rows.
+/// The choice of each form and number of rows.
 pub(super) struct Entries {
     identity: String,
     file: Option<PathBuf>,
@@ -51,21 +51,21 @@ impl Entries {
         Self { identity, file, choices }
     }
 
-    /// Whether nothing is known.
+    /// Whether the table has no choices.
     pub(super) fn is_empty(&self) -> bool {
         self.choices.is_empty()
     }
 
-    /// What is known for a form, near a number of rows.
+    /// Returns the choice for a form at about this number of rows.
     pub(super) fn get(&self, form: &Form, rows: u64) -> Option<Choice> {
         self.choices.get(&key(form, rows)).copied()
     }
 
-    /// Keeps a choice. A table that cannot be written costs time only.
+    /// Adds a choice and writes the table. A table that cannot be written only costs time in later processes.
     pub(super) fn insert(&mut self, form: &Form, rows: u64, choice: Choice) {
         self.choices.insert(key(form, rows), choice);
         let Some(file) = &self.file else { return };
-        // What other processes have added since; on what both have timed, ours stays.
+        // Merge choices that other processes wrote since; where both have timed the same form, our choice stays.
         for (key, choice) in read(file, &self.identity).unwrap_or_default() {
             self.choices.entry(key).or_insert(choice);
         }
@@ -73,15 +73,16 @@ impl Entries {
     }
 }
 
-/// The speed of algorithms differs little within a factor of two of the rows.
+/// Key of a form and a number of rows, which is rounded up to a power of two: within a factor of two of the rows, the
+/// fastest algorithm differs little.
 fn key(form: &Form, rows: u64) -> String {
     format!("{form} {}", rows.next_power_of_two())
 }
 
-/// What stands before the name of a tile.
+/// Prefix of the names of Hopper kernels.
 const HOPPER: &str = "wgmma ";
 
-/// A choice as words: one of our own kernels, or the library's opaque numbers.
+/// Returns the name of a choice: that of our kernel, or the library's opaque algorithm as hexadecimal words.
 pub(super) fn text(choice: &Choice) -> String {
     match choice {
         Choice::Own => "own".to_owned(),
@@ -92,7 +93,7 @@ pub(super) fn text(choice: &Choice) -> String {
     }
 }
 
-/// The choice that [`text`] wrote.
+/// Parses a name written by [`text`].
 pub(super) fn parse(text: &str) -> Option<Choice> {
     if text == "own" {
         return Some(Choice::Own);
@@ -108,13 +109,14 @@ pub(super) fn parse(text: &str) -> Option<Choice> {
     Some(Choice::Library(lt::cublasLtMatmulAlgo_t { data: words?.try_into().ok()? }))
 }
 
-/// The identity, a line for each choice, and a digest of all that.
+/// Serializes a table: the identity, a line for each choice, and the SHA-256 of these lines.
 fn write(choices: &BTreeMap<String, Choice>, identity: &str) -> String {
     let lines = choices.iter().map(|(key, choice)| format!("{key}\t{}\n", text(choice)));
     let body = format!("{identity}\n{}", lines.collect::<String>());
     format!("{body}sha256 {}\n", digest(&body))
 }
 
+/// Reads a table; `None` if the file is missing, damaged or of another identity.
 fn read(file: &Path, identity: &str) -> Option<BTreeMap<String, Choice>> {
     let all = fs::read_to_string(file).ok()?;
     let (body, sum) = all.split_at(all.rfind("sha256 ")?);

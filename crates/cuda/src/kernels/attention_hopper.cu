@@ -1,15 +1,15 @@
-// Packed attention of 16-bit elements for heads of 64 and 128 columns on compute capability 9.0: the arithmetic of
-// attention.cu by products of warpgroups, in the order of FlashAttention-3 (Shah et al. 2024): the scores of a step are
-// asked for together with the values of the one before, whose products run while the scores are weighed.
+// Attention over packed sequences of 16-bit elements for heads of 64 and 128 columns on compute capability 9.0: the
+// arithmetic of attention.cu by wgmma, in the order of FlashAttention-3 (Shah et al. 2024): Q K^T of a step is issued
+// together with P V of the previous step, which runs while softmax processes the scores.
 //
-// Invariant: a row of o is a function of its own sequence, the same bits in every form: keys are visited in steps of STEP
-// from the sequence's start, in order, every row keeps a maximum of its own, and what is masked adds zeros. The form
-// (GROUPS, MT, STAGES) says which warpgroup has a row and when keys are fetched, for speed alone. Only rows of sequences
-// are written.
+// Invariant: a row of o is a function of its own sequence, with the same bits in every variant: keys are visited in
+// steps of STEP from the sequence's start, in order, every row has its own running maximum, and masked keys add zeros.
+// The variant (GROUPS, MT, STAGES) decides which warpgroup has a row and when keys are loaded, which affects speed
+// only. Only rows of sequences are written.
 //
-// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL, BLOCKS of a multiprocessor, and the
-// form. A block takes ROWS queries of one head of one sequence: GROUPS warpgroups, each MT times 64 of them. A sequence of
-// STAGES steps or fewer is fetched whole, once; keys and values of longer ones go round through the STAGES.
+// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL, BLOCKS per multiprocessor, and
+// the variant. A block computes ROWS queries of one head of one sequence: GROUPS warpgroups with MT tiles of 64
+// queries each. A sequence of at most STAGES steps is loaded once, as a whole; longer ones cycle through the STAGES.
 
 #define STEP 64
 #define PANELS (HEAD_DIM / 64) // tiles side by side

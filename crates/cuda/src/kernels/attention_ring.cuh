@@ -1,8 +1,8 @@
-// How queries, keys and values come to the warpgroups of attention_stay.cu, whose constants these are too: the ring of
-// slots, the warp that fills it, and the helpers that turn what is in it.
+// Loads of attention_stay.cu, whose constants apply here: the shared-memory ring of slots for tiles of queries, keys
+// and values, the producer warp that fills it by TMA, and the helper warps that apply rotary positions in place.
 //
-// Invariant: slots are filled, turned, read and given back in the order of their numbers, by barriers alone; a slot's
-// rotation is a function of its rows and their positions.
+// Invariant: slots are filled, rotated, read and released in order of their numbers, synchronised by barriers alone;
+// the rotation of a slot is a function of its rows and their positions.
 
 #define STEP 64
 #define PANELS (HEAD_DIM / 64) // tiles side by side

@@ -1,17 +1,18 @@
-// Packed attention of 16-bit elements on compute capability 9.0 for sequences that are not short: the arithmetic of
-// attention_hopper.cu, to the bit. The scores of a step are asked for together with the values of the one before, whose
-// products run while the scores are weighed (FlashAttention-3, Shah et al. 2024).
+// Persistent attention over packed sequences of 16-bit elements on compute capability 9.0, for sequences that are not
+// short; bitwise equal to attention_hopper.cu. The Q K^T of a step is issued together with the P V of the previous
+// step, which runs while softmax processes the scores (FlashAttention-3, Shah et al. 2024).
 //
-// A block stays on its multiprocessor and takes item after item: a head of up to ROWS queries of one sequence. One warp
-// fetches what items need, in their order, through one ring of slots (TMA); helper warps turn queries and keys where they
-// lie; GROUPS warpgroups have 64 queries each. So what comes next is on its way while this is computed, whatever the
-// lengths, and nobody waits for all.
+// A block is resident on its multiprocessor and loops over items: a head and up to ROWS queries of one sequence. Warps
+// are specialised: one producer warp loads the tiles of all items in order by TMA into one ring of slots; helper warps
+// apply rotary positions to queries and keys in place; GROUPS consumer warpgroups have 64 queries each. So the next
+// item is loaded while this one is computed, whatever the lengths, and no barrier spans the whole block.
 //
-// Invariant: a row of o is a function of its own sequence: keys are visited in steps of STEP from the sequence's start, in
-// order, every row keeps a maximum of its own, and what is masked adds zeros. Only rows of sequences are written.
+// Invariant: a row of o is a function of its own sequence: keys are visited in steps of STEP from the sequence's
+// start, in order, every row has its own running maximum, and masked keys add zeros. Only rows of sequences are
+// written.
 //
 // Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL; for speed alone GROUPS, SERVERS
-// (warpgroups of the warp that fetches and of helpers) and SLOTS.
+// (the number of warpgroups that hold the producer and the helper warps) and SLOTS.
 
 #define LOG2E 1.4426950408889634f
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
@@ -21,16 +22,16 @@ __device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
-// a from shared memory too: (64, 16) (16, 64) -> (64, 64)
+// wgmma with a in shared memory too: (64, 16) (16, 64) -> (64, 64)
 __device__ __forceinline__ void product_shared(float (&c)[32], u64 a, u64 b, int add) {
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
                "wgmma.mma_async.sync.aligned.m64n64k16" OF_TYPE " {" UP_TO_31 "}, %32, %33, add, 1, 1, 0, 0;\n}"
                : C8(0), C8(8), C8(16), C8(24) : "l"(a), "l"(b), "r"(add));
 }
-// All of the warpgroup.
+// Barrier of one warpgroup.
 __device__ __forceinline__ void together() { asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / 128 + 1) : "memory"); }
 
-// What a warp holds of its 16 queries. A thread has rows lane / 4 and that + 8.
+// State of a warp's 16 queries. A thread has rows lane / 4 and lane / 4 + 8.
 struct Rows {
 #if SHARED
   u32 q; // the warpgroup's are in shared memory, as products know a tile
@@ -42,7 +43,7 @@ struct Rows {
   float shrink[2];        // what o must be multiplied by then
 };
 
-// What products know of the tiles of a slot: tile_of, of which one half changes.
+// Descriptors of the tiles of a slot (tile_of), of which only the low half differs.
 struct Tile {
   u32 low;
   __device__ __forceinline__ u64 at(int bytes) const {
@@ -52,7 +53,7 @@ struct Tile {
   }
 };
 
-// Asks for q k^T of the warpgroup's rows and the keys of a step. (64, d) (STEP, d) -> (64, STEP)
+// Issues q k^T of the warpgroup's rows and the keys of a step. (64, d) (STEP, d) -> (64, STEP)
 __device__ __forceinline__ void scores(float (&s)[32], const Rows &rows, u32 k) {
   Tile tile = {k >> 4 | 64u << 16};
   products_begin();
@@ -68,7 +69,7 @@ __device__ __forceinline__ void scores(float (&s)[32], const Rows &rows, u32 k) 
   products_commit();
 }
 
-// Asks for the weighted values of the first 16 N keys of a step. (64, STEP) (STEP, d) -> (64, d)
+// Issues the product of weights and values for the first 16 N keys of a step. (64, STEP) (STEP, d) -> (64, d)
 template <int N> __device__ __forceinline__ void values(Rows &rows, const u32 (&p)[STEP / 16][4], u32 v) {
   Tile tile = {v >> 4 | 64u << 16};
   products_begin();
@@ -79,8 +80,8 @@ template <int N> __device__ __forceinline__ void values(Rows &rows, const u32 (&
   products_commit();
 }
 
-// Scores of keys that a row does not see, of which `left` are there from the thread's first one on, `before` of them
-// not behind its first row.
+// Sets the scores of invisible keys to -inf: `left` keys exist from the thread's first key on, and key `before` from
+// there is the last that its first row sees under a causal mask.
 __device__ __forceinline__ void mask(float (&s)[32], int left, int before) {
 #pragma unroll
   for (int n = 0; n < STEP / 8; n++)
@@ -91,8 +92,8 @@ __device__ __forceinline__ void mask(float (&s)[32], int left, int before) {
     }
 }
 
-// Scores to exp2(score - top), with the maxima of attention.cu; true where o must be multiplied for some row of the warp.
-// `row` and `key` are this thread's first ones, `factor` and `slope` in units of log2.
+// Turns scores into exp2(score - top), with the running maxima of attention.cu; returns whether o must be rescaled for
+// some row of the warp. `row` and `key` are this thread's first; `factor` and `slope` are in units of log2.
 __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int key, float factor, float slope) {
   float most[4]; // of this thread's keys; two for each row, as one would wait for itself
 #pragma unroll
@@ -146,7 +147,7 @@ __device__ __forceinline__ void rescale(Rows &rows) {
     for (int i = 0; i < 32; i++) rows.o[c][i] = __fmul_rn(rows.o[c][i], rows.shrink[i / 2 % 2]);
 }
 
-// The weights as the products' a.
+// Packs the weights as operand a of the second product.
 __device__ __forceinline__ void weights(u32 (&p)[STEP / 16][4], const float (&s)[32]) {
 #pragma unroll
   for (int n = 0; n < STEP / 16; n++)
@@ -154,8 +155,8 @@ __device__ __forceinline__ void weights(u32 (&p)[STEP / 16][4], const float (&s)
     for (int e = 0; e < 4; e++) p[n][e] = pack<TYPE>(s[n * 8 + e * 2], s[n * 8 + e * 2 + 1]);
 }
 
-// o / sum to `to`, by way of the warp's own rows in shared memory, and the logarithms of the sums. `to` and `lse` point to
-// the warp's first row, of the `rows` that are there.
+// Writes o / sum to `to`, through the warp's own rows in shared memory, and the log-sum-exp to `lse`. Both point to the
+// warp's first row, of which `rows` exist.
 __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *lse, int heads, int rows) {
   int lane = threadIdx.x % 32;
   float inverse[2];
@@ -192,13 +193,13 @@ __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *
   __syncwarp(); // queries come next
 }
 
-// This warp reads a slot no more, which one lane says for all, or each for itself.
+// Releases a slot: `release` by one lane for the whole warp, `release_own` by each lane for itself.
 __device__ __forceinline__ void release(const Ring &ring, Place &place) {
   if (threadIdx.x % 32 == 0) arrive(ring.empty(place.slot), 32);
 }
 __device__ __forceinline__ void release_own(const Ring &ring, Place &place) { arrive(ring.empty(place.slot)); }
 __device__ __forceinline__ void await(const Ring &ring, const Place &place) { wait(ring.ready(place.slot), place.parity); }
-// Lets slots pass.
+// Waits for and releases slots that this warpgroup does not use.
 __device__ __forceinline__ void pass(const Ring &ring, Place &place, int slots) {
   for (int i = 0; i < slots; i++, place.next()) {
     await(ring, place);
@@ -207,7 +208,7 @@ __device__ __forceinline__ void pass(const Ring &ring, Place &place, int slots) 
   }
 }
 
-// A tile of queries on its way through its keys.
+// A tile of queries and its progress through its keys.
 struct Walk {
   const Ring &ring;
   Place place;
@@ -216,7 +217,7 @@ struct Walk {
   int row, many;
   float factor, slope;
 
-  // Weighs the scores of step t; LAST: some of its keys are seen by no row, or not by all. (64, STEP)
+  // Applies mask and softmax to the scores of step t; LAST: some keys of the step are masked. (64, STEP)
   template <bool LAST> __device__ __forceinline__ bool weigh(float (&s)[32], int t) {
     int key = t * STEP + threadIdx.x % 4 * 2;
     if (LAST) mask(s, many - key, row - key);
@@ -235,7 +236,7 @@ struct Walk {
     weights(p, s);
   }
 
-  // Scores of step t, and the values of the one before. Nothing branches while products run.
+  // Scores of step t and values of step t - 1. No branches while the products run: ptxas would serialise them.
   template <bool LAST> __device__ __forceinline__ void step(int t) {
     float s[32];
     Place before = place; // of the values
@@ -247,8 +248,8 @@ struct Walk {
     products_wait<1>();
     settle(s);
     bool grown = weigh<LAST>(s, t);
-    // By its condition this comes behind the exponentials, and by its nature before the wait, which the assembler would
-    // otherwise put first.
+    // The condition is always true. It depends on the sums, so the release stays behind the exponentials, and it must
+    // precede the wait, which the assembler would otherwise move in front of them.
     if (!(rows.sum[0] + rows.sum[1] < 0.0f)) release(ring, place);
     products_wait<0>();
 #pragma unroll
@@ -274,14 +275,14 @@ struct Walk {
   }
 };
 
-// Where this warp's queries are, and later what it writes. The thread's number is read anew: registers are short.
+// The warp's staging rows: its queries, later its output. Reads the thread id again to save a register.
 __device__ __forceinline__ u32 own(const Ring &ring) {
   u32 thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return ring.staging() + (thread / 32 - SERVERS * 4) * (2048 * PANELS);
 }
 
-// This warp's queries to where products read them: registers, or `staging`.
+// Moves this warp's queries to where the products read them: registers, or `staging`.
 __device__ __forceinline__ void take(const Ring &ring, Place &place, Rows &rows, u32 staging) {
   await(ring, place);
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -303,7 +304,7 @@ __device__ __forceinline__ void take(const Ring &ring, Place &place, Rows &rows,
 #endif
 }
 
-// The rows of o of the item's tile m, whose queries come next in the ring.
+// Computes the rows of o of tile m of an item, whose queries come next in the ring.
 __device__ __forceinline__ void attend(const Ring &ring, Place &place, const Item &item, int m, int tiles, int steps, u16 *o,
                                        float *lse, int heads, float factor, float slope) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, first = item.first + m * 64;

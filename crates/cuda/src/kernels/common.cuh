@@ -1,5 +1,5 @@
-// What every kernel file starts with: element types without CUDA's headers, which NVRTC does not have built in. A file
-// is compiled for one element type at a time: TYPE is 0 for f32, 1 for bf16, 2 for f16. Arithmetic is in f32.
+// Header of every kernel file: element types without CUDA's headers, which NVRTC does not contain. A file is compiled
+// for one element type at a time: TYPE is 0 for f32, 1 for bf16, 2 for f16. Arithmetic is in f32.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -12,7 +12,7 @@ typedef float T;
 typedef u16 T;
 #endif
 
-// Codes of the status word: what a kernel refuses. launch/mod.rs has the sentences.
+// Codes of the status word, for invalid input data; launch/mod.rs has their messages.
 #define BAD_TOKEN 1u
 #define BAD_SPAN 2u
 #define BAD_ROW 3u
@@ -22,7 +22,7 @@ __device__ __forceinline__ u16 float_to_bf16(float x) { u16 r; asm("cvt.rn.bf16.
 __device__ __forceinline__ float f16_to_float(u16 x) { float r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x)); return r; }
 __device__ __forceinline__ u16 float_to_f16(float x) { u16 r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r; }
 
-// An element as f32, and back with round to nearest even.
+// Converts an element to f32, and back with round to nearest even.
 __device__ __forceinline__ float load(T x) {
 #if TYPE == 0
   return x;
@@ -43,20 +43,21 @@ __device__ __forceinline__ T store(float x) {
 #endif
 }
 
-// Says to the host what a kernel refuses; the largest code of a step stays.
+// Reports invalid input data to the host; the largest code of a step is kept.
 __device__ __forceinline__ void refuse(u32 *status, u32 code) { atomicMax(status, code); }
 
-// What every kernel begins with: it may be launched while the kernels before it end (programmatic dependent launch), and
-// reads and writes nothing before those have ended and their memory is seen. Every block waits, so whoever waits for this
-// kernel has waited for all before it. (Letting the next one come earlier, by griddepcontrol.launch_dependents, gains 1 % for
-// steps of 16 384 tokens of ESM-2 8M and 150M and costs 35M 1 to 2 %, which has blocks that stay wait beside others.)
+// Called first in every kernel. With programmatic dependent launch, a kernel may start before its predecessors have
+// finished; it must not access memory before they have finished and their writes are visible. Every block waits here,
+// so whatever waits for this kernel has waited for all before it. (Starting the next kernel earlier by
+// griddepcontrol.launch_dependents gains 1 % for steps of 16 384 tokens of ESM-2 8M and 150M and costs 1 to 2 % for
+// 35M, where waiting blocks occupy multiprocessors.)
 __device__ __forceinline__ void after_predecessors() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Several neighbouring elements at once. CODE is an element type as in TYPE, so a kernel can hold several of them.
+// Conversions of several adjacent elements. CODE is an element type as in TYPE, so that a kernel can use several types.
 template <int CODE> struct Element { typedef u16 type; };
 template <> struct Element<0> { typedef float type; };
 
@@ -72,7 +73,7 @@ template <int CODE> __device__ __forceinline__ typename Element<CODE>::type narr
   else return float_to_f16(x);
 }
 
-// A pair of 16-bit elements in a word.
+// Unpacks a word of two 16-bit elements.
 template <int CODE> __device__ __forceinline__ void unpack(u32 pair, float &low, float &high) {
   if constexpr (CODE == 1) {
     low = __uint_as_float(pair << 16);
@@ -90,7 +91,7 @@ template <int CODE> __device__ __forceinline__ u32 pack(float low, float high) {
   return pair;
 }
 
-// MANY elements, aligned to 16 bytes (to 8 where they fill no more), or one.
+// Loads MANY elements, aligned to 16 bytes (8 bytes if they are no longer), or one element of any alignment.
 template <int CODE, int MANY>
 __device__ __forceinline__ void load_many(const typename Element<CODE>::type *from, float (&x)[MANY]) {
   if constexpr (MANY == 1) {

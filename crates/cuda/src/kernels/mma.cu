@@ -1,10 +1,11 @@
-// Matrix products by mma.sync, for compute capability 8.0 and newer: y (R, N) = f(x (R, K) w (N, K)^T + b (N)) + r (R, N),
-// row-major, with elements of 16 bits (m16n8k16) or f32 cut to TF32 (m16n8k8), of any width and alignment. It computes the
-// forms that `wgmma.cu` does not.
+// Matmul by mma.sync, for compute capability 8.0 and newer: y (R, N) = f(x (R, K) w (N, K)^T + b (N)) + r (R, N),
+// row-major, with 16-bit elements (m16n8k16) or f32 rounded to TF32 (m16n8k8), of any width and alignment. It computes
+// the forms that
+// `wgmma.cu` does not support.
 //
 // Invariant: an element is summed over k in order, one instruction after another into one f32 accumulator, from whole
-// zero-filled stages, and the bias is added in f32. Where there is a residual, the sum is rounded to the element type before
-// the residual is added, and the result is rounded again. The tile does not change the bits.
+// stages that are zero-filled at the end of k; the bias is added in f32. With a residual, the sum is rounded to the
+// element type before the residual is added, and the result is rounded again. The tile shape does not change the bits.
 //
 // With a gate, w has 2 N rows, and y = gelu(x w[..N]^T + b[..N]) (x w[N..]^T + b[N..]): the rows of w in a tile are ordered
 // so that one thread has both factors.

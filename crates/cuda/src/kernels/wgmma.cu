@@ -1,18 +1,19 @@
-// Products on Hopper's tensor cores: y (R, N) = f(x (R, K) w (N, K)^T + b (N)) + r (R, N), row-major. Tiles travel by
-// TMA through a ring of stages in shared memory: one warp fetches, two warpgroups multiply (wgmma) and finish in
-// registers what stands behind the product.
+// Matmul on Hopper's tensor cores: y (R, N) = f(x (R, K) w (N, K)^T + b (N)) + r (R, N), row-major. Warp-specialised
+// and persistent: one producer thread loads tiles by TMA into a ring of STAGES stages in shared memory (the third
+// warpgroup); two consumer warpgroups multiply them (wgmma) and run the epilogue in registers.
 //
-// Invariant: an element is summed over k in order by one thread, 16 columns of k with each instruction, from zero-filled
-// whole stages, and the bias is added in f32. Where there is a residual, the sum is rounded to the element type, the residual
-// is added, and the result is rounded again. So an element's bits do not depend on the number of rows nor on its place among
-// them, nor on the tile, which is for speed alone.
+// Invariant: one thread sums an element over k in order, 16 columns of k per instruction, from whole stages that are
+// zero-filled at the end of k; the bias is added in f32. With a residual, the sum is rounded to the element type, the
+// residual is added, and the result is rounded again. So the bits of an element depend neither on the number of rows,
+// nor on its row, nor on the tile shape, which affects speed only.
 //
-// With a gate, w has 2 N rows, and y = gelu(x w[..N]^T) (x w[N..]^T): a tile is as many columns of the one as of the other,
-// so that a thread has both.
+// With a gate, w has 2 N rows and y = gelu(x w[..N]^T) (x w[N..]^T): a tile has as many columns of the first half as
+// of the second, so that one thread has both sums of an output.
 //
-// Constants: those of wgmma.cuh, and the form: MA, 64 rows each, of a warpgroup's tile; PINGPONG (1: the warpgroups take
-// tiles in turns, so that one multiplies while the other finishes; 0: they share a tile's rows); CLUSTER blocks one below
-// the other; GROUP: rows of tiles that are swept over all columns together, so that L2 holds what they read.
+// Constants: those of wgmma.cuh; MA, the rows of a warpgroup's tile in units of 64; PINGPONG (1: the consumer
+// warpgroups take alternate tiles, so that one multiplies while the other runs its epilogue; 0: cooperative, they
+// split the rows of a tile); CLUSTER, the blocks of a cluster, one below the other; GROUP, the rows of tiles that are
+// processed over all columns before the next rows, so that their loads hit L2.
 
 #define WM (64 * MA)                         // rows of a warpgroup's tile
 #define SHARE (PINGPONG ? 1 : 2)             // warpgroups that share a tile
@@ -26,7 +27,7 @@
 #define THREADS 384
 static_assert(EPILOGUE != 3 || CLUSTER == 2, "a block fetches the gates, the other what they pass");
 
-// Tile number t, in tiles: GROUP rows are swept column by column.
+// Position of tile number t, in units of tiles: within a group of GROUP rows, tiles are numbered column by column.
 struct Tile { int row, column; };
 __device__ __forceinline__ Tile tile_of(int t, int rows, int columns) {
   int group = t / (GROUP * columns), first = group * GROUP, height = min(GROUP, rows - first);
@@ -34,8 +35,8 @@ __device__ __forceinline__ Tile tile_of(int t, int rows, int columns) {
   return Tile{first + inside % height, inside / height};
 }
 
-// x: (R, K), w: (N, K), y, r: (R, N), each described with the box that is fetched: (BM, DEPTH), (BN / CLUSTER, DEPTH),
-// (16, 64), (BM, 64). b: (N) or null. Blocks: any number of clusters.
+// x: (R, K), w: (N, K), y, r: (R, N), as tensor maps with TMA boxes (BM, DEPTH), (BN / CLUSTER, DEPTH), (16, 64), (BM,
+// 64). b: (N) or null. Grid: any number of clusters.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map y,
       const __grid_constant__ Map r, const u16 *b, int rows, int n, int k) {
@@ -102,7 +103,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       Place place(number);
       number += TURNS * (blocks + EXTRA);
       if (TURNS == 2) {
-        // Nobody waits for a stage whose round before has not begun.
+        // The first tile of the first warpgroup must not wait: nobody has passed the turn yet.
         if (turn + side > 0) wait(turns + side * 8, turn + side - 1 & 1);
         turn++;
       }
@@ -134,7 +135,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       pin(sums);
       release(before);
 
-      // The sums of piece c become what is stored.
+      // Epilogue: turns the sums of piece c into the values to store.
       auto finish = [&](int c) {
 #pragma unroll
         for (int j = c * 8; j < c * 8 + 8; j += 2) {
@@ -156,7 +157,8 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
 #if EPILOGUE == 1
               u = x_phi(u), v = x_phi(v);
 #elif EPILOGUE == 2
-              // Rounded before the residual is added too, as where the two are separate layers: cuBLASLt's bits where y is r.
+              // Rounded before the residual is added, as in separate layers; these are also cuBLASLt's bits with the
+              // residual in y.
               unpack<TYPE>(add_pairs<TYPE>(pack<TYPE>(u, v), there[q]), u, v);
 #elif EPILOGUE == 3
               u = x_phi(u) * sums[m][at + BN / 4], v = x_phi(v) * sums[m][at + 1 + BN / 4];
@@ -166,13 +168,14 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
         }
       };
 #if EPILOGUE == 2
-      // Stages are given back before anything is stored.
+      // Stages of the residual are released before anything is stored, so that the producer can continue.
 #pragma unroll
       for (int c = 0; c < CHUNKS; c++) {
         finish(c);
         if (c % IN_STAGE == IN_STAGE - 1 || c == CHUNKS - 1) {
-          // What was read has arrived before the copy engine may overwrite it: the products of others come first at
-          // shared memory, so reads may take longer than a copy.
+          // Reads of the residual must have completed before TMA may overwrite the stage: the other warpgroup's wgmma
+          // has priority at shared memory, so a read may take longer than the next copy. Hence the proxy fence before
+          // the release.
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
           release(extra.stage);
@@ -196,6 +199,6 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
     if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     __syncwarp();
   }
-  // No block leaves while others arrive at its barriers.
+  // No block may exit while others of the cluster still arrive at its barriers.
   if (CLUSTER > 1) cluster_sync();
 }

@@ -1,10 +1,10 @@
-// What products of Hopper's tensor cores share: operands and stages in swizzled shared memory, blocks of a cluster, what
-// becomes of sums in registers.
+// Shared by the wgmma kernels: operand descriptors and stages in swizzled shared memory, cluster communication, and the
+// epilogue of sums in registers.
 //
 // Invariant: an element of y is a function of its sum and its column.
 //
-// Constants: TYPE (1 bf16, 2 f16), EPILOGUE (0, 1: gelu, 2: a residual is added, 3: a gate), BN columns of a tile, CLUSTER
-// blocks that share what they fetch of w, STAGES.
+// Constants: TYPE (1 bf16, 2 f16), EPILOGUE (0: none, 1: GELU, 2: residual, 3: gate), BN, the columns of a tile,
+// CLUSTER, the blocks that share their loads of w by multicast, STAGES.
 
 #define DEPTH 64                             // of k in a stage: 128 bytes, as wide as shared memory is swizzled
 #define B_BYTES (BN * 128)                   // of w in a stage
@@ -13,12 +13,12 @@
 #define PIECE 2048                           // bytes of a warp's 16 rows of a piece
 static_assert(YN % 64 == 0, "pieces are 64 columns");
 
-// At the same place in another block of the cluster.
+// Arrives at the barrier with the same offset in another block of the cluster.
 __device__ __forceinline__ void arrive_at(u32 barrier, u32 block) {
   asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
                "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(block) : "memory");
 }
-// At the same place in all of them, by a warp: each lane in one.
+// Arrives at the barrier with the same offset in all blocks of the cluster: each lane of the warp in one.
 __device__ __forceinline__ void arrive_in_all(u32 barrier, int lane) {
   if (lane < CLUSTER) {
     if (CLUSTER > 1) arrive_at(barrier, lane);
@@ -29,7 +29,7 @@ __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// To the same place in all blocks of the cluster.
+// Loads a box by TMA to the same offset in all blocks of the cluster (multicast).
 __device__ __forceinline__ void fetch_for_all(u32 to, const Map &map, u32 barrier, int column, int row) {
 #if CLUSTER > 1
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -83,11 +83,12 @@ __device__ __forceinline__ void multiply(float (&d)[BN / 2], u64 a, u64 b, int a
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" OPERATION "{" NUMBERS "}, " INPUTS ", 1, 1, 0, 0;\n}"
                : SUMS : "l"(a), "l"(b), "r"(add));
 }
-// What the tensor cores read at an address: rows of 128 bytes, swizzled in groups of eight, k along the rows.
+// Matrix descriptor of an operand in shared memory: K-major rows of 128 bytes, 128-byte swizzle in groups of eight
+// rows.
 __device__ __forceinline__ u64 operand(u32 address) {
   return (u64)(address >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
-// The compiler leaves the sums where they are.
+// Keeps the compiler from moving the sums to other registers while asynchronous wgmma instructions write them.
 template <int ATOMS> __device__ __forceinline__ void pin(float (&d)[ATOMS][BN / 2]) {
 #pragma unroll
   for (int m = 0; m < ATOMS; m++)
@@ -98,7 +99,7 @@ template <int N> __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// A place in the ring, and how often it was passed.
+// A position in the ring of stages, with the parity of its round.
 struct Place {
   int stage;
   u32 parity;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void store_pieces(u32 at, const u32 (&v)[4]) {
                ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 
-// The lane's place in 16 rows of 8 columns, twice, of a piece: its row, and the word of 16 bytes is swizzled by that.
+// Address offset of the lane's row in a 16 x 16 block of a piece: the 16-byte word is swizzled by the row.
 __device__ __forceinline__ u32 lane_at(int word) {
   const u32 lane = threadIdx.x % 32;
   return lane % 16 * 128 + (((word + lane / 16) ^ lane % 8) << 4);
@@ -131,8 +132,7 @@ template <int CODE> __device__ __forceinline__ u32 add_pairs(u32 a, u32 b) {
   return sums;
 }
 
-// b of a tile's columns: a lane holds pairs of columns lane, lane + 32, ..., from which
-// others take what they need.
+// Bias of a tile's columns: lane i holds the pairs of columns i, i + 32, ..., and other lanes read them by shuffle.
 struct Columns {
   static const int PAIRS = (BN / 2 + 31) / 32;
   u32 bias[PAIRS];
@@ -144,7 +144,7 @@ struct Columns {
       bias[i] = EPILOGUE != 3 && b && there ? *(const u32 *)(b + column) : 0;
     }
   }
-  // Of columns j and j + 1 in 8: what a thread's sums there take.
+  // Returns the biases that this thread's sums in the 8-column groups j and j + 1 need.
   __device__ __forceinline__ void of(int j, float (&b)[4]) const {
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -155,8 +155,8 @@ struct Columns {
   }
 };
 
-// Piece c of a warp's sums goes to `to` in shared memory and from there, by one lane, to y. Groups are counted to know
-// which of DEEP buffers was read, so there is one even of nothing.
+// Writes piece c of a warp's sums to `to` in shared memory and from there, by TMA of one lane, to y. Waiting counts
+// commit groups to know that a buffer of the DEEP was read, so a group is committed even if there is nothing to store.
 template <int DEEP>
 __device__ __forceinline__ void put_piece(const Map &y, const float (&sums)[BN / 2], int c, u32 to, int column, int row,
                                           bool there) {

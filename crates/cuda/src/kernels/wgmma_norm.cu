@@ -1,8 +1,10 @@
-// A layer norm and its product on Hopper's tensor cores: y (R, N) = f(norm(x) (R, K) w (N, K)^T + b (N)), row-major. Rows
-// stay: a block has 128 rows of x in shared memory, normalises them where they lie, and takes tiles of w through a ring,
-// which one warp fetches. Two pairs of warpgroups take turns: one pair multiplies while the other finishes.
+// Fused layer norm and matmul on Hopper's tensor cores: y (R, N) = f(norm(x) (R, K) w (N, K)^T + b (N)), row-major. A
+// block keeps 128 rows of x in shared memory and normalises them in place; one producer warp loads tiles of w through
+// a ring of stages. Two pairs of consumer warpgroups alternate (ping-pong): one pair multiplies while the other runs
+// its epilogue.
 //
-// Invariant: y has the bits of `layer_norm` and `wgmma` one after the other. Rows are rounded to TYPE between.
+// Invariant: y has the bits of the separate kernels `layer_norm` and `wgmma`; normalised rows are rounded to TYPE
+// between.
 //
 // Constants: those of wgmma.cuh (EPILOGUE 0 or 1) and rows.cuh (COLUMNS is K, GROUP 32), PARAM the type of gamma and beta,
 // LENT (1: the pairs share their buffers of y, which leaves room for longer rows).

@@ -1,5 +1,5 @@
-//! Attention. Invariant: which kernel runs follows from the element type, the head and the card alone, the same for every
-//! sequence of a run; which form of it runs depends on counts, for speed alone: all forms of a kernel give the same bits.
+//! Attention. Invariant: the kernel is determined by the element type, the head and the GPU, for all sequences of a
+//! run. The counts of a step only choose among variants of a kernel, which differ in speed and give the same bits.
 
 use super::{Call, Tensor};
 use crate::context::Card;
@@ -9,26 +9,26 @@ use exec::DeviceError;
 use graph::ops::{Attention, Bias, Mask, Qkv};
 use graph::{Counts, DType};
 
-/// The widest head.
+/// Largest head dimension.
 const MAX_HEAD_DIM: u32 = plan::WIDEST_HEAD;
-/// Warps of a block in the forms of `attention.cu`.
+/// Numbers of warps of a block in the variants of `attention.cu`.
 const WARPS: [u32; 3] = [2, 4, 6];
-/// The forms of `attention_hopper.cu` for heads of 64 columns: warpgroups of a block, tiles of 64 queries of each, stages
-/// of 64 keys, blocks of a multiprocessor, heads of a block. A short sequence is one block's, whole, and with several heads
-/// the search for it is shared. Longer ones are `attention_stay.cu`'s, which gives the same bits.
+/// Variants of `attention_hopper.cu` for heads of 64 columns: [warpgroups of a block, tiles of 64 queries per
+/// warpgroup, stages of 64 keys, blocks per multiprocessor, heads of a block]. A short sequence is computed by one
+/// block; several heads share the search for it. Longer sequences use `attention_stay.cu`, which gives the same bits.
 const FORMS: [[u32; 5]; 2] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2]];
-/// The forms of `attention_stay.cu` for heads of 64 columns: warpgroups that multiply, and that fetch and rotate; tiles of
-/// 64 rows in shared memory. The second one has registers for plain attention only (H200, 40 heads, 65 536 tokens of 1 024
-/// and 4 096: 1 612 and 6 052 us for 1 820 and 6 623).
+/// Variants of `attention_stay.cu` for heads of 64 columns: [consumer warpgroups, warpgroups that load and rotate,
+/// tiles of 64 rows in shared memory]. The second has registers for plain attention only (H200, 40 heads, 65 536
+/// tokens in sequences of 1 024 and 4 096: 1 612 and 6 052 us, against 1 820 and 6 623 for the first).
 const STAY: [[u32; 3]; 2] = [[3, 2, 25], [4, 1, 23]];
-/// The same for heads of 128 columns, of all lengths (H200, 20 heads, 65 536 tokens of 51 and 168 and 4 096, against
-/// `attention_hopper.cu`: 507, 668 and 9 561 us for 1 053, 1 027 and 12 664).
+/// Variants for heads of 128 columns, for all lengths (H200, 20 heads, 65 536 tokens in sequences of 51, 168 and 4 096:
+/// 507, 668 and 9 561 us, against 1 053, 1 027 and 12 664 of `attention_hopper.cu`).
 const STAY_WIDE: [[u32; 3]; 1] = [[2, 2, 12]];
-/// The forms of `attention_narrow.cu`: warps of a block that multiply, and that fetch and rotate; tiles of 16 queries of each
-/// that multiplies; keys of a slot; slots; blocks of a multiprocessor. (H200, 20 heads of 16, 24 and 32 columns, 16 300
-/// tokens: 168 a sequence 38, 52 and 52 us, 51 a sequence 30, 44 and 42, 1 000 a sequence 157, 197 and 200.)
+/// Variants of `attention_narrow.cu`: [consumer warps of a block, warps that load and rotate, tiles of 16 queries per
+/// consumer warp, keys of a slot, slots, blocks per multiprocessor]. (H200, 20 heads of 16, 24 and 32 columns, 16 300
+/// tokens: in sequences of 168 38, 52 and 52 us, of 51 30, 44 and 42 us, of 1 000 157, 197 and 200 us.)
 const NARROW: [[u32; 6]; 2] = [[2, 1, 2, 64, 2, 6], [4, 1, 3, 176, 2, 3]];
-/// Those of heads of more than 16 columns, for which a multiprocessor has registers for fewer warps.
+/// Variants for heads of more than 16 columns, for which the registers of a multiprocessor hold fewer warps.
 const LESS_NARROW: [[u32; 6]; 2] = [[2, 2, 2, 64, 2, 4], [4, 2, 3, 176, 2, 2]];
 
 pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), DeviceError> {
@@ -48,14 +48,14 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
         call.kernel(&kernel, shape, &args)
     };
     match q.dtype {
-        // Prepared is what any step may call.
+        // Prepare every variant that any step may launch.
         DType::Bf16 | DType::F16 if preparing => Form::all(op, capability).try_for_each(call_form),
         DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts, capability)),
         DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
     }
 }
 
-/// Calls the kernel whose operands come by the copy engine. `args` are those of the other kernels.
+/// Launches the kernel that loads its operands by TMA. `args` are the arguments of the other kernels.
 fn stay(
     call: &mut Call<'_>,
     op: &Attention,
@@ -72,10 +72,10 @@ fn stay(
     call.kernel_on(kernel, shape, &maps, &args[3..17])
 }
 
-/// A kernel with what it takes.
+/// A variant of a kernel, with its launch parameters.
 struct Form {
     file: File,
-    /// What says the form; the kernel of f32 has none. Nothing here is on the heap: a step allocates nothing.
+    /// Constants that define the variant; none for f32. An array, since a step must not allocate.
     constants: [Option<(&'static str, u32)>; 6],
     /// Queries of a block.
     rows: u64,
@@ -83,12 +83,12 @@ struct Form {
     heads: u32,
     threads: u32,
     shared: u32,
-    /// Blocks of a multiprocessor, where blocks stay and take item after item.
+    /// Blocks per multiprocessor of a persistent kernel, whose blocks loop over items.
     resident: Option<u32>,
 }
 
 impl Form {
-    /// `attention_f32.cu`: queries, keys or values, weights.
+    /// `attention_f32.cu`; shared memory holds queries, keys or values, and weights.
     fn f32(op: &Attention) -> Self {
         let words = op.head_dim.div_ceil(4) | 1; // of 16 bytes, of a row
         let shared = 2 * 64 * words * 16 + 64 * 68 * 4;
@@ -103,10 +103,10 @@ impl Form {
         }
     }
 
-    /// `attention.cu`: queries, and the stages of keys and values. Small tiles leave shared
-    /// memory for as many blocks as registers do (H200, d = 64, rotary, for three stages of 64 keys: 2 warps, 51 tokens,
-    /// 202 us for 260). Four stages of 32 keys gain 1 to 4 % with more warps, and spill. Heads wider than 64 were measured
-    /// with two stages of 64 only.
+    /// `attention.cu`; shared memory holds queries and the stages of keys and values. With small tiles, shared memory
+    /// allows as many blocks as registers do (H200, d = 64, rotary, 2 warps, 51 tokens: 202 us, against 260 with three
+    /// stages of 64 keys). Four stages of 32 keys gain 1 to 4 % with more warps, and spill. Heads wider than 64 were
+    /// measured with two stages of 64 only.
     fn of_warps(op: &Attention, warps: u32) -> Self {
         let columns = op.head_dim.next_multiple_of(16);
         let (m_tiles, tile, stages) = match (columns > 64, warps) {
@@ -121,8 +121,8 @@ impl Form {
         Self { file: File::Attention, constants, rows, heads: 1, threads, shared, resident: None }
     }
 
-    /// `attention_hopper.cu`: queries, and the stages of keys and values, 64 rows of each. A fourth block has no registers
-    /// for ALiBi.
+    /// `attention_hopper.cu`; shared memory holds queries and the stages of keys and values, 64 rows each. With ALiBi
+    /// there are no registers for a fourth block.
     fn hopper(op: &Attention, [groups, m_tiles, stages, blocks, heads]: [u32; 5]) -> Self {
         let blocks = if op.bias == Bias::Alibi { blocks.min(3) } else { blocks };
         let constants =
@@ -133,7 +133,7 @@ impl Form {
         Self { file, constants, rows: u64::from(rows), heads, threads: groups * 128, shared, resident: None }
     }
 
-    /// `attention_stay.cu`: tiles, each with three barriers and a note of 32 bytes, and what warpgroups write.
+    /// `attention_stay.cu`; shared memory holds tiles, each with three barriers and a 32-byte item, and output staging.
     fn stay(op: &Attention, [groups, servers, slots]: [u32; 3]) -> Self {
         let constants = constants([("GROUPS", groups), ("SERVERS", servers), ("SLOTS", slots)]);
         let shared = (slots + groups) * 64 * op.head_dim * 2 + slots.next_multiple_of(2) * (3 * 8 + 32);
@@ -141,8 +141,8 @@ impl Form {
         Self { file: File::AttentionStay, constants, rows, heads: 1, threads, shared, resident: Some(1) }
     }
 
-    /// `attention_narrow.cu`: queries of two items, each with the item and a barrier, and stages of keys and values, each with
-    /// two barriers.
+    /// `attention_narrow.cu`; shared memory holds the queries of two items, each with the item and a barrier, and the
+    /// stages of keys and values, each with two barriers.
     fn narrow(op: &Attention, [warps, servers, m_tiles, tile, stages, blocks]: [u32; 6]) -> Self {
         let names = ["WARPS", "SERVERS", "MT", "TILE", "STAGES", "BLOCKS"];
         let values = [warps, servers, m_tiles, tile, stages, blocks];
@@ -153,20 +153,21 @@ impl Form {
         Self { file, constants, rows: u64::from(rows), heads: 1, threads, shared, resident: Some(blocks) }
     }
 
-    /// The most blocks that a card has at once, where they stay. A multiprocessor has a KiB more than a block may ask for,
-    /// and takes one for itself of each (CUDA programming guide, "Technical Specifications per Compute Capability").
+    /// Number of blocks that the GPU runs at once, for a persistent kernel. A multiprocessor has 1 KiB more shared
+    /// memory than a block may use, and reserves 1 KiB per block (CUDA programming guide, "Technical Specifications
+    /// per Compute Capability").
     fn staying(&self, card: &Card) -> Option<u64> {
         let fit = (card.shared + 1024) / (self.shared + 1024);
         self.resident.map(|each| u64::from(each.min(fit.max(1)) * card.multiprocessors))
     }
 
-    /// Whether that one computes it.
+    /// Whether `attention_narrow.cu` supports this op.
     fn is_narrow(op: &Attention) -> bool {
         let plain = op.mask == Mask::Full && op.bias == Bias::None && op.kv_heads == op.heads;
         plain && op.rotary && [16, 24, 32].contains(&op.head_dim)
     }
 
-    /// Those of `attention_stay.cu`.
+    /// The variants of `attention_stay.cu` for this op.
     fn stays(op: &Attention) -> &'static [[u32; 3]] {
         let plain = op.mask == Mask::Full && op.bias == Bias::None && !op.rotary;
         match op.head_dim {
@@ -176,7 +177,7 @@ impl Form {
         }
     }
 
-    /// The forms for short sequences by Hopper's products of warpgroups, where those are used.
+    /// The variants for short sequences by wgmma; `None` if wgmma is not used.
     fn hoppers(op: &Attention, capability: (u32, u32)) -> Option<&'static [[u32; 5]]> {
         match op.head_dim {
             64 if capability == HOPPER => Some(&FORMS),
@@ -185,7 +186,7 @@ impl Form {
         }
     }
 
-    /// All of 16 bits, of one kernel; the last one is for sequences that are no block's alone.
+    /// All 16-bit variants, which belong to one kernel; the last is for sequences longer than a block's queries.
     fn all(op: &Attention, capability: (u32, u32)) -> impl Iterator<Item = Self> {
         let hoppers = Self::hoppers(op, capability).filter(|_| !Self::is_narrow(op));
         let stays = if hoppers.is_some() { Self::stays(op) } else { &[] };
@@ -201,8 +202,9 @@ impl Form {
         narrow.chain(hoppers).chain(warps.iter().map(|&warps| Self::of_warps(op, warps)))
     }
 
-    /// The smallest block that takes an average sequence whole, or else the one that is fastest on long ones. Six warps
-    /// pay for wide heads, and at d = 64 without ALiBi, whose registers leave room for one such block.
+    /// Returns the variant with the smallest block that holds an average sequence, otherwise the fastest for long
+    /// sequences. Six warps are faster for wide heads, and for d = 64 without ALiBi, which leaves registers for only
+    /// one such block.
     fn for_counts(op: &Attention, counts: Counts, capability: (u32, u32)) -> Self {
         let average = counts.tokens / counts.sequences.max(1);
         if Self::is_narrow(op) || Self::hoppers(op, capability).is_some() {
@@ -235,12 +237,12 @@ impl Form {
     }
 }
 
-/// What says a form, and nothing.
+/// Pads a variant's constants with `None`.
 fn constants<const N: usize>(some: [(&'static str, u32); N]) -> [Option<(&'static str, u32)>; 6] {
     std::array::from_fn(|i| some.get(i).copied())
 }
 
-/// What the kernels rely on; gives the matrices of q, k and v.
+/// Checks what the kernels rely on, and returns the matrices of q, k and v.
 fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
     match op.mask {
         Mask::Full | Mask::Causal => {}
@@ -273,7 +275,7 @@ fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
     Ok(qkv)
 }
 
-/// Where k and v begin in a row of the matrices that they are in.
+/// First columns of k and v in their matrices.
 fn columns(op: &Attention) -> [u64; 2] {
     match op.qkv {
         Qkv::Separate => [0, 0],
@@ -281,7 +283,7 @@ fn columns(op: &Attention) -> [u64; 2] {
     }
 }
 
-/// The arguments of every form; the last one, a block's heads, is for the form to say, and read by one kernel.
+/// Returns the arguments of every kernel; the last, the heads of a block, is set by the variant and read by one kernel.
 fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<[Arg; 18], DeviceError> {
     let size = if q.dtype == DType::F32 { 4 } else { 2 };
     let [at_k, at_v] = columns(op).map(|column| column * size);
@@ -313,7 +315,7 @@ fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<
     ])
 }
 
-/// Every head dim of the model families with what they add to scores.
+/// Returns a sample of the kernels: every head dimension of the supported models, with their masks and biases.
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let op = |head_dim, mask, bias, rotary| {
         let (heads, kv_heads, scale, qkv) = (12, 12, 1.0, Qkv::Fused);
@@ -336,14 +338,14 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         }
         kernels
     };
-    // Tables of 16 bits: no model has them, a graph may.
+    // 16-bit cosine and sine tables: no supported model has them, but a graph may.
     let small = [20, 64].map(|head_dim| op(head_dim, Mask::Full, Bias::None, true));
     let narrow = [DType::Bf16, DType::F16];
     let tables = small.iter().flat_map(|op| {
         let of_f32 = Form::f32(op).kernel(op, DType::F32, DType::Bf16);
         narrow.into_iter().map(|dtype| Form::of_warps(op, WARPS[1]).kernel(op, dtype, dtype)).chain([of_f32])
     });
-    // Of plain attention the form that is its own. (`attention_hopper.cu` with four blocks spills a register of it.)
+    // Plain attention has a variant of its own. (`attention_hopper.cu` with four blocks spills a register for it.)
     let plain = op(64, Mask::Full, Bias::None, false);
     let four = narrow.map(|dtype| Form::stay(&plain, STAY[1]).kernel(&plain, dtype, DType::F32));
     ops.iter().flat_map(of).chain(tables).chain(four).collect()

@@ -1,5 +1,5 @@
-//! Linear maps: a product with its bias and residual, and what comes behind it. Invariant: operands are of one float
-//! type, which is what the product's sums are rounded to once; or else x and w are codes, and all others bf16.
+//! Linear layers: a matmul with its bias, residual and epilogue. Invariant: operands have one float type, to which the
+//! sums are rounded once; or x and w are quantized and all others are bf16.
 
 use super::{Call, Tensor};
 use crate::gemm::{self, Form, Norm, Operands};
@@ -7,7 +7,7 @@ use exec::DeviceError;
 use graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use graph::{DType, Layout};
 
-/// Of one element type.
+/// A linear layer whose operands have one element type.
 pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
     let [x, w, y] = [call.input(0)?, call.input(1)?, call.output(0)?];
     let (bias, residual) = added(call, op)?;
@@ -15,7 +15,7 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
     product(call, op, [x, w, y], bias, residual)
 }
 
-/// Of codes, beside bf16.
+/// A linear layer with quantized x and w, and bf16 for the others.
 pub(super) fn codes(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
     let [x, w, y] = [call.input(0)?, call.input(1)?, call.output(0)?];
     let (bias, residual) = added(call, op)?;
@@ -26,7 +26,7 @@ pub(super) fn codes(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError>
     product(call, op, [x, w, y], bias, residual)
 }
 
-/// The bias and the residual.
+/// Returns the bias and the residual.
 fn added(call: &Call<'_>, op: &Linear) -> Result<(Option<Tensor>, Option<Tensor>), DeviceError> {
     let bias = op.bias.then(|| call.input(2)).transpose()?;
     let residual = match op.epilogue {
@@ -82,7 +82,7 @@ fn product(
     Ok(())
 }
 
-/// A norm in front, and the type of its gamma and beta.
+/// Returns the fused layer norm in front, with the element type of its gamma and beta.
 fn norm(call: &Call<'_>, op: &Linear) -> Result<Option<(DType, Norm)>, DeviceError> {
     let Prologue::LayerNorm(LayerNorm { eps }) = op.prologue else { return Ok(None) };
     let (gamma, beta) = (call.input(op.norm_at())?, call.input(op.norm_at() + 1)?);
@@ -92,7 +92,7 @@ fn norm(call: &Call<'_>, op: &Linear) -> Result<Option<(DType, Norm)>, DeviceErr
     }
 }
 
-/// An error unless all are of the type that products of codes give, on a card that has these.
+/// Checks that the GPU has fp8 matmuls and that the other operands have their output type.
 fn accepted_beside_codes(call: &Call<'_>, others: &[Option<Tensor>]) -> Result<(), DeviceError> {
     call.has_codes(DType::F8)?;
     match others.iter().flatten().find(|other| other.dtype != DType::Bf16) {
@@ -101,7 +101,7 @@ fn accepted_beside_codes(call: &Call<'_>, others: &[Option<Tensor>]) -> Result<(
     }
 }
 
-/// An error unless all are rows of one float type.
+/// Checks that all operands are row-major matrices of one float type.
 fn accepted(call: &Call<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
     let dtypes = || operands.iter().flatten().map(|operand| operand.dtype);
     let first = dtypes().next().filter(|dtype| dtype.is_float());

@@ -1,5 +1,5 @@
-//! Ops as calls of kernels: one file for each family. Invariant: preparing a launch and making it run through the same
-//! code, so what a step calls was compiled before it.
+//! Launches of ops: one file for each family of kernels. Invariant: preparing and running a launch take the same code
+//! path, so everything that a step launches was compiled before.
 
 mod attention;
 mod linear;
@@ -18,18 +18,18 @@ use graph::{Bytes, DType, GRANULE, Layout};
 use plan::{CudaKernel, KernelId};
 pub(crate) use rows::{gelu_in_place, norm_of};
 
-/// An op with everything that its kernels need.
+/// The launch of an op, with everything that its kernels need.
 pub(crate) struct Call<'a> {
     pub(crate) context: &'a Context,
     pub(crate) arena: &'a Arena,
     pub(crate) kernels: &'a mut Kernels,
     pub(crate) gemm: &'a mut Gemm,
     pub(crate) launch: &'a Launch<'a>,
-    /// Whether kernels are compiled only.
+    /// Whether kernels are only compiled, not run.
     pub(crate) preparing: bool,
 }
 
-/// A tensor on the card, with the rows of this step.
+/// A matrix in device memory, with the number of rows of this step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tensor {
     pub(crate) address: u64,
@@ -47,7 +47,7 @@ impl Tensor {
         self.rows * self.columns
     }
 
-    /// Elements from one row to the next.
+    /// Number of elements from one row to the next.
     pub(crate) fn stride(&self) -> u64 {
         match Layout::of(self.dtype) {
             Layout::Scaled => self.columns.next_multiple_of(GRANULE),
@@ -55,30 +55,30 @@ impl Tensor {
         }
     }
 
-    /// Where the scales of codes stand: behind the rows of this step.
+    /// Address of a quantized tensor's scales: behind the rows of this step.
     pub(crate) fn scales(&self) -> u64 {
         self.address + self.rows * self.stride()
     }
 }
 
 impl Call<'_> {
-    /// Input `i`.
+    /// Returns input `i`.
     pub(crate) fn input(&self, i: usize) -> Result<Tensor, DeviceError> {
         let operand = self.launch.ins.get(i).ok_or_else(|| self.refused(format!("it has no input {i}")))?;
         self.tensor(operand)
     }
 
-    /// Output `i`, which somebody reads.
+    /// Returns output `i`; an error if it is not used.
     pub(crate) fn output(&self, i: usize) -> Result<Tensor, DeviceError> {
         self.output_if(i)?.ok_or_else(|| self.refused(format!("it has no output {i}")))
     }
 
-    /// Output `i`, if anybody reads it.
+    /// Returns output `i`, or `None` if it is not used.
     pub(crate) fn output_if(&self, i: usize) -> Result<Option<Tensor>, DeviceError> {
         self.launch.outs.get(i).and_then(Option::as_ref).map(|operand| self.tensor(operand)).transpose()
     }
 
-    /// The scratch: its address and size; none is (0, 0).
+    /// Returns the workspace as (address, size); (0, 0) if there is none.
     pub(crate) fn workspace(&self) -> Result<(u64, Bytes), DeviceError> {
         match self.launch.workspace {
             None => Ok((0, Bytes::ZERO)),
@@ -97,12 +97,12 @@ impl Call<'_> {
         Ok(Tensor { address, rows: rows as u64, columns: columns as u64, dtype: operand.spec.dtype })
     }
 
-    /// Calls a kernel, or compiles it for later.
+    /// Launches a kernel, or compiles it while preparing.
     pub(crate) fn kernel(&mut self, kernel: &Kernel, shape: Shape, args: &[Arg]) -> Result<(), DeviceError> {
         self.kernel_on(kernel, shape, &[], args)
     }
 
-    /// The same for a kernel whose first arguments describe matrices.
+    /// Like [`Self::kernel`], for a kernel whose first arguments are tensor maps.
     pub(crate) fn kernel_on(
         &mut self,
         kernel: &Kernel,
@@ -117,12 +117,12 @@ impl Call<'_> {
         }
     }
 
-    /// Where kernels write what they refuse: see [`refusal`].
+    /// Address of the status word, to which kernels write a code for invalid input data ([`refusal`]).
     pub(crate) fn status(&self) -> Arg {
         Arg::pointer(self.kernels.status.address())
     }
 
-    /// An error unless the card has products of these codes.
+    /// Checks that the GPU has matmuls of this quantized element type.
     pub(crate) fn has_codes(&self, of: DType) -> Result<(), DeviceError> {
         if of != DType::F8 {
             return Err(self.refused(format!("GPUs compute with codes of f8, not of {}", of.name())));
@@ -137,18 +137,18 @@ impl Call<'_> {
         }
     }
 
-    /// An error of this op.
+    /// Creates an error of this op.
     pub(crate) fn refused(&self, why: String) -> DeviceError {
         DeviceError::Kernel { op: self.launch.op.name(), why }
     }
 }
 
-/// Whether kernels can count them: in `int`, while elements and bytes are `long long` there.
+/// Whether kernels can index these rows and columns, which are `int` there; elements and bytes are `long long`.
 fn counted(rows: usize, columns: usize) -> bool {
     rows.max(columns) <= i32::MAX as usize
 }
 
-/// What the codes mean that kernels write to the status; `common.cuh` has their names.
+/// Returns the message of a status code; the codes are defined in `common.cuh`.
 pub(crate) fn refusal(code: u32) -> &'static str {
     match code {
         1 => "a token id lies outside of its table",
@@ -158,7 +158,7 @@ pub(crate) fn refusal(code: u32) -> &'static str {
     }
 }
 
-/// Runs a kernel.
+/// Prepares or runs the kernels of a launch.
 pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
     use CudaKernel as K;
     let KernelId::Cuda(kernel) = call.launch.kernel else { return Err(call.launch.wrong_kernel()) };
@@ -183,7 +183,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// A sample of every kernel in every form that models use.
+/// Returns a sample of every kernel in every form that models use.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
     [
         rows::every_kernel(),

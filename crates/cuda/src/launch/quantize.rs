@@ -1,5 +1,5 @@
-//! Rows as e4m3 codes. Invariant: which kernel runs depends on columns and element types, so a row has the same codes in
-//! any step.
+//! Quantization of rows to e4m3. Invariant: the kernel is chosen by columns and element types alone, so a row has the
+//! same quantized values in any step.
 
 use super::rows::{norm, row_width};
 use super::{Call, Tensor};
@@ -8,10 +8,11 @@ use exec::DeviceError;
 use graph::DType;
 use graph::ops::{Activation, Glu, Quantize, Quantized};
 
-/// The most elements of a row that a thread keeps. The fewer threads wait for each other the better: rows of 10 240 with
-/// their GELU take 481 us in 128 threads, 551 in 256, 670 in 512 (H200, 65 536 rows; 2.0 GB).
+/// Largest number of elements of a row that a thread keeps in registers. Fewer threads per row wait less for each
+/// other: rows of 10 240 with GELU take 481 us with 128 threads, 551 with 256, 670 with 512 (H200, 65 536 rows; 2.0
+/// GB).
 const KEPT: u64 = 80;
-/// The same where the gate is kept beside them.
+/// As `KEPT`, if the gate is kept beside the elements.
 const KEPT_GATED: u64 = 48;
 
 pub(super) fn quantize(call: &mut Call<'_>, op: &Quantize) -> Result<(), DeviceError> {
@@ -34,7 +35,7 @@ pub(super) fn quantize(call: &mut Call<'_>, op: &Quantize) -> Result<(), DeviceE
     call.kernel(&kernel(x.dtype, of, codes.columns, group), shape, &args)
 }
 
-/// What rows are before, as `quantize.cu` calls it.
+/// Number of the op in front of the quantization in `quantize.cu`.
 #[derive(Clone, Copy)]
 enum Of {
     Rows,
@@ -48,7 +49,7 @@ fn kernel(dtype: DType, of: Of, columns: u64, group: u64) -> Kernel {
     kernel.with("COLUMNS", columns as i64).with("GROUP", group as i64)
 }
 
-/// The fewest threads that keep a row.
+/// Returns the smallest number of threads that can keep a row in registers.
 fn group(dtype: DType, of: Of, columns: u64) -> Option<u64> {
     let most = match of {
         Of::Rows | Of::Gelu => KEPT,

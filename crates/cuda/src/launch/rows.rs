@@ -1,5 +1,5 @@
-//! Ops on rows: elementwise ones, norms, softmax. Invariant: which kernel runs depends on columns and element types, never
-//! on rows, so a row has the same bits in any step.
+//! Ops on rows: elementwise ops, norms, softmax. Invariant: the kernel is chosen by columns and element types, never
+//! by the number of rows, so a row has the same bits in any step.
 
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
@@ -7,13 +7,13 @@ use exec::DeviceError;
 use graph::DType;
 use graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
 
-/// Threads of a block of elementwise kernels.
+/// Threads of a block of an elementwise kernel.
 const THREADS: u32 = 256;
-/// Accesses of such a thread.
+/// Memory accesses of a thread of an elementwise kernel.
 const STEPS: u64 = 4;
-/// The most elements of a row that a thread of a norm keeps, with the parameters beside them.
+/// Largest number of elements of a row that a thread of a norm keeps in registers, with the parameters beside them.
 const KEPT: u64 = 24;
-/// The same where the largest block has the row.
+/// As `KEPT`, for rows that need the largest block.
 const MOST_KEPT: u64 = 32;
 
 pub(super) fn add(call: &mut Call<'_>) -> Result<(), DeviceError> {
@@ -27,7 +27,7 @@ pub(super) fn gelu(call: &mut Call<'_>) -> Result<(), DeviceError> {
     unary(call, "gelu", x, y)
 }
 
-/// `x = gelu(x)` of so many elements, behind a product: kernel, grid and arguments.
+/// Returns the kernel, grid and arguments of `x = gelu(x)` over `elements` elements, as a pass behind a matmul.
 pub(crate) fn gelu_in_place(dtype: DType, x: u64, elements: u64) -> (Kernel, Shape, [Arg; 3]) {
     let args = [Arg::pointer(x), Arg::pointer(x), Arg::long(elements)];
     (Kernel::new(File::Elementwise, "gelu", dtype), all(elements, wide(dtype)), args)
@@ -90,7 +90,7 @@ pub(super) fn layer_norm(call: &mut Call<'_>, op: &LayerNorm) -> Result<(), Devi
     norm(call, op, [Some(y), mean, rstd], None)
 }
 
-/// A layer norm whose rows are written as they are, as codes, or both.
+/// Runs a layer norm whose output rows are written in their element type, quantized, or both.
 pub(super) fn norm(
     call: &mut Call<'_>,
     op: &LayerNorm,
@@ -111,14 +111,15 @@ pub(super) fn norm(
     let rows = [Arg::long(x.rows), Arg::int(each), Arg::float(op.eps)];
     let args = [x_at, gamma_at, beta_at, y, mean, rstd, rows[0], rows[1], rows[2], codes_at, scales];
     let kernel = layer_norm_kernel(x.dtype, gamma.dtype, x.columns, group);
-    // Without codes the kernel lacks the last two arguments.
+    // Without quantized output the kernel does not have the last two parameters.
     match codes {
         Some(_) => call.kernel(&kernel.on_codes(), shape, &args),
         None => call.kernel(&kernel, shape, &args[..9]),
     }
 }
 
-/// Rows of at most [`KEPT`] elements a lane of a warp through a layer norm in front of a product: kernel, grid and arguments.
+/// Returns the kernel, grid and arguments of a layer norm in front of a matmul, for rows of at most [`KEPT`] elements
+/// per lane of a warp.
 pub(crate) fn norm_of(
     (dtype, params): (DType, DType),
     (rows, columns): (u64, u64),
@@ -132,8 +133,8 @@ pub(crate) fn norm_of(
     (layer_norm_kernel(dtype, params, columns, WARP), shape, args)
 }
 
-/// The grid, and how many rows a group does: several share what it reads of gamma and beta, once there are enough rows for
-/// all groups.
+/// Returns the grid, and the number of rows per group of threads. Once there are enough rows for all groups, a group
+/// does several rows, for which it reads gamma and beta once.
 fn norm_shape(rows: u64, group: u64) -> (Shape, u64) {
     let each = if rows * group >= 1 << 20 { 8 } else { 1 };
     let threads = group.max(128);
@@ -145,8 +146,8 @@ fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> K
     kernel.with("COLUMNS", columns as i64).with("GROUP", group as i64)
 }
 
-/// Threads that share a row in their registers: the fewest that keep the parameters too, or else all of the largest
-/// block; `None` where even those cannot.
+/// Returns the number of threads that share a row in their registers: the fewest that keep the parameters too,
+/// otherwise the largest block; `None` if even that cannot keep a row.
 fn group(dtype: DType, columns: u64) -> Option<u64> {
     let width = row_width(dtype, columns);
     let kept = |group: u64| (columns / width).div_ceil(group) * width;
@@ -175,17 +176,17 @@ pub(super) fn softmax(call: &mut Call<'_>) -> Result<(), DeviceError> {
     call.kernel(&Kernel::new(File::Norm, "softmax", x.dtype), Shape::of(x.rows.div_ceil(4), 128), &args)
 }
 
-/// Elements of 16 bytes.
+/// Number of elements in 16 bytes.
 fn wide(dtype: DType) -> u64 {
     if dtype == DType::F32 { 4 } else { 8 }
 }
 
-/// Elements of an access to rows of `columns`: 16 bytes where all rows are aligned to them.
+/// Number of elements per access to rows of `columns`: 16 bytes if all rows are aligned to 16 bytes.
 pub(super) fn row_width(dtype: DType, columns: u64) -> u64 {
     if columns.is_multiple_of(wide(dtype)) { wide(dtype) } else { 1 }
 }
 
-/// Blocks for all elements of `y` in accesses of `width`.
+/// Returns the grid for all elements of `y` in accesses of `width` elements.
 fn flat(y: &Tensor, width: u64) -> Shape {
     all(y.elements(), width)
 }

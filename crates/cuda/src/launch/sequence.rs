@@ -1,5 +1,5 @@
-//! Ops that know about sequences and positions: embedding, rotary tables, means over sequences, chosen rows. Invariant: ids,
-//! rows and spans are on the card, so their kernels check them and write what they refuse to the status.
+//! Ops on sequences and positions: embedding, rotary tables, means over sequences, row selection. Invariant: ids, rows
+//! and spans are in device memory, so their kernels check them and report invalid values in the status word.
 
 use super::rows::row_width;
 use super::{Call, Tensor};
@@ -8,7 +8,7 @@ use exec::DeviceError;
 use graph::DType;
 use graph::ops::{Embed, SegmentMean, TokenDropout};
 
-/// Warps of a block; a warp has a row.
+/// Warps of a block; each warp processes a row.
 const WARPS: u64 = 8;
 /// Threads of a block.
 const THREADS: u32 = 32 * WARPS as u32;
@@ -45,7 +45,8 @@ pub(super) fn embed(call: &mut Call<'_>, op: &Embed) -> Result<(), DeviceError> 
     call.kernel(&kernel, by_sequence(&x, spans.rows), &args)
 }
 
-/// One row of blocks for each sequence, and one for what is behind the last; about four rows a warp.
+/// Returns a grid with one row of blocks for each sequence and one for the rows behind the last; about four rows a
+/// warp.
 fn by_sequence(x: &Tensor, sequences: u64) -> Shape {
     let blocks = x.rows.div_ceil((sequences + 1) * WARPS * 4).clamp(1, 1024);
     Shape { blocks: (sequences as u32 + 1, blocks as u32, 1), threads: THREADS, shared: 0 }
@@ -55,7 +56,7 @@ fn embed_kernel(entry: &'static str, dtype: DType, row: DType, columns: u64) -> 
     rows_kernel(entry, dtype, columns).with("ROW", code(row))
 }
 
-/// A kernel on rows of `columns`, by the widest access.
+/// Returns a kernel on rows of `columns`, with the widest possible memory access.
 fn rows_kernel(entry: &'static str, dtype: DType, columns: u64) -> Kernel {
     Kernel::new(File::Sequence, entry, dtype).with("WIDTH", row_width(dtype, columns) as i64)
 }
@@ -95,7 +96,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     let mut kernels = vec![];
     for dtype in [DType::F32, DType::Bf16, DType::F16] {
         kernels.push(Kernel::new(File::Sequence, "rotary_table", dtype));
-        // Aligned rows, and others.
+        // Aligned rows, and unaligned rows.
         for columns in [2560, 33] {
             kernels.extend(["embed", "embed_dropout"].map(|entry| embed_kernel(entry, dtype, dtype, columns)));
             kernels.extend(["select_rows", "segment_mean"].map(|entry| rows_kernel(entry, dtype, columns)));

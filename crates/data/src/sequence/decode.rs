@@ -1,6 +1,6 @@
-//! Compressed input, told by its first bytes and never by its name. Invariant: all parts of a stream
-//! that was put together from several are read, what is behind the last of them is an error, every
-//! checksum that is there is held to, and memory is bounded whatever the stream asks for.
+//! Decompresses input, detecting the compression by the first bytes and never by the file name. Invariant: all members
+//! of a concatenated stream are read, data behind the last member is an error, every checksum that is present is
+//! verified, and memory is bounded whatever the stream requests.
 
 use std::io::{self, BufReader, Read};
 
@@ -11,27 +11,27 @@ use lzma_rust2::XzReader;
 use super::stored::Stored;
 use super::zstd::Zstd;
 
-/// The stored bytes held at a time when they are compressed.
+/// Buffer size for the stored bytes of compressed input.
 const STORED_BUFFER: usize = 64 << 10;
 
-/// What a stream may ask for to be decompressed: what `zstd -d` and `xz -9` take at most.
+/// Maximum memory that a stream may request for its decompression: the maximum of `zstd -d` and `xz -9`.
 pub(super) const MOST_MEMORY: u64 = 128 << 20;
 
-/// How input may be compressed.
+/// A supported compression format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// `.gz`, also of several members, as bgzip writes it.
+    /// `.gz`, also with several members, as bgzip writes it.
     Gzip,
-    /// `.bz2`, also of several streams, as pbzip2 writes it.
+    /// `.bz2`, also with several streams, as pbzip2 writes it.
     Bzip2,
-    /// `.zst`, also of several frames, with a window of at most 128 MiB.
+    /// `.zst`, also with several frames, with a window of at most 128 MiB.
     Zstd,
-    /// `.xz`, also of several streams, with a dictionary of at most 128 MiB.
+    /// `.xz`, also with several streams, with a dictionary of at most 128 MiB.
     Xz,
 }
 
 impl Compression {
-    /// Its name.
+    /// Returns the name of the format, which is also the name of its command-line tool.
     pub fn name(self) -> &'static str {
         match self {
             Compression::Gzip => "gzip",
@@ -41,12 +41,13 @@ impl Compression {
         }
     }
 
-    /// What `start`, the first six bytes of a file, say; none of them starts a sequence file.
+    /// Detects the compression from `start`, the first six bytes of a file. No sequence file starts with these
+    /// signatures.
     pub(crate) fn of(start: &[u8]) -> Option<Self> {
         match start {
             [0x1f, 0x8b, ..] => Some(Compression::Gzip),
             [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some(Compression::Bzip2),
-            // A frame, or one to be skipped, which parallel compressors put in front.
+            // A frame, or a skippable frame, which parallel compressors write first.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some(Compression::Zstd),
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(Compression::Xz),
             _ => None,
@@ -54,7 +55,7 @@ impl Compression {
     }
 }
 
-/// The stored bytes and what makes text of them.
+/// The stored bytes together with their decoder.
 pub(super) enum Body {
     Plain(Stored),
     Gzip(Box<MultiGzDecoder<BufReader<Stored>>>),
@@ -64,6 +65,7 @@ pub(super) enum Body {
 }
 
 impl Body {
+    /// Chooses the decoder by the first stored bytes.
     pub(super) fn new(stored: Stored) -> Self {
         let Some(compression) = Compression::of(stored.start()) else { return Body::Plain(stored) };
         let stored = BufReader::with_capacity(STORED_BUFFER, stored);
@@ -72,13 +74,14 @@ impl Body {
             Compression::Bzip2 => Body::Bzip2(Box::new(MultiBzDecoder::new(stored))),
             Compression::Zstd => Body::Zstd(Box::new(Zstd::new(stored, MOST_MEMORY))),
             Compression::Xz => {
-                // The decoder counts its own tables too; they are below 1 MiB.
+                // The decoder's limit includes its own tables, which are below 1 MiB.
                 let kib = (MOST_MEMORY >> 10) as u32 + 1024;
                 Body::Xz(Box::new(XzReader::new_mem_limit(stored, true, kib)))
             }
         }
     }
 
+    /// The compression that was detected; `None` for plain text.
     pub(super) fn compression(&self) -> Option<Compression> {
         match self {
             Body::Plain(_) => None,
@@ -89,6 +92,7 @@ impl Body {
         }
     }
 
+    /// The reader of the stored bytes under the decoder.
     pub(super) fn stored(&self) -> &Stored {
         match self {
             Body::Plain(stored) => stored,
@@ -99,6 +103,7 @@ impl Body {
         }
     }
 
+    /// Removes the decoder and returns the reader of the stored bytes.
     pub(super) fn into_stored(self) -> Stored {
         match self {
             Body::Plain(stored) => stored,

@@ -1,5 +1,5 @@
-//! The text of one input file, from a file or stdin, decompressed if it is compressed, in lines.
-//! Invariant: a compressed stream that is cut short or damaged is an error that names the file.
+//! Reads the lines of one input file or of standard input, decompressed if necessary. Invariant: a truncated or damaged
+//! compressed stream is an error that names the file.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -9,21 +9,23 @@ use super::decode::Body;
 use super::stored::{Input, Stored, is_stdin};
 use crate::{DataError, DataErrorKind};
 
-/// The decoded bytes held at a time.
+/// Size of the buffer of decoded bytes.
 const BUFFER: usize = 256 << 10;
 
-/// One open file, seen as lines that end with LF, CR or CR LF.
+/// An open input file, read as lines that end with LF, CR or CR LF.
 pub(crate) struct Source {
     path: PathBuf,
     body: Body,
     buffer: Vec<u8>,
+    /// The bytes that are decoded but not consumed are `buffer[start..end]`.
     start: usize,
     end: usize,
-    /// Line ends consumed.
+    /// Number of line ends consumed.
     lines: u64,
 }
 
 impl Source {
+    /// Opens the file at `path`, or standard input for `-`.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         if is_stdin(path) {
             return Source::new(path, Box::new(io::stdin()));
@@ -32,6 +34,7 @@ impl Source {
         Source::new(path, Box::new(file))
     }
 
+    /// Reads from `inner`; `path` appears in errors.
     pub(crate) fn new(path: &Path, inner: Box<dyn Read + Send>) -> Result<Self, DataError> {
         let stored = Stored::new(inner).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let body = Body::new(stored);
@@ -39,31 +42,32 @@ impl Source {
         Ok(Source { path, body, buffer, start: 0, end: 0, lines: 0 })
     }
 
+    /// The path that was given, `-` for standard input.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Stored bytes taken so far.
+    /// Stored bytes read so far.
     pub(crate) fn bytes(&self) -> u64 {
         self.body.stored().bytes()
     }
 
-    /// The number of the line of the next byte, from 1.
+    /// The line number of the next byte, from 1.
     pub(crate) fn line(&self) -> u64 {
         self.lines + 1
     }
 
-    /// An error at the current line.
+    /// Returns an error at the current line.
     pub(crate) fn error(&self, kind: DataErrorKind) -> DataError {
         DataError::at(&self.path, kind).with_line(self.line())
     }
 
-    /// What was read, after the end was reached.
+    /// Returns size and digest of the file; call it after the end was reached.
     pub(crate) fn finish(self) -> Input {
         self.body.into_stored().finish(self.path)
     }
 
-    /// The next byte, not consumed; none at the end.
+    /// Returns the next byte without consuming it; `None` at the end.
     #[inline]
     pub(crate) fn peek(&mut self) -> Result<Option<u8>, DataError> {
         if self.start == self.end {
@@ -72,13 +76,13 @@ impl Source {
         Ok(self.buffer[self.start..self.end].first().copied())
     }
 
-    /// Consumes the byte that [`Source::peek`] has shown, which does not end a line.
+    /// Consumes the byte that [`Source::peek`] returned, which must not be a line end (lines are counted elsewhere).
     pub(crate) fn skip_byte(&mut self) {
         debug_assert!(self.start < self.end);
         self.start += 1;
     }
 
-    /// Consumes blanks and empty lines; the first byte that is neither, not consumed.
+    /// Consumes whitespace and empty lines; returns the first other byte without consuming it.
     pub(crate) fn skip_blank(&mut self) -> Result<Option<u8>, DataError> {
         loop {
             match self.peek()? {
@@ -89,11 +93,12 @@ impl Source {
         }
     }
 
-    /// Consumes the UTF-8 mark that some editors put at the start of a file, where nothing was read yet.
+    /// Consumes the UTF-8 byte order mark that some editors put at the start of a file. Call it before anything is
+    /// read.
     pub(crate) fn skip_byte_order_mark(&mut self) -> Result<(), DataError> {
         const MARK: &[u8] = b"\xef\xbb\xbf";
         self.peek()?;
-        // A read may end inside of the mark: where a gzip member does, or a pipe was written in pieces.
+        // A read may end inside the mark: at the end of a gzip member, or if a pipe was written in pieces.
         while self.end < MARK.len() && MARK.starts_with(&self.buffer[..self.end]) && self.read_more()? {}
         if self.buffer[..self.end].starts_with(MARK) {
             self.start = MARK.len();
@@ -101,8 +106,8 @@ impl Source {
         Ok(())
     }
 
-    /// Hands the rest of the line to `f`, in as many pieces as the buffer cuts it into, and consumes
-    /// it with its end.
+    /// Passes the rest of the line to `f`, in as many pieces as the buffer divides it into, and consumes it together
+    /// with its line end.
     #[inline]
     pub(crate) fn line_pieces(&mut self, mut f: impl FnMut(&[u8])) -> Result<(), DataError> {
         while self.peek()?.is_some() {
@@ -124,7 +129,7 @@ impl Source {
         Ok(())
     }
 
-    /// Refills the empty buffer.
+    /// Refills the buffer, which must be empty.
     #[cold]
     fn fill(&mut self) -> Result<(), DataError> {
         self.start = 0;
@@ -132,7 +137,7 @@ impl Source {
         self.read_more().map(drop)
     }
 
-    /// Reads behind what is in the buffer; false at the end.
+    /// Appends decoded bytes to the buffer; false at the end of the input.
     fn read_more(&mut self) -> Result<bool, DataError> {
         loop {
             let free = &mut self.buffer[self.end..];
@@ -147,7 +152,7 @@ impl Source {
         }
     }
 
-    /// What the decoder calls wrong is the data's fault, unless the file below it failed.
+    /// Converts an I/O error. An error of the decoder means corrupt data, unless reading the file itself failed.
     fn read_error(&self, e: io::Error) -> DataError {
         let kind = match self.body.compression() {
             Some(compression) if !self.body.stored().failed() => DataErrorKind::Compressed(compression, e),

@@ -1,5 +1,5 @@
-//! The bytes of a file as they are stored. Invariant: every one of them is hashed exactly once, as it is
-//! read.
+//! Reads the stored bytes of a file and hashes them, and lists the sequence files of a folder. Invariant: every stored
+//! byte is hashed exactly once, as it is read.
 
 use crate::hex::hex;
 use std::fs::{self, File};
@@ -10,35 +10,36 @@ use sha2::{Digest, Sha256};
 
 use crate::{DataError, DataErrorKind};
 
-/// A file that was read to its end.
+/// Path, size and digest of a file that was read to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// As it was given; `-` is standard input.
+    /// The path as it was given; `-` is standard input.
     pub path: PathBuf,
-    /// Its size, as stored.
+    /// Size of the stored (possibly compressed) file in bytes.
     pub bytes: u64,
-    /// Of the bytes as stored.
+    /// SHA-256 of the stored bytes.
     pub sha256: [u8; 32],
 }
 
 impl Input {
-    /// The digest as 64 hexadecimal digits.
+    /// Returns the digest as 64 hexadecimal digits.
     pub fn sha256_hex(&self) -> String {
         hex(&self.sha256)
     }
 }
 
+/// Returns whether `path` is `-`, which stands for standard input.
 pub(super) fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// What names of sequence files end with, behind the ending of a compression.
+/// Extensions of sequence files, before the extension of a compression.
 const ENDINGS: [&str; 9] = [".fa", ".fasta", ".fas", ".fna", ".ffn", ".frn", ".faa", ".fq", ".fastq"];
-/// What names of compressed files end with.
+/// Extensions of compressed files.
 const COMPRESSED: [&str; 4] = [".gz", ".bz2", ".zst", ".xz"];
 
-/// A name for what is made of the file at `path`: its own without what says its format, `stdin` for `-`. Never
-/// dots alone, which would lead out of a folder.
+/// Returns a base name for the outputs made from the file at `path`: its name without the extensions of its format,
+/// `stdin` for `-`. Never dots alone, which would name a parent folder.
 pub fn stem(path: &Path) -> String {
     if is_stdin(path) {
         return "stdin".to_owned();
@@ -52,11 +53,11 @@ pub fn stem(path: &Path) -> String {
     without(&without(&name, &COMPRESSED), &ENDINGS)
 }
 
-/// The sequence files that `paths` name: a file is itself, a folder the files in it whose names end as sequence files' do
-/// (FASTA or FASTQ, plain or compressed), in the order of their names. Folders in a folder are left alone.
+/// Expands `paths` to sequence files: a file stands for itself, a folder for the files in it with the extension of a
+/// sequence file (FASTA or FASTQ, plain or compressed), sorted by name. Subfolders are not searched.
 ///
 /// # Errors
-/// A folder that cannot be read, or that has no sequence file.
+/// A folder that cannot be read, or that contains no sequence file.
 pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
     let mut files = vec![];
     for path in paths {
@@ -86,14 +87,14 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// Whether a file's name is one of FASTA or FASTQ, plain or compressed.
+/// Returns whether a file name has the extension of a FASTA or FASTQ file, plain or compressed.
 fn is_sequence_file(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let plain = COMPRESSED.iter().find_map(|ending| name.strip_suffix(ending)).unwrap_or(&name);
     ENDINGS.iter().any(|ending| plain.len() > ending.len() && plain.ends_with(ending))
 }
 
-/// The bytes of the file at `path`, if it is a regular one; an error if it cannot be read at all.
+/// Returns the size in bytes of a regular file, `None` for another kind of file; an error if it cannot be read.
 pub(super) fn size(path: &Path) -> Result<Option<u64>, DataError> {
     if is_stdin(path) {
         return Ok(None);
@@ -106,12 +107,12 @@ pub(super) fn size(path: &Path) -> Result<Option<u64>, DataError> {
     Ok(facts.is_file().then_some(facts.len()))
 }
 
-/// What the files are, without looking into them; `None` where one can be read only once: standard input, a
-/// pipe.
+/// Returns path, size and digest of every file, without decoding it; `None` if a file can be read only once (standard
+/// input, a pipe). Files may be large: `between` is called before each block that is read, and its error aborts the
+/// reading.
 ///
 /// # Errors
-/// A file that cannot be read.
-/// Files may be large: `between` is asked for every part of them, and its error ends the reading.
+/// A file that cannot be read, or an error of `between`.
 pub fn digests<E: From<DataError>>(
     paths: &[PathBuf],
     between: &dyn Fn() -> Result<(), E>,
@@ -126,6 +127,7 @@ pub fn digests<E: From<DataError>>(
     Ok(Some(inputs))
 }
 
+/// Hashes the file at `path`, calling `between` before each block.
 fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) -> Result<Input, E> {
     let fail = |e| DataError::at(path, DataErrorKind::Read(e));
     let mut file = File::open(path).map_err(fail)?;
@@ -144,21 +146,26 @@ fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) 
     }
 }
 
-/// Bytes that are read ahead: as many as tell one compression from another.
+/// Bytes that are read in advance: as many as are needed to detect the compression.
 const AHEAD: usize = 6;
 
-/// The stored bytes, hashed as they pass.
+/// Reader of the stored bytes that hashes them as they pass.
 pub(super) struct Stored {
+    /// The file, standard input, or any other reader.
     inner: Box<dyn Read + Send>,
     hash: Sha256,
+    /// Bytes read from `inner` so far.
     bytes: u64,
+    /// Whether reading `inner` failed.
     failed: bool,
+    /// The first bytes, read before the compression is known; `ahead_taken` of the `ahead_len` bytes were returned.
     ahead: [u8; AHEAD],
     ahead_len: usize,
     ahead_taken: usize,
 }
 
 impl Stored {
+    /// Reads the first bytes of `inner`.
     pub(super) fn new(inner: Box<dyn Read + Send>) -> io::Result<Self> {
         let (hash, ahead) = (Sha256::new(), [0; AHEAD]);
         let mut new = Stored { inner, hash, bytes: 0, failed: false, ahead, ahead_len: 0, ahead_taken: 0 };
@@ -175,26 +182,27 @@ impl Stored {
         Ok(new)
     }
 
-    /// The first bytes, as many as there are up to [`AHEAD`].
+    /// Returns the first bytes: [`AHEAD`] bytes, or all bytes of a shorter file.
     pub(super) fn start(&self) -> &[u8] {
         &self.ahead[..self.ahead_len]
     }
 
-    /// Bytes taken so far.
+    /// Bytes read so far, including the bytes read in advance.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether the file itself could not be read: then an error of a decoder is not the data's.
+    /// Whether reading the file itself failed. Then an error of the decoder does not mean corrupt data.
     pub(super) fn failed(&self) -> bool {
         self.failed
     }
 
-    /// What was read of the file at `path`.
+    /// Returns size and digest of the bytes that were read; `path` is the name of their file.
     pub(super) fn finish(self, path: PathBuf) -> Input {
         Input { path, bytes: self.bytes, sha256: self.hash.finalize().into() }
     }
 
+    /// Reads from the inner reader and hashes the bytes.
     fn read_hashed(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(out).inspect_err(|e| self.failed |= e.kind() != ErrorKind::Interrupted)?;
         self.hash.update(&out[..n]);
@@ -206,8 +214,8 @@ impl Stored {
 impl Read for Stored {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.ahead_taken < self.ahead_len {
-            // Ahead of the rest and in one call with it, so that whoever looks at the first bytes of
-            // a text (a byte order mark) sees more than these.
+            // The first bytes are returned together with bytes behind them, so that a caller that inspects the start of
+            // a text (a byte order mark) sees more than these few.
             let n = out.len().min(self.ahead_len - self.ahead_taken);
             out[..n].copy_from_slice(&self.ahead[self.ahead_taken..][..n]);
             self.ahead_taken += n;

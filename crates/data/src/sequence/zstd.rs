@@ -1,6 +1,5 @@
-//! A zstd stream: frames one after the other, and frames to be skipped between them (RFC 8878, 3.1).
-//! Invariant: the stream ends where a frame ends, and a frame's checksum, if it has one, is that of its
-//! content.
+//! Decoder for a zstd stream: frames in sequence, with skippable frames between them (RFC 8878, 3.1). Invariant: the
+//! stream ends at the end of a frame, and a frame's checksum, if present, matches its content.
 
 use std::error::Error;
 use std::io::{self, BufRead, ErrorKind, Read};
@@ -8,16 +7,16 @@ use std::io::{self, BufRead, ErrorKind, Read};
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// Decompresses all frames of `stored`; the decoder below knows one.
+/// Decompresses all frames of `stored`; `FrameDecoder` decodes only one frame.
 pub(super) struct Zstd<R> {
     stored: R,
     frame: FrameDecoder,
-    /// Whether a frame was begun and has not ended.
+    /// Whether a frame was started and has not ended.
     open: bool,
 }
 
 impl<R: BufRead> Zstd<R> {
-    /// Frames with a window of more bytes than `most_window` are errors.
+    /// Creates a decoder; a frame with a window of more than `most_window` bytes is an error.
     pub(super) fn new(stored: R, most_window: u64) -> Self {
         let mut frame = FrameDecoder::new();
         frame.set_max_window_size(most_window);
@@ -32,7 +31,7 @@ impl<R: BufRead> Zstd<R> {
         self.stored
     }
 
-    /// Begins the next frame; false if it was one to be skipped, which then is behind.
+    /// Starts the next frame; returns false for a skippable frame, which is consumed.
     fn begin(&mut self) -> io::Result<bool> {
         use FrameDecoderError::ReadFrameHeaderError as Header;
         let length = match self.frame.reset(&mut self.stored) {
@@ -44,7 +43,7 @@ impl<R: BufRead> Zstd<R> {
         if skipped < length { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(false) }
     }
 
-    /// Some bytes of the frame; 0 at its end.
+    /// Decodes some bytes of the current frame; returns 0 at its end.
     fn inside(&mut self, out: &mut [u8]) -> io::Result<usize> {
         while self.frame.can_collect() == 0 && !self.frame.is_finished() {
             let one = BlockDecodingStrategy::UptoBlocks(1);
@@ -53,6 +52,7 @@ impl<R: BufRead> Zstd<R> {
         self.frame.read(out)
     }
 
+    /// Compares the frame's checksum, if it has one, with that of the decoded content.
     fn check(&self) -> io::Result<()> {
         match self.frame.get_checksum_from_data() {
             Some(sum) if self.frame.get_calculated_checksum() != Some(sum) => Err(io::Error::new(
@@ -86,8 +86,8 @@ impl<R: BufRead> Read for Zstd<R> {
     }
 }
 
-/// What kind of error it is: too much memory, a dictionary that is not there, the end of the file (or
-/// another error of it) below the decoder, or wrong data.
+/// Converts a decoder error to an I/O error. Its kind is `OutOfMemory` (window too large), `Unsupported` (missing
+/// dictionary), the kind of the I/O error that caused it (such as the end of the file), or `InvalidData`.
 fn wrong(e: FrameDecoderError) -> io::Error {
     let kind = match &e {
         FrameDecoderError::WindowSizeTooBig { .. } => ErrorKind::OutOfMemory,
@@ -97,6 +97,7 @@ fn wrong(e: FrameDecoderError) -> io::Error {
     io::Error::new(kind, e)
 }
 
+/// Returns the kind of the I/O error among the causes of `e`.
 fn below(e: &(dyn Error + 'static)) -> Option<ErrorKind> {
     match e.downcast_ref::<io::Error>() {
         Some(e) => Some(e.kind()),

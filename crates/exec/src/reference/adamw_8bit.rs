@@ -1,4 +1,4 @@
-//! AdamW with moments of 8 bits. Invariant: p moves by the new moments as they are before they are encoded.
+//! AdamW with 8-bit moments. Invariant: p is updated with the new moments before they are quantized.
 
 use super::optimizer::{Scale, adamw};
 use super::{Operands, ReferenceError, Tensor};
@@ -34,7 +34,7 @@ fn decode(codes: &Codes, (code, absmax): (&[u8], &[f64])) -> Vec<f64> {
     code.iter().enumerate().map(number).collect()
 }
 
-/// Codes and the largest magnitude of each block. A block of zeros is all zero, whatever it is divided by.
+/// Quantized values, and the largest magnitude of each block. A block of zeros stays zero for any divisor.
 fn encode(codes: &Codes, x: &[f64]) -> (Vec<u8>, Vec<f64>) {
     let largest = |block: &[f64]| block.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
     let absmax: Vec<f64> = x.chunks(LENGTH).map(largest).collect();

@@ -1,4 +1,4 @@
-//! `y = a + b`. Invariant: one addition.
+//! Element-wise addition, `y = a + b`. Invariant: one addition per element.
 
 use super::{Operands, ReferenceError, Tensor};
 

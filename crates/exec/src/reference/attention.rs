@@ -1,5 +1,5 @@
-//! Multi-head attention over packed sequences, as its formula stands: all scores of a query, their softmax,
-//! the weighted sum. Invariant: a sequence sees nothing but itself.
+//! Multi-head attention over packed sequences, directly by its formula: all scores of a query, their softmax, the
+//! weighted sum. Invariant: a sequence attends to itself only.
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
@@ -31,7 +31,7 @@ pub(super) fn eval(op: &Attention, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
     Ok(vec![Tensor::f64(&[tokens, heads * d], o), Tensor::f64(&[tokens, heads], lse)])
 }
 
-/// The ALiBi slope of every head of q, 0 without.
+/// The ALiBi slope of every query head; 0 without ALiBi.
 pub(super) fn slopes(op: &Attention) -> Vec<f64> {
     match op.bias {
         Bias::None => vec![0.0; op.heads as usize],
@@ -39,7 +39,7 @@ pub(super) fn slopes(op: &Attention) -> Vec<f64> {
     }
 }
 
-/// The inputs: q, k and v as (matrix, first column), the sequences, and cos and sin.
+/// Inputs of attention: q, k and v as (matrix, first column), the spans of the sequences, and the cos and sin tables.
 pub(super) struct Inputs<'a> {
     pub qkv: [(Matrix<'a>, usize); 3],
     pub spans: Vec<Range<usize>>,
@@ -82,7 +82,7 @@ impl<'a> Inputs<'a> {
         self.qkv[0].0.rows
     }
 
-    /// q, k and v of one head of q of one sequence; q scaled, then q and k rotated.
+    /// q, k and v of one query head of one sequence; q is scaled, then q and k are rotated.
     pub fn head(&self, op: &Attention, span: &Range<usize>, head: usize) -> [Vec<Vec<f64>>; 3] {
         let d = op.head_dim as usize;
         let rows = |(x, first): (Matrix<'_>, usize), head: usize, factor: f64| -> Vec<Vec<f64>> {
@@ -102,8 +102,8 @@ impl<'a> Inputs<'a> {
         [q, k, v]
     }
 
-    /// Half-split rotary embedding: `(a, b) -> (a cos - b sin, b cos + a sin)` for the two halves; `back` is
-    /// the transposed map.
+    /// Half-split rotary embedding: `(a, b) -> (a cos - b sin, b cos + a sin)` for the two halves; `back` selects the
+    /// transposed map.
     pub fn rotate(&self, position: usize, x: &mut [f64], back: bool) {
         let Some((cos, sin)) = &self.tables else { return };
         let half = cos.columns;
@@ -116,7 +116,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Every key that query `i` sees, with its score.
+/// The keys that query `i` attends to, with their scores.
 pub(super) fn scores<'a>(
     mask: Mask,
     i: usize,

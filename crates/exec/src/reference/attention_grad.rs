@@ -1,5 +1,5 @@
-//! The gradient of attention, as its formula stands, from o and lse as they are given. Invariant: a
-//! sequence sees nothing but itself.
+//! Gradient of attention, directly by its formula, from the given o and lse. Invariant: a sequence attends to itself
+//! only.
 
 use super::attention::{Inputs, scores, slopes};
 use super::{Operands, ReferenceError, Tensor, dot};
@@ -48,7 +48,7 @@ fn add(sum: &mut [f64], factor: f64, x: &[f64]) {
     sum.iter_mut().zip(x).for_each(|(s, x)| *s += factor * x);
 }
 
-/// dq, dk and dv side by side, (T, (H + 2 G) d).
+/// Sums of dq, dk and dv, stored side by side: (T, (H + 2 G) d).
 struct Sums {
     columns: usize,
     data: Vec<f64>,
@@ -60,7 +60,8 @@ impl Sums {
         Self { columns, data: vec![0.0; tokens * columns] }
     }
 
-    /// Adds what head `head` of a sequence from row `start` on gives, each part times its factor.
+    /// Adds the gradients of head `head` of a sequence that starts at row `start`: dq, dk and dv, each multiplied by
+    /// its factor.
     fn take(&mut self, op: &Attention, start: usize, head: usize, parts: [(&[Vec<f64>], f64); 3]) {
         let shared = op.heads as usize + head / (op.heads / op.kv_heads) as usize;
         let places = [head, shared, shared + op.kv_heads as usize];

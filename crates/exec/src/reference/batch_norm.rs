@@ -1,4 +1,5 @@
-//! `y = (x - mean) / sqrt(var + eps) * gamma + beta`. Invariant: the statistics are given, not computed.
+//! Batch norm with running statistics, `y = (x - mean) / sqrt(var + eps) * gamma + beta`. Invariant: the statistics
+//! are inputs, not computed.
 
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::BatchNorm;

@@ -1,5 +1,5 @@
-//! Batch normalisation with the statistics of the batch, and the gradients of both forms. Invariant: the
-//! variance is that of the differences from the mean; sums over rows are in their order.
+//! Batch norm with the statistics of the batch, and the gradients of both forms. Invariant: the variance is computed
+//! from differences from the mean; sums over rows are in row order.
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor};
@@ -66,7 +66,7 @@ fn sums(x: Matrix<'_>, term: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
     sums
 }
 
-/// `of(r, c, x[r, c])` everywhere.
+/// Applies `of(r, c, x[r, c])` to every element.
 fn map(x: Matrix<'_>, of: impl Fn(usize, usize, f64) -> f64) -> Tensor {
     let (rows, of) = (x.iter_rows().enumerate(), &of);
     let y = rows.flat_map(|(r, row)| row.iter().enumerate().map(move |(c, &x)| of(r, c, x)));

@@ -1,4 +1,5 @@
-//! `y[r] = x0[r] ++ x1[r] ++ ...`, and the columns of one part. Invariant: numbers are copied.
+//! Concatenation of columns, `y[r] = x0[r] ++ x1[r] ++ ...`, and its gradient, the columns of one operand. Invariant:
+//! values are copied unchanged.
 
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::ConcatGrad;

@@ -1,16 +1,16 @@
-//! The last affine map, the cross-entropy of its softmax, and their gradients. Invariant: rows with a negative
-//! target count for nothing, whatever they hold.
+//! The output projection with its softmax cross-entropy, and their gradients. Invariant: rows with a negative target
+//! contribute nothing, whatever values they hold.
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor, dot, linear_grad::add_scaled};
 use graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
 
-/// What forward and backward read alike.
+/// Inputs shared by forward and backward.
 struct Head<'a> {
     x: Matrix<'a>,
     w: Matrix<'a>,
     bias: Option<&'a [f64]>,
-    /// `None` where the row does not count.
+    /// Target of each row; `None` for ignored rows.
     targets: Vec<Option<usize>>,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Head<'a> {
         Ok(Self { x, w, bias, targets })
     }
 
-    /// Rows that count, with their targets.
+    /// Rows that are not ignored, with their targets.
     fn counting(&self) -> impl Iterator<Item = (usize, usize)> {
         self.targets.iter().enumerate().filter_map(|(r, target)| Some((r, (*target)?)))
     }
@@ -89,7 +89,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// From the largest on, so that no exp overflows (Blanchard, Higham and Higham 2021).
+/// log sum exp(l), relative to the largest logit so that no exp overflows (Blanchard, Higham and Higham 2021).
 fn log_sum_exp(logits: &[f64]) -> f64 {
     let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     top + libm::log(logits.iter().map(|&l| libm::exp(l - top)).sum())
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn known_losses() {
-        // Logits (x, 0): ln 2 at 0; a thousand is no overflow; the third row does not count.
+        // Logits (x, 0): ln 2 at x = 0; x = 1000 must not overflow; the third row is ignored.
         let x = Tensor::f32(&[3, 1], vec![0.0, 1000.0, f32::NAN]);
         let w = Tensor::f32(&[2, 1], vec![1.0, 0.0]);
         let targets = Tensor::i32(&[3], vec![0, 1, -1]);

@@ -1,6 +1,6 @@
-//! A device of reference kernels: the arena is a byte vector; every launch widens its operands and rounds its
-//! results to their element types, to nearest, ties to even. Invariant: it is the yardstick, so it is as plain
-//! as it can be; speed is nobody's concern.
+//! The reference device: the arena is a byte vector; every launch widens its operands to f64 and rounds its results
+//! to their element types, to nearest with ties to even. Invariant: it defines correctness, so it is kept as simple
+//! as possible; speed is irrelevant.
 
 use super::half::{BF16, F16};
 use super::{Data, Tensor, eval};
@@ -10,7 +10,7 @@ use crate::scaled::Codes;
 use graph::{Bytes, Counts, DType, TensorSpec};
 use plan::{KernelId, Kernels};
 
-/// Runs plans for the target `null`.
+/// Runs plans for the target `null` with the reference kernels.
 #[derive(Debug, Default)]
 pub struct ReferenceDevice {
     arena: Vec<u8>,
@@ -48,7 +48,7 @@ impl ReferenceDevice {
     }
 }
 
-/// The elements as they lie in memory; `None` where numbers meet integers or codes.
+/// The bytes of a tensor in an element type; `None` if floats, integers and quantized values do not match.
 fn bytes_of(tensor: &Tensor, dtype: DType) -> Option<Vec<u8>> {
     let columns = tensor.shape.get(1).copied().unwrap_or(1);
     Some(match (&tensor.data, dtype) {
@@ -197,8 +197,8 @@ mod tests {
     use graph::ops::Add;
     use graph::{Dim, Op};
 
-    /// In units of the last place: 1 and a half is a tie and goes to the even 1, 1 and three quarters goes up, and
-    /// the next tie goes up to the even number.
+    /// In units of the last place: 1.5 is a tie and rounds to the even value, 1.75 rounds up, and the next tie rounds
+    /// up to the even value.
     #[test]
     fn sums_are_rounded_once_to_their_element_type() {
         let counts = Counts { tokens: 0, sequences: 0 };

@@ -1,5 +1,5 @@
-//! Rows of tokens to their experts and back. Invariant: a token's sum is in the order of its choices, and a
-//! dropped choice takes no part in it.
+//! Dispatch of tokens' rows to their experts, and their combination. Invariant: a token's sum is in the order of its
+//! choices, and dropped choices are left out.
 
 use super::operands::slots_of;
 use super::{Operands, ReferenceError, Tensor};
@@ -78,7 +78,7 @@ pub(super) fn eval_combine_grad(
     Ok(vec![Tensor::f64(&[k * dy.rows, dy.columns], drows), Tensor::f64(&[dy.rows, k], dgates)])
 }
 
-/// The choices of a token, at least one.
+/// Number of choices per token, at least one.
 fn choices(top_k: u32) -> Result<usize, ReferenceError> {
     match top_k {
         0 => Err(ReferenceError::Attribute { why: "top_k must be at least 1" }),
@@ -86,7 +86,7 @@ fn choices(top_k: u32) -> Result<usize, ReferenceError> {
     }
 }
 
-/// Indices below `choices`, as many as that; -1 is none.
+/// Input of `choices` indices, each below `choices`; -1 means none.
 fn slots(
     ins: &mut Operands<'_>,
     what: &'static str,
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use graph::Op;
 
-    /// Three tokens, two choices each; the second choice of token 1 was dropped.
+    /// Three tokens with two choices each; the second choice of token 1 is dropped.
     fn order() -> [Tensor; 2] {
         [Tensor::i32(&[6], vec![1, 2, 0, 5, 4, -1]), Tensor::i32(&[6], vec![2, 0, 1, -1, 4, 3])]
     }

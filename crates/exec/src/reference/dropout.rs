@@ -1,5 +1,5 @@
-//! Dropout by a counter-based generator. Invariant: whether an element is kept depends on the seed, the stream and
-//! its position alone.
+//! Dropout with a counter-based random generator. Invariant: whether an element is kept depends only on the seed, the
+//! stream and the element's position.
 
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::Dropout;
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
     use graph::Op;
 
-    /// The vectors of the authors' Random123 library, file `kat_vectors`.
+    /// Test vectors of the authors' Random123 library, file `kat_vectors`.
     #[test]
     fn known_answers() {
         let cases = [
@@ -63,7 +63,8 @@ mod tests {
         run(Op::Dropout(Dropout { p, stream }), &ins, &[&x.shape]).remove(0)
     }
 
-    /// The words of counter (0, 0, stream 0, 0) under key 0, above: 0x66 is below a half, the others are not.
+    /// The words of counter (0, 0, stream 0, 0) under key 0, see above: the word 0x66... is below one half, the
+    /// others are not.
     #[test]
     fn words_decide() {
         let ones = Tensor::f32(&[2, 2], vec![1.0; 4]);
@@ -77,7 +78,7 @@ mod tests {
         let x = Tensor::f32(&[100, 101], vec![1.0; 10_100]);
         let kept = |y: &Tensor| floats(y).iter().filter(|&&y| y != 0.0).count() as f64 / 10_100.0;
         let y = dropped(0.25, 0, [1, 2], &x);
-        // Five standard deviations of a share of 0.75 among 10 100.
+        // Five standard deviations of a share of 0.75 of 10 100 elements.
         assert!((kept(&y) - 0.75).abs() < 5.0 * (0.75_f64 * 0.25 / 10_100.0).sqrt());
         for other in [dropped(0.25, 1, [1, 2], &x), dropped(0.25, 0, [2, 2], &x), dropped(0.25, 0, [1, 3], &x)]
         {

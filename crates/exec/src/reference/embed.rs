@@ -1,5 +1,5 @@
-//! Token embedding and its gradient. Invariant: ESM's scale is computed in f32, as the reference implementation does; rows
-//! of `<mask>` are zero, whatever the scale.
+//! Token embedding and its gradient. Invariant: ESM's token-dropout scale is computed in f32, as in the reference
+//! implementation; rows of `<mask>` are zero, whatever the scale.
 
 use super::{Operands, ReferenceError, Tensor, operands::rows_of};
 use graph::ops::{Embed, EmbedGrad, TokenDropout};
@@ -17,7 +17,7 @@ pub(super) fn eval(op: &Embed, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Re
     for (&r, &scale) in rows.iter().zip(&scales) {
         for (c, &e) in table.row(r).iter().enumerate() {
             let e = row.map_or(e, |row| e + row[c]);
-            // Zero, not a product with zero: a scale may be infinite, where every token is masked.
+            // Exactly zero, not a product with zero: the scale is infinite if every token is masked.
             x.push(if scale == 0.0 { 0.0 } else { e * scale });
         }
     }
@@ -52,7 +52,7 @@ pub(super) fn eval_grad(op: &EmbedGrad, ins: &mut Operands<'_>) -> Result<Vec<Te
     Ok(outs)
 }
 
-/// The factor of every token: 0 for `<mask>` and for rows of no sequence.
+/// The scale of every token: 0 for `<mask>` and for rows outside of all sequences.
 fn scales(dropout: &TokenDropout, ids: &[i32], ins: &mut Operands<'_>) -> Result<Vec<f64>, ReferenceError> {
     let mut scales = vec![0.0; ids.len()];
     for span in ins.spans(ids.len())? {
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn token_dropout() {
-        // No mask: 0.88; one of four masked: 0.88 / 0.75; all masked: zero; the last row is in no sequence.
+        // No mask: 0.88; one of four masked: 0.88 / 0.75; all masked: zero; the last row is outside of all sequences.
         let ids = Tensor::i32(&[8], vec![0, 1, 0, 3, 2, 1, 3, 0]);
         let spans = Tensor::i32(&[3, 2], vec![0, 2, 2, 6, 6, 7]);
         let s = 0.88_f32 / 0.75;
@@ -111,7 +111,7 @@ mod tests {
         ];
         let x = Tensor::f32(&[8, 2], x.concat());
         check(embed(Some(ESM), false), &[ids.clone(), table(), spans.clone()], &[x], 0.0);
-        // The added row is part of what is scaled.
+        // The added row is scaled as well.
         let row = Tensor::f32(&[1, 2], vec![1.0, 0.0]);
         let x = Tensor::f32(&[2, 2], vec![2.0 * 0.88, 1.76, 4.0 * 0.88, 4.0 * 0.88]);
         let (ids, spans) = (Tensor::i32(&[2], vec![0, 1]), Tensor::i32(&[1, 2], vec![0, 2]));
@@ -128,7 +128,7 @@ mod tests {
         let drow = Tensor::f32(&[1, 2], vec![16.0, 20.0]);
         check(grad(None, true), &[dx.clone(), ids.clone()], &[dtable.clone(), drow], 0.0);
         check(grad(None, false), &[dx.clone(), ids.clone()], &[dtable], 0.0);
-        // Masked: token 1 of the only sequence, of three; the last row is in no sequence.
+        // Token 1 of the only sequence, of three tokens, is masked; the last row is outside of all sequences.
         let spans = Tensor::i32(&[1, 2], vec![0, 3]);
         let s = 0.88_f32 / (1.0 - 1.0_f32 / 3.0);
         let dtable = Tensor::f32(&[4, 2], vec![0.0, 0.0, 6.0 * s, 8.0 * s, 0.0, 0.0, 0.0, 0.0]);

@@ -1,100 +1,100 @@
-//! What the reference kernels refuse. Invariant: every variant names the operand and the offending number.
+//! Errors of the reference kernels. Invariant: every variant names the operand and the offending number.
 
 use std::fmt;
 
-/// Why an op cannot run on these tensors.
+/// The reason why an op cannot run on the given tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReferenceError {
-    /// The op takes another number of inputs.
+    /// The number of inputs is wrong.
     Inputs {
-        /// What it takes; where one is missing, the number up to that one.
+        /// Number of inputs that the op takes; if one is missing, the number up to and including it.
         wanted: usize,
-        /// What it was given.
+        /// Number of inputs given.
         found: usize,
     },
-    /// The op has another number of outputs.
+    /// The number of outputs is wrong.
     Outputs {
-        /// What was asked for.
+        /// Number of outputs requested.
         wanted: usize,
-        /// What it has.
+        /// Number of outputs of the op.
         found: usize,
     },
-    /// A tensor has more or fewer elements than its shape says.
+    /// The number of elements of a tensor differs from its shape.
     Length {
         /// Position among the inputs.
         input: usize,
-        /// The product of its shape (the largest number where that overflows).
+        /// Product of the shape (`usize::MAX` if it overflows).
         wanted: usize,
-        /// Its elements.
+        /// Number of elements.
         found: usize,
     },
-    /// A tensor holds other elements.
+    /// A tensor has another element type than the op reads.
     DType {
-        /// Its name in the op's documentation.
+        /// Name of the operand in the op's documentation.
         what: &'static str,
         /// The type that the op reads.
         wanted: &'static str,
     },
-    /// A tensor has another number of dimensions.
+    /// A tensor has the wrong number of dimensions.
     Rank {
-        /// Its name in the op's documentation.
+        /// Name of the operand in the op's documentation.
         what: &'static str,
         /// Number of dimensions that the op reads.
         wanted: usize,
-        /// Its shape.
+        /// Shape of the tensor.
         found: Vec<usize>,
     },
-    /// A tensor has another shape.
+    /// A tensor has the wrong shape.
     Shape {
-        /// Its name in the op's documentation.
+        /// Name of the operand in the op's documentation.
         what: &'static str,
-        /// The shape that fits the others.
+        /// Shape that matches the other operands.
         wanted: Vec<usize>,
-        /// Its shape.
+        /// Shape of the tensor.
         found: Vec<usize>,
     },
-    /// A token id or a row index points outside.
+    /// A token id or row index is out of range.
     Index {
-        /// The name of the operand that holds it.
+        /// Name of the operand that contains the index.
         what: &'static str,
-        /// Its position there.
+        /// Position of the index in the operand.
         position: usize,
         /// The index.
         index: i32,
         /// Indices must be in `0..limit`.
         limit: usize,
     },
-    /// A span ends before it starts, or lies outside the rows.
+    /// A span ends before it starts, or lies outside of the rows.
     Span {
-        /// The sequence.
+        /// Index of the sequence.
         sequence: usize,
         /// Its first row.
         start: i32,
-        /// The row after its last.
+        /// Row after its last row.
         end: i32,
         /// Spans must be in `0..rows`.
         rows: usize,
     },
-    /// Two sequences claim one row.
+    /// A row belongs to two sequences.
     Overlap {
-        /// The later sequence.
+        /// Index of the later sequence.
         sequence: usize,
-        /// The row.
+        /// The shared row.
         row: usize,
     },
     /// A sequence is longer than the rotary tables.
     TooLong {
-        /// The sequence.
+        /// Index of the sequence.
         sequence: usize,
-        /// Its tokens.
+        /// Number of its tokens.
         tokens: usize,
-        /// Rows of the tables.
+        /// Number of rows of the tables.
         longest: usize,
     },
-    /// The attributes of the op contradict themselves or the shapes.
+    /// The attributes of the op contradict each other or the shapes.
     Attribute {
-        /// What cannot be.
+        /// The contradiction.
         why: &'static str,
     },
 }

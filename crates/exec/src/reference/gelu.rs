@@ -1,4 +1,4 @@
-//! The exact GELU and its gradient. Invariant: digits are kept in the left tail.
+//! Exact GELU and its gradient. Invariant: the left tail keeps full relative precision.
 
 use super::{Operands, ReferenceError, Tensor};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
@@ -15,18 +15,18 @@ pub(super) fn eval_grad(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Reference
     Ok(vec![Tensor::f64(shape, dx.collect())])
 }
 
-/// `x Phi(x)`.
+/// GELU, `x Phi(x)`.
 pub(super) fn gelu(x: f64) -> f64 {
     x * phi_below(x)
 }
 
-/// `Phi(x) + x phi(x)`.
+/// Derivative of GELU, `Phi(x) + x phi(x)`.
 pub(super) fn slope(x: f64) -> f64 {
     phi_below(x) + x * libm::exp(-0.5 * x * x) / (2.0 * PI).sqrt()
 }
 
-/// `Phi(x) = (1 + erf(x / sqrt 2)) / 2`, written as erfc(-x / sqrt 2) / 2, which is the same number and keeps
-/// its digits where erf is close to -1.
+/// `Phi(x) = (1 + erf(x / sqrt 2)) / 2`, computed as the equal erfc(-x / sqrt 2) / 2, which keeps its precision where
+/// erf is close to -1.
 fn phi_below(x: f64) -> f64 {
     0.5 * libm::erfc(-x * FRAC_1_SQRT_2)
 }
@@ -38,7 +38,7 @@ mod tests {
     use graph::Op;
     use graph::ops::{Gelu, GeluGrad};
 
-    /// `Phi(x)` by Simpson's rule over the density from 0, apart from any erf.
+    /// `Phi(x)` by Simpson's rule over the density from 0, independent of any erf.
     fn phi_by_quadrature(x: f64) -> f64 {
         let n = 2000;
         let density = |t: f64| (-0.5 * t * t).exp() / (2.0 * PI).sqrt();

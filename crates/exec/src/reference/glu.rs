@@ -1,4 +1,5 @@
-//! `y[:, j] = f(x[:, j]) * x[:, F + j]` and its gradient. Invariant: the first half is the gate.
+//! Gated activation, `y[:, j] = f(x[:, j]) * x[:, F + j]`, and its gradient. Invariant: the first half of the columns
+//! is the gate.
 
 use super::{Operands, ReferenceError, Tensor, gelu};
 use graph::ops::{Activation, Glu, GluGrad};

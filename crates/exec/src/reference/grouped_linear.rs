@@ -1,5 +1,5 @@
-//! `y = x W_e^T + b_e` over the rows of each expert, and the gradients. Invariant: sums go over the rows of an
-//! expert in order; rows behind the last offset are not read and give zeros.
+//! Expert matmuls, `y = x W_e^T + b_e` over the rows of each expert, and their gradients. Invariant: sums go over the
+//! rows of an expert in order; rows past the last offset are not read and give zeros.
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor, dot, linear_grad::add_scaled};
@@ -76,7 +76,7 @@ pub(super) fn eval_weight_grad(
     Ok(outs)
 }
 
-/// N of stacked weights (E N, K).
+/// N, the rows of one expert's weight, from stacked weights (E N, K).
 fn rows_of_one(w: Matrix<'_>, experts: u32) -> Result<usize, ReferenceError> {
     match experts as usize {
         experts if experts > 0 && w.rows.is_multiple_of(experts) => Ok(w.rows / experts),
@@ -84,7 +84,7 @@ fn rows_of_one(w: Matrix<'_>, experts: u32) -> Result<usize, ReferenceError> {
     }
 }
 
-/// The rows of each expert.
+/// The range of rows of each expert.
 fn groups(ins: &mut Operands<'_>, experts: u32, rows: usize) -> Result<Vec<Range<usize>>, ReferenceError> {
     let offsets = ins.integers("offsets")?;
     if offsets.len() != experts as usize + 1 {
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn gradients() {
-        // Two rows of nobody, an expert of none.
+        // Two rows belong to no expert, and one expert has no rows.
         let (r, n, k, experts) = (7, 2, 3, 3);
         let offsets = Tensor::i32(&[4], vec![0, 3, 3, 5]);
         let op = Op::GroupedLinear(GroupedLinear { experts, bias: true });

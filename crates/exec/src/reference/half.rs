@@ -1,12 +1,12 @@
-//! The 16-bit formats, to and from f64. Invariant: every 16-bit number is widened exactly, and f64 is rounded
-//! to it once, to nearest, ties to even (IEEE 754-2019, 4.3.1); what is too large becomes an infinity.
+//! The 16-bit float formats, to and from f64. Invariant: every 16-bit number is widened exactly, and f64 is rounded
+//! once, to nearest with ties to even (IEEE 754-2019, 4.3.1); larger numbers become infinity.
 
-/// A binary interchange format of 16 bits.
+/// A 16-bit binary floating-point format.
 #[derive(Clone, Copy)]
 pub struct Half {
     /// Stored bits of the significand.
     significand: u32,
-    /// Exponent of the largest number, which is also the exponent's bias.
+    /// Exponent of the largest finite number, which is also the exponent bias.
     largest: i32,
 }
 
@@ -17,12 +17,12 @@ pub const BF16: Half = Half { significand: 7, largest: 127 };
 pub const F16: Half = Half { significand: 10, largest: 15 };
 
 impl Half {
-    /// The bits of infinity.
+    /// Bits of positive infinity.
     fn infinity(self) -> u16 {
         0x7FFF >> self.significand << self.significand
     }
 
-    /// The number of these bits.
+    /// The number with these bits.
     pub fn widen(self, bits: u16) -> f64 {
         let magnitude = bits & 0x7FFF;
         let exponent = i32::from(magnitude >> self.significand);
@@ -40,13 +40,13 @@ impl Half {
         if bits == magnitude { x } else { -x }
     }
 
-    /// The bits of the nearest number.
+    /// Bits of the nearest number.
     pub fn round(self, x: f64) -> u16 {
         let sign = u16::from(x.is_sign_negative()) << 15;
         if x.is_nan() {
             return sign | 0x7FFF;
         }
-        // Zero and the subnormal numbers of f64 have exponents far below either format's.
+        // Zero and subnormal f64 have exponents far below the range of either format.
         let exponent = (x.to_bits() >> 52 & 0x7FF) as i32 - 1023;
         if exponent > self.largest {
             return sign | self.infinity();
@@ -54,7 +54,7 @@ impl Half {
         let biased = (exponent + self.largest).max(1);
         let unit = biased - self.largest - self.significand as i32;
         let units = libm::scalbn(x.abs(), -unit).round_ties_even() as i32;
-        // A subnormal number lacks the leading one; a carry out of the significand is the next exponent.
+        // A subnormal number has no leading one; a carry out of the significand gives the next exponent.
         let code = units + ((biased - 1) << self.significand);
         sign | (code as u16).min(self.infinity())
     }
@@ -98,7 +98,8 @@ mod tests {
         assert_eq!(BF16.round(1e300), 0x7F80);
     }
 
-    /// Between neighbours a < b, the middle goes to the even one, and what is beside it to the nearer one.
+    /// Between neighbours a < b, the midpoint rounds to the even one, and numbers beside the midpoint to the nearer
+    /// one.
     #[test]
     fn ties_go_to_even() {
         for half in [BF16, F16] {

@@ -1,5 +1,5 @@
-//! Layer normalisation. Invariant: the variance is that of the differences from the mean, so a large mean
-//! costs no digits.
+//! Layer norm. Invariant: the variance is computed from differences from the mean, so a large mean loses no
+//! precision.
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor};
@@ -11,7 +11,7 @@ pub(super) fn eval(op: &LayerNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
     Ok(vec![Tensor::f64(&[x.rows, x.columns], y), Tensor::f64(&[x.rows], means), Tensor::f64(&[x.rows], rstds)])
 }
 
-/// Of rows that were taken already: the normalised ones, their means and their rstds.
+/// Layer norm of a matrix that was taken from the inputs already: normalised rows, means and rstds.
 pub(super) fn eval_of(
     op: &LayerNorm,
     x: &Matrix<'_>,

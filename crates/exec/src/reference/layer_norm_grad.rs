@@ -1,4 +1,4 @@
-//! The gradient of layer normalisation. Invariant: sums over rows are in their order.
+//! Gradient of layer norm. Invariant: sums over rows are in row order.
 
 use super::{Operands, ReferenceError, Tensor};
 

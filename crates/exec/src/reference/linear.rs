@@ -1,4 +1,4 @@
-//! `y = f(p(x) W^T + b)`. Invariant: the bias comes before the epilogue.
+//! Linear layer, `y = f(p(x) W^T + b)`. Invariant: the bias is added before the epilogue.
 
 use super::{Operands, ReferenceError, Tensor, dot, gelu::gelu, layer_norm};
 use graph::ops::{Epilogue, Linear, Prologue};
@@ -38,13 +38,13 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
     Ok(vec![Tensor::f64(&[x.rows, w.rows], y)])
 }
 
-/// Of factors cut to TF32.
+/// Dot product of operands rounded to TF32.
 fn dot_of_cut(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| cut_to_tf32(a) * cut_to_tf32(b)).sum()
 }
 
-/// The nearest number of TF32: 8 bits of exponent and 10 of mantissa, halves away from zero (PTX ISA, `cvt.rna.tf32.f32`).
-/// What is not finite stays.
+/// The nearest TF32 number: 8 bits of exponent and 10 of mantissa, halves away from zero (PTX ISA,
+/// `cvt.rna.tf32.f32`). Infinity and NaN are unchanged.
 fn cut_to_tf32(x: f64) -> f64 {
     const DROPPED: u32 = 13;
     if !x.is_finite() {
@@ -88,7 +88,8 @@ mod tests {
 
     #[test]
     fn a_norm_comes_first_and_its_operands_last() {
-        // Mean 2, variance 1, rstd 1 / sqrt(1 + 3) = 1/2: [-1/2 1/2], times gamma, and beta: [-1/2 3/2].
+        // Mean 2, variance 1, rstd 1 / sqrt(1 + 3) = 1/2: the normalised row is [-1/2 1/2]; with gamma and beta [-1/2
+        // 3/2].
         let [x, gamma, beta] =
             [[1.0, 3.0], [1.0, 2.0], [0.0, 0.5]].map(|v: [f32; 2]| Tensor::f32(&[2], v.to_vec()));
         let x = Tensor { shape: vec![1, 2], ..x };
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn factors_are_cut_to_tf32_and_sums_are_not() {
-        // 1 + 2^-11 is a half: up to 1 + 2^-10; 1 + 2^-12 is cut to 1, and so is -(1 + 2^-12).
+        // 1 + 2^-11 is a tie and rounds up to 1 + 2^-10; 1 + 2^-12 rounds to 1, and -(1 + 2^-12) to -1.
         let half = 1.0 + 2f32.powi(-11);
         let quarter = 1.0 + 2f32.powi(-12);
         let x = Tensor::f32(&[3, 1], vec![half, quarter, -quarter]);
@@ -115,7 +116,7 @@ mod tests {
 
     #[test]
     fn sums_are_in_f64() {
-        // 2^30 + 1 - 2^30: f32 sums give 0.
+        // 2^30 + 1 - 2^30: f32 sums would give 0.
         let x = Tensor::f32(&[1, 3], vec![32768.0, 1.0, -32768.0]);
         let w = Tensor::f32(&[1, 3], vec![32768.0, 1.0, 32768.0]);
         let op = Op::Linear(Linear::new(false, Epilogue::None));
@@ -124,7 +125,7 @@ mod tests {
 
     #[test]
     fn what_is_not_finite_is_not_cut() {
-        // The arena's poison, the other NaNs' ends, infinities.
+        // The arena's NaN fill, the extremes of the other NaNs, and infinities.
         for bits in [u32::MAX, 0x7fff_ffff, 0x7f80_0001, 0xff80_0001] {
             assert!(cut_to_tf32(f64::from(f32::from_bits(bits))).is_nan(), "{bits:x}");
         }

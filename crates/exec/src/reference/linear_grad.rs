@@ -1,5 +1,5 @@
-//! The gradients of the affine map: `dx = dy W`, and `dw = dy^T x`, `db = sum dy`. Invariant: sums are in
-//! the order of the rows summed over.
+//! Gradients of a linear layer: `dx = dy W`, `dw = dy^T x`, `db = sum dy`. Invariant: sums are in the order of the
+//! rows summed over.
 
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::LinearWeightGrad;
@@ -51,7 +51,7 @@ pub(super) fn eval_weight(
     Ok(outs)
 }
 
-/// `sums += a x`.
+/// Adds a scaled vector, `sums += a x`.
 pub(super) fn add_scaled(sums: &mut [f64], a: f64, x: &[f64]) {
     for (sum, &x) in sums.iter_mut().zip(x) {
         *sum += a * x;

@@ -1,5 +1,5 @@
-//! The reference as a machine: what a backend must have to run plans, and no more. Invariant: it needs no hardware, so what is
-//! planned for the target `null` runs anywhere.
+//! The reference machine, the smallest backend that can run plans. Invariant: it needs no hardware, so programs
+//! planned for the target `null` run anywhere.
 
 use super::ReferenceDevice;
 use crate::device::{Device, DeviceError, Kind, Machine};
@@ -7,7 +7,7 @@ use crate::memory;
 use graph::Bytes;
 use plan::{Precision, Target};
 
-/// The machine of the target `null`.
+/// The machine for the target `null`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReferenceMachine;
 

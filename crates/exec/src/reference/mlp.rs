@@ -1,5 +1,5 @@
-//! `y = r + (f(n(x) W1^T + b1) W2^T + b2)`, of the definitions of its parts. Invariant: as everywhere here, nothing is
-//! rounded in between.
+//! Fused MLP, `y = r + (f(n(x) W1^T + b1) W2^T + b2)`, composed of the definitions of its ops. Invariant:
+//! intermediate results are not rounded.
 
 use super::{Operands, ReferenceError, Tensor, layer_norm, linear};
 use graph::ops::{Epilogue, Hidden, Linear, Mlp};
@@ -18,7 +18,7 @@ pub(super) fn eval(op: &Mlp, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Refe
     Ok(vec![product(Linear::new(op.bias[1], epilogue), &hidden, ins)?])
 }
 
-/// A linear of `x` and the inputs that are next.
+/// Linear layer of `x` with the next inputs as its parameters.
 fn product(op: Linear, x: &Tensor, ins: &mut Operands<'_>) -> Result<Tensor, ReferenceError> {
     let rest = 1 + usize::from(op.bias) + usize::from(op.epilogue == Epilogue::Residual);
     let mut operands = vec![x];

@@ -1,8 +1,8 @@
-//! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in
-//! `graph::ops`; everything in f64, weights in C order. They round nothing, except where an op's definition says
-//! f32 (ESM's dropout scale, rotary angles); rounding to an element type is the [`ReferenceDevice`]'s.
+//! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in `graph::ops`; all
+//! arithmetic is f64, weights are in C order. The kernels round nothing, except where an op's definition says f32
+//! (ESM's dropout scale, rotary angles); the [`ReferenceDevice`] rounds results to element types.
 //!
-//! Invariant: bad data is a [`ReferenceError`], never a panic; the same input gives the same bits on every
+//! Invariant: invalid data gives a [`ReferenceError`], never a panic; the same input gives the same bits on every
 //! machine, whatever else is in the batch.
 #![forbid(unsafe_code)]
 
@@ -54,14 +54,15 @@ pub use tensor::{Data, Tensor};
 use graph::Op;
 use operands::Operands;
 
-/// Runs one op. `outs` says which outputs are wanted and their shapes for this step; `None` is one that
-/// `dce` dropped. Inputs are those of the op's documentation, floats (or i32, or codes, where it says so), in C
-/// order. What is computed is f64 and not rounded, so central differences of it are good to about 1e-8.
+/// Runs one op. `outs` gives the shapes of the requested outputs for this step; `None` for an output that `dce`
+/// removed. Inputs are those of the op's documentation, floats (or i32, or quantized values, where it says so), in C
+/// order. Results are f64 and not rounded, so central differences of them are accurate to about 1e-8.
 ///
-/// Rows that no span covers are zero in what `Attention`, its gradient and `Embed` with token dropout give.
+/// In the results of `Attention`, its gradient, and `Embed` with token dropout, rows outside of all spans are zero.
 ///
-/// Errors: inputs that do not fit the op or each other, an index or span outside of what it points into,
-/// and shapes in `outs` that the op does not give.
+/// # Errors
+/// Inputs that do not fit the op or each other, an index or span out of range, and shapes in `outs` that the op does
+/// not give.
 pub fn eval(
     op: &Op,
     ins: &[&Tensor],
@@ -129,7 +130,7 @@ pub fn eval(
     keep(results, outs)
 }
 
-/// Rows of the first wanted output, where no input says them: positions, tokens.
+/// Number of rows of the first requested output, for ops whose inputs do not determine it (positions, tokens).
 fn rows(outs: &[Option<Vec<usize>>]) -> Result<usize, ReferenceError> {
     let Some(shape) = outs.iter().flatten().next() else { return Ok(0) };
     match shape[..] {
@@ -138,7 +139,7 @@ fn rows(outs: &[Option<Vec<usize>>]) -> Result<usize, ReferenceError> {
     }
 }
 
-/// The wanted ones of `results`, which must have the wanted shapes.
+/// Keeps the requested `results` and checks their shapes.
 fn keep(results: Vec<Tensor>, outs: &[Option<Vec<usize>>]) -> Result<Vec<Option<Tensor>>, ReferenceError> {
     if results.len() != outs.len() {
         return Err(ReferenceError::Outputs { wanted: outs.len(), found: results.len() });
@@ -156,7 +157,7 @@ fn keep(results: Vec<Tensor>, outs: &[Option<Vec<usize>>]) -> Result<Vec<Option<
     Ok(kept)
 }
 
-/// `sum_i a[i] b[i]`; the shorter one ends it.
+/// Dot product `sum_i a[i] b[i]`, over the shorter length.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }

@@ -1,10 +1,10 @@
-//! The inputs of an op, taken in the order of its documentation. Invariant: what is taken was checked, so
-//! kernels index without asking again.
+//! The inputs of an op, taken in the order of its documentation. Invariant: each input is checked when it is taken,
+//! so kernels index without further checks.
 
 use super::{Data, ReferenceError, Tensor};
 use std::ops::Range;
 
-/// The inputs that have not been taken yet.
+/// The inputs not yet taken.
 pub(super) struct Operands<'a> {
     ins: &'a [&'a Tensor],
     next: usize,
@@ -31,7 +31,7 @@ impl<'a> Matrix<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// All inputs; each must have the elements that its shape says.
+    /// All inputs. `Err` if the number of elements of one differs from its shape.
     pub fn new(ins: &'a [&'a Tensor]) -> Result<Self, ReferenceError> {
         for (input, tensor) in ins.iter().enumerate() {
             let product = tensor.shape.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
@@ -43,12 +43,12 @@ impl<'a> Operands<'a> {
         Ok(Self { ins, next: 0 })
     }
 
-    /// Whether all were taken.
+    /// Whether all inputs have been taken.
     pub fn is_empty(&self) -> bool {
         self.next == self.ins.len()
     }
 
-    /// Refuses what was not taken.
+    /// `Err` if inputs are left.
     pub fn end(&self) -> Result<(), ReferenceError> {
         if self.is_empty() {
             return Ok(());
@@ -56,7 +56,7 @@ impl<'a> Operands<'a> {
         Err(ReferenceError::Inputs { wanted: self.next, found: self.ins.len() })
     }
 
-    /// Floats of any shape.
+    /// Takes floats of any shape.
     pub fn floats(&mut self, what: &'static str) -> Result<(&'a [usize], &'a [f64]), ReferenceError> {
         let tensor = self.take()?;
         match &tensor.data {
@@ -65,7 +65,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Floats of this shape.
+    /// Takes floats of the given shape.
     pub fn shaped(&mut self, what: &'static str, wanted: &[usize]) -> Result<&'a [f64], ReferenceError> {
         let (shape, data) = self.floats(what)?;
         if shape == wanted {
@@ -74,7 +74,7 @@ impl<'a> Operands<'a> {
         Err(ReferenceError::Shape { what, wanted: wanted.to_vec(), found: shape.to_vec() })
     }
 
-    /// A matrix of any size.
+    /// Takes a matrix of any size.
     pub fn matrix(&mut self, what: &'static str) -> Result<Matrix<'a>, ReferenceError> {
         let (shape, data) = self.floats(what)?;
         match *shape {
@@ -83,7 +83,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// A matrix with this many columns.
+    /// Takes a matrix with the given number of columns.
     pub fn columns(&mut self, what: &'static str, columns: usize) -> Result<Matrix<'a>, ReferenceError> {
         let x = self.matrix(what)?;
         if x.columns == columns {
@@ -93,13 +93,13 @@ impl<'a> Operands<'a> {
         Err(ReferenceError::Shape { what, wanted, found })
     }
 
-    /// A matrix of the same size as `other`.
+    /// Takes a matrix of the same size as `other`.
     pub fn same(&mut self, what: &'static str, other: Matrix<'_>) -> Result<Matrix<'a>, ReferenceError> {
         let data = self.shaped(what, &[other.rows, other.columns])?;
         Ok(Matrix { rows: other.rows, columns: other.columns, data })
     }
 
-    /// A vector of integers.
+    /// Takes a vector of integers.
     pub fn integers(&mut self, what: &'static str) -> Result<&'a [i32], ReferenceError> {
         let tensor = self.take()?;
         match (&tensor.data, tensor.shape.len()) {
@@ -109,7 +109,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Codes of this shape.
+    /// Takes 8-bit quantized values of the given shape.
     pub fn codes(&mut self, what: &'static str, wanted: &[usize]) -> Result<&'a [u8], ReferenceError> {
         let tensor = self.take()?;
         match &tensor.data {
@@ -122,7 +122,7 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Integers of this shape.
+    /// Takes integers of the given shape.
     pub fn shaped_integers(
         &mut self,
         what: &'static str,
@@ -138,13 +138,13 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// A matrix of integers with this many rows.
+    /// Takes a matrix of integers with the given number of rows.
     pub fn integer_rows(&mut self, what: &'static str, rows: usize) -> Result<&'a [i32], ReferenceError> {
         let columns = self.ins.get(self.next).and_then(|t| t.shape.get(1)).copied();
         self.shaped_integers(what, &[rows, columns.unwrap_or(1)])
     }
 
-    /// (start, end) of every sequence: inside `rows`, no row in two of them.
+    /// Takes the (start, end) spans of sequences. `Err` unless they lie inside `rows` and do not overlap.
     pub fn spans(&mut self, rows: usize) -> Result<Vec<Range<usize>>, ReferenceError> {
         let tensor = self.take()?;
         let Data::I32(data) = &tensor.data else {
@@ -174,7 +174,7 @@ impl<'a> Operands<'a> {
         Ok(spans)
     }
 
-    /// The next one, whatever it is.
+    /// Takes the next input, of any type and shape.
     pub fn take(&mut self) -> Result<&'a Tensor, ReferenceError> {
         let found = self.ins.len();
         let tensor = self.ins.get(self.next).ok_or(ReferenceError::Inputs { wanted: found + 1, found })?;
@@ -183,7 +183,7 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// `indices` as row numbers, all below `limit`.
+/// Converts `indices` to row numbers. `Err` unless all are below `limit`.
 pub(super) fn rows_of(what: &'static str, indices: &[i32], limit: usize) -> Result<Vec<usize>, ReferenceError> {
     let row = |(position, &index): (usize, &i32)| match usize::try_from(index) {
         Ok(row) if row < limit => Ok(row),
@@ -192,7 +192,7 @@ pub(super) fn rows_of(what: &'static str, indices: &[i32], limit: usize) -> Resu
     indices.iter().enumerate().map(row).collect()
 }
 
-/// `indices` as row numbers, all below `limit`; -1 is none.
+/// Converts `indices` to row numbers, with -1 as `None`. `Err` unless all others are below `limit`.
 pub(super) fn slots_of(
     what: &'static str,
     indices: &[i32],

@@ -1,10 +1,10 @@
-//! One step of AdamW, SGD and Adafactor, gradients added up and their scale. Invariant: where `ok` is 0 every output
-//! equals its input.
+//! One step of AdamW, SGD and Adafactor, gradient accumulation, and the common gradient scale. Invariant: if `ok` is
+//! 0, every output equals its input.
 
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::{Adafactor, AdamW, GradScale, Sgd};
 
-/// (factor, ok) of every gradient of a step.
+/// Factor on all gradients of a step, and whether the step is applied.
 #[derive(Clone, Copy)]
 pub(super) struct Scale {
     factor: f64,
@@ -12,13 +12,13 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// The next input.
+    /// Takes the scale as the next input.
     pub(super) fn take(ins: &mut Operands<'_>) -> Result<Self, ReferenceError> {
         let scale = ins.shaped("scale", &[2])?;
         Ok(Self { factor: scale[0], ok: scale[1] != 0.0 })
     }
 
-    /// The gradient that is applied, or nothing.
+    /// The scaled gradient, or `None` if the step is not applied.
     pub(super) fn of(self, g: &[f64]) -> Option<Vec<f64>> {
         self.ok.then(|| g.iter().map(|g| self.factor * g).collect())
     }
@@ -36,7 +36,7 @@ pub(super) fn eval_adamw(op: &AdamW, ins: &mut Operands<'_>) -> Result<Vec<Tenso
     Ok(states.map(|x| Tensor::f64(shape, x)).to_vec())
 }
 
-/// (p, m, v) one step on; hyper = (lr, 1 - b1^t, 1 - b2^t).
+/// Advances (p, m, v) by one AdamW step; hyper = (lr, 1 - b1^t, 1 - b2^t).
 pub(super) fn adamw(op: &AdamW, hyper: &[f64], g: &[f64], [p, m, v]: &mut [Vec<f64>; 3]) {
     let [b1, b2, eps, decay] = [op.beta1, op.beta2, op.eps, op.weight_decay].map(f64::from);
     let [lr, c1, c2] = [hyper[0], hyper[1], hyper[2]];
@@ -68,7 +68,7 @@ pub(super) fn eval_sgd(op: &Sgd, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
     Ok(states.map(|x| Tensor::f64(shape, x)).collect())
 }
 
-/// A vector is one row, whose mean of rows is its own: (R / mean(R)) is 1.
+/// Adafactor. A vector is treated as one row; its row statistic equals its mean, so R / mean(R) is 1.
 pub(super) fn eval_adafactor(op: &Adafactor, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, p) = ins.floats("p")?;
     let g = ins.shaped("g", shape)?;
@@ -138,7 +138,7 @@ pub(super) fn eval_grad_scale(op: &GradScale, ins: &mut Operands<'_>) -> Result<
         0.0 => 1.0,
         max_norm => (max_norm / (norm + 1e-6)).min(1.0),
     };
-    // The norm is an f32 wherever it is stored.
+    // The norm is stored as f32, so it must be finite as f32.
     let ok = f64::from(u8::from((norm as f32).is_finite()));
     Ok(vec![Tensor::f64(&[2], vec![unscale * clip, ok]), Tensor::f64(shape, vec![norm])])
 }

@@ -1,5 +1,5 @@
-//! What is quantised, in numbers: making codes of them is the device's, as any rounding is. Invariant: both outputs are
-//! the same numbers.
+//! The values that are quantized, before quantization, which is the device's task like any rounding. Invariant: both
+//! outputs hold the same numbers.
 
 use super::{Operands, ReferenceError, Tensor, gelu, glu, layer_norm};
 use graph::ops::{Quantize, Quantized};

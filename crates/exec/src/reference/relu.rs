@@ -1,4 +1,5 @@
-//! `y = max(x, 0)` and its gradient. Invariant: NaN stays NaN, and where x is NaN dy stays.
+//! ReLU, `y = max(x, 0)`, and its gradient. Invariant: NaN stays NaN, and where x is NaN the gradient dy passes
+//! unchanged.
 
 use super::{Operands, ReferenceError, Tensor};
 

@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation and its gradient. Invariant: sums over rows are in their order.
+//! RMS norm and its gradient. Invariant: sums over rows are in row order.
 
 use super::{Operands, ReferenceError, Tensor, dot};
 use graph::ops::RmsNorm;

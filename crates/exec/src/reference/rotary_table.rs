@@ -1,9 +1,9 @@
-//! Cosines and sines of rotary embedding. Invariant: the angle is one f32 product, as in the reference
-//! implementations; its cosine and sine are those of that f32.
+//! Cosine and sine tables of rotary embedding. Invariant: the angle is one f32 product, as in the reference
+//! implementations; cosine and sine are computed from that f32.
 
 use super::{Operands, ReferenceError, Tensor};
 
-/// `rows`: positions to tabulate, which no input says.
+/// `rows` is the number of positions, which no input determines.
 pub(super) fn eval(ins: &mut Operands<'_>, rows: usize) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, inv_freq) = ins.floats("inv_freq")?;
     let [half] = *shape else {

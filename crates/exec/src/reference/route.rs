@@ -1,5 +1,5 @@
-//! The choice of experts and the gradient of its gates. Invariant: between equal logits the lower expert wins,
-//! and rows of one expert lie in the order of their tokens.
+//! Expert routing and the gradient of its gates. Invariant: of equal logits the lower expert wins, and the rows of
+//! one expert are in token order.
 
 use super::operands::{rows_of, slots_of};
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
@@ -65,8 +65,8 @@ pub(super) fn eval_grad(op: &RouteGrad, ins: &mut Operands<'_>) -> Result<Vec<Te
     Ok(vec![Tensor::f64(&[rows, logits.columns], dlogits)])
 }
 
-/// The places of the `k` largest of `row`, largest first. Comparing with `>` alone, what is not a number does not
-/// break the count.
+/// Indices of the `k` largest of `row`, largest first. It compares with `>` only, so NaN does not change the number
+/// of results.
 fn largest(row: &[f64], k: usize) -> Vec<usize> {
     let mut chosen = Vec::with_capacity(k);
     for _ in 0..k {
@@ -76,7 +76,7 @@ fn largest(row: &[f64], k: usize) -> Vec<usize> {
     chosen
 }
 
-/// The softmax at `chosen`, over them alone with `renormalise`.
+/// The softmax of `row` at `chosen`, or of the chosen values alone with `renormalise`.
 fn weights(row: &[f64], chosen: &[usize], renormalise: bool) -> Vec<f64> {
     let of = |weights: &[f64]| chosen.iter().map(|&e| weights[e]).collect::<Vec<f64>>();
     if renormalise { normalise(&of(row)).0 } else { of(&normalise(row).0) }
@@ -149,7 +149,7 @@ mod tests {
             assert!((gate - wanted).abs() < 1e-15, "{:?}", out[0]);
         }
         let integers: Vec<&[i32]> = out[1..].iter().map(|t| t.integers().expect("integers")).collect();
-        // Token 2 ties between experts 0 and 1: the lower one.
+        // Token 2 has a tie between experts 0 and 1: the lower one wins.
         assert_eq!(integers[0], [2, 1, 0, 1, 2, 0]);
         assert_eq!(integers[1], [2, 5, 1, 3, 0, 4]);
         assert_eq!(integers[2], [4, 2, 0, 3, 5, 1]);
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Four tokens choose expert 1; a quarter more than 4 / 3 rows are two.
+    /// All four tokens choose expert 1; a capacity of 4 / 3 rows plus a quarter gives two rows.
     #[test]
     fn rows_above_the_capacity_are_dropped() {
         let logits = Tensor::f64(&[4, 3], [0.0, 1.0, 0.5].repeat(4));

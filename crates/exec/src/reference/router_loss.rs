@@ -1,5 +1,5 @@
-//! The losses of the router and their gradient. Invariant: the shares of the experts are counts, so nothing flows
-//! through them; without tokens both losses are 0.
+//! Auxiliary losses of the router and their gradient. Invariant: the experts' shares are counts, so no gradient
+//! passes through them; without tokens both losses are 0.
 
 use super::operands::{Matrix, rows_of};
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
@@ -37,7 +37,7 @@ pub(super) fn eval_grad(op: &RouterLossGrad, ins: &mut Operands<'_>) -> Result<V
     Ok(vec![Tensor::f64(&[logits.rows, logits.columns], dlogits)])
 }
 
-/// The share of all choices that fell on each expert.
+/// Share of all choices that went to each expert.
 fn shares(ins: &mut Operands<'_>, logits: Matrix<'_>) -> Result<Vec<f64>, ReferenceError> {
     let experts = ins.integer_rows("experts", logits.rows)?;
     let experts = rows_of("experts", experts, logits.columns)?;
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use graph::Op;
 
-    /// Logits alike: every probability is 1/4, lse = ln 4; choices alike or not, the first loss is 1.
+    /// Equal logits: every probability is 1/4 and lse = ln 4, so the balance loss is 1 for any choices.
     #[test]
     fn alike_experts_cost_the_weight() {
         let op = Op::RouterLoss(RouterLoss { balance: 0.5, z: 2.0 });

@@ -1,5 +1,5 @@
-//! A tensor times a number, and a tensor as it is in another element type. Invariant: one product; a cast changes
-//! no number here, since rounding is the device's.
+//! Multiplication by a constant, and casts. Invariant: one multiplication per element; a cast changes no value here,
+//! since the device rounds.
 
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::Scale;

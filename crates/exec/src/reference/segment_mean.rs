@@ -1,5 +1,5 @@
-//! Mean of the rows of every sequence, and its gradient. Invariant: a sequence without rows that count is zero
-//! and has no gradient.
+//! Mean of the rows of every sequence, and its gradient. Invariant: a sequence without counted rows has mean zero and
+//! no gradient.
 
 use super::{Operands, ReferenceError, Tensor};
 use graph::ops::{SegmentMean, SegmentMeanGrad};
@@ -23,7 +23,7 @@ pub(super) fn eval(op: &SegmentMean, ins: &mut Operands<'_>) -> Result<Vec<Tenso
     Ok(vec![Tensor::f64(&[spans.len(), x.columns], y)])
 }
 
-/// `tokens`: the rows of x, which no input says.
+/// `tokens` is the number of rows of x, which no input determines.
 pub(super) fn eval_grad(
     op: &SegmentMeanGrad,
     ins: &mut Operands<'_>,
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn means() {
         let x = Tensor::f32(&[6, 2], (0..12_u8).map(f32::from).collect());
-        // Spans of 1, 4, no and 1 rows, out of order.
+        // Spans of 1, 4, 0 and 1 rows, not in order.
         let spans = Tensor::i32(&[4, 2], vec![0, 1, 2, 6, 2, 2, 1, 2]);
         let cases = [
             (0, 0, [0.0, 1.0, 7.0, 8.0, 0.0, 0.0, 2.0, 3.0]),

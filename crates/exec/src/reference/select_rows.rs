@@ -1,4 +1,5 @@
-//! `y[i] = x[rows[i]]`, and its gradient, which adds up. Invariant: numbers are copied; sums are in order of i.
+//! Row selection, `y[i] = x[rows[i]]`, and its gradient, a scatter-add. Invariant: values are copied unchanged; sums
+//! are in the order of i.
 
 use super::{Operands, ReferenceError, Tensor, operands::rows_of};
 
@@ -9,7 +10,7 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     Ok(vec![Tensor::f64(&[rows.len(), x.columns], y)])
 }
 
-/// `tokens`: the rows of x, which no input says.
+/// `tokens` is the number of rows of x, which no input determines.
 pub(super) fn eval_grad(ins: &mut Operands<'_>, tokens: usize) -> Result<Vec<Tensor>, ReferenceError> {
     let dy = ins.matrix("dy")?;
     let rows = rows_of("rows", ins.integers("rows")?, tokens)?;

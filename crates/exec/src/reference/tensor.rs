@@ -1,22 +1,22 @@
-//! A tensor on the heap. Invariant: none of its own; `data` may have any length until `eval` has checked it.
+//! Tensors of the reference kernels. Invariant: none of its own; `data` may have any length until `eval` checks it.
 
-/// A tensor on the heap, C order.
+/// A heap-allocated tensor in C order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Sizes, outermost first.
+    /// Sizes of the dimensions, outermost first.
     pub shape: Vec<usize>,
-    /// As many elements as the product of `shape`.
+    /// The elements, as many as the product of `shape`.
     pub data: Data,
 }
 
 /// The elements of a [`Tensor`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
-    /// Numbers: floats of every element type, widened.
+    /// Floats of any element type, widened to f64.
     Float(Vec<f64>),
     /// Token ids, row indices and spans.
     I32(Vec<i32>),
-    /// Codes of 8-bit states.
+    /// 8-bit quantized values.
     U8(Vec<u8>),
 }
 
@@ -26,7 +26,7 @@ impl Tensor {
         Self { shape: shape.to_vec(), data: Data::Float(data) }
     }
 
-    /// A tensor of floats that are f32 elsewhere.
+    /// A tensor of floats, given as f32.
     pub fn f32(shape: &[usize], data: Vec<f32>) -> Self {
         Self::f64(shape, data.into_iter().map(f64::from).collect())
     }
@@ -36,12 +36,12 @@ impl Tensor {
         Self { shape: shape.to_vec(), data: Data::I32(data) }
     }
 
-    /// A tensor of codes.
+    /// A tensor of 8-bit quantized values.
     pub fn u8(shape: &[usize], data: Vec<u8>) -> Self {
         Self { shape: shape.to_vec(), data: Data::U8(data) }
     }
 
-    /// The floats, if it holds floats.
+    /// The floats; `None` for other element types.
     pub fn floats(&self) -> Option<&[f64]> {
         match &self.data {
             Data::Float(data) => Some(data),
@@ -49,12 +49,12 @@ impl Tensor {
         }
     }
 
-    /// The floats rounded to f32, if it holds floats.
+    /// The floats rounded to f32; `None` for other element types.
     pub fn rounded(&self) -> Option<Vec<f32>> {
         Some(self.floats()?.iter().map(|&x| x as f32).collect())
     }
 
-    /// The integers, if it holds integers.
+    /// The integers; `None` for other element types.
     pub fn integers(&self) -> Option<&[i32]> {
         match &self.data {
             Data::I32(data) => Some(data),
@@ -62,7 +62,7 @@ impl Tensor {
         }
     }
 
-    /// The codes, if it holds codes.
+    /// The quantized values; `None` for other element types.
     pub fn codes(&self) -> Option<&[u8]> {
         match &self.data {
             Data::U8(data) => Some(data),
@@ -81,7 +81,7 @@ impl Data {
         }
     }
 
-    /// Whether there is no element.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

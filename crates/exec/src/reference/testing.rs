@@ -1,9 +1,9 @@
-//! What the tests of the reference kernels share. Invariant: a tolerance is stated by the caller.
+//! Helpers for the tests of the reference kernels. Invariant: the caller states the tolerance.
 
 use super::{Tensor, eval};
 use graph::Op;
 
-/// All outputs of `op`, whose shapes are those of `shapes`.
+/// Runs `op` and returns all outputs, which have the given shapes.
 pub(super) fn run(op: Op, ins: &[Tensor], shapes: &[&[usize]]) -> Vec<Tensor> {
     let ins: Vec<&Tensor> = ins.iter().collect();
     let outs: Vec<Option<Vec<usize>>> = shapes.iter().map(|s| Some(s.to_vec())).collect();
@@ -11,7 +11,7 @@ pub(super) fn run(op: Op, ins: &[Tensor], shapes: &[&[usize]]) -> Vec<Tensor> {
     results.into_iter().flatten().collect()
 }
 
-/// The outputs of `op`, rounded to f32, must be `wanted` within `tolerance` (absolute).
+/// Asserts that the outputs of `op`, rounded to f32, equal `wanted` within the absolute `tolerance`.
 pub(super) fn check(op: Op, ins: &[Tensor], wanted: &[Tensor], tolerance: f64) {
     let shapes: Vec<&[usize]> = wanted.iter().map(|t| &t.shape[..]).collect();
     for (i, (got, wanted)) in run(op, ins, &shapes).iter().zip(wanted).enumerate() {
@@ -24,7 +24,7 @@ pub(super) fn check(op: Op, ins: &[Tensor], wanted: &[Tensor], tolerance: f64) {
     }
 }
 
-/// `n` floats in -1..1 that look random, the same for the same seed (splitmix64, Steele et al. 2014).
+/// `n` pseudo-random floats in -1..1, determined by the seed (splitmix64, Steele et al. 2014).
 pub(super) fn noise(seed: u64, n: usize) -> Vec<f32> {
     let mut state = seed;
     let next = || {
@@ -42,9 +42,9 @@ pub(super) fn random(seed: u64, shape: &[usize]) -> Tensor {
     Tensor::f32(shape, noise(seed, shape.iter().product()))
 }
 
-/// `grad` must be the gradient of `sum dy . y` by input `input`, y being output 0 of `op`, by central
-/// differences of h = 1e-5: they carry eps(f64) / h = 2e-11 of rounding and h^2 = 1e-10 of truncation, so the
-/// tolerance is 1e-8 (relative where the gradient is above 1).
+/// Asserts that `grad` is the gradient of `sum dy . y` with respect to input `input`, where y is output 0 of `op`, by
+/// central differences with h = 1e-5. Their error is eps(f64) / h = 2e-11 from rounding and h^2 = 1e-10 from
+/// truncation, so the tolerance is 1e-8 (relative if the gradient is above 1).
 pub(super) fn check_gradient(
     op: Op,
     ins: &[Tensor],

@@ -1,5 +1,5 @@
-//! Gradients of a two-layer network against finite differences, through the whole path: autodiff, plan,
-//! executor, reference kernels.
+//! Tests of the gradients of a two-layer network against finite differences, through autodiff, plan, executor and
+//! reference kernels.
 
 use crate::rig::{ByName, On};
 use graph::{Bounds, Builder, Counts, DType, Dim, Graph, Param};

@@ -1,5 +1,5 @@
-//! Every op case on every device. Invariant: a device either computes an op within its tolerance or its
-//! target says `Unsupported`.
+//! Runs every op test case on every device. Invariant: a device either computes an op within its tolerance, or its
+//! target reports `Unsupported`.
 
 use crate::op_cases::{Case, attention, cases, experts, linear, optimizer};
 use crate::rig::{ByName, On, load_as, output, output_i32, output_u8, run};
@@ -52,7 +52,7 @@ fn codes(dtype: DType) -> Codes {
     if dtype == DType::I8 { Codes::Int8 } else { Codes::E4m3 }
 }
 
-/// What codes and their scales stand for.
+/// Dequantizes an output.
 pub fn rows_of_codes(executor: &mut Executor, name: &str, spec: &TensorSpec, counts: Counts) -> Data {
     let bytes = output_u8(executor, name, spec.bytes_at(counts).0 as usize);
     Data::Float(codes(spec.dtype).decode(&bytes, spec.rows(counts) as usize, spec.row_elements() as usize))
@@ -98,7 +98,7 @@ pub fn give(executor: &mut Executor, case: &Case) {
     }
 }
 
-/// What a device computes is what the reference does; its outputs.
+/// Asserts that a device's results equal the reference's, and returns its outputs.
 fn compare(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     let Some(outs) = results(on, case, weights) else {
         assert!(not_on_cpu(&case.op), "{}: {} is unsupported", on.name(), case.name);

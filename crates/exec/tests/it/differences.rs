@@ -1,5 +1,5 @@
-//! The gradient of every op against central differences of the op itself, in f64, on the op cases.
-//! Invariant: an op of the list either is compared here or says why not.
+//! Tests of every op's gradient against central differences of the op itself, in f64, on the op test cases.
+//! Invariant: every op is either compared here or listed with a reason.
 
 use crate::evaluate::{Values, evaluate};
 use crate::op_cases::{Case, cases};
@@ -7,11 +7,12 @@ use graph::{Builder, Graph, Op, Phase, ValueId, Vjp};
 use plimsoll_exec::reference::{Data, Tensor, eval};
 use std::collections::BTreeSet;
 
-/// Tables of positions, and what updates parameters and states. Gradients are not differentiated again.
+/// Ops without gradients: tables of positions, updates of parameters and states, and gradients, which are not
+/// differentiated again.
 const NOT_DIFFERENTIATED: [&str; 9] =
     ["rotary_table", "accumulate", "adafactor", "adamw", "adamw_8bit", "grad_scale", "mlp", "quantize", "sgd"];
 
-/// Larger cases take seconds in f64 and show nothing that smaller ones do not.
+/// Maximum elements of a compared case: larger cases take seconds in f64 and test nothing more.
 const MOST_ELEMENTS: usize = 12_000;
 
 /// An op, its inputs, the cotangent of output 0, and its backward nodes.

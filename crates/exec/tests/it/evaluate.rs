@@ -1,5 +1,5 @@
-//! A graph by the reference kernels, node after node, in f64. Invariant: nothing is rounded or fused, and every
-//! value stays, so gradients can be compared with central differences of the graph's own outputs.
+//! Evaluates a graph with the reference kernels, node by node, in f64. Invariant: nothing is rounded or fused, and
+//! every value is kept, so gradients can be compared with central differences of the graph's outputs.
 
 use graph::{Counts, Def, Graph, TensorSpec, ValueId};
 use plimsoll_exec::reference::{Tensor, eval};
@@ -7,7 +7,8 @@ use plimsoll_exec::reference::{Tensor, eval};
 /// All values of a graph in one step.
 pub struct Values(Vec<Option<Tensor>>);
 
-/// Runs `graph` for `counts`; `source` gives what is there before the step: inputs, parameters, states.
+/// Evaluates `graph` for `counts`; `source` gives the values that exist before the step: inputs, parameters and
+/// states.
 pub fn evaluate(graph: &Graph, counts: Counts, mut source: impl FnMut(ValueId) -> Tensor) -> Values {
     let mut values = Values(vec![None; graph.values.len()]);
     for (id, value) in graph.values() {

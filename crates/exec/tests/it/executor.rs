@@ -1,4 +1,4 @@
-//! What the executor promises: no allocation in a step, refusals, states that survive.
+//! Tests of the executor's guarantees: no allocation in a step, refusals, and states that persist.
 
 use crate::rig::{ByName, On, bare, load, output, run, stream};
 use cpu::{CpuDevice, Isa};
@@ -35,7 +35,7 @@ enum How {
     Submitted,
 }
 
-/// By one thread or several, into one arena or two: the same parameters, or the same refusal.
+/// Loading with one thread or several, into one arena or two, gives the same parameters, or the same error.
 #[test]
 fn weights_are_loaded_by_any_number_of_threads() {
     let value = |param: &Param, at: u64| ((param.name.len() as u64 * 31 + at) % 101) as f32 / 500.0 - 0.1;
@@ -69,7 +69,7 @@ fn weights_are_loaded_by_any_number_of_threads() {
     assert!(first.iter().all(|x| x.is_finite()) && found.all(|other| other == first));
 }
 
-/// A launch is never made with fewer operands than its op has.
+/// A launch never has fewer operands than its op.
 #[test]
 fn an_operand_without_a_place_is_refused() {
     let graph = small("esm2").expect("verified");
@@ -90,7 +90,7 @@ fn an_operand_without_a_place_is_refused() {
     }
 }
 
-/// Lanes have one copy of the weights, which is put there once; their steps, beside each other, are their own.
+/// Replicas share one copy of the weights, which is loaded once; their concurrent steps are independent.
 #[test]
 fn lanes_share_their_weights() {
     const LANES: usize = 3;
@@ -135,9 +135,9 @@ fn lanes_share_their_weights() {
     assert!(lanes[1].device().name().starts_with("cpu (lane 2 of 3, "), "{}", lanes[1].device().name());
 }
 
-/// The counter sees all threads of the process, also those of tests beside this one, so this test runs by itself
-/// in a process of its own. There too the harness may allocate once: a run in which the counter stands still
-/// proves the claim, and it is tried until one does.
+/// The counter includes all threads of the process, also those of concurrent tests, so this test runs alone in a
+/// process of its own. The test harness may allocate there too; one run without an allocation proves the claim, so
+/// the test repeats until one occurs.
 #[test]
 fn a_step_allocates_nothing() {
     use Weights::{Resident, Streamed};
@@ -215,8 +215,8 @@ fn constant(value: f32) -> ParamSource {
     })
 }
 
-/// What the plan says is read in a step is read in it, but for the rows that pad panels; a resident plan reads
-/// when its reader is attached, and in no step.
+/// A step reads what the plan says it reads, except for the rows that pad panels; a resident plan reads when its
+/// reader is attached, and in no step.
 #[test]
 fn a_step_reads_each_parameter_once() {
     let graph = small("esm2").expect("verified");

@@ -1,5 +1,5 @@
-//! A layer of experts, routed and sorted, against a loop over tokens and experts: results, and all gradients by
-//! central differences of the loop. Invariant: the loop shares no code with the ops.
+//! Tests of a mixture-of-experts layer against a loop over tokens and experts: results, and all gradients by central
+//! differences of the loop. Invariant: the loop shares no code with the ops.
 
 use crate::evaluate::evaluate;
 use crate::rig::{ByName, On, output, run};
@@ -238,7 +238,7 @@ fn a_layer_of_experts_on_the_cpu() {
     }
 }
 
-/// What a kernel reads from the arena is checked, whoever wrote it.
+/// The CPU kernels validate routing data that they read from the arena.
 #[test]
 fn places_outside_are_refused() {
     let mut g = Builder::new(BOUNDS);

@@ -1,5 +1,5 @@
-//! The models against the answers of the reference implementations: fair-esm 2.0.0, and the DNABERT-S code in
-//! pure f32. Invariant: 1e-5 absolute in f32, on every device, in any company.
+//! Tests of the models against the outputs of the reference implementations: fair-esm 2.0.0, and the DNABERT-S code
+//! in pure f32. Invariant: the f32 error is at most 1e-5 (absolute) on every device, whatever else is in the batch.
 
 use crate::rig::{ByName, On, load, output, run, stream};
 use cpu::Isa;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Absolute; the goldens' values are of order 1.
+/// Absolute tolerance; the reference values are of order 1.
 const TOLERANCE: f32 = 1e-5;
 
 struct Golden {
@@ -21,7 +21,7 @@ struct Golden {
     answers: Weights,
 }
 
-/// A sequence and the name of its answers.
+/// Name of the reference outputs, and the tokens of a sequence.
 type Sequence = (String, Vec<i32>);
 
 impl Golden {
@@ -40,7 +40,7 @@ impl Golden {
         load(on, &graph, fuse, self.reader()).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// The same with parameters that are read in every step.
+    /// An executor whose parameters are streamed in every step.
     fn streaming(&self, on: On, bounds: Bounds, outputs: &[Output], fuse: bool) -> Executor {
         let graph = self.encoder.graph(bounds, outputs).expect("verified");
         let mut read = self.reader();
@@ -74,7 +74,7 @@ impl Golden {
         values.into_iter().map(|v| v as i32).collect()
     }
 
-    /// Relative L2 distance of the hidden states from the answers, over all sequences.
+    /// Relative L2 distance of the hidden states from the reference, over all sequences.
     fn distance(&self, sequences: &[Sequence], found: &[(Vec<f32>, Vec<f32>)]) -> f64 {
         let (mut error, mut norm) = (0.0, 0.0);
         for ((name, _), (hidden, _)) in sequences.iter().zip(found) {
@@ -125,7 +125,7 @@ fn dnabert_s() -> (Golden, Vec<Sequence>) {
     (golden, sequences)
 }
 
-/// Packs `sequences` and runs them; (hidden, mean) rows by sequence.
+/// Packs `sequences` and runs them; returns the (hidden, mean) rows of each sequence.
 fn encode(executor: &mut Executor, d: usize, sequences: &[Sequence]) -> Vec<(Vec<f32>, Vec<f32>)> {
     let mut tokens = vec![];
     let mut spans = vec![];
@@ -149,7 +149,7 @@ fn encode(executor: &mut Executor, d: usize, sequences: &[Sequence]) -> Vec<(Vec
 fn everything(golden: &Golden, sequences: &[Sequence], on: On, fuse: bool) {
     let tokens: usize = sequences.iter().map(|(_, ids)| ids.len()).sum();
     let longest = sequences.iter().map(|(_, ids)| ids.len()).max().unwrap_or(0);
-    // Above what is there: plans are worst cases.
+    // Larger than the batch: plans are made for maximum sizes.
     let bounds = Bounds { tokens: tokens as u64 + 9, sequences: 20, longest: longest as u64 + 3 };
     let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], fuse);
     let d = golden.encoder.hidden_size() as usize;
@@ -196,7 +196,7 @@ fn dnabert_s_on_the_cpu() {
     }
 }
 
-/// (precision, relative L2 of all hidden states that it stays below)
+/// (precision, upper bound of the relative L2 error of all hidden states)
 const NARROW: [(Precision, f64); 5] = [
     (Precision::Tf32, 2e-3),
     (Precision::Bf16, 1e-2),
@@ -205,7 +205,7 @@ const NARROW: [(Precision, f64); 5] = [
     (Precision::Int8, 2e-2),
 ];
 
-/// How far hidden states are from the answers, and bits that do not depend on the company.
+/// Checks the error of the hidden states, and that their bits do not depend on the rest of the batch.
 fn narrow(on: On, limit: f64) {
     for (golden, sequences) in [esm2(), dnabert_s()] {
         let tokens: usize = sequences.iter().map(|(_, ids)| ids.len()).sum();
@@ -276,7 +276,7 @@ fn both_models_on_the_reference_in_tf32_16_and_8_bits() {
     }
 }
 
-/// Codes are made of the file's rows by the same code when weights are read in every step.
+/// Quantization of streamed weights uses the same code, and gives the same values, as of resident weights.
 #[test]
 fn streamed_codes_give_the_bits_of_resident_ones() {
     let on = On::Narrow(Precision::Fp8);
@@ -353,7 +353,7 @@ fn bits_do_not_depend_on_threads_or_fused_instructions() {
     }
 }
 
-/// Every step of a streamed plan starts from NaN wherever a parameter will be.
+/// Every step of a streamed plan starts with NaN at the addresses of streamed parameters.
 #[test]
 fn streamed_weights_give_the_bits_of_resident_ones() {
     for (golden, sequences) in [esm2(), dnabert_s()] {

@@ -1,5 +1,6 @@
-//! Op cases on operands of 16 bits, cast from f32 and back inside of the graph. Invariant: the CPU, which computes in f32,
-//! differs from the reference device, which computes in f64, by one rounding at most beside the case's tolerance.
+//! Op test cases with 16-bit operands, cast from f32 and back inside the graph. Invariant: the CPU, which computes in
+//! f32, differs from the reference device, which computes in f64, by at most one rounding beside the case's
+//! tolerance.
 
 use crate::devices::{compare_codes, give, has_cuda, not_on_cpu, rows_of_codes};
 use crate::op_cases::{Case, Operand, cases};
@@ -11,7 +12,7 @@ use plan::{CpuKernel, KernelId, Precision, Weights};
 use plimsoll_exec::reference::Data;
 use std::collections::BTreeSet;
 
-/// Larger cases show nothing that smaller ones do not.
+/// Maximum elements of a case: larger cases test nothing more.
 const MOST_ELEMENTS: usize = 4_000;
 
 /// Which operands are of `dtype`: as many floats as the op takes together; statistics are f32 whatever they are of.
@@ -31,7 +32,7 @@ fn narrowed(case: &Case, dtype: DType) -> Vec<bool> {
     subsets.max_by_key(|s| s.iter().filter(|&&narrow| narrow).count()).unwrap_or_default()
 }
 
-/// The op between casts.
+/// A graph of the op between casts.
 fn graph(case: &Case, dtype: DType) -> Graph {
     let narrow = narrowed(case, dtype);
     let mut b = Builder::new(case.bounds);
@@ -99,7 +100,7 @@ fn compare(on: On, case: &Case, dtype: DType) {
     }
 }
 
-/// Codes of states are a matter of the optimizers' own tests.
+/// Quantized states are covered by the optimizers' own tests.
 #[test]
 fn the_cpu_runs_cases_in_16_bits() {
     let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MOST_ELEMENTS;
@@ -111,7 +112,7 @@ fn the_cpu_runs_cases_in_16_bits() {
     }
 }
 
-/// Whether an op has a kernel that takes bf16 as it lies, beside the widened one.
+/// Whether an op has a kernel that reads bf16 directly, beside the widened one.
 fn reads_bf16(op: &Op) -> bool {
     CpuKernel::ALL.iter().any(|&kernel| {
         let id = KernelId::Cpu(kernel);
@@ -119,7 +120,7 @@ fn reads_bf16(op: &Op) -> bool {
     })
 }
 
-/// Rows only: products on tiles and attention have tests of their own, beside their kernels.
+/// Row-wise ops only: matmuls on tiles and attention have tests beside their kernels.
 #[test]
 fn rows_of_bf16_have_the_same_bits_on_any_cpu() {
     let rows = |case: &&Case| {
@@ -145,7 +146,7 @@ fn rows_of_bf16_have_the_same_bits_on_any_cpu() {
     assert!(ops.len() >= 11, "only {ops:?}");
 }
 
-/// Attention rounds its probabilities to 16 bits, for the tensor cores: it is held to relative L2.
+/// Attention rounds its probabilities to 16 bits for the tensor cores, so it is compared by relative L2 error.
 #[test]
 fn cuda_runs_cases_in_16_bits() {
     let Some(on) = On::cuda(Precision::F32) else { return };
@@ -161,7 +162,7 @@ fn cuda_runs_cases_in_16_bits() {
     }
 }
 
-/// Relative L2 of every output within twice the rounding of one operand.
+/// Asserts that the relative L2 error of every output is within twice the rounding of one operand.
 fn near(on: On, case: &Case, dtype: DType) {
     let graph = graph(case, dtype);
     let (found, wanted) = (results(on, case, &graph), results(On::Reference, case, &graph));

@@ -1,5 +1,5 @@
-//! The integration tests of `exec`. Invariant: hermetic and deterministic; every input is made here or stands
-//! in the fixtures.
+//! The integration tests of `exec`. Invariant: hermetic and deterministic; every input is generated here or stored in
+//! the fixtures.
 #![forbid(unsafe_code)]
 
 mod autodiff;

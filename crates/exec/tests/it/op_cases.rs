@@ -1,8 +1,8 @@
-//! The op-case suite as data: every op on shapes that make kernels stumble (single rows, ragged columns,
-//! tails of panels, sequences of one token, batches below their bounds). The same cases run on every device
-//! and are compared with `plimsoll_exec::reference`.
+//! The op test cases as data: every op on shapes that are difficult for kernels (single rows, ragged columns, tails
+//! of panels, sequences of one token, batches below their bounds). The same cases run on every device and are
+//! compared with `plimsoll_exec::reference`.
 //!
-//! Invariant: a case is a pure function of its name; its tolerance is c * eps(f32) * sqrt(K), c and K stated
+//! Invariant: a case is a pure function of its name; its tolerance is c * eps(f32) * sqrt(K), with c and K stated
 //! where the case is built.
 
 pub mod attention;
@@ -24,20 +24,20 @@ pub const ROWS: [u64; 7] = [1, 2, 13, 31, 32, 33, 70];
 /// Lengths of the sequences of a batch.
 pub const BATCHES: [&[u64]; 7] = [&[1], &[2], &[50], &[1, 2, 50], &[170], &[300, 33], &[2, 170, 1, 50]];
 
-/// One launch of one op.
+/// A test case: one launch of one op.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Unique; the seed of its numbers.
+    /// Unique name, and the seed of the case's numbers.
     pub name: String,
-    /// What runs.
+    /// The op.
     pub op: Op,
-    /// The most that its plan holds.
+    /// Maximum counts of the plan.
     pub bounds: Bounds,
-    /// What this launch holds.
+    /// Counts of this launch.
     pub counts: Counts,
-    /// Its operands.
+    /// The inputs.
     pub ins: Vec<Operand>,
-    /// How far a device may be from the reference.
+    /// Permitted difference between a device and the reference.
     pub tolerance: Tolerance,
 }
 
@@ -48,34 +48,34 @@ pub struct Operand {
     pub spec: TensorSpec,
     /// Its elements at the case's counts, in C order.
     pub data: Data,
-    /// Whether it is a parameter in a model: a device may pack it when it is loaded.
+    /// Whether it is a parameter, which a device may pack when it is loaded.
     pub weight: bool,
 }
 
-/// `c * eps(f32) * sqrt(k) * max(scale, largest |wanted|)`, absolute, for every element of an output.
+/// Absolute tolerance of every element of an output: `c * eps(f32) * sqrt(k) * max(scale, largest |wanted|)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
-    /// The factor of the op; 0 where bits are copied.
+    /// The factor of the op; 0 if values are copied.
     pub c: f32,
-    /// Terms of the longest sum.
+    /// Number of terms of the longest sum.
     pub k: u64,
-    /// Magnitude of the terms, where they are larger than their sum.
+    /// Magnitude of the terms, if they are larger than their sum.
     pub scale: f32,
 }
 
-/// Numbers `offset + amplitude u`, u in -1..1.
+/// A distribution of numbers: `offset + amplitude u`, u in -1..1.
 #[derive(Clone, Copy, Debug)]
 pub struct Noise {
-    /// The middle.
+    /// Mean of the numbers.
     pub offset: f32,
-    /// The largest distance from it.
+    /// Largest distance from the mean.
     pub amplitude: f32,
 }
 
 /// Noise in -1..1.
 pub const UNIT: Noise = Noise { offset: 0.0, amplitude: 1.0 };
 
-/// All cases, in a fixed order.
+/// All test cases, in a fixed order.
 pub fn cases() -> Vec<Case> {
     [
         rows::cases(),
@@ -92,12 +92,12 @@ pub fn cases() -> Vec<Case> {
 }
 
 impl Tolerance {
-    /// For sums of `k` terms of magnitude 1.
+    /// The tolerance for sums of `k` terms of magnitude 1.
     pub fn sum(c: f32, k: u64) -> Self {
         Self { c, k, scale: 1.0 }
     }
 
-    /// The largest error allowed in an output that should be `wanted`.
+    /// Largest error permitted in an output with the values `wanted`.
     pub fn limit(&self, wanted: &[f32]) -> f32 {
         let largest = wanted.iter().fold(self.scale, |m, w| m.max(w.abs()));
         self.c * f32::EPSILON * (self.k as f32).sqrt() * largest
@@ -105,7 +105,7 @@ impl Tolerance {
 }
 
 impl Case {
-    /// A case without operands: sequences of `lengths`, each bound `slack` above what they need.
+    /// A case without operands, for sequences of `lengths`; each bound is `slack` above the counts.
     pub fn new(name: String, op: Op, lengths: &[u64], slack: u64, tolerance: Tolerance) -> Self {
         let counts = Counts { tokens: lengths.iter().sum(), sequences: lengths.len() as u64 };
         let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -117,25 +117,25 @@ impl Case {
         Self { name, op, bounds, counts, ins: vec![], tolerance }
     }
 
-    /// With an activation of noise.
+    /// Adds an activation of noise.
     pub fn noise(self, shape: &[Dim], noise: Noise) -> Self {
         let data = self.numbers(shape, noise);
         self.operand(shape, Data::Float(data), false)
     }
 
-    /// With a parameter of noise.
+    /// Adds a parameter of noise.
     pub fn weight(self, shape: &[u64], noise: Noise) -> Self {
         let shape: Vec<Dim> = shape.iter().copied().map(Dim::Fixed).collect();
         let data = self.numbers(&shape, noise);
         self.operand(&shape, Data::Float(data), true)
     }
 
-    /// With these integers.
+    /// Adds an operand of integers.
     pub fn integers(self, shape: &[Dim], data: Vec<i32>) -> Self {
         self.operand(shape, Data::I32(data), false)
     }
 
-    /// With the (start, end) of sequences of `lengths`, packed one behind the other.
+    /// Adds the (start, end) spans of packed sequences of `lengths`.
     pub fn spans(self, lengths: &[u64]) -> Self {
         let mut end = 0;
         let pair = |&n: &u64| {
@@ -146,7 +146,7 @@ impl Case {
         self.integers(&[Dim::Sequences(1), Dim::Fixed(2)], data)
     }
 
-    /// With this operand.
+    /// Adds an operand.
     pub fn operand(mut self, shape: &[Dim], data: Data, weight: bool) -> Self {
         let dtype = match data {
             Data::Float(_) => DType::F32,
@@ -158,7 +158,7 @@ impl Case {
         self
     }
 
-    /// The operands as the reference kernels take them.
+    /// The operands as tensors of the reference kernels.
     pub fn tensors(&self) -> Vec<Tensor> {
         let tensor = |o: &Operand| Tensor { shape: self.shape(&o.spec), data: o.data.clone() };
         self.ins.iter().map(tensor).collect()
@@ -176,7 +176,7 @@ impl Case {
         self.outs().iter().map(|spec| self.shape(spec)).collect()
     }
 
-    /// What the reference kernels give: every output.
+    /// All outputs of the reference kernels.
     pub fn reference(&self) -> Vec<Tensor> {
         let tensors = self.tensors();
         let outs: Vec<_> = self.out_shapes().into_iter().map(Some).collect();
@@ -185,7 +185,7 @@ impl Case {
         results.into_iter().flatten().collect()
     }
 
-    /// The op alone in a graph: input or parameter `in{i}` for operand i, output `out{i}` for output i.
+    /// A graph of the op alone: input or parameter `in{i}` for operand i, output `out{i}` for output i.
     pub fn graph(&self) -> Graph {
         let mut builder = Builder::new(self.bounds);
         let mut values = Vec::new();
@@ -208,7 +208,7 @@ impl Case {
         spec.shape.iter().map(|d| d.at(self.counts) as usize).collect()
     }
 
-    /// Numbers of f32, which every device takes as they are.
+    /// Numbers that f32 holds exactly, so that every device receives the same values.
     fn numbers(&self, shape: &[Dim], noise: Noise) -> Vec<f64> {
         let elements = shape.iter().map(|d| d.at(self.counts)).product();
         let numbers = self.random(elements).map(|bits| (bits >> 40) as f32 / (1 << 23) as f32 - 1.0);
@@ -259,10 +259,10 @@ fn cases_are_graphs_inside_their_bounds() {
 fn the_reference_runs_every_case() {
     for case in cases() {
         for out in case.reference() {
-            // Integers and codes must be equal, and are finite.
+            // Integers and quantized values must be equal, and are finite.
             let Some(values) = out.rounded() else { continue };
             assert!(values.iter().all(|x| x.is_finite()), "{}: {values:?}", case.name);
-            // A tolerance that admits the fourth digit tests nothing.
+            // A tolerance in the fourth digit would test nothing.
             let largest = values.iter().fold(case.tolerance.scale, |m, x| m.max(x.abs()));
             assert!(case.tolerance.limit(&values) <= 5e-5 * largest, "{}", case.name);
         }

@@ -1,5 +1,5 @@
-//! A hundred steps of every optimizer against those of PyTorch (torch.optim.AdamW and SGD, transformers' Adafactor)
-//! and, for 8-bit moments, of numpy: `bench/fixtures/optimizers.py`. Invariant: every device is held to them.
+//! Tests of a hundred steps of every optimizer against PyTorch (torch.optim.AdamW and SGD, transformers' Adafactor)
+//! and, for 8-bit moments, numpy: `bench/fixtures/optimizers.py`. Invariant: every device is tested.
 
 use crate::rig::{ByName, On, bare, output, output_u8, run};
 use data::weights::Weights;
@@ -202,7 +202,7 @@ fn moments_of_8_bits_are_those_of_the_definition() {
     }
 }
 
-/// Codes are equal, numbers within 8 eps(f32) of the largest.
+/// Asserts that quantized values are equal, and numbers within 8 eps(f32) of the largest.
 fn check_8bit(stepper: &Stepper, file: &Weights, step: usize, on: &str) {
     for (state, name) in stepper.states.iter().zip(["p", "m", "m_absmax", "v", "v_absmax"]) {
         let (what, name) = (format!("{name}.{step} on {on}"), format!("{name}.{step}"));
@@ -217,7 +217,7 @@ fn check_8bit(stepper: &Stepper, file: &Weights, step: usize, on: &str) {
     }
 }
 
-/// A step whose gradients are no numbers is skipped whole: every bit of every state stays.
+/// A step with NaN or infinite gradients is skipped: no bit of any state changes.
 #[test]
 fn a_step_that_is_not_ok_changes_no_bit() {
     for on in every_device() {

@@ -1,5 +1,5 @@
-//! Executors for tests. Invariant: a rig runs a graph exactly as a product does: compiled, checked, loaded,
-//! on a poisoned arena.
+//! Executors for tests. Invariant: a graph runs exactly as in production: compiled, checked and loaded, on an arena
+//! filled with NaN.
 
 use cpu::{CpuDevice, Isa};
 use cuda::{CudaDevice, CudaError};
@@ -10,16 +10,16 @@ use plimsoll_exec::{Data, Device, DeviceError, Executor, Machine, ParamSource, S
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// What a test runs on.
+/// The device that a test runs on.
 #[derive(Clone, Copy)]
 pub enum On {
     /// The reference kernels, target `null`.
     Reference,
-    /// The same on plans in this precision.
+    /// The reference kernels, with plans in this precision.
     Narrow(Precision),
     /// The CPU's kernels, target `cpu`.
     Cpu(Isa, usize),
-    /// The same on plans in this precision.
+    /// The CPU's kernels, with plans in this precision.
     CpuNarrow(Isa, usize, Precision),
     /// The first GPU's kernels, in this element type.
     Cuda(Precision),
@@ -31,15 +31,15 @@ impl On {
         Isa::available().flat_map(|isa| [Self::Cpu(isa, 1), Self::Cpu(isa, 3)]).collect()
     }
 
-    /// The same in a narrower precision.
+    /// As `every_cpu`, in a given precision.
     pub fn every_cpu_in(precision: Precision) -> Vec<Self> {
         let on = |isa| [1, 3].map(|threads| Self::CpuNarrow(isa, threads, precision));
         Isa::available().flat_map(on).collect()
     }
 
-    /// The first GPU; where there is none, the test says so and has nothing to do.
+    /// The first GPU; without one, prints a message and returns `None`.
     pub fn cuda(precision: Precision) -> Option<Self> {
-        // One device stays open, so that the context is made once.
+        // One device stays open, so that the context is created once.
         static OPEN: LazyLock<Mutex<Result<CudaDevice, CudaError>>> =
             LazyLock::new(|| Mutex::new(CudaDevice::new(0)));
         match &*OPEN.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -52,7 +52,7 @@ impl On {
         }
     }
 
-    /// For messages.
+    /// Name for messages.
     pub fn name(self) -> String {
         match self {
             Self::Reference => "reference".to_owned(),
@@ -65,7 +65,7 @@ impl On {
         }
     }
 
-    /// What its plans are made for.
+    /// The planning target.
     pub fn target(self) -> Result<Target, PlanError> {
         match self {
             Self::Reference | Self::Narrow(_) => Target::named("null"),
@@ -132,7 +132,7 @@ pub fn load_as(
     Ok(executor)
 }
 
-/// An executor of one graph that reads its parameters in every step.
+/// An executor of one graph that streams its parameters in every step.
 pub fn stream(on: On, graph: &Graph, fuse: bool, source: ParamSource) -> Result<Executor, PlanError> {
     let mut executor = bare(on, graph, fuse, Weights::Streamed)?;
     executor.attach(0, source).unwrap_or_else(|e| panic!("{e}"));
@@ -145,14 +145,14 @@ pub fn bare(on: On, graph: &Graph, fuse: bool, weights: Weights) -> Result<Execu
     Ok(on.executor(Program::new(target, vec![("test".to_owned(), plan)], vec![])))
 }
 
-/// Runs a step on a freshly poisoned arena.
+/// Runs a step on an arena freshly filled with NaN.
 pub fn run(executor: &mut Executor, inputs: impl FnOnce(&mut Executor), counts: Counts) {
     executor.poison().expect("inside the arena");
     inputs(executor);
     executor.run(0, counts).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Inputs and outputs by name, for tests that use each once.
+/// Access to inputs and outputs by name.
 pub trait ByName {
     fn input_i32(&mut self, plan: usize, name: &str, data: &[i32]) -> Result<(), DeviceError>;
     fn input_f32(&mut self, plan: usize, name: &str, data: &[f32]) -> Result<(), DeviceError>;
@@ -197,21 +197,21 @@ impl ByName for Executor {
     }
 }
 
-/// An output of so many elements.
+/// An f32 output of `elements` elements.
 pub fn output(executor: &mut Executor, name: &str, elements: usize) -> Vec<f32> {
     let mut out = vec![0.0; elements];
     executor.output_f32(0, name, &mut out).unwrap_or_else(|e| panic!("{e}"));
     out
 }
 
-/// The same of integers.
+/// An i32 output of `elements` elements.
 pub fn output_i32(executor: &mut Executor, name: &str, elements: usize) -> Vec<i32> {
     let mut out = vec![0; elements];
     executor.output(0, name).and_then(|id| executor.read_i32(id, &mut out)).unwrap_or_else(|e| panic!("{e}"));
     out
 }
 
-/// The same of codes.
+/// A u8 output of `elements` elements.
 pub fn output_u8(executor: &mut Executor, name: &str, elements: usize) -> Vec<u8> {
     let mut out = vec![0; elements];
     executor.output(0, name).and_then(|id| executor.read_u8(id, &mut out)).unwrap_or_else(|e| panic!("{e}"));

@@ -1,4 +1,4 @@
-//! Steps that are submitted are steps that are run: the same bits, in order, and refusals that leave nothing open.
+//! Tests of asynchronous steps: the same bits as `run`, results in order, and refused steps leave nothing in flight.
 
 use crate::rig::{ByName, On, load, output, run};
 use cpu::Isa;
@@ -65,7 +65,7 @@ fn submit(executor: &mut Executor, n: i32) -> Result<Submitted, DeviceError> {
     )
 }
 
-/// Steps by `submit` and `collect`, as many open as there may be.
+/// Runs steps with `submit` and `collect`, with the maximum number in flight.
 fn pipelined(executor: &mut Executor, steps: &[i32]) -> Vec<[Vec<f32>; 2]> {
     let mut open = std::collections::VecDeque::new();
     let mut results = vec![];
@@ -152,7 +152,8 @@ fn a_trace_has_every_launch() {
     assert!(noted.windows(2).all(|two| two[0].start + two[0].seconds <= two[1].start), "one after the other");
 }
 
-/// Counts come again in a row and later, so that some steps are records of others, at any number of open steps.
+/// Repeated counts, in sequence and later, so that some steps are replays of captured ones, at any number of
+/// in-flight steps.
 #[test]
 fn every_use_of_a_gpu_gives_the_same_bits() {
     if On::cuda(Precision::F32).is_none() {
@@ -182,7 +183,7 @@ fn every_use_of_a_gpu_gives_the_same_bits() {
     }
 }
 
-/// Steps whose record finds no room are launched kernel by kernel.
+/// Steps whose capture finds no memory are launched kernel by kernel.
 #[test]
 fn a_full_gpu_gives_the_same_bits() {
     if std::env::var_os("PLIMSOLL_FULL_GPU").is_none() {
@@ -214,7 +215,7 @@ fn a_full_gpu_gives_the_same_bits() {
     assert!(said.is_some(), "there was room for a record");
 }
 
-/// What a kernel refuses is an error of its own step, and of no other.
+/// An error of a kernel belongs to its own step, and to no other.
 #[test]
 fn a_gpu_names_the_step_that_is_refused() {
     if On::cuda(Precision::F32).is_none() {

@@ -1,4 +1,4 @@
-//! An executor that follows one program after another on its device.
+//! Tests of an executor that switches between programs on its device.
 
 use crate::rig::{ByName, On};
 use cpu::Isa;

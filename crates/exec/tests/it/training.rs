@@ -1,5 +1,5 @@
-//! Training graphs against PyTorch (`fixtures/training`, made by `bench/fixtures/training.py`): loss, all gradients,
-//! and five steps. Invariant: 1e-5 relative in f32, on every device.
+//! Tests of training graphs against PyTorch (`fixtures/training`, made by `bench/fixtures/training.py`): loss, all
+//! gradients, and five steps. Invariant: the f32 error is at most 1e-5 (relative) on every device.
 
 mod fixture;
 mod steps;
@@ -11,8 +11,8 @@ use models::{Lora, Output, Task, Training};
 use plan::{AutodiffPolicy, Weights, passes};
 use plimsoll_exec::Executor;
 
-/// A gradient is compared with at least this share of the model's largest one: that of a key's bias without rotary
-/// positions is nothing but rounding.
+/// Each gradient is compared relative to at least this share of the model's largest gradient: the gradient of a key's
+/// bias without rotary positions is rounding error only.
 const LEAST: f32 = 0.01;
 
 /// The graph with gradients of all of its losses.

@@ -1,4 +1,4 @@
-//! Elementwise sum of two tensors of one shape: the residual connection.
+//! Elementwise sum of two tensors of equal shape: the residual connection.
 
 use super::*;
 use serde::{Deserialize, Serialize};

@@ -6,58 +6,62 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// For every sequence s with rows a..b, every head h and row i in a..b:
-/// `o[i,h] = sum_j softmax_j(score(i,j)) v[j,g]`, `lse[i,h] = ln sum_j exp(score(i,j))`, over the j in a..b that
-/// the mask shows to i, with `score(i,j) = rot(scale q[i,h], i-a) . rot(k[j,g], j-a) - slope[h] |i-j|`.
+/// Multi-head attention with grouped keys and values. For every sequence with rows a..b, every head h and every
+/// row i in a..b: `o[i,h] = sum_j softmax_j(score(i,j)) v[j,g]` and `lse[i,h] = ln sum_j exp(score(i,j))`,
+/// where j runs over the keys in a..b that the mask admits for i, and `score(i,j) = rot(scale q[i,h], i-a) .
+/// rot(k[j,g], j-a) - slope[h] |i-j|`.
 ///
-/// G heads of k and v serve H of q, in order: g = h / (H / G) (Ainslie et al. 2023). `rot` is rotary embedding
-/// in its half-split form (Su et al. 2021; ESM-2 scales q before rotating it), the slopes are ALiBi's (Press et
-/// al. 2022) on both sides, as MosaicBERT has them; under a causal mask they are those of the paper.
+/// The G heads of k and v are shared by the H heads of q in order: g = h / (H / G) (Ainslie et al. 2023). `rot`
+/// is rotary embedding in its half-split form (Su et al. 2021; ESM-2 scales q before rotating it). The slopes
+/// are those of ALiBi (Press et al. 2022), applied on both sides of the query as in MosaicBERT; under a causal
+/// mask this equals the form of the paper.
 ///
-/// Inputs: q: (T, H*d), k, v: (T, G*d), or one qkv: (T, (H + 2 G) * d); spans: (S, 2); with `rotary` cos and
-/// sin: (longest, d/2) each, in f32 as [`RotaryTable`] makes them. Outputs: o (T, H*d), lse (T, H) in f32.
+/// Inputs: q: (T, H*d), k, v: (T, G*d), or one fused qkv: (T, (H + 2 G) * d); spans: (S, 2); with `rotary` cos
+/// and sin: (longest, d/2) each, in f32 as computed by [`RotaryTable`]. Outputs: o: (T, H*d), lse: (T, H) in
+/// f32.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
-    /// H.
+    /// H, the number of query heads.
     pub heads: u32,
-    /// G, a divisor of H.
+    /// G, the number of key and value heads; a divisor of H.
     pub kv_heads: u32,
-    /// d.
+    /// d, the columns of one head.
     pub head_dim: u32,
-    /// Factor of q.
+    /// Factor applied to q.
     pub scale: f32,
-    /// Which keys a query sees.
+    /// Which keys each query attends to.
     pub mask: Mask,
-    /// What is added to the scores.
+    /// Bias added to the scores.
     pub bias: Bias,
-    /// Whether q and k are rotated.
+    /// Whether rotary embedding is applied to q and k.
     pub rotary: bool,
-    /// How q, k and v come.
+    /// How q, k and v are stored.
     pub qkv: Qkv,
 }
 
-/// What is added to the scores.
+/// Bias added to attention scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bias {
-    /// Nothing.
+    /// No bias.
     None,
-    /// `-slope[h] |i-j|`, slopes by [`alibi_slopes`].
+    /// ALiBi: `-slope[h] |i-j|`, with the slopes of [`alibi_slopes`].
     Alibi,
 }
 
-/// How q, k and v come.
+/// Storage of q, k and v.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Qkv {
-    /// As three matrices.
+    /// Three matrices.
     Separate,
-    /// Side by side in the rows of one matrix.
+    /// One matrix with q, k and v concatenated along the columns.
     Fused,
 }
 
-/// ALiBi slopes of `heads` heads: `2^(-8 i / n)` for a power of two n, else those of the power of two
-/// below, followed by every second one of twice as many (Press et al. 2022, reference code).
+/// ALiBi slopes of `heads` heads: `2^(-8 i / n)` for a power of two n; otherwise the slopes of the largest
+/// power of two below `heads`, followed by every second slope of twice that power (Press et al. 2022, reference
+/// code).
 pub fn alibi_slopes(heads: u32) -> impl Iterator<Item = f32> {
     let whole = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
     let slope = |i: u32, n: u32| (-8.0 * f64::from(i) / f64::from(n)).exp2() as f32;
@@ -86,7 +90,7 @@ impl Attention {
         }
     }
 
-    /// How many of the inputs hold q, k and v.
+    /// Number of inputs that hold q, k and v.
     pub fn operands(&self) -> usize {
         match self.qkv {
             Qkv::Separate => 3,
@@ -94,13 +98,14 @@ impl Attention {
         }
     }
 
-    /// How many inputs there are: q, k and v, spans, tables.
+    /// Number of inputs: q, k and v, spans, and the rotary tables.
     pub fn inputs(&self) -> usize {
         self.operands() + 1 + if self.rotary { 2 } else { 0 }
     }
 
-    /// Multiply-adds of one product of all heads, scores or values, in a step of `counts`: every token in a
-    /// sequence of the longest length, the worst case of a packed step.
+    /// Multiply-adds of one of the two matmuls (scores, or weighted values) over all heads in a step of
+    /// `counts`. Every token is assumed to be in a sequence of the longest length, the worst case of a packed
+    /// step.
     pub(super) fn products(&self, bounds: &Bounds, counts: Counts) -> u64 {
         let longest = bounds.longest.min(counts.tokens).max(1);
         let pairs = u128::from(counts.tokens) * u128::from(self.mask.pairs(longest)) / u128::from(longest);
@@ -148,7 +153,7 @@ impl OpRules for Attention {
         inputs.extend(&cx.node.inputs);
         inputs.extend([cx.output(0)?, cx.output(1)?]);
         let grads = cx.builder.node(Op::AttentionGrad(AttentionGrad { forward: *self }), &inputs);
-        // None for spans and rotary tables, which are constants.
+        // The spans and the rotary tables are constants without a gradient.
         for (slot, grad) in cx.input_grads.iter_mut().zip(grads).take(self.operands()) {
             *slot = Some(grad);
         }
@@ -156,7 +161,7 @@ impl OpRules for Attention {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, counts: Counts) -> Cost {
-        // Scores and values.
+        // Two matmuls (scores and weighted values), two operations per multiply-add.
         streaming(4 * self.products(bounds, counts), ins, outs, counts)
     }
 
@@ -169,7 +174,8 @@ impl OpRules for Attention {
     }
 
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
-        // Heads are independent, so q, k and v may be cut by columns; a fused qkv may not.
+        // Heads are independent, so q, k and v may be split by columns. A fused qkv may not: a range of its
+        // columns would not contain whole heads of all three.
         let qkv = &ins[..self.operands()];
         if qkv.iter().any(|&p| p != qkv[0]) {
             return Err(ShardError("q, k and v must be placed alike"));

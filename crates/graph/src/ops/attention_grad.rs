@@ -1,20 +1,20 @@
-//! The gradient of attention, by recomputation (Dao et al. 2022; Dao 2023): the forward pass leaves o and lse,
-//! from which every weight comes back on its own, so no S x S matrix is ever kept.
+//! Gradient of attention by recomputation (Dao et al. 2022; Dao 2023): the forward pass stores o and lse, from
+//! which each attention weight can be recomputed independently, so no S x S matrix is ever stored.
 
 use super::*;
 use serde::{Deserialize, Serialize};
 
-/// With `p(i,j) = exp(score(i,j) - lse[i,h])` and the scores of [`Attention`], per sequence and head, over the
-/// pairs that the mask admits: `ds(i,j) = p(i,j) (do[i,h] . v[j,g] - do[i,h] . o[i,h])`,
-/// `dq[i,h] = scale rot'(sum_j ds(i,j) rot(k[j,g], j-a), i-a)`,
-/// `dk[j,g] = rot'(sum over h of g, i of ds(i,j) rot(scale q[i,h], i-a), j-a)`,
-/// `dv[j,g] = sum over h of g, i of p(i,j) do[i,h]`; rot' turns back. Rows that no span covers get zeros.
+/// Gradient of [`Attention`] with respect to q, k and v. With the scores of the forward op and `p(i,j) =
+/// exp(score(i,j) - lse[i,h])`, per sequence and head, over the pairs that the mask admits: `ds(i,j) = p(i,j)
+/// (do[i,h] . v[j,g] - do[i,h] . o[i,h])`, `dq[i,h] = scale rot'(sum_j ds(i,j) rot(k[j,g], j-a), i-a)`,
+/// `dk[j,g] = rot'(sum over h of g, i of ds(i,j) rot(scale q[i,h], i-a), j-a)`, `dv[j,g] = sum over h of g, i
+/// of p(i,j) do[i,h]`, where rot' is the inverse rotation. Rows that belong to no sequence get zeros.
 ///
-/// Inputs do: (T, H*d), all inputs of the forward op, its o and lse. Outputs dq, dk, dv, or one dqkv, of the
-/// shapes of q, k, v or qkv.
+/// Inputs: do: (T, H*d), all inputs of the forward op, and its outputs o and lse. Outputs: dq, dk, dv, or one
+/// dqkv, with the shapes of q, k, v or qkv.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AttentionGrad {
-    /// Whose gradient it is.
+    /// The forward op.
     pub forward: Attention,
 }
 
@@ -40,7 +40,7 @@ impl OpRules for AttentionGrad {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, counts: Counts) -> Cost {
-        // Scores, do v, dv, dk, dq.
+        // Five matmuls (scores, do v, dv, dk, dq), two operations per multiply-add.
         streaming(10 * self.forward.products(bounds, counts), ins, outs, counts)
     }
 

@@ -1,35 +1,37 @@
-//! Which keys a query of attention sees. Invariant: the one place that says so: rules and costs, the reference
-//! and every kernel ask here. Every query sees itself, so no row of a softmax is empty.
+//! Attention masks: which keys each query attends to. Invariant: this file is the only definition; the op
+//! rules, the cost model, the reference and every kernel use it. Every query attends to itself, so no softmax
+//! row is empty.
 
 use super::RuleError;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Which keys a query sees; positions are those in its own sequence.
+/// Which keys a query attends to. Positions count from the start of the query's own sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mask {
-    /// All of its own sequence.
+    /// Every key of the sequence.
     Full,
-    /// Those up to itself.
+    /// All keys up to and including the query's own position.
     Causal,
-    /// The last so many up to itself, itself included (Jiang et al. 2023).
+    /// The last `n` keys up to and including the query's own position (sliding window; Jiang et al. 2023).
     Window(u32),
-    /// Causal, in blocks of positions: a query of block b sees the last `local` blocks up to its own and the
-    /// first `global` ones (Child et al. 2019, "fixed").
+    /// Block-sparse causal mask: a query in block b attends to its own block and the blocks before it, `local`
+    /// in total, and to the first `global` blocks (Child et al. 2019, "fixed").
     BlockSparse {
-        /// Positions of a block.
+        /// Number of positions in a block.
         block: u32,
-        /// Blocks behind a query, its own included.
+        /// Number of consecutive blocks that end with the query's own block.
         local: u32,
-        /// Blocks at the start of the sequence, which everybody after them sees.
+        /// Number of blocks at the start of the sequence that every later query attends to.
         global: u32,
     },
 }
 
 impl Mask {
-    /// The keys that query `i` of `n` sees, as two runs: some at the start, and those near itself. The first
-    /// one is empty where they would meet. Every end grows with `i`.
+    /// Returns the keys that query `i` of a sequence of `n` tokens attends to, as two ranges: global keys at
+    /// the start of the sequence, and keys near the query. The first range is empty where the two would touch
+    /// or overlap. Both ends of both ranges are non-decreasing in `i`.
     pub fn keys(&self, i: usize, n: usize) -> [Range<usize>; 2] {
         match *self {
             Self::Full => [0..0, 0..n],
@@ -44,7 +46,7 @@ impl Mask {
         }
     }
 
-    /// The queries of `n` that see key `j`: always one run.
+    /// Returns the queries of a sequence of `n` tokens that attend to key `j`; always a single range.
     pub fn queries(&self, j: usize, n: usize) -> Range<usize> {
         match *self {
             Self::Full => 0..n,
@@ -58,7 +60,7 @@ impl Mask {
         }
     }
 
-    /// How many pairs of a query and a key of a sequence of `n` tokens there are.
+    /// Number of (query, key) pairs that the mask admits in a sequence of `n` tokens.
     pub fn pairs(&self, n: u64) -> u64 {
         match *self {
             Self::Full => n * n,
@@ -68,7 +70,8 @@ impl Mask {
                 let (block, behind) = (u64::from(block), u64::from(local) - 1);
                 let (blocks, rest) = (n / block, n % block);
                 let far = |b: u64| b.saturating_sub(behind);
-                // Whole blocks that the queries of block b see beside their own.
+                // Number of blocks that the queries of block b attend to in full, besides their own: local
+                // blocks, then global blocks.
                 let others = |b: u64| b.min(behind) + far(b).min(global.into());
                 let all = ramp(blocks, behind) + ramp(far(blocks), global.into());
                 let own = |rows: u64| rows + ramp(rows, rows);
@@ -77,7 +80,7 @@ impl Mask {
         }
     }
 
-    /// Refuses masks that hide a query from itself.
+    /// Rejects masks under which a query would not attend to itself.
     pub fn check(&self) -> Result<(), RuleError> {
         match *self {
             Self::Full | Self::Causal => Ok(()),
@@ -91,7 +94,7 @@ impl Mask {
     }
 }
 
-/// `sum over i < n of min(i, most)`.
+/// `sum over i in 0..n of min(i, most)`.
 fn ramp(n: u64, most: u64) -> u64 {
     let rising = n.min(most);
     rising * rising.saturating_sub(1) / 2 + (n - rising) * most
@@ -101,7 +104,7 @@ fn ramp(n: u64, most: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The rule as it is written, key by key.
+    /// The definition of the mask, evaluated for one pair.
     fn sees(mask: Mask, i: usize, j: usize) -> bool {
         match mask {
             Mask::Full => true,

@@ -1,4 +1,4 @@
-//! Batch normalisation with running statistics (Ioffe and Szegedy 2015), as at inference.
+//! Batch normalisation with running statistics (Ioffe and Szegedy 2015), the form used at inference.
 
 use super::*;
 use crate::Op;

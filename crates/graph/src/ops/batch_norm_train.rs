@@ -1,15 +1,16 @@
-//! Batch normalisation with the statistics of the batch (Ioffe and Szegedy 2015), as in training, and the
-//! gradients of both forms. Numerics after torch.nn.BatchNorm1d.
+//! Batch normalisation with the statistics of the batch (Ioffe and Szegedy 2015), the form used in training,
+//! and the gradients of both forms. Numerics follow torch.nn.BatchNorm1d.
 
 use super::terminal::{Terminal, f32_is, f32s, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `mean`, `var`: over the rows of x, biased; `rstd = 1 / sqrt(var + eps)`; `y = (x - mean) rstd gamma + beta`;
-/// `new = (1 - momentum) running + momentum statistic`, with the unbiased variance.
+/// Batch normalisation in training. `mean` and the biased `var` are taken over the rows of x; `rstd = 1 /
+/// sqrt(var + eps)`; `y = (x - mean) rstd gamma + beta`; `new = (1 - momentum) running + momentum statistic`,
+/// where the statistic is the mean, or the unbiased variance.
 ///
-/// Inputs x: (R, C), gamma, beta, running_mean, running_var: (C). Outputs y: (R, C), mean, rstd, new_mean,
+/// Inputs: x: (R, C), gamma, beta, running_mean, running_var: (C). Outputs: y: (R, C), mean, rstd, new_mean,
 /// new_var: (C) in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BatchNormTrain {
@@ -19,10 +20,10 @@ pub struct BatchNormTrain {
     pub momentum: f32,
 }
 
-/// With `h = (x - mean) rstd`: `dx = gamma rstd (dy - mean_r dy - h mean_r (dy h))`, `dgamma = sum_r dy h`,
-/// `dbeta = sum_r dy`.
+/// Gradient of [`BatchNormTrain`]. With `h = (x - mean) rstd`: `dx = gamma rstd (dy - mean_r dy - h mean_r (dy
+/// h))`, `dgamma = sum_r dy h`, `dbeta = sum_r dy`.
 ///
-/// Inputs dy, x: (R, C), mean, rstd, gamma: (C). Outputs dx: (R, C), dgamma, dbeta: (C).
+/// Inputs: dy, x: (R, C), mean, rstd, gamma: (C). Outputs: dx: (R, C), dgamma, dbeta: (C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BatchNormTrainGrad {}
 
@@ -111,7 +112,8 @@ impl Terminal for BatchNormGrad {
     }
 }
 
-/// dy, x: (R, C), then these columns; dx like dy, dgamma and dbeta like gamma, which is input `gamma`.
+/// Output types of a batch-norm gradient with inputs dy, x: (R, C) and three vectors `names`: (C). dx has the
+/// type of dy; dgamma and dbeta have the type of gamma, which is input number `gamma`.
 fn gradient_types(ins: &[&TensorSpec], names: &[&str], gamma: usize) -> Result<Vec<TensorSpec>, RuleError> {
     arity(ins, 5)?;
     float("dy", ins[0])?;

@@ -1,4 +1,5 @@
-//! A change of element type: masters to 16-bit weights, and where a graph leaves 16 bits.
+//! Conversion of the element type, such as from f32 master weights to 16-bit weights, or back to f32 at the end
+//! of the 16-bit part of a graph.
 
 use super::*;
 use crate::Op;

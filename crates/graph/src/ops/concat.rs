@@ -1,20 +1,22 @@
-//! Matrices side by side: how the two encoders' embeddings meet in the head; and the gradient.
+//! Concatenation of matrices along the columns, used to join the embeddings of the two encoders in the
+//! classification head, and its gradient.
 
 use super::terminal::Terminal;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y[r] = x0[r] ++ x1[r] ++ ...`. Inputs: (R, Di) each; output y: (R, sum Di).
+/// Concatenation: `y[r] = x0[r] ++ x1[r] ++ ...`. Inputs: (R, Di) each; output y: (R, sum Di).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Concat {}
 
-/// Columns `first..first + count` of dy: the gradient of one input. Input dy: (R, D); output dx: (R, count).
+/// Gradient of one input of [`Concat`]: columns `first..first + count` of dy. Input dy: (R, D); output dx: (R,
+/// count).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConcatGrad {
-    /// The first column of that input in the result.
+    /// First column of the input in the concatenated matrix.
     pub first: u64,
-    /// Its columns.
+    /// Number of columns of the input.
     pub count: u64,
 }
 

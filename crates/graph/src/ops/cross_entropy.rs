@@ -1,6 +1,6 @@
-//! The last affine map and the cross-entropy of its softmax in one op (after Wijmans et al. 2024, "Cut your
-//! losses", and Hsu et al. 2024, Liger): logits exist a few rows at a time and never whole. At a vocabulary of
-//! 65 536 they would outweigh all layers of a small model.
+//! Output projection and softmax cross-entropy in one op (after Wijmans et al. 2024, "Cut your losses", and Hsu
+//! et al. 2024, Liger): logits are computed a few rows at a time and never stored as a whole. With a vocabulary
+//! of 65 536 they would need more memory than all layers of a small model.
 
 use super::gelu::TRANSCENDENTAL;
 use super::terminal::{Terminal, f32_is, f32s, i32_is, like};
@@ -8,28 +8,29 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `loss = sum_r (lse_r - logit[r, target_r] + z lse_r^2)` over the rows whose target is not negative, with
-/// `logit = x W^T + b` and `lse_r = ln sum_v exp(logit[r, v])`. A sum, not a mean: how many rows count is the
-/// caller's to divide by, over all micro-batches of a step.
+/// Linear map followed by softmax cross-entropy: `loss = sum_r (lse_r - logit[r, target_r] + z lse_r^2)` over
+/// the rows whose target is not negative, with `logit = x W^T + b` and `lse_r = ln sum_v exp(logit[r, v])`. The
+/// result is a sum, not a mean: the caller divides by the number of counted rows of all micro-batches of a
+/// step.
 ///
-/// Inputs x: (R, K), w: (V, K), with `bias` b: (V), targets: i32 (R). Outputs loss: f32 (1), lse: f32 (R), 0 for
-/// rows that do not count; with a z that is not 0 also the two terms of the loss, cross_entropy: f32 (1) and
+/// Inputs: x: (R, K), w: (V, K), with `bias` b: (V), targets: i32 (R). Outputs: loss: f32 (1), lse: f32 (R), 0
+/// for rows that are not counted; and, if z is not 0, the two terms of the loss, cross_entropy: f32 (1) and
 /// z_term: f32 (1). The terms are for reporting: only `loss` has a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinearCrossEntropy {
-    /// Whether b is there.
+    /// Whether the op has the bias input b.
     pub bias: bool,
-    /// Rows of logits that exist at a time.
+    /// Number of rows whose logits are computed at a time.
     pub chunk: u32,
-    /// z: weight of the squared lse.
+    /// z, the weight of the squared lse.
     pub z_loss: f32,
 }
 
-/// With `p = softmax(logit)` and `g = dloss (p (1 + 2 z lse) - onehot(target))`, 0 for rows that do not count:
-/// `dx = g W`, `dw = g^T x`, `db = sum_r g`.
+/// Gradient of [`LinearCrossEntropy`]. With `p = softmax(logit)` and `g = dloss (p (1 + 2 z lse) -
+/// onehot(target))`, 0 for rows that are not counted: `dx = g W`, `dw = g^T x`, `db = sum_r g`.
 ///
-/// Inputs dloss: f32 (1), x: (R, K), w: (V, K), with `bias` b: (V), targets: i32 (R), lse: f32 (R). Outputs dx:
-/// (R, K), dw: (V, K), with `bias` db: (V).
+/// Inputs: dloss: f32 (1), x: (R, K), w: (V, K), with `bias` b: (V), targets: i32 (R), lse: f32 (R). Outputs:
+/// dx: (R, K), dw: (V, K), with `bias` db: (V).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinearCrossEntropyGrad {
     /// The forward op.
@@ -54,7 +55,7 @@ impl LinearCrossEntropy {
     }
 }
 
-/// Logits of all rows.
+/// Number of logits of all rows.
 fn logits(x: &TensorSpec, w: &TensorSpec, counts: Counts) -> u64 {
     x.rows(counts) * w.rows(counts)
 }
@@ -88,7 +89,7 @@ impl OpRules for LinearCrossEntropy {
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
         let per_logit = 2 * ins[0].row_elements() + TRANSCENDENTAL;
         let once = streaming(per_logit * logits(ins[0], ins[1], counts), ins, outs, counts);
-        // Every chunk reads the whole weight.
+        // Every chunk of rows reads the whole weight.
         let again = ins[0].rows(counts).div_ceil(u64::from(self.chunk)).saturating_sub(1);
         Cost { bytes: once.bytes + again * ins[1].bytes_at(counts).0, ..once }
     }
@@ -120,7 +121,7 @@ impl Terminal for LinearCrossEntropyGrad {
     }
 
     fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
-        // Logits once more, then both products of their gradient.
+        // The logits are recomputed, followed by the two matmuls of their gradient.
         (6 * ins[1].row_elements() + TRANSCENDENTAL) * logits(ins[1], ins[2], counts)
     }
 

@@ -1,44 +1,46 @@
-//! Rows of tokens to their experts and back: gather, weighted sum, and the gradients of both.
+//! Mixture-of-experts dispatch and combine: moves rows of tokens to their experts (gather) and back (weighted
+//! sum), and the gradients of both.
 
 use super::terminal::{Terminal, f32_is, i32_is, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `rows[r] = x[order[r] / k]`, zero where order is -1. Inputs x: (T, D), order, places: i32 (kT) of
-/// [`Route`]; output rows: (kT, D). `places` is for the gradient.
+/// Gathers token rows in expert order: `rows[r] = x[order[r] / k]`, zero where order is -1. Inputs: x: (T, D),
+/// order, places: i32 (kT) of [`Route`]; output rows: (kT, D). `places` is used only by the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Dispatch {
-    /// k.
+    /// k, the number of experts per token.
     pub top_k: u32,
 }
 
-/// `dx[t] = sum_j drows[places[t k + j]]` in order of j, without dropped rows. Inputs drows: (kT, D), places:
-/// i32 (kT); output dx: (T, D).
+/// Gradient of [`Dispatch`]: `dx[t] = sum_j drows[places[t k + j]]` in order of j, skipping dropped rows.
+/// Inputs: drows: (kT, D), places: i32 (kT); output dx: (T, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DispatchGrad {
-    /// k.
+    /// k, the number of experts per token.
     pub top_k: u32,
 }
 
-/// `y[t] = sum_j gates[t, j] rows[places[t k + j]]` in order of j, without dropped rows. Inputs rows: (kT, D),
-/// gates: f32 (T, k), order, places: i32 (kT); output y: (T, D). `order` is for the gradient.
+/// Weighted sum of the experts' results: `y[t] = sum_j gates[t, j] rows[places[t k + j]]` in order of j,
+/// skipping dropped rows. Inputs: rows: (kT, D), gates: f32 (T, k), order, places: i32 (kT); output y: (T, D).
+/// `order` is used only by the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Combine {
-    /// k.
+    /// k, the number of experts per token.
     pub top_k: u32,
 }
 
-/// `drows[r] = gates[order[r]] dy[order[r] / k]`, zero where order is -1;
-/// `dgates[t, j] = dy[t] . rows[places[t k + j]]`, zero where it was dropped. Inputs dy: (T, D), rows: (kT, D), gates: f32 (T, k), order, places: i32
-/// (kT); outputs drows: (kT, D), dgates: f32 (T, k).
+/// Gradient of [`Combine`]: `drows[r] = gates[order[r]] dy[order[r] / k]`, zero where order is -1; `dgates[t,
+/// j] = dy[t] . rows[places[t k + j]]`, zero where the row was dropped. Inputs: dy: (T, D), rows: (kT, D),
+/// gates: f32 (T, k), order, places: i32 (kT); outputs: drows: (kT, D), dgates: f32 (T, k).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CombineGrad {
-    /// k.
+    /// k, the number of experts per token.
     pub top_k: u32,
 }
 
-/// The columns of an operand of this many rows for each token.
+/// Number of columns of an operand that has `per_token` rows per token.
 fn columns_of(what: &str, spec: &TensorSpec, per_token: u32) -> Result<u64, RuleError> {
     float(what, spec)?;
     let (_, columns) = matrix(what, spec)?;
@@ -61,7 +63,7 @@ fn rows(per_token: u32, columns: u64, dtype: DType) -> TensorSpec {
     TensorSpec::activation([Dim::Tokens(u64::from(per_token)), Dim::Fixed(columns)], dtype)
 }
 
-/// All of it moves rows between tokens, so tokens must be whole; columns may be cut.
+/// Rows are gathered from all tokens, so dimension 0 must not be split; columns may be.
 fn shard_columns(ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
     match ins[0] {
         Placement::Replicate | Placement::Shard(1) => Ok(vec![ins[0]]),
@@ -173,7 +175,8 @@ impl Terminal for CombineGrad {
         3 * ins[1].elements_at(counts)
     }
 
-    /// Row r of drows is written once the one gate that depends on row r of rows has its gradient.
+    /// Row r of drows is written only after the gradient of the single gate that depends on row r of `rows` has
+    /// been computed.
     fn in_place(&self, output: usize) -> &'static [usize] {
         if output == 0 { &[1] } else { &[] }
     }

@@ -1,20 +1,20 @@
-//! Dropout (Srivastava et al. 2014) from a counter-based generator (Philox4x32-10, Salmon et al. 2011): a mask is
-//! a function of seed and position, so recomputation gives the same bits and no mask is stored.
+//! Dropout (Srivastava et al. 2014) with a counter-based generator (Philox4x32-10, Salmon et al. 2011): the
+//! mask is a function of seed and position, so recomputation gives identical bits and no mask is stored.
 
 use super::terminal::{i32_is, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y = x keep / (1 - p)`. Element i = r D + c is kept where word `i % 4` of
-/// `Philox4x32-10(counter = (i / 4 low, i / 4 high, stream, 0), key = seed)` is at least `p 2^32`.
+/// Dropout: `y = x keep / (1 - p)`. Element i = r D + c is kept if word `i % 4` of `Philox4x32-10(counter = (i
+/// / 4 low, i / 4 high, stream, 0), key = seed)` is at least `p 2^32`.
 ///
-/// Inputs x: (R, D), seed: i32 (2). Output y: (R, D).
+/// Inputs: x: (R, D), seed: i32 (2). Output y: (R, D).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dropout {
-    /// The share that is set to zero, in 0..1.
+    /// Probability of setting an element to zero, in 0..1.
     pub p: f32,
-    /// Tells one dropout of a graph from another.
+    /// Distinguishes the dropouts of one graph, which share a seed.
     pub stream: u32,
 }
 
@@ -31,7 +31,7 @@ impl OpRules for Dropout {
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        // The mask is linear in x: the same op on dy.
+        // The op is linear in x with a fixed mask, so its gradient is the same op applied to dy.
         let inputs = [cx.dy()?, cx.input(1)];
         cx.input_grads[0] = Some(cx.builder.one(Op::Dropout(*self), &inputs));
         Ok(())

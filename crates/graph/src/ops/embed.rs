@@ -4,25 +4,26 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `x[t] = table[ids[t]]`, then what the attributes say.
+/// Embedding lookup: `x[t] = table[ids[t]]`, followed by the options below.
 ///
-/// Inputs: ids: i32 (T); table: (V, D); with `row` a row: (1, D) that is added to every token (BERT's
-/// token type 0); with `token_dropout` spans: (S, 2). Output x: (T, D).
+/// Inputs: ids: i32 (T); table: (V, D); with `row` a row: (1, D) that is added to every token (BERT's token
+/// type 0); with `token_dropout` spans: (S, 2). Output x: (T, D).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Embed {
-    /// ESM's scale.
+    /// Token-dropout scale of ESM-2.
     pub token_dropout: Option<TokenDropout>,
     /// Whether a row is added to every token.
     pub row: bool,
 }
 
-/// ESM-2's token dropout, active at inference too: rows of `mask_id` are zero and all rows of a sequence
-/// are multiplied by `keep / (1 - masked / tokens)`, BOS and EOS counted (fair-esm 2.0.0, `esm2.py`).
+/// ESM-2's token dropout, which is active at inference too: rows of `mask_id` are set to zero, and all rows of
+/// a sequence are multiplied by `keep / (1 - masked / tokens)`, where `tokens` includes BOS and EOS (fair-esm
+/// 2.0.0, `esm2.py`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenDropout {
     /// The id of `<mask>`.
     pub mask_id: i32,
-    /// `1 - 0.15 * 0.8 = 0.88`: the share of tokens that training left unmasked.
+    /// Fraction of tokens that are unmasked in training: `1 - 0.15 * 0.8 = 0.88`.
     pub keep: f32,
 }
 
@@ -58,7 +59,7 @@ impl OpRules for Embed {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        // Rows are read as often as they are written; the table as a whole is not.
+        // Only the looked-up rows of the table are read, as many as are written.
         let written = outs[0].bytes_at(counts).0;
         Cost { flops: outs[0].elements_at(counts), bytes: 2 * written + ins[0].bytes_at(counts).0 }
     }

@@ -1,23 +1,23 @@
-//! The gradient of token embedding: rows added up by token id.
+//! Gradient of token embedding: rows summed by token id.
 
 use super::terminal::{Terminal, i32_is};
 use super::*;
 use serde::{Deserialize, Serialize};
 
-/// `dtable[v] = sum_{t: ids[t] = v} scale[t] dx[t]` in order of t, `drow = sum_t scale[t] dx[t]`, with the scale
-/// that [`TokenDropout`] gives to token t, or 1.
+/// Gradient of [`Embed`]: `dtable[v] = sum_{t: ids[t] = v} scale[t] dx[t]` in order of t, `drow = sum_t
+/// scale[t] dx[t]`, where scale[t] is the factor of [`TokenDropout`] for token t, or 1.
 ///
-/// Inputs dx: (T, D), ids: i32 (T), with `token_dropout` spans: (S, 2). Outputs dtable: (V, D), with `row`
+/// Inputs: dx: (T, D), ids: i32 (T), with `token_dropout` spans: (S, 2). Outputs: dtable: (V, D), with `row`
 /// drow: (1, D).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EmbedGrad {
-    /// That of the forward op.
+    /// Token-dropout scale of the forward op.
     pub token_dropout: Option<TokenDropout>,
-    /// That of the forward op.
+    /// Whether the forward op adds a row to every token.
     pub row: bool,
-    /// V.
+    /// V, the number of rows of the table.
     pub vocab: u64,
-    /// The element type of the table, and so of its gradient.
+    /// Element type of the table and of its gradient.
     pub dtype: DType,
 }
 

@@ -4,15 +4,17 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y = x Phi(x) = x (1 + erf(x / sqrt 2)) / 2`, never the tanh form. Input x: (R, D); output y: (R, D).
+/// Exact GELU: `y = x Phi(x) = x (1 + erf(x / sqrt 2)) / 2`, never the tanh approximation. Input x: (R, D);
+/// output y: (R, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Gelu {}
 
-/// `dx = dy (Phi(x) + x phi(x))`, phi the normal density. Inputs dy, x: (R, D); output dx: (R, D).
+/// Gradient of [`Gelu`]: `dx = dy (Phi(x) + x phi(x))`, with phi the normal density. Inputs: dy, x: (R, D);
+/// output dx: (R, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GeluGrad {}
 
-/// An erf or an exp costs about this many operations.
+/// Estimated number of floating-point operations of one erf or exp.
 pub(super) const TRANSCENDENTAL: u64 = 20;
 
 impl OpRules for Gelu {

@@ -1,5 +1,5 @@
-//! The gate of a gated MLP (Shazeer 2020): GEGLU as in MosaicBERT and DNABERT-S, SwiGLU as in Llama; and its
-//! gradient.
+//! Gated linear unit of an MLP (Shazeer 2020), GEGLU as in MosaicBERT and DNABERT-S or SwiGLU as in Llama, and
+//! its gradient.
 
 use super::gelu::TRANSCENDENTAL;
 use super::terminal::{Terminal, like};
@@ -7,29 +7,29 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y[:, j] = f(x[:, j]) * x[:, F + j]`. Input x: (R, 2F); output y: (R, F). With the linears before
-/// and after it this is the gated MLP.
+/// Gated linear unit: `y[:, j] = f(x[:, j]) * x[:, F + j]`. Input x: (R, 2F); output y: (R, F). Together with
+/// the linears before and after it this is the gated MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Glu {
-    /// f.
+    /// f, the activation of the gate.
     pub activation: Activation,
 }
 
-/// The function of a gate.
+/// Activation function of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
-    /// `x Phi(x)`, exact.
+    /// Exact GELU, `x Phi(x)`.
     Gelu,
-    /// `x / (1 + exp(-x))`.
+    /// SiLU, `x / (1 + exp(-x))`.
     Silu,
 }
 
-/// `dx[:, j] = dy f'(x[:, j]) x[:, F + j]`, `dx[:, F + j] = dy f(x[:, j])`. Inputs dy: (R, F), x: (R, 2F);
-/// output dx: (R, 2F).
+/// Gradient of [`Glu`]: `dx[:, j] = dy f'(x[:, j]) x[:, F + j]`, `dx[:, F + j] = dy f(x[:, j])`. Inputs: dy:
+/// (R, F), x: (R, 2F); output dx: (R, 2F).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GluGrad {
-    /// f.
+    /// f, the activation of the gate.
     pub activation: Activation,
 }
 
@@ -81,7 +81,7 @@ impl Terminal for GluGrad {
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {
-        // Each pair of columns is read before it is written.
+        // Both columns of a pair are read before either is written.
         &[1]
     }
 

@@ -1,40 +1,43 @@
-//! The affine maps of all experts at once, over rows sorted by expert, and their gradients.
+//! Linear maps of all experts in one op, over rows sorted by expert, and their gradients.
 
 use super::terminal::{Terminal, i32_is};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// Rows `offsets[e]..offsets[e + 1]` of x: `y = x W_e^T + b_e`; rows behind the last offset are zero.
+/// Grouped linear map: for rows `offsets[e]..offsets[e + 1]` of x, `y = x W_e^T + b_e`; rows after the last
+/// offset are zero.
 ///
-/// Inputs x: (kT, K), w: (E N, K), expert e in rows `e N..`, with `bias` b: (E N), offsets: i32 (E + 1) of
-/// [`Route`]. Output y: (kT, N).
+/// Inputs: x: (kT, K), w: (E N, K) with expert e in the N rows from `e N`, with `bias` b: (E N), offsets: i32
+/// (E + 1) of [`Route`]. Output y: (kT, N).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupedLinear {
-    /// E.
+    /// E, the number of experts.
     pub experts: u32,
-    /// Whether b is there.
+    /// Whether the op has the bias input b.
     pub bias: bool,
 }
 
-/// `dx = dy W_e`, rows behind the last offset zero. Inputs dy: (kT, N), w: (E N, K), offsets; output dx: (kT, K).
+/// Gradient of [`GroupedLinear`] with respect to x: `dx = dy W_e`, zero in rows after the last offset. Inputs:
+/// dy: (kT, N), w: (E N, K), offsets: i32 (E + 1); output dx: (kT, K).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupedLinearInputGrad {
-    /// E.
+    /// E, the number of experts.
     pub experts: u32,
 }
 
-/// `dW_e = dy^T x`, `db_e = sum_r dy` over the rows of expert e; zero where it has none. Inputs dy: (kT, N), x:
-/// (kT, K), offsets; outputs dw: (E N, K), with `bias` db: (E N).
+/// Gradient of [`GroupedLinear`] with respect to w and b: `dW_e = dy^T x`, `db_e = sum_r dy` over the rows of
+/// expert e, zero for an expert without rows. Inputs: dy: (kT, N), x: (kT, K), offsets: i32 (E + 1); outputs:
+/// dw: (E N, K), with `bias` db: (E N).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupedLinearWeightGrad {
-    /// E.
+    /// E, the number of experts.
     pub experts: u32,
-    /// Whether db is wanted.
+    /// Whether to compute db.
     pub bias: bool,
 }
 
-/// N of a stacked weight (E N, K).
+/// Returns N, the rows per expert, of a stacked weight (E N, K).
 fn rows_of_one(w: &TensorSpec, k: u64, experts: u32) -> Result<u64, RuleError> {
     let experts = u64::from(experts);
     match w.shape[..] {

@@ -4,11 +4,11 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// Per row: `mean = sum x / D`, `rstd = 1 / sqrt(sum (x - mean)^2 / D + eps)`,
-/// `y = (x - mean) rstd gamma + beta`.
+/// Layer normalisation, per row: `mean = sum x / D`, `rstd = 1 / sqrt(sum (x - mean)^2 / D + eps)`, `y = (x -
+/// mean) rstd gamma + beta`.
 ///
-/// Inputs x: (R, D), gamma, beta: (D). Outputs y: (R, D), mean, rstd: (R) in f32, for the backward pass;
-/// `dce` drops those that nobody reads.
+/// Inputs: x: (R, D), gamma, beta: (D). Outputs: y: (R, D), and mean, rstd: (R) in f32 for the backward pass;
+/// the pass `dce` removes outputs that are never read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerNorm {
     /// Added to the variance.
@@ -41,7 +41,7 @@ impl OpRules for LayerNorm {
     }
 
     fn alias(&self, output: usize) -> &'static [usize] {
-        // A row is read whole before it is written.
+        // A whole row is read before it is written.
         if output == 0 { &[0] } else { &[] }
     }
 

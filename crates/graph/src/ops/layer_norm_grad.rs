@@ -1,12 +1,12 @@
-//! The gradient of layer normalisation.
+//! Gradient of layer normalisation.
 
 use super::*;
 use serde::{Deserialize, Serialize};
 
-/// With `h = (x - mean) rstd` and `g = dy gamma`, per row:
-/// `dx = rstd (g - sum g / D - h sum (g h) / D)`; over rows: `dgamma = sum dy h`, `dbeta = sum dy`.
+/// Gradient of [`LayerNorm`]. With `h = (x - mean) rstd` and `g = dy gamma`, per row: `dx = rstd (g - sum g / D
+/// - h sum (g h) / D)`; over rows: `dgamma = sum dy h`, `dbeta = sum dy`.
 ///
-/// Inputs dy, x: (R, D), mean, rstd: (R), gamma: (D). Outputs dx: (R, D), dgamma, dbeta: (D).
+/// Inputs: dy, x: (R, D), mean, rstd: (R), gamma: (D). Outputs: dx: (R, D), dgamma, dbeta: (D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayerNormGrad {}
 

@@ -1,69 +1,71 @@
-//! The affine map, with what may be fused in front of it and behind it.
+//! Linear (affine) map, with the operations that can be fused before and after it.
 
 use super::gelu::TRANSCENDENTAL;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y = f(p(x) W^T + b)`, W as (N, K) rows like every weight file has it.
+/// Linear map `y = f(p(x) W^T + b)`, with the weight W stored as (N, K), as in weight files.
 ///
-/// Inputs x: (R, K), w: (N, K), with `bias` b: (N), with `Epilogue::Residual` r: (R, N), with `Prologue::LayerNorm` gamma,
-/// beta: (K). Output y: (R, N), with `Epilogue::Gate` (R, N / 2).
-/// The K order of every sum is fixed by (N, K, dtype), so a row's bits do not depend on the other rows.
+/// Inputs: x: (R, K), w: (N, K), with `bias` b: (N), with `Epilogue::Residual` r: (R, N), with
+/// `Prologue::LayerNorm` gamma, beta: (K). Output y: (R, N), with `Epilogue::Gate` (R, N / 2). The order of
+/// summation over K is fixed by (N, K, dtype), so the bits of a row do not depend on the other rows.
 ///
-/// Where x and w are both codes of one type, each with a scale for each row, `y = f(sx sw (codes of x)(codes of w)^T + b)`
-/// is bf16, as b and r are.
+/// If x and w are both quantized to the same type, with scales sx and sw per row, `y = f(sx sw (quantized
+/// x)(quantized w)^T + b)` is bf16, as are b and r.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Linear {
-    /// Whether b is there.
+    /// Whether the op has the bias input b.
     pub bias: bool,
-    /// p: what is done with rows of x before. Models build `None`; fusion sets it.
+    /// p, the operation fused before the matmul. Models build `None`; the fusion pass sets it.
     pub prologue: Prologue,
-    /// f: what is done with the sum while it is in registers. Models build `None`; fusion sets it.
+    /// f, the operation applied to the sums while they are in registers. Models build `None`; the fusion pass
+    /// sets it.
     pub epilogue: Epilogue,
-    /// Whether the factors, of f32, may be cut to TF32 (10 bits of mantissa) before they are multiplied, where the device has
-    /// such a product of this shape; sums stay f32. Models build `false`; the precision of a plan sets it.
+    /// Whether the f32 operands may be rounded to TF32 (10 bits of mantissa) where the device has a TF32 kernel
+    /// for this shape; sums stay f32. Models build `false`; the precision of the plan sets it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub tf32: bool,
 }
 
-/// For serde: what no plan has that did not ask for it stays out of its text and digest.
+/// Used by serde to omit the flag where it is false, so that the text and digest of plans without TF32 do not
+/// change.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// What is done with rows of x before they are multiplied.
+/// Operation on the rows of x that is fused before the matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prologue {
-    /// Nothing.
+    /// No operation.
     None,
-    /// A layer norm, rounded to x's type.
+    /// Layer normalisation, rounded to the element type of x.
     LayerNorm(LayerNorm),
 }
 
-/// What is done with `s = p(x) W^T + b` before it is written.
+/// Operation on `s = p(x) W^T + b` that is fused after the matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Epilogue {
-    /// `s`.
+    /// No operation: `s`.
     None,
-    /// `gelu_erf(s)`.
+    /// Exact GELU: `gelu_erf(s)`.
     Gelu,
-    /// `r + s`.
+    /// Residual connection: `r + s`.
     Residual,
-    /// `gelu_erf(s[:, j]) * s[:, N / 2 + j]`: a [`Glu`] behind its linear.
+    /// Gated linear unit: `gelu_erf(s[:, j]) * s[:, N / 2 + j]`, equal to a [`Glu`] after the linear.
     Gate,
 }
 
 impl Linear {
-    /// Without a prologue, on whole factors.
+    /// Creates a linear without prologue and without TF32.
     pub const fn new(bias: bool, epilogue: Epilogue) -> Self {
         Self { bias, prologue: Prologue::None, epilogue, tf32: false }
     }
 
-    /// Where gamma and beta of the norm stand among the inputs.
+    /// Index of gamma among the inputs; beta follows it.
     pub fn norm_at(&self) -> usize {
         2 + usize::from(self.bias) + usize::from(self.residual())
     }
@@ -117,7 +119,8 @@ impl OpRules for Linear {
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        // Fusion comes after autodiff and TF32 is for inference, so only the plain form is differentiated.
+        // The fusion pass runs after differentiation and TF32 is for inference only, so only the plain form
+        // needs a gradient.
         if *self != Self::new(self.bias, Epilogue::None) {
             return Err(NotDifferentiable);
         }
@@ -137,7 +140,7 @@ impl OpRules for Linear {
                 Epilogue::None => 1,
                 Epilogue::Residual => 2,
                 Epilogue::Gelu => 1 + TRANSCENDENTAL,
-                // Of each output's other product, too.
+                // Each output needs a second dot product, the one that it gates.
                 Epilogue::Gate => 2 * ins[0].row_elements() + 2 + TRANSCENDENTAL,
             };
         let norm = match self.prologue {
@@ -148,7 +151,8 @@ impl OpRules for Linear {
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
-        // The residual is read where y is written; its position depends on the bias.
+        // Element (i, j) of the residual is read when y(i, j) is written. The residual's index depends on
+        // whether there is a bias.
         match (self.epilogue, self.bias) {
             (Epilogue::Residual, true) => &[3],
             (Epilogue::Residual, false) => &[2],
@@ -170,13 +174,13 @@ impl OpRules for Linear {
             (Placement::Replicate | Placement::Shard(0), Placement::Replicate, Placement::Replicate) => {
                 Ok(vec![ins[0]])
             }
-            // Column parallel: rows of W are cut, and with them the bias.
+            // Column parallel: the rows of W are split, and the bias with them.
             (Placement::Replicate, Placement::Shard(0), b)
                 if (!self.bias || b == Placement::Shard(0)) && self.epilogue != Epilogue::Gate =>
             {
                 Ok(vec![Placement::Shard(1)])
             }
-            // Row parallel: K is cut; a bias would be added once per device.
+            // Row parallel: K is split. A bias would be added once per device.
             (Placement::Shard(1), Placement::Shard(1), _)
                 if !self.bias && !norm && self.epilogue == Epilogue::None =>
             {

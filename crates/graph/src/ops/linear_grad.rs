@@ -1,16 +1,17 @@
-//! The gradients of the affine map: for its input, and for its weight and bias.
+//! Gradients of the linear map with respect to its input, and with respect to its weight and bias.
 
 use super::*;
 use serde::{Deserialize, Serialize};
 
-/// `dx = dy W`. Inputs dy: (R, N), w: (N, K); output dx: (R, K).
+/// Gradient of [`Linear`] with respect to x: `dx = dy W`. Inputs: dy: (R, N), w: (N, K); output dx: (R, K).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinearInputGrad {}
 
-/// `dw = dy^T x`, `db = sum_r dy`. Inputs dy: (R, N), x: (R, K); outputs dw: (N, K), with `bias` db: (N).
+/// Gradient of [`Linear`] with respect to w and b: `dw = dy^T x`, `db = sum_r dy`. Inputs: dy: (R, N), x: (R,
+/// K); outputs: dw: (N, K), with `bias` db: (N).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinearWeightGrad {
-    /// Whether db is wanted.
+    /// Whether to compute db.
     pub bias: bool,
 }
 

@@ -1,40 +1,43 @@
-//! The middle of a transformer layer as one op: what a plan fuses where a target never writes the hidden layer.
+//! MLP block of a transformer layer as one op: the fused form for targets whose kernel never writes the hidden
+//! layer to memory.
 
 use super::terminal::f32_is;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y = r + (f(n(x) W1^T + b1) W2^T + b2)`, n a layer norm or the identity. n(x) and the hidden layer are rounded to the
-/// type of x, as they are where they are values of their own.
+/// MLP block `y = r + (f(n(x) W1^T + b1) W2^T + b2)`, where n is a layer norm or the identity. n(x) and the
+/// hidden layer are rounded to the element type of x, exactly as they are in the unfused graph, where they are
+/// values.
 ///
-/// Inputs x: (R, K), with `norm` gamma, beta: (K) in f32, w1: (F, K), with a gate (2F, K), with `bias[0]` b1 of its rows,
-/// w2: (N, F), with `bias[1]` b2: (N), with `residual` r: (R, N). Output y: (R, N). All but gamma and beta are of one type.
+/// Inputs: x: (R, K), with `norm` gamma, beta: (K) in f32, w1: (F, K) or, with a gate, (2F, K), with `bias[0]`
+/// b1: (rows of w1), w2: (N, F), with `bias[1]` b2: (N), with `residual` r: (R, N). Output y: (R, N). All
+/// inputs except gamma and beta have the same element type.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mlp {
-    /// n.
+    /// n, the layer norm, if there is one.
     pub norm: Option<LayerNorm>,
-    /// f.
+    /// f, the function of the hidden layer.
     pub hidden: Hidden,
-    /// Whether b1 and b2 are there.
+    /// Whether the op has the bias inputs b1 and b2.
     pub bias: [bool; 2],
-    /// Whether r is there.
+    /// Whether the op has the residual input r.
     pub residual: bool,
 }
 
-/// The hidden layer of an [`Mlp`], of `s = n(x) W1^T + b1`.
+/// Function of the hidden layer of an [`Mlp`], applied to `s = n(x) W1^T + b1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hidden {
-    /// `gelu_erf(s)`.
+    /// Exact GELU: `gelu_erf(s)`.
     Gelu,
-    /// `gelu_erf(s[:, j]) * s[:, F + j]`, s rounded first; F is a multiple of 32, so that halves are whole panels of
-    /// any layout.
+    /// Gated linear unit: `gelu_erf(s[:, j]) * s[:, F + j]`, with s rounded first. F is a multiple of 32, so
+    /// that each half consists of whole panels in any layout.
     Gate,
 }
 
 impl Mlp {
-    /// Where w1 and w2 stand among the inputs.
+    /// Indices of w1 and w2 among the inputs.
     pub fn weights(&self) -> &'static [usize; 2] {
         match (self.norm.is_some(), self.bias[0]) {
             (false, false) => &[1, 2],
@@ -44,17 +47,17 @@ impl Mlp {
         }
     }
 
-    /// Where r stands among the inputs, if it is there.
+    /// Index of r among the inputs, if there is a residual.
     pub fn residual(&self) -> Option<usize> {
         self.residual.then(|| self.weights()[1] + 1 + usize::from(self.bias[1]))
     }
 
-    /// How many inputs there are.
+    /// Number of inputs.
     fn inputs(&self) -> usize {
         self.weights()[1] + 1 + usize::from(self.bias[1]) + usize::from(self.residual)
     }
 
-    /// Rows of w1 for each column of the hidden layer.
+    /// Number of rows of w1 per column of the hidden layer.
     fn rows_each(&self) -> u64 {
         match self.hidden {
             Hidden::Gelu => 1,
@@ -96,7 +99,7 @@ impl OpRules for Mlp {
     }
 
     fn vjp(&self, _: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        // Fusion comes after autodiff.
+        // The fusion pass runs after differentiation.
         Err(NotDifferentiable)
     }
 
@@ -110,8 +113,9 @@ impl OpRules for Mlp {
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
-        // A block's rows of x are laid out before any of y is written; r is read where y is written. They may be one
-        // value, or x alone may not be of y's shape: then it is never asked for.
+        // The kernel copies a block's rows of x before it writes any row of y, and reads r(i, j) when it writes
+        // y(i, j), so y may overwrite either. x and r may be the same value. Where x has another shape than y,
+        // the planner never requests this alias.
         match self.residual() {
             None => &[0],
             Some(3) => &[0, 3],
@@ -136,7 +140,7 @@ impl OpRules for Mlp {
 }
 
 impl Op {
-    /// Which inputs are weights of products, whose layout a kernel may choose.
+    /// Indices of the inputs that are matmul weights, whose layout may be chosen by the kernel.
     pub fn weights(&self) -> &'static [usize] {
         if let Op::Linear(_) = self {
             &[1]

@@ -1,5 +1,5 @@
-//! The rules of ops: one file per op with its attributes, its formula and its source.
-//! Invariant: rules are pure and total; every op answers all six questions, none has a default.
+//! Rules of the ops: one file per op with its attributes, its formula and its source. Invariant: rules are pure
+//! and total; every op implements all methods of [`OpRules`], which have no default implementations.
 
 mod add;
 mod attention;
@@ -69,29 +69,30 @@ pub use softmax::{Softmax, SoftmaxGrad};
 use crate::{Bounds, Builder, Counts, DType, Dim, Node, Placement, TensorSpec, ValueId};
 use std::fmt;
 
-/// What is known of an op without running it.
+/// Static properties of an op: everything that is known without executing it.
 pub trait OpRules {
-    /// Types of the outputs, or why these inputs do not fit.
+    /// Infers the types of the outputs, or explains why the inputs are invalid.
     fn infer(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError>;
 
-    /// Adds the backward nodes. What is saved is what they reference.
+    /// Adds the backward nodes of the node in `cx`. The forward values that these nodes read are the values
+    /// saved for the backward pass.
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable>;
 
-    /// Work and traffic of a step of `counts` whose sequences have `longest` tokens.
+    /// Work and memory traffic of a step of size `counts` whose sequences have up to `bounds.longest` tokens.
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, counts: Counts) -> Cost;
 
-    /// Inputs in whose storage output `output` may be written: an element of it is written only after
-    /// everything that depends on that element of the input was computed.
+    /// Indices of the inputs whose storage may be reused for output `output`. Required: an element of the
+    /// output is written only after everything that depends on the same element of the input has been computed.
     fn alias(&self, output: usize) -> &'static [usize];
 
-    /// What the precision pass may do with it.
+    /// How the precision pass treats the op.
     fn precision(&self) -> PrecisionClass;
 
-    /// Placements of the outputs for those of the inputs.
+    /// Placements of the outputs for the given placements of the inputs.
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError>;
 }
 
-/// Why inputs do not fit an op.
+/// Error: the inputs of an op are invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleError(pub String);
 
@@ -103,43 +104,43 @@ impl fmt::Display for RuleError {
 
 impl std::error::Error for RuleError {}
 
-/// An op has no backward form yet; autodiff turns it into an error that names the node.
+/// Error: the op has no gradient. Automatic differentiation reports it with the name of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotDifferentiable;
 
-/// Why an op cannot run on inputs that are placed like this.
+/// Error: the op cannot run on inputs with this distribution over devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardError(pub &'static str);
 
-/// Work and traffic of one launch.
+/// Work and memory traffic of one launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Floating-point operations; a multiply-add counts two.
     pub flops: u64,
-    /// Bytes read and written when every operand crosses the memory bus once.
+    /// Bytes read and written if every operand crosses the memory bus once.
     pub bytes: u64,
 }
 
-/// What the precision pass may do with an op.
+/// How the precision pass treats an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrecisionClass {
-    /// Products with f32 accumulation: runs in the low precision of the policy.
+    /// Matmul with f32 accumulation: runs in the low precision of the policy.
     Matmul,
-    /// Follows the precision of what it reads.
+    /// Uses the precision of its inputs.
     Elementwise,
-    /// Norms, softmax, pooling, positions: computed in f32 whatever the policy says.
+    /// Norms, softmax, pooling and positions: computed in f32 under every policy.
     Sensitive,
 }
 
-/// What [`OpRules::vjp`] works with.
+/// Context of [`OpRules::vjp`] (vector-Jacobian product): the differentiation of one node.
 pub struct Vjp<'a> {
-    /// Takes the backward nodes.
+    /// Receives the backward nodes.
     pub builder: &'a mut Builder,
     /// The node to differentiate.
     pub node: &'a Node,
-    /// Gradients of its outputs; `None` where nothing depends on one.
+    /// Gradients of the outputs of `node`; `None` for an output that does not affect the loss.
     pub output_grads: &'a [Option<ValueId>],
-    /// Gradients of its inputs, to be filled in; `None` where there is none.
+    /// Gradients of the inputs of `node`, filled in by the rule; `None` for an input without a gradient.
     pub input_grads: &'a mut [Option<ValueId>],
 }
 
@@ -149,29 +150,30 @@ impl Vjp<'_> {
         self.node.inputs[i]
     }
 
-    /// Output `i` of the forward node. Before `dce` every output exists.
+    /// Output `i` of the forward node. Every output exists until the pass `dce` has run.
     pub fn output(&self, i: usize) -> Result<ValueId, NotDifferentiable> {
         self.node.outputs[i].ok_or(NotDifferentiable)
     }
 
-    /// Gradient of output 0. A node is only asked when it has one.
+    /// Gradient of output 0. Rules are called only for nodes with a gradient.
     pub fn dy(&self) -> Result<ValueId, NotDifferentiable> {
         self.output_grads[0].ok_or(NotDifferentiable)
     }
 }
 
-/// All operands cross the bus once; `flops` is the op's own.
+/// Cost of an op with `flops` operations whose operands each cross the memory bus once.
 fn streaming(flops: u64, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> Cost {
     let bytes = ins.iter().chain(outs).map(|s| s.bytes_at(counts).0).sum();
     Cost { flops, bytes }
 }
 
-/// Elementwise ops: `per_element` operations for each element of output 0.
+/// Cost of an elementwise op with `per_element` operations for each element of output 0.
 fn elementwise(per_element: u64, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> Cost {
     streaming(per_element * outs[0].elements_at(counts), ins, outs, counts)
 }
 
-/// Ops that treat every row alike: cutting dimension 0 of the activations is fine, weights are whole.
+/// Placement of the output of an op that processes rows independently: activations may be split along dimension
+/// 0, weights must be whole.
 fn row_parallel(activations: &[Placement], weights: &[Placement]) -> Result<Placement, ShardError> {
     let first = activations.first().copied().unwrap_or_default();
     if weights.iter().any(|&p| p != Placement::Replicate) {
@@ -228,7 +230,7 @@ fn shape_is(what: &str, spec: &TensorSpec, wanted: &[Dim]) -> Result<(), RuleErr
     Err(RuleError(format!("{what} must be {wanted}, not {spec}")))
 }
 
-/// Shape and element type of `other`: what is added up or pairs up element by element.
+/// Checks that `spec` has the shape and element type of `other`, as elementwise operands must.
 fn alike(what: &str, spec: &TensorSpec, other: &TensorSpec) -> Result<(), RuleError> {
     shape_is(what, spec, &other.shape)?;
     match spec.dtype == other.dtype {
@@ -237,7 +239,7 @@ fn alike(what: &str, spec: &TensorSpec, other: &TensorSpec) -> Result<(), RuleEr
     }
 }
 
-/// (start, end) rows of every sequence: i32 (S, 2).
+/// Checks that `spec` holds the row range (start, end) of every sequence: i32 (S, 2).
 fn spans(spec: &TensorSpec) -> Result<(), RuleError> {
     integers("spans", spec)?;
     shape_is("spans", spec, &[Dim::Sequences(1), Dim::Fixed(2)])

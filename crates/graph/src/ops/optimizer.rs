@@ -1,7 +1,7 @@
-//! One step of each optimizer on one parameter, in place. Every one reads `scale`: f32 (2) = (factor, ok) of
-//! [`GradScale`]: the gradient is `factor g`, and where ok is 0 every output equals its input, so that a step whose
-//! gradients overflowed is skipped whole. `hyper` holds what changes from step to step. Parameters and moments are
-//! f32; g may be of 16 bits.
+//! One optimizer step for one parameter, in place. Every optimizer op reads `scale`: f32 (2) = (factor, ok) of
+//! [`GradScale`]: the gradient is `factor g`, and where ok is 0 every output equals its input, so that a step
+//! with overflowed gradients is skipped entirely. `hyper` holds the values that change from step to step.
+//! Parameters and moments are f32; g may be 16-bit.
 
 use super::terminal::{Terminal, f32_is, f32s, like};
 use super::*;
@@ -19,57 +19,60 @@ pub struct AdamW {
     pub beta2: f32,
     /// eps.
     pub eps: f32,
-    /// decay.
+    /// Weight decay.
     pub weight_decay: f32,
 }
 
-/// [`AdamW`] with moments of 8 bits in blocks of [`BLOCK`] (Dettmers et al. 2022): a code of 256 dynamic
-/// levels, signed for m and unsigned for v, times the block's largest magnitude. p moves by moments that are not yet
-/// encoded; a v that is not zero never becomes zero, for nothing else damps what is left of m.
+/// [`AdamW`] with 8-bit moments quantized in blocks of [`BLOCK`] elements (Dettmers et al. 2022): one of 256
+/// dynamic levels, signed for m and unsigned for v, times the largest magnitude of the block. p is updated with
+/// the moments before they are quantized. A nonzero v is never quantized to zero, because v alone limits the
+/// step that a remaining m causes.
 ///
-/// Inputs p, g, m: u8, m_absmax: f32 (n / BLOCK rounded up), v: u8, v_absmax, scale, hyper as there. Outputs p,
-/// m, m_absmax, v, v_absmax.
+/// Inputs: p, g, m: u8, m_absmax: f32 (n / BLOCK rounded up), v: u8, v_absmax, and scale, hyper as in
+/// [`AdamW`]. Outputs: p, m, m_absmax, v, v_absmax.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW8bit {
     /// The update rule.
     pub adamw: AdamW,
 }
 
-/// Elements of a block of 8-bit moments.
+/// Number of elements in a block of 8-bit moments.
 pub const BLOCK: u64 = 256;
 
-/// Adafactor without first moment and relative step (Shazeer and Stern 2018): for a matrix
-/// `R = b2 R + (1 - b2) mean_c (g^2 + eps1)`, `C` the same over rows, `u = g / sqrt(R C / mean(R))`; for a vector
-/// `V = b2 V + (1 - b2) (g^2 + eps1)`, `u = g / sqrt(V)`; then `u /= max(1, rms(u) / clip)`, `p -= lr decay p`,
-/// `p -= lr u`.
+/// Adafactor without first moment and relative step size (Shazeer and Stern 2018).
 ///
-/// Inputs p, g: (r, c), row: (r), column: (c), scale, hyper: f32 (2) = (lr, b2 of this step); outputs p, row,
-/// column. For a vector p, g, v: (n), scale, hyper; outputs p, v.
+/// For a matrix `R = b2 R + (1 - b2) mean_c (g^2 + eps1)`, `C` likewise over rows, and `u = g / sqrt(R C / mean(R))`.
+/// For a vector `V = b2 V + (1 - b2) (g^2 + eps1)` and `u = g / sqrt(V)`.
+/// Then `u /= max(1, rms(u) / clip)`, `p -= lr decay p`, `p -= lr u`.
+///
+/// Inputs: p, g: (r, c), row: (r), column: (c), scale, hyper: f32 (2) = (lr, b2 of this step); outputs: p, row,
+/// column. For a vector, inputs: p, g, v: (n), scale, hyper; outputs: p, v.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Adafactor {
     /// Added to squared gradients.
     pub eps1: f32,
-    /// The largest root mean square of an update.
+    /// Largest root mean square of an update.
     pub clip: f32,
-    /// decay.
+    /// Weight decay.
     pub weight_decay: f32,
 }
 
-/// Stochastic gradient descent (torch.optim.SGD): `g += decay p`; with momentum `b = momentum b + g`, and g = b,
-/// or with Nesterov's form `g + momentum b`; `p -= lr g`. The buffer starts at zero: the first step gives `b = g`.
+/// Stochastic gradient descent (torch.optim.SGD): `g += decay p`; with momentum, `b = momentum b + g`, and g is
+/// replaced by b or, with Nesterov momentum, by `g + momentum b`; `p -= lr g`. The buffer starts at zero, so
+/// the first step gives `b = g`.
 ///
-/// Inputs p, g, with momentum b, scale, hyper: f32 (1) = (lr). Outputs p, with momentum b.
+/// Inputs: p, g, with momentum b, scale, hyper: f32 (1) = (lr). Outputs: p, with momentum b.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sgd {
-    /// momentum; 0 is none, and then there is no b.
+    /// Momentum; 0 disables it, and then there is no buffer b.
     pub momentum: f32,
-    /// decay.
+    /// Weight decay.
     pub weight_decay: f32,
-    /// Whether the gradient looks ahead.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
 }
 
-/// p and g, and behind the states scale and hyper.
+/// Checks the inputs that all optimizers share: p and g, then `states` state tensors, then scale and hyper.
 fn around(ins: &[&TensorSpec], states: usize, hyper: u64) -> Result<(), RuleError> {
     arity(ins, 4 + states)?;
     f32_is("p", ins[0], &ins[0].shape)?;
@@ -79,7 +82,7 @@ fn around(ins: &[&TensorSpec], states: usize, hyper: u64) -> Result<(), RuleErro
     f32_is("hyper", ins[3 + states], &[Dim::Fixed(hyper)])
 }
 
-/// Elements of a parameter.
+/// Number of elements of a parameter.
 fn elements(p: &TensorSpec) -> Result<u64, RuleError> {
     let fixed = p.shape.iter().map(|d| d.fixed()).product::<Option<u64>>();
     fixed.ok_or_else(|| RuleError(format!("{p} is no parameter: its size changes")))
@@ -187,20 +190,20 @@ impl Terminal for Sgd {
     }
 }
 
-/// The factor of all gradients of a step: unscaling and the clip of the global norm
-/// (torch.nn.utils.clip_grad_norm_). `norm = |unscale| sqrt(sum g^2)`, `factor = unscale min(1, max_norm / (norm +
-/// 1e-6))`, `ok` where norm is a finite f32.
+/// Scale of all gradients of a step: unscaling and global-norm clipping (torch.nn.utils.clip_grad_norm_).
+/// `norm = |unscale| sqrt(sum g^2)`, `factor = unscale min(1, max_norm / (norm + 1e-6))`, and `ok` is 1 where norm is a
+/// finite f32.
 ///
-/// Inputs every gradient, unscale: f32 (1). Outputs scale: f32 (2) = (factor, ok), norm: f32 (1).
+/// Inputs: every gradient, unscale: f32 (1). Outputs: scale: f32 (2) = (factor, ok), norm: f32 (1).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradScale {
-    /// The largest norm; 0 is no clip.
+    /// Largest gradient norm; 0 disables clipping.
     pub max_norm: f32,
 }
 
-/// A gradient added to what earlier micro-batches of the step gave: `keep == 0 ? g : acc + g`.
+/// Gradient accumulation over the micro-batches of a step: `keep == 0 ? g : acc + g`.
 ///
-/// Inputs acc: any shape, g: the same, keep: f32 (1). Output: like acc.
+/// Inputs: acc: any shape, g: the same shape, keep: f32 (1). Output: the type of acc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Accumulate {}
 

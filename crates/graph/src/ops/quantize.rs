@@ -1,39 +1,41 @@
-//! Rows as codes of 8 bits with a scale each: what products of 8 bits read.
+//! Quantization of rows to 8 bits with one scale per row, the operands of 8-bit matmuls.
 
 use super::terminal::Terminal;
 use super::*;
 use serde::{Deserialize, Serialize};
 
-/// `y = f(x)`, and y in codes: e4m3, whose largest is L = 448, or integers, L = 127. Of each row: `m = max(max |y|, 2^-100)`,
-/// `scale = m / L`, `code = y (L / m)`, rounded to nearest even and at most L, all in f32; a number is about `scale code`.
-/// Not a number stays that in e4m3; integers, which have none, are 0 and their row's scale is not a number.
+/// Computes `y = f(x)` and quantizes it to e4m3, whose largest value is L = 448, or to 8-bit integers, L = 127.
+/// For each row: `m = max(max |y|, 2^-100)`, `scale = m / L`, `q = y (L / m)`, rounded to nearest even and
+/// limited to L, all in f32; a number is approximately `scale q`. NaN stays NaN in e4m3. Integers have no NaN:
+/// such an element becomes 0 and the scale of its row becomes NaN.
 ///
-/// Inputs: those of f. Outputs q: (R, N) codes; and, unless f is the identity, y: (R, N) of x's type, for other
-/// readers; `dce` drops it where there are none. q is of y as it was before it was rounded to that type.
+/// Inputs: those of f. Outputs: the quantized q: (R, N); and, unless f is the identity, y: (R, N) of x's type,
+/// for other readers; `dce` removes y if nothing reads it. q is computed from y before y is rounded to that
+/// type.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quantize {
-    /// f.
+    /// f, the function applied before quantization.
     pub of: Quantized,
-    /// The type of the codes.
+    /// Element type of q.
     pub to: DType,
 }
 
-/// What is done with rows before they are quantised, while they are in registers.
+/// Function applied to rows before they are quantized, while they are in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantized {
-    /// x itself.
+    /// The identity.
     Rows,
-    /// Its layer norm.
+    /// Layer normalisation.
     LayerNorm(LayerNorm),
-    /// Its GELU.
+    /// GELU.
     Gelu(Gelu),
-    /// Its gated half.
+    /// Gated linear unit.
     Glu(Glu),
 }
 
 impl Quantized {
-    /// The op by itself, if it is one.
+    /// Rules of the function as an op of its own; `None` for the identity.
     pub fn rules(&self) -> Option<&dyn OpRules> {
         match self {
             Self::Rows => None,
@@ -73,7 +75,7 @@ impl Terminal for Quantize {
     }
 
     fn in_place(&self, output: usize) -> &'static [usize] {
-        // A row is read whole before its y is written.
+        // A whole row is read before its y is written.
         match (self.of, output) {
             (Quantized::LayerNorm(_) | Quantized::Gelu(_), 1) => &[0],
             (Quantized::Rows | Quantized::LayerNorm(_) | Quantized::Gelu(_) | Quantized::Glu(_), _) => &[],

@@ -5,11 +5,11 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y = max(x, 0)`, NaN stays NaN. Input x: (R, D); output y: (R, D).
+/// Rectified linear unit: `y = max(x, 0)`; NaN stays NaN. Input x: (R, D); output y: (R, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Relu {}
 
-/// `dx = dy` where `x > 0`, else 0. Inputs dy, x: (R, D); output dx: (R, D).
+/// Gradient of [`Relu`]: `dx = dy` where `x > 0`, else 0. Inputs: dy, x: (R, D); output dx: (R, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReluGrad {}
 

@@ -5,19 +5,19 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// Per row: `rstd = 1 / sqrt(sum x^2 / D + eps)`, `y = x rstd gamma`.
+/// Root-mean-square normalisation, per row: `rstd = 1 / sqrt(sum x^2 / D + eps)`, `y = x rstd gamma`.
 ///
-/// Inputs x: (R, D), gamma: (D). Outputs y: (R, D), rstd: (R) in f32, for the backward pass.
+/// Inputs: x: (R, D), gamma: (D). Outputs: y: (R, D), and rstd: (R) in f32 for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RmsNorm {
     /// Added to the mean square.
     pub eps: f32,
 }
 
-/// With `h = x rstd` and `g = dy gamma`, per row: `dx = rstd (g - h sum (g h) / D)`; over rows:
-/// `dgamma = sum dy h`.
+/// Gradient of [`RmsNorm`]. With `h = x rstd` and `g = dy gamma`, per row: `dx = rstd (g - h sum (g h) / D)`;
+/// over rows: `dgamma = sum dy h`.
 ///
-/// Inputs dy, x: (R, D), rstd: (R), gamma: (D). Outputs dx: (R, D), dgamma: (D).
+/// Inputs: dy, x: (R, D), rstd: (R), gamma: (D). Outputs: dx: (R, D), dgamma: (D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RmsNormGrad {}
 

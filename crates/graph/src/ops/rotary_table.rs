@@ -1,12 +1,12 @@
-//! Cosines and sines of rotary embedding (Su et al. 2021), once per step for all layers.
+//! Cosines and sines of rotary embedding (Su et al. 2021), computed once per step for all layers.
 
 use super::gelu::TRANSCENDENTAL;
 use super::*;
 use serde::{Deserialize, Serialize};
 
-/// `cos[p, j] = cos(p inv_freq[j])`, `sin` likewise, the angle rounded to f32 as the reference has it.
-/// Input inv_freq: (d/2), read from the checkpoint, where it is rounded to fp16. Outputs cos, sin:
-/// (longest, d/2) in f32.
+/// Rotary tables: `cos[p, j] = cos(p inv_freq[j])` and `sin` likewise, with the angle rounded to f32 as in the
+/// reference implementation. Input inv_freq: (d/2), read from the checkpoint, where it is rounded to fp16.
+/// Outputs: cos, sin: (longest, d/2) in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RotaryTable {}
 

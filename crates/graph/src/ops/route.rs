@@ -1,6 +1,6 @@
-//! Which experts a token goes to (Shazeer et al. 2017, Fedus et al. 2022), its gradient, and the losses that keep
-//! experts evenly used. Routing is dropless unless a capacity is given (Gale et al. 2023), so the rows of all
-//! experts together are always tokens x top_k and a plan stays exact.
+//! Mixture-of-experts routing (Shazeer et al. 2017, Fedus et al. 2022), its gradient, and the losses that
+//! balance the load of the experts. Routing drops no rows unless a capacity is given (Gale et al. 2023), so all
+//! experts together always have tokens x top_k rows and the plan's sizes are exact.
 
 use super::gelu::TRANSCENDENTAL;
 use super::terminal::{Terminal, f32_is, f32s, i32_is, like};
@@ -8,28 +8,28 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// Per token the `top_k` largest of `softmax(logits)`, ties to the lower expert, and the order in which rows lie
-/// when they are sorted by expert, within one by token.
+/// Chooses for each token the `top_k` largest of `softmax(logits)`, with ties to the lower expert index, and
+/// sorts the chosen rows by expert and, within an expert, by token.
 ///
-/// Input logits: (T, E). Outputs gates: f32 (T, k), divided by their sum with `renormalise`; experts: i32 (T, k),
-/// largest first; order: i32 (kT), the index `t k + j` that sorted row r comes from, -1 behind the last row;
-/// places: i32 (kT), its inverse, -1 where the row was dropped; offsets: i32 (E + 1), the first row of every
-/// expert; dropped: i32 (1).
+/// Input logits: (T, E). Outputs: gates: f32 (T, k), divided by their sum with `renormalise`; experts: i32 (T,
+/// k), largest probability first; order: i32 (kT), the index `t k + j` that sorted row r comes from, -1 after
+/// the last row; places: i32 (kT), the inverse of order, -1 where the row was dropped; offsets: i32 (E + 1),
+/// the first row of every expert; dropped: i32 (1), the number of dropped rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Route {
-    /// E.
+    /// E, the number of experts.
     pub experts: u32,
-    /// k.
+    /// k, the number of experts per token.
     pub top_k: u32,
-    /// Whether the gates of a token sum to 1.
+    /// Whether the gates of a token are normalised to sum to 1.
     pub renormalise: bool,
-    /// The most rows of one expert, in 1/1000 of `T k / E` rounded up: later rows are dropped, with gate 0.
-    /// 0 is no limit.
+    /// Largest number of rows of one expert, in thousandths of `T k / E`, rounded up; rows beyond it are
+    /// dropped, with gate 0. 0 means no limit.
     pub capacity: u32,
 }
 
 impl Route {
-    /// The most rows of one expert in a step of so many tokens, where there is a limit.
+    /// Largest number of rows of one expert in a step of `tokens` tokens, if there is a limit.
     pub fn limit(&self, tokens: u64) -> Option<u64> {
         let rows = u128::from(self.capacity) * u128::from(tokens) * u128::from(self.top_k);
         let limit = rows.div_ceil(1000 * u128::from(self.experts));
@@ -37,22 +37,22 @@ impl Route {
     }
 }
 
-/// The gradient of the gates. A dropped row has none, but counts in the sum that its token was divided by, so
-/// gates are computed again from the logits. Inputs dgates: f32 (T, k), logits: (T, E), experts: i32 (T, k),
-/// places: i32 (kT); output dlogits: (T, E).
+/// Gradient of the gates of [`Route`]. A dropped row has no gradient but contributes to the sum by which its
+/// token's gates were divided, so the gates are recomputed from the logits. Inputs: dgates: f32 (T, k), logits:
+/// (T, E), experts: i32 (T, k), places: i32 (kT); output dlogits: (T, E).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RouteGrad {
-    /// That of the forward op.
+    /// Whether the forward op normalises the gates.
     pub renormalise: bool,
 }
 
-/// `balance E sum_e f_e P_e + z mean_t lse_t^2` with `f_e` the share of the T k choices that fell on expert e,
-/// `P_e` the mean probability of e, and `lse_t` the log of the sum of the exponentials of token t's logits
-/// (Fedus et al. 2022; Zoph et al. 2022). 1 x balance where all experts are used alike. f is counted, so it has
-/// no gradient.
+/// Auxiliary router loss `balance E sum_e f_e P_e + z mean_t lse_t^2`, where `f_e` is the fraction of the T k
+/// choices that fall on expert e, `P_e` the mean probability of e, and `lse_t` the log-sum-exp of the logits of
+/// token t (Fedus et al. 2022; Zoph et al. 2022). The first term is 1 x balance where all experts are used
+/// equally. f is a count, so it has no gradient.
 ///
-/// Inputs logits: (T, E), experts: i32 (T, k). Outputs loss: f32 (1), and its two weighted terms balance: f32 (1) and
-/// z: f32 (1). The terms are for reporting: only `loss` has a gradient.
+/// Inputs: logits: (T, E), experts: i32 (T, k). Outputs: loss: f32 (1), and its two weighted terms, balance:
+/// f32 (1) and z: f32 (1). The terms are for reporting: only `loss` has a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterLoss {
     /// Weight of the load-balance loss.
@@ -61,12 +61,13 @@ pub struct RouterLoss {
     pub z: f32,
 }
 
-/// Inputs dloss: f32 (1), logits: (T, E), experts: i32 (T, k); output dlogits: (T, E).
+/// Gradient of [`RouterLoss`]. Inputs: dloss: f32 (1), logits: (T, E), experts: i32 (T, k); output dlogits: (T,
+/// E).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterLossGrad {
-    /// That of the forward op.
+    /// Weight of the load-balance loss in the forward op.
     pub balance: f32,
-    /// That of the forward op.
+    /// Weight of the z-loss in the forward op.
     pub z: f32,
 }
 
@@ -143,7 +144,7 @@ impl Terminal for RouteGrad {
     }
 }
 
-/// logits: (T, E) and experts: (T, k) of one step.
+/// Checks logits: (T, E) and experts: i32 (T, k) of one step.
 fn choices(ins: &[&TensorSpec]) -> Result<(), RuleError> {
     float("logits", ins[0])?;
     let ((_, e), (_, k)) = (matrix("logits", ins[0])?, matrix("experts", ins[1])?);

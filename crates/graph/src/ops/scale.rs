@@ -1,14 +1,14 @@
-//! A tensor times a number: LoRA's alpha / rank.
+//! Multiplication by a constant, such as LoRA's alpha / rank.
 
 use super::terminal::like;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y = factor x`. Input x: any shape; output y: the same.
+/// Multiplication by a constant: `y = factor x`. Input x: any shape; output y: the same type.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scale {
-    /// The number.
+    /// The constant.
     pub factor: f32,
 }
 

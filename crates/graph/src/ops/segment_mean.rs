@@ -1,31 +1,31 @@
-//! Mean of the rows of every sequence: the embedding of a sequence; and its gradient.
+//! Mean over the rows of each sequence (mean pooling to a sequence embedding), and its gradient.
 
 use super::terminal::Terminal;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y[s] = mean of x[start+skip_first .. end-skip_last]`; zero where that is empty.
-/// ESM-2 averages residues only (1, 1); DNABERT-S all tokens (0, 0).
+/// Mean pooling: `y[s] = mean of x[start+skip_first .. end-skip_last]`, zero where that range is empty. ESM-2
+/// averages residues only (1, 1); DNABERT-S averages all tokens (0, 0).
 ///
-/// Inputs x: (T, D), spans: (S, 2). Output y: (S, D).
+/// Inputs: x: (T, D), spans: (S, 2). Output y: (S, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SegmentMean {
-    /// Leading tokens of every sequence that do not count.
+    /// Number of leading tokens of every sequence that are excluded.
     pub skip_first: u32,
-    /// Trailing tokens of every sequence that do not count.
+    /// Number of trailing tokens of every sequence that are excluded.
     pub skip_last: u32,
 }
 
-/// `dx[t] = dy[s] / rows of s that count` for those rows, 0 for all others. Inputs dy: (S, D), spans: (S, 2);
-/// output dx: (T, D).
+/// Gradient of [`SegmentMean`]: `dx[t] = dy[s] / n_s` for the n_s rows of sequence s that are averaged, 0 for
+/// all other rows. Inputs: dy: (S, D), spans: (S, 2); output dx: (T, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SegmentMeanGrad {
-    /// That of the forward op.
+    /// Number of excluded leading tokens in the forward op.
     pub skip_first: u32,
-    /// That of the forward op.
+    /// Number of excluded trailing tokens in the forward op.
     pub skip_last: u32,
-    /// The element type of x, and so of its gradient.
+    /// Element type of x and of its gradient.
     pub dtype: DType,
 }
 

@@ -1,16 +1,17 @@
-//! Chosen rows of a matrix: the first token of every sequence (CLS pooling), or the masked tokens on which
-//! a masked-language-model head runs.
+//! Selection of rows of a matrix by index: the first token of every sequence (CLS pooling), or the masked
+//! tokens that a masked-language-model head processes.
 
 use super::terminal::Terminal;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y[i] = x[rows[i]]`. Inputs x: (T, D), rows: i32 (R); output y: (R, D).
+/// Row gather: `y[i] = x[rows[i]]`. Inputs: x: (T, D), rows: i32 (R); output y: (R, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SelectRows {}
 
-/// `dx[t] = sum_{i: rows[i] = t} dy[i]` in order of i. Inputs dy: (R, D), rows: i32 (R); output dx: (T, D).
+/// Gradient of [`SelectRows`]: `dx[t] = sum_{i: rows[i] = t} dy[i]` in order of i. Inputs: dy: (R, D), rows:
+/// i32 (R); output dx: (T, D).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SelectRowsGrad {}
 

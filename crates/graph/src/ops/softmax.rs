@@ -1,4 +1,4 @@
-//! Softmax over rows: scores of a classifier (attention has its own, inside), and its gradient.
+//! Softmax over rows, used for classifier scores (attention computes its own softmax), and its gradient.
 
 use super::gelu::TRANSCENDENTAL;
 use super::terminal::{Terminal, like};
@@ -6,11 +6,13 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y[r, c] = exp(x[r, c] - max_r) / sum_c exp(x[r, c] - max_r)`. Input x: (R, C); output y: (R, C).
+/// Row softmax: `y[r, c] = exp(x[r, c] - max_r) / sum_c exp(x[r, c] - max_r)`. Input x: (R, C); output y: (R,
+/// C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Softmax {}
 
-/// `dx[r, c] = y[r, c] (dy[r, c] - sum_j dy[r, j] y[r, j])`. Inputs dy, y: (R, C); output dx: (R, C).
+/// Gradient of [`Softmax`]: `dx[r, c] = y[r, c] (dy[r, c] - sum_j dy[r, j] y[r, j])`. Inputs: dy, y: (R, C);
+/// output dx: (R, C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SoftmaxGrad {}
 
@@ -59,7 +61,7 @@ impl Terminal for SoftmaxGrad {
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {
-        // A row is read whole before it is written.
+        // A whole row is read before it is written.
         &[0, 1]
     }
 

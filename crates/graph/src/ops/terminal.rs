@@ -1,20 +1,21 @@
-//! Ops that nobody differentiates: gradients and updates. Invariant: what they share is said once; each states
-//! its types, its work and its aliases.
+//! Ops that are never differentiated: gradients and optimizer updates. Invariant: their common rules are
+//! implemented once, in terms of each op's types, work, aliases and precision class.
 
 use super::*;
 
-/// The rules in which gradients and updates differ.
+/// The rules in which gradient and update ops differ; every implementor gets [`OpRules`] from them.
 pub(super) trait Terminal {
-    /// As [`OpRules::infer`].
+    /// Infers the output types; see [`OpRules::infer`].
     fn types(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError>;
 
-    /// Operations of a step of `counts`, each operand crossing the bus once.
+    /// Number of floating-point operations in a step of size `counts`. For the memory traffic, each operand
+    /// crosses the bus once.
     fn flops(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64;
 
-    /// As [`OpRules::alias`].
+    /// Inputs that an output may overwrite; see [`OpRules::alias`].
     fn in_place(&self, output: usize) -> &'static [usize];
 
-    /// As [`OpRules::precision`].
+    /// How the precision pass treats the op; see [`OpRules::precision`].
     fn class(&self) -> PrecisionClass;
 }
 
@@ -47,17 +48,17 @@ impl<T: Terminal> OpRules for T {
     }
 }
 
-/// Like `x`, element type included.
+/// Type with the shape and the element type of `x`.
 pub(super) fn like(x: &TensorSpec) -> TensorSpec {
     TensorSpec::activation(x.shape.clone(), x.dtype)
 }
 
-/// An f32 vector of fixed length: statistics, scalars.
+/// Type of an f32 vector of `n` elements, for statistics and scalars.
 pub(super) fn f32s(n: u64) -> TensorSpec {
     TensorSpec::activation([Dim::Fixed(n)], DType::F32)
 }
 
-/// f32 of this shape.
+/// Checks that `spec` is f32 and has the given shape.
 pub(super) fn f32_is(what: &str, spec: &TensorSpec, shape: &[Dim]) -> Result<(), RuleError> {
     shape_is(what, spec, shape)?;
     match spec.dtype {
@@ -68,7 +69,7 @@ pub(super) fn f32_is(what: &str, spec: &TensorSpec, shape: &[Dim]) -> Result<(),
     }
 }
 
-/// i32 of this shape.
+/// Checks that `spec` is i32 and has the given shape.
 pub(super) fn i32_is(what: &str, spec: &TensorSpec, shape: &[Dim]) -> Result<(), RuleError> {
     integers(what, spec)?;
     shape_is(what, spec, shape)

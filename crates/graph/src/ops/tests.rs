@@ -1,4 +1,5 @@
-//! Rules that all ops share, on one set of inputs for each. Invariant: no op here is judged by its own code.
+//! Tests of rules that all ops share, on one valid set of inputs per op. Invariant: expected types are computed
+//! independently of the op's own code.
 
 use super::*;
 use crate::Op;
@@ -11,7 +12,7 @@ fn spec(shape: &[Dim], dtype: DType) -> TensorSpec {
     TensorSpec::activation(shape, dtype)
 }
 
-/// (T, 8) of this type.
+/// An activation (T, 8) of element type `dtype`.
 fn x(dtype: DType) -> TensorSpec {
     spec(&[Tokens(1), Fixed(8)], dtype)
 }
@@ -24,7 +25,7 @@ fn infer(op: Op, ins: &[TensorSpec]) -> Result<Vec<TensorSpec>, RuleError> {
     op.rules().infer(&ins.iter().collect::<Vec<_>>(), &BOUNDS)
 }
 
-/// Ops that may write over an input, with inputs of theirs.
+/// All ops that may overwrite an input, each with valid inputs.
 fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
     let (w, row) = (spec(&[Fixed(8), Fixed(8)], F32), spec(&[Tokens(1)], F32));
     let choices = [spec(&[Tokens(1), Fixed(2)], F32), spec(&[Tokens(2)], I32), spec(&[Tokens(2)], I32)];
@@ -84,7 +85,8 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
     ]
 }
 
-/// Otherwise an element would lie elsewhere in the output than in the input.
+/// An aliased output must have the type of the input: otherwise its elements would be at other addresses than
+/// those of the input.
 #[test]
 fn an_output_takes_over_only_storage_of_its_own_type() {
     for (op, ins) in in_place() {
@@ -101,7 +103,8 @@ fn an_output_takes_over_only_storage_of_its_own_type() {
     }
 }
 
-/// A sum of two element types, or a gradient of another one than its value, is rounded by nobody's decision.
+/// Elementwise operands of different types, or a gradient whose type differs from its value's, would round
+/// implicitly; the rules reject both.
 #[test]
 fn what_meets_element_by_element_has_one_element_type() {
     let (row, choices) = (spec(&[Tokens(1)], F32), spec(&[Tokens(1), Fixed(2)], F32));

@@ -1,27 +1,27 @@
-//! Kernels of CPUs. Invariant: a workspace holds what the kernel's own sizes ask for, which the crate of the kernels asserts
-//! when it is compiled.
+//! Kernel table of CPUs. Invariant: each workspace is large enough for the block sizes of its kernel, which the
+//! crate `cpu` asserts at compile time.
 
 use super::{WIDEST_HEAD, chunk_words, columns, output_columns, rows, table};
 use graph::ops::{Attention, Epilogue, Prologue};
 use graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
-/// The vector instructions that kernels use, the least first.
+/// Vector instructions used by the kernels, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstructionSet {
-    /// What every CPU has.
+    /// Portable code for any CPU.
     Portable,
     /// AVX2 and FMA.
     Avx2,
     /// AVX-512.
     Avx512,
-    /// AVX-512, and products on the tiles of AMX.
+    /// AVX-512 with AMX tile matmuls.
     Amx,
 }
 
 table! {
-    /// A kernel of CPUs.
+    /// A kernel for CPUs.
     CpuKernel: (Takes, Scratch) {
         AccumulateF32 = "accumulate_f32": Accumulate (Takes::Native, Scratch::None),
         AdafactorF32 = "adafactor_f32": Adafactor (Takes::Native, Scratch::None),
@@ -97,98 +97,102 @@ table! {
     }
 }
 
-/// Which element types the floating-point inputs of a kernel may have, how those of 16 bits are read, and how weights lie.
+/// Element types of the floating-point inputs of a kernel, how 16-bit inputs are read, and the layout of
+/// weights.
 #[derive(Clone, Copy)]
 enum Takes {
-    /// All, those of 16 bits through f32 copies of every operand.
+    /// f32, bf16 and f16; 16-bit operands are converted to f32 copies.
     Widened,
-    /// The same but for bf16, for which the op has another kernel.
+    /// f32 and f16; f16 operands are converted to f32 copies, and bf16 has a separate kernel.
     WidenedF16,
-    /// All as they lie. What ends a step reads gradients so: an f32 copy of all of them would cost what they save.
+    /// f32, bf16 and f16, read directly. Used by ops at the end of a step that read all gradients: f32 copies
+    /// of these would cost as much memory as 16 bits save.
     Native,
-    /// bf16 as it lies, beside parameters of norms, tables and statistics, which stay f32.
+    /// bf16, read directly, with f32 norm parameters, tables and statistics.
     Bf16,
-    /// The same, with weights of bf16 in tiles.
+    /// bf16 and f32 as above, with bf16 weights in tiles.
     Mlp,
-    /// f32 alone, with a weight in panels.
+    /// f32 only, with the weight in panels.
     Panels,
-    /// bf16 alone, with a weight in tiles.
+    /// bf16 only, with the weight in tiles.
     Tiles,
-    /// Integers with their scales beside bf16, with a weight of them in tiles.
+    /// 8-bit integers with their scales, and bf16, with a quantized weight in tiles.
     Codes,
 }
 
-/// The workspace of a kernel beside f32 copies of operands.
+/// Workspace of a kernel, excluding f32 copies of operands.
 #[derive(Clone, Copy)]
 enum Scratch {
     None,
-    /// For each worker what a product with packed weights of f32 takes.
+    /// Per worker: workspace of an f32 matmul with packed weights.
     Gemm,
-    /// For each worker what a product with weights in tiles takes.
+    /// Per worker: workspace of a matmul with weights in tiles.
     Tiles,
-    /// For each worker what a product takes whose factors change in every step.
+    /// Per worker: workspace of a matmul whose operands both change in every step.
     Product,
-    /// The same, and behind them the logits of a chunk of rows.
+    /// As `Product`, followed by the logits of a chunk of rows.
     Loss,
-    /// For each worker what an MLP takes.
+    /// Per worker: workspace of an MLP.
     Mlp,
-    /// For each worker what attention takes.
+    /// Per worker: workspace of attention.
     Flash,
-    /// For each worker what the gradient of attention takes.
+    /// Per worker: workspace of the gradient of attention.
     FlashGrad,
-    /// For each worker a word for each column of the output.
+    /// Per worker: one word per column of the output.
     Columns,
-    /// For each worker a word for each expert.
+    /// Per worker: one word per expert.
     Experts,
-    /// Two words for each row.
+    /// Shared by all workers: two words per row.
     Rows,
 }
 
-/// Rows of the panels that products of f32 stream: each panel is K x 32.
+/// Rows of the weight panels that f32 matmuls read; each panel is K x 32.
 const PANEL: u32 = 32;
 
-/// Rows of a panel of tiles, and columns of a step: what products of bf16 on tiles of matrix units stream. A panel holds, for
-/// each step, two tiles of 16 rows; line j of a tile holds columns 2j and 2j + 1 of its rows, row after row.
+/// Rows of a panel of tiles, and columns of a step, for bf16 matmuls on matrix units. For each step a panel
+/// holds two tiles of 16 rows; line j of a tile holds columns 2j and 2j + 1 of its rows, row after row.
 pub const TILE_STEP: u32 = 32;
 
-/// Columns of a step of products of 8 bits: line j of a tile holds columns 4j to 4j + 3 of its rows.
+/// Columns of a step of 8-bit matmuls: line j of a tile holds columns 4j to 4j + 3 of its rows.
 pub const CODES_STEP: u32 = 64;
 
-/// Weights of bf16 in tiles.
+/// Layout of bf16 weights in tiles.
 const TILES: Layout = Layout::Packed { rows: TILE_STEP, columns: TILE_STEP };
 
-/// Most heads of attention.
+/// Maximum number of attention heads.
 pub const MOST_HEADS: u32 = 128;
 
-/// Bytes of workspace of each worker for a product of f32 with packed weights; on tiles the factors are split in three.
+/// Workspace per worker in bytes of an f32 matmul with packed weights. With AMX tiles it is larger because
+/// operands are split into three bf16 terms (bf16x3).
 const GEMM_F32: u64 = 698_880;
 const GEMM_F32_TILES: u64 = 1_499_136;
 
-/// The same for weights in tiles.
+/// Workspace per worker in bytes of a matmul with weights in tiles.
 const GEMM_TILES: u64 = 797_184;
 
-/// The same for a product whose factors change in every step.
+/// Workspace per worker in bytes of a matmul whose operands both change in every step.
 const PRODUCT: u64 = 932_352;
 
-/// The same for an MLP. What is for each column of its widest layer holds a strip of tiles, or the tallest tile of lanes; the
-/// rest makes blocks of rows higher.
+/// Workspace per worker in bytes of an MLP. The part per column of its widest layer holds a strip of tiles, or
+/// the tallest block of the vector kernel; the rest allows higher blocks of rows.
 const MLP: u64 = 1120 << 10;
 const MLP_COLUMN: u64 = 128;
 
-/// Bytes of workspace of each worker for attention with heads of so many columns: keys, values and sums for each column; and
-/// queries, scores, and what rounding up the columns takes. That the parts fit for every width is a test of the kernel.
+/// Workspace per worker in bytes of attention with `head_dim` columns per head: keys, values and sums per
+/// column, plus queries, scores, and padding of the columns. A test of the kernel checks that its buffers fit
+/// for every width.
 pub const fn flash_bytes(head_dim: usize) -> usize {
     (180_288 + 2432 * head_dim).next_multiple_of(64)
 }
 
-/// The same for the gradient of attention: sums of keys and of values, their panels and those of a block of queries for each
-/// column; and what has a fixed width.
+/// Workspace per worker in bytes of the gradient of attention: per column, the sums of keys and of values,
+/// their panels and the panels of a block of queries; plus parts of fixed size.
 pub const fn flash_grad_bytes(head_dim: usize) -> usize {
     (564_312 + 4520 * head_dim).next_multiple_of(64)
 }
 
 impl InstructionSet {
-    /// The name in target files.
+    /// Name in target files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -198,7 +202,7 @@ impl InstructionSet {
         }
     }
 
-    /// Bytes of workspace of each worker for a product of f32 with packed weights.
+    /// Workspace per worker in bytes of an f32 matmul with packed weights.
     pub const fn gemm_f32(self) -> u64 {
         match self {
             Self::Amx => GEMM_F32_TILES,
@@ -208,13 +212,13 @@ impl InstructionSet {
 }
 
 impl CpuKernel {
-    /// Bytes of workspace of each worker for products whose factors change in every step.
+    /// Workspace per worker in bytes of matmuls whose operands both change in every step.
     pub const PRODUCT_BYTES: u64 = PRODUCT;
 
-    /// The same for products of 16 and of 8 bits with weights in tiles.
+    /// Workspace per worker in bytes of 16-bit and 8-bit matmuls with weights in tiles.
     pub const TILES_BYTES: u64 = GEMM_TILES;
 
-    /// The same for an MLP whose widest layer has so many columns.
+    /// Workspace per worker in bytes of an MLP whose widest layer has `columns` columns.
     pub const fn mlp_bytes(columns: u64) -> u64 {
         MLP + MLP_COLUMN * columns
     }
@@ -230,7 +234,7 @@ impl CpuKernel {
         }
     }
 
-    /// Whether it works on f32 copies of operands of 16 bits.
+    /// Whether the kernel converts 16-bit operands to f32 copies.
     pub fn widens(self) -> bool {
         match self.row().0 {
             Takes::Widened | Takes::WidenedF16 => true,
@@ -247,14 +251,16 @@ impl CpuKernel {
         }
     }
 
-    /// Whether it accepts a node, as far as op, attributes and weights tell; the element types of inputs are checked apart.
+    /// Whether the kernel accepts a node's op, attributes and weights; the element types of the inputs are
+    /// checked separately.
     pub(super) fn accepts(self, graph: &Graph, node: &Node) -> bool {
         let weights = || node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).dtype);
         let in_tiles = self.weights() != TILES || weights().all(|dtype| dtype == DType::Bf16);
         self.op() == node.op.kind() && in_tiles && has(&node.op)
     }
 
-    /// Bytes on so many workers; each starts on a cache line of its own, and what all share stands behind them.
+    /// Workspace in bytes on `workers` workers. Each worker's part starts on its own cache line; the shared
+    /// part follows them.
     pub(super) fn workspace(self, set: InstructionSet, graph: &Graph, node: &Node, workers: u64) -> Bytes {
         let each = |bytes: u64| Bytes(Bytes(bytes).align_up(64).0 * workers);
         let word = DType::F32.size();
@@ -265,7 +271,7 @@ impl CpuKernel {
             Scratch::Product => each(PRODUCT),
             Scratch::Loss => each(PRODUCT) + Bytes(word * logits(graph, node)),
             Scratch::Mlp => {
-                // The second weight has the hidden layer as its columns.
+                // The columns of the second weight are the hidden layer.
                 let hidden = node.op.weights().last().map_or(0, |&i| columns(graph, node, i));
                 each(Self::mlp_bytes(columns(graph, node, 0).max(hidden).max(output_columns(graph, node))))
             }
@@ -278,25 +284,25 @@ impl CpuKernel {
     }
 }
 
-/// Whether CPUs have an op with these attributes.
+/// Whether CPU kernels implement an op with these attributes.
 fn has(op: &Op) -> bool {
     let narrow = |op: &Attention| op.heads <= MOST_HEADS && op.head_dim <= WIDEST_HEAD;
     if let Op::Linear(op) = op {
-        // Nothing in front of products or gated behind them, and no TF32, which is of GPUs.
+        // CPUs fuse neither a preceding norm nor a gate, and have no TF32, which is specific to GPUs.
         !op.tf32 && op.prologue == Prologue::None && op.epilogue != Epilogue::Gate
     } else if let Op::Attention(op) = op {
         narrow(op)
     } else if let Op::AttentionGrad(op) = op {
         narrow(&op.forward)
     } else if let Op::Quantize(op) = op {
-        // The codes of CPUs are integers.
+        // CPUs quantize to 8-bit integers only.
         op.to == DType::I8
     } else {
         true
     }
 }
 
-/// Columns of a head of attention or of its gradient.
+/// Columns of a head of attention or of its gradient; 0 for other ops.
 fn head_dim(op: &Op) -> usize {
     let head_dim = if let Op::AttentionGrad(op) = op {
         op.forward.head_dim
@@ -308,8 +314,8 @@ fn head_dim(op: &Op) -> usize {
     head_dim as usize
 }
 
-/// Words of a chunk of logits of a cross-entropy, or of its gradient, which has the gradient of the loss in front of its
-/// inputs.
+/// Number of 4-byte words for a chunk of logits of a cross-entropy or its gradient. The gradient has the
+/// gradient of the loss as an additional first input.
 fn logits(graph: &Graph, node: &Node) -> u64 {
     let (most, x) = if let Op::LinearCrossEntropyGrad(op) = &node.op {
         (op.forward.chunk, 1)

@@ -1,26 +1,26 @@
-//! Kernels of NVIDIA GPUs. Invariant: what they accept depends on the compute capability alone, so a plan for a card can be
-//! made anywhere.
+//! Kernel table of NVIDIA GPUs. Invariant: the accepted ops depend on the compute capability only, so a plan
+//! for a GPU can be made on any machine.
 
 use super::{Fusions, WIDEST_HEAD, table};
 use graph::ops::{Epilogue, Mask, Prologue};
 use graph::{Bytes, DType, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
-/// A compute capability: major, minor.
+/// A CUDA compute capability: (major, minor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Capability(pub u32, pub u32);
 
 impl Capability {
-    /// The least that the kernels run on.
+    /// Minimum compute capability of the kernels.
     pub const LEAST: Self = Self(8, 0);
-    /// From which on there are products of e4m3.
+    /// Minimum compute capability of e4m3 matmuls.
     pub const FP8: Self = Self(8, 9);
-    /// Hopper: warpgroup products, with gates behind them and norms in front.
+    /// Hopper: warpgroup matmuls, with fused gates and layer norms.
     pub const HOPPER: Self = Self(9, 0);
 }
 
 table! {
-    /// A kernel of NVIDIA GPUs.
+    /// A kernel for NVIDIA GPUs.
     CudaKernel: Row {
         Add = "rows": Add Row::Rows,
         Flash = "flash": Attention Row::Rows,
@@ -42,22 +42,22 @@ table! {
     }
 }
 
-/// What a kernel takes.
+/// Accepted element types and workspace of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Row {
-    /// Rows of one float type.
+    /// Rows of one floating-point type; no workspace.
     Rows,
-    /// The same, and workspace for what the library's algorithms may take.
+    /// Rows of one floating-point type, and workspace for cuBLASLt algorithms.
     Product,
-    /// Codes with their scales beside bf16, and the same workspace.
+    /// Quantized values with their scales, and bf16; the same workspace.
     Codes,
 }
 
-/// The widest rows that a product of Hopper takes through a norm in front of it. Measured on an H200: in front of products of
-/// 640 columns a norm of its own is as fast.
+/// Widest rows for which Hopper's matmul fuses a preceding layer norm. Measured on an H200: with 640 columns a
+/// separate norm is as fast.
 const WIDEST_NORM: u64 = 480;
 
-/// Bytes of workspace of a product: what the library's algorithms may take.
+/// Workspace of a matmul in bytes, reserved for the algorithms of cuBLASLt.
 const GEMM: Bytes = Bytes(32 << 20);
 
 pub(super) fn fusions(capability: Capability) -> Fusions {
@@ -80,13 +80,14 @@ impl CudaKernel {
         }
     }
 
-    /// Whether it accepts a node, as far as op and attributes tell; the element types of inputs are checked apart.
+    /// Whether the kernel accepts a node's op and attributes; the element types of the inputs are checked
+    /// separately.
     pub(super) fn accepts(self, capability: Capability, node: &Node) -> bool {
         let has_codes = self.row() != Row::Codes || capability >= Capability::FP8;
         self.op() == node.op.kind() && has_codes && self.has(capability, &node.op)
     }
 
-    /// Whether it has an op with these attributes.
+    /// Whether the kernel implements an op with these attributes.
     fn has(self, capability: Capability, op: &Op) -> bool {
         if let Op::Attention(op) = op {
             matches!(op.mask, Mask::Full | Mask::Causal) && op.head_dim <= WIDEST_HEAD

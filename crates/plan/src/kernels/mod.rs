@@ -1,9 +1,11 @@
-//! The kernel tables: for each kernel the op it computes, what it accepts, how it wants its weights, what it fuses and its
-//! workspace. Invariant: each of these facts stands here and nowhere else; a plan carries the [`KernelId`] of every node, and
-//! devices `match` on it, so that a kernel that is planned but missing does not compile.
+//! Kernel tables: for each kernel the op that it computes, the operands that it accepts, the layout of its
+//! weights, the fusions it supports and its workspace. Invariant: each of these facts is stated here only. A
+//! plan contains the [`KernelId`] of every node and devices `match` on it, so a kernel that can be planned but
+//! is not implemented is a compile error.
 //!
-//! A kernel id names the arithmetic together with the instruction set or the compute capability of its table, which the
-//! target of every plan carries: f32 products on AMX have the id of those in lanes, and bits of their own.
+//! A kernel id denotes the arithmetic together with the instruction set or compute capability of its table,
+//! which the target of every plan contains: f32 matmuls on AMX have the same id as those in vector registers,
+//! but different bits.
 
 mod cpu;
 mod cuda;
@@ -17,11 +19,12 @@ use graph::ops::Mask;
 use graph::{Bytes, Counts, DType, Graph, Layout, Node, Op, TensorSpec};
 use serde::{Deserialize, Serialize};
 
-/// Most columns of a head in attention, on CPUs and GPUs.
+/// Maximum columns of an attention head, on CPUs and GPUs.
 pub const WIDEST_HEAD: u32 = 128;
 
-/// Makes a kernel table: an enum with a variant for each kernel, its name in records and target files, the op that it
-/// computes, and a row of facts about it. The order is that of preference, where several accept a node.
+/// Defines a kernel table: an enum with one variant per kernel, its name in records and target files, the op
+/// that it computes, and a row of its properties. Where several kernels accept a node, earlier ones are
+/// preferred.
 macro_rules! table {
     ($(#[$about:meta])* $Kernel:ident: $Row:ty { $($variant:ident = $name:literal: $op:ident $row:expr,)* }) => {
         $(#[$about])*
@@ -33,17 +36,17 @@ macro_rules! table {
         }
 
         impl $Kernel {
-            /// All kernels, the preferred ones first.
+            /// All kernels, preferred ones first.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The name in records and target files.
+            /// Name in records and target files.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
                 }
             }
 
-            /// The op that it computes.
+            /// The op that the kernel computes.
             pub fn op(self) -> graph::OpKind {
                 match self {
                     $(Self::$variant => graph::OpKind::$op,)*
@@ -60,20 +63,21 @@ macro_rules! table {
 }
 use table;
 
-/// A kernel. It names the arithmetic of a node: a device may choose among implementations with the same bits.
+/// Identifies the kernel of a node, and with it the arithmetic: a device may only choose among implementations
+/// with identical bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelId {
     /// A kernel of the reference, which defines every op.
     Reference(ReferenceKernel),
-    /// A kernel of CPUs.
+    /// A kernel for CPUs.
     Cpu(CpuKernel),
-    /// A kernel of NVIDIA GPUs.
+    /// A kernel for NVIDIA GPUs.
     Cuda(CudaKernel),
 }
 
 impl KernelId {
-    /// The name in records and target files.
+    /// Name in records and target files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Reference(_) => "reference",
@@ -82,7 +86,7 @@ impl KernelId {
         }
     }
 
-    /// How it wants the weights of a product.
+    /// Layout in which the kernel reads the weights of a matmul.
     pub fn weights(self) -> Layout {
         match self {
             Self::Reference(kernel) => kernel.weights(),
@@ -91,8 +95,8 @@ impl KernelId {
         }
     }
 
-    /// Whether it computes in f32 whatever its operands are: those of 16 bits pass through an f32 copy each, which stands
-    /// before its own workspace.
+    /// Whether the kernel always computes in f32: each 16-bit operand is converted to an f32 copy, stored in
+    /// the workspace before the kernel's own part.
     pub fn widens(self) -> bool {
         match self {
             Self::Cpu(kernel) => kernel.widens(),
@@ -100,7 +104,7 @@ impl KernelId {
         }
     }
 
-    /// The element types of floating-point inputs that it accepts.
+    /// Element types of floating-point inputs that the kernel accepts.
     pub fn dtypes(self) -> &'static [DType] {
         match self {
             Self::Reference(kernel) => kernel.dtypes(),
@@ -110,36 +114,36 @@ impl KernelId {
     }
 }
 
-/// Whose kernels run on a machine, with what they depend on there.
+/// Kernel table of a machine, with the machine property that it depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kernels {
-    /// The reference: one kernel for every op.
+    /// Reference kernels, which accept every op.
     Reference,
-    /// Those of CPUs, for an instruction set.
+    /// CPU kernels for an instruction set.
     Cpu(InstructionSet),
-    /// Those of NVIDIA GPUs, for a compute capability.
+    /// CUDA kernels for a compute capability.
     Cuda(Capability),
 }
 
-/// What kernels fuse beyond the ops that every machine takes together.
+/// Fusions supported by the kernels of a target, beyond those that every target supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusions {
-    /// Products of 16 bits compute the gate behind them.
+    /// 16-bit matmuls can compute a subsequent gated linear unit.
     pub gates: bool,
-    /// The widest rows that products of 16 bits take through a layer norm in front of them; 0 where they take none.
+    /// Maximum columns of rows for which 16-bit matmuls can compute a preceding layer norm; 0 if unsupported.
     pub norms: u64,
-    /// A kernel keeps the hidden layer of an MLP of bf16 in its workspace.
+    /// A kernel computes a whole bf16 MLP with its hidden layer in the workspace.
     pub mlp: bool,
 }
 
 impl Kernels {
-    /// The kernels that accept a node, the preferred one first: they differ in how they want their weights.
+    /// Kernels that accept a node, preferred ones first; they differ in the layout of weights.
     pub fn accepting(self, graph: &Graph, node: &Node) -> impl Iterator<Item = KernelId> {
         self.all().filter(move |&id| self.accepts(id, graph, node))
     }
 
-    /// All kernels, the preferred ones of an op first.
+    /// All kernels, for each op the preferred ones first.
     pub fn all(self) -> Box<dyn Iterator<Item = KernelId>> {
         match self {
             Self::Reference => Box::new(ReferenceKernel::ALL.iter().copied().map(KernelId::Reference)),
@@ -148,7 +152,7 @@ impl Kernels {
         }
     }
 
-    /// The kernel of a node: the first that accepts it and wants its weights as they lie.
+    /// Returns the kernel of a node: the first that accepts it and reads weights in their current layout.
     pub fn of(self, graph: &Graph, node: &Node) -> Option<KernelId> {
         let weights = node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).layout);
         let as_wanted = |id: &KernelId| match node.op.weights() {
@@ -158,7 +162,7 @@ impl Kernels {
         self.accepting(graph, node).find(as_wanted)
     }
 
-    /// What they fuse.
+    /// Fusions that the kernels support.
     pub fn fusions(self) -> Fusions {
         match self {
             Self::Reference => Fusions { gates: false, norms: 0, mlp: false },
@@ -167,8 +171,8 @@ impl Kernels {
         }
     }
 
-    /// Bytes of the workspace of a node whose kernel is `id`, on so many workers: the f32 copies of a kernel that widens, and
-    /// behind them its own.
+    /// Workspace in bytes of a node with kernel `id` on `workers` workers: the f32 copies of a widening kernel,
+    /// followed by the kernel's own workspace.
     pub fn workspace(self, id: KernelId, graph: &Graph, node: &Node, workers: u64) -> Bytes {
         let own = match id {
             KernelId::Reference(_) => Bytes::ZERO,
@@ -178,7 +182,7 @@ impl Kernels {
         if id.widens() { widened(graph, node) + own } else { own }
     }
 
-    /// The vector instructions of its kernels.
+    /// Vector instructions that the kernels use.
     fn instructions(self) -> InstructionSet {
         match self {
             Self::Cpu(set) => set,
@@ -199,13 +203,14 @@ impl Kernels {
     }
 }
 
-/// f32 copies of the operands of 16 bits.
+/// Bytes of the f32 copies of all 16-bit operands of a node.
 pub(crate) fn widened(graph: &Graph, node: &Node) -> Bytes {
     let operands = node.inputs.iter().chain(node.outputs.iter().flatten()).map(|&v| graph.spec(v));
     operands.map(|spec| copy_bytes(spec, graph.bounds.full())).sum()
 }
 
-/// Bytes of the f32 copy of an operand in a step of `counts`, on a cache line of its own; none of one that is not of 16 bits.
+/// Bytes of the f32 copy of an operand in a step of size `counts`, padded to cache lines; zero for operands
+/// that are not 16-bit.
 pub fn copy_bytes(spec: &TensorSpec, counts: Counts) -> Bytes {
     match spec.dtype {
         DType::Bf16 | DType::F16 => Bytes(spec.elements_at(counts) * DType::F32.size()).align_up(64),
@@ -228,19 +233,19 @@ fn output_columns(graph: &Graph, node: &Node) -> u64 {
     node.outputs.iter().flatten().next().map_or(0, |&v| graph.spec(v).row_elements())
 }
 
-/// Words of 4 bytes that a linear cross-entropy keeps of a chunk of rows (rows, K) with weights (V, K): its logits, its rows
-/// side by side, their lse and which they are.
+/// Number of 4-byte words that a linear cross-entropy needs for a chunk of `rows` rows of `columns` columns
+/// with `classes` classes: logits, a contiguous copy of the rows, and per row its lse and its index.
 pub const fn chunk_words(rows: u64, columns: u64, classes: u64) -> u64 {
     rows * (classes + columns + 2)
 }
 
-/// The op of a node with the element type of its inputs, as a refusal names it.
+/// Name of a node's op and the element type of its inputs, for error messages.
 pub(crate) fn op_in(graph: &Graph, node: &Node) -> (&'static str, DType) {
     let mut dtypes = node.inputs.iter().map(|&v| graph.spec(v).dtype);
     (described(&node.op), dtypes.find(|d| d.is_float()).unwrap_or(DType::I32))
 }
 
-/// An op by its name, and by what of it some kernels do not have.
+/// Name of an op, including the attribute that some kernels do not support.
 fn described(op: &Op) -> &'static str {
     let attention = if let Op::Attention(op) = op {
         op
@@ -286,8 +291,8 @@ mod tests {
         }
     }
 
-    /// Beside a kernel that reads bf16 as it lies, another takes f32 and f16. f32 in the list of the first is for operands
-    /// beside the rows.
+    /// Where one kernel reads bf16 directly, another accepts f32 and f16. The first one's list contains f32
+    /// only for operands other than the rows.
     #[test]
     fn no_two_kernels_are_for_one_element_type() {
         for op in Op::NAMES {

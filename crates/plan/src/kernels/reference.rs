@@ -1,15 +1,15 @@
-//! Kernels of the reference. Invariant: they accept every op in every element type, without workspace.
+//! Kernel table of the reference. Invariant: it accepts every op in every element type and needs no workspace.
 
 use graph::{DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
-/// A kernel of the reference.
+/// A kernel of the reference device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReferenceKernel {
-    /// Any op.
+    /// Every op on floating-point operands.
     Any,
-    /// A product of codes of 8 bits, whose weights lie in rows with their scales.
+    /// Matmul of 8-bit quantized operands, whose weights are stored by rows with their scales.
     Codes,
 }
 
@@ -30,7 +30,8 @@ impl ReferenceKernel {
         }
     }
 
-    /// Whether it accepts a node, as far as op and attributes tell; the element types of inputs are checked apart.
+    /// Whether the kernel accepts a node's op and attributes; the element types of the inputs are checked
+    /// separately.
     pub(super) fn accepts(self, graph: &Graph, node: &Node) -> bool {
         let of_codes = |op: &Op| matches!(op, Op::Linear(_)) && graph.spec(node.inputs[0]).dtype.size() == 1;
         match self {

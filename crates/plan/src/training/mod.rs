@@ -1,6 +1,6 @@
-//! A model and how it is trained, as plans over one set of parameters and states: the micro-step, the step of the
-//! optimizer, and evaluation. Invariant: the three share their persistent region, so that the peak of the program
-//! covers all that a run ever does.
+//! Training program of a model: the micro-step, the optimizer step and the evaluation, as plans that share
+//! parameters and states. Invariant: the three plans share one persistent region, so the peak of the program
+//! bounds the memory of the whole training run.
 
 mod frontier;
 mod layers;
@@ -19,63 +19,63 @@ use std::collections::BTreeMap;
 
 /// Names of the plans of a training program.
 pub mod plans {
-    /// Forward and backward of a micro-batch.
+    /// Forward and backward pass of a micro-batch.
     pub const MICRO: &str = "micro-step";
-    /// The step of the optimizer.
+    /// Optimizer step.
     pub const APPLY: &str = "apply";
-    /// The loss of a batch.
+    /// Evaluation: the loss of a batch.
     pub const EVALUATE: &str = "evaluate";
 }
 
-/// How a model is trained. The graph is given with it: one with an output `loss` and perhaps `aux`.
+/// Options of training. The graph is given separately: it has an output `loss` and optionally `aux`.
 pub struct Training<'a> {
     /// Element type of weights and activations.
     pub precision: Precision,
-    /// What is computed twice in place of being kept.
+    /// Values that the backward pass recomputes instead of keeping.
     pub remat: Remat,
-    /// What makes a step of gradients.
+    /// Optimizer.
     pub optimizer: Optimizer,
-    /// How a parameter is trained.
+    /// Returns how a parameter is trained.
     pub group: &'a dyn Fn(&Param) -> Group,
-    /// Micro-batches of a step.
+    /// Number of micro-batches per optimizer step.
     pub accumulation: u64,
-    /// The largest global norm of a gradient; 0 is no clip.
+    /// Largest global gradient norm; 0 disables clipping.
     pub max_norm: f32,
 }
 
 /// How a parameter is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
-    /// Not at all.
+    /// Not trained.
     Frozen,
-    /// With weight decay.
+    /// Trained with weight decay.
     Decay,
-    /// Without.
+    /// Trained without weight decay.
     NoDecay,
 }
 
-/// What makes a step of gradients, with what does not change from step to step.
+/// An optimizer with its constant hyperparameters.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Optimizer {
-    /// Two moments of f32.
+    /// AdamW with f32 moments.
     AdamW(AdamW),
-    /// Two moments of 8 bits where a parameter has at least 4096 elements.
+    /// AdamW with 8-bit moments for parameters of at least 4096 elements.
     AdamW8bit(AdamW),
-    /// Squared gradients by row and column.
+    /// Adafactor: factored second moments.
     Adafactor(Adafactor),
-    /// A momentum, or nothing.
+    /// Stochastic gradient descent, with or without momentum.
     Sgd(Sgd),
 }
 
-/// Smaller parameters keep moments of f32: their bytes do not matter (Dettmers et al. 2022).
+/// Smaller parameters keep f32 moments, whose memory is negligible (Dettmers et al. 2022).
 const EIGHT_BIT_FLOOR: u64 = 4096;
 
-/// What an optimizer keeps of a parameter: its name, shape and element type.
+/// An optimizer state of a parameter: name, shape and element type.
 type StateOf = (&'static str, Vec<Dim>, DType);
 
 impl Optimizer {
-    /// Elements of the input `hyper`.
+    /// Number of elements of the input `hyper`.
     pub fn hyper(&self) -> u64 {
         match self {
             Self::AdamW(_) | Self::AdamW8bit(_) => 3,
@@ -84,7 +84,7 @@ impl Optimizer {
         }
     }
 
-    /// The same with another weight decay.
+    /// The same optimizer with weight decay enabled or disabled.
     fn with_decay(self, decay: bool) -> Self {
         if decay {
             return self;
@@ -97,7 +97,7 @@ impl Optimizer {
         }
     }
 
-    /// The op for a parameter, and its states: (name, shape, element type).
+    /// The update op of a parameter, and its states as (name, shape, element type).
     fn of(self, p: &TensorSpec) -> (Op, Vec<StateOf>) {
         let elements: u64 = p.shape.iter().filter_map(|d| d.fixed()).product();
         let like = |name| (name, p.shape.clone(), DType::F32);
@@ -123,19 +123,22 @@ impl Optimizer {
 }
 
 impl Training<'_> {
-    /// Whether each gradient is used up right behind its node, in the micro-step itself, so that gradients never
-    /// live together. A clip needs all of them, more micro-batches their sums, and a scaled loss a look at all.
+    /// Whether each parameter is updated in the micro-step as soon as its gradient is complete, so that not all
+    /// gradients are in memory at once. This is impossible with clipping, which needs the norm of all
+    /// gradients, with several micro-batches, whose gradients are summed, and with fp16 loss scaling, which
+    /// must check all gradients for overflow.
     pub fn steps_at_once(&self) -> bool {
         self.accumulation == 1 && self.max_norm == 0.0 && self.precision != Precision::Fp16
     }
 
-    /// The program: `forward` at the bounds of a micro-batch, `evaluation` at those of an evaluation batch.
+    /// Builds the program; `forward` has the bounds of a micro-batch, `evaluation` those of an evaluation
+    /// batch.
     pub fn program(&self, forward: &Graph, evaluation: &Graph, target: &Target) -> Result<Program, PlanError> {
         let micro = self.micro_step(forward)?;
         self.program_of(micro, &self.remat, evaluation, target)
     }
 
-    /// The program of a micro-step that [`Training::micro_step`] built, under another choice of what is recomputed.
+    /// Builds the program from a graph returned by [`Training::micro_step`], with another recomputation policy.
     pub fn program_of(
         &self,
         micro: Graph,
@@ -157,8 +160,9 @@ impl Training<'_> {
         Ok(Program::sharing(target.clone(), plans))
     }
 
-    /// Forward and backward, and what becomes of the gradients: states that are added up, or at once a step. Without
-    /// what nobody reads, such as gradients of what is frozen, so that what keeps a value alive is a reader.
+    /// Builds the micro-step: forward, backward, and accumulation of the gradients or the immediate optimizer
+    /// step. Unread values, such as gradients of frozen parameters, are removed, so that values are kept alive
+    /// only by actual readers.
     pub fn micro_step(&self, forward: &Graph) -> Result<Graph, PlanError> {
         if !matches!(self.precision, Precision::F32 | Precision::Bf16 | Precision::Fp16) {
             let why = format!("{:?} is for inference; training takes f32, bf16 or fp16", self.precision);
@@ -169,7 +173,7 @@ impl Training<'_> {
             ["loss", "aux"].iter().filter(|n| graph.output(n).is_some()).map(|n| (*n).to_owned()).collect();
         let trained = |param: &Param| (self.group)(param) != Group::Frozen;
         let mut common: Option<Common> = None;
-        // Where each gradient is used up at once: the scale that guarded the last update, and its norm.
+        // For immediate optimizer steps: the scale that guarded the last update, and its gradient norm.
         let mut guard: Option<[ValueId; 2]> = None;
         let mut sink = |g: &mut Builder, p: ValueId, grad: ValueId| {
             let common = *common.get_or_insert_with(|| self.common(g));
@@ -190,7 +194,7 @@ impl Training<'_> {
         Ok(dce(&graph))
     }
 
-    /// Inputs that every gradient needs.
+    /// Adds the inputs shared by the handling of all gradients.
     fn common(&self, g: &mut Builder) -> Common {
         let mut scalars = |name, n| g.input(name, &[Dim::Fixed(n)], DType::F32);
         match (self.steps_at_once(), self.accumulation) {
@@ -214,8 +218,9 @@ impl Training<'_> {
         let shape = g.graph().spec(p).shape.clone();
         match common {
             Common::Step { unscale, hyper } => {
-                // The norm of the gradient before is one more operand: where one gradient is not finite, neither this
-                // parameter nor any that follows moves. The factor is `unscale` whatever the norms, without a clip.
+                // The norm of the previous gradient is an additional operand: once a gradient is not finite,
+                // neither this parameter nor any later one is updated. Without clipping the factor is `unscale`
+                // for any norm.
                 let norm = guard.map(|[_, norm]| norm);
                 let inputs: Vec<ValueId> = [grad].into_iter().chain(norm).chain([unscale]).collect();
                 let outs = g.node(Op::GradScale(GradScale { max_norm: 0.0 }), &inputs);
@@ -237,7 +242,8 @@ impl Training<'_> {
         }
     }
 
-    /// The step of the optimizer over the gradients that micro-steps left; none where each is used up at once.
+    /// Builds the optimizer step over the gradients left by the micro-steps; `None` if gradients are applied
+    /// immediately.
     fn apply(&self, micro: &Graph) -> Result<Option<Graph>, PlanError> {
         if self.steps_at_once() {
             return Ok(None);
@@ -265,7 +271,7 @@ impl Training<'_> {
         built.map(Some).map_err(|source| PlanError::Verify { after: "apply", source })
     }
 
-    /// The step of one parameter, of its f32 master where it has 16 bits.
+    /// Adds the update of one parameter, or of its f32 master copy if the parameter is 16-bit.
     fn step(&self, g: &mut Builder, param: &Param, p: ValueId, grad: ValueId, scale: ValueId, hyper: ValueId) {
         let name = &param.name;
         let spec = g.graph().spec(p).clone();
@@ -295,29 +301,29 @@ impl Training<'_> {
     }
 }
 
-/// How the graphs of training are planned.
+/// Compilation policy of training graphs.
 fn policy(remat: &Remat) -> Policy {
     Policy { weights: Weights::Trained, remat: remat.clone(), ..Policy::default() }
 }
 
-/// What becomes of a gradient.
+/// Handling of a gradient.
 #[derive(Clone, Copy)]
 enum Common {
-    /// The optimizer's step follows it.
+    /// The optimizer step follows immediately.
     Step { unscale: ValueId, hyper: ValueId },
-    /// It is kept for the step of all.
+    /// Stored for the optimizer step.
     Keep,
-    /// It is added to those of earlier micro-batches.
+    /// Added to the gradients of earlier micro-batches.
     Add { keep: ValueId },
 }
 
-/// What a gradient is kept in: its own element type where one micro-batch makes a step, f32 where several are
-/// added up.
+/// State that stores a gradient: in the gradient's own element type with one micro-batch per step, in f32 if
+/// several are summed.
 fn gradient(name: &str) -> State {
     state(format!("grad {name}"), StateKind::Gradient)
 }
 
-/// The f32 copy of the parameter `name` of 16 bits, which the optimizer moves.
+/// f32 master copy of the 16-bit parameter `name`, which the optimizer updates.
 pub fn master(name: &str) -> State {
     state(format!("master {name}"), StateKind::Master)
 }

@@ -1,6 +1,7 @@
-//! The search for the fastest way to train inside the line: tokens of a micro-batch, rows of logits and what is
-//! recomputed, with the first optimizer that fits. Invariant: the candidates do not depend on the budget and each fits
-//! or does not by its plan, so that more budget never gives a slower plan of one optimizer, nor a later optimizer.
+//! Search for the fastest training program within a memory budget: tokens per micro-batch, rows of logits
+//! computed at a time, and recomputation, for the first optimizer that fits. Invariant: candidates do not
+//! depend on the budget, and whether one fits is decided by its plan alone; a larger budget therefore never
+//! gives a slower plan of the same optimizer, nor a later optimizer.
 
 use super::frontier::Frontier;
 use super::layers::{Layers, Size, full};
@@ -13,121 +14,125 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// What is searched, and inside which line.
+/// Candidates and budget of a search.
 pub struct TrainingSearch<'a> {
-    /// How the model is trained, but for what is searched.
+    /// Training options, apart from those that are searched.
     pub training: Training<'a>,
-    /// The line.
+    /// Memory budget.
     pub budget: Bytes,
     /// Tokens of an optimizer step.
     pub step_tokens: u64,
-    /// Tokens of a micro-batch to choose from.
+    /// Candidate numbers of tokens of a micro-batch.
     pub tokens: Vec<u64>,
-    /// Rows of logits at a time to choose from.
+    /// Candidate numbers of rows of logits computed at a time.
     pub chunks: Vec<u32>,
-    /// Optimizers to choose from: the first that has a plan inside the line is taken, whatever the others' speed.
+    /// Candidate optimizers in order of preference: the first with a plan within the budget is used, regardless
+    /// of speed.
     pub optimizers: Vec<Optimizer>,
-    /// Layers of the model, which are alike in all that takes bytes or time; 0 for a model without layers.
+    /// Number of layers of the model, which must be alike in size and time; 0 for a model without layers.
     pub layers: u32,
-    /// Who decides what is recomputed.
+    /// How recomputation is decided.
     pub remat: RematChoice,
-    /// Asked between the plans of a search: true ends it with [`PlanError::Stopped`].
+    /// Polled between plans; returning true ends the search with [`PlanError::Stopped`].
     pub stopped: &'a dyn Fn() -> bool,
 }
 
-/// Who decides what is recomputed.
+/// How recomputation is decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RematChoice {
-    /// The caller.
+    /// Fixed by the caller.
     Given(Remat),
-    /// The search.
+    /// Chosen by the search.
     Auto,
 }
 
-/// One combination.
+/// One combination of settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// Tokens of a micro-batch.
     pub tokens: u64,
-    /// Rows of logits at a time.
+    /// Rows of logits computed at a time.
     pub chunk: u32,
-    /// What makes a step of gradients.
+    /// Optimizer.
     pub optimizer: Optimizer,
-    /// Micro-batches of a step.
+    /// Micro-batches per optimizer step.
     pub accumulation: u64,
 }
 
-/// The fastest combination that fits.
+/// Result of a search: the fastest combination that fits.
 #[derive(Debug)]
 pub struct Found {
-    /// Its plans.
+    /// Compiled program.
     pub program: Program,
-    /// What it is.
+    /// Settings of the program.
     pub candidate: Candidate,
-    /// What is recomputed.
+    /// Recomputation policy.
     pub remat: Remat,
-    /// Expected seconds of an optimizer step.
+    /// Predicted seconds of an optimizer step.
     pub seconds: f64,
-    /// Expected tokens per second.
+    /// Predicted tokens per second.
     pub tokens_per_second: f64,
-    /// Other combinations, the fastest first.
+    /// Other combinations, fastest first.
     pub rejected: Vec<Rejected>,
 }
 
-/// A combination that was not taken.
+/// A combination that was not chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rejected {
-    /// What it is.
+    /// Settings of the combination.
     pub candidate: Candidate,
-    /// What it recomputes.
+    /// Number of recomputed nodes.
     pub recomputed: usize,
-    /// What the process would hold.
+    /// Predicted memory use of the process.
     pub peak: Bytes,
-    /// Expected tokens per second.
+    /// Predicted tokens per second.
     pub tokens_per_second: f64,
-    /// Whether it is inside the line.
+    /// Whether the combination fits into the budget.
     pub fits: bool,
 }
 
-/// Builds the forward graph of a micro-batch of so many tokens with so many rows of logits at a time, and the graph of an
-/// evaluation batch, of the model with so many layers, which are at most those of the search.
+/// Builds the forward graph of a micro-batch and the graph of an evaluation batch, given the tokens of the
+/// micro-batch, the rows of logits computed at a time, and the number of layers, which is at most that of the
+/// search.
 pub type BuildTraining<'a> = &'a dyn Fn(u64, u32, u32) -> Result<(Graph, Graph), PlanError>;
 
-/// A candidate on the way.
+/// A candidate under consideration.
 struct Open {
     candidate: Candidate,
     step: Rc<MicroStep>,
     apply: Apply,
-    /// Choices from here on are out: what was expected to fit did not when it was planned.
+    /// Recomputation choices from this index on are excluded: one that was predicted to fit did not when it was
+    /// planned.
     below: Cell<usize>,
 }
 
-/// What the step of the optimizer costs. It depends on the tokens of a micro-batch only as far as one is a whole step.
+/// Cost of the optimizer step. It depends on the tokens of a micro-batch only in whether one micro-batch is a
+/// whole step.
 #[derive(Clone, Copy)]
 struct Apply {
-    /// Expected seconds.
+    /// Predicted seconds.
     seconds: f64,
-    /// What no plan goes below, whatever is recomputed: parameters, states, and what the target reserves.
+    /// Lower bound on the memory of every plan: parameters, states and reserved memory.
     base: Bytes,
-    /// The most that is alive in it beside those.
+    /// Largest sum of other live bytes during the optimizer step.
     live: Bytes,
 }
 
-/// A micro-step and its evaluation: of all optimizers together, where they are not steps of it.
+/// A micro-step and its evaluation; shared by all optimizers unless the optimizer step is part of it.
 struct MicroStep {
-    /// By number of layers: the graphs of smaller models.
+    /// Graphs of models with fewer layers, by number of layers.
     graphs: RefCell<BTreeMap<u32, Rc<Graph>>>,
     evaluation: Rc<Graph>,
-    /// The most that is alive in an evaluation, once it is asked for.
+    /// Largest sum of live bytes of an evaluation, computed on first use.
     evaluated: OnceCell<Bytes>,
-    /// Expected seconds, without what the search decides to recompute.
+    /// Predicted seconds, without recomputation chosen by the search.
     seconds: f64,
-    /// What may be recomputed, where the search decides it, and which of it are looked at.
+    /// Recomputation choices, if the search decides, and the indices of the choices considered.
     frontier: Option<Frontier>,
     choices: Vec<usize>,
 }
 
-/// A choice of a candidate, by what it would take.
+/// A recomputation choice of a candidate, with its predicted memory and time.
 struct Tried {
     candidate: Candidate,
     choice: usize,
@@ -136,14 +141,14 @@ struct Tried {
     seconds: f64,
 }
 
-/// As many alternatives that fit, and as many that do not, are planned for the report.
+/// Number of fitting, and of non-fitting, alternatives that are planned for the report.
 const REPORTED: usize = 5;
 
 impl TrainingSearch<'_> {
-    /// The fastest program inside the line.
+    /// Returns the fastest program within the budget.
     ///
     /// # Errors
-    /// [`PlanError::OverBudget`] with the bill of the smallest program, where none fits.
+    /// [`PlanError::OverBudget`] with the bill of the smallest program if none fits.
     pub fn run(&self, target: &Target, build: BuildTraining<'_>) -> Result<Found, PlanError> {
         let look = Look { search: self, target, build };
         let open = look.open(&self.tokens)?;
@@ -153,15 +158,16 @@ impl TrainingSearch<'_> {
         }
     }
 
-    /// The same without a bill: none where none fits.
+    /// Like [`Self::run`], but returns `None` if nothing fits.
     pub fn find(&self, target: &Target, build: BuildTraining<'_>) -> Result<Option<Found>, PlanError> {
         let look = Look { search: self, target, build };
         look.found(&look.open(&self.tokens)?)
     }
 
-    /// Whether any combination is inside the line.
+    /// Whether any combination fits into the budget.
     pub fn fits(&self, target: &Target, build: BuildTraining<'_>) -> Result<bool, PlanError> {
-        // The smallest micro-batch takes least, but for one that is a whole step, which need not add gradients up.
+        // The smallest micro-batch needs the least memory, except that one which is a whole step need not
+        // accumulate gradients.
         let look = Look { search: self, target, build };
         let ends = self.tokens.iter().min().into_iter().chain(self.tokens.iter().max());
         for tokens in ends.copied().collect::<BTreeSet<u64>>() {
@@ -176,21 +182,21 @@ impl TrainingSearch<'_> {
         if (self.stopped)() { Err(PlanError::Stopped) } else { Ok(()) }
     }
 
-    /// How a candidate is trained.
+    /// Training options of a candidate.
     fn training(&self, candidate: &Candidate) -> Training<'_> {
         let (optimizer, accumulation) = (candidate.optimizer, candidate.accumulation);
         Training { optimizer, accumulation, remat: Remat::None, ..self.training }
     }
 }
 
-/// A search on a machine.
+/// A search on one target.
 struct Look<'a> {
     search: &'a TrainingSearch<'a>,
     target: &'a Target,
     build: BuildTraining<'a>,
 }
 
-/// The fastest candidate inside the line, planned, and the others that were looked at for it.
+/// The fastest candidate within the budget, planned, and the others considered for it.
 struct Fitting {
     program: Program,
     remat: Remat,
@@ -199,7 +205,7 @@ struct Fitting {
 }
 
 impl Look<'_> {
-    /// All combinations with micro-batches of these tokens, those that may be the fastest first.
+    /// All combinations with these micro-batch sizes, the potentially fastest first.
     fn open(&self, tokens: &[u64]) -> Result<Vec<Open>, PlanError> {
         let search = self.search;
         let mut solver = Solver::default();
@@ -226,7 +232,7 @@ impl Look<'_> {
         }
         open.sort_by_key(|(rank, _)| *rank);
         let mut open: Vec<Open> = open.into_iter().map(|(_, open)| open).collect();
-        // Stable: of equal ones the preferred comes first.
+        // The sort is stable: among equal candidates the preferred one comes first.
         open.sort_by(|a, b| b.most(search.budget).total_cmp(&a.most(search.budget)));
         Ok(open)
     }
@@ -238,7 +244,7 @@ impl Look<'_> {
         let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, all.shown())?;
         let graph = training.micro_step(&forward)?;
         let evaluation = passes::precision(&evaluation, training.precision)?;
-        // Nothing is priced that cannot run.
+        // Unsupported graphs are rejected before anything is priced.
         let apply = training.apply(&graph)?;
         target.supports([&graph, &evaluation].into_iter().chain(&apply))?;
         let step = Size::extended(search.layers, |layers| {
@@ -265,13 +271,13 @@ impl Look<'_> {
         })
     }
 
-    /// The graph of a micro-step of the model with so many layers.
+    /// Graph of a micro-step of the model with `layers` layers.
     fn graph(&self, candidate: &Candidate, layers: u32) -> Result<Graph, PlanError> {
         let (forward, _) = (self.build)(candidate.tokens, candidate.chunk, layers)?;
         self.search.training(candidate).micro_step(&forward)
     }
 
-    /// What the step of the optimizer costs, and what all steps keep.
+    /// Cost of the optimizer step, and the memory common to all steps.
     fn apply(&self, candidate: &Candidate) -> Result<Apply, PlanError> {
         let Self { search, target, .. } = *self;
         let training = search.training(candidate);
@@ -296,7 +302,8 @@ impl Look<'_> {
         Ok(Apply { seconds: size.seconds, base: size.persistent + target.reserved(), live: live.get() })
     }
 
-    /// The most that is alive in a step of the model whose small one has this graph, and how many nodes recompute in it.
+    /// Largest sum of live bytes in a step of the full model, computed from the graph of the small model, and
+    /// the number of recomputed nodes.
     fn live(&self, graph: &Graph, layers: &Layers, remat: &Remat) -> Result<(Bytes, usize), PlanError> {
         let (graph, schedule) = lowered(graph.clone(), &policy(remat), self.target, &mut |_, _| {})?;
         let live = layers.live(&graph, &schedule, self.target)?;
@@ -315,14 +322,14 @@ impl Look<'_> {
         }))
     }
 
-    /// The fastest candidate that is inside the line when it is planned, of the first optimizer that has one.
+    /// Fastest candidate that fits when planned, for the first optimizer that has one.
     fn fitting(&self, open: &[Open]) -> Result<Option<Fitting>, PlanError> {
         let budget = self.search.budget;
         for &optimizer in &self.search.optimizers {
             loop {
                 let mut tried: Vec<Tried> = vec![];
                 for open in open.iter().filter(|open| open.candidate.optimizer == optimizer) {
-                    // The most that it can do is no more than what another one does.
+                    // Skip a candidate whose best possible rate does not exceed that of one already tried.
                     if tried.iter().any(|t| t.rate() >= open.most(budget)) {
                         continue;
                     }
@@ -335,15 +342,16 @@ impl Look<'_> {
                 if program.peak() <= budget {
                     return Ok(Some(Fitting { program, remat, best, others: tried }));
                 }
-                // Packed, its live bytes take more.
+                // Packing adds waste to the live bytes, so the choice may fail although its live bytes fit.
                 open.iter().filter(|o| o.candidate == best.candidate).for_each(|o| o.below.set(best.choice));
             }
         }
         Ok(None)
     }
 
-    /// A candidate with as little recomputed as fits. Peaks grow with what is kept, so the border is found by halving,
-    /// over the same positions for every budget: more of it never ends at an earlier one.
+    /// Finds the choice of a candidate that fits with the least recomputation. Peak memory grows with the kept
+    /// bytes, so bisection applies, over the same positions for every budget: a larger budget never ends at an
+    /// earlier position.
     fn squeezed(&self, open: &Open) -> Result<Option<Tried>, PlanError> {
         let budget = self.search.budget;
         let fitting = |k: usize| match open.floor(k) <= budget {
@@ -369,8 +377,8 @@ impl Look<'_> {
         }
     }
 
-    /// What the candidates would take that were not chosen: the fastest inside the line and the fastest outside, one
-    /// for each size and optimizer.
+    /// Reports the candidates not chosen: the fastest within and the fastest outside the budget, one per size
+    /// and optimizer.
     fn rejected(&self, open: &[Open], best: &Tried, tried: Vec<Tried>) -> Result<Vec<Rejected>, PlanError> {
         let budget = self.search.budget;
         let mut others = tried;
@@ -397,7 +405,7 @@ impl Look<'_> {
         Ok(others.iter().map(|t| t.rejected(budget)).collect())
     }
 
-    /// The bill of what takes least of all that a search looks at before it gives up: one byte less is refused.
+    /// Bill of the smallest program that the search considers: with one byte less the search fails.
     fn bill(&self, open: &[Open]) -> Result<Bill, PlanError> {
         let mut ways: Vec<Tried> = vec![];
         for open in open {
@@ -408,7 +416,7 @@ impl Look<'_> {
                 }
             }
         }
-        // Packed, each takes no less than expected.
+        // A packed plan needs no less than its predicted peak.
         ways.sort_by_key(|t| t.peak);
         let mut least: Option<(Tried, Program)> = None;
         for tried in ways {
@@ -424,7 +432,7 @@ impl Look<'_> {
         Ok(Bill { seconds_per_token: 1.0 / least.rate(), budget_flag: "--budget", ..bill })
     }
 
-    /// What choice `k` of a candidate would take.
+    /// Predicts memory and time of choice `k` of a candidate.
     fn tried(&self, open: &Open, k: usize) -> Result<Tried, PlanError> {
         self.search.proceed()?;
         let step = &open.step;
@@ -452,7 +460,7 @@ impl Look<'_> {
         Ok(Tried { candidate, choice: k, recomputed, peak, seconds })
     }
 
-    /// The graph of the small model, made once.
+    /// Graph of the small model, built once.
     fn small(&self, open: &Open, layers: &Layers) -> Result<Rc<Graph>, PlanError> {
         let shown = layers.shown();
         if let Some(known) = open.step.graphs.borrow().get(&shown) {
@@ -471,7 +479,7 @@ impl Look<'_> {
         Ok(*step.evaluated.get_or_init(|| live))
     }
 
-    /// The plans of what was tried, of all layers, and what they recompute.
+    /// Plans the full model for a tried choice, and returns its recomputation policy.
     fn whole(&self, open: &[Open], tried: &Tried) -> Result<(Program, Remat), PlanError> {
         self.search.proceed()?;
         let nothing = || PlanError::BadPolicy { field: "batch", why: "it was never tried".to_owned() };
@@ -494,35 +502,35 @@ impl Look<'_> {
 }
 
 impl Open {
-    /// The last choice that is not out: one that recomputes least.
+    /// Last choice that is not excluded: the one with the least recomputation.
     fn last(&self) -> Option<usize> {
         self.below.get().checked_sub(1)
     }
 
-    /// What no plan of choice `k` goes below.
+    /// Lower bound on the memory of every plan of choice `k`.
     fn floor(&self, k: usize) -> Bytes {
         let step = &self.step;
         self.apply.base + step.frontier.as_ref().map_or(Bytes::ZERO, |f| f.kept(step.choices[k]))
     }
 
-    /// How many choices, from the first on, may be inside a line.
+    /// Number of choices, from the first on, that may fit into a budget.
     fn within(&self, budget: Bytes) -> usize {
         (0..self.below.get()).take_while(|&k| self.floor(k) <= budget).count()
     }
 
-    /// Expected seconds of an optimizer step with choice `k`.
+    /// Predicted seconds of an optimizer step with choice `k`.
     fn seconds(&self, k: usize) -> f64 {
         let step = &self.step;
         let again = step.frontier.as_ref().map_or(0.0, |f| f.seconds(step.choices[k]));
         self.candidate.accumulation as f64 * (step.seconds + again) + self.apply.seconds
     }
 
-    /// Tokens per second with choice `k`.
+    /// Predicted tokens per second with choice `k`.
     fn rate(&self, k: usize) -> f64 {
         self.candidate.step_tokens() / self.seconds(k)
     }
 
-    /// The most tokens per second that it may have inside a line.
+    /// Upper bound on the tokens per second within a budget.
     fn most(&self, budget: Bytes) -> f64 {
         self.within(budget).checked_sub(1).map_or(0.0, |k| self.rate(k))
     }
@@ -554,10 +562,10 @@ impl Tried {
     }
 }
 
-/// As many choices of what is recomputed are planned at most: a finer step brings less than the cost model knows.
+/// Maximum number of recomputation choices considered: finer steps are below the accuracy of the cost model.
 const CHOICES: usize = 32;
 
-/// The positions of those of `n` choices.
+/// Positions of the considered choices among `n`.
 fn thinned(n: usize) -> Vec<usize> {
     match n <= CHOICES {
         true => (0..n).collect(),

@@ -1,12 +1,12 @@
-//! Plans as a user of the crate meets them. Invariant: no test here reads a file but its own goldens.
+//! Plans as a user of the crate meets them. Invariant: no test here reads a file but its own filetests.
 
 mod attention;
 mod autodiff;
 mod budgets;
 mod cases;
 mod faults;
+mod filetests;
 mod fusion;
-mod goldens;
 mod known;
 mod oracle;
 mod precision;

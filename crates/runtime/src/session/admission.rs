@@ -1,6 +1,6 @@
-//! Admission: from a program to executors where memory is short. Invariant: nothing is allocated of a program that is larger
-//! than what is free; memory that another process takes in between makes steps smaller and is said, or is refused with a
-//! bill.
+//! Admission and OOM fallback: starts executors for a program where memory is short. Invariant: nothing is allocated
+//! for a program larger than the free memory. If another process takes memory between planning and start, the steps
+//! become smaller with a warning, or the run is refused with a bill.
 
 use super::bounds::{TOKEN_STEP, tokens};
 use super::search::{Point, Stage};
@@ -13,26 +13,26 @@ use graph::Bytes;
 use plan::{Bill, Build, Ledger, Line, PlanError, Program, Search, Stream, Weights, fit};
 use std::sync::Arc;
 
-/// The largest tensors that a bill names.
+/// Number of largest tensors that a bill names.
 const LARGEST: usize = 4;
 
-/// The difference between planned and counted bytes of a card that is no cause for a warning.
+/// Largest difference between planned and counted bytes of a GPU that causes no warning.
 const SLACK: Bytes = Bytes(2 << 20);
 
-/// The machines of a run: with a number of replicas and a budget.
+/// The machines of a run, with the number of replicas and the memory budget.
 #[derive(Clone, Debug)]
 pub struct Site {
     machines: Vec<Arc<dyn Machine>>,
     threads: usize,
     replicas: usize,
     budget: Budget,
-    /// Tokens that were asked for.
+    /// Tokens of a step requested by the user; `None` if chosen by the search.
     tokens: Option<u64>,
     stream: Stream,
 }
 
 impl Site {
-    /// The machines of the settings with this many replicas. With a number of `tokens` that was asked for, steps are never
+    /// The machines of the settings with `replicas` replicas. If a number of `tokens` was requested, steps are never
     /// made smaller.
     pub fn new(settings: &Settings, replicas: usize, tokens: Option<u64>, budget: Budget) -> Self {
         Self {
@@ -45,12 +45,12 @@ impl Site {
         }
     }
 
-    /// The memory budget, with the lines of the process.
+    /// The memory budget, with the entries of the process.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// Steps that should be in flight on all devices together.
+    /// Number of in-flight steps that keeps all devices together busy.
     pub fn in_flight_target(&self) -> usize {
         match self.budget.on_host {
             true => super::bounds::in_flight_target(self.replicas),
@@ -58,10 +58,11 @@ impl Site {
         }
     }
 
-    /// Every device, with an arena of the program: in the order of the machines, replicas of a CPU one after the other.
+    /// Opens every device and allocates the program's arena on it. The executors are in the order of the machines; the
+    /// replicas of a CPU are consecutive.
     ///
     /// # Errors
-    /// [`PlanError::OverBudget`] where the program is larger than what is free; errors of the devices.
+    /// [`PlanError::OverBudget`] where the program is larger than the free memory; device errors.
     pub fn start(&self, program: Program) -> Result<Vec<Executor>, RuntimeError> {
         match self.without_room(&program, &[])? {
             Some(free) => Err(refused(self.bill(&program, free, UNSTARTED))),
@@ -69,24 +70,24 @@ impl Site {
         }
     }
 
-    /// The only device, for those who compute on one.
+    /// Opens the only device, for clients that compute on one executor.
     ///
     /// # Errors
     /// As [`Site::start`], and [`RequestError::SeveralDevices`].
-    pub fn start_one(&self, program: Program) -> Result<Executor, RuntimeError> {
+    pub(crate) fn start_one(&self, program: Program) -> Result<Executor, RuntimeError> {
         self.start_alone(program)?.pop().ok_or_else(several)
     }
 
-    /// The replicas of the only device.
+    /// Opens the replicas of the only device.
     ///
     /// # Errors
     /// As [`Site::start_one`].
-    pub fn start_alone(&self, program: Program) -> Result<Vec<Executor>, RuntimeError> {
+    pub(crate) fn start_alone(&self, program: Program) -> Result<Vec<Executor>, RuntimeError> {
         if self.machines.len() > 1 { Err(several()) } else { self.start(program) }
     }
 
-    /// As [`Site::start`], where a smaller step than planned may do: if another process takes memory in between, and nobody
-    /// asked for a number of tokens. Executors that are `running` are switched to the program.
+    /// Like [`Site::start`], but halves the steps if another process has taken memory since planning and no number of
+    /// tokens was requested. Executors in `running` are switched to the program instead of opening new ones.
     pub(crate) fn start_smaller(
         &self,
         mut program: Program,
@@ -130,11 +131,11 @@ impl Site {
         }
     }
 
-    /// Reports for each device that counts its memory what this process holds of it beside what is planned. Of an arena that
-    /// it `held` before, some may be there still.
+    /// Reports, for each device that counts its memory, the difference between the memory this process holds and the
+    /// planned memory. Up to `held` bytes of an earlier arena may still be mapped and are not counted as a difference.
     pub fn compare(&self, program: &Program, held: Bytes, when: &str, observer: &mut dyn Observer) {
         for machine in &self.machines {
-            // What cannot be told is not compared.
+            // A device that does not report its memory is not compared.
             let Ok(Some(taken)) = machine.taken() else { continue };
             let planned = program.peak();
             let most = planned + held.saturating_sub(program.arena_bytes());
@@ -147,7 +148,8 @@ impl Site {
         }
     }
 
-    /// A program of half the tokens, or of less, that fits what is free now; at least that of the longest sequence.
+    /// Plans the program with half the tokens, halved again until it fits the free memory; never below the longest
+    /// sequence.
     fn smaller(&self, program: &Program, longest: u64, build: Build<'_>) -> Result<Program, RuntimeError> {
         let weights = if program.is_streamed() { Weights::Streamed } else { Weights::Resident };
         let (free, mut tokens) = (self.free()?, tokens(program));
@@ -160,9 +162,10 @@ impl Site {
         }
     }
 
-    /// What is free for a program that is larger, on a device that can tell. What is `running` gives way to it.
+    /// Returns the free memory where the program does not fit it; `None` where it fits or the device cannot report free
+    /// memory. The arenas of `running` executors count as free, because the program replaces them.
     fn without_room(&self, program: &Program, running: &[Executor]) -> Result<Option<Bytes>, RuntimeError> {
-        // What is free of the host's memory changes with every process, and its line was drawn when the run was planned.
+        // Free host memory varies with every process; the budget was fixed when the run was planned.
         if self.budget.on_host {
             return Ok(None);
         }
@@ -170,9 +173,10 @@ impl Site {
         Ok((program.peak() > free).then_some(free))
     }
 
-    /// Every device with the program: those of executors that run, or else new ones.
+    /// Returns executors for the program: switches the running ones, or opens the devices if there are none.
     fn follow(&self, program: &Program, mut running: Vec<Executor>) -> Result<Vec<Executor>, RuntimeError> {
-        // On the CPU nothing was compiled or chosen, and replicas would hold weights of both programs for a while.
+        // On the CPU there are no compiled kernels or chosen algorithms to keep, and while replicas were switched one
+        // by one the weights of both programs would be in memory.
         if self.budget.on_host {
             running.clear();
         }
@@ -187,18 +191,19 @@ impl Site {
         Ok(running)
     }
 
-    /// Every device, without an arena.
+    /// Opens every device, without an arena.
     fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RuntimeError> {
         limits::room_for_threads(self.threads).map_err(RuntimeError::thread("compute"))?;
         let opened = self.machines.iter().map(|machine| machine.open()).collect::<Result<Vec<_>, _>>()?;
         Ok(opened.into_iter().flatten().collect())
     }
 
+    /// Free memory of the machine with the least.
     fn free(&self) -> Result<Bytes, RuntimeError> {
         free(&self.machines)
     }
 
-    /// The refusal of a program on what is free, with all that is known about it.
+    /// The bill that refuses a program on `free` bytes, with the largest tensors and the other holders of the memory.
     fn bill(&self, program: &Program, free: Bytes, phase: &str) -> Bill {
         let mut bill = program.bill(free, vec![]);
         let largest = Ledger { entries: program.largest_tensors(LARGEST) };
@@ -209,7 +214,7 @@ impl Site {
         bill
     }
 
-    /// The same bill with what would fit.
+    /// Adds to the bill the remedies: the settings that would fit.
     fn with_remedies(
         &self,
         mut bill: Bill,
@@ -219,24 +224,24 @@ impl Site {
     ) -> Result<Bill, RuntimeError> {
         let ceiling = tokens(program);
         let search = Search { floor: longest.min(ceiling), ceiling, step: TOKEN_STEP, budget: bill.budget };
-        // Those that stream their weights already have nothing else to try.
+        // A program that already streams its weights has no streaming remedy.
         let stream = if program.is_streamed() { Stream::Always } else { self.stream };
         match fit(Some(ceiling), search, stream, build) {
             Err(PlanError::OverBudget(priced)) => bill.remedies = priced.remedies,
             Err(error) => return Err(error.into()),
-            // It fits by now: whoever held the memory gave it back.
+            // It fits now: another process has returned the memory.
             Ok(_) => {}
         }
         Ok(bill)
     }
 }
 
-/// The arena of executors that run, of which all have the same.
+/// Arena size of the running executors, all of which run the same program.
 fn held_by(running: &[Executor]) -> Bytes {
     running.first().map_or(Bytes::ZERO, |executor| executor.program().arena_bytes())
 }
 
-/// When a refusal came before anything was done.
+/// Phase named by a refusal that came before any allocation.
 const UNSTARTED: &str = "before the first allocation";
 
 fn refused(bill: Bill) -> RuntimeError {
@@ -247,6 +252,7 @@ fn several() -> RuntimeError {
     RequestError::SeveralDevices.into()
 }
 
+/// Reports the change of arena size of each executor that is switched to another program.
 fn switching(running: &[Executor], program: &Program, observer: &mut dyn Observer) {
     for executor in running {
         let (name, before) = (executor.device().name(), executor.program().arena_bytes());
@@ -255,7 +261,7 @@ fn switching(running: &[Executor], program: &Program, observer: &mut dyn Observe
     }
 }
 
-/// Who holds the rest of a machine's memory.
+/// Lists the other processes that hold a machine's memory; `None` without any.
 fn holders(machine: &Arc<dyn Machine>) -> Option<String> {
     let holders: Vec<String> = machine.holders().iter().map(ToString::to_string).collect();
     (!holders.is_empty()).then(|| format!("of {} {}", machine.name(), holders.join(", ")))

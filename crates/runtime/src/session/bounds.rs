@@ -1,33 +1,33 @@
-//! The bounds of steps, and what a run holds beside its arena for each step in flight. Invariant: runs and `plan` ask here
-//! alone, so what is planned is what is held.
+//! Bounds of steps, and the host memory that a run holds beside its arena for each in-flight step. Invariant: runs and
+//! `plan` both use these functions, so the planned bytes are the bytes held.
 
 use graph::{Bounds, Bytes, Graph};
 use plan::HOST;
 use plan::{Program, Staging};
 
-/// Tokens that bounds are a multiple of.
+/// Granularity of the number of tokens of a step.
 pub const TOKEN_STEP: u64 = 128;
 
-/// Tokens up to which the steps of a replica may grow, however many replicas there are.
+/// Tokens up to which the steps of one replica may grow, whatever the number of replicas.
 pub const LEAST_OF_REPLICA: u64 = 1024;
 
-/// Tokens for each sequence that a step can hold: with sequences shorter than this on average, a step is
-/// bounded by its sequences.
+/// Tokens for each sequence slot of a step; for sequences shorter than this on average, the number of sequences bounds
+/// a step instead of the number of tokens.
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
-/// The bounds of a step of `tokens`.
+/// Bounds of a step of `tokens` tokens with sequences of up to `longest` tokens.
 pub fn bounds(tokens: u64, longest: u64) -> Bounds {
     Bounds { tokens, sequences: (tokens / TOKENS_PER_SEQUENCE).max(1), longest }
 }
 
-/// Steps in flight so that this many replicas of the CPU always have one.
+/// Number of in-flight steps that keeps `replicas` CPU replicas busy.
 pub fn in_flight_target(replicas: usize) -> usize {
     if replicas == 1 { 1 } else { 2 * replicas }
 }
 
-/// Adds the outputs of full steps that an encoder's run holds beside its arena, where plans are in the host's memory:
-/// `copies` of them, and the rows that wait for an older one where steps are out of turn, which are those of up to `turns`
-/// steps and not more than those of all `sequences`.
+/// Adds to a program in host memory the output buffers that an encoder's run holds beside the arena: `copies` times the
+/// outputs of a full step, and the rows that wait for an older row where steps complete out of input order. The waiting
+/// rows are limited to those of `turns` full steps and to those of all `sequences`.
 pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option<u64>) -> Program {
     if program.target().space != HOST {
         return program;
@@ -37,7 +37,7 @@ pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option
     if turns > 0 {
         let full = output_bytes(&program).0;
         let packed = program.plans().iter().map(|(_, plan)| plan.graph.bounds).max_by_key(|b| b.tokens);
-        // A sequence has a row, or one for each of its tokens.
+        // An output has one row per sequence, or one per token.
         let row = packed.map_or(full, |b| (full / b.sequences.max(1)).max(full / b.tokens.max(1) * b.longest));
         let all = sequences.map_or(u64::MAX, |sequences| sequences.saturating_mul(row));
         let bytes = Bytes((full * turns).min(all));
@@ -46,18 +46,19 @@ pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option
     program.beside(beside)
 }
 
-/// Full steps whose outputs a run holds at a time: those in flight, and what each replica has not handed out yet.
+/// Number of full steps whose outputs a run holds at a time: the in-flight steps, and for each replica a completed step
+/// that the client has not taken yet.
 pub fn copies(replicas: usize) -> u64 {
     (in_flight_target(replicas) + replicas) as u64
 }
 
-/// The bytes of the outputs of a full step.
+/// Bytes of the outputs of a full step: the maximum over the program's plans.
 pub fn output_bytes(program: &Program) -> Bytes {
     let of = |graph: &Graph| graph.outputs.iter().map(|(_, v)| graph.spec(*v).bytes(&graph.bounds)).sum();
     program.plans().iter().map(|(_, plan)| of(&plan.graph)).max().unwrap_or_default()
 }
 
-/// The most tokens of a step of the program's plans.
+/// Maximum number of tokens of a step over the program's plans.
 pub fn tokens(program: &Program) -> u64 {
     program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(0)
 }

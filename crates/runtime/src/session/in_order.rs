@@ -1,15 +1,16 @@
-//! Results in the order of the input. Invariant: an item leaves when its values and those of all items before it are there,
-//! and no item has values twice.
+//! Returns results in input order. Invariant: an item is released once its values and the values of all earlier items
+//! have arrived, and an item receives values only once.
 
 use crate::RuntimeError;
 use std::collections::VecDeque;
 
-/// Items that wait for their values, in the order in which they were added.
+/// Queue of items in insertion order, each waiting for its values.
 pub struct InOrder<T> {
+    /// Items with their values, oldest first; `None` until the values arrive.
     waiting: VecDeque<(T, Option<Vec<f32>>)>,
-    /// The key of the oldest item: keys count items.
+    /// Key of the oldest waiting item; keys number the items consecutively from 0.
     first: u64,
-    /// Buffers of values that were taken.
+    /// Value buffers of released items, for reuse.
     spare: Vec<Vec<f32>>,
 }
 
@@ -20,20 +21,20 @@ impl<T> Default for InOrder<T> {
 }
 
 impl<T> InOrder<T> {
-    /// The key of the item that is added next.
+    /// Key that the next added item will have.
     pub fn next_key(&self) -> u64 {
         self.first + self.waiting.len() as u64
     }
 
-    /// Adds an item with the key [`InOrder::next_key`].
+    /// Appends an item; its key is [`InOrder::next_key`].
     pub fn add(&mut self, item: T) {
         self.waiting.push_back((item, None));
     }
 
-    /// An empty buffer for the values of an item, and the item.
+    /// Returns the item with the given key and an empty buffer for its values.
     ///
     /// # Errors
-    /// A fault of this program: the item has values already, or was never added.
+    /// The item already has values, or was never added: a bug.
     pub fn values_of(&mut self, key: u64) -> Result<(&T, &mut Vec<f32>), RuntimeError> {
         let at = key.checked_sub(self.first).map(|at| at as usize);
         match at.and_then(|at| self.waiting.get_mut(at)) {
@@ -46,10 +47,10 @@ impl<T> InOrder<T> {
         }
     }
 
-    /// Gives the oldest items with their values to `take`, up to the first that has none.
+    /// Releases the oldest items with their values to `take`, up to the first item without values.
     ///
     /// # Errors
-    /// The error of `take`.
+    /// An error of `take`; the item that caused it stays in the queue.
     pub fn take<E>(&mut self, mut take: impl FnMut(&T, &[f32]) -> Result<(), E>) -> Result<(), E> {
         while let Some((item, Some(values))) = self.waiting.front_mut() {
             take(item, values)?;
@@ -60,12 +61,12 @@ impl<T> InOrder<T> {
         Ok(())
     }
 
-    /// Items that were taken so far.
+    /// Number of items released so far.
     pub fn taken(&self) -> u64 {
         self.first
     }
 
-    /// The oldest item that waits.
+    /// The oldest waiting item.
     pub fn oldest(&self) -> Option<&T> {
         self.waiting.front().map(|(item, _)| item)
     }

@@ -1,9 +1,9 @@
-//! Sessions: models that run on devices. A session packs the sequences that it is given into steps, computes them on all
-//! replicas and devices, and gives back the outputs of each step with the keys of its sequences. [`Settings::plan`] plans
-//! one, [`Planned::start`] starts it.
+//! Sessions: models running on devices. A session packs sequences into steps, computes the steps on all replicas and
+//! devices, and returns the outputs of each step with the keys of its sequences. [`Settings::plan`] plans a session,
+//! [`Planned::start`] starts it.
 //!
-//! Invariant: the outputs of a sequence are a function of its tokens, the weights, the precision and the kind of device; they
-//! come back once.
+//! Invariant: the outputs of a sequence are a function of its tokens, the weights, the precision and the kind of
+//! device, and are returned exactly once.
 //!
 //! [`Settings::plan`]: crate::Settings::plan
 
@@ -15,6 +15,7 @@ mod replica;
 mod replicas;
 mod report;
 mod search;
+mod timed;
 mod training;
 mod weights;
 
@@ -22,10 +23,11 @@ pub use admission::Site;
 pub use in_order::InOrder;
 pub use planned::{Planned, Request, Start};
 pub use replicas::{Output, Per, Stop, Usage, say_given_back};
-pub use report::{name, threads};
+pub use report::threads;
 pub use search::{Choice, Finish, Kept, Part, Rejected, Space, Stage, search};
+pub use timed::{ReplicaSpans, TimedSession, TimedStep};
 pub use training::{Batch, Losses, MicroStep, TrainSession, Update};
-pub use weights::{WeightSource, load};
+pub use weights::WeightSource;
 
 use crate::RuntimeError;
 use data::pack::{Fill, Order, Pack, Packer};
@@ -36,90 +38,99 @@ use replicas::{Done, Replicas, Values, Work};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Into how many packs for each device the sequences that are left at the end are cut: with several, the devices end closer
-/// together.
+/// Number of packs per device into which the remaining sequences are cut at the end of the input; with several, the
+/// devices finish closer together.
 const LAST_PACKS: usize = 2;
 
-/// A model of a session: the position of its plan in the program.
+/// Index of a model in a session: the position of its plan in the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModelId(usize);
 
 /// A running session.
 pub struct Session {
+    /// The devices with their step queue.
     replicas: Replicas<Tag>,
+    /// The models, in the order of the program's plans.
     models: Vec<Model>,
-    /// Steps of packed sequences in flight.
+    /// In-flight steps of packed sequences.
     packs: usize,
-    /// Steps of rows in flight.
+    /// In-flight steps of rows.
     rows: usize,
-    /// Packs that wait for room, with their models; before the input has ended at most one of each model.
+    /// Packs waiting to be sent, with their models; at most one of each model until the input has ended.
     ready: VecDeque<(usize, Pack)>,
-    /// The input has ended.
+    /// Whether the input has ended.
     ended: bool,
-    /// No more packs are sent.
+    /// Whether the session was cancelled: no more packs are sent.
     cancelled: bool,
 }
 
+/// Inputs, outputs and reusable buffers of a model.
 struct Model {
     inputs: Inputs,
     outputs: Arc<[Output]>,
-    /// Buffers of steps that came back: a vector for each output.
+    /// Output buffers of completed steps for reuse: for each step a vector per output.
     spare: Vec<Vec<Vec<f32>>>,
 }
 
-/// The inputs of a model, resolved once.
+/// Inputs of a model, resolved from their names when the session starts.
 enum Inputs {
-    /// Sequences of tokens, packed end to end.
+    /// Token sequences, packed end to end.
     Packed {
+        /// Token ids: (T).
         ids: InputId,
+        /// Start and end of each sequence: (S, 2).
         spans: InputId,
-        /// The first token of each sequence, where the graph selects it.
+        /// Index of each sequence's first token: (S); `None` where the graph does not select it.
         firsts: Option<InputId>,
+        /// Packs sequences into steps.
         packer: Box<Packer>,
     },
-    /// Rows of numbers.
+    /// Rows of f32 values.
     Rows {
+        /// The inputs, in the order of the graph.
         inputs: Vec<InputId>,
-        /// Buffers of steps that came back: a vector for each input.
+        /// Input buffers of completed steps for reuse: for each step a vector per input.
         spare: Vec<Vec<Vec<f32>>>,
     },
 }
 
-/// Whose step it is.
+/// Model and keys of a step.
 enum Tag {
+    /// Step of packed sequences.
     Pack { model: usize, owners: Vec<u64> },
+    /// Step of rows.
     Rows { model: usize, keys: Vec<u64> },
 }
 
-/// Whether a session has taken what it was given.
+/// Result of [`Session::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "what is not taken must be pushed again"]
 pub enum Push {
-    /// It was taken.
+    /// The sequences were accepted.
     Taken,
-    /// Nothing was taken: as many steps are in flight as there should be. Call [`Session::next`], then push again.
+    /// Nothing was accepted, because enough steps are in flight. Call [`Session::next`], then push the sequences again.
     Full,
 }
 
-/// What a session gives back.
+/// Result of [`Session::poll`] and [`Session::next`].
 pub enum Next {
-    /// The outputs of a step.
+    /// A completed step.
     Ready(Completed),
-    /// Nothing is in flight: the session needs more input.
+    /// No step is available; from [`Session::next`], nothing is in flight and the session needs more input.
     Pending,
-    /// The input has ended, and everything came back.
+    /// The input has ended, and all steps were returned.
     Finished,
 }
 
-/// A step that is done. Give it to [`Session::recycle`] when its values were read.
+/// A completed step. Pass it to [`Session::recycle`] after reading the values, so that its buffers are reused.
 pub struct Completed {
     /// The model.
     pub model: ModelId,
-    /// The keys of its sequences, or of its rows.
+    /// Keys of the step's sequences or rows.
     pub keys: Vec<u64>,
-    /// The sequences and tokens of the step.
+    /// Numbers of sequences and tokens of the step.
     pub counts: Counts,
-    /// Seconds of its device's time.
+    /// Device time in seconds.
     pub seconds: f64,
     outputs: Arc<[Output]>,
     values: Vec<Vec<f32>>,
@@ -127,10 +138,11 @@ pub struct Completed {
 }
 
 impl Completed {
-    /// The values of output `output` that belong to the sequence (or row) `i` of the step: one row, or a row for each of its
-    /// tokens.
+    /// Returns the values of output `output` for the sequence (or row) `i` of the step: one row, or for a per-token
+    /// output one row per token of the sequence.
     pub fn values(&self, output: usize, i: usize) -> &[f32] {
         let Output { per, width, .. } = self.outputs[output];
+        // A packed step's second input holds the spans; a per-token output has a row for each token of the span.
         let rows = match (per, self.inputs.get(1)) {
             (Per::Token, Some(Values::Spans(spans))) => spans[i][0] as usize..spans[i][1] as usize,
             (Per::Token | Per::Sequence, _) => i..i + 1,
@@ -140,8 +152,8 @@ impl Completed {
 }
 
 impl Session {
-    /// A session on executors that have the same program and weights. Models whose graph has the inputs `ids` and `spans`
-    /// take sequences, in the order `order`; others take rows.
+    /// Creates a session on executors with equal programs and weights. Models whose graph has the inputs `ids` and
+    /// `spans` take sequences, packed in the order `order`; other models take rows.
     pub(crate) fn new(executors: Vec<Executor>, order: Order) -> Result<Self, RuntimeError> {
         let replicas = Replicas::new(executors)?;
         let program = replicas.program();
@@ -149,31 +161,31 @@ impl Session {
         Ok(Self { replicas, models, packs: 0, rows: 0, ready: VecDeque::new(), ended: false, cancelled: false })
     }
 
-    /// The program that the devices follow.
+    /// The program that the devices run.
     pub fn program(&self) -> &Program {
         self.replicas.program()
     }
 
-    /// The model of a name.
+    /// Returns the model with the given plan name.
     pub fn model(&self, name: &str) -> Option<ModelId> {
         self.program().index(name).map(ModelId)
     }
 
-    /// The outputs of a model, in the order of [`Completed::values`].
+    /// The outputs of a model, in the order of [`Completed::values`]' indices.
     pub fn outputs(&self, model: ModelId) -> &[Output] {
         &self.models[model.0].outputs
     }
 
-    /// The most tokens of a sequence for a model.
+    /// Maximum number of tokens of a sequence for a model.
     pub fn longest(&self, model: ModelId) -> usize {
         let bounds = self.program().plans()[model.0].1.graph.bounds;
         bounds.longest.min(bounds.tokens) as usize
     }
 
-    /// Adds a sequence for each of some models, with its key: all of them or none.
+    /// Adds sequences, each with its model and key: all of them, or none if the session is full.
     ///
     /// # Errors
-    /// A sequence without tokens, or longer than [`Session::longest`].
+    /// A sequence without tokens or longer than [`Session::longest`], or a model that takes rows.
     pub fn push<'t>(
         &mut self,
         sequences: impl IntoIterator<Item = (ModelId, u64, &'t [i32])>,
@@ -191,13 +203,13 @@ impl Session {
         Ok(Push::Taken)
     }
 
-    /// Whether [`Session::push`] would take nothing.
+    /// Whether [`Session::push`] would return [`Push::Full`].
     pub fn is_full(&self) -> bool {
         !self.has_room() && self.has_packs()
     }
 
-    /// Sends a step of rows before the packs that wait, since these rows are what others wait for. Rows go through
-    /// [`Session::has_room_for_rows`] and take buffers from [`Session::row_buffers`].
+    /// Enqueues a step of rows ahead of the waiting packs, because results of other sequences depend on these rows.
+    /// Check [`Session::has_room_for_rows`] first, and take the buffers from [`Session::row_buffers`].
     pub fn submit_rows(
         &mut self,
         model: ModelId,
@@ -221,18 +233,18 @@ impl Session {
         Ok(())
     }
 
-    /// Whether another step of rows would not wait for long.
+    /// Whether fewer steps of rows are in flight than the target, so that another would start soon.
     pub fn has_room_for_rows(&self) -> bool {
         self.rows < self.replicas.in_flight_target()
     }
 
-    /// The position of an input of rows, by its name.
+    /// Returns the position of a row input by name.
     pub fn row_input(&self, model: ModelId, name: &str) -> Option<usize> {
         let graph = &self.program().plans()[model.0].1.graph;
         graph.inputs.iter().position(|(input, _)| input == name)
     }
 
-    /// Empty buffers for the inputs of a step of rows, at the positions of [`Session::row_input`].
+    /// Returns empty buffers for the inputs of a step of rows, indexed by [`Session::row_input`].
     pub fn row_buffers(&mut self, model: ModelId) -> Vec<Vec<f32>> {
         let Inputs::Rows { inputs, spare } = &mut self.models[model.0].inputs else { return vec![] };
         let mut buffers = spare.pop().unwrap_or_default();
@@ -241,14 +253,14 @@ impl Session {
         buffers
     }
 
-    /// Sends a pack of each model that has sequences, full or not.
+    /// Enqueues a pack of each model that has waiting sequences, even if the pack is not full.
     pub fn flush(&mut self) {
         self.make_ready(true);
         self.dispatch();
     }
 
-    /// Says that the input has ended: what is left is cut so that every device gets some of it. With several models the
-    /// steps that take longest are sent first.
+    /// Ends the input. The remaining sequences are cut into packs such that every device gets some; with several
+    /// models, the steps with the longest expected time are sent first.
     pub fn end(&mut self) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -279,10 +291,11 @@ impl Session {
         self.dispatch();
     }
 
-    /// A step that is done by now; [`Next::Pending`] where none is.
+    /// Returns a completed step without waiting; [`Next::Pending`] if there is none yet.
     ///
     /// # Errors
-    /// The error of a device, when no other device can compute its steps, or of a step that no device can compute.
+    /// A device error when no other device is left to recompute its steps, or the error of a step that no device can
+    /// compute.
     pub fn poll(&mut self) -> Result<Next, RuntimeError> {
         self.dispatch();
         match self.replicas.poll()? {
@@ -291,10 +304,11 @@ impl Session {
         }
     }
 
-    /// The next step that is done; waits while any is in flight. `stop` is called now and then, and its error ends the wait.
+    /// Waits for the next completed step while any is in flight. `stop` is called about every 50 ms; its error ends
+    /// the wait.
     ///
     /// # Errors
-    /// As [`Session::poll`], and that of `stop`.
+    /// As [`Session::poll`], and the error of `stop`.
     pub fn next(&mut self, stop: Stop<'_>) -> Result<Next, RuntimeError> {
         self.dispatch();
         match self.replicas.wait(stop)? {
@@ -303,7 +317,7 @@ impl Session {
         }
     }
 
-    /// Takes back the buffers of a step.
+    /// Takes back the buffers of a completed step for reuse.
     pub fn recycle(&mut self, completed: Completed) {
         let Completed { model, keys, values, inputs, .. } = completed;
         let model = &mut self.models[model.0];
@@ -326,13 +340,13 @@ impl Session {
         }
     }
 
-    /// Whether packs wait that no device has been given.
+    /// Whether packs are waiting that were not sent to the devices' queue.
     pub fn has_packs(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Ends the run early: sequences that no device has begun are dropped, steps in flight still come back. The keys of rows
-    /// that no device has begun.
+    /// Cancels the run: steps that no device has started are dropped, steps that have started are still returned.
+    /// Returns the keys of the dropped rows.
     pub fn cancel(&mut self) -> Vec<u64> {
         self.cancelled = true;
         let mut dropped = vec![];
@@ -348,32 +362,32 @@ impl Session {
         dropped
     }
 
-    /// Steps in flight.
+    /// Number of in-flight steps.
     pub fn in_flight(&self) -> usize {
         self.replicas.in_flight()
     }
 
-    /// Steps that should be in flight, so that every device has its next one when it ends one.
+    /// Number of in-flight steps at which every device has its next step ready when it completes one.
     pub fn in_flight_target(&self) -> usize {
         self.replicas.in_flight_target()
     }
 
-    /// Devices that work: those that failed are left out.
+    /// Number of devices in use; failed devices are excluded.
     pub fn working(&self) -> usize {
         self.replicas.working()
     }
 
-    /// What each device did so far.
+    /// Work done so far by each device.
     pub fn usage(&self) -> &[Usage] {
         self.replicas.usage()
     }
 
-    /// Warnings since the last call, such as about a device that failed.
+    /// Returns the warnings since the last call, such as a failed device.
     pub fn warnings(&mut self) -> Vec<String> {
         self.replicas.warnings()
     }
 
-    /// How full the packs of a model were.
+    /// Utilization of the packs of a model.
     pub fn fill(&self, model: ModelId) -> Fill {
         match &self.models[model.0].inputs {
             Inputs::Packed { packer, .. } => packer.fill(),
@@ -381,21 +395,23 @@ impl Session {
         }
     }
 
-    /// The executors of the devices that still work, for another session. What is in flight is dropped.
+    /// Returns the executors of the working devices for another session; in-flight steps are dropped.
     pub fn into_executors(self) -> Vec<Executor> {
         self.replicas.into_executors()
     }
 
+    /// Whether another pack may be sent.
     fn has_room(&self) -> bool {
         self.packs < self.replicas.in_flight_target()
     }
 
+    /// The state of a session without a completed step: [`Next::Finished`] or [`Next::Pending`].
     fn idle(&self) -> Next {
         let is_done = self.ended && self.ready.is_empty() && self.replicas.in_flight() == 0;
         if is_done { Next::Finished } else { Next::Pending }
     }
 
-    /// Makes the next pack of each model that has none ready: where its packer has a full one, or with `flush` any.
+    /// Adds to `ready` the next pack of each model that has none there: a full pack, or with `flush` a partial one.
     fn make_ready(&mut self, flush: bool) {
         for (number, model) in self.models.iter_mut().enumerate() {
             if let Inputs::Packed { packer, .. } = &mut model.inputs
@@ -406,7 +422,7 @@ impl Session {
         }
     }
 
-    /// Sends packs while there is room, in the order in which they became ready: models take turns.
+    /// Sends packs in the order in which they became ready, as far as there is room; models therefore alternate.
     fn dispatch(&mut self) {
         if self.cancelled {
             return;
@@ -423,6 +439,7 @@ impl Session {
         }
     }
 
+    /// Sends a pack as a step of model `number`.
     fn send(&mut self, number: usize, pack: Pack) {
         let Model { inputs, outputs, spare } = &mut self.models[number];
         let Inputs::Packed { ids, spans: of_spans, firsts, .. } = inputs else { return };
@@ -443,6 +460,7 @@ impl Session {
         self.replicas.send(work);
     }
 
+    /// Converts a step returned by the devices, and updates the in-flight counts.
     fn completed(&mut self, done: Done<Tag>) -> Completed {
         let Done { work: Work { inputs, counts, values, outputs, tag, .. }, seconds } = done;
         let (model, keys) = match tag {
@@ -460,7 +478,7 @@ impl Session {
     }
 }
 
-/// The expected seconds of a step.
+/// Expected duration of a pack's step in seconds.
 fn seconds(program: &Program, (model, pack): &(usize, Pack)) -> f64 {
     let counts = Counts { tokens: pack.tokens.len() as u64, sequences: pack.spans.len() as u64 };
     step_seconds(&program.plans()[*model].1.graph, program.target(), counts)

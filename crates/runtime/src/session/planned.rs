@@ -1,5 +1,5 @@
-//! A plan of a session: what the search chose, and its start. Invariant: what is started is what was planned, or a smaller
-//! step, and both are reported.
+//! Planned sessions: the result of the search, and starting a session from it. Invariant: a session runs the planned
+//! program or one with smaller steps, and both are reported.
 
 use super::Session;
 use super::admission::Site;
@@ -13,19 +13,20 @@ use exec::Executor;
 use graph::Bytes;
 use plan::{Program, Stream};
 
-/// What is to be planned.
+/// Request for the plan of a session.
 pub struct Request<'a> {
-    /// Ways to compute the same, in the order of preference: each a list of stages that run one after the other.
+    /// Alternative ways to compute the same results, in order of preference: each is a list of stages that run one
+    /// after the other.
     pub alternatives: Vec<Vec<Stage<'a>>>,
-    /// The most replicas to try, see [`Settings::most_replicas`].
+    /// Maximum number of replicas to try, see [`Settings::most_replicas`].
     pub replicas: usize,
-    /// Tokens of a step, as [`Settings::tokens`] where the client has no number of its own.
+    /// Tokens of a step: [`Settings::tokens`], or a number chosen by the client.
     pub tokens: Option<u64>,
-    /// The memory budgets to try: they differ in what the process itself takes.
+    /// Memory budgets to try, in order; they differ in the entries of the process itself.
     pub budgets: Vec<Budget>,
 }
 
-/// The plan of a session: a program for each stage.
+/// The plan of a session: one program per stage.
 pub struct Planned<'a> {
     settings: Settings,
     stages: Vec<Stage<'a>>,
@@ -33,15 +34,15 @@ pub struct Planned<'a> {
     site: Site,
 }
 
-/// How a stage is started.
+/// Options for starting a stage.
 pub struct Start<'a> {
-    /// The order in which sequences are packed.
+    /// Order in which sequences are packed.
     pub order: Order,
-    /// The weights of each model of the stage, in the order of its parts.
+    /// Weight source of each model of the stage, in the order of the stage's parts.
     pub weights: Vec<&'a dyn WeightSource>,
-    /// Executors of an earlier session, which are switched to this program and keep what they have compiled.
+    /// Executors of an earlier session to switch to this program; they keep their compiled kernels.
     pub running: Vec<Executor>,
-    /// What the host keeps of steps on their way, in words.
+    /// Name of the values that the host keeps for in-flight steps, for messages.
     pub kept: &'static str,
 }
 
@@ -77,17 +78,17 @@ impl Settings {
 }
 
 impl Planned<'_> {
-    /// The program of each stage.
+    /// The programs, one per stage.
     pub fn programs(&self) -> &[Program] {
         &self.choice.programs
     }
 
-    /// The position of the budget that was chosen.
+    /// Index of the chosen budget in [`Request::budgets`].
     pub fn budget(&self) -> usize {
         self.choice.budget
     }
 
-    /// The position of the alternative that was chosen.
+    /// Index of the chosen alternative in [`Request::alternatives`].
     pub fn alternative(&self) -> usize {
         self.choice.alternative
     }
@@ -97,25 +98,27 @@ impl Planned<'_> {
         &self.choice.rejected
     }
 
-    /// The machines with the replicas that were chosen.
+    /// The machines with the chosen number of replicas.
     pub fn site(&self) -> &Site {
         &self.site
     }
 
-    /// The plan of a stage beside the budget, in one line; `kept` is what the host keeps of steps on their way, in words.
+    /// Text line that compares the plan of a stage with the budget; `kept` names the values that the host keeps for
+    /// in-flight steps.
     pub fn memory_line(&self, stage: usize, kept: &str) -> String {
         let program = &self.choice.programs[stage];
         memory_lines(self.site.budget(), program, self.kept(stage, program), kept)
     }
 
+    /// Bytes that the host keeps for the in-flight steps of a stage.
     fn kept(&self, stage: usize, program: &Program) -> Bytes {
         (self.stages[stage].kept)(program, self.site.in_flight_target())
     }
 
-    /// Starts a stage: memory is allocated, weights are loaded, and the process is held against its budget.
+    /// Starts a stage: allocates memory, loads the weights, and checks the process against its budget before and after.
     ///
     /// # Errors
-    /// [`plan::PlanError::OverBudget`] where memory is not free (any more); errors of devices and of weights.
+    /// [`plan::PlanError::OverBudget`] where memory is not or no longer free; errors of devices and weights.
     pub fn start(
         &self,
         stage: usize,
@@ -140,15 +143,15 @@ impl Planned<'_> {
         Session::new(executors, start.order)
     }
 
-    /// Whether executors follow the program of a stage, so that a session on them needs no start.
+    /// Whether all executors run the program of a stage, so that [`Planned::resume`] can be used.
     pub fn is_on(&self, stage: usize, executors: &[Executor]) -> bool {
         executors.iter().all(|executor| executor.program() == &self.choice.programs[stage])
     }
 
-    /// A session of a stage on executors that hold its weights already, see [`Planned::is_on`].
+    /// Creates a session of a stage on executors that already hold its weights, see [`Planned::is_on`].
     ///
     /// # Errors
-    /// Executors of another program; no room for the threads of the devices.
+    /// Executors of another program; a thread limit too low for the devices' threads.
     pub fn resume(
         &self,
         stage: usize,

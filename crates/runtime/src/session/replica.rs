@@ -1,5 +1,5 @@
-//! The thread of a device, and the queue from which it takes its steps. Invariant: as many steps are open as the device
-//! has room for, but none that an idle device could begin.
+//! Device thread, and the queue from which the device threads take steps. Invariant: each device keeps up to its
+//! pipeline depth of steps in flight, but leaves in the queue a step that an idle device could start.
 
 use super::replicas::{Done, Event, Work};
 use exec::{Data, DeviceError, Executor, Submitted};
@@ -10,16 +10,19 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The queue.
+/// Step queue shared by the device threads.
 pub(super) struct Shared<T> {
     state: Mutex<State<T>>,
+    /// Signalled when steps are added and when the queue is closed.
     changed: Condvar,
 }
 
 struct State<T> {
+    /// Waiting steps, next first.
     queue: VecDeque<Work<T>>,
-    /// Lanes with no open step.
+    /// Number of devices without in-flight steps.
     idle: usize,
+    /// Whether the threads shall end.
     closed: bool,
 }
 
@@ -29,20 +32,23 @@ impl<T> Shared<T> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// A panic of another thread leaves the queue as it was before or after one of these short changes.
+    /// Locks the state. A poisoned lock is usable: the critical sections are short and leave the queue consistent.
     fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes the queue through `put` and wakes the device threads.
     pub(super) fn put(&self, put: impl FnOnce(&mut VecDeque<Work<T>>)) {
         put(&mut self.state().queue);
         self.changed.notify_all();
     }
 
+    /// Removes and returns all waiting steps.
     pub(super) fn clear(&self) -> Vec<Work<T>> {
         self.state().queue.drain(..).collect()
     }
 
+    /// Drops all waiting steps and makes the device threads end.
     pub(super) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -50,7 +56,7 @@ impl<T> Shared<T> {
         self.changed.notify_all();
     }
 
-    /// The next step for a lane with nothing open, waited for; `None` when there will be no more.
+    /// Waits for the next step, for a device without in-flight steps; `None` after [`Shared::close`].
     fn first(&self) -> Option<Work<T>> {
         let mut state = self.state();
         loop {
@@ -65,32 +71,34 @@ impl<T> Shared<T> {
         }
     }
 
-    /// The next step for a lane that has others open: what idle lanes will take is left to them.
+    /// Takes a further step for a device that already has one in flight. Leaves one step in the queue for each idle
+    /// device.
     fn another(&self) -> Option<Work<T>> {
         let mut state = self.state();
         if state.queue.len() > state.idle { state.queue.pop_front() } else { None }
     }
 
-    /// A lane has nothing open any more.
+    /// Records that a device has no in-flight steps.
     fn is_idle(&self) {
         self.state().idle += 1;
     }
 
-    /// A lane ends whose device failed; its steps come before the others.
+    /// Returns the steps of a failed device to the head of the queue, in their order.
     fn hand_back(&self, works: Vec<Work<T>>) {
         self.put(|queue| works.into_iter().rev().for_each(|work| queue.push_front(work)));
     }
 }
 
-/// The thread of a device.
+/// One device with its thread's state.
 pub(super) struct Replica<T> {
+    /// Index of the device.
     number: usize,
     executor: Executor,
     shared: Arc<Shared<T>>,
     events: Sender<Event<T>>,
-    /// Oldest first.
+    /// In-flight steps, oldest first.
     open: VecDeque<(Work<T>, Submitted)>,
-    /// When the oldest open step had the device for itself.
+    /// Time since which the oldest in-flight step has had the device for itself.
     since: Instant,
 }
 
@@ -105,10 +113,11 @@ impl<T> Replica<T> {
     }
 }
 
-/// Why a step did not come to its end, and the step.
+/// A step that could not be completed, with its error.
 struct Failed<T>(DeviceError, Box<Work<T>>);
 
 impl<T: Send> Replica<T> {
+    /// Runs the device thread; returns the executor unless the device failed or the thread panicked.
     pub(super) fn run(mut self) -> Option<Executor> {
         match catch_unwind(AssertUnwindSafe(|| self.work())) {
             Ok(true) => Some(self.executor),
@@ -120,7 +129,8 @@ impl<T: Send> Replica<T> {
         }
     }
 
-    /// Until the queue is closed: as many steps are open as the executor has room for. False where the device failed.
+    /// Processes steps until the queue is closed, with up to the executor's depth in flight. Returns false if the
+    /// device failed.
     fn work(&mut self) -> bool {
         loop {
             let next = match self.open.len() {
@@ -149,6 +159,7 @@ impl<T: Send> Replica<T> {
         }
     }
 
+    /// Submits a step to the device.
     fn begin(&mut self, work: Work<T>) -> Result<(), Failed<T>> {
         if self.open.is_empty() {
             self.since = Instant::now();
@@ -166,7 +177,7 @@ impl<T: Send> Replica<T> {
         }
     }
 
-    /// Waits for the oldest open step.
+    /// Waits for the oldest in-flight step and reports it.
     fn end(&mut self) -> Result<(), Failed<T>> {
         let Some((mut work, step)) = self.open.pop_front() else { return Ok(()) };
         work.values.resize_with(work.outputs.len(), Vec::new);
@@ -177,21 +188,22 @@ impl<T: Send> Replica<T> {
         let seconds = now.duration_since(self.since).as_secs_f64();
         self.since = now;
         self.ended();
-        // Nobody listens any more when the run has failed.
+        // Sending fails if the run has failed and dropped the receiver.
         let (lane, done) = (self.number, Done { work, seconds });
         let (given_back, note) = (self.executor.given_back(), self.executor.note());
         let _ = self.events.send(Event::Done { lane, done, given_back, note });
         Ok(())
     }
 
-    /// A step is not open any more.
+    /// Marks the device idle if no step is in flight.
     fn ended(&self) {
         if self.open.is_empty() {
             self.shared.is_idle();
         }
     }
 
-    /// Hands back what is open. The step that failed was the oldest or the youngest of it; a queue promises no order.
+    /// Returns all in-flight steps to the queue and reports the failed device. The failed step goes first: it was the
+    /// oldest or the youngest of them, and the queue guarantees no order.
     fn retire(&mut self, error: DeviceError, work: Work<T>) {
         let works: Vec<Work<T>> =
             std::iter::once(work).chain(self.open.drain(..).map(|(work, _)| work)).collect();
@@ -201,8 +213,8 @@ impl<T: Send> Replica<T> {
     }
 }
 
-/// Whether another device may do better. What a kernel says about its data, or a file about its weights, would be said
-/// again.
+/// Whether the error concerns the device, so that another device may succeed. Kernel errors about data and file errors
+/// about weights would recur on any device.
 fn is_of_the_device(error: &DeviceError) -> bool {
     matches!(error, DeviceError::Machine { .. } | DeviceError::OutOfMemory { .. })
 }

@@ -1,6 +1,6 @@
-//! Devices that share the steps of a session: a thread for each over one queue, so that the device that is free takes the
-//! next step. Invariant: a step that was sent comes back once, with its outputs, whichever device computed it; a device that
-//! fails hands back the steps it had begun, and the others go on.
+//! Distributes the steps of a session over devices: one thread per device takes steps from one queue. Invariant: a step
+//! that was sent is returned exactly once, with its outputs, whichever device computed it; a failing device returns its
+//! steps to the queue and the other devices continue.
 
 #[cfg(test)]
 #[path = "tests.rs"]
@@ -23,31 +23,31 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Asked now and then while a step is waited for: an error ends the wait.
+/// Callback called periodically while waiting for a step; an error ends the wait.
 pub type Stop<'a> = &'a dyn Fn() -> Result<(), RuntimeError>;
 
-/// How often [`Stop`] is asked.
+/// Interval between calls of [`Stop`].
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// An output of a plan, with the shape that a step's counts give it.
+/// An output of a plan; its number of rows depends on a step's counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// The output.
+    /// The output's id.
     pub id: OutputId,
     /// Its name in the plan's graph.
     pub name: String,
-    /// The unit that has a row of it.
+    /// Whether there is a row per sequence or per token.
     pub per: Per,
     /// Columns of a row.
     pub width: usize,
 }
 
-/// The unit that has a row of an output.
+/// Row unit of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Per {
-    /// Each sequence.
+    /// One row per sequence.
     Sequence,
-    /// Each token.
+    /// One row per token.
     Token,
 }
 
@@ -68,7 +68,7 @@ impl Output {
         graph.outputs.iter().map(output).collect()
     }
 
-    /// The values of a step's output.
+    /// Number of elements of the output in a step with these counts.
     pub(super) fn elements(&self, counts: Counts) -> usize {
         let rows = match self.per {
             Per::Sequence => counts.sequences,
@@ -78,29 +78,29 @@ impl Output {
     }
 }
 
-/// A step of a plan. Its buffers come back with it.
+/// A step of a plan, with its input and output buffers.
 pub(super) struct Work<T> {
-    /// The plan's position in the program.
+    /// Index of the plan in the program.
     pub(super) plan: usize,
-    /// Exactly `counts` of each.
+    /// The inputs, each with exactly the elements that `counts` implies.
     pub(super) inputs: Vec<(InputId, Values)>,
-    /// What the step holds.
+    /// Numbers of tokens and sequences of the step.
     pub(super) counts: Counts,
-    /// The outputs that are read.
+    /// The outputs to read.
     pub(super) outputs: Arc<[Output]>,
-    /// The values of the outputs once the step is done; buffers until then.
+    /// One vector per output: reusable buffers until the step is done, then the output values.
     pub(super) values: Vec<Vec<f32>>,
-    /// Whose step it is.
+    /// The client's identification of the step.
     pub(super) tag: T,
 }
 
-/// The values of an input.
+/// Values of an input.
 pub(super) enum Values {
     /// Integers, such as token ids.
     I32(Vec<i32>),
-    /// Start and end of each sequence.
+    /// Start and end of each sequence: (S, 2).
     Spans(Vec<[i32; 2]>),
-    /// Numbers.
+    /// f32 values.
     F32(Vec<f32>),
 }
 
@@ -114,35 +114,35 @@ impl Values {
     }
 }
 
-/// A step that came back.
+/// A completed step.
 pub(super) struct Done<T> {
-    /// The step, with its outputs.
+    /// The step, with its output values.
     pub(super) work: Work<T>,
-    /// Seconds of its device's time.
+    /// Device time in seconds.
     pub(super) seconds: f64,
 }
 
-/// What a device did.
+/// Work done by a device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// What its bits depend on beside the plan.
+    /// Properties of the device, beside the plan, on which result bits depend.
     pub arithmetic: String,
-    /// Steps computed.
+    /// Number of steps computed.
     pub steps: u64,
-    /// Tokens in them.
+    /// Number of tokens in these steps.
     pub tokens: u64,
-    /// Seconds in which at least one step was open.
+    /// Seconds with at least one step in flight.
     pub busy: f64,
-    /// Bytes of its memory that no plan used any more and that it gave back between steps.
+    /// Bytes no longer used by any plan that the device unmapped between steps.
     pub given_back: Bytes,
-    /// Why it was left out before the end.
+    /// Error with which the device failed and was excluded; `None` while it works.
     pub failed: Option<String>,
 }
 
 impl Usage {
-    /// For the record of a run of so many seconds.
+    /// JSON for the record of a run that took `seconds` seconds.
     pub fn to_json(&self, seconds: f64) -> Value {
         json!({
             "name": self.name,
@@ -156,51 +156,55 @@ impl Usage {
     }
 }
 
-/// Devices that share the steps of a program.
+/// The devices that share the steps of a program.
 pub(super) struct Replicas<T> {
+    /// The step queue.
     shared: Arc<Shared<T>>,
+    /// Events of the device threads.
     events: Receiver<Event<T>>,
     threads: Vec<JoinHandle<Option<Executor>>>,
     program: Program,
+    /// Work done by each device, by device index.
     usage: Vec<Usage>,
-    /// Steps that were sent and are not back.
+    /// Number of steps that were sent and not returned.
     in_flight: usize,
-    /// How many of them there should be, so that every device has its next step when it ends one.
+    /// Number of in-flight steps at which every device has its next step ready when it completes one.
     target: usize,
-    /// How many devices work.
+    /// Number of working devices.
     working: usize,
+    /// Warnings not yet taken by the client.
     warnings: Vec<String>,
 }
 
-/// What the thread of a device reports.
+/// Event reported by a device thread.
 pub(super) enum Event<T> {
     Done {
         lane: usize,
         done: Done<T>,
         given_back: Bytes,
-        /// What the device did otherwise than usual.
+        /// The device's remark about an unusual event.
         note: Option<String>,
     },
-    /// The device failed; so many steps were handed back.
+    /// The device failed, and `handed_back` steps were returned to the queue.
     Retired {
         lane: usize,
         error: DeviceError,
         handed_back: usize,
     },
-    /// A step that no device can compute.
+    /// Error of a step that no device can compute.
     Refused(DeviceError),
     Panicked(Box<dyn Any + Send>),
 }
 
 impl<T: Send + 'static> Replicas<T> {
-    /// A lane for each executor; they run one program with the same weights.
+    /// Starts one thread per executor; all executors have the same program and weights.
     pub(super) fn new(executors: Vec<Executor>) -> Result<Self, RuntimeError> {
         let Some(first) = executors.first() else {
             return Err(RuntimeError::bug("there is no device to compute on"));
         };
         let (program, lanes) = (first.program().clone(), executors.len());
         let target = match program.target().space == HOST {
-            // What waits takes of the same memory as what runs.
+            // On the host, waiting steps use the same memory as running steps, so few are kept.
             true if program.lanes() == 1 => lanes,
             true => in_flight_target(lanes),
             false => executors.iter().map(|e| e.depth() + 1).sum(),
@@ -220,7 +224,7 @@ impl<T: Send + 'static> Replicas<T> {
         };
         let (in_flight, working, warnings) = (0, lanes, vec![]);
         let threads = vec![];
-        // Dropped on an error, it ends the threads that were started.
+        // From here on, an error drops `all`, which ends the threads that were started.
         let mut all = Self { shared, events, threads, program, usage, in_flight, target, working, warnings };
         for thread in executors.into_iter().enumerate().map(start) {
             all.threads.push(thread?);
@@ -228,49 +232,49 @@ impl<T: Send + 'static> Replicas<T> {
         Ok(all)
     }
 
-    /// What they run.
+    /// The program of the devices.
     pub(super) fn program(&self) -> &Program {
         &self.program
     }
 
-    /// How many devices work.
+    /// Number of working devices.
     pub(super) fn working(&self) -> usize {
         self.working
     }
 
-    /// Steps that should be in flight, so that every device has its next one when it ends one.
+    /// Number of in-flight steps at which every device has its next step ready when it completes one.
     pub(super) fn in_flight_target(&self) -> usize {
         self.target
     }
 
-    /// Steps that were sent and are not back.
+    /// Number of steps that were sent and not returned.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// What each did so far.
+    /// Work done so far by each device.
     pub(super) fn usage(&self) -> &[Usage] {
         &self.usage
     }
 
-    /// What is to be said since the last call.
+    /// Returns the warnings since the last call.
     pub(super) fn warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
     }
 
-    /// Puts a step behind those that wait.
+    /// Appends a step to the queue.
     pub(super) fn send(&mut self, work: Work<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_back(work));
     }
 
-    /// Puts a step before those that wait.
+    /// Puts a step at the head of the queue.
     pub(super) fn send_first(&mut self, work: Work<T>) {
         self.in_flight += 1;
         self.shared.put(|queue| queue.push_front(work));
     }
 
-    /// A step that is back, waited for; `None` where none is on its way.
+    /// Waits for a completed step; `None` if none is in flight.
     pub(super) fn wait(&mut self, stop: Stop<'_>) -> Result<Option<Done<T>>, RuntimeError> {
         while self.in_flight > 0 {
             match self.events.recv_timeout(PATIENCE) {
@@ -286,7 +290,7 @@ impl<T: Send + 'static> Replicas<T> {
         Ok(None)
     }
 
-    /// A step that is back by now.
+    /// Returns a completed step without waiting.
     pub(super) fn poll(&mut self) -> Result<Option<Done<T>>, RuntimeError> {
         loop {
             match self.events.try_recv() {
@@ -302,18 +306,19 @@ impl<T: Send + 'static> Replicas<T> {
         }
     }
 
-    /// Takes back the steps that no device has begun.
+    /// Removes and returns the steps that no device has started.
     pub(super) fn cancel(&mut self) -> Vec<Work<T>> {
         let works = self.shared.clear();
         self.in_flight -= works.len();
         works
     }
 
-    /// The executors that still work, for another run. What is on its way is forgotten.
+    /// Returns the executors of the working devices for another run; in-flight steps are dropped.
     pub(super) fn into_executors(mut self) -> Vec<Executor> {
         self.join().into_iter().flatten().collect()
     }
 
+    /// Processes an event; returns the step if one was completed.
     fn hear(&mut self, event: Event<T>) -> Result<Option<Done<T>>, RuntimeError> {
         match event {
             Event::Done { lane, done, given_back, note } => {
@@ -338,7 +343,7 @@ impl<T: Send + 'static> Replicas<T> {
                     return Ok(None);
                 }
                 self.cancel();
-                // It is the run's error now.
+                // The device error becomes the error of the run, so the warning would repeat it.
                 self.warnings.pop();
                 Err(error.into())
             }
@@ -350,6 +355,7 @@ impl<T: Send + 'static> Replicas<T> {
         }
     }
 
+    /// Error of a session whose device threads have all ended.
     fn none_left(&mut self) -> RuntimeError {
         self.in_flight = 0;
         RuntimeError::bug("no device is left to compute on")
@@ -357,9 +363,10 @@ impl<T: Send + 'static> Replicas<T> {
 }
 
 impl<T> Replicas<T> {
+    /// Closes the queue and joins the device threads.
     fn join(&mut self) -> Vec<Option<Executor>> {
         self.shared.close();
-        // A lane's panic was heard, or nobody waits for its work.
+        // The panic of a device thread was reported as an event, or nobody waits for its steps.
         self.threads.drain(..).filter_map(|thread| thread.join().ok()).collect()
     }
 }
@@ -370,7 +377,7 @@ impl<T> Drop for Replicas<T> {
     }
 }
 
-/// Reports the bytes that devices gave back between steps.
+/// Reports the bytes that devices unmapped between steps.
 pub fn say_given_back(usage: &[Usage], observer: &mut dyn Observer) {
     for Usage { name, given_back, .. } in usage.iter().filter(|usage| usage.given_back > Bytes::ZERO) {
         observer
@@ -378,7 +385,7 @@ pub fn say_given_back(usage: &[Usage], observer: &mut dyn Observer) {
     }
 }
 
-/// An error with what it comes from, as one line.
+/// Formats an error with its chain of sources as one line.
 fn told(error: &dyn Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {

@@ -14,7 +14,7 @@ pub(super) fn computing_lines(executors: &[Executor], precision: Precision) -> V
 }
 
 /// The device of an executor, or the CPU of which it is one of several lanes.
-pub fn name(executor: &Executor) -> String {
+pub(super) fn name(executor: &Executor) -> String {
     let device = executor.device();
     match executor.program().lanes() {
         1 => device.name(),

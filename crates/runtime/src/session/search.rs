@@ -1,6 +1,6 @@
-//! The search for a plan: how many replicas, in which stages, with resident or streamed weights, how many tokens a step.
-//! Invariant: it is pure (it plans and compares, and asks no machine), and runs and `plan` both call it, so what is planned
-//! is what is held.
+//! Search for a plan: the number of replicas, the stages, resident or streamed weights, and the tokens of a step.
+//! Invariant: the search is pure (it plans and compares, and queries no machine), and runs and `plan` both call it, so
+//! the planned bytes are the bytes held.
 
 use super::bounds::{LEAST_OF_REPLICA, TOKEN_STEP};
 use crate::RuntimeError;
@@ -9,56 +9,57 @@ use crate::settings::even;
 use graph::{Bytes, Graph, VerifyError};
 use plan::{Bill, Build, Dump, PlanError, Policy, Program, Search, Stream, Target, Weights, compile_with, fit};
 
-/// The choices of a search.
+/// The space of plans to search.
 pub struct Space<'a> {
-    /// The target of each of a number of replicas.
+    /// Returns the target of one replica, given the number of replicas.
     pub target: &'a dyn Fn(usize) -> Result<Target, RuntimeError>,
-    /// Steps that may be in flight on a device.
+    /// Pipeline depth: in-flight steps of a device.
     pub depth: usize,
-    /// Threads that replicas share.
+    /// Number of threads shared by the replicas.
     pub threads: usize,
-    /// The most replicas to try.
+    /// Maximum number of replicas to try.
     pub replicas: usize,
-    /// Tokens of a step; `None` is the most that fit, up to where more bring no speed.
+    /// Tokens of a step; `None` searches for the most that fit, up to the target's saturation.
     pub tokens: Option<u64>,
-    /// Whether weights may be streamed.
+    /// When weights are streamed.
     pub stream: Stream,
-    /// The memory budgets to try, in this order: they differ in what the process itself takes.
+    /// Memory budgets to try, in this order; they differ in the entries of the process itself.
     pub budgets: &'a [Budget],
 }
 
 /// A model in a stage.
 pub struct Part<'a> {
-    /// The name of its plan.
+    /// Name of the model's plan.
     pub name: &'static str,
-    /// Builds the graph of a step of a number of tokens.
+    /// Builds the graph for a step of the given number of tokens.
     pub graph: Box<dyn Fn(u64) -> Result<Graph, VerifyError> + 'a>,
-    /// How it is compiled; whether weights are streamed is for the search to choose.
+    /// Compilation policy; the search overrides whether weights are streamed.
     pub policy: Policy,
-    /// Whether its weights may be streamed; if not, they are resident in every plan.
+    /// Whether the model's weights may be streamed; otherwise the policy's placement is used in every plan.
     pub streams: bool,
 }
 
-/// Changes a program, such as by adding what a run holds beside its arena; the number is that of the replicas.
+/// Post-processes a program, for example adding the buffers that a run holds beside its arena. The second argument is
+/// the number of replicas.
 pub type Finish<'a> = Box<dyn Fn(Program, usize) -> Program + 'a>;
 
-/// The bytes of values on their way, which a program with a number of steps in flight holds in the host's memory.
+/// Computes the bytes of host memory that hold outputs in transit, given the program and the number of in-flight steps.
 pub type Kept<'a> = Box<dyn Fn(&Program, usize) -> Bytes + 'a>;
 
 /// Models that are in memory together: the plans of one program.
 pub struct Stage<'a> {
-    /// Its models, in the order of their plans.
+    /// The models, in the order of their plans.
     pub parts: Vec<Part<'a>>,
-    /// Tokens that every step must hold: those of the longest sequence.
+    /// Minimum number of tokens of a step: the length of the longest sequence.
     pub longest: u64,
-    /// Adds what a run holds beside the arena.
+    /// Adds the buffers that a run holds beside the arena.
     pub finish: Finish<'a>,
-    /// What a run keeps in the host's memory beside a card's arena.
+    /// Bytes that a run keeps in host memory beside a GPU's arena.
     pub kept: Kept<'a>,
 }
 
 impl<'a> Stage<'a> {
-    /// Models that hold nothing beside their arena.
+    /// A stage that holds no memory beside its arena.
     pub fn new(parts: Vec<Part<'a>>, longest: u64) -> Self {
         let (finish, kept): (Finish<'a>, Kept<'a>) =
             (Box::new(|program, _| program), Box::new(|_, _| Bytes::ZERO));
@@ -68,21 +69,24 @@ impl<'a> Stage<'a> {
 
 /// A candidate of the search.
 pub(crate) struct Point<'a> {
+    /// Target of one replica.
     pub(crate) target: &'a Target,
+    /// Pipeline depth.
     pub(crate) depth: usize,
+    /// Number of replicas.
     pub(crate) replicas: usize,
 }
 
-/// What a search has chosen.
+/// The result of a search.
 #[derive(Debug)]
 pub struct Choice {
-    /// The position of the budget among [`Space::budgets`].
+    /// Index of the chosen budget in [`Space::budgets`].
     pub budget: usize,
-    /// How many replicas.
+    /// Number of replicas.
     pub replicas: usize,
-    /// The position of the alternative whose stages these are.
+    /// Index of the chosen alternative.
     pub alternative: usize,
-    /// The program of each stage.
+    /// The program of each stage of the alternative.
     pub programs: Vec<Program>,
     /// The candidates that did not fit, in the order in which they were tried.
     pub rejected: Vec<Rejected>,
@@ -91,20 +95,20 @@ pub struct Choice {
 /// A candidate that did not fit, with the bill of its smallest step.
 #[derive(Debug)]
 pub struct Rejected {
-    /// The position of the budget among [`Space::budgets`].
+    /// Index of the budget in [`Space::budgets`].
     pub budget: usize,
-    /// How many replicas.
+    /// Number of replicas.
     pub replicas: usize,
-    /// The position of the alternative.
+    /// Index of the alternative.
     pub alternative: usize,
-    /// Why: of several stages that do not fit, the bill of the largest.
+    /// The bill; if several stages do not fit, the largest of their bills.
     pub bill: Box<Bill>,
 }
 
-/// Searches budgets, replicas (from the most down to one) and alternatives (those behind the first only with one replica),
-/// and takes the first candidate that fits. `alternatives` are ways to compute the same, each a list of stages that run one
-/// after the other. Weights are streamed only in the last alternative, unless the space says so: a stage that is read twice
-/// costs less than weights that are read in every step.
+/// Tries budgets, numbers of replicas (from the maximum down to one) and alternatives (those after the first only with
+/// one replica), and returns the first candidate that fits. `alternatives` are ways to compute the same results, each a
+/// list of stages that run one after the other. Unless the space requires streaming, weights are streamed only in the
+/// last alternative: reading the input once per stage costs less than reading the weights in every step.
 ///
 /// # Errors
 /// [`PlanError::OverBudget`] with the bill of the last candidate, or any other error of planning.
@@ -146,7 +150,8 @@ pub fn search(
     }
 }
 
-/// All programs, or of those that do not fit the largest bill, which names what all of them would fit in.
+/// Collects the programs of all stages. If some do not fit, returns the largest of their bills: a budget that covers
+/// that bill fits every stage.
 fn all(
     programs: impl Iterator<Item = Result<Program, PlanError>>,
 ) -> Result<Result<Vec<Program>, Box<Bill>>, RuntimeError> {
@@ -171,7 +176,7 @@ fn all(
 }
 
 impl Point<'_> {
-    /// The program of a stage with the most tokens that fit, or those that were asked for.
+    /// Plans a stage with the most tokens that fit, or with the requested number of tokens.
     fn fit(
         &self,
         space: &Space<'_>,
@@ -192,14 +197,15 @@ impl Point<'_> {
         found.map_err(|error| budget.with_process(error))
     }
 
-    /// Where to look for the tokens of a step.
+    /// Range of tokens of a step to search.
     fn tokens(&self, longest: u64, asked: Option<u64>, budget: Bytes) -> Search {
         let (ceiling, floor) = match self.replicas {
             1 => (self.target.saturation.max(longest), longest),
             replicas => {
                 let share = (self.target.saturation / replicas as u64).next_multiple_of(TOKEN_STEP);
                 let each = share.max(LEAST_OF_REPLICA).max(longest);
-                // Fewer replicas are better than many whose steps are short: each reads all weights.
+                // Fewer replicas with longer steps are faster than many with short steps, because each replica reads
+                // all weights in every step; hence a minimum step size for several replicas.
                 (each, if asked.is_none() { LEAST_OF_REPLICA.max(longest) } else { longest })
             }
         };
@@ -208,7 +214,7 @@ impl Point<'_> {
 }
 
 impl Stage<'_> {
-    /// The program for steps of `tokens`.
+    /// Compiles the stage's program for steps of `tokens` tokens.
     pub(crate) fn program(
         &self,
         point: &Point<'_>,
@@ -234,7 +240,7 @@ mod tests {
     use graph::{Builder, DType, Dim};
     use plan::Staging;
 
-    /// Square matrices of this width: a plan has its weight and one row for each token.
+    /// Stage of models with one square matrix each: a plan holds the weight and one row per token.
     fn stage(widths: &[u64]) -> Stage<'static> {
         let part = |&width: &u64| Part {
             name: "matrix",
@@ -288,18 +294,18 @@ mod tests {
         assert_eq!((choice.replicas, choice.alternative, choice.programs.len()), (4, 0, 1));
         assert!(tried(&choice).is_empty());
 
-        // Room for one replica's step of both.
+        // Memory for one replica's step with both matrices.
         let choice = found(4, &[(44 * MB, 0)], &ways()).expect("it fits");
         assert_eq!((choice.replicas, choice.alternative), (1, 0));
         assert_eq!(tried(&choice), [(0, 4, 0), (0, 2, 0)]);
 
-        // Room for one matrix at a time. Weights are not streamed while another way is left.
+        // Memory for one matrix at a time. Weights are not streamed while another alternative is left.
         let choice = found(2, &[(26 * MB, 0)], &ways()).expect("it fits");
         assert_eq!((choice.replicas, choice.alternative, choice.programs.len()), (1, 1, 2));
         assert!(choice.programs.iter().all(|program| !program.is_streamed()));
         assert_eq!(tried(&choice), [(0, 2, 0), (0, 1, 0)]);
 
-        // Beside smaller queues both fit.
+        // Both fit with the smaller queues of the second budget.
         let choice = found(1, &[(44 * MB, 30 * MB), (44 * MB, 2 * MB)], &ways()).expect("it fits");
         assert_eq!((choice.budget, choice.alternative), (1, 0));
         assert!(tried(&choice).iter().all(|(budget, ..)| *budget == 0));

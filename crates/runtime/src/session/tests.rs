@@ -1,4 +1,5 @@
-//! Steps over several CPU devices: each comes back once with its own values; what no device can compute ends the run.
+//! Steps distributed over several CPU devices: each step returns once with its own values; a step that no device can
+//! compute ends the run.
 
 use super::*;
 use crate::session::weights::{WeightSource, load_all};
@@ -9,10 +10,10 @@ use plan::{PlanError, Policy, compile};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Columns of the rows that the test's program doubles.
+/// Columns of the rows that the test program doubles.
 const WIDTH: usize = 4;
 
-/// Twice the identity, and how often it was read.
+/// Weight source with twice the identity matrix, which counts its reads.
 struct Twice {
     reads: AtomicUsize,
 }
@@ -30,7 +31,7 @@ impl WeightSource for Twice {
     }
 }
 
-/// So many CPU devices with a program that multiplies rows by twice the identity.
+/// Starts `count` CPU devices with a program that multiplies rows by twice the identity.
 fn replicas(count: usize) -> Replicas<usize> {
     let program = || {
         let mut g = Builder::new(Bounds { tokens: 8, sequences: 1, longest: 8 });
@@ -95,7 +96,7 @@ fn every_step_comes_back_once() {
     }
 }
 
-/// Nine rows where the plan holds eight: no device is to blame, and the others of the steps come back.
+/// Nine rows for a plan of eight are an error of the step, not of a device, and the other steps complete.
 #[test]
 fn what_no_device_can_compute_is_the_runs_error() {
     let mut replicas = replicas(2);
@@ -129,7 +130,7 @@ fn a_wait_ends_where_the_run_is_stopped() {
     let work = step(&replicas, 1, 1);
     replicas.send(work);
     replicas.cancel();
-    // Either it had begun, or it is forgotten.
+    // The step had either started, or was dropped.
     let left = std::iter::from_fn(|| replicas.wait(&|| Ok(())).expect("no error")).count();
     assert!(left <= 1 && replicas.in_flight() == 0);
 }

@@ -1,5 +1,6 @@
-//! Sessions of training: a model whose parameters and optimizer states stay on one device from step to step. Invariant: a
-//! step follows the plans of [`plan::Training`]; its inputs and outputs are resolved once, when the session starts.
+//! Training sessions: a model whose parameters and optimizer states stay on one device between steps. Invariant: a step
+//! runs the plans of [`plan::Training`]; inputs and outputs are resolved from their names once, when the session
+//! starts.
 
 use super::admission::Site;
 use crate::RuntimeError;
@@ -8,19 +9,21 @@ use graph::{Bounds, Counts, DType};
 use plan::training::{master, plans};
 use plan::{InputId, OutputId, Program};
 
-/// Elements of a master copy that are set at once.
+/// Number of elements of a master copy that are copied at a time.
 const PART: u64 = 1 << 16;
 
-/// A program of training on a device.
+/// A training program running on a device.
 pub struct TrainSession {
     executor: Executor,
+    /// The micro-step plan's inputs and outputs.
     micro: Micro,
-    /// `None` where a micro-step moves the weights itself.
+    /// The optimizer's update; `None` where a micro-step updates the weights itself.
     apply: Option<Apply>,
+    /// The evaluation plan's inputs and outputs.
     evaluate: Forward,
 }
 
-/// The inputs of a micro-batch.
+/// Inputs of a micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub enum Batch<'a> {
     /// Sequences of tokens, packed end to end.
@@ -29,56 +32,56 @@ pub enum Batch<'a> {
         ids: &'a [i32],
         /// Start and end of each sequence: (S, 2).
         spans: &'a [[i32; 2]],
-        /// The id that is to be predicted at each token, or the class of each sequence; -1 is none.
+        /// The id to predict at each token, or the class of each sequence; -1 for none.
         targets: &'a [i32],
     },
-    /// Rows of embeddings.
+    /// Rows of precomputed embeddings.
     Rows {
-        /// The nucleotide and the protein embedding of each row: (R, D) each.
+        /// The nucleotide and the protein embeddings: (R, D) each.
         parts: &'a [Vec<f32>],
         /// The class of each row: (R).
         targets: &'a [i32],
     },
 }
 
-/// The scalars of a micro-step.
+/// Scalar inputs of a micro-step.
 #[derive(Clone, Copy, Debug)]
 pub struct MicroStep<'a> {
-    /// Whether gradients are added to those of the micro-steps before; otherwise they begin a new sum.
+    /// Whether gradients are added to the sum of the earlier micro-steps; otherwise a new sum starts.
     pub keep: bool,
-    /// The factor of the loss, against underflow in 16 bits.
+    /// Loss scale, which keeps 16-bit gradients from underflowing.
     pub loss_scale: f32,
-    /// Targets of the micro-batch.
+    /// Number of targets in the micro-batch.
     pub targets: u64,
-    /// The learning rate and corrections of the optimizer, for a micro-step that moves the weights itself.
+    /// Learning rate and optimizer corrections, for a micro-step that updates the weights itself.
     pub hyper: &'a [f32],
-    /// The counter of dropout's random bits: the seed of the run, and the number of this micro-step.
+    /// Counter of dropout's random generator: the run's seed and the number of this micro-step.
     pub seed: [i32; 2],
 }
 
-/// The losses of a micro-step.
+/// Losses of a micro-step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Losses {
-    /// The cross-entropy, summed over targets.
+    /// Cross-entropy, summed over targets.
     pub cross_entropy: f64,
-    /// The z-loss of the output's logits, summed over targets.
+    /// Z-loss of the output logits, summed over targets.
     pub z: Option<f64>,
-    /// The balance loss of the routers.
+    /// Load-balancing loss of the routers.
     pub balance: Option<f64>,
-    /// The z-loss of the routers' logits.
+    /// Z-loss of the router logits.
     pub router_z: Option<f64>,
-    /// Rows that experts dropped, over all layers.
+    /// Number of rows dropped by experts, summed over layers.
     pub dropped: u64,
-    /// Where the micro-step moves the weights itself: whether it did, which it does where every gradient is finite.
+    /// For a micro-step that updates the weights itself: whether it did, which requires that every gradient was finite.
     pub moved: Option<bool>,
 }
 
-/// The result of an update.
+/// Result of an optimizer update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
-    /// The global norm of the gradient; `None` where the plan has none.
+    /// Global norm of the gradient; `None` where the plan does not compute it.
     pub norm: Option<f64>,
-    /// Whether the weights moved: every gradient was finite.
+    /// Whether the weights were updated, that is, whether every gradient was finite.
     pub moved: bool,
 }
 
@@ -89,12 +92,13 @@ struct Forward {
     cross_entropy: OutputId,
 }
 
+/// Batch inputs of a plan.
 enum BatchInputs {
     Tokens { ids: InputId, spans: InputId, targets: InputId },
     Rows { parts: Vec<InputId>, targets: InputId },
 }
 
-/// Forward and backward of a micro-batch. An input is `None` where the plan does not need it.
+/// Plan of the forward and backward pass of a micro-batch. An input or output is `None` where the plan lacks it.
 struct Micro {
     forward: Forward,
     loss_scale: Option<InputId>,
@@ -106,13 +110,14 @@ struct Micro {
     z: Option<OutputId>,
     balance: Option<OutputId>,
     router_z: Option<OutputId>,
-    /// Of each layer with experts, the rows that it dropped.
+    /// For each layer with experts, the number of rows that the experts dropped.
     dropped: Vec<OutputId>,
-    /// Where the micro-step moves the weights: the factor of the gradients, which is zero where one was not finite.
+    /// Factor of the gradients, where the micro-step updates the weights; the factor is zero if a gradient was not
+    /// finite.
     scale: Option<OutputId>,
 }
 
-/// The step of the optimizer.
+/// Plan of the optimizer's update.
 struct Apply {
     plan: usize,
     hyper: InputId,
@@ -122,11 +127,11 @@ struct Apply {
 }
 
 impl TrainSession {
-    /// Starts a program of [`plan::Training`]: parameters are read from `source`, states begin at their first values, and
-    /// master copies equal their parameters.
+    /// Starts a program of [`plan::Training`]: reads parameters from `source`, initializes the states, and copies the
+    /// parameters to their master copies.
     ///
     /// # Errors
-    /// Memory that is not free, errors of the device or of `source`, a program that lacks a plan of training.
+    /// Too little free memory, errors of the device or of `source`, or a program that lacks a training plan.
     pub fn start(site: &Site, program: Program, source: ParamSource) -> Result<Self, RuntimeError> {
         let (micro, apply, evaluate) = (Micro::of(&program)?, Apply::of(&program)?, evaluation(&program)?);
         let mut session = Self { executor: site.start_one(program)?, micro, apply, evaluate };
@@ -134,7 +139,7 @@ impl TrainSession {
         Ok(session)
     }
 
-    /// Parameters at their start, states at theirs, masters equal to their parameters.
+    /// Loads the parameters, initializes the states, and sets master copies to the values of their parameters.
     fn load(&mut self, mut source: ParamSource) -> Result<(), RuntimeError> {
         let executor = &mut self.executor;
         for plan in 0..executor.program().plans().len() {
@@ -153,13 +158,14 @@ impl TrainSession {
                 let values = &mut part[..(elements - first).min(PART) as usize];
                 source(param, first..first + values.len() as u64, values)
                     .map_err(|source| DeviceError::Load { param: param.name.clone(), source })?;
+                // Master copies are f32, hence four bytes per element.
                 executor.upload_f32(copy.at + 4 * first, values)?;
             }
         }
         Ok(())
     }
 
-    /// The program that the device follows.
+    /// The program that the device runs.
     pub fn program(&self) -> &Program {
         self.executor.program()
     }
@@ -174,15 +180,15 @@ impl TrainSession {
         self.micro_plan().graph.bounds
     }
 
-    /// Whether [`TrainSession::apply`] moves the weights; if not, each micro-step does.
+    /// Whether [`TrainSession::apply`] updates the weights; otherwise each micro-step does.
     pub fn has_apply(&self) -> bool {
         self.apply.is_some()
     }
 
-    /// Computes the loss and the gradients of a micro-batch.
+    /// Computes the losses and gradients of a micro-batch.
     ///
     /// # Errors
-    /// A batch that is not of the model's kind or larger than the plan; errors of the device.
+    /// A batch of the wrong kind or larger than the plan's bounds; device errors.
     pub fn micro_step(&mut self, batch: Batch<'_>, step: MicroStep<'_>) -> Result<Losses, RuntimeError> {
         let Self { executor, micro, .. } = self;
         let counts = micro.forward.write(executor, batch)?;
@@ -221,11 +227,11 @@ impl TrainSession {
         Ok(Losses { cross_entropy, z, balance, router_z, dropped, moved })
     }
 
-    /// Moves the weights by the sum of gradients times `unscale`, unless one of them is not finite; `None` where a micro-step
-    /// does so itself.
+    /// Updates the weights with the gradient sum times `unscale`, unless a gradient is not finite. Returns `None` where
+    /// the micro-steps update the weights themselves.
     ///
     /// # Errors
-    /// Errors of the device.
+    /// Device errors.
     pub fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Option<Update>, RuntimeError> {
         let Self { executor, apply: Some(apply), .. } = self else { return Ok(None) };
         executor.write_f32(apply.hyper, hyper)?;
@@ -235,7 +241,7 @@ impl TrainSession {
         Ok(Some(Update { norm, moved: moved(executor, apply.scale)? }))
     }
 
-    /// The cross-entropy of a batch, summed over targets; nothing is trained.
+    /// Computes the cross-entropy of a batch, summed over targets, without training.
     ///
     /// # Errors
     /// As [`TrainSession::micro_step`].
@@ -246,17 +252,18 @@ impl TrainSession {
         scalar(executor, evaluate.cross_entropy)
     }
 
-    /// The parameters and states, with their places for [`TrainSession::read`] and [`TrainSession::write`].
+    /// The persistent tensors (parameters and states), with their addresses for [`TrainSession::read`] and
+    /// [`TrainSession::write`].
     pub fn residents(&self) -> Vec<Resident> {
         self.executor.residents()
     }
 
-    /// Reads bytes of parameters or states.
+    /// Reads bytes of a persistent tensor from address `at`.
     pub fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), RuntimeError> {
         Ok(self.executor.download(at, out)?)
     }
 
-    /// Writes bytes of parameters or states.
+    /// Writes bytes of a persistent tensor at address `at`.
     pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), RuntimeError> {
         Ok(self.executor.upload(at, bytes)?)
     }
@@ -277,13 +284,14 @@ impl Forward {
                 BatchInputs::Rows { parts: parts.into_iter().collect::<Result<_, _>>()?, targets }
             }
         };
-        // The cross-entropy is an output of its own where a z-loss is minimized with it.
+        // A model that also minimizes a z-loss has the cross-entropy as a separate output; otherwise it is the whole
+        // loss.
         let output = |name: &str| program.output(plan, name);
         let cross_entropy = output("cross_entropy").or_else(|| output("loss"));
         Ok(Self { plan, inputs, cross_entropy: cross_entropy.ok_or_else(|| lacks("output `loss`"))? })
     }
 
-    /// Writes a batch as the inputs of the plan: the tokens and sequences that it holds.
+    /// Writes a batch to the plan's inputs; returns the batch's numbers of tokens and sequences.
     fn write(&self, executor: &mut Executor, batch: Batch<'_>) -> Result<Counts, RuntimeError> {
         match (&self.inputs, batch) {
             (&BatchInputs::Tokens { ids, spans, targets }, Batch::Tokens { ids: i, spans: s, targets: t }) => {
@@ -313,7 +321,7 @@ impl Micro {
         let input = |name: &str| program.input(plan, name);
         let output = |name: &str| program.output(plan, name);
         let graph = &program.plans()[plan].1.graph;
-        // The only integers among the outputs of a training graph.
+        // Rows dropped by experts are the only integer outputs of a training graph.
         let counters = graph.outputs.iter().filter(|(_, value)| graph.spec(*value).dtype == DType::I32);
         let scale = match program.index(plans::APPLY) {
             Some(_) => None,
@@ -354,18 +362,20 @@ fn evaluation(program: &Program) -> Result<Forward, RuntimeError> {
     Forward::of(program, index(program, plans::EVALUATE)?)
 }
 
+/// Index of the named plan.
 fn index(program: &Program, name: &str) -> Result<usize, RuntimeError> {
     let missing = || RuntimeError::bug(format!("the training program has no plan `{name}`"));
     program.index(name).ok_or_else(missing)
 }
 
+/// Reads an output of one f32.
 fn scalar(executor: &mut Executor, output: OutputId) -> Result<f64, RuntimeError> {
     let mut value = [0f32];
     executor.read_f32(output, &mut value)?;
     Ok(f64::from(value[0]))
 }
 
-/// Whether an update moved the weights: its factor is not zero.
+/// Whether an update changed the weights: its gradient factor, the second element, is not zero.
 fn moved(executor: &mut Executor, scale: OutputId) -> Result<bool, RuntimeError> {
     let mut scale_and_factor = [0f32; 2];
     executor.read_f32(scale, &mut scale_and_factor)?;

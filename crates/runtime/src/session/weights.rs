@@ -38,7 +38,7 @@ impl WeightSource for HeadModel {
 }
 
 /// Loads plan `plan` of one executor from a function that reads its parameters, one after the other.
-pub fn load(
+pub(super) fn load(
     executor: &mut Executor,
     plan: usize,
     mut read: impl FnMut(&Param, Range<u64>, &mut [f32]) -> Result<(), RuntimeError>,

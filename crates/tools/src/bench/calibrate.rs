@@ -13,6 +13,7 @@ use graph::ops::{Concat, Relu};
 use graph::{Builder, DType, Dim, Op};
 use models::{KNOWN, Output, known};
 use plan::{Capability, Kernels, PlanError, Policy, Rates, Target};
+use runtime::session::TimedSession;
 use runtime::{Precision, RuntimeError, Settings};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -136,8 +137,8 @@ fn products(settings: &Settings) -> Result<Vec<(String, String)>, ToolError> {
             Err(RuntimeError::Plan(PlanError::OverBudget(_))) => {}
             planned => {
                 let planned = planned?;
-                let executor = planned.site().start_one(planned.programs()[0].clone())?;
-                timed.push(((*id).to_owned(), executor.device().arithmetic()));
+                let session = TimedSession::start(planned.site(), planned.programs()[0].clone())?;
+                timed.push(((*id).to_owned(), session.arithmetic()));
             }
         }
     }

@@ -5,7 +5,6 @@
 
 mod calibrate;
 mod ceiling;
-mod lane;
 mod lengths;
 mod report;
 mod steps;

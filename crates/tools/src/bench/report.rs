@@ -83,7 +83,7 @@ impl Report {
             dtype: subject.plan().products(),
             device: subject.device(),
             threads: request.settings.threads,
-            lanes: subject.lanes(),
+            lanes: subject.replicas(),
             steps: subject.steps.len() as u64,
             step_tokens: tokens(u64::max),
             tokens: tokens(|a, b| a + b),

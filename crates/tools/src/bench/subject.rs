@@ -2,20 +2,17 @@
 //! Invariant: what is random is the same on every machine; a model's step is timed from token ids to means on the host, a
 //! product's with its input in place.
 
-use super::lane::{Lane, Line};
 use super::steps::{Step, packs};
 use super::{Work, median};
 use crate::ToolError;
-use exec::{Executor, Span};
+use exec::Data;
 use graph::ops::{Embed, SegmentMean};
-use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
+use graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Graph, Op, VerifyError};
 use models::{Encoder, Output};
-use plan::{Instr, Plan, PlanError, Policy, Precision, Program, Target, compile};
+use plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
 use runtime::session::bounds::{LEAST_OF_REPLICA, bounds, with_outputs};
-use runtime::session::{Part, Planned, Request, Site, Stage, load, name};
+use runtime::session::{Part, Planned, ReplicaSpans, Request, Stage, TimedSession, TimedStep};
 use runtime::{RuntimeError, Settings, price};
-use std::panic::resume_unwind;
-use std::thread;
 use std::time::Instant;
 
 /// Seconds of a turn: shorter work is repeated until it takes this long.
@@ -33,19 +30,24 @@ const MOST_PASSES: f64 = 1000.0;
 /// Outputs that a lane holds: those that it fetched, and those that it handed out.
 const OUTPUTS: u64 = 2;
 
-/// The machine with all threads in one replica, for work of one step.
-pub(super) fn one_replica(settings: &Settings) -> Result<Site, RuntimeError> {
-    Ok(Site::new(settings, 1, settings.tokens, settings.read_budget()?))
-}
-
 /// Something that can be timed.
 pub(super) struct Subject {
-    /// One, or several that share their weights and take steps by turns, each as soon as it is free.
-    lanes: Vec<Lane>,
+    session: TimedSession,
     /// The steps of a pass.
     pub(super) steps: Vec<Step>,
-    /// Token ids of the widest step, of which each takes the beginning; none where inputs are in place.
-    ids: Vec<i32>,
+    /// The inputs and the output of a model's steps; `None` where inputs are in place.
+    model: Option<ModelInputs>,
+}
+
+/// The inputs and the output of a model's steps.
+struct ModelInputs {
+    ids: InputId,
+    spans: InputId,
+    mean: OutputId,
+    /// Columns of `mean`.
+    width: usize,
+    /// Token ids of the widest step; each step takes the beginning.
+    tokens: Vec<i32>,
 }
 
 /// What was measured, an entry for each turn.
@@ -83,15 +85,14 @@ impl Subject {
                 let numbers = numbers(1).take((rows * k) as usize);
                 match dtype {
                     DType::F32 => {
-                        let x = subject.first().input(0, "x")?;
-                        subject.first_mut().write_f32(x, &numbers.collect::<Vec<f32>>())?;
+                        let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
+                        subject.write("x", &bytes)?;
                     }
                     // Their upper halves: the same numbers in bf16, others in binary16, but not zeros, which are quicker.
                     DType::Bf16 | DType::F16 => {
                         let halves: Vec<u8> =
                             numbers.flat_map(|x| x.to_le_bytes().into_iter().skip(2)).collect();
-                        let x = subject.first().input(0, "x")?;
-                        subject.first_mut().write_u8(x, &halves)?;
+                        subject.write("x", &halves)?;
                     }
                     DType::F8 | DType::I8 | DType::I32 | DType::U8 => {}
                 }
@@ -116,7 +117,8 @@ impl Subject {
         let program = planned.programs()[0].clone();
         let bounds = program.plans()[0].1.graph.bounds;
         let steps: Vec<Step> = packs(lengths, &bounds, program.lanes()).into_iter().map(Step::of).collect();
-        Self::new(planned.site(), program, steps, ids(encoder, bounds.tokens))
+        let session = TimedSession::start(planned.site(), program)?;
+        Self::of_model(session, steps, ids(encoder, bounds.tokens))
     }
 
     /// The plan of a graph for the most tokens that fit and bring speed.
@@ -165,10 +167,9 @@ impl Subject {
         g.scope("", None);
         let mean = g.one(Op::SegmentMean(SegmentMean { skip_first: 0, skip_last: 0 }), &[x, spans]);
         g.output("mean", mean);
-        let (site, policy) = (one_replica(settings)?, settings.policy()?);
-        let program = one(&settings.target()?, &policy, g.finish())?.within(site.budget().bytes)?;
+        let program = settings.single_program(&settings.policy()?, g.finish())?;
         let ids = (0..rows).map(|i| (i * 7919 % VOCABULARY) as i32).collect();
-        Self::new(&site, program, vec![Step::of(&[rows])], ids)
+        Self::of_model(TimedSession::start_single(settings, program)?, vec![Step::of(&[rows])], ids)
     }
 
     /// A graph of one step of `rows` rows, whose inputs are whatever lies in the arena.
@@ -178,19 +179,31 @@ impl Subject {
         rows: u64,
         graph: Result<Graph, VerifyError>,
     ) -> Result<Self, RuntimeError> {
-        let site = one_replica(settings)?;
-        let program = one(&settings.target()?, policy, graph)?.within(site.budget().bytes)?;
-        Self::new(&site, program, vec![Step::whole(one_sequence(rows).full())], vec![])
+        let program = settings.single_program(policy, graph)?;
+        let session = TimedSession::start_single(settings, program)?;
+        Self::new(session, vec![Step::whole(one_sequence(rows).full())], None)
     }
 
-    fn new(site: &Site, program: Program, steps: Vec<Step>, ids: Vec<i32>) -> Result<Self, RuntimeError> {
-        let executors = site.start_alone(program)?;
-        let mut subject = Self { lanes: executors.into_iter().map(Lane::new).collect(), steps, ids };
+    /// Steps of token ids whose output `mean` is read.
+    fn of_model(session: TimedSession, steps: Vec<Step>, tokens: Vec<i32>) -> Result<Self, RuntimeError> {
+        let program = session.program();
+        let missing = || RuntimeError::bug("a graph to time lacks ids, spans or mean");
+        let (ids, spans) = program.input(0, "ids").zip(program.input(0, "spans")).ok_or_else(missing)?;
+        let mean = program.output(0, "mean").ok_or_else(missing)?;
+        let one = Counts { tokens: 1, sequences: 1 };
+        let width = program.plans()[0].1.graph.spec(mean.value).elements_at(one) as usize;
+        Self::new(session, steps, Some(ModelInputs { ids, spans, mean, width, tokens }))
+    }
+
+    fn new(
+        mut session: TimedSession,
+        steps: Vec<Step>,
+        model: Option<ModelInputs>,
+    ) -> Result<Self, RuntimeError> {
         // Billions of numbers one by one would take longer than all that is timed.
         let random: Vec<f32> = numbers(0).take(RANDOM).map(|x| 0.05 * x).collect();
         let mut at = 0;
-        // Lanes have the weights of the first.
-        load(subject.first_mut(), 0, |param, _, out| {
+        session.load(|param, _, out| {
             // A norm's weights are about 1, so that numbers keep their size through the layers.
             if param.name.to_ascii_lowercase().ends_with("norm.weight") {
                 out.fill(1.0);
@@ -204,16 +217,14 @@ impl Subject {
             }
             Ok(())
         })?;
-        Ok(subject)
+        Ok(Self { session, steps, model })
     }
 
-    /// What is the same of all lanes.
-    fn first(&self) -> &Executor {
-        &self.lanes[0].executor
-    }
-
-    fn first_mut(&mut self) -> &mut Executor {
-        &mut self.lanes[0].executor
+    /// Writes an input of every step.
+    fn write(&mut self, name: &str, data: &[u8]) -> Result<(), RuntimeError> {
+        let missing = || RuntimeError::bug(format!("a graph to time has no input `{name}`"));
+        let input = self.session.program().input(0, name).ok_or_else(missing)?;
+        self.session.write(input, data)
     }
 
     /// The raw loop and the work by turns, after one pass to warm up.
@@ -236,73 +247,42 @@ impl Subject {
         Ok(turns)
     }
 
-    /// Every step so many times, one pass behind the other as in a run, as many steps open at a time as the device keeps; the
-    /// seconds that they took together.
+    /// Computes every step `times` times, as in a run, and returns the elapsed seconds.
     pub(super) fn passes(&mut self, times: u32) -> Result<f64, RuntimeError> {
-        self.lanes.iter_mut().try_for_each(|lane| lane.executor.wait())?;
-        let start = Instant::now();
-        self.in_lanes(times, Lane::steps)?;
-        Ok(start.elapsed().as_secs_f64())
+        let Self { session, steps, model } = self;
+        session.passes(&timed(steps, model.as_ref()), times)
     }
 
-    /// Seconds of each instruction in a pass; of several lanes the mean, so that all together are about a pass's seconds.
+    /// Seconds of each instruction in a pass; of several replicas the mean, so that all together are about a pass's seconds.
     pub(super) fn instructions(&mut self) -> Result<Vec<f64>, RuntimeError> {
-        let times = self.in_lanes(1, Lane::instructions)?;
-        let mean = |i: usize| times.iter().map(|lane| lane[i].as_secs_f64()).sum::<f64>() / times.len() as f64;
-        Ok((0..self.plan().schedule.instrs.len()).map(mean).collect())
+        let Self { session, steps, model } = self;
+        session.instructions(&timed(steps, model.as_ref()))
     }
 
-    /// Passes over the steps by all lanes beside each other, and what each of them says then.
-    fn in_lanes<T: Send>(
-        &mut self,
-        times: u32,
-        run: impl Fn(&mut Lane, &Line<'_>) -> Result<T, RuntimeError> + Sync,
-    ) -> Result<Vec<T>, RuntimeError> {
-        let Self { lanes, steps, ids } = self;
-        let line = Line::new(steps, ids, times);
-        let Some((first, others)) = lanes.split_first_mut() else { return Ok(vec![]) };
-        thread::scope(|scope| {
-            let (line, run) = (&line, &run);
-            let start = |lane| thread::Builder::new().spawn_scoped(scope, move || run(lane, line));
-            let others: Result<Vec<_>, _> = others.iter_mut().map(start).collect();
-            let others = others.map_err(RuntimeError::thread("lane"))?;
-            let first = run(first, line);
-            let others =
-                others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            std::iter::once(first).chain(others).collect()
-        })
-    }
-
-    /// When everything ran in some passes, by lane, with its name.
-    pub(super) fn spans(&mut self, passes: u32) -> Result<Vec<(String, Vec<Span>)>, RuntimeError> {
-        self.lanes.iter_mut().try_for_each(|lane| lane.executor.trace(true))?;
-        self.passes(passes)?;
-        let of_lane = |Lane { executor, .. }: &mut Lane| {
-            let spans = executor.spans()?;
-            executor.trace(false)?;
-            Ok((executor.device().name(), spans))
-        };
-        self.lanes.iter_mut().map(of_lane).collect()
+    /// When each launch and copy ran in some passes.
+    pub(super) fn spans(&mut self, passes: u32) -> Result<Vec<ReplicaSpans>, RuntimeError> {
+        let Self { session, steps, model } = self;
+        session.spans(&timed(steps, model.as_ref()), passes)
     }
 
     /// What runs.
     pub(super) fn plan(&self) -> &Plan {
-        &self.first().program().plans()[0].1
+        &self.session.program().plans()[0].1
     }
 
     /// What it holds.
     pub(super) fn peak(&self) -> Bytes {
-        self.first().program().peak()
+        self.session.program().peak()
     }
 
     /// Where it runs.
     pub(super) fn device(&self) -> String {
-        name(self.first())
+        self.session.device_name()
     }
 
     /// Steps that are computed beside each other.
-    pub(super) fn lanes(&self) -> usize {
-        self.lanes.len()
+    pub(super) fn replicas(&self) -> usize {
+        self.session.replicas()
     }
 
     /// The type of the first linear's weight.
@@ -381,11 +361,22 @@ pub(super) fn one_sequence(tokens: u64) -> Bounds {
     Bounds { tokens, sequences: 1, longest: tokens }
 }
 
-/// The program of one graph.
-fn one(target: &Target, policy: &Policy, graph: Result<Graph, VerifyError>) -> Result<Program, PlanError> {
-    let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
-    let plan = compile(&graph, policy, target)?;
-    Ok(Program::new(target.clone(), vec![("bench".to_owned(), plan)], vec![]))
+/// The steps of a pass with their inputs and outputs.
+fn timed<'a>(steps: &'a [Step], model: Option<&'a ModelInputs>) -> Vec<TimedStep<'a>> {
+    let step = |Step { counts, spans, .. }: &'a Step| {
+        let (inputs, outputs) = match model {
+            Some(model) => (
+                vec![
+                    (model.ids, Data::I32(&model.tokens[..counts.tokens as usize])),
+                    (model.spans, Data::I32(spans)),
+                ],
+                vec![(model.mean, model.width * counts.sequences as usize)],
+            ),
+            None => (vec![], vec![]),
+        };
+        TimedStep { plan: 0, counts: *counts, inputs, outputs }
+    };
+    steps.iter().map(step).collect()
 }
 
 /// Residues for ESM-2, words for DNABERT-S: no special tokens.

@@ -2,17 +2,16 @@
 //! weights. Training steps of two small decoders are timed, launch by launch. Invariant: every step moves the weights, so that the optimizers really run.
 
 use super::median;
-use super::subject::{numbers, one_replica};
-use exec::Executor;
+use super::subject::numbers;
+use exec::Data;
 use graph::ops::{Adafactor, AdamW, Sgd};
 use graph::{Bounds, Counts};
 use models::{DecoderConfig, Training as Loss};
 use plan::training::plans;
-use plan::{Group, Instr, Optimizer, Precision, Remat, Target, Training, node_seconds};
-use runtime::session::load;
+use plan::{Group, InputId, Instr, Optimizer, Precision, Program, Remat, Target, Training, node_seconds};
+use runtime::session::{TimedSession, TimedStep};
 use runtime::{RuntimeError, Settings};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// Tokens of a step.
 const TOKENS: u64 = 2048;
@@ -76,34 +75,36 @@ fn times(
         max_norm: 1.0,
     };
     let program = training.program(&forward, &forward, target)?;
-    let site = one_replica(settings)?;
-    let mut executor = site.start_one(program.within(site.budget().bytes)?)?;
+    let mut session = TimedSession::start_single(settings, program)?;
     // Numbers of about the size of a new model's, the same each time.
     let mut random = numbers(0);
-    load(&mut executor, 0, |param, _, out| {
+    session.load(|param, _, out| {
         match param.name.contains("norm") {
             true => out.fill(1.0),
             false => out.iter_mut().zip(&mut random).for_each(|(x, number)| *x = 0.05 * number),
         }
         Ok(())
     })?;
-    executor.start_states()?;
+    session.start_states()?;
+    let program = session.program().clone();
+    let missing = || RuntimeError::bug("a calibration lacks a plan of training");
+    let (micro, apply) = program.index(plans::MICRO).zip(program.index(plans::APPLY)).ok_or_else(missing)?;
+    let scale = program.output(apply, "scale").ok_or_else(missing)?;
+    let numbers = Numbers::new(longest, optimizer);
     let whole = bounds.full();
     let nothing = Counts { tokens: 0, sequences: 0 };
-    let (micro, apply) = (index(&executor, plans::MICRO)?, index(&executor, plans::APPLY)?);
     let mut measured = Times::new();
     for step in 0..=STEPS {
         for (plan, counts) in [(micro, whole), (apply, nothing)] {
-            inputs(&mut executor, plan, longest, optimizer)?;
-            let mut seconds = vec![Duration::ZERO; executor.program().plans()[plan].1.schedule.instrs.len()];
-            executor.run_timed(plan, counts, &mut seconds)?;
+            let inputs = numbers.inputs(&program, plan);
+            let seconds = session.instructions(&[TimedStep { plan, counts, inputs, outputs: vec![] }])?;
             if step > 0 {
-                add(&mut measured, &executor, (plan, counts), target, &seconds);
+                add(&mut measured, &program, (plan, counts), target, &seconds);
             }
         }
-        let mut scale = [0f32; 2];
-        executor.read_f32(executor.output(apply, "scale")?, &mut scale)?;
-        if scale[1] == 0.0 {
+        let mut values = [0f32; 2];
+        session.read(scale, &mut values)?;
+        if values[1] == 0.0 {
             let text = "the decoder of a calibration has gradients that are not finite";
             return Err(RuntimeError::bug(text));
         }
@@ -111,61 +112,59 @@ fn times(
     Ok(measured)
 }
 
-fn index(executor: &Executor, name: &str) -> Result<usize, RuntimeError> {
-    let missing = || RuntimeError::bug(format!("a calibration has no plan `{name}`"));
-    executor.program().index(name).ok_or_else(missing)
+/// The inputs of a calibration's steps, by name.
+struct Numbers {
+    tokens: Vec<i32>,
+    spans: Vec<i32>,
+    scalars: [(&'static str, Vec<f32>); 5],
 }
 
-/// Tokens, what is predicted, and scalars, where a plan has them. Right before it runs: plans share their memory.
-fn inputs(
-    executor: &mut Executor,
-    plan: usize,
-    longest: u64,
-    optimizer: Optimizer,
-) -> Result<(), RuntimeError> {
-    let ids: Vec<i32> = (0..TOKENS).map(|i| (i * 7919 % VOCABULARY) as i32).collect();
-    let spans: Vec<i32> = (0..TOKENS)
-        .step_by(longest as usize)
-        .flat_map(|start| [start as i32, (start + longest) as i32])
-        .collect();
-    // A small rate; bias corrections of a late step, or the rate at which means move.
-    let hyper: &[f32] = match optimizer {
-        Optimizer::AdamW(_) | Optimizer::AdamW8bit(_) => &[1e-6, 1.0, 1.0],
-        Optimizer::Adafactor(_) => &[1e-6, 0.9],
-        Optimizer::Sgd(_) => &[1e-6],
-    };
-    let unscale = [1.0 / TOKENS as f32];
-    let has = |executor: &Executor, name| executor.program().plans()[plan].1.graph.input(name).is_some();
-    for (name, values) in [("ids", &ids), ("targets", &ids), ("spans", &spans)] {
-        if has(executor, name) {
-            executor.write_i32(executor.input(plan, name)?, values)?;
+impl Numbers {
+    fn new(longest: u64, optimizer: Optimizer) -> Self {
+        // A small rate; bias corrections of a late step, or the rate at which means move.
+        let hyper = match optimizer {
+            Optimizer::AdamW(_) | Optimizer::AdamW8bit(_) => vec![1e-6, 1.0, 1.0],
+            Optimizer::Adafactor(_) => vec![1e-6, 0.9],
+            Optimizer::Sgd(_) => vec![1e-6],
+        };
+        let starts = (0..TOKENS).step_by(longest as usize);
+        Self {
+            tokens: (0..TOKENS).map(|i| (i * 7919 % VOCABULARY) as i32).collect(),
+            spans: starts.flat_map(|start| [start as i32, (start + longest) as i32]).collect(),
+            scalars: [
+                ("d loss", vec![1.0]),
+                ("d aux", vec![1.0]),
+                ("keep", vec![0.0]),
+                ("unscale", vec![1.0 / TOKENS as f32]),
+                ("hyper", hyper),
+            ],
         }
     }
-    let scalars: [(&str, &[f32]); 5] =
-        [("d loss", &[1.0]), ("d aux", &[1.0]), ("keep", &[0.0]), ("unscale", &unscale), ("hyper", hyper)];
-    for (name, values) in scalars {
-        if has(executor, name) {
-            executor.write_f32(executor.input(plan, name)?, values)?;
-        }
+
+    /// The inputs that a plan has. Every step writes them, since plans share their memory.
+    fn inputs(&self, program: &Program, plan: usize) -> Vec<(InputId, Data<'_>)> {
+        let ids = [("ids", &self.tokens), ("targets", &self.tokens), ("spans", &self.spans)];
+        let ids = ids.into_iter().map(|(name, values)| (name, Data::I32(values.as_slice())));
+        let scalars = self.scalars.iter().map(|(name, values)| (*name, Data::F32(values.as_slice())));
+        ids.chain(scalars).filter_map(|(name, data)| Some((program.input(plan, name)?, data))).collect()
     }
-    Ok(())
 }
 
 fn add(
     measured: &mut Times,
-    executor: &Executor,
+    program: &Program,
     (plan, counts): (usize, Counts),
     target: &Target,
-    seconds: &[Duration],
+    seconds: &[f64],
 ) {
-    let plan = &executor.program().plans()[plan].1;
+    let plan = &program.plans()[plan].1;
     for (instr, time) in plan.schedule.instrs.iter().zip(seconds) {
         let Instr::Launch(id) = *instr else { continue };
         let node = plan.graph.node(id);
         let launch = target.rates.launch;
         let expected = node_seconds(&plan.graph, node, target, counts) - launch;
         let entry = measured.entry(plan.kernels[id.index()].name().to_owned()).or_default();
-        entry.0 += (time.as_secs_f64() - launch).max(0.0);
+        entry.0 += (time - launch).max(0.0);
         entry.1 += expected;
     }
 }

@@ -1,5 +1,6 @@
-//! Checkpoints of a run: folders `checkpoints/step-00000020`. Invariant: a folder appears under its name whole, on disk,
-//! or not at all, and one that is removed loses its name first; so whatever a kill leaves, each name is a whole one.
+//! Checkpoints of a training run, stored as folders `checkpoints/step-00000020`. Invariant: a checkpoint folder gets
+//! its final name only after all of its files are on disk, and loses that name before its files are deleted; whenever
+//! the process is killed, every folder with a checkpoint name is complete.
 
 mod read;
 mod write;
@@ -17,37 +18,37 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The file that says what a checkpoint is; it is written last.
+/// Name of the manifest inside a checkpoint folder; it is written last.
 const RECORD: &str = "trainer.json";
-/// Before the step's number in a name.
+/// Prefix of a checkpoint folder's name, before the step number.
 const PREFIX: &str = "step-";
 
-/// What a checkpoint holds beside tensors.
+/// Contents of a checkpoint apart from the tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Who wrote it.
+    /// Version of the program that wrote the checkpoint.
     pub plimsoll: String,
-    /// Where the run is.
+    /// Position of the run: step, data position, loss scale and counters.
     pub state: State,
-    /// The configuration, all keys.
+    /// The complete configuration of the run, with every key.
     pub config: Value,
-    /// What was decided where it says auto, by key.
+    /// Values chosen for keys that the configuration leaves to `auto`, by key.
     pub choices: BTreeMap<String, Value>,
 }
 
-/// The file [`RECORD`].
+/// Contents of the file [`RECORD`]: the record, the digests of all other files, and a hash over both.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Sealed {
     record: Record,
-    /// The other files.
+    /// Size and hash of every other file of the checkpoint, by file name.
     files: BTreeMap<String, Digest>,
-    /// Of both, as JSON without blanks.
+    /// SHA-256 of `(record, files)`, serialised as JSON without whitespace.
     sha256: String,
 }
 
-/// A file's size and hash.
+/// Size and SHA-256 of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Digest {
@@ -55,23 +56,24 @@ struct Digest {
     sha256: String,
 }
 
-/// The checkpoints of a run.
+/// The checkpoint folder of a run: lists, saves, rotates and removes checkpoints.
 #[derive(Debug)]
 pub struct Checkpoints {
     folder: PathBuf,
 }
 
-/// A checkpoint by its name.
+/// A checkpoint found by its folder name; its contents have not been verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Its step.
+    /// Optimizer step after which the checkpoint was saved.
     pub step: u64,
-    /// Its folder.
+    /// Path of the checkpoint folder.
     pub path: PathBuf,
 }
 
 impl Checkpoints {
-    /// Of the run in `folder`, which nobody else writes to. Removes what a kill left half written.
+    /// Opens the checkpoints of the run in `folder` and creates the folder if it is missing. Removes half-written and
+    /// half-deleted checkpoints of a killed process, so no other process may be writing to the same run.
     pub fn open(folder: &Path) -> Result<Self, TrainError> {
         let folder = folder.join("checkpoints");
         fs::create_dir_all(&folder).map_err(RuntimeError::io(&folder))?;
@@ -84,7 +86,7 @@ impl Checkpoints {
         Ok(this)
     }
 
-    /// All that are there, the oldest first.
+    /// Lists all checkpoints, oldest first.
     pub fn list(&self) -> Result<Vec<Named>, TrainError> {
         let mut found: Vec<Named> = vec![];
         for (name, path) in self.entries()? {
@@ -96,7 +98,8 @@ impl Checkpoints {
         Ok(found)
     }
 
-    /// Writes one. Another of the same step, which was damaged, goes.
+    /// Writes a checkpoint and returns its path. An existing checkpoint of the same step is replaced; that happens only
+    /// when it was found to be damaged.
     pub fn save(&self, record: &Record, model: &mut dyn Trainable) -> Result<PathBuf, TrainError> {
         let name = name(record.state.step);
         let (path, temporary) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
@@ -109,20 +112,21 @@ impl Checkpoints {
             Ok(sync_folder(&path).map_err(RuntimeError::io(&self.folder))?)
         });
         if written.is_err() {
-            // Best effort: the error that matters is the first one.
+            // Best effort: the first error is the one to report.
             let _ = fs::remove_dir_all(&temporary);
         }
         written.map(|()| path)
     }
 
-    /// Removes all but the newest `last` and the one of step `best`.
+    /// Removes all checkpoints except the newest `last` and the checkpoint of step `best`.
     pub fn rotate(&self, last: u64, best: Option<u64>) -> Result<(), TrainError> {
         let mut old = self.list()?;
         old.truncate(old.len().saturating_sub(last as usize));
         old.iter().filter(|named| Some(named.step) != best).try_for_each(|named| self.remove(&named.path))
     }
 
-    /// It loses its name in one moment, and its files then.
+    /// Removes a checkpoint: first renames the folder in one atomic step, then deletes its files. Deleting in place
+    /// could leave a folder that has a checkpoint's name but only some of its files.
     fn remove(&self, path: &Path) -> Result<(), TrainError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let condemned = self.folder.join(format!(".{name}.gone"));

@@ -2,7 +2,7 @@
 
 use super::write::{parts, seal};
 use super::{Digest, RECORD, Record, Sealed};
-use crate::TrainError;
+use crate::error::{CheckpointError, ModelDifference, TrainError};
 use crate::trainable::{Part, Trainable};
 use data::bounded;
 use data::hex::hex;
@@ -25,17 +25,25 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens it and hashes all of it; the error says why it cannot be used.
-    pub fn open(path: &Path) -> Result<Self, String> {
-        let text = bounded::read_text(&path.join(RECORD), LARGEST).map_err(|e| format!("{RECORD}: {e}"))?;
-        let sealed: Sealed = serde_json::from_str(&text).map_err(|e| format!("{RECORD} is damaged: {e}"))?;
+    /// Opens a checkpoint and hashes all of its files.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or that is not what was written.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let unreadable = |file: &str| {
+            let file = file.to_owned();
+            move |source| CheckpointError::Unreadable { file, source }
+        };
+        let damaged = |file: &str| CheckpointError::Damaged { file: file.to_owned() };
+        let text = bounded::read_text(&path.join(RECORD), LARGEST).map_err(unreadable(RECORD))?;
+        let sealed: Sealed = serde_json::from_str(&text)
+            .map_err(|source| CheckpointError::NotARecord { file: RECORD, source })?;
         if seal(&sealed.record, &sealed.files).ok().as_ref() != Some(&sealed.sha256) {
-            return Err(format!("{RECORD} is damaged"));
+            return Err(damaged(RECORD));
         }
         for (name, wanted) in &sealed.files {
-            let found = digest(&path.join(name)).map_err(|e| format!("{name}: {e}"))?;
-            if found != *wanted {
-                return Err(format!("{name} is damaged"));
+            if digest(&path.join(name)).map_err(unreadable(name))? != *wanted {
+                return Err(damaged(name));
             }
         }
         Ok(Self { path: path.to_owned(), record: sealed.record })
@@ -50,13 +58,15 @@ impl Checkpoint {
             let tensors = model.tensors(part);
             let (found, wanted) = (weights.tensors().count(), tensors.len());
             if found != wanted {
-                return Err(self.foreign(&format!("{file} holds {found} tensors, the model has {wanted}")));
+                let difference = ModelDifference::Count { file: file.to_owned(), found, wanted };
+                return Err(self.other_model(difference));
             }
             for (number, tensor) in tensors.iter().enumerate() {
                 let there = weights.expect(&tensor.name, &tensor.shape)?;
                 if there.dtype() != tensor.dtype {
                     let (was, is) = (there.dtype().name(), tensor.dtype.name());
-                    return Err(self.foreign(&format!("{} was {was}, is {is}", tensor.name)));
+                    let difference = ModelDifference::ElementType { tensor: tensor.name.clone(), was, is };
+                    return Err(self.other_model(difference));
                 }
                 for range in parts(tensor) {
                     let start = range.start;
@@ -68,8 +78,8 @@ impl Checkpoint {
         model.seek(&self.record.state.position)
     }
 
-    fn foreign(&self, why: &str) -> TrainError {
-        TrainError::OtherModel { path: self.path.clone(), why: why.to_owned() }
+    fn other_model(&self, difference: ModelDifference) -> TrainError {
+        TrainError::OtherModel { path: self.path.clone(), difference }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Fills the folder of a checkpoint. Invariant: every file is hashed as it is written and on disk before the folder
-//! gets its name; tensors pass through one small buffer.
+//! Writes the files of a checkpoint. Invariant: every file is hashed while it is written and is synced to disk before
+//! the folder gets its final name; tensors are streamed through one small buffer.
 
 use super::{Digest, RECORD, Record, Sealed};
 use crate::TrainError;
@@ -13,10 +13,10 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Elements that are in memory at a time.
+/// Number of elements of a tensor that are held in memory at a time.
 pub(super) const PART: u64 = 1 << 18;
 
-/// Writes all files of a checkpoint into `folder`, which is empty.
+/// Writes all files of a checkpoint into the empty folder `folder`.
 pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) -> Result<(), TrainError> {
     let mut files = BTreeMap::new();
     for part in Part::ALL {
@@ -34,9 +34,10 @@ pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) ->
     Ok(File::open(folder).and_then(|folder| folder.sync_all()).map_err(RuntimeError::io(folder))?)
 }
 
-/// The hash of what a record says.
+/// Computes the SHA-256 of a record together with the digests of the other files.
 pub(super) fn seal(record: &Record, files: &BTreeMap<String, Digest>) -> Result<String, TrainError> {
-    // As values, whose keys are sorted: a record that was read back has the same text.
+    // Serialised through `Value`, whose object keys are sorted, so that a record that was read back gives the same text
+    // and hash.
     let text = serde_json::to_value((record, files)).map_err(unwritable)?.to_string();
     Ok(hex(&Sha256::digest(text)))
 }
@@ -67,7 +68,7 @@ fn tensors(path: &Path, part: Part, model: &mut dyn Trainable) -> Result<Digest,
     file.finish()
 }
 
-/// Ranges of elements that cover a tensor.
+/// Ranges of at most [`PART`] elements that cover a tensor.
 pub(super) fn parts(tensor: &Stored) -> impl Iterator<Item = std::ops::Range<u64>> + use<> {
     let elements = tensor.elements();
     (0..elements).step_by(PART as usize).map(move |start| start..(start + PART).min(elements))
@@ -79,7 +80,7 @@ fn whole(path: &Path, bytes: &[u8]) -> Result<Digest, TrainError> {
     file.finish()
 }
 
-/// A new file that is hashed as it is written.
+/// A new file whose SHA-256 and size are computed while it is written.
 struct Hashed {
     path: PathBuf,
     file: BufWriter<File>,

@@ -1,15 +1,16 @@
-//! A value that the planner may decide. Invariant: it is written as `auto` or as the value, never as nothing.
+//! [`Auto`], a configuration value that may be left to the planner. Invariant: serialised either as the word `auto` or
+//! as the value, never as null.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A value, or nothing where the planner decides.
+/// A configuration value; `None` if the planner chooses it (`auto`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "Written<T>", into = "Written<T>", bound(serialize = "T: Serialize + Clone"))]
 #[schemars(with = "Written<T>", inline)]
 pub struct Auto<T>(pub Option<T>);
 
-/// As it stands in a file.
+/// Serialised form of [`Auto`]: the word `auto` or a value.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -18,7 +19,7 @@ enum Written<T> {
     Value(T),
 }
 
-/// The word.
+/// The word `auto`.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(inline)]

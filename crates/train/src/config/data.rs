@@ -1,11 +1,11 @@
-//! The section `data`: what is trained on, and how it is read. Invariant: plain data; the same settings and seed give
-//! the same batches, whatever the workers.
+//! The section `data` of the configuration: training files and how they are read. Invariant: plain data; the same
+//! settings and seed give the same batches for any number of worker threads.
 
 use super::Auto;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What is trained on.
+/// Training data and how it is read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
@@ -65,39 +65,39 @@ pub struct Data {
     pub masking: Masking,
 }
 
-/// What a file holds.
+/// Format of the data files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// By the name: .txt, .jsonl, .bin, .fa and so on, .npy and .safetensors.
+    /// Determined from the file name: .txt, .jsonl, .bin, .fa and so on, .npy and .safetensors.
     Auto,
-    /// Text.
+    /// Plain text.
     Txt,
-    /// A JSON object on each line.
+    /// One JSON object per line.
     Jsonl,
     /// Token ids, little-endian.
     Bin,
-    /// FASTA or FASTQ, compressed or not.
+    /// FASTA or FASTQ, optionally compressed.
     Fasta,
-    /// Rows of numbers, for a head.
+    /// Embedding vectors, one row per sequence, for training a head.
     Embeddings,
 }
 
-/// What a document of a txt file is.
+/// How a txt file is divided into documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Document {
-    /// The whole file.
+    /// The whole file is one document.
     File,
-    /// Lines between blank lines.
+    /// Documents are separated by blank lines.
     Paragraph,
-    /// A line.
+    /// Every line is a document.
     Line,
-    /// Lines between lines that are exactly the separator.
+    /// Documents are separated by lines that equal `data.separator`.
     Separated,
 }
 
-/// Widths of token ids.
+/// Widths of the token ids in a bin file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BinType {
@@ -107,7 +107,7 @@ pub enum BinType {
     U32,
 }
 
-/// Masked-language-model targets (Devlin et al. 2019).
+/// Selection of masked-language-model targets (Devlin et al. 2019).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Masking {

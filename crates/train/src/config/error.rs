@@ -2,18 +2,19 @@
 
 use super::foreign::complaint;
 use super::schema::Fault;
+use super::yaml::SyntaxError;
 
 /// Why a configuration cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// A text that is no YAML.
-    #[error("{name}, {why}")]
+    #[error("{name}, {error}")]
     Syntax {
         /// The configuration.
         name: String,
         /// The line and what is wrong there.
-        why: String,
+        error: SyntaxError,
     },
     /// Keys that do not exist, or whose values cannot be.
     #[error("{}", complaint(name, faults))]

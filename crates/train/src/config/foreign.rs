@@ -1,5 +1,6 @@
-//! Keys of other trainers, and what stands for them here. Invariant: one table, `foreign.toml`; error messages,
-//! `--from-config`, docs/training-keys.md and the tests read it, and every key of ours that it names is in the schema.
+//! Configuration keys of other trainers and their equivalents in this schema. Invariant: `foreign.toml` is the only
+//! table; error messages, `--from-config`, docs/training-keys.md and the tests all read it, and every key of this
+//! schema that the table names exists.
 
 use super::schema::{Fault, Wrong, leaves, properties, schema};
 use serde::Deserialize;
@@ -7,113 +8,113 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// The counterpart of a key of another trainer.
+/// Equivalent of another trainer's configuration key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// A key of ours, and how it differs.
+    /// The equivalent key of this schema, and a note on how it differs (may be empty).
     Key(&'static str, &'static str),
-    /// Nothing, since it is not needed: why.
+    /// No equivalent because the setting is not needed; the reason.
     Needless(&'static str),
-    /// Nothing: why it cannot be honoured.
+    /// No equivalent because the setting is not supported; the reason.
     No(&'static str),
 }
 
 use Answer::{Key, Needless, No};
 
-/// The table as its file has it.
+/// Contents of `foreign.toml`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     trainer: Vec<Trainer>,
 }
 
-/// The keys of another trainer.
+/// Configuration keys of one other trainer.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trainer {
-    /// Its name.
+    /// Name of the trainer.
     pub name: String,
-    /// Its keys.
+    /// The trainer's keys.
     pub keys: Vec<Row>,
 }
 
-/// A key of another trainer: see the head of `foreign.toml`.
+/// Table row for one key of another trainer; the format is described at the top of `foreign.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// The key; a path counts from its end, and `*` is any key of a section.
+    /// The key. A dotted path matches the end of a full path, and `*` matches any key of a section.
     pub key: String,
-    /// The key of ours.
+    /// The equivalent key of this schema.
     becomes: Option<String>,
-    /// Why nothing stands for it.
+    /// Why the setting is not needed.
     needless: Option<String>,
-    /// Why it cannot be honoured.
+    /// Why the setting is not supported.
     no: Option<String>,
-    /// How the key of ours differs.
+    /// How the equivalent key differs.
     #[serde(default)]
     note: String,
-    /// Values that ask for nothing.
+    /// Values that request nothing, so that the key can be ignored.
     #[serde(default)]
     pub(super) idle: Vec<Value>,
-    /// The value of ours for `true`.
+    /// The value of the equivalent key that stands for `true`.
     pub(super) true_is: Option<String>,
-    /// The values of ours for words.
+    /// Mapping from words of the other trainer to values of the equivalent key.
     pub(super) words: Option<BTreeMap<String, String>>,
-    /// Another rule for values.
+    /// Conversion applied to the value, if it is neither copied nor mapped by `words`.
     pub(super) convert: Option<Convert>,
 }
 
-/// How a value of another trainer becomes one of ours, where it is neither the same value nor a word for a word.
+/// Conversion of another trainer's value where it is neither copied nor mapped word by word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Convert {
-    /// A number of gigabytes becomes a size.
+    /// Number of gigabytes to a size such as `22GB`.
     Gigabytes,
-    /// A share becomes a percentage.
+    /// Fraction to a percentage.
     Share,
-    /// Sequences become tokens: times `data.longest`.
+    /// Number of sequences to a number of tokens: multiplied by `data.longest`.
     Sequences,
-    /// Micro-steps of a step become tokens of a step.
+    /// Number of gradient-accumulation steps to the number of tokens of an optimizer step.
     Accumulation,
-    /// The exponent of two becomes the number.
+    /// Exponent of two to the number itself.
     PowerOfTwo,
-    /// The first of `optimizer.betas`.
+    /// First element of `optimizer.betas`.
     Beta1,
-    /// The second of `optimizer.betas`.
+    /// Second element of `optimizer.betas`.
     Beta2,
-    /// A learning rate becomes a share of `optimizer.lr`.
+    /// Absolute learning rate to a fraction of `optimizer.lr`.
     OfLr,
-    /// 0 becomes null.
+    /// 0 to null; other values are copied.
     ZeroIsNull,
-    /// A number without a fraction becomes a whole number.
+    /// A number with no fractional part to an integer.
     Whole,
-    /// `no` becomes null; `steps` leaves the number to another key.
+    /// `no` to null; for `steps` the interval is taken from another key.
     Strategy,
-    /// A value becomes a list of it.
+    /// A single value to a list with that value.
     One,
-    /// torchtitan's `selective_ac_option`.
+    /// torchtitan's `selective_ac_option`: `op` or a number of layers.
     RematOption,
-    /// The value is not needed, for the reason of the note.
+    /// The value is not needed; the reason is the note.
     Needless,
-    /// No rule: a person decides.
+    /// Not converted automatically; the user has to set the key.
     ByHand,
 }
 
-/// The table, by the trainer whose keys they are. That the file can be read is tested.
+/// The parsed table, one entry per trainer. A test checks that the file parses.
 static TABLE: LazyLock<Vec<Trainer>> =
     LazyLock::new(|| toml::from_str::<File>(include_str!("foreign.toml")).unwrap_or_default().trainer);
 
-/// The keys of other trainers, by trainer.
+/// Returns the keys of all other trainers, one entry per trainer.
 pub fn table() -> &'static [Trainer] {
     &TABLE
 }
 
-/// The counterpart of a key that is not ours.
+/// Returns the equivalent of a key that is not in this schema; `None` if no trainer's table has the key.
 pub fn counterpart(path: &str) -> Option<Answer> {
     row(path, None).map(Row::answer)
 }
 
-/// The row of a key: of `trainer` where it has one, else of any.
+/// Finds the table row for a key, preferring rows of `trainer` over rows of other trainers.
 pub(super) fn row(path: &str, trainer: Option<&str>) -> Option<&'static Row> {
     let path: Vec<String> = path.split('.').map(|key| key.to_lowercase().replace('-', "_")).collect();
     let all =
@@ -122,7 +123,7 @@ pub(super) fn row(path: &str, trainer: Option<&str>) -> Option<&'static Row> {
 }
 
 impl Row {
-    /// What stands for the key.
+    /// Returns the equivalent of the row's key.
     pub fn answer(&'static self) -> Answer {
         match (&self.becomes, &self.needless, &self.no) {
             (Some(ours), ..) => Key(ours, &self.note),
@@ -134,20 +135,20 @@ impl Row {
     fn matches(&self, path: &[String]) -> bool {
         let keys: Vec<&str> = self.key.split('.').collect();
         match keys.as_slice() {
-            // A section of theirs, whatever is in it.
+            // A whole section of the other trainer: matches at any depth, with any keys below it.
             [section, "*"] => path.iter().any(|key| key == section),
             keys => path.len() >= keys.len() && path[path.len() - keys.len()..].iter().eq(keys.iter()),
         }
     }
 
-    /// A key is closer than a section, a longer path than a shorter one.
+    /// Specificity of a row: a key outranks a section, and a longer path outranks a shorter path.
     fn weight(&self) -> (bool, usize) {
         (!self.key.ends_with(".*"), self.key.matches('.').count())
     }
 }
 
 impl Answer {
-    /// As the end of a sentence about the key.
+    /// Formats the answer as the end of a sentence about the key.
     pub fn sentence(self) -> String {
         match self {
             Key(ours, "") => format!("here it is `{ours}`"),
@@ -158,7 +159,7 @@ impl Answer {
     }
 }
 
-/// All that is wrong in a file, as one message.
+/// Formats all faults of a configuration file as one error message.
 pub fn complaint(name: &str, faults: &[Fault]) -> String {
     let lines: Vec<String> = faults.iter().map(|fault| sentence(name, fault)).collect();
     match lines.as_slice() {
@@ -184,7 +185,7 @@ fn sentence(name: &str, fault: &Fault) -> String {
     }
 }
 
-/// The key of ours that a misspelt one is nearest to.
+/// The key of this schema with the smallest edit distance to `path`, by its last component or by the full path.
 fn nearest(path: &str) -> Option<String> {
     let schema = schema();
     let mut known: Vec<String> = leaves(&schema).into_iter().map(|leaf| leaf.path).collect();
@@ -196,6 +197,6 @@ fn nearest(path: &str) -> Option<String> {
         (by_key.min(by_path), by_path)
     };
     let near = known.into_iter().min_by_key(distance)?;
-    // A third of the letters: more is another word.
+    // At most a third of the characters may differ; beyond that it is probably another word, not a misspelling.
     (distance(&near).0 <= (wanted.chars().count() / 3).max(1)).then_some(near)
 }

@@ -1,5 +1,5 @@
-//! The model that `model.from` names: which keys of the section `model` it fixes, and to which values. Invariant: a key
-//! that the configuration states is either equal to the value of the initial model, or refused by name.
+//! The initial model named by `model.from`: the keys of the section `model` that it determines, and their values.
+//! Invariant: a key stated in the configuration either equals the initial model's value or is rejected by name.
 
 use super::yaml::Node;
 use super::{Activation, Attention, Experts, MaskKind, Model, ModelKind, Norm, Position};
@@ -14,7 +14,7 @@ use runtime::{Observer, RuntimeError};
 use serde_json::Value;
 use std::path::Path;
 
-/// Keys of the section `model` that describe the architecture; the others say how it is trained.
+/// Keys of the section `model` that describe the architecture; the remaining keys describe how the model is trained.
 const ARCHITECTURE: [&str; 23] = [
     "kind",
     "vocabulary",
@@ -40,26 +40,29 @@ const ARCHITECTURE: [&str; 23] = [
     "experts.capacity",
     "experts.renormalise",
 ];
-/// The number of shared experts, and the classes of a model that is a classifier.
+/// Further keys that are determined only by some models: the number of shared experts, and the number of classes of a
+/// classifier.
 const FURTHER: [&str; 2] = ["experts.shared", "classes"];
 
-/// The architecture of an initial model.
+/// Architecture of an initial model.
 #[derive(Clone, Debug)]
 pub struct Initial {
-    /// The value of `model.from`.
+    /// Value of `model.from`.
     name: String,
-    /// The section `model` with the keys of the architecture; the keys that do not apply have their defaults.
+    /// The section `model` with the architecture keys filled in; keys that do not apply to this model keep their
+    /// defaults.
     model: Model,
-    /// The keys of `model` whose values are read from the initial model.
+    /// Keys of the section `model` whose values were read from the initial model.
     read: Vec<&'static str>,
 }
 
 impl Initial {
-    /// Reads the architecture of `from`: a folder, a weight file or a hub id, whose `config.json` is fetched if needed.
-    /// `kind` is `model.kind` where the configuration states it: a file of a head does not say what it holds.
+    /// Reads the architecture of `from`: a folder, a weight file or a hub id, whose `config.json` is downloaded if it
+    /// is not cached. `kind` is the value of `model.kind` if the configuration states it; a head requires it, because
+    /// the weight file of a head does not identify its contents.
     ///
     /// # Errors
-    /// A model that cannot be found, or that is of no family that can be trained.
+    /// A model that cannot be found, or a model of a family that cannot be trained.
     pub fn open(from: &str, kind: Option<ModelKind>, observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let mut initial = Self { name: from.to_owned(), model: Model::default(), read: vec![] };
         if kind == Some(ModelKind::Head) {
@@ -81,25 +84,26 @@ impl Initial {
         Ok(initial)
     }
 
-    /// `model.kind` of the initial model.
+    /// Returns the kind of the initial model.
     pub fn kind(&self) -> ModelKind {
         self.model.kind
     }
 
-    /// The keys that the initial model fixes, with their values, below `usual`, the defaults of its kind.
+    /// Returns the keys that the initial model determines with their values; keys without a value in the initial model
+    /// take it from `usual`, the defaults of the model's kind.
     pub fn keys(&self, usual: &Model) -> Result<Vec<(&'static str, Value)>, serde_json::Error> {
         let (read, usual) = (serde_json::to_value(&self.model)?, serde_json::to_value(usual)?);
         let value = |key: &'static str| match self.read.contains(&key) {
             true => Some((key, at(&read, key).clone())),
-            // Whether an encoder classifies is decided by the run, unless the initial model is a classifier.
+            // A plain encoder does not determine `classes`: the run decides whether to train a classifier on top of it.
             false if key == "classes" => None,
             false => Some((key, at(&usual, key).clone())),
         };
         Ok(ARCHITECTURE.into_iter().chain(FURTHER).filter_map(value).collect())
     }
 
-    /// Why a stated value of a key of `model` cannot be honoured; `None` where it is that of the initial model, or null,
-    /// which leaves the key to the initial model.
+    /// Explains why the stated value of a key of `model` cannot be honoured; `None` if the stated value equals the
+    /// initial model's, or is null, which leaves the key to the initial model.
     pub fn contradiction(&self, key: &str, stated: &Value, own: &Value) -> Option<String> {
         let equal = match (stated.as_f64(), own.as_f64()) {
             (Some(a), Some(b)) => a == b,
@@ -123,7 +127,7 @@ impl Initial {
         })
     }
 
-    /// Why the section `model` of a configuration is not that of the initial model; `None` where it is.
+    /// Explains why the section `model` of a configuration differs from the initial model; `None` if it agrees.
     pub fn difference(&self, model: &Model, usual: &Model) -> Result<Option<String>, serde_json::Error> {
         let stated = serde_json::to_value(model)?;
         let keys = self.keys(usual)?;
@@ -236,7 +240,7 @@ impl Initial {
         };
     }
 
-    /// The widths of a head are those of its two linear maps.
+    /// Reads the widths of a head from the shapes of its two linear layers.
     fn head(&mut self, weights: &Weights) -> Result<(), TrainError> {
         let rows =
             |name: &str| Ok::<_, RuntimeError>(weights.tensor(name)?.shape().first().copied().unwrap_or(0));
@@ -247,17 +251,18 @@ impl Initial {
     }
 }
 
-/// The value at a key with points.
+/// The value at a dotted key.
 pub(super) fn at<'a>(value: &'a Value, key: &str) -> &'a Value {
     key.split('.').fold(value, |value, key| &value[key])
 }
 
-/// The shortest decimal number that is read as this one, which is what a file says.
+/// Converts to the `f64` with the shortest decimal form that reads back as the same `f32`. A plain cast would turn
+/// `1e-5` into `0.000009999999747378752`, which would then not equal the value stated in a file.
 fn shortest(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
 
-/// A value as a configuration has it.
+/// Formats a value as in a configuration file.
 fn word(value: &Value) -> String {
     Node::of(value).map_or_else(|_| value.to_string(), |node| node.inline())
 }

@@ -1,5 +1,6 @@
-//! The configuration of a training run: one typed schema, read from YAML, flags over it, presets under it. Invariant:
-//! what is resolved holds every key; an unknown key or an impossible value is an error that names all of them.
+//! The configuration of a training run: one typed schema. Values come from the YAML file, are overridden by flags and
+//! completed by presets and defaults. Invariant: a resolved configuration has a value for every key; unknown keys and
+//! invalid values give an error that lists all of them.
 
 mod auto;
 mod data;
@@ -38,42 +39,44 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use yaml::Node;
 
-/// A training run.
+/// The configuration of a training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Which network is trained, from which weights, and which part of it.
+    /// The model, its initial weights, and which parameters are trained.
     pub model: Model,
-    /// What is trained on, and how it is read.
+    /// Training data and how it is read.
     pub data: Data,
-    /// The update.
+    /// The optimizer.
     pub optimizer: Optimizer,
-    /// The learning rate over the steps.
+    /// The learning-rate schedule.
     pub schedule: Schedule,
-    /// What is minimised beside the cross-entropy.
+    /// Loss terms in addition to the cross-entropy.
     pub loss: Loss,
-    /// Number formats.
+    /// Floating-point formats.
     pub precision: Precision,
-    /// The line, and what is given up to stay under it.
+    /// The memory budget, and what may be recomputed to stay within it.
     pub memory: Memory,
-    /// What a step holds.
+    /// Size of an optimizer step and of its micro-steps.
     pub batch: Batch,
-    /// How long, and what is kept.
+    /// Length of the run, evaluation, checkpoints and logging.
     pub run: Run,
 }
 
-/// Larger than any configuration.
+/// Upper limit in bytes for the size of a configuration file.
 const LARGEST: u64 = 1 << 20;
 
 impl TrainConfig {
-    /// The configuration in a file, with `a.b=c` of the flags over it. The configuration of a model that `model.from` names
-    /// and that is not on this machine is fetched from the hub, which `observer` sees.
+    /// Reads the configuration file at `path`, with the `a.b=c` overrides of `flags` applied. If `model.from` names a
+    /// model that is not on this machine, its `config.json` is downloaded from the hub and the download is reported to
+    /// `observer`.
     pub fn read(path: &Path, flags: &[String], observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
         Self::parse_with(&text, &Place(path).to_string(), flags, observer)
     }
 
-    /// The configuration in a text that is called `name`, with `a.b=c` of the flags over it.
+    /// Parses a configuration from text, with the `a.b=c` overrides of `flags` applied. `name` stands for the file in
+    /// error messages.
     pub fn parse(text: &str, name: &str, flags: &[String]) -> Result<Self, TrainError> {
         Self::parse_with(text, name, flags, &mut Silent)
     }
@@ -84,7 +87,8 @@ impl TrainConfig {
         flags: &[String],
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
-        let mut tree = yaml::parse(text).map_err(|why| ConfigError::Syntax { name: name.to_owned(), why })?;
+        let mut tree =
+            yaml::parse(text).map_err(|error| ConfigError::Syntax { name: name.to_owned(), error })?;
         for flag in flags {
             let (path, value) = override_of(flag)?;
             tree.set(&path.split('.').collect::<Vec<_>>(), value);
@@ -101,8 +105,8 @@ impl TrainConfig {
         }
     }
 
-    /// Why the section `model` is not that of the model which `model.from` names; `None` where it is, or where nothing is
-    /// named.
+    /// Explains why the section `model` differs from the model named by `model.from`; `None` if it agrees, or if
+    /// `model.from` is null.
     pub fn contradiction(&self, observer: &mut dyn Observer) -> Result<Option<String>, TrainError> {
         let Some(from) = &self.model.from else { return Ok(None) };
         let initial = Initial::open(from, Some(self.model.kind), observer)?;
@@ -110,7 +114,7 @@ impl TrainConfig {
         initial.difference(&self.model, &usual).map_err(|e| unheld("the configuration", &e).into())
     }
 
-    /// With values at keys, which replace what is there.
+    /// Returns the configuration with the values at the given dotted keys replaced.
     pub fn with<'a>(
         &self,
         values: impl IntoIterator<Item = (&'a String, &'a serde_json::Value)>,
@@ -122,24 +126,25 @@ impl TrainConfig {
         serde_json::from_value(tree.to_json()).map_err(|e| unheld("the configuration", &e).into())
     }
 
-    /// Whether its keys go together.
+    /// Whether the configuration satisfies all rules on combinations of keys.
     pub fn is_sound(&self) -> bool {
         rules::broken(self).is_empty()
     }
 
-    /// The run's folder, where the command names none: run.output, or the name of the configuration in `path` with _run.
+    /// Returns the run's folder for a command line that names none: `run.output`, or the file stem of `path` followed
+    /// by `_run`.
     pub fn folder(&self, path: &Path) -> PathBuf {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         self.run.output.as_ref().map_or_else(|| PathBuf::from(format!("{stem}_run")), PathBuf::from)
     }
 
-    /// As YAML with every key, in the order of the schema.
+    /// Formats the configuration as YAML with every key, in the order of the schema.
     pub fn to_yaml(&self) -> Result<String, TrainError> {
         Ok(Node::of(self)?.to_yaml())
     }
 }
 
-/// `a.b=c` as a path and a value, typed as YAML types it.
+/// Splits `a.b=c` into the path and the value, which is typed by the rules of YAML.
 fn override_of(flag: &str) -> Result<(&str, Node), TrainError> {
     let parts = flag.split_once('=').filter(|(path, _)| path.split('.').all(|key| !key.is_empty()));
     let Some((path, value)) = parts else {
@@ -153,12 +158,12 @@ fn override_of(flag: &str) -> Result<(&str, Node), TrainError> {
     Ok((path, unplaced(value)))
 }
 
-/// A value that a configuration cannot hold.
+/// The error for a value that the configuration types cannot represent.
 fn unheld(name: &str, error: &serde_json::Error) -> ConfigError {
     ConfigError::Value { name: name.to_owned(), why: error.to_string() }
 }
 
-/// Without lines, which would be of no file.
+/// Sets all line numbers to 0: the value comes from a flag, so its lines would refer to no file.
 fn unplaced(node: Node) -> Node {
     let kind = match node.kind {
         yaml::Kind::Map(entries) => {
@@ -169,7 +174,8 @@ fn unplaced(node: Node) -> Node {
     Node { kind, line: 0 }
 }
 
-/// The stated keys over the keys of the model that `model.from` names, over the defaults of the kind of model.
+/// Merges three layers of keys: the stated keys take precedence over the keys determined by the model of `model.from`,
+/// and those over the defaults of the model's kind.
 fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
     let bad = |e: serde_json::Error| TrainError::from(unheld(name, &e));
     let written = |path: &str| tree.at(path).map(Node::to_json).unwrap_or_default();
@@ -201,7 +207,8 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
     }
     let mut resolved = serde_json::to_value(usual).map_err(bad)?;
     for (key, value) in own {
-        // Stated as null, a key is left to the initial model.
+        // A key that is stated as null is left to the initial model, so the stated tree must not overwrite it with null
+        // below.
         place(&mut stated["model"], key, value.clone());
         place(&mut resolved["model"], key, value);
     }
@@ -209,7 +216,7 @@ fn resolve(tree: &Node, name: &str, observer: &mut dyn Observer) -> Result<Train
     serde_json::from_value(resolved).map_err(bad)
 }
 
-/// Sets the value at a key with points.
+/// Sets the value at a dotted key.
 fn place(section: &mut serde_json::Value, key: &str, value: serde_json::Value) {
     *key.split('.').fold(section, |section, key| &mut section[key]) = value;
 }
@@ -225,7 +232,7 @@ fn overlay(under: &mut serde_json::Value, over: serde_json::Value) {
     }
 }
 
-/// What a kind of model takes where nothing is written.
+/// Returns the default configuration for a kind of model.
 fn usual(kind: ModelKind, preset: Option<Preset>) -> TrainConfig {
     let config = TrainConfig::default();
     let model = Model { kind, ..config.model };

@@ -1,10 +1,10 @@
-//! The section `model`: which network is trained, from which weights, and which part of it. Invariant: plain data;
-//! what a combination means is checked in `rules`.
+//! The section `model` of the configuration: the architecture, the initial weights and the parameters to train.
+//! Invariant: plain data; rules on combinations of keys are in `rules`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The network.
+/// The model and which part of it is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
@@ -64,24 +64,24 @@ pub struct Model {
     pub freeze_encoder: bool,
 }
 
-/// The families that can be trained.
+/// Model families that can be trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelKind {
-    /// A decoder with a mixture of experts.
+    /// A decoder-only mixture-of-experts language model.
     MoeLm,
-    /// A decoder of Llama's shape.
+    /// A decoder-only dense language model with Llama's architecture.
     DenseLm,
-    /// A protein encoder.
+    /// An ESM-2 protein encoder.
     Esm2,
-    /// A DNA encoder.
+    /// A DNABERT-S DNA encoder.
     DnabertS,
     /// VirNucPro's classifier over embeddings.
     Head,
 }
 
 impl ModelKind {
-    /// The word in a configuration.
+    /// The value of `model.kind` in a configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::MoeLm => "moe_lm",
@@ -93,7 +93,7 @@ impl ModelKind {
     }
 }
 
-/// Sizes with names.
+/// Named model sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Preset {
@@ -103,41 +103,41 @@ pub enum Preset {
     Small,
     /// 1.35 B parameters: 16 layers of 768, 16 experts.
     Base,
-    /// 6.68 B parameters: 24 layers of 1024, 32 experts of which a token takes 4.
+    /// 6.68 B parameters: 24 layers of 1024, 32 experts with 4 experts per token.
     Large,
 }
 
-/// Norms.
+/// Normalisation layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Norm {
-    /// Ba, Kiros and Hinton 2016, with bias.
+    /// Layer normalisation (Ba, Kiros and Hinton 2016), with bias.
     LayerNorm,
-    /// Zhang and Sennrich 2019.
+    /// Root-mean-square normalisation (Zhang and Sennrich 2019).
     RmsNorm,
 }
 
-/// Non-linearities.
+/// Activations of the feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
-    /// The exact GELU between two projections.
+    /// Exact GELU between two linear layers.
     Gelu,
-    /// A gate of SiLU (Shazeer 2020): three projections.
+    /// SwiGLU: a SiLU gate over three linear layers (Shazeer 2020).
     Swiglu,
 }
 
-/// How attention sees positions.
+/// Position encodings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Position {
-    /// Rotated queries and keys (Su et al. 2021).
+    /// Rotary position embedding of queries and keys (Su et al. 2021).
     Rotary,
-    /// A bias by distance (Press et al. 2021).
+    /// Attention with linear biases by distance (Press et al. 2021).
     Alibi,
 }
 
-/// Which keys a query sees.
+/// The attention mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Attention {
@@ -156,21 +156,21 @@ pub struct Attention {
     pub global: u64,
 }
 
-/// Shapes of attention.
+/// Attention masks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MaskKind {
-    /// Every key of the sequence.
+    /// Every key of the sequence is visible.
     Full,
-    /// Keys up to its own position.
+    /// Causal mask: keys up to the query's own position.
     Causal,
-    /// The last keys up to its own position.
+    /// Sliding window: the last `window` keys up to the query's own position.
     Window,
-    /// Blocks near it and at the start.
+    /// Block-sparse mask: the nearest `local` blocks and the first `global` blocks.
     BlockSparse,
 }
 
-/// The experts of a moe_lm.
+/// The experts of a mixture-of-experts model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Experts {
@@ -204,7 +204,7 @@ pub struct Lora {
 }
 
 impl Default for Model {
-    /// The family of the presets, with sizes of a model that trains on a laptop.
+    /// Defaults: the family of the presets, with sizes that train on a laptop.
     fn default() -> Self {
         Self {
             kind: ModelKind::MoeLm,
@@ -252,8 +252,8 @@ impl Default for Lora {
 }
 
 impl Model {
-    /// With the sizes of a preset. Source: the table of the Ava guide, whose models have plain GELU experts, biases,
-    /// LayerNorm and a vocabulary of 65 536.
+    /// Applies the sizes of a preset. Source: the table of the Ava guide, whose models have non-gated GELU experts,
+    /// biases, LayerNorm and a vocabulary of 65 536.
     pub fn sized(self, preset: Preset) -> Self {
         let (hidden, layers, heads, intermediate, count, top_k) = match preset {
             Preset::Tiny => (384, 8, 6, 1536, 4, 2),

@@ -1,11 +1,11 @@
-//! The sections `optimizer`, `schedule`, `loss` and `precision`: how weights move. Invariant: plain data; formulas are
-//! in `schedule`, in `hyper` and in the ops.
+//! The sections `optimizer`, `schedule`, `loss` and `precision` of the configuration. Invariant: plain data; the
+//! formulas are in `schedule`, in `hyper` and in the ops.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The update.
+/// The optimizer and its hyperparameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Optimizer {
@@ -45,33 +45,33 @@ pub struct Optimizer {
     pub decay_exponent: f64,
 }
 
-/// Updates.
+/// Optimizers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerKind {
-    /// adamw where it fits, else adamw8bit.
+    /// AdamW if it fits the memory budget, otherwise 8-bit AdamW.
     Auto,
-    /// Loshchilov and Hutter 2019.
+    /// AdamW (Loshchilov and Hutter 2019).
     Adamw,
-    /// The same with moments of 8 bits (Dettmers et al. 2022).
+    /// AdamW with 8-bit moments (Dettmers et al. 2022).
     Adamw8bit,
-    /// Shazeer and Stern 2018, without a first moment.
+    /// Adafactor (Shazeer and Stern 2018), without a first moment.
     Adafactor,
     /// Stochastic gradient descent.
     Sgd,
 }
 
-/// What decays.
+/// Which parameters weight decay applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decay {
-    /// Matrices, but no embeddings; norms and biases never.
+    /// Weight matrices except embeddings; never norms and biases.
     Matrices,
     /// Every parameter.
     All,
 }
 
-/// The learning rate over the steps.
+/// The learning-rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Schedule {
@@ -115,13 +115,13 @@ pub struct Schedule {
     pub reference_tokens: Option<u64>,
 }
 
-/// The length of the warm-up.
+/// Length of the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Warmup {
-    /// Steps.
+    /// A number of optimizer steps.
     Steps(u64),
-    /// A share of the steps of the schedule.
+    /// A fraction of the steps of the schedule.
     Share(f64),
 }
 
@@ -134,39 +134,39 @@ impl fmt::Display for Warmup {
     }
 }
 
-/// Shapes of the learning rate.
+/// Shapes of the learning-rate schedule after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
-    /// Always the same.
+    /// Constant learning rate.
     Constant,
-    /// A straight line down.
+    /// Linear decay.
     Linear,
-    /// Half a cosine (Loshchilov and Hutter 2017).
+    /// Cosine decay over half a period (Loshchilov and Hutter 2017).
     Cosine,
-    /// Half cosines, one after the other.
+    /// Cosine decay with warm restarts.
     CosineRestarts,
-    /// A power of what is left.
+    /// Polynomial decay: a power of the remaining fraction of the steps.
     Polynomial,
-    /// Warm-up, stable, decay (Hu et al. 2024).
+    /// Warm-up, stable, decay (Hu et al. 2024): constant, then a decay in the last steps.
     Wsd,
-    /// Drops by gamma.
+    /// Step decay: multiplied by `gamma` at fixed intervals.
     Step,
 }
 
-/// How wsd falls.
+/// Shapes of the decay phase of `wsd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DecayShape {
-    /// A straight line.
+    /// Linear decay.
     Linear,
-    /// One minus the root of what is done (Hägele et al. 2024).
+    /// One minus the square root of the elapsed fraction (Hägele et al. 2024).
     Sqrt,
-    /// Half a cosine.
+    /// Cosine decay over half a period.
     Cosine,
 }
 
-/// What a schedule counts.
+/// Units in which `schedule.every` is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -176,19 +176,19 @@ pub enum Unit {
     Epochs,
 }
 
-/// How the learning rate grows with the batch.
+/// How the learning rate scales with the batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Scaling {
-    /// Not.
+    /// Not scaled.
     None,
-    /// As the batch does (Goyal et al. 2017).
+    /// Proportional to the batch size (Goyal et al. 2017).
     Linear,
-    /// As its root does (Krizhevsky 2014).
+    /// Proportional to the square root of the batch size (Krizhevsky 2014).
     Sqrt,
 }
 
-/// What is minimised beside the cross-entropy.
+/// Loss terms in addition to the cross-entropy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Loss {
@@ -203,7 +203,7 @@ pub struct Loss {
     pub z: f64,
 }
 
-/// Number formats.
+/// Floating-point formats.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Precision {
@@ -217,15 +217,15 @@ pub struct Precision {
     pub growth_interval: u64,
 }
 
-/// Number formats.
+/// Floating-point formats of weights and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PrecisionKind {
-    /// 32 bits throughout.
+    /// f32 throughout.
     F32,
-    /// bfloat16 with f32 masters.
+    /// bfloat16 with f32 master weights.
     Bf16,
-    /// binary16 with f32 masters and a loss scale that follows overflows.
+    /// IEEE half precision with f32 master weights and a dynamic loss scale.
     Fp16,
 }
 
@@ -276,7 +276,7 @@ impl Default for Loss {
 }
 
 impl Default for Precision {
-    /// The scale is PyTorch's.
+    /// The initial loss scale and growth interval are PyTorch's defaults.
     fn default() -> Self {
         Self { kind: PrecisionKind::F32, initial_scale: 65_536.0, growth_interval: 2000 }
     }

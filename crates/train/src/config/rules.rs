@@ -1,5 +1,5 @@
-//! What keys mean together. Invariant: a sentence names the keys, their values and what would be possible; types and
-//! ranges of single keys are the schema's.
+//! Rules on combinations of keys. Invariant: every message names the keys, their values and what would be accepted;
+//! types and ranges of single keys are checked by the schema.
 
 use super::{
     Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, Scaling,
@@ -8,13 +8,13 @@ use super::{
 use graph::{Bytes, Op};
 use runtime::machine::parse_budget;
 
-/// What contradicts itself, a sentence each.
+/// Returns one message for each rule that the configuration violates.
 pub fn broken(c: &TrainConfig) -> Vec<String> {
     let all = [model(c), data(c), optimizer(c), batch(c), run(c)];
     all.into_iter().flatten().filter(|(kept, _)| !kept).map(|(_, text)| text).collect()
 }
 
-/// Whether it is kept, and what to say if not.
+/// Whether a rule is satisfied, and the message if it is not.
 type Rule = (bool, String);
 
 fn model(c: &TrainConfig) -> Vec<Rule> {
@@ -28,7 +28,7 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
     vec![
         (m.preset.is_none() || moe, "model.preset: the presets are sizes of model.kind moe_lm".to_owned()),
         (
-            // The heads of a model that is there may be wider or narrower.
+            // A pretrained model may have heads that are wider or narrower than hidden / heads.
             head || m.from.is_some() || m.hidden.is_multiple_of(m.heads),
             format!("model.hidden {} is no multiple of model.heads {}", m.hidden, m.heads),
         ),
@@ -226,7 +226,7 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
 }
 
 impl ScheduleKind {
-    /// Whether it is defined by where it ends.
+    /// Whether the schedule is defined by the step at which it ends.
     pub fn ends(self) -> bool {
         match self {
             Self::Linear | Self::Cosine | Self::Polynomial | Self::Wsd => true,
@@ -234,7 +234,7 @@ impl ScheduleKind {
         }
     }
 
-    /// As it is written.
+    /// The value of `schedule.kind` in a configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Constant => "constant",
@@ -249,14 +249,14 @@ impl ScheduleKind {
 }
 
 impl TrainConfig {
-    /// The step where a falling learning rate ends, if it is known before the run.
+    /// Returns the step at which a decaying learning rate ends; `None` if it is not known before the run.
     pub fn horizon(&self) -> Option<u64> {
         let by_tokens = self.run.max_tokens.map(|most| most.div_ceil(self.batch.tokens));
         let by_run = [self.run.steps, by_tokens].into_iter().flatten().min();
         self.schedule.steps.or(by_run)
     }
 
-    /// Steps of the warm-up. A share is rounded to whole steps.
+    /// Returns the number of warm-up steps; a fraction of the schedule is rounded to whole steps.
     pub fn warmup(&self) -> u64 {
         match self.schedule.warmup {
             Warmup::Steps(steps) => steps,

@@ -1,5 +1,6 @@
-//! The sections `memory`, `batch` and `run`: what a step holds, how long it goes on, and what is kept. Invariant: plain
-//! data; keys that cannot change a result say so in the schema (`changes`), and may differ on resume.
+//! The sections `memory`, `batch` and `run` of the configuration: the memory budget, the step size, and the length and
+//! outputs of a run. Invariant: plain data; keys that cannot change a result are marked in the schema (`changes`) and
+//! may differ on resume.
 
 use super::Auto;
 use crate::TrainError;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// The line, and what is given up to stay under it.
+/// The memory budget, and what may be recomputed to stay within it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
@@ -32,33 +33,33 @@ pub struct Memory {
     pub loss_chunk: Auto<u64>,
 }
 
-/// What is computed again in the backward pass.
+/// Activations that are recomputed in the backward pass instead of being stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Remat {
-    /// A policy by its name.
+    /// A policy by name.
     Policy(RematPolicy),
-    /// The outputs of these ops.
+    /// The outputs of the listed ops.
     Ops(#[schemars(length(min = 1))] Vec<String>),
 }
 
-/// Policies of recomputation.
+/// Recomputation policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RematPolicy {
-    /// What brings the most speed under the line, value by value.
+    /// Chosen value by value: the fastest choice that fits the budget.
     Auto,
-    /// Nothing.
+    /// No recomputation.
     None,
     /// Whole layers.
     Full,
-    /// All but every n-th layer's input.
+    /// Stores only the input of every n-th layer.
     EveryN,
-    /// What is cheap to compute: norms, activations, gates.
+    /// Cheap ops only: norms, activations, gates.
     Selective,
 }
 
-/// What a step holds. For a head, a row counts as one token.
+/// Size of an optimizer step and of its micro-steps. For a head, a row counts as one token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Batch {
@@ -73,7 +74,7 @@ pub struct Batch {
     pub sequences: Auto<u64>,
 }
 
-/// How long, and what is kept.
+/// Length of the run, evaluation, checkpoints and logging.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Run {
@@ -120,18 +121,18 @@ pub struct Run {
     pub device: Device,
 }
 
-/// A distance between two events of a run.
+/// Interval between two events of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Interval {
-    /// Optimizer steps.
+    /// A number of optimizer steps.
     Steps(u64),
-    /// A time, such as 10min.
+    /// A duration, such as 10min.
     Time(String),
 }
 
 impl Interval {
-    /// The time that a text such as 10min states; `None` where it states none.
+    /// Parses a duration such as 10min; `None` if the text is not a positive duration.
     pub fn time(text: &str) -> Option<Duration> {
         let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let (number, unit) = text.split_at(digits);
@@ -145,7 +146,7 @@ impl Interval {
         (!time.is_zero()).then_some(time)
     }
 
-    /// Whether an event is due after `step`, where the last one was `since` ago.
+    /// Whether an event is due after `step`, when the previous event was `since` ago.
     pub fn is_due(&self, step: u64, since: Duration) -> bool {
         match self {
             Self::Steps(n) => step.is_multiple_of(*n),
@@ -164,11 +165,11 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Where to train.
+/// Devices to train on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// The fastest that is there: today the CPU.
+    /// The fastest available device; today always the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -203,7 +204,7 @@ impl Default for Run {
             evaluate_every: None,
             evaluate_tokens: None,
             patience: None,
-            // What a kill costs at most.
+            // The interval bounds the work lost when the process is killed.
             save_every: Some(Interval::Time("10min".to_owned())),
             keep_last: 2,
             keep_best: true,
@@ -215,21 +216,23 @@ impl Default for Run {
     }
 }
 
-/// Code, stacks, the plans themselves and what an allocator keeps. Measured beside the arena of examples/moe-mini.yaml:
-/// 20 MB of the release build, 27 MB with 40 layers. `cargo test -p plimsoll --test it training_memory` measures again.
+/// Memory reserved for code, stacks, the plans themselves and the allocator's overhead. Measured besides the arena of
+/// examples/moe-mini.yaml: 20 MB in the release build, 27 MB with 40 layers. `cargo test -p plimsoll --test it
+/// training_memory` repeats the measurement.
 pub(crate) const PROCESS: Bytes = Bytes(32 << 20);
 
 impl Run {
-    /// The machine that the run computes on.
+    /// Returns the settings of the machine that the run computes on.
     pub fn machine(&self) -> Settings {
         let threads = self.threads.0.map_or_else(machine::cores, |n| n as usize);
-        // Training computes on the CPU, which is what both words of `device` mean today.
+        // Training runs on the CPU only, so `auto` and `cpu` mean the same today.
         match self.device {
             Device::Auto | Device::Cpu => Settings { threads, ..Settings::default() },
         }
     }
 
-    /// The same as plans know it, with what the process holds beside its arena and its data.
+    /// Returns the planning target of that machine, including the memory that the process holds besides its arena and
+    /// its data.
     pub fn target(&self) -> Result<Target, TrainError> {
         let mut target = self.machine().target()?;
         target.reserved.push(Reserved { label: "process".to_owned(), bytes: PROCESS });

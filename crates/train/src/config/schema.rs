@@ -1,29 +1,30 @@
-//! The schema of the configuration, and what it says about a tree. Invariant: types, ranges, words and descriptions
-//! stand once, at the structs; whoever needs a key or a limit asks this schema.
+//! The JSON schema of the configuration, and validation of a YAML tree against it. Invariant: types, ranges, allowed
+//! words and descriptions are defined once, on the configuration structs; all other code queries this schema.
 
 use super::TrainConfig;
 use super::yaml::{Kind, Node};
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
-/// The JSON schema (draft 2020-12), for editors.
+/// Returns the JSON schema (draft 2020-12) of the configuration, for example for editors.
 pub fn schema() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|s| s.inline_subschemas = true);
     settings.into_generator().into_root_schema_for::<TrainConfig>().to_value()
 }
 
-/// A key that holds a value, no section.
+/// A configuration key that holds a value, as opposed to a section.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leaf {
-    /// Its path, with points.
+    /// Dotted path of the key.
     pub path: String,
-    /// What it is.
+    /// Description of the key.
     pub about: String,
-    /// What it can change: `results`, `end` (when the run ends), `machine` (memory and speed) or `log` (what is written).
+    /// What the key can affect: `results`, `end` (when the run ends), `machine` (memory and speed) or `log` (what is
+    /// written).
     pub changes: String,
 }
 
-/// All keys that hold values, in the order of their names.
+/// Returns all keys that hold values, sorted by path.
 pub fn leaves(schema: &Value) -> Vec<Leaf> {
     let mut found = vec![];
     collect(schema, "", &mut found);
@@ -43,7 +44,7 @@ fn collect(schema: &Value, path: &str, found: &mut Vec<Leaf>) {
     found.push(Leaf { path: path.to_owned(), about, changes });
 }
 
-/// The keys of a section; `None` for a value.
+/// Returns the keys of a section; `None` for the schema of a value.
 pub fn properties(schema: &Value) -> Option<&serde_json::Map<String, Value>> {
     schema["properties"].as_object().or_else(|| branches(schema).find_map(properties))
 }
@@ -52,32 +53,32 @@ fn branches(schema: &Value) -> impl Iterator<Item = &Value> {
     ["anyOf", "oneOf"].into_iter().filter_map(|word| schema[word].as_array()).flatten()
 }
 
-/// What is wrong at a key.
+/// A fault found at a key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
-    /// The key.
+    /// Dotted path of the key.
     pub path: String,
-    /// Where it stands.
+    /// Line of the key; 0 if it was set by a flag.
     pub line: usize,
-    /// What is wrong there.
+    /// The kind of fault.
     pub what: Wrong,
 }
 
-/// What is wrong at a key.
+/// Kinds of faults at a key.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wrong {
-    /// There is no such key.
+    /// The key does not exist.
     Unknown,
-    /// Its value cannot be; the text says what can.
+    /// The value has the wrong type or is out of range.
     Value {
-        /// As it was written.
+        /// The value as written.
         found: String,
-        /// What is allowed, as the end of `it is ...`.
+        /// The allowed values, phrased as the end of `it is ...`.
         allowed: String,
     },
 }
 
-/// All that the schema has against a tree, in its order.
+/// Returns all faults of a tree with respect to a schema, in the order of the tree.
 pub fn faults(node: &Node, schema: &Value) -> Vec<Fault> {
     let mut found = vec![];
     check(node, schema, "", &mut found);
@@ -107,7 +108,7 @@ fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
     }
 }
 
-/// A section that is not known has keys of its own, each with its own counterpart.
+/// Reports every key inside an unknown section separately, because each key may have its own equivalent.
 fn unknown(node: &Node, path: String, found: &mut Vec<Fault>) {
     match &node.kind {
         Kind::Map(entries) if !entries.is_empty() => {
@@ -119,7 +120,7 @@ fn unknown(node: &Node, path: String, found: &mut Vec<Fault>) {
     }
 }
 
-/// Whether a value that is no mapping is one that the schema allows.
+/// Whether a value other than a mapping satisfies the schema.
 fn fits(node: &Node, schema: &Value) -> bool {
     let any = |word: &str| schema[word].as_array().is_none_or(|all| all.iter().any(|s| fits(node, s)));
     let words = |word: &str| schema[word].as_array().is_none_or(|all| all.contains(&node.to_json()));
@@ -171,7 +172,7 @@ fn items(node: &Node, schema: &Value) -> bool {
         && schema.get("items").is_none_or(|inner| values.iter().all(|value| fits(value, inner)))
 }
 
-/// What a schema allows, in words.
+/// Describes in words the values that a schema allows.
 pub fn allowed(schema: &Value) -> String {
     let mut parts: Vec<String> = vec![];
     collect_allowed(schema, schema, &mut parts);
@@ -201,7 +202,7 @@ fn collect_allowed(schema: &Value, limits: &Value, parts: &mut Vec<String>) {
         Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
         _ => vec![],
     };
-    // Nothing comes last: it is the exception.
+    // `null` is listed last because it is the exceptional value.
     types.sort_by_key(|name| *name == "null");
     parts.extend(types.into_iter().map(|name| one_type(name, schema, limits)));
 }
@@ -226,7 +227,7 @@ fn one_type(name: &str, schema: &Value, limits: &Value) -> String {
     }
 }
 
-/// The tighter of the limits of a branch and of the key itself.
+/// Describes the range of a number by the tighter of the limits of a branch and of the key itself.
 fn range(schema: &Value, outer: &Value) -> String {
     let limit = |word: &str| match (schema[word].as_f64(), outer[word].as_f64()) {
         (Some(a), Some(b)) => Some(if word.ends_with("inimum") { a.max(b) } else { a.min(b) }),

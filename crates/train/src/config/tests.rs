@@ -1,4 +1,4 @@
-//! What is read, what is refused and what is said. Invariant: every message is compared whole.
+//! Tests of reading, rejecting and resolving configurations. Invariant: messages are compared in full.
 
 use super::schema::{leaves, properties, schema};
 use super::*;
@@ -20,7 +20,7 @@ fn fixture(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name).display().to_string()
 }
 
-/// What the initial model fixes is taken from it, and a key that says otherwise is refused by its name.
+/// Keys that the initial model determines are taken from it, and a key that states another value is rejected by name.
 #[test]
 fn the_initial_model_fixes_the_architecture() {
     let llama = fixture("training/llama");
@@ -29,7 +29,7 @@ fn the_initial_model_fixes_the_architecture() {
     assert_eq!((m.kind, m.hidden, m.layers, m.heads, m.kv_heads), (ModelKind::DenseLm, 16, 2, 4, Some(2)));
     assert_eq!((m.intermediate, m.vocabulary, m.activation), (24, Some(40), Activation::Swiglu));
     assert_eq!((m.norm, m.norm_eps, m.bias, m.attention.mask), (Norm::RmsNorm, 1e-5, false, MaskKind::Causal));
-    // What ran can be run again, and a key that says the same is no contradiction.
+    // The resolved configuration of a run can be read again: a key that states the same value is no contradiction.
     assert_eq!(parse(&c.to_yaml().expect("YAML"), &[]).expect("read back"), c);
     good(&format!("model: {{from: {llama}, hidden: 16, vocabulary: null}}\n"), &["model.kind=dense_lm"]);
     for (key, value, own) in [
@@ -79,7 +79,7 @@ fn the_initial_model_fixes_the_architecture() {
     assert!(error.starts_with("--set: `model.classes` is 3, and 2 in "), "{error}");
 }
 
-/// The warm-up of a share shrinks with the run.
+/// The length of a fractional warm-up follows the length of the run.
 #[test]
 fn a_warm_up_is_a_share_or_steps() {
     for (flags, wanted) in [
@@ -267,7 +267,7 @@ fn keys_of_others_lead_to_ours() {
         match row.answer() {
             Answer::Key(ours, _) => {
                 assert!(known.iter().any(|key| key == ours), "{}: there is no {ours}", row.key);
-                // Words for words are values of ours.
+                // Mapped words must be valid values of the equivalent key.
                 for word in row.words.iter().flat_map(|words| words.values()).chain(&row.true_is) {
                     let flags = [format!("{ours}={word}")];
                     let error =
@@ -280,7 +280,7 @@ fn keys_of_others_lead_to_ours() {
         let path = row.key.replace('*', "anything");
         assert_eq!(counterpart(&format!("x.{path}")), Some(row.answer()), "{}", row.key);
     }
-    // Keys of the guide that had no answer, or another one than their own.
+    // Keys of the guide that once had no answer, or the answer of another key.
     for (key, wanted) in [
         ("model.deepspeed_activation_checkpointing", "here it is `memory.remat` (full"),
         ("deepspeed.activation_checkpointing", "here it is `memory.remat` (full"),
@@ -302,7 +302,7 @@ fn keys_of_others_lead_to_ours() {
     assert_eq!(counterpart("train.Silent-Mode"), counterpart("silent_mode"));
 }
 
-/// Every leaf has words, and says what it changes.
+/// Every leaf key has a description and states what it changes.
 #[test]
 fn the_schema_describes_every_key() {
     let schema = schema();
@@ -312,7 +312,7 @@ fn the_schema_describes_every_key() {
         assert!(!leaf.about.is_empty(), "{}: no description", leaf.path);
         assert!(["results", "end", "machine", "log"].contains(&leaf.changes.as_str()), "{leaf:?}");
     }
-    // The schema and what is written agree on the keys.
+    // The schema and the serialised configuration have the same keys.
     let written = Node::of(&TrainConfig::default()).expect("a tree");
     for (section, inner) in properties(&schema).expect("sections") {
         let there = written.get(section).expect("a section");
@@ -323,7 +323,7 @@ fn the_schema_describes_every_key() {
     assert!(schema::faults(&written, &schema).is_empty());
 }
 
-/// docs/training-keys.md is made from the schema and the table.
+/// Compares docs/training-keys.md with the text generated from the schema and the table of other trainers' keys.
 #[test]
 fn the_page_of_keys_is_this_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training-keys.md");
@@ -338,7 +338,7 @@ fn the_page_of_keys_is_this_table() {
     assert_eq!(page.len(), there.len(), "PLIMSOLL_BLESS=1 writes it anew");
 }
 
-/// What docs/training-keys.md says.
+/// Generates the contents of docs/training-keys.md.
 fn page() -> String {
     let mut text = String::from(
         "# Keys of a training run\n\nThe file of `plimsoll train` is YAML; `--print-config` shows it with every key, and \

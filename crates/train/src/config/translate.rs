@@ -123,19 +123,16 @@ fn translate_text(
         Some(Convert::Accumulation) => 2,
         _ => 0,
     });
-    let mut made = Made { tree: Node::of(&json!({}))?, became: vec![], missing: vec![] };
+    let mut made = Made { tree: Node::of(&json!({}))?, became: vec![], missing: vec![], unset: vec![] };
     for (path, node, row) in leaves {
         made.take(&path, node, row)?;
     }
     made.complete(source)?;
     let config = TrainConfig::parse(&made.tree.to_yaml(), &format!("{name}, translated"), flags)?;
-    // What a flag states is not left to state.
-    let stated = |line: &String| {
-        !flags
-            .iter()
-            .any(|flag| flag.split_once('=').is_some_and(|(key, _)| line.starts_with(&format!("`{key}`: "))))
-    };
-    made.missing.retain(stated);
+    // A key that a flag sets is not missing any more.
+    let set: Vec<&str> = flags.iter().filter_map(|flag| flag.split_once('=')).map(|(key, _)| key).collect();
+    let unset = made.unset.into_iter().filter(|(key, _)| !set.contains(key));
+    made.missing.extend(unset.map(|(key, why)| format!("`{key}`: {why}")));
     Ok(Translated { source, config, became: made.became, missing: made.missing })
 }
 
@@ -148,7 +145,7 @@ fn tree(text: &str) -> Result<Node, String> {
     // No file of keys and values in YAML is one in TOML.
     match toml::from_str::<Value>(text) {
         Ok(value) => Node::of(&value).map_err(|e| e.to_string()),
-        Err(_) => parse(text),
+        Err(_) => parse(text).map_err(|e| e.to_string()),
     }
 }
 
@@ -177,6 +174,8 @@ struct Made {
     tree: Node,
     became: Vec<String>,
     missing: Vec<String>,
+    /// Keys that the file does not set and that have no good default, with the reason.
+    unset: Vec<(&'static str, String)>,
 }
 
 /// What a value becomes.
@@ -369,8 +368,8 @@ impl Made {
         }
         let model = ["hidden", "layers", "heads", "vocabulary", "from", "kind", "experts"];
         if !model.iter().any(|key| self.has(&format!("model.{key}"))) {
-            let text = "`model.from`: the file does not say which model is trained: name it, or state model.kind and sizes";
-            self.missing.push(text.to_owned());
+            let why = "the file does not say which model is trained: name it, or state model.kind and sizes";
+            self.unset.push(("model.from", why.to_owned()));
         } else if !self.has("model.kind") && !self.has("model.from") {
             let kind = if self.has("model.experts") { "moe_lm" } else { "dense_lm" };
             self.set("model.kind", &json!(kind))?;
@@ -378,32 +377,31 @@ impl Made {
         }
         if !self.has("data.train") {
             self.set("data.train", &json!(["train.txt"]))?;
-            let text = "`data.train`: the file names no files to train on; train.txt stands in their place";
-            self.missing.push(text.to_owned());
+            let why = "the file names no files to train on; train.txt stands in their place";
+            self.unset.push(("data.train", why.to_owned()));
         }
         let ends = ["run.steps", "run.max_tokens", "schedule.steps"].iter().any(|key| self.has(key));
         if !ends && !self.has("run.epochs") {
             self.set("run.steps", &json!(1000))?;
-            let text = "`run.steps`: the file does not say how long to train; 1000 stands in its place";
-            self.missing.push(text.to_owned());
+            let why = "the file does not say how long to train; 1000 stands in its place";
+            self.unset.push(("run.steps", why.to_owned()));
         } else if !ends {
             let kind = self.tree.at("schedule.kind").map(Node::to_json);
             let kind = kind.as_ref().and_then(Value::as_str).unwrap_or("cosine").to_owned();
             if !["constant", "cosine_restarts", "step"].contains(&kind.as_str()) {
                 self.set("schedule.kind", &json!("constant"))?;
-                self.missing.push(format!(
-                    "`schedule.steps`: a schedule of the kind {kind} ends at a step, and the file states epochs; constant \
-                     stands in its place: set schedule.kind={kind} and schedule.steps"
-                ));
+                let why = format!(
+                    "a schedule of the kind {kind} ends at a step, and the file states epochs; constant stands in its \
+                     place: set schedule.kind={kind} and schedule.steps"
+                );
+                self.unset.push(("schedule.steps", why));
             }
             let share = self.tree.at("schedule.warmup").map(Node::to_json);
             if share.is_some_and(|share| share.as_u64().is_none()) {
                 self.remove("schedule", "warmup");
-                self.missing.push(
-                    "`schedule.warmup`: a share of the steps needs their number, and the file states epochs; there is no \
-                     warm-up"
-                        .to_owned(),
-                );
+                let why =
+                    "a share of the steps needs their number, and the file states epochs; there is no warm-up";
+                self.unset.push(("schedule.warmup", why.to_owned()));
             }
         }
         let text = format!(

@@ -40,10 +40,23 @@ pub enum Kind {
 /// Deeper than any configuration.
 const DEEPEST: usize = 16;
 
-/// The tree of a text; nothing is an empty mapping. The error is a sentence with the line, without the file.
-pub fn parse(text: &str) -> Result<Node, String> {
+/// A text that is not a configuration in YAML.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {message}")]
+pub struct SyntaxError {
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong there.
+    pub message: String,
+}
+
+/// Parses a text into a tree; an empty text is an empty mapping.
+///
+/// # Errors
+/// The line that cannot be read, and why.
+pub fn parse(text: &str) -> Result<Node, SyntaxError> {
     let mut events = Parser::new_from_str(text);
-    let mut next = || -> Result<(Event<'_>, usize), String> {
+    let mut next = || -> Result<(Event<'_>, usize), SyntaxError> {
         match events.next() {
             Some(Ok((event, span))) => Ok((event, line(&span))),
             Some(Err(e)) => Err(broken(&e)),
@@ -55,7 +68,7 @@ pub fn parse(text: &str) -> Result<Node, String> {
         match next()? {
             (Event::StreamEnd, _) => break,
             (Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd | Event::Nothing, _) => {}
-            (_, at) if root.is_some() => return Err(format!("line {at}: a second document; give one")),
+            (_, at) if root.is_some() => return Err(at_line(at, "a second document; give one")),
             (event, at) => root = Some(node(event, at, DEEPEST, &mut next)?),
         }
     }
@@ -67,8 +80,12 @@ fn line(span: &Span) -> usize {
     span.start.line()
 }
 
-fn broken(error: &ScanError) -> String {
-    format!("line {}: not YAML: {}", error.marker().line(), error.info())
+fn broken(error: &ScanError) -> SyntaxError {
+    at_line(error.marker().line(), format!("not YAML: {}", error.info()))
+}
+
+fn at_line(line: usize, message: impl Into<String>) -> SyntaxError {
+    SyntaxError { line, message: message.into() }
 }
 
 /// The value that begins with `event`.
@@ -76,9 +93,9 @@ fn node<'a>(
     event: Event<'a>,
     line: usize,
     depth: usize,
-    next: &mut dyn FnMut() -> Result<(Event<'a>, usize), String>,
-) -> Result<Node, String> {
-    let refuse = |what: &str| Err(format!("line {line}: {what}"));
+    next: &mut dyn FnMut() -> Result<(Event<'a>, usize), SyntaxError>,
+) -> Result<Node, SyntaxError> {
+    let refuse = |what: &str| Err(at_line(line, what));
     if depth == 0 {
         return refuse("nested too deep for a configuration");
     }
@@ -111,17 +128,17 @@ fn node<'a>(
 
 fn mapping<'a>(
     depth: usize,
-    next: &mut dyn FnMut() -> Result<(Event<'a>, usize), String>,
-) -> Result<Vec<(String, Node)>, String> {
+    next: &mut dyn FnMut() -> Result<(Event<'a>, usize), SyntaxError>,
+) -> Result<Vec<(String, Node)>, SyntaxError> {
     let mut entries: Vec<(String, Node)> = vec![];
     loop {
         let (key, line) = match next()? {
             (Event::MappingEnd, _) => return Ok(entries),
             (Event::Scalar(key, _, 0, None), line) => (key.into_owned(), line),
-            (_, line) => return Err(format!("line {line}: a key is a plain word")),
+            (_, line) => return Err(at_line(line, "a key is a plain word")),
         };
         if entries.iter().any(|(other, _)| *other == key) {
-            return Err(format!("line {line}: `{key}` is given twice"));
+            return Err(at_line(line, format!("`{key}` is given twice")));
         }
         let (event, _) = next()?;
         // The key's line: that is what an editor should jump to.
@@ -173,7 +190,7 @@ impl Node {
         if text == "null" {
             return Ok(Self { kind: Kind::Null, line: 0 });
         }
-        Ok(parse(&text).map_err(RuntimeError::bug)?)
+        Ok(parse(&text).map_err(|e| RuntimeError::bug(e.to_string()))?)
     }
 
     /// The value under a key.
@@ -312,10 +329,10 @@ mod tests {
             ("a: 1\n---\nb: 2\n", "line 3: a second document; give one"),
             ("? [a]\n: 1\n", "line 1: a key is a plain word"),
         ] {
-            assert_eq!(parse(text).expect_err(text), wanted);
+            assert_eq!(parse(text).expect_err(text).to_string(), wanted);
         }
-        assert!(parse("a: [1, 2\nb: 3\n").expect_err("open").starts_with("line "));
-        assert!(parse(&"[".repeat(1000)).expect_err("deep").starts_with("line "));
+        assert!(parse("a: [1, 2\nb: 3\n").expect_err("open").line > 0);
+        assert!(parse(&"[".repeat(1000)).expect_err("deep").line > 0);
     }
 
     #[test]

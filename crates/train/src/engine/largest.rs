@@ -1,5 +1,6 @@
-//! The largest micro-batch, depth or width that fits a line: by planning, doubling and then halving. Invariant: what
-//! is answered was planned inside the line, and the next larger one was refused.
+//! Search for the largest micro-batch, layer count or width that fits the memory budget: exponential search, then
+//! binary search, with a plan for every candidate. Invariant: the reported value was planned within the budget, and the
+//! next larger value was rejected.
 
 use super::super::config::{Auto, ModelKind, TrainConfig};
 use super::subject::MOST_LAYERS;
@@ -9,45 +10,46 @@ use graph::Bytes;
 use plan::Target;
 use runtime::Observer;
 
-/// What is grown.
+/// The dimension to maximise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// Tokens of a micro-batch.
+    /// Tokens per micro-batch.
     Tokens,
-    /// Blocks.
+    /// Number of layers.
     Layers,
-    /// The width, and the inner width in proportion.
+    /// Hidden size; the intermediate size is scaled in proportion.
     Hidden,
 }
 
-/// The largest, and its plans.
+/// Result of the search: the largest value that fits, and its plans.
 #[derive(Debug)]
 pub struct Largest {
-    /// What was grown.
+    /// The dimension that was maximised.
     pub size: Size,
-    /// How large it may be.
+    /// The largest value that fits the budget.
     pub value: u64,
-    /// The next larger one, which does not fit.
+    /// The next larger value that was tried, which does not fit.
     pub refused: u64,
-    /// The configuration with it.
+    /// The configuration with the largest value set.
     pub config: TrainConfig,
-    /// Its plans.
+    /// The plans of that configuration.
     pub found: plan::Found,
 }
 
-/// Tokens of a micro-batch are a multiple of this; of a head's rows every number is tried.
+/// Tokens of a micro-batch are searched in multiples of this number; rows of a head are searched one by one.
 const TOKENS: u64 = 64;
 
-/// The width of a head is a multiple of this: what products on tiles take without a rest.
+/// The width of an attention head is a multiple of this number, so that tiled GEMM kernels have no remainder columns.
 const HEAD_WIDTH: u64 = 8;
 
-/// Beyond this nothing is looked for.
+/// Upper limit of the search.
 const MOST: u64 = 1 << 32;
 
-/// The largest `size` of a configuration on a machine inside a line.
+/// Searches the largest value of `size` for which a configuration can be planned within the budget on a machine.
 ///
 /// # Errors
-/// The bill of the smallest one, where not even that fits.
+/// `PlanError::OverBudget` with the memory bill of the smallest candidate if even that does not fit, and an error if
+/// the configuration does not determine `size`.
 pub fn largest(
     config: &TrainConfig,
     size: Size,
@@ -75,7 +77,8 @@ pub fn largest(
         Size::Tokens | Size::Hidden => MOST / step,
     };
     let mut low = least;
-    // `low` fits; if not even the least does, its search below returns the bill.
+    // The invariant of the loops is that `low` fits and `high` does not. If even the smallest value does not fit, the
+    // final search at `low` returns the error with the bill.
     let mut high = least + 1;
     if fits(least)? {
         let mut gap = 1;
@@ -97,7 +100,7 @@ pub fn largest(
 }
 
 impl Size {
-    /// Its word.
+    /// The name of the dimension as a value of `--largest`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tokens => "tokens",
@@ -106,7 +109,7 @@ impl Size {
         }
     }
 
-    /// It is a multiple of this.
+    /// The step of the search: candidates are multiples of it.
     fn step(self, config: &TrainConfig) -> u64 {
         match self {
             Self::Tokens if config.model.kind == ModelKind::Head => 1,
@@ -116,8 +119,8 @@ impl Size {
         }
     }
 
-    /// Where to begin, in steps. A step of one micro-batch need not add gradients up, so that it may fit where half of
-    /// it does not: it is tried first.
+    /// The smallest candidate, in units of `step`. A step of a single micro-batch need not accumulate gradients, so it
+    /// can fit where a micro-batch of half the size does not; the whole step is therefore tried first.
     fn least(
         self,
         config: &TrainConfig,
@@ -135,13 +138,13 @@ impl Size {
         }
     }
 
-    /// The configuration with so much.
+    /// Returns the configuration with the dimension set to `n`.
     fn of(self, config: &TrainConfig, n: u64) -> TrainConfig {
         let mut grown = config.clone();
         match self {
             Self::Tokens => {
                 grown.batch.micro_tokens = Auto(Some(n));
-                // A whole number of micro-batches.
+                // Rounded up so that a step is a whole number of micro-batches.
                 grown.batch.tokens = config.batch.tokens.next_multiple_of(n);
             }
             Self::Layers => grown.model.layers = n,

@@ -1,5 +1,5 @@
-//! A model in training on a device: its plans, its arena, its data. Invariant: every step follows the plans; what is
-//! allocated beside the arena is the batch and a few numbers.
+//! The training engine: implements [`Trainable`] on a device with compiled plans, an arena and a data feed. Invariant:
+//! every step executes the plans; memory allocated outside the arena is limited to the batch and a few scalars.
 
 mod largest;
 mod program;
@@ -29,8 +29,8 @@ use std::path::PathBuf;
 use store::Store;
 use subject::Subject;
 
-/// What a configuration would take on a machine inside a line: reads no weights and no training data, but a
-/// tokenizer, a head's rows, and the configuration of the model to start from.
+/// Plans the training of a configuration on a target within a memory budget. Reads no weights and no training data
+/// except a tokenizer, the row widths of a head's embeddings, and the `config.json` of the initial model.
 pub fn plan_of(
     config: &TrainConfig,
     target: &Target,
@@ -40,7 +40,7 @@ pub fn plan_of(
     program::search(config, &subject(config, observer)?, target, budget, observer)
 }
 
-/// The model of a configuration with its data, ready for its first step.
+/// Opens the model of a configuration together with its data, ready for the first step.
 pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, TrainError> {
     let target = config.run.target()?;
     let budget = parse_budget(&config.memory.budget, available().free)?;
@@ -93,8 +93,8 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     }))
 }
 
-/// The lines of the process that are more than plans of training reserve for it. What the data holds by now is counted by its
-/// own lines too.
+/// Returns the memory lines of the process that exceed what training plans reserve for it ([`PROCESS`]). Memory that
+/// the data already holds is counted a second time by the data's own lines.
 fn beyond_reserved(config: &TrainConfig, settings: &Settings) -> Vec<Staging> {
     let workers = config.data.workers.0.unwrap_or(8) as usize;
     let Some(mut process) = Process::now(settings) else { return vec![] };
@@ -103,16 +103,16 @@ fn beyond_reserved(config: &TrainConfig, settings: &Settings) -> Vec<Staging> {
     process.beyond(PROCESS)
 }
 
-/// What passes through the host when a checkpoint is written or read.
+/// Bytes that are buffered in host memory while a checkpoint is written or read.
 const CHECKPOINT: u64 = 4 << 20;
 
-/// Bounds as data knows them.
+/// Converts bounds of a graph to bounds of the data pipeline.
 fn of_data(bounds: Bounds) -> data::train::Bounds {
     let Bounds { tokens, sequences, longest } = bounds;
     data::train::Bounds { tokens: tokens as usize, sequences: sequences as usize, longest: longest as usize }
 }
 
-/// A refusal of the plans as one of the whole: what the data holds beside them has its lines in the bill.
+/// Adds the memory held by the data to the bill of an over-budget error, so that the bill covers the whole process.
 fn with_data(error: RuntimeError, budget: Bytes, held: &[Held]) -> RuntimeError {
     let RuntimeError::Plan(PlanError::OverBudget(mut bill)) = error else { return error };
     bill.budget = budget;
@@ -120,7 +120,7 @@ fn with_data(error: RuntimeError, budget: Bytes, held: &[Held]) -> RuntimeError 
     RuntimeError::Plan(PlanError::OverBudget(bill))
 }
 
-/// What a configuration trains. Of a head's data the widths are read.
+/// Builds the model description of a configuration. For a head, opens the embeddings to read their widths.
 fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, TrainError> {
     if config.model.kind != ModelKind::Head {
         return Subject::open(
@@ -135,7 +135,7 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject,
     Subject::open(config, 0, &widths, observer)
 }
 
-/// The tokenizer that came with the weights to start from, if one did.
+/// Returns the tokenizer.json next to the initial weights, if there is one.
 fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option<PathBuf>, TrainError> {
     let Some(from) = &config.model.from else { return Ok(None) };
     if config.model.kind == ModelKind::Head {
@@ -145,12 +145,14 @@ fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option
     Ok(Some(folder.with_file_name(runtime::hub::TOKENIZER)).filter(|path| path.is_file()))
 }
 
-/// The micro-steps of a position in a checkpoint: dropout goes on from there.
+/// Reads the number of micro-steps from a checkpoint's position; it seeds dropout, so a resumed run must continue the
+/// count.
 fn micro_steps(position: &Value) -> Result<u64, TrainError> {
     let found = &position["micro_steps"];
     found.as_u64().ok_or_else(|| TrainError::MicroSteps { found: found.clone() })
 }
 
+/// A model in training on a device, with its plans and its data.
 struct Engine {
     session: TrainSession,
     feed: Feed,
@@ -160,18 +162,18 @@ struct Engine {
     kind: OptimizerKind,
     choices: Vec<(String, Value)>,
     seed: u64,
-    /// What the data holds beside the arena.
+    /// Host memory held by the data outside the arena.
     held: Vec<Held>,
     taken: Option<Taken>,
-    /// Of this run, for dropout: never the same twice.
+    /// Number of micro-steps of the run so far, part of the dropout seed: every micro-step must draw a different mask.
     micro_steps: u64,
-    /// Where a micro-step is a whole step: how it went.
+    /// Result of the update if a micro-step is a whole step and applied it; `None` otherwise.
     at_once: Option<Applied>,
-    /// What the optimizer is told in the step that begins.
+    /// Hyperparameters of the optimizer for the step that is beginning.
     hyper: Vec<f32>,
 }
 
-/// The batch that was taken last.
+/// Borrows the batch most recently taken from the feed.
 fn batch(feed: &Feed) -> Batch<'_> {
     match feed {
         Feed::Tokens(feed) => {
@@ -200,7 +202,8 @@ impl Trainable for Engine {
         self.micro_steps += 1;
         let Losses { cross_entropy, z, balance, router_z, dropped, moved } =
             self.session.micro_step(batch(&self.feed), step)?;
-        // No norm of all gradients: they never live together.
+        // There is no norm of all gradients: each gradient is consumed before the next is computed, so they never exist
+        // at the same time.
         self.at_once = moved.map(|ok| Applied { norm: f64::NAN, ok });
         let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
         Ok(Found { loss: cross_entropy, auxiliary, dropped })

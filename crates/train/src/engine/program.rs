@@ -1,5 +1,5 @@
-//! From a configuration to plans: what is fixed, what is searched, and the bill where nothing fits. Invariant: a key
-//! that is written is planned as it is written; only `auto` is chosen.
+//! Plans a configuration: which choices are fixed, which are searched, and the bill if nothing fits. Invariant: an
+//! explicit value of a key is planned as given; only `auto` is chosen.
 
 use super::remedies::with_remedies;
 use super::subject::Subject;
@@ -11,19 +11,19 @@ use plan::{Found, Optimizer, PlanError, Precision, RematChoice, Target, Training
 use runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
 
-/// Sequences that a micro-batch can hold: one for each so many tokens.
+/// Default of `batch.sequences`: one sequence for every this many tokens of a micro-batch.
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
-/// Rows of logits at a time that are tried.
+/// Candidates for `memory.loss_chunk`, the number of rows of logits materialised at a time.
 const CHUNKS: [u32; 3] = [64, 256, 1024];
 
-/// As many sizes of a micro-batch are tried.
+/// Maximum number of micro-batch sizes that are tried.
 const SIZES: usize = 6;
 
-/// What `memory.remat: selective` computes twice: ops that only stream.
+/// Ops recomputed under `memory.remat: selective`: memory-bound ops, which are cheap to compute again.
 const CHEAP: [&str; 7] = ["layer_norm", "rms_norm", "gelu", "glu", "relu", "dropout", "dispatch"];
 
-/// The fastest plans for a configuration on a machine inside a line.
+/// Searches the fastest plans for a configuration within a memory budget on a target.
 pub(super) fn search(
     config: &TrainConfig,
     subject: &Subject,
@@ -58,7 +58,7 @@ pub(super) fn search(
     }
 }
 
-/// Whether any plan of a configuration is inside a line.
+/// Whether any plan of a configuration fits the memory budget.
 pub(super) fn fits(
     config: &TrainConfig,
     subject: &Subject,
@@ -74,13 +74,13 @@ pub(super) fn fits(
     }
 }
 
-/// The end of a search that a signal asked for.
+/// The error of a search that was interrupted by a signal.
 fn interrupted(observer: &dyn Observer) -> RuntimeError {
     let kept = "no plan was found yet, and nothing was written".to_owned();
     RuntimeError::Interrupted { signal: observer.stop().unwrap_or_default(), kept }
 }
 
-/// What a configuration leaves open.
+/// Builds the search space, that is the choices that a configuration leaves open, and passes it to `ask`.
 fn with_search<T>(
     config: &TrainConfig,
     subject: &Subject,
@@ -117,7 +117,7 @@ fn with_search<T>(
     ask(&search)
 }
 
-/// What a micro-batch of so many tokens holds. For a head, a token is a row.
+/// Bounds of a micro-batch of `tokens` tokens. For a head, a token is a row.
 pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
     if config.model.kind == crate::config::ModelKind::Head {
         return Bounds { tokens, sequences: tokens, longest: 1 };
@@ -126,12 +126,13 @@ pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
     Bounds { tokens, sequences, longest: config.data.longest.min(tokens) }
 }
 
-/// What the largest micro-batch holds that may be chosen.
+/// Bounds of the largest micro-batch that may be chosen.
 pub(super) fn largest(config: &TrainConfig) -> Bounds {
     bounds(config, sizes(config).into_iter().max().unwrap_or(1))
 }
 
-/// Tokens of a micro-batch to choose from: divisors of a step's, halved as long as the longest sequence fits.
+/// Candidate micro-batch sizes in tokens: `batch.tokens` divided by powers of two, as long as the division is exact and
+/// the longest sequence still fits.
 fn sizes(config: &TrainConfig) -> Vec<u64> {
     if let Some(tokens) = config.batch.micro_tokens.0 {
         return vec![tokens];
@@ -152,7 +153,7 @@ fn optimizers(config: &TrainConfig) -> Vec<Optimizer> {
         OptimizerKind::Auto => vec![Optimizer::AdamW(adam), Optimizer::AdamW8bit(adam)],
         OptimizerKind::Adamw => vec![Optimizer::AdamW(adam)],
         OptimizerKind::Adamw8bit => vec![Optimizer::AdamW8bit(adam)],
-        // Added to squares of gradients: Shazeer and Stern's 1e-30.
+        // `eps1` is added to the squared gradients; 1e-30 is the value of Shazeer and Stern.
         OptimizerKind::Adafactor => {
             vec![Optimizer::Adafactor(Adafactor { eps1: 1e-30, clip: o.update_clip as f32, weight_decay })]
         }
@@ -162,7 +163,7 @@ fn optimizers(config: &TrainConfig) -> Vec<Optimizer> {
     }
 }
 
-/// The key's value for an optimizer.
+/// The value of `optimizer.kind` for a planned optimizer.
 pub(super) fn kind_of(optimizer: &Optimizer) -> OptimizerKind {
     match optimizer {
         Optimizer::AdamW(_) => OptimizerKind::Adamw,
@@ -196,7 +197,7 @@ fn remat(config: &TrainConfig) -> RematChoice {
     })
 }
 
-/// Refuses a list of ops to compute twice of which one is not in the model: it would change nothing.
+/// Rejects a list of ops to recompute if one of them is not in the model, since it would have no effect.
 fn has_ops(config: &TrainConfig, graph: &Graph) -> Result<(), PlanError> {
     let Remat::Ops(names) = &config.memory.remat else { return Ok(()) };
     let there: BTreeSet<&str> = graph.nodes.iter().map(|node| node.op.name()).collect();

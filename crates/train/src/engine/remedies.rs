@@ -1,14 +1,16 @@
-//! What would fit where a configuration does not: other values of its keys, each priced by a plan of its own. Invariant:
-//! what is offered was planned inside the line, and costs expected time per token against the plan of the bill.
+//! Remedies for a configuration that does not fit: other values of its keys, each evaluated with its own plan.
+//! Invariant: every offered remedy was planned within the budget; its cost is the expected time per token relative to
+//! the plan of the bill.
 
 use crate::config::{Memory, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
 use plan::{Bill, Found, PlanError};
 use serde_json::{Value, json};
 
-/// Keys and their values, as `--set` takes them.
+/// Keys and values of one remedy, as passed to `--set`.
 type Settings = Vec<(String, Value)>;
 
-/// The bill with its remedies: every one of them that is enough by itself; where none is, the first so many together.
+/// Adds remedies to a bill: every single change that is sufficient by itself; if none is, the shortest prefix of the
+/// list of changes that is sufficient in combination.
 pub(super) fn with_remedies(
     mut bill: Bill,
     config: &TrainConfig,
@@ -34,7 +36,8 @@ pub(super) fn with_remedies(
     bill
 }
 
-/// What may be changed: first what moves no bit of the result, then number formats, then what is trained.
+/// Lists the changes that may be offered: first changes that leave the result bit-identical, then number formats, then
+/// changes to what is trained.
 fn settings(config: &TrainConfig) -> Vec<Settings> {
     let mut all: Vec<Settings> = vec![];
     let mut add = |wanted: bool, key: &str, value: Value| {
@@ -71,7 +74,7 @@ fn settings(config: &TrainConfig) -> Vec<Settings> {
     all
 }
 
-/// All of them as one; of two values of a key the later one holds.
+/// Combines several changes into one; of two values for a key, the later value is used.
 fn together(parts: &[Settings]) -> Settings {
     let mut all: Settings = vec![];
     for (key, value) in parts.iter().flatten() {
@@ -81,7 +84,7 @@ fn together(parts: &[Settings]) -> Settings {
     all
 }
 
-/// A value as a flag has it.
+/// Formats a value as on the command line.
 fn word(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

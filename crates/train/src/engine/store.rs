@@ -1,5 +1,6 @@
-//! Tensors of checkpoints in the arena: the model as the hub's files have it, tensor by tensor, and the state beside it.
-//! Invariant: elements are read and written where they lie; a parameter of stacked tensors is as many tensors in a file.
+//! Access to the tensors of a checkpoint inside the arena: the model's tensors with the names of the Hugging Face Hub,
+//! and the optimizer state. Invariant: elements are read and written in place; a parameter that stacks several tensors
+//! is stored as several tensors of the file.
 
 use super::subject::Subject;
 use crate::TrainError;
@@ -10,24 +11,25 @@ use graph::{Piece, StateKind};
 use runtime::session::TrainSession;
 use std::ops::Range;
 
-/// Where the tensors of both files lie.
+/// Locations of the tensors of both checkpoint files.
 pub(super) struct Store {
     model: Vec<Tensor>,
     state: Vec<Tensor>,
     seed: u64,
 }
 
-/// A tensor of a file, which is in the arena as a whole, or with some of its rows.
+/// A tensor of a checkpoint file, of which the arena holds all rows or a contiguous range of rows.
 struct Tensor {
     stored: Stored,
-    /// Its first byte in the arena, of the elements that are there; the others are what they were.
+    /// Arena offset of the first element in `there`, the range of elements that the arena holds; the other elements
+    /// keep their initial values.
     at: u64,
     there: Range<u64>,
     piece: Option<Piece>,
 }
 
 impl Store {
-    /// The tensors of a session.
+    /// Builds the tables from the persistent tensors of a session.
     pub fn of(session: &TrainSession, subject: &Subject, seed: u64) -> Self {
         let (mut model, mut state) = (vec![], vec![]);
         for resident in session.residents() {
@@ -40,7 +42,7 @@ impl Store {
                         model.extend(tensor);
                     }
                 }
-                // Gradients are used up within a step.
+                // Gradients are consumed within a step and therefore not part of a checkpoint.
                 Survivor::State(s) if s.kind == StateKind::Gradient => {}
                 Survivor::State(s) => {
                     let shape: Vec<u64> = resident.spec.shape.iter().filter_map(|d| d.fixed()).collect();
@@ -54,7 +56,7 @@ impl Store {
             let stored = Stored { name: kept.name, dtype: DType::F32, shape: kept.piece.shape.clone() };
             Tensor { stored, at: 0, there: 0..0, piece: Some(kept.piece) }
         }));
-        // A weight that is tied is one parameter, and one tensor.
+        // Tied weights are one parameter with one name, and appear once in the file.
         model.sort_by(|a: &Tensor, b: &Tensor| a.stored.name.cmp(&b.stored.name));
         model.dedup_by(|a, b| a.stored.name == b.stored.name);
         state.sort_by(|a: &Tensor, b: &Tensor| a.stored.name.cmp(&b.stored.name));
@@ -68,12 +70,12 @@ impl Store {
         }
     }
 
-    /// The tensors of a file.
+    /// Returns the tensors of a checkpoint file, sorted by name.
     pub fn tensors(&self, part: Part) -> Vec<Stored> {
         self.part(part).iter().map(|t| t.stored.clone()).collect()
     }
 
-    /// Bytes of elements of a tensor.
+    /// Reads the bytes of a range of elements of a tensor into `out`.
     pub fn read(
         &self,
         session: &mut TrainSession,
@@ -89,7 +91,7 @@ impl Store {
         out.resize(((elements.end - elements.start) * size) as usize, 0);
         let (a, b) = (elements.start.max(t.there.start), elements.end.min(t.there.end));
         if let Some(piece) = t.piece.as_ref().filter(|_| a > elements.start || b < elements.end) {
-            // Rows that the model does not read stay what they were.
+            // Rows outside the arena are not used by the model, so they keep their initial values.
             let mut values = vec![0.0; (elements.end - elements.start) as usize];
             subject.tensor(self.seed, piece, elements.start, &mut values)?;
             for (x, bytes) in values.iter().zip(out.chunks_exact_mut(size as usize)) {
@@ -109,7 +111,7 @@ impl Store {
         Ok(())
     }
 
-    /// The opposite.
+    /// Writes the elements from `start` on; elements outside the arena are ignored.
     pub fn write(
         &self,
         session: &mut TrainSession,
@@ -134,7 +136,7 @@ fn row(piece: &Piece) -> u64 {
     piece.shape.iter().skip(1).product()
 }
 
-/// A piece of a parameter as a tensor of the model's file, if that has it.
+/// Describes one piece of a stacked parameter as a tensor of the model file; `None` if the file does not contain it.
 fn piece_of(resident: &Resident, piece: &Piece, at: u64, subject: &Subject) -> Option<Tensor> {
     let stored = Stored {
         name: subject.hub_name(&piece.tensor)?,
@@ -151,7 +153,7 @@ fn dtype(dtype: graph::DType) -> DType {
         graph::DType::Bf16 => DType::BF16,
         graph::DType::F16 => DType::F16,
         graph::DType::I32 => DType::I32,
-        // What is trained is never in codes: the compiler refuses that.
+        // Trained tensors are never quantized: the compiler rejects that.
         graph::DType::F8 | graph::DType::I8 | graph::DType::U8 => DType::U8,
     }
 }

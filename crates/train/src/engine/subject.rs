@@ -1,5 +1,5 @@
-//! What is trained: its graphs, the groups of its parameters, and where they start. Invariant: the configuration and
-//! the vocabulary decide it; no data is read here.
+//! The model to train: its graphs, the parameter groups and the initial values of the parameters. Invariant: determined
+//! by the configuration and the vocabulary alone; no training data is read here.
 
 use crate::ConfigError;
 use crate::TrainError;
@@ -22,25 +22,24 @@ use runtime::{EncoderModel, Observer, RuntimeError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The most layers of a decoder that are planned: the work of a plan grows with them, and no published model has a
-/// quarter of this.
+/// Maximum number of decoder layers: planning time grows with the layers, and no published model has a quarter as many.
 pub(super) const MOST_LAYERS: u64 = 1024;
 
-/// What is trained.
+/// The model to train, with the weights and files it starts from.
 #[derive(Clone)]
 pub(super) struct Subject {
     kind: Kind,
     loss: Training,
-    /// Weights to start from, and what they are called.
+    /// Weights to start from; `None` for random initialisation.
     from: Option<Arc<From>>,
     name: String,
-    /// The config.json that it starts from.
+    /// Contents of the initial model's config.json; empty if there is none.
     config: String,
-    /// The tokenizer's files.
+    /// Names and contents of the tokenizer's files.
     tokenizer: Vec<(String, Vec<u8>)>,
 }
 
-/// A model in training.
+/// Model family, with its configuration.
 #[derive(Clone)]
 enum Kind {
     Decoder(DecoderConfig),
@@ -48,7 +47,7 @@ enum Kind {
     Head(HeadConfig),
 }
 
-/// Weights to start from.
+/// Initial weights.
 enum From {
     Encoder(EncoderModel),
     Decoder { folder: PathBuf, weights: Weights },
@@ -56,7 +55,8 @@ enum From {
 }
 
 impl Subject {
-    /// The model of a configuration, for a vocabulary and, for a head, for parts of these widths.
+    /// Builds the model of a configuration. `vocabulary` is the number of tokens; `widths` are the widths of a head's
+    /// two inputs.
     pub fn open(
         config: &TrainConfig,
         vocabulary: u64,
@@ -64,7 +64,8 @@ impl Subject {
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
         let model = &config.model;
-        // `TrainConfig::parse` settles this; a configuration that was changed since would be trained as another.
+        // `TrainConfig::parse` has already checked this. A configuration that was changed since then would silently be
+        // trained as a different model.
         if let Some(why) = config.contradiction(observer)? {
             return Err(ConfigError::Contradiction { keys: vec![why] }.into());
         }
@@ -100,7 +101,8 @@ impl Subject {
         })
     }
 
-    /// The same, with the adapters of another configuration: what a plan may change of a model.
+    /// Returns the same model with the adapters of another configuration, the only part of the model that a remedy
+    /// changes.
     pub fn like(&self, model: &Model) -> Self {
         let kind = match self.kind.clone() {
             Kind::Encoder { encoder, task, .. } => {
@@ -112,7 +114,7 @@ impl Subject {
         Self { kind, ..self.clone() }
     }
 
-    /// Layers; 0 for a head.
+    /// Number of layers; 0 for a head.
     pub fn layers(&self) -> u32 {
         let layers = match &self.kind {
             Kind::Decoder(c) => c.layers,
@@ -122,7 +124,7 @@ impl Subject {
         u32::try_from(layers).unwrap_or(u32::MAX)
     }
 
-    /// What is trained, with another number of layers.
+    /// Returns the model family with another number of layers.
     fn with_layers(&self, layers: u32) -> Kind {
         let layers = u64::from(layers);
         match self.kind.clone() {
@@ -134,7 +136,8 @@ impl Subject {
         }
     }
 
-    /// The graph of a micro-batch, and that of an evaluation batch, of the model with so many layers.
+    /// Builds the graphs of a training micro-batch and of an evaluation batch, with `layers` layers and `chunk` rows of
+    /// logits at a time.
     pub fn graphs(&self, bounds: Bounds, chunk: u32, layers: u32) -> Result<(Graph, Graph), PlanError> {
         let training = Training { chunk, ..self.loss };
         let still = Training { dropout: 0.0, ..training };
@@ -158,7 +161,7 @@ impl Subject {
         })
     }
 
-    /// How a parameter is trained.
+    /// Returns the parameter group: frozen, trained with weight decay, or trained without.
     pub fn group(&self, config: &TrainConfig, param: &Param) -> Group {
         let tuning = match &self.kind {
             Kind::Encoder { lora: Some(_), .. } => Tuning::Adapters,
@@ -178,7 +181,8 @@ impl Subject {
         if decays && !named(&config.optimizer.no_decay) { Group::Decay } else { Group::NoDecay }
     }
 
-    /// The values that parameters start from: those of a file, and where it has none drawn from `seed`.
+    /// Returns the source of the initial parameter values: the weights of `from`, and random values drawn from `seed`
+    /// for parameters that `from` does not have.
     pub fn source(&self, seed: u64) -> ParamSource {
         let (kind, from) = (self.kind.clone(), self.from.clone());
         Box::new(move |param, range, out| {
@@ -205,7 +209,8 @@ impl Subject {
         })
     }
 
-    /// Elements of a whole tensor, of which a parameter may hold some rows only.
+    /// Reads initial values of a whole tensor from element `first` on; a parameter may hold only some of the tensor's
+    /// rows.
     pub fn tensor(&self, seed: u64, piece: &Piece, first: u64, out: &mut [f32]) -> Result<(), TrainError> {
         match self.from.as_deref().and_then(|from| Some((from, self.kind.found(from, piece)?))) {
             Some((from, name)) => Ok(from.weights().read_f32(&name, first..first + out.len() as u64, out)?),
@@ -216,8 +221,8 @@ impl Subject {
         }
     }
 
-    /// What files call a tensor; `None` where they do not have it: because it follows from the configuration, or
-    /// because it is that of the model that is adapted.
+    /// Returns the name of a tensor in weight files; `None` if the file does not contain the tensor, because it is
+    /// derived from the configuration or because it belongs to the base model of an adapter.
     pub fn hub_name(&self, tensor: &str) -> Option<String> {
         match &self.kind {
             Kind::Decoder(c) => c.derived(tensor).is_none().then(|| tensor.to_owned()),
@@ -232,7 +237,7 @@ impl Subject {
         }
     }
 
-    /// Tensors of the file that no graph has.
+    /// Tensors of the weight file that no graph uses; they are copied into checkpoints.
     pub fn kept(&self) -> Vec<Kept> {
         match &self.kind {
             Kind::Encoder { encoder, lora: None, .. } => encoder.kept(),
@@ -240,7 +245,7 @@ impl Subject {
         }
     }
 
-    /// The name of a file of a checkpoint.
+    /// Returns the file name of a part of the checkpoint.
     pub fn file(&self, part: Part) -> &'static str {
         match (part, &self.kind) {
             (Part::Model, Kind::Encoder { lora: Some(_), .. }) => adapter::WEIGHTS,
@@ -248,7 +253,7 @@ impl Subject {
         }
     }
 
-    /// The files that stand beside the tensors of that name.
+    /// Returns the files stored next to the tensors named `tensors`: the configuration and the tokenizer.
     pub fn beside(&self, tensors: &[Stored]) -> Vec<(String, Vec<u8>)> {
         let (name, text) = match &self.kind {
             Kind::Decoder(c) => (CONFIG, c.to_json(&self.config)),
@@ -295,7 +300,7 @@ impl Kind {
         }
     }
 
-    /// The name of a tensor in a file that has it.
+    /// Returns the tensor's name in the initial weights; `None` if they do not have the tensor.
     fn found(&self, from: &From, piece: &Piece) -> Option<String> {
         match from {
             From::Encoder(model) => model.find(&piece.tensor),
@@ -306,7 +311,7 @@ impl Kind {
     }
 }
 
-/// Whether `name` is like `pattern`, in which `*` is any text.
+/// Whether `name` matches `pattern`, in which `*` stands for any text.
 fn is_like(name: &str, pattern: &str) -> bool {
     match pattern.split_once('*') {
         None => name == pattern,
@@ -340,7 +345,7 @@ fn decoder(
         let weights = place.weights().ok_or_else(|| TrainError::WithoutWeights { from: from.clone() })?;
         let weights = Weights::open(weights)?;
         has_all(&c, &weights)?;
-        // What is minimised is the run's to say, not the file's.
+        // The weights of the auxiliary losses come from the run's configuration, not from the model's file.
         let experts = c
             .experts
             .clone()
@@ -387,7 +392,8 @@ fn decoder(
     Ok((Kind::Decoder(decoder), None))
 }
 
-/// Every tensor of a decoder is in its file, in its shape: one that is not there would start from random values.
+/// Checks that every tensor of a decoder is in the weight file with the right shape; a missing tensor would otherwise
+/// be initialised randomly.
 fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), TrainError> {
     let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
     let graph = decoder.train_graph(bounds, &Training::default())?;
@@ -420,8 +426,8 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
     Ok((Kind::Encoder { encoder, task, lora }, Some(from)))
 }
 
-/// Adapters leave all else as it is: a head that the model has not would stay as it was drawn, and nobody who has the
-/// model could draw it again.
+/// Rejects adapters for a model without its language-model head: adapters leave all other tensors unchanged, so the
+/// missing head would stay at random values that no user of the base model could reproduce.
 fn adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
     let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
     let graph = model.encoder.train_graph(bounds, Task::MaskedLm, &Training::default(), None);
@@ -438,11 +444,11 @@ fn adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
     }
 }
 
-/// Adapters of the named projections; where none is named, of queries and values, as Hu et al. 2021 (section 7.1) have it.
+/// Adapters for the named projections; by default for queries and values, as in Hu et al. 2021 (section 7.1).
 fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
     let usual: &[&str] = match encoder {
         Encoder::Esm2(_) => &["query", "value"],
-        // One matrix makes queries, keys and values.
+        // DNABERT-S computes queries, keys and values with a single matrix.
         Encoder::DnabertS(_) => &["Wqkv"],
     };
     let named = asked.targets.iter().map(|t| t.trim_matches('*').to_owned());

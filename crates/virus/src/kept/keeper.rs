@@ -1,6 +1,6 @@
-//! Writes windows to the journal as they are finished. Invariant: what `commit` has returned for is on disk;
-//! windows are given in the order of their numbers; nothing is committed that was read from an input after it
-//! changed, for the journal's key names the input as it was.
+//! The journal writer: appends windows to the journal as they are finished. Invariant: what `commit` has returned for
+//! is on disk; windows are appended in ascending order of their numbers; nothing read from an input after it changed is
+//! committed, because the journal's key identifies the original input.
 
 use super::{END, Entry};
 use crate::VirusError;
@@ -11,7 +11,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Input files as they were when the run began.
+/// Size and modification time of the input files at the start of the run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watch(Vec<(PathBuf, Option<(u64, SystemTime)>)>);
 
@@ -20,7 +20,7 @@ impl Watch {
         Self(inputs.iter().map(|path| (path.clone(), stamp(path).ok().flatten())).collect())
     }
 
-    /// The inputs are still what they were. One that is gone is: what was read of it was read before.
+    /// Checks that the inputs are unchanged. A deleted file passes: its contents were read before.
     fn unchanged(&self) -> Result<(), VirusError> {
         for (path, before) in &self.0 {
             let now = stamp(path).map_err(RuntimeError::io(path))?;
@@ -32,12 +32,12 @@ impl Watch {
     }
 }
 
-/// An input whose results would be of no file that there ever was.
+/// The error for an input that changed while it was read.
 pub(crate) fn changed(path: &std::path::Path) -> VirusError {
     VirusError::InputChanged { path: path.to_owned() }
 }
 
-/// Size and time of the last change; `None` where the file is not there.
+/// Returns size and modification time of a file; `None` if it does not exist.
 fn stamp(path: &PathBuf) -> std::io::Result<Option<(u64, SystemTime)>> {
     match fs::metadata(path) {
         Ok(facts) => Ok(Some((facts.len(), facts.modified()?))),
@@ -46,20 +46,20 @@ fn stamp(path: &PathBuf) -> std::io::Result<Option<(u64, SystemTime)>> {
     }
 }
 
-/// Writes windows to the journal.
+/// Writes windows to the journal in blocks.
 pub(crate) struct Keeper {
     journal: Journal,
     watch: Watch,
-    /// Entries that are not on disk yet.
+    /// Encoded entries that are not on disk yet.
     block: Vec<u8>,
-    /// The record of the last of them.
+    /// Record of the last entry in the block.
     record: String,
-    /// A block is not kept waiting once it is this large.
+    /// Size in bytes at which a block is committed at once.
     most: usize,
-    /// Seconds between two commits.
+    /// Time between two commits.
     every: Duration,
     last: Instant,
-    /// Entries on disk.
+    /// Number of entries on disk.
     pub(crate) committed: u64,
     waiting: u64,
 }
@@ -70,7 +70,7 @@ impl Keeper {
         Self { journal, watch, block, record, most, every, last, committed, waiting: 0 }
     }
 
-    /// Takes a window.
+    /// Appends the results of a window.
     pub(crate) fn keep(&mut self, entry: &Entry) -> Result<(), VirusError> {
         let before = (self.waiting > 0).then_some(self.record.as_str());
         entry.encode(before, &mut self.block);
@@ -79,12 +79,12 @@ impl Keeper {
         if self.block.len() >= self.most { self.commit() } else { Ok(()) }
     }
 
-    /// Commits what waits, if it has waited long enough.
+    /// Commits the pending entries if the interval has passed.
     pub(crate) fn commit_if_due(&mut self) -> Result<(), VirusError> {
         if self.last.elapsed() >= self.every { self.commit() } else { Ok(()) }
     }
 
-    /// Commits what waits.
+    /// Commits the pending entries.
     pub(crate) fn commit(&mut self) -> Result<(), VirusError> {
         self.last = Instant::now();
         if self.waiting == 0 {
@@ -97,7 +97,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Commits what waits, and says that this is all.
+    /// Commits the pending entries and marks the journal as complete.
     pub(crate) fn finish(mut self) -> Result<(), VirusError> {
         self.commit()?;
         Ok(self.journal.append(END)?)

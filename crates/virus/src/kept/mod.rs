@@ -1,6 +1,5 @@
-//! What of a run is kept in its journal: each window with the results of its open reading frames, in input
-//! order. Invariant: an entry names its window (number, record, place in the record), so a result can never be
-//! given to another one.
+//! Format of the journal: each window with the results of its open reading frames, in input order. Invariant: an entry
+//! identifies its window (number, record, index in the record), so a result can never be assigned to another window.
 
 mod keeper;
 mod shelf;
@@ -12,7 +11,7 @@ use super::queue::State;
 use crate::VirusError;
 use data::translate::Frame;
 
-/// What is known of an open reading frame.
+/// Result of an open reading frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct KeptOrf {
     pub(crate) frame: Frame,
@@ -20,28 +19,28 @@ pub(crate) struct KeptOrf {
     pub(crate) state: State,
 }
 
-/// What is known of a window.
+/// Results of a window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Entry {
-    /// Its number among all windows of the input, from 0.
+    /// Number of the window among all windows of the input, from 0.
     pub(crate) number: u64,
-    /// Its record.
+    /// Id of the record.
     pub(crate) record: String,
-    /// Its number in the record, from 0.
+    /// Index of the window in the record, from 0.
     pub(crate) index: u64,
-    /// Its open reading frames in the order of frames.
+    /// Open reading frames in the order of frames.
     pub(crate) orfs: Vec<KeptOrf>,
-    /// The embeddings of those that did not fail, end to end; none where they are not kept.
+    /// Concatenated embeddings of the frames that did not fail; empty if embeddings are not journaled.
     pub(crate) rows: Vec<f32>,
 }
 
 impl Entry {
-    /// Frames with a row.
+    /// Number of frames with an embedding.
     fn with_rows(&self) -> usize {
         self.orfs.iter().filter(|orf| orf.state != State::Failed).count()
     }
 
-    /// A row of `width` values for each frame: not a number for those that failed, also where all of them did.
+    /// Returns a row of `width` values for every frame; NaN for failed frames.
     pub(crate) fn rows_of_all(&self, width: usize) -> Vec<f32> {
         let mut rows = self.rows.chunks_exact(width.max(1));
         let mut all = Vec::with_capacity(self.orfs.len() * width);
@@ -56,8 +55,8 @@ impl Entry {
         all
     }
 
-    /// Appends the entry to a block. A record that is that of the entry before in the block, `before`, is not
-    /// repeated.
+    /// Appends the encoded entry to a block. The record's id is omitted if it equals `before`, the id of the preceding
+    /// entry in the block.
     fn encode(&self, before: Option<&str>, block: &mut Vec<u8>) {
         block.extend_from_slice(&self.number.to_le_bytes());
         block.extend_from_slice(&self.index.to_le_bytes());
@@ -82,8 +81,8 @@ impl Entry {
         self.rows.iter().for_each(|x| block.extend_from_slice(&x.to_le_bytes()));
     }
 
-    /// Reads the next entry of a block in the place of this one, which holds the entry before it; false at the
-    /// end of the block, `None` where it is no entry. Rows have `width` values.
+    /// Decodes the next entry of a block into `self`, which must hold the preceding entry. Returns false at the end of
+    /// the block and `None` if the bytes are not a valid entry. Embeddings have `width` values.
     fn decode(&mut self, bytes: &mut Bytes<'_>, width: usize) -> Option<bool> {
         if bytes.0.is_empty() {
             return Some(false);
@@ -115,13 +114,13 @@ impl Entry {
     }
 }
 
-/// In the place of a record's length: the record of the entry before.
+/// Value of the length field that stands for the record of the preceding entry.
 const SAME: u32 = u32::MAX;
 
-/// The block that says that all windows are there: no entry has so few bytes.
+/// Block that marks a complete journal; no entry is as short.
 const END: &[u8] = b"end";
 
-/// Bytes that are left of a block.
+/// The unread bytes of a block.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -144,7 +143,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// A journal that is of this run, whole, and yet makes no sense.
+/// The error for a journal of this run that is intact but inconsistent.
 fn nonsense(path: &std::path::Path, what: &str) -> VirusError {
     VirusError::JournalEntry { path: path.to_owned(), what: what.to_owned() }
 }

@@ -1,5 +1,5 @@
-//! Reads windows back from journals, in the order of their numbers. Invariant: one block of each journal is
-//! held at a time; a window is given only to the record and place that it was kept for.
+//! The journal reader: reads windows back in ascending order. Invariant: one block of each journal is in memory at a
+//! time; a window's results are returned only for the record and index they were written for.
 
 use super::{Bytes, END, Entry, nonsense};
 use crate::VirusError;
@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Which windows are kept.
+/// The set of windows in a journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Coverage {
-    /// Ascending, disjoint, not touching.
+    /// Ascending, disjoint, non-adjacent ranges of window numbers.
     ranges: Vec<Range<u64>>,
 }
 
@@ -46,14 +46,14 @@ impl Coverage {
     }
 }
 
-/// Journals that were looked through, to be read window by window.
+/// Reads several journals window by window.
 #[derive(Default)]
 pub(crate) struct Shelf {
     sources: Vec<Source>,
     pub(crate) coverage: Arc<Coverage>,
 }
 
-/// A journal that was looked through: what it covers, whether all is there, and the way to go on writing it.
+/// A journal that has been scanned: the windows it covers and whether it is complete.
 pub(crate) struct Looked {
     pub(crate) path: PathBuf,
     pub(crate) coverage: Coverage,
@@ -62,7 +62,7 @@ pub(crate) struct Looked {
 }
 
 impl Looked {
-    /// Reads a journal whose rows have `width` values; its key was looked at before.
+    /// Scans a journal whose embeddings have `width` values; the caller has checked its key.
     pub(crate) fn through(path: &Path, mut blocks: Blocks, width: usize) -> Result<Self, VirusError> {
         let (mut coverage, mut complete) = (Coverage::default(), false);
         let (mut block, mut entry) = (vec![], Entry::default());
@@ -84,7 +84,7 @@ impl Looked {
         Ok(Self { path: path.to_owned(), coverage, complete, blocks })
     }
 
-    /// What it holds, and the journal to go on writing, where not all is there: without what was torn.
+    /// Opens the journal for reading, and for appending if it is incomplete; a torn tail is cut off.
     pub(crate) fn open(self, width: usize) -> Result<(Shelf, Option<Journal>), VirusError> {
         let Self { path, coverage, complete, blocks } = self;
         let journal = (!complete).then(|| blocks.into_journal()).transpose()?;
@@ -93,7 +93,7 @@ impl Looked {
 }
 
 impl Shelf {
-    /// What all of these journals hold together.
+    /// Opens several journals as one reader.
     pub(crate) fn of<'a>(
         journals: impl IntoIterator<Item = (&'a Path, Coverage)>,
         width: usize,
@@ -108,7 +108,8 @@ impl Shelf {
         Ok(shelf)
     }
 
-    /// What is kept of window `number`, which is number `index` of `record`. Numbers must ascend.
+    /// Returns the results of window `number`, which must be window `index` of `record`; `None` if no journal has it.
+    /// Numbers must ascend.
     pub(crate) fn take(
         &mut self,
         number: u64,
@@ -135,14 +136,15 @@ impl Shelf {
     }
 }
 
+/// One journal being read, with its next entry.
 struct Source {
     path: PathBuf,
     blocks: Blocks,
     width: usize,
     block: Vec<u8>,
-    /// Bytes of the block that were read.
+    /// Bytes of the block that were decoded.
     at: usize,
-    /// The record of the entry that was read last.
+    /// Record of the entry decoded last.
     record: String,
     head: Option<Entry>,
 }
@@ -156,7 +158,7 @@ impl Source {
         Ok(Some(source))
     }
 
-    /// Reads the next entry to the head.
+    /// Decodes the next entry into `head`; `None` at the end of the journal.
     fn advance(&mut self) -> Result<(), VirusError> {
         self.head = None;
         while self.at == self.block.len() || self.block == END {

@@ -1,22 +1,21 @@
-//! The merged embeddings, for `--save-embeddings`: one row per open reading frame, the nucleotide
-//! encoder's values, then the protein encoder's. Invariant: rows and names stand in input order, as
-//! many of one as of the other, and every value is finite.
+//! Writers for `--save-embeddings`: one row per open reading frame, the nucleotide embedding followed by the protein
+//! embedding. Invariant: rows and names are in input order and equal in number, and every value is finite.
 
 use super::OutputError;
 use super::table::{Field, Table};
 use data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use std::path::Path;
 
-/// The matrix as numpy's.
+/// The matrix in numpy format.
 pub const NPY: &str = "embeddings.npy";
-/// The names of its rows, one a line.
+/// The names of the matrix's rows, one per line.
 pub const NPY_IDS: &str = "embeddings.ids.txt";
-/// Matrix and names as safetensors.
+/// Matrix and names in safetensors format.
 pub const SAFETENSORS: &str = "embeddings.safetensors";
-/// Names, lengths and rows as a table.
+/// Names, lengths and rows as a Parquet table.
 pub const PARQUET: &str = "embeddings.parquet";
 
-/// How embeddings are saved.
+/// File formats for embeddings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EmbeddingFormat {
     /// `embeddings.npy`, `[n, d]` f32, and `embeddings.ids.txt`.
@@ -30,7 +29,7 @@ pub enum EmbeddingFormat {
 }
 
 impl EmbeddingFormat {
-    /// Its name on the command line and in the run record.
+    /// The name on the command line and in the run record.
     pub fn name(self) -> &'static str {
         match self {
             EmbeddingFormat::Npy => "npy",
@@ -39,7 +38,7 @@ impl EmbeddingFormat {
         }
     }
 
-    /// The files it consists of.
+    /// The files of the format.
     pub(super) fn files(self) -> &'static [&'static str] {
         match self {
             EmbeddingFormat::Npy => &[NPY, NPY_IDS],
@@ -49,18 +48,18 @@ impl EmbeddingFormat {
     }
 }
 
-/// The embeddings' files, being written.
+/// Writer of the embedding files.
 pub enum Embeddings {
-    /// Matrix and names.
+    /// Writers of the matrix and of the names.
     Npy(Box<NpyWriter>, Table),
-    /// Both in one.
+    /// Writer of matrix and names in one file.
     Safetensors(Box<SafetensorsWriter>),
-    /// A table.
+    /// Writer of the Parquet table.
     Parquet(Box<ParquetWriter>),
 }
 
 impl Embeddings {
-    /// Starts them in `folder`, with rows of `width` values.
+    /// Creates the files in `folder`, for rows of `width` values.
     pub fn create(folder: &Path, format: EmbeddingFormat, width: usize) -> Result<Self, OutputError> {
         let row = [width];
         Ok(match format {
@@ -79,7 +78,7 @@ impl Embeddings {
         })
     }
 
-    /// Appends the row of `orf`, a frame of `bases`.
+    /// Appends the embedding of `orf`, which has `bases` bases.
     pub fn row(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
         if !values.iter().all(|x| x.is_finite()) {
             return Err(OutputError::Embedding { orf: orf.to_owned() });
@@ -94,7 +93,7 @@ impl Embeddings {
         }
     }
 
-    /// The files appear under their names.
+    /// Commits the files under their final names.
     pub fn commit(self) -> Result<(), OutputError> {
         match self {
             Embeddings::Npy(matrix, ids) => {

@@ -1,19 +1,19 @@
-//! The files between VirNucPro's stages, for `--keep-intermediate`. Invariant: bytes stand in the
-//! files as they were given, in that order (`data::intermediate` formats them).
+//! Writers of the intermediate files of VirNucPro's stages, for `--keep-intermediate`. Invariant: the files contain the
+//! given bytes in the given order (`data::intermediate` formats them).
 
 use super::OutputError;
 use data::atomic::AtomicFile;
 use std::io::Write;
 use std::path::Path;
 
-/// The chunks.
+/// The windows.
 pub const CHUNKED: &str = "chunked.fa";
-/// The open reading frames as nucleotides.
+/// Nucleotide sequences of the open reading frames.
 pub const NUCLEOTIDE: &str = "nucleotide.fa";
-/// The open reading frames as proteins.
+/// Protein sequences of the open reading frames.
 pub const PROTEIN: &str = "protein.faa";
 
-/// The three files, being written.
+/// Writer of the three files.
 #[derive(Debug)]
 pub struct Intermediate {
     files: [AtomicFile; 3],
@@ -27,7 +27,7 @@ impl Intermediate {
         Ok(Intermediate { files: [chunked?, nucleotide?, protein?] })
     }
 
-    /// Appends a text to each: to `chunked.fa`, `nucleotide.fa`, `protein.faa`.
+    /// Appends a text to each of `chunked.fa`, `nucleotide.fa` and `protein.faa`.
     pub fn append(&mut self, texts: &[Vec<u8>; 3]) -> Result<(), OutputError> {
         for (file, text) in self.files.iter_mut().zip(texts) {
             file.write_all(text).map_err(|e| file.error(e))?;
@@ -35,7 +35,7 @@ impl Intermediate {
         Ok(())
     }
 
-    /// The files, to be committed.
+    /// Returns the files, ready to be committed.
     pub fn into_files(self) -> [AtomicFile; 3] {
         self.files
     }

@@ -1,10 +1,9 @@
-//! Sorting more lines than memory should hold. Invariant: lines come out in byte order (for UTF-8,
-//! the order of the code points), each as often as it went in; memory holds one run of lines, or as
-//! much again in read buffers; and the temporary file has no name, so nothing is left behind, however
-//! the process ends.
+//! External merge sort of lines. Invariant: lines are returned in byte order (for UTF-8, the order of code points),
+//! each as often as it was added; memory holds one run of lines, or as many bytes of read buffers; the temporary file is
+//! unlinked at once, so nothing is left behind however the process ends.
 //!
-//! Runs are sorted in memory and appended to one spool file in the output folder; then up to `fan_in`
-//! at a time are merged, in as many passes as that takes.
+//! Runs are sorted in memory and appended to one spool file in the output folder; then up to `fan_in` runs at a time are
+//! merged, in as many passes as needed.
 
 use data::{DataError, DataErrorKind};
 use std::cmp::Ordering;

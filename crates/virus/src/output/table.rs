@@ -1,5 +1,5 @@
-//! Tab-separated files. Invariant: one record is one line with as many tabs as the header, whatever
-//! is in its ids and texts.
+//! Writer of tab-separated files. Invariant: every record is one line with as many tabs as the header, whatever its ids
+//! and texts contain.
 
 use super::OutputError;
 use data::atomic::AtomicFile;
@@ -7,45 +7,45 @@ use std::fmt::{self, Display, Write as _};
 use std::io::Write as _;
 use std::path::Path;
 
-/// A tab-separated file with a header, being written.
+/// A tab-separated file being written.
 #[derive(Debug)]
 pub struct Table {
     file: AtomicFile,
 }
 
 impl Table {
-    /// Starts the file with its header, given with tabs and without an end of line.
+    /// Creates the file with its header line; `header` has tabs and no line end.
     pub fn create(folder: &Path, name: &str, header: &str) -> Result<Self, OutputError> {
         let mut table = Table { file: AtomicFile::create(folder.join(name))? };
         table.row(format_args!("{header}"))?;
         Ok(table)
     }
 
-    /// A table without a header.
+    /// Creates a file without a header.
     pub fn bare(folder: &Path, name: &str) -> Result<Self, OutputError> {
         Ok(Table { file: AtomicFile::create(folder.join(name))? })
     }
 
-    /// Appends a line; texts in it are [`Field`]s.
+    /// Appends a line; texts in it must be [`Field`]s.
     pub fn row(&mut self, fields: fmt::Arguments<'_>) -> Result<(), OutputError> {
         let written = self.file.write_fmt(fields).and_then(|()| self.file.write_all(b"\n"));
         written.map_err(|e| self.file.error(e).into())
     }
 
-    /// Appends a line as it is.
+    /// Appends a line unchanged.
     pub fn line(&mut self, line: &[u8]) -> Result<(), OutputError> {
         let written = self.file.write_all(line).and_then(|()| self.file.write_all(b"\n"));
         written.map_err(|e| self.file.error(e).into())
     }
 
-    /// The file, to be committed.
+    /// Returns the file, ready to be committed.
     pub fn into_file(self) -> AtomicFile {
         self.file
     }
 }
 
-/// A text as it stands in a line: as it is, but control characters (and the two line separators of
-/// Unicode) as Rust escapes: `\t`, `\n`, `\u{1b}`.
+/// A text as a table cell: control characters and Unicode line separators are escaped as in Rust (`\t`, `\n`,
+/// `\u{1b}`), everything else is unchanged.
 #[derive(Clone, Copy, Debug)]
 pub struct Field<'a>(pub &'a str);
 

@@ -8,23 +8,23 @@
 use super::OrfScore;
 use data::translate::Frame;
 
-/// What is said of a window or a record.
+/// The classification of a window or a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
-    /// Of a virus.
+    /// Viral.
     Virus,
-    /// Of anything else.
+    /// Not viral.
     Other,
-    /// No open reading frame, so nothing was scored.
+    /// No scored open reading frame.
     NoCall,
-    /// The record has no letters, so there was nothing to score.
+    /// The record has no letters.
     Skipped,
-    /// Computed with weights that were never trained, so there is neither a score nor a call.
+    /// Scored with untrained weights, so neither score nor call is meaningful.
     Untrained,
 }
 
 impl Call {
-    /// Its text in the tables.
+    /// The text in tables.
     pub fn name(self) -> &'static str {
         match self {
             Call::Virus => "virus",
@@ -45,7 +45,7 @@ pub fn label([other, virus]: [f32; 2]) -> &'static str {
     if virus > other { "virus" } else { "others" }
 }
 
-/// What the scored frames of a window say together.
+/// Combined scores of the frames of a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Consensus {
     /// The largest P(others) and the largest P(virus) over the frames, most often of different frames.
@@ -55,7 +55,7 @@ pub struct Consensus {
 }
 
 impl Consensus {
-    /// Of the frames of a window; none without a frame.
+    /// Combines the frames of a window; `None` if there are none.
     pub fn of(orfs: &[OrfScore]) -> Option<Self> {
         let (first, rest) = orfs.split_first()?;
         let mut consensus = Consensus { maxima: first.scores, best: first.frame };
@@ -81,16 +81,16 @@ impl Consensus {
     }
 }
 
-/// The windows of one record, added up.
+/// Accumulated results of the windows of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecordScore {
-    /// Windows.
+    /// Number of windows.
     pub windows: u64,
-    /// Windows with a scored frame.
+    /// Number of windows with a scored frame.
     pub scored: u64,
-    /// Windows whose consensus is virus.
+    /// Number of windows whose consensus is virus.
     pub virus: u64,
-    /// Sum of their scores, in the order of the windows.
+    /// Sum of the windows' scores, in the order of the windows.
     sum: f64,
 }
 
@@ -105,13 +105,13 @@ impl RecordScore {
         }
     }
 
-    /// The mean score of the scored windows, 0 to 1; none without one.
+    /// Mean score of the scored windows, 0 to 1; `None` if there are none.
     pub fn virus_score(&self) -> Option<f64> {
         // Exact below 2^53 windows.
         (self.scored > 0).then(|| self.sum / self.scored as f64)
     }
 
-    /// Virus from `threshold` on (the score before it is rounded for printing).
+    /// Returns `Virus` if the unrounded score is at least `threshold`.
     pub fn call(&self, threshold: f32) -> Call {
         match self.virus_score() {
             Some(score) => Call::of(score >= f64::from(threshold)),

@@ -18,7 +18,7 @@ pub const ROWS: &str = "prediction_results.txt";
 /// One row per chunk.
 pub const CONSENSUS: &str = "prediction_results_highestscore.csv";
 
-/// Both files, being written.
+/// Writer of both files.
 #[derive(Debug)]
 pub struct VirNucPro {
     folder: PathBuf,
@@ -28,7 +28,7 @@ pub struct VirNucPro {
 }
 
 impl VirNucPro {
-    /// Starts them in `folder`.
+    /// Creates the files in `folder`.
     pub fn create(folder: &Path) -> Result<Self, OutputError> {
         Ok(VirNucPro {
             folder: folder.to_owned(),
@@ -38,7 +38,7 @@ impl VirNucPro {
         })
     }
 
-    /// Sorts with so many bytes of lines in memory.
+    /// Sets the number of bytes of lines that are sorted in memory.
     pub fn hold(&mut self, bytes: usize) {
         self.consensus.hold(bytes);
     }
@@ -60,7 +60,7 @@ impl VirNucPro {
         Ok(self.consensus.push(self.line.as_bytes())?)
     }
 
-    /// Sorts; both files, complete but for the commit.
+    /// Sorts the second file; returns both files, ready to be committed.
     pub fn finish(self) -> Result<[AtomicFile; 2], OutputError> {
         let mut table = Table::create(&self.folder, CONSENSUS, "Modified_ID\tIs_Virus")?;
         let mut last: Vec<u8> = Vec::new();

@@ -1,27 +1,29 @@
-//! Tile registers by AVX512-BF16's dot products, for a CPU that has these and no tiles.
+//! Emulation of tile registers by AVX512-BF16 dot products, for CPUs that have those but no AMX.
 //!
-//! Invariant: an element of C takes its pairs in ascending order, of each the second product first, every one with a rounding
-//! of its own (as `dot::Pairs`; tiles sum in another order). A register that was loaded is read where it lies, when it is
-//! multiplied or stored; attention leaves it there until then.
+//! Invariant: an element of C adds its pairs in ascending order, the second product of each pair first, each with its
+//! own rounding (as `dot::Pairs`; AMX tiles sum in another order). Loading a register only records the address: the
+//! memory is read when the register is multiplied or stored, so attention must leave it unchanged until then.
 
 use super::registers::Registers;
 use super::{LINE, SCORES, SIDE, TILE};
 use core::arch::x86_64::*;
 
-/// Eight registers: what products or `zero` left, or where one that was loaded lies, and bytes from row to row.
+/// Eight emulated registers: each is either held in `own` (the result of a product or of `zero`), or in memory at
+/// address and row stride `at`.
 pub(in super::super::super) struct Dots {
     own: [Lines; 8],
     at: [Option<(*const u8, isize)>; 8],
-    /// Pairs of a row of register 2 as a left factor: the queries of a narrow head.
+    /// Number of pairs per row of register 2 as a left factor: the queries of a narrow head.
     pairs: usize,
 }
 
+/// Contents of one register.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Lines([u8; TILE]);
 
 impl Dots {
-    /// For heads of `head_dim` columns.
+    /// Creates the registers for heads of `head_dim` columns.
     ///
     /// # Safety
     /// The CPU has AVX-512 with BF16.
@@ -29,7 +31,7 @@ impl Dots {
         Dots { own: [Lines([0; TILE]); 8], at: [None; 8], pairs: head_dim.div_ceil(2).min(SIDE) }
     }
 
-    /// Where register `t` is read.
+    /// Address and row stride from which register `t` is read.
     #[inline(always)]
     fn place(&self, t: usize) -> (*const u8, isize) {
         self.at[t].unwrap_or((self.own[t].0.as_ptr(), LINE as isize))
@@ -46,7 +48,7 @@ impl Registers for Dots {
     unsafe fn store<const T: usize>(&mut self, to: *mut u8, stride: isize) {
         let (from, apart) = self.place(T);
         for r in 0..SIDE as isize {
-            // SAFETY: rows of 64 bytes, as who loaded and who stores promise.
+            // SAFETY: rows of 64 bytes, guaranteed by the callers of `load` and `store`.
             unsafe {
                 let line = _mm512_loadu_si512(from.wrapping_offset(r * apart).cast());
                 _mm512_storeu_si512(to.wrapping_offset(r * stride).cast(), line);
@@ -65,7 +67,8 @@ impl Registers for Dots {
         const WHOLE: isize = LINE as isize;
         let (c, (a, apart), b) = (self.place(C), self.place(A), self.place(B));
         let (pairs, to) = (if A == 2 { self.pairs } else { SIDE }, self.own[C].0.as_mut_ptr());
-        // SAFETY: who made this value promised the instructions, and who loaded the registers that they are readable.
+        // SAFETY: the caller of `new` guarantees the instructions, and the callers of `load` that the registers are
+        // readable.
         unsafe {
             match apart {
                 WHOLE => product::<WHOLE>(c, a, b, pairs, to),
@@ -77,10 +80,11 @@ impl Registers for Dots {
     }
 }
 
-/// `to = c + a b`: 16 rows of 16 sums, rows of `pairs` pairs `APART` bytes apart, and as many lines.
+/// Computes `to = c + a b`, 16 rows of 16 sums; rows of `a` hold `pairs` pairs and lie `APART` bytes apart, `b` holds
+/// `pairs` lines.
 ///
 /// # Safety
-/// They are readable, and `to` is writable; the CPU has AVX-512 with BF16.
+/// `a`, `b` and `c` must be readable and `to` writable; the CPU must have AVX-512 with BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn product<const APART: isize>(
     (c, c_apart): (*const u8, isize),
@@ -89,7 +93,7 @@ unsafe fn product<const APART: isize>(
     pairs: usize,
     to: *mut u8,
 ) {
-    // SAFETY: as the caller promises; 32 bf16 have any 64 bytes.
+    // SAFETY: guaranteed by the caller; any 64 bytes are 32 valid bf16.
     unsafe {
         let mut sums = [_mm512_setzero_ps(); SIDE];
         for (r, sum) in sums.iter_mut().enumerate() {

@@ -1,11 +1,12 @@
-//! Rows of one head of bf16 in the order that the tiles take them.
+//! Packing of bf16 queries, keys and values into tiles, with rotary rotation, and the inverse for the output.
 //!
-//! Invariant: an element's bits depend on its row and position alone. q and k are rotated in f32 and rounded once, to
-//! nearest; v is copied. What lies past a head, or past the last key, is zero.
+//! Invariant: the bits of an element depend on its row and position alone. q and k are rotated in f32 and rounded
+//! once, to nearest; v is copied. Elements past the head or past the last key are zero.
 //!
-//! A pair of q and k is (x[j], x[half + j]), the two that a rotation mixes, so no lane moves. Two tiles that hold 32 columns
-//! of v take them as the halves of registers are interleaved, four and four: `columns` undoes it. Heads of 16 columns come
-//! two and two where they can: then every line of q, k and v is read once, and lanes are full.
+//! A pair of q or k is (x[j], x[half + j]), the two elements that a rotation mixes, so that no data moves between
+//! SIMD lanes. Two tiles that hold 32 columns of v have them in the order that interleaving register halves produces,
+//! four by four; `columns` undoes this order. Heads of 16 columns are packed in twos where possible, so that every
+//! cache line of q, k and v is read once and all SIMD lanes are used.
 
 use super::super::super::element::Bf16;
 use super::super::super::simd::Simd;
@@ -15,58 +16,60 @@ use super::super::pack::Head;
 use super::{LINE, SIDE, STEP, TILE};
 use core::arch::x86_64::*;
 
-/// How the columns of a head are cut, and how many heads are packed together: two of 16 columns fill a cache line.
+/// How the columns of a head are split, and how many heads are packed together: two heads of 16 columns fill a cache
+/// line.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
     /// Columns of a head.
     pub(super) dim: usize,
-    /// Columns of the first half; the second has as many or one less.
+    /// Columns of the first half; the second half has equally many or one less.
     pub(super) half: usize,
-    /// Heads.
+    /// Number of heads packed together, 1 or 2.
     pub(super) together: usize,
 }
 
 impl Cut {
-    /// `heads` as many as there are, `group` of them to each of keys and values.
+    /// The split for `heads` heads of `dim` columns, where `group` query heads share one key/value head.
     pub(super) const fn new(dim: usize, heads: usize, group: usize) -> Cut {
         let two = dim == SIDE && heads.is_multiple_of(2) && group == 1;
         Cut { dim, half: dim.div_ceil(2), together: if two { 2 } else { 1 } }
     }
 
-    /// Columns of the heads together.
+    /// Columns of all heads packed together.
     pub(super) const fn columns(self) -> usize {
         self.dim * self.together
     }
 
-    /// Steps of a product of q and k.
+    /// Steps of the product of q and k.
     pub(super) const fn steps(self) -> usize {
         self.half.div_ceil(SIDE)
     }
 
-    /// Whether a product of q and k is one step.
+    /// Whether the product of q and k is a single step.
     pub(super) const fn narrow(self) -> bool {
         self.steps() == 1
     }
 
-    /// Tiles of 16 columns of v and o, of one head.
+    /// Number of 16-column tiles of v and o for one head.
     pub(super) const fn tiles(self) -> usize {
         self.dim.div_ceil(SIDE)
     }
 
-    /// The pairs of a narrow head, among those of the heads together.
+    /// Mask of the pairs of one narrow head among those of the heads packed together.
     #[inline(always)]
     fn lanes(self, head: usize) -> __mmask16 {
         lanes(self.half) << (head * self.half)
     }
 }
 
-/// Where the pairs of heads of one step stand in them, and which of them are there.
+/// Permutation that gathers the pairs of narrow heads from a row, and a mask of the words that exist.
 #[derive(Clone, Copy)]
 pub(super) struct Order {
     words: [u16; STEP],
     there: __mmask32,
 }
 
+/// The permutation for `cut`; empty if the heads are wide.
 impl Order {
     pub(super) fn new(cut: Cut) -> Order {
         let mut order = Order { words: [0; STEP], there: 0 };
@@ -80,31 +83,31 @@ impl Order {
     }
 }
 
-/// The first `n` of 16 lanes.
+/// Mask of the first `n` of 16 lanes.
 #[inline(always)]
 pub(super) fn lanes(n: usize) -> __mmask16 {
     ((1u32 << n.min(16)) - 1) as __mmask16
 }
 
-/// The first `n` of 32 words.
+/// Mask of the first `n` of 32 words.
 #[inline(always)]
 fn words(n: usize) -> __mmask32 {
     ((1u64 << n.min(32)) - 1) as __mmask32
 }
 
-/// Rows of q or k, to be read as pairs.
+/// Rows of q or k that are read as pairs and rotated.
 #[derive(Clone, Copy)]
 pub(super) struct Pairs<'a> {
     pub(super) cut: Cut,
     pub(super) head: Head<'a, Bf16>,
     pub(super) rope: Option<Rope<'a>>,
-    /// What a rotation multiplies by as well.
+    /// Factor applied together with a rotation; ignored without one.
     pub(super) factor: Option<f32>,
     pub(super) order: &'a Order,
 }
 
 impl Pairs<'_> {
-    /// Step `step` of row i, rotated.
+    /// Loads step `step` of row i, rotated.
     ///
     /// # Safety
     /// Position i lies in the sequence and in the tables; the CPU has AVX-512.
@@ -125,7 +128,7 @@ impl Pairs<'_> {
             let b = _mm512_castsi512_ps(_mm512_and_si512(pairs, upper));
             let low = _mm512_fmsub_ps(a, cos, _mm512_mul_ps(b, sin));
             let high = _mm512_fmadd_ps(b, cos, _mm512_mul_ps(a, sin));
-            // To nearest: half a last place, then the upper halves of lanes.
+            // Rounds to nearest: adds half a bf16 last place, then keeps the upper half of each lane.
             let half = _mm512_set1_epi32(0x8000);
             let low = _mm512_srli_epi32::<16>(_mm512_add_epi32(_mm512_castps_si512(low), half));
             let high = _mm512_add_epi32(_mm512_castps_si512(high), half);
@@ -133,14 +136,16 @@ impl Pairs<'_> {
         }
     }
 
-    /// Sixteen entries of position i's row of a table from `at` on, or as many as there are; those of each head.
+    /// Loads up to sixteen entries of position i's row of a table, from entry `at` on; for two heads together, the
+    /// eight entries twice.
     ///
     /// # Safety
     /// As `row`.
     #[inline(always)]
     unsafe fn turn(&self, table: &[f32], i: usize, at: usize) -> __m512 {
         let half = self.cut.half;
-        // SAFETY: position i's row of the table; two heads have eight entries, which a mask leaves of others.
+        // SAFETY: position i's row of the table; with two heads a row has eight entries, otherwise a mask limits the
+        // load.
         unsafe {
             let row = table.as_ptr().add(i * half + at);
             match self.cut.together {
@@ -150,14 +155,14 @@ impl Pairs<'_> {
         }
     }
 
-    /// Sixteen pairs, or as many as there are, from column `at` of either half on, as they are stored.
+    /// Loads up to sixteen pairs without rotation, from column `at` of either half on.
     ///
     /// # Safety
     /// As `row`.
     #[inline(always)]
     unsafe fn stored(&self, i: usize, at: usize) -> __m512i {
         let (Cut { dim, half, .. }, x) = (self.cut, self.head.row(i));
-        // SAFETY: masks leave out what lies past either half.
+        // SAFETY: masks exclude the elements past either half.
         unsafe {
             if half <= SIDE {
                 let row = _mm512_maskz_loadu_epi16(words(self.cut.columns()), x.cast());
@@ -173,11 +178,12 @@ impl Pairs<'_> {
     }
 }
 
-/// Queries `first..first + count`, at most 16, as tiles of A, one for each step, zeros in the rows after. Returns, for each
-/// head, at least the largest sum of squares of a row.
+/// Packs queries `first..first + count`, at most 16, as tiles of A, one per step, with zeros in the remaining rows.
+/// Returns, for each head, an upper bound of the largest sum of squares of a row.
 ///
 /// # Safety
-/// They lie in the sequence and in the tables; `to` has room for the tiles; the CPU has AVX-512 with BF16.
+/// The queries must lie in the sequence and in the rotary tables; the tiles must be writable at `to`; the CPU must
+/// have AVX-512 with BF16.
 #[inline(always)]
 pub(super) unsafe fn queries(
     s: Avx512,
@@ -214,7 +220,7 @@ pub(super) unsafe fn queries(
     }
 }
 
-/// Adds the squares of a lane's pair.
+/// Adds the squares of each lane's pair to `sum`.
 #[inline(always)]
 fn square(pairs: __m512i, sum: __m512) -> __m512 {
     // SAFETY: callers have AVX-512 with BF16.
@@ -224,14 +230,15 @@ fn square(pairs: __m512i, sum: __m512) -> __m512 {
     }
 }
 
-/// The larger of sums of squares, by their bits: what is not a number is largest of all.
+/// Lane-wise maximum of sums of squares, compared by their bits: for non-negative floats this is the numeric order,
+/// and NaN is greater than every number, so it is not lost.
 #[inline(always)]
 fn larger(a: __m512, b: __m512) -> __m512 {
     // SAFETY: callers have AVX-512.
     unsafe { _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
 }
 
-/// The largest lane of the like.
+/// The largest lane of sums of squares, compared by their bits as in `larger`.
 ///
 /// # Safety
 /// The CPU has AVX-512.
@@ -241,8 +248,8 @@ pub(super) unsafe fn largest(squares: __m512) -> f32 {
     f32::from_bits(unsafe { _mm512_reduce_max_epu32(_mm512_castps_si512(squares)) })
 }
 
-/// Keys `first..first + count`, at most 16, as tiles of B, one for each step, zeros in the columns after. Takes their sums
-/// of squares, lane by lane, into `squares` of each head.
+/// Packs keys `first..first + count`, at most 16, as tiles of B, one per step, with zeros in the remaining columns.
+/// Updates `squares`, the lane-wise maxima of sums of squares of each head.
 ///
 /// # Safety
 /// As `queries`.
@@ -270,7 +277,8 @@ pub(super) unsafe fn keys(
             for (j, line) in tile.into_iter().enumerate() {
                 let line = _mm512_castps_si512(line);
                 _mm512_storeu_si512(to.add(step * TILE + j * LINE).cast(), line);
-                // Of two heads their own; of one two chains, each of which is waited for half as long.
+                // With two heads together each head has its own sum; with one head the two sums are independent
+                // dependency chains, which halves the latency.
                 let half = j / (SIDE / 2);
                 sums[half] = square(line, sums[half]);
             }
@@ -282,10 +290,10 @@ pub(super) unsafe fn keys(
     }
 }
 
-/// Whether keys are finite: `tiles` of one head of those that `keys` made, one after the other.
+/// Whether all keys of one head are finite, in the `count` tiles that `keys` wrote.
 ///
 /// # Safety
-/// They are there.
+/// The tiles must have been written.
 pub(super) unsafe fn finite(cut: Cut, head: usize, tiles: *const u8, count: usize) -> bool {
     let lines = if cut.together == 2 { head * cut.half..(head + 1) * cut.half } else { 0..SIDE };
     (0..count * cut.steps()).flat_map(|tile| lines.clone().map(move |j| tile * TILE + j * LINE)).all(|at| {
@@ -295,11 +303,12 @@ pub(super) unsafe fn finite(cut: Cut, head: usize, tiles: *const u8, count: usiz
     })
 }
 
-/// Values `first..first + count`, at most 32, as the tiles of one step, `apart` bytes from one tile of columns to the
-/// next; zeros past `count` and past the head. Line j of a tile holds keys j and 16 + j, as `weights` leaves them.
+/// Packs values `first..first + count`, at most 32, as the tiles of one step, with `apart` bytes from one tile of
+/// columns to the next and zeros past `count` and past the head. Line j of a tile holds keys j and 16 + j, the order
+/// in which `weights` stores weights.
 ///
 /// # Safety
-/// They lie in the sequence; `to` has room for the tiles.
+/// The values must lie in the sequence; the tiles must be writable at `to`.
 #[inline(always)]
 pub(super) unsafe fn values(
     s: Avx512,
@@ -309,7 +318,7 @@ pub(super) unsafe fn values(
     to: *mut u8,
     apart: usize,
 ) {
-    // SAFETY: as the caller promises; masks leave out what lies past the head.
+    // SAFETY: guaranteed by the caller; masks exclude the columns past the head.
     unsafe {
         for j in 0..SIDE {
             if j < count {
@@ -341,18 +350,19 @@ pub(super) unsafe fn values(
     }
 }
 
-/// At most `n` columns of a row, and 32, from one column on.
+/// Loads the first `n`, at most 32, elements of a row from column `column` on, zeros after them.
 ///
 /// # Safety
-/// They lie in the row.
+/// The elements must lie in the row.
 #[inline(always)]
 unsafe fn value(head: Head<'_, Bf16>, row: usize, column: usize, n: usize) -> __m512i {
     // SAFETY: as the caller promises.
     unsafe { _mm512_maskz_loadu_epi16(words(n), head.row(row).wrapping_add(column).cast()) }
 }
 
-/// Writes the columns of one row of sums, as the tiles of `values` leave them, times its head's factor, rounded to nearest. A
-/// NaN comes from bf16 or the tiles, hence ends in zeros, and half a last place leaves it one.
+/// Writes the columns of one row of sums, in the order that the tiles of `values` leave them, times the factor of
+/// their head and rounded to nearest. Adding half a last place keeps a NaN a NaN: it comes from bf16 or from the
+/// tiles, so its low bits are zero and no carry can overflow.
 ///
 /// # Safety
 /// `sums` holds whole tiles of columns, `o` the columns of the head.
@@ -378,7 +388,7 @@ pub(super) unsafe fn columns(cut: Cut, sums: *const f32, factors: [f32; 2], o: *
     }
 }
 
-/// The bits of bf16 numbers, in lanes: 16 sums times the factor.
+/// Multiplies 16 sums by the factor and rounds them to bf16, whose bits are returned in the low half of each lane.
 ///
 /// # Safety
 /// The sums are there; the CPU has AVX-512.

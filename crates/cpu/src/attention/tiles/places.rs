@@ -1,30 +1,32 @@
-//! Where things stand: the parts of a thread's workspace, and what the next block will read and write.
+//! Layout of a thread's workspace, and the addresses to prefetch for the next block.
 //!
-//! Invariant: parts are whole cache lines, and fit in `workspace_bytes` for every head dim.
+//! Invariant: every buffer consists of whole cache lines, and all fit in `workspace_bytes` for every head dimension.
 
 use super::super::Block;
 use super::pack::Cut;
 use super::{Job, KEYS, LINE, QUERIES, SCORES, SIDE, STEPS, STRIPS, TILE};
 
-/// Where the parts of a thread's workspace start, in bytes; all are whole cache lines.
+/// Offsets of the buffers in a thread's workspace, in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Parts {
-    /// [strip][step of the head] tiles
+    /// Packed queries: [strip][step of the head] tiles
     pub(super) queries: usize,
-    /// [16 keys][step of the head] tiles
+    /// Packed keys: [16 keys][step of the head] tiles
     pub(super) keys: usize,
-    /// [16 columns][step of keys] tiles
+    /// Packed values: [16 columns][step of keys] tiles
     pub(super) values: usize,
-    /// [2][16][SCORES] f32: two strips take turns
+    /// Scores: [2][16][SCORES] f32; successive strips alternate between the two
     pub(super) scores: usize,
-    /// [QUERIES][columns in whole tiles] f32
+    /// Output accumulators: [QUERIES][columns in whole tiles] f32
     pub(super) out: usize,
     /// [QUERIES + KEYS + 2 * SIDE] f32: ALiBi's bias by distance
     pub(super) bias: usize,
+    /// Size of the workspace.
     pub(super) len: usize,
 }
 
 impl Parts {
+    /// The layout for heads split as `cut`.
     pub(super) const fn new(cut: Cut) -> Parts {
         let queries = 0;
         let keys = queries + STRIPS * cut.steps() * TILE;
@@ -36,17 +38,20 @@ impl Parts {
     }
 }
 
-/// What the next block will read and write: a head's rows lie far apart, so nobody else asks for them.
+/// Rows that the next block reads and writes, to be prefetched by software: rows of one head lie far apart in memory,
+/// which hardware prefetchers do not follow.
 #[derive(Clone, Copy)]
 pub(super) struct Next {
-    /// Of q, k, v and o: the first row's first cache line, and how many bytes there are to the next row.
+    /// For q, k, v and o: address of the cache line where the first row starts, and the row stride in bytes.
     pub(super) rows: [(*const u8, usize); 4],
-    /// Cache lines of a row.
+    /// Cache lines per row.
     pub(super) lines: usize,
+    /// Number of rows.
     pub(super) count: usize,
 }
 
 impl Next {
+    /// The rows of `block`.
     pub(super) fn new(job: &Job<'_>, cut: Cut, block: Block) -> Next {
         let row = block.start + block.queries.0;
         let (column, shared) = (block.head * cut.columns(), block.head / job.config.group() * cut.columns());

@@ -9,7 +9,7 @@ use super::registers::Registers;
 use super::weights::BEGIN;
 use super::{Keys, LINE, QUERIES, SCORES, SIDE, STEP, STEPS, Strip, TILE, Task, WIDE};
 
-/// How far a strip's weights have been multiplied by the values.
+/// Progress of multiplying a strip's weights by the values.
 pub(super) struct Gather {
     head: usize,
     strip: usize,
@@ -58,7 +58,7 @@ impl Task<'_> {
         }
     }
 
-    /// The strip's queries stay in their register.
+    /// Scores of a narrow head, whose queries stay in register 2 for the whole strip.
     ///
     /// # Safety
     /// As `score`.
@@ -118,7 +118,7 @@ impl Task<'_> {
         }
     }
 
-    /// How many turns it takes to multiply a strip's weights by the values.
+    /// Number of turns needed to multiply a strip's weights by the values.
     #[inline(always)]
     pub(super) fn turns(&self, keys: Keys) -> usize {
         self.cut.tiles().div_ceil(WIDE) * pairs(keys)
@@ -175,13 +175,13 @@ impl Task<'_> {
     }
 }
 
-/// Pairs of tiles of 16 keys, which are steps of the sums over keys.
+/// Number of pairs of tiles of 16 keys; each pair is one step of the sums over keys.
 #[inline(always)]
 pub(super) fn pairs(keys: Keys) -> usize {
     keys.len.div_ceil(STEP)
 }
 
-/// `of` if there are more than `N`.
+/// Calls `of` if `count` is greater than `N`.
 #[inline(always)]
 pub(super) fn each<R: Registers, const N: usize>(tiles: &mut R, count: usize, of: impl FnOnce(&mut R)) {
     if N < count {

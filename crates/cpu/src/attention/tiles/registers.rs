@@ -1,20 +1,20 @@
-//! Tile registers one by one, so that attention on tiles is written once: for those of AMX, for their like by dot
-//! products (`dots`), and for their double in tests.
+//! Interface to individual tile registers, so that attention on tiles is written once: for AMX, for the emulation by
+//! dot products (`dots`), and for a test double.
 //!
-//! Invariant: a register is 16 rows of 64 bytes, but for those of heads packed together (`Shape`); what a product of two does is
-//! said in `amx`.
+//! Invariant: a register is 16 rows of 64 bytes, except those that `Shape` restricts for heads packed together; `amx`
+//! defines the product of two registers.
 
 use super::super::super::amx::{Config, Tiles};
 use core::arch::asm;
 
-/// Registers 2, 3 and 5 of heads that are packed together: queries, a row of so many pairs each, and keys, so many rows.
-/// Others have whole ones.
+/// Sizes of registers 2, 3 and 5: the queries have `pairs` pairs per row (register 2), the keys `pairs` rows
+/// (registers 3 and 5). Less than full size for heads packed together only.
 #[derive(Clone, Copy)]
 pub(in super::super::super) struct Shape {
     pub(in super::super::super) pairs: usize,
 }
 
-/// `Tiles` of that shape.
+/// Configures this thread's AMX tiles in the given shape.
 ///
 /// # Safety
 /// The CPU has tiles, and this thread no other `Tiles`.
@@ -27,24 +27,24 @@ pub(super) unsafe fn configure(shape: Shape) -> Tiles {
     unsafe { Tiles::configure_as(&config) }
 }
 
-/// Eight registers of this thread's own, by number.
+/// Eight tile registers of the current thread, addressed by number.
 pub(in super::super::super) trait Registers {
-    /// Row r from `from + r * stride`.
+    /// Loads row r from `from + r * stride`.
     ///
     /// # Safety
     /// Those rows are readable.
     unsafe fn load<const T: usize>(&mut self, from: *const u8, stride: isize);
 
-    /// Row r to `to + r * stride`.
+    /// Stores row r to `to + r * stride`.
     ///
     /// # Safety
     /// Those rows are writable.
     unsafe fn store<const T: usize>(&mut self, to: *mut u8, stride: isize);
 
-    /// All zero.
+    /// Sets register `T` to zero.
     fn zero<const T: usize>(&mut self);
 
-    /// C += A B, of bf16 to f32.
+    /// C += A B, with A and B in bf16 and C in f32.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 

@@ -1,5 +1,5 @@
-//! Attention against hand-computed sequences, and against the relative form of rotary embedding in complex
-//! numbers, which knows no tables and no absolute positions.
+//! Tests of attention against hand-computed sequences, and against the relative form of rotary embedding in complex
+//! numbers, which uses neither tables nor absolute positions.
 
 use super::super::testing::{check, floats, random, run};
 use super::super::{eval, tensor::Tensor};
@@ -33,7 +33,7 @@ fn tables(longest: usize, frequencies: &[f64]) -> [Tensor; 2] {
 fn a_single_token_gets_its_value() {
     let [q, k] = [[1.0, 2.0], [3.0, -1.0]].map(|x| Tensor::f32(&[1, 2], x.to_vec()));
     let v = Tensor::f32(&[1, 2], vec![7.0, 8.0]);
-    // Position 0 is not rotated and has no distance: lse is the score, 0.5 (1*3 - 2*1).
+    // Position 0 is not rotated and has no ALiBi penalty: lse is the score, 0.5 (1*3 - 2*1).
     for (bias, rotary) in [(Bias::None, false), (Bias::Alibi, false), (Bias::None, true)] {
         let mut ins = vec![q.clone(), k.clone(), v.clone(), spans(&[0, 1])];
         if rotary {
@@ -107,7 +107,7 @@ fn rotary_depends_on_distance_alone() {
     check(Op::Attention(op), &[q, k, v, spans(&[0, n as i32]), cos, sin], &wanted, 1e-6);
 }
 
-/// Rows `rows` of `x`.
+/// The rows `rows` of `x`.
 fn rows(x: &Tensor, rows: Range<usize>) -> Tensor {
     let columns = x.shape[1];
     Tensor::f64(&[rows.len(), columns], floats(x)[rows.start * columns..rows.end * columns].to_vec())
@@ -125,7 +125,7 @@ fn a_packed_sequence_has_the_bits_it_has_alone() {
         ins.extend([spans(pairs), cos.clone(), sin.clone()]);
         run(Op::Attention(op), &ins, &[&[range.len(), heads * d], &[range.len(), heads]])
     };
-    // Rows 2..3 belong to nobody.
+    // Row 2 is outside of all sequences.
     let packed = run_on(0..7, &[0, 2, 3, 7]);
     for (range, pairs) in [(0..2, [0, 2]), (3..7, [0, 4])] {
         for (packed, alone) in packed.iter().zip(run_on(range.clone(), &pairs)) {

@@ -1,5 +1,5 @@
-//! The gradient against finite differences, for every mask and every form of the inputs, and what masks and
-//! shared heads mean: dense attention with the hidden keys taken out, and with keys and values repeated.
+//! Tests of the attention gradient against finite differences, for every mask and form of inputs, and of the
+//! definitions of masks and shared heads: dense attention without the hidden keys, and with repeated keys and values.
 
 use super::super::testing::{check_gradient, floats, random, run};
 use super::*;
@@ -25,7 +25,7 @@ const PLAIN: Attention = Attention {
     qkv: Qkv::Separate,
 };
 
-/// Seven tokens: a sequence of five, a row of nobody's, a sequence of one.
+/// Seven tokens: a sequence of five, a row outside of all sequences, a sequence of one.
 const TOKENS: usize = 7;
 const SPANS: [i32; 4] = [0, 5, 6, 7];
 
@@ -44,7 +44,7 @@ fn inputs(op: &Attention) -> Vec<Tensor> {
     ins
 }
 
-/// o and lse, then do, then the gradients.
+/// o and lse, followed by do and the gradients.
 fn both(op: &Attention, ins: &[Tensor]) -> (Vec<Tensor>, Tensor, Vec<Tensor>) {
     let (width, heads) = (op.width() as usize, op.heads as usize);
     let outs = run(Op::Attention(*op), ins, &[&[TOKENS, width], &[TOKENS, heads]]);
@@ -74,7 +74,7 @@ fn gradients_equal_finite_differences() {
     }
 }
 
-/// `softmax` over all keys of a sequence with -inf where the mask hides one: the dense form.
+/// Softmax over all keys of a sequence, with -inf for masked keys: the dense form.
 fn dense(op: &Attention, ins: &[Tensor], start: usize, n: usize) -> Vec<f64> {
     let d = op.head_dim as usize;
     let (h, per) = (op.heads as usize, (op.heads / op.kv_heads) as usize);
@@ -119,7 +119,7 @@ fn every_mask_is_dense_attention_with_keys_taken_out() {
     }
 }
 
-/// A mask that hides nothing has the bits of none.
+/// A mask that hides nothing gives the same bits as no mask.
 #[test]
 fn a_mask_as_wide_as_the_sequence_is_causal() {
     let of = |mask| {
@@ -133,7 +133,7 @@ fn a_mask_as_wide_as_the_sequence_is_causal() {
     assert_ne!(of(Mask::Full), causal);
 }
 
-/// Keys and values that are written out for every head of q get gradients whose sums are those of shared ones.
+/// Keys and values repeated for every query head get gradients whose sums are those of the shared heads.
 #[test]
 fn shared_heads_are_repeated_ones() {
     let shared = Attention { heads: 4, kv_heads: 2, mask: Mask::Causal, rotary: true, ..PLAIN };

@@ -1,5 +1,6 @@
-//! Cases of attention and of its gradient: every head dim of the model families, every form of its inputs, every
-//! mask, sequences below, at and above the blocks of a kernel. Invariant: rotary tables are of f32 angles, as `RotaryTable` has them.
+//! Test cases of attention and its gradient: every head dimension of the model families, every form of inputs, every
+//! mask, and sequences below, at and above a kernel's block sizes. Invariant: rotary tables have f32 angles, as in
+//! `RotaryTable`.
 
 use super::{BATCHES, Case, Noise, Tolerance, UNIT};
 use graph::ops::*;
@@ -23,7 +24,8 @@ const FORMS: [Form; 8] = [
     (Qkv::Fused, Bias::Alibi, true),
 ];
 
-/// Windows below, at and above a vector of lanes and a block of keys; blocks that are whole vectors and not.
+/// Windows below, at and above a vector of lanes and a block of keys; blocks that are whole vectors and blocks that
+/// are not.
 const MASKS: [Mask; 8] = [
     Mask::Causal,
     Mask::Window(1),
@@ -38,7 +40,7 @@ const MASKS: [Mask; 8] = [
 /// (heads, heads of keys and values, head dim).
 const SHARED: [(u32, u32, u32); 6] = [(2, 2, 8), (4, 2, 16), (2, 1, 24), (2, 2, 40), (3, 1, 64), (2, 1, 128)];
 
-/// All cases of this file.
+/// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (heads, head_dim)) in HEADS.into_iter().enumerate() {
@@ -54,7 +56,7 @@ pub fn cases() -> Vec<Case> {
     for (shape, form) in [((20, 20, 16), 0), ((20, 20, 24), 0), ((12, 12, 64), 1)] {
         cases.push(attention(op(shape, FORMS[form]), &[50, 33], 1.0));
     }
-    // Peaked rows, and scores whose exponentials overflow f32 unless the maximum is subtracted.
+    // Peaked rows, and scores whose exponentials overflow f32 unless the maximum is subtracted first.
     for amplitude in [3.0, 30.0] {
         cases.push(attention(op((2, 2, 32), FORMS[0]), &[170, 2], amplitude));
         cases.push(attention(op((3, 3, 16), FORMS[1]), &[50, 170], amplitude));

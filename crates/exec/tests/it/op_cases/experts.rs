@@ -1,34 +1,34 @@
-//! Cases of routing, of rows on their way to experts and back, and of the router's losses.
-//! Invariant: the logits of a token are at least 0.15 apart, so a difference of 1e-5 changes no choice.
+//! Test cases of routing, dispatch, combine and the router losses. Invariant: the logits of a token are at least 0.15
+//! apart, so an error of 1e-5 changes no choice.
 
 use super::{Case, Operand, ROWS, Tolerance, UNIT};
 use graph::ops::*;
 use graph::{Dim, Op};
 use plimsoll_exec::reference::Data;
 
-/// (E, k): one expert, one choice, all experts, more than a vector of them.
+/// (E, k): one expert, one choice, all experts, and more than a vector of experts.
 const EXPERTS: [(u32, u32); 10] =
     [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4), (8, 2), (32, 4), (32, 32), (33, 17)];
 
-/// Whether gates sum to 1, and the capacity: none, exactly the mean, less, more.
+/// (whether gates sum to 1, capacity): no capacity, exactly the mean, less, more.
 const FORMS: [(bool, u32); 4] = [(false, 0), (true, 1000), (false, 600), (true, 1250)];
 
 const COLUMNS: [u64; 5] = [8, 33, 40, 1, 320];
 
-/// Which experts tokens prefer.
+/// The experts that tokens prefer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// Each its own.
+    /// Each token has its own preference.
     Any,
-    /// All the same, the last one most.
+    /// All tokens have the same preference, the last expert most.
     Same,
-    /// The first one least: without a row where there are others.
+    /// All tokens like the first expert least, so it has no rows if there are others.
     NeverFirst,
 }
 
 const WISHES: [Wish; 3] = [Wish::Any, Wish::Same, Wish::NeverFirst];
 
-/// All cases of this file.
+/// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (experts, top_k)) in EXPERTS.into_iter().enumerate() {
@@ -47,7 +47,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// A choice of experts and what it gives.
+/// A routing op with its inputs and results.
 struct Routing {
     op: Route,
     tokens: u64,

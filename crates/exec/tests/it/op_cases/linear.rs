@@ -1,4 +1,4 @@
-//! Cases of the affine map and its gradients. Invariant: weights are scaled so that outputs are of order 1.
+//! Test cases of linear layers and their gradients. Invariant: weights are scaled so that outputs are of order 1.
 
 use super::{Case, Noise, ROWS, Tolerance, UNIT};
 use graph::ops::*;
@@ -12,7 +12,7 @@ const SIZES: [(u64, u64); 9] =
 /// c of all three; K: the terms of a sum.
 const C: f32 = 2.0;
 
-/// All cases of this file.
+/// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, &rows) in ROWS.iter().enumerate() {
@@ -22,13 +22,13 @@ pub fn cases() -> Vec<Case> {
             cases.push(weight_grad(rows, n, k, (i + j) % 2 == 0));
         }
     }
-    // Every form at one ragged size, and the head of the pipeline: rows are sequences.
+    // Every form at one ragged size, and the pipeline's output head, whose rows are sequences.
     for i in 0..6 {
         cases.push(linear(37, Dim::Tokens(1), 41, 39, form(i)));
         cases.push(linear(5, Dim::Sequences(1), 24, 33, form(i)));
         cases.push(linear(3, Dim::Fixed(3), 40, 24, form(i)));
     }
-    // Gates: ragged ones, and those that a tile of products has.
+    // Gates of ragged sizes, and of sizes that a matmul tile has.
     for (n, k, bias) in [(2, 3, false), (66, 33, true), (64, 40, false), (272, 72, false)] {
         for rows in [1, 37] {
             cases.push(linear(rows, Dim::Tokens(1), n, k, Linear::new(bias, Epilogue::Gate)));
@@ -37,8 +37,8 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// Every form on TF32, with factors that have no more bits than that, so that the products are those of f32. Tensor cores
-/// drop the last bits where they add.
+/// Every form on TF32, with operands that TF32 represents exactly, so that the products are those of f32. Tensor
+/// cores drop the last bits when they add.
 pub fn tf32() -> Vec<Case> {
     let linears = cases()
         .into_iter()

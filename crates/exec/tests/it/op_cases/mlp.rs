@@ -1,10 +1,10 @@
-//! Cases of the fused MLP. Invariant: weights are scaled so that the hidden layer and y are of order 1.
+//! Test cases of the fused MLP. Invariant: weights are scaled so that the hidden layer and y are of order 1.
 
 use super::{Case, Noise, Tolerance, UNIT};
 use graph::ops::*;
 use graph::{Dim, Op};
 
-/// All cases of this file.
+/// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let sizes = [(1, 8, 32, 8), (33, 24, 64, 24), (37, 40, 96, 17), (70, 33, 160, 33)];
@@ -16,7 +16,7 @@ pub fn cases() -> Vec<Case> {
             }
         }
     }
-    // Every place that an input may have.
+    // Every combination of optional inputs.
     for i in 0..16 {
         let norm = (i & 8 > 0).then_some(LayerNorm { eps: 1e-5 });
         let op = Mlp { norm, hidden: Hidden::Gelu, bias: [i & 1 > 0, i & 2 > 0], residual: i & 4 > 0 };

@@ -1,5 +1,5 @@
-//! Cases of what ends a step: gradients added up, scaled and applied. Invariant: second moments are not negative, and
-//! no new code is so near to a tie that f32 and f64 may differ.
+//! Test cases of optimizer ops: gradients accumulated, scaled and applied. Invariant: second moments are not
+//! negative, and no new quantized value is so near to a tie that f32 and f64 could differ.
 
 use super::{Case, Noise, Tolerance, UNIT};
 use graph::ops::*;
@@ -15,7 +15,7 @@ const MATRICES: [(u64, u64); 7] = [(1, 1), (7, 3), (12, 128), (5, 129), (300, 70
 const POSITIVE: Noise = Noise { offset: 0.6, amplitude: 0.5 };
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-6, weight_decay: 0.1 };
 
-/// All cases of this file.
+/// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for n in SIZES {
@@ -114,7 +114,7 @@ fn numbers(case: Case, numbers: &[f64]) -> Case {
     case.operand(&[Dim::Fixed(numbers.len() as u64)], Data::Float(data), false)
 }
 
-/// Where nothing is done the factor may be anything.
+/// If the step is skipped, the factor may have any value.
 fn scale(case: Case, ok: bool) -> Case {
     numbers(case, &if ok { [0.75, 1.0] } else { [f64::INFINITY, 0.0] })
 }

@@ -1,5 +1,5 @@
-//! Cases of the experts' affine maps and of the fused cross-entropy, with their gradients. Invariant: weights are
-//! scaled so that outputs are of order 1; every batch has rows that belong to nobody or do not count.
+//! Test cases of expert matmuls and the fused cross-entropy, with their gradients. Invariant: weights are scaled so
+//! that outputs are of order 1; every batch has rows without an expert, or ignored rows.
 
 use super::{Case, Noise, ROWS, Tolerance, UNIT};
 use graph::ops::*;
@@ -17,7 +17,7 @@ const C: f32 = 2.0;
 /// c of the cross-entropy, whose exponents carry the errors of the logits.
 const EXPONENT: f32 = 8.0;
 
-/// All cases of this file.
+/// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, &rows) in ROWS.iter().enumerate() {
@@ -47,7 +47,7 @@ fn case(name: String, op: Op, rows: u64, tolerance: Tolerance) -> Case {
     Case::new(name, op, &[rows], rows % 2 * 3, tolerance)
 }
 
-/// Ascending offsets of `experts` over the two rows of each token, some rows left over.
+/// Ascending offsets of `experts` over two rows per token, with some rows left over.
 fn offsets(case: Case, experts: u32) -> Case {
     let rows = 2 * case.counts.tokens;
     let mut ends: Vec<i32> = case.random(u64::from(experts)).map(|x| (x % rows) as i32).collect();
@@ -83,7 +83,7 @@ fn weight_grad(rows: u64, (experts, n, k): (u32, u64, u64), bias: bool) -> Case 
     offsets(case.noise(&[PAIRS, Dim::Fixed(n)], UNIT).noise(&[PAIRS, Dim::Fixed(k)], UNIT), experts)
 }
 
-/// Two rows of three count.
+/// Targets; every third row is ignored.
 fn targets(case: Case, rows: Dim, v: u64) -> Case {
     let count = rows.at(case.counts);
     let target = |x: u64| if x.is_multiple_of(3) { -100 } else { (x / 3 % v) as i32 };

@@ -1,14 +1,14 @@
-//! Cases of rows in codes. Invariant: rows are of order 1, so that a limit for all of them is one for each.
+//! Test cases of quantized rows. Invariant: rows are of order 1, so that one tolerance fits all.
 
 use super::{Case, Noise, Tolerance, UNIT};
 use graph::ops::*;
 use graph::{DType, Dim, Op};
 
-/// (rows, columns): with padding and without, by every width of an access, and the widest row of the models.
+/// (rows, columns): with and without padding, for every width of memory access, and the widest row of the models.
 const SIZES: [(u64, u64); 9] =
     [(1, 8), (3, 16), (70, 40), (33, 33), (13, 160), (2, 320), (31, 1280), (9, 2560), (2, 10240)];
 
-/// All cases of this file.
+/// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for ((rows, columns), to) in SIZES.into_iter().flat_map(|size| [(size, DType::F8), (size, DType::I8)]) {

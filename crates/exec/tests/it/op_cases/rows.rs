@@ -1,4 +1,4 @@
-//! Cases of the ops that treat every row alike. Invariant: each runs on every number of rows and of columns.
+//! Test cases of row-wise ops. Invariant: each op runs with every number of rows and of columns.
 
 use super::{Case, Noise, ROWS, Tolerance, UNIT};
 use graph::ops::*;
@@ -10,7 +10,7 @@ const COLUMNS: [u64; 7] = [8, 24, 33, 40, 160, 320, 1];
 /// Positive numbers: variances and reciprocal deviations.
 const POSITIVE: Noise = Noise { offset: 1.0, amplitude: 0.9 };
 
-/// All cases of this file.
+/// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (rows, columns) in shapes() {
@@ -21,7 +21,7 @@ pub fn cases() -> Vec<Case> {
         cases.push(concat_grad(rows, columns));
         cases.push(softmax_grad(rows, columns));
     }
-    // A mean far from zero, where E[x^2] - E[x]^2 loses its digits.
+    // A mean far from zero, where E[x^2] - E[x]^2 loses precision.
     cases.extend(norms(13, 160, Noise { offset: 100.0, amplitude: 1.0 }));
     cases.push(softmax(33, 40, Noise { offset: 500.0, amplitude: 100.0 }));
     cases.push(softmax(5, 2, UNIT));

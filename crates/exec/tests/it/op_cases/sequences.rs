@@ -1,5 +1,5 @@
-//! Cases of the ops that know of sequences and indices: embedding, rotary tables, pooling, chosen rows.
-//! Invariant: indices are inside; the first and the last one occur.
+//! Test cases of ops on sequences and indices: embedding, rotary tables, pooling, row selection. Invariant: indices
+//! are in range; the first and the last index occur.
 
 use super::{BATCHES, Case, Tolerance, UNIT};
 use graph::ops::*;
@@ -8,10 +8,10 @@ use plimsoll_exec::reference::Data;
 
 const COLUMNS: [u64; 4] = [8, 24, 33, 320];
 
-/// Tokens of the vocabulary; the last one is `<mask>`.
+/// Size of the vocabulary; the last token is `<mask>`.
 const VOCABULARY: u64 = 33;
 
-/// All cases of this file.
+/// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, lengths) in BATCHES.into_iter().enumerate() {
@@ -68,7 +68,8 @@ fn embed_grad(lengths: &[u64], columns: u64, masked: bool, row: bool, dropout: b
     if dropout { case.spans(lengths) } else { case }
 }
 
-/// Sequences that begin with token 0; the others are any but `<mask>`, and with `masked` every third is it.
+/// Token ids of sequences that begin with token 0. The other tokens are any but `<mask>`; with `masked`, every third
+/// is `<mask>`.
 fn ids(case: &Case, lengths: &[u64], masked: bool) -> Vec<i32> {
     let mut random = case.random(case.counts.tokens);
     let positions = lengths.iter().flat_map(|&n| 0..n);
@@ -109,7 +110,7 @@ fn select_rows_grad(lengths: &[u64], columns: u64) -> Case {
     case.integers(&rows[..1], any)
 }
 
-/// Bits are copied: the first token of every sequence, any five rows, all rows backwards.
+/// Values are copied unchanged: the first token of every sequence, any five rows, all rows in reverse.
 fn select_rows(lengths: &[u64], columns: u64) -> [Case; 3] {
     let of = |what: &str, dim: Dim| {
         let name = format!("select_rows {what} of {lengths:?} x {columns}");

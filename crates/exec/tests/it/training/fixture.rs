@@ -1,4 +1,4 @@
-//! A tiny model, a batch, and what PyTorch makes of them.
+//! A tiny model, a batch, and the reference results of PyTorch.
 
 use crate::rig::ByName;
 use data::weights::Weights as File;
@@ -7,7 +7,7 @@ use models::{DecoderConfig, Encoder, HeadConfig, Task, Training, candidates, der
 use plimsoll_exec::Executor;
 use std::path::PathBuf;
 
-/// Relative to the largest value of a tensor.
+/// Tolerance relative to the largest value of a tensor.
 const TOLERANCE: f32 = 1e-5;
 
 /// A model of the fixtures.
@@ -118,7 +118,8 @@ impl Fixture {
         self.integers("targets").iter().filter(|&&t| t >= 0).count()
     }
 
-    /// The batch, for a plan whose loss has cotangent 1 where it has one. What is not read is not asked for.
+    /// Writes the batch to the inputs of a plan, with cotangent 1 for a loss. Inputs that the plan does not have are
+    /// skipped.
     pub fn give(&self, executor: &mut Executor, plan: usize) {
         let inputs = executor.program().plans()[plan].1.graph.inputs.clone();
         for (name, _) in &inputs {
@@ -140,7 +141,7 @@ pub fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |a, x| a.max(x.abs()))
 }
 
-/// `found` is `wanted` to [`TOLERANCE`] of its largest value, or of `least`.
+/// Asserts that `found` equals `wanted` within [`TOLERANCE`] times the larger of its largest value and `least`.
 pub fn check(found: &[f32], wanted: &[f32], least: f32, what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     let off = found.iter().zip(wanted).map(|(f, w)| (f - w).abs()).fold(0.0, f32::max);

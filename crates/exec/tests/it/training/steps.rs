@@ -1,4 +1,4 @@
-//! Five steps of the optimizer as a training program takes them: micro-step, apply, evaluation.
+//! Five optimizer steps by a training program: micro-step, apply, evaluation.
 
 use super::fixture::{Fixture, Model, check};
 use super::{DENSE, MASKED, MIXTURES};
@@ -89,7 +89,7 @@ impl Run<'_> {
         out[0]
     }
 
-    /// Gives what the plan asks for; the rest is not its business.
+    /// Writes an input, if the plan has it.
     fn set(&mut self, plan: &str, name: &str, values: &[f32]) {
         let k = self.executor.program().index(plan).expect(plan);
         if self.executor.program().plans()[k].1.graph.input(name).is_some() {
@@ -105,8 +105,8 @@ impl Run<'_> {
         self.number(plans::EVALUATE, "loss") / self.fixture.targets() as f32
     }
 
-    /// Step `t`, from 1 on: the same batch as often as gradients are added up. Its loss per target and, where there
-    /// is a clip, the norm.
+    /// Runs step `t` (from 1 on) with the same batch in every micro-step. Returns the loss per target and, with
+    /// clipping, the gradient norm.
     fn step(&mut self, t: usize) -> (f32, Option<f32>) {
         self.executor.poison().expect("inside the arena");
         let targets = self.fixture.targets() as f32;
@@ -261,7 +261,7 @@ fn a_gradient_that_is_not_finite_moves_nothing_behind_it() {
     }
 }
 
-/// Recomputing is the same arithmetic at another time, masks of dropout included.
+/// Recomputation performs the same arithmetic, including dropout masks, and so gives the same bits.
 #[test]
 fn recomputation_changes_no_bit() {
     let selective = Remat::Selective(["glu", "gelu", "rms_norm", "dropout"].map(str::to_owned).to_vec());
