@@ -17,7 +17,7 @@ use train::{self, Report, Request, Resume};
 ///
 /// The plan is made before anything is allocated: a run that does not fit is refused with its bill (exit code 4). An
 /// interrupted run resumes from its newest checkpoint. The configuration keys are described by --schema and in
-/// docs/training-keys.md.
+/// docs/configuration.md.
 ///
 /// Exit codes: 0 trained; 1 failure, bad usage, configuration or data; 3 the run's folder holds checkpoints of another
 /// configuration, checkpoints newer than the one to resume from, or only unreadable checkpoints; 4 does not fit in

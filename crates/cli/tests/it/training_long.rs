@@ -1,4 +1,4 @@
-//! Proofs of training that take minutes, on the program of a release build: docs/proofs.md. Invariant: they skip, and say
+//! Proofs of training that take minutes, on the program of a release build: docs/validation.md. Invariant: they skip, and say
 //! so, unless `PLIMSOLL_LONG` names that program; what is only planned is planned always.
 
 use crate::harness::{Folder, example};
@@ -10,7 +10,7 @@ use std::process::Command;
 fn long() -> Option<String> {
     let program = std::env::var("PLIMSOLL_LONG").ok();
     if program.is_none() {
-        println!("skips: PLIMSOLL_LONG=PATH names the release build that is to be proved; see docs/proofs.md");
+        println!("skips: PLIMSOLL_LONG=PATH names the release build that is to be proved; see docs/validation.md");
     }
     program
 }

@@ -1,5 +1,5 @@
 //! Configuration keys of other trainers and their equivalents in this schema. Invariant: `foreign.toml` is the only
-//! table; error messages, `--from-config`, docs/training-keys.md and the tests all read it, and every key of this
+//! table; error messages, `--from-config`, docs/configuration.md and the tests all read it, and every key of this
 //! schema that the table names exists.
 
 use super::schema::{Fault, Wrong, leaves, properties, schema};

@@ -323,34 +323,30 @@ fn the_schema_describes_every_key() {
     assert!(schema::faults(&written, &schema).is_empty());
 }
 
-/// Compares docs/training-keys.md with the text generated from the schema and the table of other trainers' keys.
+/// Compares the tables of docs/configuration.md with those generated from the schema and the table of other trainers' keys;
+/// the text before them is written by hand.
 #[test]
 fn the_page_of_keys_is_this_table() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training-keys.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+    let there = std::fs::read_to_string(&path).expect("docs/configuration.md");
+    let start = there.find(HEADER).expect("the table of keys");
+    let page = there[..start].to_owned() + &tables();
     if std::env::var_os("PLIMSOLL_BLESS").is_some() {
-        std::fs::write(&path, page()).expect("written");
+        std::fs::write(&path, &page).expect("written");
+        return;
     }
-    let there = std::fs::read_to_string(&path).expect("docs/training-keys.md");
-    let (there, page) = (there.lines().collect::<Vec<_>>(), page());
-    let page: Vec<&str> = page.lines().collect();
+    let (there, page): (Vec<&str>, Vec<&str>) = (there.lines().collect(), page.lines().collect());
     let other = page.iter().zip(&there).find(|(a, b)| a != b);
-    assert_eq!(other, None, "PLIMSOLL_BLESS=1 writes it anew");
-    assert_eq!(page.len(), there.len(), "PLIMSOLL_BLESS=1 writes it anew");
+    assert_eq!(other, None, "PLIMSOLL_BLESS=1 writes the tables");
+    assert_eq!(page.len(), there.len(), "PLIMSOLL_BLESS=1 writes the tables");
 }
 
-/// Generates the contents of docs/training-keys.md.
-fn page() -> String {
-    let mut text = String::from(
-        "# Keys of a training run\n\nThe file of `plimsoll train` is YAML; `--print-config` shows it with every key, and \
-         `--schema` prints its JSON schema for editors. An unknown key is an error that names its counterpart from the \
-         tables of other trainers below (`crates/train/src/config/foreign.toml`), and `plimsoll train --from-config FILE \
-         --print-config` translates a whole file of Ava (YAML), DeepSpeed (JSON), Hugging Face (TrainingArguments as JSON or \
-         YAML) or torchtitan (TOML): what each key became, and which cannot be honoured, is said on stderr; `--set` with \
-         keys of ours goes over it. This page is made from the schema and these tables: `PLIMSOLL_BLESS=1 cargo test -p plimsoll-train \
-         keys` writes it anew.\n\n## Ours\n`changes` says what a key can change: *results* (a checkpoint goes on only \
-         with the same value), *end* (when the run ends), *machine* (memory and speed, never a bit of the result) or \
-         *log* (what is written).\n\n| key | what it is | changes |\n|---|---|---|\n",
-    );
+/// The first line of the generated part of docs/configuration.md.
+const HEADER: &str = "| key | what it is | changes |\n";
+
+/// Generates the tables of docs/configuration.md.
+fn tables() -> String {
+    let mut text = HEADER.to_owned() + "|---|---|---|\n";
     for leaf in leaves(&schema()) {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "| `{}` | {} | {} |", leaf.path, leaf.about.replace('|', "\\|"), leaf.changes);

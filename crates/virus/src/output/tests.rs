@@ -359,13 +359,13 @@ fn reports_are_of_the_run() {
 
 #[test]
 fn every_file_and_column_is_documented() {
-    let docs = include_str!("../../../../docs/outputs.md");
+    let docs = include_str!("../../../../docs/file-formats.md");
     let (folder, _) = written(PLAIN, four_records);
     let columns = [PREDICTIONS, WINDOWS, NOTES, virnucpro::ROWS, virnucpro::CONSENSUS];
     let header = |name: &str| folder.read(name).lines().next().unwrap().replace('\t', " ");
     let headers = columns.map(header).join(" ");
     for name in FILES.into_iter().chain(headers.split(' ')) {
-        assert!(docs.contains(&format!("`{name}`")), "docs/outputs.md does not tell of `{name}`");
+        assert!(docs.contains(&format!("`{name}`")), "docs/file-formats.md does not tell of `{name}`");
     }
 }
 
