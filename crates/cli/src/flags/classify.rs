@@ -12,7 +12,7 @@ use runtime::Settings;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Tell the class of every sequence, by a classifier that `plimsoll train` made
+/// Classify each sequence with a classifier that was trained by `plimsoll train`
 ///
 /// Writes a table with a line for each sequence, in the order of the input: its id, the likeliest class, and the score
 /// of every class; scores are between 0 and 1 and sum to 1.

@@ -10,7 +10,9 @@ use std::process::Command;
 fn long() -> Option<String> {
     let program = std::env::var("PLIMSOLL_LONG").ok();
     if program.is_none() {
-        println!("skips: PLIMSOLL_LONG=PATH names the release build that is to be proved; see docs/validation.md");
+        println!(
+            "skips: PLIMSOLL_LONG=PATH names the release build that is to be proved; see docs/validation.md"
+        );
     }
     program
 }
