@@ -15,7 +15,7 @@ use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
 use exec::{Device, DeviceError, Launch, Recorder, Repeat, Span, Ticket, Tracer};
 use graph::{Bytes, Counts};
-use plan::{Capability, OPEN_STEPS};
+use plan::{Capability, PIPELINE_DEPTH};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { streams: true, pinned: None, depth: OPEN_STEPS, expandable: true, cache_clear_interval: 100 }
+        Self { streams: true, pinned: None, depth: PIPELINE_DEPTH, expandable: true, cache_clear_interval: 100 }
     }
 }
 

@@ -40,7 +40,7 @@ pub use memory::{MemoryPlan, Persistent, Region, Slice};
 pub use passes::{Precision, Remat};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};
 pub use program::{InputId, OutputId, Program, Staging};
-pub use ring::{HOST, OPEN_STEPS, PIECE, Way};
+pub use ring::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use schedule::{Instr, Schedule};
 pub use search::{Build, Search, Stream, fit, largest};
 pub use target::{Rates, Reserved, Target};

@@ -16,7 +16,7 @@ const PIECES: u64 = 4;
 const WEIGHTS: u64 = 2;
 
 /// Default number of in-flight steps: one runs while the next is queued.
-pub const OPEN_STEPS: usize = 2;
+pub const PIPELINE_DEPTH: usize = 2;
 
 /// Maximum number of in-flight steps.
 const MOST: usize = 32;
@@ -34,7 +34,7 @@ pub(crate) struct Ring {
 
 /// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// Inputs, from host to device.
     In,
     /// Outputs, from device to host.
@@ -72,7 +72,7 @@ impl Program {
 
     /// Offset in the arena of the inputs or outputs of step `number`; `None` if the step uses the plan's own
     /// addresses.
-    pub fn ring_address(&self, number: u64, way: Way) -> Option<u64> {
+    pub fn ring_address(&self, number: u64, way: Direction) -> Option<u64> {
         let ring = self.ring.filter(|ring| ring.depth > 1)?;
         let slot = number % ring.depth as u64;
         Some(self.staging_address(ring.first + way as usize) + slot * ring.step[way as usize].0)

@@ -12,7 +12,7 @@ use data::printable::Place;
 use data::weights::HubEnv;
 use graph::Bytes;
 use models::{Encoder, Output, known};
-use plan::{Dump, HOST, OPEN_STEPS, Policy, Precision, Program, Staging, Stream, Target};
+use plan::{Dump, HOST, PIPELINE_DEPTH, Policy, Precision, Program, Staging, Stream, Target};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -144,7 +144,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
     let threads = request.threads();
     let space = Space {
         target: &|replicas| Ok(request.target.clone().with_units(threads_of_each(threads, replicas) as u64)),
-        depth: OPEN_STEPS,
+        depth: PIPELINE_DEPTH,
         threads,
         replicas: request.most_replicas(),
         tokens: request.tokens,

@@ -18,7 +18,7 @@ const NODES: usize = 14;
 pub struct Frontier {
     /// By layer: the kind that it is of.
     layers: Vec<usize>,
-    kinds: Rc<Vec<Vec<Way>>>,
+    kinds: Rc<Vec<Vec<RecomputeChoice>>>,
     sums: Rc<Sums>,
 }
 
@@ -73,7 +73,7 @@ impl Frontier {
 #[derive(Default)]
 pub struct Solver {
     /// The ways of every kind of layer.
-    kinds: Rc<Vec<Vec<Way>>>,
+    kinds: Rc<Vec<Vec<RecomputeChoice>>>,
     by_signature: BTreeMap<String, usize>,
     /// By the kinds of the layers.
     sums: BTreeMap<Vec<usize>, Rc<Sums>>,
@@ -110,7 +110,7 @@ impl Solver {
 
 /// One way to treat a layer: the positions of the nodes that are dropped.
 #[derive(Clone, Debug, PartialEq)]
-struct Way {
+struct RecomputeChoice {
     dropped: Vec<usize>,
     kept: u64,
     seconds: f64,
@@ -194,7 +194,7 @@ impl Block {
     }
 
     /// All undominated ways.
-    fn ways(&self) -> Vec<Way> {
+    fn ways(&self) -> Vec<RecomputeChoice> {
         let bytes = |i: usize| self.values.iter().filter(|v| v.0 == i).map(|v| v.1).sum::<u64>();
         let mut free: Vec<usize> = (0..self.nodes.len()).filter(|&i| self.free[i]).collect();
         free.sort_by_key(|&i| Reverse((bytes(i), i)));
@@ -202,12 +202,13 @@ impl Block {
         free.sort_unstable();
         let subset =
             |bits: u32| free.iter().enumerate().filter(move |(k, _)| bits >> k & 1 == 1).map(|(_, &i)| i);
-        let all: Vec<Way> = (0..1u32 << free.len()).map(|bits| self.way(subset(bits).collect())).collect();
+        let all: Vec<RecomputeChoice> =
+            (0..1u32 << free.len()).map(|bits| self.way(subset(bits).collect())).collect();
         undominated(all, |way| (way.kept, way.seconds))
     }
 
     /// What it keeps and computes with `dropped` dropped. Positions ascend, so readers come behind what they read.
-    fn way(&self, dropped: Vec<usize>) -> Way {
+    fn way(&self, dropped: Vec<usize>) -> RecomputeChoice {
         let mut is_dropped = vec![false; self.nodes.len()];
         dropped.iter().for_each(|&i| is_dropped[i] = true);
         let mut read: Vec<bool> = self.values.iter().map(|v| v.2).collect();
@@ -220,7 +221,7 @@ impl Block {
             }
         }
         let kept = self.values.iter().zip(&read).filter(|(v, read)| **read && !is_dropped[v.0]);
-        Way { kept: kept.map(|(v, _)| v.1).sum(), dropped, seconds }
+        RecomputeChoice { kept: kept.map(|(v, _)| v.1).sum(), dropped, seconds }
     }
 }
 
@@ -263,10 +264,10 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(layers: &[&[Way]]) -> Self {
+    fn of(layers: &[&[RecomputeChoice]]) -> Self {
         let most: u64 = layers.iter().map(|ways| ways.iter().map(|w| w.kept).max().unwrap_or(0)).sum();
         let unit = most.div_ceil(PARTS).max(1);
-        let units = |way: &Way| way.kept.div_ceil(unit) as usize;
+        let units = |way: &RecomputeChoice| way.kept.div_ceil(unit) as usize;
         let width = layers.iter().map(|ways| ways.iter().map(units).max().unwrap_or(0)).sum::<usize>() + 1;
         // Of the layers so far: by units kept, the least seconds and their bytes.
         let mut least = vec![(f64::INFINITY, 0u64); width];
@@ -277,7 +278,7 @@ impl Sums {
         for ways in layers {
             let (mut next, mut way_of) = (vec![(f64::INFINITY, 0u64); width], vec![0u16; width]);
             // Of equal sums the one in which this layer keeps most is taken.
-            let mut order: Vec<(usize, &Way)> = ways.iter().enumerate().collect();
+            let mut order: Vec<(usize, &RecomputeChoice)> = ways.iter().enumerate().collect();
             order.sort_by_key(|(_, way)| Reverse(units(way)));
             for (k, way) in order {
                 let to = units(way);
@@ -301,7 +302,7 @@ impl Sums {
     }
 
     /// By layer: the position of its way in sum `k`.
-    fn ways(&self, layers: &[&[Way]], k: usize) -> Vec<u16> {
+    fn ways(&self, layers: &[&[RecomputeChoice]], k: usize) -> Vec<u16> {
         let mut units = self.all[k].units;
         let mut ways = vec![0; layers.len()];
         for i in (0..layers.len()).rev() {

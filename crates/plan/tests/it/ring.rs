@@ -2,7 +2,7 @@
 
 use graph::Bytes;
 use models::{Output, known};
-use plimsoll_plan::{Policy, Program, Staging, Target, Way, Weights, compile};
+use plimsoll_plan::{Direction, Policy, Program, Staging, Target, Weights, compile};
 
 fn program_of(model: &str, target: &str, weights: Weights) -> Program {
     let target = Target::named(target).expect("built in");
@@ -34,8 +34,8 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
         assert_ne!(ringed.digest().expect("saved"), bare.digest().expect("saved"));
         let (of, first) = (|n, way| ringed.ring_address(n, way).expect("a place"), ringed.staging_address(1));
         for n in 0..2 * depth as u64 {
-            assert_eq!(of(n, Way::In), first + n % depth as u64 * inputs);
-            assert_eq!(of(n, Way::Out), first + each(inputs).0 + n % depth as u64 * outputs);
+            assert_eq!(of(n, Direction::In), first + n % depth as u64 * inputs);
+            assert_eq!(of(n, Direction::Out), first + each(inputs).0 + n % depth as u64 * outputs);
         }
         let one_more = |step: u64| Bytes(step * (depth as u64 + 1));
         // Weights pass there in pieces, on their way into the arena.
@@ -81,5 +81,8 @@ fn streamed_weights_travel_through_the_hosts_memory() {
 fn where_the_arena_is_the_hosts_memory_there_is_no_ring() {
     let bare = program("cpu", Weights::Resident);
     assert_eq!(bare.clone().with_ring(4), bare);
-    assert_eq!((bare.depth(), bare.host_staging(), bare.ring_address(0, Way::In)), (1, [Bytes::ZERO; 2], None));
+    assert_eq!(
+        (bare.depth(), bare.host_staging(), bare.ring_address(0, Direction::In)),
+        (1, [Bytes::ZERO; 2], None)
+    );
 }

@@ -36,7 +36,7 @@ fn by_definition(b: &Block, dropped: &[usize]) -> (u64, f64) {
 fn the_frontier_is_that_of_all_combinations() {
     for seed in 0..12 {
         let blocks = [block(seed, 5), block(seed + 100, 4), block(seed, 5)];
-        let ways: Vec<Vec<Way>> = blocks.iter().map(Block::ways).collect();
+        let ways: Vec<Vec<RecomputeChoice>> = blocks.iter().map(Block::ways).collect();
         let sums = Sums::of(&ways.iter().map(Vec::as_slice).collect::<Vec<_>>());
         // Everything that can be dropped in all layers, as one vector of bits.
         let free: Vec<(usize, usize)> = (0..3)
