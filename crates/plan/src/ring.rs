@@ -72,10 +72,10 @@ impl Program {
 
     /// Offset in the arena of the inputs or outputs of step `number`; `None` if the step uses the plan's own
     /// addresses.
-    pub fn ring_address(&self, number: u64, way: Direction) -> Option<u64> {
+    pub fn ring_address(&self, number: u64, direction: Direction) -> Option<u64> {
         let ring = self.ring.filter(|ring| ring.depth > 1)?;
         let slot = number % ring.depth as u64;
-        Some(self.staging_address(ring.first + way as usize) + slot * ring.step[way as usize].0)
+        Some(self.staging_address(ring.first + direction as usize) + slot * ring.step[direction as usize].0)
     }
 
     /// Size of the host buffers for in-flight steps: inputs together with weights, and outputs. They are not in

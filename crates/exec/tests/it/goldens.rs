@@ -333,9 +333,9 @@ fn bits_do_not_depend_on_threads_or_fused_instructions() {
         let mut executor = golden.executor(on, bounds, &[Output::Hidden, Output::Mean], true);
         encode(&mut executor, 40, &sequences)
     };
-    type Direction = fn(Isa, usize) -> On;
+    type OpenDevice = fn(Isa, usize) -> On;
     // Attention of bf16 has bits of its own on tiles, and others by dot products.
-    let ways: [(Direction, bool); 3] = [
+    let ways: [(OpenDevice, bool); 3] = [
         (On::Cpu, false),
         (|isa, threads| On::CpuNarrow(isa, threads, Precision::Bf16), true),
         (|isa, threads| On::CpuNarrow(isa, threads, Precision::Int8), true),
