@@ -75,15 +75,20 @@ impl Builder {
     /// Returns the whole tensor `name` of the weight file, prefixed by the current scope, as an f32 parameter.
     /// Requesting a tensor twice returns the same value, which is how weights are tied.
     pub fn param(&mut self, name: &str, shape: &[u64]) -> ValueId {
-        self.param_rows(name, shape, (0, shape.first().copied().unwrap_or(1)))
+        let whole = Piece::whole(format!("{}{name}", self.prefix), shape.to_vec());
+        self.param_piece(whole)
     }
 
     /// Returns rows `rows.0..rows.1` of the tensor `name` as a parameter; `shape` is the shape of the whole
     /// tensor in the file.
     pub fn param_rows(&mut self, name: &str, shape: &[u64], rows: (u64, u64)) -> ValueId {
         let tensor = format!("{}{name}", self.prefix);
-        let piece = Piece { tensor: tensor.clone(), shape: shape.to_vec(), rows };
-        self.param_of(Param { name: tensor, pieces: vec![piece] }, DType::F32)
+        self.param_piece(Piece { tensor, shape: shape.to_vec(), rows })
+    }
+
+    /// Returns a piece of a tensor as a parameter of the tensor's name.
+    fn param_piece(&mut self, piece: Piece) -> ValueId {
+        self.param_of(Param { name: piece.tensor.clone(), pieces: vec![piece] }, DType::F32)
     }
 
     /// Returns the parameter that is the concatenation of `param.pieces` along dimension 0, adding it if no

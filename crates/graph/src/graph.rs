@@ -94,6 +94,14 @@ pub struct Piece {
     pub rows: (u64, u64),
 }
 
+impl Piece {
+    /// All rows of a tensor; a tensor without dimensions has one row.
+    pub fn whole(tensor: String, shape: Vec<u64>) -> Self {
+        let rows = (0, shape.first().copied().unwrap_or(1));
+        Self { tensor, shape, rows }
+    }
+}
+
 /// A tensor that persists across steps and is not stored in a weight file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {

@@ -19,10 +19,12 @@
 //! its text.
 
 use crate::{
-    Bounds, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, Phase, Piece, Placement, Role,
-    State, StateId, StateKind, TensorSpec, Value, ValueId,
+    Bounds, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, Phase, Piece, Placement, Role, State,
+    StateId, TensorSpec, Value, ValueId,
 };
-use std::fmt::{self, Write as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt;
 use std::str::FromStr;
 
 /// What a ledger calls a node: the op, and the parameter that tells it from its neighbours.
@@ -54,7 +56,7 @@ impl fmt::Display for Graph {
             writeln!(f, "  {} = param {}{}", typed(self, v), param.name, pieces(param, self.spec(v)))?;
         }
         for (v, _, state) in self.state_values() {
-            let kind = kind_name(state.kind);
+            let kind = name_of(state.kind);
             writeln!(f, "  {} = state {}: {kind}, {}", typed(self, v), state.name, state.init)?;
         }
         for (_, node) in self.nodes() {
@@ -89,40 +91,37 @@ fn typed(graph: &Graph, id: ValueId) -> String {
 /// The pieces of a parameter; nothing where it is one whole tensor of its name.
 fn pieces(param: &Param, spec: &TensorSpec) -> String {
     if let [piece] = param.pieces.as_slice()
-        && *piece == Piece::whole(&param.name, spec)
+        && *piece == whole(&param.name, spec)
     {
         return String::new();
     }
     let piece = |piece: &Piece| {
-        let shape: Vec<String> = piece.shape.iter().map(u64::to_string).collect();
-        let mut text = format!("{}[{}]", piece.tensor, shape.join(", "));
-        let (start, end) = piece.rows;
-        if (start, Some(end)) != (0, piece.shape.first().copied()) {
-            // Writing to a String cannot fail.
-            let _ = write!(text, " rows {start}..{end}");
-        }
-        text
+        let Piece { tensor, shape, rows: (start, end) } = piece;
+        let dims: Vec<String> = shape.iter().map(u64::to_string).collect();
+        let rows = match *piece == Piece::whole(tensor.clone(), shape.clone()) {
+            true => String::new(),
+            false => format!(" rows {start}..{end}"),
+        };
+        format!("{tensor}[{}]{rows}", dims.join(", "))
     };
     let pieces: Vec<String> = param.pieces.iter().map(piece).collect();
     format!(" ({})", pieces.join(", "))
 }
 
-impl Piece {
-    /// All rows of a tensor of the shape of `spec`.
-    fn whole(tensor: &str, spec: &TensorSpec) -> Self {
-        let shape: Vec<u64> = spec.shape.iter().filter_map(|dim| dim.fixed()).collect();
-        let rows = (0, shape.first().copied().unwrap_or(0));
-        Self { tensor: tensor.to_owned(), shape, rows }
-    }
+/// The piece that is all of a tensor of the shape of `spec`.
+fn whole(tensor: &str, spec: &TensorSpec) -> Piece {
+    Piece::whole(tensor.to_owned(), spec.shape.iter().filter_map(|dim| dim.fixed()).collect())
 }
 
-fn kind_name(kind: StateKind) -> &'static str {
-    match kind {
-        StateKind::Gradient => "gradient",
-        StateKind::Optimizer => "optimizer",
-        StateKind::Master => "master",
-        StateKind::Buffer => "buffer",
-    }
+/// The name of a unit variant in the text form: its name in saved graphs.
+fn name_of(variant: impl Serialize) -> String {
+    // Units of an enum are strings in JSON, so there is always a name.
+    serde_json::to_value(variant).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// The unit variant of a name; see [`name_of`].
+fn variant<T: DeserializeOwned>(name: &str) -> Option<T> {
+    serde_json::from_value(name.into()).ok()
 }
 
 fn node_line(graph: &Graph, node: &Node) -> Result<String, fmt::Error> {
@@ -139,14 +138,9 @@ fn node_line(graph: &Graph, node: &Node) -> Result<String, fmt::Error> {
     if !ins.is_empty() {
         line = format!("{line} {}", ins.join(", "));
     }
-    let phase = match node.phase {
-        Phase::Forward => None,
-        Phase::Backward => Some("backward"),
-        Phase::Recompute => Some("recompute"),
-        Phase::Update => Some("update"),
-    };
+    let phase = (node.phase != Phase::Forward).then(|| name_of(node.phase));
     let layer = node.layer.map(|layer| format!("layer {layer}"));
-    let notes: Vec<String> = layer.into_iter().chain(phase.map(str::to_owned)).collect();
+    let notes: Vec<String> = layer.into_iter().chain(phase).collect();
     if !notes.is_empty() {
         line = format!("{line}  ; {}", notes.join(", "));
     }
@@ -176,41 +170,46 @@ impl FromStr for Graph {
     type Err = TextError;
 
     fn from_str(text: &str) -> Result<Self, TextError> {
-        let mut parser = Parser::default();
-        let mut last = 0;
-        for (number, line) in text.lines().enumerate() {
-            last = number + 1;
-            let line = line.trim();
-            if !line.is_empty() && !line.starts_with(';') {
-                parser.line(line).map_err(|message| TextError { line: last, message })?;
-            }
+        let at = |line| move |message| TextError { line, message };
+        let last = text.lines().count();
+        let numbered = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
+        let mut lines = numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with(';'));
+        let missing = || at(last)("expected `graph T <= N, S <= N, longest <= N`".to_owned());
+        let (number, header) = lines.next().ok_or_else(missing)?;
+        let mut parser = Parser::new(header).map_err(at(number))?;
+        for (number, line) in lines {
+            parser.line(line).map_err(at(number))?;
         }
-        parser.finish().map_err(|message| TextError { line: last, message })
+        parser.finish().map_err(at(last))
     }
 }
 
-/// A graph in the making: values by id, in any order.
-#[derive(Default)]
+/// A graph whose text is read up to some line. Values are indexed by id and may be defined in any order.
 struct Parser {
-    graph: Option<Graph>,
+    graph: Graph,
     values: Vec<Option<Value>>,
     params: Vec<(ValueId, Param)>,
     states: Vec<(ValueId, State)>,
 }
 
 impl Parser {
+    /// Reads the line of bounds.
+    fn new(header: &str) -> Result<Self, String> {
+        let mut cursor = Cursor(header);
+        cursor.expect("graph T <= ")?;
+        let tokens = cursor.number()?;
+        cursor.expect(", S <= ")?;
+        let sequences = cursor.number()?;
+        cursor.expect(", longest <= ")?;
+        let longest = cursor.number()?;
+        cursor.end()?;
+        let graph = Graph::new(Bounds { tokens, sequences, longest });
+        Ok(Self { graph, values: vec![], params: vec![], states: vec![] })
+    }
+
+    /// Reads a line after the bounds.
     fn line(&mut self, line: &str) -> Result<(), String> {
-        let mut cursor = Cursor(line);
-        let Some(graph) = &mut self.graph else {
-            cursor.expect("graph T <= ")?;
-            let tokens = cursor.number()?;
-            cursor.expect(", S <= ")?;
-            let sequences = cursor.number()?;
-            cursor.expect(", longest <= ")?;
-            let longest = cursor.number()?;
-            self.graph = Some(Graph::new(Bounds { tokens, sequences, longest }));
-            return cursor.end();
-        };
+        let (mut cursor, graph) = (Cursor(line), &mut self.graph);
         if cursor.take("output ") {
             let (name, value) = cursor.0.rsplit_once(" = ").ok_or("expected `output NAME = %N`")?;
             let mut cursor = Cursor(value);
@@ -237,7 +236,7 @@ impl Parser {
         self.definition(outs, cursor)
     }
 
-    /// What stands behind ` = `: a source of one value, or an op.
+    /// Reads the right side of ` = `: the source of one value, or an op with its operands.
     fn definition(
         &mut self,
         mut outs: Vec<Option<(ValueId, TensorSpec)>>,
@@ -248,11 +247,10 @@ impl Parser {
                 continue;
             }
             let (Some(Some((id, spec))), 1) = (outs.pop(), outs.len() + 1) else {
-                return Err(format!("{}defines one value", source));
+                return Err(format!("{source}defines one value"));
             };
             return self.source(source, id, spec, cursor);
         }
-        let Some(graph) = &mut self.graph else { return Ok(()) };
         let name = cursor.word();
         let attributes = match cursor.take(" {") {
             true => cursor.object()?,
@@ -272,11 +270,9 @@ impl Parser {
         let (mut layer, mut phase) = (None, Phase::Forward);
         if cursor.take("  ; ") {
             for note in std::mem::take(&mut cursor.0).split(", ") {
-                match note {
-                    "backward" => phase = Phase::Backward,
-                    "recompute" => phase = Phase::Recompute,
-                    "update" => phase = Phase::Update,
-                    _ => {
+                match variant(note) {
+                    Some(named) => phase = named,
+                    None => {
                         let number = note.strip_prefix("layer ").and_then(|n| n.parse().ok());
                         layer = Some(number.ok_or_else(|| format!("`{note}` is no layer and no phase"))?);
                     }
@@ -284,9 +280,9 @@ impl Parser {
             }
         }
         cursor.end()?;
-        let node = NodeId::at(graph.nodes.len());
+        let node = NodeId::at(self.graph.nodes.len());
         let outputs = outs.iter().map(|out| out.as_ref().map(|(id, _)| *id)).collect();
-        graph.nodes.push(Node { op, inputs, outputs, layer, phase });
+        self.graph.nodes.push(Node { op, inputs, outputs, layer, phase });
         for (position, out) in outs.into_iter().enumerate() {
             if let Some((id, spec)) = out {
                 self.define(id, Value { spec, def: Def::Node(node, position as u32) })?;
@@ -302,16 +298,15 @@ impl Parser {
         spec: TensorSpec,
         cursor: Cursor<'_>,
     ) -> Result<(), String> {
-        let Some(graph) = &mut self.graph else { return Ok(()) };
         let role = match source {
             "input " => {
-                graph.inputs.push((cursor.0.to_owned(), id));
+                self.graph.inputs.push((cursor.0.to_owned(), id));
                 Role::Input
             }
             "param " => {
                 let (name, pieces) = match cursor.0.strip_suffix(')').and_then(|text| text.split_once(" (")) {
                     Some((name, pieces)) => (name, Cursor(pieces).pieces()?),
-                    None => (cursor.0, vec![Piece::whole(cursor.0, &spec)]),
+                    None => (cursor.0, vec![whole(cursor.0, &spec)]),
                 };
                 self.params.push((id, Param { name: name.to_owned(), pieces }));
                 Role::Param(ParamId::at(0))
@@ -319,9 +314,7 @@ impl Parser {
             _ => {
                 let (name, rest) = cursor.0.rsplit_once(": ").ok_or("expected `state NAME: KIND, INIT`")?;
                 let (kind, init) = rest.split_once(", ").ok_or("expected `state NAME: KIND, INIT`")?;
-                let kinds = [StateKind::Gradient, StateKind::Optimizer, StateKind::Master, StateKind::Buffer];
-                let kind = kinds.into_iter().find(|&k| kind_name(k) == kind);
-                let kind = kind.ok_or("a state is a gradient, optimizer, master or buffer")?;
+                let kind = variant(kind).ok_or("a state is a gradient, optimizer, master or buffer")?;
                 let init = init.parse().map_err(|_| format!("`{init}` is no number"))?;
                 self.states.push((id, State { name: name.to_owned(), kind, init }));
                 Role::State(StateId::at(0))
@@ -348,7 +341,7 @@ impl Parser {
 
     /// The graph, with parameters and states numbered in the order of their values.
     fn finish(mut self) -> Result<Graph, String> {
-        let mut graph = self.graph.ok_or("expected `graph T <= N, S <= N, longest <= N`")?;
+        let mut graph = self.graph;
         self.params.sort_by_key(|(id, _)| *id);
         self.states.sort_by_key(|(id, _)| *id);
         for (number, value) in self.values.into_iter().enumerate() {
@@ -428,9 +421,7 @@ impl<'a> Cursor<'a> {
         let id = self.value()?;
         self.expect(": ")?;
         let name = self.word();
-        let types = [DType::F32, DType::Bf16, DType::F16, DType::I32, DType::F8, DType::I8, DType::U8];
-        let dtype = types.into_iter().find(|dtype| dtype.name() == name);
-        let dtype = dtype.ok_or_else(|| format!("`{name}` is no element type"))?;
+        let dtype = variant(name).ok_or_else(|| format!("`{name}` is no element type"))?;
         let shape = self.list(Self::dim)?;
         let mut spec = TensorSpec { layout: Layout::RowMajor, ..TensorSpec::activation(shape, dtype) };
         if self.take(" packed ") {
@@ -486,13 +477,13 @@ impl<'a> Cursor<'a> {
         loop {
             let tensor = self.word().to_owned();
             let shape: Vec<u64> = self.list(Self::number)?;
-            let mut rows = (0, shape.first().copied().unwrap_or(0));
+            let mut piece = Piece::whole(tensor, shape);
             if self.take(" rows ") {
-                rows.0 = self.number()?;
+                let start = self.number()?;
                 self.expect("..")?;
-                rows.1 = self.number()?;
+                piece.rows = (start, self.number()?);
             }
-            pieces.push(Piece { tensor, shape, rows });
+            pieces.push(piece);
             if !self.take(", ") {
                 self.end()?;
                 return Ok(pieces);

@@ -133,7 +133,7 @@ impl Encoder {
         let Self::Esm2(c) = self else { return vec![] };
         let kept = |name: String, tensor: &str, shape: &[u64]| Kept {
             name: self.hub_name(&name),
-            piece: Piece { tensor: tensor.to_owned(), shape: shape.to_vec(), rows: (0, shape[0]) },
+            piece: Piece::whole(tensor.to_owned(), shape.to_vec()),
         };
         let rotary = |i: u64| format!("encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq");
         let mut all: Vec<Kept> =

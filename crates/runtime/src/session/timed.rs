@@ -1,8 +1,8 @@
-//! Sessions that measure: fixed steps of one program, repeated by all replicas of one device, as passes whose seconds count or
-//! instruction by instruction. `bench` and the calibration of `doctor` are their clients.
+//! Sessions for benchmarks: all replicas of one device repeat a fixed list of steps, and the session measures the seconds of
+//! a whole pass over the list, or of each instruction. `bench` and the calibration of `doctor` use them.
 //!
-//! Invariant: a step of a pass is computed once, by the replica that is free first; what is timed begins with the inputs of a
-//! step on the host and ends with its outputs there.
+//! Invariant: each step of a pass is computed once, by the first replica that is free. The time of a step includes the copy of
+//! its inputs from the host and of its outputs to the host.
 
 use super::admission::Site;
 use super::report::name;
@@ -18,21 +18,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A program with weights on one device, whose steps are timed.
+/// A program on one device that computes steps and measures their time.
 pub struct TimedSession {
     replicas: Vec<TimedReplica>,
 }
 
-/// A step to be timed.
+/// A step of a [`TimedSession`].
 pub struct TimedStep<'a> {
-    /// The position of its plan in the program.
+    /// Index of the plan in the program.
     pub plan: usize,
-    /// The tokens and sequences of the step.
+    /// Number of tokens and sequences of the step.
     pub counts: Counts,
-    /// The inputs that are written for the step; all others keep what lies in the arena.
+    /// Inputs to copy from the host before the step; other inputs keep their previous contents in the arena.
     pub inputs: Vec<(InputId, Data<'a>)>,
-    /// The outputs that are read, with their numbers of elements.
-    pub outputs: Vec<(OutputId, usize)>,
+    /// Outputs to copy to the host after the step.
+    pub outputs: Vec<OutputId>,
 }
 
 /// The spans of a replica's launches and copies, with the name of its device.
@@ -44,7 +44,7 @@ struct TimedReplica {
     outputs: Vec<Vec<f32>>,
 }
 
-/// The steps of some passes, from which replicas take the next one.
+/// Steps of one or more passes that no replica has started.
 struct Queue<'a> {
     steps: &'a [TimedStep<'a>],
     next: AtomicUsize,
@@ -59,10 +59,11 @@ impl<'a> Queue<'a> {
 }
 
 impl Settings {
-    /// Compiles a graph into a program of one plan, for one replica that has all threads.
+    /// Compiles a graph into a program of one plan, for one replica that uses all threads. The memory budget is checked by
+    /// [`TimedSession::start_single`].
     ///
     /// # Errors
-    /// [`PlanError::OverBudget`] where it is larger than the budget; a graph that cannot be compiled.
+    /// A graph that breaks a rule, or for which the target has no kernel.
     pub fn single_program(
         &self,
         policy: &Policy,
@@ -76,10 +77,10 @@ impl Settings {
 }
 
 impl TimedSession {
-    /// Starts a program on the only device of the settings, in one replica that has all threads.
+    /// Starts a program on the only device of the settings, in one replica that uses all threads.
     ///
     /// # Errors
-    /// [`PlanError::OverBudget`] where it is larger than the budget or than what is free;
+    /// [`PlanError::OverBudget`] if the program exceeds the memory budget or the free memory;
     /// [`crate::RequestError::SeveralDevices`].
     pub fn start_single(settings: &Settings, program: Program) -> Result<Self, RuntimeError> {
         let site = Site::new(settings, 1, settings.tokens, settings.read_budget()?);
@@ -90,14 +91,14 @@ impl TimedSession {
     /// Starts a program on the only device of a site.
     ///
     /// # Errors
-    /// [`PlanError::OverBudget`] where it is larger than what is free; [`crate::RequestError::SeveralDevices`].
+    /// [`PlanError::OverBudget`] if the program exceeds the free memory; [`crate::RequestError::SeveralDevices`].
     pub fn start(site: &Site, program: Program) -> Result<Self, RuntimeError> {
         let executors = site.start_alone(program)?;
         let replicas = executors.into_iter().map(|executor| TimedReplica { executor, outputs: vec![] });
         Ok(Self { replicas: replicas.collect() })
     }
 
-    /// Sets the parameters of the first plan; replicas share them.
+    /// Loads the parameters of the first plan; replicas share one copy.
     ///
     /// # Errors
     /// Errors of the device and of `read`.
@@ -108,7 +109,7 @@ impl TimedSession {
         load(self.first_mut(), 0, &mut read)
     }
 
-    /// Sets the states of an optimizer to those before the first step.
+    /// Initializes gradients and optimizer states as before the first training step.
     ///
     /// # Errors
     /// Errors of the device.
@@ -116,7 +117,7 @@ impl TimedSession {
         Ok(self.first_mut().start_states()?)
     }
 
-    /// Writes an input once, for steps that do not write it.
+    /// Copies an input to the device once, for steps that do not list it in [`TimedStep::inputs`].
     ///
     /// # Errors
     /// Errors of the device.
@@ -124,7 +125,7 @@ impl TimedSession {
         Ok(self.first_mut().write_u8(input, data)?)
     }
 
-    /// Reads an output of the last step.
+    /// Copies an output of the last step to the host.
     ///
     /// # Errors
     /// Errors of the device.
@@ -132,44 +133,45 @@ impl TimedSession {
         Ok(self.first_mut().read_f32(output, values)?)
     }
 
-    /// The program that all replicas follow.
+    /// The program that all replicas run.
     pub fn program(&self) -> &Program {
         self.replicas[0].executor.program()
     }
 
-    /// The name of the device, with its replicas.
+    /// Name of the device, with its replicas and threads.
     pub fn device_name(&self) -> String {
         name(&self.replicas[0].executor)
     }
 
-    /// What the bits of the device depend on beside the plan.
+    /// The device properties that determine the bits of results together with the plan.
     pub fn arithmetic(&self) -> String {
         self.replicas[0].executor.device().arithmetic()
     }
 
-    /// The number of replicas that share the steps.
+    /// Number of replicas that share the steps.
     pub fn replicas(&self) -> usize {
         self.replicas.len()
     }
 
-    /// Computes every step `times` times, with as many steps in flight as the device takes. Returns the elapsed seconds.
+    /// Computes every step `times` times, with as many steps in flight as the device allows, and returns the elapsed
+    /// seconds.
     ///
     /// # Errors
     /// Errors of the device.
     pub fn passes(&mut self, steps: &[TimedStep<'_>], times: u32) -> Result<f64, RuntimeError> {
         self.replicas.iter_mut().try_for_each(|replica| replica.executor.wait())?;
         let start = Instant::now();
-        self.beside_each_other(steps, times, TimedReplica::steps)?;
+        self.in_parallel(steps, times, TimedReplica::steps)?;
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Computes every step once, one after the other, and returns the seconds of each instruction of their plan: the mean
-    /// of the replicas. All steps are of one plan.
+    /// Computes every step once, without overlap, and returns the total seconds of each instruction, averaged over the
+    /// replicas. All steps must use the same plan.
     ///
     /// # Errors
     /// Errors of the device.
     pub fn instructions(&mut self, steps: &[TimedStep<'_>]) -> Result<Vec<f64>, RuntimeError> {
-        let times = self.beside_each_other(steps, 1, TimedReplica::instructions)?;
+        let times = self.in_parallel(steps, 1, TimedReplica::instructions)?;
         let mean = |i: usize| {
             let of_replicas = times.iter().filter_map(|replica| replica.get(i)).map(Duration::as_secs_f64);
             of_replicas.sum::<f64>() / times.len() as f64
@@ -177,7 +179,7 @@ impl TimedSession {
         Ok((0..times.iter().map(Vec::len).max().unwrap_or(0)).map(mean).collect())
     }
 
-    /// Computes every step `times` times and returns when each launch and copy ran, for each replica.
+    /// Computes every step `times` times and returns the begin and end of each kernel and copy, for each replica.
     ///
     /// # Errors
     /// Errors of the device.
@@ -196,8 +198,8 @@ impl TimedSession {
         &mut self.replicas[0].executor
     }
 
-    /// Passes over the steps by all replicas beside each other, and what each of them returns.
-    fn beside_each_other<T: Send>(
+    /// Calls `run` for all replicas in parallel, each on a thread of its own, and returns their results.
+    fn in_parallel<T: Send>(
         &mut self,
         steps: &[TimedStep<'_>],
         times: u32,
@@ -219,15 +221,18 @@ impl TimedSession {
 }
 
 impl TimedReplica {
-    /// Computes steps until the queue is empty, with as many in flight as the device takes.
+    /// Computes steps until the queue is empty, with as many in flight as the device allows.
     fn steps(&mut self, queue: &Queue<'_>) -> Result<(), RuntimeError> {
         let mut in_flight = VecDeque::new();
         while let Some(step) = queue.take() {
             if in_flight.len() >= self.executor.depth() {
                 self.collect(&mut in_flight)?;
             }
-            let submitted = self.executor.submit(step.plan, &step.inputs, step.counts, &step.outputs)?;
-            in_flight.push_back((submitted, step.outputs.len()));
+            let graph = &self.executor.program().plans()[step.plan].1.graph;
+            let elements = |id: &OutputId| graph.spec(id.value).elements_at(step.counts) as usize;
+            let outputs: Vec<_> = step.outputs.iter().map(|id| (*id, elements(id))).collect();
+            let submitted = self.executor.submit(step.plan, &step.inputs, step.counts, &outputs)?;
+            in_flight.push_back((submitted, outputs.len()));
         }
         while !in_flight.is_empty() {
             self.collect(&mut in_flight)?;
@@ -242,7 +247,7 @@ impl TimedReplica {
         Ok(self.executor.collect(step, &mut self.outputs)?)
     }
 
-    /// Computes steps one after the other, since a device can only tell the time of a launch by waiting for it.
+    /// Computes steps without overlap, because the time of a kernel is only known after waiting for it.
     fn instructions(&mut self, queue: &Queue<'_>) -> Result<Vec<Duration>, RuntimeError> {
         let mut times = vec![];
         while let Some(step) = queue.take() {

@@ -7,7 +7,7 @@ use super::{Work, median};
 use crate::ToolError;
 use exec::Data;
 use graph::ops::{Embed, SegmentMean};
-use graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Graph, Op, VerifyError};
+use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
 use models::{Encoder, Output};
 use plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
 use runtime::session::bounds::{LEAST_OF_REPLICA, bounds, with_outputs};
@@ -35,18 +35,16 @@ pub(super) struct Subject {
     session: TimedSession,
     /// The steps of a pass.
     pub(super) steps: Vec<Step>,
-    /// The inputs and the output of a model's steps; `None` where inputs are in place.
+    /// Inputs and output of a model's steps; `None` if the inputs are already on the device.
     model: Option<ModelInputs>,
 }
 
-/// The inputs and the output of a model's steps.
+/// Inputs and output of a model's steps.
 struct ModelInputs {
     ids: InputId,
     spans: InputId,
     mean: OutputId,
-    /// Columns of `mean`.
-    width: usize,
-    /// Token ids of the widest step; each step takes the beginning.
+    /// Token ids for the largest step; smaller steps use a prefix.
     tokens: Vec<i32>,
 }
 
@@ -184,15 +182,13 @@ impl Subject {
         Self::new(session, vec![Step::whole(one_sequence(rows).full())], None)
     }
 
-    /// Steps of token ids whose output `mean` is read.
+    /// Steps that read token ids and return the output `mean`.
     fn of_model(session: TimedSession, steps: Vec<Step>, tokens: Vec<i32>) -> Result<Self, RuntimeError> {
         let program = session.program();
         let missing = || RuntimeError::bug("a graph to time lacks ids, spans or mean");
         let (ids, spans) = program.input(0, "ids").zip(program.input(0, "spans")).ok_or_else(missing)?;
         let mean = program.output(0, "mean").ok_or_else(missing)?;
-        let one = Counts { tokens: 1, sequences: 1 };
-        let width = program.plans()[0].1.graph.spec(mean.value).elements_at(one) as usize;
-        Self::new(session, steps, Some(ModelInputs { ids, spans, mean, width, tokens }))
+        Self::new(session, steps, Some(ModelInputs { ids, spans, mean, tokens }))
     }
 
     fn new(
@@ -220,7 +216,7 @@ impl Subject {
         Ok(Self { session, steps, model })
     }
 
-    /// Writes an input of every step.
+    /// Copies the input `name` to the device; all steps use it.
     fn write(&mut self, name: &str, data: &[u8]) -> Result<(), RuntimeError> {
         let missing = || RuntimeError::bug(format!("a graph to time has no input `{name}`"));
         let input = self.session.program().input(0, name).ok_or_else(missing)?;
@@ -361,7 +357,7 @@ pub(super) fn one_sequence(tokens: u64) -> Bounds {
     Bounds { tokens, sequences: 1, longest: tokens }
 }
 
-/// The steps of a pass with their inputs and outputs.
+/// Resolves the inputs and outputs of the steps of a pass.
 fn timed<'a>(steps: &'a [Step], model: Option<&'a ModelInputs>) -> Vec<TimedStep<'a>> {
     let step = |Step { counts, spans, .. }: &'a Step| {
         let (inputs, outputs) = match model {
@@ -370,7 +366,7 @@ fn timed<'a>(steps: &'a [Step], model: Option<&'a ModelInputs>) -> Vec<TimedStep
                     (model.ids, Data::I32(&model.tokens[..counts.tokens as usize])),
                     (model.spans, Data::I32(spans)),
                 ],
-                vec![(model.mean, model.width * counts.sequences as usize)],
+                vec![model.mean],
             ),
             None => (vec![], vec![]),
         };

@@ -112,7 +112,7 @@ fn times(
     Ok(measured)
 }
 
-/// The inputs of a calibration's steps, by name.
+/// Values of the inputs of the calibration's training steps.
 struct Numbers {
     tokens: Vec<i32>,
     spans: Vec<i32>,
@@ -141,7 +141,7 @@ impl Numbers {
         }
     }
 
-    /// The inputs that a plan has. Every step writes them, since plans share their memory.
+    /// Inputs of a plan. They are copied for every step, because plans overwrite each other's inputs in the shared arena.
     fn inputs(&self, program: &Program, plan: usize) -> Vec<(InputId, Data<'_>)> {
         let ids = [("ids", &self.tokens), ("targets", &self.tokens), ("spans", &self.spans)];
         let ids = ids.into_iter().map(|(name, values)| (name, Data::I32(values.as_slice())));
