@@ -46,8 +46,9 @@ fn reference(m: usize, k: usize, n: usize, x: &[f32], w: &[f32], e: &Epilogue<'_
     y
 }
 
-/// Tolerance: eps * K * (mean |x w| = 1/4) would be the worst case. A chain of roundings grows as sqrt(K), so it is 2
-/// eps sqrt(K) times the sum's own size, sqrt(K) / 3, plus one.
+/// Tolerance of a dot product over K elements: `2 eps sqrt(K) (sqrt(K) / 3 + 1)`. Rounding errors of a sum grow as
+/// sqrt(K), relative to the size of the sum, which is about sqrt(K) / 3 here; `+ 1` is a floor for small sums.
+/// The worst case would be `eps K / 4`, since the mean of |x w| is 1/4.
 fn tolerance(k: usize) -> f64 {
     2.0 * f64::from(f32::EPSILON) * (k as f64).sqrt() * ((k as f64).sqrt() / 3.0 + 1.0)
 }

@@ -207,7 +207,8 @@ impl Gemm {
                 choice
             }
             Choosing::Timed => {
-                // Locked during the timing, so that another device of the same model waits and takes the same choice.
+                // The table stays locked while algorithms are timed: a second GPU of the same model waits, then uses this
+                // choice instead of timing its own and possibly choosing another algorithm.
                 let mut entries = self.table.lock();
                 match entries.get(&form, operands.rows).filter(|known| trial.admits(known)) {
                     Some(known) => known,

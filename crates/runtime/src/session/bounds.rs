@@ -5,7 +5,7 @@ use graph::{Bounds, Bytes, Graph};
 use plan::HOST;
 use plan::{Program, Staging};
 
-/// Granularity of the number of tokens of a step.
+/// The search for the token bound of a step tries multiples of this number.
 pub const TOKEN_STEP: u64 = 128;
 
 /// Tokens up to which the steps of one replica may grow, whatever the number of replicas.

@@ -9,17 +9,17 @@ use super::{Job, KEYS, LINE, QUERIES, SCORES, SIDE, STEPS, STRIPS, TILE};
 /// Offsets of the buffers in a thread's workspace, in bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Parts {
-    /// Packed queries: [strip][step of the head] tiles
+    /// Packed queries: one AMX tile for each strip of query rows and each block of head columns, in this order.
     pub(super) queries: usize,
-    /// Packed keys: [16 keys][step of the head] tiles
+    /// Packed keys: one AMX tile for each group of 16 keys and each block of head columns, in this order.
     pub(super) keys: usize,
-    /// Packed values: [16 columns][step of keys] tiles
+    /// Packed values: one AMX tile for each group of 16 head columns and each block of keys, in this order.
     pub(super) values: usize,
-    /// Scores: [2][16][SCORES] f32; successive strips alternate between the two
+    /// Scores of two strips, f32 (2, 16, SCORES); successive strips alternate between the two buffers.
     pub(super) scores: usize,
-    /// Output accumulators: [QUERIES][columns in whole tiles] f32
+    /// Output accumulators: f32 (QUERIES, head columns rounded up to whole tiles).
     pub(super) out: usize,
-    /// [QUERIES + KEYS + 2 * SIDE] f32: ALiBi's bias by distance
+    /// ALiBi bias for each distance of query and key: f32 (QUERIES + KEYS + 2 * SIDE).
     pub(super) bias: usize,
     /// Size of the workspace.
     pub(super) len: usize,
