@@ -19,6 +19,7 @@ usage: cargo run -p xtask -- <command>
   sizes [--base REV] lines of each crate, and the change since a git revision
   regen bundle       makes the built-in models again
   regen corpus       makes the text of the examples again
+  regen licenses     lists the licences of the dependencies and collects their texts
   fuzz [--count N] [--seed N] [--format NAME]
                      feeds N damaged files of each format to its reader; exits 1 on any finding";
 
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
             Some(request) => fuzz::run(&root(), &request),
             None => Err(USAGE.to_owned()),
         },
+        ["regen", "licenses"] => regen::licenses::write(&root()),
         ["sizes"] => sizes::print(&root(), None),
         ["sizes", "--base", revision] => sizes::print(&root(), Some(revision)),
         _ => Err(USAGE.to_owned()),

@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 
 pub mod corpus;
+pub mod licenses;
 
 const BOUNDS: Bounds = Bounds { tokens: 8, sequences: 1, longest: 8 };
 

@@ -46,6 +46,7 @@ enum Command {
     Verify(Box<flags::verify::Verify>),
     Completions(flags::completions::Completions),
     Man(flags::man::Man),
+    Licenses(flags::licenses::Licenses),
 }
 
 /// Memory that the system refuses ends the process with exit code 4.
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         Command::Verify(command) => command.run(),
         Command::Completions(command) => command.run(),
         Command::Man(command) => command.run(),
+        Command::Licenses(command) => command.run(),
     };
     done.unwrap_or_else(|error| {
         terminal::complain(&error.chain());

@@ -2,7 +2,7 @@
 //! that of `embed`, with a table of scores at its end. Invariant: a line for each sequence, in the order of the input;
 //! its scores are the softmax of the logits that training saw.
 
-use crate::engine::{Reading, Rows};
+use crate::engine::{FileRows, Reading, Rows};
 use crate::front::Sequence;
 use crate::output::Written;
 use crate::{Destination, EmbedError, Options as Embedding, Pool, Report, run};
@@ -62,7 +62,7 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report
     let count = names.len() as u64;
     let graph = &|bounds| model.encoder.classifier_graph(bounds, count);
     let table = Table::create(options, names)?;
-    run(&options.as_embedding(), start, &model, reading, Box::new(table), graph, observer)
+    run(&options.as_embedding(), start, &model, reading, table, graph, observer)
 }
 
 /// The names of a model's classes, whose tensors are there.
@@ -114,7 +114,15 @@ impl Table {
     }
 }
 
+impl FileRows for Table {
+    fn held(&self, _: Option<u64>, _: u64) -> u64 {
+        1 << 20
+    }
+}
+
 impl Rows for Table {
+    type Written = Vec<Written>;
+
     fn write(&mut self, sequence: &Sequence, scores: &[f32]) -> Result<(), EmbedError> {
         // The first of equal ones.
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
@@ -125,11 +133,7 @@ impl Rows for Table {
         Ok(())
     }
 
-    fn held(&self, _: Option<u64>, _: u64) -> u64 {
-        1 << 20
-    }
-
-    fn finish(self: Box<Self>) -> Result<Vec<Written>, EmbedError> {
+    fn finish(self) -> Result<Vec<Written>, EmbedError> {
         let path = self.file.target().to_owned();
         self.file.commit()?;
         Ok(vec![Written { files: vec![path], sequences: self.sequences }])

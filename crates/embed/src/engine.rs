@@ -14,7 +14,7 @@ use runtime::session::{Completed, InOrder, ModelId, Next, Push, Session, Stop, U
 pub(super) const ENCODER: &str = "encoder";
 
 /// The running encoder.
-pub(super) struct Engine {
+pub(super) struct Engine<R> {
     session: Session,
     encoder: ModelId,
     /// The positions of the outputs that make the values of a sequence, one after the other, and their columns.
@@ -23,7 +23,7 @@ pub(super) struct Engine {
     ends: [usize; 2],
     waiting: InOrder<Sequence>,
     tokens: u64,
-    results: Box<dyn Rows>,
+    results: R,
 }
 
 /// What a step gives.
@@ -36,24 +36,30 @@ pub(super) struct Reading {
     pub(super) order: Order,
 }
 
-/// Where values go, in input order.
+/// Receives the values of the sequences, in input order.
 pub(super) trait Rows {
+    /// The result of the run.
+    type Written;
+
     /// Those of the next sequence.
     fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError>;
 
-    /// What is held of so many sequences, where that is known, with names of so many bytes.
-    fn held(&self, sequences: Option<u64>, name: u64) -> u64;
-
     /// The files appear.
-    fn finish(self: Box<Self>) -> Result<Vec<Written>, EmbedError>;
+    fn finish(self) -> Result<Self::Written, EmbedError>;
 }
 
-impl Engine {
+/// Writes the values into files.
+pub(super) trait FileRows: Rows<Written = Vec<Written>> {
+    /// Bytes that the writer holds for `sequences` sequences, where their number is known, with names of `name` bytes.
+    fn held(&self, sequences: Option<u64>, name: u64) -> u64;
+}
+
+impl<R: Rows> Engine<R> {
     pub(super) fn new(
         session: Session,
         encoder: &Encoder,
         reading: Reading,
-        results: Box<dyn Rows>,
+        results: R,
     ) -> Result<Self, EmbedError> {
         let ends = match (reading.pool, encoder) {
             (Pool::Tokens, Encoder::Esm2(_)) => [1, 1],
@@ -141,7 +147,7 @@ impl Engine {
     }
 
     /// The files appear. Every sequence must have been computed.
-    pub(super) fn finish(self) -> Result<Vec<Written>, EmbedError> {
+    pub(super) fn finish(self) -> Result<R::Written, EmbedError> {
         match self.waiting.oldest() {
             Some(sequence) => Err(RuntimeError::bug(format!("'{}' has no result", sequence.id)).into()),
             None => self.results.finish(),

@@ -78,6 +78,14 @@ pub enum EmbedError {
         /// Tokens of a step.
         most: usize,
     },
+    /// A sequence in memory that is empty or of another alphabet.
+    #[error("{id}: {reason}")]
+    Refused {
+        /// The sequence: its position.
+        id: String,
+        /// Why it is refused.
+        reason: String,
+    },
     /// An embedding with a value that is not finite.
     #[error("'{id}': its embedding has a value that is no finite number; check the weights")]
     NotFinite {

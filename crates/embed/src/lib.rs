@@ -12,6 +12,7 @@ pub mod classify;
 mod engine;
 mod error;
 mod front;
+mod in_memory;
 mod output;
 mod states;
 
@@ -19,8 +20,9 @@ use data::pack::{MOST_PACKS, Order};
 use data::sequence::{Extent, Reader};
 use data::weights::HubEnv;
 pub use error::EmbedError;
+pub use in_memory::embed_sequences;
 
-use engine::{ENCODER, Engine, Reading, Rows};
+use engine::{ENCODER, Engine, FileRows, Reading, Rows};
 use front::{BATCH_LETTERS, BATCH_NAMES, Front, Limits, Renamed, Skipped, Unit};
 use graph::{Bounds, Bytes, Graph, VerifyError};
 use models::Encoder;
@@ -194,7 +196,7 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, E
         order: if options.sort_by_length { Order::ByLength } else { Order::Input },
     };
     let graph = &|bounds| model.encoder.graph(bounds, &outputs);
-    run(options, start, &model, reading, Box::new(results), graph, observer)
+    run(options, start, &model, reading, results, graph, observer)
 }
 
 /// Builds the graph of a step within bounds.
@@ -206,7 +208,7 @@ fn run(
     start: Instant,
     model: &EncoderModel,
     reading: Reading,
-    results: Box<dyn Rows>,
+    results: impl FileRows,
     graph: GraphOf<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Report, EmbedError> {
@@ -444,10 +446,10 @@ struct Counts {
 const MOST_LINES: u64 = 10;
 
 /// Reads and computes until the input ends.
-fn stream(
+fn stream<R: Rows>(
     options: &Options,
     front: Front,
-    engine: &mut Engine,
+    engine: &mut Engine<R>,
     observer: &mut dyn Observer,
 ) -> Result<Counts, EmbedError> {
     let start = Instant::now();
@@ -506,11 +508,11 @@ fn say(counts: &Counts, text: String, observer: &mut dyn Observer) {
 }
 
 /// What a device that failed leaves to say.
-fn warn(engine: &mut Engine, observer: &mut dyn Observer) {
+fn warn<R: Rows>(engine: &mut Engine<R>, observer: &mut dyn Observer) {
     engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 
-fn report(engine: &Engine, start: &Instant, progress: &mut Progress, observer: &mut dyn Observer) {
+fn report<R: Rows>(engine: &Engine<R>, start: &Instant, progress: &mut Progress, observer: &mut dyn Observer) {
     progress.sequences = engine.sequences();
     progress.tokens = engine.tokens();
     progress.seconds = start.elapsed().as_secs_f64();

@@ -2,7 +2,7 @@
 //! Invariant: a file appears when all of its rows are in it, the matrix last; with a result for each input,
 //! one after the other.
 
-use super::engine::Rows;
+use super::engine::{FileRows, Rows};
 use super::front::Sequence;
 use super::states::States;
 use super::{Destination, EmbedError, Format, Pool};
@@ -135,6 +135,8 @@ impl Results {
 }
 
 impl Rows for Results {
+    type Written = Vec<Written>;
+
     /// Appended to the result of its input; those before it are complete.
     fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError> {
         while self.done.len() < sequence.result {
@@ -145,6 +147,18 @@ impl Rows for Results {
         self.open.write(&sequence.id, sequence.length, values)
     }
 
+    /// The files that are still missing appear; all of them.
+    fn finish(self) -> Result<Vec<Written>, EmbedError> {
+        let Self { targets, kind, open, mut done } = self;
+        done.push(open.finish(&kind)?);
+        for at in done.len()..targets.paths.len() {
+            done.push(Sink::create(&targets, at, &kind)?.finish(&kind)?);
+        }
+        Ok(done)
+    }
+}
+
+impl FileRows for Results {
     fn held(&self, sequences: Option<u64>, name: u64) -> u64 {
         /// Buffers of the files of one result, and of a row.
         const BUFFERS: u64 = 1 << 20;
@@ -156,16 +170,6 @@ impl Rows for Results {
                 // A row group: its values, and the same encoded.
                 Format::Parquet => 3 * (16 << 20),
             }
-    }
-
-    /// The files that are still missing appear; all of them.
-    fn finish(self: Box<Self>) -> Result<Vec<Written>, EmbedError> {
-        let Self { targets, kind, open, mut done } = *self;
-        done.push(open.finish(&kind)?);
-        for at in done.len()..targets.paths.len() {
-            done.push(Sink::create(&targets, at, &kind)?.finish(&kind)?);
-        }
-        Ok(done)
     }
 }
 

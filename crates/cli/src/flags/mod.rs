@@ -9,6 +9,7 @@ pub mod convert;
 mod device;
 pub mod doctor;
 pub mod embed;
+pub mod licenses;
 pub mod list;
 pub mod machine;
 pub mod man;

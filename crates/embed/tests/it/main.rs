@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
 #[path = "../../../runtime/tests/it/cards.rs"]
 mod cards;
+mod in_memory;
 mod in_place;
 #[allow(dead_code, reason = "shared with the tests of other crates, which use all of it")]
 #[path = "../../../runtime/tests/it/rig.rs"]

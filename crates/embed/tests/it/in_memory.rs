@@ -1,0 +1,76 @@
+//! Embeddings of sequences in memory. Invariant: they are the bits that `embed` writes for a file with these sequences.
+
+use crate::rig::{Folder, fixture};
+use data::weights::HubEnv;
+use plimsoll_embed::{Destination, EmbedError, Options, Pool, embed, embed_sequences};
+use runtime::{EncoderModel, Settings, Silent};
+
+fn open(model: &str) -> EncoderModel {
+    let path = fixture("goldens").join(model).display().to_string();
+    EncoderModel::open(&path, &HubEnv::from_process(), &mut Silent).expect("a model")
+}
+
+/// The values of the array in an .npy file of f32.
+fn values(npy: &[u8]) -> Vec<f32> {
+    let header = 10 + usize::from(u16::from_le_bytes([npy[8], npy[9]]));
+    npy[header..]
+        .chunks_exact(4)
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().expect("four bytes")))
+        .collect()
+}
+
+#[test]
+fn values_are_those_of_a_file() {
+    let proteins = ["MKTAYIAKQRQISFVKSHFSRQ*", "MV", "MVLSPADKTNVKAAWGKVGAHAGEYGAEALERMFLSFPTTKTYFPHF", "mkv"];
+    let reads = ["ACGUACGGTTNACCA", "TTGACCAGGT", "ACGATCGATCGACTAGCATCGACTACGACTACGACTCAGCAT"];
+    for (name, sequences) in [("esm2", &proteins[..]), ("dnabert_s", &reads[..])] {
+        for (pool, layers) in [(Pool::Mean, None), (Pool::Cls, None), (Pool::Mean, Some(vec![0, -1]))] {
+            let folder = Folder::new(&format!("in-memory-{name}"));
+            let records: String =
+                sequences.iter().enumerate().map(|(i, letters)| format!(">{i}\n{letters}\n")).collect();
+            let options = Options {
+                model: fixture("goldens").join(name).display().to_string(),
+                inputs: vec![folder.write("in.fa", records)],
+                output: Destination::File(folder.path("out.npy")),
+                force: false,
+                pool,
+                layers: layers.clone(),
+                sort_by_length: true,
+                max_length: None,
+                truncate: false,
+                prefetch: 1,
+                settings: Settings::default(),
+            };
+            embed(&options, &mut Silent).expect("embedded");
+            let written = values(&std::fs::read(folder.path("out.npy")).expect("written"));
+            let settings = &options.settings;
+            let rows = embed_sequences(&open(name), sequences, pool, layers.as_deref(), settings, &mut Silent);
+            assert_eq!(rows.expect("embedded").concat(), written, "{name} {pool:?} {layers:?}");
+        }
+    }
+}
+
+#[test]
+fn tokens_have_a_row_each() {
+    let model = open("esm2");
+    let width = model.encoder.hidden_size() as usize;
+    let rows = embed_sequences(&model, &["MKTAY", "MK"], Pool::Tokens, None, &Settings::default(), &mut Silent);
+    let lengths: Vec<usize> = rows.expect("embedded").iter().map(|row| row.len() / width).collect();
+    assert_eq!(lengths, [5, 2]);
+    let none = embed_sequences(&model, &[""; 0], Pool::Mean, None, &Settings::default(), &mut Silent);
+    assert!(none.expect("nothing to do").is_empty());
+}
+
+#[test]
+fn wrong_sequences_are_named() {
+    let check = |model: &str, sequences: &[&str], wanted: &str| {
+        let settings = Settings::default();
+        let error = embed_sequences(&open(model), sequences, Pool::Mean, None, &settings, &mut Silent)
+            .expect_err("refused");
+        assert!(matches!(error, EmbedError::Refused { .. }) && error.to_string().contains(wanted), "{error}");
+    };
+    check("esm2", &["MKV", ""], "sequence 1: it has no letters");
+    check("esm2", &["*"], "sequence 0: it has no letters");
+    check("esm2", &[&"ACGT".repeat(12)], "sequence 0: no protein");
+    check("dnabert_s", &["ACGT", "MKVLEFPQ"], "sequence 1: no nucleotide sequence");
+}
