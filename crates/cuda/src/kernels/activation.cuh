@@ -18,7 +18,7 @@ template <bool FINE> __device__ __forceinline__ float x_phi_as(float x) {
 #if TYPE == 0
   return x * normcdff(x);
 #else
-  // The fit ends at 10; beyond it, t Q(t) with t = 10 is far below the rounding of x.
+  // The fit ends at 10, where t Q(t) is below 1e-22.
   float t = fminf(fabsf(x), 10.0f), positive, q, log2q;
   if constexpr (FINE) {
     log2q = 6.639395878e-08f;
