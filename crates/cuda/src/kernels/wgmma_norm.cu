@@ -149,7 +149,8 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
         Columns columns;
         columns.load(b, column, n);
         Place place((number + c - first) * PIECES);
-        // Pairs wait for stages in turns only, so that no waiter falls two phases behind a barrier.
+        // Wait for the turn before waiting for stages: a stage whose previous round has not begun has a barrier two
+        // phases behind, whose parity would look like that of a completed phase.
         if (turn + side > 0) wait(turns + side * 8, turn + side - 1 & 1);
         // Initialised here, so that the sums take no registers while rows are normalised.
 #pragma unroll
