@@ -1,6 +1,6 @@
 //! Times every candidate algorithm for the matmuls of models on the first CUDA device, and tests whether it
 //! computes the canonical bits. `cargo run --release -p plimsoll-cuda --example gemm [TYPE | WIDTH |
-//! rROWS]...`: of bf16, f16, tf32, f32 and fp8, of widths of streams, and of rows; all where none is named.
+//! rROWS]...` selects element types (bf16, f16, tf32, f32, fp8), model widths and numbers of rows; by default all.
 //!
 //! Prints a line per matmul: rows, K, N, element type, epilogue; milliseconds of the fastest admitted
 //! candidate, of the fastest candidate, and their ratio; then for each candidate its milliseconds, `own` for
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 .into_iter()
                 .filter(|rows| wanted(&asked, &format!("r{rows}"), &ROWS.map(|rows| format!("r{rows}"))))
             {
-                // Scalar loops are slow, and compute equal bits for any number of rows.
+                // f32 by scalar loops is slow, and larger sizes add no information.
                 if name == "f32" && rows * width > 16_384 * 640 {
                     continue;
                 }

@@ -160,8 +160,9 @@ __device__ __forceinline__ void clear(u32 slot, int rows) {
 __device__ __forceinline__ void help(const Ring &ring, int helper, const Angle *cosines, const Angle *sines) {
   Place place = {helper, 0};
   while (true) {
-    // First wait until the previous round of this slot has been released. A helper that skipped this wait could
-    // be two rounds behind the `full` barrier, whose parity would then be that of a completed phase.
+    // First wait until the previous round of this slot has been released. Copies may complete out of order, and
+    // without this wait a helper could be two rounds ahead of the `full` barrier, whose parity then looks like that
+    // of the completed phase.
     wait(ring.empty(place.slot), place.parity ^ 1);
     wait(ring.full(place.slot), place.parity);
     Task task = ring.task(place.slot);

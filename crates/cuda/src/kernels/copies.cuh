@@ -26,7 +26,7 @@ __device__ __forceinline__ void arrive(u32 barrier, int times) {
 #define WAIT "test_wait"
 #endif
 // Waits until the phase with this parity is complete. Phases alternate between parity 0 and 1, so a waiter must
-// not fall two phases behind. Waiting for parity 1 on a fresh barrier returns at once.
+// not be two phases ahead of the barrier or behind it. Waiting for parity 1 on a fresh barrier returns at once.
 __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
   u32 done;
   do {
