@@ -196,7 +196,7 @@ fn a_full_gpu_gives_the_same_bits() {
     let (graph, steps) = (graph(), [3; 24]);
     let wanted = pipelined(&mut on_gpu(&graph, Options::default(), Weights::Resident), &steps);
     let mut executor = on_gpu(&graph, Options::default(), Weights::Resident);
-    // The first steps have compiled and loaded all kernels, so that no later allocation is theirs.
+    // A first step compiles and loads all kernels, which need memory of their own.
     pipelined(&mut executor, &[3]);
     let mut holders: Vec<CudaDevice> = vec![];
     let mut bytes = 1 << 38;

@@ -41,7 +41,7 @@ impl Fixture {
         self.dropping(bounds, 0.0)
     }
 
-    /// As the fixture, but with dropout, which the reference results do not have.
+    /// The training graph with dropout, for which the fixture has no reference results.
     pub fn dropping(&self, bounds: Bounds, dropout: f32) -> Graph {
         // Chunks of few rows, so that there are several.
         let training = Training { chunk: 8, dropout, ..Training::default() };
