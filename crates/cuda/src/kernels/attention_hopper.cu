@@ -256,6 +256,7 @@ __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int
   return __any_sync(~0u, grown);
 }
 
+// Multiplies o by `shrink`. Accumulators i and i ^ 1 are neighbours in one row, so that the row is bit 1 of i.
 __device__ __forceinline__ void rescale(Rows &rows) {
 #pragma unroll
   for (int c = 0; c < PANELS; c++)

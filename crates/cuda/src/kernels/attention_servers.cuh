@@ -96,6 +96,7 @@ template <typename X, int N> struct __align__(16) Vector {
 typedef Vector<u16, PAIRS> Pairs;
 typedef Vector<Angle, PAIRS> Angles;
 
+// Rotates PAIRS adjacent columns of a row from `column` on, and their partners d/2 columns further, in shared memory.
 template <bool SCALED>
 __device__ __forceinline__ void rotate_row(u16 *tile, u32 row, u32 column, const Angles &cosines, const Angles &sines, float factor) {
   const u32 partner = column + HALF;

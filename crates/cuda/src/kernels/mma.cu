@@ -189,6 +189,7 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
         float out[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) {
+          // With a gate, piece j + OUT has the value that the gate of piece j multiplies.
           float s = sums[m][j][h * 2 + e];
           s += bias[e];
           if (EPILOGUE == 2 && (e == 0 || second)) s = load(store(s)) + load(r[at + e]); // as in wgmma.cu
