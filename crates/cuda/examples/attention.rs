@@ -1,5 +1,6 @@
-//! Microseconds and TFLOP/s of attention's forward pass on the first card, bf16, packed sequences of one length: what
-//! `bench/peers/attention.py` measures of PyTorch. `cargo run --release -p plimsoll-cuda --example attention`
+//! Measures microseconds and TFLOP/s of the attention forward pass on the first CUDA device, in bf16, for
+//! packed sequences of one length, as `bench/peers/attention.py` does for PyTorch. `cargo run --release -p
+//! plimsoll-cuda --example attention`
 
 mod timing;
 
@@ -13,11 +14,11 @@ use std::error::Error;
 const TOKENS: u64 = 65_536;
 const LENGTHS: [u64; 5] = [51, 105, 168, 1024, 4096];
 const HEAD_DIM: u32 = 64;
-/// Batches of launches that are timed.
+/// Number of timed batches of launches.
 const BATCHES: usize = 7;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // ESM-2 3B with its rotary embedding, the same without, and DNABERT-S.
+    // ESM-2 3B with its rotary embedding and without it, and DNABERT-S.
     let forms = [(40, Bias::None, true), (40, Bias::None, false), (12, Bias::Alibi, false)];
     for length in LENGTHS {
         for (heads, bias, rotary) in forms {
@@ -74,9 +75,9 @@ impl Case {
         Self { op: Op::Attention(attention), ins, out, counts, length, end }
     }
 
-    /// Seconds of a launch, by the median batch.
+    /// Seconds per launch, of the median batch.
     fn measure(&self, mut device: CudaDevice) -> Result<f64, DeviceError> {
-        // The log of sums is not wanted, as in models.
+        // The log-sum-exp output is not requested, as in inference.
         let (op, ins, outs, counts) = (&self.op, &self.ins[..], [Some(self.out.clone()), None], self.counts);
         let launch =
             Launch { op, kernel: KernelId::Cuda(CudaKernel::Flash), ins, outs: &outs, workspace: None, counts };
@@ -86,10 +87,10 @@ impl Case {
         timing::seconds(&mut device, &launch, BATCHES)
     }
 
-    /// Noise in q, k and v, the spans, and tables of cosines.
+    /// Uploads noise for q, k and v, the spans of the sequences, and the rotary tables.
     fn fill(&self, device: &mut CudaDevice) -> Result<(), DeviceError> {
         let qkv = self.ins[0].bytes(self.counts).0 as usize;
-        // In [-1, 1), cut to 16 bits.
+        // Numbers in [-1, 1), truncated to 16 bits.
         let noise = timing::noise().map(|bits| (bits >> 8) as f32 / (1 << 23) as f32 - 1.0);
         let block: Vec<u8> =
             noise.take(1 << 20).flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect();

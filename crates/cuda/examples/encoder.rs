@@ -1,5 +1,6 @@
-//! Tokens a second of known encoders on the first card, sequences of 168 tokens, random weights.
-//! `cargo run --release -p plimsoll-cuda --example encoder -- PRECISION[,..] TOKENS[,..] MODEL...`: a line for each.
+//! Measures tokens per second of known encoders with random weights on the first CUDA device, for sequences of
+//! 168 tokens. `cargo run --release -p plimsoll-cuda --example encoder -- PRECISION[,..] TOKENS[,..] MODEL...`
+//! prints a line for each combination.
 
 use exec::{Executor, Machine};
 use graph::{Bounds, Counts, Param};
@@ -11,7 +12,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 const LENGTH: u64 = 168;
-/// Batches of steps, of which the median is told.
+/// Number of timed batches of steps; the median is printed.
 const BATCHES: usize = 5;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -70,7 +71,7 @@ fn rate(model: &str, precision: &str, tokens: u64) -> Result<f64, Box<dyn Error>
         executor.wait()?;
         Ok(start.elapsed().as_secs_f64() / f64::from(count))
     };
-    // Enough steps for a batch of about 60 ms.
+    // A batch has as many steps as take about 60 ms.
     steps(2)?;
     let count = (0.06 / steps(2)?).ceil().clamp(1.0, 200.0) as u32;
     let mut times = (0..BATCHES).map(|_| steps(count)).collect::<Result<Vec<f64>, _>>()?;

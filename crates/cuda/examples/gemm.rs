@@ -1,12 +1,13 @@
-//! Every candidate for products of models on the first card: its time, and whether it has the canonical bits.
-//! `cargo run --release -p plimsoll-cuda --example gemm [TYPE | WIDTH | rROWS]...`: of bf16, f16, tf32, f32 and fp8, of widths of
-//! streams, and of rows; all where none is named.
+//! Times every candidate algorithm for the matmuls of models on the first CUDA device, and tests whether it
+//! computes the canonical bits. `cargo run --release -p plimsoll-cuda --example gemm [TYPE | WIDTH |
+//! rROWS]...` selects element types (bf16, f16, tf32, f32, fp8), model widths and numbers of rows; by default all.
 //!
-//! A line for a product: rows, K, N, element type, epilogue; milliseconds of the fastest that is admitted, of the fastest of all,
-//! and their ratio; then each candidate: its milliseconds, `own` for kernels of the canonical order, or in which kinds of
-//! operands it had the canonical bits (1 or 0 each), with `+` where it is admitted, and a digest of its outputs.
+//! Prints a line per matmul: rows, K, N, element type, epilogue; milliseconds of the fastest admitted
+//! candidate, of the fastest candidate, and their ratio; then for each candidate its milliseconds, `own` for
+//! kernels of the canonical order or else 1 or 0 for each kind of operands (whether it had the canonical bits),
+//! `+` if it is admitted, and a digest of its outputs.
 
-// `attention.rs` uses the rest of it.
+// `attention.rs` uses the items that are unused here.
 #[expect(dead_code)]
 mod timing;
 
@@ -18,7 +19,7 @@ use plimsoll_cuda::{Candidate, CudaDevice};
 use std::error::Error;
 
 const WORKSPACE: u64 = 32 << 20;
-/// Widths of streams: of small models, with those that are no multiple of 8, and of published ones.
+/// Model widths: of small models, including widths that are no multiple of 8, and of published models.
 const WIDTHS: [u64; 11] = [33, 64, 72, 96, 100, 320, 480, 640, 768, 1280, 2560];
 const ROWS: [u64; 5] = [64, 1000, 4096, 16_384, 65_536];
 
@@ -45,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 .into_iter()
                 .filter(|rows| wanted(&asked, &format!("r{rows}"), &ROWS.map(|rows| format!("r{rows}"))))
             {
-                // Plain loops take long, and are the same at any size.
+                // f32 by scalar loops is slow, and larger sizes add no information.
                 if name == "f32" && rows * width > 16_384 * 640 {
                     continue;
                 }
@@ -83,13 +84,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Whether one of a kind is asked for: by its name, or because none of the kind is.
+/// Whether an element type, width or number of rows is selected: by name, or because none of its kind is named.
 fn wanted(asked: &[String], name: &str, kind: &[String]) -> bool {
     asked.iter().any(|asked| asked == name) || !asked.iter().any(|asked| kind.contains(asked))
 }
 
 fn tell(one: &Candidate) -> String {
-    // Algorithms of the library are opaque numbers.
+    // cuBLASLt describes algorithms by opaque numbers.
     let name = if one.name.len() > 40 { "lib" } else { one.name.trim_start_matches("wgmma ") };
     match one.equal {
         None => format!("{name}={:.4}=own", one.milliseconds),
@@ -114,7 +115,7 @@ impl Product {
         let counts = Counts { tokens: rows, sequences: 1 };
         let (t, n_, k_) = (Dim::Tokens(1), Dim::Fixed(n), Dim::Fixed(k));
         let products = if linear.epilogue == Epilogue::Gate { Dim::Fixed(2 * n) } else { n_ };
-        // Beside codes everything is bf16.
+        // With quantized x and w, all other operands are bf16.
         let others = if dtype == DType::F8 { DType::Bf16 } else { dtype };
         let mut shapes = vec![(vec![t, k_], dtype), (vec![products, k_], dtype)];
         shapes.extend(linear.bias.then(|| (vec![products], others)));
@@ -126,7 +127,7 @@ impl Product {
         Self { op: Op::Linear(linear), ins, out, workspace: (end, Bytes(WORKSPACE)), counts }
     }
 
-    /// All candidates.
+    /// Times and compares all candidates.
     fn survey(&self) -> Result<Vec<Candidate>, DeviceError> {
         let outs = [Some(self.out.clone())];
         let (op, ins, workspace, counts) = (&self.op, &self.ins[..], Some(self.workspace), self.counts);
@@ -138,7 +139,7 @@ impl Product {
     }
 }
 
-/// The kernel of a product with operands of this type.
+/// The kernel of a matmul with operands of this type.
 fn kernel_of(dtype: DType) -> KernelId {
     KernelId::Cuda(if dtype == DType::F8 { CudaKernel::GemmFp8 } else { CudaKernel::Gemm })
 }

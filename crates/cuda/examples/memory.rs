@@ -1,4 +1,5 @@
-//! What a run takes of a card's memory, stage by stage: from these figures come the `reserved` entries of target files.
+//! Prints the device memory in use after each stage of a run. The `reserved` entries of target files come from these
+//! figures.
 //! `cargo run -p plimsoll-cuda --example memory -- MODEL bf16|f32 TOKENS`
 
 use exec::{Data, Executor, Machine};

@@ -1,15 +1,17 @@
-//! What the examples that time a kernel share: operands behind each other, noise, and the median batch of launches.
-//! Invariant: what is prepared and the first batch, which warms up, are not timed.
+//! Shared by the examples that time a kernel: consecutive operands in the arena, noise, and the median batch of
+//! launches.
+//!
+//! Invariant: preparation and the first batch, which warms up the device, are not timed.
 
 use exec::{Device, DeviceError, Launch, Operand};
 use graph::{Counts, DType, Dim, TensorSpec};
 use plimsoll_cuda::CudaDevice;
 use std::time::Instant;
 
-/// Launches of a batch that is timed.
+/// Number of launches per timed batch.
 const LAUNCHES: u32 = 10;
 
-/// Operands of these shapes, one behind the other, and where they end.
+/// Places operands of these shapes one behind the other; returns them and the offset of their end.
 pub fn place(shapes: Vec<(Vec<Dim>, DType)>, counts: Counts) -> (Vec<Operand>, u64) {
     let mut end = 0;
     let operands = shapes
@@ -24,7 +26,7 @@ pub fn place(shapes: Vec<(Vec<Dim>, DType)>, counts: Counts) -> (Vec<Operand>, u
     (operands, end)
 }
 
-/// Seconds of a launch, by the median of `batches`.
+/// Seconds per launch, as the median over `batches` batches.
 pub fn seconds(device: &mut CudaDevice, launch: &Launch<'_>, batches: usize) -> Result<f64, DeviceError> {
     let mut seconds = vec![];
     for _ in 0..=batches {
@@ -38,7 +40,7 @@ pub fn seconds(device: &mut CudaDevice, launch: &Launch<'_>, batches: usize) -> 
     Ok(seconds[batches / 2])
 }
 
-/// Bits without end: xorshift32 (Marsaglia 2003).
+/// Endless iterator of pseudo-random bits: xorshift32 (Marsaglia 2003).
 pub fn noise() -> impl Iterator<Item = u32> {
     let mut state = 0x9e37_79b9_u32;
     std::iter::repeat_with(move || {

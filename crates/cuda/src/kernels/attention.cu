@@ -1,41 +1,62 @@
-// Packed attention of 16-bit elements by mma.sync m16n8k16, after FlashAttention-2 (Dao 2023): scores, softmax and sums
-// in f32, keys and values through shared memory, no S x S buffer. TYPE is 1 (bf16) or 2 (f16).
+// Attention over packed sequences of 16-bit elements by mma.sync m16n8k16 (compute capability 8.0 and newer),
+// after FlashAttention-2 (Dao 2023): o = softmax(scale q k^T + ALiBi) v per sequence and head, with optional
+// rotary embedding and causal mask. Scores, softmax and sums are f32; the matrix of scores is never stored.
+// TYPE is 1 (bf16) or 2 (f16).
 //
-// Invariant: a row of o is a function of its own sequence, the same bits in every form. What a row's sums depend on is
-// STEP alone: keys are visited in steps of STEP from the sequence's start, in order, and every row keeps a maximum of its
-// own. The form (WARPS, MT, TILE, STAGES) says which warp has a row and when keys are fetched; TILE is a multiple of
-// STEP, so no step is cut otherwise. It is chosen for speed alone. Only rows of sequences are written.
+// Shapes: q (T, H d), k, v (T, G d) with G = H / group heads (grouped-query attention), spans (S, 2), o (T, H d), and
+// optionally lse (T, H), the natural logarithm of each row's sum of exponentials.
 //
-// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL, and the form, from which the host
-// computes the shared memory: WARPS, MT, TILE keys of a stage, STAGES of k and v in flight. A block takes ROWS queries of
-// one head of one sequence, a warp MT times 16 of them. Rows in shared memory are LD elements apart, an odd number of
-// 16-byte words, so that the eight rows of an ldmatrix lie in different banks; columns d .. DP there are zeros.
+// Work: a block computes ROWS queries of one head of one sequence and loops over all keys that these queries
+// see; a warp has MT tiles of 16 queries, and no warp shares a row with another. The queries are fragments in
+// registers during the loop, as are o, the running maximum and the running sum of every row.
+//
+// Shared memory: (ROWS, LD) of q, reused for o at the end, and STAGES buffers, each for (TILE, LD) of k and of
+// v. Rows are LD elements apart, an odd number of 16-byte words, so that the eight rows of an ldmatrix lie in
+// different banks; columns d .. DP are zeros.
+//
+// Copies: cp.async, one commit group per tile (k and v), STAGES - 1 groups in flight. Rotary embedding is
+// applied in shared memory by the thread that copied the elements, which therefore waits only for its own
+// copies; one __syncthreads per tile makes the tile visible to all warps and frees the buffer of the previous
+// tile.
+//
+// Invariant: a row of o is a function of its own sequence, bit by bit, in every variant. The bits depend on
+// STEP alone: keys are visited in steps of STEP from the sequence's start, in order, and every row has its own
+// running maximum. The variant (WARPS, MT, TILE, STAGES) decides which warp has a row and when keys are loaded;
+// TILE is a multiple of STEP, so that the steps do not change. It is chosen for speed alone. Only rows of
+// sequences are written.
+//
+// Constants: HEAD_DIM (d, of any size), ROTARY (then d is even), TABLE (element type of cos and sin), ALIBI,
+// CAUSAL, and the variant, from which the host computes the size of shared memory: WARPS, MT, TILE keys of a
+// stage, STAGES.
 
-#define STEP 32                        // keys between two looks at the maximum
-#define DP ((HEAD_DIM + 15) / 16 * 16) // d, padded
+#define STEP 32                        // keys between two updates of the running maximum
+#define DP ((HEAD_DIM + 15) / 16 * 16) // d, padded to the depth of an mma
 #define LD (DP + 8)
 #define ROWS (WARPS * MT * 16)
 #define THREADS (WARPS * 32)
 #ifndef BLOCKS
-// Blocks of a multiprocessor, as many as have their registers without spilling.
+// Blocks per multiprocessor for __launch_bounds__: the largest number whose registers do not spill.
 #define BLOCKS (DP < 64 || (DP == 64 && !ALIBI && __CUDA_ARCH__ >= 900) ? 12 / WARPS : WARPS < 8 ? 8 / WARPS : 1)
 #endif
 static_assert(TILE % STEP == 0 && STAGES >= 2, "a tile is whole steps");
 #define LOG2E 1.4426950408889634f
 
-// The most elements, a power of two and 8 at most, that divide n: every address is a multiple of d elements.
+// Elements per copy: the largest power of two, at most 8 (16 bytes), that divides n. Addresses are multiples of
+// d elements, so that CHUNK elements are always aligned, and so are PAIR elements of each half of a head.
 #define DIVIDES(n) ((n) % 8 == 0 ? 8 : (n) % 4 == 0 ? 4 : (n) % 2 == 0 ? 2 : 1)
 #define CHUNK DIVIDES(HEAD_DIM)
 #define HALF (HEAD_DIM / 2)
 #define PAIR DIVIDES(HALF)
 
-// The thread's number, read anew: what follows from it is not kept in registers all through the loop over the tiles.
+// threadIdx.x, read by volatile asm so that the compiler computes addresses anew at each use instead of holding
+// them in registers throughout the loop over the tiles.
 __device__ __forceinline__ int thread_now() { int r; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r)); return r; }
 template <int N> struct __align__(N * 2) Vector { u16 x[N]; };
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-// N elements to shared memory without waiting; zeros where they are not `there`.
+// Copies N adjacent elements to shared memory asynchronously; stores zeros unless `there` (the address must be
+// valid all the same). cp.async copies at least 4 bytes, so that one element is copied synchronously.
 template <int N> __device__ __forceinline__ void copy(u16 *to, const u16 *from, bool there) {
   if constexpr (N == 8) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0));
@@ -50,7 +71,7 @@ template <int N> __device__ __forceinline__ void copy(u16 *to, const u16 *from, 
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Rows 0 .. n of one head to shared memory, of which `rows` are there, the others zeros. (n, d) -> (n, LD)
+// Copies N rows of one head to shared memory, zeros for rows from `rows` on. (N, d) -> (N, LD)
 template <int N> __device__ __forceinline__ void fetch(u16 *to, const u16 *from, long long stride, int rows) {
   constexpr int per = HEAD_DIM / CHUNK;
   int thread = thread_now();
@@ -64,7 +85,8 @@ template <int N> __device__ __forceinline__ void fetch(u16 *to, const u16 *from,
   }
 }
 
-// The same for rows that will be rotated: a thread fetches what it will rotate, so it waits for nobody else.
+// As `fetch`, for rows that `rotate` will process: a thread copies exactly the elements that it will rotate, so
+// that it needs to wait for its own copies only. Both functions must map i to (r, c) alike.
 template <int N> __device__ __forceinline__ void fetch_pairs(u16 *to, const u16 *from, long long stride, int rows) {
 #if ROTARY
   constexpr int per = HALF / PAIR;
@@ -84,8 +106,10 @@ template <int N> __device__ __forceinline__ void fetch_pairs(u16 *to, const u16 
 #endif
 }
 
-// Half-split rotary embedding of rows in shared memory, which are those from `position` on (Su et al. 2021):
-// (a, b) -> (a cos - b sin, b cos + a sin). cos and sin: (longest, d/2)
+// Applies rotary embedding (Su et al. 2021, half-split) in place to rows in shared memory; row 0 is number
+// `position` of its sequence. (a, b) -> (a cos - b sin, b cos + a sin), where b is d/2 columns behind a. cos,
+// sin: (longest, d/2) One product is rounded before the fused multiply-add, in every attention kernel alike, so
+// that their bits agree.
 typedef Element<TABLE>::type Angle;
 template <int N>
 __device__ __forceinline__ void rotate(u16 *x, const Angle *cosines, const Angle *sines, int position, int rows) {
@@ -138,15 +162,19 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u3
 
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 
-// What a warp holds of its MT * 16 queries. A thread has, of each 16, rows lane / 4 and that + 8.
+// State of a warp's MT * 16 queries. A thread has rows lane / 4 and lane / 4 + 8 of each 16 (accumulator layout
+// of mma).
 struct Rows {
   u32 q[MT][DP / 16][4];
   float o[MT][DP / 8][4]; // sums of exp2(score - top) v
-  float top[MT][2];       // in units of log2, at most 8 below the row's true maximum so far
-  float sum[MT][2];       // of this thread's keys
+  float top[MT][2];       // reference maximum, in units of log2: at most 8 below the row's true maximum so far
+  float sum[MT][2];       // of the weights of this thread's keys; the four threads of a row are added at the end
 };
 
-// Bytes of shared memory, after the first, that a lane gives to ldmatrix: for a and for values, and for keys.
+// Byte offset of the row that this lane addresses for ldmatrix.x4. `by_row`: 16 rows x 16 columns as operand a
+// (queries), or transposed as operand b (values). `by_key`: 16 keys x 16 columns as b of two mma (keys 0 .. 8
+// and 8 .. 16): the matrices come in the order that makes b[0], b[1] the first mma's operand and b[2], b[3] the
+// second's.
 __device__ __forceinline__ int by_row() {
   int lane = thread_now() % 32;
   return (lane % 16 * LD + lane / 16 * 8) * 2;
@@ -156,7 +184,8 @@ __device__ __forceinline__ int by_key() {
   return ((lane / 16 * 8 + lane % 8) * LD + lane / 8 % 2 * 8) * 2;
 }
 
-// q k^T of the warp's rows and the next STEP keys. (MT * 16, d) (STEP, d) -> (MT * 16, STEP)
+// s = q k^T of the warp's rows and the next STEP keys. (MT * 16, d) (STEP, d) -> (MT * 16, STEP)
+// MASKED skips blocks of 16 keys behind the last key; their scores stay zero here and `softmax` masks them.
 template <bool MASKED>
 __device__ __forceinline__ void scores(float (&s)[MT][STEP / 8][4], const Rows &rows, u32 k, int keys) {
 #pragma unroll
@@ -179,7 +208,8 @@ __device__ __forceinline__ void scores(float (&s)[MT][STEP / 8][4], const Rows &
   }
 }
 
-// Adds the weighted values of STEP keys. (MT * 16, STEP) (STEP, d) -> (MT * 16, d)
+// o += p v for STEP keys. (MT * 16, STEP) (STEP, d) -> (MT * 16, d) The accumulator layout of the scores is
+// that of operand a, so that weights need no exchange between lanes, but rounding.
 template <bool MASKED>
 __device__ __forceinline__ void values(Rows &rows, const float (&p)[MT][STEP / 8][4], u32 v, int keys) {
 #pragma unroll
@@ -206,13 +236,17 @@ __device__ __forceinline__ void values(Rows &rows, const float (&p)[MT][STEP / 8
   }
 }
 
-// Scores to exp2(score - top). A maximum is followed only when it has grown by 8, which rescales o seldom and exactly:
-// o and sum stay relative to the same top (after Zadouri et al. 2026, FlashAttention-4). `row` and `key` are this
-// thread's first ones, `factor` and `slope` in units of log2.
+// Online softmax of one step: replaces scores by exp2(score - top) and updates `top` and `sum`. The reference
+// maximum is raised only when the maximum has grown by more than 8, so that o is rescaled seldom; the result
+// stays exact, because o and sum refer to the same top, and weights are at most 2^8 (after Zadouri et al. 2026,
+// FlashAttention-4).
+//
+// `row` and `key` are this thread's first row and key in the sequence, `keys` the number of keys of the step;
+// `factor` and `slope` include log2(e), so that scores are in units of log2.
 template <bool MASKED>
 __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows, int row, int key, int keys, float factor,
                                         float slope) {
-  int left = MASKED ? keys - thread_now() % 4 * 2 : 0; // from the thread's own first key on
+  int left = MASKED ? keys - thread_now() % 4 * 2 : 0; // keys from the thread's first one on
   bool grown = false;
   float shrink[MT][2];
 #pragma unroll
@@ -226,7 +260,7 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           float &x = s[m][n][h * 2 + e];
-          int j = n * 8 + e; // after `key`
+          int j = n * 8 + e; // the thread's key, counted from `key`
 #if ALIBI
           x = fmaf(x, factor, __fmul_rn(fabsf((float)(i - key) - (float)j), -slope));
 #endif
@@ -234,9 +268,11 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
           most = fmaxf(most, x);
         }
       }
+      // Four neighbouring lanes share a row.
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
 #if !ALIBI
+      // Without ALiBi the scores are scaled inside of the exponential's multiply-add, and here only the maximum.
       most = __fmul_rn(most, factor);
 #endif
       shrink[m][h] = 1.0f;
@@ -247,6 +283,7 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
       }
     }
   }
+  // The branch is uniform in the warp; rows that have not grown are multiplied by 1, which changes no bit.
   if (__any_sync(~0u, grown)) {
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -276,8 +313,10 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
       }
 }
 
-// o / sum to `to`, by way of the warp's own rows in shared memory, and the logarithms of the sums. `row` is the warp's
-// first of the `rows` that are there; `to` and `lse` point to it.
+// Writes o / sum to `to` and, if `lse` is not null, the natural logarithm of the sum of exponentials. `to` and
+// `lse` point to the warp's first row, `rows` is the number of rows from it to the sequence's end. The
+// fragments go through `mine`, the warp's own rows of q in shared memory (no other warp reads them), to be
+// written to memory in wide, coalesced accesses.
 __device__ __forceinline__ void finish(Rows &w, u16 *mine, u16 *to, long long stride, float *lse, int heads, int rows) {
   int lane = threadIdx.x % 32;
 #pragma unroll
@@ -286,6 +325,7 @@ __device__ __forceinline__ void finish(Rows &w, u16 *mine, u16 *to, long long st
     for (int h = 0; h < 2; h++) {
       int r = m * 16 + h * 8 + lane / 4;
       float sum = w.sum[m][h];
+      // The butterfly adds equal pairs in every lane: all four lanes of a row have the same bits.
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       float inverse = 1.0f / sum;
@@ -305,9 +345,10 @@ __device__ __forceinline__ void finish(Rows &w, u16 *mine, u16 *to, long long st
   }
 }
 
-// q: (T, H d), k, v: (T, G d), each with its stride; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d); lse: (T, H).
-// A step's keys for the warp's rows: scores, softmax, values. Without a mask there is no branch among them; where nothing
-// is masked, both forms give the same bits. `k` and `v` are the lane's addresses, `keys` how many of the step's there are.
+// Processes one step of keys for the warp's rows: scores, softmax, values. MASKED handles the causal mask and
+// the end of the sequence; without it the code has no branches. Where nothing is masked both forms give equal
+// bits, so that the choice may depend on the tile. `k` and `v` are the lane's addresses in shared memory,
+// `keys` is the number of keys of this step.
 template <bool MASKED>
 __device__ __forceinline__ void step(Rows &rows, u32 k, u32 v, int row, int key, int keys, float factor, float slope) {
   float s[MT][STEP / 8][4];
@@ -316,13 +357,15 @@ __device__ __forceinline__ void step(Rows &rows, u32 k, u32 v, int row, int key,
   values<MASKED>(rows, s, v, keys);
 }
 
-// A block for each head and each number below T / ROWS + S: see block_of.
+// q: (T, H d), k, v: (T, G d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
+// (T, H d); lse: (T, H) or null. Grid: a block for each head and each number below T / ROWS + S (`block_of`).
+// Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
           int group, float scale, u32 *status) {
   after_predecessors();
-  extern __shared__ __align__(16) u16 memory[]; // (ROWS, LD) of q, later o; STAGES times k and v: (TILE, LD) each
+  extern __shared__ __align__(16) u16 memory[]; // q, later o: (ROWS, LD); STAGES times k and v: (TILE, LD) each
   __shared__ float shared_slope;
   int number = blockIdx.x / heads, head = blockIdx.x % heads;
   if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
@@ -333,6 +376,7 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
 
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #if HEAD_DIM % 16
+  // Copies never write columns d .. DP, so that zeros written once remain.
   constexpr int padding = DP - HEAD_DIM;
   for (int i = threadIdx.x; i < (ROWS + STAGES * 2 * TILE) * padding; i += THREADS)
     memory[i / padding * LD + HEAD_DIM + i % padding] = 0;
@@ -341,7 +385,9 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   q += (long long)(block.start + block.first) * q_stride + head * HEAD_DIM;
   int keys = CAUSAL ? min(length, block.first + ROWS) : length;
   int tiles = (keys + TILE - 1) / TILE;
-  auto ask = [&](int tile) { // for k and v of a tile; there may be none
+  // Starts the copies of k and v of a tile. A group is committed even behind the last tile, so that waiting for
+  // all groups but STAGES - 2 always means that the current tile has arrived.
+  auto ask = [&](int tile) {
     if (tile < tiles) {
       u16 *to = stages + tile % STAGES * 2 * TILE * LD;
       long long at = (long long)(block.start + tile * TILE) * kv_stride + head / group * HEAD_DIM;
@@ -355,7 +401,7 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   for (int tile = 0; tile < STAGES - 1; tile++) ask(tile);
   if (ALIBI && threadIdx.x == 0) shared_slope = alibi_slope(head, heads);
 
-  wait<STAGES - 2>();
+  wait<STAGES - 2>(); // q and the first tile are one group
   rotate<ROWS>(memory, cosines, sines, block.first, length - block.first);
   __syncthreads();
   Rows rows;
@@ -376,15 +422,16 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     u16 *stage = stages + tile % STAGES * 2 * TILE * LD;
     wait<STAGES - 2>();
     rotate<TILE>(stage, cosines, sines, tile * TILE, length - tile * TILE);
-    __syncthreads(); // all see this tile, and nobody reads the stage any more that is asked for next
+    // All warps see this tile, and none reads the previous tile any longer, whose buffer the next copies overwrite.
+    __syncthreads();
     ask(tile + STAGES - 1);
-    if (first >= length) continue;
+    if (first >= length) continue; // a warp without queries still copies, rotates and takes part in barriers
     int mine_keys = CAUSAL ? min(keys, first + MT * 16) : keys;
 #pragma unroll 1
     for (int at = 0; at < TILE; at += STEP) {
       int key = tile * TILE + at;
       if (key >= mine_keys) break;
-      // Read anew in every step: kept, they would take registers that spill.
+      // Computed anew in every step: held over the loop, the addresses would make registers spill.
       int lane = thread_now() % 32;
       u32 k_at = shared_address(stage + at * LD) + by_key(), v_at = shared_address(stage + (TILE + at) * LD) + by_row();
       if (mine_keys - key >= STEP && (!CAUSAL || key + STEP <= first + 1))

@@ -1,25 +1,31 @@
-// Packed attention in f32, with exact exponentials: the form that others are measured by. No tensor cores.
+// Attention over packed sequences in f32 without tensor cores and with expf, to which the other attention kernels are
+// compared: o = softmax(scale q k^T + ALiBi) v per sequence and head, with optional rotary embedding and causal mask.
 //
-// Invariant: a row of o is a function of its own sequence: keys are visited in tiles of TILE from the sequence's start
-// with a running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022), and each sum has one order. Only rows of
-// sequences are written.
+// Invariant: a row of o is a function of its own sequence: keys are visited in tiles of TILE from the
+// sequence's start with a running maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022), and each sum
+// has a fixed order. Only rows of sequences are written.
 //
-// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL. A block of 16 x 16 threads takes
-// ROWS queries of one head of one sequence; thread (y, x) has queries y + 16 i, keys x + 16 j of a tile and columns x + 16 j of o. Rows in shared memory
-// are LD words apart, an odd number of 16-byte words; columns d .. there are zeros.
+// Shared memory: q (ROWS, LD), then one buffer (TILE, LD) for k and afterwards v of a tile, and the weights
+// (ROWS, TILE + 4). Loads are synchronous; three barriers per tile separate them from the reads.
+//
+// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL. A block of 16 x 16
+// threads computes ROWS queries of one head of one sequence; thread (y, x) has queries y + 16 i, keys x + 16 j
+// of a tile and columns x + 16 j of o. Rows in shared memory are LD words apart, an odd number of 16-byte
+// words, so that float4 reads of eight rows fall into different banks; columns d .. DP are zeros.
 
 #define ROWS 64
 #define TILE 64
 #define THREADS 256
 #define DP ((HEAD_DIM + 3) / 4 * 4)
 #define LD (DP / 4 % 2 ? DP : DP + 4)
-#define WIDTH ((HEAD_DIM + 15) / 16) // columns of o of a thread
+#define WIDTH ((HEAD_DIM + 15) / 16) // columns of o per thread
 #define HALF (HEAD_DIM / 2)
 
 typedef Element<TABLE>::type Angle;
 
-// Rows of one head to shared memory, times `scale`, then rotated (Su et al. 2021, half-split): those from `position` on,
-// of which `rows` are there; the others are zeros. (64, d) -> (64, LD)
+// Loads 64 rows of one head to shared memory, multiplies them by `scale` and, if `rotated`, applies rotary
+// embedding (Su et al. 2021, half-split); row 0 has number `position` in the sequence. Rows from `rows` on
+// become zeros. (64, d) -> (64, LD)
 __device__ __forceinline__ void fetch(float *to, const float *from, long long stride, int rows, float scale, bool rotated,
                                       const Angle *cosines, const Angle *sines, int position) {
   for (int i = threadIdx.x; i < ROWS * DP; i += THREADS) {
@@ -41,7 +47,7 @@ __device__ __forceinline__ void fetch(float *to, const float *from, long long st
   }
 }
 
-// q k^T of a thread's queries and keys. (ROWS, d) (TILE, d) -> (ROWS, TILE)
+// s = q k^T of this thread's 4 queries and 4 keys, summed over d in order. (ROWS, d) (TILE, d) -> (ROWS, TILE)
 __device__ __forceinline__ void scores(float (&s)[4][4], const float *q, const float *k, int y, int x) {
 #pragma unroll
   for (int i = 0; i < 16; i++) s[i / 4][i % 4] = 0.0f;
@@ -65,7 +71,8 @@ __device__ __forceinline__ void scores(float (&s)[4][4], const float *q, const f
   }
 }
 
-// Over the 16 lanes of a row; the order is the same in every lane.
+// Maximum and sum over the 16 lanes of a row. A butterfly adds equal pairs in every lane, so that all have
+// equal bits.
 __device__ __forceinline__ float most_of_row(float x) {
 #pragma unroll
   for (int lane = 1; lane < 16; lane *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
@@ -78,8 +85,8 @@ __device__ __forceinline__ float sum_of_row(float x) {
   return x;
 }
 
-// q: (T, H d), k, v: (T, G d), each with its stride; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d); lse: (T, H).
-// A block for each head and each number below T / ROWS + S: see block_of.
+// q: (T, H d), k, v: (T, G d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
+// (T, H d); lse: (T, H) or null. Grid: a block for each head and each number below T / ROWS + S (`block_of`).
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 64 ? 1 : 2)
 attention(const float *q, const float *k, const float *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, float *o, float *lse,
@@ -122,7 +129,7 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
         if (at >= length || (CAUSAL && at > row)) s[i][j] = -INFINITY;
         most = fmaxf(most, s[i][j]);
       }
-      // Every row sees key 0, so that the maximum is finite from the first tile on.
+      // Every row sees key 0, so that the maximum is finite from the first tile on and -inf - -inf never occurs.
       most = most_of_row(most);
       float shrink = expf(top[i] - most);
       top[i] = most;
@@ -136,7 +143,7 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
 #pragma unroll
       for (int j = 0; j < WIDTH; j++) sums[i][j] = __fmul_rn(sums[i][j], shrink);
     }
-    __syncthreads(); // k is read, the weights are written
+    __syncthreads(); // k has been read and may be overwritten by v; all weights are written
     fetch(keys, v + key * kv_stride, kv_stride, there, 1.0f, false, cosines, sines, key);
     __syncthreads();
 #pragma unroll 4
@@ -151,7 +158,7 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
         for (int j = 0; j < WIDTH; j++) sums[i][j] = fmaf(p, values[j], sums[i][j]);
       }
     }
-    __syncthreads(); // v and the weights are read
+    __syncthreads(); // v and the weights have been read and may be overwritten
   }
 #pragma unroll
   for (int i = 0; i < 4; i++) {

@@ -2,14 +2,25 @@
 // arithmetic of attention.cu by wgmma, in the order of FlashAttention-3 (Shah et al. 2024): Q K^T of a step is issued
 // together with P V of the previous step, which runs while softmax processes the scores.
 //
-// Invariant: a row of o is a function of its own sequence, with the same bits in every variant: keys are visited in
-// steps of STEP from the sequence's start, in order, every row has its own running maximum, and masked keys add zeros.
-// The variant (GROUPS, MT, STAGES) decides which warpgroup has a row and when keys are loaded, which affects speed
-// only. Only rows of sequences are written.
+// Invariant: a row of o is a function of its own sequence, with the same bits in every variant: keys are
+// visited in steps of STEP from the sequence's start, in order, every row has its own running maximum, and
+// masked keys add zeros. The variant (GROUPS, MT, STAGES) decides which warpgroup has a row and when keys are
+// loaded, which affects speed only. Only rows of sequences are written.
 //
 // Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL, BLOCKS per multiprocessor, and
-// the variant. A block computes ROWS queries of one head of one sequence: GROUPS warpgroups with MT tiles of 64
-// queries each. A sequence of at most STAGES steps is loaded once, as a whole; longer ones cycle through the STAGES.
+// the variant.
+//
+// Work: a block computes ROWS queries of one head of one sequence (with one warpgroup, of several heads one after
+// another): GROUPS warpgroups with MT tiles of 64 queries each. A warpgroup's queries, sums and weights are in
+// registers; keys and values are read by wgmma from shared memory.
+//
+// Shared memory: (ROWS, d) of q, reused for o, and STAGES stages of (STEP, d) of k and of v, in tiles of 64 columns
+// with the 128-byte swizzle of wgmma (`tile_at`). A sequence of at most STAGES steps is loaded once, as a whole
+// ("resident"); longer sequences cycle through the stages.
+//
+// Copies: cp.async. Each thread rotates the elements that it has copied itself. A proxy fence, then a barrier, order
+// these writes before the reads of wgmma. While step t is multiplied, the values of step t - 1 are still read, so
+// that copies are issued into the stage of step t - 2.
 
 #define STEP 64
 #define PANELS (HEAD_DIM / 64) // tiles side by side
@@ -25,10 +36,10 @@ typedef Element<TABLE>::type Angle;
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-// The thread's number, read anew: what follows from it is not kept in registers.
+// threadIdx.x, read by volatile asm so that addresses are computed anew instead of being held in registers.
 __device__ __forceinline__ int thread_now() { int r; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r)); return r; }
 
-// 16 bytes to shared memory without waiting; zeros where they are not `there`.
+// Copies 16 bytes to shared memory asynchronously; stores zeros unless `there`.
 __device__ __forceinline__ void copy(u32 to, const u16 *from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
 }
@@ -43,8 +54,10 @@ __device__ __forceinline__ void store_shared(u32 at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
 }
 
-// Which words of a step's rows are a thread's that are rotated: those of row `row`, and of every NEXT rows after it, at
-// `low` and half a head further on, at `high`. Eight lanes have words in different banks.
+// The 16-byte words of a step that this thread copies and rotates: in row `row` and every NEXT-th row after it,
+// the word at offset `low` and its rotary partner, half a head further, at `high`. The rows are assigned so
+// that eight neighbouring lanes access different banks; NEXT is a multiple of 8, so that the swizzle does not
+// change.
 #define NEXT (THREADS / PAIRS)
 #define MANY (STEP / NEXT)
 static_assert(NEXT % 8 == 0 && STEP % NEXT == 0, "the swizzle is the same in all of a thread's rows");
@@ -56,8 +69,8 @@ __device__ __forceinline__ Pairs pairs_now() {
   return {row, word * 8, low, PAIRS == 4 ? low ^ 64 : low + TILE};
 }
 
-// Rows of one head to shared memory, of which `rows` are there, the others zeros; a thread fetches what it will rotate, so
-// it waits for nobody else. (STEP, d)
+// Copies a step's rows of one head to shared memory, zeros for rows from `rows` on. A thread copies exactly the words
+// that it will rotate, so that it needs to wait for its own copies only. (STEP, d)
 __device__ __forceinline__ void fetch_pairs(u32 to, const u16 *from, long long stride, int rows) {
   Pairs pairs = pairs_now();
   const u16 *x = from + pairs.row * stride + pairs.column;
@@ -70,7 +83,7 @@ __device__ __forceinline__ void fetch_pairs(u32 to, const u16 *from, long long s
   }
 }
 
-// The same for rows that are not rotated.
+// As `fetch_pairs`, for rows that are not rotated: neighbouring threads copy neighbouring words.
 __device__ __forceinline__ void fetch(u32 to, const u16 *from, long long stride, int rows) {
   constexpr int per = PANELS * 8, next = THREADS / per;
   int thread = thread_now(), row = thread / per, word = thread % per;
@@ -83,7 +96,8 @@ __device__ __forceinline__ void fetch(u32 to, const u16 *from, long long stride,
   }
 }
 
-// Half-split rotary embedding of 8 neighbouring pairs (Su et al. 2021): (a, b) -> (a cos - b sin, b cos + a sin).
+// Half-split rotary embedding of 8 adjacent columns and their partners, in place in shared memory (Su et al. 2021):
+// (a, b) -> (a cos - b sin, b cos + a sin).
 __device__ __forceinline__ void rotate_words(u32 low, u32 high, const float (&cosine)[8], const float (&sine)[8]) {
   uint4 x = load_shared(low), y = load_shared(high);
   u32 *a = (u32 *)&x, *b = (u32 *)&y;
@@ -97,8 +111,9 @@ __device__ __forceinline__ void rotate_words(u32 low, u32 high, const float (&co
   store_shared(low, x), store_shared(high, y);
 }
 
-// Rotates a step's rows in shared memory, which are those from `position` on; where TWO says so another step's of the same
-// positions, so that the angles are read once. cos, sin: (longest, d/2)
+// Applies rotary embedding to a step's rows in shared memory; row 0 has number `position` in the sequence. With
+// TWO, also to a second tile with equal positions (queries and keys), so that the angles are read once. cos,
+// sin: (longest, d/2)
 template <bool TWO>
 __device__ __forceinline__ void rotate(u32 one, u32 two, const Angle *cosines, const Angle *sines, int position, int rows) {
 #if ROTARY
@@ -106,7 +121,7 @@ __device__ __forceinline__ void rotate(u32 one, u32 two, const Angle *cosines, c
 #pragma unroll 1
   for (int i = 0; i < MANY; i++) {
     int row = pairs.row + i * NEXT;
-    if (row >= rows) break; // rows that are not there are zeros
+    if (row >= rows) break; // rows behind the sequence are zeros and need no rotation
     float cosine[8], sine[8];
     int entry = (position + row) * HALF + pairs.column;
     load_many<TABLE, 8>(cosines + entry, cosine), load_many<TABLE, 8>(sines + entry, sine);
@@ -117,7 +132,7 @@ __device__ __forceinline__ void rotate(u32 one, u32 two, const Angle *cosines, c
 #endif
 }
 
-// A head's keys and values, on their way to the stages.
+// Keys and values of one head of the sequence, and the stages in shared memory that they are copied to.
 struct Keys {
   const u16 *k, *v;
   long long stride;
@@ -133,7 +148,8 @@ struct Keys {
   __device__ __forceinline__ void ask_values(int t) const {
     fetch(values(t), v + (long long)t * STEP * stride, stride, length - t * STEP);
   }
-  // For step t, if there is one.
+  // Starts the copies of step t. Behind the last step the group is empty, but is committed, so that `wait`
+  // counts right.
   __device__ __forceinline__ void ask(int t) const {
     if (t < steps) ask_keys(t), ask_values(t);
     commit();
@@ -141,7 +157,9 @@ struct Keys {
   __device__ __forceinline__ void turn(int t) const {
     rotate<false>(stage(t), 0, cosines, sines, t * STEP, length - t * STEP);
   }
-  // All threads turn step t and see it; nobody reads step t - 2 any more, whose place is asked for.
+  // Makes step t visible to all warps: waits for this thread's copies, rotates the keys, and passes the barrier. All
+  // warps have then finished with step t - 2, whose stage receives step t + STAGES - 2. The fence comes before the
+  // barrier, since it orders the writes of its own thread only.
   __device__ __forceinline__ void arrive(int t) const {
     wait<STAGES - 3>();
     turn(t);
@@ -156,15 +174,15 @@ __device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
-// What a warp holds of its 16 queries. A thread has rows lane / 4 and that + 8.
+// State of a warp's 16 queries. A thread has rows lane / 4 and lane / 4 + 8.
 struct Rows {
   u32 q[HEAD_DIM / 16][4];
   float o[PANELS][32];    // sums of exp2(score - top) v
   float top[2], sum[2];   // as in attention.cu; the sum is of this thread's keys
-  float shrink[2];        // what o must be multiplied by
+  float shrink[2];        // factor that o must be multiplied by after the running P V has finished
 };
 
-// Asks for q k^T of the warpgroup's rows and the keys of a step. (64, d) (STEP, d) -> (64, STEP)
+// Issues s = q k^T of the warpgroup's rows and the keys of a step, asynchronously. (64, d) (STEP, d) -> (64, STEP)
 __device__ __forceinline__ void scores(float (&s)[32], const Rows &rows, u32 k) {
   products_begin();
 #pragma unroll
@@ -172,7 +190,7 @@ __device__ __forceinline__ void scores(float (&s)[32], const Rows &rows, u32 k) 
   products_commit();
 }
 
-// Asks for the weighted values of the first 16 N keys of a step. (64, STEP) (STEP, d) -> (64, d)
+// Issues o += p v for the first 16 N keys of a step, asynchronously. (64, STEP) (STEP, d) -> (64, d)
 template <int N> __device__ __forceinline__ void values(Rows &rows, const u32 (&p)[STEP / 16][4], u32 v) {
   products_begin();
 #pragma unroll
@@ -182,8 +200,10 @@ template <int N> __device__ __forceinline__ void values(Rows &rows, const u32 (&
   products_commit();
 }
 
-// Scores to exp2(score - top), with the maxima of attention.cu; true where o must be multiplied for some row of the warp.
-// `row` and `key` are this thread's first ones, `factor` and `slope` in units of log2.
+// Online softmax of one step as in attention.cu: replaces scores by exp2(score - top), updates `top` and `sum`,
+// and sets `shrink`. Returns whether o must be rescaled for any row of the warp; the caller does it, because P
+// V of the previous step may still be writing o. `row` and `key` are this thread's first row and key; `factor`
+// and `slope` include log2(e).
 template <bool MASKED>
 __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int key, int keys, float factor, float slope) {
   int left = MASKED ? keys - thread_now() % 4 * 2 : 0; // from the thread's own first key on
@@ -236,6 +256,7 @@ __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int
   return __any_sync(~0u, grown);
 }
 
+// Multiplies o by `shrink`. Accumulators i and i ^ 1 are neighbours in one row, so that the row is bit 1 of i.
 __device__ __forceinline__ void rescale(Rows &rows) {
 #pragma unroll
   for (int c = 0; c < PANELS; c++)
@@ -243,7 +264,7 @@ __device__ __forceinline__ void rescale(Rows &rows) {
     for (int i = 0; i < 32; i++) rows.o[c][i] = __fmul_rn(rows.o[c][i], rows.shrink[i / 2 % 2]);
 }
 
-// The weights as the products' a.
+// Rounds the weights to 16 bits as operand a of wgmma, whose register layout is that of the accumulators.
 __device__ __forceinline__ void weights(u32 (&p)[STEP / 16][4], const float (&s)[32]) {
 #pragma unroll
   for (int n = 0; n < STEP / 16; n++)
@@ -251,8 +272,9 @@ __device__ __forceinline__ void weights(u32 (&p)[STEP / 16][4], const float (&s)
     for (int e = 0; e < 4; e++) p[n][e] = pack<TYPE>(s[n * 8 + e * 2], s[n * 8 + e * 2 + 1]);
 }
 
-// o / sum to `to`, by way of the warp's own rows in shared memory, and the logarithms of the sums. `to` and `lse` point to
-// the warp's first row, of the `rows` that are there.
+// Writes o / sum to `to` and, if `lse` is not null, the natural logarithm of the sum of exponentials. `to` and
+// `lse` point to the warp's first row, `rows` is the number of rows from it on. The fragments go through the
+// warp's own rows of q in shared memory (`mine`), to be written to memory in 16-byte accesses.
 __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *lse, int heads, int rows) {
   int lane = threadIdx.x % 32;
   float inverse[2];
@@ -287,7 +309,9 @@ __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *
   }
 }
 
-// The rows of o of a warpgroup's 64 queries, from `first` of the sequence on, `mine` being its warp's 16 of them.
+// Computes o of a warpgroup's 64 queries, from number `first` of the sequence on; `mine` is the address of this
+// warp's 16 queries in shared memory and `many` the number of keys that the block's queries see. In the loop, Q
+// K^T of step t and P V of step t - 1 are in flight together; the softmax of step t runs while P V finishes.
 __device__ __forceinline__ void attend(Rows &rows, const Keys &keys, bool resident, int many, int first, u32 mine,
                                        float factor, float slope) {
   int lane = threadIdx.x % 32, row = first + threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -318,7 +342,7 @@ __device__ __forceinline__ void attend(Rows &rows, const Keys &keys, bool reside
     if (!resident) keys.arrive(t);
     scores(s, rows, keys.stage(t));
     values<STEP / 16>(rows, p, keys.values(t - 1));
-    products_wait<1>();
+    products_wait<1>(); // groups finish in order: the scores have arrived, P V may still run
     settle(s);
     bool grown = weigh(t);
     products_wait<0>();
@@ -327,6 +351,7 @@ __device__ __forceinline__ void attend(Rows &rows, const Keys &keys, bool reside
     if (grown) rescale(rows);
     weights(p, s);
   }
+  // The last step has 1 to 64 keys; weights behind the last block of 16 keys were not computed and are not used.
   int left = many - (keys.steps - 1) * STEP;
   u32 last = keys.values(keys.steps - 1);
   if (left > 48) values<4>(rows, p, last);
@@ -338,8 +363,9 @@ __device__ __forceinline__ void attend(Rows &rows, const Keys &keys, bool reside
   for (int c = 0; c < PANELS; c++) settle(rows.o[c]);
 }
 
-// Fetches and turns the block's queries, `here` of them, and what of the keys comes before the first products. `together`:
-// queries and keys are of the same positions.
+// Loads and rotates the block's `here` queries, and starts the copies of keys and values: all of them if
+// `resident`, else the first STAGES - 1 steps. `together`: queries and keys have equal positions and are
+// rotated in one pass.
 __device__ __forceinline__ void begin(const Keys &keys, bool resident, bool together, u32 queries, const u16 *q,
                                       long long q_stride, int first, int here) {
   int tiles = min(GROUPS * MT, (here + STEP - 1) / STEP);
@@ -353,7 +379,7 @@ __device__ __forceinline__ void begin(const Keys &keys, bool resident, bool toge
 #pragma unroll 1
     for (int t = 0; t < keys.steps; t++) keys.ask_values(t);
     commit();
-    wait<1>(); // values are under way while keys are turned
+    wait<1>(); // q and k have arrived; the copies of v continue while k is rotated
   } else {
     commit();
     for (int t = 0; t < STAGES - 1; t++) keys.ask(t);
@@ -374,16 +400,16 @@ __device__ __forceinline__ void begin(const Keys &keys, bool resident, bool toge
   __syncthreads();
 }
 
-// The rows of o of the block's queries, for one head. `o` and `lse` point to the first of them.
+// Computes o of the block's queries for one head. `o` and `lse` point to the first query's row.
 __device__ __forceinline__ void attend_block(const Keys &keys, bool resident, int many, u32 queries, int first, int here,
                                              u16 *o, float *lse, int heads, float factor, float slope) {
 #pragma unroll 1
   for (int i = 0; i < MT; i++) {
     int m = i * GROUPS + threadIdx.x / 128, warp = threadIdx.x / 32 % 4, mine = m * STEP + warp * 16;
-    // Those that go round together stay together.
+    // Without resident keys all warpgroups take part in the barriers of `arrive`, so that they must leave together.
     if ((resident ? m : i * GROUPS) * STEP >= here) break;
     if (i > 0 && !resident) {
-      __syncthreads();
+      __syncthreads(); // all warps have read the stages for the last time in the round before
       for (int t = 0; t < STAGES - 1; t++) keys.ask(t);
     }
     Rows rows;
@@ -394,8 +420,9 @@ __device__ __forceinline__ void attend_block(const Keys &keys, bool resident, in
   }
 }
 
-// q: (T, H d), k, v: (T, G d), each with its stride; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d); lse: (T, H).
-// A block for every `many_heads` heads (one, where there are GROUPS) and each number below T / ROWS + S: see block_of.
+// q: (T, H d), k, v: (T, G d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
+// (T, H d); lse: (T, H) or null. Grid: a block for every `many_heads` heads (1 if GROUPS > 1) and each number
+// below T / ROWS + S (`block_of`).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
@@ -410,7 +437,7 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   if (ROTARY && length > longest) return;
 
   u32 queries = shared_address(memory);
-  int many = CAUSAL ? min(length, block.first + ROWS) : length; // keys that some row sees
+  int many = CAUSAL ? min(length, block.first + ROWS) : length; // keys that any row of the block sees
   Keys keys = {k, v, kv_stride, cosines, sines, length, (many + STEP - 1) / STEP, queries + ROWS * PANELS * 128};
   bool resident = keys.steps <= STAGES;
   float factor = __fmul_rn(scale, LOG2E);
@@ -426,6 +453,6 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     attend_block(keys, resident, many, queries, block.first, here, o + (row * heads + head) * HEAD_DIM,
                  lse ? lse + row * heads + head : lse, heads, factor, slope);
     if (GROUPS > 1 || ++head >= last) return;
-    __syncthreads(); // nobody reads this head's keys any more
+    __syncthreads(); // all warps have read this head's keys before the next head's are copied over them
   }
 }

@@ -1,16 +1,24 @@
-// Packed attention of heads of 16, 24 and 32 columns, 16-bit elements, with rotary embedding and no mask, by mma.sync
-// m16n8k16. Such heads are bound by exponentials, one for every 64 to 128 operations, and by what stands beside them. So
-// the warps that multiply do nothing else: what they need is fetched and rotated by others while they compute, queries with
-// the scale and log2(e) in their rounding; sums of weights are a product with ones; and weights are exp2(score) as it is:
-// element types with f32's exponents need no maximum. A row whose sums leave the range where all that matters is exact is
-// computed again below its maximum; f16 always is, by a pass over the keys before. TYPE is 1 (bf16) or 2 (f16).
+// Attention over packed sequences of 16-bit elements for narrow heads of 16, 24 and 32 columns, with rotary
+// embedding and without mask, by mma.sync m16n8k16. TYPE is 1 (bf16) or 2 (f16).
 //
-// Invariant: a row of o is a function of its own sequence, the same bits in every form: keys are added in blocks of 16
-// from the sequence's start, in order, and rows computed again are 16 of the sequence, whatever block has them. Only rows of
-// sequences are written.
+// Such heads are bound by exponentials, one for every 64 to 128 operations, and by the instructions beside
+// them. So the computing warps do nothing else:
+// - Server warps (attention_servers.cuh) load and rotate the operands, and multiply queries by scale log2(e)
+//   before they are rounded.
+// - Sums of weights come from an mma with a matrix of ones.
+// - bf16 has f32's range of exponents and needs no maximum: weights are exp2(score). Rows with sums outside
+//   the range in which this is accurate are computed again, relative to their maximum (`astray`, `again`).
+// - f16 always subtracts the maximum, which a first pass over the keys finds.
 //
-// Constants: HEAD_DIM (d), TABLE (element type of cos and sin); for speed alone WARPS that multiply, SERVERS, MT tiles of 16
-// queries of a warp, TILE keys of a slot, STAGES slots, BLOCKS of a multiprocessor.
+// Work: a block is persistent and loops over items (one head, up to ROWS queries of one sequence); WARPS warps
+// compute MT tiles of 16 queries each, with queries and sums in registers.
+//
+// Invariant: a row of o is a function of its own sequence, bit by bit, in every variant: keys are added in
+// blocks of 16 from the sequence's start, in order, and rows are computed again in groups of 16 counted from
+// the sequence's start, whatever block has them. Only rows of sequences are written.
+//
+// Constants: HEAD_DIM (d), TABLE (element type of cos and sin); for speed alone WARPS that compute, SERVERS, MT
+// tiles of 16 queries per warp, TILE keys of a slot, STAGES slots, BLOCKS per multiprocessor.
 
 #define LOG2E 1.4426950408889634f
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
@@ -35,7 +43,8 @@ __device__ __forceinline__ void ldmatrix_transposed(u32 &a, u32 &b, u32 at) {
 #else
 #define OF_TYPE ".f32.f16.f16.f32"
 #endif
-// c += a b: (16, 16) (16, 8) -> (16, 8), of two words of 8 columns of a, or (16, 8) (8, 8), of one.
+// c += a b: (16, 16) (16, 8) -> (16, 8), with a as two fragments of 8 columns, or (16, 8) (8, 8) -> (16, 8),
+// with one, for the last 8 columns of a head of 24.
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&low)[2], const u32 (&high)[2], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col" OF_TYPE " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -46,14 +55,14 @@ __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[2], u32 b) {
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-// What a warp holds of 16 queries. A thread has rows lane / 4 and that + 8.
+// State of 16 queries of a warp. A thread has rows lane / 4 and lane / 4 + 8.
 struct Rows {
   u32 q[CHUNKS][2];
   float o[CHUNKS][4]; // sums of exp2(score - top) v
-  float sum[4];       // and of exp2(score - top): of one row twice, of the other twice
-  float top[2];       // read where it is not zero
+  float sum[4];       // sums of exp2(score - top): 0 and 1 of the first row, 2 and 3 of the second, equal in pairs
+  float top[2];       // reference maximum; zero where weights are exp2(score)
 
-  // Takes queries out of shared memory; no key is added yet.
+  // Loads the queries from shared memory to registers.
   __device__ __forceinline__ void take(u32 at, u32 lane) {
 #pragma unroll
     for (int c = 0; c + 1 < CHUNKS; c += 2)
@@ -68,7 +77,7 @@ struct Rows {
       for (int c = 0; c < CHUNKS; c++) o[c][e] = 0.0f;
     }
   }
-  // The maximum of the four threads that have a row.
+  // Takes the maximum over the four threads of each row.
   __device__ __forceinline__ void agree() {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -76,8 +85,9 @@ struct Rows {
       top[h] = fmaxf(top[h], __shfl_xor_sync(~0u, top[h], 2));
     }
   }
-  // Whether any sum of weights that were not taken relative to a maximum has left 2^-60 .. 2^90, where weights of f32's
-  // exponents lose nothing that 2^-60 of the sum would show, or any sum of values its own range; or is no number.
+  // Whether any of the 16 rows must be computed again relative to its maximum: a sum of weights is outside of
+  // 2^-60 .. 2^90, or a sum of values beyond 3e38, or either is NaN (the negated comparisons are true for NaN).
+  // Within the range, weights too small for f32's exponents are negligible in the sum.
   __device__ __forceinline__ bool astray() const {
     bool far = false;
 #pragma unroll
@@ -90,7 +100,8 @@ struct Rows {
   }
 };
 
-// Keys and values in shared memory; words of 8 columns c, of 8 keys n, as products take them.
+// Source of keys and values: a slot in shared memory. `key_words` and `value_words` load the fragments b of 16
+// keys from number `key` on: b[c][n] has columns 8 c .. 8 c + 8; n is the block of 8 keys.
 struct Near {
   u32 k[(CHUNKS + 1) / 2], v[(CHUNKS + 1) / 2];
   __device__ __forceinline__ Near(const u16 *keys, const u16 *values) {
@@ -115,8 +126,9 @@ struct Near {
   }
 };
 
-// Keys and values of a sequence, fetched anew, 16 at a time, to where the warp's own queries were: for what is seldom
-// computed. Operands point to the sequence's head.
+// Source of keys and values for the rare second computation: loads them from global memory again, 16 keys at a
+// time, into `mine`, the warp's own rows of queries in shared memory (by then in registers). k and v point to
+// the sequence's first row of the head.
 struct Far {
   const Operands &from;
   u16 *mine;
@@ -138,7 +150,7 @@ struct Far {
   }
 };
 
-// q k^T of M times 16 rows and of 16 keys. (M, 16, d) (16, d) -> (M, 16, 16)
+// s = q k^T of M tiles of 16 rows and of 16 keys. (M, 16, d) (16, d) -> (M, 16, 16)
 template <int M, class Keys> __device__ __forceinline__ void scores(float (&s)[M][2][4], const Rows *w, const Keys &keys, int key) {
   u32 b[CHUNKS][2];
   keys.key_words(b, key);
@@ -154,8 +166,9 @@ template <int M, class Keys> __device__ __forceinline__ void scores(float (&s)[M
     }
 }
 
-// Adds 16 keys, of which `left` are there from the thread's own first one on. LAST: not all may be; one that is not has
-// zeros as value and as one.
+// Adds a block of 16 keys to `o` and `sum`; `left` is the number of keys from the thread's first one on. TOPPED
+// subtracts the maximum. LAST: some keys may be behind the sequence; their values are zeros in shared memory,
+// and their column of the matrix of ones is zero, so that they add nothing whatever their weights.
 template <bool TOPPED, bool LAST, int M, class Keys>
 __device__ __forceinline__ void add_block(Rows *w, const Keys &keys, int key, int left) {
   float s[M][2][4];
@@ -193,7 +206,7 @@ template <bool TOPPED, int M, class Keys> __device__ __forceinline__ void add_ke
   if (key < count) add_block<TOPPED, true, M>(w, keys, key, count - key - (int)(lane_now() % 4 * 2));
 }
 
-// Follows the maxima of the rows' scores.
+// Updates `top` with the maximum of the scores of `count` keys; per thread, until `agree`.
 template <int M, class Keys> __device__ __forceinline__ void follow(Rows *w, const Keys &keys, int count) {
 #pragma unroll 1
   for (int key = 0; key < count; key += 16) {
@@ -210,14 +223,17 @@ template <int M, class Keys> __device__ __forceinline__ void follow(Rows *w, con
   }
 }
 
-// Where the rows of o and lse of a warp's first query are, and how many are there from it on.
+// Destination: the rows of o and lse of a warp's first query, the number of heads, and the rows from it to the
+// sequence's end.
 struct Target {
   u16 *o;
   float *lse;
   u32 heads, rows;
 };
 
-// o / sum of rows `from` .. by way of the warp's own rows in shared memory, and the logarithms of the sums.
+// Writes o / sum of the 16 rows from `from` on and, if `lse` is not null, the natural logarithm of the sum of
+// exponentials. The fragments go through the warp's own rows in shared memory, to be written in 16-byte
+// accesses.
 __device__ __forceinline__ void finish(const Rows &w, u16 *mine, const Target &to, u32 from, u32 lane) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -239,7 +255,7 @@ __device__ __forceinline__ void finish(const Rows &w, u16 *mine, const Target &t
   }
 }
 
-// Rows whose sums are astray, with weights below the rows' maxima.
+// Computes 16 rows again with weights relative to the rows' maxima: one pass for the maxima, one for the sums.
 __device__ __forceinline__ void again(const Far &far, const Target &to, u32 from) {
   const u32 lane = lane_now();
   Rows w;
@@ -253,7 +269,8 @@ __device__ __forceinline__ void again(const Far &far, const Target &to, u32 from
   finish(w, far.mine, to, from, lane);
 }
 
-// An item's rows of this warp: MT tiles of 16, that lie at `mine` and are number `first` .. of their sequence.
+// Computes this warp's MT tiles of 16 queries of an item. Their queries are at `mine` in shared memory; `first`
+// is the number of the first query in its sequence. Warps without queries release the slots all the same.
 __device__ __forceinline__ void attend(Memory &m, Place &place, Operands x, u16 *o, float *lse, int heads, u16 *mine, int first) {
   const int length = m.items[place.queries].length;
   Rows w[MT];
@@ -283,7 +300,7 @@ __device__ __forceinline__ void attend(Memory &m, Place &place, Operands x, u16 
       if (PASSES == 2 && pass == 0) w[t].agree();
   }
   if (first >= length) return;
-  const Item item = m.items[place.queries]; // read anew, for the sake of registers
+  const Item item = m.items[place.queries]; // read again instead of being held in registers
   const long long row = (long long)(item.start + first) * heads + item.head;
   const Target to = {o + row * HEAD_DIM, lse ? lse + row : lse, (u32)heads, (u32)(item.length - first)};
   const u32 lane = lane_now();
@@ -301,7 +318,8 @@ __device__ __forceinline__ void attend(Memory &m, Place &place, Operands x, u16 
     if (astray >> t & 1) again({x, mine + t * 16 * HEAD_DIM, item.length}, to, t * 16);
 }
 
-// q: (T, H d), k, v: (T, H d), each with its stride; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d); lse: (T, H).
+// q: (T, H d), k, v: (T, H d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
+// (T, H d); lse: (T, H) or null. Grid: any number of blocks.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,

@@ -5,12 +5,13 @@
 // the rotation of a slot is a function of its rows and their positions.
 
 #define STEP 64
-#define PANELS (HEAD_DIM / 64) // tiles side by side
+#define PANELS (HEAD_DIM / 64) // tiles of 64 columns, side by side
 #define ROWS (GROUPS * 64)
 #define HELPERS (SERVERS * 4 - 1)
 #define THREADS ((GROUPS + SERVERS) * 128)
-// Registers of a thread: 64 Ki are shared out. Of four warpgroups those of queries are not among them, and helpers have none
-// for rotation.
+// Registers per thread after setmaxnreg, FEW for the warpgroups of producer and helpers, MOST for the
+// consumers: a multiprocessor has 64 Ki. With four consumer warpgroups the queries stay in shared memory
+// (SHARED) instead of registers, and the helper warps have too few registers to rotate.
 #define FEW (GROUPS == 4 ? 32 : GROUPS == 3 ? 48 : 56)
 #define MOST (GROUPS == 4 ? 112 : GROUPS == 3 ? 128 : 200)
 #define SHARED (GROUPS == 4)
@@ -30,34 +31,38 @@ __device__ __forceinline__ void store_shared(u32 at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// What one lane reads, for all. Who waits for a barrier sees what was done before each lane's own arrival, and, by way of
-// __syncwarp, what other lanes did; racecheck knows the former alone. So what is read or written by many lanes is arrived
-// for by all of them, and what one lane arrives for is read by that one.
+// Reads 16 bytes by lane 0 and broadcasts them to the warp. A thread that has waited for a barrier sees the
+// writes of each arriving thread before its arrival and also, through __syncwarp, those of the other lanes of
+// its warp; compute-sanitizer's racecheck knows only the former. So data that many lanes access is arrived for
+// by all lanes, and data that one lane arrives for is read by one lane.
 __device__ __forceinline__ uint4 load_for_all(u32 at) {
   uint4 v = make_uint4(0, 0, 0, 0);
   if (threadIdx.x % 32 == 0) v = load_shared(at);
   return make_uint4(__shfl_sync(~0u, v.x, 0), __shfl_sync(~0u, v.y, 0), __shfl_sync(~0u, v.z, 0), __shfl_sync(~0u, v.w, 0));
 }
 
-// A head of queries `first` .. of the sequence that starts at row `start`; after the last item comes one of no length.
+// A unit of work: one head of up to ROWS queries, from number `first` on, of the sequence that starts at row
+// `start`. An item of length 0 marks the end.
 struct Item {
   int start, length, first, head;
   __device__ __forceinline__ int tiles() const { return min(GROUPS, (length - first + 63) / 64); }
-  // Keys that some row of the item sees, in steps.
+  // Number of steps of keys that any row of the item sees.
   __device__ __forceinline__ int steps() const {
     return ((CAUSAL ? min(length, first + ROWS) : length) + STEP - 1) / STEP;
   }
 };
 
-// What a helper does with a slot: nothing, or the rows from `position` on are turned, or what is behind `rows` is cleared.
+// What a helper warp does with a slot: PASS nothing, TURN applies rotary embedding (row 0 has number `position`
+// in the sequence), CLEAR writes zeros to the rows from `rows` on, END makes the helper return.
 enum Kind { PASS, TURN, CLEAR, END };
 struct Task {
   int kind, position, rows;
 };
 
-// The ring: slots of (STEP, d), each with its task, the item that begins there, and three barriers: `full`, that it has
-// arrived; `ready`, that its helper has done with it; `empty`, that nobody reads it any more. An item is its queries' tiles,
-// then keys and values of every step by turns.
+// The circular buffer in shared memory: SLOTS slots of (STEP, d), each with a note (the helper's task, and the
+// item that begins in this slot) and three barriers: `full`, TMA has filled the slot; `ready`, its helper has
+// processed it; `empty`, all readers have released it. An item occupies consecutive slots: its tiles of
+// queries, then keys and values of each step, alternating.
 struct Ring {
   u32 base;
   __device__ __forceinline__ u32 slot(int i) const { return base + i * SLOT; }
@@ -81,7 +86,7 @@ struct Ring {
     store_shared(note(i) + 16, make_uint4(x.kind, x.position, x.rows, 0));
   }
 };
-// Where a warp is in the ring.
+// A warp's position in the circular buffer: the slot and the parity of its current round.
 struct Place {
   int slot;
   u32 parity;
@@ -94,7 +99,8 @@ struct Place {
   }
 };
 
-// Half-split rotary embedding of 8 neighbouring pairs (Su et al. 2021): (a, b) -> (a cos - b sin, b cos + a sin).
+// Half-split rotary embedding of 8 adjacent columns and their partners, in place in shared memory (Su et al. 2021):
+// (a, b) -> (a cos - b sin, b cos + a sin).
 __device__ __forceinline__ void rotate_words(u32 low, u32 high, const float (&cosine)[8], const float (&sine)[8]) {
   uint4 x = load_shared(low), y = load_shared(high);
   u32 *a = (u32 *)&x, *b = (u32 *)&y;
@@ -108,13 +114,16 @@ __device__ __forceinline__ void rotate_words(u32 low, u32 high, const float (&co
   store_shared(low, x), store_shared(high, y);
 }
 
-// A lane has a pair of words of 16 bytes, half a head apart, of every row of its own: eight lanes' are in different banks.
-#define PAIRS (HALF / 8)   // of a row
-#define LINES (32 / PAIRS) // rows of a warp's words
-#define CYCLE (8 / LINES)  // passes until the swizzle comes again
+// In each of its rows a lane rotates one pair of 16-byte words that are half a head apart; eight neighbouring
+// lanes access different banks.
+#define PAIRS (HALF / 8)   // pairs of words per row
+#define LINES (32 / PAIRS) // rows that a warp rotates at a time
+#define CYCLE (8 / LINES)  // passes until the swizzle, of period 8 rows, repeats
 static_assert(PAIRS == 4 || PAIRS == 8, "the swizzle comes again");
 
-// Rotates LINES rows of a slot. `there`: the lane's row is one.
+// Rotates LINES rows of a slot, one pair of words per lane; nothing in lanes without `there`, whose row is
+// behind the sequence. For d = 64 the partner word is 4 words further in the same swizzled row (xor 64 bytes),
+// else in the next tile.
 __device__ __forceinline__ void rotate_rows(u32 low, const Angle *c, const Angle *s, bool there) {
   if (!there) return;
   float cosine[8], sine[8];
@@ -124,6 +133,7 @@ __device__ __forceinline__ void rotate_rows(u32 low, const Angle *c, const Angle
 
 __device__ __forceinline__ void rotate(u32 slot, const Angle *cosines, const Angle *sines, const Task &task) {
   int lane = threadIdx.x % 32, line = lane / PAIRS, word = lane % PAIRS;
+  // With 4 pairs per row, a permutation of the 8 rows keeps eight neighbouring lanes in different banks.
   int row = PAIRS == 4 ? line % 2 * 4 + line / 2 : line, rows = min(task.rows, STEP), i = 0;
   long long entry = (task.position + row) * HALF + word * 8;
   const Angle *c = cosines + entry, *s = sines + entry;
@@ -137,7 +147,8 @@ __device__ __forceinline__ void rotate(u32 slot, const Angle *cosines, const Ang
     rotate_rows(slot + tile_at(row + i, word), c + i * HALF, s + i * HALF, row + i < rows);
 }
 
-// What is behind a sequence's values becomes zeros: their weights are zero, but zero times a neighbour's infinity is none.
+// Writes zeros to the rows of values behind the sequence. TMA loads rows of the next sequence there; their
+// weights are zero, but zero times an infinity or NaN of the other sequence would be NaN.
 __device__ __forceinline__ void clear(u32 slot, int rows) {
   for (int at = threadIdx.x % 32; at < (STEP - rows) * PANELS * 8; at += 32) {
     int r = rows + at / (PANELS * 8), word = at % (PANELS * 8);
@@ -145,12 +156,13 @@ __device__ __forceinline__ void clear(u32 slot, int rows) {
   }
 }
 
-// A helper warp: it has every slot whose number, counted through all rounds, leaves the rest `helper`.
+// A helper warp: processes the slots with numbers helper, helper + HELPERS, ..., counted through all rounds.
 __device__ __forceinline__ void help(const Ring &ring, int helper, const Angle *cosines, const Angle *sines) {
   Place place = {helper, 0};
   while (true) {
-    // The round before is over: what was fetched later may have come earlier, and a barrier that is two rounds back looks
-    // like one that is past.
+    // First wait until the previous round of this slot has been released. Copies may complete out of order, and
+    // without this wait a helper could be two rounds ahead of the `full` barrier, whose parity then looks like that
+    // of the completed phase.
     wait(ring.empty(place.slot), place.parity ^ 1);
     wait(ring.full(place.slot), place.parity);
     Task task = ring.task(place.slot);
@@ -166,13 +178,14 @@ __device__ __forceinline__ void help(const Ring &ring, int helper, const Angle *
   }
 }
 
-// Where q, k and v are: matrices, and the columns of them that k and v begin at.
+// Tensor maps of q, k and v, the first columns of k and v in their matrices, and the query heads per key head.
 struct Operands {
   const Map &q, &k, &v;
   int k_column, v_column, group;
 };
 
-// Fetches an item, by one thread. (STEP, d) for each slot
+// Loads an item's tiles into the next slots by TMA, by one thread. The note must be written before `expect`,
+// the arrival that publishes it. (STEP, d) for each slot
 __device__ __forceinline__ void fetch_item(const Ring &ring, Place &place, const Operands &operands, const Item &item) {
   int tiles = item.tiles(), slots = tiles + 2 * item.steps();
   for (int i = 0; i < slots; i++, place.next()) {
@@ -191,7 +204,8 @@ __device__ __forceinline__ void fetch_item(const Ring &ring, Place &place, const
   }
 }
 
-// Fetches the items of this block, by one warp, and tells everybody when there are no more.
+// The producer warp: loads every gridDim.x-th item from the block's own number on, then sends END to every
+// helper and an empty item to the consumers.
 __device__ __forceinline__ void feed(const Ring &ring, const Operands &operands, const int *spans, int sequences, int tokens,
                                      int longest, int heads, u32 *status) {
   Place place = {0, 0};
@@ -206,7 +220,7 @@ __device__ __forceinline__ void feed(const Ring &ring, const Operands &operands,
     if (lane == 0) fetch_item(ring, place, operands, item);
     __syncwarp();
   }
-  for (int i = 0; i < HELPERS && lane == 0; i++, place.next()) { // one for each helper
+  for (int i = 0; i < HELPERS && lane == 0; i++, place.next()) { // consecutive slots belong to different helpers
     wait(ring.empty(place.slot), place.parity ^ 1);
     ring.tell(place.slot, Item{0, 0, 0, 0});
     ring.tell(place.slot, Task{END, 0, 0});

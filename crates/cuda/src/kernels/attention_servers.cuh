@@ -1,38 +1,42 @@
-// How queries, keys and values come to the warps of attention_narrow.cu, whose constants these are too. Blocks stay on their
-// multiprocessor and take item after item: a head of up to ROWS queries of one sequence, with all its keys, TILE at a time.
-// Warps that serve walk through the sequences, fetch rows for the item after the one that is computed, and rotate them
-// where they lie.
+// Loads of attention_narrow.cu, whose constants apply here: server warps copy queries, keys and values to
+// shared memory by cp.async and apply rotary embedding in place, while the other warps compute. Blocks are
+// persistent: each loops over items, an item being one head of up to ROWS queries of one sequence with all its
+// keys, TILE at a time. The servers walk through the sequence spans and load the next item while the current
+// one is computed.
 //
-// Invariant: slots are filled, read and given back in the order of their numbers, by barriers alone; a row's rotation is a
-// function of the row and its position.
+// Invariant: slots are filled, read and released in the order of their numbers, synchronised by barriers alone;
+// the rotation of a row is a function of the row and its position.
 
 #define THREADS ((WARPS + SERVERS) * 32)
 #define ROWS (WARPS * MT * 16)        // queries of an item
 #define HALF (HEAD_DIM / 2)
-#define CHUNKS (HEAD_DIM / 8)         // words of 16 bytes of a row
-#define ROW (HEAD_DIM * 2)            // its bytes
+#define CHUNKS (HEAD_DIM / 8)         // 16-byte words of a row
+#define ROW (HEAD_DIM * 2)            // bytes of a row
 #define PAIRS (HALF % 8 == 0 ? 8 : 4) // columns of a half that a thread rotates at once
-#define PASSES (TYPE == 1 ? 1 : 2)    // times that an item's keys are visited
+#define PASSES (TYPE == 1 ? 1 : 2)    // passes over an item's keys: f16 finds the maxima first
 static_assert(HEAD_DIM == 16 || HEAD_DIM == 24 || HEAD_DIM == 32, "a narrow head");
 static_assert(TILE % 16 == 0, "blocks of 16 keys");
 
 typedef Element<TABLE>::type Angle;
 
-// This lane's number, read anew: what follows from it is not kept in registers meanwhile.
+// The lane's number, read by volatile asm so that addresses are computed anew instead of being held in registers.
 __device__ __forceinline__ u32 lane_now() { u32 x; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x)); return x % 32; }
 
-// Where a row's word of 16 bytes lies in shared memory: the same word of eight rows is in different banks.
+// Byte offset of a row's 16-byte word in shared memory, swizzled so that an equal word of eight rows, as
+// ldmatrix reads them, falls into different banks. Rows of 48 bytes need no swizzle.
 __device__ __forceinline__ u32 word_at(u32 row, u32 word) {
   const u32 turned = HEAD_DIM == 16 ? word ^ row / 4 % 2 : HEAD_DIM == 32 ? word ^ row / 2 % 4 : word;
   return row * ROW + turned * 16;
 }
 
-// Queries `first` .. of the sequence that starts at row `start`; after the last item comes one of no length.
+// A unit of work: one head of up to ROWS queries, from number `first` on, of the sequence that starts at row
+// `start`. An item of length 0 marks the end.
 struct __align__(16) Item { int start, length, first, head; };
 
-// A slot has a tile of keys and values; two items by turns have their queries. Barriers: `full`, that a slot's servers have
-// done, with the item and its queries where it begins there; `empty`, that nobody reads it any more; `answered`, that nobody
-// needs the item.
+// Shared memory: STAGES slots with a tile of keys and of values each, and two buffers for an item and its
+// queries, used alternately. Barriers: `full`, the servers have filled the slot (and the buffer of queries, if
+// an item begins there); `empty`, all computing warps have released the slot; `answered`, they have released
+// the item and its queries.
 struct Memory {
   u16 queries[2][ROWS * HEAD_DIM];
   u16 keys[STAGES][TILE * HEAD_DIM], values[STAGES][TILE * HEAD_DIM];
@@ -40,10 +44,11 @@ struct Memory {
   u64 full[STAGES], empty[STAGES], answered[2];
 };
 __device__ __forceinline__ void await(const u64 &barrier, u32 parity) { wait(shared_address(&barrier), parity); }
-// By every lane: PTX orders what other lanes of a warp did before one that arrives behind __syncwarp, racecheck does not.
+// Arrives, by every lane. One lane behind a __syncwarp would suffice in PTX's memory model, but compute-sanitizer's
+// racecheck does not follow that order.
 __device__ __forceinline__ void done(const u64 &barrier) { arrive(shared_address(&barrier)); }
 
-// Where a warp is: a slot, and which of the two places of queries, each with the parity of its round.
+// A warp's position: the slot and the buffer of queries, each with the parity of its current round.
 struct Place {
   int slot, queries;
   u32 parity, answers;
@@ -55,8 +60,8 @@ struct Place {
   }
 };
 
-// Two neighbouring columns a and their partners b, of the other half, rotated by two angles (Su et al. 2021) and, if SCALED,
-// multiplied: (a, b) -> (a cos - b sin, b cos + a sin).
+// Rotary embedding of two adjacent columns a and their partners b in the other half (Su et al. 2021), by two angles:
+// (a, b) -> (a cos - b sin, b cos + a sin), then multiplied by `factor` if SCALED, before the rounding to 16 bits.
 template <bool SCALED>
 __device__ __forceinline__ void rotate(u32 &a, u32 &b, const Angle *cosines, const Angle *sines, float factor) {
   float u[2], v[2], x[2], y[2];
@@ -72,7 +77,7 @@ __device__ __forceinline__ void rotate(u32 &a, u32 &b, const Angle *cosines, con
   b = pack<TYPE>(y[0], y[1]);
 }
 
-// N elements, or angles, as words.
+// N elements or angles, accessed in words of up to 16 bytes.
 template <int BYTES> struct Words { typedef uint4 type; };
 template <> struct Words<8> { typedef uint2 type; };
 template <typename X, int N> struct __align__(16) Vector {
@@ -91,6 +96,7 @@ template <typename X, int N> struct __align__(16) Vector {
 typedef Vector<u16, PAIRS> Pairs;
 typedef Vector<Angle, PAIRS> Angles;
 
+// Rotates PAIRS adjacent columns of a row from `column` on, and their partners d/2 columns further, in shared memory.
 template <bool SCALED>
 __device__ __forceinline__ void rotate_row(u16 *tile, u32 row, u32 column, const Angles &cosines, const Angles &sines, float factor) {
   const u32 partner = column + HALF;
@@ -103,7 +109,7 @@ __device__ __forceinline__ void rotate_row(u16 *tile, u32 row, u32 column, const
   *low = a.whole[0], *high = b.whole[0];
 }
 
-// What items are made of, and what queries are multiplied by.
+// Inputs of the kernel; `factor`, scale times log2(e), multiplies the queries.
 struct Operands {
   const u16 *q, *k, *v;
   long long q_stride, kv_stride;
@@ -111,9 +117,10 @@ struct Operands {
   float factor;
 };
 
-// Rotates n keys, and m queries, the first of which are number `position` of their sequence, by a warp.
+// Rotates n keys and m queries by one warp, and scales the queries; row 0 of both has number `position` in the
+// sequence, so that the angles are read once.
 __device__ __forceinline__ void rotate_rows(const Operands &x, u16 *keys, u32 n, u16 *queries, u32 m, u32 position) {
-  constexpr u32 PER = HALF / PAIRS; // lanes of a row; eight neighbours have different rows, and thus banks
+  constexpr u32 PER = HALF / PAIRS; // lanes per row; eight adjacent lanes have different rows, so other banks
   const u32 end = (max(n, m) + 7) / 8 * 8 * PER;
 #pragma unroll 1
   for (u32 i = lane_now(); i < end; i += 32) {
@@ -126,9 +133,10 @@ __device__ __forceinline__ void rotate_rows(const Operands &x, u16 *keys, u32 n,
   }
 }
 
-// Asks for rows of a head, and for zeros behind the last, up to whole blocks of 16, by a warp. (rows, d)
+// Starts copies of `rows` rows of a head by one warp, and stores zeros behind the last row up to a multiple of
+// 16. (rows, d)
 __device__ __forceinline__ void fetch(u16 *to, const u16 *from, long long stride, int rows) {
-  constexpr int STEP = CHUNKS == 3 ? 32 : 32 / CHUNKS, MANY = STEP * CHUNKS / 32; // rows at once, by so many words of a lane
+  constexpr int STEP = CHUNKS == 3 ? 32 : 32 / CHUNKS, MANY = STEP * CHUNKS / 32; // rows at a time, words per lane
   const int padded = (rows + 15) / 16 * 16;
   const u32 lane = lane_now();
   int row[MANY];
@@ -154,7 +162,8 @@ __device__ __forceinline__ void fetched() {
   __syncwarp();
 }
 
-// Serves an item's tiles; the SERVERS warps share out their rows.
+// Loads an item's queries, and its keys and values tile by tile. Each of the SERVERS warps has a share of the rows, a
+// multiple of 16, and copies and rotates it alone.
 __device__ __forceinline__ void serve(Memory &m, Place &place, const Operands &x, const Item &item, int server) {
   const long long head = item.head * HEAD_DIM, kv = item.start * x.kv_stride + head;
   const u16 *q = x.q + (item.start + item.first) * x.q_stride + head;
@@ -176,7 +185,8 @@ __device__ __forceinline__ void serve(Memory &m, Place &place, const Operands &x
       fetch(to_k, x.k + kv + (from + row) * x.kv_stride, x.kv_stride, n);
       fetch(m.values[slot] + row * HEAD_DIM, x.v + kv + (from + row) * x.kv_stride, x.kv_stride, n);
       fetched();
-      // The first item of a sequence has its queries where its first keys are, and the same angles.
+      // In the first item of a sequence, queries and first keys have equal positions and share the loads of the
+      // angles.
       rotate_rows(x, to_k, n, to_q, item.first == 0 ? many : 0, from + row);
       if (item.first > 0) rotate_rows(x, to_k, 0, to_q, many, item.first + row);
       __syncwarp();
@@ -185,7 +195,7 @@ __device__ __forceinline__ void serve(Memory &m, Place &place, const Operands &x
   place.next_item();
 }
 
-// 32 sequences, one of a lane, and how many items they have, and those before have with them.
+// One of 32 sequences per lane: its rows, its number of items, and the inclusive prefix sum of items over the lanes.
 struct Sequences {
   int start, length, items, sum;
 };
@@ -193,8 +203,9 @@ __device__ __forceinline__ int2 span_of(const int *spans, int sequences, int s) 
   return s < sequences ? ((const int2 *)spans)[s] : make_int2(0, 0);
 }
 
-// Refuses a span that is not behind the one before it, whose end for the first is `end`, inside of the step, and `longest`
-// rows at most.
+// Checks the lane's span and counts its items. Reports BAD_SPAN, and counts none, unless the span starts at or
+// behind the end of its predecessor (for lane 0, `end`), ends within the `tokens` rows and has at most
+// `longest` rows. Updates `end`.
 __device__ __forceinline__ Sequences sequences_of(int2 span, bool there, int &end, int tokens, int longest, u32 *status) {
   const u32 lane = lane_now();
   int before = __shfl_up_sync(~0u, span.y, 1);
@@ -213,7 +224,9 @@ __device__ __forceinline__ Sequences sequences_of(int2 span, bool there, int &en
   return x;
 }
 
-// Serves every gridDim.x-th item from the block's own on; then one of no length. Spans are asked for two rounds ahead.
+// A server warp: loads every gridDim.x-th item from the block's own number on, then an item of length 0. Spans
+// are loaded two rounds of 32 sequences ahead to hide their latency. Items are numbered as `number` (over
+// queries) times heads + head; adding the grid to this pair needs no division in the loop.
 __device__ __forceinline__ void serve_all(Memory &m, const Operands &operands, const int *spans, int sequences, int tokens,
                                           int longest, int heads, u32 *status, int server) {
   Place place = {0, 0, 0, 0};
@@ -227,7 +240,7 @@ __device__ __forceinline__ void serve_all(Memory &m, const Operands &operands, c
     const int total = before + __shfl_sync(~0u, some.sum, 31);
 #pragma unroll 1
     while (number < total) {
-      const int at = __popc(__ballot_sync(~0u, before + some.sum <= number)); // whose item it is
+      const int at = __popc(__ballot_sync(~0u, before + some.sum <= number)); // lane of its sequence
       const int first = number - before - __shfl_sync(~0u, some.sum - some.items, at);
       const Item item = {__shfl_sync(~0u, some.start, at), __shfl_sync(~0u, some.length, at), first * ROWS, head};
       serve(m, place, operands, item, server);

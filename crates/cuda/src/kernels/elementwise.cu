@@ -1,17 +1,21 @@
-// Ops that treat every element alike, and columns put side by side. Invariant: an element is read before the
-// same thread writes it, so y may be x; nothing past the last element is touched. Matrices are row-major and
-// start at multiples of 256 bytes.
+// Elementwise operations (cast, GELU, ReLU, add), gated linear units, and concatenation of columns.
+//
+// Work: a thread has STEPS accesses of up to 16 bytes, a block's width apart, loads all of them before the
+// first use, and has no other state. Matrices are row-major and start at multiples of 256 bytes.
+//
+// Invariant: a thread reads an element before it writes it, so that y may be x; nothing behind the last element
+// is touched.
 
 #define THREADS 256
 
-// max(x, 0), NaN stays NaN.
+// ReLU: max(x, 0). max.NaN propagates NaN, which fmaxf would replace by 0.
 __device__ __forceinline__ float positive_part(float x) {
   float y;
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Elements at..at + MANY of n: by one access where they are all there.
+// Loads and stores elements at .. at + MANY of n: by one access, or one by one at the end of the array.
 template <int CODE, int MANY>
 __device__ __forceinline__ void load_some(const typename Element<CODE>::type *x, long long at, long long n,
                                           float (&v)[MANY]) {
@@ -35,14 +39,14 @@ __device__ __forceinline__ void store_some(typename Element<CODE>::type *y, long
   }
 }
 
-// The element from which a thread goes on in steps of THREADS accesses, STEPS of them, so that several are in
-// flight.
+// The first element of a thread, which then continues in strides of THREADS accesses: adjacent threads access
+// adjacent memory, and STEPS loads are in flight per thread.
 #define STEPS 4
 template <int MANY> __device__ __forceinline__ long long first_element() {
   return ((long long)blockIdx.x * (STEPS * THREADS) + threadIdx.x) * MANY;
 }
 
-// y[i] = f(x[i]).
+// y[i] = f(x[i]) for i below n, with f evaluated in f32.
 template <int IN, int OUT, int MANY, class F>
 __device__ __forceinline__ void map(const void *x, void *y, long long n, F f) {
   const auto *from = (const typename Element<IN>::type *)x;
@@ -59,12 +63,12 @@ __device__ __forceinline__ void map(const void *x, void *y, long long n, F f) {
   }
 }
 
-// Elements of 16 bytes.
+// Number of elements in 16 bytes.
 #define WIDE (TYPE == 0 ? 4 : 8)
 
 #if defined(INTO)
 
-// y = x in the element type INTO, rounded to nearest even.
+// y = x converted from TYPE to the element type INTO, rounded to nearest even.
 extern "C" __global__ void __launch_bounds__(THREADS) cast(const void *x, void *y, long long n) {
   after_predecessors();
   map<TYPE, INTO, TYPE == 0 || INTO == 0 ? 4 : 8>(x, y, n, [](float v) { return v; });
@@ -72,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) cast(const void *x, void *
 
 #elif defined(COLUMNS)
 
-// y[r, j] = f(x[r, j]) x[r, COLUMNS + j], f SiLU or else GELU. x: (R, 2 COLUMNS), y: (R, COLUMNS). A thread
-// takes STEPS accesses of y; `accesses` is their number in all rows.
+// Gated linear unit: y[r, j] = f(x[r, j]) x[r, COLUMNS + j], where f is SiLU with the constant SILU, else GELU.
+// x: (R, 2 COLUMNS), y: (R, COLUMNS). A thread computes STEPS accesses of y; `accesses` is their number in all rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     glu(const T *__restrict__ x, T *__restrict__ y, long long accesses) {
   after_predecessors();
@@ -111,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) relu(const void *x, void *
   map<TYPE, TYPE, WIDE>(x, y, n, [](float v) { return positive_part(v); });
 }
 
-// y = a + b; y may be one of them.
+// y = a + b; y may be a or b.
 extern "C" __global__ void __launch_bounds__(THREADS) add(const T *a, const T *b, T *y, long long n) {
   after_predecessors();
   const long long first = first_element<WIDE>();
@@ -129,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) add(const T *a, const T *b
   }
 }
 
-// Columns `first`.. of y: (R, total) = x: (R, columns). One block a row.
+// Copies x (R, columns) to the columns from `first` on of y (R, total). One block per row.
 extern "C" __global__ void __launch_bounds__(THREADS)
     concat(const T *__restrict__ x, T *__restrict__ y, int columns, int first, int total) {
   after_predecessors();

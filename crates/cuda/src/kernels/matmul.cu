@@ -1,10 +1,15 @@
-// Products in f32 by plain loops, the operands on which algorithms are timed and compared, and the digest by which they are
-// compared. Invariant: an element is summed by one thread with fused multiply-adds over k in order, then the residual is
-// added, then the bias.
+// Reference matmul without tensor cores, the generators of operands for timing and for comparing algorithms,
+// and the digest by which results are compared.
+//
+// Matmul: a block computes a tile of 64 x 64 of y, a thread 4 x 4 of it, with 16 columns of k at a time in
+// shared memory, loaded synchronously.
+//
+// Invariant: one thread sums an element with fused multiply-adds over k in order, then adds the residual, then
+// the bias.
 
-#define TILE 64   // rows of x and rows of w of a block
-#define DEPTH 16  // of k at a time
-#define PART 4    // rows and columns of a thread
+#define TILE 64   // rows of x and rows of w per block
+#define DEPTH 16  // columns of k per iteration
+#define PART 4    // rows and columns of y per thread
 #define THREADS 256
 
 #if defined(CODES)
@@ -21,14 +26,14 @@ typedef T X;
 __device__ __forceinline__ float widen_operand(T x) { return load(x); }
 #endif
 
-// y (R, N) = x (R, K) w (N, K)^T + b (N) + r (R, N); b and r may be null, r may be y. With CODES x and w are e4m3 with
-// scales xs (R) and ws (N), and the others of type TYPE.
-// Blocks: (tiles of R, tiles of N). Threads: 256, as 16 of rows by 16 of columns.
+// y (R, N) = x (R, K) w (N, K)^T + b (N) + r (R, N); b and r may be null, r may be y. With CODES, x and w are
+// e4m3 with scales `x_scales` (R) and `w_scales` (N), and b, r and y have type TYPE. With GATE, w has 2 N rows
+// (below). Grid: (tiles of R, tiles of N). Threads: 256, 16 along rows by 16 along columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
 product(const X *__restrict__ x, const X *__restrict__ w, const float *__restrict__ x_scales,
         const float *__restrict__ w_scales, const T *__restrict__ b, const T *r, T *y, long long rows, int n, int k) {
   after_predecessors();
-  // Four more in a row keep float4 reads aligned and spread the writes over banks.
+  // Rows have four elements of padding: float4 reads stay aligned, and writes are spread over banks.
   __shared__ __align__(16) float xs[DEPTH][TILE + 4];
   __shared__ __align__(16) float ws[DEPTH][TILE + 4];
   const long long row0 = (long long)blockIdx.x * TILE;
@@ -36,12 +41,12 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
   const int lane_row = threadIdx.x / 16 * PART, lane_column = threadIdx.x % 16 * PART;
   float sums[PART][PART] = {};
 #if defined(GATE)
-  // w (2 N, K), b (2 N): y = gelu(first half) times second half.
+  // w (2 N, K), b (2 N): y = gelu(x w[..N]^T + b[..N]) (x w[N..]^T + b[N..]).
   __shared__ __align__(16) float vs[DEPTH][TILE + 4];
   float passed[PART][PART] = {};
 #endif
   for (int k0 = 0; k0 < k; k0 += DEPTH) {
-    // What lies outside counts as zero, which changes no sum.
+    // Elements outside of the matrices are zeros, which change no sum.
 #pragma unroll
     for (int i = 0; i < TILE * DEPTH / THREADS; i++) {
       const int at = i * THREADS + threadIdx.x, line = at / DEPTH, depth = at % DEPTH;
@@ -83,7 +88,7 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
 #if defined(CODES)
         s *= x_scales[row] * w_scales[column];
 #endif
-        if (r) s += load(r[row * n + column]); // before the bias, as cuBLASLt adds them
+        if (r) s += load(r[row * n + column]); // before the bias, the order of cuBLASLt
         if (b) s += load(b[column]);
 #if defined(GATE)
         s = x_phi(s) * (b ? passed[i][j] + load(b[n + column]) : passed[i][j]);
@@ -93,8 +98,8 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
     }
 }
 
-// out (count): numbers in [-1, 1), or codes of 448 times as much, that depend on their place and the seed only.
-// Blocks: any number, strided.
+// Fills out (count) with pseudo-random numbers in [-1, 1), with CODES times 448 as e4m3, which depend only on
+// their index and the seed. Grid: any number of blocks (grid-stride loop).
 extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long count, int seed) {
   after_predecessors();
   const long long stride = (long long)gridDim.x * THREADS;
@@ -117,12 +122,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long co
   }
 }
 
-// out (count), rows of `columns`: operands that reveal another order of sums, which depend on their place and the seed only.
-// Seeds 0 mod 4 give numbers in [-1, 1), all others numbers with exponents from -8 to 3. Seeds 2 and 3 mod 4 give x and w
-// (role 0 and 1) in pairs along k whose products cancel exactly, so that a sum is nothing but its rounding errors, which the
-// element type of y cannot hide: k is mirrored (2), or its second half repeats the first (3). Bias and residual (role 2) are
-// then as small as such errors.
-// Blocks: any number, strided.
+// Fills out (count), with rows of `columns`, with operands that reveal a different order of sums. They depend
+// only on their index, the seed and the role (0: x, 1: w, 2: bias and residual). seed mod 4 selects the
+// distribution:
+// - 0: numbers in [-1, 1).
+// - 1: numbers with exponents from -8 to 3; some rows of x are zeros.
+// - 2, 3: as 1, with x and w in pairs along k whose products cancel exactly, so that a sum consists of
+//   rounding errors only, which rounding to the element type of y cannot hide. The second half of k mirrors the
+//   first (2) or repeats it (3). Bias and residual are then of the magnitude of these errors.
+//
+// Grid: any number of blocks (grid-stride loop).
 extern "C" __global__ void __launch_bounds__(THREADS) revealing(X *out, long long count, int columns, int seed, int role) {
   after_predecessors();
   const long long stride = (long long)gridDim.x * THREADS;
@@ -145,12 +154,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) revealing(X *out, long lon
     float number = (float)(u32)(h >> 41) * 0x1p-22f - 1.0f;
     if (mode > 0) {
       const int exponent = (int)((h >> 8) % 12) - 8 - (role == 2 && mode >= 2 ? 6 + 4 * mode : 0);
-      // A whole mantissa; the sign is another bit.
+      // All 23 bits of the mantissa are random; the sign is a bit of the hash that is used nowhere else.
       number = __uint_as_float((u32)(exponent + 127) << 23 | (u32)(h >> 41));
       if (h & 1) number = -number;
     }
     if (negative) number = -number;
-    // Some rows of x are zeros: the sign of a sum of zeros.
+    // Some rows of x are zeros, which tests the sign of a sum of zeros.
     if (mode == 1 && role == 0 && i / columns % 64 == 5) number = 0.0f;
 #if defined(CODES)
     u16 pair;
@@ -162,8 +171,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) revealing(X *out, long lon
   }
 }
 
-// Adds to *sum a number that depends on the bits and the place of each of y's `count` elements: sums of equal matrices are
-// equal, and of others equal with a probability of 2^-64. Blocks: any number, strided.
+// Adds to *sum a 64-bit hash of the bits and the index of each of y's `count` elements. Equal matrices have
+// equal sums, whatever the order of the additions; different matrices have equal sums with a probability of
+// about 2^-64. Grid: any number of blocks (grid-stride loop).
 extern "C" __global__ void __launch_bounds__(THREADS) digest(const T *y, long long count, u64 *sum) {
   after_predecessors();
   const long long stride = (long long)gridDim.x * THREADS;

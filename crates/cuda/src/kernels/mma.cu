@@ -1,28 +1,36 @@
-// Matmul by mma.sync, for compute capability 8.0 and newer: y (R, N) = f(x (R, K) w (N, K)^T + b (N)) + r (R, N),
-// row-major, with 16-bit elements (m16n8k16) or f32 rounded to TF32 (m16n8k8), of any width and alignment. It computes
-// the forms that
-// `wgmma.cu` does not support.
+// Matmul by mma.sync, for compute capability 8.0 and newer: y (R, N) = f(x (R, K) w (N, K)^T + b (N)) + r (R,
+// N), row-major, with 16-bit elements (m16n8k16) or f32 rounded to TF32 (m16n8k8), of any width and alignment.
+// It computes the forms that `wgmma.cu` does not support.
 //
-// Invariant: an element is summed over k in order, one instruction after another into one f32 accumulator, from whole
-// stages that are zero-filled at the end of k; the bias is added in f32. With a residual, the sum is rounded to the
-// element type before the residual is added, and the result is rounded again. The tile shape does not change the bits.
+// Work: one block per tile of BM rows and BN rows of w; its ROW_WARPS x COLUMN_WARPS warps divide the tile.
+// Sums are in registers, x and w in STAGES stages of shared memory, each with rows of 128 bytes of k.
 //
-// With a gate, w has 2 N rows, and y = gelu(x w[..N]^T + b[..N]) (x w[N..]^T + b[N..]): the rows of w in a tile are ordered
-// so that one thread has both factors.
+// Copies: cp.async with one commit group per stage and STAGES - 1 groups in flight; rows of an odd number of 16-bit
+// elements are copied synchronously. One __syncthreads per stage makes the stage visible to all warps and frees the
+// previous one.
 //
-// Constants: TYPE (0: f32 as TF32, 1: bf16, 2: f16), EPILOGUE (0, 1: gelu, 2: residual, 3: gate), BM rows and BN rows of w of
-// a tile, ROW_WARPS x COLUMN_WARPS warps, STAGES, ALIGN: bytes to which every row of x and w is aligned (16, 4 or 2).
+// Invariant: an element is summed over k in order, one instruction after another into one f32 accumulator, from
+// whole stages that are zero-filled at the end of k; the bias is added in f32. With a residual, the sum is
+// rounded to the element type before the residual is added, and the result is rounded again. The tile shape
+// does not change the bits.
+//
+// With a gate, w has 2 N rows, and y = gelu(x w[..N]^T + b[..N]) (x w[N..]^T + b[N..]): the rows of w in a tile are
+// ordered so that one thread has both factors.
+//
+// Constants: TYPE (0: f32 as TF32, 1: bf16, 2: f16), EPILOGUE (0: none, 1: GELU, 2: residual, 3: gate), BM rows
+// and BN rows of w of a tile, ROW_WARPS, COLUMN_WARPS, STAGES, ALIGN: bytes to which every row of x and w is
+// aligned (16, 4, 2).
 
 #define THREADS (32 * ROW_WARPS * COLUMN_WARPS)
 #define WIDTH (TYPE == 0 ? 4 : 8)             // elements in 16 bytes
-#define DEPTH (8 * WIDTH)                     // of k in a stage: 128 bytes
+#define DEPTH (8 * WIDTH)                     // columns of k per stage: 128 bytes
 #define WARP_ROWS (BM / ROW_WARPS)
 #define WARP_COLUMNS (BN / COLUMN_WARPS)
 #define MA (WARP_ROWS / 16)
 #define NA (WARP_COLUMNS / 8)
 #define YN (EPILOGUE == 3 ? BN / 2 : BN)      // columns of y of a tile
 #define STAGE_BYTES ((BM + BN) * 128)
-#define GROUP 8                               // rows of tiles that are swept over all columns together, for L2
+#define GROUP 8                               // rows of tiles computed over all columns before the next rows, to hit L2
 static_assert(NA % 2 == 0, "two pieces of w are loaded at a time");
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
@@ -51,33 +59,35 @@ __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], const
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// f32 rounded to TF32's 10 bits of mantissa: to nearest, ties away from zero.
+// Rounds f32 to TF32 (10 bits of mantissa), to nearest, ties away from zero.
 __device__ __forceinline__ u32 to_tf32(u32 x) {
   u32 r;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(x)));
   return r;
 }
 
-// Which row of w lies in row `line` of a tile whose first column of y is `column`; n if there is none.
+// Returns the row of w for row `line` of a tile whose first column of y is `column`; n (with a gate 2 n) if it
+// lies outside.
 __device__ __forceinline__ int row_of_w(int column, int line, int n) {
   if (EPILOGUE != 3) return min(column + line, n);
-  // A warp's first pieces are gates, and the others, in the same order, what they pass.
+  // The first half of a warp's rows are gates, the second half the values that they multiply, in equal order.
   const int in = line % WARP_COLUMNS, half = WARP_COLUMNS / 2, at = column + line / WARP_COLUMNS * half + in % half;
   return at < n ? at + (in < half ? 0 : n) : 2 * n;
 }
 
-// Copies DEPTH columns from k0 on of LINES rows to `to`; rows outside and columns from k on become zeros. A row is 128
-// bytes, and its words of 16 bytes are swizzled by the row, so that the eight rows of an ldmatrix lie in different banks.
+// Copies LINES rows of DEPTH columns from k0 on to `to`; rows outside of the matrix and columns from k on
+// become zeros. A row takes 128 bytes; its 16-byte words are swizzled by the row, so that the eight rows of an
+// ldmatrix lie in different banks. `row` maps a line to the index of its first element, or to -1.
 template <int LINES, typename Row>
 __device__ __forceinline__ void fetch(unsigned char *to, const T *from, int k0, int k, Row row) {
   constexpr int BYTES = ALIGN < 4 ? 4 : ALIGN, MANY = BYTES / (int)sizeof(T), PER_ROW = 128 / BYTES;
-  // Narrow copies are many: unrolled, their rows would take all registers.
+  // Narrow copies are many; unrolled further, the addresses of their rows would take all registers.
 #pragma unroll(ALIGN == 16 ? 8 : 4)
   for (int i = 0; i < (LINES * PER_ROW + THREADS - 1) / THREADS; i++) {
     const int at = i * THREADS + threadIdx.x, line = at / PER_ROW, place = at % PER_ROW;
     if (LINES * PER_ROW % THREADS != 0 && line >= LINES) break;
     const int column = k0 + place * MANY;
-    const long long begin = row(line); // -1: there is none
+    const long long begin = row(line); // -1: outside of the matrix
     const bool there = begin >= 0 && column < k;
     const int byte = place * BYTES;
     unsigned char *const here = to + line * 128 + ((byte / 16 ^ line % 8) * 16 + byte % 16);
@@ -85,14 +95,16 @@ __device__ __forceinline__ void fetch(unsigned char *to, const T *from, int k0, 
     if constexpr (ALIGN >= 4) {
       copy<BYTES>(shared_address(here), source, there);
     } else {
-      // Two elements of a row with an odd number of them.
+      // Rows of an odd number of 16-bit elements: cp.async cannot copy 2 bytes, so that two elements are loaded
+      // and stored.
       const u32 low = there ? (u32)source[0] : 0, high = there && column + 1 < k ? (u32)source[1] : 0;
       *(u32 *)here = low | high << 16;
     }
   }
 }
 
-// Blocks: one for each tile. Dynamic shared memory: STAGES of x and w.
+// x: (R, K), w: (N, K) or with a gate (2 N, K), b: (N) or (2 N), or null, r, y: (R, N); r may be y. Grid: one
+// block per tile. Dynamic shared memory: STAGES stages of x and w.
 extern "C" __global__ void __launch_bounds__(THREADS)
 mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, const T *r, T *y, int rows, int n, int k) {
   after_predecessors();
@@ -119,10 +131,11 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
     commit();
   }
   const int warp_row = warp / COLUMN_WARPS * WARP_ROWS, warp_column = warp % COLUMN_WARPS * WARP_COLUMNS;
+  // The row that this lane addresses for ldmatrix.x4: 16 x 16 of x, or two pieces of 8 rows of w.
   const u32 a_line = warp_row + lane % 16, b_line = BM + warp_column + lane / 16 * 8 + lane % 8;
   for (int i = 0; i < blocks; i++) {
     wait<STAGES - 2>();
-    __syncthreads(); // Stage i has arrived for all, and all are done with stage i - 1, which is overwritten next.
+    __syncthreads(); // All threads see stage i and have read stage i - 1, which is overwritten next.
     if (i + STAGES - 1 < blocks) fetch_stage(i + STAGES - 1);
     commit();
     const u32 stage = shared_address(memory) + i % STAGES * STAGE_BYTES;
@@ -154,7 +167,7 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
   }
 
   constexpr int OUT = EPILOGUE == 3 ? NA / 2 : NA; // pieces of 8 columns of y
-  const bool pairs = n % 2 == 0;
+  const bool pairs = n % 2 == 0; // two adjacent columns of y are then aligned for one store
 #pragma unroll
   for (int j = 0; j < OUT; j++) {
     const int column = column0 + (EPILOGUE == 3 ? warp_column / 2 : warp_column) + j * 8 + lane % 4 * 2;
@@ -176,6 +189,7 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
         float out[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) {
+          // With a gate, piece j + OUT has the value that the gate of piece j multiplies.
           float s = sums[m][j][h * 2 + e];
           s += bias[e];
           if (EPILOGUE == 2 && (e == 0 || second)) s = load(store(s)) + load(r[at + e]); // as in wgmma.cu

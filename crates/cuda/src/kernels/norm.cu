@@ -1,15 +1,19 @@
-// Norms and softmax. Invariant: a row is read whole before it is written, so y may be x. rows.cuh has what several
-// files share.
+// Layer norm, batch norm at inference, and softmax over rows; one of them per compilation (COLUMNS, PARAM,
+// neither). Layer norm holds a row in the registers of GROUP threads (rows.cuh).
+//
+// Invariant: a thread reads its elements of a row before it writes them, so that y may be x.
 
 #if defined(COLUMNS)
 
 typedef typename Element<PARAM>::type P;
-// Whether gamma and beta stay in registers for all rows of a group, beside the next row.
+// Whether gamma and beta stay in registers for all rows of a group, together with the next row, which is loaded
+// ahead. Wide rows have too few registers for it.
 constexpr bool KEPT = GROUP <= 512 && VECTORS * WIDTH <= 24;
 
-// Per row (Ba, Kiros and Hinton 2016): mean = sum x / D; rstd = 1 / sqrt(sum (x - mean)^2 / D + eps); y = (x -
-// mean) rstd gamma + beta. x, y: (R, COLUMNS), gamma, beta: (COLUMNS) of type PARAM, means, rstds: (R) or null.
-// A group does `each` neighbouring rows. With CODES y goes to codes (R, STRIDE) and scales (R) too, and y may be null.
+// Layer norm (Ba, Kiros and Hinton 2016): mean = sum x / D; rstd = 1 / sqrt(sum (x - mean)^2 / D + eps); y = (x
+// - mean) rstd gamma + beta. x, y: (R, COLUMNS), gamma, beta: (COLUMNS) of type PARAM, means, rstds: (R) or
+// null. A group processes `each` adjacent rows. With CODES, y is also quantized from f32 to codes (R, STRIDE)
+// and scales (R), and y may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     layer_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, T *y, float *means,
                float *rstds, long long rows, int each, float eps
@@ -32,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
       load_many<PARAM, WIDTH>(beta + at * WIDTH, b[v]);
     }
   }
-  // The number of rounds is the same for all groups of a block: they meet at barriers.
+  // All groups of a block run `each` rounds, even behind the last row: the sums contain barriers.
   for (int i = 0; i < each; i++) {
     const long long row = first + i;
     if constexpr (KEPT) {
@@ -70,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 
 typedef Element<PARAM>::type P;
 
-// y = (x - mean) / sqrt(var + eps) gamma + beta (Ioffe and Szegedy 2015, at inference). x, y: (R, C), the
-// others: (C) of type PARAM. One block a row.
+// Batch norm at inference (Ioffe and Szegedy 2015): y = (x - mean) / sqrt(var + eps) gamma + beta. x, y: (R,
+// C); gamma, beta, mean, var: (C) of type PARAM. One block per row.
 extern "C" __global__ void __launch_bounds__(256)
     batch_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, const P *__restrict__ mean,
                const P *__restrict__ var, T *y, int columns, float eps) {
@@ -86,8 +90,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #else
 
-// y[r, c] = exp(x[r, c] - max) / sum exp(x[r, c] - max). x, y: (R, C). One warp a row, four rows a block; a
-// lane has every 32nd column.
+// Softmax: y[r, c] = exp(x[r, c] - max) / sum exp(x[r, c] - max). x, y: (R, C). One warp per row, four rows per
+// block; a lane has every 32nd column, adds them in order, and the lanes' sums are added by a butterfly.
 extern "C" __global__ void __launch_bounds__(128) softmax(const T *x, T *y, long long rows, int columns) {
   after_predecessors();
   const int lane = threadIdx.x % 32;

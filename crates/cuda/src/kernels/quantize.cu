@@ -1,14 +1,18 @@
-// Rows as e4m3 codes with a scale each. Invariant: codes are made of f32, before anything is rounded to an element type.
+// Quantization of rows to e4m3 with a scale each, optionally behind an activation or a gated linear unit.
+//
+// Invariant: values are quantized from f32, before any rounding to an element type.
 
-// What a row is before: x itself, GELU of it, or its first half gating its second.
+// The function OF that is applied before quantization: none, GELU, or a gated linear unit (first half of the
+// row is the gate of the second).
+
 #define ROWS 0
 #define GELU 1
 #define GLU_GELU 2
 #define GLU_SILU 3
 constexpr bool GATED = OF >= GLU_GELU;
 
-// y = f(x) as codes (R, STRIDE) and scales (R); y: (R, COLUMNS) or null. x: (R, COLUMNS), or (R, 2 COLUMNS) with the
-// gate in front. A group has a row; y may be x.
+// y = f(x), quantized to codes (R, STRIDE) and scales (R), and written to y (R, COLUMNS) unless that is null. x: (R,
+// COLUMNS), or (R, 2 COLUMNS) with the gate first. One group of threads per row; y may be x.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     quantize(const T *x, T *y, u8 *__restrict__ codes, float *__restrict__ scales,
              long long rows) {

@@ -1,5 +1,11 @@
-// Rows that a group of threads has in its registers: what norms and quantisation share. Invariant: the order of a
-// row's sums depends on the number of its columns only.
+// Rows held in registers by a group of threads: loads, sums, the statistics of layer norm, and quantization to
+// e4m3. Shared by the kernels of norms and quantization.
+//
+// Constants: COLUMNS, the columns of a row; GROUP, the threads of a row (a multiple of 32); CODES, if rows are
+// quantized.
+//
+// Invariant: the order of a row's sums depends on COLUMNS and GROUP only, not on the number of rows or the
+// row's position.
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -10,8 +16,9 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 #if defined(COLUMNS)
 
-// GROUP threads have a row in registers, VECTORS accesses of WIDTH elements each; a block is as many whole
-// groups as 128 threads hold, or one.
+// A thread has VECTORS accesses of WIDTH elements of its row: access v * GROUP + lane. WIDTH is 16 bytes if
+// rows are aligned to them, else one element. A block is as many whole groups as fit into 128 threads, at least
+// one.
 constexpr int BLOCK = GROUP < 128 ? 128 / GROUP * GROUP : GROUP;
 constexpr int WIDTH = COLUMNS * (int)sizeof(T) % 16 == 0 ? 16 / (int)sizeof(T) : 1;
 constexpr int ACCESSES = COLUMNS / WIDTH;
@@ -25,7 +32,9 @@ __device__ __forceinline__ void widen_raw(const Raw &raw, float (&x)[WIDTH]) {
   load_many<TYPE, WIDTH>((const T *)&raw, x);
 }
 
-// The sum of x over the group; `buffer` alternates, so that one barrier is enough.
+// Returns the sum of x over the group, with equal bits in all its threads; all threads of the block must call
+// it. Successive calls alternate `buffer`: a thread can then not overwrite sums that others still read, with
+// one barrier per call.
 __device__ __forceinline__ float group_sum(float x, int buffer) {
   x = warp_sum(x);
   if constexpr (GROUP > 32) {
@@ -40,8 +49,9 @@ __device__ __forceinline__ float group_sum(float x, int buffer) {
   return x;
 }
 
-// Of ROWS rows: mean = sum x / D, rstd = 1 / sqrt(sum (x - mean)^2 / D + eps). Rows side by side hide what their sums wait
-// for.
+// Mean and reciprocal standard deviation of ROWS rows: mean = sum x / D, rstd = 1 / sqrt(sum (x - mean)^2 / D +
+// eps), in two passes over the registers, which loses no digits to cancellation. Several rows at a time hide
+// the latency of the sums.
 template <int ROWS>
 __device__ __forceinline__ void statistics(const Raw (&raw)[ROWS][VECTORS], int lane, float eps, float (&mean)[ROWS],
                                            float (&rstd)[ROWS]) {
@@ -74,6 +84,7 @@ __device__ __forceinline__ void statistics(const Raw (&raw)[ROWS][VECTORS], int 
   }
 }
 
+// Loads the thread's accesses of a row; leaves `raw` as it is for rows from `rows` on.
 __device__ __forceinline__ void load_raw(const T *x, long long row, long long rows, int lane,
                                          Raw (&raw)[VECTORS]) {
   const T *from = x + row * COLUMNS;
@@ -86,20 +97,22 @@ __device__ __forceinline__ void load_raw(const T *x, long long row, long long ro
 
 #if defined(CODES)
 
-// The largest magnitude of e4m3, and what counts as a row's largest number where that is smaller: 2^-100.
+// The largest magnitude of e4m3, and the lower bound of a row's largest magnitude, 2^-100, which keeps the
+// scale of a row of zeros positive.
 #define LARGEST 448.0f
 #define TINY __uint_as_float(27u << 23)
-// Codes of a row with its padding.
+// Bytes of a row of quantized values, padded to 16.
 constexpr int STRIDE = (COLUMNS + 15) / 16 * 16;
 
-// Two numbers as e4m3, the first in the low byte, to nearest even and at most LARGEST.
+// Converts two numbers to e4m3, the first in the low byte; rounds to nearest even and saturates at LARGEST.
 __device__ __forceinline__ u16 e4m3_pair(float low, float high) {
   u16 pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
-// The largest x of the group; none is negative or NaN, so their bits are in the same order.
+// Returns the maximum of x over the group; all threads of the block must call it. Values must not be negative
+// or NaN: their bits as integers then have the order of the numbers.
 __device__ __forceinline__ float group_max(float x) {
   u32 most = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(x));
   if constexpr (GROUP > 32) {
@@ -113,8 +126,9 @@ __device__ __forceinline__ float group_max(float x) {
   return __uint_as_float(most);
 }
 
-// A row as codes (R, STRIDE) and its scale (R), as graph/src/ops/quantize.rs defines them. All threads of a block come
-// here; rows behind the last have no storage.
+// Quantizes a row: writes its e4m3 values to codes (R, STRIDE), with zeros as padding, and its scale to scales
+// (R), as graph/src/ops/quantize.rs defines them. All threads of a block must call it; nothing is written for
+// rows from `rows` on.
 __device__ __forceinline__ void write_codes(const float (&f)[VECTORS][WIDTH], long long row, long long rows, int lane,
                                             u8 *codes, float *scales) {
   float most = TINY;

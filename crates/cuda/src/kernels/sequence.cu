@@ -1,18 +1,21 @@
-// Ops that know about tokens, positions and sequences. Invariant: a row's bits depend on its own token or
-// sequence only; sums over a sequence are in an order that is counted from its first row. Ids, rows and spans
-// are checked before anything is read by them.
+// Operations on tokens, positions and sequences: embedding lookup, ESM's token dropout, row selection, means over
+// sequences, and tables of rotary angles. One group of them per compilation (WIDTH with ROW, WIDTH, neither).
+//
+// Invariant: the bits of a row depend on its own token or sequence only; a sum over a sequence has an order
+// that is counted from the sequence's first row. Ids, row numbers and spans are checked before they are used as
+// indices; invalid ones set `status`, and their rows of the output are not written.
 
 #define WARPS 8
 
 #if defined(WIDTH)
 
-// Rows are (.., columns), `columns` a multiple of WIDTH; a warp copies one.
+// Rows have `columns` elements, a multiple of WIDTH (the elements of one access); a warp processes one row.
 
 #if defined(ROW)
 
 typedef Element<ROW>::type R;
 
-// x[t] = (table[id] + row) scale; `row` may be null. `status` learns of an id outside of the table.
+// x[t] = (table[id] + row) scale, by one warp; `row` may be null. Sets BAD_TOKEN if id is outside of the table.
 __device__ __forceinline__ void embed_row(int id, const T *table, const R *row, T *x, u64 t, int vocabulary,
                                           int columns, float scale, u32 *status) {
   const int lane = threadIdx.x % 32;
@@ -44,7 +47,8 @@ __device__ __forceinline__ void zero_row(T *x, u64 t, int columns) {
   for (int c = threadIdx.x % 32 * WIDTH; c < columns; c += 32 * WIDTH) store_many<TYPE, WIDTH>(to + c, zero);
 }
 
-// ids: (T), table: (V, columns), row: (1, columns) or null, x: (T, columns).
+// Embedding lookup: x[t] = table[ids[t]] + row. ids: (T), table: (V, columns), row: (1, columns) or null, x:
+// (T, columns).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     embed(const int *__restrict__ ids, const T *__restrict__ table, const R *__restrict__ row, T *__restrict__ x,
           u32 *status, long long tokens, int vocabulary, int columns) {
@@ -53,10 +57,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   if (t < tokens) embed_row(ids[t], table, row, x, t, vocabulary, columns, 1.0f, status);
 }
 
-// The same with ESM's token dropout (fair-esm 2.0.0, esm2.py): rows of `mask` are zero, all others of a
-// sequence are multiplied by keep / (1 - masked / tokens), in f32. Rows of no sequence are zero. spans: (S, 2),
-// ascending. Block (s, .) has sequence s and the rows between it and the one before; s = S only the rows behind
-// the last.
+// Embedding lookup with ESM's token dropout (fair-esm 2.0.0, esm2.py): rows of the token `mask` are zero, all
+// other rows of a sequence are multiplied by keep / (1 - masked / length), in f32. Rows outside of all
+// sequences are zero. spans: (S, 2), ascending. Grid: (S + 1, any); block (s, .) has sequence s and the rows
+// between it and sequence s - 1, block (S, .) the rows behind the last sequence.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     embed_dropout(const int *__restrict__ ids, const T *__restrict__ table, const R *__restrict__ row,
                   const int *__restrict__ spans, T *__restrict__ x, u32 *status, long long tokens, int sequences,
@@ -70,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x == 0) refuse(status, BAD_SPAN);
     return;
   }
+  // Every block of a sequence counts its masked tokens again, which needs no second kernel.
   __shared__ int counts[WARPS];
   int masked = 0;
   for (long long t = start + threadIdx.x; t < end; t += 32 * WARPS) masked += ids[t] == mask;
@@ -89,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 
 #else
 
-// y[i] = x[rows[i]]. x: (limit, columns), rows: (count), y: (count, columns).
+// Row selection: y[i] = x[rows[i]]. x: (limit, columns), rows: (count), y: (count, columns). One warp per row.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     select_rows(const T *__restrict__ x, const int *__restrict__ rows, T *__restrict__ y, u32 *status, long long count,
                 long long limit, int columns) {
@@ -106,15 +111,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   T *to = y + i * columns;
 #pragma unroll 4
   for (int c = lane * WIDTH; c < columns; c += 32 * WIDTH) {
-    // Bits are copied.
+    // Copied without conversion, so that the bits of NaNs are preserved.
     if constexpr (WIDTH == 1) to[c] = from[c];
     else *(uint4 *)(to + c) = *(const uint4 *)(from + c);
   }
 }
 
-// y[s] = mean of x[start + skip_first .. end - skip_last], zero where that is empty. x: (T, columns), spans:
-// (S, 2), y: (S, columns) in f32. Block (s, j) has columns from 32 WIDTH j on; warp w adds up every eighth row
-// from the w-th on, then the warps' sums are added in their order.
+// Mean over the rows of each sequence: y[s] = mean of x[start + skip_first .. end - skip_last], zero if the
+// range is empty. x: (T, columns), spans: (S, 2), y: (S, columns) in f32. Block (s, j) has the columns from 32
+// WIDTH j on; warp w sums rows w, w + 8, ... of the range in order, then the sums of the warps are added in
+// order of w.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     segment_mean(const T *__restrict__ x, const int *__restrict__ spans, float *__restrict__ y, u32 *status,
                  long long tokens, int columns, long long skip_first, long long skip_last) {
@@ -155,10 +161,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 
 #else
 
-// cos[p, j] = cos(p freq[j]), sin likewise; the angle is one f32 product, its cosine and sine are those of that
-// f32: reduced by pi/2 in two parts and evaluated in f64 (polynomials of fdlibm's __kernel_sin and
-// __kernel_cos), since CUDA's f32 functions need local memory. freq: (half), cos, sin: (rows, half) in f32, or
-// null.
+// Tables of rotary angles: cos[p, j] = cos(p freq[j]), sin[p, j] = sin(p freq[j]). The angle is rounded to f32;
+// its cosine and sine are computed in f64 (reduction by pi/2 in two parts, polynomials of fdlibm's __kernel_sin
+// and __kernel_cos), since CUDA's f32 functions need local memory. freq: (half), cos, sin: (rows, half) in f32,
+// or null.
 extern "C" __global__ void __launch_bounds__(256)
     rotary_table(const T *__restrict__ freq, float *__restrict__ cos, float *__restrict__ sin, int rows, int half) {
   after_predecessors();
@@ -174,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(256)
   s = fma(s, z, 8.33333333332248946124e-03), c = fma(c, z, -1.38888888888741095749e-03);
   s = fma(s, z, -1.66666666666666324348e-01), c = fma(c, z, 4.16666666666666019037e-02);
   s = fma(r * z, s, r), c = fma(z * z, c, fma(-0.5, z, 1.0));
-  // The quarter of the circle.
+  // The quadrant decides which polynomial is the cosine and which the sine, and their signs.
   const int quarter = (int)(long long)turns & 3;
   const double x = quarter & 1 ? s : c, y = quarter & 1 ? c : s;
   if (cos) cos[i] = (float)(quarter == 1 || quarter == 2 ? -x : x);

@@ -1,12 +1,15 @@
-// Products of a warpgroup (wgmma) with a in registers and b in shared memory, for sm_90a.
+// Asynchronous matmul of one warpgroup (wgmma) with a in registers and b in shared memory, for sm_90a, as the
+// attention kernels use it: m64n64k16 with f32 accumulators.
 //
-// Invariant: an element of c is a function of its row of a, its column of b and what it was.
+// Invariant: an element of c is a function of its row of a, its column of b and its previous value.
 
-// A tile in shared memory: rows of 64 elements (128 bytes), of which row r has its word w of 16 bytes at w ^ (r % 8): free
-// of conflicts by rows and by columns, and the products' own 128-byte swizzle. It starts at a multiple of 1 024 bytes.
+// Byte offset of a 16-byte word in a tile: rows of 64 elements (128 bytes), where word w of row r is stored at
+// w ^ (r % 8). This is the 128-byte swizzle of TMA and wgmma, and is free of bank conflicts along rows and
+// columns. A tile starts at a multiple of 1024 bytes, since the hardware takes the swizzle from address bits.
+
 __device__ __forceinline__ u32 tile_at(int row, int word) { return row * 128 + ((word ^ (row % 8)) * 16); }
 
-// What this thread wrote to shared memory comes before what products read there.
+// Orders this thread's writes to shared memory before later reads by wgmma, which go through the asynchronous proxy.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -15,14 +18,15 @@ template <int N> __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// Keeps what reads c behind the products_wait before it.
+// Keeps the compiler from moving reads of c before the preceding `products_wait`: it does not know that wgmma
+// writes c asynchronously.
 __device__ __forceinline__ void settle(float (&c)[32]) {
 #pragma unroll
   for (int i = 0; i < 32; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
 
-// What a product knows of a tile, as b: where it starts, that eight rows are 1 024 bytes, the swizzle (PTX ISA, "Matrix
-// descriptor").
+// Descriptor of a tile as operand b: start address, 1024 bytes per eight rows, 128-byte swizzle (PTX ISA, "Matrix
+// descriptor"). Addresses and strides are in units of 16 bytes.
 __device__ __forceinline__ u64 tile_of(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 64ull << 16 | 64ull << 32 | 1ull << 62; }
 
 #if TYPE == 1
@@ -30,7 +34,7 @@ __device__ __forceinline__ u64 tile_of(u32 at) { return (u64)(at >> 4 & 0x3FFF) 
 #else
 #define OF_TYPE ".f32.f16.f16"
 #endif
-// Eight accumulators as operands, and lists of operands' numbers.
+// Asm operands of eight accumulators, and the matching lists of operand numbers.
 #define C8(i) \
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
 #define UP_TO_7 "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -38,8 +42,10 @@ __device__ __forceinline__ u64 tile_of(u32 at) { return (u64)(at >> 4 & 0x3FFF) 
   UP_TO_7 ", %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, " \
           "%29, %30, %31"
 
-// c (+)= a b: (64, 16) (16, 64) -> (64, 64). A thread has of a and c what it has in mma.sync m16n8k16, its warp's 16 rows.
-// BY_ROWS: b's rows in shared memory are along k, or else its columns are. It runs until products_wait says otherwise.
+// Issues c += a b, or c = a b without `add`: (64, 16) (16, 64) -> (64, 64). A warp has 16 rows of a and c, in
+// the register layout of mma.sync m16n8k16. BY_ROWS: each row of b in shared memory has one index of k
+// (values); otherwise each row has one column of b (keys). It runs asynchronously: c must not be read before
+// `products_wait`.
 template <int BY_ROWS> __device__ __forceinline__ void product(float (&c)[32], const u32 (&a)[4], u64 b, int add) {
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
                "wgmma.mma_async.sync.aligned.m64n64k16" OF_TYPE " {" UP_TO_31 "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n}"

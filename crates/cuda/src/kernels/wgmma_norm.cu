@@ -1,21 +1,26 @@
-// Fused layer norm and matmul on Hopper's tensor cores: y (R, N) = f(norm(x) (R, K) w (N, K)^T + b (N)), row-major. A
-// block keeps 128 rows of x in shared memory and normalises them in place; one producer warp loads tiles of w through
-// a ring of stages. Two pairs of consumer warpgroups alternate (ping-pong): one pair multiplies while the other runs
-// its epilogue.
+// Fused layer norm and matmul on Hopper's tensor cores: y (R, N) = f(norm(x) (R, K) w (N, K)^T + b (N)),
+// row-major. A block loads 128 rows of x to shared memory and normalises them in place; one producer thread
+// then loads tiles of w by TMA through a circular buffer of STAGES stages. Two pairs of consumer warpgroups
+// alternate (ping-pong): one pair multiplies a tile of BN columns while the other runs the epilogue of its own.
+// In a pair, each warpgroup has 64 rows.
 //
-// Invariant: y has the bits of the separate kernels `layer_norm` and `wgmma`; normalised rows are rounded to TYPE
-// between.
+// Shared memory: the rows of x in PIECES pieces of 64 columns with the 128-byte swizzle; the stages; the warps'
+// buffers of y; barriers: `full` and `empty` of each stage, `here` (a box of x has arrived), `free` (the rows
+// of x may be overwritten), `turns` (a pair may multiply), `lent` (a shared buffer of y may be written).
 //
-// Constants: those of wgmma.cuh (EPILOGUE 0 or 1) and rows.cuh (COLUMNS is K, GROUP 32), PARAM the type of gamma and beta,
-// LENT (1: the pairs share their buffers of y, which leaves room for longer rows).
+// Invariant: y has the bits of the separate kernels `layer_norm` and `wgmma`; normalised rows are rounded to
+// TYPE before the matmul.
+//
+// Constants: those of wgmma.cuh (EPILOGUE 0 or 1) and rows.cuh (COLUMNS is K, GROUP 32), PARAM the type of gamma and
+// beta, LENT (1: the two pairs share their buffers of y, which leaves shared memory for longer rows).
 
-#define BM 128                               // rows of a block, half of them a warpgroup's
+#define BM 128                               // rows of a block, 64 for each warpgroup of a pair
 #define PIECES ((COLUMNS + DEPTH - 1) / DEPTH)
 #define PIECE_ROWS (BM * 128)                // bytes of a piece of x
-#define BOX 32                               // rows that arrive together
+#define BOX 32                               // rows of x per TMA box, normalised by one warpgroup
 #define WARPS 16
 #define STAGE_BYTES B_BYTES
-#define EARLY (STAGES < 5)                   // a short ring gets its stages back before the next is multiplied
+#define EARLY (STAGES < 5)                   // with few stages, release each before the next is multiplied
 static_assert(GROUP == 32 && BM == 4 * BOX, "a warp has a row, a warpgroup normalises a box");
 
 typedef typename Element<PARAM>::type P;
@@ -29,14 +34,15 @@ __device__ __forceinline__ void store_word(u32 at, const u32 (&v)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
 }
 
-// x becomes (x - mean) rstd gamma + beta in this warp's rows, MINE from `first` on.
+// Replaces x by (x - mean) rstd gamma + beta in shared memory in this warp's MINE rows from `first` on,
+// TOGETHER at a time, with the arithmetic of `layer_norm`.
 #define MINE (BOX / 4)
 #define TOGETHER 2
 __device__ __forceinline__ void normalise(u32 rows_at, int first, const P *gamma, const P *beta, float eps) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
   for (int begin = first; begin < first + MINE; begin += TOGETHER) {
-    // Where access v of row i lies.
+    // Address of access v of row i, in the swizzled layout.
     auto place = [&](int v, int i) {
       const int at = v * GROUP + lane, row = begin + i;
       return rows_at + at / 8 * PIECE_ROWS + row * 128 + ((at ^ row) % 8 << 4);
@@ -68,8 +74,9 @@ __device__ __forceinline__ void normalise(u32 rows_at, int first, const P *gamma
   }
 }
 
-// x: (R, K), w: (N, K), y: (R, N), each described with the box that is copied: (32, DEPTH), (BN / CLUSTER, DEPTH), (16, 64).
-// b: (N) or null. `parts` clusters share the columns of the same rows. Blocks: any number of clusters.
+// x: (R, K), w: (N, K), y: (R, N), as tensor maps with TMA boxes (32, DEPTH), (BN / CLUSTER, DEPTH), (16, 64).
+// b: (N) or null. `parts` clusters divide the columns of each block of rows among them. Grid: any number of
+// clusters.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(640, 1)
 wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map y, const P *gamma,
            const P *beta, const u16 *b, int rows, int n, int parts, float eps) {
@@ -121,17 +128,18 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
     __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
-    const int side = group / 2, half = group % 2; // whose turn, and its rows
+    const int side = group / 2, half = group % 2; // the pair, and the half of the rows
     const u32 buffer = buffers + (LENT ? half * 4 + warp % 4 : warp) * (BUFFERS * PIECE);
     const u64 a = operand(rows_at + half * 64 * 128);
     auto release = [&](int stage) { arrive_in_all(empty + stage * 8, lane); };
-    u32 number = 0, turn = 0; // tiles of the units before; this side's
+    u32 number = 0, turn = 0; // tiles of all previous units; tiles of this pair
     for (int u = blockIdx.x / CLUSTER; u < units; u += step, round++) {
       const int row = (u / parts * CLUSTER + rank) * BM + half * 64 + warp % 4 * 16, part = u % parts;
       const int first = part * column_tiles / parts, last = (part + 1) * column_tiles / parts;
       wait(here + (half * 2 + side) * 8, round & 1);
       normalise(rows_at, half * 64 + side * BOX + warp % 4 * MINE, gamma, beta, eps);
-      // What was written comes before what products read; a warpgroup needs all that the two of its rows have written.
+      // Orders the normalised rows before the reads of wgmma. The 64 rows of a warpgroup are normalised by two
+      // warpgroups, one of each pair, which meet at this barrier.
       asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 256;" ::"r"(1 + half) : "memory");
       int c = first + (number + side & 1);
       if (c >= last && lane == 0) arrive(free);
@@ -141,9 +149,10 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
         Columns columns;
         columns.load(b, column, n);
         Place place((number + c - first) * PIECES);
-        // Nobody waits for a stage whose round before has not begun.
+        // Wait for the turn before waiting for stages: a stage whose previous round has not begun has a barrier two
+        // phases behind, whose parity would look like that of a completed phase.
         if (turn + side > 0) wait(turns + side * 8, turn + side - 1 & 1);
-        // Born here: they take no registers while rows are normalised.
+        // Initialised here, so that the sums take no registers while rows are normalised.
 #pragma unroll
         for (int i = 0; i < BN / 2; i++) sums[0][i] = 0.0f;
         int before = 0;
@@ -182,7 +191,7 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
             float bias[4];
             columns.of(j, bias);
 #pragma unroll
-            for (int q = 0; q < 4; q++) { // 8 columns j or j + 1, rows lane / 4 or that + 8
+            for (int q = 0; q < 4; q++) { // columns 8 j or 8 (j + 1), rows lane / 4 or lane / 4 + 8
               float &s = sums[0][(j + q / 2) * 4 + q % 2 * 2], &t = sums[0][(j + q / 2) * 4 + q % 2 * 2 + 1];
               s += bias[q / 2 * 2], t += bias[q / 2 * 2 + 1];
               if (EPILOGUE == 1) s = x_phi(s), t = x_phi(t);
@@ -201,6 +210,6 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
     if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     __syncwarp();
   }
-  // No block leaves while others arrive at its barriers.
+  // No block exits while other blocks of the cluster may still arrive at its barriers.
   if (CLUSTER > 1) cluster_sync();
 }

@@ -1,4 +1,4 @@
-//! An arena that grows and shrinks: in place, and giving memory back, where it is expandable.
+//! Tests of the device arena: it grows and shrinks, in place and returning memory to the card where it is expandable.
 
 use exec::Device;
 use graph::Bytes;
@@ -6,7 +6,7 @@ use plimsoll_cuda::{CudaDevice, Options};
 
 const MIB: u64 = 1 << 20;
 
-/// A device, unless there is none.
+/// Opens the first CUDA device, or returns `None` if the machine has none.
 fn device(expandable: bool) -> Option<CudaDevice> {
     match CudaDevice::with(0, Options { expandable, ..Options::default() }) {
         Ok(device) => Some(device),
@@ -18,7 +18,7 @@ fn device(expandable: bool) -> Option<CudaDevice> {
     }
 }
 
-/// What the card has free less than `before`, in MiB; other processes count too.
+/// MiB of free device memory less than `before`; allocations of other processes count too.
 fn taken(device: &CudaDevice, before: Bytes) -> i64 {
     (before.0 as i64 - device.memory().expect("asked").0.0 as i64) / MIB as i64
 }
@@ -66,13 +66,14 @@ fn a_plain_arena_is_replaced_as_a_whole() {
     }
 }
 
-/// What the card does not have is refused with the size; then there is no arena, and the device goes on with less.
+/// An allocation larger than the free memory fails with an error that names its size; the device is then without an
+/// arena and accepts a smaller one.
 #[test]
 fn too_much_is_refused() {
     for expandable in [true, false] {
         let Some(mut device) = device(expandable) else { return };
         alloc(&mut device, 32);
-        // More than what is free and what the arena has, which it may give back.
+        // More than the free memory together with the present arena, which a reallocation may return.
         for bytes in [Bytes(device.memory().expect("asked").0.0 + 64 * MIB), Bytes(1 << 50)] {
             let error = device.alloc_arena(bytes).expect_err("there is no such memory").to_string();
             assert!(error.contains(&bytes.to_string()), "{error}");

@@ -1,5 +1,7 @@
-//! Attention on a card, in 16 bits, of narrow heads, of 64 columns, which two kernels share on Hopper, with rotary and
-//! without, and of 128: near the definition in f64, whatever the scores, and the same bits for a sequence in any company.
+//! Attention kernels on a CUDA device in bf16 and f16: narrow heads, heads of 64 columns (on Hopper two
+//! kernels, by length of the sequences) with and without rotary embedding, and heads of 128 columns. Results
+//! are close to the f64 reference for scores of any magnitude, and a sequence has equal bits alone and in a
+//! batch.
 
 use exec::reference::{Tensor, eval};
 use exec::{Device, Launch, Operand};
@@ -8,9 +10,10 @@ use graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
 use plan::{CudaKernel, KernelId};
 use plimsoll_cuda::{CudaDevice, cards};
 
-/// Heads: not a multiple of those of a block.
+/// Number of heads; not a multiple of the number of heads that one block processes.
 const HEADS: u32 = 5;
-/// Single tokens, whole and broken blocks of 16 keys, more than a block of queries and a tile of keys.
+/// Lengths of sequences: single tokens, complete and incomplete blocks of 16 keys, more than a block of queries
+/// and more than a tile of keys.
 const LENGTHS: [usize; 11] = [1, 2, 15, 16, 17, 50, 64, 65, 170, 192, 450];
 
 struct Batch {
@@ -28,7 +31,7 @@ impl Batch {
         Self { device: CudaDevice::without_timing(0).expect("a card"), op, dtype, lengths }
     }
 
-    /// Rows of o, by sequence, of q, k and v by sequence.
+    /// Runs the kernel on packed q, k and v, given per sequence, and returns the bytes of o per sequence.
     fn run(&mut self, rows: &[Vec<f64>]) -> Vec<Vec<u8>> {
         let tokens: usize = self.lengths.iter().sum();
         let counts = Counts { tokens: tokens as u64, sequences: self.lengths.len() as u64 };
@@ -98,7 +101,7 @@ impl Batch {
         [f64::cos, f64::sin].map(|of| angles.iter().map(|&a| of(a) as f32).collect())
     }
 
-    /// Relative L2 distance of all rows from the definition.
+    /// Relative L2 distance of all rows of o from the reference implementation in f64.
     fn distance(&self, rows: &[Vec<f64>], found: &[Vec<u8>]) -> f64 {
         let (tokens, width) = (self.lengths.iter().sum::<usize>(), self.op.width() as usize);
         let half = self.op.head_dim as usize / 2;
@@ -120,7 +123,8 @@ impl Batch {
     }
 }
 
-/// Rows of q, k and v that the element type has: q by `amplitude`, the others in -1..1.
+/// Random rows of q, k and v per sequence, representable in the element type: k and v in -1 .. 1, q times
+/// `amplitude`.
 fn random(batch: &Batch, amplitude: f64) -> Vec<Vec<f64>> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -139,7 +143,7 @@ fn random(batch: &Batch, amplitude: f64) -> Vec<Vec<f64>> {
     batch.lengths.iter().map(|&n| (0..n).flat_map(|_| row()).collect()).collect()
 }
 
-/// Cut to the element type; of f16 only what is normal there.
+/// Truncates to the bits of the element type; numbers below the normal range of f16 become zero.
 fn narrow(x: f64, dtype: DType) -> u16 {
     let bits = (x as f32).to_bits();
     let exponent = (bits >> 23 & 0xff) as i32 - 112;
@@ -168,13 +172,15 @@ fn heads_are_the_definition_and_have_the_same_bits_in_any_company() {
     }
     for (dtype, limit) in [(DType::Bf16, 2f64.powi(-7)), (DType::F16, 2f64.powi(-10))] {
         for head in [(16, true), (24, true), (32, true), (64, true), (64, false), (128, true)] {
-            // The largest make scores whose exponentials f32 does not have: rows are computed again below their maximum.
+            // The largest amplitude makes exponentials overflow f32, so that rows are computed again relative
+            // to their maximum.
             for amplitude in [1.0, 8.0, 400.0] {
                 let mut all = Batch::new(head, dtype, LENGTHS.to_vec());
                 let rows = random(&all, amplitude);
                 let found = all.run(&rows);
                 let (distance, of) = (all.distance(&rows, &found), (dtype, head, amplitude));
-                // The rotation rounds q and k: what a score errs by grows with it, and is a relative error of its weight.
+                // Rotary embedding rounds q and k: the error of a score grows with the score, and is a relative
+                // error of its weight.
                 let limit = limit * (amplitude / 4.0).max(1.0);
                 assert!(distance <= limit, "{of:?}: {distance:e}");
                 for (i, n) in LENGTHS.into_iter().enumerate() {
@@ -186,15 +192,16 @@ fn heads_are_the_definition_and_have_the_same_bits_in_any_company() {
     }
 }
 
-/// As few tokens as have whole and broken tiles of queries and keys, and as many short sequences as make blocks that stay take
-/// several: what a tool that follows every access to shared memory ends in seconds (`bench/sanitize.sh`).
+/// Small inputs with complete and incomplete tiles of queries and keys, and with enough short sequences that a
+/// persistent block processes several items, so that compute-sanitizer finishes in seconds
+/// (`bench/sanitize.sh`).
 fn few_tokens(heads: &[(u32, bool)]) {
     if !cards().is_ok_and(|cards| !cards.is_empty()) {
         println!("skipped: no CUDA device");
         return;
     }
     for &head in heads {
-        // Short ones and long ones have forms of their own.
+        // Short and long sequences have kernels or variants of their own.
         for lengths in [vec![1, 17, 66], vec![200, 131], vec![3; 400]] {
             let mut batch = Batch::new(head, DType::Bf16, lengths);
             batch.op.bias = if batch.op.rotary { Bias::None } else { Bias::Alibi };

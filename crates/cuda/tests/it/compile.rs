@@ -1,4 +1,5 @@
-//! Every kernel compiles for every architecture that is supported, without a card: no spills, no local memory.
+//! Compiles every kernel for every supported architecture, without a card, and checks that none spills registers or
+//! uses local memory.
 
 use plimsoll_cuda::{Compiler, Kernel, Libraries, every_kernel};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

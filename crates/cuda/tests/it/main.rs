@@ -1,4 +1,5 @@
-//! The tests of the crate, in one binary. What needs a card says `skipped: no CUDA device` where there is none.
+//! Integration tests of the crate, in one binary. Tests that need a CUDA device print `skipped: no CUDA device`
+//! and pass if the machine has none.
 
 mod arena;
 mod attention;

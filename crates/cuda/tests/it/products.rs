@@ -1,4 +1,5 @@
-//! Linear maps on a card against plain loops in f64: every form, odd shapes, and the same bits for a row in any batch.
+//! Linear layers on a CUDA device, compared to loops in f64: every variant and odd shapes; a row has equal bits
+//! in any batch.
 
 use exec::scaled::Codes;
 use exec::{Device, Launch, Operand};
@@ -11,13 +12,13 @@ use plimsoll_cuda::{CudaDevice, cards};
 const FULL: u64 = 1000;
 const DTYPES: [DType; 4] = [DType::F32, DType::Bf16, DType::F16, DType::F8];
 
-/// The element types of products on the card.
+/// Element types whose matmuls the device supports.
 fn dtypes() -> impl Iterator<Item = DType> {
     let old = cards().is_ok_and(|cards| cards[0].capability < (8, 9));
     DTYPES.into_iter().filter(move |&dtype| !(old && dtype == DType::F8))
 }
 
-/// Whether there is a card.
+/// Whether the machine has a CUDA device; prints a line if not.
 fn found() -> bool {
     let found = cards().is_ok_and(|cards| !cards.is_empty());
     if !found {
@@ -26,7 +27,7 @@ fn found() -> bool {
     found
 }
 
-/// Whether there is one with our own kernels of warpgroups.
+/// Whether the first device is a Hopper device, for which the crate has wgmma kernels.
 fn on_hopper() -> bool {
     let hopper = cards().is_ok_and(|cards| cards.first().is_some_and(|card| card.capability == (9, 0)));
     if !hopper {
@@ -35,20 +36,20 @@ fn on_hopper() -> bool {
     hopper
 }
 
-/// A linear map whose operands lie in a device's arena.
+/// A linear layer with its operands in a device's arena.
 struct Case {
     device: CudaDevice,
     op: Op,
     ins: Vec<Operand>,
     out: Operand,
     workspace: (u64, Bytes),
-    /// Of a full step.
+    /// Rows of a full step.
     rows: u64,
     values: Vec<Vec<f64>>,
 }
 
 impl Case {
-    /// Prepared, with random operands; `in_place` gives the residual the output's place.
+    /// Creates a prepared case with random operands; with `in_place` the residual and the output share their memory.
     fn new(n: u64, k: u64, dtype: DType, linear: Linear, in_place: bool) -> Self {
         Self::on(CudaDevice::without_timing(0).expect("a card"), (n, k), dtype, linear, in_place)
     }
@@ -57,7 +58,7 @@ impl Case {
         Self::of(device, [FULL, shape.0, shape.1], dtype, linear, in_place)
     }
 
-    /// With so many rows in a full step.
+    /// Creates a case with the given number of rows in a full step.
     fn of(
         mut device: CudaDevice,
         [rows, n, k]: [u64; 3],
@@ -75,7 +76,7 @@ impl Case {
         shapes.extend([Dim::Fixed(k), Dim::Fixed(k)].map(|dim| vec![dim]).into_iter().filter(|_| norm));
         shapes.push(vec![t, Dim::Fixed(n)]);
         let mut end = 0;
-        // Beside codes everything is bf16.
+        // With quantized x and w, all other operands are bf16.
         let others = if dtype == DType::F8 { DType::Bf16 } else { dtype };
         let of = |i| match i {
             0 | 1 => dtype,
@@ -117,7 +118,8 @@ impl Case {
         result.unwrap_or_else(|error| panic!("{}: {error}: {error:?}", self.name()));
     }
 
-    /// The bytes of the whole output after a step of some rows, whose first is row `shift` of the operands.
+    /// Runs a step of `rows` rows, starting with row `shift` of the operands, and returns the bytes of the
+    /// whole output.
     fn run(&mut self, rows: u64, shift: usize) -> Vec<u8> {
         let mut bytes = vec![0; self.out.bytes(full(self.rows)).0 as usize];
         self.device.fill(self.out.at, Bytes(bytes.len() as u64), 0xFF).expect("fill");
@@ -136,7 +138,7 @@ impl Case {
         bytes
     }
 
-    /// Takes the operands of a case with a norm in front, whose rows go through it here.
+    /// Takes the operands of a case with a fused norm; its rows are normalised by a separate kernel here.
     fn normalised_of(&mut self, case: &Self, linear: Linear, norm: LayerNorm) {
         let rows = normalised(case, linear, norm);
         self.values = [vec![rows], case.values[1..linear.norm_at()].to_vec()].concat();
@@ -150,8 +152,8 @@ impl Case {
         format!("{:?} {} x {}, {:?}", self.op, self.ins[1].spec, self.ins[0].spec, self.device.products())
     }
 
-    /// (value, allowed error) of an element: sums in f32 err with the root of their length, and 16-bit results are
-    /// rounded, twice where a gelu follows.
+    /// Returns (value, allowed error) of an element. The error of f32 sums grows with the square root of their
+    /// length; 16-bit results are rounded, twice if GELU follows.
     fn expected(&self, linear: Linear, row: usize, column: usize) -> (f64, f64) {
         if linear.epilogue == Epilogue::Gate {
             let plain = Linear { epilogue: Epilogue::None, ..linear };
@@ -178,21 +180,21 @@ impl Case {
         };
         let mut summing = 2f64.powi(-22) * (k as f64 * squares).sqrt().max(s.abs()) + 1e-7;
         if linear.tf32 {
-            // Tensor cores drop the last bits where they add.
+            // Tensor cores truncate the last bits when they add.
             summing *= 4.0;
         }
         if linear.prologue != Prologue::None {
-            // Normalised rows are rounded: ten times what half a unit of each adds up to.
+            // Normalised rows are rounded: ten times the error that half a unit in the last place of each adds up to.
             summing += 3.0 * rounding * squares.sqrt();
         }
         if self.ins[0].spec.dtype == DType::F8 {
-            // Sums that stay on the tensor cores are cut to 14 bits after every 32 terms.
+            // FP8 tensor cores truncate their accumulators to 14 bits after every 32 terms.
             summing += 2f64.powi(-13) * (k as f64 / 32.0).ceil() * s.abs().max(2.0 * squares.sqrt());
         }
         match linear.epilogue {
             Epilogue::None => (s, summing + rounding * s.abs()),
             Epilogue::Residual => {
-                // The library may round the product, and the product with its bias, before it adds what is there.
+                // cuBLASLt may round the product, and the product with its bias, before it adds the residual.
                 let residual = self.values[2 + usize::from(linear.bias)][row * n + column];
                 let product = s - if linear.bias { self.values[2][column] } else { 0.0 };
                 let rounded = product.abs() + s.abs() + (s + residual).abs();
@@ -203,7 +205,7 @@ impl Case {
         }
     }
 
-    /// What is multiplied: a row as it was fed, or normalised.
+    /// A row of the left operand of the matmul: as uploaded, or normalised.
     fn row_of_x(&self, linear: Linear, row: usize) -> Vec<f64> {
         let k = self.ins[0].spec.row_elements() as usize;
         let x = &self.values[0][row * k..][..k];
@@ -215,7 +217,7 @@ impl Case {
         x.iter().zip(gamma).zip(beta).map(|((x, g), b)| (x - mean) * rstd * g + b).collect()
     }
 
-    /// Some rows of the full step.
+    /// Runs the full step, checks a sample of its rows, and returns the bytes of the output.
     fn check(&mut self, linear: Linear) -> Vec<u8> {
         let (full, n) = (self.run(FULL, 0), self.out.spec.row_elements() as usize);
         let values = decode(&full, &self.out.spec);
@@ -230,7 +232,8 @@ impl Case {
         full
     }
 
-    /// The same bits among fewer rows and in another place; what lies behind them stays.
+    /// Checks that rows have equal bits in steps of fewer rows and at other positions, and that nothing behind
+    /// them is written.
     fn check_batches(&mut self, full: &[u8]) {
         let row = self.row();
         for rows in [1, 2, 31, 32, 33, 999] {
@@ -246,7 +249,7 @@ impl Case {
     }
 }
 
-/// Without the bits that TF32 has not.
+/// Truncates x to the 10 bits of mantissa of TF32.
 fn cut_to_tf32(x: f64) -> f64 {
     f64::from(f32::from_bits((x as f32).to_bits() & !0x1fff))
 }
@@ -255,7 +258,7 @@ fn full(rows: u64) -> Counts {
     Counts { tokens: rows, sequences: 1 }
 }
 
-/// Numbers in [-1, 1) that the element type has.
+/// Random numbers in [-1, 1) that are representable in the element type.
 fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
     let mut state = 0x9e37_79b9_7f4a_7c15 ^ (seed + 1);
     let mut next = || {
@@ -270,7 +273,8 @@ fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
     decode(&encode(&values, &operand.spec), &operand.spec)
 }
 
-/// Cut to the element type, which is exact for what it has; of codes, rounded, but for the last bit of the scales.
+/// Encodes values in the element type by truncation, which is exact for representable values. Quantized values are
+/// rounded, and exact but for the last bit of the scales.
 fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
     let half = |value: f64| {
         let bits = (value as f32).to_bits();
@@ -388,7 +392,7 @@ fn f32_is_cut_to_tf32_by_name_alone() {
         let linear = Linear { tf32, ..Linear::new(false, Epilogue::None) };
         let device = if timed { CudaDevice::new(0) } else { CudaDevice::without_timing(0) };
         let mut case = Case::on(device.expect("a card"), (n, k), DType::F32, linear, false);
-        // Whole factors, for both.
+        // Factors that are not cut to TF32, for both runs.
         case.values = case.ins.iter().enumerate().map(|(i, operand)| random(operand, i as u64, FULL)).collect();
         let found = decode(&case.run(FULL, 0), &case.out.spec);
         let plain = Linear::new(false, Epilogue::None);
@@ -413,7 +417,7 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
     }
     for name in CudaDevice::own_products() {
         for dtype in [DType::Bf16, DType::F16] {
-            // Whole tiles, parts of them, several in turns, sums that end inside of a stage.
+            // Complete and incomplete tiles, several tiles per block, and sums that end inside of a stage.
             for (n, k) in [(2560, 640), (320, 480), (200, 16), (8, 8), (1032, 1288)] {
                 let forms = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate];
                 for epilogue in forms {
@@ -422,8 +426,8 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
                     let device = CudaDevice::with_product(0, name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, in_place);
                     let chosen = case.device.products();
-                    // The largest tile has no registers for a residual, and its halves are no whole pieces; a gate takes two
-                    // blocks.
+                    // The largest tile has no registers for a residual, and its halves are no whole pieces; a
+                    // gate takes two blocks.
                     let without: &[&str] = match epilogue {
                         Epilogue::None | Epilogue::Gelu => &[],
                         Epilogue::Residual => &["128x192-turns"],
@@ -442,13 +446,13 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
     }
 }
 
-/// The rows of a case through a layer norm of its own.
+/// Normalises the rows of a case by a separate layer norm kernel on another device handle.
 fn normalised(case: &Case, linear: Linear, norm: LayerNorm) -> Vec<f64> {
     let mut device = CudaDevice::without_timing(0).expect("a card");
     let (at, params) = (&case.ins[0], linear.norm_at());
     let op = Op::LayerNorm(norm);
     let ins = [at.clone(), case.ins[params].clone(), case.ins[params + 1].clone()];
-    // Behind all operands, where the other device has its workspace.
+    // Behind all operands, at the offset where the case has its workspace.
     let y = Operand { at: case.workspace.0, ..at.clone() };
     let counts = full(case.rows);
     device.alloc_arena(Bytes(y.at) + y.bytes(counts)).expect("memory");
@@ -479,7 +483,7 @@ fn a_norm_in_front_has_the_bits_of_the_two_apart() {
     let norm = LayerNorm { eps: 1e-5 };
     for (name, dtype) in CudaDevice::own_norms().into_iter().zip([DType::Bf16, DType::F16].into_iter().cycle())
     {
-        // Those of ESM-2, parts of tiles, rows that end inside of a stage or of a word's lane.
+        // Shapes of ESM-2, incomplete tiles, and rows that end inside of a stage or of a lane's access.
         for (n, k) in [(1280, 320), (1440, 480), (1920, 640), (200, 72), (8, 8), (264, 536)] {
             for epilogue in [Epilogue::None, Epilogue::Gelu] {
                 let plain = Linear::new(n != 1440, epilogue);
@@ -493,7 +497,7 @@ fn a_norm_in_front_has_the_bits_of_the_two_apart() {
                 let mut apart = Case::on(device, (n, k), dtype, plain, false);
                 apart.normalised_of(&case, linear, norm);
                 assert!(apart.run(FULL, 0) == full, "{}: not the bits of {}", case.name(), apart.name());
-                // Few rows go through two kernels unless one is named.
+                // For few rows two separate kernels are chosen unless the kernel is named.
                 let device = CudaDevice::without_timing(0).expect("a card");
                 let mut few = Case::on(device, (n, k), dtype, linear, false);
                 few.values = case.values.clone();
@@ -503,7 +507,7 @@ fn a_norm_in_front_has_the_bits_of_the_two_apart() {
     }
 }
 
-/// As little as has whole and broken tiles, stages and words: what a tool that follows every access to shared memory ends in
+/// A small input with complete and incomplete tiles, stages and accesses, so that compute-sanitizer finishes in
 /// seconds (`bench/sanitize.sh`).
 #[test]
 fn a_norm_in_front_of_two_tiles() {
@@ -590,7 +594,7 @@ fn epilogues(dtype: DType, biases: &[bool]) -> Vec<Linear> {
     all.into_iter().filter(|&e| !(dtype == DType::F8 && e == Epilogue::Gate)).flat_map(of).collect()
 }
 
-/// (N, K): widths of streams with what follows them in a model, vocabularies that are no multiple of 8.
+/// (N, K) of linear layers: widths of models with their projections, and vocabularies that are no multiple of 8.
 const SHAPES: [(u64, u64); 14] = [
     (33, 33),
     (99, 33),
@@ -608,8 +612,8 @@ const SHAPES: [(u64, u64); 14] = [
     (1280, 1280),
 ];
 
-/// Forces every admitted candidate in turn: all have the bits of the canonical kernel, and none changes the arithmetic that a
-/// run records.
+/// Forces every admitted algorithm in turn, and checks that each has the bits of the canonical kernel and that
+/// none changes the arithmetic that a run records.
 fn check_every_candidate(dtype: DType, tf32: bool) {
     if !found() || !dtypes().any(|there| there == dtype) {
         return;
@@ -638,8 +642,8 @@ fn check_every_candidate(dtype: DType, tf32: bool) {
                 }
                 forced += 1;
             }
-            // Plain loops round after every term, which tensor cores do not: a comparison that does not see this sees
-            // nothing.
+            // Scalar loops round after every term and tensor cores do not. The comparison must detect this
+            // difference, or it would detect nothing.
             if let Some(loops) = candidates.iter().find(|one| one.name == "own" && one.equal.is_some()) {
                 assert_eq!(loops.equal, Some(false), "{n} {k} {dtype:?} {linear:?}");
                 assert!(!loops.modes[2] && !loops.modes[3], "{n} {k} {dtype:?} {linear:?}: {loops:?}");
@@ -649,7 +653,7 @@ fn check_every_candidate(dtype: DType, tf32: bool) {
     println!("{dtype:?}, TF32 {tf32}: {forced} candidates were forced, {refused} were refused");
 }
 
-/// Steps of any number of rows, each timed and prepared for its own, give a row the same bits.
+/// Checks that a row has equal bits in steps of any number of rows, each with algorithms timed for that number.
 fn check_steps(dtype: DType, tf32: bool) {
     if !found() || !dtypes().any(|there| there == dtype) {
         return;
@@ -670,7 +674,7 @@ fn check_steps(dtype: DType, tf32: bool) {
     }
 }
 
-// A test of each element type, which run beside each other.
+// One test per element type, so that they run in parallel.
 
 #[test]
 fn every_candidate_of_bf16_has_the_canonical_bits() {
@@ -742,7 +746,7 @@ fn mixed_types_are_refused() {
     assert!(error.contains("one float type, not f32, bf16, f32"), "{error}");
 }
 
-/// The kernel of a product with operands of this type.
+/// The kernel of a matmul with operands of this type.
 fn kernel_of(dtype: DType) -> KernelId {
     KernelId::Cuda(if dtype == DType::F8 { CudaKernel::GemmFp8 } else { CudaKernel::Gemm })
 }

@@ -1,4 +1,5 @@
-//! Whole encoders on a card: the same bits for steps of any size, whatever was timed.
+//! Whole encoders on a CUDA device: results have equal bits for steps of any size, whichever algorithms were
+//! chosen by timing.
 
 use exec::{Device, Executor, Machine};
 use graph::{Bounds, Counts, Param};
@@ -7,14 +8,14 @@ use plan::{Policy, Precision, Program, compile};
 use plimsoll_cuda::{CudaDevice, CudaMachine, Options, cards};
 use std::ops::Range;
 
-/// Tokens of a step, and of the longest sequence.
+/// Tokens of a full step and of the longest sequence.
 const TOKENS: [u64; 5] = [1100, 2048, 3000, 8192, 16_384];
 const LONGEST: u64 = 1024;
 /// Width, heads and layers: heads of 8, 16, 24, 32 and 64.
 const SIZES: [(u64, u64, u64); 8] =
     [(40, 5, 2), (64, 4, 2), (72, 3, 2), (96, 3, 2), (320, 20, 3), (480, 20, 2), (640, 20, 2), (1280, 20, 2)];
 
-/// Numbers that depend on their place: about 1 for the weights of norms.
+/// Pseudo-random weights that depend on their index only; about 1 for the weights of norms.
 fn weights(param: &Param, range: Range<u64>, out: &mut [f32]) {
     let norm = param.name.to_ascii_lowercase().ends_with("norm.weight");
     let seed = param.name.bytes().fold(1u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
@@ -26,7 +27,7 @@ fn weights(param: &Param, range: Range<u64>, out: &mut [f32]) {
     }
 }
 
-/// The means of all sequences, computed in steps of at most so many tokens.
+/// Mean embeddings of all sequences, computed in steps of at most the given number of tokens.
 fn means(
     device: Box<dyn Device>,
     encoder: &Encoder,
@@ -86,7 +87,7 @@ fn check(precision: Precision) {
                 let found = run(machine.open().expect("a device").remove(0), *tokens);
                 assert!(found == expected, "width {width}, {precision:?}: {tokens} tokens have other bits");
             }
-            // Chosen anew, as with an empty cache, and not chosen at all.
+            // Once with algorithms timed as with an empty cache, once without timing.
             let devices = [CudaDevice::surveying(0), CudaDevice::without_timing(0)];
             for (device, tokens) in devices.into_iter().zip([3000, 1100]) {
                 let found = run(Box::new(device.expect("a card")), tokens);

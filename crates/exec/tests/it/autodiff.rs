@@ -35,7 +35,7 @@ fn number(name: &str, i: u64) -> f32 {
     if name.ends_with("norm.weight") { 1.0 + 0.1 * unit } else { 0.6 * unit }
 }
 
-/// Runs a graph with one element of one parameter moved; the executor afterwards.
+/// Runs a graph with one element of one parameter changed, and returns the executor.
 fn step(policy: &Policy, moved: Option<(&str, u64, f32)>) -> Executor {
     let target = Target::named("null").expect("a target");
     let plan = compile(&network(), policy, &target).expect("planned");

@@ -47,7 +47,7 @@ pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     Some(outs.iter().enumerate().map(out).collect())
 }
 
-/// The codes of a type.
+/// The quantized format of an element type.
 fn codes(dtype: DType) -> Codes {
     if dtype == DType::I8 { Codes::Int8 } else { Codes::E4m3 }
 }
@@ -58,12 +58,13 @@ pub fn rows_of_codes(executor: &mut Executor, name: &str, spec: &TensorSpec, cou
     Data::Float(codes(spec.dtype).decode(&bytes, spec.rows(counts) as usize, spec.row_elements() as usize))
 }
 
-/// Codes of numbers that are themselves exact are exact. Behind arithmetic, one in a few hundred may be a neighbour.
+/// Compares quantized values. They must be equal if the numbers before quantization are exact; behind
+/// arithmetic, one in a few hundred may be the next representable value.
 pub fn compare_codes(at: &str, op: &Op, found: &[f64], wanted: &[f64]) {
     let Op::Quantize(Quantize { of, to }) = *op else { panic!("{at} is of {}", op.name()) };
     let exact = of == Quantized::Rows;
-    // Between neighbours lies at most an eighth, or the smallest number of the row, which is of order 1; of integers the
-    // same everywhere.
+    // The distance of adjacent e4m3 values is at most an eighth of the value, or the smallest step of the row,
+    // whose values are of order 1; adjacent int8 values have a constant distance.
     let most = wanted.iter().fold(0.0, |most: f64, w| most.max(w.abs()));
     let near = |f: f64, w: f64| match codes(to) {
         Codes::E4m3 => 0.126 * w.abs().max(f.abs()) + 1e-4,
@@ -85,7 +86,7 @@ fn rounded(data: &[f64]) -> Vec<f32> {
     data.iter().map(|&x| x as f32).collect()
 }
 
-/// Gives every operand that is no parameter, as input `in{i}`.
+/// Writes every operand that is not a parameter to the input `in{i}`.
 pub fn give(executor: &mut Executor, case: &Case) {
     for (i, operand) in case.ins.iter().enumerate().filter(|(_, o)| !o.weight) {
         let name = format!("in{i}");
@@ -126,8 +127,8 @@ fn compare(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     Some(outs)
 }
 
-/// Nobody computes in e4m3 on the CPU, whose products have no gates behind them; its MLP has weights of bf16 in tiles, and
-/// tests beside its kernel.
+/// Whether the CPU has no kernel for the op in f32: there is no quantization to e4m3 and no matmul with a gate,
+/// and the fused MLP takes bf16 weights in tiles only, with tests beside its kernel.
 pub fn not_on_cpu(op: &Op) -> bool {
     matches!(op, Op::Quantize(quantize) if quantize.to == DType::F8) || matches!(op, Op::Mlp(_)) || is_gate(op)
 }
@@ -143,7 +144,7 @@ fn the_reference_device_runs_every_case() {
     }
 }
 
-/// Training leaves weights in rows, which another kernel multiplies by.
+/// Trained weights stay in row-major order instead of packed panels, and have a matmul kernel of their own.
 #[test]
 fn the_cpu_runs_every_linear_with_weights_in_rows() {
     for on in On::every_cpu() {
@@ -153,7 +154,7 @@ fn the_cpu_runs_every_linear_with_weights_in_rows() {
     }
 }
 
-/// Every instruction set on one thread and on three, whose bits must be the same.
+/// Runs the cases with every instruction set on one thread and on three, and checks that the bits are equal.
 fn on_every_cpu(cases: &[Case]) {
     for isa in Isa::available() {
         for case in cases {
@@ -200,7 +201,8 @@ fn cuda_runs_every_case_of_inference() {
     assert!(ops.len() >= 15, "only {ops:?}");
 }
 
-/// Products of TF32 are a card's alone: the CPU's kernels refuse them, and f32 is not cut without being asked.
+/// Matmuls in TF32 exist on CUDA devices only: the CPU kernels reject them, and f32 is not rounded to TF32
+/// unless requested.
 #[test]
 fn products_of_tf32_are_those_of_the_reference() {
     let cuda = On::cuda(Precision::F32);
@@ -223,7 +225,7 @@ fn ran(executor: Result<Executor, PlanError>) -> bool {
     }
 }
 
-/// As [`compare`], where there is a CUDA kernel.
+/// As [`compare`], for ops that have a CUDA kernel.
 fn supported(on: On, case: &Case) -> Option<Vec<Data>> {
     has_cuda(&case.op).then(|| compare(on, case, Weights::Resident)).flatten()
 }

@@ -23,7 +23,7 @@ struct Backward {
     grads: Vec<Option<ValueId>>,
 }
 
-/// `None` where the op says that it is not differentiable.
+/// Builds the gradient of a case; `None` if the op is not differentiable.
 fn backward(case: &Case) -> Option<Backward> {
     let mut forward = Builder::new(case.bounds);
     let input = |(i, o): (usize, &crate::op_cases::Operand)| {

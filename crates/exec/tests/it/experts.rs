@@ -90,7 +90,7 @@ fn times(w: &[f64], x: &[f64]) -> Vec<f64> {
     w.chunks(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect()
 }
 
-/// One expert on one token.
+/// Output of one expert for one token.
 fn expert(w: &Weights, e: usize, x: &[f64]) -> Vec<f64> {
     let part = |name: &str, n: usize| w[name][e * n..(e + 1) * n].to_vec();
     let mut h = times(&part("up.weight", 2 * F * D), x);

@@ -243,7 +243,8 @@ fn a_sequence_has_the_same_bits_in_steps_of_any_number_of_rows() {
     any_number_of_rows(Precision::Int8);
 }
 
-/// Steps of so many rows, and of one sequence or as many as rows: whole tiles, one row more and one less.
+/// Row counts of steps, with one sequence or as many sequences as rows: multiples of a tile, one row more and
+/// one less.
 fn any_number_of_rows(precision: Precision) {
     let (golden, sequences) = esm2();
     let bounds = Bounds { tokens: 600, sequences: 70, longest: 600 };
@@ -257,7 +258,7 @@ fn any_number_of_rows(precision: Precision) {
         for rows in [1, 2, 31, 32, 33] {
             let whole = of(&letters[..rows]);
             let alone = encode(&mut one, 40, std::slice::from_ref(&whole));
-            // Behind another, so that it starts at a row of no tile.
+            // Placed behind another sequence, so that it does not start at the first row of a tile.
             let together = encode(&mut many, 40, &[of(&letters[rows..rows + 5]), whole]);
             assert!(together[1] == alone[0], "{} rows on {}", rows, isa.name());
             let single: Vec<Sequence> = letters[..rows].iter().map(|&id| of(&[id])).collect();
@@ -334,7 +335,8 @@ fn bits_do_not_depend_on_threads_or_fused_instructions() {
         encode(&mut executor, 40, &sequences)
     };
     type OpenDevice = fn(Isa, usize) -> On;
-    // Attention of bf16 has bits of its own on tiles, and others by dot products.
+    // Attention in bf16 has different bits with AMX tiles and with dot-product instructions, so these sets are
+    // left out.
     let ways: [(OpenDevice, bool); 3] = [
         (On::Cpu, false),
         (|isa, threads| On::CpuNarrow(isa, threads, Precision::Bf16), true),
@@ -371,7 +373,8 @@ fn streamed_weights_give_the_bits_of_resident_ones() {
                 let found = encode(&mut streamed, d, &sequences);
                 assert!(found == wanted, "step {step} on {}, fuse {fuse}", on.name());
             }
-            // Beside resident weights of bf16 there is no hidden layer, which is more than a tiny model's weights.
+            // With resident bf16 weights no buffer for a hidden layer is needed, which is larger than a tiny
+            // model's weights.
             let less = streamed.program().peak() < resident.program().peak();
             assert!(less || matches!(on, On::CpuNarrow(_, _, Precision::Bf16)), "{}", on.name());
         }

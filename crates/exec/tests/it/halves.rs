@@ -15,7 +15,8 @@ use std::collections::BTreeSet;
 /// Maximum elements of a case: larger cases test nothing more.
 const MOST_ELEMENTS: usize = 4_000;
 
-/// Which operands are of `dtype`: as many floats as the op takes together; statistics are f32 whatever they are of.
+/// Which operands of a case are converted to `dtype`: the largest set of float operands that the op accepts in that
+/// type; statistics remain f32.
 fn narrowed(case: &Case, dtype: DType) -> Vec<bool> {
     let fits = |narrow: &Vec<bool>| {
         let spec = |(o, &narrow): (&Operand, &bool)| TensorSpec {

@@ -29,7 +29,7 @@ enum State {
 }
 
 impl Stepper {
-    /// With p as it starts and zeros in the states.
+    /// Creates the optimizer with the initial p and zeros in the states.
     fn new(on: On, op: Op, shapes: &[(Vec<u64>, DType)], p: Vec<f32>, hyper: u64) -> Self {
         let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1 });
         let scalars = [2, hyper].map(|n| (vec![n], DType::F32));
@@ -111,7 +111,7 @@ fn codes(file: &Weights, name: &str) -> Vec<u8> {
     out
 }
 
-/// (1 - b1^t, 1 - b2^t), with the betas that the kernels have.
+/// (1 - b1^t, 1 - b2^t), with the betas of the kernels.
 fn corrections(op: &AdamW, step: usize) -> [f32; 2] {
     [op.beta1, op.beta2].map(|beta| (1.0 - f64::from(beta).powi(step as i32)) as f32)
 }
@@ -137,7 +137,7 @@ fn a_hundred_steps_are_those_of_pytorch() {
             let n = start.len();
             let mut stepper = Stepper::new(on, op, &shapes, start, hyper(1).len() as u64);
             for (step, g) in (1..=STEPS).zip(g.chunks_exact(n)) {
-                // Half of a gradient twice as large is the same to the last bit.
+                // Halving a doubled gradient is exact.
                 let g: Vec<f32> = g.iter().map(|g| 2.0 * g).collect();
                 stepper.step(&g, [0.5, 1.0], &hyper(step));
                 if file.get(&format!("{kind}.{name}.p.{step}")).is_some() {
@@ -172,8 +172,9 @@ fn optimizer(kind: &str, shape: &[u64]) -> (Op, Vec<Vec<u64>>, Hyper) {
     }
 }
 
-/// g = a (p - t). The first three steps have no code near a tie, so codes are equal. Later single codes may differ by
-/// one, which moves p by some percent of a step: a fifth of lr at most, and hardly any element.
+/// g = a (p - t). In the first three steps no value is near a tie of the quantization, so quantized moments are
+/// equal. Later, single quantized values may differ by one, which moves few elements of p, by a fifth of lr at
+/// most.
 #[test]
 fn moments_of_8_bits_are_those_of_the_definition() {
     let file = fixture("adamw8bit.safetensors");

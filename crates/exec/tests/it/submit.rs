@@ -11,7 +11,7 @@ use std::ops::Range;
 
 const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
 
-/// Ids and spans of a step of so many sequences.
+/// Token ids, spans and counts of a step of `n` sequences.
 fn step(n: i32) -> (Vec<i32>, Vec<i32>, Counts) {
     let length = 7 + n;
     let ids = (0..n * length).map(|i| 4 + i * 7 % 20).collect();
@@ -33,7 +33,7 @@ fn encoder(on: On) -> Executor {
     load(on, &graph(), true, weights).expect("planned")
 }
 
-/// The same on the first GPU, used so, with its weights there or read in every step.
+/// An executor of `graph` on the first GPU with the given options, with resident or streamed weights.
 fn on_gpu(graph: &graph::Graph, options: Options, placed: Weights) -> Executor {
     let (target, plan) = On::Cuda(Precision::F32).plan(graph, true, placed).expect("planned");
     let program = Program::new(target, vec![("test".to_owned(), plan)], vec![]).with_ring(options.depth);
@@ -47,7 +47,7 @@ fn on_gpu(graph: &graph::Graph, options: Options, placed: Weights) -> Executor {
     executor
 }
 
-/// Every way to use a card.
+/// Every combination of the options of a CUDA device.
 fn every_use() -> impl Iterator<Item = Options> {
     let flags = [(true, true), (true, false), (false, true), (false, false)];
     flags.into_iter().flat_map(|(streams, pinned)| {
@@ -196,7 +196,7 @@ fn a_full_gpu_gives_the_same_bits() {
     let (graph, steps) = (graph(), [3; 24]);
     let wanted = pipelined(&mut on_gpu(&graph, Options::default(), Weights::Resident), &steps);
     let mut executor = on_gpu(&graph, Options::default(), Weights::Resident);
-    // What is compiled and loaded at the first step is there by now.
+    // A first step compiles and loads all kernels, which need memory of their own.
     pipelined(&mut executor, &[3]);
     let mut holders: Vec<CudaDevice> = vec![];
     let mut bytes = 1 << 38;
@@ -215,7 +215,7 @@ fn a_full_gpu_gives_the_same_bits() {
     assert!(said.is_some(), "there was room for a record");
 }
 
-/// An error of a kernel belongs to its own step, and to no other.
+/// The error of a kernel is reported for its own step only.
 #[test]
 fn a_gpu_names_the_step_that_is_refused() {
     if On::cuda(Precision::F32).is_none() {
@@ -251,7 +251,7 @@ fn a_gpu_names_the_step_that_is_refused() {
     }
 }
 
-/// Products that take some milliseconds: longer than the host takes to bring their input of 1 MB.
+/// A graph of matmuls that take some milliseconds, longer than the copy of their input of 1 MB from the host.
 fn products() -> graph::Graph {
     let mut g = Builder::new(Bounds { tokens: 4096, sequences: 1, longest: 4096 });
     let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(64)], DType::F32);
@@ -297,14 +297,15 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
         let found = [beside(&ins), beside(&outs)];
         println!("streams {streams}: {found:?} copies in and out beside kernels");
         match streams {
-            // All but those before the first kernel and behind the last.
+            // All copies but those before the first kernel and behind the last overlap with kernels.
             true => assert!(found[0] >= 4 && found[1] >= 4, "{found:?}: {ins:#?} {outs:#?}"),
             false => assert_eq!(found, [0, 0], "{ins:#?} {outs:#?}"),
         }
     }
 }
 
-/// Seconds that a span shares with others, less what two clocks of half a microsecond can make of neighbours.
+/// Seconds by which a span overlaps others, minus 2 microseconds, because two clocks with a resolution of half
+/// a microsecond can make adjacent spans appear to overlap.
 fn overlap(one: &Span, others: &[Span]) -> f64 {
     let end = |span: &Span| span.start + span.seconds;
     let shared = |other: &Span| (end(one).min(end(other)) - one.start.max(other.start)).max(0.0);

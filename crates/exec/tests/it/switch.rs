@@ -43,7 +43,7 @@ fn another_program_computes_as_on_a_device_of_its_own() {
     for on in [On::Reference, On::Cpu(Isa::detect(), 2)].into_iter().chain(cuda) {
         let mut executor = on.executor(program(on, 4 * LENGTH));
         executor.load(0, &mut read).expect("loaded");
-        // It grows, shrinks, and grows to more than it ever was.
+        // The arena grows, shrinks, and grows beyond its previous maximum.
         for tokens in [64, 16, 2, 256].map(|sequences| sequences * LENGTH) {
             let next = program(on, tokens);
             executor.switch(next.clone()).unwrap_or_else(|e| panic!("{}: {e}", on.name()));

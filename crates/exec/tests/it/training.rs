@@ -115,7 +115,7 @@ fn adapters_equal_merged_weights() {
         let graph = encoder.train_graph(fixture.bounds(), Task::MaskedLm, &training, lora).expect("a graph");
         differentiated(&graph)
     };
-    // Any numbers, so that neither A nor B is zero.
+    // Arbitrary numbers, so that neither A nor B is zero.
     let adapter = |p: &Param| {
         let n: u64 = p.pieces[0].shape.iter().product();
         let mut values = vec![0.0; n as usize];
@@ -164,7 +164,7 @@ fn adapters_equal_merged_weights() {
     }
 }
 
-/// A classifier is the cross-entropy of an affine map of the mean that inference gives.
+/// The loss of a classifier equals the cross-entropy of an affine map of the mean embedding that inference computes.
 #[test]
 fn classifiers_read_the_pooled_state() {
     const CLASSES: usize = 3;

@@ -38,7 +38,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// Every form on TF32, with operands that TF32 represents exactly, so that the products are those of f32. Tensor
-/// cores drop the last bits when they add.
+/// cores truncate the last bits when they add.
 pub fn tf32() -> Vec<Case> {
     let linears = cases()
         .into_iter()

@@ -6,10 +6,10 @@ use graph::ops::*;
 use graph::{Dim, Op};
 use plimsoll_exec::reference::Data;
 
-/// Around vectors, blocks of 8-bit moments, and the elements of a task.
+/// Numbers of elements around the length of a vector, of a block of 8-bit moments, and of the share of a task.
 const SIZES: [u64; 9] = [1, 5, 16, 33, 255, 256, 257, 700, 40_001];
 
-/// Around the columns of a task; many rows; one of each.
+/// Shapes around the number of columns of a task, with many rows, and with one row and column.
 const MATRICES: [(u64, u64); 7] = [(1, 1), (7, 3), (12, 128), (5, 129), (300, 70), (1, 40), (70, 1)];
 
 const POSITIVE: Noise = Noise { offset: 0.6, amplitude: 0.5 };

@@ -41,7 +41,7 @@ impl Fixture {
         self.dropping(bounds, 0.0)
     }
 
-    /// The same with dropout, which the answers have not.
+    /// The training graph with dropout, for which the fixture has no reference results.
     pub fn dropping(&self, bounds: Bounds, dropout: f32) -> Graph {
         // Chunks of few rows, so that there are several.
         let training = Training { chunk: 8, dropout, ..Training::default() };
@@ -65,7 +65,7 @@ impl Fixture {
         Some(out)
     }
 
-    /// The values of a parameter: out of the file, or as the configuration says.
+    /// The values of a parameter: from the file, or as defined by the configuration.
     pub fn parameter(&self, param: &Param) -> Vec<f32> {
         let value = |p: &Piece| {
             let found = self.piece(&self.weights, "", p);
@@ -96,7 +96,7 @@ impl Fixture {
         out.into_iter().map(|v| v as i32).collect()
     }
 
-    /// How many rows a step has.
+    /// Number of rows of a step.
     pub fn counts(&self) -> Counts {
         match &self.model {
             Model::Head(_) => Counts { tokens: 0, sequences: self.integers("targets").len() as u64 },
@@ -107,13 +107,13 @@ impl Fixture {
         }
     }
 
-    /// More than a step has: plans are worst cases.
+    /// Bounds larger than the counts of a step: plans are made for maximum sizes.
     pub fn bounds(&self) -> Bounds {
         let Counts { tokens, sequences } = self.counts();
         Bounds { tokens: tokens + 7, sequences: sequences + 2, longest: tokens + 3 }
     }
 
-    /// How many targets count.
+    /// Number of targets that contribute to the loss.
     pub fn targets(&self) -> usize {
         self.integers("targets").iter().filter(|&&t| t >= 0).count()
     }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 const STEPS: usize = 5;
 
-/// A run under way.
+/// A training run in progress.
 struct Run<'a> {
     fixture: &'a Fixture,
     executor: Executor,
@@ -147,7 +147,7 @@ impl Run<'_> {
         assert_eq!(losses.len(), STEPS);
     }
 
-    /// Every parameter as it is now.
+    /// The present values of all parameters.
     fn parameters(&mut self) -> BTreeMap<String, Vec<f32>> {
         let mut all = BTreeMap::new();
         for Resident { what, at, spec } in self.executor.residents() {
@@ -162,7 +162,7 @@ impl Run<'_> {
 }
 
 impl Fixture {
-    /// A number of the steps.
+    /// A number from the fixture's description of the steps.
     fn hyper(&self, name: &str) -> f64 {
         self.answers.metadata()[name].parse().expect(name)
     }
@@ -226,8 +226,8 @@ fn of_the_head() {
     on(&On::every_cpu(), &["head"]);
 }
 
-/// Without a clip each gradient is used up in the micro-step; where one is not finite the weights stay finite, and the
-/// output `scale` says that the step was skipped.
+/// Without clipping, each gradient is applied in the micro-step. If a gradient is not finite, the weights stay
+/// finite and the output `scale` reports that the step was skipped.
 #[test]
 fn a_gradient_that_is_not_finite_moves_nothing_behind_it() {
     let fixture = Fixture::open("head");
