@@ -1,10 +1,11 @@
-//! `plimsoll convert`: any weights that can be read to one safetensors file. Invariant: the file appears only when
-//! it was read back and every tensor in it has the name, type, shape and bytes that the input has.
+//! `plimsoll convert`: rewrites a model's weights as one safetensors file. Invariant: the output appears only
+//! after it was read back and every tensor had the name, element type, shape and bytes of its input.
 //!
-//! A fair-esm checkpoint gets the hub's names and a config.json beside the output; other names are kept.
+//! A fair-esm checkpoint gets the hub's tensor names, and a config.json is written beside the output; the
+//! tensor names of other inputs are kept.
 //!
-//! Names that share a storage (tied weights) are written each with their own bytes: no name is lost, and
-//! safetensors has no sharing.
+//! Tied weights (several names that share one storage) are each written in full, because safetensors has no
+//! shared storage.
 
 use crate::ToolError;
 use data::atomic::AtomicFile;
@@ -21,34 +22,34 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// What is asked.
+/// Options of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// A weight file, an index, or a model's folder.
     pub input: PathBuf,
     /// The safetensors file.
     pub output: PathBuf,
-    /// Whether a file that is there may be replaced.
+    /// Whether to replace existing output files.
     pub force: bool,
 }
 
-/// What was written.
+/// Result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The safetensors file.
     pub output: PathBuf,
     /// The config.json, written for a fair-esm checkpoint.
     pub config: Option<PathBuf>,
-    /// Tensors in it.
+    /// Number of tensors in the safetensors file.
     pub tensors: u64,
-    /// Numbers in them.
+    /// Total number of elements.
     pub elements: u64,
-    /// Bytes of them.
+    /// Total size of the tensors in bytes, without the header.
     pub bytes: u64,
 }
 
 impl Report {
-    /// The same as JSON.
+    /// The report as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "output": self.output.display().to_string(),
@@ -60,10 +61,10 @@ impl Report {
     }
 }
 
-/// Elements that are in memory at a time.
+/// Number of elements of a tensor in memory at a time.
 const PART: u64 = 1 << 18;
 
-/// Converts.
+/// Converts `options.input` to a safetensors file and compares the written file with the input.
 pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report, ToolError> {
     let Options { input, output, force } = options;
     check_output(output, *force)?;
@@ -108,7 +109,8 @@ fn check_output(output: &Path, force: bool) -> Result<(), ToolError> {
     }
 }
 
-/// The output's name of each tensor: the hub's names for a fair-esm checkpoint, else the input's.
+/// Maps each input tensor's name to its output name: the hub's name for a fair-esm checkpoint, else the input
+/// name. `Err` if a tensor has no name on the hub, or two tensors would get one name.
 fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String>, ToolError> {
     let mut names = BTreeMap::new();
     let mut sources: BTreeMap<String, String> = BTreeMap::new();
@@ -128,7 +130,8 @@ fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String
     Ok(names)
 }
 
-/// Wide types first, so that each tensor begins at a multiple of its type, as the safetensors crate writes them.
+/// The tensors in output order: wide element types first, as the safetensors crate writes them, so that each
+/// tensor starts at a multiple of its element size. `Err` if a tensor has the reserved name `__metadata__`.
 fn in_file_order(weights: &Weights) -> Result<Vec<&Tensor>, ToolError> {
     let mut tensors: Vec<&Tensor> = weights.tensors().collect();
     if let Some(tensor) = tensors.iter().find(|t| t.name() == "__metadata__") {
@@ -161,7 +164,7 @@ fn write(
     Ok(())
 }
 
-/// Every tensor of both, by name, type, shape and bytes.
+/// `Err` unless both files have the same tensors by name, element type, shape and bytes.
 fn compare(
     input: &Weights,
     written: &Weights,
@@ -194,13 +197,13 @@ fn compare(
     Ok(())
 }
 
-/// Ranges of elements that cover a tensor.
+/// Consecutive element ranges of at most `PART` elements that cover a tensor.
 fn parts(tensor: &Tensor) -> impl Iterator<Item = Range<u64>> {
     let elements = tensor.elements();
     (0..elements).step_by(PART as usize).map(move |start| start..(start + PART).min(elements))
 }
 
-/// Tells how far it is.
+/// Progress of one pass over the tensors, reported to the observer.
 struct Told<'a> {
     observer: &'a mut dyn Observer,
     file: &'a Path,

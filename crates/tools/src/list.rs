@@ -100,6 +100,7 @@ pub(crate) fn parameters(encoder: &Encoder) -> Result<u64, VerifyError> {
     Ok(learnt.map(|piece| piece.shape.iter().product::<u64>()).sum())
 }
 
+/// State of the files of the model `id` in the hub cache.
 fn cached_state(id: &str, env: &HubEnv) -> Cached {
     let Ok(folder) = find_in_hub(id, env) else { return Cached::Absent };
     match lacks(&folder, Need::Model) {
@@ -120,6 +121,7 @@ fn weight_bytes(folder: &Path) -> u64 {
     files.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
 }
 
+/// Number of layers of an encoder.
 fn layers(encoder: &Encoder) -> u64 {
     match encoder {
         Encoder::Esm2(config) => config.layers,
@@ -182,6 +184,7 @@ impl Model {
     }
 }
 
+/// Column headings of the text table.
 const HEADINGS: [&str; 7] =
     ["model", "family", "layers", "width", "parameters", "weights in f32", "in the cache"];
 

@@ -61,6 +61,8 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<Report, T
     let merging = Merging::new(&model, &adapter, &tensors)?;
     let (adapted, count) = (merging.pairs.len() as u64, merging.written().len() as u64);
     observer.say(Level::Info, &format!("{adapted} adapters of rank {} into {}", adapter.rank, model.name));
+    // The folder is filled under a temporary name beside the output and then renamed, so that an interrupted
+    // merge never leaves a partial model under the output's name.
     let temporary =
         output.with_file_name(format!(".{}.part", output.file_name().unwrap_or_default().to_string_lossy()));
     fs::create_dir(&temporary).map_err(RuntimeError::io(&temporary))?;
@@ -81,7 +83,7 @@ struct Pair {
     b: Vec<f32>,
 }
 
-/// The inputs of a merge, checked against each other.
+/// The inputs of a merge, validated against each other.
 struct Merging<'a> {
     model: &'a EncoderModel,
     task: Task,
@@ -96,6 +98,8 @@ struct Merging<'a> {
 }
 
 impl<'a> Merging<'a> {
+    /// Matches every tensor of the adapter to a weight of the model. `Err` for a tensor without a match, or a
+    /// shape that fits neither the rank nor the weight.
     fn new(model: &'a EncoderModel, adapter: &Adapter, tensors: &'a Weights) -> Result<Self, ToolError> {
         let foreign = |name: &str| {
             let (path, tensor) = (tensors.path().to_owned(), name.to_owned());
@@ -207,6 +211,7 @@ impl Pair {
     fn add(&self, n: usize, rank: usize, scale: f64, row: &mut [f32]) {
         let b = &self.b[n * rank..(n + 1) * rank];
         for (j, w) in row.iter_mut().enumerate() {
+            // A is row-major (r, k): column j is every k-th element from j, where k = len / r.
             let column = self.a.iter().skip(j).step_by(self.a.len() / rank);
             let product: f64 = b.iter().zip(column).map(|(b, a)| f64::from(*b) * f64::from(*a)).sum();
             *w = (f64::from(*w) + scale * product) as f32;
@@ -223,7 +228,8 @@ fn weight(model: &EncoderModel, module: &str) -> Option<String> {
     model.find(&format!("{}.weight", module.strip_prefix(prefix).unwrap_or(module)))
 }
 
-/// Encodes values in a file's element type. Integer types cannot occur, because their tensors cannot be read as values.
+/// Encodes values in a file's element type. Integer types cannot occur here, because `read_f32` refuses tensors
+/// of integers.
 fn store(values: &[f32], dtype: DType, bytes: &mut Vec<u8>) {
     bytes.clear();
     for &x in values {

@@ -1,5 +1,5 @@
-//! An encoder that answers with everything it computes. Invariant: an answer belongs to its sequence, in whatever
-//! company it was computed.
+//! Runs an encoder and returns all of its outputs. Invariant: a sequence's outputs do not depend on the other
+//! sequences of its batch or on their order.
 
 use data::pack::Order;
 use exec::Param;
@@ -11,25 +11,25 @@ use runtime::{EncoderModel, RuntimeError, Settings, Silent};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Tokens of a step where nothing else is asked for: what is verified is short.
+/// Default number of tokens of a step; the sequences of `verify` are short.
 const TOKENS: u64 = 1024;
 
-/// The name of the encoder's plan.
+/// Name of the encoder's plan in the program.
 const ENCODER: &str = "encoder";
 
-/// A running encoder.
+/// An encoder with loaded weights that is ready to run.
 pub(super) struct Runner {
     session: Session,
     encoder: ModelId,
-    /// The positions of the outputs.
+    /// Index of the output `hidden`; `mean` and `logits` are the indices of theirs.
     hidden: usize,
     mean: usize,
     logits: Option<usize>,
-    /// Weights that were no finite numbers.
+    /// Number of weights that are NaN or infinite.
     pub(super) broken_weights: u64,
 }
 
-/// A model's weights, of which those that are no finite numbers are counted.
+/// Weight source that counts the values that are NaN or infinite while they are loaded.
 struct Counted<'a> {
     model: &'a EncoderModel,
     broken: AtomicU64,
@@ -48,29 +48,29 @@ impl WeightSource for Counted<'_> {
     }
 }
 
-/// What a model says about a sequence.
+/// Outputs of the encoder for one sequence of T tokens, with D columns and a vocabulary of V.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Answer {
-    /// (T, D).
+    /// Hidden states of the last layer, `(T, D)`.
     pub(super) hidden: Vec<f32>,
-    /// (D).
+    /// Mean of the hidden states over the sequence, `(D)`.
     pub(super) mean: Vec<f32>,
-    /// (T, V); empty without a language-model head.
+    /// Logits `(T, V)`; empty without a language-model head.
     pub(super) logits: Vec<f32>,
 }
 
 impl Answer {
-    /// All values, in a fixed order.
+    /// All output values, in the order hidden states, mean, logits.
     pub(super) fn values(&self) -> impl Iterator<Item = f32> {
         [&self.hidden, &self.mean, &self.logits].into_iter().flatten().copied()
     }
 
-    /// T.
+    /// Number of tokens T.
     pub(super) fn tokens(&self) -> usize {
         self.hidden.len() / self.mean.len().max(1)
     }
 
-    /// The largest logit of each token; none without a language-model head.
+    /// Token id with the largest logit at each position; empty without a language-model head.
     pub(super) fn most_likely(&self) -> Vec<usize> {
         let columns = self.logits.len() / self.tokens().max(1);
         let largest = |row: &[f32]| (0..columns).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0);
@@ -79,7 +79,8 @@ impl Answer {
 }
 
 impl Runner {
-    /// Plans and loads; `longest` is that of all sequences that will come.
+    /// Plans the encoder and loads its weights. `longest` is the number of tokens of the longest sequence that
+    /// will be passed to [`Self::answers`].
     pub(super) fn start(
         model: &EncoderModel,
         with_logits: bool,
@@ -115,7 +116,7 @@ impl Runner {
         Ok(Self { session, encoder, hidden, mean, logits, broken_weights: counted.broken.into_inner() })
     }
 
-    /// The answers in the order of the sequences, which are packed as they come.
+    /// Outputs of all sequences, in their order. Sequences are packed into steps in their order.
     pub(super) fn answers<'a>(
         &mut self,
         sequences: impl Iterator<Item = &'a [i32]>,
@@ -128,6 +129,7 @@ impl Runner {
                 self.collect(&mut answers)?;
             }
         }
+        // The last pack is usually not full: without a flush its sequences would never be computed.
         loop {
             self.session.flush();
             if !self.collect(&mut answers)? {
@@ -137,12 +139,12 @@ impl Runner {
         answers.into_iter().map(|answer| answer.ok_or_else(unanswered)).collect()
     }
 
-    /// The answer to one sequence alone.
+    /// Outputs of one sequence computed alone.
     pub(super) fn answer(&mut self, sequence: &[i32]) -> Result<Answer, RuntimeError> {
         self.answers(std::iter::once(sequence))?.pop().ok_or_else(unanswered)
     }
 
-    /// Waits for a step and takes its answers; false where nothing is in flight.
+    /// Waits for the next step and stores its outputs; `false` if no step is in flight.
     fn collect(&mut self, answers: &mut [Option<Answer>]) -> Result<bool, RuntimeError> {
         let step = match self.session.next(&|| Ok(()))? {
             Next::Ready(step) => step,

@@ -1,24 +1,24 @@
-//! How far a model in a narrower precision is from itself in f32, on the same device and sequences. Invariant: both
-//! sides are measured; what they are compared with is never a model's own claim.
+//! Distance between a model in a reduced precision and the same model in f32, on one device and the same
+//! sequences. Invariant: both sides are computed here; the tolerances are constants of this module.
 
 use super::Verdict;
 use super::compute::Answer;
 use plan::Precision;
 
-/// Score differences below which a label may differ: the classes are close to each other.
+/// Difference between the two f32 scores of a row below which its label may change with the precision.
 const CLOSE: f32 = 0.3;
 
-/// Means of the same sequences in both precisions.
+/// Mean embeddings of the same sequences in f32 (`wide`) and in the reduced precision (`narrow`).
 pub(super) struct Means {
     pub(super) wide: Vec<Vec<f32>>,
     pub(super) narrow: Vec<Vec<f32>>,
 }
 
-/// The most that hidden states may be off, as relative L2.
+/// Tolerance of the relative L2 distance of hidden states.
 fn bound(precision: Precision) -> f64 {
     match precision {
         Precision::F32 => 0.0,
-        // A fifth of what bf16 may be off, for 10 bits of mantissa in place of 7.
+        // A fifth of the tolerance of bf16: TF32 has 10 bits of mantissa, bf16 has 7.
         Precision::Tf32 => 2e-3,
         Precision::Bf16 | Precision::Fp16 => 1e-2,
         Precision::Int8 => 2e-2,
@@ -26,7 +26,8 @@ fn bound(precision: Precision) -> f64 {
     }
 }
 
-/// Hidden states, means and most likely letters of the same sequences.
+/// Compares hidden states, mean embeddings and most likely tokens of the same sequences. Only the distance of
+/// the hidden states is a check; the others are notes.
 pub(super) fn answers(
     precision: Precision,
     wide: &[Answer],
@@ -55,7 +56,8 @@ pub(super) fn answers(
     Means { wide: means(wide), narrow: means(narrow) }
 }
 
-/// Scores, two for each row, of embeddings in both precisions.
+/// Compares the head's scores, two per row, for embeddings in both precisions. Fails if a score is not finite
+/// or a label changes on a row with clearly different f32 scores.
 pub(super) fn scores(wide: &[f32], narrow: &[f32], verdict: &mut Verdict) {
     let rows = wide.len() / 2;
     let most = super::worst(narrow, wide);
@@ -71,13 +73,14 @@ pub(super) fn scores(wide: &[f32], narrow: &[f32], verdict: &mut Verdict) {
     verdict.add("distance", wrong == 0 && most.is_finite(), detail);
 }
 
+/// `||found - wanted|| / ||wanted||`, summed in f64.
 fn relative_l2<'a>(found: impl Iterator<Item = &'a f32>, wanted: impl Iterator<Item = &'a f32>) -> f64 {
     let (mut error, mut norm) = (0.0, 0.0);
     for (f, w) in found.zip(wanted) {
         error += f64::from(f - w).powi(2);
         norm += f64::from(*w).powi(2);
     }
-    // Not a number where a value is none, which is below no bound.
+    // NaN if any value is NaN; NaN is not below any tolerance, so the check fails.
     (error / norm).sqrt()
 }
 

@@ -1,5 +1,5 @@
-//! What is checked of an encoder. Invariant: the checks only look; each says its numbers, and a model that cannot
-//! be opened is a failed check, not the end of the story.
+//! Checks of an encoder. Invariant: checks do not modify the model; a model that cannot be opened is a failed
+//! check and does not end the verification.
 
 use super::compute::{Answer, Runner};
 use super::distance::{self, Means};
@@ -15,10 +15,10 @@ use models::{Encoder, KNOWN, derived, known};
 use plan::Precision;
 use runtime::{EncoderModel, Level, Observer, RuntimeError, Settings, Tokenizer};
 
-/// Of answers that lie beside the weights: f32 against f32.
+/// Tolerance of reference outputs beside the weights: f32 compared with f32.
 const ANSWER_BOUND: f32 = 1e-5;
 
-/// The canonical tensors of ESM-2's language-model head.
+/// Canonical names of the tensors of ESM-2's language-model head.
 const LM_HEAD: [&str; 5] = [
     "lm_head.dense.weight",
     "lm_head.dense.bias",
@@ -27,15 +27,15 @@ const LM_HEAD: [&str; 5] = [
     "lm_head.bias",
 ];
 
-/// A model that could be opened.
+/// Facts about an opened encoder that the checks of the head need.
 pub(super) struct Opened {
-    /// D.
+    /// Width of the hidden states, D.
     pub(super) width: u64,
-    /// In f32 and in a narrower precision, where that was asked for.
+    /// Mean embeddings in f32 and in a reduced precision, if one was requested.
     pub(super) means: Option<Means>,
 }
 
-/// The verdict on a model, and what is known of it if it could be opened.
+/// Verifies an encoder; the second value is `None` if it could not be opened.
 pub(super) fn verify(
     name: &str,
     options: &Options,
@@ -65,7 +65,7 @@ pub(super) fn verify(
     let answered = golden.iter().flat_map(|g| &g.sequences);
     let all = || own.iter().chain(answered.clone()).chain(references.iter().flat_map(|r| &r.sequences));
     let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
-    // What is known of answers is in f32.
+    // Published values and reference outputs are in f32.
     let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
     let mut runner = Runner::start(&model, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{name} is loaded"));
@@ -96,12 +96,12 @@ pub(super) fn verify(
     Ok((verdict, Some(Opened { width, means: Some(means) })))
 }
 
-/// The hub ids whose configuration this is.
+/// Hub ids of the known models with this configuration.
 fn released(encoder: &Encoder) -> impl Iterator<Item = &'static str> {
     KNOWN.iter().map(|(id, _)| *id).filter(move |id| known(id).as_ref() == Some(encoder))
 }
 
-/// Tensors, parameters, and whether the file is the hub's.
+/// Reports the numbers of tensors and parameters, and whether the file is the hub's file.
 fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<(), ToolError> {
     let tensors = model.weights.tensors().count();
     let head = match (&model.encoder, has_head) {
@@ -121,14 +121,15 @@ fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<
     for (file, digest) in model.weights.sha256()? {
         match digest.starts_with(start) && digest.ends_with(end) {
             true => verdict.add("digest", true, format!("{file} is the file on the hub ({start}..{end})")),
-            // A converted file has the same numbers in other bytes: the corners decide.
+            // A converted file has the same values in other bytes; the checks of published corners decide.
             false => verdict.note("digest", format!("{file} is another file than the hub's ({start}..{end})")),
         }
     }
     Ok(())
 }
 
-/// ESM-2's frequencies are read from the file, where they are rounded to binary16; others are other angles.
+/// Checks the rotary frequencies of an ESM-2 file, which released files store rounded to binary16. Rounded and
+/// exact frequencies give different rotation angles.
 fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), ToolError> {
     let tensor = "encoder.layer.0.attention.self.rotary_embeddings.inv_freq";
     let Some(wanted) = derived(&model.encoder, tensor) else { return Ok(()) };
@@ -142,14 +143,15 @@ fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), ToolError> 
     let detail = format!("frequencies {relative:.1e} off theta 10000 rounded to binary16");
     match relative {
         0.0 => verdict.add("rotary", true, detail),
-        // Not rounded: binary16 has 11 bits.
+        // Rounding to the 11-bit significand of binary16 changes a normal value by at most 2^-11 relative, so a
+        // difference of up to that is that of exact frequencies, which no released file has.
         r if r <= 1.0 / 2048.0 => verdict.note("rotary", detail + ": not rounded, as no released file is"),
         _ => verdict.add("rotary", false, detail),
     }
     Ok(())
 }
 
-/// Published values of a released model of these sizes.
+/// Compares with the published values of the released models that have this configuration.
 fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let ids: Vec<&str> = released(&model.encoder).collect();
     let facts = RELEASED.iter().filter(|facts| ids.contains(&facts.id));
@@ -168,7 +170,7 @@ fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> 
     Ok(())
 }
 
-/// Answers of a reference implementation that lie beside the weights.
+/// Compares with the outputs of a reference implementation that are stored beside the weights.
 fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let found = runner.answers(golden.sequences.iter().map(|s| &s.tokens[..]))?;
     for (output, of) in [
@@ -195,7 +197,8 @@ fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Resul
     Ok(())
 }
 
-/// Alone, together and in reverse: the same bits, and all of them numbers.
+/// Checks that outputs are finite, and bitwise equal whether sequences are computed alone, together, or
+/// together in reverse order.
 fn company(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let together = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
     let mut reversed = runner.answers(own.iter().rev().map(|s| &s.tokens[..]))?;
@@ -219,9 +222,10 @@ fn company(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Resu
     Ok(())
 }
 
-/// A trained model names most residues that it sees; how many of those that it does not see is told.
+/// Checks that the language model predicts most unmasked residues of known proteins; reports the share of
+/// masked residues that it predicts.
 fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
-    // One residue in seven, as many as training masks.
+    // One residue in seven is about the 15 % that are masked in training.
     const EVERY: usize = 7;
     let proteins = own.iter().filter(|s| facts::PROTEINS.iter().any(|(name, _)| *name == s.name));
     let (mut seen, mut masked) = ((0, 0), (0, 0));
@@ -246,7 +250,8 @@ fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Res
     Ok(())
 }
 
-/// Adds (right, all) of the most likely letters at `places`.
+/// Compares the most likely residue with `wanted` at each of `places` and adds to the counts (right, all).
+/// Special tokens are not considered.
 fn count(answer: &Answer, wanted: &[i32], places: impl Iterator<Item = usize>, (right, all): &mut (u32, u32)) {
     let columns = answer.logits.len() / wanted.len();
     for at in places {
@@ -258,7 +263,8 @@ fn count(answer: &Answer, wanted: &[i32], places: impl Iterator<Item = usize>, (
     }
 }
 
-/// The test files' side that belongs to a model, for models of the size that made them.
+/// The VirNucPro runs of `--reference` with the files for this encoder; empty unless the model has the width of
+/// the encoder that VirNucPro uses.
 fn references(model: &EncoderModel, options: &Options) -> Result<Vec<Reference>, ToolError> {
     let side = match (&model.tokenizer, model.encoder.hidden_size()) {
         (Tokenizer::Bpe(_), DNA_WIDTH) => Side::Dna,
@@ -280,7 +286,7 @@ fn references(model: &EncoderModel, options: &Options) -> Result<Vec<Reference>,
     Ok(references)
 }
 
-/// One of VirNucPro's test files, for one encoder.
+/// Sequences and embeddings of one VirNucPro run for one encoder.
 struct Reference {
     side: Side,
     name: String,

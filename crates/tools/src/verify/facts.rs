@@ -1,25 +1,25 @@
-//! What is published about real weights. Invariant: every number has its source, and the digits that its source
-//! prints; the bounds are the sources' own.
+//! Published values about released weights. Invariant: every number has a source and the digits that its source
+//! prints; tolerances are those of the sources.
 
-/// Facts about the released weights of a hub id.
+/// Published values for the weights of a hub id.
 pub(super) struct Released {
     pub(super) id: &'static str,
-    /// How the SHA-256 of the hub's `model.safetensors` begins and ends.
+    /// First and last hexadecimal digits of the SHA-256 of the hub's `model.safetensors`.
     pub(super) sha256: (&'static str, &'static str),
     pub(super) corners: &'static [Corner],
 }
 
-/// The first three columns of the first three tokens of an answer.
+/// Published corner of an output: the first three columns of the first three tokens.
 pub(super) struct Corner {
     pub(super) ids: &'static [i32],
     pub(super) of_logits: bool,
     pub(super) values: [[f32; 3]; 3],
 }
 
-/// Of `Corner`; the bound of the tests that they are from, which print four digits.
+/// Tolerance of [`Corner`]: that of the source's tests, which print four digits.
 pub(super) const CORNER_BOUND: f32 = 1e-4;
 
-/// The corners are those of transformers' own tests (`tests/models/esm/test_modeling_esm.py`).
+/// Released models; the corners are those of transformers' own tests (`tests/models/esm/test_modeling_esm.py`).
 pub(super) const RELEASED: &[Released] = &[
     Released {
         id: "facebook/esm2_t6_8M_UR50D",
@@ -44,29 +44,29 @@ pub(super) const RELEASED: &[Released] = &[
     Released { id: "facebook/esm2_t33_650M_UR50D", sha256: ("a08adabb", "f4db0"), corners: &[] },
 ];
 
-/// What the two real encoders make of a sequence of VirNucPro's own test files: the first three values of the
-/// mean, the sum of all, their norm.
+/// Embeddings of a sequence of VirNucPro's own test files, for each encoder: the first three values of the
+/// mean, the sum of all values, and their L2 norm.
 pub(super) struct Anchor {
     pub(super) id: &'static str,
     pub(super) dna: ([f32; 3], f32, f32),
     pub(super) protein: ([f32; 3], f32, f32),
-    /// Scores of the real head for 500 bases.
+    /// Scores of the released head for windows of 500 bases.
     pub(super) scores: [f32; 2],
 }
 
-/// Of a mean's value.
+/// Tolerance of a value of a mean embedding.
 pub(super) const MEAN_BOUND: f32 = 1e-4;
-/// Of a score that is computed from given embeddings.
+/// Tolerance of a score computed from given embeddings.
 pub(super) const SCORE_BOUND: f32 = 1e-5;
-/// Of a sum of up to 2560 values and of their norm: the errors of values are independent, so their sum grows with
-/// the root of their number.
+/// Tolerance of a sum of up to 2560 values and of their norm: the errors of the values are independent, so the
+/// error of the sum grows with the square root of their number.
 pub(super) const SUM_BOUND: f32 = 5e-3;
 
-/// Widths of the encoders that the anchors are of: DNABERT-S and ESM-2 3B.
+/// Widths of DNABERT-S and ESM-2 3B, the encoders of the anchors.
 pub(super) const DNA_WIDTH: u64 = 768;
 pub(super) const PROTEIN_WIDTH: u64 = 2560;
 
-/// Computed from the files of the Broad Institute's port (f32), and their printed scores.
+/// Computed from the files of the Broad Institute's port (f32); the scores are the ones it prints.
 pub(super) const ANCHORS: &[Anchor] = &[
     Anchor {
         id: "synthetic_seq_1_chunk_1R1",
@@ -118,8 +118,8 @@ pub(super) const ANCHORS: &[Anchor] = &[
     },
 ];
 
-/// Proteins that every protein model knows: human ubiquitin, hen's lysozyme, the green fluorescent protein of
-/// Aequorea victoria (UniProt P0CG48, P00698, P42212).
+/// Well-known proteins that every trained protein model predicts well: human ubiquitin, hen egg-white lysozyme,
+/// and the green fluorescent protein of Aequorea victoria (UniProt P0CG48, P00698, P42212).
 pub(super) const PROTEINS: [(&str, &str); 3] = [
     ("ubiquitin", "MQIFVKTLTGKTITLEVEPSDTIENVKAKIQDKEGIPPDQQRLIFAGKQLEDGRTLSDYNIQKESTLHLVLRLRGG"),
     (
@@ -132,8 +132,8 @@ pub(super) const PROTEINS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Beside those: one residue, and every letter of the alphabet.
+/// Unusual proteins: a single residue, and every letter of the alphabet.
 pub(super) const ODD_PROTEINS: [(&str, &str); 2] = [("M", "M"), ("alphabet", "LAGVSERTIDPKQNFYMHWCXBUZO")];
 
-/// A model that was trained names more than this share of the residues that it sees.
+/// Minimum share of unmasked residues that a trained language model must predict correctly.
 pub(super) const MOST: f64 = 0.5;

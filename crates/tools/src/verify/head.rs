@@ -1,5 +1,5 @@
-//! What is checked of VirNucPro's head. Invariant: it gets embeddings that are given, so its verdict does not depend
-//! on the encoders'.
+//! Checks of VirNucPro's classification head. Invariant: except for the distance between precisions, its inputs
+//! are given embeddings, so the verdict does not depend on the encoders.
 
 use super::encoder::Opened;
 use super::facts::{ANCHORS, DNA_WIDTH, PROTEIN_WIDTH, SCORE_BOUND};
@@ -19,32 +19,32 @@ use std::path::Path;
 /// Rows of a step.
 const ROWS: u64 = 256;
 
-/// Rows of our own: more than a step, and no multiple of it.
+/// Number of random test rows: more than one step, and not a multiple of a step, so that a partial step occurs.
 const OWN_ROWS: usize = 300;
 
-/// The chunk length that the published scores are for.
+/// Window length in bases that the published scores are for.
 const LENGTH: usize = 500;
 
-/// A head and its surroundings.
+/// A head to verify, and its context.
 pub(super) struct Subject<'a> {
     pub(super) path: &'a Path,
     pub(super) encoders: Encoders<'a>,
-    /// The folder that may hold answers.
+    /// Folder that may contain reference outputs.
     pub(super) bundle: &'a Path,
 }
 
-/// What is known of a head's encoders.
+/// State of the encoders that belong to a head.
 #[derive(Clone, Copy)]
 pub(super) enum Encoders<'a> {
-    /// The nucleotide and the protein encoder of its folder.
+    /// The opened nucleotide and protein encoder of the bundle.
     Opened(&'a Opened, &'a Opened),
-    /// Its folder should have both and has not, or they cannot be opened.
+    /// An encoder of the bundle is missing or could not be opened.
     Missing,
-    /// The head was given alone.
+    /// The head was given without a bundle.
     Unknown,
 }
 
-/// The verdict on a head.
+/// Verifies a head.
 pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict, ToolError> {
     let mut verdict = Verdict::new(&subject.path.display().to_string());
     let opened = match subject.encoders {
@@ -86,13 +86,13 @@ pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict
     Ok(verdict)
 }
 
-/// Every sequence of the one encoder with every one of the other, as merged rows.
+/// All pairs of a nucleotide and a protein embedding, as merged rows.
 fn paired(dna: &[Vec<f32>], protein: &[Vec<f32>]) -> Vec<f32> {
     let rows = dna.iter().flat_map(|d| protein.iter().map(move |p| [&d[..], &p[..]].concat()));
     rows.flatten().collect()
 }
 
-/// A variance below zero is none.
+/// Checks that the running variances of the batch norm are finite and not negative.
 fn variance(head: &HeadModel, verdict: &mut Verdict) -> Result<(), ToolError> {
     let mut values = vec![0.0; head.config.hidden as usize];
     head.weights.read_f32("bn1.running_var", 0..head.config.hidden, &mut values)?;
@@ -101,7 +101,8 @@ fn variance(head: &HeadModel, verdict: &mut Verdict) -> Result<(), ToolError> {
     Ok(())
 }
 
-/// `pipeline/*/golden.safetensors` beside the head: `merged` and the `scores` that belong to it.
+/// Compares with the reference files `pipeline/*/golden.safetensors` beside the head, which hold `merged`
+/// inputs and their `scores`.
 fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let folders = fs::read_dir(bundle.join("pipeline")).into_iter().flatten().flatten().map(|e| e.path());
     let mut files: Vec<_> =
@@ -123,8 +124,8 @@ fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<
     Ok(())
 }
 
-/// The scores that VirNucPro computed from the merged embeddings of its own runs: those of its `prediction_results.txt`, or
-/// else the published ones of the head for 500 bases.
+/// Compares with the scores that VirNucPro computed from the merged embeddings of its own runs: those of its
+/// `prediction_results.txt`, or else the published scores of the head for 500 bases.
 fn reference(
     head: &HeadModel,
     options: &Options,
@@ -178,10 +179,12 @@ fn reference(
     Ok(())
 }
 
-/// Scores are probabilities, and the same bits alone and together.
+/// Checks on random rows that the two scores sum to 1, and that they are bitwise equal whether rows are
+/// computed alone or together.
 fn company(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let columns = runner.columns;
     let mut state = 0u64;
+    // Knuth's linear congruential generator; its upper 24 bits give a number in [-1, 1).
     let number = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1 << 23) as f32 - 1.0
@@ -202,18 +205,18 @@ fn company(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> 
     Ok(())
 }
 
-/// The name of the head's plan.
+/// Name of the head's plan in the program.
 const HEAD: &str = "head";
 
-/// A running head.
+/// A head with loaded weights that is ready to run.
 struct Runner {
     session: Session,
     head: ModelId,
-    /// The positions of the inputs `dna` and `protein`.
+    /// Indices of the inputs `dna` and `protein`.
     inputs: [usize; 2],
-    /// Columns of the nucleotide embedding, which come first in a merged row.
+    /// Number of columns of the nucleotide embedding, which come first in a merged row.
     dna: usize,
-    /// Columns of a merged row.
+    /// Number of columns of a merged row.
     columns: usize,
 }
 
@@ -243,7 +246,7 @@ impl Runner {
         Ok(Self { inputs, session, head: model, dna, columns: dna + protein })
     }
 
-    /// Two scores for each merged row.
+    /// Computes two scores for each merged row of `columns` values.
     fn scores(&mut self, merged: &[f32]) -> Result<Vec<f32>, ToolError> {
         let mut scores = vec![];
         for rows in merged.chunks(ROWS as usize * self.columns) {

@@ -1,7 +1,7 @@
-//! `plimsoll verify`: known sequences through real weights, and what is known about the answers. The story: open
-//! each model, compare its sizes, files and numbers with what was published and with answers that lie beside it,
-//! and hold it to what must be true of any model. Invariant: a check passes or fails by a bound that stands here,
-//! never by one that a model brings; what is only told is neither.
+//! `plimsoll verify`: runs known sequences through real weights and checks the outputs. For each model it
+//! compares the sizes, files and numbers with published values and with reference outputs beside the weights,
+//! and checks properties that hold for any model. Invariant: every tolerance is a constant of this module,
+//! never read from a model; a note neither passes nor fails.
 
 mod compute;
 mod distance;
@@ -22,66 +22,67 @@ use std::error::Error;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What is asked.
+/// Options of a verification.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A folder with `dnabert_s/`, `esm2/` and its heads, or a model's folder.
+    /// A bundle folder with `dnabert_s/`, `esm2/` and its heads, or a model folder.
     pub weights: Option<PathBuf>,
-    /// Encoders: paths or hub ids.
+    /// Encoders to verify: paths or hub ids.
     pub models: Vec<String>,
-    /// Heads without their encoders: files.
+    /// Weight files of heads to verify without their encoders.
     pub heads: Vec<PathBuf>,
-    /// VirNucPro's own test files: sequences with their embeddings and scores.
+    /// A folder with the files of VirNucPro runs: sequences with their embeddings and scores.
     pub reference: Option<PathBuf>,
-    /// The machine.
+    /// Device, precision and memory settings.
     pub settings: Settings,
 }
 
-/// What was found.
+/// Result of a verification.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// A verdict for each model.
+    /// One verdict per model.
     pub models: Vec<Verdict>,
 }
 
-/// What was found about one model.
+/// Result of the checks of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// As it was asked for.
+    /// Name or path as the user gave it.
     pub model: String,
-    /// What it is.
+    /// Architecture and width; "not opened" if it could not be opened.
     pub about: String,
-    /// In the order in which they were made.
+    /// The checks, in execution order.
     pub checks: Vec<Check>,
 }
 
-/// One thing that was looked at.
+/// One check of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// What it is about.
+    /// Short name of the checked property.
     pub name: &'static str,
-    /// How it ended.
+    /// Outcome of the check.
     pub outcome: Outcome,
-    /// The numbers.
+    /// Measured values and tolerances as text.
     pub detail: String,
 }
 
-/// How a check ended.
+/// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is as it must be.
+    /// The property holds.
     Pass,
-    /// It is not.
+    /// The property does not hold.
     Fail,
-    /// Worth knowing; nothing says what it must be.
+    /// Information without an expected value.
     Note,
 }
 
-/// Folders and files of a bundle, as `predict --weights` takes them.
+/// Subfolders of a bundle, as `predict --weights` expects them.
 pub(crate) const DNA: &str = "dnabert_s";
 pub(crate) const PROTEIN: &str = "esm2";
 
-/// Verifies.
+/// Verifies the given folder, encoders and heads, in this order. A model that cannot be opened is a failed
+/// check, not an `Err`.
 pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, ToolError> {
     let mut story = Story { options, env: HubEnv::from_process(), observer, report: Report::default() };
     if let Some(folder) = &options.weights {
@@ -100,6 +101,7 @@ pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, 
     Ok(story.report)
 }
 
+/// State of a verification in progress.
 struct Story<'a> {
     options: &'a Options,
     env: HubEnv,
@@ -108,7 +110,7 @@ struct Story<'a> {
 }
 
 impl Story<'_> {
-    /// One model's folder, or a bundle of three.
+    /// Verifies a model folder, or a bundle of two encoders and its heads.
     fn folder(&mut self, folder: &Path) -> Result<(), ToolError> {
         if folder.join(runtime::hub::CONFIG).exists() {
             return self.encoder(&folder.display().to_string()).map(drop);
@@ -143,7 +145,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// An encoder of a bundle.
+    /// Verifies an encoder of a bundle; a missing folder is a failed check.
     fn part(&mut self, path: &Path) -> Result<Option<Opened>, ToolError> {
         if path.exists() {
             return self.encoder(&path.display().to_string());
@@ -177,18 +179,18 @@ impl Verdict {
         self.checks.push(Check { name, outcome: Outcome::Note, detail: detail.into() });
     }
 
-    /// The largest difference against a bound.
+    /// Adds a check that passes if `worst`, the largest difference, is at most `bound`.
     fn near(&mut self, name: &'static str, what: &str, worst: f32, bound: f32) {
         self.add(name, worst <= bound, format!("{what}: off by {worst:.1e} at most, {bound:.0e} allowed"));
     }
 
-    /// Whether nothing failed.
+    /// Whether no check failed.
     pub fn passes(&self) -> bool {
         self.checks.iter().all(|check| check.outcome != Outcome::Fail)
     }
 }
 
-/// The largest difference; infinite where the lengths differ or a value is no number.
+/// Largest absolute difference; infinite if the lengths differ or a difference is NaN.
 fn worst(found: &[f32], wanted: &[f32]) -> f32 {
     if found.len() != wanted.len() {
         return f32::INFINITY;
@@ -197,7 +199,7 @@ fn worst(found: &[f32], wanted: &[f32]) -> f32 {
     differences.fold(0.0, |worst, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) })
 }
 
-/// An error with its causes, in one line.
+/// An error and its sources, joined in one line.
 fn chain(error: &RuntimeError) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -214,7 +216,7 @@ impl Report {
         self.models.iter().all(Verdict::passes)
     }
 
-    /// The same as JSON.
+    /// The report as JSON.
     pub fn to_json(&self) -> Value {
         let check = |c: &Check| json!({"check": c.name, "outcome": c.outcome.word(), "detail": c.detail});
         let model = |v: &Verdict| {

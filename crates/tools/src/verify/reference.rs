@@ -1,5 +1,5 @@
-//! VirNucPro's own test files, where the user has them: sequences, their embeddings, and what the head gets.
-//! Invariant: they are read as they are; a file that is there and cannot be understood is an error.
+//! Reads output files of a VirNucPro run: sequences, embeddings, merged head inputs and scores. Invariant: a
+//! missing file gives `None`; a file that exists and cannot be parsed is an error.
 
 use crate::ToolError;
 use data::sequence::Reader;
@@ -10,35 +10,35 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-/// Which half of a file set.
+/// The two encoders of VirNucPro, each with a subfolder of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// DNABERT-S's.
+    /// Nucleotide sequences, embedded with DNABERT-S.
     Dna,
-    /// ESM-2's.
+    /// Protein sequences, embedded with ESM-2.
     Protein,
 }
 
-/// One run of the original: `NAME_nucleotide`, `NAME_protein` and `NAME_merged`.
+/// The files of one VirNucPro run: `NAME_nucleotide`, `NAME_protein` and `NAME_merged`.
 pub(super) struct Set {
     folder: PathBuf,
     pub(super) name: String,
 }
 
-/// An id and its vector.
+/// A sequence id and its embedding.
 pub(super) type Row = (String, Vec<f32>);
 
-/// The sets of a folder that an encoder's answers are in, by name.
+/// The runs in `folder` that have encoder files, sorted by name. `Err` if there are none.
 pub(super) fn sets(folder: &Path) -> Result<Vec<Set>, ToolError> {
     sets_with(folder, "nucleotide")
 }
 
-/// The sets of a folder that a head's answers are in, by name.
+/// The runs in `folder` that have merged embeddings for the head, sorted by name. `Err` if there are none.
 pub(super) fn merged_sets(folder: &Path) -> Result<Vec<Set>, ToolError> {
     sets_with(folder, "merged")
 }
 
-/// The sets that have the folder `NAME_<part>`.
+/// The runs that have the subfolder `NAME_<part>`, sorted by name. `Err` if there are none.
 fn sets_with(folder: &Path, part: &'static str) -> Result<Vec<Set>, ToolError> {
     let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?.flatten();
     let suffix = format!("_{part}");
@@ -52,13 +52,13 @@ fn sets_with(folder: &Path, part: &'static str) -> Result<Vec<Set>, ToolError> {
 }
 
 impl Set {
-    /// The sequences that an encoder got.
+    /// Input sequences of an encoder: (id, letters).
     pub(super) fn sequences(&self, side: Side) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
         let records = Reader::open([self.path(side).join("output_1.fa")])?.records();
         records.map(|record| record.map(|r| (r.id, r.seq)).map_err(ToolError::from)).collect()
     }
 
-    /// What the encoder made of them, where that file is there.
+    /// Embeddings that the encoder computed; `None` if the file does not exist.
     pub(super) fn embeddings(&self, side: Side) -> Result<Option<Vec<Row>>, ToolError> {
         let name = match side {
             Side::Dna => "output_1_DNABERT_S.pt",
@@ -76,7 +76,8 @@ impl Set {
         rows.map(Some).ok_or_else(|| unreadable(&path))
     }
 
-    /// What the head got: a row of both embeddings for each id. `None` where there is no such file.
+    /// Inputs of the head: for each id the concatenated nucleotide and protein embedding. `None` if there is no
+    /// such file.
     pub(super) fn merged(&self) -> Result<Option<Vec<Row>>, ToolError> {
         let mut rows = None;
         for number in 1.. {
@@ -91,7 +92,7 @@ impl Set {
         Ok(rows)
     }
 
-    /// The scores that VirNucPro's head gave, by id. `None` where there is no such file.
+    /// Scores that VirNucPro's head computed, by id. `None` if there is no such file.
     pub(super) fn scores(&self) -> Result<Option<HashMap<String, [f32; 2]>>, ToolError> {
         let path = self.in_merged("prediction_results.txt");
         if !path.exists() {
@@ -111,7 +112,7 @@ impl Set {
                 Some((id, pair)) => {
                     scores.insert(id, pair);
                 }
-                // The names of the columns.
+                // The column headings.
                 None if number == 0 => {}
                 None => {
                     return Err(ToolError::ReferenceLine { path, line: number + 1 });
@@ -121,7 +122,8 @@ impl Set {
         Ok(Some(scores))
     }
 
-    /// The bases of a window, from the name of the file of windows beside the folders: `NAME_chunked500.fa`.
+    /// Window length in bases, from the name of the FASTA file of windows beside the folders:
+    /// `NAME_chunked500.fa`.
     pub(super) fn length(&self) -> Option<usize> {
         let prefix = format!("{}_chunked", self.name);
         let mut names = fs::read_dir(&self.folder).ok()?.flatten().map(|entry| entry.file_name());
@@ -141,11 +143,12 @@ impl Set {
     }
 }
 
+/// Error for a file that exists and does not have the expected structure.
 fn unreadable(path: &Path) -> ToolError {
     ToolError::ReferenceFile { path: path.to_owned() }
 }
 
-/// `{data: [{label, mean_representation: [float]}]}`.
+/// Rows of DNABERT-S's file: `{data: [{label, mean_representation: [float]}]}`.
 fn labelled(root: Value<'_>) -> Option<Vec<Row>> {
     let row = |item: Value<'_>| {
         let values = item.get("mean_representation")?.items();
@@ -155,7 +158,7 @@ fn labelled(root: Value<'_>) -> Option<Vec<Row>> {
     root.get("data")?.items().map(row).collect()
 }
 
-/// `{proteins: [id], data: [tensor]}`.
+/// Rows of ESM-2's file: `{proteins: [id], data: [tensor]}`.
 fn listed(object: &PtObject) -> Option<Vec<Row>> {
     let (ids, data) = (object.root().get("proteins")?, object.root().get("data")?);
     let same = ids.items().len() == data.items().len();
@@ -164,7 +167,7 @@ fn listed(object: &PtObject) -> Option<Vec<Row>> {
     ids.items().zip(data.items()).map(row).collect::<Option<Vec<Row>>>().filter(|_| same)
 }
 
-/// `{ids: [id], data: tensor (n, columns)}`.
+/// Rows of the merged file: `{ids: [id], data: tensor (n, columns)}`.
 fn matrix(object: &PtObject) -> Option<Vec<Row>> {
     let (ids, data) = (object.root().get("ids")?, object.root().get("data")?);
     let values = object.read_f32(data).ok()?;

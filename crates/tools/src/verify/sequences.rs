@@ -1,5 +1,5 @@
-//! Sequences to ask a model about: our own, and those whose answers lie beside the weights. Invariant: they are the
-//! same each time, and what was tokenized can be read back.
+//! Test sequences for `verify`: built-in sequences, and sequences with reference outputs (golden files) beside
+//! the weights. Invariant: built-in sequences are identical on every run.
 
 use super::Verdict;
 use super::facts::{ODD_PROTEINS, PROTEINS};
@@ -13,16 +13,16 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Something to ask about.
+/// A tokenized test sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sequence {
     pub(super) name: String,
-    /// Empty where only tokens are known.
+    /// Empty if only the tokens are known.
     pub(super) letters: Vec<u8>,
     pub(super) tokens: Vec<i32>,
 }
 
-/// Our own.
+/// The built-in test sequences for a tokenizer: known and unusual proteins, or random DNA of several lengths.
 pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
     let letters: Vec<(String, Vec<u8>)> = match tokenizer {
         Tokenizer::Esm => {
@@ -39,7 +39,8 @@ pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
     letters.into_iter().map(sequence).collect()
 }
 
-/// Bases without a pattern (Knuth's linear congruential generator, the upper bits).
+/// Pseudo-random bases: the two upper bits of Knuth's linear congruential generator, because its lower bits
+/// have short periods.
 fn dna(length: usize) -> Vec<u8> {
     let mut state = length as u64;
     let next = || {
@@ -49,7 +50,8 @@ fn dna(length: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// Tokens are letters again; of the released DNABERT models the special ones are known.
+/// Checks that decoding the tokens of the built-in sequences restores their letters and, for the released
+/// DNABERT models, the ids of the special tokens.
 pub(super) fn round_trip(
     model: &EncoderModel,
     is_released: bool,
@@ -83,6 +85,7 @@ pub(super) fn round_trip(
     Ok(())
 }
 
+/// Decodes tokens to letters; `None` if a token has no text.
 fn read_back(tokenizer: &Tokenizer, tokens: &[i32]) -> Option<Vec<u8>> {
     match tokenizer {
         Tokenizer::Esm => tokens.iter().map(|&t| esm::letter(t)).collect(),
@@ -93,21 +96,23 @@ fn read_back(tokenizer: &Tokenizer, tokens: &[i32]) -> Option<Vec<u8>> {
     }
 }
 
-/// Answers beside the weights: `golden.safetensors` with `NAME.hidden`, `.mean` or `.logits`; the sequences are
-/// `NAME.ids` or `NAME.tokens` there, or records of FASTA files beside it.
+/// Reference outputs beside the weights: `golden.safetensors` with `NAME.hidden`, `NAME.mean` or `NAME.logits`.
+/// The sequences are the tensors `NAME.ids` or `NAME.tokens` of that file, or records of FASTA files beside it.
 pub(super) struct Golden {
     pub(super) sequences: Vec<Sequence>,
     answers: Weights,
 }
 
+/// File name of the reference outputs.
 const GOLDEN: &str = "golden.safetensors";
 const OUTPUTS: [&str; 3] = [".hidden", ".mean", ".logits"];
 
 impl Golden {
-    /// Those of a model, if there are any.
+    /// Opens the golden file beside a model's weights; `None` if there is none. Where the file holds token ids
+    /// and a FASTA record has the letters, also checks that the tokenizer produces these ids.
     pub(super) fn find(model: &EncoderModel, verdict: &mut Verdict) -> Result<Option<Self>, ToolError> {
         let folder = model.weights.files().first().and_then(|file| file.parent());
-        // A file's name alone is one in the current folder.
+        // A path without a folder refers to the current folder.
         let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
         let Some(folder) = folder.filter(|folder| folder.join(GOLDEN).exists()) else { return Ok(None) };
         let answers = Weights::open(&folder.join(GOLDEN))?;
@@ -153,7 +158,7 @@ impl Golden {
         Ok(Some(Self { sequences, answers }))
     }
 
-    /// An answer, if there is this one.
+    /// Values of the reference output `name.output`; `None` if the file does not have it.
     pub(super) fn answer(&self, name: &str, output: &str) -> Result<Option<Vec<f32>>, ToolError> {
         let name = format!("{name}.{output}");
         let Some(tensor) = self.answers.get(&name) else { return Ok(None) };
@@ -163,6 +168,7 @@ impl Golden {
     }
 }
 
+/// Token ids of a sequence in the golden file; `None` if it has none.
 fn ids(answers: &Weights, name: &str) -> Result<Option<Vec<i32>>, ToolError> {
     let tensor = ["ids", "tokens"].iter().find_map(|kind| answers.get(&format!("{name}.{kind}")));
     let Some(tensor) = tensor else { return Ok(None) };
