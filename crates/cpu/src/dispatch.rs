@@ -9,7 +9,7 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
 
-/// rows[r] = x[order[r] / k], zeros where order is below zero.
+/// `rows[r] = x[order[r] / k]`, zeros where order is below zero.
 pub fn dispatch(cpu: &Cpu, top_k: usize, x: Rows<'_>, order: &[i32], rows: RowsMut<'_>) {
     let columns = x.cols();
     assert!(rows.rows() == order.len() && rows.cols() == columns, "a row for each choice");
@@ -27,12 +27,12 @@ pub fn dispatch(cpu: &Cpu, top_k: usize, x: Rows<'_>, order: &[i32], rows: RowsM
     });
 }
 
-/// dx[t] = sum_j drows[places[t k + j]], without places below zero.
+/// `dx[t] = sum_j drows[places[t k + j]]`, without places below zero.
 pub fn dispatch_grad(cpu: &Cpu, top_k: usize, drows: Rows<'_>, places: &[i32], dx: RowsMut<'_>) {
     collect(cpu, top_k, drows, None, places, dx);
 }
 
-/// y[t] = sum_j gates[t k + j] rows[places[t k + j]], without places below zero.
+/// `y[t] = sum_j gates[t k + j] rows[places[t k + j]]`, without places below zero.
 pub fn combine(cpu: &Cpu, top_k: usize, rows: Rows<'_>, gates: &[f32], places: &[i32], y: RowsMut<'_>) {
     assert_eq!(gates.len(), places.len(), "a gate for each choice");
     collect(cpu, top_k, rows, Some(gates), places, y);
@@ -61,7 +61,7 @@ pub struct Combined<'a> {
     pub places: &'a [i32],
 }
 
-/// drows[r] = gates[order[r]] dy[order[r] / k], zeros where order is below zero; dgates[i] = dy[i / k] . rows of its
+/// `drows[r] = gates[order[r]] dy[order[r] / k]`, zeros where order is below zero; `dgates[i] = dy[i / k] . row`, the row of its
 /// place, 0 without one. `drows` may be exactly `rows`.
 pub fn combine_grad(
     cpu: &Cpu,

@@ -9,7 +9,7 @@ use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 
-/// y[t] = table[ids[t]] + plus, for example BERT's word and token-type embeddings.
+/// `y[t] = table[ids[t]] + plus`, for example BERT's word and token-type embeddings.
 pub fn gather<E: Element>(cpu: &Cpu, ids: &[u32], table: Rows<'_, E>, plus: Option<&[E]>, y: RowsMut<'_, E>) {
     check(ids, table, plus, &y);
     cpu.by_rows(ids.len(), table.cols(), &|range| {
@@ -19,7 +19,7 @@ pub fn gather<E: Element>(cpu: &Cpu, ids: &[u32], table: Rows<'_, E>, plus: Opti
     });
 }
 
-/// ESM's token dropout at inference: y[t] = table[ids[t]] * scale, zeros for `mask_id`, where
+/// ESM's token dropout at inference: `y[t] = table[ids[t]] * scale`, zeros for `mask_id`, where
 /// scale = keep / (1 - n_mask / n) over the n tokens of t's sequence, all in f32 (fair-esm,
 /// `esm2.py`; keep = 0.88 = 1 - 0.15 * 0.8 is the share of tokens seen in training). `spans` are
 /// ascending and disjoint; rows outside them are not written. `plus` is added before the scale.

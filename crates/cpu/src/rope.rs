@@ -2,7 +2,7 @@
 //!
 //! Invariant: an entry depends on its position and frequency only, never on `longest`.
 
-/// Fills cos and sin, both (longest, inv_freq.len()), with the cosine and sine of pos * inv_freq[j]. The angle is an
+/// Fills cos and sin, both (longest, inv_freq.len()), with the cosine and sine of `pos * inv_freq[j]`. The angle is an
 /// f32 product, as in the training of the models (Su et al., 2021; RoFormer as ESM-2 has it); its cosine and sine are
 /// computed in f64 and rounded once.
 pub fn table(inv_freq: &[f32], longest: usize, cos: &mut [f32], sin: &mut [f32]) {

@@ -102,7 +102,7 @@ impl State {
     /// Counts a step that was applied (`ok`) or skipped.
     ///
     /// # Errors
-    /// In fp16 if the loss scale cannot be halved further; in other formats after [`SKIPS_IN_A_ROW`] consecutive
+    /// In fp16 if the loss scale cannot be halved further; in other formats after `SKIPS_IN_A_ROW` consecutive
     /// skipped steps.
     pub fn after(&mut self, ok: bool, precision: &Precision, step: u64) -> Result<(), TrainError> {
         self.scale.after(ok, precision, step)?;

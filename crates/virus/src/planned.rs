@@ -1,5 +1,5 @@
 //! `plimsoll plan --predict`: plans a prediction without loading weights. Invariant: stages, steps and queues are
-//! chosen by [`choose`] and [`hosts`], which `predict` uses too; assumptions about missing models and input are stated
+//! chosen by `choose` and `hosts`, which `predict` uses too; assumptions about missing models and input are stated
 //! in the report.
 
 use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};

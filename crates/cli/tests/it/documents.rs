@@ -1,7 +1,12 @@
-//! docs/training-memory.md shows real output: its blocks are run and compared, and so is every row of its tables.
+//! Commands of the documents. README and the pages of `docs/`: every command of a block of shell commands is run, or, where it
+//! needs a GPU or a file that is not in the repository, parsed. docs/training-memory.md shows real output: its blocks
+//! are run and compared, and so is every row of its tables.
 
 use crate::harness::Folder;
 use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 
 const DOCUMENT: &str = include_str!("../../../../docs/training-memory.md");
 
@@ -67,4 +72,97 @@ fn training_memory_has_the_numbers_of_plans() {
         rows += 1;
     }
     assert_eq!(rows, 18);
+}
+
+/// Names in commands that stand for files, models and devices of the reader.
+const READERS_OWN: [&str; 12] = [
+    "facebook/",
+    "zhihan1996/",
+    " proteins.faa",
+    " reads.fa",
+    " samples/",
+    " pond_1.fastq.gz",
+    " theirs.json",
+    " next.yaml",
+    " merged ",
+    "RUN/",
+    "--device cuda",
+    "--calibrate",
+];
+
+/// Commands that end with another exit code than 0, since the page shows a refusal.
+const REFUSED: [(&str, i32); 1] =
+    [("plan --model facebook/esm2_t36_3B_UR50D --target 4090 --tokens 655360", 4)];
+
+/// Runs the commands of a page in its order, in one folder that has the repository's fixtures and examples. Commands of other
+/// programs are passed over.
+fn run_page(name: &str, commands: usize) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let folder = Folder::new(&format!("page-{}", name.replace('/', "-")));
+    for linked in ["fixtures", "examples"] {
+        symlink(root.join(linked).canonicalize().expect("a folder"), folder.path(linked)).expect("a link");
+    }
+    // The result of the calibration on the page about plans, which takes a minute.
+    folder.write("my-machine.toml", include_str!("../../../plan/src/targets/null.toml"));
+    let mut found = 0;
+    for block in page.split("```sh\n").skip(1) {
+        let block = block.split("```").next().expect("the end of the block");
+        for command in block.lines().filter_map(|line| line.strip_prefix("plimsoll ")) {
+            let mut words: Vec<&str> = command.split_whitespace().collect();
+            let planned = words[0] == "plan";
+            let parsed_only = !planned && READERS_OWN.iter().any(|own| command.contains(own));
+            if parsed_only {
+                // Flags before --help are parsed, and an unknown one is refused.
+                words.push("--help");
+            }
+            let refused = REFUSED.iter().find(|(refused, _)| *refused == command);
+            folder.run(&words).ended(refused.map_or(0, |(_, code)| *code));
+            found += 1;
+        }
+    }
+    assert_eq!(found, commands, "{name}");
+}
+
+#[test]
+fn commands_of_the_readme() {
+    run_page("README.md", 5);
+}
+
+#[test]
+fn commands_of_predict() {
+    run_page("docs/predict.md", 10);
+}
+
+#[test]
+fn commands_of_embed() {
+    run_page("docs/embed.md", 11);
+}
+
+#[test]
+fn commands_of_train() {
+    run_page("docs/train.md", 9);
+}
+
+#[test]
+fn commands_of_plan() {
+    run_page("docs/plan.md", 8);
+}
+
+#[test]
+fn commands_of_the_other_pages() {
+    for (page, commands) in
+        [("docs/clusters.md", 3), ("docs/configuration.md", 3), ("docs/gpus.md", 6), ("docs/validation.md", 1)]
+    {
+        run_page(page, commands);
+    }
+}
+
+/// A misspelt flag in a command that is parsed only is found.
+#[test]
+fn parsing_refuses_unknown_flags() {
+    let folder = Folder::new("page-flags");
+    for words in [["embed", "--modle", "m", "--help"], ["predict", "--weigths", "w", "--help"]] {
+        folder.run(&words).ended(1);
+    }
 }

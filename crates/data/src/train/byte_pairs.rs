@@ -139,7 +139,7 @@ impl BytePairs {
     }
 
     /// Appends the tokens of `text`, without special ones; how many of them the vocabulary does not know. Text that is not
-    /// UTF-8 is an error, and so is one that normalizers make more than [`MOST_TOKENS`] tokens a byte of.
+    /// UTF-8 is an error, and so is one that normalizers make more than `MOST_TOKENS` tokens a byte of.
     pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
         let start = tokens.len();
         let mut rest = self::text(text)?;

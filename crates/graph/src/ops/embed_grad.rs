@@ -5,7 +5,7 @@ use super::*;
 use serde::{Deserialize, Serialize};
 
 /// Gradient of [`Embed`]: `dtable[v] = sum_{t: ids[t] = v} scale[t] dx[t]` in order of t, `drow = sum_t
-/// scale[t] dx[t]`, where scale[t] is the factor of [`TokenDropout`] for token t, or 1.
+/// scale[t] dx[t]`, where `scale[t]` is the factor of [`TokenDropout`] for token t, or 1.
 ///
 /// Inputs: dx: (T, D), ids: i32 (T), with `token_dropout` spans: (S, 2). Outputs: dtable: (V, D), with `row`
 /// drow: (1, D).

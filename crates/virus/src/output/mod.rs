@@ -14,7 +14,7 @@
 //! | `prediction_results_highestscore.csv` | scored window | `Modified_ID Is_Virus`, as VirNucPro, sorted |
 //! | `embeddings.*` | open reading frame | see [`EmbeddingFormat`] |
 //! | `chunked.fa`, `nucleotide.fa`, `protein.faa` | chunk, open reading frame | FASTA, as VirNucPro's stages hand over |
-//! | `plimsoll_mqc.tsv`, `plimsoll_calls_mqc.tsv`, `versions.yml` | run | see [`reports`] |
+//! | `plimsoll_mqc.tsv`, `plimsoll_calls_mqc.tsv`, `versions.yml` | run | see the module `reports` |
 //! | `run.json` | run | the run record |
 //!
 //! - With [`Options::source`], `predictions.tsv` and `windows.tsv` end with a column `source`, the input file.
