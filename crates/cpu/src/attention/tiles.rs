@@ -212,8 +212,9 @@ struct Strip {
 
 impl Task<'_> {
     /// Runs the queries of the block against all key blocks.
+    ///
     /// # Safety
-    /// `Job::run`'s alone.
+    /// As `Job::run`, the only caller.
     #[inline(always)]
     unsafe fn run<R: Registers>(&self, tiles: &mut R) {
         let strips = (self.place.queries.1 - self.place.queries.0).div_ceil(SIDE);
@@ -282,6 +283,8 @@ impl Task<'_> {
         // SAFETY: as the caller promises.
         unsafe {
             let first = Strip { head, strip: 0, bounded: running[head][0].bounded };
+            // While a strip's weights are computed, the tile unit works on its neighbours; only the first strip's
+            // scores and the last strip's output have no neighbour to overlap with.
             for pair in 0..pairs(keys) {
                 self.score(tiles, keys, first, pair);
             }
@@ -308,7 +311,7 @@ impl Task<'_> {
     /// score products follow every second row.
     ///
     /// # Safety
-    /// The strip's scores are there.
+    /// The scores of the strip are stored.
     #[inline(always)]
     unsafe fn soften<R: Registers>(
         &self,
@@ -471,7 +474,7 @@ impl Task<'_> {
     /// together.
     ///
     /// # Safety
-    /// `Task::run`'s alone.
+    /// As `Task::run`, the only caller.
     #[inline(always)]
     unsafe fn pack_bias(&self, keys: Keys, head: usize) {
         let Some(slopes) = self.job.config.slopes else { return };

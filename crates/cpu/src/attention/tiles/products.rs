@@ -1,9 +1,10 @@
-//! The products of attention on tiles, a turn at a time, so that the softmax of another strip stands between them.
+//! Tile products of attention, split into turns that are interleaved with the softmax of another strip.
 //!
-//! Invariant: a strip's scores and its sums over keys take their steps in ascending order, whatever stands between. Registers 0
-//! to 3 are sums over keys, 4 weights, 6 and 7 scores. A narrow head has sums in 0 and 1, and of the others 2 is its
-//! queries, 3 and 5 keys: turns of both kinds may follow each other. A wide head's scores take all of them, so a strip's
-//! sums are stored before. Tiles are loaded to one register after another: a load waits for who reads what it replaces.
+//! Invariant: a strip's scores and output sums add their steps in ascending order, however turns are interleaved.
+//! Registers 0 to 3 hold output sums, 4 the weights, 6 and 7 scores. A narrow head (one step of columns) has output
+//! sums in 0 and 1, its queries in 2 and keys in 3 and 5, so turns of both kinds may alternate. The scores of a wide
+//! head use all registers, so a strip's output sums must be stored before. Consecutive loads go to different
+//! registers, because a load waits for pending reads of the register that it overwrites.
 
 use super::registers::Registers;
 use super::weights::BEGIN;
@@ -13,7 +14,7 @@ use super::{Keys, LINE, QUERIES, SCORES, SIDE, STEP, STEPS, Strip, TILE, Task, W
 pub(super) struct Gather {
     head: usize,
     strip: usize,
-    /// The first of the tiles of columns that are being summed, and the step of keys.
+    /// First column tile of the group that is being summed, and the next step of keys.
     wide: usize,
     step: usize,
 }
@@ -25,18 +26,20 @@ impl Gather {
 }
 
 impl Task<'_> {
-    /// Scores of a strip with the tiles of 16 keys `2 pair` and, if it is there, the one after. Pair 0 comes first.
+    /// Computes the scores of a strip with the key tiles `2 * pair` and, if it exists, `2 * pair + 1`. Pair 0 must
+    /// come first, because it loads the queries.
     ///
     /// # Safety
-    /// Both are packed.
+    /// Queries and keys are packed.
     #[inline(always)]
     pub(super) unsafe fn score<R: Registers>(&self, tiles: &mut R, keys: Keys, strip: Strip, pair: usize) {
         const BACK: isize = -4;
         let both = pair * STEP + SIDE < keys.len;
         let to = self.scores(strip.strip).wrapping_add(pair * STEP).cast::<u8>();
-        // SAFETY: tiles in their parts; rows of `BEGIN`, which all are one.
+        // SAFETY: the tiles lie in their buffers; a stride of 0 reads the single row of `BEGIN` 16 times.
         unsafe {
             if self.job.config.slopes.is_some() {
+                // Row i of the bias tile starts i entries earlier: its distances to the keys are shifted by i.
                 let bias = self.at(self.parts.bias + 4 * (pair * STEP + QUERIES - strip.strip * SIDE));
                 tiles.load::<6>(bias, BACK);
                 tiles.load::<7>(bias.add(LINE), BACK);
@@ -58,7 +61,7 @@ impl Task<'_> {
         }
     }
 
-    /// Scores of a narrow head, whose queries stay in register 2 for the whole strip.
+    /// Computes scores of a narrow head, whose queries stay in register 2 for the whole strip.
     ///
     /// # Safety
     /// As `score`.
@@ -81,6 +84,9 @@ impl Task<'_> {
         }
     }
 
+    /// Computes scores of a wide head. With at most two steps, the queries stay in registers 4 and 5 for the whole
+    /// strip.
+    ///
     /// # Safety
     /// As `score`.
     #[inline(always)]
@@ -124,10 +130,10 @@ impl Task<'_> {
         self.cut.tiles().div_ceil(WIDE) * pairs(keys)
     }
 
-    /// One step of keys for at most `WIDE` tiles of columns.
+    /// Multiplies one step of weights by the values of at most `WIDE` column tiles.
     ///
     /// # Safety
-    /// The strip's weights are there, and turns left.
+    /// The strip's weights are stored, and `at` has turns left.
     #[inline(always)]
     pub(super) unsafe fn gather<R: Registers>(&self, tiles: &mut R, keys: Keys, at: &mut Gather) {
         let count = (self.cut.tiles() - at.wide).min(WIDE);
@@ -137,7 +143,7 @@ impl Task<'_> {
         let row = (self.cut.together * self.cut.tiles() * LINE) as isize;
         let out = self.out(at.strip * SIDE, at.head).cast::<u8>().wrapping_add(at.wide * LINE);
         let (first, last) = (at.step == 0, at.step + 1 == pairs(keys));
-        // SAFETY: tiles in their parts.
+        // SAFETY: the tiles lie in their buffers.
         unsafe {
             if first && keys.start == 0 {
                 each::<R, 0>(tiles, count, |tiles| tiles.zero::<0>());
@@ -175,7 +181,7 @@ impl Task<'_> {
     }
 }
 
-/// Number of pairs of tiles of 16 keys; each pair is one step of the sums over keys.
+/// Number of pairs of tiles of 16 keys; each pair is one step of the output sums.
 #[inline(always)]
 pub(super) fn pairs(keys: Keys) -> usize {
     keys.len.div_ceil(STEP)
@@ -189,10 +195,11 @@ pub(super) fn each<R: Registers, const N: usize>(tiles: &mut R, count: usize, of
     }
 }
 
-/// Adds the weights in register 4 times the values of the `C`th tile of columns, by way of register `V`.
+/// Adds the weights in register 4 times the values of column tile `C` to register `C`, loading the values into
+/// register `V`.
 ///
 /// # Safety
-/// Its values are packed.
+/// The values are packed.
 #[inline(always)]
 pub(super) unsafe fn add<R: Registers, const C: usize, const V: usize>(tiles: &mut R, values: *const u8) {
     // SAFETY: as the caller promises.

@@ -1,12 +1,14 @@
-//! Strips of a narrow head whose scores are bounded, and leave the tiles as last places: two tiles of keys after two.
+//! Attention of a narrow head with bounded scores: scores, weights and output sums are computed in alternation, 32 keys
+//! (two tiles) at a time. Scores leave the tiles as `Scores::Ready`.
 //!
-//! Invariant: the bits are those of whole rows (`Task::soften`): a row's sum of weights and a strip's sums over keys take their
-//! steps in ascending order.
+//! Invariant: the results have the same bits as those of `Task::soften`, because each row's sum of weights and each
+//! strip's output sums add their steps in ascending order of keys.
 //!
-//! Nothing has to be known of a row before its first weight, so scores and weights live for some turns only, in rings that stay
-//! in L1 beside keys and values. A product takes 17 cycles, but what waits for it 52, and the CPU looks ahead no farther than about
-//! one turn (a tile that is stored fills a sixth of its window). So scores are stored one turn after their product, the weights
-//! of eight rows behind it, and nobody waits for either.
+//! With bounded scores, a weight needs no maximum over its row. Scores and weights are therefore needed for a few turns
+//! only, and live in circular buffers that stay in L1 beside keys and values. A tile product occupies the tile unit for
+//! 17 cycles, but its result is available after 52, and out-of-order execution looks ahead about one turn only (storing
+//! one tile fills a sixth of its window). So the scores of a product are stored one turn later, and eight rows of
+//! weights are computed behind that store, which hides both latencies.
 
 use super::products::{add, each, pairs};
 use super::registers::Registers;
@@ -14,15 +16,16 @@ use super::weights::{BEGIN, Running, soften_rest, soften_rows};
 use super::{Keys, LINE, SCORES, SIDE, STEP, STEPS, STRIPS, TILE, Task};
 use core::arch::x86_64::*;
 
-/// Pairs by which scores are ahead of weights.
+/// Number of pairs by which scores are computed ahead of weights.
 const AHEAD: usize = 2;
-/// Pairs in a ring: those ahead, that of now, and the one before.
+/// Capacity of the circular buffers in pairs: `AHEAD` pairs of scores, the current pair and the previous one.
 const RING: usize = 4;
 
-// Lines of scores and of weights, in the part of whole rows.
+// Per pair, the scores take two tiles and the weights one tile; both buffers lie in the memory for the scores of two
+// whole strips.
 const _: () = assert!(3 * RING * TILE <= 8 * SIDE * SCORES);
 
-/// A pair of tiles of a strip; how many came before it.
+/// Position of the loop: a pair of key tiles of a strip, and the number of pairs before it, over all strips.
 #[derive(Clone, Copy, Default)]
 struct Turn {
     strip: usize,
@@ -40,10 +43,10 @@ impl Turn {
 }
 
 impl Task<'_> {
-    /// All strips of a head against one block of keys; after the `last` one they are written out.
+    /// Processes all strips of a head against one block of keys; with `last`, also writes the strips to o.
     ///
     /// # Safety
-    /// Queries, keys and values are packed, the scores are `ready`, and all strips bounded.
+    /// Queries, keys and values are packed, `Task::ready` holds, and the scores of all strips are bounded.
     #[inline(always)]
     pub(super) unsafe fn stream<R: Registers>(
         &self,
@@ -55,13 +58,15 @@ impl Task<'_> {
         let pairs = pairs(keys);
         let end = strips * pairs;
         let (mut ahead, mut now, mut behind) = (Turn::default(), Turn::default(), Turn::default());
-        // SAFETY: as the caller promises; the rings fit in the part of scores.
+        // SAFETY: as the caller promises; the circular buffers fit in the memory for scores (asserted above).
         unsafe {
             for _ in 0..AHEAD {
                 self.make_scores::<R, 6, 3>(tiles, keys, (head, end), ahead);
                 self.make_scores::<R, 7, 5>(tiles, keys, (head, end), ahead);
                 ahead = ahead.next(pairs);
             }
+            // Three positions advance together: `ahead` (scores), `now` (weights) and `behind` (products with the
+            // values, one pair late). Vector and tile instructions alternate so that neither unit waits for the other.
             for strip in 0..strips {
                 let mut sums = [[_mm512_setzero_ps(); 4]; 4];
                 for pair in 0..pairs {
@@ -75,6 +80,8 @@ impl Task<'_> {
                     }
                     self.make_weights::<2>(now, rest, &mut sums);
                     if now.count > 0 {
+                        // `use_weights` has stored the sums of the strip before `behind.strip`, so that strip is
+                        // complete.
                         if last && behind.pair == 0 && behind.strip > 0 {
                             self.finish(behind.strip - 1, running);
                         }
@@ -87,6 +94,7 @@ impl Task<'_> {
                         }
                     }
                 }
+                // The offset never changes while scores are bounded, so previous sums are scaled by 1.
                 running[head][strip].hold();
                 let sums = core::mem::transmute::<[[__m512; 4]; 4], [__m512; SIDE]>(sums);
                 running[head][strip].add(_mm512_set1_ps(1.0), sums);
@@ -102,10 +110,10 @@ impl Task<'_> {
         }
     }
 
-    /// Eight rows of weights: those of sums `FIRST` and the next.
+    /// Computes eight rows of weights: four each for `sums[FIRST]` and `sums[FIRST + 1]`.
     ///
     /// # Safety
-    /// As `stream`; the scores are there.
+    /// As `stream`; the scores of `turn` are stored.
     #[inline(always)]
     unsafe fn make_weights<const FIRST: usize>(
         &self,
@@ -127,8 +135,10 @@ impl Task<'_> {
         }
     }
 
-    /// Stores the scores that register `C`, 6 or 7, holds: of the first, or the second, tile of keys of the pair before. Then
-    /// makes those of this pair, by way of register `B`; what is past the last key is left to `rest`.
+    /// Stores the scores in register `C`, which belong to the previous pair: `C` is 6 for the first key tile of a
+    /// pair, 7 for the second. Then computes the scores of the pair `turn` in that register, with the keys in
+    /// register `B`. Columns beyond the last key are not cleared; the mask `Keys::rest` removes them from the
+    /// weights.
     ///
     /// # Safety
     /// As `stream`.
@@ -144,7 +154,7 @@ impl Task<'_> {
         let first = head * self.cut.half;
         let a = self.at(self.parts.queries + turn.strip * TILE + 4 * first);
         let b = self.at(self.parts.keys + (2 * turn.pair + second) * TILE + first * LINE);
-        // SAFETY: tiles in their parts; rows of `BEGIN`, which all are one.
+        // SAFETY: the tiles lie in their buffers; a stride of 0 reads the single row of `BEGIN` 16 times.
         unsafe {
             if (1..=end).contains(&turn.count) {
                 let to = self.ring_scores(turn.count - 1);
@@ -162,17 +172,18 @@ impl Task<'_> {
         }
     }
 
-    /// Multiplies a pair's weights by the values; first of all stores the sums of the strip before.
+    /// Multiplies a pair's weights by the values. At the first pair of a strip, stores the output sums of the
+    /// previous strip and loads or clears the accumulators.
     ///
     /// # Safety
-    /// As `stream`; the weights are there.
+    /// As `stream`; the weights of `turn` are stored.
     #[inline(always)]
     unsafe fn use_weights<R: Registers>(&self, tiles: &mut R, keys: Keys, head: usize, turn: Turn) {
         let count = self.cut.tiles();
         let values = self.at(self.parts.values + (head * count * STEPS + turn.pair) * TILE);
         let row = (self.cut.together * count * LINE) as isize;
         let out = self.out(turn.strip * SIDE, head).cast::<u8>();
-        // SAFETY: tiles in their parts.
+        // SAFETY: the tiles lie in their buffers.
         unsafe {
             if turn.pair == 0 && turn.strip > 0 {
                 self.put_sums(tiles, head, turn.strip - 1);
@@ -193,27 +204,29 @@ impl Task<'_> {
         }
     }
 
-    /// Stores a strip's sums over keys.
+    /// Stores the output sums of a strip.
     ///
     /// # Safety
-    /// As `stream`; they are in their registers.
+    /// As `stream`; the sums are in their registers.
     #[inline(always)]
     unsafe fn put_sums<R: Registers>(&self, tiles: &mut R, head: usize, strip: usize) {
         let count = self.cut.tiles();
         let row = (self.cut.together * count * LINE) as isize;
         let out = self.out(strip * SIDE, head).cast::<u8>();
-        // SAFETY: tiles in their part.
+        // SAFETY: the tiles lie in the output buffer.
         unsafe {
             tiles.store::<0>(out, row);
             each::<R, 1>(tiles, count, |tiles| tiles.store::<1>(out.add(LINE), row));
         }
     }
 
+    /// Circular buffer slot for the scores of the pair number `count`: f32 (16, 32).
     #[inline(always)]
     fn ring_scores(&self, count: usize) -> *mut u8 {
         self.at(self.parts.scores + count % RING * 2 * TILE)
     }
 
+    /// Circular buffer slot for the weights of the pair number `count`: one tile, bf16 (16, 32).
     #[inline(always)]
     fn ring_weights(&self, count: usize) -> *mut u8 {
         self.at(self.parts.scores + RING * 2 * TILE + count % RING * TILE)

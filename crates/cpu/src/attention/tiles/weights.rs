@@ -1,41 +1,44 @@
-//! Scores of a strip of 16 queries to the weights of a softmax, in bf16, as rows of tiles of A.
+//! Softmax weights in bf16 from the scores of a strip of 16 queries, stored as rows of AMX operand A.
 //!
-//! Invariant: what becomes of a row depends on that row, or on its strip and sequence, alone; keys that are not there weigh
-//! exactly zero.
+//! Invariant: a row's weights depend only on that row, or on its strip and sequence; keys beyond the sequence's end
+//! have weight exactly zero.
 //!
-//! A weight is 2^(s log2(e) - m), s a score. With y = s log2(e) - m + 127 in fixed point of 7 bits, y is the bits of a bf16
-//! number, but for its fraction: x where 2^x - 1 should be, x in [0, 1). How far they are apart, at most 11 last places,
-//! is looked up (the idea of exponentials by the exponent's field: N. N. Schraudolph, Neural Computation 11, 1999).
-//! A weight is off by up to 0.72 %, 0.23 % in the mean square, where rounding the exact one to bf16 is off by 0.39 % and
-//! 0.17 %. They are divided by their own sum.
+//! The weight of a score s is 2^(s log2(e) - m). With y = s log2(e) - m + 127 in fixed point with 7 fractional bits,
+//! y is the bit pattern of a bf16 number that approximates it: the fraction x in [0, 1) stands where 2^x - 1 should
+//! be. The difference, at most 11 units in the last place, comes from a table (the idea of computing exponentials
+//! through the exponent field: N. N. Schraudolph, Neural Computation 11, 1999). A weight's relative error is at most
+//! 0.72 %, 0.23 % root mean square; rounding the exact weight to bf16 would give 0.39 % and 0.17 %. The weights are
+//! normalized by their own sum, not by the sum of exact weights.
 //!
-//! An f32 sum that ends above `MAGIC` is rounded to whole numbers and has them in its low bits. So sums of scores that begin
-//! with `BEGIN` are y as they leave the tiles.
+//! An f32 sum between `MAGIC` and 2^24 is rounded to a whole number, which stands in its low bits. So scores that are
+//! accumulated onto `BEGIN` leave the tiles as y.
 //!
-//! m is whatever keeps weights in range. Where norms of queries and keys bound the scores (Cauchy and Schwarz) to
-//! +-`LIMIT`, that is `SHIFT` for all: every weight is a normal number from 2^-104 to 2^24 (its product with a value below 2^-22
-//! or from 2^104 on need not be). Elsewhere it is the maximum of
-//! the row so far, rounded up to a whole power of two: what was summed below an earlier one is scaled exactly.
+//! m keeps the weights in range. If the norms of queries and keys bound the scores by +-`LIMIT` (Cauchy-Schwarz), m
+//! is `SHIFT` for all rows: every weight is a normal number between 2^-104 and 2^24, although its product with a
+//! value below 2^-22, or of 2^104 and more, may leave the range of normal numbers. Otherwise m is the row's maximum
+//! so far, rounded up to a whole number, so that rescaling earlier sums is multiplication by a power of two, which is
+//! exact.
 
 use super::pack::lanes;
 use super::{LINE, SCORES, SIDE, STEP};
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-/// Last places of bf16 in a power of two.
+/// Units in the last place of bf16 per power of two (2^7).
 pub(super) const UNITS: f32 = 128.0;
-/// The exponent of 1.
+/// Exponent bias of f32 and bf16.
 const BIAS: f32 = 127.0;
-/// Bound of the magnitude of scores, in powers of two, up to which nobody looks for maxima.
+/// Bound of |s log2(e)| up to which no maxima are computed.
 const LIMIT: f32 = 64.0;
-/// What is taken off such scores.
+/// Offset subtracted from bounded scores.
 const SHIFT: f32 = 40.0;
-/// From here to 2^24 an f32 has no fraction; its low 16 bits are zero.
+/// 1.5 * 2^23: from here to 2^24 an f32 has no fraction. The low 16 bits of this constant are zero.
 const MAGIC: f32 = 12_582_912.0;
-/// Powers of two from which on scores are rounded before they are summed with what makes them y: the sum of that and what is
-/// taken off would be rounded instead, to more than a weight can be.
+/// Magnitude of the offset from which on scores are rounded before they are added to the offset: in one fused
+/// operation, the sum of `MAGIC` and the offset would itself be rounded, to an error larger than the range of
+/// weights.
 const FAR: f32 = 8_388_608.0;
-/// What bounded scores begin with: a row of a tile of sums.
+/// Initial accumulator row for bounded scores.
 #[repr(align(64))]
 pub(super) struct Begin(pub(super) [f32; SIDE]);
 pub(super) static BEGIN: Begin = Begin([MAGIC + (BIAS - SHIFT) * UNITS; SIDE]);
@@ -43,20 +46,21 @@ pub(super) static BEGIN: Begin = Begin([MAGIC + (BIAS - SHIFT) * UNITS; SIDE]);
 #[repr(align(64))]
 struct Bend([u8; 64]);
 
-/// By x / 2: how many last places 2^(x / 128) lies below the straight line from 1 to 2.
+/// Correction table, indexed by x / 2: by how many units in the last place 2^(x / 128) lies below the chord from 1 to
+/// 2.
 #[rustfmt::skip]
 static BEND: Bend = Bend([
     0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 5, 6, 6, 7, 7, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11,
     11, 11, 11, 11, 11, 11, 11, 11, 11, 10, 10, 10, 10, 10, 9, 9, 9, 8, 8, 8, 7, 7, 6, 6, 5, 5, 4, 3, 3, 2, 1, 1,
 ]);
 
-/// Bound of scores of `queries` and `keys`, the largest sums of squares of either, that are then multiplied by `scale`:
-/// whether that is `LIMIT` or less. Never, where one is not finite.
+/// Whether scores are bounded by `LIMIT`. `queries` and `keys` are the largest sums of squares of a query and of a
+/// key; scores are multiplied by `scale`. False if an argument is not finite.
 pub(super) fn bounded(queries: f32, keys: f32, scale: f32) -> bool {
     queries * scale * scale * keys <= (LIMIT * UNITS) * (LIMIT * UNITS)
 }
 
-/// For each row of a strip over the keys so far: what is taken off, in powers of two, and the sum of the weights.
+/// State of the online softmax for the 16 rows of a strip: the offset m, as a power of two, and the sum of weights.
 #[derive(Clone, Copy)]
 pub(super) struct Running {
     top: __m512,
@@ -66,7 +70,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// No keys.
+    /// State before the first key.
     ///
     /// # Safety
     /// The CPU has AVX-512.
@@ -76,21 +80,22 @@ impl Running {
         unsafe { Running { top: _mm512_set1_ps(f32::NEG_INFINITY), sum: _mm512_setzero_ps(), bounded: true } }
     }
 
-    /// More keys whose scores are bounded, as all before.
+    /// Sets the offset for another block of keys with bounded scores; all earlier scores must have been bounded.
     #[inline(always)]
     pub(super) fn hold(&mut self) {
-        // SAFETY: who has one has AVX-512.
+        // SAFETY: a `Running` exists only if the CPU has AVX-512 (`new`).
         self.top = unsafe { _mm512_set1_ps(SHIFT) };
     }
 
-    /// A key was not finite.
+    /// Sets all sums to NaN, because a key is not finite.
     #[inline(always)]
     pub(super) fn spoil(&mut self) {
-        // SAFETY: who has one has AVX-512.
+        // SAFETY: a `Running` exists only if the CPU has AVX-512 (`new`).
         self.sum = unsafe { _mm512_set1_ps(f32::NAN) };
     }
 
-    /// Takes the maxima of `keys` scores of each row, times `scale`; returns what was summed before has to be multiplied by.
+    /// Raises the offsets to the maxima of each row's first `keys` scores, times `scale`. Returns the factors by
+    /// which earlier sums must be multiplied.
     ///
     /// # Safety
     /// `scores` holds 16 rows; the CPU has AVX-512.
@@ -100,7 +105,7 @@ impl Running {
         unsafe {
             let mut tops = [_mm512_setzero_ps(); SIDE];
             let (rest, low) = (lanes(keys % SIDE), _mm512_set1_ps(f32::NEG_INFINITY));
-            // Four rows at once: one row's chain of maxima would be waited for.
+            // Four independent chains hide the latency of the maximum instruction.
             for r in (0..SIDE).step_by(4) {
                 let mut four = [low; 4];
                 let row = scores.add(r * SCORES);
@@ -127,7 +132,7 @@ impl Running {
         }
     }
 
-    /// Whether what is taken off some row is so much that `offsets` would be rounded.
+    /// Whether the offset of some row is so large that `offsets` would be rounded.
     ///
     /// # Safety
     /// The CPU has AVX-512.
@@ -137,7 +142,7 @@ impl Running {
         unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(_mm512_abs_ps(self.top), _mm512_set1_ps(FAR)) > 0 }
     }
 
-    /// What is taken off each row, in last places.
+    /// The offset of each row in units in the last place.
     ///
     /// # Safety
     /// The CPU has AVX-512.
@@ -147,7 +152,7 @@ impl Running {
         unsafe { _mm512_mul_ps(self.top, _mm512_set1_ps(UNITS)) }
     }
 
-    /// What makes each row's scores, in last places, y above `MAGIC`.
+    /// The constant of each row that, added to its scores in units in the last place, gives y above `MAGIC`.
     ///
     /// # Safety
     /// The CPU has AVX-512.
@@ -160,7 +165,8 @@ impl Running {
         }
     }
 
-    /// Adds the sums of each row. A maximum that is not finite makes a sum that is NaN.
+    /// Adds each row's sum of weights, after scaling the earlier sum by `decay`. A row whose maximum is not finite
+    /// gets the sum NaN.
     ///
     /// # Safety
     /// The CPU has AVX-512.
@@ -169,13 +175,15 @@ impl Running {
         // SAFETY: as the caller promises.
         unsafe {
             let sum = across(sums, |a, b| _mm512_add_ps(a, b));
+            // top * 0 is NaN if top is not finite, and adds nothing otherwise.
             let sum = _mm512_fmadd_ps(self.top, _mm512_setzero_ps(), sum);
             self.sum = _mm512_fmadd_ps(self.sum, decay, sum);
         }
     }
 }
 
-/// Lane r: what `of` makes of the lanes of row r, in a tree: within quarters of rows four by four, then quarters.
+/// Reduces each row with `of` and returns row r's result in lane r. A tree: first inside 128-bit lanes, four rows at
+/// a time, then across the four lanes.
 #[inline(always)]
 fn across(rows: [__m512; SIDE], of: impl Fn(__m512, __m512) -> __m512 + Copy) -> __m512 {
     let [a, b] = [four(&rows, 0, of), four(&rows, 4, of)];
@@ -188,7 +196,7 @@ fn across(rows: [__m512; SIDE], of: impl Fn(__m512, __m512) -> __m512 + Copy) ->
     }
 }
 
-/// Lane r of a quarter: what `of` makes of that quarter of row `first + r`.
+/// Reduces each 128-bit lane of rows `first..first + 4`; element r of a lane is the result for row `first + r`.
 #[inline(always)]
 fn four(rows: &[__m512; SIDE], first: usize, of: impl Fn(__m512, __m512) -> __m512) -> __m512 {
     let [a, b, c, d] = [rows[first], rows[first + 1], rows[first + 2], rows[first + 3]];
@@ -204,29 +212,31 @@ fn four(rows: &[__m512; SIDE], first: usize, of: impl Fn(__m512, __m512) -> __m5
 /// How the scores of a row become y above `MAGIC`.
 #[derive(Clone, Copy)]
 pub(super) enum Scores {
-    /// They are.
+    /// They already are.
     Ready,
-    /// Times the first, plus the second, unless that is less than nothing.
+    /// Fused score * first + second, at least `MAGIC`.
     Times(f32, f32),
-    /// Times the first, less the second, rounded as maxima are.
+    /// score * first - second with the product rounded first, as in `Running::raise`.
     Far(f32, f32),
 }
 
-/// Which words of the last step's weights are of keys that are there, of `keys`; none if all steps are whole.
+/// Mask of the 16-bit words of the last, partial step that belong to existing keys, of `keys` in total; 0 if all
+/// steps are full. A step's words alternate between its first and second 16 keys (see `bits`).
 pub(super) fn rest(keys: usize) -> __mmask32 {
     let n = keys % STEP;
     let low = |keys: usize| ((1u64 << (2 * keys)) - 1) as u32;
     low(n.min(SIDE)) & 0x5555_5555 | low(n.saturating_sub(SIDE)) & 0xaaaa_aaaa
 }
 
-/// Turns `keys` scores of a row into weights, over the first half of where they stand. Returns the sums of the weights in
-/// lanes. `rest` is of as many keys.
+/// Turns `keys` scores of a row into bf16 weights, in place: the weights occupy the first half of the scores' memory.
+/// Returns 16 partial sums of the weights. `rest` must be `rest(keys)`.
 ///
 /// # Safety
-/// `row` holds the scores, rounded up to steps; the CPU has AVX-512 with VBMI and BF16.
+/// `row` holds the scores, readable up to a whole number of steps; the CPU has AVX-512 with VBMI and BF16.
 #[inline(always)]
 pub(super) unsafe fn soften(row: *mut f32, keys: usize, rest: __mmask32, scores: Scores) -> __m512 {
-    // SAFETY: as the caller promises; a step's 64 bytes lie before the scores that are still to be read.
+    // SAFETY: as the caller promises; the 64 bytes written for a step lie before all scores that are still to be
+    // read.
     unsafe {
         let mut sums = _mm512_setzero_ps();
         for step in 0..keys / STEP {
@@ -241,7 +251,7 @@ pub(super) unsafe fn soften(row: *mut f32, keys: usize, rest: __mmask32, scores:
     }
 }
 
-/// The same where what is taken off is `Running::far`, which no model does that has learnt anything.
+/// `soften` for offsets that are `Running::far`. Such offsets come only from scores beyond 2^23 in magnitude.
 ///
 /// # Safety
 /// As `soften`.
@@ -252,14 +262,15 @@ pub(super) unsafe fn soften_far(row: *mut f32, keys: usize, rest: __mmask32, sca
     unsafe { soften(row, keys, rest, Scores::Far(scale, taken)) }
 }
 
-/// Turns four rows of 32 scores, each two lines, that are `Scores::Ready` into four lines of weights, and adds them to each
-/// row's sums.
+/// Turns four rows of 32 scores (two cache lines each) in the form `Scores::Ready` into four cache lines of weights,
+/// and adds the weights to each row's partial sums.
 ///
-/// In assembly for its masks, which the compiler makes anew for each use or turns into operations of their own: the second
-/// words of pairs come by a load from one word before, and what is taken off is at most the fraction, so a byte alone loses it.
+/// Assembly, because the compiler rebuilds the masks for each use or replaces them by separate instructions. The odd
+/// words, which hold the second 16 keys, are merged by a masked load from one word (2 bytes) earlier. The correction
+/// is at most the fraction, so subtracting it from the low byte alone never borrows from the high byte.
 ///
 /// # Safety
-/// They are there; the CPU has what is named below.
+/// `from` points to eight readable lines and `to` to four writable ones; the CPU has the features named below.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512bf16")]
 #[inline]
 pub(super) unsafe fn soften_rows(from: *const f32, to: *mut u8, sums: [__m512; 4]) -> [__m512; 4] {
@@ -319,7 +330,7 @@ pub(super) unsafe fn soften_rows(from: *const f32, to: *mut u8, sums: [__m512; 4
     [a, b, c, d]
 }
 
-/// The same of keys that are not all there: only the words of `rest` are.
+/// `soften_rows` for a partial step: words outside `rest` become zero.
 ///
 /// # Safety
 /// As `soften_rows`.
@@ -334,7 +345,7 @@ pub(super) unsafe fn soften_rest(from: *const f32, to: *mut u8, rest: __mmask32,
     }
 }
 
-/// The weights of a step, whether or not all keys are there.
+/// Computes the weights of a step, without masking missing keys.
 ///
 /// # Safety
 /// As `soften`.
@@ -347,7 +358,7 @@ unsafe fn step_of(row: *const f32, step: usize, scores: Scores) -> __m512i {
     }
 }
 
-/// y above `MAGIC` of 16 keys.
+/// Reads 16 scores and returns y above `MAGIC`.
 ///
 /// # Safety
 /// As `soften`.
@@ -370,7 +381,7 @@ unsafe fn last_places(from: *const f32, scores: Scores) -> __m512i {
     }
 }
 
-/// Writes a step's weights and adds them to the sums.
+/// Stores a step's weights and adds them to the partial sums.
 ///
 /// # Safety
 /// As `soften`.
@@ -388,8 +399,9 @@ unsafe fn put(row: *mut f32, step: usize, weights: __m512i, sums: __m512) -> __m
     }
 }
 
-/// The bits of bf16 numbers for the low halves of y, as the file's head has it, of twice 16 keys: lane j holds the first
-/// ones' key j, then the second ones'.
+/// Combines the y of two groups of 16 keys (low 16 bits of each lane) into bf16 bit patterns, with the correction of
+/// the module's documentation: lane j holds key j of the first group in its low word and of the second in its high
+/// word.
 #[inline(always)]
 fn bits(first: __m512i, second: __m512i) -> __m512i {
     const LOW_BYTES: __mmask64 = 0x5555_5555_5555_5555;
@@ -399,6 +411,7 @@ fn bits(first: __m512i, second: __m512i) -> __m512i {
         // second << 16 | low & first
         let y = _mm512_ternarylogic_epi32::<0xf8>(_mm512_slli_epi32::<16>(second), low, first);
         let x = _mm512_srli_epi16::<1>(y);
+        // The table is indexed by x / 2 in the low byte of each word; its entry is subtracted in the low byte.
         _mm512_sub_epi16(y, _mm512_maskz_permutexvar_epi8(LOW_BYTES, x, bend))
     }
 }
@@ -415,7 +428,8 @@ mod tests {
             assert_eq!(f64::from(bend), exact.round(), "{x}");
         }
     }
-    /// Every score that may be bounded, in either form: the same bits, a normal number, off by less than 0.73 %.
+    /// Over the whole range of bounded scores, both forms give the same bits, a normal number with an error below
+    /// 0.73 %.
     #[test]
     fn weights_are_powers_of_two_over_the_whole_range() {
         if !super::super::has_lanes() {
