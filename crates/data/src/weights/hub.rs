@@ -65,7 +65,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How long a fetch waits.
+/// Timeouts and retries of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
     /// Timeout of each of: resolving the name, connecting, the response's headers, and each read of the body.
