@@ -1,5 +1,5 @@
-//! Element types of weight files and their conversion. Invariant: every conversion to f32 is exact
-//! but f64's, which rounds to nearest even; bytes are little endian.
+//! Element types of weight files and their conversions. Invariant: every conversion to f32 is exact except that of
+//! f64, which rounds to nearest even; bytes are little-endian.
 
 /// The element type of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -10,7 +10,7 @@ pub enum DType {
     F32,
     /// IEEE 754 binary16.
     F16,
-    /// The upper half of a binary32.
+    /// bfloat16: the upper 16 bits of a binary32.
     BF16,
     /// Signed, 64 bits.
     I64,
@@ -37,7 +37,7 @@ impl DType {
         }
     }
 
-    /// The name that safetensors gives the type.
+    /// The type's name in safetensors headers.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F64 => "F64",
@@ -53,14 +53,14 @@ impl DType {
         }
     }
 
-    /// Whether `read_f32` takes the type.
+    /// Whether the type is a floating-point type, which `Weights::read_f32` can read.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
     }
 }
 
-/// Converts a float type's bytes; `out` holds one element per `dtype.size()` bytes. Integer types
-/// leave `out` as it is: callers ask `is_float` first.
+/// Converts the bytes of a floating-point type to f32, one element of `out` per `dtype.size()` bytes. Integer types
+/// leave `out` unchanged; callers check `is_float` first.
 pub(super) fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         DType::F64 => each(bytes, out, |b| f64::from_le_bytes(b) as f32),
@@ -71,7 +71,8 @@ pub(super) fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Converts an integer type's bytes, as `to_f32` does for floats.
+/// Converts the bytes of an integer or boolean type to i64, one element of `out` per `dtype.size()` bytes.
+/// Floating-point types leave `out` unchanged.
 pub(super) fn to_i64(dtype: DType, bytes: &[u8], out: &mut [i64]) {
     match dtype {
         DType::I64 => each(bytes, out, i64::from_le_bytes),
@@ -83,8 +84,8 @@ pub(super) fn to_i64(dtype: DType, bytes: &[u8], out: &mut [i64]) {
     }
 }
 
-/// binary16 to binary32, exact, NaN payloads kept. Without a branch on subnormals: the exponent is
-/// rebased by a multiplication with 2^112, which is exact for them too.
+/// Converts binary16 to binary32 exactly, including NaN payloads. The exponent bias is corrected by a multiplication
+/// with 2^112, which is exact for normal numbers and subnormals, so that subnormals need no branch.
 pub fn f16_to_f32(half: u16) -> f32 {
     let sign = u32::from(half & 0x8000) << 16;
     let magnitude = u32::from(half & 0x7fff) << 13;
@@ -95,7 +96,7 @@ pub fn f16_to_f32(half: u16) -> f32 {
     f32::from_bits(sign | bits)
 }
 
-/// binary32 to binary16, rounding to nearest even; overflow gives infinity, NaN a quiet NaN.
+/// Converts binary32 to binary16, rounding to nearest even. Overflow gives infinity, NaN gives a quiet NaN.
 pub fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = ((bits >> 16) & 0x8000) as u16;
@@ -103,39 +104,43 @@ pub fn f32_to_f16(value: f32) -> u16 {
     if magnitude > 0x7f80_0000 {
         return sign | 0x7e00;
     }
-    // 65520, half way from the largest binary16 to the next power of two, rounds to infinity.
+    // 65520 is half way between the largest binary16 (65504) and 2^16; by the rule of ties it rounds to infinity.
     if magnitude >= 0x477f_f000 {
         return sign | 0x7c00;
     }
     if magnitude < 0x3880_0000 {
-        // Below 2^-14 the result is a multiple of 2^-24: adding 0.5, whose last place is 2^-24,
-        // makes the addition itself round to nearest even.
+        // Below 2^-14 (subnormals) the result is a multiple of 2^-24. The last place of an f32 near 0.5 is 2^-24,
+        // so adding 0.5 makes the addition itself round to nearest even.
         let rounded = f32::from_bits(magnitude) + 0.5;
         return sign | (rounded.to_bits() - 0.5f32.to_bits()) as u16;
     }
     let odd = (magnitude >> 13) & 1;
+    // Drops 13 fraction bits: half of the last place minus one, plus one where the last place is odd, carries
+    // exactly where round-to-nearest-even rounds up. 112 is the difference of the exponent biases.
     let rounded = magnitude + 0xfff + odd;
     sign | ((rounded - (112 << 23)) >> 13) as u16
 }
 
-/// The bytes as they are, for any type of N bytes.
+/// Copies the bytes of elements of N bytes without conversion.
 pub(super) fn to_raw<const N: usize>(_: DType, bytes: &[u8], out: &mut [[u8; N]]) {
     each(bytes, out, |b| b);
 }
 
-/// Applies `convert` to each group of N bytes.
+/// Applies `convert` to each group of N bytes and stores the results in `out`.
 fn each<const N: usize, T>(bytes: &[u8], out: &mut [T], convert: impl Fn([u8; N]) -> T) {
     for (value, group) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
         *value = convert(*group);
     }
 }
 
-/// To nearest, ties to even: half of the last place less one bit, and one more where that place is odd, carry into it.
+/// Converts binary32 to bfloat16, rounding to nearest even. NaN gives a quiet NaN.
 pub fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     if x.is_nan() {
         return (bits >> 16) as u16 | 0x40;
     }
+    // Half of the last place minus one, plus one where the last place is odd, carries exactly where
+    // round-to-nearest-even rounds up.
     ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) as u16
 }
 
@@ -143,7 +148,7 @@ pub fn f32_to_bf16(x: f32) -> u16 {
 mod tests {
     use super::*;
 
-    /// The value by definition, IEEE 754-2008 section 3.4.
+    /// The value of a binary16 by its definition in IEEE 754-2008, section 3.4.
     fn defined(half: u16) -> f64 {
         let sign = if half & 0x8000 == 0 { 1.0 } else { -1.0 };
         let (exponent, fraction) = (i32::from((half >> 10) & 0x1f), f64::from(half & 0x3ff));

@@ -1,5 +1,5 @@
-//! What can go wrong with weight files. Invariant: every message names the file (and the tensor,
-//! where there is one) and says what to do next; nothing here is raised after a partial effect.
+//! Errors of finding, reading and writing weight files. Invariant: a message names the file or the model argument, and
+//! the tensor where the error concerns a tensor.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ pub enum WeightsError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What was attempted: `read`, `write`.
+        /// The operation that failed: `read` or `write`.
         action: &'static str,
         /// The system's error.
         source: io::Error,
@@ -29,37 +29,37 @@ pub enum WeightsError {
         /// The file names tried, in order.
         looked_for: &'static [&'static str],
     },
-    /// The file is of a kind that holds no weights that can be read.
+    /// The file is not in a supported format of weights.
     NotWeights {
         /// The file.
         path: PathBuf,
-        /// What it is, and what to give instead.
+        /// The kind of file that was found, and a remedy.
         why: String,
     },
-    /// The file ends before its contents do.
+    /// The file is shorter than its header or directory says.
     Truncated {
         /// The file.
         path: PathBuf,
-        /// Bytes that its header or directory promises.
+        /// Size in bytes that the header, the directory or the read requires.
         expected: u64,
-        /// Bytes that are there.
+        /// Size of the file in bytes.
         found: u64,
     },
-    /// The file breaks the rules of its format.
+    /// The file violates its format.
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Which rule, and where.
+        /// The violated rule and its position.
         why: String,
     },
-    /// A safetensors header or an index that is not the JSON it should be.
+    /// The JSON of a safetensors header or a shard index is invalid or has an unexpected structure.
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser says of it.
+        /// The parser's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A pickle names a function or class outside the allow-list. It was not run.
+    /// A pickle names a function or class that is not on the allow-list. The function or class was not called.
     RefusedGlobal {
         /// The file.
         path: PathBuf,
@@ -87,13 +87,13 @@ pub enum WeightsError {
         /// The entry.
         entry: String,
     },
-    /// A tensor is stored in a way that is not supported.
+    /// A tensor has an unsupported type, shape or memory layout.
     Unsupported {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is not supported, and what to do.
+        /// The unsupported property, and a remedy.
         why: String,
     },
     /// No tensor of this name.
@@ -102,10 +102,10 @@ pub enum WeightsError {
         path: PathBuf,
         /// The name asked for.
         tensor: String,
-        /// Names that are there and end alike, at most three.
+        /// Up to three tensors with the same last two dotted components in their names.
         similar: Vec<String>,
     },
-    /// A tensor has another shape than the model needs.
+    /// The shape of a tensor differs from the shape that the model requires.
     Shape {
         /// The file or folder.
         path: PathBuf,
@@ -116,7 +116,7 @@ pub enum WeightsError {
         /// The shape in the file.
         found: Vec<u64>,
     },
-    /// A tensor's element type cannot be read as asked.
+    /// A tensor's element type cannot be converted to the requested type.
     ElementType {
         /// The file or folder.
         path: PathBuf,
@@ -127,15 +127,15 @@ pub enum WeightsError {
         /// The type in the file.
         found: DType,
     },
-    /// A read outside the tensor, or into a buffer of another length.
+    /// A read past the end of the tensor, or into a buffer whose length differs from the range's.
     Range {
         /// The tensor.
         tensor: String,
-        /// First element and the one past the last.
+        /// Start and (exclusive) end of the range, in elements.
         range: (u64, u64),
-        /// Elements in the tensor.
+        /// Number of elements of the tensor.
         elements: u64,
-        /// Elements that the buffer holds.
+        /// Length of the buffer in elements.
         buffer: u64,
     },
     /// An index names a shard outside its folder.
@@ -145,7 +145,7 @@ pub enum WeightsError {
         /// The shard name it gives.
         shard: String,
     },
-    /// An index names a shard that is not there.
+    /// An index names a shard that does not exist.
     MissingShard {
         /// The index.
         path: PathBuf,
@@ -158,7 +158,7 @@ pub enum WeightsError {
         id: String,
         /// The file or folder that was looked for; `None` when no cache folder is known.
         looked_at: Option<PathBuf>,
-        /// Whether it was not fetched because `HF_HUB_OFFLINE` is set.
+        /// Whether `HF_HUB_OFFLINE` is set, which disables fetching.
         offline: bool,
     },
     /// A file of a model that could not be fetched from the hub.
@@ -168,11 +168,11 @@ pub enum WeightsError {
         /// The argument.
         arg: String,
     },
-    /// Values that cannot be written as asked.
+    /// A tensor that cannot be written with the given name, shape, values or type.
     BadTensor {
         /// The tensor.
         tensor: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
 }
@@ -240,12 +240,13 @@ impl fmt::Display for WeightsError {
 }
 
 impl WeightsError {
-    /// `Json` without more of the file than a line holds: the parser quotes it.
+    /// Creates a `Json` error. The parser's message may quote the untrusted file, so `Name` makes it printable and
+    /// limits its length.
     pub(super) fn json(path: &Path, error: serde_json::Error) -> Self {
         WeightsError::Json { path: path.to_owned(), source: Name(&error.to_string()).to_string().into() }
     }
 
-    /// `Display` of what concerns one tensor.
+    /// `Display` of the variants that concern one tensor.
     fn fmt_tensor(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use WeightsError as E;
         match self {
@@ -284,7 +285,7 @@ impl WeightsError {
         }
     }
 
-    /// `Display` of what concerns finding a model's files.
+    /// `Display` of the variants that concern finding a model's files.
     fn fmt_model(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use WeightsError as E;
         match self {
@@ -328,7 +329,7 @@ impl std::error::Error for WeightsError {
         match self {
             WeightsError::Io { source, .. } => Some(source),
             WeightsError::Json { source, .. } => Some(source.as_ref()),
-            // It prints itself above, so the chain goes on behind it.
+            // `Display` already prints the hub error, so the chain continues with that error's source.
             WeightsError::Hub(error) => error.source(),
             _ => None,
         }

@@ -1,6 +1,6 @@
-//! Finding a model: a path that exists, or a hub id in the local Hugging Face cache; [`Repository`] brings what
-//! is missing there. Invariant: finding asks no network, and nothing but the cache's own layout is
-//! followed. Source of layout and variables: the huggingface_hub documentation, "Understand caching"
+//! Resolves a model argument: an existing path, or a hub id in the local Hugging Face cache. [`Repository`] downloads
+//! missing files into the cache. Invariant: resolving makes no network requests, and a hub id or commit cannot lead
+//! out of the cache folder. Source of layout and variables: the huggingface_hub documentation, "Understand caching"
 //! and "Environment variables".
 
 mod client;
@@ -19,13 +19,14 @@ pub use fetch::{Repository, Step, Told};
 
 use super::WeightsError;
 
-/// The hub, where `HF_ENDPOINT` names no other.
+/// Address of the hub if `HF_ENDPOINT` is not set.
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// Hub ids are at most this long (huggingface_hub, `validate_repo_id`).
+/// Maximum length of a hub id in bytes (huggingface_hub, `validate_repo_id`).
 const MAX_ID: usize = 96;
 
-/// The environment that places the cache and the hub; taken once, so that tests can set their own.
+/// Environment variables that locate the cache and the hub. They are read once into this struct, so that tests can
+/// pass their own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HubEnv {
     /// `HF_HUB_CACHE`: the cache folder itself.
@@ -42,19 +43,19 @@ pub struct HubEnv {
     pub offline: bool,
     /// `HF_ENDPOINT`: the address of another hub.
     pub endpoint: Option<String>,
-    /// `HF_TOKEN`: who asks.
+    /// `HF_TOKEN`: the access token.
     pub token: Option<Token>,
-    /// `HF_TOKEN_PATH`: the file with the token, where `HF_TOKEN` has none.
+    /// `HF_TOKEN_PATH`: the file with the access token, used if `HF_TOKEN` is not set.
     pub token_path: Option<PathBuf>,
     /// `SSL_CERT_FILE`, `REQUESTS_CA_BUNDLE` or `CURL_CA_BUNDLE`: certificates instead of the bundled ones.
     pub certificates: Option<PathBuf>,
-    /// Whether `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` of the process count.
+    /// Whether to use the proxies that `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` of the process name.
     pub proxies: bool,
-    /// How long a fetch waits; `HF_HUB_DOWNLOAD_TIMEOUT` is its `answer` in seconds.
+    /// Timeouts and retries; `HF_HUB_DOWNLOAD_TIMEOUT` sets `answer`, in seconds.
     pub patience: Patience,
 }
 
-/// A secret: it is sent, and never shown.
+/// An access token. Its `Debug` output does not contain the secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -64,14 +65,14 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How long a fetch waits.
+/// Timeouts and retries of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// For a connection, for an answer, and for each part of a body.
+    /// Timeout of each of: resolving the name, connecting, the response's headers, and each read of the body.
     pub answer: Duration,
-    /// Before the second try; twice as long before each further one.
+    /// Pause before the second attempt; doubled before each further attempt.
     pub pause: Duration,
-    /// Tries in a row that bring nothing.
+    /// Maximum number of consecutive attempts without progress.
     pub tries: u32,
 }
 
@@ -81,24 +82,25 @@ impl Default for Patience {
     }
 }
 
-/// What a model argument turned out to be.
+/// The kind of path that a model argument resolved to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ModelPath {
     /// A folder with `config.json`, weights and tokenizer.
     Folder(PathBuf),
     /// A weight file or a shard index.
     WeightFile(PathBuf),
-    /// A config alone: enough to plan.
+    /// A config without weights, which is sufficient for planning.
     Config(PathBuf),
 }
 
 impl HubEnv {
-    /// The process's environment.
+    /// Reads the environment of the process, with proxies enabled.
     pub fn from_process() -> HubEnv {
         HubEnv { proxies: true, ..HubEnv::from_lookup(|name| std::env::var_os(name)) }
     }
 
-    /// Any environment; empty values count as unset.
+    /// Reads variables through `lookup`, with proxies disabled; empty values count as unset, and a leading `~` in a
+    /// path is replaced by `HOME`.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> HubEnv {
         let home = lookup("HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
         let path = |name| {
@@ -146,7 +148,7 @@ impl HubEnv {
         Some(self.torch_home.clone().or_else(from_xdg).or_else(from_home)?.join("hub/checkpoints"))
     }
 
-    /// The folder of all that huggingface_hub keeps.
+    /// The home folder of huggingface_hub (`HF_HOME`), which contains the cache and the token.
     fn hf_folder(&self) -> Option<PathBuf> {
         let from_home = || Some(self.home.as_ref()?.join(".cache/huggingface"));
         let from_xdg = || Some(self.xdg_cache_home.as_ref()?.join("huggingface"));
@@ -157,7 +159,7 @@ impl HubEnv {
         self.endpoint.as_deref().unwrap_or(ENDPOINT)
     }
 
-    /// The token of `HF_TOKEN`, or of the file that `hf auth login` wrote.
+    /// The token from `HF_TOKEN`, or else from the file that `hf auth login` writes.
     fn token(&self) -> Option<String> {
         if let Some(Token(token)) = &self.token {
             return Some(token.clone());
@@ -176,8 +178,8 @@ impl ModelPath {
         }
     }
 
-    /// The model's config: in the folder, beside the weight file, or the path itself. It may not
-    /// exist.
+    /// The path of the model's config: `config.json` in the folder or beside the weight file, or the path itself. The
+    /// file need not exist.
     pub fn config(&self) -> PathBuf {
         match self {
             ModelPath::Folder(folder) => folder.join("config.json"),
@@ -186,7 +188,7 @@ impl ModelPath {
         }
     }
 
-    /// What `Weights::open` takes; `None` for a config alone.
+    /// The path to pass to `Weights::open`; `None` for a config without weights.
     pub fn weights(&self) -> Option<&Path> {
         match self {
             ModelPath::Folder(path) | ModelPath::WeightFile(path) => Some(path),
@@ -207,10 +209,10 @@ pub fn is_hub_id(arg: &str) -> bool {
     parts && arg.len() <= MAX_ID && !arg.contains("--") && !arg.contains("..")
 }
 
-/// The snapshot folder of a hub id's main revision.
+/// Returns the snapshot folder of the main revision of a hub id in the cache.
 ///
 /// # Errors
-/// `NotAModel` when `id` is no hub id; `NotInCache` with the path looked at when it is not there.
+/// `NotAModel` if `id` is not a hub id; `NotInCache`, with the missing path, if the cache does not have it.
 pub fn find_in_hub(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
     let missing =
         |at| WeightsError::NotInCache { id: id.to_owned(), looked_at: Some(at), offline: env.offline };
@@ -226,7 +228,7 @@ pub fn find_in_hub(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
     }
 }
 
-/// Where the cache has, or would have, a hub id.
+/// The folder of a hub id in the cache, whether or not it exists.
 fn repository_folder(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
     if !is_hub_id(id) {
         return Err(WeightsError::NotAModel { arg: id.to_owned() });
@@ -236,7 +238,7 @@ fn repository_folder(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
     Ok(env.cache_dir().ok_or_else(unknown)?.join(format!("models--{}", id.replace('/', "--"))))
 }
 
-/// The commit of a repository's main revision; the file that does not say it otherwise.
+/// Reads the commit of a repository's main revision from `refs/main`. The error is the path of that file.
 fn cached_commit(repository: &Path) -> Result<String, PathBuf> {
     let reference = repository.join("refs/main");
     let commit = fs::read_to_string(&reference).unwrap_or_default();
@@ -248,10 +250,10 @@ fn cached_commit(repository: &Path) -> Result<String, PathBuf> {
     }
 }
 
-/// Finds what a `--model` argument means: an existing path wins, then a hub id in the cache.
+/// Resolves a `--model` argument: an existing path takes precedence over a hub id in the cache.
 ///
 /// # Errors
-/// `NotInCache` for a hub id that is not there, `NotAModel` for anything else.
+/// `NotInCache` for a hub id that is not in the cache, `NotAModel` for any other argument.
 pub fn resolve_model(arg: &str, env: &HubEnv) -> Result<ModelPath, WeightsError> {
     let path = PathBuf::from(arg);
     if path.is_dir() {

@@ -1,5 +1,5 @@
-//! Sharded weights: the index beside the shards. Invariant: only files inside the index's folder
-//! are opened, and every tensor that the index promises is there.
+//! The index file (`*.index.json`) of sharded weights. Invariant: shard names cannot lead out of the index's folder,
+//! and every shard named by the index exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -7,10 +7,10 @@ use std::path::{Component, Path, PathBuf};
 use super::WeightsError;
 use super::source::Source;
 
-/// An index of a few thousand tensors takes less than a megabyte.
+/// Maximum size of an index file in bytes; the index of a few thousand tensors takes less than a megabyte.
 const INDEX_LIMIT: u64 = 64 << 20;
 
-/// `*.index.json` as transformers writes it; its metadata only repeats the sizes.
+/// The JSON of `*.index.json` as transformers writes it. Its `metadata` (total sizes) is ignored.
 #[derive(serde::Deserialize)]
 struct IndexFile {
     weight_map: BTreeMap<String, String>,
@@ -20,19 +20,19 @@ struct IndexFile {
 pub(super) struct Index {
     /// The shard files, sorted by name.
     pub(super) shards: Vec<PathBuf>,
-    /// Tensor name to a place in `shards`.
+    /// The index into `shards` of each tensor, by tensor name.
     pub(super) tensors: BTreeMap<String, usize>,
 }
 
-/// The shards that an index names, beside it and sorted by name, whether or not they are there.
+/// Returns the paths of the shards that an index names, sorted by name. The shards need not exist.
 ///
 /// # Errors
-/// `Json` or `ShardOutside`, and what reading a file may give.
+/// `Json` or `ShardOutside`, and the errors of reading a file.
 pub fn shard_files(index: &Path) -> Result<Vec<PathBuf>, WeightsError> {
     shards(index, &parse(index)?)
 }
 
-/// Reads an index and checks that its shards are beside it.
+/// Reads an index and checks that its shards exist.
 pub(super) fn read_index(path: &Path) -> Result<Index, WeightsError> {
     let parsed = parse(path)?;
     let shards = shards(path, &parsed)?;

@@ -1,6 +1,6 @@
-//! Weight files: finding a model's weights and streaming their tensors. Invariant: reading never
-//! executes what it reads, sizes are checked before they are trusted, and memory holds the index
-//! of the tensors, never the tensors.
+//! Weight files of a model: safetensors, torch zip files and sharded indexes, opened as an index of tensors that are
+//! read on demand. Invariant: reading never executes content of a file, a size is compared with the file's length
+//! before memory is allocated for it, and memory holds the index of the tensors, not their values.
 
 mod dtype;
 mod error;
@@ -39,20 +39,20 @@ pub use write::{StoredAs, TensorData, safetensors_bytes, safetensors_header, wri
 use source::Source;
 use torch::{STATE_LIMIT, TorchFile};
 
-/// What a model's folder is searched for, in this order.
+/// File names that `Weights::open` looks for in a model's folder, in this order.
 pub const FOLDER_FILES: [&str; 4] =
     ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
 
-/// Bytes hashed at a time.
+/// Size in bytes of the buffer through which files are hashed.
 const HASH_BUFFER: usize = 64 * 1024;
 
-/// A model's weights: an index of tensors over open files. Shared between threads freely; each
-/// read is positioned and independent.
+/// A model's weights: an index of tensors over open files. Several threads may read at the same time, because
+/// every read is positioned (`pread`) and no file offset is shared.
 #[derive(Debug)]
 pub struct Weights {
     path: PathBuf,
     files: Vec<PathBuf>,
-    /// The index file, if there is one: hashed with the shards.
+    /// The index file of sharded weights; `sha256` includes it.
     index: Option<Source>,
     sources: Vec<Source>,
     tensors: BTreeMap<String, Tensor>,
@@ -60,12 +60,12 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Opens a folder (see `FOLDER_FILES`), a `.safetensors` file, a `*.index.json`, or a torch zip
-    /// file with a state dict or a whole module (`.bin`, `.pt`, `.pth`); the kind is told by the
-    /// contents. Reads headers and pickles, no tensors.
+    /// Opens a folder (see `FOLDER_FILES`), a safetensors file, a `*.index.json`, or a torch zip file with a state
+    /// dict or a whole module (`.bin`, `.pt`, `.pth`). A file named `*.safetensors` is read as safetensors; the
+    /// format of any other weight file is detected from its first bytes. Reads headers and pickles, but no tensors.
     ///
     /// # Errors
-    /// Each says what was wrong with which file, and what to do.
+    /// Any `WeightsError` of opening a file: each names the file, the problem and a remedy.
     pub fn open(path: &Path) -> Result<Weights, WeightsError> {
         let file = if path.is_dir() { find_in_folder(path)? } else { path.to_owned() };
         let mut weights = if file.to_string_lossy().ends_with(".index.json") {
@@ -80,35 +80,35 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Safetensors compiled into the program; `label` stands for the path in messages.
+    /// Opens safetensors that are compiled into the program; messages show `label` in place of a path.
     ///
     /// # Errors
-    /// As `open` on a safetensors file.
+    /// The errors of `open` for a safetensors file.
     pub fn from_bytes(label: &str, bytes: &'static [u8]) -> Result<Weights, WeightsError> {
         let mut weights = Weights::open_sources(vec![Source::memory(label, bytes)], |_, _| true)?;
         weights.files.clear();
         Ok(weights)
     }
 
-    /// What was opened: the folder or file, or the label of compiled-in bytes.
+    /// The folder or file given to `open`, or the label of compiled-in bytes.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All tensors, sorted by name.
+    /// Iterates over all tensors, sorted by name.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.tensors.values()
     }
 
-    /// A tensor by name, if it is there.
+    /// Returns the tensor named `name`, or `None` if the weights have no such tensor.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
     }
 
-    /// A tensor by name.
+    /// Returns the tensor named `name`.
     ///
     /// # Errors
-    /// `MissingTensor`, with names that end alike.
+    /// `MissingTensor`, which lists up to three tensors with a similar name.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, WeightsError> {
         self.get(name).ok_or_else(|| WeightsError::MissingTensor {
             path: self.path.clone(),
@@ -117,10 +117,10 @@ impl Weights {
         })
     }
 
-    /// A tensor by name, of a known shape.
+    /// Returns the tensor named `name` and checks its shape.
     ///
     /// # Errors
-    /// `MissingTensor`, or `Shape` with both shapes.
+    /// `MissingTensor`, or `Shape` with the expected and the found shape.
     pub fn expect(&self, name: &str, shape: &[u64]) -> Result<&Tensor, WeightsError> {
         let tensor = self.tensor(name)?;
         match tensor.shape() == shape {
@@ -134,28 +134,30 @@ impl Weights {
         }
     }
 
-    /// Reads `elements` of a tensor of floats, counted in C order, into `out` of that length,
-    /// through a fixed buffer on the stack. F16, BF16 and F32 are exact, F64 is rounded.
+    /// Reads the range `elements` (indices in C order) of a floating-point tensor into `out`, converted to f32. `out`
+    /// must have the length of the range. F16, BF16 and F32 are converted exactly, F64 is rounded to nearest.
     ///
     /// # Errors
-    /// `MissingTensor`, `ElementType` for integers, `Range`, `Io`, `Truncated`.
+    /// `MissingTensor`, `ElementType` for integer tensors, `Range`, `Io`, `Truncated`.
     pub fn read_f32(&self, name: &str, elements: Range<u64>, out: &mut [f32]) -> Result<(), WeightsError> {
         let tensor = self.tensor(name)?;
         self.check_type(tensor, tensor.dtype.is_float(), "f32")?;
         tensor.read(&self.sources[tensor.file], elements, out, dtype::to_f32)
     }
 
-    /// Reads `elements` of a tensor of integers or truth values, as `read_f32` does for floats.
+    /// Reads the range `elements` (indices in C order) of an integer or boolean tensor into `out`, converted to i64.
+    /// `out` must have the length of the range.
     ///
     /// # Errors
-    /// As `read_f32`, with `ElementType` for floats.
+    /// `MissingTensor`, `ElementType` for floating-point tensors, `Range`, `Io`, `Truncated`.
     pub fn read_i64(&self, name: &str, elements: Range<u64>, out: &mut [i64]) -> Result<(), WeightsError> {
         let tensor = self.tensor(name)?;
         self.check_type(tensor, !tensor.dtype.is_float(), "i64")?;
         tensor.read(&self.sources[tensor.file], elements, out, dtype::to_i64)
     }
 
-    /// Reads `elements` of a tensor of any type, counted in C order, as the bytes that they are in little endian.
+    /// Reads the range `elements` (indices in C order) of a tensor of any type as little-endian bytes, without
+    /// conversion. `out` is resized to the bytes of the range.
     ///
     /// # Errors
     /// `MissingTensor`, `Range`, `Io`, `Truncated`.
@@ -183,18 +185,18 @@ impl Weights {
         tensor.read(&self.sources[tensor.file], elements, groups, dtype::to_raw)
     }
 
-    /// The safetensors `__metadata__` (of the first shard); empty for torch files.
+    /// The `__metadata__` of the safetensors header (for shards: of the first shard); empty for torch files.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
 
-    /// Every file that was opened, an index first; empty for compiled-in bytes.
+    /// Paths of all opened files, with the index of sharded weights first; empty for compiled-in bytes.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 
-    /// The SHA-256 of each file (or of compiled-in bytes), in hexadecimal, by file name or label,
-    /// in the order of `files`. Reads everything once.
+    /// Computes the SHA-256 of each file (or of the compiled-in bytes). Returns pairs of file name (or label) and
+    /// hexadecimal digest in the order of `files`. Reads every file completely.
     ///
     /// # Errors
     /// `Io`, `Truncated`.
@@ -215,8 +217,7 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Opens each source by its kind and joins their tensors, those that `keep` takes by name and
-    /// file number.
+    /// Opens each source in its format and merges the tensors for which `keep(name, file number)` is true.
     fn open_sources(sources: Vec<Source>, keep: impl Fn(&str, usize) -> bool) -> Result<Weights, WeightsError> {
         let path = sources.first().map(|source| source.path().to_owned()).unwrap_or_default();
         let files = sources.iter().map(|source| source.path().to_owned()).collect();
@@ -257,7 +258,8 @@ impl Weights {
         Err(WeightsError::ElementType { path, tensor: name, wanted, found: tensor.dtype })
     }
 
-    /// Up to three names that share the last two parts of `name`: most often a prefix differs.
+    /// Up to three names with the same last two dotted components as `name`. Names usually differ in a prefix such
+    /// as `model.` that a training framework adds.
     fn similar(&self, name: &str) -> Vec<String> {
         let tail = |name: &str| name.rsplitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
         let wanted = tail(name);

@@ -1,6 +1,6 @@
-//! Any object that `torch.save` wrote (lists, dicts, numbers, tensors), for result files that are
-//! no weights. Invariant: nothing is executed; a value is a cursor into a table, so shared and
-//! cyclic objects cost nothing and traversals are the caller's to bound.
+//! Reader of arbitrary objects written by `torch.save` (lists, dicts, numbers, tensors), for result files that do not
+//! hold weights. Invariant: nothing is executed. A [`Value`] is an index into a table of nodes, so shared objects take
+//! no additional memory; objects may be cyclic, so a caller that traverses them must bound the depth.
 
 use std::path::Path;
 
@@ -9,55 +9,56 @@ use super::source::Source;
 use super::torch::{OBJECT_LIMIT, TorchFile};
 use super::{Tensor, WeightsError, dtype};
 
-/// A torch file's object.
+/// The object stored in a torch zip file.
 #[derive(Debug)]
 pub struct PtObject {
     file: TorchFile,
 }
 
-/// A place in a `PtObject`.
+/// A reference to one value inside a `PtObject`.
 #[derive(Debug, Clone, Copy)]
 pub struct Value<'a> {
     object: &'a PtObject,
     id: NodeId,
 }
 
-/// What a `Value` is.
+/// The type of a `Value`, with the value itself for scalars, text and bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind<'a> {
     /// `None`.
     None,
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// An integer of at most 64 bits.
     Int(i64),
-    /// A wider integer; its value is not kept.
+    /// An integer stored in more than 64 bits, without its value.
     BigInt,
-    /// A float.
+    /// A float (binary64).
     Float(f64),
-    /// Text.
+    /// A string.
     Str(&'a str),
-    /// Bytes.
+    /// A `bytes` object, or a Python 2 `str` that is not UTF-8.
     Bytes(&'a [u8]),
-    /// A list of this many items.
+    /// A list, with its number of items.
     List(usize),
-    /// A tuple of this many items.
+    /// A tuple, with its number of items.
     Tuple(usize),
-    /// A set of this many items.
+    /// A set, with its number of items.
     Set(usize),
-    /// A dict of this many entries.
+    /// A dict, with its number of entries.
     Dict(usize),
     /// A tensor; `PtObject::read_f32` reads it.
     Tensor,
-    /// A storage, which only tensors refer to.
+    /// A storage: the memory that tensors are views of.
     Storage,
-    /// An instance of this class, never made.
+    /// An instance of a class, with the class's `module.name`. The class was neither imported nor called.
     Object(String),
-    /// A class, function or constant by name.
+    /// A class, function or constant, with its `module.name`.
     Global(String),
 }
 
-/// Opens a torch zip file as a generic object. Errors as `Weights::open` does on such a file.
+/// Opens a torch zip file as a generic object. Returns the errors that `Weights::open` returns for torch files; the
+/// pickle may have up to `OBJECT_LIMIT` bytes.
 pub fn read_pt_object(path: &Path) -> Result<PtObject, WeightsError> {
     let file = TorchFile::open(Source::open(path)?, OBJECT_LIMIT)?;
     Ok(PtObject { file })
@@ -69,12 +70,12 @@ impl PtObject {
         Value { object: self, id: self.file.pickle.root() }
     }
 
-    /// A tensor's description; an error for any other value.
+    /// Returns name, type, shape and location of the tensor `value`; an error if `value` is not a tensor.
     pub fn tensor(&self, value: Value<'_>) -> Result<Tensor, WeightsError> {
         self.file.tensor("value".to_owned(), value.id, 0)
     }
 
-    /// All elements of a tensor of floats in C order. Its bytes were checked to be in the file.
+    /// Reads all elements of a floating-point tensor in C order, converted to f32. An error for other types.
     pub fn read_f32(&self, value: Value<'_>) -> Result<Vec<f32>, WeightsError> {
         let tensor = self.tensor(value)?;
         if !tensor.dtype().is_float() {
@@ -86,6 +87,8 @@ impl PtObject {
                 found: tensor.dtype,
             });
         }
+        // `tensor` has checked the elements against the storage's length in the file, so a damaged shape cannot
+        // cause a huge allocation here.
         let mut out = vec![0.0; tensor.elements() as usize];
         tensor.read(&self.file.source, 0..tensor.elements(), &mut out, dtype::to_f32)?;
         Ok(out)
@@ -93,7 +96,7 @@ impl PtObject {
 }
 
 impl<'a> Value<'a> {
-    /// What the value is.
+    /// The type of the value.
     pub fn kind(self) -> Kind<'a> {
         let name = |id| self.object.file.pickle.global_name(id).unwrap_or_default();
         match self.node() {
@@ -115,12 +118,13 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A dict's value under a string key.
+    /// Returns the value of the string key `key`; `None` if this is not a dict or has no such key.
     pub fn get(self, key: &str) -> Option<Value<'a>> {
         self.object.file.pickle.get(self.id, key).map(|id| self.at(id))
     }
 
-    /// An attribute of an instance, from the state that the pickle holds for it.
+    /// Returns an attribute of an instance, looked up in the instance's pickled state; `None` if this is not an
+    /// instance or has no such attribute.
     pub fn attribute(self, name: &str) -> Option<Value<'a>> {
         match self.node() {
             Node::Object { state: Some(state), .. } => self.at(*state).get(name),
@@ -128,7 +132,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The items of a list, tuple or set; none of anything else.
+    /// Iterates over the items of a list, tuple or set; empty for all other types.
     pub fn items(self) -> impl ExactSizeIterator<Item = Value<'a>> {
         let items = match self.node() {
             Node::List(items) | Node::Tuple(items) | Node::Set(items) => &items[..],
@@ -137,7 +141,7 @@ impl<'a> Value<'a> {
         items.iter().map(move |&id| self.at(id))
     }
 
-    /// The keys and values of a dict in file order; none of anything else.
+    /// Iterates over the keys and values of a dict in the order of the file; empty for all other types.
     pub fn entries(self) -> impl ExactSizeIterator<Item = (Value<'a>, Value<'a>)> {
         let entries = match self.node() {
             Node::Dict(entries) => &entries[..],
@@ -146,12 +150,12 @@ impl<'a> Value<'a> {
         entries.iter().map(move |&(key, value)| (self.at(key), self.at(value)))
     }
 
-    /// Text, if it is text.
+    /// Returns the text of a string; `None` for other types.
     pub fn as_str(self) -> Option<&'a str> {
         self.object.file.pickle.str(self.id)
     }
 
-    /// An integer, if it is one of at most 64 bits.
+    /// Returns an integer of at most 64 bits; `None` for other types.
     pub fn as_i64(self) -> Option<i64> {
         match self.node() {
             Node::Int(value) => Some(*value),
@@ -159,7 +163,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A float, if it is one.
+    /// Returns a float; `None` for other types, including integers.
     pub fn as_f64(self) -> Option<f64> {
         match self.node() {
             Node::Float(value) => Some(*value),

@@ -1,6 +1,6 @@
-//! Safetensors files: the header read and checked, the tensors left where they are. Invariant:
-//! the header's tensors fill the file exactly, without gap or overlap. Source of the format: the
-//! README of the safetensors crate, whose parser checks the header.
+//! Reader of safetensors headers; the tensors' values stay in the file. Invariant: the tensors of an accepted header
+//! fill the file exactly, without gap or overlap. The safetensors crate parses the header and checks the offsets; its
+//! README is the source of the format.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use super::source::Source;
 use super::tensor::{Layout, MAX_DIMENSIONS, Tensor};
 use super::{DType, WeightsError};
 
-/// Bytes of a header: about 100 per tensor. The format allows 100 MB, which is more than a parser
-/// should be made to hold.
+/// Maximum size of a header in bytes. A tensor takes about 100 bytes. The format allows 100 MB, which would let an
+/// untrusted file make the parser allocate several times as much memory.
 const HEADER_LIMIT: u64 = 16 << 20;
-/// The header's length stands first.
+/// Size in bytes of the header's length (u64, little-endian), with which the file begins.
 const LENGTH_BYTES: u64 = 8;
 
 /// A parsed header.
@@ -22,13 +22,13 @@ pub(super) struct Header {
     pub(super) metadata: BTreeMap<String, String>,
 }
 
-/// Whether a file begins like safetensors: a header length that fits, then a JSON object.
+/// Whether a file begins like safetensors: with a header length below the file's length, followed by `{`.
 pub(super) fn looks_like(source: &Source) -> bool {
     let mut head = [0; 9];
     source.read_at(0, &mut head).is_ok() && header_len(&head) <= source.len() && head[8] == b'{'
 }
 
-/// Reads the header of a file with number `file`.
+/// Reads and checks the header of a file; `file` is its number among the opened weight files.
 pub(super) fn read_header(source: &Source, file: usize) -> Result<Header, WeightsError> {
     let mut head = [0; LENGTH_BYTES as usize];
     source.read_at(0, &mut head)?;

@@ -1,6 +1,6 @@
-//! Where bytes come from: a file read at positions, or bytes compiled into the program. Invariant:
-//! no read goes past the length seen when it was opened, and nothing is mapped or cached, so
-//! resident memory stays what the caller allocated.
+//! A source of bytes: a file that is read at given positions, or bytes compiled into the program. Invariant: no read
+//! extends past the length that the file had when it was opened. Files are neither memory-mapped nor cached, so
+//! reading does not increase resident memory beyond the caller's buffers.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,7 +24,7 @@ enum Bytes {
 }
 
 impl Source {
-    /// Opens a regular file; anything else (a pipe would block, a folder cannot be read) is refused.
+    /// Opens a regular file. Other types are refused before `open`, because opening a pipe would block.
     pub(super) fn open(path: &Path) -> Result<Source, WeightsError> {
         let failed = |source| WeightsError::Io { path: path.to_owned(), action: "read", source };
         let metadata = fs::metadata(path).map_err(failed)?;
@@ -36,7 +36,7 @@ impl Source {
         Ok(Source { path: path.to_owned(), len: metadata.len(), bytes: Bytes::File(file) })
     }
 
-    /// Bytes that live as long as the program; `label` stands where a path would in messages.
+    /// A source over bytes in memory; messages show `label` in place of a path.
     pub(super) fn memory(label: &str, bytes: &'static [u8]) -> Source {
         Source { path: PathBuf::from(label), len: bytes.len() as u64, bytes: Bytes::Memory(bytes) }
     }
@@ -49,7 +49,7 @@ impl Source {
         self.len
     }
 
-    /// Fills `out` from `offset`; an end of file before that is `Truncated`.
+    /// Fills `out` with the bytes from `offset` on; `Truncated` if the file ends before `out` is full.
     pub(super) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), WeightsError> {
         let expected = offset.saturating_add(out.len() as u64);
         let truncated = || WeightsError::Truncated { path: self.path.clone(), expected, found: self.len };
@@ -66,8 +66,8 @@ impl Source {
         Ok(())
     }
 
-    /// Reads `len` bytes at `offset` into fresh memory, at most `limit`: lengths come from the file
-    /// and are checked against it before anything is allocated.
+    /// Reads `len` bytes at `offset` into a new vector. `Malformed` if `len` exceeds `limit`, `Truncated` if the file
+    /// is shorter: `len` usually is a field of an untrusted file, so both are checked before memory is allocated.
     pub(super) fn read_vec(
         &self,
         offset: u64,
@@ -88,7 +88,7 @@ impl Source {
         Ok(bytes)
     }
 
-    /// A `Malformed` error about this source.
+    /// A `Malformed` error for this source.
     pub(super) fn malformed(&self, why: impl Into<String>) -> WeightsError {
         WeightsError::Malformed { path: self.path.clone(), why: why.into() }
     }

@@ -1,5 +1,6 @@
-//! From a pickle's objects to tensors with dotted names. Invariant: it visits a bounded number of
-//! objects however they are shared or nested, so a small pickle cannot stand for a huge dict.
+//! Finds the tensors of a state dict or a module in a pickle and gives them dotted names (`layer.0.weight`).
+//! Invariant: the number of visited objects is linear in the pickle's number of nodes, however objects are shared or
+//! nested; otherwise a small pickle of nested shared modules could describe exponentially many tensors.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +9,13 @@ use crate::printable::Name;
 
 /// Keys under which training code wraps a state dict (`model` in fair-esm's files).
 const WRAPPERS: [&str; 3] = ["model", "state_dict", "model_state_dict"];
-/// Modules nested deeper than this are no model.
+/// Maximum nesting depth of modules; bounds the recursion of [`Walk::module`].
 const MAX_DEPTH: usize = 32;
-/// Longer than any parameter's name.
+/// Maximum length of a tensor's dotted name, in bytes.
 const MAX_NAME: usize = 512;
 
-/// The tensors of a state dict, of a dict that wraps one, or of a whole pickled module; an error
-/// says what the file holds instead.
+/// Returns the tensors of a state dict, of a dict that contains a state dict under one of [`WRAPPERS`], or of a
+/// pickled module, by dotted name. The error text says what the file holds instead.
 pub(super) fn named_tensors(pickle: &Pickle) -> Result<BTreeMap<String, NodeId>, String> {
     let mut found = Walk { pickle, visits: 4 * pickle.len() + 1024, tensors: BTreeMap::new() };
     found.state(pickle.root(), 0)?;
@@ -23,7 +24,8 @@ pub(super) fn named_tensors(pickle: &Pickle) -> Result<BTreeMap<String, NodeId>,
 
 struct Walk<'a> {
     pickle: &'a Pickle,
-    /// Visits left: shared modules and tied tensors are visited again, endless sharing is not.
+    /// Remaining visits. A shared module or tied tensor is visited once for each of its names, so the budget is a
+    /// multiple of the number of nodes; it ends cyclic and exponentially shared structures with an error.
     visits: usize,
     tensors: BTreeMap<String, NodeId>,
 }
@@ -51,8 +53,8 @@ impl Walk<'_> {
         }
     }
 
-    /// A module's own tensors, then its children's. Source: torch/nn/modules/module.py,
-    /// `named_parameters` and `state_dict`.
+    /// Collects the parameters and buffers of a module, then those of its submodules. Source:
+    /// torch/nn/modules/module.py, `named_parameters` and `state_dict`.
     fn module(&mut self, module: NodeId, prefix: &str, depth: usize) -> Result<(), String> {
         if depth > MAX_DEPTH {
             return Err(format!("its modules are nested deeper than {MAX_DEPTH}"));
@@ -65,7 +67,7 @@ impl Walk<'_> {
             let class = self.pickle.global_name(class).unwrap_or_default();
             return Err(format!("it holds a `{}` without parameters; save model.state_dict()", Name(&class)));
         };
-        // Each look-up below passes over the whole state.
+        // `Pickle::get` is a linear search over the state, so the look-ups below are charged to the budget.
         if let Node::Dict(entries) = self.pickle.node(state) {
             self.visit(entries.len())?;
         }
@@ -87,7 +89,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The tensors among a dict's values.
+    /// Collects the values of the dict `table` that are tensors, named `prefix.key`.
     fn table(&mut self, table: NodeId, prefix: &str) -> Result<(), String> {
         let Node::Dict(entries) = self.pickle.node(table) else { return Ok(()) };
         for &(key, value) in entries {
@@ -118,7 +120,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The first few string keys, for a message.
+    /// The first eight string keys of a dict, quoted for an error message.
     fn keys(&self, entries: &[(NodeId, NodeId)]) -> String {
         let keys = entries.iter().filter_map(|&(key, _)| self.pickle.str(key)).take(8);
         let quoted: Vec<String> = keys.map(|key| format!("`{}`", Name(key))).collect();

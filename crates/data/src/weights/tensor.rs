@@ -1,19 +1,19 @@
-//! One stored tensor: name, type, shape, place, and reading its elements. Invariant: a `Tensor` is
-//! made only after its bytes were checked to lie inside its file, and a read uses a fixed buffer
-//! on the stack, never memory in proportion to the tensor.
+//! A tensor in a weight file: its name, type, shape and location, and reading its elements. Invariant: a `Tensor` is
+//! created only after its bytes were checked to lie inside its file, and a read uses buffers of fixed size on the
+//! stack.
 
 use std::ops::Range;
 
 use super::source::Source;
 use super::{DType, WeightsError};
 
-/// Bytes read at a time; a multiple of every element size.
+/// Size in bytes of the read buffer on the stack; a multiple of every element size.
 const BUFFER: usize = 32 * 1024;
 
-/// More dimensions than any tensor has.
+/// Maximum number of dimensions of a tensor; more are refused.
 pub(super) const MAX_DIMENSIONS: usize = 16;
 
-/// A tensor's description and place; its values stay in the file.
+/// Name, type, shape and location of a tensor. The values stay in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
     pub(super) name: String,
@@ -24,19 +24,20 @@ pub struct Tensor {
     pub(super) offset: u64,
 }
 
-/// How C-order elements lie in the file, counted in elements.
+/// Maps a tensor's indices to positions in the file; positions and strides are in elements, relative to the tensor's
+/// first element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// Element e at e.
+    /// C order: element `e` is at position `e`.
     Contiguous,
-    /// (R, C), element (i, j) at i * stride + j: columns cut off a wider matrix.
+    /// Shape (R, C), element (i, j) is at `i * stride + j`: a slice of the columns of a wider matrix.
     Rows { columns: u64, stride: u64 },
-    /// (R, C), element (i, j) at i + j * stride: a transposed view.
+    /// Shape (R, C), element (i, j) is at `i + j * stride`: a transposed view.
     Columns { columns: u64, stride: u64 },
 }
 
 impl Tensor {
-    /// The name in the file.
+    /// The tensor's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -56,22 +57,23 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Bytes of the elements in the file's type.
+    /// The size of the elements in bytes, in the type that the file stores.
     pub fn bytes(&self) -> u64 {
         self.elements() * self.dtype.size()
     }
 
-    /// Which of the opened weight files holds the values (a shard's number; 0 without shards).
+    /// The index of the weight file that holds the values: the shard's number, or 0 without shards.
     pub fn file(&self) -> usize {
         self.file
     }
 
-    /// Where in that file the first element lies, in bytes.
+    /// The offset of the first element in the weight file, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Reads `elements` in C order into `out`, which holds as many.
+    /// Reads the range `elements` (indices in C order) into `out`, converted by `convert`. `Range` if `out` does not
+    /// have the length of the range or the range exceeds the tensor.
     pub(super) fn read<T: Copy + Default>(
         &self,
         source: &Source,
@@ -101,7 +103,7 @@ impl Tensor {
     }
 }
 
-/// A conversion bound to its tensor's bytes.
+/// Reads and converts the elements of one tensor.
 struct Reader<'a, T> {
     source: &'a Source,
     dtype: DType,
@@ -110,7 +112,7 @@ struct Reader<'a, T> {
 }
 
 impl<T: Copy + Default> Reader<'_, T> {
-    /// Consecutive stored elements from `first`.
+    /// Reads elements at consecutive positions in the file, from position `first` on.
     fn run(&self, first: u64, out: &mut [T]) -> Result<(), WeightsError> {
         let mut buffer = [0u8; BUFFER];
         let size = self.dtype.size();
@@ -124,7 +126,7 @@ impl<T: Copy + Default> Reader<'_, T> {
         Ok(())
     }
 
-    /// Row pieces of a matrix whose stored rows are `stride` apart.
+    /// Reads from C-order index `first` on a matrix whose stored rows are `stride` elements apart, row by row.
     fn rows(&self, first: u64, columns: u64, stride: u64, out: &mut [T]) -> Result<(), WeightsError> {
         let (mut element, mut rest) = (first, out);
         while !rest.is_empty() {
@@ -137,7 +139,8 @@ impl<T: Copy + Default> Reader<'_, T> {
         Ok(())
     }
 
-    /// A transposed matrix: stored runs go down a column, so each is read whole and scattered.
+    /// Reads the range `elements` (C order) of a transposed matrix. Elements of one column are consecutive in the
+    /// file, so each column is read in runs, and the values are scattered to every `columns`-th place of `out`.
     fn columns(
         &self,
         elements: Range<u64>,
@@ -147,7 +150,7 @@ impl<T: Copy + Default> Reader<'_, T> {
     ) -> Result<(), WeightsError> {
         let mut values = [T::default(); 1024];
         for column in 0..columns {
-            // The rows i with start <= i * columns + column < end.
+            // Rows i with start <= i * columns + column < end, as the half-open range first..last.
             let first = (elements.start.saturating_sub(column)).div_ceil(columns);
             let last = (elements.end.saturating_sub(column)).div_ceil(columns);
             let mut row = first;

@@ -1,6 +1,6 @@
-//! Writing safetensors. Invariant: equal input gives equal bytes, and a file appears whole or not
-//! at all. Source of the format: the README of the safetensors crate. Own code, because the
-//! crate's writer orders its metadata by a random hash.
+//! Writer of safetensors files. Invariant: equal input gives equal bytes, and a file appears at its path completely
+//! or not at all. Source of the format: the README of the safetensors crate. The crate's own writer is not used,
+//! because it orders metadata by a randomly seeded hash.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,20 +17,20 @@ pub struct TensorData<'a> {
     pub name: &'a str,
     /// Its shape, outermost dimension first.
     pub shape: &'a [u64],
-    /// As many values as the shape has elements.
+    /// The values; their number is the product of `shape`.
     pub data: &'a [f32],
 }
 
-/// The element type in the file.
+/// The element type that f32 values are stored as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredAs {
-    /// As given.
+    /// binary32, unchanged.
     F32,
-    /// Rounded to nearest even; a finite value that would become infinite is an error.
+    /// binary16, rounded to nearest even; a finite value that would become infinite is an error.
     F16,
 }
 
-/// A safetensors file as bytes, tensors in the order given.
+/// Encodes a safetensors file in memory, with the tensors in the given order.
 ///
 /// # Errors
 /// `BadTensor` for a name given twice or reserved, values that do not fill the shape, or values
@@ -50,7 +50,7 @@ pub fn safetensors_bytes(
     Ok(bytes)
 }
 
-/// Writes a safetensors file: to a temporary beside it, synced, renamed, the folder synced.
+/// Writes a safetensors file atomically: to a temporary file in the same folder, which is then renamed to `path`.
 ///
 /// # Errors
 /// As `safetensors_bytes`, and `Io`.
@@ -67,20 +67,23 @@ pub fn write_safetensors(
     let written = (|| {
         let mut file = BufWriter::new(File::create(&temporary)?);
         write_all(&mut file, &header, tensors, stored)?;
+        // The data must be on disk before the rename, or a crash could leave a short file at `path`; the folder is
+        // synced after it, so that the rename itself survives a crash.
         file.into_inner()?.sync_all()?;
         fs::rename(&temporary, path)?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(folder)?.sync_all()
     })();
     written.map_err(|source| {
-        // Best effort: the error that matters is the first one.
+        // Best effort: the error to report is the first one.
         let _ = fs::remove_file(&temporary);
         WeightsError::Io { path: path.to_owned(), action: "write", source }
     })
 }
 
-/// What stands before the tensors in a safetensors file: the header's length, and the header, padded with blanks to
-/// a multiple of 8 bytes. The tensors follow in this order, one right after the other. Names must be unique.
+/// Encodes the part of a safetensors file before the data: the header's length (u64, little-endian) and the JSON
+/// header, padded with blanks to a multiple of 8 bytes. The data of the tensors must follow in the given order
+/// without gaps. Names must be unique.
 pub fn safetensors_header<'a>(
     tensors: impl Iterator<Item = (&'a str, DType, &'a [u64])>,
     metadata: &BTreeMap<String, String>,
@@ -104,7 +107,7 @@ pub fn safetensors_header<'a>(
     [&(header.len() as u64).to_le_bytes()[..], &header].concat()
 }
 
-/// The header of tensors that were checked.
+/// Checks all tensors and encodes their header.
 fn header(
     tensors: &[TensorData<'_>],
     metadata: &BTreeMap<String, String>,

@@ -1,6 +1,6 @@
-//! Requests to a hub: redirects, the token, timeouts. Invariant: the token goes to the host of `HF_ENDPOINT` and
-//! to no other, and what a file is (commit, etag, size) is said by that host alone, never by one that it
-//! redirects to.
+//! HTTP client of a Hugging Face hub: redirects, authorization, timeouts. Invariant: the token is sent only to the
+//! origin of `HF_ENDPOINT`, and a file's commit, etag and size are taken only from responses of that origin, never
+//! from a host that it redirects to.
 
 use std::fs;
 use std::time::Duration;
@@ -14,15 +14,15 @@ use super::error::HubErrorKind;
 use super::{HubEnv, Patience};
 use crate::printable::Place;
 
-/// More redirects than any hub needs.
+/// Maximum number of redirects that are followed for one request.
 const MOST_REDIRECTS: usize = 8;
 
-/// A file's facts are in these headers of a hub; source: huggingface_hub, `get_hf_file_metadata`.
+// Response headers with a file's commit, etag and size. Source: huggingface_hub, `get_hf_file_metadata`.
 const COMMIT: &str = "x-repo-commit";
 const LINKED_ETAG: &str = "x-linked-etag";
 const LINKED_SIZE: &str = "x-linked-size";
 
-/// One hub.
+/// A client of one hub.
 pub(super) struct Client {
     agent: Agent,
     endpoint: String,
@@ -30,7 +30,7 @@ pub(super) struct Client {
     pub(super) patience: Patience,
 }
 
-/// What a hub says about a file.
+/// Metadata of a file from the hub's response headers.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) commit: Option<String>,
@@ -38,11 +38,11 @@ pub(super) struct Facts {
     pub(super) size: Option<u64>,
 }
 
-/// Why a request gave nothing.
+/// The error of a request, with whether to retry it.
 pub(super) enum Trouble {
-    /// Another try may help.
+    /// A transient error: a retry may succeed.
     Passing(HubErrorKind),
-    /// It will not.
+    /// A permanent error: a retry would fail again.
     Lasting(HubErrorKind),
 }
 
@@ -69,7 +69,7 @@ impl Client {
         Ok(Client { agent, endpoint, token: env.token(), patience: env.patience })
     }
 
-    /// What the hub says about `file` at `revision`; `None` where there is no such file.
+    /// Requests the metadata of `file` at `revision` (HTTP HEAD); `None` if the hub has no such file (404).
     pub(super) fn facts(&self, id: &str, revision: &str, file: &str) -> Result<Option<Facts>, Trouble> {
         let (answer, facts) = self.ask(&self.address(id, revision, file), None)?;
         match answer.status().as_u16() {
@@ -79,7 +79,8 @@ impl Client {
         }
     }
 
-    /// The file from byte `start` on, wherever it is.
+    /// Requests the content of a file from byte `start` on, following redirects to any host. The status is 200, 206
+    /// or 416; others are errors.
     pub(super) fn body(
         &self,
         (id, revision, file): (&str, &str, &str),
@@ -96,8 +97,9 @@ impl Client {
         format!("{}/{id}/resolve/{revision}/{file}", self.endpoint)
     }
 
-    /// Follows redirects: all of them where the body is asked for, from byte `start` on; only those on the hub
-    /// itself for the facts alone.
+    /// Sends a request and follows redirects. With `start` it is a GET from that byte on, and all redirects are
+    /// followed; without it is a HEAD, and only redirects within the hub are followed, because other hosts are not
+    /// trusted for metadata.
     fn ask(&self, address: &str, start: Option<u64>) -> Result<(Response<Body>, Facts), Trouble> {
         let (mut address, mut facts) = (address.to_owned(), Facts::default());
         for _ in 0..=MOST_REDIRECTS {
@@ -132,7 +134,8 @@ impl Client {
                 "the address or the token has a character that cannot be sent; check HF_ENDPOINT and HF_TOKEN"
                     .to_owned(),
             )),
-            // What rustls does not trust, it will not trust the next time.
+            // `InvalidData` is how a TLS failure appears, such as a certificate that rustls does not trust: a retry
+            // would fail again.
             ureq::Error::Io(io) if io.kind() == std::io::ErrorKind::InvalidData => {
                 Trouble::Lasting(HubErrorKind::Unreachable(Box::new(ureq::Error::Io(io))))
             }
@@ -140,7 +143,7 @@ impl Client {
         })
     }
 
-    /// Where a redirect leads.
+    /// The address that a redirect response of `from` names. Refuses a redirect from https to http.
     fn next(&self, from: &str, headers: &HeaderMap) -> Result<String, Trouble> {
         let location = headers.get(LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let bad = |what: &str| Err(Trouble::Lasting(HubErrorKind::Answer(format!("a redirect {what}"))));
@@ -181,7 +184,7 @@ impl Facts {
     }
 }
 
-/// (first byte, bytes of the whole file) of a `Content-Range: bytes 5-9/10`.
+/// Parses `Content-Range: bytes 5-9/10` to (first byte, size of the whole file): here (5, 10).
 pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, u64)> {
     let text = headers.get(CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
     let (range, total) = text.split_once('/')?;
@@ -195,16 +198,17 @@ fn refused(status: u16) -> Trouble {
     }
 }
 
-/// Scheme, host and port of an address.
+/// Scheme, host and port of an address; `None` if the scheme is not http(s) or the address has user information.
 fn origin(address: &str) -> Option<&str> {
     let host = address.strip_prefix("https://").or_else(|| address.strip_prefix("http://"))?;
     let end = host.find(['/', '?', '#']).unwrap_or(host.len());
-    // Whoever is named before an @ is not the host.
+    // In `https://hub@evil/` the host is `evil`: addresses with an `@` are refused instead of parsed.
     let named = end > 0 && !host[..end].contains('@');
     named.then(|| &address[..address.len() - host.len() + end])
 }
 
-/// Bundled certificates, or those that the environment names: behind a proxy that opens TLS its own is needed.
+/// Root certificates: the bundled ones, or those of the PEM file that the environment names, which is needed behind a
+/// proxy that intercepts TLS.
 fn roots(env: &HubEnv) -> Result<RootCerts, HubErrorKind> {
     let Some(path) = &env.certificates else { return Ok(RootCerts::WebPki) };
     let unusable = |why: String| {
@@ -231,7 +235,7 @@ fn roots(env: &HubEnv) -> Result<RootCerts, HubErrorKind> {
 }
 
 impl Patience {
-    /// How long to wait before try number `attempt` (from 1): twice as long each time.
+    /// The pause after failed attempt number `attempt` (from 1): doubles with each attempt, at most 64 times `pause`.
     pub(super) fn pause_before(&self, attempt: u32) -> Duration {
         self.pause * 2u32.pow(attempt.saturating_sub(1).min(6))
     }

@@ -1,5 +1,6 @@
-//! The digests that the hub names files by. Invariant: what is digested is what is on disk, whoever wrote it.
-//! Source: git's object format (`blob LENGTH\0` before the content) and Git LFS (plain SHA-256).
+//! Digests that a hub uses as etags of files. Invariant: a digest is computed from the file on disk, not from the bytes
+//! as they arrive, so bytes that an earlier attempt or another program wrote are verified too. Source: git's object
+//! format (SHA-1 of `blob LENGTH\0` and the content) and Git LFS (SHA-256 of the content).
 
 use crate::hex::hex;
 use std::fs::File;
@@ -9,20 +10,20 @@ use std::path::Path;
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
-/// Bytes digested at a time.
+/// Size in bytes of the read buffer.
 const BUFFER: usize = 128 << 10;
 
-/// What an etag is.
+/// The kind of digest that an etag holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Digest {
-    /// Of a large file: SHA-256 of its content.
+    /// SHA-256 of the content, for files in Git LFS (large files).
     Sha256,
-    /// Of a small file: SHA-1 of the git object that it is.
+    /// SHA-1 of the git blob object, for files in git itself (small files).
     GitBlob,
 }
 
 impl Digest {
-    /// The kind of a hexadecimal etag, by its length.
+    /// The kind of a hexadecimal etag, from its length; `None` for an unknown length.
     pub(super) fn of_etag(etag: &str) -> Option<Digest> {
         match etag.len() {
             64 => Some(Digest::Sha256),
@@ -31,7 +32,7 @@ impl Digest {
         }
     }
 
-    /// The digest of the file at `path`, of `size` bytes, in hexadecimal.
+    /// Computes the hexadecimal digest of the file at `path`, which has `size` bytes.
     pub(super) fn of(self, path: &Path, size: u64) -> io::Result<String> {
         match self {
             Digest::Sha256 => {

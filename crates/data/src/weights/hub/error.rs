@@ -1,5 +1,5 @@
-//! What can go wrong when a model is fetched. Invariant: every message names the model, the file and what to do
-//! next; none shows an address or a token.
+//! Errors of downloading a model from a hub. Invariant: every message names the model, the file and a remedy; no
+//! message shows the requested address or a token.
 
 use std::fmt;
 use std::io;
@@ -7,14 +7,14 @@ use std::path::PathBuf;
 
 use crate::printable::{Name, Place};
 
-/// A file of a model that could not be fetched.
+/// The error of fetching one file of a model.
 #[derive(Debug)]
 pub struct HubError {
     /// `org/name`.
     pub id: String,
-    /// The file in its repository.
+    /// The file's name in the repository.
     pub file: String,
-    /// Why.
+    /// The cause.
     pub kind: HubErrorKind,
 }
 
@@ -22,38 +22,38 @@ pub struct HubError {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HubErrorKind {
-    /// The hub, or whom it sent us to, refused with this HTTP status.
+    /// The hub, or a host that it redirected to, answered with this HTTP error status.
     Status(u16),
-    /// No connection, or no answer in time, after several tries.
+    /// No connection or no response within the timeout, after all retries; or a TLS failure, which is not retried.
     Unreachable(Box<ureq::Error>),
-    /// The connection ended before the file did, again and again.
+    /// The connection was closed before the end of the file, also in all retries.
     Broken {
-        /// Bytes that are there.
+        /// Bytes received so far.
         found: u64,
-        /// Bytes of the file.
+        /// Size of the file in bytes.
         expected: u64,
     },
-    /// The body has another length than the hub says that the file has.
+    /// The length of the response differs from the file's size in the hub's metadata.
     Size {
-        /// Bytes offered.
+        /// Size of the response in bytes, or the bytes received when the limit was exceeded.
         found: u64,
-        /// Bytes of the file.
+        /// Size of the file in the metadata, in bytes.
         expected: u64,
     },
-    /// The content is not what the hub says it is.
+    /// The digest of the content differs from the file's etag.
     Hash {
-        /// Its digest.
+        /// The digest of the received content, in hexadecimal.
         found: String,
-        /// The hub's.
+        /// The digest in the hub's metadata, in hexadecimal.
         expected: String,
     },
-    /// An answer that no hub gives.
+    /// A response that violates the hub's protocol, or a file name that is not accepted; the text says why.
     Answer(String),
-    /// A setting of the environment that cannot be used.
+    /// An invalid setting in the environment; the text says which.
     Setting(String),
-    /// Who asked for it does not want it any more.
+    /// The caller's progress callback returned `Break`.
     Stopped,
-    /// The cache cannot be written.
+    /// The cache cannot be read or written.
     Disk {
         /// The file or folder.
         path: PathBuf,
@@ -110,7 +110,7 @@ impl fmt::Display for HubErrorKind {
     }
 }
 
-/// What a user can do about a status.
+/// The remedy for an HTTP status, for the error message.
 fn advice(status: u16) -> &'static str {
     match status {
         401 => {
@@ -142,7 +142,7 @@ impl std::error::Error for HubError {
 }
 
 impl HubErrorKind {
-    /// A refused write.
+    /// Returns a closure that converts an I/O error at `path` into `Disk`, for `map_err`.
     pub(super) fn disk(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Disk { path, source }

@@ -1,8 +1,8 @@
-//! A model's repository in the cache, and what is missing of it from the hub. Invariant: a blob has its name only
-//! once its bytes are on disk and have the digest that the name is; all files of a snapshot are of one commit;
-//! `refs/main` of a model that was not there appears when all that was asked for is.
+//! Downloads the missing files of a model's repository into the Hugging Face cache. Invariant: a blob gets its final
+//! name (its digest) only after its bytes were synced to disk and their digest was verified; all files of a snapshot
+//! are of one commit; `refs/main` of a model that was not in the cache is written last, after all requested files.
 //!
-//! Layout, locks and names are those of huggingface_hub ("Understand caching"), so both can share a cache, also at
+//! Layout, locks and names are those of huggingface_hub ("Understand caching"), so both programs can use a cache at
 //! the same time.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -21,32 +21,34 @@ use super::{HubEnv, cached_commit, repository_folder};
 use crate::atomic::AtomicFile;
 use crate::weights::WeightsError;
 
-/// Bytes moved at a time.
+/// Size in bytes of the copy buffer.
 const BUFFER: usize = 128 << 10;
 
-/// A try that brought this much counts as none: long files on bad lines arrive.
+/// An attempt that received at least this many bytes resets the count of failed attempts, so that a long file arrives
+/// also over an unreliable connection.
 const PROGRESS: u64 = 1 << 20;
 
-/// What happens while a file is fetched.
+/// A progress event of fetching a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Another process fetches the same file; this one waits for it.
+    /// Another process holds the file's lock; this process waits for it.
     Waiting,
-    /// The transfer was broken off and is tried again.
+    /// A request failed, or the digest was wrong, and the request is repeated.
     Again,
-    /// So many bytes are there.
+    /// Number of bytes received so far, including those of an earlier attempt.
     Bytes(u64),
-    /// All are there; their digest is computed.
+    /// All bytes were received; their digest is being computed.
     Checking,
 }
 
-/// Told of each step of a file: its name, its bytes, the step. A `Break` ends the fetch; what is there is kept.
+/// Progress callback, called with the file's name, its size in bytes (0 while unknown) and the event. If it returns
+/// `Break`, the fetch ends with `Stopped`; the received bytes stay in the cache for the next attempt.
 pub type Told<'a> = &'a mut dyn FnMut(&str, u64, Step) -> ControlFlow<()>;
 
-/// The same for one file: its bytes, the step.
+/// Progress callback for one file, called with its size in bytes and the event; `Err(Stopped)` ends the fetch.
 type Tell<'a> = &'a mut dyn FnMut(u64, Step) -> Result<(), Kind>;
 
-/// A model's repository: what is in the cache, and the hub for the rest.
+/// A model's repository: its folder in the cache, and a client of the hub for files that are missing there.
 pub struct Repository {
     id: String,
     folder: PathBuf,
@@ -56,7 +58,7 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// The repository of `id`. Asks nobody yet.
+    /// Opens the repository of the hub id `id`. Makes no requests.
     ///
     /// # Errors
     /// `NotAModel`, `NotInCache` where no cache folder is known, `Hub` where a setting cannot be used.
@@ -70,20 +72,21 @@ impl Repository {
         let hub =
             |kind| WeightsError::Hub(HubError { id: id.to_owned(), file: "config.json".to_owned(), kind });
         let client = Client::new(env).map_err(hub)?;
-        // An unreadable reference is as good as none: the hub's is taken.
+        // If the reference is missing or unreadable, the commit of the hub's `main` is used.
         let commit = cached_commit(&folder).ok();
         Ok(Repository { id: id.to_owned(), folder, locks, commit, client })
     }
 
-    /// The snapshot's folder, once a file of it is there.
+    /// The snapshot's folder; `None` until the commit is known, from `refs/main` or from the first fetched file.
     pub fn snapshot(&self) -> Option<PathBuf> {
         Some(self.folder.join("snapshots").join(self.commit.as_ref()?))
     }
 
-    /// Where `file` is, fetched if it must be; `None` where the repository has no such file.
+    /// Returns the path of `file` in the snapshot, and fetches the file if it is not in the cache; `None` if the
+    /// repository has no such file.
     ///
     /// # Errors
-    /// `Hub`, with what to do.
+    /// `Hub`.
     pub fn fetch(&mut self, file: &str, told: Told<'_>) -> Result<Option<PathBuf>, WeightsError> {
         if let Some(place) = self.snapshot().map(|folder| folder.join(file)).filter(|path| path.exists()) {
             return Ok(Some(place));
@@ -95,12 +98,13 @@ impl Repository {
         self.fetch_missing(file, &mut tell).map_err(|kind| self.error(file, kind))
     }
 
-    /// What a file that the repository should have, and has not, is worth.
+    /// The error for a required file that the repository does not have.
     pub fn lacks(&self, file: &str) -> WeightsError {
         self.error(file, Kind::Status(404))
     }
 
-    /// From now on the model is found in the cache: call it when all files are there.
+    /// Writes `refs/main` if it is missing, after which `find_in_hub` finds the model. Call it after all files were
+    /// fetched: an incomplete model must not be found.
     ///
     /// # Errors
     /// `Hub` where the cache cannot be written.
@@ -129,11 +133,13 @@ impl Repository {
         let revision = self.commit.clone().unwrap_or_else(|| "main".to_owned());
         let Some(facts) = self.facts(&revision, file, tell)? else { return Ok(None) };
         let known = Known::of(facts)?;
-        // The commit that the first file came with is that of all the others.
+        // All further files are requested at the commit of the first file, so that a snapshot is not mixed from two
+        // commits if `main` moves in the meantime.
         let commit = self.commit.get_or_insert(known.commit.clone()).clone();
         let blob = self.folder.join("blobs").join(&known.etag);
         if !blob.exists() {
             let _lock = self.lock(&known, tell)?;
+            // Another process may have completed the blob while this one waited for the lock.
             if !blob.exists() {
                 self.download(&commit, file, &known, &blob, tell)?;
             }
@@ -143,7 +149,7 @@ impl Repository {
         Ok(Some(place))
     }
 
-    /// What the hub says, with patience.
+    /// Requests a file's metadata, with retries.
     fn facts(&self, revision: &str, file: &str, tell: Tell<'_>) -> Result<Option<Facts>, Kind> {
         let mut attempt = 0;
         loop {
@@ -154,7 +160,8 @@ impl Repository {
         }
     }
 
-    /// Before another try; an error when there were enough, or when none will help.
+    /// Counts a failed attempt and sleeps before the next one. Returns the error if it is permanent or the number of
+    /// attempts is exhausted.
     fn wait(&self, attempt: &mut u32, trouble: Trouble, size: u64, tell: Tell<'_>) -> Result<(), Kind> {
         *attempt += 1;
         match trouble {
@@ -167,8 +174,8 @@ impl Repository {
         }
     }
 
-    /// The same lock that huggingface_hub takes. `None` where the file system has no locks: then two processes
-    /// may write one partial file, and the digest tells.
+    /// Takes the file lock that huggingface_hub takes for this blob. `None` if the file system has no locks: two
+    /// processes may then write one partial file, which the digest detects.
     fn lock(&self, known: &Known, tell: Tell<'_>) -> Result<Option<File>, Kind> {
         let path = self.locks.join(format!("{}.lock", known.etag));
         make_parent(&path)?;
@@ -185,7 +192,8 @@ impl Repository {
         Ok(Some(file))
     }
 
-    /// The blob, from what an earlier try left of it.
+    /// Downloads a blob to `ETAG.incomplete`, resuming a partial file of an earlier attempt, verifies its digest and
+    /// renames it to `blob`.
     fn download(
         &self,
         commit: &str,
@@ -201,6 +209,7 @@ impl Repository {
         let mut is_resumed = length(&out, &partial)? > 0;
         loop {
             self.transfer((&self.id, commit, file), known, (&mut out, &partial), tell)?;
+            // Before the rename: a name in `blobs` says that the bytes are on disk.
             out.sync_all().map_err(failed())?;
             tell(known.size, Step::Checking)?;
             let found = known.digest.of(&partial, known.size).map_err(failed())?;
@@ -208,9 +217,10 @@ impl Repository {
                 return fs::rename(&partial, blob).map_err(Kind::disk(blob));
             }
             out.set_len(0).map_err(failed())?;
-            // What was there may be of a broken disk or of another program: once more from the start.
+            // After a resumed download the wrong bytes may be those of the earlier attempt, so the file is downloaded
+            // once more from the start; a complete download with a wrong digest is an error.
             if !is_resumed {
-                // Best effort: it is empty, and the error that matters is the digest.
+                // Best effort: the file is empty, and the error to report is the digest.
                 let _ = fs::remove_file(&partial);
                 return Err(Kind::Hash { found, expected: known.etag.clone() });
             }
@@ -219,7 +229,7 @@ impl Repository {
         }
     }
 
-    /// Requests until the partial file has its length.
+    /// Repeats requests until the partial file has the expected size.
     fn transfer(
         &self,
         what: (&str, &str, &str),
@@ -253,7 +263,7 @@ impl Repository {
         }
     }
 
-    /// One request for the bytes from `have` on.
+    /// Sends one request for the bytes from `have` on and appends the response to the partial file.
     fn append(
         &self,
         what: (&str, &str, &str),
@@ -273,7 +283,8 @@ impl Repository {
                 };
                 Some(total)
             }
-            // All of it, whatever was asked for; or nothing, since it does not go on from there.
+            // 200: the host ignored the range and sends the whole file. 416: it does not accept the range. Both
+            // start again from an empty file.
             status => {
                 if have > 0 {
                     out.set_len(0).map_err(disk)?;
@@ -306,7 +317,7 @@ impl Repository {
     }
 }
 
-/// What must be known of a file before it is fetched.
+/// Metadata that is required before a file is fetched.
 struct Known {
     commit: String,
     etag: String,
@@ -326,7 +337,7 @@ impl Known {
     }
 }
 
-/// Whether a name is one file in the model's folder and can stand in an address as it is.
+/// Whether `file` is a plain file name, without folders, that needs no escaping in an address.
 fn is_plain(file: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     !file.is_empty() && !file.starts_with('.') && file.bytes().all(plain)
@@ -345,11 +356,12 @@ fn make_parent(path: &Path) -> Result<(), Kind> {
     fs::create_dir_all(folder).map_err(Kind::disk(folder))
 }
 
-/// A link at `place`, in one step, also over one that leads nowhere.
+/// Creates the symbolic link `place` to `target` atomically, and replaces an existing (also a dangling) link.
 fn link(place: &Path, target: PathBuf) -> Result<(), Kind> {
     make_parent(place)?;
     let name = place.file_name().unwrap_or_default().to_string_lossy();
-    // Threads of one process may link one file at once, and so may processes with one number on a shared disk.
+    // The temporary name must be unique among threads of this process (`count`), and among processes with the same
+    // id on different hosts of a shared disk (`now`).
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
