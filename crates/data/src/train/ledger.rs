@@ -10,7 +10,7 @@ use super::windows::{self, Entry};
 
 /// Bytes of a reader's fixed buffers: raw and decompressed input, and the tables of a decoder.
 const READER: u64 = 512 << 10;
-/// Upper bound in bytes of a decompressor's memory: the limit that the readers set for the window of a stream.
+/// Upper bound in bytes of a decompressor's memory; the readers reject streams that require more.
 const DECODER: u64 = 128 << 20;
 
 /// Host memory for one purpose.
@@ -81,7 +81,7 @@ pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) 
     ]
 }
 
-/// Size in bytes of a parcel's buffers for this many bytes of text, tokens and documents.
+/// Size in bytes of a parcel's buffers for `text` bytes of text, `tokens` token ids and `documents` documents.
 pub(super) fn parcel(text: usize, tokens: usize, documents: usize) -> u64 {
     (text + tokens * size_of::<i32>() + documents * size_of::<Carried>()) as u64
 }
