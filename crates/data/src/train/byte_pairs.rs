@@ -1,11 +1,11 @@
-//! The tokenizer of a language model, from a `tokenizer.json`: byte pairs over bytes, GPT-2's kind, or a
-//! SentencePiece model (`sentence_piece`). Invariant: the ids are those of the `tokenizers` crate for the whole text,
-//! special tokens in it read as plain text; a file that asks for anything that is not understood here is refused by
-//! name.
+//! Tokenizer of a language model, read from a `tokenizer.json`: byte-level byte-pair encoding (GPT-2) or a
+//! SentencePiece model (`sentence_piece`). Invariant: the ids equal those of the `tokenizers` crate for the whole text
+//! (except around a cut at `LONGEST_PART`), with special tokens in the text read as plain text; a file that uses an
+//! unsupported feature is rejected with the name of the feature.
 //!
-//! The crate does the work. A text goes to it in parts, since what it holds of one is a hundred times the
-//! text: a part ends before a blank that follows something that is none, where no word of GPT-2's pattern goes
-//! across. Words of SentencePiece depend on what stands before them, so such a text goes to it whole.
+//! The `tokenizers` crate encodes. Byte-level text is passed to it in parts, because its working memory is hundreds of
+//! times the text. A part ends before whitespace that follows a printable ASCII character: no match of GPT-2's pattern
+//! spans that boundary. SentencePiece tokens depend on the preceding text, so that text is passed as a whole.
 
 use std::path::Path;
 
@@ -20,12 +20,12 @@ use crate::printable::Name;
 use crate::tokenize::bpe::{LARGEST, makes_token};
 use crate::{DataError, DataErrorKind};
 
-/// Bytes of a part; it goes on to the next place where it can end.
+/// Minimum size of a part in bytes; a part extends to the next possible boundary.
 const PART: usize = 16 << 10;
-/// Bytes of a part that finds no such place. It is then cut between characters, and the tokens around the cut
-/// may be others than those of the whole.
+/// Maximum size of a part in bytes. A part without a possible boundary is cut here between characters, and the tokens
+/// around the cut may differ from those of the whole text.
 const LONGEST_PART: usize = 64 << 10;
-/// What the crate holds for a byte of a part, measured with room to spare (`tests/it/train/memory.rs`).
+/// Working memory of the crate per byte of a part, measured and rounded up (`tests/it/train/memory.rs`).
 const SCRATCH: u64 = 528;
 /// Tokens of a byte of a text, where a blank becomes the three bytes of a mark that has no token of its own.
 const MOST_TOKENS: usize = 3;
@@ -164,7 +164,7 @@ impl BytePairs {
         Ok(self.unknown.map_or(0, |unknown| new.iter().filter(|id| **id == unknown).count()))
     }
 
-    /// The tokens that a text of so many bytes has at most.
+    /// Maximum number of tokens of a text of `bytes` bytes.
     pub(super) fn most_tokens(&self, bytes: usize) -> usize {
         match self.parts {
             true => bytes,
@@ -179,7 +179,7 @@ impl BytePairs {
     }
 }
 
-/// A document as text.
+/// The document as text, or an error if it is not UTF-8.
 pub(super) fn text(document: &[u8]) -> Result<&str, DataError> {
     std::str::from_utf8(document).map_err(|e| {
         let what = format!("not UTF-8 from byte {} of the document on; convert it", e.valid_up_to());
@@ -187,12 +187,12 @@ pub(super) fn text(document: &[u8]) -> Result<&str, DataError> {
     })
 }
 
-/// Bytes that the crate holds while it encodes a text of so many.
+/// Working memory of the crate, in bytes, while it encodes a text of `bytes` bytes.
 pub(super) fn library_scratch(bytes: usize) -> u64 {
     bytes as u64 * SCRATCH
 }
 
-/// Where the first part of `text` ends.
+/// End of the first part of `text`, as a byte index.
 fn part(text: &str) -> usize {
     let bytes = text.as_bytes();
     if bytes.len() <= PART {

@@ -1,6 +1,6 @@
-//! A data set: all its documents were read once, so that what is wrong with them is known before anything is
-//! trained. Invariant: a data set that is open has a document to train on, and one to validate on if it is to
-//! be validated on.
+//! Data sets. Opening a [`Dataset`] reads all its documents once, so that errors in the data are found before training
+//! starts. Invariant: an open data set has at least one training document, and at least one validation document if
+//! validation is requested.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -20,65 +20,68 @@ use super::vocabulary::Vocabulary;
 use crate::hex::hex;
 use crate::{DataError, DataErrorKind, bounded};
 
-/// An open data set. Cheap to clone.
+/// An open data set: its settings, tokenizer and statistics, and the source of [`Stream`]s. Cheap to clone.
 #[derive(Clone)]
 pub struct Dataset {
     pub(super) inner: Arc<Inner>,
 }
 
-/// What the threads of a stream share.
+/// State of a data set, shared with the threads of its streams.
 pub(super) struct Inner {
     pub settings: Settings,
     pub vocabulary: Vocabulary,
     pub labels: Labels,
     pub splitter: Splitter,
     pub train: Files,
-    /// Empty where the training files hold what is validated on.
+    /// Validation files; empty if the validation documents are a fraction of the training files, or if there are none.
     pub validation: Files,
     pub census: Census,
-    /// Bytes that the buffers of a reader grew to, and of these the document's.
+    /// Largest capacity in bytes of a reader's growing buffers, and of its document buffer alone.
     pub reader: [usize; 2],
+    /// Whether any file is compressed.
     pub compressed: bool,
-    /// Of the documents and of what orders them, in hexadecimal.
+    /// See [`Dataset::digest`].
     pub digest: String,
 }
 
-/// Files, and how many documents each has.
+/// Files and their numbers of documents.
 #[derive(Default)]
 pub(super) struct Files {
     pub paths: Vec<PathBuf>,
+    /// Number of documents of each file, empty documents included.
     pub documents: Vec<u64>,
 }
 
-/// What was found when the documents were read.
+/// Statistics of the documents, collected when the data set is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Census {
-    /// What is trained on.
+    /// Training split.
     pub train: Side,
-    /// What is validated on.
+    /// Validation split.
     pub validation: Side,
-    /// Documents without a byte; they are left out.
+    /// Number of empty documents; they are skipped.
     pub empty: u64,
-    /// Documents of the validation files that are trained on; they are left out of the validation.
+    /// Number of documents excluded from the validation files because they also occur in the training files.
     pub dropped: u64,
-    /// Bytes of the longest document.
+    /// Length of the longest document in bytes.
     pub longest: usize,
 }
 
-/// The documents of one side.
+/// Size of a split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Side {
-    /// How many.
+    /// Number of documents.
     pub documents: u64,
-    /// Bytes in them, as they are tokenized.
+    /// Total bytes of the documents as passed to the tokenizer: decompressed, without JSON or FASTA syntax.
     pub bytes: u64,
 }
 
 impl Dataset {
-    /// Reads all documents once.
+    /// Opens a data set: checks the settings, opens the tokenizer and reads all documents once.
     ///
     /// # Errors
-    /// Settings that contradict themselves; files that cannot be read; no data, with the reason.
+    /// Contradictory settings; a file that cannot be read; a document that the tokenizer or the task rejects; a
+    /// training split, or a requested validation split, without documents.
     pub fn open(settings: Settings) -> Result<Self, DataError> {
         settings.check()?;
         let vocabulary = Vocabulary::open(&settings)?;
@@ -107,10 +110,11 @@ impl Dataset {
         Ok(Dataset { inner: Arc::new(inner) })
     }
 
-    /// Gives its batches other bounds. What a data set holds is known before they are: a plan has to leave room for it.
+    /// Replaces the bounds of the batches. The bounds come from the plan, and the plan needs to know the host memory
+    /// of the data set, so they are set after opening.
     ///
     /// # Errors
-    /// Bounds in which no sequence fits; a stream that is open.
+    /// Bounds in which no sequence fits; another reference to the data set, such as a clone or an open stream.
     pub fn bound(&mut self, bounds: Bounds) -> Result<(), DataError> {
         let Some(inner) = Arc::get_mut(&mut self.inner) else {
             let why = "the bounds of batches are given before the first one is taken".to_owned();
@@ -123,28 +127,29 @@ impl Dataset {
         Ok(())
     }
 
-    /// What it was opened with.
+    /// The settings, with the current bounds.
     pub fn settings(&self) -> &Settings {
         &self.inner.settings
     }
 
-    /// Its tokenizer.
+    /// The tokenizer.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.inner.vocabulary
     }
 
-    /// What was found in it.
+    /// The statistics of the documents.
     pub fn census(&self) -> &Census {
         &self.inner.census
     }
 
-    /// Its name: of the documents, the seed, the order and the tokenizer, in hexadecimal.
+    /// Digest of everything that determines the token stream, as 32 hexadecimal digits: the documents, the seed, the
+    /// shuffling, the tokenizer, the task and the validation split. A position is valid only in data of equal digest.
     pub fn digest(&self) -> &str {
         &self.inner.digest
     }
 
-    /// What one of its streams holds on the host at most, beside batches. [`Settings::host_bytes`] says it
-    /// before the data was read, for the longest documents that are allowed.
+    /// Maximum host memory of one stream apart from its batches. [`Settings::host_bytes`] gives a larger bound without
+    /// reading the data, for documents of the maximum allowed length.
     pub fn host_bytes(&self) -> Vec<Held> {
         let inner = &self.inner;
         let Census { train, validation, longest, .. } = inner.census;
@@ -159,17 +164,17 @@ impl Dataset {
         held
     }
 
-    /// The first position.
+    /// The position at the start of the first epoch.
     pub fn start(&self) -> Position {
         let window = Window::default();
         Position { data: self.inner.digest.clone(), epoch: 0, window, place: 0, token: 0 }
     }
 
-    /// The batches of a side from a position on: of the training side epoch after epoch, of the other once, in
-    /// the order of the data.
+    /// Streams the batches of a split, starting at a position. A training stream runs over any number of epochs; a
+    /// validation stream is a single pass in file order and must begin at [`Dataset::start`].
     ///
     /// # Errors
-    /// A position in other data; a side without documents.
+    /// A position of a different data set; an invalid position; a validation split without documents.
     pub fn stream(&self, split: Split, from: &Position) -> Result<Stream, DataError> {
         let files = self.inner.files(split).paths.len();
         let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
@@ -195,7 +200,7 @@ impl Dataset {
 }
 
 impl Inner {
-    /// The files that hold the documents of a side.
+    /// The files that contain the documents of a split.
     pub(super) fn files(&self, split: Split) -> &Files {
         match split {
             Split::Validation if !self.validation.paths.is_empty() => &self.validation,
@@ -203,7 +208,7 @@ impl Inner {
         }
     }
 
-    /// What was found on a side.
+    /// The size of a split.
     pub(super) fn side(&self, split: Split) -> &Side {
         match split {
             Split::Train => &self.census.train,
@@ -211,7 +216,7 @@ impl Inner {
         }
     }
 
-    /// Whether a document of [`Inner::files`] is on this side.
+    /// Whether a document of [`Inner::files`] belongs to the split.
     pub(super) fn is_on(&self, split: Split, document: &[u8]) -> bool {
         match (&self.settings.validation, split) {
             (Validation::None, _) | (Validation::Files(_), Split::Train) => true,
@@ -223,7 +228,8 @@ impl Inner {
     }
 }
 
-/// What the task needs of the tokenizer.
+/// Checks that the tokenizer and the bounds suit the task: masked language modelling needs a mask token, and a sequence
+/// must fit at least one token between its start and end tokens.
 fn check_task(settings: &Settings, vocabulary: &Vocabulary) -> Result<(), DataError> {
     let ends = vocabulary.frame().iter().flatten().count();
     let why = match settings.task {
@@ -238,14 +244,14 @@ fn check_task(settings: &Settings, vocabulary: &Vocabulary) -> Result<(), DataEr
     Err(DataError::new(DataErrorKind::Malformed(why.to_owned())))
 }
 
-/// The one reading of all documents.
+/// State of the pass that reads all documents when a data set is opened.
 struct Scan<'a> {
     settings: &'a Settings,
     vocabulary: &'a Vocabulary,
     labels: &'a Labels,
     splitter: Splitter,
     census: Census,
-    /// Over the hashes of all documents, in order.
+    /// Digest over the content hashes and classes of all documents, in file order.
     hash: Sha256,
     reader: [usize; 2],
     compressed: bool,
@@ -258,13 +264,15 @@ impl<'a> Scan<'a> {
         Scan { settings, vocabulary, labels, splitter, census, hash, reader: [0; 2], compressed: false }
     }
 
-    /// The training files and the validation files.
+    /// Reads all files and returns the training files and the validation files.
     fn both(&mut self) -> Result<(Files, Files), DataError> {
         let Settings { train, format, validation, .. } = self.settings;
         let train = files::list(train, format)?;
         let Validation::Files(paths) = validation else {
             return Ok((self.files(train, |scan, hash, bytes| scan.place(hash, bytes))?, Files::default()));
         };
+        // Validation files are read first: the training pass then only looks up hashes and removes matching
+        // validation documents from the statistics, each distinct hash once.
         let (mut sizes, mut trained) = (std::collections::HashMap::new(), HashSet::new());
         let validation = self.files(files::list(paths, format)?, |scan, hash, bytes| {
             let size: &mut Side = sizes.entry(hash).or_default();
@@ -287,7 +295,7 @@ impl<'a> Scan<'a> {
         Ok((train, validation))
     }
 
-    /// Reads files and hands every document that is not empty on: its hash and its bytes.
+    /// Reads files and calls `found` with the hash and length in bytes of every document that is not empty.
     fn files(
         &mut self,
         paths: Vec<PathBuf>,
@@ -307,13 +315,14 @@ impl<'a> Scan<'a> {
                 self.census.longest = self.census.longest.max(bytes);
                 let hash = self.splitter.hash(&document.bytes);
                 self.hash.update(hash.to_le_bytes());
-                // The same texts with other classes are other data.
+                // The class is part of the digest: relabelled data is different data.
                 self.hash.update(document.class.to_le_bytes());
                 match bytes {
                     0 => self.census.empty += 1,
                     _ => found(self, hash, bytes as u64),
                 }
             }
+            // Marks the end of a file, so that the digest also depends on how documents are distributed over files.
             self.hash.update(u64::MAX.to_le_bytes());
             let document = document.bytes.capacity();
             self.reader = [self.reader[0].max(documents.held() + document), self.reader[1].max(document)];
@@ -323,6 +332,7 @@ impl<'a> Scan<'a> {
         Ok(files)
     }
 
+    /// Counts a document of the training files in its split.
     fn place(&mut self, hash: u64, bytes: u64) {
         let side = match self.splitter.side(hash) {
             Split::Train => &mut self.census.train,
@@ -334,7 +344,7 @@ impl<'a> Scan<'a> {
 }
 
 impl Census {
-    /// No data is an error that says which and why.
+    /// Reports an empty training split or an empty requested validation split as an error with the cause.
     fn check(&self, settings: &Settings, files: usize) -> Result<(), DataError> {
         let all = self.train.documents + self.validation.documents;
         let Census { train, validation, empty, dropped, .. } = self;
@@ -367,7 +377,7 @@ impl Census {
     }
 }
 
-/// What to look at when a format finds no document.
+/// Advice for the error that no document was found.
 fn look_at(format: &Format) -> &'static str {
     match format {
         Format::Text(_) | Format::Ids { .. } => "check the paths",
@@ -376,8 +386,8 @@ fn look_at(format: &Format) -> &'static str {
     }
 }
 
-/// The name of the data: its documents and everything that decides their order and their tokens, but not how
-/// many tokens a batch has.
+/// Completes the digest of the data: documents and all settings that determine their order and tokens. The bounds of
+/// the batches are left out, so that a run can be resumed with other batch sizes.
 fn digest(mut hash: Sha256, settings: &Settings) -> Result<String, DataError> {
     let Settings { format, tokens, task, seed, shuffle, validation, .. } = settings;
     if let Tokens::Dna(path) | Tokens::BytePairs { file: path, .. } = tokens {
@@ -387,7 +397,7 @@ fn digest(mut hash: Sha256, settings: &Settings) -> Result<String, DataError> {
     let validation = match validation {
         Validation::None => "none".to_owned(),
         Validation::Fraction { fraction, seed } => format!("{fraction} {seed}"),
-        // Their documents are in the hash.
+        // The hash already covers the documents of the validation files.
         Validation::Files(_) => "files".to_owned(),
     };
     let tokens = match tokens {

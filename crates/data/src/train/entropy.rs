@@ -1,8 +1,8 @@
-//! The entropy of a text as an order-1 Markov source: what a model reaches that knows the byte before and nothing
-//! else. Invariant: it is that of the text's own counts, so no order-1 model has a lower loss on it.
+//! Entropy of a text as an order-1 Markov source: the loss of the best model that sees only the preceding byte.
+//! Invariant: probabilities are the text's own bigram frequencies, so no order-1 model has a lower loss on it.
 
-/// The conditional entropy of a byte given the one before, in nats a byte (Shannon 1948, section 6, for digrams).
-/// A text of fewer than two bytes has none: 0.
+/// Conditional entropy of a byte given the preceding byte, in nats per byte (Shannon 1948, section 6, for digrams);
+/// 0 for a text of fewer than two bytes.
 pub fn order_1(text: &[u8]) -> f64 {
     let mut pairs = vec![0_u64; 256 * 256];
     for pair in text.windows(2) {
@@ -30,7 +30,7 @@ mod tests {
     fn known_texts() {
         check(b"", 0.0);
         check(b"abababab", 0.0);
-        // Behind an a as often a b as a c; behind those an a.
+        // `a` is followed by `b` and `c` equally often; `b` and `c` are always followed by `a`.
         check(b"abacabacabaca", 0.5 * 2_f64.ln());
         check(b"aabba", 2_f64.ln());
     }

@@ -1,5 +1,5 @@
-//! The files of a data set. Invariant: the same names give the same files in the same order, whatever the order
-//! in which a folder lists them.
+//! Lists the files of a data set. Invariant: equal paths give equal files in equal order, independently of the order in
+//! which the operating system lists a folder.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -9,10 +9,11 @@ use super::settings::Format;
 use crate::sequence::Compression;
 use crate::{DataError, DataErrorKind};
 
-/// What names of compressed files end with, behind the format's own ending.
+/// File name extensions of compressed files; they follow the extension of the format.
 const COMPRESSED: [&str; 4] = [".gz", ".bz2", ".zst", ".xz"];
 
-/// What the names of a format's files in a folder end with. A file that is named itself may have any name.
+/// File name extensions by which the files of a format are found in a folder. A file given by its own path may have
+/// any name.
 fn endings(format: &Format) -> &'static [&'static str] {
     match format {
         Format::Text(_) => &[".txt", ".text"],
@@ -22,8 +23,11 @@ fn endings(format: &Format) -> &'static [&'static str] {
     }
 }
 
-/// `paths`, with the files of a folder in its place: those with an ending of the format, in the order of their
-/// names. Folders in folders are not looked into.
+/// Expands `paths`: replaces each folder by its files that have an extension of the format, sorted by name.
+/// Subfolders are not searched.
+///
+/// # Errors
+/// A path that does not exist or is neither a folder nor a regular file; a folder without a matching file.
 pub(super) fn list(paths: &[PathBuf], format: &Format) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for path in paths {
@@ -40,7 +44,7 @@ pub(super) fn list(paths: &[PathBuf], format: &Format) -> Result<Vec<PathBuf>, D
     Ok(files)
 }
 
-/// Whether reading the file takes a decoder.
+/// Whether the file is compressed, according to its first bytes. Files of token ids are never compressed.
 pub(super) fn is_compressed(path: &Path, format: &Format) -> Result<bool, DataError> {
     let mut start = Vec::new();
     let read = File::open(path).and_then(|file| file.take(6).read_to_end(&mut start));
@@ -48,9 +52,10 @@ pub(super) fn is_compressed(path: &Path, format: &Format) -> Result<bool, DataEr
     Ok(!matches!(format, Format::Ids { .. }) && Compression::of(&start).is_some())
 }
 
+/// The files of a folder that have an extension of the format, sorted by name; hidden files are skipped.
 fn folder(path: &Path, format: &Format) -> Result<Vec<PathBuf>, DataError> {
     let endings = endings(format);
-    // Ids are no text: nothing in them tells compressed ones.
+    // Raw ids may start with any bytes, so compression cannot be detected reliably and is not supported for them.
     let compressed = if matches!(format, Format::Ids { .. }) { &[][..] } else { &COMPRESSED };
     let read = |e| DataError::at(path, DataErrorKind::Read(e));
     let mut files = Vec::new();
@@ -59,7 +64,7 @@ fn folder(path: &Path, format: &Format) -> Result<Vec<PathBuf>, DataError> {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let plain = compressed.iter().find_map(|c| name.strip_suffix(c)).unwrap_or(&name);
-        // As given: a link to a file is one.
+        // `Path::is_file` follows symbolic links, so links to files are included.
         if !name.starts_with('.') && endings.iter().any(|e| plain.ends_with(e)) && entry.path().is_file() {
             files.push(entry.path());
         }

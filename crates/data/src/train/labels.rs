@@ -1,5 +1,5 @@
-//! The classes of documents. Invariant: every document of a task with classes has one, and it is one of those
-//! that the task names.
+//! Class labels of documents. Invariant: in a classification task every document has a label, and the label is one of
+//! the task's classes.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,29 +11,30 @@ use crate::bounded;
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 
-/// Bytes of a table of labels: 1 GiB is some twenty million sequences.
+/// Maximum size of a label table in bytes; 1 GiB is enough for about twenty million sequences.
 const LARGEST: u64 = 1 << 30;
 
-/// Where labels stand.
+/// Source of the labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LabelsFrom {
-    /// A field of each line of JSON.
+    /// The field of this name in each JSON line.
     Field(String),
-    /// A table: the name of a sequence, a tab, its class; lines that start with `#` are comments.
+    /// A tab-separated table with two columns, sequence name and class. Blank lines and lines that start with `#` are
+    /// ignored.
     Table(PathBuf),
 }
 
-/// The classes that there are.
+/// Set of classes of a classification task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Classes {
-    /// Numbers from 0 to below this.
+    /// Classes given as integers from 0 to below this count.
     Count(u32),
-    /// Names, numbered in this order.
+    /// Named classes, numbered from 0 in this order.
     Names(Vec<String>),
 }
 
 impl Classes {
-    /// How many there are.
+    /// Number of classes.
     pub fn count(&self) -> usize {
         match self {
             Classes::Count(n) => *n as usize,
@@ -41,7 +42,10 @@ impl Classes {
         }
     }
 
-    /// The number of the class that a text names.
+    /// Parses the name or number of a class and returns the class index.
+    ///
+    /// # Errors
+    /// A message if the text is not one of the classes.
     pub fn of_text(&self, text: &str) -> Result<i32, String> {
         match self {
             Classes::Count(_) => {
@@ -56,7 +60,8 @@ impl Classes {
         }
     }
 
-    /// The number of the class that a value names.
+    /// Like [`Classes::of_text`], for a JSON value: a string for named classes, otherwise an integer or a boolean
+    /// (`false` is 0, `true` is 1).
     pub(super) fn of_json(&self, value: &Value) -> Result<i32, String> {
         match (self, value) {
             (Classes::Names(_), Value::String(text)) => self.of_text(text),
@@ -69,6 +74,7 @@ impl Classes {
         }
     }
 
+    /// Checks that a class index is below the number of classes.
     fn number(&self, number: u32) -> Result<i32, String> {
         match (number as usize) < self.count() {
             true => Ok(number as i32),
@@ -77,15 +83,18 @@ impl Classes {
     }
 }
 
-/// Labels by the names of sequences; shared, since a table may be large.
+/// Labels by sequence name. The table is shared between clones because it may be large.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Labels {
-    /// None where the task has none, or they stand with the text.
+    /// `None` if the task has no labels or reads them from JSON fields.
     table: Option<Arc<HashMap<String, i32>>>,
 }
 
 impl Labels {
-    /// Reads a table.
+    /// Reads a label table ([`LabelsFrom::Table`]).
+    ///
+    /// # Errors
+    /// A line without a tab, an unknown class, or a sequence with two different classes. Exact repetitions are allowed.
     pub(super) fn read(path: &Path, classes: &Classes) -> Result<Self, DataError> {
         let text =
             bounded::read_text(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
@@ -104,7 +113,10 @@ impl Labels {
         Ok(Labels { table: Some(Arc::new(table)) })
     }
 
-    /// The class of a sequence; 0 where the task has none.
+    /// The class index of a sequence, or 0 if there is no table.
+    ///
+    /// # Errors
+    /// A sequence that the table does not contain.
     pub(super) fn of(&self, name: &str) -> Result<i32, DataError> {
         let Some(table) = &self.table else { return Ok(0) };
         let missing = "it has no class in the table of labels; add it, or leave the sequence out";
@@ -112,7 +124,7 @@ impl Labels {
         class.ok_or_else(|| DataError::new(DataErrorKind::Malformed(missing.to_owned())).with_id(name))
     }
 
-    /// Bytes that the table holds, about: a name, its class and the space between.
+    /// Estimated heap size of the table in bytes: names, classes, and up to half of the buckets empty.
     pub(super) fn bytes(&self) -> u64 {
         let table = self.table.iter().flat_map(|table| table.keys());
         table.map(|name| 2 * (name.capacity() + size_of::<(String, i32)>() + 1) as u64).sum()

@@ -1,5 +1,5 @@
-//! What the data of a training run holds on the host. Invariant: each number is the size of a buffer that is made
-//! with that size at the start, or a bound of what a library holds; `tests/it/train/memory.rs` measures it.
+//! Host memory used by the training data. Invariant: each figure is the size of a buffer that is allocated with that
+//! size at the start, or an upper bound of a library's allocations; `tests/it/train/memory.rs` measures them.
 
 use super::dataset::{Dataset, Side};
 use super::pieces::Batch;
@@ -8,23 +8,23 @@ use super::settings::{Bounds, Format, Settings};
 use super::vocabulary::Vocabulary;
 use super::windows::{self, Entry};
 
-/// The decoded text and the stored bytes that a reader holds, and a decoder's tables.
+/// Bytes of a reader's fixed buffers: raw and decompressed input, and the tables of a decoder.
 const READER: u64 = 512 << 10;
-/// The most that a decoder of compressed text holds: what the readers allow a stream to ask for.
+/// Upper bound in bytes of a decompressor's memory; the readers reject streams that require more.
 const DECODER: u64 = 128 << 20;
 
-/// Bytes on the host.
+/// Host memory for one purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// What they are for.
+    /// Purpose of the memory.
     pub what: &'static str,
-    /// How many at most.
+    /// Maximum number of bytes.
     pub bytes: u64,
 }
 
 impl Settings {
-    /// What a stream holds on the host at most, beside batches: before the data was read, for the longest
-    /// documents that are allowed.
+    /// Maximum host memory of a stream apart from its batches, computed before the data is read: it assumes documents
+    /// of the maximum allowed length.
     pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<Held> {
         held(
             self,
@@ -40,31 +40,32 @@ impl Settings {
 }
 
 impl Dataset {
-    /// The bytes of all of [`Dataset::host_bytes`].
+    /// Sum of [`Dataset::host_bytes`], in bytes.
     pub fn host_total(&self) -> u64 {
         self.host_bytes().iter().map(|held| held.bytes).sum()
     }
 }
 
 impl Batch {
-    /// Bytes of a batch with these bounds.
+    /// Size in bytes of the buffers of a batch with these bounds: ids, targets and spans.
     pub fn host_bytes(bounds: &Bounds) -> u64 {
         (bounds.tokens * 2 * size_of::<i32>() + bounds.sequences * size_of::<[i32; 2]>()) as u64
     }
 }
 
-/// What is known of the data.
+/// Sizes of the data, or upper bounds of them if the data has not been read.
 pub(super) struct Known {
-    /// Bytes of the longest document.
+    /// Length of the longest document in bytes.
     pub longest: usize,
-    /// The most on one side.
+    /// Size of the larger split.
     pub side: Side,
-    /// What a reader's buffers grow to.
+    /// Final size in bytes of a reader's growing buffers.
     pub reader: usize,
-    /// Whether a decoder is needed.
+    /// Whether any file is compressed.
     pub compressed: bool,
 }
 
+/// Maximum host memory of a stream, by purpose, apart from its batches.
 pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) -> Vec<Held> {
     let Settings { shuffle, workers, prefetch, .. } = settings;
     let (bytes, documents) = windows::room(shuffle, known.longest, &known.side);
@@ -80,17 +81,19 @@ pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) 
     ]
 }
 
-/// Bytes of a parcel's buffers.
+/// Size in bytes of a parcel's buffers for `text` bytes of text, `tokens` token ids and `documents` documents.
 pub(super) fn parcel(text: usize, tokens: usize, documents: usize) -> u64 {
     (text + tokens * size_of::<i32>() + documents * size_of::<Carried>()) as u64
 }
 
-/// Bytes that the buffers of a reader grow to: a buffer that grows is doubled.
+/// Upper bound in bytes of a reader's growing buffers for documents of at most `most` bytes. A `Vec` doubles its
+/// capacity when it grows, so its capacity is less than twice its longest content.
 fn document(format: &Format, most: usize) -> usize {
     match format {
-        // A line and the document.
+        // Line and document, 2 * most each.
         Format::Text(_) => 4 * most,
-        // A line of twice the document; the document as the parser makes it, and as it is handed on.
+        // A line may be 2 * most long. The parser unescapes the text into a doubling buffer and copies it to a
+        // string, and the document is a copy of that string.
         Format::JsonLines { .. } => 4 * most + 3 * most + 2 * most,
         Format::Ids { .. } => 2 * most,
         // A record grows by an eighth.

@@ -1,26 +1,28 @@
-//! Masked tokens: which are predicted, and what stands in their place. Invariant: the choice at a token depends on
-//! the key of its document and its place in it, so it does not depend on how documents were packed; special
-//! tokens are never chosen, and of every piece that has others at least one is.
+//! Token masking for masked language modelling: selects the tokens to predict and their replacements. Invariant: the
+//! random draw for a token depends only on the key of its document and its index in it, not on packing; special
+//! tokens are never selected, and at least one token is selected in every piece that has an ordinary token.
 //!
-//! Source: Devlin et al. 2019, section 3.1: 15 % of the tokens, of these 80 % masked, 10 % random, 10 % as they
-//! are; ESM-2 does the same. A random token is one that is not special.
+//! Source: Devlin et al. 2019, section 3.1: 15 % of the tokens are selected; of these 80 % become the mask token, 10 %
+//! a random token and 10 % stay unchanged. ESM-2 uses these rates too. Random tokens are drawn from the ordinary ones.
 
 use super::pieces::IGNORED;
 use super::random::Key;
 use super::settings::MaskRates;
 
-/// What it takes.
+/// Parameters of masking.
 pub(super) struct Masking<'a> {
     pub rates: MaskRates,
     /// The mask token.
     pub mask: i32,
-    /// The tokens that are not special, ascending: what is chosen, and what a random token is drawn from.
+    /// Ids of the ordinary (not special) tokens, ascending: the tokens that may be selected, and the ones from which
+    /// a random replacement is drawn.
     pub ordinary: &'a [i32],
 }
 
 impl Masking<'_> {
-    /// Appends the tokens of a document from its token `from` on as the model sees them, and what it has to
-    /// predict; how many targets that are. Where all tokens are special that is none.
+    /// Masks `tokens`, the part of a document that starts at its token `from`: appends the masked ids to `ids` and
+    /// the targets (-100 where nothing is predicted) to `targets`. Returns the number of selected tokens, which is 0
+    /// if and only if all of `tokens` are special.
     pub(super) fn push(
         &self,
         tokens: &[i32],
@@ -32,7 +34,7 @@ impl Masking<'_> {
         let key = |at: usize| document.with((from + at) as u64);
         let may = |token: i32| self.ordinary.binary_search(&token).is_ok();
         let drawn = |at: usize| key(at).unit() < self.rates.select && may(tokens[at]);
-        // Where nothing is drawn, what was closest to it.
+        // A short piece may draw no token; the ordinary token with the smallest draw is then selected instead.
         let stands_in = match (0..tokens.len()).any(drawn) {
             true => None,
             false => (0..tokens.len())
@@ -40,6 +42,7 @@ impl Masking<'_> {
                 .min_by(|&a, &b| key(a).unit().total_cmp(&key(b).unit())),
         };
         let mut chosen = 0;
+        // The replacement has a key of its own (`with(1)`), since `key(at)` is already conditioned on the selection.
         for (at, &token) in tokens.iter().enumerate() {
             let chooses = drawn(at) || stands_in == Some(at);
             chosen += u64::from(chooses);
@@ -49,6 +52,7 @@ impl Masking<'_> {
         chosen
     }
 
+    /// The id that the model sees at a selected token: the mask token, a random ordinary token, or the token itself.
     fn replacement(&self, token: i32, key: Key) -> i32 {
         let MaskRates { mask, random, .. } = self.rates;
         match key.unit() {

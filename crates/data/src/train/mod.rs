@@ -1,11 +1,11 @@
-//! Training data: documents, tokens, micro-batches. Invariant: the batches are a function of the data, the
-//! settings and the position alone, for any number of workers; nothing is padded, no target crosses the end
-//! of its document, no document that was trained on is validated on, and what the host holds is bounded by
-//! numbers that are known beforehand.
+//! Training data: from documents to tokens to micro-batches. Invariant: the batches are a function of the data,
+//! the settings and the position alone, for any number of workers; batches are not padded, no target crosses the
+//! end of its document, the training and validation splits share no document, and host memory is bounded by
+//! figures known before training starts.
 //!
-//! A document goes this way: `source` reads it, `split` gives it a side, `windows` puts it in the epoch's
-//! order, a worker of `pipeline` makes tokens of it, `pieces` cuts it into a [`Batch`]. The head's rows of
-//! numbers go a shorter one, in [`rows`].
+//! Path of a document: `source` reads it, `split` assigns it to training or validation, `windows` shuffles it into
+//! the epoch's order, a worker thread of `pipeline` tokenizes it, and `pieces` packs it into a [`Batch`].
+//! Precomputed embeddings, the input for training a head, take a shorter path in [`rows`].
 
 mod byte_pairs;
 mod dataset;

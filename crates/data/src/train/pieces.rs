@@ -1,12 +1,12 @@
-//! Documents to micro-batches: pieces laid end to end. Invariant: a batch holds no padding and is never larger
-//! than its bounds; every token stands in exactly one piece; a piece has a target, and no target is of another
-//! document.
+//! Packs tokenized documents into micro-batches: documents are cut into sequences, called pieces, which are
+//! concatenated. Invariant: a batch has no padding and never exceeds its bounds; pieces do not overlap; every piece has
+//! a target, and its targets come from its own document.
 //!
-//! * *Next token*: the tokens of a document but the last one are inputs, those but the first one targets. A
-//!   piece ends where the batch does, and the document goes on in the next one.
-//! * *Masked tokens*: a piece is as long as a sequence may be, its ends included, and begins in the batch in which
-//!   it fits whole.
-//! * *Classes*: a document is a sequence.
+//! * *Causal*: the inputs are all tokens of a document but the last, the targets all tokens but the first. A piece
+//!   ends at the end of the batch or at the maximum sequence length, and the document continues in the next piece.
+//! * *Masked*: a piece has the maximum sequence length, start and end tokens included, unless the document ends
+//!   before. A piece is never split between batches.
+//! * *Classify*: each document is one sequence.
 
 use super::mask::Masking;
 use super::position::Position;
@@ -15,26 +15,27 @@ use super::settings::{Bounds, Task};
 use super::vocabulary::Vocabulary;
 use crate::{DataError, DataErrorKind};
 
-/// The target of a token that is not to be predicted: torch's `ignore_index`.
+/// Target of a token that is not predicted; the default `ignore_index` of `torch.nn.CrossEntropyLoss`.
 pub(super) const IGNORED: i32 = -100;
 
-/// A micro-batch. Its buffers are reused.
+/// A micro-batch of T tokens in S sequences. Its buffers are reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// The tokens of all sequences, end to end: (T).
+    /// Token ids of all sequences, concatenated: (T).
     pub ids: Vec<i32>,
-    /// Start and end of each sequence in `ids`: (S, 2).
+    /// Start and end of each sequence in `ids`, the end exclusive: (S, 2).
     pub spans: Vec<[i32; 2]>,
-    /// Of each token what is to be predicted, or -100: (T); of each sequence its class: (S).
+    /// Causal and masked tasks: the target id of each token, -100 where nothing is predicted, (T). Classification: the
+    /// class of each sequence, (S).
     pub targets: Vec<i32>,
-    /// Targets that count.
+    /// Number of targets that contribute to the loss.
     pub target_tokens: u64,
-    /// Where the data goes on behind it; none before the first one.
+    /// Position in the data after this batch; `None` until the batch is filled for the first time.
     pub position_after: Option<Position>,
 }
 
 impl Batch {
-    /// An empty one with room for all that it may hold.
+    /// An empty batch with buffers that are large enough for the bounds.
     pub fn with_capacity(bounds: &Bounds) -> Self {
         Batch {
             ids: Vec::with_capacity(bounds.tokens),
@@ -45,7 +46,7 @@ impl Batch {
         }
     }
 
-    /// Empties it and keeps its buffers.
+    /// Clears the contents and keeps the buffers.
     pub(super) fn clear(&mut self) {
         self.ids.clear();
         self.spans.clear();
@@ -53,34 +54,36 @@ impl Batch {
         self.target_tokens = 0;
     }
 
-    /// Closes the sequence that begins at `start`.
+    /// Ends the sequence that begins at index `start` of `ids`.
     fn close(&mut self, start: usize) {
         self.spans.push([start as i32, self.ids.len() as i32]);
     }
 }
 
-/// A document as tokens.
+/// A tokenized document.
 pub(super) struct Tokenized<'a> {
-    /// Its special tokens included.
+    /// Token ids, including start and end tokens.
     pub tokens: &'a [i32],
+    /// Class label; 0 if the task has none.
     pub class: i32,
-    /// Of its random numbers.
+    /// Key of the random numbers for masking.
     pub key: Key,
 }
 
-/// What became of a document.
+/// Result of adding a document to a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// Nothing more of it fits; it goes on at this token.
+    /// The batch is full; the document continues at this token in the next batch.
     Full(usize),
-    /// All of it is in batches.
+    /// The document is consumed.
     Done,
 }
 
-/// Cuts documents for a task.
+/// Cuts documents into pieces according to the task.
 pub(super) struct Cutter {
     task: Task,
     bounds: Bounds,
+    /// Start and end token of a sequence.
     frame: [Option<i32>; 2],
 }
 
@@ -89,7 +92,11 @@ impl Cutter {
         Cutter { task: task.clone(), bounds, frame: vocabulary.frame() }
     }
 
-    /// Puts what fits of a document from its token `from` on into the batch.
+    /// Appends to the batch as many pieces of a document as fit, starting at its token `from`. For masked tasks `from`
+    /// does not count the start token.
+    ///
+    /// # Errors
+    /// Classification: a document longer than a sequence may be, unless sequences are truncated.
     pub(super) fn add(
         &self,
         document: &Tokenized<'_>,
@@ -106,7 +113,7 @@ impl Cutter {
                 Task::Causal => self.causal(document, from, room, batch),
                 Task::Masked(rates) => {
                     let ordinary = vocabulary.ordinary();
-                    // `Dataset::open` refuses a vocabulary without one.
+                    // `Dataset::open` rejects a vocabulary without a mask token, so the default is never used.
                     let mask = vocabulary.mask().unwrap_or(IGNORED);
                     self.masked(document, from, room, &Masking { rates: *rates, mask, ordinary }, batch)
                 }
@@ -123,10 +130,11 @@ impl Cutter {
         }
     }
 
-    /// How many tokens were taken: 0 if none is left, none if none fits.
+    /// Adds a piece of at most `room` tokens with next-token targets. Returns the number of tokens consumed: 0 at the
+    /// end of the document, `None` if the batch has no space.
     fn causal(&self, document: &Tokenized<'_>, from: usize, room: usize, batch: &mut Batch) -> Option<usize> {
         let rest = &document.tokens[from.min(document.tokens.len())..];
-        // The last token is a target only.
+        // The last token has no successor: it is a target and never an input.
         let left = rest.len().saturating_sub(1);
         let taken = left.min(room).min(self.bounds.longest);
         if left > 0 && taken == 0 {
@@ -142,6 +150,8 @@ impl Cutter {
         Some(taken)
     }
 
+    /// Adds a masked piece. Returns the number of tokens consumed without start and end tokens: 0 at the end of the
+    /// document, `None` if the piece does not fit into `room` tokens as a whole.
     fn masked(
         &self,
         document: &Tokenized<'_>,
@@ -169,7 +179,7 @@ impl Cutter {
         let chosen = masking.push(&rest[..taken], from, document.key, &mut batch.ids, &mut batch.targets);
         end(self.frame[1], batch);
         if chosen == 0 {
-            // Nothing to predict: the piece would cost time and teach nothing.
+            // A piece of special tokens only has no target: it would cost time and contribute no gradient.
             batch.ids.truncate(start);
             batch.targets.truncate(start);
             return Some(taken);
@@ -179,6 +189,8 @@ impl Cutter {
         Some(taken)
     }
 
+    /// Adds a document as one sequence. Returns `None` if it does not fit into `room` tokens; truncation keeps the
+    /// start and end tokens.
     fn classify(
         &self,
         document: &Tokenized<'_>,
@@ -208,7 +220,7 @@ impl Cutter {
         Ok(Some(tokens.len()))
     }
 
-    /// The tokens without their ends.
+    /// The tokens of a document without its start and end tokens.
     fn inside<'a>(&self, tokens: &'a [i32]) -> &'a [i32] {
         let [first, last] = self.frame.map(|end| usize::from(end.is_some()));
         &tokens[first..tokens.len() - last]

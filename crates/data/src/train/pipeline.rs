@@ -1,8 +1,9 @@
-//! The threads of a stream: one reads documents, the others make tokens of them. Invariant: parcels come back in
-//! the order they were read in, for any number of workers; there are as many parcels as were made at the start,
-//! and whoever needs one waits for one that is given back.
+//! Threads of a stream: one reader thread and several tokenizer workers, which exchange parcels (groups of documents).
+//! Invariant: parcels are returned in the order in which they were read, for any number of workers; all parcels are
+//! allocated at the start and recycled, so a reader without a free parcel blocks until one is given back.
 //!
-//! Parcel n goes to worker n modulo their number and is taken from there: the order needs no bookkeeping.
+//! Parcel `n` is sent to worker `n % workers` and received from that worker, so the order is preserved without
+//! sequence numbers.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -15,52 +16,61 @@ use super::windows::{Entry, Windows};
 use crate::limits::spawn;
 use crate::{DataError, DataErrorKind};
 
-/// Bytes of a parcel, whose last document may go beyond.
+/// Nominal size of a parcel's text in bytes; its last document may exceed it.
 pub(super) const PARCEL: usize = 32 << 10;
-/// Documents of a parcel.
+/// Maximum number of documents in a parcel.
 pub(super) const DOCUMENTS: usize = 256;
 
-/// Documents on their way.
+/// A group of consecutive documents of one shuffle window: text and tokens in reusable buffers.
 pub(super) struct Parcel {
     pub epoch: u64,
     pub window: Window,
-    /// The place of the first document in its window.
+    /// Index of the first document in its window.
     pub place: u32,
     pub documents: Vec<Carried>,
+    /// Concatenated text of the documents.
     text: Vec<u8>,
+    /// Concatenated tokens of the documents.
     pub tokens: Vec<i32>,
-    /// Whether the epoch ends behind it.
+    /// Whether the epoch ends after this parcel.
     pub ends_epoch: bool,
-    /// What ended the reading behind its documents.
+    /// Error that occurred after the documents of this parcel.
     pub error: Option<DataError>,
 }
 
 /// A document of a parcel.
 pub(super) struct Carried {
     pub entry: Entry,
-    /// Where its text ends.
+    /// End of its text in the parcel's text; it starts at the end of the preceding document.
     text: usize,
-    /// Where its tokens end.
+    /// End of its tokens in the parcel's tokens.
     pub end: usize,
-    /// Tokens that the vocabulary does not know.
+    /// Number of unknown tokens.
     pub unknown: usize,
 }
 
-/// The threads, and the ends of their channels.
+/// The threads of a stream and the consumer's ends of their channels.
 pub(super) struct Pipeline {
+    /// Tokenized parcels, by worker.
     outputs: Vec<Receiver<Parcel>>,
+    /// Returns parcels to the reader.
     free: SyncSender<Parcel>,
+    /// The worker from which the next parcel is received.
     next: usize,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Parcels of a stream: one with the reader, one with whoever takes them, one with each worker, and those that
-/// wait.
+/// Number of parcels of a stream: one in use by the reader, one by the consumer, one by each worker, and `prefetch`
+/// queued parcels per worker.
 pub(super) fn parcels(workers: usize, prefetch: usize) -> usize {
     2 + workers * (1 + prefetch)
 }
 
 impl Pipeline {
+    /// Allocates the parcels and starts the threads at a position.
+    ///
+    /// # Errors
+    /// A thread that cannot be started. Errors of the data arrive as [`Parcel::error`].
     pub(super) fn start(inner: &Arc<Inner>, split: Split, from: Position) -> Result<Self, DataError> {
         let refused = |error| DataError::new(DataErrorKind::Thread(error));
         let workers = inner.settings.workers;
@@ -68,7 +78,7 @@ impl Pipeline {
         let (free, pool) = sync_channel(count);
         let longest = inner.census.longest;
         for _ in 0..count {
-            // The channel holds as many as there are.
+            // Cannot block: the capacity of the channel is the number of parcels.
             let _ = free.send(Parcel::new(PARCEL + longest, inner.vocabulary.most_tokens(PARCEL + longest)));
         }
         let (mut inputs, mut outputs, mut threads) = (Vec::new(), Vec::new(), Vec::new());
@@ -93,33 +103,35 @@ impl Pipeline {
         Ok(Pipeline { outputs, free, next: 0, threads })
     }
 
-    /// The next parcel; none when there are no more.
+    /// Waits for the next parcel in reading order; `None` after the last parcel.
     pub(super) fn next(&mut self) -> Option<Parcel> {
         let parcel = self.outputs[self.next].recv().ok();
         self.next = (self.next + 1) % self.outputs.len();
         parcel
     }
 
-    /// Gives a parcel back.
+    /// Returns a parcel to the reader for reuse.
     pub(super) fn give_back(&self, parcel: Parcel) {
-        // A reader that has ended needs none.
+        // Fails only after the reader has ended, and then the parcel can be dropped.
         let _ = self.free.send(parcel);
     }
 }
 
 impl Drop for Pipeline {
     fn drop(&mut self) {
-        // Without its other ends every thread stops at its next step.
+        // All channel ends must be dropped before the joins: a thread that waits on a channel wakes up and ends only
+        // when the opposite end is gone.
         self.outputs.clear();
         self.free = sync_channel(0).0;
         for thread in self.threads.drain(..) {
-            // A panic of a thread was printed when it happened.
+            // `join` fails if the thread panicked; the panic hook has already printed the message.
             let _ = thread.join();
         }
     }
 }
 
 impl Parcel {
+    /// An empty parcel with buffers for `text` bytes and `tokens` token ids.
     fn new(text: usize, tokens: usize) -> Self {
         Parcel {
             epoch: 0,
@@ -137,6 +149,7 @@ impl Parcel {
         self.text.len() >= PARCEL || self.documents.len() == DOCUMENTS
     }
 
+    /// Clears the parcel for documents that start at index `place` of a window.
     fn begin(&mut self, epoch: u64, window: Window, place: u32) {
         (self.epoch, self.window, self.place) = (epoch, window, place);
         self.documents.clear();
@@ -146,6 +159,7 @@ impl Parcel {
         self.error = None;
     }
 
+    /// Tokenizes the documents. At an error, the failing document and all later ones are removed.
     fn tokenize(&mut self, inner: &Inner, split: Split) {
         let mut start = 0;
         for (i, document) in self.documents.iter_mut().enumerate() {
@@ -164,28 +178,31 @@ impl Parcel {
     }
 }
 
-/// The thread that reads.
+/// State of the reader thread.
 struct Reader {
     inner: Arc<Inner>,
     split: Split,
+    /// Free parcels.
     pool: Receiver<Parcel>,
+    /// Queues of the workers.
     inputs: Vec<SyncSender<Parcel>>,
+    /// The worker to which the next parcel is sent.
     next: usize,
 }
 
-/// Nobody takes parcels any more.
+/// The consumer has dropped its channel ends, so the reader must end.
 struct Stopped;
 
 impl Reader {
     fn run(mut self, from: &Position) {
-        // Whoever stopped the stream knows.
+        // `Stopped` means that the consumer has dropped the stream; no one is left to report it to.
         let _ = match Windows::new(self.inner.clone(), self.split, from) {
             Ok(windows) => self.epochs(windows, from.place),
             Err(error) => self.fail(error),
         };
     }
 
-    /// Sends the epochs, the first one from a place in its window on.
+    /// Sends all epochs (one for validation). The first window starts at its document `place`, the others at 0.
     fn epochs(&mut self, mut windows: Windows, mut place: u32) -> Result<(), Stopped> {
         loop {
             match windows.fill() {
@@ -206,6 +223,7 @@ impl Reader {
         }
     }
 
+    /// Sends the documents of a window from index `first` on. A parcel never spans two windows.
     fn window(&mut self, windows: &Windows, first: u32) -> Result<(), Stopped> {
         let mut open: Option<Parcel> = None;
         for (place, (entry, text)) in (0_u32..).zip(windows.documents()).skip(first as usize) {
@@ -227,6 +245,7 @@ impl Reader {
         open.map_or(Ok(()), |parcel| self.send(parcel))
     }
 
+    /// Sends an error in a parcel without documents.
     fn fail(&mut self, error: DataError) -> Result<(), Stopped> {
         let mut parcel = self.parcel()?;
         parcel.begin(0, Window::default(), 0);
@@ -234,10 +253,12 @@ impl Reader {
         self.send(parcel)
     }
 
+    /// Waits for a free parcel.
     fn parcel(&self) -> Result<Parcel, Stopped> {
         self.pool.recv().map_err(|_| Stopped)
     }
 
+    /// Sends a parcel to the workers in turn.
     fn send(&mut self, parcel: Parcel) -> Result<(), Stopped> {
         let sent = self.inputs[self.next].send(parcel).map_err(|_| Stopped);
         self.next = (self.next + 1) % self.inputs.len();

@@ -1,36 +1,36 @@
-//! How far training data was consumed. Invariant: a position is small, whatever the data, and the batches that
-//! follow it are those that followed it before, bit for bit.
+//! Position in the training data, stored in checkpoints. Invariant: a position has constant size apart from its
+//! digest string, and a stream resumed at a position yields bit for bit the batches of an uninterrupted stream.
 //!
-//! The price of beginning there again: the file in which the window starts is read from its start (without
-//! making tokens of it), and the window itself.
+//! Cost of resuming: the file in which the shuffle window starts is read again from its beginning (without
+//! tokenizing it) up to the window, and then the window itself.
 
 use serde::{Deserialize, Serialize};
 
-/// A place in the training data.
+/// Position in the training data: the first token that has not been consumed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
-    /// What it is a place in: of the documents, the seed, the order and the tokenizer. Batches of another size
-    /// may follow.
+    /// Digest of the data set: of its documents, seed, shuffling and tokenizer. Batch bounds are not part of it
+    /// and may change between runs.
     pub data: String,
-    /// From 0.
+    /// Epoch, counted from 0.
     pub epoch: u64,
-    /// The window of the epoch, and where it starts.
+    /// Shuffle window of the epoch, and where it starts.
     pub window: Window,
-    /// Documents of the window, in its order, that are consumed.
+    /// Number of documents of the window, in shuffled order, that are consumed.
     pub place: u32,
-    /// Tokens of the next document that are consumed.
+    /// Number of tokens of the next document that are consumed.
     pub token: u32,
 }
 
-/// The documents that change places with each other.
+/// Shuffle window: a run of consecutive documents that are permuted among themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Window {
-    /// From 0.
+    /// Number of the window in its epoch, from 0.
     pub number: u64,
-    /// The file it starts in, in the epoch's order.
+    /// Index of the file in which the window starts, in the epoch's file order.
     pub file: u32,
-    /// Documents of that file before it, of either side.
+    /// Number of documents of that file before the window, training and validation together.
     pub skip: u64,
 }

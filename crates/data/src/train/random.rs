@@ -1,35 +1,37 @@
-//! Random numbers by key instead of by state. Invariant: a number depends on the seed and the words that name
-//! it, never on what was drawn before, so that any place of the data can be begun at.
+//! Counter-based random numbers: derived from a key instead of from generator state. Invariant: a number depends on
+//! the seed and on the words of its key, never on earlier draws, so a stream can start at any position of the data.
 
-/// The golden ratio's fraction, SplitMix64's step.
+/// Increment of SplitMix64: 2^64 divided by the golden ratio, made odd.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// A name for random numbers.
+/// Key of a random number: a hash of the seed and of the words added by [`Key::with`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key(u64);
 
 impl Key {
+    /// The key of a seed alone.
     pub(super) fn new(seed: u64) -> Self {
         Key(mix(seed.wrapping_add(STEP)))
     }
 
-    /// The name with one more word.
+    /// Derives a key by adding a word. The order of the words matters.
     pub(super) fn with(self, word: u64) -> Self {
         Key(mix(self.0.wrapping_add(STEP) ^ mix(word.wrapping_add(STEP))))
     }
 
-    /// 0 to below 1, in steps of 2^-53.
+    /// Uniform number in [0, 1), in steps of 2^-53.
     pub(super) fn unit(self) -> f64 {
+        // The upper 53 bits fit the significand of an f64 exactly, so rounding never yields 1.
         (self.0 >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// 0 to below `n`.
+    /// Uniform integer in [0, `n`).
     pub(super) fn below(self, n: usize) -> usize {
-        // The bias is n / 2^64.
+        // Multiply and shift (Lemire 2019) without rejection: the bias, at most n / 2^64, is negligible here.
         ((u128::from(self.0) * n as u128) >> 64) as usize
     }
 
-    /// Puts `items` in a random order (Fisher and Yates).
+    /// Shuffles `items` uniformly (Fisher-Yates).
     pub(super) fn shuffle<T>(self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.with(last as u64).below(last + 1));

@@ -1,100 +1,102 @@
-//! What training data is and how it is handed out, as plain data. Invariant: [`Settings::check`] refuses what
-//! contradicts itself before a file is opened; no field has a hidden default.
+//! Settings of training data, as plain data: files, tokenizer, task, batch bounds, shuffling. Invariant:
+//! [`Settings::check`] rejects contradictory settings before any file is opened; no field has a hidden default.
 
 use std::path::PathBuf;
 
 use super::labels::{Classes, LabelsFrom};
 use crate::{DataError, DataErrorKind};
 
-/// Everything that decides which batches come.
+/// Settings of a [`Dataset`](super::Dataset): everything apart from the data that determines the batches.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Files and folders, in this order; the files of a folder in the order of their names.
+    /// Training files and folders, read in this order; the files of a folder are read in the order of their names.
     pub train: Vec<PathBuf>,
-    /// What is validated on.
+    /// Source of the validation documents.
     pub validation: Validation,
-    /// How files are read.
+    /// Format of the files.
     pub format: Format,
-    /// How text becomes tokens.
+    /// Tokenizer.
     pub tokens: Tokens,
-    /// What is predicted.
+    /// Training objective.
     pub task: Task,
-    /// The most that one micro-batch holds.
+    /// Maximum size of a micro-batch.
     pub bounds: Bounds,
-    /// Of the order of the documents, and of what is masked.
+    /// Seed of the shuffling and of the token masking.
     pub seed: u64,
-    /// How far documents move.
+    /// Size of the shuffle window.
     pub shuffle: Shuffle,
-    /// The bytes that a document may have; a longer one is an error.
+    /// Maximum length of a document in bytes; a longer document is an error.
     pub longest_document: usize,
-    /// Threads that make tokens. The batches do not depend on it.
+    /// Number of tokenizer threads. The batches do not depend on it.
     pub workers: usize,
-    /// Parcels of documents that wait for each worker, or for whoever takes the batches.
+    /// Number of parcels (groups of documents) queued per worker, before or after tokenization.
     pub prefetch: usize,
 }
 
-/// What is validated on.
+/// Source of the validation documents.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Validation {
-    /// Nothing.
+    /// No validation.
     None,
-    /// About this part of the documents, by the hash of what is in them: equal documents are on one side.
+    /// Approximately this fraction of the training documents, selected by the hash of their content. Identical
+    /// documents are therefore always in the same split.
     Fraction {
-        /// Above 0 and below 1.
+        /// Fraction of the documents, above 0 and below 1.
         fraction: f64,
-        /// Another seed is another choice.
+        /// Seed of the hash that selects the documents.
         seed: u64,
     },
-    /// Files and folders of their own. A document of theirs that is trained on is dropped and counted.
+    /// Separate files and folders. A validation document that also occurs in the training files is removed from the
+    /// validation split and counted in [`Census::dropped`](super::Census::dropped).
     Files(Vec<PathBuf>),
 }
 
-/// How files are read. Texts, lines of JSON and sequences may be compressed (`.gz`, `.bz2`, `.zst`, `.xz`),
-/// which their first bytes tell.
+/// File format. Text, JSON lines and sequence files may be compressed (gzip, bzip2, Zstandard, xz); compression is
+/// detected from the first bytes of the file, not from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Plain text; line ends of any kind are read as LF.
+    /// Plain text; all line endings are read as LF.
     Text(TextDocuments),
-    /// A JSON object in each line.
+    /// JSON Lines: one JSON object per line.
     JsonLines {
-        /// The field with the text.
+        /// Name of the field that holds the text.
         field: String,
     },
     /// Token ids, little-endian, without a header, as nanoGPT writes them.
     Ids {
-        /// Their size.
+        /// Size of an id.
         width: IdWidth,
-        /// The id that ends a document and belongs to it; without one a file is a document.
+        /// End-of-document id, which is the last token of its document; `None` makes each file one document.
         end: Option<i32>,
     },
-    /// FASTA or FASTQ: proteins, or nucleotides.
+    /// FASTA or FASTQ files of proteins or nucleotides; each record is a document.
     Sequences,
 }
 
-/// What a document of a text is.
+/// How a text file is split into documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextDocuments {
-    /// The whole file.
+    /// Each file is a document.
     Files,
-    /// Lines between blank lines.
+    /// Paragraphs, separated by blank lines.
     Paragraphs,
-    /// A line.
+    /// Each line that is not blank is a document.
     Lines,
-    /// Lines between lines that are exactly this text, such as `<|endoftext|>`.
+    /// Documents are separated by lines equal to this text, such as `<|endoftext|>`, apart from trailing whitespace.
     Separated(String),
 }
 
-/// The size of an id in a file.
+/// Size of a token id in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdWidth {
-    /// Two bytes.
+    /// Unsigned 16-bit integer.
     U16,
-    /// Four bytes.
+    /// Unsigned 32-bit integer.
     U32,
 }
 
 impl IdWidth {
-    /// Its bytes.
+    /// Size in bytes.
     pub fn bytes(self) -> usize {
         match self {
             IdWidth::U16 => 2,
@@ -103,96 +105,100 @@ impl IdWidth {
     }
 }
 
-/// How text becomes tokens.
+/// Tokenizer of the training data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tokens {
-    /// A byte is its own id, 0 to 255.
+    /// Byte-level tokens: the id of a byte is its value, 0 to 255.
     Bytes {
-        /// Whether a document ends with the id 256.
+        /// Whether the end-of-document id 256 is appended to each document.
         end: bool,
     },
     /// ESM-2's alphabet: `<cls> residues <eos>`.
     Esm,
-    /// DNABERT-S's byte pairs, from its `tokenizer.json`: `[CLS] pieces [SEP]`.
+    /// DNABERT-S's byte-pair encoding, read from its `tokenizer.json`: `[CLS] tokens [SEP]`.
     Dna(PathBuf),
-    /// Byte pairs over bytes (GPT-2's kind) or a SentencePiece model, from a `tokenizer.json`.
+    /// Byte-level byte-pair encoding (GPT-2) or a SentencePiece model, read from a `tokenizer.json`.
     BytePairs {
-        /// The file.
+        /// Path of the `tokenizer.json`.
         file: PathBuf,
-        /// The special token that ends a document.
+        /// Special token appended to each document, if any.
         end: Option<String>,
     },
-    /// The files hold ids already.
+    /// The files hold token ids.
     Ids {
-        /// All ids are less.
+        /// Vocabulary size; every id must be below it.
         vocab: usize,
     },
 }
 
-/// What is predicted.
+/// Training objective.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Task {
-    /// The next token.
+    /// Causal language modelling: predict the next token.
     Causal,
-    /// Tokens that were masked.
+    /// Masked language modelling: predict the masked tokens.
     Masked(MaskRates),
-    /// A class of each sequence.
+    /// Sequence classification: predict the class of each sequence.
     Classify {
-        /// Where the labels stand.
+        /// Source of the labels.
         labels: LabelsFrom,
-        /// Which there are.
+        /// Set of classes.
         classes: Classes,
-        /// Whether a sequence of more than `longest` tokens loses those at its end; else it is an error.
+        /// Whether a sequence of more than [`Bounds::longest`] tokens is truncated at its end; otherwise such a
+        /// sequence is an error.
         truncate: bool,
     },
 }
 
-/// How tokens are masked (Devlin et al. 2019, section 3.1).
+/// Rates of token masking, each in [0, 1] (Devlin et al. 2019, section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MaskRates {
-    /// The part of the tokens that are predicted.
+    /// Fraction of the tokens that are selected for prediction.
     pub select: f64,
-    /// Of these, the part that becomes the mask token.
+    /// Fraction of the selected tokens that are replaced by the mask token.
     pub mask: f64,
-    /// Of these, the part that becomes a random token; the rest stays.
+    /// Fraction of the selected tokens that are replaced by a random token; the remaining ones stay unchanged.
     pub random: f64,
 }
 
 impl MaskRates {
-    /// Those of BERT and of ESM-2.
+    /// Rates of BERT and ESM-2: 15 % selected, of these 80 % masked and 10 % random.
     pub const BERT: MaskRates = MaskRates { select: 0.15, mask: 0.8, random: 0.1 };
 }
 
-/// The most that one micro-batch holds: the bounds of its plan.
+/// Maximum size of a micro-batch; these are the bounds of the plan that runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Tokens.
+    /// Maximum total number of tokens.
     pub tokens: usize,
-    /// Sequences.
+    /// Maximum number of sequences.
     pub sequences: usize,
-    /// Tokens of one sequence.
+    /// Maximum number of tokens of one sequence.
     pub longest: usize,
 }
 
-/// How far documents move: those of a window of the data change places, and the files do. Windows begin
-/// elsewhere in every epoch.
+/// Shuffling: each epoch permutes the files, and the documents within each window of consecutive documents. The
+/// first window of an epoch has a random size, so window boundaries differ between epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shuffle {
-    /// Documents of a window; 0 or 1 keeps the order of the data.
+    /// Maximum number of documents in a window; 0 or 1 disables shuffling.
     pub documents: usize,
-    /// Bytes of a window, whose last document may go beyond.
+    /// Size of a window in bytes. A window ends with the document that reaches this size.
     pub bytes: usize,
 }
 
 impl Shuffle {
-    /// Whether anything moves.
+    /// Whether shuffling is enabled.
     pub fn moves(&self) -> bool {
         self.documents > 1
     }
 }
 
 impl Settings {
-    /// Refuses what contradicts itself.
+    /// Checks the settings for contradictions, without opening a file.
+    ///
+    /// # Errors
+    /// The first rule that the settings violate.
     pub fn check(&self) -> Result<(), DataError> {
         let Bounds { tokens, sequences, longest } = self.bounds;
         let ids = matches!(self.format, Format::Ids { .. });

@@ -1,5 +1,5 @@
-//! Which side a document is on. Invariant: it depends on what is in the document and on nothing else, so equal
-//! documents are always on one side.
+//! Assignment of documents to the training or validation split. Invariant: the split depends only on the content of
+//! the document and the split's seed, so identical documents are always in the same split.
 
 use std::collections::HashSet;
 
@@ -7,24 +7,24 @@ use sha2::{Digest, Sha256};
 
 use super::settings::{Format, Validation};
 
-/// The two sides.
+/// Split of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// What is trained on.
+    /// Training documents.
     Train,
-    /// What is validated on.
+    /// Validation documents.
     Validation,
 }
 
-/// Where documents go.
+/// Assigns documents to splits by a hash of their content.
 #[derive(Debug)]
 pub(super) struct Splitter {
-    /// Hashes below this are validated on.
+    /// Documents with a hash below this value belong to the validation split.
     below: u64,
     seed: u64,
-    /// Sequences are the same in upper and lower case: some models read them so.
+    /// Whether sequences that differ only in letter case are identical, which they are for some models.
     ignores_case: bool,
-    /// Of documents in the validation files that are trained on.
+    /// Hashes of the validation documents that also occur in the training files.
     dropped: HashSet<u64>,
 }
 
@@ -34,13 +34,13 @@ impl Splitter {
             Validation::Fraction { fraction, seed } => (fraction, seed),
             Validation::None | Validation::Files(_) => (0.0, 0),
         };
-        // 2^64, exactly; the product is below it and rounded down.
+        // The constant is exactly 2^64. The fraction is below 1, so the product is below 2^64 and the cast truncates.
         let below = (fraction * 18_446_744_073_709_551_616.0) as u64;
         Splitter { below, seed, ignores_case: *format == Format::Sequences, dropped: HashSet::new() }
     }
 
-    /// The first eight bytes of the sha256 of the seed and the document. Two of n documents share it by chance
-    /// with probability n^2 / 2^65; they are then taken for one.
+    /// Content hash of a document: the first eight bytes of the SHA-256 of seed and document. Among `n` different
+    /// documents a collision has probability of about n^2 / 2^65; colliding documents are treated as identical.
     pub(super) fn hash(&self, document: &[u8]) -> u64 {
         let mut hash = Sha256::new();
         hash.update(self.seed.to_le_bytes());
@@ -58,24 +58,25 @@ impl Splitter {
         digest.iter().take(8).fold(0, |word, &byte| word << 8 | u64::from(byte))
     }
 
-    /// The side of a document of the training files.
+    /// The split of a document of the training files, given its hash.
     pub(super) fn side(&self, hash: u64) -> Split {
         if hash < self.below { Split::Validation } else { Split::Train }
     }
 
-    /// Documents of the validation files with these hashes are not validated on.
+    /// Excludes the documents with these hashes from the validation files.
     pub(super) fn drop_from_validation(&mut self, hashes: HashSet<u64>) {
         self.dropped = hashes;
     }
 
-    /// Whether a document of the validation files is trained on.
+    /// Whether a document of the validation files was excluded because it also occurs in the training files.
     pub(super) fn is_dropped(&self, hash: u64) -> bool {
         self.dropped.contains(&hash)
     }
 
-    /// Bytes that it holds.
+    /// Estimated heap size in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        // A table of hashes is at most half empty, with a byte of control each.
+        // `capacity` does not count the empty buckets of the hash table, hence the factor of two; each bucket has one
+        // control byte.
         2 * (self.dropped.capacity() * (size_of::<u64>() + 1)) as u64
     }
 }

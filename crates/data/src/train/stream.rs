@@ -1,5 +1,5 @@
-//! The batches of a side. Invariant: what comes depends on the data set and the position alone, and the position
-//! behind a batch leads to the next one.
+//! Streams of batches of a split. Invariant: the batches depend only on the data set and the start position, and a
+//! stream started at the position after a batch continues with the next batch.
 
 use std::sync::Arc;
 
@@ -11,39 +11,42 @@ use super::random::Key;
 use super::split::Split;
 use crate::{DataError, DataErrorKind};
 
-/// The key of what is masked, apart from those of the order.
+/// Key word of the random numbers for masking ("mask" in ASCII); separates them from the keys of shuffling.
 const MASKED: u64 = 0x6d61_736b;
 
-/// Batches, made by threads of its own.
+/// Stream of the batches of a split. Its own threads read and tokenize ahead.
 pub struct Stream {
     inner: Arc<Inner>,
     split: Split,
     pipeline: Pipeline,
     cutter: Cutter,
+    /// The parcel that is partly consumed.
     parcel: Option<Parcel>,
-    /// The document of the parcel that is next.
+    /// Index of the next document in the parcel.
     next: usize,
+    /// Position after the last batch.
     at: Position,
     counts: Counts,
-    /// Whether the epoch gave a batch, or began before this stream.
+    /// Whether the current epoch has produced a batch, or started before this stream.
     gave: bool,
+    /// Whether the stream is finished, after an error or at the end of the validation pass.
     ended: bool,
 }
 
-/// What passed through a stream.
+/// Counters of a stream since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Batches.
+    /// Number of batches.
     pub batches: u64,
-    /// Documents that are wholly in them.
+    /// Number of completed documents.
     pub documents: u64,
-    /// Sequences in them.
+    /// Number of sequences.
     pub sequences: u64,
-    /// Tokens in them.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Targets in them.
+    /// Number of targets that contribute to the loss.
     pub targets: u64,
-    /// Tokens of the documents that the vocabulary does not know.
+    /// Number of unknown tokens in the completed documents.
     pub unknown: u64,
 }
 
@@ -56,8 +59,12 @@ impl Stream {
         Ok(Stream { inner, split, pipeline, cutter, parcel, next: 0, at: from, counts, gave, ended: false })
     }
 
-    /// Fills a batch, whose buffers are reused; false, and an empty batch, at the end of an epoch. Of the training
-    /// side the next epoch follows then. After an error nothing comes.
+    /// Fills `batch` with the next micro-batch, reusing its buffers. Returns `false` and an empty batch at the end of
+    /// an epoch; on a training stream the next call starts the next epoch.
+    ///
+    /// # Errors
+    /// A document that cannot be read, tokenized or packed; an epoch without a target. After an error the stream
+    /// has ended and returns `false`.
     pub fn fill(&mut self, batch: &mut Batch) -> Result<bool, DataError> {
         batch.clear();
         let filled = if self.ended { Ok(false) } else { self.fill_from_parcels(batch) };
@@ -69,8 +76,8 @@ impl Stream {
         filled
     }
 
-    /// Fills the batches of one accumulated step; how many were. Fewer come at the end of an epoch, none where it
-    /// ended with the group before.
+    /// Fills the micro-batches of one gradient-accumulation step and returns the number of batches filled: fewer than
+    /// `batches.len()` at the end of an epoch, and 0 if the epoch ended with the preceding group.
     pub fn fill_group(&mut self, batches: &mut [Batch]) -> Result<usize, DataError> {
         for (filled, batch) in batches.iter_mut().enumerate() {
             if !self.fill(batch)? {
@@ -80,12 +87,12 @@ impl Stream {
         Ok(batches.len())
     }
 
-    /// Where the next batch begins.
+    /// The position of the next batch.
     pub fn position(&self) -> &Position {
         &self.at
     }
 
-    /// What passed so far.
+    /// The counters since the stream was opened.
     pub fn counts(&self) -> Counts {
         self.counts
     }
@@ -106,17 +113,17 @@ impl Stream {
                 self.give_back(parcel)?;
                 return self.end_epoch();
             } else {
-                // The end is told by the next call.
+                // The last batch of the epoch. The parcel stays, so that the next call reports the end of the epoch.
                 self.parcel = Some(parcel);
                 return Ok(self.given(batch));
             }
         }
     }
 
-    /// Puts the documents of a parcel into the batch; whether it is full.
+    /// Moves documents of a parcel into the batch. Returns whether the batch is full; otherwise the parcel is consumed.
     fn take_from(&mut self, parcel: &Parcel, batch: &mut Batch) -> Result<bool, DataError> {
         let Position { epoch, window, place, .. } = &mut self.at;
-        // A parcel with an error alone is nowhere.
+        // A parcel that carries only an error has no valid window and must not change the position.
         let placed = !parcel.documents.is_empty() || parcel.ends_epoch;
         if placed && (*epoch != parcel.epoch || *window != parcel.window) {
             (*epoch, *window, *place) = (parcel.epoch, parcel.window, 0);
@@ -149,6 +156,7 @@ impl Stream {
         Ok(false)
     }
 
+    /// Returns a consumed parcel to the pipeline, and its error, if it has one, to the caller.
     fn give_back(&mut self, mut parcel: Parcel) -> Result<(), DataError> {
         self.next = 0;
         let error = parcel.error.take();
@@ -156,6 +164,7 @@ impl Stream {
         error.map_or(Ok(()), Err)
     }
 
+    /// Counts a filled batch. Always returns `true`, the result of [`Stream::fill`].
     fn given(&mut self, batch: &Batch) -> bool {
         self.gave = true;
         self.counts.batches += 1;
@@ -165,7 +174,10 @@ impl Stream {
         true
     }
 
-    /// The epoch has ended: the position is the start of the next one.
+    /// Ends the epoch: moves the position to the start of the next epoch and returns `false`.
+    ///
+    /// # Errors
+    /// An epoch without a batch; without this error a training loop over such data would never end.
     fn end_epoch(&mut self) -> Result<bool, DataError> {
         if !self.gave {
             let what = "no target in any document: each has fewer tokens than one to read and one to predict, or \
@@ -186,7 +198,7 @@ impl Stream {
     }
 }
 
-/// A thread ended without saying why: it panicked.
+/// Error for a pipeline thread that ended without sending an error, which means that it panicked.
 fn lost() -> DataError {
     DataError::new(DataErrorKind::Malformed("a thread that makes batches has stopped; report this".to_owned()))
 }

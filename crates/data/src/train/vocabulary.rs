@@ -1,23 +1,22 @@
-//! Documents to token ids for training, whatever the tokenizer. Invariant: all ids are below
-//! [`Vocabulary::size`]; the special tokens stand at the ends of a document and nowhere else, so that text
-//! cannot make one.
+//! Tokenizers for training behind one interface. Invariant: all ids are below [`Vocabulary::size`]; start, end and mask
+//! tokens are added only by the program, so text that spells a special token is not encoded as that token.
 
 use super::byte_pairs::BytePairs;
 use super::settings::{Format, IdWidth, Settings, Tokens};
 use crate::tokenize::{Bpe, BpeKind, esm};
 use crate::{DataError, DataErrorKind};
 
-/// What masked models call a masked token, in a `tokenizer.json` for DNA.
+/// Name of the mask token in the `tokenizer.json` of a DNA model.
 const MASK: &str = "[MASK]";
 
-/// An open tokenizer, and what training must know of its ids.
+/// An open tokenizer and the roles of its ids: start and end tokens, mask token, ordinary tokens.
 pub struct Vocabulary {
     kind: Kind,
     size: usize,
-    /// The ids before and after the tokens of a sequence.
+    /// The start and end token of a sequence.
     frame: [Option<i32>; 2],
     mask: Option<i32>,
-    /// The ids that are not special, ascending.
+    /// The ids of ordinary (not special) tokens, ascending.
     ordinary: Vec<i32>,
 }
 
@@ -30,7 +29,10 @@ enum Kind {
 }
 
 impl Vocabulary {
-    /// Opens what the settings name.
+    /// Opens the tokenizer that the settings name.
+    ///
+    /// # Errors
+    /// A tokenizer file that cannot be read or is not supported; an end-of-document token that it does not define.
     pub fn open(settings: &Settings) -> Result<Self, DataError> {
         match &settings.tokens {
             Tokens::Bytes { end } => {
@@ -64,7 +66,7 @@ impl Vocabulary {
         let id_of = |name: &str| (0..size as i32).find(|&id| bpe.token(id).as_deref() == Some(name));
         let frame = ["[CLS]", "[SEP]"].map(id_of);
         let mask = id_of(MASK);
-        // The pieces are letters; a name in brackets is none.
+        // Ordinary tokens consist of nucleotide letters; special tokens have names in brackets, such as `[PAD]`.
         let ordinary = |id: i32| bpe.token(id).is_some_and(|token| !token.starts_with('['));
         let ordinary: Vec<i32> = (0..size as i32).filter(|&id| ordinary(id)).collect();
         Ok(Vocabulary { kind: Kind::Dna(Box::new(bpe)), size, frame, mask, ordinary })
@@ -81,28 +83,31 @@ impl Vocabulary {
         Vocabulary { kind, size, frame, mask, ordinary }
     }
 
-    /// The ids that occur are less than this.
+    /// Vocabulary size; all ids are below it.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The ids before and after the tokens of a sequence, where the tokenizer has such.
+    /// The start and end token of a sequence, `None` where the tokenizer does not add one.
     pub fn frame(&self) -> [Option<i32>; 2] {
         self.frame
     }
 
-    /// The id of a masked token, where the tokenizer has one.
+    /// The id of the mask token, if the tokenizer has one.
     pub fn mask(&self) -> Option<i32> {
         self.mask
     }
 
-    /// The ids that are not special, ascending.
+    /// The ids of the ordinary (not special) tokens, ascending.
     pub fn ordinary(&self) -> &[i32] {
         &self.ordinary
     }
 
-    /// Appends the tokens of a document with the [`Vocabulary::frame`] around them; how many of them the
-    /// vocabulary does not know.
+    /// Appends the tokens of a document, enclosed in the start and end token of [`Vocabulary::frame`]. Returns the
+    /// number of unknown tokens.
+    ///
+    /// # Errors
+    /// A document that is not valid input of the tokenizer, for example text that is not UTF-8.
     pub fn encode(&self, document: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
         match &self.kind {
             Kind::Bytes => {
@@ -125,18 +130,19 @@ impl Vocabulary {
         }
     }
 
-    /// The tokens that a document of so many bytes has at most.
+    /// Maximum number of tokens, start and end token included, of a document of `bytes` bytes.
     pub(super) fn most_tokens(&self, bytes: usize) -> usize {
         match &self.kind {
             Kind::Bytes | Kind::Esm => bytes + 2,
             Kind::BytePairs(pairs) => pairs.most_tokens(bytes) + 2,
-            // `tokenize::bpe` refuses files that give more.
+            // `tokenize::bpe` rejects tokenizer files that yield more than three tokens per byte.
             Kind::Dna(_) => 3 * bytes + 2,
             Kind::Ids(width) => bytes / width.bytes(),
         }
     }
 
-    /// Bytes that the encoder of one worker may hold for a document of `longest` bytes, beside its tokens.
+    /// Upper bound in bytes of the encoder's working memory in one worker for documents of at most `longest` bytes,
+    /// apart from the output tokens.
     pub(super) fn scratch(&self, longest: usize) -> u64 {
         match &self.kind {
             Kind::Bytes | Kind::Esm | Kind::Ids(_) => 0,
@@ -148,7 +154,8 @@ impl Vocabulary {
         }
     }
 
-    /// Refuses a document that has no tokens, as far as that shows without making them.
+    /// Checks a document without tokenizing it: text for UTF-8 where the tokenizer requires it, and ids for the
+    /// vocabulary size. Errors that only tokenization finds are not reported here.
     pub(super) fn check(&self, document: &[u8]) -> Result<(), DataError> {
         match &self.kind {
             Kind::Bytes | Kind::Esm | Kind::Dna(_) => Ok(()),
@@ -169,7 +176,8 @@ impl Vocabulary {
     }
 }
 
-/// The ids of a document. One of 2^31 or more is negative.
+/// Decodes the little-endian ids of a document. An id of 2^31 or more becomes negative, which [`Vocabulary::check`]
+/// rejects.
 fn ids(document: &[u8], width: IdWidth) -> impl Iterator<Item = i32> {
     document.chunks_exact(width.bytes()).map(|id| id.iter().rev().fold(0, |word, &b| word << 8 | i32::from(b)))
 }

@@ -1,5 +1,6 @@
-//! The documents of a side in the epoch's order. Invariant: the order is a function of the seed, the epoch and
-//! the data; every document of the side comes once an epoch; a window's bytes are bounded.
+//! Reads the documents of a split in the epoch's order, one shuffle window at a time. Invariant: the order is a
+//! function of the seed, the epoch and the data; every document of the split occurs once per epoch; the size of a
+//! window is bounded.
 
 use std::sync::Arc;
 
@@ -11,32 +12,38 @@ use super::source::{Document, Documents};
 use super::split::Split;
 use crate::{DataError, DataErrorKind};
 
-/// Documents that are read at a time where none moves.
+/// Window size if shuffling is disabled; it only determines how many documents are buffered.
 const UNMOVED: Shuffle = Shuffle { documents: 256, bytes: 1 << 20 };
 
-/// Words of a key, so that numbers for different ends differ.
+/// Use of a random number; part of its key, so that different uses draw independent numbers.
 #[derive(Clone, Copy)]
 enum Purpose {
+    /// Permutation of the files.
     Files,
+    /// Size of the first window.
     First,
+    /// Permutation of the documents of a window.
     Window,
 }
 
-/// Reads windows, one after the other, over all epochs.
+/// Reads consecutive shuffle windows of a split, over all epochs.
 pub(super) struct Windows {
     inner: Arc<Inner>,
     split: Split,
     epoch: u64,
-    /// The files in the epoch's order.
+    /// Indices of the files in the epoch's order.
     order: Vec<usize>,
-    /// The place in `order` of the file that is being read, and how many of its documents were.
+    /// Index in `order` of the file being read.
     file: usize,
+    /// Number of documents read from that file, both splits and empty documents included.
     read: u64,
     open: Option<Documents>,
     document: Document,
     /// The window that was read last.
     pub window: Window,
+    /// Concatenated documents of the window, in file order.
     text: Vec<u8>,
+    /// Documents of the window in shuffled order, as ranges of `text`.
     entries: Vec<Entry>,
 }
 
@@ -45,15 +52,16 @@ pub(super) struct Windows {
 pub(super) struct Entry {
     start: usize,
     end: usize,
-    /// Its class.
+    /// Class label; 0 if the task has none.
     pub class: i32,
-    /// Its file, and its number in it from 1.
+    /// Index of its file.
     pub file: usize,
+    /// Its number in the file, from 1.
     pub number: u64,
 }
 
 impl Windows {
-    /// The windows from the one of a position on.
+    /// Opens the window sequence at a position; the first call of [`Windows::fill`] reads the position's window.
     pub(super) fn new(inner: Arc<Inner>, split: Split, from: &Position) -> Result<Self, DataError> {
         let (bytes, documents) = room(&inner.settings.shuffle, inner.census.longest, inner.side(split));
         let mut new = Windows {
@@ -64,7 +72,7 @@ impl Windows {
             read: 0,
             open: None,
             document: Document { bytes: Vec::with_capacity(inner.reader[1]), class: 0 },
-            // The next one is that of the position.
+            // `fill` increments the number; wrapping turns window 0 into `u64::MAX` here and back to 0 there.
             window: Window { number: from.window.number.wrapping_sub(1), ..from.window },
             text: Vec::with_capacity(bytes),
             entries: Vec::with_capacity(documents),
@@ -75,19 +83,19 @@ impl Windows {
         Ok(new)
     }
 
-    /// The epoch of the window.
+    /// The current epoch.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Goes on to the next epoch.
+    /// Starts the next epoch, with its own file order.
     pub(super) fn next_epoch(&mut self) {
         (self.epoch, self.file, self.read, self.open) = (self.epoch + 1, 0, 0, None);
         self.window = Window { number: u64::MAX, ..Window::default() };
         self.order_files();
     }
 
-    /// The documents of the window, in its order.
+    /// The documents of the window in shuffled order, with their text.
     pub(super) fn documents(&self) -> impl Iterator<Item = (Entry, &[u8])> {
         self.entries.iter().map(|entry| (*entry, &self.text[entry.start..entry.end]))
     }
@@ -114,8 +122,8 @@ impl Windows {
         Ok(!self.entries.is_empty())
     }
 
-    /// Bytes and documents at which the window ends. The first of an epoch is shorter by chance, so that its
-    /// borders lie elsewhere than in the epoch before.
+    /// Size in bytes and number of documents at which the current window ends. The first window of an epoch has a
+    /// random fraction of the full size, so that window boundaries differ between epochs.
     fn size(&self) -> (usize, usize) {
         let (bytes, documents) = most(&self.inner.settings.shuffle);
         if self.moves() && self.window.number == 0 {
@@ -125,10 +133,12 @@ impl Windows {
         (bytes, documents)
     }
 
+    /// Whether documents are shuffled; validation documents never are.
     fn moves(&self) -> bool {
         self.split == Split::Train && self.inner.settings.shuffle.moves()
     }
 
+    /// Computes the file order of the epoch.
     fn order_files(&mut self) {
         self.order = (0..self.inner.files(self.split).paths.len()).collect();
         if self.moves() {
@@ -136,11 +146,15 @@ impl Windows {
         }
     }
 
+    /// Key of the random numbers for one use in the current epoch.
     fn key(&self, purpose: Purpose) -> Key {
         Key::new(self.inner.settings.seed).with(self.epoch).with(purpose as u64)
     }
 
-    /// Reads over documents of the file it stands at.
+    /// Skips forward until `documents` documents of the current file are read.
+    ///
+    /// # Errors
+    /// A file with fewer documents, which means that the position is damaged.
     fn skip(&mut self, documents: u64) -> Result<(), DataError> {
         let file = self.file;
         while self.read < documents {
@@ -152,7 +166,10 @@ impl Windows {
         Ok(())
     }
 
-    /// Reads the next document of the files, of either side; false behind the last file.
+    /// Reads the next document, of any split, into `self.document`. Returns `false` after the last file.
+    ///
+    /// # Errors
+    /// A file with another number of documents, or a longer document, than when the data set was opened.
     fn advance(&mut self) -> Result<bool, DataError> {
         loop {
             let Some(&file) = self.order.get(self.file) else { return Ok(false) };
@@ -165,7 +182,7 @@ impl Windows {
                 && open.read(&mut self.document)?
             {
                 self.read += 1;
-                // A longer one would go beyond what was planned.
+                // Buffers are sized for the longest document seen when the data set was opened.
                 match self.document.bytes.len() <= self.inner.census.longest {
                     true => return Ok(true),
                     false => return Err(changed(files.paths[file].as_path())),
@@ -179,19 +196,21 @@ impl Windows {
     }
 }
 
-/// Bytes and documents of a window, whose last document may go beyond the bytes.
+/// Nominal size in bytes and maximum number of documents of a window; its last document may exceed the size.
 fn most(shuffle: &Shuffle) -> (usize, usize) {
     let Shuffle { documents, bytes } = if shuffle.moves() { *shuffle } else { UNMOVED };
     (bytes, documents)
 }
 
-/// Bytes and documents for which a window has room: never more than there are on its side.
+/// Buffer capacity of a window, in bytes and documents, including an overhanging last document of `longest` bytes; at
+/// most the size of the split.
 pub(super) fn room(shuffle: &Shuffle, longest: usize, side: &Side) -> (usize, usize) {
     let (bytes, documents) = most(shuffle);
     let least = |most: usize, there: u64| usize::try_from(there).map_or(most, |there| most.min(there));
     (least(bytes.saturating_add(longest), side.bytes), least(documents, side.documents))
 }
 
+/// Error for a file that changed after the data set was opened.
 fn changed(path: &std::path::Path) -> DataError {
     let what = "it was changed while it was trained on; start again".to_owned();
     DataError::at(path, DataErrorKind::Malformed(what))

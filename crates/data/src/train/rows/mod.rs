@@ -1,9 +1,8 @@
-//! Rows of numbers with classes, which a head is trained on: embeddings that were computed before. Invariant: as
-//! for documents, the batches are a function of the data, the settings and the position; equal rows are on one
-//! side; every row is finite and has a class.
+//! Rows of precomputed embeddings with class labels, the data for training a head. Invariant: as for documents, the
+//! batches are a function of the data, the settings and the position; equal rows are in the same split; every value is
+//! finite and every row has a class.
 //!
-//! Rows are read from their files when their turn comes: what is held is the index. The order of an epoch is one
-//! of all rows.
+//! Only the index is in memory; rows are read from their files batch by batch. Each epoch permutes all training rows.
 
 mod files;
 
@@ -56,7 +55,7 @@ pub struct Part {
 /// Rows of one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowBatch {
-    /// Of each part the values: (S, D).
+    /// Values of each part, (S, D) with the width D of the part.
     pub parts: Vec<Vec<f32>>,
     /// The classes: (S).
     pub targets: Vec<i32>,
@@ -64,7 +63,7 @@ pub struct RowBatch {
     pub position_after: Option<RowPosition>,
 }
 
-/// A place in the rows.
+/// Position in the rows, stored in checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowPosition {
@@ -131,7 +130,7 @@ impl RowSet {
         Ok(RowSet { inner: Arc::new(new) })
     }
 
-    /// Gives its batches at most so many rows, before the first stream is made.
+    /// Sets the maximum number of rows of a batch, at least 1, before the first stream is opened.
     pub fn bound(&mut self, rows: usize) -> Result<(), DataError> {
         let Some(inner) = Arc::get_mut(&mut self.inner).filter(|_| rows > 0) else {
             let why = "the rows of a batch, at least one, are given before the first one is taken".to_owned();
@@ -156,7 +155,7 @@ impl RowSet {
         &self.inner.digest
     }
 
-    /// What is held on the host, beside batches.
+    /// Host memory of the index, apart from batches.
     pub fn host_bytes(&self) -> Vec<Held> {
         let parts = self.inner.widths.len();
         let row = size_of::<Row>() + parts * size_of::<(u32, u32)>();
@@ -168,7 +167,7 @@ impl RowSet {
         ]
     }
 
-    /// Bytes of a batch.
+    /// Size of a full batch in bytes.
     pub fn batch_bytes(&self) -> u64 {
         let values: usize = self.inner.widths.iter().sum();
         (self.inner.settings.rows * (values * size_of::<f32>() + size_of::<i32>())) as u64
@@ -179,8 +178,11 @@ impl RowSet {
         RowPosition { data: self.inner.digest.clone(), epoch: 0, row: 0 }
     }
 
-    /// The batches of a side from a position on: of the training side epoch after epoch, of the other once, in
-    /// the order of the files.
+    /// Streams the batches of a split, starting at a position: any number of epochs of the training split, or a single
+    /// pass over the validation split in file order.
+    ///
+    /// # Errors
+    /// A position of different data; an invalid position; a validation split without rows.
     pub fn stream(&self, split: Split, from: &RowPosition) -> Result<RowStream, DataError> {
         let rows = self.inner.side(split).len();
         let what = match split {
@@ -328,7 +330,7 @@ fn width(part: &Part, files: &[RowFile]) -> Result<usize, DataError> {
     other.map_or(Ok(first), |other| Err(refuse(other)))
 }
 
-/// The batches of a side.
+/// Stream of the batches of a split.
 pub struct RowStream {
     set: Arc<Rows>,
     split: Split,
@@ -338,11 +340,11 @@ pub struct RowStream {
 }
 
 impl RowStream {
-    /// Fills a batch, whose buffers are reused; false, and an empty batch, at the end of an epoch. Of the training
-    /// side the next epoch follows then.
+    /// Fills `batch` with the next rows, reusing its buffers. Returns `false` and an empty batch at the end of an
+    /// epoch; on a training stream the next call starts the next epoch.
     ///
-    /// No batch has a single row where that can be helped: the spread of one row, which a batch norm asks for, is
-    /// none. So one that would leave a single row behind it is a row shorter.
+    /// A batch that would leave a single row for the last batch is one row shorter if batches have more than two rows,
+    /// because batch normalization needs the variance of at least two rows.
     pub fn fill(&mut self, batch: &mut RowBatch) -> Result<bool, DataError> {
         let RowStream { set, split, at, order, .. } = self;
         let rows = set.side(*split);

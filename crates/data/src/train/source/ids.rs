@@ -1,8 +1,8 @@
-//! Documents of a file of token ids, little-endian, as nanoGPT's `prepare.py` writes them. Invariant: a document
-//! ends with the id that ends one, or with the file; a file that ends inside of an id is an error.
+//! Reads the documents of a file of little-endian token ids, as nanoGPT's `prepare.py` writes it. Invariant: a document
+//! ends with the end-of-document id or at the end of the file; a file that ends within an id is an error.
 //!
-//! The file is read through a buffer and not mapped: its pages then never count as this process's memory, and a
-//! file that shrinks is an error instead of a signal.
+//! The file is read through a buffer instead of being memory-mapped: mapped pages would count towards the resident
+//! memory of the process, and a file truncated while mapped would raise SIGBUS instead of returning an error.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -12,18 +12,22 @@ use super::{Document, too_long};
 use crate::train::settings::IdWidth;
 use crate::{DataError, DataErrorKind};
 
-/// The bytes held at a time: a multiple of every width.
+/// Size of the read buffer in bytes, a multiple of every id width.
 const BUFFER: usize = 256 << 10;
-/// What the files of llm.c start with, in 32 bits: a header of 1 KiB.
+/// Magic numbers (first 32 bits) of llm.c's data files, which have a header of 1 KiB and are rejected.
 const HEADERS: [u32; 2] = [20_240_520, 20_240_801];
 
-/// A file that is being read.
+/// Reader of a file of token ids.
 pub(crate) struct Ids {
     path: PathBuf,
     file: BufReader<File>,
+    /// Size of an id in bytes.
     width: usize,
+    /// End-of-document id in little-endian byte order.
     end: Option<[u8; 4]>,
+    /// Maximum length of a document in bytes.
     most: usize,
+    /// Whether the end of the file was reached.
     ended: bool,
 }
 
@@ -49,6 +53,7 @@ impl Ids {
         Ok(Ids { path: path.to_owned(), file, width, end, most, ended: false })
     }
 
+    /// See [`Documents::read`](super::Documents::read).
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
         let read = |e| DataError::at(&self.path, DataErrorKind::Read(e));
         let ids = Width { bytes: self.width, end: self.end };
@@ -63,11 +68,11 @@ impl Ids {
                 }
                 return Ok(!document.bytes.is_empty());
             }
-            // Bytes of an id that the end of a read has cut.
+            // Number of bytes of an id that the end of the buffer has split; 0 if the document ends at a whole id.
             let open = document.bytes.len() % self.width;
             let (taken, ends) = match open {
                 0 => ids.until_end(bytes),
-                // Rare: byte by byte up to a whole id, which is then looked at.
+                // A split id, which is rare, is completed byte by byte and compared with the end id below.
                 _ => (1, false),
             };
             document.bytes.extend_from_slice(&bytes[..taken]);
@@ -85,14 +90,15 @@ impl Ids {
     }
 }
 
-/// What an id is, and which one ends a document.
+/// Size of an id in bytes, and the end-of-document id.
 struct Width {
     bytes: usize,
     end: Option<[u8; 4]>,
 }
 
 impl Width {
-    /// How many of `bytes`, which start with an id, belong to the document, and whether it ends there.
+    /// Returns how many of `bytes` belong to the document, and whether the document ends there. `bytes` must start at
+    /// an id boundary.
     fn until_end(&self, bytes: &[u8]) -> (usize, bool) {
         if bytes.len() < self.bytes {
             return (bytes.len(), false);
@@ -104,8 +110,9 @@ impl Width {
         }
     }
 
+    /// Whether `id` is the end-of-document id.
     fn is_end(&self, id: &[u8]) -> bool {
-        // An end beyond the width ends nothing: the higher bytes differ.
+        // An end id that does not fit the width must match nothing: its upper bytes have to be zero.
         self.end.is_some_and(|end| id == &end[..self.bytes] && end[self.bytes..].iter().all(|&b| b == 0))
     }
 }
@@ -118,7 +125,7 @@ mod tests {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()[..width.bytes()].to_vec()).collect();
         let path = std::env::temp_dir().join(format!("plimsoll-ids-{}-{}.bin", std::process::id(), ids.len()));
         std::fs::write(&path, &bytes).unwrap();
-        // Buffers that cut ids everywhere.
+        // Buffer sizes that split ids at every byte.
         for buffer in [1, 3, 5, 64] {
             let mut file = Ids::open(&path, width, end, 1000).unwrap();
             file.file = BufReader::with_capacity(buffer, File::open(&path).unwrap());
@@ -140,7 +147,7 @@ mod tests {
         check(IdWidth::U16, Some(9), &[1, 2, 9], &[3]);
         check(IdWidth::U16, None, &[1, 9, 2, 3], &[4]);
         check(IdWidth::U16, Some(9), &[], &[]);
-        // 9 stands in the bytes of 0x0900 and 0x0009 side by side, but is no id there.
+        // The bytes 09 00 of the id 9 occur here only across an id boundary, which must not end a document.
         check(IdWidth::U16, Some(9), &[0x0900, 0x0a00, 5, 6, 7], &[5]);
         check(IdWidth::U16, Some(65_545), &[9, 1, 9, 1, 9, 1, 9], &[7]);
     }

@@ -1,5 +1,6 @@
-//! Documents of JSON lines: one object a line, of which a field is the text and perhaps one the label.
-//! Invariant: nothing but these fields is kept of a line; a line that has not exactly them is an error.
+//! Reads the documents of JSON Lines files: one object per line with a text field and, for classification, a label
+//! field. Invariant: other fields are skipped without being stored; a line in which either field is missing or occurs
+//! twice is an error.
 
 use std::fmt;
 use std::path::Path;
@@ -13,14 +14,16 @@ use crate::printable::Name;
 use crate::sequence::source::Source;
 use crate::{DataError, DataErrorKind};
 
-/// Lines that are being read.
+/// Reader of a JSON Lines file.
 pub(crate) struct JsonLines {
     source: Source,
+    /// Name of the text field.
     field: String,
     label: Label,
+    /// Maximum length of a text in bytes.
     most: usize,
     line: Vec<u8>,
-    /// Bytes of the longest text.
+    /// Length in bytes of the longest text so far.
     longest: usize,
 }
 
@@ -31,10 +34,12 @@ impl JsonLines {
         Ok(JsonLines { source, field, label, most, line: Vec::new(), longest: 0 })
     }
 
+    /// See [`Documents::read`](super::Documents::read). Blank lines are skipped.
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
         loop {
             let line = self.source.line();
-            // An escape in JSON has up to six bytes for one of the text; other fields need room too.
+            // A line may be twice as long as a text, for escapes and other fields. This bounds memory and is not exact:
+            // an escape such as `\u0000` has six bytes for one byte of text.
             if !bounded_line(&mut self.source, &mut self.line, self.most.saturating_mul(2))? {
                 return Ok(false);
             }
@@ -58,11 +63,13 @@ impl JsonLines {
         }
     }
 
-    /// The line, and the text as the parser makes it: unescaped in a buffer that doubles, then as a string.
+    /// Bytes held apart from the document: the line, and up to three times the longest text, since the parser unescapes
+    /// into a buffer that grows by doubling and copies the result to a string.
     pub(super) fn held(&self) -> usize {
         self.line.capacity() + 3 * self.longest
     }
 
+    /// Parses the current line.
     fn parse(&self) -> serde_json::Result<Line> {
         let label = self.label.as_ref().map(|(name, _)| name.as_str());
         let mut json = serde_json::Deserializer::from_slice(&self.line);
@@ -72,13 +79,14 @@ impl JsonLines {
     }
 }
 
-/// What is kept of a line.
+/// The extracted fields of a line.
 struct Line {
     text: String,
+    /// `Null` if no label is read.
     label: Value,
 }
 
-/// The names of what is kept.
+/// Deserializer of a [`Line`], with the names of the fields to extract.
 struct Fields<'a> {
     text: &'a str,
     label: Option<&'a str>,

@@ -1,5 +1,5 @@
-//! The documents of a file, one after the other. Invariant: only one is held, a longer one than allowed is an
-//! error with its place, and the same file gives the same documents at every reading.
+//! Reads the documents of a file sequentially, in any [`Format`]. Invariant: only one document is in memory, a document
+//! longer than allowed is an error with its location, and reading an unchanged file again gives equal documents.
 
 mod ids;
 mod json;
@@ -15,16 +15,16 @@ use super::settings::{Format, Settings, Task};
 use crate::sequence::{Reader, Record};
 use crate::{DataError, DataErrorKind};
 
-/// A document as it is stored, not yet tokens.
+/// A document before tokenization.
 #[derive(Debug, Default)]
 pub(super) struct Document {
-    /// Text, letters, or ids in their bytes.
+    /// Text, sequence letters, or little-endian token ids.
     pub bytes: Vec<u8>,
-    /// Its class, if the task has classes.
+    /// Class label; 0 if the task has none.
     pub class: i32,
 }
 
-/// A file that is being read.
+/// Reader of the documents of one file.
 pub(super) enum Documents {
     Text(Text),
     JsonLines(JsonLines),
@@ -51,7 +51,8 @@ impl Documents {
         })
     }
 
-    /// The next document into `document`, whose buffer is reused; false after the last one. It may be empty.
+    /// Reads the next document, which may be empty, into `document`, reusing its buffer. Returns `false` after the last
+    /// document.
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
         document.bytes.clear();
         match self {
@@ -62,7 +63,7 @@ impl Documents {
         }
     }
 
-    /// Bytes of the buffers that grow with what was read, beside the document.
+    /// Capacity in bytes of the buffers that grow with the length of documents, apart from the document itself.
     pub(super) fn held(&self) -> usize {
         match self {
             Self::Text(text) => text.line.capacity(),
@@ -73,11 +74,12 @@ impl Documents {
     }
 }
 
-/// Records of FASTA or FASTQ: a document is a sequence.
+/// Reader of FASTA or FASTQ files: each record is a document.
 pub(super) struct Sequences {
     reader: Reader,
     record: Record,
     labels: Labels,
+    /// Maximum length of a sequence.
     most: usize,
 }
 
@@ -101,15 +103,16 @@ impl Sequences {
             return Err(placed(too_long(self.most)));
         }
         document.class = self.labels.of(&self.record.id).map_err(placed)?;
-        // A copy, so that the document's buffer keeps the size it was planned with.
+        // Copied, not swapped: the document's buffer keeps the capacity that the memory ledger counts.
         document.bytes.extend_from_slice(&self.record.seq);
         Ok(true)
     }
 }
 
-/// The class that a line of JSON names, if the task has classes.
+/// Name of the JSON field that holds the class label, and the classes; `None` if the task has no such field.
 type Label = Option<(String, Classes)>;
 
+/// Error for a document of more than `most` bytes.
 fn too_long(most: usize) -> DataError {
     let what = format!("a document of more than {most} bytes; part it, or raise longest_document");
     DataError::new(DataErrorKind::Malformed(what))

@@ -1,5 +1,5 @@
-//! Documents of a plain text. Invariant: lines are joined by LF, whatever ended them; blanks around a document
-//! do not belong to it, so that they do not make two of one.
+//! Reads the documents of a plain text file. Invariant: lines are joined by LF, whatever their line ending in the file;
+//! leading blank lines and trailing whitespace are removed, so that documents that differ only in these hash equally.
 
 use std::path::Path;
 
@@ -8,12 +8,14 @@ use crate::DataError;
 use crate::sequence::source::Source;
 use crate::train::settings::TextDocuments;
 
-/// A text that is being read.
+/// Reader of a text file.
 pub(crate) struct Text {
     source: Source,
     how: TextDocuments,
+    /// Maximum length of a document in bytes.
     most: usize,
     pub(super) line: Vec<u8>,
+    /// Whether the end of the file was reached.
     ended: bool,
 }
 
@@ -24,6 +26,7 @@ impl Text {
         Ok(Text { source, how, most, line: Vec::new(), ended: false })
     }
 
+    /// See [`Documents::read`](super::Documents::read).
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
         if self.ended {
             return Ok(false);
@@ -33,7 +36,7 @@ impl Text {
             if !bounded_line(&mut self.source, &mut self.line, self.most)? {
                 self.ended = true;
                 trim(text);
-                // The only document of a file is one also when it is empty: it is counted as such.
+                // With one document per file, an empty file is an empty document, which the statistics count.
                 return Ok(!text.is_empty() || self.how == TextDocuments::Files);
             }
             let blank = self.line.trim_ascii().is_empty();
@@ -43,9 +46,11 @@ impl Text {
                 TextDocuments::Lines => true,
                 TextDocuments::Separated(mark) => self.line.trim_ascii_end() == mark.as_bytes(),
             };
-            // The line that ends a document is part of it only where each line is one.
+            // The line that ends a document, a blank line or a separator, is part of it only if each line is a
+            // document. Blank lines before the first text of a document are skipped.
             if (!ends || self.how == TextDocuments::Lines) && !(blank && text.is_empty()) {
                 if text.len() + self.line.len() >= self.most.saturating_add(1) {
+                    // `line` already counts the line that was just read.
                     return Err(DataError { path: Some(self.source.path().into()), ..too_long(self.most) }
                         .with_line(self.source.line() - 1));
                 }
@@ -62,7 +67,10 @@ impl Text {
     }
 }
 
-/// The next line into `line`, without its end; false when there is none.
+/// Reads the next line into `line`, without its line ending. Returns `false` at the end of the file.
+///
+/// # Errors
+/// A line of more than `most` bytes; the excess is skipped and not stored.
 pub(super) fn bounded_line(source: &mut Source, line: &mut Vec<u8>, most: usize) -> Result<bool, DataError> {
     line.clear();
     if source.peek()?.is_none() {
@@ -82,6 +90,7 @@ pub(super) fn bounded_line(source: &mut Source, line: &mut Vec<u8>, most: usize)
     }
 }
 
+/// Removes trailing ASCII whitespace.
 fn trim(text: &mut Vec<u8>) {
     text.truncate(text.trim_ascii_end().len());
 }
