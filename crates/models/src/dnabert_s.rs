@@ -1,5 +1,6 @@
-//! DNABERT-S (Zhou et al. 2024, arXiv:2402.08777) = DNABERT-2 = MosaicBERT: a post-LN encoder of nucleotides
-//! with symmetric ALiBi and a gated MLP. Numerics after the hub's `bert_layers.py` in pure f32.
+//! DNABERT-S (Zhou et al. 2024, arXiv:2402.08777): a post-LN transformer encoder for nucleotide sequences with
+//! symmetric ALiBi and a gated MLP. DNABERT-2 has the same architecture, which is that of MosaicBERT. The numerical
+//! reference is `bert_layers.py` of the model's hub repository, run in f32.
 
 use crate::config::{ConfigError, Keys, Output};
 use crate::layers::{Batch, Wanted};
@@ -9,19 +10,19 @@ use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 /// The sizes of a DNABERT-S model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DnabertConfig {
-    /// V.
+    /// Vocabulary size V.
     pub vocab_size: u64,
-    /// Rows of the token-type table, of which row 0 is used.
+    /// Rows of the token-type embedding table; only row 0 is used.
     pub type_vocab_size: u64,
-    /// D.
+    /// Hidden size D.
     pub hidden_size: u64,
     /// Transformer layers.
     pub layers: u64,
     /// Attention heads.
     pub heads: u64,
-    /// Width of the MLP behind its gate.
+    /// Width F of the MLP after the gated linear unit.
     pub intermediate_size: u64,
-    /// Added to the variance in layer norms.
+    /// Epsilon that layer norms add to the variance.
     pub eps: f32,
 }
 
@@ -55,10 +56,11 @@ impl DnabertConfig {
     }
 }
 
-/// The mean of a sequence is over all of its tokens.
+/// Mean pooling of DNABERT-S: over all tokens of a sequence, CLS and SEP included.
 pub(crate) const MEAN: SegmentMean = SegmentMean { skip_first: 0, skip_last: 0 };
 
-/// The encoder. DNABERT-S is used for its embedding, so there are no logits here; training has the head.
+/// Builds the inference graph of the encoder with `outputs`. [`Output::Logits`] is ignored: only training graphs
+/// have a masked-language-model head.
 pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
     let wanted = Wanted { outputs, mean: MEAN };
     let g = &mut Builder::new(bounds);
@@ -68,7 +70,8 @@ pub fn dnabert_s(c: &DnabertConfig, bounds: Bounds, outputs: &[Output]) -> Resul
     std::mem::replace(g, Builder::new(bounds)).finish()
 }
 
-/// The last hidden state (T, D) and the embedding (V, D).
+/// Builds the encoder, with the `wanted` outputs of all layers but the last. Returns the last hidden state: (T,
+/// D) and the embedding table: (V, D).
 pub(crate) fn encode(
     g: &mut Builder,
     c: &DnabertConfig,
@@ -89,7 +92,7 @@ pub(crate) fn encode(
     (x, table)
 }
 
-/// One post-LN block. x: (T, D).
+/// One post-LN transformer block. (T, D) -> (T, D).
 fn block(g: &mut Builder, c: &DnabertConfig, x: ValueId, batch: &Batch) -> ValueId {
     let qkv = g.linear(x, "attention.self.Wqkv", 3 * c.hidden_size, true);
     let a = g.one(Op::Attention(c.attention()), &[qkv, batch.spans]);

@@ -1,34 +1,35 @@
-//! ESM-2 (Lin et al. 2023, doi:10.1126/science.ade2574): a pre-LN encoder of proteins with rotary positions.
-//! Numerics after fair-esm 2.0.0 (`esm/model/esm2.py`) and transformers (`modeling_esm.py`).
+//! ESM-2 (Lin et al. 2023, doi:10.1126/science.ade2574): a pre-LN transformer encoder for proteins with rotary
+//! position embeddings. The numerical references are fair-esm 2.0.0 (`esm/model/esm2.py`) and transformers
+//! (`modeling_esm.py`).
 
 use crate::config::{ConfigError, Keys, Output};
 use crate::layers::{Batch, Wanted};
 use graph::ops::{Attention, Bias, Embed, Epilogue, Linear, Mask, Qkv, RotaryTable, SegmentMean, TokenDropout};
 use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
-/// The sizes and switches of an ESM-2 model.
+/// Hyperparameters of an ESM-2 model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Esm2Config {
-    /// V: 33 for the released models.
+    /// Vocabulary size V: 33 in the released models.
     pub vocab_size: u64,
-    /// D.
+    /// Hidden size D.
     pub hidden_size: u64,
     /// Transformer layers.
     pub layers: u64,
     /// Attention heads; D / heads is the head dimension.
     pub heads: u64,
-    /// Width of the feed-forward part.
+    /// Width F of the feed-forward network.
     pub intermediate_size: u64,
-    /// Added to the variance in layer norms.
+    /// Epsilon that layer norms add to the variance.
     pub eps: f32,
-    /// Whether embeddings carry the token-dropout scale.
+    /// Whether token embeddings are scaled for token dropout, see [`graph::ops::TokenDropout`].
     pub token_dropout: bool,
-    /// The id of `<mask>`.
+    /// Token id of `<mask>`.
     pub mask_token_id: u64,
 }
 
 impl Esm2Config {
-    /// A released model: 33 tokens, token dropout, FFN of 4 D.
+    /// The configuration of a released model: vocabulary of 33 tokens, token dropout, F = 4 D.
     pub(crate) fn released(layers: u64, hidden_size: u64, heads: u64) -> Self {
         Self {
             vocab_size: 33,
@@ -79,10 +80,10 @@ impl Esm2Config {
     }
 }
 
-/// The mean of a sequence is over its residues.
+/// Mean pooling of ESM-2: over the residues of a sequence, without BOS and EOS.
 pub(crate) const MEAN: SegmentMean = SegmentMean { skip_first: 1, skip_last: 1 };
 
-/// The encoder, and with [`Output::Logits`] its masked-language-model head.
+/// Builds the inference graph of the encoder with `outputs`; [`Output::Logits`] adds the masked-language-model head.
 pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
     let wanted = Wanted { outputs, mean: MEAN };
     let g = &mut Builder::new(bounds);
@@ -98,7 +99,8 @@ pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph,
     std::mem::replace(g, Builder::new(bounds)).finish()
 }
 
-/// The last hidden state (T, D) and the embedding (V, D).
+/// Builds the encoder, with the `wanted` outputs of all layers but the last. Returns the last hidden state, after the
+/// final layer norm: (T, D), and the embedding table: (V, D).
 pub(crate) fn encode(
     g: &mut Builder,
     c: &Esm2Config,
@@ -107,6 +109,8 @@ pub(crate) fn encode(
 ) -> (ValueId, ValueId) {
     let table = g.param("embeddings.word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
     let mut x = embed(g, c, batch, table); // (T, D)
+    // Checkpoints store the frequencies once per layer with equal values; all layers use those of layer 0. `twins`
+    // lists the copies, which are checked when weights are loaded.
     g.scope("encoder.layer.0.attention.self.", None);
     let inv_freq = g.param("rotary_embeddings.inv_freq", &[c.head_dim() / 2]);
     let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)
@@ -122,7 +126,7 @@ pub(crate) fn encode(
 }
 
 fn embed(g: &mut Builder, c: &Esm2Config, batch: &Batch, table: ValueId) -> ValueId {
-    // 0.88 = 1 - 0.15 * 0.8, the share of tokens that training left unmasked.
+    // 0.88 = 1 - 0.15 * 0.8: pretraining selected 15 % of the tokens and replaced 80 % of the selected by `<mask>`.
     let dropout = TokenDropout { mask_id: c.mask_token_id as i32, keep: 0.88 };
     if c.token_dropout {
         let op = Embed { token_dropout: Some(dropout), row: false };
@@ -131,7 +135,7 @@ fn embed(g: &mut Builder, c: &Esm2Config, batch: &Batch, table: ValueId) -> Valu
     g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[batch.ids, table])
 }
 
-/// One pre-LN block. x: (T, D).
+/// One pre-LN transformer block. (T, D) -> (T, D). `rotary` holds the cosine and sine tables.
 fn block(g: &mut Builder, c: &Esm2Config, x: ValueId, batch: &Batch, rotary: &[ValueId]) -> ValueId {
     let h = g.layer_norm(x, "attention.LayerNorm", c.eps);
     let [q, k, v] =
@@ -146,7 +150,8 @@ fn block(g: &mut Builder, c: &Esm2Config, x: ValueId, batch: &Batch, rotary: &[V
     g.add(x, h)
 }
 
-/// dense -> gelu -> layer norm, before the output that is tied to the embedding. (T, D) -> (T, D).
+/// The masked-language-model head before its output projection, which is tied to the embedding table: linear map,
+/// GELU, layer norm. (T, D) -> (T, D).
 pub(crate) fn lm_transform(g: &mut Builder, c: &Esm2Config, x: ValueId) -> ValueId {
     g.scope("lm_head.", None);
     let h = g.linear(x, "dense", c.hidden_size, true);

@@ -1,29 +1,31 @@
-//! Values of parameters that no file has. Invariant: an element is a function of (seed, name of its tensor, index
-//! in the tensor), so it does not depend on how tensors are stacked, cut or in which order they are asked for.
+//! Initial values of parameters that no weight file provides. Invariant: an element is a function of the seed,
+//! the name of its tensor and its index in the tensor, so it does not depend on how tensors are stacked or split,
+//! nor on the order in which they are initialised.
 
 use graph::{Param, Piece};
 use libm::{log, sqrt};
 use std::ops::Range;
 
-/// How a tensor starts.
+/// The distribution of a tensor's initial values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Init {
     /// 0 everywhere.
     Zeros,
     /// 1 everywhere.
     Ones,
-    /// Normal around 0 with this standard deviation.
+    /// Normal with mean 0 and the given standard deviation.
     Normal(f32),
-    /// Uniform between minus this and this.
+    /// Uniform between `-bound` and `bound`, with the given bound.
     Uniform(f32),
-    /// What a configuration says by itself: rotary frequencies.
+    /// Values computed from the configuration, such as rotary frequencies; one for each element of the tensor.
     Values(Vec<f32>),
 }
 
-/// What the trained models of this house start from: 0.02, as BERT, GPT-2 and ESM-2.
+/// Standard deviation of initial weights: 0.02, as in BERT, GPT-2 and ESM-2.
 pub(crate) const DEVIATION: f32 = 0.02;
 
-/// Norms are the identity, biases 0, everything else normal.
+/// The default initialisation: gains of norms and running variances are 1, other tensors of fewer than two dimensions
+/// 0, and matrices normal with [`DEVIATION`].
 pub(crate) fn usual(piece: &Piece) -> Init {
     let vector = piece.shape.len() < 2;
     match (vector, piece.tensor.rsplit('.').next()) {
@@ -33,23 +35,30 @@ pub(crate) fn usual(piece: &Piece) -> Init {
     }
 }
 
-/// Elements `range` of `param`, each piece by its own rule.
+/// Writes the initial values of elements `range` of `param` to `out`, with the distribution `rule(piece)` for
+/// each piece. `out` has one element for each index of `range`.
 pub fn init_param(rule: impl Fn(&Piece) -> Init, seed: u64, param: &Param, range: Range<u64>, out: &mut [f32]) {
     let (mut start, mut out) = (0, out);
     for piece in &param.pieces {
+        // `start..end`: the elements of `param` in this piece; `a..b`: those that `range` selects.
         let row: u64 = piece.shape.iter().skip(1).product();
         let end = start + (piece.rows.1 - piece.rows.0) * row;
         let (a, b) = (range.start.max(start), range.end.min(end));
         if a < b {
             let (part, rest) = std::mem::take(&mut out).split_at_mut((b - a) as usize);
             out = rest;
+            // Elements are drawn by their index in the tensor, so a piece that begins at a later row skips the rows
+            // before it.
             init(&rule(piece), seed, &piece.tensor, piece.rows.0 * row + a - start, part);
         }
         start = end;
     }
 }
 
-/// Elements from `first` on of the tensor `name`.
+/// Fills `out` with the initial values of the tensor `name`, from element `first` on.
+///
+/// # Panics
+/// With [`Init::Values`] if `first + out.len()` exceeds the number of values.
 pub fn init(rule: &Init, seed: u64, name: &str, first: u64, out: &mut [f32]) {
     let key = mix(seed ^ fnv(name));
     match rule {
@@ -61,15 +70,19 @@ pub fn init(rule: &Init, seed: u64, name: &str, first: u64, out: &mut [f32]) {
     }
 }
 
+/// Sets `out[j]` to `value(first + j)`, rounded to f32.
 fn each(first: u64, out: &mut [f32], value: impl Fn(u64) -> f64) {
     for (i, x) in (first..).zip(out) {
         *x = value(i) as f32;
     }
 }
 
-/// The normal number below which a share `p` lies: algorithm AS 241, PPND7 (Wichura 1988), to 1e-7. One uniform
-/// number gives one normal one, mostly without a logarithm; `libm`, because its bits are the same on every machine.
+/// The quantile function of the standard normal distribution, for `p` in (0, 1): algorithm AS 241, PPND7 (Wichura
+/// 1988), with an accuracy of about 1e-7.
 fn quantile(p: f64) -> f64 {
+    // Inversion needs one uniform number for each normal number, so element i depends on counter i alone, and no
+    // logarithm in the centre (85 % of all p). `log` and `sqrt` are those of `libm`, whose results have the same
+    // bits on every platform; those of std may differ.
     let q = p - 0.5;
     if q.abs() <= 0.425 {
         let r = 0.180_625 - q * q;
@@ -90,20 +103,24 @@ fn quantile(p: f64) -> f64 {
     if q < 0.0 { -tail } else { tail }
 }
 
-/// In (0, 1): number i of SplitMix64 (Steele et al. 2014), whose state is a counter.
+/// A uniform number in the open interval (0, 1): output i of SplitMix64 (Steele et al. 2014) started at `key`. The
+/// generator's state is a counter, so output i is computed directly.
 fn uniform(key: u64, i: u64) -> f64 {
     let bits = mix(key.wrapping_add(i.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+    // An integer of 52 bits plus one half is exact in f64, so the quotient is never 0 or 1, where the quantile is
+    // infinite.
     ((bits >> 12) as f64 + 0.5) / (1u64 << 52) as f64
 }
 
-/// SplitMix64's finaliser.
+/// The output function (finaliser) of SplitMix64.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
 }
 
-/// FNV-1a of 64 bits (Fowler, Noll and Vo): short, and the same for ever.
+/// The 64-bit FNV-1a hash (Fowler, Noll and Vo). Its definition is fixed, unlike that of std's hasher, so initial
+/// values do not change with the Rust version.
 fn fnv(name: &str) -> u64 {
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
     name.bytes().fold(0xCBF2_9CE4_8422_2325, fold)
@@ -119,7 +136,7 @@ mod tests {
         out
     }
 
-    /// Steele et al.'s generator from state 0, as published with it.
+    /// The first outputs of SplitMix64 from state 0 are the published ones.
     #[test]
     fn splitmix() {
         let step = |i: u64| mix(i.wrapping_mul(0x9E37_79B9_7F4A_7C15));
@@ -165,7 +182,7 @@ mod tests {
         }
     }
 
-    /// Any range of stacked pieces is what the pieces are one by one.
+    /// Any range of a stacked parameter has the values of the pieces initialised one by one.
     #[test]
     fn ranges_of_stacked_pieces() {
         let piece = |tensor: &str, rows| Piece { tensor: tensor.to_owned(), shape: vec![4, 3], rows };

@@ -1,14 +1,16 @@
-//! What the encoders share: inputs and pooled outputs.
+//! Inputs and pooled outputs of encoder graphs, shared by all encoder families.
 
 use crate::Output;
 use graph::ops::{SegmentMean, SelectRows};
 use graph::{Builder, DType, Dim, Op, ValueId};
 
-/// A packed batch: `ids`: i32 (T) and `spans`: i32 (S, 2), the (start, end) rows of every sequence.
+/// Graph inputs of a packed batch without padding: `ids`: i32 (T), the tokens of all sequences, and `spans`: i32
+/// (S, 2), the first row and the row after the last of each sequence.
 pub(crate) struct Batch {
     pub(crate) ids: ValueId,
     pub(crate) spans: ValueId,
-    /// `rows`: i32 (S), the first row of every sequence; an input only where something reads it.
+    /// `rows`: i32 (S), the first row of each sequence. `None` until an output reads it: graphs without such an
+    /// output do not have this input.
     rows: Option<ValueId>,
 }
 
@@ -19,20 +21,21 @@ impl Batch {
         Self { ids, spans, rows: None }
     }
 
+    /// The input `rows`, declared on the first call.
     fn rows(&mut self, g: &mut Builder) -> ValueId {
         *self.rows.get_or_insert_with(|| g.input("rows", &[Dim::Sequences(1)], DType::I32))
     }
 }
 
-/// What is asked for of hidden states, and how the family takes their mean.
+/// The outputs requested of an encoder graph, and the mean pooling of the model family.
 pub(crate) struct Wanted<'a> {
     pub(crate) outputs: &'a [Output],
     pub(crate) mean: SegmentMean,
 }
 
 impl Wanted<'_> {
-    /// Names what is asked for of the hidden state `x`: (T, D) of `layer`. Done as soon as `x` is there: a
-    /// state that is only pooled does not outlive its layer.
+    /// Adds the requested outputs of the hidden state `x`: (T, D) of `layer`. Callers do so before they build the
+    /// next block, so that a hidden state of which only a pooled row is requested can be freed early.
     pub(crate) fn layer(&self, g: &mut Builder, batch: &mut Batch, x: ValueId, layer: u64) {
         for output in self.outputs {
             let what = match output {
@@ -48,8 +51,8 @@ impl Wanted<'_> {
         }
     }
 
-    /// Names what is asked for of the last hidden state, also as that of the last `layer`. Logits are the
-    /// caller's.
+    /// Adds the requested outputs of the last hidden state `x`: (T, D), both as the last hidden state and as the
+    /// hidden state of `layer`, the index of the last layer. The caller adds the logits.
     pub(crate) fn last(&self, g: &mut Builder, batch: &mut Batch, x: ValueId, layer: u64) {
         self.layer(g, batch, x, layer);
         for output in self.outputs {
@@ -57,6 +60,8 @@ impl Wanted<'_> {
         }
     }
 
+    /// Adds the output `name`: `x` itself, its mean over each sequence, or the first row of each sequence. Does
+    /// nothing for logits and for outputs of a layer, which [`Self::layer`] adds.
     fn give(&self, g: &mut Builder, batch: &mut Batch, x: ValueId, what: Output, name: &str) {
         match what {
             Output::Hidden => g.output(name, x),

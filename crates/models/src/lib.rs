@@ -1,8 +1,8 @@
-//! Models as functions from a configuration to a graph, and the tables that go with them: known
-//! configurations and the names of weights.
+//! Model definitions: functions that build a [`graph::Graph`] from a configuration, the configurations of published
+//! models, and the tensor names of weight files.
 //!
-//! Invariant of the crate: it depends on `graph` alone. A model is defined once, here, for every device,
-//! for inference, training and pricing.
+//! Invariant of the crate: of the workspace it depends on `graph` alone. Each model has one definition, which
+//! inference, training and memory planning share on every device.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,5 +1,6 @@
-//! Low-rank adapters (Hu et al. 2021, arXiv:2106.09685) as a change of a built graph, so that models need not know
-//! of them. Invariant: with B = 0, as it starts, the adapted graph computes what the plain one does.
+//! Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685), inserted by rewriting a built graph, so that model
+//! builders contain no code for them. Invariant: while B = 0, its initial value, and without dropout, the adapted graph
+//! computes the function of the original graph.
 
 use crate::Training;
 use crate::init::Init;
@@ -9,31 +10,33 @@ use graph::ops::{Epilogue, Prologue, Scale};
 use graph::{Builder, Def, Graph, Op, Piece, Role, ValueId, VerifyError};
 use std::fmt;
 
-/// Which linear maps get `y + alpha / rank * (x A^T) B^T`, A: (rank, K), B: (N, rank).
+/// LoRA hyperparameters. A linear map x: (T, K) -> y: (T, N) with an adapter computes
+/// `y + alpha / rank * (x A^T) B^T`, with A: (rank, K) and B: (N, rank).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
-    /// Rows of A.
+    /// Rank of the update: the rows of A and the columns of B. At least 1.
     pub rank: u64,
-    /// Weight of the adapter, times `rank`.
+    /// Scale of the update before the division by `rank`.
     pub alpha: f32,
-    /// Modules, by the end of their name: `query` is that of every layer.
+    /// Modules that get an adapter, by the last dot-separated components of their names: `query` selects the query
+    /// projection of every layer.
     pub targets: Vec<String>,
 }
 
-/// Why there is no training graph.
+/// An error from building a training graph.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TrainingError {
-    /// No linear map has this name.
+    /// A target of [`Lora::targets`] matches no linear map of the model.
     Target {
-        /// What was asked for.
+        /// The target that matches nothing.
         target: String,
-        /// What there is, without layers.
+        /// Names of the model's linear maps without their layer prefix, sorted, each once.
         known: Vec<String>,
     },
     /// The rank of an adapter is 0.
     Rank,
-    /// The graph breaks a rule.
+    /// The graph that was built does not pass verification.
     Graph(VerifyError),
 }
 
@@ -58,14 +61,17 @@ impl std::error::Error for TrainingError {
     }
 }
 
-/// A graph that goes on, and where the values of the plain one are in it.
+/// A builder that holds the rewritten graph, to which the caller adds the head and the loss.
 pub(crate) struct Adapted {
     pub(crate) builder: Builder,
+    /// Dropout for the head, with random streams that the rewritten graph does not use.
     pub(crate) dropping: Dropping,
+    /// For each value of the original graph, by index, the value of the rewritten graph that replaces it.
     pub(crate) values: Vec<ValueId>,
 }
 
-/// `graph` with adapters, and with dropout behind the maps that add to the stream, whose names end like `adding`.
+/// Copies `graph` node by node, adds an adapter to every linear map that `lora` targets, and adds dropout to the
+/// output of every linear map that matches a name in `adding`: the maps whose outputs are added to the residual stream.
 pub(crate) fn adapt(
     graph: &Graph,
     training: &Training,
@@ -98,7 +104,8 @@ pub(crate) fn adapt(
 }
 
 impl Lora {
-    /// A starts as torch's Linear does, B at 0 (as the authors' code). `None`: the tensor is no adapter's.
+    /// The initial value of an adapter's tensor: A as `torch.nn.Linear` initialises a weight, uniform in
+    /// ±1/sqrt(fan_in), and B at 0, as in the authors' code. `None` if the tensor does not belong to an adapter.
     pub fn init(piece: &Piece) -> Option<Init> {
         let fan_in = piece.shape.get(1).copied().unwrap_or(1) as f32;
         match TunedPart::of(&piece.tensor) {
@@ -108,7 +115,7 @@ impl Lora {
         }
     }
 
-    /// y + scale (x A^T) B^T. x: (T, K), y: (T, N).
+    /// Adds an adapter for `module` and returns `y + alpha / rank * (x A^T) B^T`: (T, N). x: (T, K), y: (T, N).
     fn add(&self, g: &mut Builder, module: &str, x: ValueId, y: ValueId) -> ValueId {
         let n = g.graph().spec(y).row_elements();
         let h = g.linear(x, &format!("{module}.lora_A"), self.rank, false); // (T, rank)
@@ -118,7 +125,8 @@ impl Lora {
     }
 }
 
-/// A builder with the sources of `graph`, and where they are in it; nodes' values are not there yet.
+/// A builder with copies of the inputs, parameters and states of `graph`, and a map from values of `graph` to values of
+/// the builder. The entries of values that nodes define are placeholders until the nodes are copied.
 fn sources(graph: &Graph) -> (Builder, Vec<ValueId>) {
     let mut g = Builder::new(graph.bounds);
     let mut values = vec![ValueId::at(0); graph.values.len()];
@@ -136,7 +144,8 @@ fn sources(graph: &Graph) -> (Builder, Vec<ValueId>) {
     (g, values)
 }
 
-/// The module that a plain linear map belongs to.
+/// The name of a linear node's module: the weight's name without `.weight`. `None` if the node is not linear, has a
+/// fused prologue or epilogue, or has a weight that is not a parameter.
 fn module<'a>(graph: &'a Graph, node: &graph::Node) -> Option<&'a str> {
     let Op::Linear(linear) = node.op else { return None };
     if (linear.prologue, linear.epilogue) != (Prologue::None, Epilogue::None) {
@@ -147,11 +156,12 @@ fn module<'a>(graph: &'a Graph, node: &graph::Node) -> Option<&'a str> {
     graph.params[p.index()].name.strip_suffix(".weight")
 }
 
-/// Whether `module` is called `name`, with any number of components before it.
+/// Whether the last dot-separated components of `module` are `name`.
 fn ends(module: &str, name: &str) -> bool {
     module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
+/// Refuses a rank of 0 and targets that match no linear map of `graph`.
 fn check(graph: &Graph, lora: Option<&Lora>) -> Result<(), TrainingError> {
     let Some(lora) = lora else { return Ok(()) };
     if lora.rank == 0 {
@@ -166,7 +176,7 @@ fn check(graph: &Graph, lora: Option<&Lora>) -> Result<(), TrainingError> {
     Err(TrainingError::Target { target: target.clone(), known })
 }
 
-/// `encoder.layer.3.output.dense` -> `output.dense`.
+/// The components after the last number in a module's name: `encoder.layer.3.output.dense` -> `output.dense`.
 fn without_layer(module: &str) -> String {
     let number = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
     let parts: Vec<&str> = module.split('.').collect();

@@ -1,22 +1,23 @@
-//! Which parameters are trained, and which of them decay. Invariant: a pure function of a parameter's names and
-//! shapes, so plan, optimizer and checkpoint cannot disagree.
+//! Selects the parameters that are trained and the parameters that weight decay applies to. Invariant: both are pure
+//! functions of a parameter's names and shapes, so that planner, optimizer and checkpoints agree.
 
 use graph::Param;
 
-/// What a parameter is to an optimizer.
+/// Parameter group of an optimizer; groups differ in weight decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
-    /// A weight of two dimensions: decays.
+    /// A weight matrix: weight decay applies.
     Matrix,
-    /// A table of embeddings, also where it is tied to the output.
+    /// An embedding table, also if it is tied to the output projection.
     Embedding,
-    /// Gains and biases: never decay.
+    /// A tensor of fewer than two dimensions, such as a norm's gain or a bias: never decays.
     Vector,
-    /// No optimizer's business: rotary frequencies, running statistics.
+    /// A tensor that is never trained: rotary frequencies, running statistics.
     Buffer,
 }
 
-/// The group of a parameter. All its pieces are of one kind.
+/// The group of a parameter, from the name and shape of its first piece; all pieces of a parameter have one group.
+/// A parameter without pieces is a [`Group::Buffer`].
 pub fn group(param: &Param) -> Group {
     let Some(piece) = param.pieces.first() else { return Group::Buffer };
     let ends = |names: &[&str]| names.iter().any(|n| piece.tensor.ends_with(n));
@@ -31,27 +32,28 @@ pub fn group(param: &Param) -> Group {
     }
 }
 
-/// The part of a fine-tuned model that a tensor belongs to. Names of tensors are read here alone.
+/// The part of a fine-tuned model that a tensor belongs to. [`TunedPart::of`] is the only code that derives it from the
+/// tensor's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TunedPart<'a> {
-    /// The model that is tuned.
+    /// The base model.
     Base,
-    /// The classifier over it.
+    /// The classification head.
     Classifier,
-    /// The matrix A of the adapter of a module, which reads the module's input.
+    /// Matrix A of a LoRA adapter: (rank, K), applied to the module's input.
     AdapterA {
-        /// The module.
+        /// Name of the adapted module.
         module: &'a str,
     },
-    /// The matrix B of the adapter of a module, which is added to the module's output.
+    /// Matrix B of a LoRA adapter: (N, rank), the factor that maps to the module's output.
     AdapterB {
-        /// The module.
+        /// Name of the adapted module.
         module: &'a str,
     },
 }
 
 impl<'a> TunedPart<'a> {
-    /// The part of the tensor of this name.
+    /// The part that the tensor called `name` belongs to.
     pub fn of(name: &'a str) -> Self {
         if let Some(module) = name.strip_suffix(".lora_A.weight") {
             Self::AdapterA { module }
@@ -65,18 +67,18 @@ impl<'a> TunedPart<'a> {
     }
 }
 
-/// How much of a model is trained.
+/// Which parameters of a model are trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tuning {
-    /// All of it.
+    /// All parameters (full fine-tuning).
     Full,
-    /// The classifier over a frozen encoder.
+    /// The classification head over a frozen encoder.
     Head,
-    /// The adapters of LoRA, and a classifier where there is one.
+    /// LoRA adapters, and the classification head if the model has one.
     Adapters,
 }
 
-/// Whether a parameter is trained.
+/// Whether `param` is trained under `tuning`. Buffers never are.
 pub fn trains(tuning: Tuning, param: &Param) -> bool {
     let part = TunedPart::of(&param.name);
     let chosen = match tuning {
