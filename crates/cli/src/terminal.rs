@@ -91,7 +91,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Writes a progress line to the log and, without a bar, to standard error, if [`BETWEEN_LINES`] have passed.
+    /// Writes a progress line to the log and, without a bar, to standard error, if `BETWEEN_LINES` have passed.
     fn now_and_then(&mut self, line: impl FnOnce() -> String) {
         if self.said.elapsed() < BETWEEN_LINES {
             return;

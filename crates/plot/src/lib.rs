@@ -59,7 +59,7 @@ pub enum Output {
     Folder(PathBuf, Vec<Format>),
 }
 
-/// Options of [`plot`].
+/// Options of [`plot()`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The folder that `predict` wrote, or a folder of results of VirNucPro.
