@@ -1,10 +1,10 @@
-//! What ends a command early. Invariant: the exit code and the limit of the system are those of the error of the crate that
-//! knows.
+//! Error of a command. Invariant: the exit code and the exceeded system limit come from the error of the crate
+//! that failed.
 
 use runtime::{Failure, RuntimeError};
 use std::fmt;
 
-/// The error of an application or of the runtime, or words that do not go together.
+/// Error of an application, of the runtime, or of the usage of flags.
 #[derive(Debug)]
 pub struct CliError(Box<dyn Failure>);
 
@@ -14,7 +14,7 @@ impl CliError {
         self.0.exit_code()
     }
 
-    /// The error with its causes, a line each, and the limit of the system that is behind it.
+    /// Text of the error: the error and each of its causes on its own line, and the exceeded system limit if known.
     pub fn chain(&self) -> String {
         let mut text = format!("error: {self}");
         let mut cause = self.0.source();
@@ -41,7 +41,8 @@ impl<E: Failure + 'static> From<E> for CliError {
     }
 }
 
-/// Flags that do not go together, or that name something that is not there. The text names the flag and the next step.
+/// Incompatible flags, or a flag that names something that does not exist. The text names the flag and how to
+/// fix it.
 #[derive(Debug)]
 struct UsageError(String);
 
@@ -59,7 +60,7 @@ impl Failure for UsageError {
     }
 }
 
-/// A refusal of the words of a command.
+/// Creates an error about the usage of flags.
 pub fn usage(text: impl Into<String>) -> CliError {
     UsageError(text.into()).into()
 }

@@ -1,8 +1,9 @@
-//! The command line: words to options of the applications, and back. Invariant: no logic; what a command does is in
-//! `virus`, `embed`, `train`, `tools`, `plot` or `runtime`, and every flag is read in one place, its file in `flags`.
+//! The command line: parses flags into options of the applications and prints their results. Invariant: this
+//! crate has no logic; the commands are implemented in `virus`, `embed`, `train`, `tools`, `plot` and
+//! `runtime`, and the flags of a command are defined in its file in `flags`.
 //!
-//! Exit codes: 0 success; 1 failure, bad usage, bad input; 2 partial (some sequences failed); 3 what an earlier
-//! run left is unusable; 4 does not fit in memory; 130, 143 interrupted.
+//! Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences failed to compute; 3 the output
+//! of an earlier run cannot be used; 4 does not fit in memory; 130 and 143 interrupted by a signal.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -22,7 +23,7 @@ struct Cli {
     command: Command,
 }
 
-/// What scripts can rely on.
+/// Help text about exit codes, which are stable for scripts.
 const EXIT_CODES: &str = "\
 Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences failed to compute;
 3 the output folder holds what is of another run, or damaged (predict, embed, and for train its checkpoints);
@@ -49,7 +50,7 @@ enum Command {
     Licenses(flags::licenses::Licenses),
 }
 
-/// Memory that the system refuses ends the process with exit code 4.
+/// Global allocator that ends the process with exit code 4 if the system refuses memory.
 #[global_allocator]
 static HEAP: runtime::Heap = runtime::Heap;
 
@@ -85,7 +86,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// What the parser has to say: help, or what is wrong with the words, which it repeats.
+/// Prints the message of the argument parser, which is a help text or a usage error, and returns the exit code.
 fn said(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     match error.use_stderr() {

@@ -1,10 +1,10 @@
-//! The summary at the end of a command. Invariant: every number comes from the report; none is computed here
-//! but shares and units.
+//! Summary at the end of a command. Invariant: every number comes from the report or is the process's peak
+//! memory; only percentages and units are computed here.
 
 use runtime::{Place, machine};
 use virus::Shard;
 
-/// The summary of a prediction.
+/// Summary of a prediction, or of one shard of a prediction.
 pub fn predicted(report: &virus::Report) -> String {
     if let Some(Shard { number, of }) = report.shard {
         let rows = speed(report.seconds, report.tokens_per_second);
@@ -42,7 +42,7 @@ pub fn predicted(report: &virus::Report) -> String {
     table(&rows) + &format!("results in {}", Place(&report.output_dir))
 }
 
-/// The summary of an embedding or a classification; `values` is what a row holds.
+/// Summary of an embedding or a classification; `values` names the numbers in a row.
 pub fn embedded(report: &embed::Report, values: &'static str) -> String {
     let mut rows = vec![("sequences", report.sequences.to_string()), (values, report.width.to_string())];
     if report.empty > 0 {
@@ -72,7 +72,7 @@ fn speed(seconds: f64, tokens_per_second: f64) -> [(&'static str, String); 3] {
     ]
 }
 
-/// Names left, values right.
+/// Formats rows with left-aligned names and right-aligned values.
 fn table(rows: &[(&str, String)]) -> String {
     let name = rows.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
     let value = rows.iter().map(|(_, v)| v.chars().count()).max().unwrap_or(0);

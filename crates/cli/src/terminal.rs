@@ -1,5 +1,5 @@
-//! What a user sees while a command runs. Invariant: standard output carries results only; all of this goes
-//! to standard error, and to the log file with the time.
+//! Messages and progress while a command runs. Invariant: standard output carries only results; messages go to
+//! standard error and, with the time, to the log file.
 
 use crate::error::CliError;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How much is said.
+/// Verbosity of messages on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loudness {
-    /// Warnings.
+    /// Only warnings.
     Quiet,
-    /// And what a user wants to see.
+    /// Warnings and information.
     Normal,
-    /// And details.
+    /// Warnings, information and details.
     Verbose,
 }
 
@@ -35,28 +35,29 @@ impl Loudness {
     }
 }
 
-/// Standard error, and the log file.
+/// Observer that writes to standard error and to the log file.
 pub struct Terminal {
     loudness: Loudness,
-    /// On a terminal, once there is progress.
+    /// Progress bar; created by the first progress report if `shows_bar`.
     bar: Option<ProgressBar>,
     shows_bar: bool,
     shows_lines: bool,
     colours: bool,
     log: Option<File>,
     said: Instant,
-    /// The number of the signal that asked for the end; 0 is none.
+    /// Number of the signal that requested a stop; 0 without one.
     stop: Arc<AtomicUsize>,
 }
 
-/// A bar where the end of the input is not known.
+/// Template of the progress display for input of unknown size.
 const READING: &str = "{spinner} {bytes} read  {elapsed}  {wide_msg}";
 
-/// Between two lines of progress where there is no bar.
+/// Minimum interval between two progress lines in the log file and, without a bar, on standard error.
 const BETWEEN_LINES: Duration = Duration::from_secs(30);
 
 impl Terminal {
-    /// Progress is a bar on a terminal, and now and then a line elsewhere.
+    /// `progress` enables a progress bar if standard error is a terminal, and otherwise a line every
+    /// [`BETWEEN_LINES`]. `Err` if the log file cannot be opened.
     pub fn new(loudness: Loudness, progress: bool, log: Option<&Path>) -> Result<Self, CliError> {
         let terminal = stderr().is_terminal();
         let open = |path: &Path| {
@@ -75,11 +76,13 @@ impl Terminal {
         })
     }
 
-    /// From now on a first Ctrl-C or SIGTERM asks the run to end, and a second one ends the process.
+    /// Installs the handlers of SIGINT (Ctrl-C) and SIGTERM: the first signal requests a stop of the run, a
+    /// second one of the same kind terminates the process with exit code 128 + signal.
     pub fn listen(&self) -> Result<(), CliError> {
         for signal in [SIGINT, SIGTERM] {
             let (asked, stop) = (Arc::new(AtomicBool::new(false)), Arc::clone(&self.stop));
-            // In this order: the flag that the first one sets arms the second.
+            // Handlers run in the order of registration. The shutdown must come before the handler that sets
+            // `asked`; otherwise the first signal would already terminate the process.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))
                 .and_then(|_| flag::register(signal, asked))
                 .and_then(|_| flag::register_usize(signal, stop, signal as usize))
@@ -88,7 +91,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// A line of progress, now and then; always in the log.
+    /// Writes a progress line to the log and, without a bar, to standard error, if `BETWEEN_LINES` have passed.
     fn now_and_then(&mut self, line: impl FnOnce() -> String) {
         if self.said.elapsed() < BETWEEN_LINES {
             return;
@@ -101,7 +104,7 @@ impl Terminal {
         }
     }
 
-    /// Ends the bar.
+    /// Removes the progress bar.
     pub fn finish(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -118,7 +121,7 @@ impl Terminal {
         }
     }
 
-    /// A line on standard error, above the bar.
+    /// Writes a line to standard error, above the progress bar.
     fn print(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| write(text)),
@@ -126,7 +129,7 @@ impl Terminal {
         }
     }
 
-    /// `unbounded` is the template where the end is not known.
+    /// Returns the progress bar and creates it if needed; `unbounded` is the template for an unknown total.
     fn bar(&mut self, total: Option<u64>, unbounded: &str) -> &ProgressBar {
         self.bar.get_or_insert_with(|| {
             let (bar, template) = match total {
@@ -136,7 +139,7 @@ impl Terminal {
                 ),
                 None => (ProgressBar::new_spinner(), unbounded),
             };
-            // The templates are ours; a plain bar is no reason to stop a run.
+            // The templates are constants; an invalid one must not stop a run, so it falls back to the default bar.
             bar.with_style(
                 ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
             )
@@ -195,25 +198,25 @@ impl Observer for Terminal {
             bar.set_message(file.to_owned());
         }
         if bytes == total {
-            // The next bar has another length.
+            // The next transfer creates a bar with its own total.
             self.finish();
         }
         self.now_and_then(|| format!("{file}: {:.0} % of {:.0} MB", percent(bytes, total), total as f64 / 1e6));
     }
 }
 
-/// An error on standard error, where no terminal lives any more.
+/// Writes an error to standard error without a [`Terminal`].
 pub fn complain(text: &str) {
     write(&Shown(text).to_string());
 }
 
-/// A line on standard error. Who read it may have gone, as `head` does: no reason to stop a run.
+/// Writes a line to standard error. Errors are ignored: a closed pipe, as behind `head`, must not stop a run.
 fn write(text: &str) {
     let _ = writeln!(stderr(), "{text}");
 }
 
-/// A text as it is shown: names in it come from files, and must not move the cursor or colour the screen.
-/// Control characters stand as escapes; line ends and tabs are ours.
+/// Displays a text with control characters escaped, except line feeds and tabs. Messages contain names from
+/// files, which must not be able to send escape sequences to the terminal.
 struct Shown<'a>(&'a str);
 
 impl Display for Shown<'_> {
@@ -238,7 +241,7 @@ fn numbers(p: &Progress) -> String {
     format!("{} records, {} sequences, {rate:.0} tokens/s", p.records, p.sequences)
 }
 
-/// A training run in a line, its memory against the line.
+/// Progress of a training run in one line, with its memory and the memory budget.
 fn training(t: &Trained) -> String {
     let steps = t.steps.map_or_else(String::new, |steps| format!(" of {steps}"));
     let [memory, line] = [t.memory, t.line].map(|bytes| bytes.0 as f64 / 1e6);
@@ -246,8 +249,8 @@ fn training(t: &Trained) -> String {
     format!("step {}{steps}, loss {loss:.4}, {rate:.0} tokens/s, {memory:.0} of {line:.0} MB", t.step)
 }
 
-/// Seconds since 1970 as `2026-01-31T12:00:00Z`. Days to dates after Howard Hinnant, "chrono-Compatible
-/// Low-Level Date Algorithms", `civil_from_days`.
+/// Formats seconds since 1970 as `2026-01-31T12:00:00Z`. Days are converted to dates by Howard Hinnant's
+/// `civil_from_days` ("chrono-Compatible Low-Level Date Algorithms"), with years that start in March.
 fn utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);

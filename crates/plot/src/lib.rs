@@ -1,6 +1,6 @@
-//! `plimsoll plot`: pictures of a prediction's results. The story: read the run record, go through the tables
-//! once for the overview and once for the windows, draw, write. Invariant: nothing is computed anew and no
-//! result is changed; the same results and options give the same bytes.
+//! `plimsoll plot`: pictures of the results of viral prediction. Reads the run record, scans the tables once
+//! for records and once for windows, draws the pictures and writes them. Invariant: predictions are not
+//! recomputed and results are not changed; equal results and options give equal bytes.
 #![forbid(unsafe_code)]
 
 mod draw;
@@ -23,25 +23,25 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use survey::{Entry, Survey};
 
-/// Records that the overview names.
+/// Number of records that the overview lists by score.
 const NAMES: usize = 12;
-/// Records whose windows the overview shows.
+/// Number of records that the overview draws with their windows.
 const TRACKS: usize = 3;
 
-/// How a picture is stored.
+/// File format of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Lines and letters, for papers and editors.
+    /// Vector graphics, for papers and editors.
     Svg,
-    /// Pixels, for slides and pages.
+    /// Pixels, for slides and web pages.
     Png,
 }
 
 impl Format {
-    /// All of them.
+    /// All formats.
     pub const ALL: [Format; 2] = [Format::Svg, Format::Png];
 
-    /// The end of its files' names.
+    /// File name suffix of the format.
     pub fn suffix(self) -> &'static str {
         match self {
             Format::Svg => "svg",
@@ -50,40 +50,41 @@ impl Format {
     }
 }
 
-/// Where pictures go.
+/// Destination of pictures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// One picture, into this file: the overview, or the record that is asked for.
+    /// One file with one picture: the overview, or the requested record.
     File(PathBuf, Format),
-    /// The overview and every record that is asked for, into this folder, in each format.
+    /// A folder for the overview and every requested record, in each of the formats.
     Folder(PathBuf, Vec<Format>),
 }
 
-/// What is asked for.
+/// Options of [`plot()`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The folder that `predict` wrote, or a folder of results of VirNucPro.
     pub results: PathBuf,
-    /// Ids, as they stand in `predictions.tsv`.
+    /// Ids of the records to draw, as in `predictions.tsv`.
     pub records: Vec<String>,
-    /// Where pictures go.
+    /// Destination of the pictures.
     pub output: Output,
-    /// Millimetres.
+    /// Width of a picture in millimetres.
     pub width: f64,
-    /// Pixels an inch, of PNG.
+    /// Resolution of PNG files in pixels per inch.
     pub dpi: u32,
-    /// Whether pictures that are there may be replaced.
+    /// Whether existing files may be replaced.
     pub force: bool,
 }
 
 /// A picture to be written.
 struct Picture {
-    /// Without a suffix.
+    /// File name without suffix.
     name: String,
     scene: Scene,
 }
 
-/// Draws; the files that were written, in order.
+/// Draws the pictures and returns the written files in order. `Err` if the results are incomplete or
+/// inconsistent, a record does not exist, or a file exists without `force`.
 pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     let results = Results::open(&options.results)?;
     let (mut survey, asked) = look(&results, &options.records)?;
@@ -108,7 +109,8 @@ pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     write(&pictures, options)
 }
 
-/// All records, and those that are asked for: each once, every one of an id that is there twice.
+/// Scans all records; returns their statistics and the records with the requested ids. Each record is returned
+/// once, and all records are returned if several share a requested id.
 fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), PlotError> {
     let mut survey = Survey::new(NAMES, TRACKS);
     let mut found: Vec<Vec<Entry>> = vec![vec![]; ids.len()];
@@ -132,7 +134,7 @@ fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), PlotE
     Ok((survey, found.into_iter().flatten().collect()))
 }
 
-/// Nothing is written before everything is drawn and every place is free.
+/// Writes the pictures. Encodes all of them and checks all destinations before the first write.
 fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     let mut files: Vec<(PathBuf, Vec<u8>)> = vec![];
     for Picture { name, scene } in pictures {

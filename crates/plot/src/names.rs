@@ -6,13 +6,13 @@ use data::hex::hex;
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
-/// Letters of an id that a file's name shows.
+/// Maximum characters of an id in a file name.
 const SHOWN: usize = 80;
 
-/// Letters of an id that are compared: the time grows with their square.
+/// Maximum characters of an id that are compared: the time of an edit distance grows with their square.
 const COMPARED: usize = 64;
 
-/// Ids that a hint names.
+/// Maximum number of ids in a hint.
 const HINTS: usize = 3;
 
 /// A name for each id, without a suffix, in order.
@@ -37,7 +37,7 @@ fn of_file(id: &str) -> String {
     format!("record_{shown}-{}", hex(&Sha256::digest(id.as_bytes())[..4]))
 }
 
-/// The ids that are most like one.
+/// Streaming selection of the ids nearest to a wanted id.
 pub struct Nearest {
     wanted: String,
     /// Nearest first, with their distances.
@@ -45,12 +45,12 @@ pub struct Nearest {
 }
 
 impl Nearest {
-    /// To this one.
+    /// Starts a search for the ids nearest to `wanted`.
     pub fn new(wanted: &str) -> Self {
         Nearest { wanted: fold(wanted), found: vec![] }
     }
 
-    /// Looks at an id.
+    /// Considers an id.
     pub fn offer(&mut self, id: &str) {
         let folded = fold(id);
         // A part of an id, or the name of one of its chunks, is what people have at hand.

@@ -1,5 +1,5 @@
-//! A folder of results, read again. Invariant: every row is looked at, and tables that do not belong together
-//! or to their run record are an error with path and line; nothing is computed anew.
+//! Reads a folder of results. Invariant: every row is checked, and tables that contradict each other or their
+//! run record are an error with path and line; predictions are not recomputed.
 
 use super::original::{self, Original};
 use super::rows::Rows;
@@ -24,33 +24,33 @@ const OF_A_WINDOW: [&str; 9] =
     ["seq_name", "window", "start", "end", "n_orfs", "best_frame", "score_other", "score_virus", "prediction"];
 const OF_A_FRAME: [&str; 3] = ["Sequence_ID", "score1", "score2"];
 
-/// What the run record says that a picture needs.
+/// Properties of the run that pictures show.
 #[derive(Clone, Debug, PartialEq)]
 pub struct About {
     /// The program that predicted, with its version where the results state it.
     pub made_by: String,
     /// Names of the input files, without their folders.
     pub inputs: Vec<String>,
-    /// Whether scores mean anything.
+    /// Whether the weights were trained; scores of untrained weights are not drawn.
     pub trained: bool,
-    /// A record is called virus from this score on.
+    /// Minimum score of a record for the call "virus".
     pub threshold: f32,
-    /// Bases of a window.
+    /// Length of a window in bases.
     pub length: u64,
 }
 
 /// A folder of results.
 pub struct Results {
-    /// Where it is.
+    /// Path of the folder.
     pub folder: PathBuf,
-    /// What its run record says.
+    /// Properties of the run.
     pub about: About,
     source: Source,
 }
 
-/// Who wrote the results.
+/// Program that wrote the results.
 enum Source {
-    /// `predict`, which tells how many rows its tables have.
+    /// `predict`, with the numbers of rows according to its run record.
     Ours(RowCounts),
     /// VirNucPro or virnucpro-broad.
     Original(Original),
@@ -90,7 +90,7 @@ impl Results {
         Ok(Results { folder: folder.to_owned(), about, source: Source::Ours(counts) })
     }
 
-    /// Hands every record to `see`, in order.
+    /// Calls `see` for every record, in order.
     pub fn records(&self, mut see: impl FnMut(&Entry)) -> Result<(), DataError> {
         let said = match &self.source {
             Source::Ours(counts) => counts,
@@ -108,7 +108,8 @@ impl Results {
         self.agree(&rows, count, said.records)
     }
 
-    /// The windows of the chosen records, which are sorted by ordinal; scores of all windows go to `survey`.
+    /// Returns the windows of the `chosen` records, which must be sorted by ordinal, and adds the scores of all
+    /// windows to `survey`.
     pub fn tracks(&self, chosen: &[Entry], survey: &mut Survey) -> Result<Vec<Track>, DataError> {
         let said = match &self.source {
             Source::Ours(counts) => counts,
@@ -154,7 +155,7 @@ impl Results {
         Rows::open(&self.folder.join(PREDICTIONS), &OF_A_RECORD)
     }
 
-    /// A table that was cut between two rows is found by their number.
+    /// Checks the number of rows of a table, which detects truncation between two rows.
     fn agree(&self, rows: &Rows, found: u64, said: u64) -> Result<(), DataError> {
         if found == said {
             return Ok(());
@@ -209,7 +210,7 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<Entry, String> {
     Ok(entry)
 }
 
-/// A window, and how many open reading frames it has.
+/// Parses a window and its number of open reading frames.
 fn window(record: &Entry, number: u64, cells: [&str; 9]) -> Result<(Window, u64), String> {
     let [id, window, start, end, orfs, frame, other, virus, call] = cells;
     if id != record.id || whole("window", window)? != number {
@@ -260,7 +261,7 @@ fn strands(frames: &mut Rows, record: &str, number: u64, orfs: u64) -> Result<[O
     Ok([score(maxima[0])?, score(maxima[1])?])
 }
 
-/// 0 for a frame of the forward strand, 1 for one of the reverse strand.
+/// Strand of a reading frame: 0 for forward, 1 for reverse.
 fn strand(frame: &str) -> Option<usize> {
     let frame = Frame::ALL.into_iter().find(|f| f.name() == frame)?;
     Some(usize::from(frame.strand() == '-'))

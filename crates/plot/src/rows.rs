@@ -6,23 +6,23 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// No line of a result is longer: an id and some numbers.
+/// Maximum bytes of a line. Lines of results contain an id and a few numbers, so longer lines are errors.
 const LONGEST: u64 = 1 << 20;
 
-/// A table being read: tabs between its columns, their names in its first line.
+/// Reader of a tab-separated table with column names in its first line.
 pub struct Rows {
     path: PathBuf,
     reader: BufReader<File>,
     line: String,
     number: u64,
-    /// Columns of the header.
+    /// Number of columns in the header.
     width: usize,
-    /// Where the wanted columns are.
+    /// Indices of the requested columns.
     places: Vec<usize>,
 }
 
 impl Rows {
-    /// Opens a table and finds the columns that are wanted, in any order and among others.
+    /// Opens a table and locates the columns `wanted`, which may be in any order and among others.
     pub fn open(path: &Path, wanted: &[&str]) -> Result<Self, DataError> {
         let file = File::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let reader = BufReader::with_capacity(1 << 16, file);
@@ -62,7 +62,7 @@ impl Rows {
         parse(wanted).map(Some).map_err(|what| self.error(what))
     }
 
-    /// Goes past rows that nobody looks at.
+    /// Skips `count` rows.
     pub fn skip(&mut self, count: u64) -> Result<(), DataError> {
         for _ in 0..count {
             if !self.advance()? {
@@ -80,12 +80,12 @@ impl Rows {
         }
     }
 
-    /// A row is missing here.
+    /// Error for a table that ends before its last expected row.
     pub fn ends_early(&self) -> DataError {
         self.error("the table ends here, the rest of the results goes on; it is torn or of another run")
     }
 
-    /// What is wrong with this line.
+    /// Error about the present line, with path and line number.
     pub fn error(&self, what: impl Into<String>) -> DataError {
         DataError::at(&self.path, DataErrorKind::Malformed(what.into())).with_line(self.number)
     }

@@ -1,19 +1,19 @@
-//! What the overview is made of: how many records have which call, how scores are spread, and which records
-//! come first. Invariant: memory does not grow with the number of records.
+//! Statistics for the overview picture: records by call, histograms of scores, and the top records. Invariant:
+//! memory does not grow with the number of records.
 
 use std::cmp::Ordering;
 use virus::output::Call;
 
-/// Bars of a histogram; an even number, so that 0.5 is between two.
+/// Number of histogram bins; even, so that 0.5 is the boundary between two bins.
 pub const BINS: usize = 20;
 
-/// The calls in the order in which they are drawn.
+/// Calls in drawing order.
 pub const CALLS: [Call; 5] = [Call::Virus, Call::Other, Call::NoCall, Call::Skipped, Call::Untrained];
 
-/// How many of each of [`CALLS`].
+/// Counts by call, in the order of [`CALLS`].
 pub type Tally = [u64; CALLS.len()];
 
-/// The place of a call in [`CALLS`].
+/// Index of a call in [`CALLS`].
 pub fn place(call: Call) -> usize {
     match call {
         Call::Virus => 0,
@@ -27,65 +27,65 @@ pub fn place(call: Call) -> usize {
 /// A row of `predictions.tsv`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Which row, from 0: ids may be there twice.
+    /// Row number from 0. Rows are identified by it, because an id may occur in several rows.
     pub ordinal: u64,
-    /// Its id, as it stands in the table.
+    /// Id of the record, as in the table.
     pub id: String,
-    /// Its bases.
+    /// Length in bases.
     pub length: u64,
-    /// Windows.
+    /// Number of windows.
     pub windows: u64,
-    /// Windows with a score.
+    /// Number of windows with a score.
     pub scored: u64,
-    /// Windows whose consensus is virus; not with untrained weights.
+    /// Number of windows with consensus "virus"; `None` with untrained weights.
     pub virus: Option<u64>,
-    /// The mean score of the scored windows.
+    /// Mean score of the scored windows.
     pub score: Option<f64>,
-    /// What is said of it.
+    /// Call of the record.
     pub call: Call,
 }
 
-/// Scores from 0 to 1 in [`BINS`] bars, by call.
+/// Histogram of scores from 0 to 1 in [`BINS`] bins, by call.
 #[derive(Clone, Debug, Default)]
 pub struct Spread {
-    /// How many of each call, for each bar.
+    /// Counts by call for each bin.
     pub bins: [Tally; BINS],
 }
 
 impl Spread {
-    /// Adds a score. The last bar has 1.0 too.
+    /// Adds a score. The last bin includes 1.0.
     pub fn add(&mut self, score: f64, call: Call) {
         let bin = ((score * BINS as f64) as usize).min(BINS - 1);
         self.bins[bin][place(call)] += 1;
     }
 
-    /// The highest bar.
+    /// Count of the largest bin.
     pub fn highest(&self) -> u64 {
         self.bins.iter().map(|bin| bin.iter().sum()).max().unwrap_or(0)
     }
 
-    /// All of it.
+    /// Number of scores.
     pub fn total(&self) -> u64 {
         self.bins.iter().flatten().sum()
     }
 }
 
-/// The first few entries by some order, of many that are seen once.
+/// Streaming selection of the first few entries by an order.
 #[derive(Clone, Debug)]
 pub struct First {
     room: usize,
     order: fn(&Entry, &Entry) -> Ordering,
-    /// In order.
+    /// Selected entries, in order.
     pub entries: Vec<Entry>,
 }
 
 impl First {
-    /// Room for so many.
+    /// Selects the first `room` entries by `order`.
     pub fn new(room: usize, order: fn(&Entry, &Entry) -> Ordering) -> Self {
         First { room, order, entries: vec![] }
     }
 
-    /// Keeps the entry if it is among the first; of equal ones those that came earlier.
+    /// Selects the entry if it is among the first so far; among equal entries, earlier ones come first.
     pub fn offer(&mut self, entry: &Entry) {
         let place = self.entries.partition_point(|kept| (self.order)(kept, entry) != Ordering::Greater);
         if place < self.room {
@@ -95,39 +95,39 @@ impl First {
     }
 }
 
-/// Highest score first, longer ones among equals; those without a score last.
+/// Orders by descending score, then by descending length; entries without a score come last.
 pub fn by_score(a: &Entry, b: &Entry) -> Ordering {
     let score = |e: &Entry| e.score.unwrap_or(-1.0);
     score(b).total_cmp(&score(a)).then(b.length.cmp(&a.length))
 }
 
-/// Viruses first; those with the most scored windows first among them.
+/// Orders entries with call "virus" before all others, then by descending number of scored windows and length.
 pub fn by_call_and_windows(a: &Entry, b: &Entry) -> Ordering {
     let rank = |e: &Entry| (e.call == Call::Virus, e.scored, e.length);
     rank(b).cmp(&rank(a))
 }
 
-/// What was seen of all records and windows.
+/// Statistics of all records and windows.
 #[derive(Clone, Debug)]
 pub struct Survey {
-    /// Records.
+    /// Number of records.
     pub records: u64,
-    /// Windows.
+    /// Number of windows.
     pub windows: u64,
-    /// Records by call.
+    /// Number of records by call.
     pub calls: Tally,
-    /// Scores of records.
+    /// Histogram of record scores.
     pub record_scores: Spread,
-    /// Scores of windows.
+    /// Histogram of window scores.
     pub window_scores: Spread,
     /// The records with the highest scores.
     pub best: First,
-    /// The records whose windows are worth a look.
+    /// The records drawn with their windows, by [`by_call_and_windows`].
     pub leading: First,
 }
 
 impl Survey {
-    /// Nothing seen so far; the overview will name so many records and draw so many tracks.
+    /// Empty statistics that select `names` records by score, and `tracks` records to draw with their windows.
     pub fn new(names: usize, tracks: usize) -> Self {
         Survey {
             records: 0,
@@ -149,7 +149,7 @@ impl Survey {
             self.record_scores.add(score, entry.call);
         }
         self.best.offer(entry);
-        // One window alone is a score, not a track.
+        // A single window has no course along the record that a track could show.
         if entry.scored > 0 && entry.windows > 1 {
             self.leading.offer(entry);
         }

@@ -8,15 +8,15 @@ use virus::output::Call;
 /// A row of `windows.tsv`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
-    /// The record's base it starts at, from 0.
+    /// First base in the record, counted from 0.
     pub start: u64,
     /// One past its last base.
     pub end: u64,
-    /// Its score; none without an open reading frame or of untrained weights.
+    /// Score; `None` without an open reading frame or with untrained weights.
     pub score: Option<f64>,
-    /// Its consensus.
+    /// Consensus call of the window.
     pub call: Call,
-    /// The scores of the strands, + and -; none where a strand has none.
+    /// Scores of the + and the - strand; `None` for a strand without a score.
     pub strands: [Option<f64>; 2],
 }
 
@@ -25,21 +25,21 @@ pub struct Window {
 pub struct Track {
     /// The record.
     pub entry: Entry,
-    /// In order.
+    /// Windows in order of position.
     pub windows: Vec<Window>,
-    /// Whether the strands' scores are of every open reading frame, or of the best frame alone.
+    /// Whether strand scores include every open reading frame, and not only the best frame.
     pub every_frame: bool,
 }
 
-/// The mean of what was added, and its ends.
+/// Count, mean, minimum and maximum of a series of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Range {
-    /// How many numbers.
+    /// Number of values.
     pub count: u64,
     sum: f64,
-    /// The lowest.
+    /// Minimum.
     pub low: f64,
-    /// The highest.
+    /// Maximum.
     pub high: f64,
 }
 
@@ -52,26 +52,26 @@ impl Range {
         self.sum += number;
     }
 
-    /// None of nothing.
+    /// Mean; `None` without values.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum / self.count as f64)
     }
 }
 
-/// All windows that touch one stretch of a record.
+/// Summary of the windows that overlap one interval of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Column {
-    /// Windows.
+    /// Number of windows.
     pub windows: u64,
-    /// Those without an open reading frame.
+    /// Number of windows without an open reading frame.
     pub silent: u64,
-    /// Their scores.
+    /// Scores of the windows.
     pub scores: Range,
     /// The scores of the strands, + and -.
     pub strands: [Range; 2],
 }
 
-/// The windows of a record of `length` bases in `count` stretches of equal width.
+/// Summarizes the windows of a record of `length` bases in `count` intervals of equal width.
 pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
     let mut columns = vec![Column::default(); count];
     let at = |base: u64| (u128::from(base) * count as u128 / u128::from(length.max(1))) as usize;
@@ -90,8 +90,8 @@ pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
     columns
 }
 
-/// The stretches of a record that no window with an open reading frame covers, as bases from 0, neighbours joined. Both ends of
-/// windows grow from one to the next, as chunks' do.
+/// Intervals of a record, as bases from 0, that no window with an open reading frame covers; adjacent intervals
+/// are merged. Starts and ends of consecutive windows must both increase.
 pub fn silent(windows: &[Window]) -> Vec<(u64, u64)> {
     let mut stretches: Vec<(u64, u64)> = vec![];
     let mut heard = 0;

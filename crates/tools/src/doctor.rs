@@ -1,5 +1,6 @@
-//! `plimsoll doctor`: what this machine offers and what would run on it. Invariant: it only looks; a fact
-//! that cannot be read is missing, never guessed.
+//! `plimsoll doctor`: a report of the hardware, the memory limits, the caches of models and the free disk space
+//! that a run would use. Invariant: the report changes nothing; a property that cannot be read is absent, never
+//! guessed.
 
 use crate::list::cached_ids;
 use cpu::Isa;
@@ -20,51 +21,54 @@ use std::fmt;
 use std::fs;
 use std::path::PathBuf;
 
-/// What this machine offers.
+/// Report on this machine: processor, memory, GPUs, cached models and free disk space.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Doctor {
-    /// The processor, as it calls itself.
+    /// Model name of the processor from `/proc/cpuinfo`; `None` if it is not listed there.
     pub cpu: Option<String>,
-    /// (vector extension, whether it is there), those that matter to a kernel of today or tomorrow.
+    /// Vector extensions of interest for kernels, each with whether the processor has it. Empty if
+    /// `/proc/cpuinfo` has no flags.
     pub features: Vec<(&'static str, bool)>,
-    /// The instruction set that kernels use.
+    /// The instruction set that CPU kernels are dispatched for.
     pub isa: &'static str,
-    /// What `--precision auto` takes here, of [`Isa::CHAIN`], and which precision that is.
+    /// The first supported entry of [`Isa::CHAIN`], and the precision that `--precision auto` selects.
     pub best: (&'static str, Precision),
-    /// Whether the kernels of each op were asked for.
+    /// Whether the report lists the CPU kernels of each op.
     pub kernels: bool,
-    /// One line for each GPU, and for each library that GPUs need.
+    /// Lines about GPUs: one for each GPU and one for each library that GPUs need.
     pub gpus: Vec<String>,
     /// Cores that this process may use: the default number of threads.
     pub cores: usize,
-    /// Memory, container limits honoured.
+    /// Total and free memory within the limits of containers.
     pub memory: Memory,
-    /// Memory of the machine, where containers limit this process to less.
+    /// Memory of the whole machine; `None` unless a container limits this process to less.
     pub machine: Option<Bytes>,
-    /// The line of a run without `--memory-budget`.
+    /// Memory budget of a run without `--memory-budget`.
     pub budget: Bytes,
-    /// The folder of the hub cache; `None` when no variable places it.
+    /// The folder of the Hugging Face hub cache; `None` if no environment variable determines it.
     pub hub: Option<PathBuf>,
-    /// Models in the hub cache: (id, what is there).
+    /// Models in the hub cache: (id, model family and missing files, or the reason why the model cannot run).
     pub models: Vec<(String, String)>,
-    /// The folder of the torch hub cache; `None` when no variable places it.
+    /// The folder of the torch hub cache; `None` if no environment variable determines it.
     pub torch_hub: Option<PathBuf>,
-    /// fair-esm's checkpoints in the torch hub cache.
+    /// ESM-2 checkpoints of fair-esm in the torch hub cache.
     pub checkpoints: Vec<Checkpoint>,
-    /// Free space for results, and for models in the hub cache: (what it is for, its folder, free bytes).
+    /// Free disk space, as (purpose, folder, free bytes): the working directory for results, the hub cache for
+    /// models.
     pub disk: Vec<(&'static str, PathBuf, Option<Bytes>)>,
 }
 
-/// What the caller adds to the report.
+/// Options of the report. The caller supplies the lines about GPUs, because this crate does not depend on CUDA.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// One line for each GPU, and for each library that GPUs need.
+    /// Lines about GPUs: one for each GPU and one for each library that GPUs need.
     pub gpus: Vec<String>,
-    /// Whether to list the kernels of each op.
+    /// Whether to list the CPU kernels of each op.
     pub kernels: bool,
 }
 
-/// Looks at this machine.
+/// Collects the report on this machine. `Err` if the working directory, the default precision or the default memory
+/// budget cannot be determined.
 pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
     let cores = machine::cores();
     let memory = machine::available();
@@ -91,10 +95,10 @@ pub fn report(options: Options) -> Result<Doctor, RuntimeError> {
     })
 }
 
-/// The machine that this binary was compiled for.
+/// Architecture and operating system that this binary was compiled for.
 const PLATFORM: (&str, &str) = (std::env::consts::ARCH, std::env::consts::OS);
 
-/// What `--precision` takes on a CPU.
+/// Values of `--precision` that CPUs support.
 const ON_CPU: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 
 impl Doctor {
@@ -232,7 +236,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// The first processor's name in /proc/cpuinfo; on aarch64, which has none there, its numbers.
+/// Name of the first processor in `/proc/cpuinfo`; on aarch64, where the file has no names, the implementer and
+/// part numbers.
 fn cpu_model(cpuinfo: &str) -> Option<String> {
     let value = |key: &str| {
         let (_, value) = cpuinfo.lines().find(|l| l.starts_with(key))?.split_once(':')?;
@@ -242,7 +247,8 @@ fn cpu_model(cpuinfo: &str) -> Option<String> {
     value("model name").or_else(numbers)
 }
 
-/// Read from the kernel's list, which also knows whether the system saves the registers.
+/// Vector extensions according to the flags in `/proc/cpuinfo`. Unlike CPUID, these flags also tell whether the
+/// operating system saves the registers of an extension.
 fn features(cpuinfo: &str) -> Vec<(&'static str, bool)> {
     const X86: &[(&str, &[&str])] = &[
         ("AVX2", &["avx2"]),
@@ -260,19 +266,19 @@ fn features(cpuinfo: &str) -> Vec<(&'static str, bool)> {
     table.iter().map(|(name, all)| (*name, all.iter().all(|flag| flags.contains(flag)))).collect()
 }
 
-/// Memory of the whole machine in /proc/meminfo.
+/// Total memory of the machine from the text of `/proc/meminfo`, which counts in KiB.
 fn mem_total(meminfo: &str) -> Option<Bytes> {
     let line = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(Bytes(kib * 1024))
 }
 
-/// The models in the hub cache, by id.
+/// Models in the hub cache: (id, state).
 fn cached(env: &HubEnv) -> Vec<(String, String)> {
     cached_ids(env).into_iter().map(|id| (id.clone(), state(&id, env))).collect()
 }
 
-/// Whether a cached model could be run, as far as can be seen without reading weights.
+/// State of a cached model, without reading its weights: its family and missing files, or why it cannot run.
 fn state(id: &str, env: &HubEnv) -> String {
     let Ok(folder) = find_in_hub(id, env) else { return "incomplete, no snapshot of `main`".to_owned() };
     let Ok(text) = fs::read_to_string(folder.join(CONFIG)) else { return "no config.json".to_owned() };

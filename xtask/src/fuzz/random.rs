@@ -1,5 +1,5 @@
-//! Numbers by chance, the same for the same seed. Invariant: a case depends on seed, format and number alone,
-//! so any one of them can be made again.
+//! Deterministic pseudo-random numbers. Invariant: a case depends only on the seed, the format and its number,
+//! so every case can be reproduced.
 
 /// SplitMix64 (Steele, Lea and Flood 2014): small, and enough to choose bytes.
 pub struct Random(u64);
@@ -29,12 +29,12 @@ impl Random {
         (self.next() % bound.max(1) as u64) as usize
     }
 
-    /// One of `items`, of which there must be one.
+    /// A random element of `items`. Panics if `items` is empty.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len())]
     }
 
-    /// True once in `times`.
+    /// True with probability `1 / times`.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

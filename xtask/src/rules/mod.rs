@@ -12,7 +12,7 @@ mod safety;
 mod text;
 mod whole;
 
-/// What a rule found in one file.
+/// Violation of a rule in one file.
 #[derive(Debug, PartialEq)]
 pub struct Hit {
     /// 1-based.
@@ -57,7 +57,7 @@ const FILE_RULES: &[(&str, FileRule)] = &[
 /// Rules that need the whole tree.
 const TREE_RULES: &[(&str, TreeRule)] = &[("lock", whole::lock)];
 
-/// Everything that breaks a rule, by path and line.
+/// Applies all rules; returns the violations in order of path and line.
 pub fn check(files: &[File]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in files {

@@ -6,7 +6,7 @@
 pub struct Ink(pub u8, pub u8, pub u8);
 
 impl Ink {
-    /// Part of the way to another colour, 0 to 1.
+    /// Linear interpolation to `other`; `part` is clamped to 0..=1.
     pub fn towards(self, other: Ink, part: f64) -> Ink {
         let mix =
             |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * part.clamp(0.0, 1.0)).round() as u8;
@@ -14,31 +14,31 @@ impl Ink {
     }
 }
 
-/// A piece of an outline.
+/// Segment of a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    /// Starts a line here.
+    /// Starts a subpath at this point.
     Move(f64, f64),
-    /// Goes on to here.
+    /// Straight line to this point.
     Line(f64, f64),
-    /// Back to the start.
+    /// Closes the subpath.
     Close,
 }
 
-/// How an outline is painted.
+/// Paint of a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Paint {
-    /// Its inside.
+    /// Fills the interior.
     Fill(Ink),
-    /// Its inside, to whole pixels: neighbours leave no gap between them.
+    /// Fills the interior without anti-aliasing, so that adjacent cells have no gap between them.
     Cells(Ink),
-    /// The line itself.
+    /// Strokes the path.
     Stroke {
         /// Colour.
         ink: Ink,
         /// Points.
         width: f64,
-        /// Points on and off; solid without.
+        /// Lengths of dashes and gaps in points; `None` for a solid line.
         dash: Option<[f64; 2]>,
     },
 }
@@ -65,7 +65,7 @@ pub struct Type {
     pub ink: Ink,
 }
 
-/// One thing in a picture; later ones are on top.
+/// Element of a picture; later elements are painted on top.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
     /// Lines and areas.
@@ -92,7 +92,7 @@ pub struct Scene {
     pub width: f64,
     /// Points.
     pub height: f64,
-    /// What it shows, for those who cannot see it.
+    /// Text alternative of the picture for screen readers.
     pub title: String,
     /// In the order of painting.
     pub items: Vec<Item>,
@@ -147,7 +147,7 @@ pub fn rectangle(x: f64, y: f64, width: f64, height: f64) -> [Step; 5] {
 
 /// Slanting lines that fill a rectangle; those of neighbouring rectangles meet.
 pub fn hatch(x: f64, y: f64, width: f64, height: f64, gap: f64) -> Vec<Step> {
-    // Along each line x + y is the same, a whole number of gaps.
+    // On each line, x + y is a constant multiple of `gap`, so that lines of adjacent rectangles meet.
     let first = ((x + y) / gap).ceil() as i64;
     let last = ((x + width + y + height) / gap).floor() as i64;
     let mut steps = vec![];

@@ -6,19 +6,19 @@
 use super::scene::{Ink, Type};
 use virus::output::Call;
 
-/// What is written.
+/// Primary text.
 pub const DARK: Ink = Ink(34, 34, 34);
-/// What is written beside it.
+/// Secondary text.
 pub const SOFT: Ink = Ink(98, 98, 98);
 /// Axes.
 pub const AXIS: Ink = Ink(140, 140, 140);
-/// Lines behind data.
+/// Grid lines behind data.
 pub const GRID: Ink = Ink(226, 226, 226);
-/// Paper.
+/// Background of the page.
 pub const WHITE: Ink = Ink(255, 255, 255);
-/// The middle between both calls.
+/// Colour of scores midway between both calls.
 pub const MIDDLE: Ink = Ink(230, 228, 224);
-/// Behind a warning.
+/// Background of a warning.
 pub const WARNING: Ink = Ink(255, 236, 179);
 
 const VERMILION: Ink = Ink(213, 94, 0);
@@ -54,7 +54,7 @@ pub fn word_ink(call: Call) -> Ink {
     }
 }
 
-/// How a call is called.
+/// Name of a call in pictures.
 pub fn word(call: Call) -> &'static str {
     match call {
         Call::Virus => "virus",

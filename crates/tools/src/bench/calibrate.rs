@@ -1,6 +1,7 @@
-//! `plimsoll bench --calibrate`: this machine's rates as a target file, and on a card the products of the known models,
-//! timed into the table that runs take them from.
-//! Invariant: the file is read back before it gets its name, so what is there can be planned with.
+//! `plimsoll bench --calibrate`: measures the rates of this machine and writes them as a target file. On a GPU,
+//! it also times the GEMMs of the known models and stores the results in the table from which runs select
+//! algorithms. Invariant: the text is parsed before the file is renamed to its path, so an existing file is
+//! always a valid target.
 
 use super::ceiling::raw_products;
 use super::subject::{Subject, one_sequence};
@@ -25,45 +26,47 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::yield_now;
 use std::time::Instant;
 
-/// What was written.
+/// Result of a calibration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
-    /// The file.
+    /// Path of the target file.
     pub path: PathBuf,
-    /// Its content.
+    /// The target in the file.
     pub target: Target,
-    /// Whether the rate of the storage was measured: that of the disk that the file lies on.
+    /// Whether the storage rate was measured, on the disk that contains the file, or taken from the default target.
     pub storage: bool,
-    /// The models whose products were timed, each with what the device's bits depend on then; none on the CPU.
+    /// Known models with timed GEMMs, as (id, description of the arithmetic that determines the bits of the
+    /// device's results); empty on the CPU.
     pub products: Vec<(String, String)>,
 }
 
-/// (rows, N, K) of the products: a layer of ESM-2 35M, 150M and 650M each.
+/// `(rows, N, K)` of the GEMMs that give the CPU's rates: one linear layer each of ESM-2 35M, 150M and 650M.
 const PRODUCTS: [(u64, u64, u64); 3] = [(2048, 1920, 480), (2048, 640, 2560), (2048, 1280, 1280)];
 
-/// Tokens of the longest sequence of ESM-2, with its ends.
+/// Tokens of the longest sequence of ESM-2, including the start and end tokens.
 const LONGEST: u64 = 1024;
 
-/// Rows and columns of the two matrices that are copied side by side: 256 MB read and written, more than a
-/// share of any cache.
+/// Rows and columns of the two f32 matrices that are concatenated: 128 MiB read and 128 MiB written, so that
+/// the copy is bound by memory and not by caches.
 const COPY: (u64, u64) = (1 << 14, 1 << 10);
 
-/// Launches of the chain whose ops have next to nothing to do.
+/// Length of the chain of ReLUs on 16 elements that measures the overhead of a launch.
 const CHAIN: u32 = 256;
 
-/// Measures this machine and writes `path`, which must end in `.toml`, as `--target` wants it.
+/// Measures this machine and writes a file for `--target` to `path`, which must end in `.toml`. `repeats` is
+/// the number of measurements of each rate that is a median.
 pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Calibration, ToolError> {
     if path.extension().is_none_or(|e| e != "toml") {
         return Err(ToolError::NotToml { path: path.to_owned() });
     }
-    // A file that cannot be written is found out before the measurements.
+    // The file is created first, so that an unwritable path fails before the measurements, which take long.
     let mut file = AtomicFile::create(path)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let storage = storage::rate(folder.unwrap_or(Path::new(".")));
     let rates = rates(settings, repeats, storage)?;
     let text = text(path, settings, rates, storage.is_some())?;
     let target = Target::parse(&path.display().to_string(), &text)?;
-    // Training has kernels on the CPU alone.
+    // Only the CPU has kernels for training.
     let slower = match settings.is_on_host() {
         true => training::slower(settings, &target)?,
         false => BTreeMap::new(),
@@ -103,8 +106,8 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
     })
 }
 
-/// The measured rate of products that a machine has where its target says so: cards before sm_89 have no e4m3, and on
-/// any other one a measurement that fails is an error.
+/// Measures a rate only if the planned target has it: GPUs before sm_89 have no e4m3 matmuls. On a GPU that has
+/// them, a failed measurement is an error and not an absent rate.
 fn where_known(
     planned: Option<f64>,
     measure: impl FnOnce() -> Result<f64, RuntimeError>,
@@ -112,7 +115,7 @@ fn where_known(
     Ok(planned.map(|_| measure()).transpose()?)
 }
 
-/// Operations per second of the CPU's products, in the precision of the settings.
+/// Operations per second of the GEMMs of [`PRODUCTS`] on the CPU, in the precision of the settings.
 fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let (mut flops, mut seconds) = (0.0, 0.0);
     for (rows, n, k) in PRODUCTS {
@@ -123,8 +126,8 @@ fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> 
     Ok(flops / seconds)
 }
 
-/// Opens each known model, which times its products on a card where they are not in its table yet. Those that do not fit
-/// are left out: they are timed where they run.
+/// Opens each known model on the GPU. Opening times the GEMMs that are not yet in the device's table. Models
+/// that do not fit into the memory budget are skipped; their GEMMs are timed on the device that runs them.
 fn products(settings: &Settings) -> Result<Vec<(String, String)>, ToolError> {
     if settings.is_on_host() {
         return Ok(vec![]);
@@ -145,7 +148,7 @@ fn products(settings: &Settings) -> Result<Vec<(String, String)>, ToolError> {
     Ok(timed)
 }
 
-/// Bytes per second, read and written, of a copy on all threads.
+/// Memory bandwidth in bytes per second: bytes read plus bytes written by a concatenation on all threads.
 fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let (rows, columns) = COPY;
     let mut g = Builder::new(one_sequence(rows));
@@ -153,13 +156,15 @@ fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let (x, y) = (g.input("x", &matrix, DType::F32), g.input("y", &matrix, DType::F32));
     let both = g.one(Op::Concat(Concat {}), &[x, y]);
     g.output("both", both);
-    // What lies in a fresh arena is as good as any numbers.
+    // The inputs stay as the arena has them: the time of a copy does not depend on the values.
     let mut copy = Subject::single(settings, &Policy::default(), rows, g.finish())?;
     let (_, bytes) = copy.cost(copy.plan().schedule.instrs[0]);
     Ok(bytes / copy.seconds(repeats)?)
 }
 
-/// Seconds that a launch costs by itself: to find the operands, and to call all threads together.
+/// Overhead of one launch in seconds: resolving the operands and, on the CPU, waking all threads and waiting
+/// for them. The ops of the chain are too small for several threads, so the CPU's synchronisation is measured
+/// separately.
 fn launch(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let mut g = Builder::new(one_sequence(1));
     let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(16)], DType::F32);
@@ -175,9 +180,10 @@ fn launch(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting)
 }
 
-/// Seconds until all threads are at work and have come back, the median.
+/// Median time in seconds of a call of the thread pool in which every thread waits until all threads have started.
 fn meeting(cpu: &Cpu) -> f64 {
-    /// Rounds of waiting before a thread makes room: there may be more threads than cores.
+    /// Spins before a waiting thread yields its core: with more threads than cores, spinning alone could block
+    /// the others.
     const SPINS: usize = 1000;
     let come = AtomicUsize::new(0);
     let meet = |n: usize| {
@@ -196,7 +202,7 @@ fn meeting(cpu: &Cpu) -> f64 {
     median(&seconds)
 }
 
-/// The target file: that of the machine with these rates.
+/// Text of the target file: the machine's planned target with the measured rates.
 fn text(
     path: &Path,
     settings: &Settings,
@@ -241,7 +247,7 @@ fn text(
     ))
 }
 
-/// The factors of kernels as a table; nothing without any.
+/// The TOML table `[slower]` with the factor of each kernel; empty if no factors were measured.
 fn slower_text(slower: &BTreeMap<String, f64>) -> String {
     if slower.is_empty() {
         return String::new();
@@ -250,14 +256,14 @@ fn slower_text(slower: &BTreeMap<String, f64>) -> String {
     format!("\n# Kernels of training: their measured time over that by the rates.\n[slower]\n{lines}")
 }
 
-/// A TOML string: what it would have to escape is left out.
+/// A TOML basic string. Characters that TOML would require to be escaped are omitted.
 fn quoted(text: &str) -> String {
     let plain = |c: &char| !c.is_control() && !matches!(c, '"' | '\\');
     format!("\"{}\"", text.chars().filter(plain).collect::<String>())
 }
 
 impl Calibration {
-    /// The same as JSON.
+    /// The calibration as JSON.
     pub fn to_json(&self) -> Value {
         let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage } = self.target.rates;
         let storage = self.storage.then_some(storage);

@@ -1,5 +1,5 @@
-//! What a device computes when nothing else is in the way: the measure of the work. Invariant: it takes turns with the work
-//! in one process, in the work's precision.
+//! Peak arithmetic rate of a device, against which the rate of the work is compared. Invariant: the peak is
+//! measured in the precision of the work, alternating with it in one process.
 
 use super::subject::Subject;
 use cpu::Cpu;
@@ -7,15 +7,16 @@ use cpu::peak::{self, Factors};
 use graph::DType;
 use runtime::{RuntimeError, Settings};
 
-/// Rows, columns and depth of the products, and how many of them follow each other.
+/// M, N and K of the GEMMs on devices other than the CPU.
 const PRODUCT: u64 = 8192;
+/// Number of consecutive GEMMs in a step.
 const COUNT: u32 = 3;
 
-/// What is timed beside the work.
+/// Measurement of the peak rate.
 pub(super) enum Ceiling {
-    /// Loops that read nothing.
+    /// CPU: loops of arithmetic instructions on registers, without memory traffic.
     Loops(Cpu),
-    /// Large products by the device's own way: what a model of nothing else would reach.
+    /// Other devices: large GEMMs with the same kernels as a model's linear layers.
     Products(Box<Subject>),
 }
 
@@ -27,7 +28,9 @@ impl Ceiling {
         }
     }
 
-    /// What it is and its GFLOP/s over about `seconds`, for products of a type; `None` where there is none.
+    /// Name of the measurement and its GFLOP/s for matmuls of `dtype`, measured for about `seconds`; `None` if
+    /// the CPU has no such loop. Other devices ignore `dtype`: their GEMMs already have the precision of the
+    /// settings.
     pub(super) fn rate(
         &mut self,
         dtype: DType,
@@ -40,10 +43,10 @@ impl Ceiling {
     }
 }
 
-/// Operations per second of products as large as those of ESM-2 3B on a card, of 650M on the CPU, in the precision of the
-/// settings.
+/// Operations per second of square linear layers in the precision of the settings: with the width of ESM-2 3B
+/// on GPUs, of ESM-2 650M on the CPU.
 pub(super) fn raw_products(settings: &Settings) -> Result<f64, RuntimeError> {
-    /// Seconds of measuring.
+    /// Minimum duration of the measurement.
     const SECONDS: f64 = 0.3;
     let (rows, width) = if settings.is_on_host() { (2048, 1280) } else { (16_384, 2560) };
     let mut products = Subject::products(settings, rows, width, COUNT)?;
@@ -53,12 +56,12 @@ pub(super) fn raw_products(settings: &Settings) -> Result<f64, RuntimeError> {
 
 fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)> {
     match dtype {
-        // On tiles an f32 product is made of six bf16 products.
+        // With AMX, an f32 matmul is the sum of six bf16 matmuls (the `bf16x3` split), so the peak is a sixth.
         DType::F32 => Some(match peak::amx_gflops(cpu, Factors::Bf16, seconds) {
             Some(rate) => ("amx/6", rate / 6.0),
             None => ("fma", peak::fma_gflops(cpu, seconds)),
         }),
-        // Without tiles and dot products a bf16 product is one of f32 on widened numbers.
+        // Without AMX and bf16 dot products, a bf16 matmul widens its operands and uses f32 FMA.
         DType::Bf16 => Some(
             peak::amx_gflops(cpu, Factors::Bf16, seconds)
                 .map(|rate| ("amx", rate))

@@ -1,24 +1,27 @@
-//! How long the sequences are that a bench makes. Invariant: the same on every machine.
+//! Lengths of the generated sequences of a benchmark. Invariant: they are deterministic and do not depend on
+//! the machine.
 
 use super::subject::numbers;
 use serde_json::{Value, json};
 use std::fmt;
 
-/// Tokens of the sequences.
+/// Distribution of sequence lengths in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
-    /// All alike.
+    /// All sequences have this length.
     Equal(u64),
-    /// `exp N(5.6, 0.75)` residues, from 30 to 1022, and two special tokens: about what proteins have.
+    /// Log-normal: `exp N(5.6, 0.75)` residues, clamped to 30..=1022, plus two special tokens; similar to the
+    /// lengths of proteins.
     LogNormal,
 }
 
 impl Lengths {
-    /// Those of so many sequences.
+    /// Lengths of `sequences` sequences.
     pub(super) fn of(self, sequences: u64) -> Vec<u64> {
         let mut uniform = numbers(7).map(|x| f64::from(x).mul_add(0.5, 0.5).clamp(1e-9, 1.0));
         let mut normal = || {
-            // Box and Muller 1958.
+            // Standard normal numbers by Box and Muller 1958. `u` is clamped to at least 1e-9 above, so `ln` is
+            // finite.
             let (u, v) = (uniform.next().unwrap_or(1.0), uniform.next().unwrap_or(1.0));
             (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
         };
@@ -29,7 +32,7 @@ impl Lengths {
         (0..sequences).map(length).collect()
     }
 
-    /// As JSON.
+    /// JSON value: the length, or `"lognormal"`.
     pub(super) fn to_json(self) -> Value {
         match self {
             Self::Equal(length) => json!(length),

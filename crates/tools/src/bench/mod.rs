@@ -1,7 +1,8 @@
-//! `plimsoll bench`: how fast a model or a product runs here, which kernels take the time, and how much of
-//! the machine's arithmetic that is. `calibrate` writes the rates that a target is made of.
-//! Invariant: the raw loop and the work take turns in one process on as many threads, so that a busy machine
-//! is busy for both; operations and bytes are those of the ops' rules at the counts that really ran.
+//! `plimsoll bench`: measures the speed of a model or a matmul on this machine, the time of each kernel, and
+//! the utilisation of the machine's peak arithmetic rate. `calibrate` writes the measured rates as a target
+//! file. Invariant: the peak loop and the work alternate in one process on the same number of threads, so that
+//! other load on the machine affects both; operations and bytes follow from the cost rules of the ops at the
+//! real counts of each step.
 
 mod calibrate;
 mod ceiling;
@@ -23,43 +24,43 @@ use runtime::Settings;
 use std::path::PathBuf;
 use subject::Subject;
 
-/// What is timed. Weights and inputs are random, the same each time.
+/// Work that a benchmark times. Weights and inputs are pseudo-random with fixed seeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// The forward pass of an encoder over sequences, to their means.
+    /// The forward pass of an encoder over a batch of sequences, including mean pooling.
     Model {
         /// A known hub id, a config.json, or a model folder; weights are not read.
         model: String,
-        /// Sequences of a batch.
+        /// Number of sequences in the batch.
         sequences: u64,
-        /// Tokens of each.
+        /// Lengths of the sequences.
         lengths: Lengths,
     },
-    /// One linear with a bias: (rows, k) times (n, k) transposed.
+    /// One linear layer with a bias: `(rows, k)` times the transpose of `(n, k)`.
     Linear {
-        /// M.
+        /// Rows of the input (M).
         rows: u64,
-        /// N.
+        /// Output features (N).
         n: u64,
-        /// K.
+        /// Input features (K).
         k: u64,
     },
 }
 
-/// What is asked.
+/// Request of a benchmark.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What is timed.
+    /// Work to time.
     pub work: Work,
-    /// Where. A batch is cut into steps of at most `tokens`.
+    /// Device, threads, precision and memory budget. A batch is split into steps of at most `tokens` tokens.
     pub settings: Settings,
-    /// Turns of the raw loop and the work after one warm-up.
+    /// Number of measurements, each of the peak loop and then of the work, after the warm-up; at least one is made.
     pub repeats: usize,
-    /// Where to write when every launch and copy of some passes ran.
+    /// File for a trace with the times of every launch and copy of additional passes; `None` for no trace.
     pub trace: Option<PathBuf>,
 }
 
-/// Runs it.
+/// Runs a benchmark and writes the trace if one was requested.
 pub fn bench(request: &Request) -> Result<Report, ToolError> {
     let mut subject = Subject::start(&request.work, &request.settings)?;
     let mut ceiling = Ceiling::of(&request.settings)?;
@@ -70,7 +71,7 @@ pub fn bench(request: &Request) -> Result<Report, ToolError> {
     Ok(Report::new(request, &subject, turns))
 }
 
-/// The middle one; of an even number the mean of the middle two. Zero of none.
+/// Median: for an even number of values the mean of the two in the middle, and zero for no values.
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -107,13 +108,15 @@ mod tests {
         let (five, one) = (report(5), report(1));
         assert_eq!((five.steps, five.step_tokens, one.steps, one.step_tokens), (3, 24, 1, 12));
         let attention = |r: &Report| r.kernels.iter().find(|k| k.op == "attention").map(|k| k.flops);
-        // 4 operations for each pair of tokens and column: 2 layers of 40 columns.
+        // 4 operations (2 in each of the 2 matmuls) for each pair of tokens and each column; 2 layers with 40
+        // columns.
         assert_eq!(attention(&one), Some(2.0 * 4.0 * 12.0 * 12.0 * 40.0));
         assert_eq!(attention(&five), attention(&one).map(|f| 5.0 * f));
         assert!(five.kernels.iter().all(|k| k.launches % 3 == 0));
     }
 
-    /// A batch that is worth four lanes and no more: what is counted is that of one lane.
+    /// A batch with enough tokens for four replicas: operations, launches and shapes add up to the figures of
+    /// one replica.
     #[test]
     fn lanes_share_the_steps() {
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/goldens/esm2/config.json");
@@ -126,7 +129,7 @@ mod tests {
         let (one, four, small) = (report(1, 40), report(4, 40), report(4, 9));
         assert_eq!([&one, &four, &small].map(|r| (r.lanes, r.steps)), [(1, 2), (4, 8), (1, 1)]);
         assert_eq!((four.tokens, four.step_tokens), (40 * 105, 5 * 105));
-        // Tables are made once for each step.
+        // Rotary tables are computed once per step, so their operations depend on the number of steps.
         let of_tokens = |k: &&Kernel| k.op != "rotary_table";
         let sorted = |r: &Report| {
             let flops = r.kernels.iter().filter(of_tokens).map(|k| (k.op, k.label.clone(), k.flops));

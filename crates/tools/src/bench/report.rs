@@ -1,5 +1,5 @@
-//! What a bench found, for people and as JSON. Invariant: the kernels' shares sum to one; every rate is
-//! operations or bytes of the ops' rules over measured seconds.
+//! Report of a benchmark, as text and as JSON. Invariant: the shares of the kernels sum to one; every rate is
+//! the number of operations or bytes by the ops' cost rules, divided by measured seconds.
 
 use super::subject::{Subject, Turns};
 use super::{Request, Work, median};
@@ -10,68 +10,69 @@ use runtime::machine;
 use serde_json::{Value, json};
 use std::fmt;
 
-/// What a bench found.
+/// Result of a benchmark.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// What was timed.
+    /// Work that was timed.
     pub work: Work,
-    /// What its products were computed in.
+    /// Arithmetic of the matmuls.
     pub dtype: &'static str,
-    /// Where it ran.
+    /// Name of the device.
     pub device: String,
-    /// Compute threads.
+    /// Number of compute threads.
     pub threads: usize,
-    /// Steps that they compute beside each other.
+    /// Number of replicas, which compute different steps concurrently.
     pub lanes: usize,
-    /// Steps of a pass.
+    /// Number of steps in a pass over the batch.
     pub steps: u64,
-    /// Tokens of the widest step.
+    /// Tokens of the largest step.
     pub step_tokens: u64,
-    /// Tokens of a pass: those of all sequences, or the rows of a linear.
+    /// Tokens in a pass: the sum over all sequences, or the rows of a linear layer.
     pub tokens: u64,
-    /// Passes of a turn.
+    /// Passes per measurement.
     pub passes: u32,
-    /// Seconds of a pass, for each turn.
+    /// Seconds per pass, for each measurement.
     pub seconds: Vec<f64>,
-    /// Operations of a pass.
+    /// Operations in a pass.
     pub flops: f64,
-    /// What the work is held against: `fma`, `amx` (bf16), or `amx/6` (six of bf16 for one of f32); `product`, large
-    /// products of the same precision by the device's own way; `None` where there is nothing.
+    /// Name of the peak measurement: `fma`, `dots` (bf16 dot products), `amx` (bf16), `amx/6` (f32 as six bf16
+    /// matmuls), `amx/int8` or `vnni` on the CPU; `product`, large GEMMs in the precision of the work, on other
+    /// devices; `None` if the CPU has no loop for the type.
     pub raw_loop: Option<&'static str>,
-    /// GFLOP/s of the raw loop, for each turn.
+    /// GFLOP/s of the peak measurement, for each measurement of the work.
     pub raw_gflops: Vec<f64>,
-    /// The plan's peak.
+    /// Peak memory by the plan.
     pub peak: Bytes,
-    /// Resident memory of the process at the end, and at its highest.
+    /// Resident memory of the process: at the end of the benchmark, and the maximum.
     pub resident: (Bytes, Bytes),
-    /// What took the time, slowest first: launches that differ only in their layer are one entry.
+    /// Times by kernel, slowest first. Launches that differ only in their layer are one entry.
     pub kernels: Vec<Kernel>,
 }
 
-/// Launches of one kind.
+/// Launches of one op with equal labels (apart from the layer) and shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// The op.
+    /// Name of the op, or `load` or `copy`.
     pub op: &'static str,
-    /// Whose: the parameter's name, its layer as `*`; empty where it has none.
+    /// Label of the node, such as its parameter's name, with `*` for the layer's number; empty if it has none.
     pub label: String,
-    /// From which shape to which.
+    /// Shapes of the first input and the first output, and fused ops before and after a matmul.
     pub shape: String,
-    /// How often it is launched in a pass.
+    /// Number of launches in a pass.
     pub launches: u64,
-    /// Seconds of a pass, of several lanes their mean, the median of the turns.
+    /// Seconds in a pass: the mean over the replicas, the median over the measurements.
     pub seconds: f64,
-    /// Of the seconds of all kernels.
+    /// Share of the sum of all kernels' seconds, from 0 to 1.
     pub share: f64,
-    /// Operations of a pass.
+    /// Operations in a pass.
     pub flops: f64,
-    /// Bytes of a pass when every operand crosses the memory bus once.
+    /// Bytes in a pass, where each operand is read or written once.
     pub bytes: f64,
-    /// Whether its operations bound it, not its bytes: products and attention.
+    /// Whether the kernel is reported in GFLOP/s and not in GB/s: ops of class [`PrecisionClass::Matmul`].
     pub product: bool,
 }
 
-/// Lines of the table for people.
+/// Maximum number of kernels in the text; the others are summed in one line.
 const SLOWEST: usize = 12;
 
 impl Report {
@@ -98,29 +99,29 @@ impl Report {
         }
     }
 
-    /// Tokens (rows of a linear) per second, the median.
+    /// Tokens (or rows of a linear layer) per second, from the median time.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / median(&self.seconds)
     }
 
-    /// TFLOP/s, the median.
+    /// TFLOP/s of the work, from the median time.
     pub fn tflops(&self) -> f64 {
         self.flops / median(&self.seconds) / 1e12
     }
 
-    /// TFLOP/s of the raw loop, the median.
+    /// Median TFLOP/s of the peak measurement; `None` without one.
     pub fn raw_tflops(&self) -> Option<f64> {
         (!self.raw_gflops.is_empty()).then(|| median(&self.raw_gflops) / 1e3)
     }
 
-    /// Of the raw loop in the same turn, the median.
+    /// Rate of the work divided by the peak rate measured directly before it, as the median over the measurements.
     pub fn utilisation(&self) -> Option<f64> {
         let of_turn = |(s, raw): (&f64, &f64)| self.flops / s / (raw * 1e9);
         let shares: Vec<f64> = self.seconds.iter().zip(&self.raw_gflops).map(of_turn).collect();
         (!shares.is_empty()).then(|| median(&shares))
     }
 
-    /// One object; the keys are those that `plimsoll bench --help` lists.
+    /// One JSON object with the keys that `plimsoll bench --help` lists.
     pub fn to_json(&self) -> Value {
         let mut json = json!({
             "side": "plimsoll",
@@ -156,12 +157,12 @@ impl Report {
 }
 
 impl Kernel {
-    /// GFLOP/s.
+    /// GFLOP/s of the kernel; zero if its time is zero.
     pub fn gflops(&self) -> f64 {
         rate(self.flops, self.seconds)
     }
 
-    /// GB/s.
+    /// GB/s of the kernel; zero if its time is zero.
     pub fn gigabytes(&self) -> f64 {
         rate(self.bytes, self.seconds)
     }
@@ -244,7 +245,8 @@ fn rate(amount: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { amount / seconds / 1e9 } else { 0.0 }
 }
 
-/// Instructions of the same kind together, slowest first.
+/// Groups the plan's instructions by (op, label, shape), slowest first. A group's time is the median over the
+/// measurements of the sum of its instructions.
 fn kernels(subject: &Subject, turns: &Turns) -> Vec<Kernel> {
     let plan = subject.plan();
     let mut kernels: Vec<(Kernel, Vec<f64>)> = vec![];
@@ -272,7 +274,7 @@ fn kernels(subject: &Subject, turns: &Turns) -> Vec<Kernel> {
     kernels
 }
 
-/// (op, label, shape, whether it is a product).
+/// (op, label, shape, whether the op is of class [`PrecisionClass::Matmul`]) of an instruction.
 fn kind(graph: &Graph, instr: Instr) -> (&'static str, String, String, bool) {
     match instr {
         Instr::Launch(id) => {
@@ -291,16 +293,18 @@ fn kind(graph: &Graph, instr: Instr) -> (&'static str, String, String, bool) {
     }
 }
 
-/// The name with a `*` where the layer's number stands.
+/// The label with the words that equal the layer's number replaced by `*`.
 fn any_layer(label: &str, layer: Option<u32>) -> String {
     let Some(layer) = layer.map(|l| l.to_string()) else { return label.to_owned() };
     let word = |word: &str| if word == layer { "*".to_owned() } else { word.to_owned() };
-    // `encoder.layer.3.output.dense` or, of an op without a parameter, `layer 3`.
+    // Labels are dotted names of parameters (`encoder.layer.3.output.dense`) or, for ops without parameters,
+    // `layer 3`.
     let between = if label.contains('.') { "." } else { " " };
     label.split(between).map(word).collect::<Vec<_>>().join(between)
 }
 
-/// From the first input to the first output, and what is done in front of a product and behind it.
+/// Shapes of the first input and the first output, with the prologue and epilogue of a linear layer or the
+/// hidden layer of an MLP.
 fn shape(graph: &Graph, node: &Node) -> String {
     let text = |v: Option<_>| v.map_or(String::new(), |v| graph.spec(v).to_string());
     let (from, to) = (node.inputs.first().copied(), node.outputs.iter().flatten().next().copied());

@@ -1,4 +1,5 @@
-//! The steps of a pass. Invariant: every sequence is in one of them, in order, and none is larger than the plan's bounds.
+//! Splits a batch into the steps of a pass. Invariant: every sequence is in exactly one step, the order of
+//! sequences is preserved, and no step exceeds the plan's bounds.
 
 use graph::{Bounds, Counts};
 
@@ -7,7 +8,8 @@ pub(super) struct Step {
     pub(super) counts: Counts,
     /// Start and end row of each sequence.
     pub(super) spans: Vec<i32>,
-    /// What attention's pairs are counted with: of equal sequences their length, of others the mean by token.
+    /// Sequence length for the cost of attention: the mean over tokens of the length of their sequence, so that
+    /// `tokens * longest` is the number of attention pairs (rounded).
     pub(super) longest: u64,
 }
 
@@ -23,14 +25,14 @@ impl Step {
         Self { counts, spans, longest: (pairs + end / 2) / end.max(1) }
     }
 
-    /// A step of one sequence.
+    /// A step of one sequence that fills it, without spans.
     pub(super) fn whole(counts: Counts) -> Self {
         Self { counts, spans: vec![], longest: counts.tokens }
     }
 }
 
-/// Lengths cut into steps inside of the bounds, in order: full ones for one lane, for several about equal ones, as many for
-/// each.
+/// Splits `lengths` into steps within the bounds, preserving their order. One replica gets full steps; several
+/// replicas get steps of about equal size, where possible in a number that is a multiple of `lanes`.
 pub(super) fn packs<'a>(lengths: &'a [u64], bounds: &Bounds, lanes: usize) -> Vec<&'a [u64]> {
     let full = cut(lengths, bounds, |_| u64::MAX);
     if lanes == 1 {
@@ -40,7 +42,8 @@ pub(super) fn packs<'a>(lengths: &'a [u64], bounds: &Bounds, lanes: usize) -> Ve
     cut(lengths, bounds, |step| tokens * (step as u64 + 1) / steps)
 }
 
-/// The same, where the steps up to each end with the sequence in whose midst lie, or behind which come, so many tokens.
+/// Splits `lengths` into steps within the bounds. Step `i` also ends before the first sequence with a midpoint
+/// at or beyond token `upto(i)` of the batch, but a step has at least one sequence.
 fn cut<'a>(lengths: &'a [u64], bounds: &Bounds, upto: impl Fn(usize) -> u64) -> Vec<&'a [u64]> {
     let (mut packs, mut rest, mut before) = (vec![], lengths, 0);
     while !rest.is_empty() {

@@ -1,4 +1,5 @@
-//! How fast a folder's disk is read. Invariant: the page cache is passed by, or nothing is said.
+//! Sequential read rate of the disk of a folder. Invariant: the rate is measured without the page cache
+//! (`O_DIRECT`), or no rate is returned.
 
 use std::fs::{File, OpenOptions, remove_file};
 use std::io::{Read, Result, Write};
@@ -6,14 +7,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Instant;
 
-/// Bytes of the file that is written and read, and of a read.
+/// Size of the test file in bytes.
 const FILE: usize = 128 << 20;
+/// Size of one read or write in bytes.
 const READ: usize = 8 << 20;
 
-/// What a read past the cache must be aligned to: pages, which are more than any disk's sectors.
+/// Alignment in bytes of the buffer for `O_DIRECT`, which requires multiples of the disk's logical block size.
 const PAGE: usize = 4096;
 
-/// `O_DIRECT` of Linux (fcntl.h of the architecture).
+/// Value of `O_DIRECT` on Linux, which depends on the architecture (fcntl.h); `None` elsewhere.
 const DIRECT: Option<i32> =
     match (cfg!(target_os = "linux"), cfg!(target_arch = "x86_64"), cfg!(target_arch = "aarch64")) {
         (true, true, _) => Some(0o40_000),
@@ -21,17 +23,17 @@ const DIRECT: Option<i32> =
         _ => None,
     };
 
-/// Bytes per second that come from the disk of `folder` in the order of a file; `None` where its cache cannot be passed
-/// by, as in memory's own file systems.
+/// Bytes per second of a sequential read from the disk of `folder`; `None` if the test file cannot be written
+/// or cannot be read with `O_DIRECT`, as on some file systems in memory.
 pub(super) fn rate(folder: &Path) -> Option<f64> {
     let path = folder.join(format!(".plimsoll-{}.storage", std::process::id()));
     let rate = write(&path).and_then(|()| read(&path));
-    // What cannot be removed was not made.
+    // An error is ignored: removal fails if the file could not be created.
     let _ = remove_file(&path);
     rate.ok()
 }
 
-/// Numbers that no disk can make smaller.
+/// Writes pseudo-random bytes, which a compressing disk or file system cannot shrink, and syncs them to the disk.
 fn write(path: &Path) -> Result<()> {
     let mut file = File::create(path)?;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,6 +1,7 @@
-//! A program with random weights and inputs, and its turns with the raw loop.
-//! Invariant: what is random is the same on every machine; a model's step is timed from token ids to means on the host, a
-//! product's with its input in place.
+//! A compiled program with pseudo-random weights and inputs, and its timing in alternation with the peak
+//! measurement. Invariant: the pseudo-random numbers are equal on every machine; a model's step is timed from
+//! token ids on the host to pooled means on the host, a single linear layer with its input already on the
+//! device.
 
 use super::steps::{Step, packs};
 use super::{Work, median};
@@ -15,22 +16,23 @@ use runtime::session::{Part, Planned, ReplicaSpans, Request, Stage, TimedSession
 use runtime::{RuntimeError, Settings, price};
 use std::time::Instant;
 
-/// Seconds of a turn: shorter work is repeated until it takes this long.
+/// Minimum seconds of a measurement: shorter work is repeated until it takes this long.
 const TURN: f64 = 0.1;
 
-/// Random numbers of which all weights are made; a prime, so that equal matrices do not start at equal ones.
+/// Length of the cycle of pseudo-random numbers that fills all weights. It is a prime, so that matrices of
+/// equal size start at different positions of the cycle.
 const RANDOM: usize = 1_048_573;
 
-/// Rows of the table in front of products whose rate is the ceiling: those of ESM-2.
+/// Rows of the embedding table before the GEMMs of [`Subject::products`]: the vocabulary of ESM-2.
 const VOCABULARY: u64 = 33;
 
-/// As often as the shortest work is repeated in a turn.
+/// Maximum number of passes in a measurement.
 const MOST_PASSES: f64 = 1000.0;
 
-/// Outputs that a lane holds: those that it fetched, and those that it handed out.
+/// Host copies of the outputs for each replica: outputs being fetched, and outputs handed to the caller.
 const OUTPUTS: u64 = 2;
 
-/// Something that can be timed.
+/// A program in a session that can be timed.
 pub(super) struct Subject {
     session: TimedSession,
     /// The steps of a pass.
@@ -48,25 +50,25 @@ struct ModelInputs {
     tokens: Vec<i32>,
 }
 
-/// What was measured, an entry for each turn.
+/// Results of a benchmark; the vectors have an entry for each measurement.
 pub(super) struct Turns {
-    /// Passes of a turn.
+    /// Passes per measurement.
     pub(super) passes: u32,
-    /// What the raw loop is; `None` where there is none.
+    /// Name of the peak measurement; `None` without one.
     pub(super) raw_loop: Option<&'static str>,
-    /// GFLOP/s of the raw loop.
+    /// GFLOP/s of the peak measurement.
     pub(super) raw: Vec<f64>,
-    /// Seconds of a pass.
+    /// Seconds per pass.
     pub(super) seconds: Vec<f64>,
-    /// Seconds of each instruction in a pass.
+    /// Seconds of each instruction of the plan in a pass.
     pub(super) instructions: Vec<Vec<f64>>,
 }
 
-/// The raw loop of a type over about so many seconds: what it is, and its GFLOP/s.
+/// Peak measurement for a type and a duration in seconds: returns its name and GFLOP/s, or `None` without one.
 pub(super) type Raw<'a> = &'a mut dyn FnMut(DType, f64) -> Result<Option<(&'static str, f64)>, RuntimeError>;
 
 impl Subject {
-    /// Plans the work and fills it with random numbers.
+    /// Plans the work, and fills its weights and inputs with pseudo-random numbers.
     pub(super) fn start(work: &Work, settings: &Settings) -> Result<Self, ToolError> {
         match *work {
             Work::Model { ref model, sequences, lengths } => {
@@ -76,7 +78,8 @@ impl Subject {
             Work::Linear { rows, n, k } => {
                 let precision = settings.precision()?;
                 let dtype = element(precision)?;
-                // The graph is in the type; what is no type is for the policy.
+                // The graph is built in bf16 or binary16 directly. TF32 is not an element type of tensors, so the
+                // policy applies it to an f32 graph.
                 let precision = if dtype == DType::F32 { precision } else { Precision::F32 };
                 let policy = Policy { precision, ..Policy::default() };
                 let mut subject = Self::single(settings, &policy, rows, product(rows, n, k, dtype))?;
@@ -86,7 +89,8 @@ impl Subject {
                         let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
                         subject.write("x", &bytes)?;
                     }
-                    // Their upper halves: the same numbers in bf16, others in binary16, but not zeros, which are quicker.
+                    // The upper halves of the f32 numbers: their truncation in bf16. In binary16 they are other
+                    // numbers, but not all zero; multiplying zeros can be faster.
                     DType::Bf16 | DType::F16 => {
                         let halves: Vec<u8> =
                             numbers.flat_map(|x| x.to_le_bytes().into_iter().skip(2)).collect();
@@ -99,8 +103,8 @@ impl Subject {
         }
     }
 
-    /// An encoder over a batch, with as many replicas as a run has whose input is many of such batches, as far as the batch
-    /// has steps for them: a small one is asked for to see small steps, by all threads together.
+    /// An encoder over a batch, with the number of replicas of a long run, but at most one per
+    /// `LEAST_OF_REPLICA` tokens of the batch: a small batch measures small steps on all threads together.
     fn model(settings: &Settings, encoder: &Encoder, lengths: &[u64]) -> Result<Self, RuntimeError> {
         let tokens: u64 = lengths.iter().sum();
         let replicas = settings.most_replicas(Some(tokens / LEAST_OF_REPLICA));
@@ -119,7 +123,8 @@ impl Subject {
         Self::of_model(session, steps, ids(encoder, bounds.tokens))
     }
 
-    /// The plan of a graph for the most tokens that fit and bring speed.
+    /// Plans a graph for the number of tokens per step that the settings or the planner select within the
+    /// memory budget.
     pub(super) fn planned<'a>(
         settings: &Settings,
         replicas: usize,
@@ -144,8 +149,9 @@ impl Subject {
         })
     }
 
-    /// Products in the precision of the settings, as the device computes them in models: the rate of the linears of
-    /// this is what can be reached.
+    /// A chain of `count` linear layers from `width` to `width` features on `rows` rows, in the precision of
+    /// the settings and with the kernels of models. The rate of its linear layers is the attainable rate of a
+    /// model's.
     pub(super) fn products(
         settings: &Settings,
         rows: u64,
@@ -170,7 +176,7 @@ impl Subject {
         Self::of_model(TimedSession::start_single(settings, program)?, vec![Step::of(&[rows])], ids)
     }
 
-    /// A graph of one step of `rows` rows, whose inputs are whatever lies in the arena.
+    /// One step of `rows` rows of a graph. Its inputs are uninitialized: they contain the bytes that the arena has.
     pub(super) fn single(
         settings: &Settings,
         policy: &Policy,
@@ -196,11 +202,12 @@ impl Subject {
         steps: Vec<Step>,
         model: Option<ModelInputs>,
     ) -> Result<Self, RuntimeError> {
-        // Billions of numbers one by one would take longer than all that is timed.
+        // A repeated cycle of numbers: generating billions of numbers one by one would take longer than the
+        // measurements.
         let random: Vec<f32> = numbers(0).take(RANDOM).map(|x| 0.05 * x).collect();
         let mut at = 0;
         session.load(|param, _, out| {
-            // A norm's weights are about 1, so that numbers keep their size through the layers.
+            // Weights of norms are 1, so that activations keep their magnitude through the layers.
             if param.name.to_ascii_lowercase().ends_with("norm.weight") {
                 out.fill(1.0);
                 return Ok(());
@@ -223,7 +230,8 @@ impl Subject {
         self.session.write(input, data)
     }
 
-    /// The raw loop and the work by turns, after one pass to warm up.
+    /// Alternates the peak measurement `raw` and the work, `repeats` times, after one pass to warm up and one to
+    /// determine the number of passes per measurement.
     pub(super) fn time(&mut self, repeats: usize, raw: Raw<'_>) -> Result<Turns, RuntimeError> {
         self.passes(1)?;
         let warm = self.passes(1)?;
@@ -231,64 +239,65 @@ impl Subject {
         let dtype = self.dtype();
         let mut turns = Turns { passes, raw_loop: None, raw: vec![], seconds: vec![], instructions: vec![] };
         for _ in 0..repeats.max(1) {
-            // As long as the work, but no longer than a rate needs to be steady.
+            // The peak is measured for as long as the work, but at most 5 * `TURN` seconds.
             if let Some((raw_loop, rate)) = raw(dtype, (f64::from(passes) * warm).min(5.0 * TURN))? {
                 turns.raw_loop = Some(raw_loop);
                 turns.raw.push(rate);
             }
             turns.seconds.push(self.passes(passes)? / f64::from(passes));
-            // Apart from the passes above: a device may only be asked for the time of a launch by waiting for it.
+            // Instructions are timed in a separate pass: some devices wait for each launch to measure its time.
             turns.instructions.push(self.instructions()?);
         }
         Ok(turns)
     }
 
-    /// Computes every step `times` times, as in a run, and returns the elapsed seconds.
+    /// Computes every step `times` times with asynchronous submission, and returns the elapsed seconds.
     pub(super) fn passes(&mut self, times: u32) -> Result<f64, RuntimeError> {
         let Self { session, steps, model } = self;
         session.passes(&timed(steps, model.as_ref()), times)
     }
 
-    /// Seconds of each instruction in a pass; of several replicas the mean, so that all together are about a pass's seconds.
+    /// Seconds of each instruction in a pass. With several replicas, each figure is the mean over them, so that
+    /// the sum is about the duration of a pass.
     pub(super) fn instructions(&mut self) -> Result<Vec<f64>, RuntimeError> {
         let Self { session, steps, model } = self;
         session.instructions(&timed(steps, model.as_ref()))
     }
 
-    /// When each launch and copy ran in some passes.
+    /// Start and duration of each launch and copy in `passes` passes, by replica.
     pub(super) fn spans(&mut self, passes: u32) -> Result<Vec<ReplicaSpans>, RuntimeError> {
         let Self { session, steps, model } = self;
         session.spans(&timed(steps, model.as_ref()), passes)
     }
 
-    /// What runs.
+    /// The plan of the steps.
     pub(super) fn plan(&self) -> &Plan {
         &self.session.program().plans()[0].1
     }
 
-    /// What it holds.
+    /// Peak memory of the program.
     pub(super) fn peak(&self) -> Bytes {
         self.session.program().peak()
     }
 
-    /// Where it runs.
+    /// Name of the device.
     pub(super) fn device(&self) -> String {
         self.session.device_name()
     }
 
-    /// Steps that are computed beside each other.
+    /// Number of replicas, which compute different steps concurrently.
     pub(super) fn replicas(&self) -> usize {
         self.session.replicas()
     }
 
-    /// The type of the first linear's weight.
+    /// Element type of the first linear layer's weight; f32 without linear layers.
     pub(super) fn dtype(&self) -> DType {
         let graph = &self.plan().graph;
         let linear = graph.nodes.iter().find(|node| matches!(node.op, Op::Linear(_)));
         linear.map_or(DType::F32, |node| graph.spec(node.inputs[1]).dtype)
     }
 
-    /// Operations and bytes of an instruction in a pass. The pairs that attention counts are those that there are.
+    /// Operations and bytes of an instruction in a pass, with the real number of attention pairs in each step.
     pub(super) fn cost(&self, instr: Instr) -> (f64, f64) {
         let graph = &self.plan().graph;
         let of_step = |&Step { counts, longest, .. }: &Step| match instr {
@@ -307,7 +316,8 @@ impl Subject {
         self.steps.iter().map(of_step).fold((0.0, 0.0), add)
     }
 
-    /// The rate of the linears alone, in GFLOP/s, over passes of about so many seconds.
+    /// Rate of the linear layers alone in GFLOP/s, measured in passes until `seconds` have elapsed; at least
+    /// one pass.
     pub(super) fn linear_gflops(&mut self, seconds: f64) -> Result<f64, RuntimeError> {
         let linear = |graph: &Graph, instr: &Instr| match *instr {
             Instr::Launch(id) => matches!(graph.node(id).op, Op::Linear(_)),
@@ -327,13 +337,13 @@ impl Subject {
         }
     }
 
-    /// Seconds of a pass, the median.
+    /// Median seconds per pass over `repeats` measurements.
     pub(super) fn seconds(&mut self, repeats: usize) -> Result<f64, RuntimeError> {
         Ok(median(&self.time(repeats, &mut |_, _| Ok(None))?.seconds))
     }
 }
 
-/// The type of a single product in a precision.
+/// Element type of a single linear layer for a precision. `Err` for fp8 and int8, which only models support.
 fn element(precision: Precision) -> Result<DType, ToolError> {
     match precision {
         Precision::F32 | Precision::Tf32 | Precision::Bf16 | Precision::Fp16 => Ok(precision.dtype()),
@@ -341,7 +351,7 @@ fn element(precision: Precision) -> Result<DType, ToolError> {
     }
 }
 
-/// One linear, all of whose operands are of one type.
+/// A graph of one linear layer with all operands of `dtype`.
 fn product(rows: u64, n: u64, k: u64, dtype: DType) -> Result<Graph, VerifyError> {
     let mut g = Builder::new(one_sequence(rows));
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(k)], DType::F32);
@@ -352,7 +362,7 @@ fn product(rows: u64, n: u64, k: u64, dtype: DType) -> Result<Graph, VerifyError
     Ok(graph)
 }
 
-/// Bounds of one sequence.
+/// Bounds of one sequence of `tokens` tokens.
 pub(super) fn one_sequence(tokens: u64) -> Bounds {
     Bounds { tokens, sequences: 1, longest: tokens }
 }
@@ -375,7 +385,7 @@ fn timed<'a>(steps: &'a [Step], model: Option<&'a ModelInputs>) -> Vec<TimedStep
     steps.iter().map(step).collect()
 }
 
-/// Residues for ESM-2, words for DNABERT-S: no special tokens.
+/// `count` token ids without special tokens: residues for ESM-2, words of the vocabulary for DNABERT-S.
 fn ids(encoder: &Encoder, count: u64) -> Vec<i32> {
     let (first, end) = match encoder {
         Encoder::Esm2(_) => (4, 24),
@@ -384,7 +394,8 @@ fn ids(encoder: &Encoder, count: u64) -> Vec<i32> {
     (0..count).map(|i| (first + i * 7919 % (end - first)) as i32).collect()
 }
 
-/// Numbers from -1 to 1 (Knuth's linear congruential generator, the upper bits).
+/// Pseudo-random numbers in [-1, 1): the upper 24 bits of Knuth's linear congruential generator (MMIX), which
+/// have the longest periods.
 pub(super) fn numbers(mut state: u64) -> impl Iterator<Item = f32> {
     std::iter::repeat_with(move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

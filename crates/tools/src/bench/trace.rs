@@ -1,5 +1,6 @@
-//! When every launch and copy of some passes ran, as a file for Perfetto (ui.perfetto.dev) or chrome://tracing. Invariant:
-//! the file is the Trace Event Format's JSON object form; times are the device's own, in microseconds.
+//! Trace of the launches and copies of a few passes, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+//! Invariant: the file has the JSON object form of the Trace Event Format; times are measured by the device, in
+//! microseconds.
 
 use super::subject::Subject;
 use data::atomic::AtomicFile;
@@ -11,13 +12,13 @@ use serde_json::{Value, json};
 use std::io::Write as _;
 use std::path::Path;
 
-/// Passes that are traced, after those that were timed.
+/// Number of traced passes, which run after the timed passes.
 const PASSES: u32 = 2;
 
-/// The tracks, in the order in which they are shown.
+/// Tracks of a device in display order; the index is the thread id in the trace.
 const TRACKS: [&str; 3] = ["in", "compute", "out"];
 
-/// Traces some passes and writes `path`.
+/// Traces [`PASSES`] passes and writes the trace to `path`.
 pub(super) fn write(path: &Path, subject: &mut Subject) -> Result<(), RuntimeError> {
     let mut file = AtomicFile::create(path)?;
     let spans = subject.spans(PASSES)?;
@@ -26,7 +27,8 @@ pub(super) fn write(path: &Path, subject: &mut Subject) -> Result<(), RuntimeErr
     Ok(file.commit()?)
 }
 
-/// The launches of a step: those of one op that follow each other are one entry, for an op may be several kernels.
+/// Launches of a step in schedule order. Consecutive launches of one op are one entry, because a launch may
+/// consist of several kernels and the trace does not mark their boundaries.
 struct Order(Vec<(&'static str, Vec<Launch>)>);
 
 struct Launch {
@@ -48,7 +50,9 @@ impl Order {
         Self(order)
     }
 
-    /// What each span was launched for, if it is one of these.
+    /// Assigns a launch to each kernel span, given the op of each span in order of time. Runs of one op are
+    /// matched with the next entry for the op, cyclically, because the spans cover several steps. `None` for
+    /// ops that the step lacks.
     fn launches<'a>(&'a self, ops: &[&str]) -> Vec<Option<&'a Launch>> {
         let (mut found, mut at) = (vec![], 0);
         for run in ops.chunk_by(|a, b| a == b) {
@@ -59,7 +63,8 @@ impl Order {
             };
             let launches = &self.0[(at + ahead) % self.0.len()].1;
             at += ahead + 1;
-            // Where one has several kernels, it is not known whose each is but for the run.
+            // If a launch of the run has several kernels, the boundaries between launches are unknown: all
+            // kernels of the run are attributed to its first launch.
             let each = |i: usize| if run.len() == launches.len() { &launches[i] } else { &launches[0] };
             found.extend((0..run.len()).map(|i| Some(each(i))));
         }
@@ -72,7 +77,7 @@ fn launch(graph: &Graph, id: graph::NodeId) -> (&'static str, Launch) {
     (node.op.name(), Launch { label: node_label(graph, id), layer: node.layer })
 }
 
-/// A process for each lane, by its name.
+/// The trace as JSON, with one process for each replica.
 fn to_json(lanes: &[(String, Vec<Span>)], order: &Order) -> Value {
     let events: Vec<Value> =
         lanes.iter().enumerate().flat_map(|(pid, (name, spans))| events(pid, name, spans, order)).collect();
@@ -112,7 +117,7 @@ fn is_launch(span: &Span) -> bool {
     span.track == "compute" && !span.name.starts_with("copy")
 }
 
-/// The op of a span: `linear` of `linear: gelu of elementwise.cu`.
+/// The op in the name of a span: `linear` in `linear: gelu of elementwise.cu`.
 fn op(span: &Span) -> &str {
     span.name.split(':').next().unwrap_or_default()
 }
@@ -158,7 +163,7 @@ mod tests {
             of("linear b"),
             of("add"),
             of("embed"),
-            // Three kernels of two launches.
+            // Three kernels for two launches: all are attributed to the first launch.
             of("linear a"),
             of("linear a"),
             of("linear a"),

@@ -1,5 +1,6 @@
-//! How much slower the kernels of training are than the rates of a target say, which are measured on products with prepared
-//! weights. Training steps of two small decoders are timed, launch by launch. Invariant: every step moves the weights, so that the optimizers really run.
+//! Measures for each training kernel the factor between its real time and the time by the target's rates, which are
+//! measured on GEMMs with prepacked weights. Times each launch of training steps of two small decoders.
+//! Invariant: every step updates the weights, so that the optimizer kernels do their full work.
 
 use super::median;
 use super::subject::numbers;
@@ -13,15 +14,15 @@ use runtime::session::{TimedSession, TimedStep};
 use runtime::{RuntimeError, Settings};
 use std::collections::BTreeMap;
 
-/// Tokens of a step.
+/// Tokens per step.
 const TOKENS: u64 = 2048;
 
-/// Steps that are timed, after one that is not.
+/// Number of timed steps, which follow one step to warm up.
 const STEPS: usize = 5;
 
 const VOCABULARY: u64 = 512;
 
-/// The decoders: with an MLP, and with experts.
+/// `config.json` of the two decoders: a dense one (Llama) and one with a mixture of experts (Mixtral).
 const DENSE: &str = r#"{"model_type": "llama", "vocab_size": 512, "hidden_size": 384, "num_hidden_layers": 2,
     "num_attention_heads": 6, "intermediate_size": 1024, "max_position_embeddings": 1024, "tie_word_embeddings": false}"#;
 const SPARSE: &str = r#"{"model_type": "mixtral", "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2,
@@ -30,8 +31,9 @@ const SPARSE: &str = r#"{"model_type": "mixtral", "vocab_size": 512, "hidden_siz
 
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
-/// For each kernel of training, its measured time divided by the time that the rates of `target` give; `target` has no
-/// such factors yet.
+/// Measured time of each kernel divided by its time by the rates of `target`: the median over the
+/// configurations that use the kernel. `target` must not have such factors already, because they would be part
+/// of the expected time.
 pub(super) fn slower(settings: &Settings, target: &Target) -> Result<BTreeMap<String, f64>, RuntimeError> {
     let adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };
     let sgd = Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: false };
@@ -53,7 +55,7 @@ pub(super) fn slower(settings: &Settings, target: &Target) -> Result<BTreeMap<St
     Ok(factors.into_iter().map(|(kernel, factors)| (kernel, median(&factors))).collect())
 }
 
-/// For each kernel, the measured and the expected seconds of its launches, less what a launch costs by itself.
+/// Sums by kernel of the (measured, expected) seconds of its launches, without the launch overhead.
 type Times = BTreeMap<String, (f64, f64)>;
 
 fn times(
@@ -70,13 +72,13 @@ fn times(
         remat: Remat::None,
         optimizer,
         group: &|_| Group::Decay,
-        // Sums of gradients and a clip have kernels of their own.
+        // Accumulation and clipping are enabled, because they have their own kernels, which are timed too.
         accumulation: 2,
         max_norm: 1.0,
     };
     let program = training.program(&forward, &forward, target)?;
     let mut session = TimedSession::start_single(settings, program)?;
-    // Numbers of about the size of a new model's, the same each time.
+    // Weights of about the magnitude of an initialized model, equal in every calibration.
     let mut random = numbers(0);
     session.load(|param, _, out| {
         match param.name.contains("norm") {
@@ -121,7 +123,8 @@ struct Numbers {
 
 impl Numbers {
     fn new(longest: u64, optimizer: Optimizer) -> Self {
-        // A small rate; bias corrections of a late step, or the rate at which means move.
+        // The learning rate is small, so that values stay finite. It is followed by the bias corrections of a
+        // late step for AdamW, and by the decay rate of the second moments for Adafactor.
         let hyper = match optimizer {
             Optimizer::AdamW(_) | Optimizer::AdamW8bit(_) => vec![1e-6, 1.0, 1.0],
             Optimizer::Adafactor(_) => vec![1e-6, 0.9],
@@ -141,7 +144,8 @@ impl Numbers {
         }
     }
 
-    /// Inputs of a plan. They are copied for every step, because plans overwrite each other's inputs in the shared arena.
+    /// Inputs of a plan. They are copied for every step, because plans in the shared arena overwrite each
+    /// other's inputs.
     fn inputs(&self, program: &Program, plan: usize) -> Vec<(InputId, Data<'_>)> {
         let ids = [("ids", &self.tokens), ("targets", &self.tokens), ("spans", &self.spans)];
         let ids = ids.into_iter().map(|(name, values)| (name, Data::I32(values.as_slice())));
