@@ -7,7 +7,6 @@ use data::alphabet::{Alphabet, uracil_to_thymine};
 use data::ids::IdSet;
 use data::limits::spawn;
 use data::sequence::{Extent, Reader, Record};
-use data::tokenize::esm;
 use data::{DataError, DataErrorKind};
 use runtime::Tokenizer;
 use runtime::ordered::{Feed, Results, Worker, start};
@@ -160,15 +159,13 @@ impl Front {
         }
         let same = self.place.0 == input + 1;
         self.place = (input + 1, if same { self.place.1 + 1 } else { 1 });
-        self.alphabet().check(&self.record, &self.reader)?;
-        if self.alphabet() == Alphabet::Nucleotides && uracil_to_thymine(&mut self.record.seq) > 0 {
+        let alphabet = self.tokenizer.alphabet();
+        alphabet.check(&self.record, &self.reader)?;
+        if alphabet == Alphabet::Nucleotides && uracil_to_thymine(&mut self.record.seq) > 0 {
             batch.rna += 1;
         }
         let id = &self.record.id;
-        let letters = match &self.tokenizer {
-            Tokenizer::Esm => esm::residues(&self.record.seq),
-            Tokenizer::Bpe(_) => &self.record.seq,
-        };
+        let letters = self.tokenizer.letters(&self.record.seq);
         if letters.is_empty() {
             batch.skipped.push(Skipped::Empty(id.clone()));
             return Ok(true);
@@ -192,13 +189,6 @@ impl Front {
         batch.names += id.len();
         batch.heads.push(Sequence { id, length: letters.len() as u64, result: self.result });
         Ok(true)
-    }
-
-    fn alphabet(&self) -> Alphabet {
-        match &self.tokenizer {
-            Tokenizer::Esm => Alphabet::AminoAcids,
-            Tokenizer::Bpe(_) => Alphabet::Nucleotides,
-        }
     }
 
     fn too_long(&self, letters: usize, limit: usize) -> RuntimeError {

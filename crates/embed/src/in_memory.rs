@@ -1,17 +1,15 @@
 //! Embeddings of sequences that are in memory. Invariant: the values are those that [`embed`](crate::embed) writes for a
 //! file with these sequences.
 
-use crate::engine::{ENCODER, Engine, Reading, Rows};
+use crate::engine::{Engine, Reading, Rows};
 use crate::front::Sequence;
 use crate::states::States;
-use crate::{EmbedError, Pool, SHORTEST};
+use crate::{EmbedError, Measured, Pool, request, start_of, warn};
 use data::alphabet::{Alphabet, uracil_to_thymine};
-use data::pack::{MOST_PACKS, Order};
-use data::tokenize::esm;
-use graph::Bytes;
-use runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
-use runtime::session::{Part, Request, Stage, Start};
-use runtime::{EncoderModel, Observer, Settings, Tokenizer};
+use data::pack::Order;
+use runtime::observer::stopped;
+use runtime::session::Stop;
+use runtime::{EncoderModel, Observer, Settings};
 
 /// Computes the embedding of each sequence with an encoder and returns the embeddings in the order of the sequences.
 ///
@@ -21,11 +19,12 @@ use runtime::{EncoderModel, Observer, Settings, Tokenizer};
 ///
 /// Each embedding is row-major, with D the [hidden size](models::Encoder::hidden_size) of the model: `(D)` for [`Pool::Mean`]
 /// and [`Pool::Cls`], `(tokens, D)` for [`Pool::Tokens`]. With `layers`, the embeddings of these layers follow one another;
-/// layer 0 is the token embedding, and negative numbers count from the last layer.
+/// layer 0 is the token embedding, and negative numbers count from the last layer. The tokens and the embeddings of all sequences
+/// are held beside the memory that `settings` bounds. Warnings of the devices go to `observer`.
 ///
 /// # Errors
 /// A sequence is empty or of another alphabet, a layer does not exist, the plan does not fit in the memory budget of
-/// `settings`, or a value is not finite. Sequences are named by their position: `sequence 0` is the first.
+/// `settings`, a value is not finite, or `observer` asks to stop. Sequences are named by their position: `sequence 0` is the first.
 ///
 /// # Examples
 /// The built-in protein encoder has random weights; [`EncoderModel::open`] opens a model by its folder or name.
@@ -56,43 +55,39 @@ pub fn embed_sequences(
         encoded.push(encode(model, position, letters.as_ref())?);
     }
     let Some(longest) = encoded.iter().map(Vec::len).max() else { return Ok(vec![]) };
-    let longest = (longest as u64).max(SHORTEST);
+    let measured = Measured {
+        longest: Some(longest as u64),
+        sequences: Some(encoded.len() as u64),
+        ..Measured::default()
+    };
 
     let outputs = states.outputs();
-    let (turns, count) = (MOST_PACKS as u64, encoded.len() as u64);
-    let part = Part {
-        name: ENCODER,
-        graph: Box::new(|tokens| model.encoder.graph(bounds(tokens, longest), &outputs)),
-        policy: settings.policy()?,
-        streams: true,
+    let reading = Reading {
+        pool,
+        outputs: outputs.iter().map(|output| output.name()).collect(),
+        width: model.encoder.hidden_size() as usize,
+        order: Order::ByLength,
     };
-    let stage = Stage {
-        parts: vec![part],
-        longest,
-        finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), turns, Some(count))),
-        kept: Box::new(|program, steps| Bytes(output_bytes(program).0 * (steps as u64 + turns))),
-    };
-    let planned = settings.plan(Request {
-        alternatives: vec![vec![stage]],
-        replicas: settings.most_replicas(None),
-        tokens: settings.tokens,
-        budgets: vec![settings.read_budget()?],
-    })?;
-    let start = Start { order: Order::ByLength, weights: vec![model], running: vec![], kept: "outputs" };
-    let session = planned.start(0, start, observer)?;
-
-    let width = model.encoder.hidden_size() as usize;
-    let names = outputs.iter().map(|output| output.name()).collect();
-    let reading = Reading { pool, outputs: names, width, order: Order::ByLength };
+    let graph = &|bounds| model.encoder.graph(bounds, &outputs);
+    let request = request(settings, &measured, reading.order, None, graph, settings.read_budget()?)?;
+    let session = settings.plan(request)?.start(0, start_of(model, reading.order), observer)?;
     let mut engine = Engine::new(session, &model.encoder, reading, InMemory(vec![]))?;
     for (position, tokens) in encoded.iter().enumerate() {
-        let id = name(position);
         let length = sequences[position].as_ref().len() as u64;
-        engine.push(&Sequence { id, length, result: 0 }, tokens, &|| Ok(()))?;
+        let sequence = Sequence { id: name(position), length, result: 0 };
+        let stop: Stop<'_> = &|| stopped(observer, STOPPED);
+        let pushed = stop().map_err(EmbedError::from).and_then(|()| engine.push(&sequence, tokens, stop));
+        warn(&mut engine, observer);
+        pushed?;
     }
-    engine.drain(&|| Ok(()))?;
+    let drained = engine.drain(&|| stopped(observer, STOPPED));
+    warn(&mut engine, observer);
+    drained?;
     engine.finish()
 }
+
+/// Remaining result after a signal.
+const STOPPED: &str = "no embedding is returned";
 
 /// The name of a sequence in errors.
 fn name(position: usize) -> String {
@@ -103,11 +98,8 @@ fn name(position: usize) -> String {
 fn encode(model: &EncoderModel, position: usize, letters: &[u8]) -> Result<Vec<i32>, EmbedError> {
     let mut tokens = vec![];
     let mut letters = letters.to_vec();
-    let alphabet = match &model.tokenizer {
-        Tokenizer::Esm => Alphabet::AminoAcids,
-        Tokenizer::Bpe(_) => Alphabet::Nucleotides,
-    };
-    let refusal = match esm::residues(&letters).is_empty() {
+    let alphabet = model.tokenizer.alphabet();
+    let refusal = match model.tokenizer.letters(&letters).is_empty() {
         true => Some("it has no letters".to_owned()),
         false => alphabet.refusal(&letters),
     };

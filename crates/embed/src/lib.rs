@@ -31,7 +31,7 @@ use plan::Staging;
 use runtime::observer::stopped;
 use runtime::process::{NAME, Process};
 use runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
-use runtime::session::{Part, Request, Stage, Start, Stop, Usage, WeightSource, say_given_back};
+use runtime::session::{Part, Request, Stage, Start, Stop, Usage, say_given_back};
 use runtime::{
     Budget, EncoderModel, Level, Observer, Progress, RuntimeError, Settings, Tokenizer, replicas_for_input,
 };
@@ -245,17 +245,23 @@ fn run(
     }
     let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
     let process = process(options, &measured, limits, results.held(records, measured.name));
-    let plan =
-        |measured: &Measured| settings.plan(request(options, measured, graph, budget.with(process.clone()))?);
+    let worthwhile = replicas_for_input(&options.inputs);
+    let plan = |measured: &Measured| {
+        settings.plan(request(
+            settings,
+            measured,
+            reading.order,
+            worthwhile,
+            graph,
+            budget.with(process.clone()),
+        )?)
+    };
     let planned = match plan(&measured) {
         // Fewer tokens than letters may fit.
         Err(_) if !is_exact => plan(&measure(options, model, limits, Unit::Tokens, observer)?)?,
         planned => planned?,
     };
-    let order = reading.order;
-    let weights: Vec<&dyn WeightSource> = vec![model];
-    let start_stage = Start { order, weights, running: vec![], kept: "outputs" };
-    let session = planned.start(0, start_stage, observer)?;
+    let session = planned.start(0, start_of(model, reading.order), observer)?;
 
     let front = open(options, model, limits, most)?;
     let mut engine = Engine::new(session, &model.encoder, reading, results)?;
@@ -287,16 +293,21 @@ fn run(
     })
 }
 
-/// What is planned: the encoder alone, in one stage. Where the longest sequence is not known, a step may be one sequence.
+/// Request for a plan of the encoder alone, in one stage. Where the length of the longest sequence is not known, a step may be
+/// one sequence. `worthwhile` is the number of replicas that the input justifies, `None` without a limit.
 fn request<'a>(
-    options: &Options,
+    settings: &Settings,
     measured: &Measured,
+    order: Order,
+    worthwhile: Option<u64>,
     graph: GraphOf<'a>,
     budget: Budget,
 ) -> Result<Request<'a>, RuntimeError> {
-    let settings = &options.settings;
     let (known, sequences) = (measured.longest, measured.sequences);
-    let turns = if options.sort_by_length { MOST_PACKS as u64 } else { 0 };
+    let turns = match order {
+        Order::ByLength => MOST_PACKS as u64,
+        Order::Input => 0,
+    };
     let longest = known.unwrap_or(SHORTEST).max(SHORTEST);
     let part = Part {
         name: ENCODER,
@@ -310,8 +321,13 @@ fn request<'a>(
         finish: Box::new(move |program, replicas| with_outputs(program, copies(replicas), turns, sequences)),
         kept: Box::new(move |program, steps| Bytes(output_bytes(program).0 * (steps as u64 + turns))),
     };
-    let replicas = settings.most_replicas(replicas_for_input(&options.inputs));
+    let replicas = settings.most_replicas(worthwhile);
     Ok(Request { alternatives: vec![vec![stage]], replicas, tokens: settings.tokens, budgets: vec![budget] })
+}
+
+/// Start of the session that [`request`] plans.
+fn start_of(model: &EncoderModel, order: Order) -> Start<'_> {
+    Start { order, weights: vec![model], running: vec![], kept: "outputs" }
 }
 
 /// What results say of themselves.

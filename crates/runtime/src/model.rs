@@ -3,6 +3,7 @@
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
 use crate::{ModelError, Observer, RuntimeError, adapter, bundle};
+use data::alphabet::Alphabet;
 use data::bounded;
 use data::hex::hex;
 use data::printable::Name;
@@ -51,6 +52,22 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
+    /// Alphabet of the sequences that the tokenizer encodes.
+    pub fn alphabet(&self) -> Alphabet {
+        match self {
+            Self::Esm => Alphabet::AminoAcids,
+            Self::Bpe(_) => Alphabet::Nucleotides,
+        }
+    }
+
+    /// Letters of a sequence that are encoded: a protein's `*` at the end, which marks the stop codon, is left out.
+    pub fn letters<'a>(&self, sequence: &'a [u8]) -> &'a [u8] {
+        match self {
+            Self::Esm => esm::residues(sequence),
+            Self::Bpe(_) => sequence,
+        }
+    }
+
     /// Appends the tokens of a sequence to `tokens` and returns the number of unknown characters.
     pub fn encode(&self, sequence: &[u8], tokens: &mut Vec<i32>) -> Result<usize, RuntimeError> {
         match self {
