@@ -20,7 +20,7 @@ built() {
     cargo "$@" 2>&1 | tee /dev/stderr | sed -n "s/.*Executable.*$pattern.*(\(.*\))/\1/p"
 }
 
-cargo build --profile "$profile" -p plimsoll
+cargo build --profile "$profile" -p plimsoll-cli
 strip -o "$to/bin/plimsoll" "$folder/plimsoll"
 cargo build --profile "$profile" -p plimsoll-cuda --example attention
 strip -o "$to/bin/attention" "$folder/examples/attention"

@@ -39,7 +39,7 @@ if [ "$(uname -m)" != aarch64 ]; then
 fi
 
 cargo test --locked --target "$target" "${crates[@]/#/--package=plimsoll-}" -- --exact "${without[@]/#/--skip=}"
-cargo build --locked --target "$target" --package plimsoll
+cargo build --locked --target "$target" --package plimsoll-cli
 "${emulator[@]}" "$binary" doctor
 "${emulator[@]}" "$binary" predict examples/reads.fa --no-progress -o "$work/first"
 for length in 300 500; do

@@ -24,7 +24,7 @@ build() {
     local flags="--remap-path-prefix=$PWD=plimsoll"
     flags+=" --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
     RUSTFLAGS=$flags CARGO_PROFILE_RELEASE_STRIP=symbols \
-        cargo build --release --locked --target "$target" --package plimsoll
+        cargo build --release --locked --target "$target" --package plimsoll-cli
     binary=${CARGO_TARGET_DIR:-target}/$target/release/plimsoll
 }
 

@@ -12,7 +12,7 @@
 //! | know the memory of a model on a machine | [`runtime::price`] |
 //! | plan or run training | [`train`] |
 //! | build a model | [`models`], [`graph::Builder`] |
-//! | add an op | [`graph::OpRules`] and the section below |
+//! | add an op | [`graph::OpRules`] and [a new op](#a-new-op) |
 //!
 //! # Embeddings of sequences in memory
 //! [`runtime::EncoderModel::open`] opens a model by its folder or by its name on the hub; the built-in encoder of this example has

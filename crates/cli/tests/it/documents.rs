@@ -90,7 +90,7 @@ const READERS_OWN: [&str; 12] = [
     "--calibrate",
 ];
 
-/// Commands that end with another exit code than 0, since the page shows a refusal.
+/// Commands that the page shows as refused, with their exit codes.
 const REFUSED: [(&str, i32); 1] =
     [("plan --model facebook/esm2_t36_3B_UR50D --target 4090 --tokens 655360", 4)];
 
@@ -103,7 +103,7 @@ fn run_page(name: &str, commands: usize) {
     for linked in ["fixtures", "examples"] {
         symlink(root.join(linked).canonicalize().expect("a folder"), folder.path(linked)).expect("a link");
     }
-    // The result of the calibration on the page about plans, which takes a minute.
+    // Stands for the file that `bench --calibrate` writes on the page about plans; a calibration takes a minute.
     folder.write("my-machine.toml", include_str!("../../../plan/src/targets/null.toml"));
     let mut found = 0;
     for block in page.split("```sh\n").skip(1) {

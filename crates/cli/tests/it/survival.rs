@@ -1,7 +1,7 @@
 //! `predict` killed, interrupted, and without room on its disk: the next start finishes, and the results are
 //! those of a run that was left alone, to the byte.
 //!
-//! `PLIMSOLL_KILLS=100 cargo test -p plimsoll --test it survival::killed` is the long form.
+//! `PLIMSOLL_KILLS=100 cargo test -p plimsoll-cli --test it survival::killed` is the long form.
 
 use crate::harness::{Folder, golden};
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! `train` killed: the next start goes on from the newest checkpoint, and its files are those of a run that was left
 //! alone, to the byte.
 //!
-//! `PLIMSOLL_KILLS=50 cargo test -p plimsoll --test it training_killed` is the long form.
+//! `PLIMSOLL_KILLS=50 cargo test -p plimsoll-cli --test it training_killed` is the long form.
 
 use crate::harness::Folder;
 use serde_json::Value;

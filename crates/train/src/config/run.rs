@@ -217,7 +217,7 @@ impl Default for Run {
 }
 
 /// Memory reserved for code, stacks, the plans themselves and the allocator's overhead. Measured besides the arena of
-/// examples/moe-mini.yaml: 20 MB in the release build, 27 MB with 40 layers. `cargo test -p plimsoll --test it
+/// examples/moe-mini.yaml: 20 MB in the release build, 27 MB with 40 layers. `cargo test -p plimsoll-cli --test it
 /// training_memory` repeats the measurement.
 pub(crate) const PROCESS: Bytes = Bytes(32 << 20);
 
