@@ -61,8 +61,8 @@ pub struct Combined<'a> {
     pub places: &'a [i32],
 }
 
-/// `drows[r] = gates[order[r]] dy[order[r] / k]`, zeros where order is below zero; `dgates[i] = dy[i / k] . row`, the row of its
-/// place, 0 without one. `drows` may be exactly `rows`.
+/// `drows[r] = gates[order[r]] dy[order[r] / k]`, zeros where order is below zero; `dgates[i] = dy[i / k] .
+/// rows[places[i]]`, 0 where places is below zero. `drows` may be exactly `rows`.
 pub fn combine_grad(
     cpu: &Cpu,
     of: Combined<'_>,

@@ -76,8 +76,8 @@ fn allowed(row: &Row, on: &str, table: &str) -> bool {
     if !table.contains("dev-dependencies") {
         return listed;
     }
-    // Nothing but `cli` and the library `plimsoll` ever sees `cuda`, and the tests of `exec`, whose suite every device runs; no crate tests itself
-    // from outside.
+    // `cuda` is a dependency of `cli` and of the library `plimsoll`, and of the tests of `exec`, which run on every
+    // device. No crate is a dependency of its own tests.
     let below = self::row(on).is_some_and(|on| on.floor <= row.floor);
     listed || (below && (on != "cuda" || row.name == "exec") && on != row.name)
 }

@@ -1,4 +1,4 @@
-//! Rules on `unsafe`: it has five homes, and every use says why it is sound.
+//! Rules on `unsafe`: it is allowed in the files and crates of `HOMES` only, and every use says why it is sound.
 
 use super::{Hit, hit};
 use crate::source::File;

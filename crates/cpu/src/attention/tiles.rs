@@ -214,7 +214,7 @@ impl Task<'_> {
     /// Runs the queries of the block against all key blocks.
     ///
     /// # Safety
-    /// As `Job::run`, the only caller.
+    /// The requirements of `Job::run`, which is the only caller.
     #[inline(always)]
     unsafe fn run<R: Registers>(&self, tiles: &mut R) {
         let strips = (self.place.queries.1 - self.place.queries.0).div_ceil(SIDE);
@@ -474,7 +474,7 @@ impl Task<'_> {
     /// together.
     ///
     /// # Safety
-    /// As `Task::run`, the only caller.
+    /// The requirements of `Task::run`, which is the only caller.
     #[inline(always)]
     unsafe fn pack_bias(&self, keys: Keys, head: usize) {
         let Some(slopes) = self.job.config.slopes else { return };

@@ -48,7 +48,7 @@ static_assert(TILE % STEP == 0 && STAGES >= 2, "a tile is whole steps");
 #define HALF (HEAD_DIM / 2)
 #define PAIR DIVIDES(HALF)
 
-// threadIdx.x, read by volatile asm so that the compiler computes addresses anew at each use instead of holding
+// threadIdx.x. The asm is volatile so that the compiler computes addresses anew at each use instead of holding
 // them in registers throughout the loop over the tiles.
 __device__ __forceinline__ int thread_now() { int r; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r)); return r; }
 template <int N> struct __align__(N * 2) Vector { u16 x[N]; };
@@ -314,7 +314,7 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
 }
 
 // Writes o / sum to `to` and, if `lse` is not null, the natural logarithm of the sum of exponentials. `to` and
-// `lse` point to the warp's first row, `rows` is the number of rows from it to the sequence's end. The
+// `lse` point to the warp's first row, `rows` is the number of rows from there to the sequence's end. The
 // fragments go through `mine`, the warp's own rows of q in shared memory (no other warp reads them), to be
 // written to memory in wide, coalesced accesses.
 __device__ __forceinline__ void finish(Rows &w, u16 *mine, u16 *to, long long stride, float *lse, int heads, int rows) {

@@ -6,7 +6,8 @@
 // has a fixed order. Only rows of sequences are written.
 //
 // Shared memory: q (ROWS, LD), then one buffer (TILE, LD) for k and afterwards v of a tile, and the weights
-// (ROWS, TILE + 4). Loads are synchronous; three barriers per tile separate them from the reads.
+// (ROWS, TILE + 4). A tile's keys, then its values, are copied by ordinary loads and stores: a __syncthreads after each
+// copy makes it visible to all threads, and one before the buffer is written again waits for its last reads.
 //
 // Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL. A block of 16 x 16
 // threads computes ROWS queries of one head of one sequence; thread (y, x) has queries y + 16 i, keys x + 16 j

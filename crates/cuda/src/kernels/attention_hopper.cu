@@ -36,7 +36,8 @@ typedef Element<TABLE>::type Angle;
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-// threadIdx.x, read by volatile asm so that addresses are computed anew instead of being held in registers.
+// threadIdx.x. The asm is volatile so that the compiler reads it again at each use: addresses derived from it are then
+// recomputed and do not occupy registers between their uses.
 __device__ __forceinline__ int thread_now() { int r; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r)); return r; }
 
 // Copies 16 bytes to shared memory asynchronously; stores zeros unless `there`.
@@ -273,8 +274,9 @@ __device__ __forceinline__ void weights(u32 (&p)[STEP / 16][4], const float (&s)
 }
 
 // Writes o / sum to `to` and, if `lse` is not null, the natural logarithm of the sum of exponentials. `to` and
-// `lse` point to the warp's first row, `rows` is the number of rows from it on. The fragments go through the
-// warp's own rows of q in shared memory (`mine`), to be written to memory in 16-byte accesses.
+// `lse` point to the warp's first row, `rows` is the number of rows from there to the sequence's end; rows beyond
+// it are not written. The fragments go through the warp's own rows of q in shared memory (`mine`), to be written to
+// memory in 16-byte accesses.
 __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *lse, int heads, int rows) {
   int lane = threadIdx.x % 32;
   float inverse[2];

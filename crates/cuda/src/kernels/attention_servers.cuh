@@ -19,7 +19,8 @@ static_assert(TILE % 16 == 0, "blocks of 16 keys");
 
 typedef Element<TABLE>::type Angle;
 
-// The lane's number, read by volatile asm so that addresses are computed anew instead of being held in registers.
+// The thread's lane in its warp. The asm is volatile so that the compiler reads it again at each use: addresses
+// derived from it are then recomputed and do not occupy registers between their uses.
 __device__ __forceinline__ u32 lane_now() { u32 x; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x)); return x % 32; }
 
 // Byte offset of a row's 16-byte word in shared memory, swizzled so that an equal word of eight rows, as

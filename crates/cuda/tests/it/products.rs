@@ -188,7 +188,8 @@ impl Case {
             summing += 3.0 * rounding * squares.sqrt();
         }
         if self.ins[0].spec.dtype == DType::F8 {
-            // FP8 tensor cores truncate their accumulators to 14 bits after every 32 terms.
+            // FP8 tensor cores keep about 14 bits of a sum and drop the lower ones after every instruction, which
+            // adds 32 terms. The error allowed for that is 2^-13 of the sum for each instruction.
             summing += 2f64.powi(-13) * (k as f64 / 32.0).ceil() * s.abs().max(2.0 * squares.sqrt());
         }
         match linear.epilogue {
@@ -273,8 +274,9 @@ fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
     decode(&encode(&values, &operand.spec), &operand.spec)
 }
 
-/// Encodes values in the element type by truncation, which is exact for representable values. Quantized values are
-/// rounded, and exact but for the last bit of the scales.
+/// Encodes values in the element type of `spec`. f32, bf16 and f16 truncate, so that a representable value is
+/// unchanged. e4m3 quantizes every row to nearest, with a scale of its own; decoded rows that are encoded again keep
+/// their e4m3 values, but a scale may differ in its last bit.
 fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
     let half = |value: f64| {
         let bits = (value as f32).to_bits();

@@ -2,9 +2,9 @@
 //! the `tokenizers` crate for every input, whichever encoder makes them; they do not depend on what
 //! was encoded before or on which thread, and no sequence is cut or padded.
 //!
-//! The crate parses the file and is one of two encoders. The other is our own (`dna`), twenty times
-//! as fast, for files that ask for nothing but merges over at most four letters, as all of DNABERT's
-//! do. Which one it is depends on the file alone and is seen in [`Bpe::kind`].
+//! The crate `tokenizers` parses the file and is one of two encoders. The other is this module's `dna`, which is twenty
+//! times as fast and supports only files with merges over at most four letters, as those of DNABERT. The file alone
+//! decides which encoder is used; [`Bpe::kind`] returns it.
 
 mod dna;
 mod file;

@@ -40,7 +40,7 @@ pub(super) struct Inner {
     pub reader: [usize; 2],
     /// Whether any file is compressed.
     pub compressed: bool,
-    /// See [`Dataset::digest`].
+    /// Digest of the documents and the settings, as [`Dataset::digest`] defines it.
     pub digest: String,
 }
 

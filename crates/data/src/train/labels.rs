@@ -45,7 +45,7 @@ impl Classes {
     /// Parses the name or number of a class and returns the class index.
     ///
     /// # Errors
-    /// A message if the text is not one of the classes.
+    /// The text names none of the classes; the error is the message for the user.
     pub fn of_text(&self, text: &str) -> Result<i32, String> {
         match self {
             Classes::Count(_) => {

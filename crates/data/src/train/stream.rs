@@ -113,7 +113,8 @@ impl Stream {
                 self.give_back(parcel)?;
                 return self.end_epoch();
             } else {
-                // The last batch of the epoch. The parcel stays, so that the next call reports the end of the epoch.
+                // This is the last batch of the epoch, and it need not be full. The parcel is kept, although all of its
+                // documents are consumed: the next call finds it again, fills no batch and ends the epoch.
                 self.parcel = Some(parcel);
                 return Ok(self.given(batch));
             }

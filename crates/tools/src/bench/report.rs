@@ -21,7 +21,7 @@ pub struct Report {
     pub device: String,
     /// Number of compute threads.
     pub threads: usize,
-    /// Number of replicas, which compute different steps concurrently.
+    /// Number of replicas: devices or groups of CPU threads that each compute their own steps, at the same time.
     pub lanes: usize,
     /// Number of steps in a pass over the batch.
     pub steps: u64,

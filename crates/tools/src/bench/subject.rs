@@ -285,7 +285,7 @@ impl Subject {
         self.session.device_name()
     }
 
-    /// Number of replicas, which compute different steps concurrently.
+    /// Number of replicas: devices or groups of CPU threads that each compute their own steps, at the same time.
     pub(super) fn replicas(&self) -> usize {
         self.session.replicas()
     }

@@ -113,7 +113,7 @@ impl Task<'_> {
     /// Computes eight rows of weights: four each for `sums[FIRST]` and `sums[FIRST + 1]`.
     ///
     /// # Safety
-    /// As `stream`; the scores of `turn` are stored.
+    /// The requirements of `stream`, and the scores of `turn` must be stored.
     #[inline(always)]
     unsafe fn make_weights<const FIRST: usize>(
         &self,
@@ -141,7 +141,7 @@ impl Task<'_> {
     /// weights.
     ///
     /// # Safety
-    /// As `stream`.
+    /// The requirements of `stream`.
     #[inline(always)]
     unsafe fn make_scores<R: Registers, const C: usize, const B: usize>(
         &self,
@@ -176,7 +176,7 @@ impl Task<'_> {
     /// previous strip and loads or clears the accumulators.
     ///
     /// # Safety
-    /// As `stream`; the weights of `turn` are stored.
+    /// The requirements of `stream`, and the weights of `turn` must be stored.
     #[inline(always)]
     unsafe fn use_weights<R: Registers>(&self, tiles: &mut R, keys: Keys, head: usize, turn: Turn) {
         let count = self.cut.tiles();
@@ -207,7 +207,7 @@ impl Task<'_> {
     /// Stores the output sums of a strip.
     ///
     /// # Safety
-    /// As `stream`; the sums are in their registers.
+    /// The requirements of `stream`, and the sums must be in their registers.
     #[inline(always)]
     unsafe fn put_sums<R: Registers>(&self, tiles: &mut R, head: usize, strip: usize) {
         let count = self.cut.tiles();

@@ -209,10 +209,10 @@ fn four(rows: &[__m512; SIDE], first: usize, of: impl Fn(__m512, __m512) -> __m5
     }
 }
 
-/// How the scores of a row become y above `MAGIC`.
+/// Conversion of the scores of a row to y, a number from `MAGIC` on.
 #[derive(Clone, Copy)]
 pub(super) enum Scores {
-    /// They already are.
+    /// The scores are y already.
     Ready,
     /// Fused score * first + second, at least `MAGIC`.
     Times(f32, f32),

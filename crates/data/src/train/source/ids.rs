@@ -53,7 +53,8 @@ impl Ids {
         Ok(Ids { path: path.to_owned(), file, width, end, most, ended: false })
     }
 
-    /// See [`Documents::read`](super::Documents::read).
+    /// Reads the ids of the next document, its end-of-document id included, into `document`, reusing its buffer.
+    /// Returns `false` after the last document.
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
         let read = |e| DataError::at(&self.path, DataErrorKind::Read(e));
         let ids = Width { bytes: self.width, end: self.end };

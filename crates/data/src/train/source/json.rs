@@ -34,7 +34,11 @@ impl JsonLines {
         Ok(JsonLines { source, field, label, most, line: Vec::new(), longest: 0 })
     }
 
-    /// See [`Documents::read`](super::Documents::read). Blank lines are skipped.
+    /// Reads the text and the label of the next line that is not blank into `document`, reusing its buffer. Returns
+    /// `false` after the last line.
+    ///
+    /// # Errors
+    /// A line that is too long, is not a JSON object with the expected fields, or has a text longer than allowed.
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
         loop {
             let line = self.source.line();

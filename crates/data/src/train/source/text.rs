@@ -26,7 +26,7 @@ impl Text {
         Ok(Text { source, how, most, line: Vec::new(), ended: false })
     }
 
-    /// See [`Documents::read`](super::Documents::read).
+    /// Reads the next document into `document`, reusing its buffer. Returns `false` after the last document.
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
         if self.ended {
             return Ok(false);

@@ -42,7 +42,8 @@ pub enum Step {
 }
 
 /// Progress callback, called with the file's name, its size in bytes (0 while unknown) and the event. If it returns
-/// `Break`, the fetch ends with `Stopped`; the received bytes stay in the cache for the next attempt.
+/// [`ControlFlow::Break`], the fetch ends with [`HubErrorKind::Stopped`](super::HubErrorKind::Stopped). The bytes
+/// received so far stay in the cache, and the next fetch of the file continues after them.
 pub type Told<'a> = &'a mut dyn FnMut(&str, u64, Step) -> ControlFlow<()>;
 
 /// Progress callback for one file, called with its size in bytes and the event; `Err(Stopped)` ends the fetch.
