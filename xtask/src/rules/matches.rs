@@ -6,7 +6,7 @@ use super::{Hit, hit};
 use crate::source::{File, in_word};
 
 /// The enums every match must spell out.
-const CLOSED: &[&str] = &["Op", "Role", "DType", "MemorySpace"];
+const CLOSED: &[&str] = &["Op", "Role", "DType", "Layout", "KernelId"];
 /// The crates that see them (`data` has element types of its own).
 const CRATES: &[&str] =
     &["graph", "plan", "exec", "cpu", "models", "cuda", "runtime", "embed", "tools", "train", "virus"];
