@@ -1,5 +1,5 @@
-//! The records called virus, written with their titles, scores and calls. Invariant: letters and qualities stand in the file as
-//! in the input; equal runs write equal bytes, compressed ones too.
+//! Writer of the records called virus, with their titles, scores and calls. Invariant: letters and qualities
+//! are written unchanged; equal runs write equal bytes, also in compressed formats.
 
 use super::OutputError;
 use data::atomic::AtomicFile;
@@ -9,22 +9,22 @@ use flate2::{Compression, GzBuilder};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The format of the file of records called virus.
+/// Format of the file of records called virus.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HitsFormat {
-    /// `virus.fna`: FASTA in lines of 60 letters.
+    /// `virus.fna`: FASTA with lines of 60 letters.
     #[default]
     Fasta,
-    /// `virus.fastq`: FASTQ, of FASTQ input alone.
+    /// `virus.fastq`: FASTQ; requires FASTQ input.
     Fastq,
-    /// `virus.fna.gz`.
+    /// `virus.fna.gz`: as `Fasta`, compressed with gzip.
     FastaGz,
-    /// `virus.fastq.gz`.
+    /// `virus.fastq.gz`: as `Fastq`, compressed with gzip.
     FastqGz,
 }
 
 impl HitsFormat {
-    /// Its name as a value of `--hits-format`.
+    /// Name of the format: the value of `--hits-format`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fasta => "fasta",
@@ -34,7 +34,7 @@ impl HitsFormat {
         }
     }
 
-    /// The name of the file.
+    /// Name of the file.
     pub const fn file(self) -> &'static str {
         match self {
             Self::Fasta => "virus.fna",
@@ -44,7 +44,7 @@ impl HitsFormat {
         }
     }
 
-    /// Whether records are written with their qualities.
+    /// Whether the format stores qualities.
     pub fn has_qualities(self) -> bool {
         matches!(self, Self::Fastq | Self::FastqGz)
     }
@@ -54,25 +54,25 @@ impl HitsFormat {
     }
 }
 
-/// What the file of records called virus repeats of a record, beside its id.
+/// Text of an input record other than its id, for the file of records called virus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordText {
-    /// The title after the id.
+    /// Description: the rest of the title line after the id.
     pub description: Vec<u8>,
-    /// The letters.
+    /// Letters of the sequence.
     pub sequence: Vec<u8>,
-    /// The qualities of FASTQ, one byte for each letter; empty where the file is FASTA.
+    /// FASTQ qualities, one byte per letter; empty for FASTA input.
     pub quality: Vec<u8>,
 }
 
 impl RecordText {
-    /// Bytes that it holds.
+    /// Total length in bytes.
     pub fn bytes(&self) -> usize {
         self.description.len() + self.sequence.len() + self.quality.len()
     }
 }
 
-/// The file, being written.
+/// Writer of the file of records called virus.
 pub struct Hits {
     format: HitsFormat,
     writer: Writer,
@@ -80,23 +80,28 @@ pub struct Hits {
 
 enum Writer {
     Plain(AtomicFile),
-    // Boxed: the state of a compressor is large.
+    // Boxed because the compressor's state is much larger than the other variant.
     Gzip(Box<GzEncoder<AtomicFile>>),
 }
 
 impl Hits {
-    /// Starts the file in `folder`.
+    /// Creates the file in `folder`.
     pub fn create(folder: &Path, format: HitsFormat) -> Result<Self, OutputError> {
         let file = AtomicFile::create(folder.join(format.file()))?;
         let writer = match format.is_compressed() {
-            // The builder's header has neither a name nor a time.
+            // The default gzip header has no file name and a modification time of 0, so equal runs write equal
+            // bytes.
             true => Writer::Gzip(Box::new(GzBuilder::new().write(file, Compression::default()))),
             false => Writer::Plain(file),
         };
         Ok(Self { format, writer })
     }
 
-    /// Writes a record: `>ID DESCRIPTION virus_score=0.987654 prediction=virus`, and its letters.
+    /// Writes a record with the title `ID DESCRIPTION virus_score=0.987654 prediction=virus`.
+    ///
+    /// # Errors
+    /// A FASTQ format and a record with a different number of qualities than letters; a file that cannot be
+    /// written.
     pub fn write(&mut self, id: &str, text: &RecordText, score: &str, call: &str) -> Result<(), OutputError> {
         let qualities = self.format.has_qualities();
         if qualities && text.quality.len() != text.sequence.len() {
@@ -110,7 +115,7 @@ impl Hits {
         written.map_err(|error| self.file().error(error).into())
     }
 
-    /// The complete file, to be committed.
+    /// Finishes the compressed stream, if any, and returns the file, ready to be committed.
     pub fn into_file(mut self) -> Result<AtomicFile, OutputError> {
         if let Writer::Gzip(file) = &mut self.writer
             && let Err(error) = file.try_finish()

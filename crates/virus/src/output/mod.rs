@@ -1,32 +1,35 @@
-//! The result files of `predict`, written as results arrive, in input order. Invariants: no file
-//! appears before the run has ended, and `run.json` last, so where it is the results are complete;
-//! every window and record is there once, in order, with finite scores, or writing fails and names
-//! it; memory does not grow with the number of results (except for the names of safetensors).
+//! Writers of the result files of `predict`, which receive the results in input order. Invariants: no file gets
+//! its name before the run has ended, and `run.json` gets its name last, so results next to a `run.json` are
+//! complete; every window and record is written exactly once, in order, with finite scores, otherwise writing
+//! fails with an error that names the record; memory does not grow with the number of results (except for the
+//! names in a safetensors file).
 //!
-//! | file | a row for each | columns |
+//! | file | one row per | columns |
 //! |---|---|---|
 //! | `predictions.tsv` | record | `seq_name length n_windows n_scored n_virus virus_score prediction` |
 //! | `windows.tsv` | window | `seq_name window start end n_orfs best_frame score_other score_virus prediction` |
 //! | `windows.bed` | scored window | chrom, start, end, `seq_name\|window`, score, strand |
-//! | `notes.tsv` | oddity of the input | `seq_name kind detail action` |
-//! | `virus.fna` | record called virus | see [`HitsFormat`]: the whole title, score and call, letters as in the input |
+//! | `notes.tsv` | note on the input or a failed frame | `seq_name kind detail action` |
+//! | `virus.fna` | record called virus | see [`HitsFormat`] |
 //! | `prediction_results.txt` | open reading frame | `Sequence_ID Prediction score1 score2`, as VirNucPro |
-//! | `prediction_results_highestscore.csv` | scored window | `Modified_ID Is_Virus`, as VirNucPro, sorted |
+//! | `prediction_results_highestscore.csv` | scored window | `Modified_ID Is_Virus`, as VirNucPro, sorted by id |
 //! | `embeddings.*` | open reading frame | see [`EmbeddingFormat`] |
-//! | `chunked.fa`, `nucleotide.fa`, `protein.faa` | chunk, open reading frame | FASTA, as VirNucPro's stages hand over |
-//! | `plimsoll_mqc.tsv`, `plimsoll_calls_mqc.tsv`, `versions.yml` | run | see the module `reports` |
+//! | `chunked.fa`, `nucleotide.fa`, `protein.faa` | window, frame, frame | FASTA, as between VirNucPro's stages |
+//! | `plimsoll_mqc.tsv`, `plimsoll_calls_mqc.tsv`, `versions.yml` | run | see `reports.rs` |
 //! | `run.json` | run | the run record |
 //!
 //! - With [`Options::source`], `predictions.tsv` and `windows.tsv` end with a column `source`, the input file.
-//! - `window` counts from 1; `start` and `end` count bases from 1, both inclusive. `windows.bed` counts
-//!   from 0 and excludes the end, as BED does.
-//! - `score_other` and `score_virus` are the maxima over the window's frames; `best_frame` is the frame
-//!   of the largest P(virus), the first of equal ones. `windows.bed` scores 0..1000.
-//! - `virus_score` is the mean of the scored windows' max P(virus) / (max P(others) + max P(virus)).
-//! - A window without a scored frame has `NA` and `no_call`, and so has a record of only such windows. A record without
-//!   letters has no windows and reads `skipped`.
-//! - Untrained weights: every call reads `untrained`, `n_virus` is `NA`, and `virus.fna` and the two
-//!   `prediction_results*` are not written. A `no_call` is not a call and stays.
+//! - `window` counts from 1; `start` and `end` count bases from 1, both inclusive. In `windows.bed` bases count
+//!   from 0 and the end is exclusive, as BED defines.
+//! - `score_other` and `score_virus` are the maxima of P(others) and P(virus) over the window's frames;
+//!   `best_frame` is the frame with the largest P(virus), the first one on a tie. Scores in `windows.bed` are
+//!   integers from 0 to 1000.
+//! - `virus_score` is the mean of max P(virus) / (max P(others) + max P(virus)) over the scored windows.
+//! - A window without a scored frame has the scores `NA` and the prediction `no_call`, and so has a record that
+//!   consists of such windows only. A record without letters has no windows and the prediction `skipped`.
+//! - With untrained weights, the prediction of every scored window and record is `untrained`, scores and
+//!   `n_virus` are `NA`, and `virus.fna` and the two `prediction_results*` files are not written. `no_call` and
+//!   `skipped` remain.
 
 mod embeddings;
 mod hits;
@@ -65,11 +68,11 @@ const WINDOWS: &str = "windows.tsv";
 const BED: &str = "windows.bed";
 const NOTES: &str = "notes.tsv";
 
-/// The run record: where it is, the results beside it are complete.
+/// Name of the run record; it is written last, so results next to it are complete.
 pub const RUN_RECORD: &str = "run.json";
 
-/// Everything a run may leave in its folder. The run record first: it goes first when results are
-/// replaced, and comes last.
+/// Names of all result files of a run. The run record must be the first: [`Outputs::finish`] removes files in this
+/// order, and the old run record must be gone before any file that it vouches for.
 pub const FILES: [&str; 21] = [
     RUN_RECORD,
     PREDICTIONS,
@@ -94,100 +97,100 @@ pub const FILES: [&str; 21] = [
     reports::VERSIONS,
 ];
 
-/// What is written.
+/// Options of the writers.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whether the weights were trained, so that a score means something.
+    /// Whether the weights were trained; scores of untrained weights are meaningless and not written.
     pub trained: bool,
-    /// A record is called virus from this score on.
+    /// Minimum score of a record that is called virus.
     pub threshold: f32,
     /// Whether to write `chunked.fa`, `nucleotide.fa` and `protein.faa`.
     pub keep_intermediate: bool,
-    /// Whether and how to write embeddings.
+    /// Format of the embedding files; `None` to not write embeddings.
     pub save_embeddings: Option<EmbeddingFormat>,
-    /// The format of the file of records called virus.
+    /// Format of the file of records called virus.
     pub hits_format: HitsFormat,
-    /// Values of an embedding's row: both encoders' together.
+    /// Number of values of an embedding: the sum of both encoders' hidden sizes.
     pub width: usize,
-    /// Whether `predictions.tsv` and `windows.tsv` have a last column `source`, the input of the row.
+    /// Whether `predictions.tsv` and `windows.tsv` have a last column `source` with the input file of the row.
     pub source: bool,
 }
 
-/// A scored open reading frame.
+/// Scores of an open reading frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OrfScore {
     /// Strand and offset.
     pub frame: Frame,
-    /// P(others), P(virus).
+    /// P(others) and P(virus).
     pub scores: [f32; 2],
 }
 
-/// A chunk of a record and the scores of its open reading frames.
+/// A window of a record and the scores of its open reading frames.
 #[derive(Clone, Copy, Debug)]
 pub struct Window<'a> {
-    /// The record's id.
+    /// Id of the record.
     pub record: &'a str,
-    /// Its index in the record, from 0.
+    /// Index of the window in the record, from 0.
     pub index: usize,
-    /// The record's base it starts at, from 0.
+    /// Position of the first base in the record, from 0.
     pub start: usize,
-    /// One past its last base.
+    /// Position one past the last base.
     pub end: usize,
-    /// In the order of [`Frame::ALL`]; empty if no frame is open.
+    /// Scored open reading frames, in the order of [`Frame::ALL`].
     pub orfs: &'a [OrfScore],
 }
 
-/// A record, all windows of which have been given.
+/// The end of a record, after all of its windows.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordEnd<'a> {
-    /// Its id.
+    /// Id of the record.
     pub id: &'a str,
-    /// Its bases.
+    /// Length of the record in bases.
     pub length: usize,
-    /// Its title, letters and qualities; needed where the record is called virus (see [`Outputs::call`]).
+    /// Description, letters and qualities; required if the record is called virus (see [`Outputs::call`]).
     pub text: Option<&'a RecordText>,
 }
 
-/// Something odd in the input, and what was done about it.
+/// A note on an irregularity of the input or a failed computation: a row of `notes.tsv`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// The record's id.
+    /// Id of the record.
     pub seq_name: String,
-    /// What sort of oddity, in one word.
+    /// Kind of note, one word such as `empty` or `failed`.
     pub kind: &'static str,
-    /// What exactly.
+    /// Details, such as the position in the input.
     pub detail: String,
-    /// What was done.
+    /// How the program treats the record or the frame.
     pub action: &'static str,
 }
 
-/// What was written so far.
+/// Counts of the results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Records: the sum of the four calls and those skipped.
+    /// Number of records: the sum of `virus`, `other`, `no_call`, `skipped` and `untrained`.
     pub records: u64,
-    /// Windows.
+    /// Number of windows.
     pub windows: u64,
-    /// Windows with a scored open reading frame.
+    /// Number of windows with a scored open reading frame.
     pub scored_windows: u64,
-    /// Scored open reading frames.
+    /// Number of scored open reading frames.
     pub orfs: u64,
-    /// Records called virus.
+    /// Number of records called virus.
     pub virus: u64,
-    /// Records called other.
+    /// Number of records called other.
     pub other: u64,
-    /// Records without a scored window.
+    /// Number of records with letters but without a scored window.
     pub no_call: u64,
-    /// Records without letters.
+    /// Number of records without letters.
     pub skipped: u64,
-    /// Records scored by untrained weights.
+    /// Number of records scored by untrained weights.
     pub untrained: u64,
-    /// Notes.
+    /// Number of rows of `notes.tsv`.
     pub notes: u64,
 }
 
 impl Counts {
-    /// Those of a run record; 0 for what it does not say.
+    /// Returns the counts in a run record; 0 for missing ones.
     pub fn from_record(record: &Value) -> Self {
         let mut counts = Counts::default();
         for (name, count) in counts.by_name() {
@@ -196,7 +199,7 @@ impl Counts {
         counts
     }
 
-    /// As they stand in the run record.
+    /// Returns the counts as a JSON object by name, for the run record.
     fn to_record(mut self) -> Value {
         self.by_name().map(|(name, count)| (name, *count)).into_iter().collect()
     }
@@ -217,49 +220,55 @@ impl Counts {
     }
 }
 
-/// All result files of a run. Dropped without [`Outputs::finish`], it leaves none of them.
+/// Writer of all result files of a run. If it is dropped without [`Outputs::finish`], it leaves no files.
 pub struct Outputs {
     folder: PathBuf,
     options: Options,
     counts: Counts,
+    /// Number of embeddings written.
     embedded: u64,
     record: OpenRecord,
+    /// Reused buffer for the name of a chunk.
     name: String,
-    /// Where tables have it: a tab and the input that is being read.
+    /// A tab and the current input, if tables have the column `source`; otherwise empty.
     source: String,
     predictions: Table,
     windows: Table,
     bed: Table,
     notes: Table,
-    /// Not with untrained weights.
+    /// `None` with untrained weights.
     virus: Option<Hits>,
-    /// Not with untrained weights.
+    /// `None` with untrained weights.
     virnucpro: Option<VirNucPro>,
     intermediate: Option<Intermediate>,
     embeddings: Option<Embeddings>,
 }
 
-/// The record whose windows are being given.
+/// The record whose windows are being written.
 #[derive(Default)]
 struct OpenRecord {
-    /// Meaningless before its first window.
+    /// Id of the record; stale while `windows` is 0.
     id: String,
+    /// Number of windows so far.
     windows: usize,
-    /// Its bases up to here are in a window.
+    /// Number of leading bases of the record that are in a window.
     covered: usize,
     score: RecordScore,
 }
 
 impl Outputs {
-    /// Sorts with so many bytes of lines in memory.
+    /// Sets the number of bytes of lines that the sort of `prediction_results_highestscore.csv` holds in memory.
     pub fn hold(&mut self, bytes: usize) {
         if let Some(files) = &mut self.virnucpro {
             files.hold(bytes);
         }
     }
 
-    /// Starts the files in `folder`, which is made if it is not there. Results of an earlier run in
-    /// it stay as they are until [`Outputs::finish`], which replaces them.
+    /// Creates the files in `folder`, and the folder if it does not exist. Results of an earlier run in the
+    /// folder remain unchanged until [`Outputs::finish`] replaces them.
+    ///
+    /// # Errors
+    /// A folder or file that cannot be created.
     pub fn create(folder: &Path, options: Options) -> Result<Self, OutputError> {
         fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
         let source = if options.source { " source" } else { "" };
@@ -292,7 +301,7 @@ impl Outputs {
         })
     }
 
-    /// What follows comes from this input.
+    /// Sets the input file of the following windows and records.
     pub fn source(&mut self, name: &str) -> Result<(), OutputError> {
         if self.options.source {
             self.source = format!("\t{}", Field(name));
@@ -300,11 +309,11 @@ impl Outputs {
         Ok(())
     }
 
-    /// Writes the next window of the current record, or the first of the next one.
+    /// Writes the next window of the current record, or the first window of the next record.
     ///
     /// # Errors
-    /// A window that is out of place, frames that are doubled or out of order, scores that are no
-    /// probabilities: before anything of the window is written. A file that cannot be written.
+    /// A window out of order, duplicate frames or frames out of order, scores that are not probabilities:
+    /// nothing of the window is written then. A file that cannot be written.
     pub fn window(&mut self, window: &Window<'_>) -> Result<(), OutputError> {
         check_scores(window)?;
         self.record.accept(window)?;
@@ -328,7 +337,7 @@ impl Outputs {
         let ([other, virus], call) = (said.maxima.map(NumpyF32), Call::of(said.is_virus()).name());
         let (best, source) = (said.best.name(), &self.source);
         self.windows.row(format_args!("{place}\t{best}\t{other}\t{virus}\t{call}{source}"))?;
-        // 0 to 1000, so the cast is exact.
+        // The value is an integer from 0 to 1000 after rounding, so the cast is exact.
         let (score, strand) = ((1000.0 * said.virus_score()).round() as u32, said.best.strand());
         self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}|{number}\t{score}\t{strand}"))?;
         if let Some(files) = &mut self.virnucpro {
@@ -338,8 +347,8 @@ impl Outputs {
         Ok(())
     }
 
-    /// The call of the record whose windows are being given, from those given so far: whether
-    /// [`Outputs::record`] will need its sequence.
+    /// Returns the call of the current record from its windows so far. After its last window this is the call
+    /// of the record: for [`Call::Virus`], [`Outputs::record`] needs the record's text.
     pub fn call(&self) -> Call {
         match self.record.score.call(self.options.threshold) {
             Call::Virus | Call::Other if !self.options.trained => Call::Untrained,
@@ -347,11 +356,12 @@ impl Outputs {
         }
     }
 
-    /// Writes the current record, all windows of which have been given; one of no bases has none.
+    /// Ends the current record after its last window, writes its row and returns its call. A record without
+    /// bases has no windows.
     ///
     /// # Errors
-    /// Windows that are of another record or do not cover it; a record called virus without its
-    /// sequence; a file that cannot be written.
+    /// Windows of another record, or windows that do not cover the record; a record called virus without its
+    /// text; a file that cannot be written.
     pub fn record(&mut self, record: &RecordEnd<'_>) -> Result<Call, OutputError> {
         self.record.end(record)?;
         let score = self.record.score;
@@ -385,7 +395,7 @@ impl Outputs {
         Ok(call)
     }
 
-    /// Writes a note.
+    /// Writes a note to `notes.tsv`.
     pub fn note(&mut self, note: &Note) -> Result<(), OutputError> {
         let [name, kind, detail, action] = [&note.seq_name, note.kind, &note.detail, note.action].map(Field);
         self.notes.row(format_args!("{name}\t{kind}\t{detail}\t{action}"))?;
@@ -393,11 +403,12 @@ impl Outputs {
         Ok(())
     }
 
-    /// Writes the embedding of an open reading frame of `bases`, in the order of the frames; nothing if none are
-    /// saved. Every frame that is given in a window needs one by the end of the run.
+    /// Writes the embedding of the open reading frame named `orf`, which has `bases` bases. Frames must be
+    /// given in output order, and every scored frame of a window needs an embedding by the end of the run. Does
+    /// nothing if embeddings are not saved.
     ///
     /// # Errors
-    /// A value that is not finite, a row of another width, a file that cannot be written.
+    /// A value that is not finite, a row of a different width, a file that cannot be written.
     pub fn embedding(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
         let Some(embeddings) = &mut self.embeddings else { return Ok(()) };
         embeddings.row(orf, bases, values)?;
@@ -405,8 +416,8 @@ impl Outputs {
         Ok(())
     }
 
-    /// Appends records to `chunked.fa`, `nucleotide.fa` and `protein.faa`, formatted by
-    /// `data::intermediate`; nothing if they are not kept.
+    /// Appends text to `chunked.fa`, `nucleotide.fa` and `protein.faa`: FASTA records formatted by
+    /// `data::intermediate`. Does nothing if these files are not written.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -414,19 +425,18 @@ impl Outputs {
         self.intermediate.as_mut().map_or(Ok(()), |files| files.append(texts))
     }
 
-    /// What was written so far.
+    /// Returns the counts of the results written so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Completes the files, in the place of those of an earlier run: all of them are on disk, those
-    /// that this run does not write are gone, and then `run.json` appears: `run_record`, which must be
-    /// an object and gets the counts as `counts`.
+    /// Completes the files and replaces the results of an earlier run: removes its `run.json` and the files
+    /// that this run does not write, commits the files of this run, and finally writes `run_record` as
+    /// `run.json`. `run_record` must be a JSON object; the counts are added to it as `counts`.
     ///
     /// # Errors
-    /// Windows after the last record, a frame without its embedding, a chunk that was given twice,
-    /// a file that cannot be written. Results of an earlier run are then either as they were or
-    /// without their `run.json`.
+    /// A last record that was not ended, a frame without embedding, two results for one window, a file that
+    /// cannot be written. The results of an earlier run are then either unchanged or without their `run.json`.
     pub fn finish(mut self, run_record: &mut Value) -> Result<Counts, OutputError> {
         self.check_complete()?;
         let Some(record) = run_record.as_object_mut() else {
@@ -441,11 +451,12 @@ impl Outputs {
         }
         files.extend(self.intermediate.into_iter().flat_map(Intermediate::into_files));
         files.extend(reports::write(&self.folder, run_record, &self.counts)?);
-        // A full disk shows here, while nothing has been replaced.
+        // Flushed before the first removal, so that a full disk fails while the earlier results are still complete.
         for file in &mut files {
             file.flush().map_err(|e| file.error(e))?;
         }
         let saved = self.options.save_embeddings.map_or(&[][..], EmbeddingFormat::files);
+        // Embedding files commit by themselves, so they are not in `files`.
         let is_ours = |path: &Path| files.iter().any(|file| file.target() == path);
         for name in FILES {
             let path = self.folder.join(name);
@@ -472,7 +483,11 @@ impl Outputs {
 }
 
 impl OpenRecord {
-    /// Takes a window, if it is the next one.
+    /// Adds a window to the record, or starts a record with it.
+    ///
+    /// # Errors
+    /// A window that is not the next of its record, leaves a gap, or belongs to another record before this one
+    /// has ended.
     fn accept(&mut self, window: &Window<'_>) -> Result<(), OutputError> {
         let Window { record, index, start, end, .. } = *window;
         if self.windows == 0 {
@@ -496,7 +511,7 @@ impl OpenRecord {
         Ok(())
     }
 
-    /// Checks that `record` is this one, whole.
+    /// Checks that `record` is the current record and that its windows cover all of its bases.
     fn end(&self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
         if self.windows > 0 && record.id != self.id {
             let what = format!("it ends after windows of '{}'", self.id);
@@ -509,7 +524,7 @@ impl OpenRecord {
         Ok(())
     }
 
-    /// Ready for the next record.
+    /// Resets the state for the next record. `id` is overwritten by its first window.
     fn clear(&mut self) {
         self.windows = 0;
         self.covered = 0;
@@ -517,7 +532,8 @@ impl OpenRecord {
     }
 }
 
-/// Each frame once, in order, with probabilities.
+/// Checks that every frame occurs at most once, in order, with finite, non-negative scores. Two zeros are
+/// refused too: [`Consensus::virus_score`] divides by the sum of the maxima.
 fn check_scores(window: &Window<'_>) -> Result<(), OutputError> {
     if !window.orfs.is_sorted_by(|a, b| a.frame < b.frame) {
         let what = format!("frames of window {} are doubled or out of order", window.index + 1);
@@ -540,7 +556,7 @@ fn write_run_record(folder: &Path, record: &Value) -> Result<(), OutputError> {
     Ok(file.commit()?)
 }
 
-/// Removes a file of an earlier run, if it is there.
+/// Removes a file of an earlier run if it exists.
 fn remove(path: PathBuf) -> Result<(), OutputError> {
     match fs::remove_file(&path) {
         Err(source) if source.kind() != ErrorKind::NotFound => Err(OutputError::Folder { path, source }),

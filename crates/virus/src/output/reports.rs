@@ -1,9 +1,9 @@
-//! What a pipeline reads of a run: a row and a bar for MultiQC, and the version for nf-core's collectors.
-//! Invariant: every figure is counted, none is timed, so two runs over the same input write the same bytes.
+//! Report files for workflow tools: a table and a bar graph for MultiQC, and `versions.yml` for nf-core pipelines.
+//! Invariant: the files contain counts and no durations, so two runs over the same input write the same bytes.
 //!
-//! - MultiQC finds files by `_mqc.tsv`, reads the lines behind `#` as YAML, and joins the rows of all runs
-//!   that carry the same `id`. The first column is the sample's name.
-//! - `versions.yml` is keyed by process, as nf-core's modules write it.
+//! - MultiQC finds the files by the suffix `_mqc.tsv`, parses the lines that start with `#` as YAML, and merges
+//!   the rows of all runs whose files have the same `id`. The first column is the sample name.
+//! - `versions.yml` maps the process name to tool versions, as nf-core modules write it.
 
 use super::table::{Field, Table};
 use super::{Counts, OutputError};
@@ -14,11 +14,11 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 
-/// A table of counts.
+/// Name of the MultiQC table of counts.
 pub const MULTIQC: &str = "plimsoll_mqc.tsv";
-/// A bar of the calls.
+/// Name of the MultiQC bar graph of calls.
 pub const MULTIQC_CALLS: &str = "plimsoll_calls_mqc.tsv";
-/// The version of the program.
+/// Name of the file with the program's version.
 pub const VERSIONS: &str = "versions.yml";
 
 const PARENT: &str = "\
@@ -28,7 +28,7 @@ const PARENT: &str = "\
 # file_format: tsv
 ";
 
-/// Name in the run record's counts, title, what it counts.
+/// Columns of the table: name, title and description. A name is that of a field of [`Counts`], or `failed`.
 const COLUMNS: [[&str; 3]; 11] = [
     ["records", "Records", "Sequences of the input"],
     ["windows", "Windows", "Windows that they were cut into"],
@@ -43,7 +43,8 @@ const COLUMNS: [[&str; 3]; 11] = [
     ["notes", "Notes", "Rows of notes.tsv"],
 ];
 
-/// Name, title, colour: a colour for each call, the same in every report.
+/// Categories of the bar graph: name of the field of [`Counts`], title and colour. Colours are fixed, so that
+/// they are equal in all reports.
 const CALLS: [[&str; 3]; 5] = [
     ["virus", "Virus", "#d95f02"],
     ["other", "Other", "#1f78b4"],
@@ -52,10 +53,12 @@ const CALLS: [[&str; 3]; 5] = [
     ["untrained", "Untrained", "#e6c229"],
 ];
 
-/// The three files, complete but for the commit. What the run record does not say counts as 0.
+/// Writes the three files and returns them, ready to be committed. The sample name is the stem of the first
+/// input in the run record. Counts that the run record lacks are 0.
 pub fn write(folder: &Path, run_record: &Value, counts: &Counts) -> Result<[AtomicFile; 3], OutputError> {
     let first = run_record["inputs"][0].as_str().unwrap_or("-");
     let failed = run_record["sequences"]["failed"].as_u64().unwrap_or(0);
+    // `failed` is the only column that is not a field of `Counts` (see the test `every_count_has_a_column`).
     let count = |name: &str| {
         let mut counts = *counts;
         let known = counts.by_name().into_iter().find(|(known, _)| *known == name);
@@ -72,7 +75,8 @@ pub fn write(folder: &Path, run_record: &Value, counts: &Counts) -> Result<[Atom
     ])
 }
 
-/// A sample as the first cell of a row. In quotes where MultiQC would take the row for a comment.
+/// Formats a sample name as the first cell of a row, in quotes if it starts with `#`: MultiQC would parse the
+/// row as a comment.
 fn first_cell(sample: &str) -> String {
     let field = Field(sample);
     if sample.starts_with('#') { format!("\"{field}\"") } else { field.to_string() }
@@ -104,7 +108,7 @@ fn header_of_calls() -> String {
     text + &names(&CALLS)
 }
 
-/// The comments that every section has, up to its `pconfig`.
+/// Returns the header comments that both sections have, up to and including the first keys of `pconfig`.
 fn section(id: &str, name: &str, plot: &str, what: &str) -> String {
     format!(
         "# id: plimsoll_{id}\n{PARENT}# section_name: {name}\n# description: {what}\n# plot_type: {plot}\n\

@@ -1,6 +1,7 @@
-//! External merge sort of lines. Invariant: lines are returned in byte order (for UTF-8, the order of code points),
-//! each as often as it was added; memory holds one run of lines, or as many bytes of read buffers; the temporary file is
-//! unlinked at once, so nothing is left behind however the process ends.
+//! External merge sort of lines. Invariant: lines are returned in byte order (for UTF-8, the order of code
+//! points), and duplicates are preserved; memory holds one run of lines, or read buffers of the same total size
+//! (more if lines are longer than a buffer); the temporary file is unlinked right after it is created, so it
+//! disappears however the process ends.
 //!
 //! Runs are sorted in memory and appended to one spool file in the output folder; then up to `fan_in` runs at a time are
 //! merged, in as many passes as needed.
@@ -15,50 +16,51 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering as Atomic};
 
-/// What sorting may take.
+/// Memory and merge width of a sort.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of a run in memory, 16 for each line included; also the sum of the read buffers.
+    /// Maximum size of a run in memory in bytes, including 16 bytes of index per line; also the total size of
+    /// the read buffers in a merge.
     pub run_bytes: usize,
-    /// Runs merged at a time; 2 if less is given.
+    /// Maximum number of runs merged at a time; [`Sorter::new`] raises it to at least 2.
     pub fan_in: usize,
 }
 
 impl Default for Limits {
-    /// 16 MiB; 4 GiB of lines are merged in one pass.
+    /// Runs of 16 MiB and a fan-in of 256: up to 4 GiB of lines and index are merged in one pass.
     fn default() -> Self {
         Limits { run_bytes: 16 << 20, fan_in: 256 }
     }
 }
 
-/// Takes lines in any order and gives them back sorted.
+/// Sorts lines that are added in any order.
 #[derive(Debug)]
 pub struct Sorter {
     folder: PathBuf,
     limits: Limits,
-    /// The lines of the current run, one after the other.
+    /// Concatenated lines of the current run.
     bytes: Vec<u8>,
-    /// Where each is in `bytes`.
+    /// Position of each line in `bytes`.
     lines: Vec<Range<usize>>,
-    /// The runs before it, if there are any.
+    /// Earlier runs; `None` while all lines are in memory.
     spool: Option<Spool>,
 }
 
 impl Sorter {
-    /// A sorter that puts what memory should not hold into `folder`, which must exist.
+    /// Creates a sorter that writes full runs to a temporary file in `folder`, which must exist.
     pub fn new(folder: &Path, limits: Limits) -> Self {
         let (bytes, lines) = (Vec::new(), Vec::new());
-        // A merge of one run would never end.
+        // With a fan-in of 1 a pass would not reduce the number of runs, and `finish` would loop forever.
         let limits = Limits { fan_in: limits.fan_in.max(2), ..limits };
         Sorter { folder: folder.to_owned(), limits, bytes, lines, spool: None }
     }
 
-    /// Holds less in memory than the sorter was made with.
+    /// Changes the maximum size of a run in memory to `run_bytes`.
     pub fn hold(&mut self, run_bytes: usize) {
         self.limits.run_bytes = run_bytes;
     }
 
-    /// Adds a line, which has no line feed in it.
+    /// Adds a line, which must not contain a line feed.
     pub fn push(&mut self, line: &[u8]) -> Result<(), DataError> {
         debug_assert!(!line.contains(&b'\n'));
         let used = self.bytes.len() + size_of_val(&self.lines[..]);
@@ -71,10 +73,10 @@ impl Sorter {
         Ok(())
     }
 
-    /// Calls `each` with every line, in order.
+    /// Calls `each` with every line in sorted order.
     ///
     /// # Errors
-    /// Those of the temporary file, and of `each`.
+    /// A temporary file that cannot be written or read; the first error of `each`, which ends the iteration.
     pub fn finish<E: From<DataError>>(mut self, mut each: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         if self.spool.is_none() {
             self.sort();
@@ -92,11 +94,11 @@ impl Sorter {
 
     fn sort(&mut self) {
         let bytes = &self.bytes;
-        // Equal lines cannot be told apart, so their order does not matter.
+        // An unstable sort suffices: equal lines are identical.
         self.lines.sort_unstable_by(|a, b| bytes[a.clone()].cmp(&bytes[b.clone()]));
     }
 
-    /// Moves the current run, if it has a line, to the spool.
+    /// Sorts the current run and appends it to the spool, unless it is empty.
     fn spill(&mut self) -> Result<(), DataError> {
         if self.lines.is_empty() {
             return Ok(());
@@ -117,13 +119,15 @@ impl Sorter {
     }
 }
 
-/// Sorted runs of lines in one file without a name.
+/// Sorted runs of lines, each line with a line feed, in one unlinked file.
 #[derive(Debug)]
 struct Spool {
-    /// The name it had, for messages.
+    /// Path of the file before it was unlinked, for error messages.
     path: PathBuf,
     file: BufWriter<File>,
+    /// Number of bytes written.
     length: u64,
+    /// Byte ranges of the complete runs.
     runs: Vec<Range<u64>>,
 }
 
@@ -134,7 +138,7 @@ impl Spool {
             let count = COUNT.fetch_add(1, Atomic::Relaxed);
             let path = folder.join(format!(".sort.{}-{count}.part", std::process::id()));
             let open = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-            // The open file lives on without its name, until it is closed.
+            // Unlinked at once: the open file remains usable, and the system frees it when it is closed.
             match open.and_then(|file| fs::remove_file(&path).map(|()| file)) {
                 Ok(file) => {
                     let file = BufWriter::with_capacity(64 << 10, file);
@@ -153,13 +157,13 @@ impl Spool {
         Ok(())
     }
 
-    /// What was written since the last run is a run.
+    /// Ends the current run: the lines written since the preceding run.
     fn end_run(&mut self) {
         let start = self.runs.last().map_or(0, |run| run.end);
         self.runs.push(start..self.length);
     }
 
-    /// A spool with `fan_in` times fewer runs.
+    /// Merges groups of up to `fan_in` runs and returns a spool with one run per group.
     fn merge_once(mut self, folder: &Path, limits: Limits) -> Result<Spool, DataError> {
         let mut merged = Spool::create(folder)?;
         let runs = std::mem::take(&mut self.runs);
@@ -170,6 +174,7 @@ impl Spool {
         Ok(merged)
     }
 
+    /// Merges `runs` and calls `each` with their lines in sorted order.
     fn merge<E: From<DataError>>(
         &mut self,
         runs: &[Range<u64>],
@@ -188,27 +193,30 @@ impl Spool {
                 heap.push(cursor);
             }
         }
+        // Dropping `top` after `advance` restores the heap order.
         while let Some(mut top) = heap.peek_mut() {
             each(top.line())?;
             if !top.advance(file).map_err(refuse)? {
                 PeekMut::pop(top);
             }
         }
-        // The next run of a spool that is still written to belongs at its end.
+        // Cursors moved the position of the file; further writes must go to its end.
         file.seek(SeekFrom::End(0)).map_err(refuse)?;
         Ok(())
     }
 }
 
-/// A place in a run. Ordered by its line, the smallest as the greatest, for the heap.
+/// Read position in a run. The order is the reverse of the order of lines, so that the maximum of
+/// [`BinaryHeap`] is the cursor with the smallest line.
 struct Cursor {
-    /// Not yet in the buffer.
+    /// Byte range of the run that was not read into the buffer yet.
     unread: Range<u64>,
-    /// Bytes read at a time.
+    /// Number of bytes per read.
     step: u64,
     buffer: Vec<u8>,
+    /// Position of the current line in the buffer, without its line feed.
     line: Range<usize>,
-    /// Where the line after it starts in the buffer.
+    /// Position of the following line in the buffer.
     next: usize,
 }
 
@@ -221,9 +229,10 @@ impl Cursor {
         &self.buffer[self.line.clone()]
     }
 
-    /// Goes to the next line of the run; false after the last one. The buffer grows only for a line
-    /// that is longer than a step.
+    /// Advances to the next line of the run; returns false after the last line. The buffer holds the beginning of a
+    /// line and one read of `step` bytes; it grows further only for a line longer than `step`.
     fn advance(&mut self, file: &mut File) -> io::Result<bool> {
+        // Bytes from `next` to `searched` contain no line feed, so they are not searched again after another read.
         let mut searched = self.next;
         loop {
             if let Some(found) = self.buffer[searched..].iter().position(|&b| b == b'\n') {
