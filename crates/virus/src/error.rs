@@ -1,50 +1,50 @@
-//! Why a prediction fails. Invariant: every message names the file, the record or the flag that it is about, and the next
-//! step.
+//! Errors of predictions. Invariant: every message names the file, the record or the flag that it is about.
+//! Errors that a user can resolve also name the next step.
 
 use data::DataError;
 use runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
-/// Why a prediction fails.
+/// Error of a prediction.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VirusError {
-    /// Opening models, planning, reading, computing or writing failed.
+    /// An error of opening models, planning, reading, computing or writing.
     #[error(transparent)]
     Runtime(RuntimeError),
-    /// A model of another family than is wanted.
+    /// A model of an architecture that this encoder cannot have.
     #[error("{model}: {wanted} is wanted here, this is {found}")]
     WrongModel {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// The family that is wanted.
+        /// The required architecture: `DNABERT-S` or `ESM-2`.
         wanted: &'static str,
-        /// Its family.
+        /// The architecture of the model.
         found: &'static str,
     },
-    /// A head for windows of another length.
+    /// A head that was trained for a window length other than `--length`.
     #[error(
         "{head} is a head for windows of {of} bases, --length is {length}; leave --length out, or give the head for \
          {length} bases"
     )]
     HeadLength {
-        /// The head.
+        /// Name of the head.
         head: String,
-        /// Bases of its windows.
+        /// Window length of the head in bases.
         of: usize,
-        /// Bases that were asked for.
+        /// Requested window length in bases.
         length: usize,
     },
-    /// A prediction is planned for a CPU that is not in place.
+    /// A prediction to be planned for a CPU other than the local one.
     #[error(
         "--predict --target {target}: a prediction is planned for the CPU in place (--target cpu) or a GPU; plan each \
          encoder there with --model"
     )]
     TargetOfOtherCpu {
-        /// The target.
+        /// Name of the target.
         target: String,
     },
-    /// Two inputs whose results would go to one folder.
+    /// Two inputs whose results would be written to the same folder (`--per-input`).
     #[error(
         "--per-input: {} and {} would both go to {}; rename one, or use two commands",
         one.display(),
@@ -52,38 +52,38 @@ pub enum VirusError {
         folder.display()
     )]
     SameFolder {
-        /// An input.
+        /// The first input.
         one: PathBuf,
-        /// A later input.
+        /// The second input.
         other: PathBuf,
-        /// The folder of both.
+        /// The output folder of both.
         folder: PathBuf,
     },
-    /// A shard of a pipe.
+    /// `--shard` with an input that is a pipe.
     #[error("--shard: the input must be files that every shard reads, not a pipe")]
     ShardOfPipe,
-    /// Shards that are put together beside a pipe.
+    /// `--merge` with an input that is a pipe.
     #[error("--merge: the input must be the files that the shards were computed from, not a pipe")]
     MergeOfPipe,
-    /// An oddity of the input, under `--strict`.
+    /// A note on the input, which `--strict` makes an error.
     #[error("--strict: '{record}': {kind}: {detail}; mend it, or leave --strict away")]
     Strict {
-        /// The record.
+        /// Id of the record.
         record: String,
-        /// The kind of oddity.
+        /// Kind of note.
         kind: &'static str,
-        /// What is odd.
+        /// Details of the note.
         detail: String,
     },
-    /// A result with notes, under `--strict`.
+    /// An already complete result with notes, which `--strict` makes an error.
     #[error("--strict: the result is in {}, with {notes} notes; see notes.tsv there", folder.display())]
     StrictNotes {
         /// The output folder.
         folder: PathBuf,
-        /// How many notes.
+        /// Number of notes.
         notes: u64,
     },
-    /// A file that changed while it was read.
+    /// An input file that changed during the run.
     #[error(
         "{}: the file changed while it was read; nothing was written; run again when it is complete",
         path.display()
@@ -92,7 +92,7 @@ pub enum VirusError {
         /// The file.
         path: PathBuf,
     },
-    /// An output folder with files of something else.
+    /// An output folder that contains files that no prediction writes.
     #[error(
         "{} holds files that are not of a prediction (`{name}`); choose another folder with -o",
         folder.display()
@@ -100,16 +100,17 @@ pub enum VirusError {
     ForeignFiles {
         /// The folder.
         folder: PathBuf,
-        /// One of the files.
+        /// Name of one of the files.
         name: String,
     },
-    /// A run.json that is no run record.
+    /// A `run.json` that is not a run record of a prediction.
     #[error("{} is not a run record; use --force or another -o", path.display())]
     NotARunRecord {
         /// The file.
         path: PathBuf,
     },
-    /// A complete result that cannot be compared with a pipe.
+    /// A complete result in the output folder of a run on a pipe, whose input cannot be compared with that of
+    /// the result.
     #[error(
         "{} holds a result, and what can be read only once cannot be compared with its input; use --force or another \
          folder with -o",
@@ -119,21 +120,21 @@ pub enum VirusError {
         /// The output folder.
         folder: PathBuf,
     },
-    /// A complete result of another run.
+    /// A complete result of another run in the output folder.
     #[error("{} holds the result of another run ({what}); use --force or another folder with -o", folder.display())]
     OtherResult {
         /// The output folder.
         folder: PathBuf,
-        /// What differs.
+        /// The first difference between the runs.
         what: String,
     },
-    /// A complete result where a shard should be.
+    /// A complete result in the output folder of a shard.
     #[error("{} holds a complete result, no shard; name another folder for it with -o", folder.display())]
     ResultNoShard {
         /// The output folder.
         folder: PathBuf,
     },
-    /// A complete result whose inputs had other names.
+    /// A complete result of inputs with the same content and different names, which appear in the tables.
     #[error(
         "{} holds the result of the same input under another name (was {before}, is {now}); use --force or another \
          folder with -o",
@@ -142,9 +143,9 @@ pub enum VirusError {
     OtherName {
         /// The output folder.
         folder: PathBuf,
-        /// The names in the result.
+        /// Names of the inputs of the result, as a JSON array.
         before: String,
-        /// The names of this run.
+        /// Names of the inputs of this run, as a JSON array.
         now: String,
     },
     /// A journal of another run.
@@ -155,10 +156,10 @@ pub enum VirusError {
     OtherRun {
         /// The journal.
         path: PathBuf,
-        /// What differs.
+        /// The first difference between the runs.
         what: String,
     },
-    /// A journal beside a pipe, which no run can go on from.
+    /// A journal in the output folder of a run on a pipe, which cannot be resumed.
     #[error(
         "{} is of another run, for this input can be read only once; --force starts over, -o names another folder",
         path.display()
@@ -167,68 +168,68 @@ pub enum VirusError {
         /// The journal.
         path: PathBuf,
     },
-    /// A file that is no journal of a prediction.
+    /// A file that is not a journal of a prediction.
     #[error("{} is no journal of a prediction", path.display())]
     NotAJournal {
         /// The file.
         path: PathBuf,
     },
-    /// A journal that is damaged.
+    /// A damaged journal.
     #[error("{damage}; bring it back from a copy, or use --force to start over")]
     DamagedJournal {
-        /// The file and what is damaged.
+        /// The error of the journal's reader, which names the file and the damage.
         damage: DataError,
     },
-    /// An entry of a journal that cannot be read.
+    /// An inconsistent or undecodable entry in an otherwise undamaged journal.
     #[error("{}: {what}; remove it or use --force to start over", path.display())]
     JournalEntry {
         /// The journal.
         path: PathBuf,
-        /// What is wrong with the entry.
+        /// Description of the inconsistency.
         what: String,
     },
-    /// A window that no journal has.
+    /// A window whose data is missing from the journals.
     #[error("{what} of window {window} of '{record}' are missing; run the command again that computes them")]
     MissingWindow {
-        /// What is missing.
+        /// The missing data: results or nucleotide embeddings.
         what: &'static str,
-        /// The window, from 1.
+        /// Number of the window in the record, from 1.
         window: usize,
-        /// The record.
+        /// Id of the record.
         record: String,
     },
-    /// A folder without a shard.
+    /// A folder given to `--merge` that has no journal.
     #[error("{}: there is no journal of a shard; compute it with --shard K/N first", path.display())]
     NoShard {
-        /// The journal that is missing.
+        /// Path of the missing journal.
         path: PathBuf,
     },
-    /// A shard that is not complete.
+    /// A shard given to `--merge` that is not complete.
     #[error("{}: shard {shard} is not complete; run the command that computes it again", folder.display())]
     ShardIncomplete {
         /// The shard's folder.
         folder: PathBuf,
-        /// Its number and how many there are.
+        /// Number of the shard and number of shards, such as `2/3`.
         shard: String,
     },
-    /// Shards of different divisions.
+    /// Shards given to `--merge` with different numbers of shards.
     #[error("--merge: a shard is one of {of}, shard {number} is one of {other}; they do not fit")]
     ShardsDiffer {
-        /// How many shards the first is one of.
+        /// Number of shards according to the first shard.
         of: u64,
-        /// The number of another shard.
+        /// Number of a shard that disagrees with it.
         number: u64,
-        /// How many shards that one is one of.
+        /// Number of shards according to that shard.
         other: u64,
     },
-    /// Shards that were not given.
+    /// Shards missing from `--merge`.
     #[error(
         "--merge: missing {} {}; give the folders of all shards",
         if missing.len() == 1 { "is shard" } else { "are the shards" },
         missing.join(", ")
     )]
     ShardsMissing {
-        /// The first of them, each with how many there are.
+        /// The missing shards, at most ten, each as number and number of shards, such as `2/3`.
         missing: Vec<String>,
     },
 }
