@@ -20,16 +20,17 @@ pub const PARQUET: &str = "embeddings.parquet";
 pub enum EmbeddingFormat {
     /// `embeddings.npy`, `[n, d]` f32, and `embeddings.ids.txt`.
     Npy,
-    /// `embeddings.safetensors`: `embeddings [n, d]`, and the names in the metadata as `ids`, a JSON
-    /// array. The format keeps all names in its header, and so in memory, up to 100 MB of them.
+    /// `embeddings.safetensors`: the tensor `embeddings`, `[n, d]` f32, and the names as a JSON array under
+    /// `ids` in the metadata. All names are in the header of the file, therefore in memory, and limited to 100
+    /// MB.
     Safetensors,
-    /// `embeddings.parquet`: a table of `id`, `length` (bases of the frame) and `embedding`, a list of d
-    /// f32.
+    /// `embeddings.parquet`: a table with the columns `id`, `length` (of the open reading frame, in bases) and
+    /// `embedding` (a list of d f32 values).
     Parquet,
 }
 
 impl EmbeddingFormat {
-    /// The name on the command line and in the run record.
+    /// Name of the format on the command line and in the run record.
     pub fn name(self) -> &'static str {
         match self {
             EmbeddingFormat::Npy => "npy",
@@ -38,7 +39,7 @@ impl EmbeddingFormat {
         }
     }
 
-    /// The files of the format.
+    /// Names of the files of the format.
     pub(super) fn files(self) -> &'static [&'static str] {
         match self {
             EmbeddingFormat::Npy => &[NPY, NPY_IDS],
@@ -78,7 +79,10 @@ impl Embeddings {
         })
     }
 
-    /// Appends the embedding of `orf`, which has `bases` bases.
+    /// Appends the embedding of the open reading frame `orf`, which has `bases` bases.
+    ///
+    /// # Errors
+    /// A value that is not finite, a row of a different width, a file that cannot be written.
     pub fn row(&mut self, orf: &str, bases: u64, values: &[f32]) -> Result<(), OutputError> {
         if !values.iter().all(|x| x.is_finite()) {
             return Err(OutputError::Embedding { orf: orf.to_owned() });

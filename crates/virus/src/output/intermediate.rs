@@ -6,11 +6,11 @@ use data::atomic::AtomicFile;
 use std::io::Write;
 use std::path::Path;
 
-/// The windows.
+/// Name of the file with the windows.
 pub const CHUNKED: &str = "chunked.fa";
-/// Nucleotide sequences of the open reading frames.
+/// Name of the file with the nucleotide sequences of the open reading frames.
 pub const NUCLEOTIDE: &str = "nucleotide.fa";
-/// Protein sequences of the open reading frames.
+/// Name of the file with the protein sequences of the open reading frames.
 pub const PROTEIN: &str = "protein.faa";
 
 /// Writer of the three files.
@@ -20,7 +20,7 @@ pub struct Intermediate {
 }
 
 impl Intermediate {
-    /// Starts them in `folder`.
+    /// Creates the files in `folder`.
     pub fn create(folder: &Path) -> Result<Self, OutputError> {
         let [chunked, nucleotide, protein] =
             [CHUNKED, NUCLEOTIDE, PROTEIN].map(|name| AtomicFile::create(folder.join(name)));

@@ -1,5 +1,5 @@
 //! External merge sort of lines. Invariant: lines are returned in byte order (for UTF-8, the order of code
-//! points), and duplicates are preserved; memory holds one run of lines, or read buffers of the same total size
+//! points), and duplicates are preserved; memory holds one run of lines, or read buffers of a similar total size
 //! (more if lines are longer than a buffer); the temporary file is unlinked right after it is created, so it
 //! disappears however the process ends.
 //!

@@ -26,13 +26,14 @@ impl Table {
         Ok(Table { file: AtomicFile::create(folder.join(name))? })
     }
 
-    /// Appends a line; texts in it must be [`Field`]s.
+    /// Appends a line. Texts from the input must be formatted as [`Field`]s, which cannot contain tabs or line
+    /// breaks.
     pub fn row(&mut self, fields: fmt::Arguments<'_>) -> Result<(), OutputError> {
         let written = self.file.write_fmt(fields).and_then(|()| self.file.write_all(b"\n"));
         written.map_err(|e| self.file.error(e).into())
     }
 
-    /// Appends a line unchanged.
+    /// Appends a line that is already formatted.
     pub fn line(&mut self, line: &[u8]) -> Result<(), OutputError> {
         let written = self.file.write_all(line).and_then(|()| self.file.write_all(b"\n"));
         written.map_err(|e| self.file.error(e).into())

@@ -1,4 +1,4 @@
-//! The result files against the original's, and what the tables say in every odd case.
+//! Tests of the result files: comparison with VirNucPro's files, and the contents of the tables in all edge cases.
 
 use super::*;
 use data::chunk::chunks;
@@ -7,7 +7,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An empty folder that is gone after the test.
+/// A temporary folder, removed when it is dropped.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
@@ -34,7 +34,7 @@ impl Folder {
         fs::read_to_string(self.0.join(name)).unwrap()
     }
 
-    /// The lines after the header.
+    /// Returns the lines of a file after the header.
     fn rows(&self, name: &str) -> Vec<String> {
         self.read(name).lines().skip(1).map(str::to_owned).collect()
     }
@@ -56,12 +56,12 @@ const PLAIN: Options = Options {
     source: false,
 };
 
-/// Frames F1, F2, ... with these scores.
+/// Returns the frames F1, F2, ... with the given scores.
 fn frames(scores: &[[f32; 2]]) -> Vec<OrfScore> {
     scores.iter().zip(Frame::ALL).map(|(&scores, frame)| OrfScore { frame, scores }).collect()
 }
 
-/// A record in windows of ten bases, a list of scores for each; the call.
+/// Writes a record with windows of ten bases, given as lists of scores of their frames; returns its call.
 fn record(outputs: &mut Outputs, id: &str, windows: &[&[[f32; 2]]]) -> Call {
     let length = 10 * windows.len();
     for (index, scores) in windows.iter().enumerate() {
@@ -72,7 +72,7 @@ fn record(outputs: &mut Outputs, id: &str, windows: &[&[[f32; 2]]]) -> Call {
     outputs.record(&RecordEnd { id, length, text: Some(&text) }).unwrap()
 }
 
-/// Runs `f` over outputs in a new folder, and finishes.
+/// Creates outputs in a temporary folder, runs `f` on them and finishes them.
 fn written(options: Options, f: impl FnOnce(&mut Outputs)) -> (Folder, Counts) {
     let folder = Folder::new();
     let mut outputs = Outputs::create(folder.path(), options).unwrap();
@@ -85,10 +85,11 @@ fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens/pipeline")
 }
 
-/// The open reading frames of a `prediction_results.txt`, by record and chunk, in the order of the file.
+/// Open reading frames of a `prediction_results.txt` by record, in the order of the file, and by index of the
+/// chunk.
 type Rows = Vec<(String, BTreeMap<usize, Vec<OrfScore>>)>;
 
-/// Rows with the scores of the file.
+/// Parses a `prediction_results.txt`.
 fn parse(text: &str) -> Rows {
     let mut rows = Rows::new();
     for line in text.lines().skip(1) {
@@ -106,7 +107,7 @@ fn parse(text: &str) -> Rows {
     rows
 }
 
-/// Writes every chunk up to the last one with a frame.
+/// Writes all records of `rows`, each with all chunks up to the last chunk that has a frame.
 fn replay(rows: &Rows, outputs: &mut Outputs) {
     for (id, chunks) in rows {
         let count = chunks.keys().max().unwrap() + 1;
@@ -120,7 +121,7 @@ fn replay(rows: &Rows, outputs: &mut Outputs) {
     }
 }
 
-/// The model's scores, not those that were printed, give the original's files.
+/// Checks that the scores of the reference model, in full precision instead of as printed, give VirNucPro's files.
 fn check_golden(length: usize) {
     let expected = goldens().join(format!("expected_{length}"));
     let expect = |name: &str| fs::read_to_string(expected.join(name)).unwrap();
@@ -164,7 +165,8 @@ fn the_real_results() {
     }
 }
 
-/// One record, a virus; one of two calls that are a tie; one without a frame; an empty one.
+/// Writes four records: a virus; a record called other with a window whose scores tie; a record without a
+/// scored frame; an empty record.
 fn four_records(outputs: &mut Outputs) {
     record(outputs, "r1", &[&[[0.25, 0.75], [0.1, 0.9]], &[]]);
     record(outputs, "r2", &[&[[0.75, 0.25]], &[[0.5, 0.5], [0.5, 0.5]], &[[0.5, 0.25]]]);
@@ -296,7 +298,7 @@ fn a_second_run_replaces_the_first_at_its_end() {
     assert!(folder.read(RUN_RECORD).contains("counts"));
 }
 
-/// Two frames with embeddings.
+/// Writes two frames with embeddings.
 fn embedded(format: EmbeddingFormat) -> Folder {
     let options = Options { save_embeddings: Some(format), ..PLAIN };
     let (folder, _) = written(options, |outputs| {
@@ -339,7 +341,7 @@ fn intermediate_files_hold_what_was_given() {
     assert!(!folder.names().iter().any(|name| name.ends_with(".fa")));
 }
 
-/// The last line of a report of four records and a failed frame, from this input.
+/// Checks the last line of the report `name` for a run of four records and a failed frame on the input `input`.
 fn check_report(name: &str, input: &str, expected: &str) {
     let folder = Folder::new();
     let mut outputs = Outputs::create(folder.path(), PLAIN).unwrap();
@@ -394,7 +396,8 @@ fn a_long_virus_is_wrapped_as_it_is() {
     assert_eq!(folder.rows(HitsFormat::Fasta.file()).concat().as_bytes(), sequence);
 }
 
-/// What `f` is refused with, after one good window `r` 0..10.
+/// Checks that `f` fails with a message that contains `expected`, after a valid window of bases 0..10 of record
+/// `r`.
 fn check_refused(f: impl FnOnce(&mut Outputs) -> Result<(), OutputError>, expected: &str) {
     let folder = Folder::new();
     let options = Options { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };

@@ -1,9 +1,9 @@
-//! What scores mean: the label of an open reading frame, the consensus of a window, the score and the
-//! call of a record. Invariant: pure functions of the scores, in the order in which they are given.
+//! Classification from scores: the label of an open reading frame, the consensus of a window, the score and the
+//! call of a record. Invariant: all results are pure functions of the scores and their order.
 //!
-//! Sources: label and consensus are VirNucPro's (`prediction.py`: `torch.max` takes the first of equal
-//! values, so a tie is `others`; its consensus over the frames of a chunk gives a tie to virus). The
-//! record is Plimsoll's own: neither public implementation goes beyond the chunk.
+//! Sources: label and consensus follow VirNucPro's `prediction.py`. For the label, `torch.max` returns the
+//! first of equal values, so a tie is `others`; in the consensus over the frames of a window, a tie is virus.
+//! The call of a record is Plimsoll's own: neither public implementation of VirNucPro combines windows.
 
 use super::OrfScore;
 use data::translate::Frame;
@@ -24,7 +24,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// The text in tables.
+    /// Name of the call in tables.
     pub fn name(self) -> &'static str {
         match self {
             Call::Virus => "virus",
@@ -48,9 +48,9 @@ pub fn label([other, virus]: [f32; 2]) -> &'static str {
 /// Combined scores of the frames of a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Consensus {
-    /// The largest P(others) and the largest P(virus) over the frames, most often of different frames.
+    /// The largest P(others) and the largest P(virus) over the frames; they can come from different frames.
     pub maxima: [f32; 2],
-    /// The frame of the largest P(virus), the first of equal ones.
+    /// The frame with the largest P(virus), the first one on a tie.
     pub best: Frame,
 }
 
@@ -69,12 +69,13 @@ impl Consensus {
         Some(consensus)
     }
 
-    /// VirNucPro's consensus: virus iff max P(virus) >= max P(others).
+    /// VirNucPro's consensus: whether max P(virus) >= max P(others).
     pub fn is_virus(&self) -> bool {
         self.maxima[1] >= self.maxima[0]
     }
 
-    /// max P(virus) / (max P(others) + max P(virus)), 0 to 1; at least 0.5 iff [`Consensus::is_virus`].
+    /// Score of the window: max P(virus) / (max P(others) + max P(virus)), from 0 to 1. At least 0.5 if and only if
+    /// [`Consensus::is_virus`].
     pub fn virus_score(&self) -> f64 {
         let [other, virus] = self.maxima.map(f64::from);
         virus / (other + virus)
@@ -90,12 +91,12 @@ pub struct RecordScore {
     pub scored: u64,
     /// Number of windows whose consensus is virus.
     pub virus: u64,
-    /// Sum of the windows' scores, in the order of the windows.
+    /// Sum of the windows' scores in f64, added in the order of the windows.
     sum: f64,
 }
 
 impl RecordScore {
-    /// Adds the next window.
+    /// Adds the next window; `None` for a window without a scored frame.
     pub fn add(&mut self, consensus: Option<&Consensus>) {
         self.windows += 1;
         if let Some(consensus) = consensus {
@@ -107,11 +108,11 @@ impl RecordScore {
 
     /// Mean score of the scored windows, 0 to 1; `None` if there are none.
     pub fn virus_score(&self) -> Option<f64> {
-        // Exact below 2^53 windows.
+        // The conversion of the count to f64 is exact below 2^53 windows.
         (self.scored > 0).then(|| self.sum / self.scored as f64)
     }
 
-    /// Returns `Virus` if the unrounded score is at least `threshold`.
+    /// Returns `Virus` if the score, unrounded, is at least `threshold`, and `NoCall` if no window was scored.
     pub fn call(&self, threshold: f32) -> Call {
         match self.virus_score() {
             Some(score) => Call::of(score >= f64::from(threshold)),
@@ -131,7 +132,7 @@ mod tests {
         assert_eq!(label([0.5, 0.49999997]), "others");
     }
 
-    /// Scores of F1, F2, ...; expected: best frame, virus or not, score.
+    /// Checks the consensus of frames F1, F2, ... with these scores: best frame, whether it is virus, and score.
     fn check(scores: &[[f32; 2]], best: Frame, is_virus: bool, score: f64) {
         let consensus = Consensus::of(&frames(scores)).unwrap();
         assert_eq!(consensus.best, best, "{scores:?}");
@@ -155,7 +156,7 @@ mod tests {
         assert_eq!(Consensus::of(&[]), None);
     }
 
-    /// One frame per window; expected: the call at the threshold.
+    /// Checks the call at `threshold` of a record whose windows have one scored frame or none.
     fn check_record(windows: &[Option<[f32; 2]>], threshold: f32, expected: Call) {
         let mut score = RecordScore::default();
         for window in windows {

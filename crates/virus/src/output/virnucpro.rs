@@ -1,9 +1,9 @@
-//! The two result files of the original. Invariant: byte for byte what its `prediction.py` writes for
-//! the same scores: the same rows, order and numbers.
+//! Writer of VirNucPro's two result files. Invariant: for equal scores the bytes equal the output of VirNucPro's
+//! `prediction.py`: rows, their order and the format of numbers.
 //!
 //! `prediction_results.txt` has one row per open reading frame, in input order.
-//! `prediction_results_highestscore.csv` is separated by tabs despite its name; it has one row per
-//! chunk with an open reading frame, sorted by name as text (`_chunk_10` before `_chunk_2`).
+//! `prediction_results_highestscore.csv` is separated by tabs despite its name; it has one row per chunk
+//! (window) with a scored open reading frame, sorted by name as text (`_chunk_10` before `_chunk_2`).
 
 use super::sorted::{Limits, Sorter};
 use super::table::{Field, Table};
@@ -13,9 +13,9 @@ use data::atomic::AtomicFile;
 use data::number::NumpyF32;
 use std::path::{Path, PathBuf};
 
-/// One row per open reading frame.
+/// Name of the file with one row per open reading frame.
 pub const ROWS: &str = "prediction_results.txt";
-/// One row per chunk.
+/// Name of the file with one row per chunk.
 pub const CONSENSUS: &str = "prediction_results_highestscore.csv";
 
 /// Writer of both files.
@@ -24,6 +24,7 @@ pub struct VirNucPro {
     folder: PathBuf,
     rows: Table,
     consensus: Sorter,
+    /// Reused buffer for a line of the second file.
     line: String,
 }
 
@@ -43,7 +44,7 @@ impl VirNucPro {
         self.consensus.hold(bytes);
     }
 
-    /// Adds a chunk with at least one scored frame.
+    /// Adds the chunk `name`, which has at least one scored frame, with its consensus `said`.
     pub fn chunk(&mut self, name: &str, orfs: &[OrfScore], said: &Consensus) -> Result<(), OutputError> {
         use std::fmt::Write as _;
         let name = Field(name);
@@ -54,13 +55,16 @@ impl VirNucPro {
         }
         self.line.clear();
         let is_virus = if said.is_virus() { "True" } else { "False" };
-        // Writing to a String cannot fail. A tab is less than any character of a field, so lines sort
-        // as their names do.
+        // Writing to a String cannot fail. `Field` escapes control characters, so the tab is less than every
+        // character of a name, and lines sort in the order of their names.
         let _ = write!(self.line, "{name}\t{is_virus}");
         Ok(self.consensus.push(self.line.as_bytes())?)
     }
 
-    /// Sorts the second file; returns both files, ready to be committed.
+    /// Sorts and writes the second file; returns both files, ready to be committed.
+    ///
+    /// # Errors
+    /// Two results for one chunk; a file that cannot be written or read.
     pub fn finish(self) -> Result<[AtomicFile; 2], OutputError> {
         let mut table = Table::create(&self.folder, CONSENSUS, "Modified_ID\tIs_Virus")?;
         let mut last: Vec<u8> = Vec::new();
