@@ -1,5 +1,6 @@
-//! State of the output folder: new, complete, of another run, or with foreign files. Invariant: results of another run
-//! are never touched without `--force`, complete results are never computed twice, and foreign files are never removed.
+//! Inspection of the output folder: empty, with complete results, or with foreign files. Invariant: results of
+//! another run are never touched without `--force`, complete results are never computed twice, and foreign
+//! files are never removed.
 
 use super::output::{FILES, RUN_RECORD};
 use super::resume;
@@ -23,6 +24,9 @@ pub enum Found {
 
 /// Inspects the folder. With `force`, existing results are ignored; they stay until the new results replace them.
 /// Temporary files of a killed process are removed unless the folder has foreign files.
+///
+/// # Errors
+/// A file that is neither a result, a journal nor a temporary file of a prediction; a `run.json` that is not JSON.
 pub fn look(dir: &Path, force: bool) -> Result<Found, VirusError> {
     let record = dir.join(RUN_RECORD);
     if record.exists() && !force {
@@ -41,11 +45,12 @@ pub fn look(dir: &Path, force: bool) -> Result<Found, VirusError> {
             return Err(VirusError::ForeignFiles { folder: dir.to_owned(), name });
         }
     }
+    // Only after the whole folder was inspected: nothing is removed from a folder with foreign files.
     leftovers.iter().try_for_each(|path| remove(path))?;
     Ok(Found::Nothing)
 }
 
-/// Describes the part in which two identities differ.
+/// Describes the first difference between two identities (see `record::identity`); `None` if they are equal.
 pub fn difference(old: &Value, new: &Value) -> Option<String> {
     let parts = [
         ("inputs", "input files"),
@@ -68,7 +73,8 @@ pub fn difference(old: &Value, new: &Value) -> Option<String> {
     None
 }
 
-/// Whether a name is of a killed run's temporary file, such as `.predictions.tsv.123-4.part` or `.sort.123-4.part`.
+/// Whether `name` is that of a temporary file of a killed run, such as `.predictions.tsv.123-4.part` (file,
+/// process id, count) or `.sort.123-4.part`.
 fn is_leftover(name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let parts = || {

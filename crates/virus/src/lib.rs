@@ -88,6 +88,10 @@ pub(crate) struct Opened {
 }
 
 /// Runs a prediction over all inputs into one folder.
+///
+/// # Errors
+/// See [`VirusError`]. After an error or an interruption, finished windows are in the journal in the output
+/// folder, and an equal call resumes from it, unless the input can be read only once.
 pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, VirusError> {
     let start = Instant::now();
     look_at_inputs(options)?;
@@ -97,6 +101,10 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report,
 
 /// Runs a prediction for each input, into the folder `<stem>` inside the output folder, or `<stem>_plimsoll` if no
 /// output folder is given. The models are loaded once.
+///
+/// # Errors
+/// Two inputs with the same folder, before anything is computed; otherwise as [`predict`], for the first input
+/// that fails.
 pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<Report>, VirusError> {
     let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
     for input in &options.inputs {
@@ -134,12 +142,14 @@ struct Shared {
     process: Option<Process>,
 }
 
-/// Window length in bases that most viral genes do not reach.
+/// Window length in bases above which a run warns, because windows are longer than most genes.
 const MOST_GENES: usize = 1500;
 
 /// Executors with loaded weights, for the next run of the same stage with the same models.
 pub(crate) type Warm = Option<(Stage, Vec<Executor>)>;
 
+/// Runs a prediction over the inputs of `options` into its folder, or reports that the results are already
+/// complete. `warm` holds executors of the preceding input, and receives those of this one.
 fn predict_one(
     options: &Options,
     opened: &Opened,
@@ -156,6 +166,7 @@ fn predict_one(
         let text = format!("{dir} is on a file system without locks: see to it that no other run writes there");
         observer.say(Level::Warning, &text);
     }
+    // Taken before the inputs are hashed, so that a change during the hashing is detected too.
     let watch = Watch::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
     let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, watch)).transpose()?;
@@ -184,8 +195,10 @@ fn predict_one(
     }
 }
 
-/// The sizes that the queues may have for this input, which is read once for its longest record where it is files. `before` is
-/// what the process held before the first input's arena.
+/// Returns the candidate queue sizes for the input, each with the memory lines of the process. With a budget
+/// for host memory, input `files` are read once to measure their longest record; for a pipe, bounds derived
+/// from the budget are assumed. `before` is the memory of the process before the first arena was allocated, if
+/// it was measured.
 fn hosts(
     options: &Options,
     opened: &Opened,
@@ -201,14 +214,14 @@ fn hosts(
     planned::hosts(options, opened.head.trained, budget, process, measure)
 }
 
-/// Whether a folder is one of `folders`, after resolving paths.
+/// Whether `folder` is one of `folders`, after resolving symbolic links and relative paths.
 pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
     let place = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let folder = place(folder);
     folders.iter().any(|other| place(other) == folder)
 }
 
-/// Checks that all inputs exist and are sequence files, before anything else happens.
+/// Checks that all inputs exist and look like sequence files, before models are opened.
 fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
@@ -217,6 +230,7 @@ fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
     Ok(())
 }
 
+/// Opens the encoders and the head, checks that they fit each other and the window length, and hashes their files.
 fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusError> {
     let env = HubEnv::from_process();
     let models = &options.models;
@@ -283,6 +297,7 @@ fn already_there(
     };
     let identity = record::identity(options, opened, inputs, arithmetic);
     if let Some(what) = folder::difference(&old["identity"], &identity) {
+        // An interrupted run with --force left its journal here: this run resumes it and replaces the old results.
         if keys.is_some_and(|keys| keys.replaces().unwrap_or(false)) {
             return Ok(None);
         }

@@ -30,19 +30,19 @@ pub struct Options {
     pub save_embeddings: Option<EmbeddingFormat>,
     /// Format of the file of records called virus.
     pub hits_format: HitsFormat,
-    /// Whether oddities of the input are errors.
+    /// Whether notes on the input, such as duplicate ids, are errors.
     pub strict: bool,
     /// Number of threads that translate and tokenize.
     pub workers: usize,
-    /// Number of jobs that each of these threads may be ahead.
+    /// Number of jobs in flight per worker thread.
     pub prefetch: usize,
     /// Interval between two commits of the journal; 0 commits whenever a window is finished.
     pub commit_every: Duration,
     /// Shard of the windows to compute, for a later merge; `None` for all windows.
     pub shard: Option<Shard>,
-    /// Folders of shards whose results are merged instead of computed.
+    /// Folders of shards whose results are merged; if not empty, nothing is computed.
     pub merge: Vec<PathBuf>,
-    /// Whether tables have a column with the input file of each row.
+    /// Whether `predictions.tsv` and `windows.tsv` have a column `source` with the input file of each row.
     pub source: bool,
     /// Whether sequences are batched by length rather than in input order, which fills steps better. Results are the
     /// same.
@@ -51,7 +51,8 @@ pub struct Options {
     pub settings: Settings,
 }
 
-/// One of several equal shares of the windows.
+/// One of several shares of the windows: windows are dealt to the shards in turn, in groups of 256 consecutive
+/// windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// Number of the shard, from 1.
@@ -61,7 +62,8 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Number of consecutive windows that belong to the same shard.
+    /// Number of consecutive windows in a group. Neighbouring windows overlap and are of one record, so groups
+    /// share bases and record names in the journal.
     const RUN: u64 = 256;
 
     /// Whether window `number` of the input belongs to the shard.

@@ -1,6 +1,5 @@
-//! `plimsoll plan --predict`: plans a prediction without loading weights. Invariant: stages, steps and queues are
-//! chosen by `choose` and `hosts`, which `predict` uses too; assumptions about missing models and input are stated
-//! in the report.
+//! Planning of predictions, for `predict` and for `plimsoll plan --predict`, which loads no weights. Invariant:
+//! both choose stages, steps and queue sizes with `choose` and `hosts`.
 
 use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
 use super::queues::Queues;
@@ -22,21 +21,22 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// Default encoders: those of VirNucPro.
+/// Hub ids of the default encoders, which are those of VirNucPro.
 const DNA_ID: &str = "zhihan1996/DNABERT-S";
 const PROTEIN_ID: &str = "facebook/esm2_t36_3B_UR50D";
 
-/// Hidden units of VirNucPro's head.
+/// Number of hidden units of VirNucPro's head.
 const HIDDEN: u64 = 512;
 
-/// Assumed number of records and maximum name length if no input is given.
+/// Number of records that is assumed if no input is given.
 const RECORDS: u64 = 1_000_000;
+/// Length in bytes of the longest name and title that is assumed if no input is given.
 const NAME: u64 = 64;
 
 /// Average number of bases per DNABERT-S token: measured with its tokenizer on 2600 random bases.
 const BASES_OF_TOKEN: f64 = 4.6;
 
-/// Special tokens that both encoders add to a sequence.
+/// Number of special tokens that each encoder adds to a sequence.
 const ENDS: f64 = 2.0;
 
 /// A request to plan a prediction.
@@ -128,6 +128,10 @@ pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
 }
 
 /// Plans a prediction.
+///
+/// # Errors
+/// Models of the wrong family, a head that cannot be read, inputs that cannot be read, or a plan that does not
+/// fit the budget.
 pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let Request { options, .. } = request;
     let settings = &options.settings;
@@ -164,6 +168,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let planned = choose(&hosts, settings, &budget, &shape, settings.most_replicas(work), true)?;
     let stages: Vec<_> = stages(&planned).iter().copied().zip(planned.programs().iter().cloned()).collect();
     let chosen = planned.budget();
+    // Held until here, so that the measurements of the process in `hosts` included the opened models.
     drop(opened);
     let (queues, process) = hosts.into_iter().nth(chosen).unwrap_or((Queues::USUAL, vec![]));
     let reads = reads(request, &stages)?;
@@ -172,6 +177,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     Ok(Planned { target, budget, models: names, length, stages, process, queues, reads })
 }
 
+/// Names of the nucleotide encoder, the protein encoder and the head, with defaults for those not given.
 fn names(models: &Models) -> [String; 3] {
     let head = || format!("a head of {HIDDEN} hidden units");
     [
@@ -181,6 +187,7 @@ fn names(models: &Models) -> [String; 3] {
     ]
 }
 
+/// Returns the architecture of a model by name; an error if it is not of the family `wanted`.
 fn encoder(name: &str, wanted: &'static str) -> Result<Encoder, VirusError> {
     let encoder = price::encoder(name)?;
     match encoder.family() == wanted {
@@ -259,8 +266,8 @@ pub(crate) fn choose_alone(hosts: &[(Queues, Vec<Staging>)], budget: &Budget) ->
     refusal
 }
 
-/// Computes the expected throughput, assuming that every open reading frame takes its share of full steps of both
-/// encoders and the head.
+/// Computes the expected throughput in reads per second, assuming that all steps are full and that an open
+/// reading frame takes the share of a step that corresponds to its tokens (encoders) or its row (head).
 fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, RuntimeError> {
     let Request { options, read_length, orfs, .. } = request;
     let (mut windows, mut seconds) = (0, 0.0);
@@ -272,6 +279,7 @@ fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, Runtim
                 let bounds = plan.graph.bounds;
                 let part = PLANS.iter().position(|part| part == name);
                 let (counts, share) = match part {
+                    // A row of the head is one of HEAD_ROWS.
                     Some(HEAD) | None => (bounds.full(), 1.0 / HEAD_ROWS as f64),
                     Some(encoder) => {
                         let sequences = (bounds.tokens as f64 / tokens[encoder]) as u64;
@@ -280,6 +288,7 @@ fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, Runtim
                         (counts, tokens[encoder] / bounds.tokens as f64)
                     }
                 };
+                // Streamed weights are read from storage once in every step.
                 let reading = plan.streamed().0 as f64 / program.target().rates.storage;
                 let step = step_seconds(&plan.graph, program.target(), counts) + reading;
                 seconds += orfs * share * step / program.lanes() as f64;

@@ -1,6 +1,6 @@
-//! The run record run.json: inputs, models, plan, and statistics of the run. Invariant: `identity` contains everything
-//! results depend on; runs with equal identities write identical bytes on one machine, and on other machines up to the
-//! last digits, which depend on the GPU's GEMM tables.
+//! The run record run.json: inputs, models, plan, and statistics of the run. Invariant: `identity` contains
+//! everything that results depend on, except for the names of the inputs, which appear in tables; runs with
+//! equal identities and input names write identical result files.
 
 use super::engine::Totals;
 use super::{Opened, Options};
@@ -63,7 +63,7 @@ pub(crate) struct Story<'a> {
     /// Plan of the preceding stage, if there was one.
     pub(crate) before: Option<&'a Value>,
     pub(crate) budget: Bytes,
-    /// Planned host memory of the process itself.
+    /// Planned host memory of the process beside the arena.
     pub(crate) process: &'a [Staging],
     pub(crate) totals: &'a Totals,
     pub(crate) fill: [Fill; 2],
@@ -74,7 +74,7 @@ pub(crate) struct Story<'a> {
 }
 
 impl Story<'_> {
-    /// Returns run.json without the counts, which the writers add.
+    /// Returns the contents of run.json without the counts, which `Outputs::finish` adds.
     pub(crate) fn record(&self) -> Result<Value, RuntimeError> {
         let t = self.totals;
         let s = &t.seconds;
@@ -145,7 +145,8 @@ impl Story<'_> {
     }
 }
 
-/// Lists the kernels used by each op; several if the models have different element types.
+/// Returns a JSON object with the names of the kernels of each op. An op has several kernels if its nodes
+/// differ, for instance in element type.
 fn kernels(program: &Program) -> Value {
     let mut kernels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (node, kernel) in program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels)) {

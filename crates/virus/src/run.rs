@@ -50,7 +50,7 @@ pub(crate) struct Run<'a> {
     pub(crate) chosen: Cell<usize>,
 }
 
-/// Results of a stage.
+/// Components and statistics of a stage after its last window.
 struct Done {
     parts: Parts,
     totals: Totals,
@@ -88,6 +88,7 @@ impl Run<'_> {
         let embeddings = self.options.save_embeddings.is_some();
         let width = self.shape.kept_width(last, embeddings);
         let Opening { shelf: results, keeper } = self.journal(last, width, observer)?;
+        // Without a writer the journal of the shard is already complete, and the journal is the result.
         if self.options.shard.is_some() && keeper.is_none() {
             return Ok(self.shard(&Totals::default(), start, true));
         }
@@ -120,7 +121,8 @@ impl Run<'_> {
         self.finish(done, (before.as_ref(), warm), start, &tracker, (memory_line, arithmetic))
     }
 
-    /// Computes the nucleotide embeddings of all open reading frames, unless their journal is complete.
+    /// Computes the nucleotide embeddings of all open reading frames into their journal, unless it is already
+    /// complete.
     fn embed(
         &self,
         (planned, number): (&Planned<'_>, usize),
@@ -136,7 +138,7 @@ impl Run<'_> {
         let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
         let Done { parts, totals, .. } = self.stream(parts, observer)?;
         parts.keeper.map_or(Ok(()), Keeper::finish)?;
-        // The executors are kept because the next stage runs on the same devices.
+        // The next stage runs on the same devices.
         *warm = parts.compute.map(Compute::into_executors);
         Ok(totals)
     }
@@ -177,6 +179,7 @@ impl Run<'_> {
         }
     }
 
+    /// Creates the result files.
     fn outputs(&self) -> Result<Outputs, VirusError> {
         let options = output_options(self.options, self.opened, self.shape);
         let mut outputs = Outputs::create(&self.options.output_dir, options)?;
@@ -202,7 +205,9 @@ impl Run<'_> {
         Ok(planned)
     }
 
-    /// Starts the models of a stage. Devices that are warm with another program are switched to this one.
+    /// Starts the models of a stage. Warm executors of the same stage with the same program are reused with
+    /// their weights; the devices of other warm executors are reused for this stage's program, and weights are
+    /// loaded.
     fn compute(
         &self,
         (planned, number): (&Planned<'_>, usize),
@@ -273,7 +278,7 @@ impl Run<'_> {
         }
     }
 
-    /// Describes what an interrupted run has kept and how to resume it.
+    /// Describes how many windows are in the journal and how to resume the run.
     fn kept_windows(&self, count: u64) -> String {
         let dir = self.options.output_dir.display();
         match self.keys {
@@ -288,7 +293,7 @@ impl Run<'_> {
         }
     }
 
-    /// Warns if not a single window could be scored.
+    /// Warns if the input has windows and none of them could be scored.
     fn say_silent(&self, outputs: Option<&Outputs>, observer: &mut dyn Observer) {
         let Some(counts) = outputs.map(Outputs::counts) else { return };
         if counts.windows > 0 && counts.scored_windows == 0 {
@@ -301,6 +306,8 @@ impl Run<'_> {
         }
     }
 
+    /// Returns the settings of the front end. Intermediate texts and record texts are produced only if outputs
+    /// are written.
     fn front(&self, parts: &Parts) -> Front {
         Front {
             length: self.options.length,
@@ -318,12 +325,19 @@ impl Run<'_> {
         }
     }
 
-    /// Upper bounds on the records of a pipe, if host memory is budgeted.
+    /// Upper bounds on the records of a pipe, if host memory has a budget. Files need none, because they were
+    /// measured.
     fn most(&self) -> Option<Extent> {
         let billed = self.hosts.iter().any(|(_, process)| !process.is_empty());
         self.budget.of_pipe().filter(|_| billed && self.keys.is_none())
     }
 
+    /// Feeds the engine with the batches of the front end until the input ends, and then drains the engine.
+    /// Returns the inputs with their digests.
+    ///
+    /// # Errors
+    /// An interruption, an error of the input or of the devices, or inputs that differ from those at the start
+    /// of the run.
     fn pour(
         &self,
         front: Front,
@@ -399,6 +413,7 @@ impl Run<'_> {
             Some(outputs) => outputs.finish(&mut run_record)?,
             None => Counts::default(),
         };
+        // Only after run.json is on disk: until then the journals are needed to resume.
         if let Some(keys) = &self.keys {
             keys.done()?;
         }
@@ -429,6 +444,7 @@ impl Run<'_> {
         report
     }
 
+    /// Builds a report with the fields that runs and shards have in common.
     fn report(&self, totals: &Totals, seconds: f64) -> Report {
         let tokens: u64 = totals.tokens.iter().sum();
         Report {
@@ -448,6 +464,7 @@ impl Run<'_> {
     }
 }
 
+/// Returns the options of the writers.
 fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::Options {
     output::Options {
         trained: opened.head.trained,
@@ -465,7 +482,7 @@ fn warn(engine: &mut Engine, observer: &mut dyn Observer) {
     engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 
-/// Reports notes on the input at detail level, as they will appear in notes.tsv.
+/// Reports notes on the input at detail level when they are read; they are written to notes.tsv later.
 fn say_notes(events: &[Event], observer: &mut dyn Observer) {
     for event in events {
         if let Event::Note(output::Note { seq_name, kind, detail, action }) = event {
