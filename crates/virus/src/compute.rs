@@ -24,7 +24,9 @@ const SCORED_AT: usize = 16;
 #[derive(Clone, Copy, Default)]
 struct Slot {
     place: Place,
+    /// Whether the slot has an embedding, by encoder.
     have: [bool; 2],
+    /// Whether an embedding has a non-finite value.
     failed: bool,
 }
 
@@ -44,12 +46,15 @@ pub(crate) struct Compute {
     /// The encoders that run in this session, by `DNA` and `PROTEIN`.
     encoders: [Option<ModelId>; 2],
     head: Option<Head>,
+    /// Number of values of an embedding, by encoder.
     widths: [usize; 2],
     slots: Vec<Slot>,
+    /// Indices of the free slots.
     free: Vec<usize>,
     /// Slots that have both embeddings and wait for the head.
     ready: Vec<usize>,
-    /// Embeddings of all slots, by encoder.
+    /// Embeddings of all slots by encoder, shape (slots, width); empty for an encoder whose embeddings the
+    /// stage does not hold.
     rows: [Vec<f32>; 2],
 }
 
@@ -132,8 +137,8 @@ impl Compute {
         !self.free.is_empty() && !self.session.is_full()
     }
 
-    /// Admits an open reading frame of the window queued last, with its nucleotide embedding if an earlier run has
-    /// computed it. Must be called only while `has_room`.
+    /// Admits an open reading frame of the window queued last, with its nucleotide embedding if an earlier
+    /// stage has computed it. Must be called only while `has_room`.
     pub(crate) fn admit(
         &mut self,
         batch: &Batch,
@@ -192,6 +197,7 @@ impl Compute {
 
     /// Ends the run early: waits for the steps in flight and scores the slots that have both embeddings by then.
     pub(crate) fn give_up(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+        // The rows of cancelled steps are still in their slots, which are freed only with the scores.
         self.ready.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
         loop {
             if self.session.working() > 0 {
@@ -214,9 +220,11 @@ impl Compute {
                 rows.extend_from_slice(self.row(encoder, slot));
             }
         }
+        // Slots of failed frames too: with `holds_rows`, `settle` frees none.
         self.free.extend(window.orfs().filter_map(PendingOrf::slot));
     }
 
+    /// Returns the embedding in a slot.
     fn row(&self, encoder: usize, slot: usize) -> &[f32] {
         let width = self.widths[encoder];
         &self.rows[encoder][slot * width..(slot + 1) * width]
@@ -230,8 +238,8 @@ impl Compute {
         self.slots[slot].failed |= !row.iter().all(|x| x.is_finite());
     }
 
-    /// Submits slots with both embeddings to the head, as long as there are at least `least` of them and the session
-    /// has room.
+    /// Submits slots with both embeddings to the head while at least `least` of them wait and the session
+    /// accepts another step of rows.
     fn score_ready(&mut self, least: usize) -> Result<(), RuntimeError> {
         while self.ready.len() >= least && self.session.has_room_for_rows() {
             self.score()?;
@@ -299,7 +307,8 @@ impl Compute {
         self.session.recycle(step);
     }
 
-    /// Decides what follows once a slot has received an embedding: waiting for the other, the head, or completion.
+    /// Advances a slot that has received an embedding. Once all embeddings of the stage are there, the frame
+    /// has failed, is ready for the head, or, in a stage without the head, is finished.
     fn meet(&mut self, slot: usize, sink: &mut Sink<'_>) {
         let Slot { have, failed, .. } = self.slots[slot];
         let all = if self.stage.scores() { have == [true, true] } else { have[DNA] };
@@ -311,7 +320,8 @@ impl Compute {
         }
     }
 
-    /// Marks the open reading frame in `slot` as finished.
+    /// Marks the open reading frame in `slot` as finished, and frees the slot unless its embeddings are still
+    /// needed.
     fn settle(&mut self, slot: usize, state: State, sink: &mut Sink<'_>) {
         sink.totals.orfs += 1;
         sink.queue.settle(self.slots[slot].place, state);

@@ -91,7 +91,7 @@ pub(crate) struct Opened {
 ///
 /// # Errors
 /// See [`VirusError`]. After an error or an interruption, finished windows are in the journal in the output
-/// folder, and an equal call resumes from it, unless the input can be read only once.
+/// folder, and an equal call without `force` resumes from it, unless the input can be read only once.
 pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, VirusError> {
     let start = Instant::now();
     look_at_inputs(options)?;

@@ -62,8 +62,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Number of consecutive windows in a group. Neighbouring windows overlap and are of one record, so groups
-    /// share bases and record names in the journal.
+    /// Number of consecutive windows in a group.
     const RUN: u64 = 256;
 
     /// Whether window `number` of the input belongs to the shard.

@@ -9,12 +9,12 @@ use plan::{HOST, Policy, Precision, Program, Staging};
 use runtime::session::bounds::{bounds, copies, in_flight_target, tokens};
 use runtime::session::{self, Part};
 
-/// Indices of the models: the encoders and the head.
+/// Index of the nucleotide encoder in [`PLANS`] and in arrays by encoder; likewise `PROTEIN` and `HEAD`.
 pub(crate) const DNA: usize = 0;
 pub(crate) const PROTEIN: usize = 1;
 pub(crate) const HEAD: usize = 2;
 
-/// Names of their plans in a program.
+/// Names of the models' plans in a program.
 pub(crate) const PLANS: [&str; 3] = ["nucleotide encoder", "protein encoder", "head"];
 
 /// Rows per step of the head.
@@ -40,7 +40,7 @@ impl Shape {
         self.length + 2
     }
 
-    /// Maximum number of tokens of a protein sequence.
+    /// Maximum number of tokens of a protein sequence: one per codon, and two special tokens.
     pub(crate) fn longest_protein(&self) -> u64 {
         self.length / 3 + 2
     }
@@ -51,8 +51,8 @@ impl Shape {
         (SLOTS_PER_SEQUENCE + open as u64 - 1) * bounds(tokens, self.longest_dna()).sequences.max(64)
     }
 
-    /// Returns the exact host memory of waiting data: embeddings of open reading frames, `copies` of a step's output
-    /// embeddings, and input rows of the head.
+    /// Returns the exact host memory of waiting data, as f32: embeddings of open reading frames, `copies` times
+    /// the output embeddings of a step, and input rows for `open` steps of the head.
     pub(crate) fn waiting(&self, stage: Stage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
         let wait = |label: &str, rows: u64, width: u64| Staging {
             label: label.to_owned(),
@@ -60,7 +60,7 @@ impl Shape {
         };
         let slots = self.slots(tokens, open);
         let widths = [self.head.dna, self.head.protein];
-        // Every stage holds nucleotide embeddings.
+        // The stage `Protein` holds them too: it reads them from the journal for the head.
         let mut waiting = vec![wait("nucleotide embeddings", slots, widths[DNA])];
         if stage.runs(PROTEIN) {
             waiting.push(wait("protein embeddings", slots, widths[PROTEIN]));
@@ -101,6 +101,7 @@ impl Shape {
         session::Stage {
             parts,
             longest: self.longest(stage),
+            // On a GPU the waiting data is not in the memory that the ledger accounts for; `kept` reports its size.
             finish: Box::new(move |program, replicas| match program.target().space == HOST {
                 true => {
                     let waiting = beside(&program, in_flight_target(replicas), copies(replicas));

@@ -27,13 +27,15 @@ pub(crate) enum Item {
 
 /// A window whose open reading frames are being computed.
 pub(crate) struct Window {
-    /// Number of the window among all windows of the input.
+    /// Number of the window among all windows of the input, from 0.
     pub(crate) number: u64,
     pub(crate) record: Arc<str>,
     pub(crate) chunk: Chunk,
+    /// The open reading frames that were admitted, by frame.
     orfs: [Option<PendingOrf>; FRAMES],
+    /// Number of open reading frames without a final state, including those that are not admitted yet.
     waiting: usize,
-    /// Embeddings of the frames, if they come from a journal.
+    /// Concatenated embeddings of the frames that did not fail, if they come from a journal; otherwise empty.
     pub(crate) rows: Vec<f32>,
     /// Whether the results come from the journal that this run writes.
     pub(crate) kept: bool,
@@ -43,6 +45,7 @@ pub(crate) struct Window {
 #[derive(Clone, Copy)]
 pub(crate) struct PendingOrf {
     pub(crate) frame: Frame,
+    /// Length of its nucleotide sequence in bases.
     pub(crate) bases: u32,
     /// Slot that holds the embeddings; `None` if they come from a journal.
     slot: Option<u32>,
@@ -116,7 +119,7 @@ pub(crate) struct Place {
 #[derive(Default)]
 pub(crate) struct Queue {
     items: VecDeque<Item>,
-    /// Number of the first item.
+    /// Number of the first item among all items ever queued, so that a [`Place`] stays valid when items leave.
     first: u64,
     /// Bytes of sequences and texts held by the items.
     bytes: usize,
@@ -159,7 +162,8 @@ impl Queue {
         Place { item, frame: frame.index() }
     }
 
-    /// Stores the final state of an open reading frame.
+    /// Stores the final state of an open reading frame. Its window is still in the queue, because the frame
+    /// counted as waiting until now.
     pub(crate) fn settle(&mut self, place: Place, state: State) {
         if let Some(Item::Window(window)) = self.items.get_mut((place.item - self.first) as usize)
             && let Some(orf) = window.orfs[place.frame].as_mut()

@@ -17,13 +17,14 @@ pub(crate) struct Queues {
     pub(crate) job_bases: usize,
     /// Maximum number of windows, record ends and notes per job, for records with few or no bases.
     pub(crate) job_parts: usize,
-    /// Items that may wait for one open reading frame, per device.
+    /// Number of items per device that may wait behind an incomplete window before partly filled packs are flushed.
     pub(crate) items: usize,
-    /// Bytes of sequences and texts that may wait for one open reading frame, per device.
+    /// Bytes of sequences and texts per device that may wait behind an incomplete window before partly filled
+    /// packs are flushed.
     pub(crate) bytes: usize,
-    /// Bytes per block of the journal.
+    /// Size in bytes at which a block of the journal is committed.
     pub(crate) block: usize,
-    /// Bytes of lines sorted in memory.
+    /// Bytes of lines that the sort of `prediction_results_highestscore.csv` holds in memory.
     pub(crate) sort: usize,
 }
 
@@ -78,7 +79,8 @@ impl Queues {
     /// Upper bound in bytes of the memory of all queues, without the records themselves.
     pub(crate) fn held(&self, options: &Options, extent: &Extent) -> u64 {
         let (workers, prefetch) = (options.workers as u64, options.prefetch as u64);
-        // Jobs being ordered, with the workers, queued before the workers, being cut, and with the engine.
+        // Jobs that wait in order, are in the workers, are queued for the workers, are being cut, and are in
+        // the engine.
         let jobs = workers * prefetch + 2 * workers + 3;
         let window = options.length as u64;
         jobs * self.job(options, window, extent) + self.waiting(window, extent) + 3 * self.block as u64
@@ -86,14 +88,18 @@ impl Queues {
 
     /// Upper bound in bytes of a tokenized job.
     fn job(&self, options: &Options, window: u64, extent: &Extent) -> u64 {
-        // Every base is in six frames, with up to one i32 token per base for the nucleotide encoder and one per three
-        // bases for the protein encoder. The factor 2 covers vectors that grow by doubling.
+        // Every base is in six frames, with up to one i32 token (4 bytes) per base for the nucleotide encoder
+        // and one per three bases (4/3 bytes, rounded up to 2) for the protein encoder. The factor 2 covers
+        // vectors that grow by doubling.
         const TOKENS: u64 = 6 * (4 + 2) * 2;
+        // Per base: one byte in chunked.fa, six in nucleotide.fa (one per frame) and 6/3 in protein.faa, also
+        // doubled.
         let text = if options.keep_intermediate { 2 * (1 + 6 + 2) } else { 0 };
         let bases = self.job_bases as u64 + window;
         bases * (2 + TOKENS + text) + self.parts(window) * self.part(extent)
     }
 
+    /// Upper bound of the number of windows, record ends and notes in a job.
     fn parts(&self, window: u64) -> u64 {
         self.job_parts as u64 + 2 * self.job_bases as u64 / window.max(1)
     }
@@ -105,14 +111,15 @@ impl Queues {
 
     /// Upper bound in bytes of the items that wait for their scores.
     fn waiting(&self, window: u64, extent: &Extent) -> u64 {
-        // A full queue doubles its capacity.
+        // The capacity of the queue doubles when it is full.
         let items = 2 * (self.items as u64 + self.parts(window));
         items * size_of::<super::queue::Item>() as u64
             + (self.items as u64 + self.parts(window)) * (128 + 2 * extent.longest_name)
             + self.bytes as u64
     }
 
-    /// Adds the memory lines of a prediction to those of the process.
+    /// Adds the memory lines of a prediction to those of the process. `trained` tells whether the head has
+    /// trained weights, without which fewer files are written.
     pub(crate) fn bill(&self, options: &Options, extent: &Extent, trained: bool, process: &mut Process) {
         let settings = &options.settings;
         process.add_threads(settings, options.workers + 1);
@@ -157,5 +164,5 @@ const READER: u64 = 1 << 20;
 const FILES: u64 = 12;
 const BUFFER: u64 = 64 << 10;
 
-/// One row group of embeddings, as values and encoded.
+/// Bytes of one row group of embeddings, as values and encoded.
 const EMBEDDINGS_HELD: u64 = 3 * (16 << 20);

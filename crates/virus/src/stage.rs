@@ -15,7 +15,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    /// Whether an encoder runs in this stage.
+    /// Whether `encoder` ([`DNA`] or [`PROTEIN`]) runs in this stage.
     pub(crate) fn runs(self, encoder: usize) -> bool {
         match self {
             Self::Whole => true,
@@ -24,7 +24,7 @@ impl Stage {
         }
     }
 
-    /// Whether the head runs.
+    /// Whether the head runs in this stage.
     pub(crate) fn scores(self) -> bool {
         match self {
             Self::Whole | Self::Protein => true,
