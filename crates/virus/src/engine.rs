@@ -1,6 +1,6 @@
-//! The stage between the front end and the outputs: windows wait in input order until all of their results are there,
-//! then they are written and journaled. Invariant: windows leave in the order in which they arrived, and the journal
-//! entry of a window holds exactly the results that are written.
+//! The engine between the front end and the outputs: windows wait in input order until all of their results are
+//! available, then they are written and journaled. Invariant: windows leave in the order in which they arrived,
+//! and the journal entry of a window holds exactly the results that are written.
 
 use super::compute::{Compute, Sink};
 use super::kept::{Entry, Keeper, KeptOrf, Shelf};
@@ -27,8 +27,11 @@ pub(crate) struct Seconds {
     pub(crate) waiting: f64,
     /// Waiting for devices.
     pub(crate) devices: f64,
+    /// Steps of the encoders, by encoder.
     pub(crate) encoders: [f64; 2],
+    /// Steps of the head.
     pub(crate) head: f64,
+    /// Writing results and the journal.
     pub(crate) writing: f64,
 }
 
@@ -45,14 +48,18 @@ pub(crate) struct Totals {
     pub(crate) records: u64,
     /// Windows whose results came from a journal.
     pub(crate) kept: u64,
+    /// Open reading frames that this run has finished, failed frames included.
     pub(crate) orfs: u64,
+    /// Failed open reading frames of all written windows.
     pub(crate) failed: u64,
+    /// Tokens of the completed steps, by encoder.
     pub(crate) tokens: [u64; 2],
     pub(crate) seconds: Seconds,
 }
 
 impl Totals {
-    /// Adds the work of the preceding stage.
+    /// Adds the tokens and times of the preceding stage. Records and windows are not added: each stage reads
+    /// all of them.
     pub(crate) fn add_stage(&mut self, earlier: &Totals) {
         for encoder in 0..2 {
             self.tokens[encoder] += earlier.tokens[encoder];
@@ -88,7 +95,9 @@ pub(crate) struct Engine {
     /// Limits on what may wait for one open reading frame. Beyond them, partly filled packs are flushed, so that input
     /// with few open reading frames does not accumulate.
     queues: Queues,
+    /// Reused buffer for the journal entry of the window being written.
     entry: Entry,
+    /// Reused buffer for the scores of the window being written.
     scored: Vec<OrfScore>,
     pub(crate) totals: Totals,
     started: Instant,
@@ -100,7 +109,8 @@ impl Engine {
         Self { parts, queue, queues, entry: Entry::default(), scored: Vec::with_capacity(6), totals, started }
     }
 
-    /// Processes the events of one job of the front end.
+    /// Queues the events of one job of the front end and admits its open reading frames; blocks while there is
+    /// no free slot or too much is queued.
     pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
         let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
         self.queue.push(Item::Text(std::mem::take(&mut batch.text)));
@@ -108,6 +118,7 @@ impl Engine {
             match event {
                 Event::Window { number, record, chunk, orfs: count } => {
                     let embeddings = self.window(number, record, chunk, count)?;
+                    // Without embeddings of an earlier stage `width` is 0, and the empty rows are filtered out.
                     let width = embeddings.len() / count.max(1);
                     for (i, orf) in orfs.by_ref().take(count).enumerate() {
                         let row = embeddings.get(i * width..(i + 1) * width).filter(|r| !r.is_empty());
@@ -138,7 +149,7 @@ impl Engine {
 
     /// Commits finished windows to the journal before the run ends early; returns the number of windows on disk.
     pub(crate) fn commit(&mut self) -> Result<u64, VirusError> {
-        // A device error at this point is not why the run ends; finished windows are kept regardless.
+        // The run already ends for another reason: a device error must not prevent the commit of finished windows.
         let _ = self.compute(&|| Ok(()), Compute::give_up);
         self.emit()?;
         let Some(keeper) = &mut self.parts.keeper else { return Ok(0) };
@@ -173,6 +184,7 @@ impl Engine {
         (self.parts, self.totals)
     }
 
+    /// Queues a note on the input; with `--strict` it is an error.
     fn note(&mut self, note: Note) -> Result<(), VirusError> {
         if self.parts.strict {
             let Note { seq_name, kind, detail, .. } = note;
@@ -209,6 +221,7 @@ impl Engine {
         Ok(rows)
     }
 
+    /// Admits an open reading frame of the window queued last, after waiting for a free slot.
     fn admit(
         &mut self,
         batch: &Batch,
@@ -225,7 +238,8 @@ impl Engine {
         }
     }
 
-    /// Runs a function on the models, if there are any, then writes the windows that are complete.
+    /// Runs a function on the models if the stage has any, then writes the windows that are complete. `stop` is
+    /// called first.
     fn compute<T>(
         &mut self,
         stop: Stop<'_>,
@@ -262,6 +276,7 @@ impl Engine {
         Ok(())
     }
 
+    /// Writes to the outputs if the stage has any.
     fn written(
         &mut self,
         write: impl FnOnce(&mut Outputs) -> Result<(), OutputError>,
@@ -317,6 +332,7 @@ impl Engine {
         let count = window.embedded().count();
         let Some(outputs) = self.parts.outputs.as_mut().filter(|_| count > 0) else { return Ok(()) };
         let mut name = String::new();
+        // One row per embedded frame. `max(1)`: the size of chunks must not be 0 when embeddings are not saved.
         let rows = self.entry.rows.chunks_exact((self.entry.rows.len() / count).max(1));
         for (orf, row) in window.embedded().zip(rows) {
             orf_name(&window.record, window.chunk.index, orf.frame, &mut name);

@@ -1,6 +1,6 @@
-//! The front end: one thread reads records and cuts them into jobs, worker threads translate and tokenize the jobs, and
-//! the engine receives the results in input order. Invariant: at most workers x prefetch jobs are in flight, whatever
-//! the records look like.
+//! The front end: one thread reads records and cuts them into jobs, worker threads translate and tokenize the
+//! jobs, and the engine receives the results in input order. Invariant: number and size of the jobs in flight
+//! are bounded (see `Queues::held`), whatever the records look like.
 
 use crate::kept::Coverage;
 use crate::options::Shard;
@@ -24,6 +24,7 @@ use std::thread::JoinHandle;
 
 /// Settings of the front end.
 pub(crate) struct Front {
+    /// Window length in bases.
     pub(crate) length: usize,
     pub(crate) dna: Tokenizer,
     pub(crate) protein: Tokenizer,
@@ -33,7 +34,9 @@ pub(crate) struct Front {
     pub(crate) intermediate: bool,
     /// Output format of records called virus; if set, the end of a record carries its text.
     pub(crate) hits: Option<HitsFormat>,
+    /// Number of threads that translate and tokenize.
     pub(crate) workers: usize,
+    /// Number of jobs in flight per worker thread.
     pub(crate) prefetch: usize,
     /// Size limits of jobs.
     pub(crate) queues: Queues,
@@ -60,6 +63,7 @@ pub(crate) enum Event {
 /// Tokens of an open reading frame, as ranges of the job's token vectors.
 pub(crate) struct OrfTokens {
     pub(crate) frame: Frame,
+    /// Length of the nucleotide sequence in bases.
     pub(crate) bases: u32,
     pub(crate) dna: Range<usize>,
     pub(crate) protein: Range<usize>,
@@ -72,25 +76,24 @@ pub(crate) struct Batch {
     pub(crate) orfs: Vec<OrfTokens>,
     pub(crate) dna: Vec<i32>,
     pub(crate) protein: Vec<i32>,
-    /// Text for chunked.fa, nucleotide.fa and protein.faa.
+    /// Text for chunked.fa, nucleotide.fa and protein.faa; empty unless [`Front::intermediate`] is set.
     pub(crate) text: [Vec<u8>; 3],
 }
 
-/// Windows of records that are to be translated.
+/// Windows and events that a worker translates and tokenizes as a unit.
 #[derive(Default)]
 struct Job {
+    /// Windows and events in input order.
     parts: Vec<Part>,
+    /// Bases of the windows; neighbouring windows share the bases of their overlap.
     bases: Vec<u8>,
 }
 
+/// A part of a job.
 enum Part {
-    /// A window whose bases are a range of the job's.
-    Chunk {
-        number: u64,
-        record: Arc<str>,
-        chunk: Chunk,
-        bases: Range<usize>,
-    },
+    /// A window, whose bases are the range `bases` of [`Job::bases`].
+    Chunk { number: u64, record: Arc<str>, chunk: Chunk, bases: Range<usize> },
+    /// An event that is passed on unchanged.
     Event(Event),
 }
 
@@ -160,12 +163,15 @@ struct Cutter {
     windows: u64,
     /// File of the current record.
     source: Option<PathBuf>,
-    /// Number of that file and of the record in it, both from 1.
+    /// Number of that file, from 1.
     file: usize,
+    /// Number of the current record in the file, from 1.
     record: u64,
 }
 
 impl Cutter {
+    /// Reads all records and sends their jobs. Returns the inputs with their digests; nothing after an error,
+    /// which the engine receives in input order, or if the engine is gone.
     fn read(&mut self, mut reader: Reader) -> Result<Vec<Input>, RuntimeError> {
         let mut record = Record::default();
         loop {
@@ -223,6 +229,8 @@ impl Cutter {
         Err(DataError::at(path, DataErrorKind::Malformed(what)).with_line(line))
     }
 
+    /// Appends the windows, notes and end of a record to the job, and sends the job whenever it is full.
+    /// `place` is the position of the record in the input, for notes. A duplicate id is replaced.
     fn cut(&mut self, record: &mut Record, place: &str) -> Result<(), Gone> {
         let name = record.id.clone();
         let note = |kind: &'static str, detail: String, action: &'static str| {
@@ -251,9 +259,11 @@ impl Cutter {
             self.job.parts.push(note("non_iupac", detail, "codons with them are dropped"));
         }
         let id: Arc<str> = record.id.as_str().into();
-        // First base of this record in the job and its offset in `job.bases`.
+        // Position in the record of its first base in the job, and offset of this base in `job.bases`.
         let mut held: Option<(usize, usize)> = None;
         for chunk in chunks(record.seq.len(), self.front.length) {
+            // Windows of other shards are counted too, so that a window has the same number in every shard and
+            // in the merge.
             let number = self.windows;
             self.windows += 1;
             if self.front.shard.is_some_and(|shard| !shard.contains(number)) {
@@ -261,11 +271,13 @@ impl Cutter {
             }
             if self.job.bases.len() >= self.front.queues.job_bases {
                 self.flush()?;
+                // The new job has none of the record's bases yet.
                 held = None;
             }
             let end = self.job.bases.len();
-            // Windows overlap, so only the new bases are appended; after a skipped window (another shard) there is a
-            // gap and the copy starts anew.
+            // `bases[base..end]` holds the bases `from..from + (end - base)` of the record. Windows overlap, so
+            // only the bases after these are appended; after a skipped window (another shard) there is a gap
+            // and the copy starts anew.
             let reaches = |&(from, base): &(usize, usize)| from + (end - base) >= chunk.start;
             let (from, base) = held.filter(reaches).unwrap_or((chunk.start, end));
             held = Some((from, base));
@@ -295,6 +307,7 @@ impl Cutter {
         }
     }
 
+    /// Sends the job unless it is empty, and starts another.
     fn flush(&mut self) -> Result<(), Gone> {
         if self.job.parts.is_empty() {
             return Ok(());
@@ -321,7 +334,8 @@ fn odd_characters(sequence: &[u8]) -> Option<String> {
     Some(format!("{count} characters, the first is {:?}", char::from(*first)))
 }
 
-/// Translates and tokenizes a job.
+/// Translates and tokenizes a job. Windows with known results get no open reading frames, but their
+/// intermediate text is produced.
 fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) -> Result<Batch, RuntimeError> {
     let mut batch = Batch::default();
     for part in job.parts {
@@ -349,6 +363,7 @@ fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) 
                 }
                 let before = batch.orfs.len();
                 let mut failed = None;
+                // The callback cannot return an error: the first one is stored.
                 orfs(bases, scratch, |orf| {
                     if front.intermediate {
                         orf_name(&record, chunk.index, orf.frame, name);
@@ -373,6 +388,7 @@ fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) 
     Ok(batch)
 }
 
+/// Appends the tokens of an open reading frame to the batch.
 fn tokenize(front: &Front, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RuntimeError> {
     let (dna, protein) = (batch.dna.len(), batch.protein.len());
     front.dna.encode(orf.nucleotide, &mut batch.dna)?;
@@ -391,7 +407,8 @@ mod tests {
     use super::*;
     use runtime::EncoderModel;
 
-    /// Skipped records produce notes, which take memory, so jobs must be bounded by their number too.
+    /// Records without letters produce notes, which take memory, so jobs must also be bounded by the number of
+    /// parts.
     #[test]
     fn jobs_of_skipped_records_are_bounded() {
         let job_parts = Queues::USUAL.job_parts;

@@ -18,14 +18,18 @@ pub(crate) const EMBEDDINGS: &str = "nucleotide.journal";
 
 /// Identifies the journals that a run may use.
 pub(crate) struct Keys {
+    /// The output folder, which holds the journals.
     dir: PathBuf,
+    /// Key of the run's journals: version, identity, shard, and whether the run replaces results.
     key: Value,
+    /// Interval between two commits.
     every: std::time::Duration,
     watch: Watch,
 }
 
 /// A journal opened for a run.
 pub(crate) struct Opening {
+    /// Reader of the results that the journal already has.
     pub(crate) shelf: Shelf,
     /// Writer for the remaining windows; `None` if the journal is complete.
     pub(crate) keeper: Option<Keeper>,
@@ -44,7 +48,8 @@ impl Keys {
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "identity": record::identity(options, opened, inputs, options.settings.arithmetic()?),
             "shard": shard,
-            // The run may replace complete results of another run.
+            // Recorded so that a later call without --force may resume a forced run (`replaces`). Not compared by
+            // `difference`.
             "replaces": options.force,
         });
         let (dir, every) = (options.output_dir.clone(), options.commit_every);
@@ -153,7 +158,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Removes the journals after the results are complete.
+    /// Removes the journals. To be called after the results are complete and on disk.
     pub(crate) fn done(&self) -> Result<(), VirusError> {
         remove(&self.dir)
     }
@@ -162,6 +167,7 @@ impl Keys {
 /// Checks all journals in the output folder, including those that the run will only remove at its end; an error if one
 /// holds results of another run.
 pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), VirusError> {
+    // A merge into the folder of one of its shards: the journal there is an input, which `Keys::merge` checks.
     if super::among(&options.output_dir, &options.merge) {
         return Ok(());
     }
@@ -193,19 +199,22 @@ fn all_there(shards: &[(u64, u64)]) -> Result<(), VirusError> {
     }
 }
 
-/// Removes the journals that remain next to complete results.
+/// Removes the journals in `dir`, whichever run they belong to.
 pub(crate) fn remove(dir: &Path) -> Result<(), VirusError> {
     Ok([RESULTS, EMBEDDINGS].iter().try_for_each(|name| runtime::lock::remove(&dir.join(name)))?)
 }
 
+/// Opens a journal for reading; `None` if it does not exist or has no complete key.
 fn open(path: &Path) -> Result<Option<Blocks>, VirusError> {
     Blocks::open(path).map_err(|e| unusable(e.into()))
 }
 
+/// Parses the key of a journal.
 fn parse(path: &Path, key: &[u8]) -> Result<Value, VirusError> {
     serde_json::from_slice(key).map_err(|_| VirusError::NotAJournal { path: path.to_owned() })
 }
 
+/// Checks that the key of a journal is `wanted`, apart from fields that [`difference`] does not compare.
 fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), VirusError> {
     match difference(&parse(path, key)?, wanted) {
         None => Ok(()),
@@ -213,7 +222,7 @@ fn same_run(path: &Path, key: &[u8], wanted: &Value) -> Result<(), VirusError> {
     }
 }
 
-/// Describes the part in which two keys differ.
+/// Describes the first difference between two keys; `None` if they belong to the same run.
 fn difference(old: &Value, new: &Value) -> Option<String> {
     folder::difference(&old["identity"], &new["identity"]).or_else(|| {
         let names = [("plimsoll", "version"), ("shard", "shard")];

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 pub(crate) struct Watch(Vec<(PathBuf, Option<(u64, SystemTime)>)>);
 
 impl Watch {
+    /// Records the present size and modification time of the inputs; nothing for files without them, such as a
+    /// missing file.
     pub(crate) fn over(inputs: &[PathBuf]) -> Self {
         Self(inputs.iter().map(|path| (path.clone(), stamp(path).ok().flatten())).collect())
     }
@@ -32,7 +34,7 @@ impl Watch {
     }
 }
 
-/// The error for an input that changed while it was read.
+/// Returns the error for an input that changed while it was read.
 pub(crate) fn changed(path: &std::path::Path) -> VirusError {
     VirusError::InputChanged { path: path.to_owned() }
 }
@@ -58,9 +60,11 @@ pub(crate) struct Keeper {
     most: usize,
     /// Time between two commits.
     every: Duration,
+    /// Time of the last commit.
     last: Instant,
     /// Number of entries on disk.
     pub(crate) committed: u64,
+    /// Number of entries in the block.
     waiting: u64,
 }
 
@@ -90,6 +94,7 @@ impl Keeper {
         if self.waiting == 0 {
             return Ok(());
         }
+        // Before the append: results of a changed input must not be stored under the key of the original input.
         self.watch.unchanged()?;
         self.journal.append(&self.block)?;
         self.block.clear();

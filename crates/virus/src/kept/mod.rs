@@ -11,15 +11,16 @@ use super::queue::State;
 use crate::VirusError;
 use data::translate::Frame;
 
-/// Result of an open reading frame.
+/// Journaled result of an open reading frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct KeptOrf {
     pub(crate) frame: Frame,
+    /// Length of the nucleotide sequence in bases.
     pub(crate) bases: u32,
     pub(crate) state: State,
 }
 
-/// Results of a window.
+/// Journaled results of a window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Entry {
     /// Number of the window among all windows of the input, from 0.
@@ -69,6 +70,7 @@ impl Entry {
         block.push(self.orfs.len() as u8);
         for KeptOrf { frame, bases, state } in &self.orfs {
             let (code, scores) = match state {
+                // Does not occur: only complete windows are journaled. `decode` refuses the code.
                 State::Waiting => (0, [0.0; 2]),
                 State::Scored(scores) => (1, *scores),
                 State::Failed => (2, [0.0; 2]),
@@ -117,7 +119,7 @@ impl Entry {
 /// Value of the length field that stands for the record of the preceding entry.
 const SAME: u32 = u32::MAX;
 
-/// Block that marks a complete journal; no entry is as short.
+/// Block that marks a complete journal. It cannot be mistaken for a block of entries, because an entry is longer.
 const END: &[u8] = b"end";
 
 /// The unread bytes of a block.
@@ -143,7 +145,7 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// The error for a journal of this run that is intact but inconsistent.
+/// Returns the error for a journal whose blocks are undamaged and whose entries are inconsistent.
 fn nonsense(path: &std::path::Path, what: &str) -> VirusError {
     VirusError::JournalEntry { path: path.to_owned(), what: what.to_owned() }
 }

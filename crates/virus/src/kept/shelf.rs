@@ -16,15 +16,18 @@ pub(crate) struct Coverage {
 }
 
 impl Coverage {
+    /// Whether window `number` is in the set.
     pub(crate) fn contains(&self, number: u64) -> bool {
         let after = self.ranges.partition_point(|r| r.start <= number);
         after > 0 && number < self.ranges[after - 1].end
     }
 
+    /// Number of windows in the set.
     pub(crate) fn count(&self) -> u64 {
         self.ranges.iter().map(|r| r.end - r.start).sum()
     }
 
+    /// Adds a window with a larger number than all windows in the set.
     fn push(&mut self, number: u64) {
         match self.ranges.last_mut() {
             Some(last) if last.end == number => last.end += 1,
@@ -50,6 +53,7 @@ impl Coverage {
 #[derive(Default)]
 pub(crate) struct Shelf {
     sources: Vec<Source>,
+    /// Windows that at least one of the journals has.
     pub(crate) coverage: Arc<Coverage>,
 }
 
@@ -57,7 +61,9 @@ pub(crate) struct Shelf {
 pub(crate) struct Looked {
     pub(crate) path: PathBuf,
     pub(crate) coverage: Coverage,
+    /// Whether the journal ends with the block [`END`].
     pub(crate) complete: bool,
+    /// The reader, after the last block.
     blocks: Blocks,
 }
 
@@ -84,7 +90,8 @@ impl Looked {
         Ok(Self { path: path.to_owned(), coverage, complete, blocks })
     }
 
-    /// Opens the journal for reading, and for appending if it is incomplete; a torn tail is cut off.
+    /// Opens the journal for reading, and for appending if it is incomplete. An incomplete frame at its end is
+    /// cut off.
     pub(crate) fn open(self, width: usize) -> Result<(Shelf, Option<Journal>), VirusError> {
         let Self { path, coverage, complete, blocks } = self;
         let journal = (!complete).then(|| blocks.into_journal()).transpose()?;
@@ -119,6 +126,8 @@ impl Shelf {
         if !self.coverage.contains(number) {
             return Ok(None);
         }
+        // Several journals can have the window. Each source is advanced past smaller numbers, because numbers
+        // ascend.
         for source in &mut self.sources {
             while source.head.as_ref().is_some_and(|e| e.number < number) {
                 source.advance()?;
@@ -140,16 +149,20 @@ impl Shelf {
 struct Source {
     path: PathBuf,
     blocks: Blocks,
+    /// Number of values per embedding.
     width: usize,
+    /// The current block.
     block: Vec<u8>,
-    /// Bytes of the block that were decoded.
+    /// Number of bytes of the block that were decoded.
     at: usize,
-    /// Record of the entry decoded last.
+    /// Record id of the entry decoded last: an entry of the same record does not repeat it.
     record: String,
+    /// The next entry; `None` at the end of the journal, and after it was taken.
     head: Option<Entry>,
 }
 
 impl Source {
+    /// Opens a journal and decodes its first entry; `None` if the file does not exist or has no complete key.
     fn open(path: &Path, width: usize) -> Result<Option<Self>, VirusError> {
         let Some(blocks) = Blocks::open(path)? else { return Ok(None) };
         let (path, block, record) = (path.to_owned(), vec![], String::new());
@@ -158,7 +171,7 @@ impl Source {
         Ok(Some(source))
     }
 
-    /// Decodes the next entry into `head`; `None` at the end of the journal.
+    /// Decodes the next entry into `head`, which is `None` at the end of the journal.
     fn advance(&mut self) -> Result<(), VirusError> {
         self.head = None;
         while self.at == self.block.len() || self.block == END {
