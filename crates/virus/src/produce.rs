@@ -170,8 +170,8 @@ struct Cutter {
 }
 
 impl Cutter {
-    /// Reads all records and sends their jobs. Returns the inputs with their digests; nothing after an error,
-    /// which the engine receives in input order, or if the engine is gone.
+    /// Reads all records and sends their jobs. Returns the inputs with their digests; an empty list after an error,
+    /// which the engine receives in input order, or if the engine has ended.
     fn read(&mut self, mut reader: Reader) -> Result<Vec<Input>, RuntimeError> {
         let mut record = Record::default();
         loop {

@@ -1,4 +1,5 @@
-//! Several devices in one run: the bytes of one, whatever happens to some of them.
+//! Tests of runs on several devices or CPU replicas. Invariant: results equal those of one device byte for
+//! byte, whatever the number of devices, also if some of them fail.
 
 use crate::cards::Card;
 use crate::rig::{Folder, fixture, golden};
@@ -13,7 +14,7 @@ use std::time::Duration;
 use virus::output::EmbeddingFormat;
 use virus::{self, VirusError, predict};
 
-/// Remembers warnings.
+/// Observer that records warnings.
 #[derive(Default)]
 struct Listener(Vec<String>);
 
@@ -27,23 +28,24 @@ impl Observer for Listener {
     fn progress(&mut self, _: &Progress) {}
 }
 
-/// Settings of small steps on cards, so that there are many.
+/// Settings for test devices with small steps, so that a run has many steps.
 fn on(cards: impl IntoIterator<Item = Card>) -> Settings {
     let machines = cards.into_iter().map(|card| Arc::new(card) as Arc<dyn Machine>).collect();
     let device = Device::machines(machines).unwrap_or_else(|e| panic!("{e}"));
     Settings { device, precision: Some(Precision::F32), tokens: Some(502), threads: 1, ..Settings::default() }
 }
 
-/// Each step takes long enough for the others to get theirs.
+/// Test devices whose launches take long enough that every device gets steps.
 fn cards(count: usize) -> Vec<Card> {
     (0..count).map(|number| Card::new(number).slow(Duration::from_millis(1))).collect()
 }
 
-/// Whether several of several devices had something to do.
+/// Whether there are `count` devices, and at least two of them (if there are several) ran steps.
 fn shared(steps: &[u64], count: usize) -> bool {
     steps.len() == count && steps.iter().filter(|&&n| n > 0).count() >= count.min(2)
 }
 
+/// Settings for the CPU with one thread.
 fn on_cpu() -> Settings {
     Settings { precision: Some(Precision::F32), tokens: Some(502), threads: 1, ..Settings::default() }
 }
@@ -57,7 +59,7 @@ fn prediction(output: &Path, settings: Settings) -> virus::Options {
     }
 }
 
-/// Every result but run.json, which holds times.
+/// Returns the contents of all result files except run.json, which contains durations.
 fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let files = fs::read_dir(dir).expect("a folder").flatten();
@@ -75,7 +77,7 @@ fn same(found: &Path, wanted: &Path) {
     }
 }
 
-/// Steps by device, from a run record.
+/// Returns the number of steps of each device from a run record.
 fn steps(record: &serde_json::Value) -> Vec<u64> {
     let devices = record["devices"].as_array().expect("devices");
     devices.iter().map(|device| device["steps"].as_u64().expect("a number")).collect()
@@ -97,7 +99,7 @@ fn any_number_of_devices_predicts_the_same_bytes() {
     }
 }
 
-/// 29 kB of reads have work for three lanes, of equally many threads each; two threads are one lane.
+/// The 29 kB of reads justify three replicas, which have equal numbers of threads; two threads are one replica.
 #[test]
 fn lanes_of_a_cpu_predict_the_bytes_of_one() {
     let folder = Folder::new("lanes-threads");
@@ -117,7 +119,7 @@ fn lanes_of_a_cpu_predict_the_bytes_of_one() {
         assert_eq!(line.contains(&format!(" in {lanes} lanes (")), lanes > 1, "{line}");
         peaks.extend(peak);
     }
-    // Where the line has no room for three, there are fewer.
+    // A budget one byte below the plan with three replicas leaves one.
     let budget = Some(Bytes(peaks[1] - 1));
     let (steps, line, peak) = run("short", Settings { threads: 3, budget, ..on_cpu() });
     assert!(steps.len() == 1 && peak < Some(peaks[1]), "{line}");
@@ -140,7 +142,7 @@ fn lanes_of_a_cpu_embed_the_bytes_of_one() {
     assert!(found == wanted && one.len() == 1 && shared(&four, 4), "{four:?}");
 }
 
-/// Records with ids that are all different.
+/// Renames the records of a FASTA text, so that all ids differ.
 fn renamed(fasta: &str) -> String {
     let line = |(i, line): (usize, &str)| match line.starts_with('>') {
         true => format!(">r{i}\n"),
@@ -149,7 +151,7 @@ fn renamed(fasta: &str) -> String {
     fasta.lines().enumerate().map(line).collect()
 }
 
-/// What was recorded in vain has not run: it does by its launches, and that is said once.
+/// If the device fails to record a step, the step did not run: it is run by single launches, with one warning.
 #[test]
 fn a_step_that_cannot_be_recorded_is_run_and_said() {
     let folder = Folder::new("lanes-unrecorded");
@@ -179,7 +181,7 @@ fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> emb
     }
 }
 
-/// Sequences of many lengths.
+/// Writes 120 proteins of many lengths.
 fn proteins(folder: &Folder) -> PathBuf {
     let letters = b"ACDEFGHIKLMNPQRSTVWY";
     let sequence =
@@ -261,7 +263,7 @@ fn who_is_free_takes_the_next() {
     assert!(steps[0] > 0 && steps[1] > 2 * steps[0], "{steps:?}");
 }
 
-/// The journal of a run does not know how many devices there were.
+/// The journal does not depend on number and names of the devices.
 #[test]
 fn a_run_goes_on_with_other_devices() {
     let folder = Folder::new("lanes-others");

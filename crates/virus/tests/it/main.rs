@@ -1,4 +1,4 @@
-//! The integration tests of `virus`. Invariant: hermetic; every test works in a folder of its own.
+//! Integration tests of the crate. Invariant: the tests are hermetic; every test has its own temporary folder.
 #![forbid(unsafe_code)]
 
 extern crate plimsoll_virus as virus;

@@ -1,5 +1,5 @@
-//! Cards that are short of memory: what is refused before anything is allocated, what another process takes in between,
-//! and an arena that follows a run from stage to stage.
+//! Tests of predictions on devices with too little free memory: refusal before the first allocation, smaller
+//! steps after another process took memory, and one device whose arena is changed from stage to stage.
 
 use crate::cards::{Card, Memory};
 use crate::rig::{Folder, fixture, golden};
@@ -9,11 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 use virus::{self, predict};
 
-/// Remembers what is said.
+/// Observer that records messages with their levels.
 #[derive(Default)]
 struct Listener(Vec<(Level, String)>);
 
 impl Listener {
+    /// Returns the first message of a level that contains `part`.
     fn said(&self, level: Level, part: &str) -> Option<&str> {
         let mut lines = self.0.iter().filter(|(at, _)| *at == level).map(|(_, text)| text.as_str());
         lines.find(|text| text.contains(part))
@@ -28,6 +29,7 @@ impl Observer for Listener {
     fn progress(&mut self, _: &Progress) {}
 }
 
+/// A prediction of the golden input on a test device with the given memory.
 fn on(memory: &Arc<Memory>, output: &Path) -> virus::Options {
     let card = Arc::new(Card::new(0).with(Arc::clone(memory))) as Arc<dyn Machine>;
     let device = Device::machines(vec![card]).unwrap_or_else(|e| panic!("{e}"));
@@ -37,7 +39,7 @@ fn on(memory: &Arc<Memory>, output: &Path) -> virus::Options {
     virus::Options { settings, ..golden(&fixture("goldens/pipeline/reads.fa"), output) }
 }
 
-/// What `run.json` says of the plan's peak.
+/// Returns the plan's peak in bytes according to the run record.
 fn planned(report: &virus::Report) -> u64 {
     report.run_record["plan"]["peak_bytes"].as_u64().expect("a number")
 }
@@ -50,7 +52,7 @@ fn what_is_not_free_is_refused_before_anything_is_allocated() {
     let peak = planned(&whole.unwrap_or_else(|e| panic!("{e}")));
     let arenas = memory.arenas();
 
-    // The budget would allow it, but another process holds what is missing.
+    // The budget admits the plan, but one byte too little is free on the device.
     memory.free(peak - 1);
     let options = on(&memory, &folder.path("short"));
     let error = predict(&options, &mut Listener::default()).expect_err("too little is free");
@@ -66,7 +68,7 @@ fn what_is_not_free_is_refused_before_anything_is_allocated() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // The flag is right: so many fit, and no more.
+    // The proposed number of tokens is the largest that fits: 128 more, one step of the search, are refused.
     let tokens = text.split("--tokens ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number");
     let tokens: u64 = tokens.parse().expect("a number");
     for (tokens, fits) in [(tokens + 128, false), (tokens, true)] {
@@ -111,14 +113,14 @@ fn a_card_that_gives_nothing_is_refused_with_all_that_is_known() {
         for part in ["at start: an arena of", "largest tensors: ", "process 7 (python) holds 5 B"] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        // A number of tokens that was asked for is not lowered in silence.
+        // A requested number of tokens is never lowered, so there is only one attempt.
         let tries = memory.refused();
         assert!(if tokens.is_some() { tries == 1 } else { tries > 2 }, "{tries} tries");
     }
 }
 
-/// The nucleotide encoder first, then the protein encoder: one device, whose arena follows, and whose pages are given back
-/// where the second is the smaller.
+/// The nucleotide encoder and then the protein encoder run on one device, whose arena is resized between the
+/// stages; pages are given back if the second arena is smaller.
 #[test]
 fn two_stages_share_a_device() {
     let folder = Folder::new("memory-stages");

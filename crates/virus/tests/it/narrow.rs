@@ -1,5 +1,5 @@
-//! Predictions in bf16 and int8 on the CPU. Invariant: labels are those of f32 wherever its scores are clear, and a result is
-//! never made of both.
+//! Tests of predictions in bf16 and int8 on the CPU. Invariant: labels equal those of f32 unless its scores are
+//! close, and a result never combines two precisions.
 
 use crate::resume::{Stopper, break_off_with_results, kept, options, reads, results, same, smallest, tight};
 use crate::rig::{Folder, golden, read, run};
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use virus::{Options, predict};
 
-/// Score differences below which a label may differ: the classes are close to each other.
+/// Difference of the f32 scores of both classes below which a label may differ.
 const CLOSE: f32 = 0.3;
 
 fn bf16(mut options: Options) -> Options {
@@ -22,7 +22,7 @@ fn int8(mut options: Options) -> Options {
     options
 }
 
-/// By open reading frame: the label and both scores.
+/// Returns the label and both scores by open reading frame.
 fn labels(out: &Path) -> BTreeMap<String, (String, f32, f32)> {
     let text = read(out.join("prediction_results.txt"));
     let row = |line: &str| {
@@ -71,7 +71,7 @@ fn a_journal_of_f32_is_refused() {
     assert!(results(&wide.output_dir) == before, "it was touched");
 }
 
-/// With a kill, in two stages, and with weights that are read in every step.
+/// Interrupted and resumed, in two stages, and with weights that are streamed in every step.
 #[test]
 fn a_run_in_bf16_gives_the_same_bytes_however_it_is_computed() {
     let folder = Folder::new("narrow-bytes");

@@ -1,4 +1,5 @@
-//! The whole pipeline against the original's answers, and what a result may not depend on.
+//! Tests of the whole pipeline: comparison with VirNucPro's results, and independence of results from the way
+//! in which they are computed.
 
 use crate::rig::{Folder, builtin, fixture, golden, read, run};
 use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
@@ -8,10 +9,10 @@ use std::path::Path;
 use virus::Options;
 use virus::output::EmbeddingFormat;
 
-/// Absolute, for scores and merged embeddings.
+/// Absolute tolerance for scores and merged embeddings.
 const TOLERANCE: f32 = 1e-5;
 
-/// Results that must not differ by a byte between runs of one identity.
+/// Result files that must be byte-identical in runs with equal identities.
 const RESULTS: &[&str] = &[
     "predictions.tsv",
     "windows.tsv",
@@ -33,7 +34,7 @@ fn all_results(dir: &Path) -> Vec<(&'static str, String)> {
     RESULTS.iter().map(|name| (*name, read(dir.join(name)))).collect()
 }
 
-/// Same rows, ids and labels; numbers within the tolerance.
+/// Checks that two tables have equal rows and texts, and numbers within the tolerance.
 fn same_table(found: &str, wanted: &str) {
     assert_eq!(found.lines().count(), wanted.lines().count());
     for (f, w) in found.lines().zip(wanted.lines()) {
@@ -196,7 +197,7 @@ fn a_folder_is_one_runs_at_a_time() {
     run(&golden(&reads(), &folder.0)).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// The weights stay, what they mean changes.
+/// A changed configuration or tokenizer makes another run, even if the weights are unchanged.
 #[test]
 fn configuration_and_tokenizer_are_part_of_a_run() {
     let folder = Folder::new("described");
@@ -234,20 +235,20 @@ fn what_is_odd_is_noted() {
     let names: Vec<&str> = table.lines().skip(1).filter_map(|l| l.split('\t').next()).collect();
     assert_eq!(names, ["a", "empty", "a#1.3", "n", "odd"]);
     assert!(table.contains("empty\t0\t0\t0\t0\tNA\tskipped\n"), "{table}");
-    // The result that is there has notes, so a strict run of the same is no success either.
+    // The complete result has notes, so a strict run that finds it fails too.
     let error = run(&Options { strict: true, ..options.clone() }).expect_err("strict");
     assert!(error.to_string().contains("4 notes"), "{error}");
     let strict = Options { strict: true, output_dir: folder.path("strict"), ..options };
     let error = run(&strict).expect_err("strict");
     assert!(error.to_string().contains("strict"), "{error}");
     assert!(!folder.path("strict").exists());
-    // A folder that was there before stays.
+    // A folder that existed before the failed run is not removed.
     fs::create_dir(folder.path("strict")).expect("made");
     run(&strict).expect_err("strict");
     assert_eq!(fs::read_dir(folder.path("strict")).expect("a folder").count(), 0);
 }
 
-/// A protein encoder whose row for tryptophan is not a number: exactly the sequences with a W fail.
+/// With a protein encoder whose token embedding of tryptophan is NaN, exactly the sequences with a W fail.
 #[test]
 fn a_poisoned_sequence_is_listed() {
     let folder = Folder::new("poison");
@@ -338,8 +339,8 @@ fn short_and_strange_inputs_run() {
     }
 }
 
-/// More open reading frames in a few records than there are slots at the smallest step: windows wait for
-/// frames that are not admitted yet.
+/// A few records have more open reading frames than there are slots at the smallest step size, so windows wait
+/// for frames that are not admitted yet.
 #[test]
 fn every_frame_is_scored_when_slots_are_few() {
     let folder = Folder::new("slots");

@@ -1,5 +1,5 @@
-//! Runs that are broken and go on, shards that are put together, stages under a tight budget: always the bytes
-//! of a run that was left alone.
+//! Tests of interrupted and resumed runs, merged shards, and two stages under a small memory budget. Invariant:
+//! the result files equal byte for byte those of an uninterrupted run.
 
 use crate::rig::{Folder, fixture, golden, read, run};
 use data::journal::Journal;
@@ -13,11 +13,13 @@ use std::time::Duration;
 use virus::output::EmbeddingFormat;
 use virus::{Options, Report, Shard, VirusError, predict};
 
+/// Path of the input of the golden files.
 pub fn reads() -> PathBuf {
     fixture("goldens/pipeline/reads.fa")
 }
 
-/// Small steps that are committed at once, so that there is something to be broken.
+/// A prediction with small steps that commits every finished window at once, so that an interruption leaves a
+/// journal with some of the windows.
 pub fn options(output: &Path) -> Options {
     let mut options = Options {
         commit_every: Duration::ZERO,
@@ -28,7 +30,7 @@ pub fn options(output: &Path) -> Options {
     options
 }
 
-/// Every result but run.json, which holds times.
+/// Returns the contents of all result files except run.json, which contains durations.
 pub fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = fs::read_dir(dir).expect("a folder").flatten();
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -38,6 +40,7 @@ pub fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
+/// Checks that the result files in the folder `found` are exactly `wanted`.
 pub fn same(found: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
     let found = results(found);
     assert_eq!(found.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>());
@@ -46,8 +49,9 @@ pub fn same(found: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
     }
 }
 
-/// Asks for the end when it was asked so many times, and remembers what was said.
+/// Observer that requests the end of the run (SIGTERM) at a given call of `stop`, and records the messages.
 pub struct Stopper {
+    /// Number of calls of `stop` until the request.
     left: Cell<usize>,
     pub said: Vec<String>,
 }
@@ -75,14 +79,15 @@ impl Observer for Stopper {
     }
 }
 
-/// Breaks a run after `steps` looks at the signal.
+/// Interrupts a run at the call number `steps` of `Observer::stop`; returns the error.
 fn break_off(options: &Options, steps: usize) -> VirusError {
     let error = predict(options, &mut Stopper::after(steps)).map(|_| ()).expect_err("it was broken");
     assert_eq!(error.exit_code(), 143, "{error}");
     error
 }
 
-/// Breaks a run, later and later, until it leaves results behind: waiting for a busy machine takes looks too.
+/// Interrupts a run repeatedly, each time later, until its journal has results. The call of `stop` at which
+/// that happens is not fixed, because waiting on a busy machine calls `stop` too.
 pub fn break_off_with_results(options: &Options) -> VirusError {
     let journal = options.output_dir.join("progress.journal");
     for steps in (8..).step_by(2) {
@@ -94,6 +99,7 @@ pub fn break_off_with_results(options: &Options) -> VirusError {
     unreachable!("the run ends before the numbers do");
 }
 
+/// Number of windows whose results came from the journal.
 pub fn kept(report: &Report) -> u64 {
     report.run_record["windows_from_journal"].as_u64().expect("a count")
 }
@@ -157,13 +163,14 @@ fn a_journal_of_another_run_is_refused() {
     copy_changed(&weights, &folder.path("head.safetensors"), |_, _, data| data[0] += 0.5);
     refused(&models, "weights");
     refused(&Options { shard: Some(Shard { number: 1, of: 2 }), ..first.clone() }, "shard");
-    // What is asked for by force starts over.
+    // A run with --force discards the journal.
     let forced = Options { length: 300, force: true, ..first };
     let report = run(&forced).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(kept(&report), 0);
 }
 
-/// A copy of weights, each tensor changed by its name, shape and values.
+/// Writes a copy of the f32 tensors of `weights` to `to`, after `change` was called with the name, shape and
+/// values of each.
 fn copy_changed(weights: &Weights, to: &Path, change: impl Fn(&str, &[u64], &mut [f32])) {
     let copy = |t: &Tensor| {
         let mut data = vec![0.0; t.elements() as usize];
@@ -184,7 +191,8 @@ fn a_journal_of_another_run_that_holds_nothing_is_no_hindrance() {
     let input = folder.write("cut.fq", &whole[..whole.len() - 3]);
     let options = Options { inputs: vec![input], ..options(&folder.path("out")) };
     assert_eq!(run(&options).expect_err("cut short").exit_code(), 1);
-    // A run that fails before its first window leaves nothing; one that is killed there leaves a key alone.
+    // A run that fails before its first window leaves no folder; a killed run leaves a journal that holds only
+    // a key.
     assert!(!folder.path("out").exists());
     fs::create_dir(folder.path("out")).expect("made");
     let key = br#"{"identity": {}, "plimsoll": "0"}"#;
@@ -239,21 +247,23 @@ fn what_another_run_has_kept_is_only_lost_to_force() {
     let out = folder.path("out");
     let other = |name: &str| Options { length: 300, ..options(&folder.path(name)) };
     let journal = out.join("progress.journal");
-    // A forced run was broken beside complete results: who asks for those gets them, and it can still go on.
+    // A forced run is interrupted next to complete results of another run. A call for these results returns
+    // them, and the forced run can still be resumed.
     run(&other("out")).unwrap_or_else(|e| panic!("{e}"));
     break_off_with_results(&Options { force: true, ..options(&out) });
     let left = fs::read(&journal).expect("a journal");
     assert!(run(&other("out")).unwrap_or_else(|e| panic!("{e}")).already_complete);
     assert_eq!(fs::read(&journal).expect("a journal"), left);
     assert!(kept(&run(&options(&out)).unwrap_or_else(|e| panic!("{e}"))) > 0);
-    // Force that is refused has begun nothing.
+    // A forced run that is refused for its budget leaves the journal unchanged.
     break_off_with_results(&Options { force: true, ..other("out") });
     let left = fs::read(&journal).expect("a journal");
     let mut narrow = Options { force: true, ..options(&out) };
     narrow.settings.budget = Some(graph::Bytes(1));
     assert_eq!(run(&narrow).expect_err("no room").exit_code(), 4);
     assert_eq!(fs::read(&journal).expect("a journal"), left);
-    // A merge opens no journal in its own folder, one stage none of the two stages.
+    // A merge opens no journal in its output folder, and a run in one stage does not open the nucleotide
+    // journal of a run in two stages: journals of another run are refused all the same.
     let shard = Options { shard: Some(Shard { number: 1, of: 1 }), ..options(&folder.path("shard")) };
     run(&shard).unwrap_or_else(|e| panic!("{e}"));
     let merge = |name: &str, force: bool| {
@@ -275,7 +285,8 @@ fn what_another_run_has_kept_is_only_lost_to_force() {
     fs::remove_dir_all(&out).expect("removed");
     let merging = Options { merge: vec![folder.path("shard")], ..options(&out) };
     assert!(break_off(&merging, 4).to_string().contains("shards are as they were"));
-    // Force replaces results, not the shard that they are made of.
+    // A forced merge into the folder of a shard replaces results, and not the journal of the shard, which is
+    // its input.
     fs::write(folder.path("shard/predictions.tsv"), "old").expect("written");
     merge("shard", true).unwrap_or_else(|e| panic!("{e}"));
     run(&options(&folder.path("whole"))).unwrap_or_else(|e| panic!("{e}"));
@@ -293,7 +304,7 @@ fn damage_to_a_journal_is_met() {
     break_off_with_results(&options(&out));
     let path = out.join("progress.journal");
     let journal = fs::read(&path).expect("a journal");
-    // A torn tail, at a few places: it is computed again.
+    // A truncated journal, cut at several positions: the missing windows are computed again.
     for cut in [journal.len() - 1, journal.len() * 2 / 3, 30, 0] {
         fs::write(&path, &journal[..cut]).expect("written");
         run(&options(&out)).unwrap_or_else(|e| panic!("{e}"));
@@ -301,7 +312,8 @@ fn damage_to_a_journal_is_met() {
         fs::remove_dir_all(&out).expect("removed");
         fs::create_dir(&out).expect("made");
     }
-    // A flipped bit in the first block of results: an error that names the file, and nothing is lost.
+    // A flipped bit in the first block of results: an error that names the file, and the file is unchanged. The
+    // length of the key is at byte 16 of the frame header, and a frame header has 56 bytes.
     let mut damaged = journal.clone();
     let key = u64::from_le_bytes(std::array::from_fn(|i| journal[16 + i])) as usize;
     damaged[2 * 56 + key + 40] ^= 1;
@@ -338,7 +350,7 @@ fn shards_put_together_are_one_run() {
         ..base("merged")
     };
     for number in [3, 1] {
-        // The second one is broken on its way.
+        // Shard 1 is interrupted once.
         if number == 1 {
             break_off(&shard(number), 3);
         }
@@ -354,7 +366,7 @@ fn shards_put_together_are_one_run() {
     };
     refused(&[1, 2, 3], "s2");
     refused(&[1, 3], "missing is shard 2/3");
-    // Later and later, until some windows are kept.
+    // Interrupted repeatedly, each time later, until the journal remains.
     let breaks = |&steps: &usize| {
         break_off(&shard(2), steps);
         folder.path("s2/progress.journal").exists()
@@ -369,7 +381,8 @@ fn shards_put_together_are_one_run() {
     assert!(run(&merge(&[1, 2, 3])).unwrap_or_else(|e| panic!("{e}")).already_complete);
 }
 
-/// The budget under which both encoders do not fit together, but each of them does.
+/// Returns the options with the largest budget under which a prediction takes two stages, because both encoders
+/// do not fit together.
 pub fn tight(options: &Options) -> Options {
     let planned = |budget: u64| {
         let mut options = options.clone();
@@ -380,7 +393,7 @@ pub fn tight(options: &Options) -> Options {
         done.map(|report| report.run_record["plan_of_nucleotide_stage"].is_null())
     };
     let (mut low, mut high) = (0, 1 << 30);
-    // The smallest budget with one stage; one byte less takes two.
+    // Bisection: `high` takes one stage, `low` takes two or is refused.
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         match planned(middle) {
@@ -409,7 +422,7 @@ fn a_tight_budget_takes_two_stages_and_gives_the_same_bytes() {
     assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
     assert!(observer.said.iter().any(|s| s.contains("do not fit")), "{:?}", observer.said);
     same(&stages.output_dir, &wanted);
-    // Broken anywhere, in the first stage and in the second.
+    // Interrupted at ever later points, in the first stage and in the second.
     let mut broken = options(&folder.path("broken"));
     broken.settings.budget = line;
     let mut starts = 0;
@@ -422,7 +435,8 @@ fn a_tight_budget_takes_two_stages_and_gives_the_same_bytes() {
     same(&broken.output_dir, &wanted);
 }
 
-/// Windows of which nothing could be embedded leave no row for the second stage, and must not be waited for.
+/// A frame whose nucleotide embedding is not finite has no row in the journal of the first stage, and the
+/// second stage must still complete its window.
 #[test]
 fn what_fails_in_the_first_of_two_stages_is_listed() {
     let folder = Folder::new("first_fails");
@@ -434,7 +448,7 @@ fn what_fails_in_the_first_of_two_stages_is_listed() {
     let weights = Weights::open(&fixture("goldens/dnabert_s")).expect("weights");
     copy_changed(&weights, &model.join("model.safetensors"), |name, shape, data| {
         if name.ends_with("word_embeddings.weight") {
-            // Half of the longer tokens.
+            // Every second token from 200 on, which are the longer ones.
             data.chunks_exact_mut(shape[1] as usize).skip(200).step_by(2).for_each(|row| row.fill(f32::NAN));
         }
     });
@@ -454,7 +468,8 @@ fn what_fails_in_the_first_of_two_stages_is_listed() {
     same(&folder.path("stages"), &results(&folder.path("whole")));
 }
 
-/// The smallest budget under which a prediction of one short record runs, from `low`, which is too small.
+/// Returns the smallest budget in bytes under which a prediction runs. Smaller budgets must be refused with
+/// exit code 4.
 pub fn smallest(options: &Options) -> u64 {
     let fits = |budget: u64| {
         let mut options = options.clone();
@@ -490,7 +505,7 @@ fn the_tightest_budget_streams_weights_and_gives_the_same_bytes() {
     assert!(plans.iter().any(|p| p["streamed_bytes_per_step"].as_u64() > Some(0)), "{plans:?}");
     assert!(observer.said.iter().any(|s| s.contains("weights stream from disk")), "{:?}", observer.said);
     same(&streamed.output_dir, &wanted);
-    // One byte less is refused with the bill, before anything is written.
+    // A budget of one byte less is refused with the shortfall.
     let mut less = options(&folder.path("less"));
     less.settings.budget = Some(graph::Bytes(line - 1));
     let error = run(&less).expect_err("refused");
@@ -511,7 +526,7 @@ fn an_input_that_changes_is_refused() {
     assert!(error.to_string().contains("input files"), "{error}");
 }
 
-/// Does something to the input when the first progress is told.
+/// Observer that calls a function at the first report of progress.
 struct Meddler<F: FnMut()>(Option<F>);
 
 impl<F: FnMut()> Observer for Meddler<F> {
@@ -527,7 +542,8 @@ impl<F: FnMut()> Observer for Meddler<F> {
 #[test]
 fn an_input_that_shrinks_or_vanishes_on_the_way_is_an_error_and_nothing_kept_is_lost() {
     let folder = Folder::new("shrinks");
-    // Longer than all that is read ahead, and soon done: windows of N alone.
+    // More input than is read ahead, so that the file is still being read at the first report of progress.
+    // Windows of N have no open reading frame and cost little.
     let empty = |i: usize| format!(">n{i}\n{}\n", "N".repeat(20_000));
     let long = || folder.write("long.fa", read(reads()) + &(0..200).map(empty).collect::<String>());
     let more = || folder.write("more.fa", ">m\nACGTACGTACGT\n");

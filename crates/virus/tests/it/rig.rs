@@ -1,4 +1,4 @@
-//! Requests for tests.
+//! Options of predictions for tests.
 
 pub use crate::folders::{Folder, fixture};
 use runtime::{Precision, Settings, Silent};
@@ -8,7 +8,8 @@ use std::time::Duration;
 use virus::output::HitsFormat;
 use virus::{Models, Options, Report, VirusError, predict};
 
-/// A prediction of `input` into `output` with the golden models, at 500 bases, in f32 as their answers are.
+/// A prediction of `input` into `output` with the golden models, windows of 500 bases, in f32 like the golden
+/// results.
 pub fn golden(input: &Path, output: &Path) -> Options {
     let model = |name: &str| Some(fixture("goldens").join(name).display().to_string());
     Options {
@@ -21,7 +22,7 @@ pub fn golden(input: &Path, output: &Path) -> Options {
     }
 }
 
-/// A prediction with the built-in models in f32.
+/// A prediction with the built-in, untrained models in f32.
 pub fn builtin(input: &Path, output: &Path) -> Options {
     Options {
         inputs: vec![input.to_owned()],
@@ -46,10 +47,12 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
     }
 }
 
+/// Runs a prediction without an observer.
 pub fn run(options: &Options) -> Result<Report, VirusError> {
     predict(options, &mut Silent)
 }
 
+/// Reads a text file; panics with its name if that fails.
 pub fn read(path: impl AsRef<Path>) -> String {
     let path = path.as_ref();
     fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
