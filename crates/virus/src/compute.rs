@@ -220,7 +220,7 @@ impl Compute {
                 rows.extend_from_slice(self.row(encoder, slot));
             }
         }
-        // Slots of failed frames too: with `holds_rows`, `settle` frees none.
+        // Includes the slots of failed frames: with `holds_rows`, `settle` frees no slots.
         self.free.extend(window.orfs().filter_map(PendingOrf::slot));
     }
 

@@ -92,8 +92,8 @@ pub(crate) struct Parts {
 pub(crate) struct Engine {
     parts: Parts,
     queue: Queue,
-    /// Limits on what may wait for one open reading frame. Beyond them, partly filled packs are flushed, so that input
-    /// with few open reading frames does not accumulate.
+    /// Limits of `queue`. When they are exceeded behind an incomplete window, partly filled packs are flushed:
+    /// input with few open reading frames would fill packs slowly and accumulate.
     queues: Queues,
     /// Reused buffer for the journal entry of the window being written.
     entry: Entry,

@@ -51,8 +51,7 @@ pub struct Options {
     pub settings: Settings,
 }
 
-/// One of several shares of the windows: windows are dealt to the shards in turn, in groups of 256 consecutive
-/// windows.
+/// One of several shares of the windows: windows are dealt to the shards in turn, in groups of consecutive windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// Number of the shard, from 1.

@@ -160,8 +160,9 @@ impl Queues {
 /// Bytes that a reader holds besides the record: compressed input and decompressed text.
 const READER: u64 = 1 << 20;
 
-/// Number of files written at the same time; `BUFFER` is the buffer size of each.
+/// Maximum number of files written at the same time.
 const FILES: u64 = 12;
+/// Size of the write buffer of a file in bytes.
 const BUFFER: u64 = 64 << 10;
 
 /// Bytes of one row group of embeddings, as values and encoded.

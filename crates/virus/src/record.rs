@@ -32,9 +32,10 @@ pub(crate) fn digests(
     }))
 }
 
-/// Returns everything that results depend on. `arithmetic` describes the device: another precision, instruction set or
-/// kind of GPU gives different bits. For a GPU it names the kind and the canonical summation orders of GEMMs; the
-/// kernel selected by timing is not part of it, because it changes no bits.
+/// Returns everything that results depend on. `arithmetic` describes the device: another precision, instruction
+/// set or kind of GPU gives different bits. For a GPU it names the kind, the versions of driver and libraries,
+/// and the canonical summation orders of GEMMs; the kernel selected by timing is not part of it, because it
+/// changes no bits.
 pub(crate) fn identity(options: &Options, opened: &Opened, inputs: &[Input], arithmetic: Value) -> Value {
     let inputs: Vec<Value> =
         inputs.iter().map(|i| json!({"bytes": i.bytes, "sha256": i.sha256_hex()})).collect();
