@@ -1,6 +1,7 @@
-//! The journal writer: appends windows to the journal as they are finished. Invariant: what `commit` has returned for
-//! is on disk; windows are appended in ascending order of their numbers; nothing read from an input after it changed is
-//! committed, because the journal's key identifies the original input.
+//! The journal writer: appends windows to the journal as they are finished. Invariant: after `commit` has
+//! returned, all entries appended before are on disk; windows are appended in ascending order of their numbers;
+//! nothing read from an input after it changed is committed, because the journal's key identifies the original
+//! input.
 
 use super::{END, Entry};
 use crate::VirusError;

@@ -451,12 +451,13 @@ impl Outputs {
         }
         files.extend(self.intermediate.into_iter().flat_map(Intermediate::into_files));
         files.extend(reports::write(&self.folder, run_record, &self.counts)?);
-        // Flushed before the first removal, so that a full disk fails while the earlier results are still complete.
+        // Flushed before the first removal, so that a full disk fails while the earlier results are still
+        // complete. This does not cover the embedding files, whose writers finish them in `commit`.
         for file in &mut files {
             file.flush().map_err(|e| file.error(e))?;
         }
         let saved = self.options.save_embeddings.map_or(&[][..], EmbeddingFormat::files);
-        // Embedding files commit by themselves, so they are not in `files`.
+        // `files` lacks the embedding files; `saved` lists their names.
         let is_ours = |path: &Path| files.iter().any(|file| file.target() == path);
         for name in FILES {
             let path = self.folder.join(name);
