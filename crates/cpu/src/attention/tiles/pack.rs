@@ -69,7 +69,6 @@ pub(super) struct Order {
     there: __mmask32,
 }
 
-// X
 impl Order {
     /// The permutation for `cut`; empty if the heads are wide.
     pub(super) fn new(cut: Cut) -> Order {
