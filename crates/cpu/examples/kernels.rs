@@ -1,6 +1,6 @@
 //! Times the CPU kernels: f32 GEMM against the peak rates of FMA and of AMX, against the `gemm` crate and
-//! against our own kernel without AMX; attention against the peak rate of FMA. All sides of a ratio take turns
-//! in one process; prints medians.
+//! against our own kernel without AMX; attention against the peak rate of FMA; and the bandwidth of layer norm
+//! and GELU. All sides of a ratio take turns in one process; prints medians.
 //!
 //! `cargo run --release -p plimsoll-cpu --example kernels [-- threads [avx512|avx2|portable|bf16|int8|mlp]]`.
 //! `bf16` times bf16 GEMMs only, against the peak rate of AMX tiles, of dot products or of FMA, whichever this
@@ -99,7 +99,7 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect()
 }
 
-/// Measures the peak rate of FMA in GFLOP/s, for about as long as `flops` operations take at that rate.
+/// Measures the peak rate of FMA in GFLOP/s, for `seconds(cpu, flops)`.
 fn raw(cpu: &Cpu, flops: f64) -> f64 {
     peak::fma_gflops(cpu, seconds(cpu, flops))
 }

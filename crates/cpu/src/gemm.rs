@@ -5,8 +5,8 @@
 //! value zero. Where K is cut into slices, the f32 sum is stored and loaded again without rounding; how rows and
 //! columns are cut only decides which task computes an element. So the bits of a row depend on that row and on
 //! the weights, and not on M, the row's position, the number of threads or, among instruction sets with FMA, the
-//! instruction set. On CPUs with AMX `gemm_amx` computes the product: its bits differ, but depend on the same
-//! two things.
+//! instruction set. On CPUs with AMX `gemm_amx` computes the product: its bits differ, but also depend on
+//! the row and the weights only.
 //!
 //! Layout of packed weights: panels of 32 columns of y; panel p holds, for each k in 0..K, the 32 values `W[32 p
 //! .. 32 p + 32][k]`, zeros past N. All instruction sets share this layout.
@@ -158,7 +158,7 @@ impl Split {
         // one tile; but no block of less than a tile.
         let blocks = m.div_ceil(most / height * height).next_multiple_of(threads).min(m.div_ceil(height));
         // With few blocks, threads also divide the panels, although each task then copies the rows for itself.
-        // Two tasks per thread, so that a slow thread does not hold up the others.
+        // There are then at least two tasks per thread.
         let shares = match blocks {
             0 => 0,
             _ if threads == 1 || blocks >= 2 * threads => 1,

@@ -5,7 +5,7 @@
 //! the order 1, 0, 3, 2, .., in which the dot products of pairs of AVX512-BF16 add. So the bits of a row depend
 //! on that row and on the weights and, among instruction sets with FMA, not on the instruction set (except where
 //! a sum is below 2^-126, see `dot::Pairs`). On CPUs with AMX `gemm_bf16_amx` computes the product: its bits
-//! differ, but depend on the same two things.
+//! differ, but also depend on the row and the weights only.
 //!
 //! Layout of the weights: see `plan::TILE_STEP`. Each panel of 32 columns of y is stored in steps of 32 k, two
 //! tiles per step.
