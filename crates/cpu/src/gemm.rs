@@ -8,8 +8,8 @@
 //! instruction set. On CPUs with AMX `gemm_amx` computes the product: its bits differ, but also depend on
 //! the row and the weights only.
 //!
-//! Layout of packed weights: panels of 32 columns of y; panel p holds, for each k in 0..K, the 32 values `W[32 p
-//! .. 32 p + 32][k]`, zeros past N. All instruction sets share this layout.
+//! Layout of packed weights: panels of 32 columns of y; panel p holds, for each k in 0..K, the 32 values
+//! `W[32 p .. 32 p + 32][k]`, zeros past N. All instruction sets share this layout.
 //!
 //! Loop order: a task computes a block of rows times a group of panels. For each slice of at most `DEPTH` of K,
 //! it copies the rows into its workspace with a constant stride (they stay in L2), and multiplies them by one

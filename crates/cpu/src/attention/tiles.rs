@@ -443,7 +443,7 @@ impl Task<'_> {
         let at = self.place.queries.0 + strip * SIDE;
         let to = self.at(self.parts.queries + strip * self.cut.steps() * TILE);
         let q = self.pairs(self.job.q, self.place.head, Some(self.factor));
-        // SAFETY: positions of the sequence, and room in the parts.
+        // SAFETY: positions of the sequence, and space in the parts.
         unsafe { pack::queries(self.s, q, (at, self.rows(strip)), to) }
     }
 
@@ -455,7 +455,7 @@ impl Task<'_> {
     unsafe fn pack_keys(&self, keys: Keys) -> [f32; 2] {
         let shared = self.place.head / self.job.config.group();
         let (k, v) = (self.pairs(self.job.k, shared, None), self.head(self.job.v, shared));
-        // SAFETY: positions of the sequence, and room in the parts.
+        // SAFETY: positions of the sequence, and space in the parts.
         unsafe {
             let mut squares = [_mm512_setzero_ps(); 2];
             for tile in 0..keys.len.div_ceil(SIDE) {

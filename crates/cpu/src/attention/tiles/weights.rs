@@ -47,8 +47,8 @@ pub(super) static BEGIN: Begin = Begin([MAGIC + (BIAS - SHIFT) * UNITS; SIDE]);
 #[repr(align(64))]
 struct Bend([u8; 64]);
 
-/// Correction table, indexed by x / 2 for the fraction x in units in the last place: by how many units 2^(x /
-/// 128) lies below the chord from 1 to 2, at the middle between the two x that share an entry.
+/// Correction table, indexed by x / 2 for the fraction x in units in the last place: by how many units
+/// 2^(x / 128) lies below the chord from 1 to 2, at the middle between the two x that share an entry.
 #[rustfmt::skip]
 static BEND: Bend = Bend([
     0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 5, 6, 6, 7, 7, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11,
