@@ -1,8 +1,9 @@
-//! Times attention, forward and backward, against our own product of as many operations: by turns in one process,
-//! medians. Operations are those of the pairs that the mask shows: 4 a pair and column forward, 10 backward.
+//! Times attention, forward and backward, against our own f32 GEMM, taking turns in one process; prints medians.
+//! The operations counted are those of the pairs of query and key that the mask allows: 4 for each pair and
+//! column forward, 10 backward.
 //!
-//! `cargo run --release -p plimsoll-cpu --example attention [-- threads]`; `bench/cpu_attention.py` runs the same
-//! shapes in PyTorch, by turns with this.
+//! `cargo run --release -p plimsoll-cpu --example attention [-- threads]`; `bench/cpu_attention.py` runs these
+//! shapes in PyTorch, taking turns with this program.
 
 use graph::ops::Mask;
 use plimsoll_cpu::attention::{
@@ -14,7 +15,7 @@ use std::time::Instant;
 
 const TURNS: usize = 7;
 
-/// (heads, heads of k and v, head dim, length, sequences, mask).
+/// (query heads, key/value heads, head dimension, length, sequences, mask).
 const SHAPES: [(usize, usize, usize, usize, usize, Mask); 9] = [
     (8, 8, 64, 512, 4, Mask::Full),
     (8, 8, 64, 512, 4, Mask::Causal),
@@ -96,7 +97,7 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
     println!(" | {:.2} {:.2}", rates[1] / rates[0], rates[2] / rates[0]);
 }
 
-/// A product of 1024 x 512 with 512 x 512.
+/// A GEMM of 1024 x 512 with 512 x 512, the reference for the rates.
 struct Product {
     x: Vec<f32>,
     w: Vec<f32>,
@@ -111,7 +112,7 @@ impl Product {
         Self { x: numbers(m * k), w: numbers(gemm::packed_len(n, k)), y: vec![0.0; m * n] }
     }
 
-    /// How many operations were done.
+    /// Runs it four times and returns the number of operations.
     fn run(&mut self, cpu: &Cpu) -> f64 {
         let (m, n, k) = Self::SHAPE;
         let mut space = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
@@ -124,7 +125,7 @@ impl Product {
     }
 }
 
-/// The middle one.
+/// The median; of an even number of values, the upper of the middle two.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

@@ -1,5 +1,6 @@
-//! Times attention of bf16 as inference has it, in this CPU's best instructions and in f32 lanes, against that of f32: by
-//! turns in one process, medians. On the tiles of AMX it is also held against their raw loop on the same threads.
+//! Times bf16 attention in the form that inference uses, with the best instructions of this CPU and with the
+//! best without AMX tiles, against f32 attention without tiles, taking turns in one process; prints medians.
+//! With AMX, the rate is also given as a share of the peak rate of the tiles on these threads.
 //!
 //! `cargo run --release -p plimsoll-cpu --example attention_bf16 [-- threads [turns]]`
 
@@ -8,7 +9,8 @@ use plimsoll_cpu::attention::{Attention, Rope, attention, attention_bf16, worksp
 use plimsoll_cpu::{Bf16, Cpu, Isa, Rows, RowsMut, peak, rope};
 use std::time::Instant;
 
-/// (heads, head dim, length, sequences): ESM-2's 8M, 35M, 150M and 650M with rotary positions, DNABERT-S with ALiBi.
+/// (heads, head dimension, length, sequences): ESM-2's 8M, 35M, 150M and 650M with rotary positions; the last,
+/// with 12 heads, is DNABERT-S with ALiBi.
 const SHAPES: [(usize, usize, usize, usize); 11] = [
     (20, 16, 64, 168),
     (20, 16, 168, 64),
@@ -91,7 +93,7 @@ fn time(
     println!("{}", raw.map_or(String::new(), |raw| format!(" {:.0} %", 100.0 * flops / best / raw)));
 }
 
-/// Elements that start on a cache line, as an arena's do.
+/// A vector whose elements start on a cache line, as tensors in an arena do.
 struct Aligned<T> {
     all: Vec<T>,
     start: usize,
@@ -116,7 +118,7 @@ impl<T: Clone> Aligned<T> {
     }
 }
 
-/// The middle one.
+/// The median; of an even number of values, the upper of the middle two.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

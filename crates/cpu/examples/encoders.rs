@@ -1,5 +1,6 @@
-//! Times encoders in bf16 whose MLPs are one op, and the same in parts: both through their plans, by turns in one
-//! process, medians; what the ops of a step take, and the peaks of both plans.
+//! Times bf16 encoders with MLPs fused into one op against the encoders with separate ops. Both run through
+//! their plans, taking turns in one process. Prints medians, the time of the ops of a step, and the peak memory
+//! of both plans.
 //!
 //! `cargo run --release -p plimsoll-cpu --example encoders [-- threads [turns [model]]]`
 
@@ -29,7 +30,7 @@ fn main() {
     }
 }
 
-/// One step of so many sequences of one length.
+/// Times steps of `sequences` sequences of `length` tokens.
 fn compare(id: &str, (sequences, length): (u64, u64), threads: usize, turns: usize) {
     let bounds = Bounds { tokens: sequences * length, sequences, longest: length };
     let counts = Counts { tokens: bounds.tokens, sequences };
@@ -87,7 +88,8 @@ fn executor(id: &str, bounds: Bounds, fuse: Fuse, target: &Target, threads: usiz
     executor
 }
 
-/// Inputs share their memory with what comes after them.
+/// Writes the inputs. Needed before every run, because inputs share their memory with values that are computed
+/// later in the step.
 fn give(executor: &mut Executor, bounds: Bounds) {
     let (tokens, length) = (bounds.tokens as i32, bounds.longest as i32);
     let ids: Vec<i32> = (0..tokens).map(|i| 4 + i * 7 % 20).collect();
@@ -96,7 +98,7 @@ fn give(executor: &mut Executor, bounds: Bounds) {
     executor.write_i32(executor.input(0, "spans").expect("an input"), &spans).expect("spans");
 }
 
-/// Milliseconds of a step by op, the longest first.
+/// Milliseconds per step for each kind of op, the seven longest first.
 fn by_op(executor: &Executor, times: &[Duration], turns: usize) -> String {
     let plan = &executor.program().plans()[0].1;
     let mut sums: BTreeMap<String, (f64, u64)> = BTreeMap::new();

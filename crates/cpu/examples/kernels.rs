@@ -1,9 +1,11 @@
-//! Times the CPU kernels: the product against raw FMA and AMX loops, the `gemm` crate and our own plain FMA
-//! kernel, attention against the raw loop. All sides of each ratio run by turns in one process; medians.
+//! Times the CPU kernels: f32 GEMM against the peak rates of FMA and of AMX, against the `gemm` crate and
+//! against our own kernel without AMX; attention against the peak rate of FMA; and the bandwidth of layer norm
+//! and GELU. All sides of a ratio take turns in one process; prints medians.
 //!
-//! `cargo run --release -p plimsoll-cpu --example kernels [-- threads [avx512|avx2|portable|bf16|int8|mlp]]`; `bf16` times
-//! the product of bf16 alone, against the raw loop on tiles or of dot products where there are any; `int8` those of integers
-//! and of bf16; `mlp` the fused MLP against its parts.
+//! `cargo run --release -p plimsoll-cpu --example kernels [-- threads [avx512|avx2|portable|bf16|int8|mlp]]`.
+//! `bf16` times bf16 GEMMs only, against the peak rate of AMX tiles, of dot products or of FMA, whichever this
+//! CPU has first; `int8` times int8 GEMMs against bf16 GEMMs; `mlp` times the fused MLP against separate
+//! kernels.
 
 use exec::tiles;
 use graph::ops::{Hidden, Mask};
@@ -32,7 +34,7 @@ fn main() {
     if std::env::args().nth(2).is_some_and(|a| a == "mlp") {
         return mlps(&Cpu::new(threads));
     }
-    // Portable code may have FMA, and then says so.
+    // The name of the portable instruction set is `portable+fma` where the compiler may use FMA.
     let named = |name: String| {
         let like = |isa: &Isa| isa.name() == name || name == "portable" && isa.name().starts_with("portable");
         Isa::available().find(like).expect("this machine has it")
@@ -78,7 +80,7 @@ fn main() {
     stream(&cpu);
 }
 
-/// Seconds of each side, medians of turns taken one after the other.
+/// Calls the sides in turn and returns the median of the seconds of each.
 fn by_turns<const N: usize>(mut sides: [&mut dyn FnMut(); N]) -> [f64; N] {
     let mut seconds = [const { Vec::new() }; N];
     for turn in 0..TURNS + 1 {
@@ -97,30 +99,30 @@ fn numbers(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0).collect()
 }
 
-/// GFLOP/s of the raw loop, of about as long a time as `flops` take there.
+/// Measures the peak rate of FMA in GFLOP/s, for `seconds(cpu, flops)`.
 fn raw(cpu: &Cpu, flops: f64) -> f64 {
     peak::fma_gflops(cpu, seconds(cpu, flops))
 }
 
-/// GFLOP/s of the raw loop on tiles, as long as `raw`; zero where there are no tiles.
+/// Measures the peak rate of bf16 on AMX tiles in GFLOP/s, for as long as `raw`; zero without AMX.
 fn raw_amx(cpu: &Cpu, flops: f64) -> f64 {
     peak::amx_gflops(cpu, peak::Factors::Bf16, seconds(cpu, flops)).unwrap_or_default()
 }
 
-/// How long a raw loop runs that is compared with `flops`.
+/// Duration of a measurement of the peak rate that is compared with a kernel of `flops` operations.
 fn seconds(cpu: &Cpu, flops: f64) -> f64 {
-    /// Between AVX2 and AVX-512 on a core of today.
+    /// A rate between those of AVX2 and of AVX-512 on one core.
     const GFLOPS_OF_A_THREAD: f64 = 100.0;
     flops / 1e9 / (GFLOPS_OF_A_THREAD * cpu.threads() as f64)
 }
 
-/// The middle one.
+/// The median; of an even number of values, the upper of the middle two.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// `plain` is the best instruction set without tiles.
+/// Times one f32 GEMM. `plain` has the best instruction set without tiles.
 fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
     let (x, w, bias) = (numbers(m * k), numbers(n * k), numbers(n));
     let mut packed = vec![0.0; gemm::packed_len(n, k)];
@@ -151,7 +153,8 @@ fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
     println!(" | {:>9.2} {:>5.2} {:>5.2} {:>5.2}", ours / raw, ours / peer, ours / plain, 6.0 * ours / amx);
 }
 
-/// With the epilogue that the model's linear of this shape has, each turn between two of the raw loop.
+/// Times bf16 GEMMs, each with the epilogue of the model's linear layer of that shape, between two measurements
+/// of the peak rate.
 fn products_of_bf16(cpu: &Cpu) {
     println!("{} x {}; medians of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
     println!("{:>22} {:>8} {:>8} | ours/raw by turns", "bf16 M,N,K", "raw", "ours");
@@ -189,13 +192,14 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     println!("{m:>8},{n:>6},{k:>6} {raw:>8.1} {ours:>8.1} | {share:>9.2}");
 }
 
-/// GFLOP/s of tiles, or else of dot products; `None` where there are neither.
+/// Peak rate of AMX tiles in GFLOP/s, or without AMX that of dot products; `None` without either.
 fn raw_of(cpu: &Cpu, of: peak::Factors) -> Option<f64> {
     peak::amx_gflops(cpu, of, 1e-3).or_else(|| peak::dot_gflops(cpu, of, 1e-3))
 }
 
-/// Products of codes with bias, and with a residual where the model's linear of this shape has one, against their raw loop and
-/// against those of bf16. The fastest of each: a turn is short enough to go by undisturbed on a shared machine.
+/// Times int8 GEMMs with bias, and with a residual where the model's linear layer of that shape has one, against
+/// their peak rate and against bf16 GEMMs. Takes the fastest turn of each, which on a shared machine is the
+/// least disturbed.
 fn products_of_int8(cpu: &Cpu) {
     println!("{} x {}; the best of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
     println!("{:>22} {:>8} {:>8} {:>8} | int8/: raw bf16", "M,N,K", "raw", "int8", "bf16");
@@ -238,7 +242,7 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     );
 }
 
-/// A layer's norm, MLP and residual in bf16: as one, and one kernel after the other.
+/// Times a layer's norm, MLP and residual in bf16: fused, and as separate kernels.
 fn mlps(cpu: &Cpu) {
     println!("{} x {}; medians of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
     println!("{:>28} {:>8} {:>8} {:>8} | fused/raw fused/parts by turns", "mlp M,K,F", "raw", "parts", "fused");
@@ -345,7 +349,7 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
     println!("{what:>34} {raw:>8.1} {ours:>8.1} | {:>8.2}", ours / raw);
 }
 
-/// Bytes per second of the streaming kernels on (2048, 1920).
+/// Measures the GB/s read and written by layer norm and GELU on 2048 rows of 320 to 1920 columns.
 fn stream(cpu: &Cpu) {
     for n in [320, 640, 1280, 1920] {
         let (m, g) = (2048, numbers(n));
@@ -364,7 +368,7 @@ fn stream(cpu: &Cpu) {
     }
 }
 
-/// Seconds of a layer norm and a GELU of rows as wide as `g`.
+/// Seconds of a layer norm and of a GELU on rows as wide as `g`.
 fn rows<E: Element>(cpu: &Cpu, x: &[E], g: &[f32]) -> [f64; 2] {
     let (m, n) = (x.len() / g.len(), g.len());
     let (mut y, mut z) = (x.to_vec(), x.to_vec());

@@ -1,5 +1,5 @@
-//! Times the optimizers against the rate at which this machine adds one vector to another, by turns in one process;
-//! medians. `bench/optimizers.py` times PyTorch's.
+//! Times the optimizers against the addition of two vectors, whose rate is that of the memory; all take turns in
+//! one process; prints medians. `bench/optimizers.py` times those of PyTorch.
 //!
 //! `cargo run --release -p plimsoll-cpu --example optimizers [-- threads [millions of elements]]`
 
@@ -19,7 +19,7 @@ const ADAFACTOR: Adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0
 const HYPER: [f32; 3] = [1e-3, 0.1, 0.05];
 const SCALE: Scale = Scale { factor: 1.0, ok: true };
 
-/// What all optimizers work on, one after the other.
+/// Parameters, gradients and states that all optimizers share.
 struct Tensors {
     g: Vec<f32>,
     p: Vec<f32>,
@@ -31,7 +31,7 @@ struct Tensors {
     column: Vec<f32>,
 }
 
-/// Name, bytes of an element that cross the bus, one step.
+/// Name, bytes read and written per element, and a function that runs one step.
 type Side = (&'static str, usize, fn(&Cpu, &mut Tensors));
 
 const SIDES: [Side; 6] = [

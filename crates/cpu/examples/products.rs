@@ -1,6 +1,6 @@
-//! Times the products of training, whose factors change every step, against those of inference, whose weights
-//! are packed beforehand: forward, gradient of the input, gradient of the weight; and the chunked cross-entropy.
-//! By turns in one process; medians.
+//! Times the matmuls of training, whose operands change in every step, against those of inference, whose weights
+//! are packed once: forward, gradient of the input and gradient of the weight; then the chunked cross-entropy.
+//! All sides take turns in one process; prints medians.
 //!
 //! `cargo run --release -p plimsoll-cpu --example products [-- threads [rows]]`
 
@@ -26,7 +26,8 @@ fn main() {
     }
 }
 
-/// Every row counts, 512 at a time.
+/// Times a linear layer of `v` outputs with its cross-entropy, forward and backward, in chunks of 512 rows. No
+/// target is ignored.
 fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
     let (x, w) = (numbers(m * k), numbers(v * k));
     let targets: Vec<i32> = (0..m).map(|r| (r * 7919 % v) as i32).collect();
@@ -49,7 +50,7 @@ fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
     println!("{:>12} {forward:>8.2} {backward:>8.2}", format!("{v},{k}"));
 }
 
-/// The middle one.
+/// The median; of an even number of values, the upper of the middle two.
 fn median(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds[seconds.len() / 2]

@@ -1,17 +1,19 @@
-//! f32 `y = x W^T` with bias, activation and residual, over weights packed once at load.
+//! f32 GEMM `y = x W^T` with bias, activation and residual, over weights that are packed once when they are
+//! loaded.
 //!
-//! Invariant: each element of `x W^T` is one chain of fused multiply-adds over k = 0, 1, ..,
-//! K - 1, begun at zero. Cutting K into blocks stores and reloads that f32 sum exactly; the
-//! cuts of rows and columns only say who computes what. So the bits of a row depend on that row
-//! and the weights: not on M, the row's position, the threads, or (with FMA) the instructions.
-//! Where the tiles of AMX are used, `gemm_amx` takes over: with other bits, under the same rule.
+//! Invariant: each element of `x W^T` is one chain of fused multiply-adds over k = 0, 1, .., K - 1, with initial
+//! value zero. Where K is cut into slices, the f32 sum is stored and loaded again without rounding; how rows and
+//! columns are cut only decides which task computes an element. So the bits of a row depend on that row and on
+//! the weights, and not on M, the row's position, the number of threads or, among instruction sets with FMA, the
+//! instruction set. On CPUs with AMX `gemm_amx` computes the product: its bits differ, but also depend on
+//! the row and the weights only.
 //!
-//! Packed weights: panels of 32 columns; panel p holds, for k in 0..K, the 32 values
-//! `W[32 p .. 32 p + 32][k]`, zeros past N. One layout for all instruction sets.
+//! Layout of packed weights: panels of 32 columns of y; panel p holds, for each k in 0..K, the 32 values
+//! `W[32 p .. 32 p + 32][k]`, zeros past N. All instruction sets share this layout.
 //!
-//! Order of work: a task takes a block of rows and a group of panels. Slice by slice of at most
-//! `DEPTH` k, it copies the rows to its workspace with a constant stride (L2) and streams the
-//! panels past them; a panel's slice stays in L1 or L2 while all strips of the block pass.
+//! Loop order: a task computes a block of rows times a group of panels. For each slice of at most `DEPTH` of K,
+//! it copies the rows into its workspace with a constant stride (they stay in L2), and multiplies them by one
+//! panel after another; the slice of a panel stays in L1 or L2 while all strips of the block pass over it.
 
 use super::Cpu;
 use super::Isa;
@@ -27,63 +29,66 @@ use plan::InstructionSet;
 
 pub use super::tile::PANEL;
 
-/// Most k per slice of a panel, and the row stride of the copied rows: not a multiple of a
-/// page, so that the rows of a strip do not share cache sets.
+/// Maximum length of a slice of K, and row stride of the copied rows in f32. The stride is no multiple of a
+/// page, because rows a page apart would compete for the same L1 sets.
 const DEPTH: usize = 768;
 const STRIDE: usize = DEPTH + 16;
-/// Most rows of a task. A multiple of 14, the tallest tile; all tiles' heights are even.
+/// Maximum rows of a task: a multiple of 14, the height of the tallest register tile. The heights of all tiles
+/// are even.
 const BLOCK: usize = 168;
-/// Most panels of a task where K has several slices: their sums wait in the workspace. Rows,
-/// sums and one panel's slice take 0.8 MB of L2. (16 is 2 to 3 % quicker for K > 768, at 172 032 B more.)
+/// Maximum panels of a task where K has several slices, because the sums of all its panels are stored in the
+/// workspace between slices. Rows, sums and one panel's slice take 0.8 MB of L2. (16 panels are 2 to 3 % faster
+/// for K > 768, but take 172 032 B more per thread.)
 const GROUP: usize = 8;
 
-/// Bytes of workspace of each thread.
+/// Bytes of workspace per thread.
 pub fn workspace_bytes(isa: Isa) -> usize {
     isa.set().gemm_f32() as usize
 }
 
-// A slice of a block of rows, and a group's sums.
+// The workspace holds a slice of a block of rows, and the sums of a group of panels.
 const _: () = assert!(4 * BLOCK * (STRIDE + GROUP * PANEL) <= InstructionSet::Portable.gemm_f32() as usize);
 #[cfg(target_arch = "x86_64")]
 const _: () = assert!(super::gemm_amx::EACH <= InstructionSet::Amx.gemm_f32() as usize);
 
-/// What follows the product, in this order: `+ bias`, `act`, `residual +`.
+/// Operations applied to the product, in this order: add the bias, apply `act`, add the residual.
 #[derive(Clone, Copy, Default)]
 pub struct Epilogue<'a, E = f32> {
     /// N values, added to each row.
     pub bias: Option<&'a [E]>,
     /// Applied after the bias.
     pub act: Act,
-    /// (M, N), added last. It may be exactly `y`.
+    /// (M, N), added last. It may be exactly the memory of `y`.
     pub residual: Option<Rows<'a, E>>,
 }
 
-/// The activation of an epilogue.
+/// Activation function of an [`Epilogue`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Act {
-    /// None.
+    /// No activation.
     #[default]
     None,
-    /// x Phi(x), exact (erf).
+    /// GELU, x Phi(x), with the exact error function.
     Gelu,
-    /// max(x, 0).
+    /// ReLU, max(x, 0).
     Relu,
 }
 
-/// f32 values of a packed (n, k) weight.
+/// Number of f32 of a packed (n, k) weight.
 pub const fn packed_len(n: usize, k: usize) -> usize {
     n.div_ceil(PANEL) * PANEL * k
 }
 
-/// Packs up to 32 consecutive rows of a row-major (N, K) weight into one panel, so that a file
-/// can be packed while it is read. `rows` holds `rows.len() / k` rows; `out` holds 32 k values.
+/// Packs up to 32 consecutive rows of a row-major (N, K) weight into one panel, so that a weight can be packed
+/// while its file is read. `rows` holds `rows.len() / k` whole rows, `out` holds 32 k values. Panics on other
+/// lengths.
 pub fn pack_panel(rows: &[f32], k: usize, out: &mut [f32]) {
     assert!(rows.len() <= PANEL * k && out.len() == PANEL * k, "a panel is 32 x {k}");
     if k == 0 {
         return;
     }
     assert!(rows.len().is_multiple_of(k), "whole rows of {k}");
-    // Square tiles: both sides stay in L1.
+    // In blocks of 32 x 32, so that the source rows and the destination both stay in L1.
     const SIDE: usize = 32;
     for start in (0..k).step_by(SIDE) {
         for kk in start..k.min(start + SIDE) {
@@ -96,9 +101,8 @@ pub fn pack_panel(rows: &[f32], k: usize, out: &mut [f32]) {
     }
 }
 
-/// y (M, N) = residual + act(x (M, K) W^T + bias). `w` is packed; `workspace` holds
-/// `workspace_bytes` for each thread. `x` and `y` must not overlap. Panics on sizes that do
-/// not fit together.
+/// Computes y (M, N) = residual + act(x (M, K) W^T + bias). `w` is packed (see [`pack_panel`]); `workspace`
+/// holds `workspace_bytes` for each thread. `x` and `y` must not overlap. Panics if the sizes are inconsistent.
 pub fn linear(
     cpu: &Cpu,
     x: Rows<'_>,
@@ -114,7 +118,7 @@ pub fn linear(
     let job = Job::new(x, w, epilogue, &y);
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
-        // SAFETY: the instruction set has tiles and AVX-512; the workspace was checked.
+        // SAFETY: the instruction set has tiles and AVX-512; the size of the workspace was checked above.
         return unsafe { super::gemm_amx::linear::<Tiles>(cpu, job, workspace.as_mut_ptr(), 4 * each) };
     }
     let panels = n.div_ceil(PANEL);
@@ -124,13 +128,13 @@ pub fn linear(
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, panels) = split.task(task);
         let scratch = scratch as *mut f32;
-        // Worker indices of one run are distinct and below `threads()`.
+        // The workers of one run have distinct indices below `threads()`, so no two tasks share scratch.
         let scratch = scratch.wrapping_add(worker * each);
         cpu.isa().run(Task { job, rows, panels, scratch });
     });
 }
 
-/// How the output is cut into tasks: row blocks times groups of panels.
+/// Partition of the output into tasks: row blocks times groups of panels.
 pub(super) struct Split {
     m: usize,
     panels: usize,
@@ -140,7 +144,8 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// Blocks of at most `most` rows, in whole tiles of `height`; at least `fewest` groups.
+    /// Row blocks of at most `most` rows, each of whole tiles of `height` rows except at the end; at least
+    /// `fewest` groups of panels.
     pub(super) fn new(
         m: usize,
         panels: usize,
@@ -149,9 +154,11 @@ impl Split {
         most: usize,
         fewest: usize,
     ) -> Split {
-        // As many blocks as a multiple of the threads, which differ by one tile.
+        // A multiple of the thread count, so that every thread gets equally many blocks, which differ by at most
+        // one tile; but no block of less than a tile.
         let blocks = m.div_ceil(most / height * height).next_multiple_of(threads).min(m.div_ceil(height));
-        // Few rows: the threads share the panels too, each copying the rows for itself.
+        // With few blocks, threads also divide the panels, although each task then copies the rows for itself.
+        // There are then at least two tasks per thread.
         let shares = match blocks {
             0 => 0,
             _ if threads == 1 || blocks >= 2 * threads => 1,
@@ -164,7 +171,7 @@ impl Split {
         self.blocks * self.groups
     }
 
-    /// The rows and panels of one task.
+    /// The rows and panels of task number `task`.
     pub(super) fn task(&self, task: usize) -> (Range<usize>, Range<usize>) {
         let (block, group) = (task / self.groups, task % self.groups);
         let row = |b: usize| self.m.min(b * self.m.div_ceil(self.height) / self.blocks * self.height);
@@ -173,7 +180,7 @@ impl Split {
     }
 }
 
-/// The operands of a product.
+/// Operands of a GEMM.
 #[derive(Clone, Copy)]
 pub(super) struct Job<'a, E = f32> {
     pub(super) x: Rows<'a, E>,
@@ -183,7 +190,8 @@ pub(super) struct Job<'a, E = f32> {
 }
 
 impl<'a, E: Element> Job<'a, E> {
-    /// Panics where sizes do not fit together, but for those of `w`, which its layout knows.
+    /// Panics if the sizes of x, y, bias and residual are inconsistent. The size of `w` depends on its layout
+    /// and is checked by the caller.
     pub(super) fn new(x: Rows<'a, E>, w: &'a [E], epilogue: Epilogue<'a, E>, y: &'a RowsMut<'a, E>) -> Self {
         let (m, n) = (x.rows(), y.cols());
         assert_eq!(y.rows(), m, "rows of y");
@@ -193,13 +201,13 @@ impl<'a, E: Element> Job<'a, E> {
         Self { x, w, epilogue, y }
     }
 
-    /// What `finish` needs of it.
+    /// The arguments of `finish` that are common to all strips.
     pub(super) fn out(&self) -> (&Epilogue<'a, E>, &RowsMut<'a, E>) {
         (&self.epilogue, self.y)
     }
 }
 
-/// One task, for `Isa::run`. `scratch` is this worker's own.
+/// One task, run by `Isa::run`. No other task uses `scratch` meanwhile.
 struct Task<'a> {
     job: Job<'a>,
     rows: Range<usize>,
@@ -223,7 +231,9 @@ impl Kernel for Task<'_> {
 }
 
 impl Task<'_> {
-    /// Adds the slice `ks` of one panel to the sums of all rows; the last slice goes on to y.
+    /// Adds the products over the slice `ks` of one panel to the sums of all rows of the task. `more`: the sums
+    /// of earlier slices are in the scratch; `last`: this is the last slice, so the sums go through the epilogue
+    /// to y.
     #[inline(always)]
     fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, more: bool, last: bool) {
         let (k, count) = (self.job.x.cols(), self.rows.len());
@@ -233,15 +243,17 @@ impl Task<'_> {
             let rows = S::ROWS.min(count - row);
             let a = self.scratch.wrapping_add(row * STRIDE);
             if panel == self.panels.start {
-                // SAFETY: the scratch holds BLOCK rows of STRIDE; these rows and columns lie in x.
+                // SAFETY: the scratch has space for BLOCK rows of STRIDE; these rows and columns lie in x.
                 unsafe { copy_rows::<S>(self.job.x, self.rows.start + row, rows, ks, a) };
             }
             let sums = self.scratch.wrapping_add(BLOCK * STRIDE);
-            // With one slice the sums go on at once: one strip's room in L1 does for all.
+            // With one slice a strip's sums are finished immediately, so all strips share one buffer, which
+            // stays in L1.
             let at = if more || !last { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
             let sum = sums.wrapping_add(at);
-            // SAFETY: a strip of copied rows (the tile's padding rows are zeroed and inside the
-            // block), one slice of one panel, and the strip's sums, whose rows are this task's.
+            // SAFETY: `a` is a strip of copied rows (the padding rows of the last tile are zeroed and lie inside
+            // the block), `b` is one slice of one panel, and the strip's sums and output rows belong to this
+            // task.
             unsafe {
                 let feeds = self.feeds::<S>(panel, row, ks, last);
                 strip::<S, STRIDE, 2>(s, (rows, 2), ks.len(), a, b, sum, PANEL, begin, &feeds);
@@ -253,12 +265,13 @@ impl Task<'_> {
     }
 }
 
-/// f32 of a cache line.
+/// Number of f32 in a cache line.
 const LINE: usize = 16;
 
 impl Task<'_> {
-    /// What to ask for during one strip: first the part of y that it will write, then its share of what
-    /// comes next: the rows of the next strip while strips are still copied, the next panel after that.
+    /// Cache lines to prefetch during one strip: first the part of y that the strip will write, then the data
+    /// needed next: while rows are still being copied, the rows of the next strip; after that, this strip's
+    /// share of the next panel.
     #[inline(always)]
     fn feeds<S: Simd>(&self, panel: usize, row: usize, ks: &Range<usize>, last: bool) -> [Feed; 2] {
         let (k, count, job) = (self.job.x.cols(), self.rows.len(), &self.job);
@@ -282,15 +295,17 @@ impl Task<'_> {
     }
 }
 
-/// Copies columns `ks` of a strip of rows of x to rows of STRIDE, with zero rows up to the tile's height.
+/// Copies columns `ks` of a strip of rows of x to rows of stride STRIDE, and zeroes the rows from `rows` up to
+/// the tile's height.
 ///
 /// # Safety
-/// The rows and columns lie in x, at most the tile's height and DEPTH; `to` has room for them.
+/// The rows and columns must lie in x, `rows` must be at most the tile's height and `ks` at most DEPTH long; the
+/// tile's height of rows of STRIDE f32 must be writable at `to`.
 #[inline(always)]
 unsafe fn copy_rows<S: Simd>(x: Rows<'_>, row: usize, rows: usize, ks: &Range<usize>, to: *mut f32) {
     for r in 0..S::ROWS {
         let to = to.wrapping_add(r * STRIDE);
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match r < rows {
                 true => to.copy_from_nonoverlapping(x.row(row + r).wrapping_add(ks.start), ks.len()),
@@ -300,10 +315,10 @@ unsafe fn copy_rows<S: Simd>(x: Rows<'_>, row: usize, rows: usize, ks: &Range<us
     }
 }
 
-/// The epilogue of one strip of one panel, from its sums to y.
+/// Applies the epilogue to one strip of one panel: reads its sums and writes y.
 ///
 /// # Safety
-/// `sum` holds `rows` rows of 32; rows `row..row + rows` of y belong to this task.
+/// `sum` must hold `rows` rows of 32 sums; rows `row..row + rows` of y must belong to the calling task.
 #[inline(always)]
 pub(super) unsafe fn finish<S: Simd, E: Element>(
     s: S,
@@ -313,14 +328,15 @@ pub(super) unsafe fn finish<S: Simd, E: Element>(
     panel: usize,
     sum: *const f32,
 ) {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { finish_by(s, out, row, rows, panel, |r, column| s.load(sum.add(r * PANEL + column))) };
 }
 
-/// The same, from sixteen numbers of a row of the strip, from a column of the panel on.
+/// As `finish`, but takes the sums from `number(r, column)`: sixteen values of row `r` of the strip, from
+/// `column` of the panel on.
 ///
 /// # Safety
-/// Rows `row..row + rows` of y belong to this task.
+/// Rows `row..row + rows` of y must belong to the calling task.
 #[inline(always)]
 pub(super) unsafe fn finish_by<S: Simd, E: Element>(
     s: S,
@@ -336,7 +352,7 @@ pub(super) unsafe fn finish_by<S: Simd, E: Element>(
         if width == 0 {
             break;
         }
-        // SAFETY: columns j..j + width are inside bias, residual and y; rows as promised.
+        // SAFETY: columns j..j + width lie inside bias, residual and y; the caller guarantees the rows.
         unsafe {
             let bias = match e.bias {
                 Some(bias) => E::load_n(s, bias.as_ptr().add(j), width),

@@ -1,15 +1,18 @@
-//! f32 products on bf16 tiles: each factor in three bf16 parts, six tile products for one.
+//! f32 GEMM on AMX bf16 tiles: each operand is split into three bf16 values (`parts`), and six tile products
+//! replace one f32 product.
 //!
-//! Invariant: an element's sum takes its steps of 32 k in ascending order, in each step the six products in
-//! one order, each summed as the tiles do it. Cutting K into slices stores and reloads that f32 sum exactly;
-//! zeros past M and K add zero. So the bits of a row depend on that row and the weights alone; they are not
-//! those of the plain chain of multiply-adds, but no less close to the exact sum: of the chain's 32 roundings
-//! a step makes 6, and what is left out is at most 2^-24 of |x| |w| (see `parts`).
+//! Invariant: the sum of an element takes the steps of 32 k in ascending order, and in each step the six
+//! products in one fixed order, each accumulated as the tile instruction does. Where K is cut into slices, the
+//! f32 sum is stored and loaded again without rounding; zeros past M and K add zero. So the bits of a row depend
+//! only on that row and on the weights. They differ from the bits of the chain of fused multiply-adds in `gemm`,
+//! but are no less accurate: a step makes 6 roundings where the chain makes 32, and the omitted products are at
+//! most 2^-24 of |x| |w| (see `parts`).
 //!
-//! Order of work: a task takes a block of rows and a group of panels. Slice by slice of K it splits the rows into its
-//! workspace (L2); panel by panel it passes all strips of rows over the panel's split slice. Up to `WHOLE` steps K is one
-//! slice: then no sums wait, and the rows are split once for all panels. While the tiles multiply, the core splits the panel
-//! that comes next, line by line, asks for what comes after it, and finishes the strip before.
+//! Loop order: a task computes a block of rows times a group of panels. For each slice of K it splits the rows
+//! into its workspace (they stay in L2), then multiplies all strips of rows by one split panel slice after
+//! another. A K of at most `WHOLE` steps is a single slice: then no sums are stored between slices, and the rows
+//! are split once for all panels. While the tile unit multiplies, the core splits the next panel line by line,
+//! prefetches later operands, and applies the epilogue to the previous strip.
 
 use super::Cpu;
 use super::amx::{STEP, STRIP, Unit};
@@ -20,25 +23,27 @@ use super::simd_x86::Avx512;
 use super::tile::PANEL;
 use core::ops::Range;
 
-/// Most rows of a task.
+/// Maximum rows of a task.
 const BLOCK: usize = 288;
-/// Most steps of a K that is one slice, and of a slice of a longer one.
+/// Maximum number of steps of a K that is a single slice, and of a slice of a longer K.
 const WHOLE: usize = 20;
 const DEPTH: usize = 10;
-/// Most panels of a task where K has several slices: their sums wait in the workspace.
+/// Maximum panels of a task where K has several slices: the sums of all of them are stored in the workspace
+/// between slices.
 const GROUP: usize = 20;
-/// Products, after each of which there is a turn, of a step.
+/// Tile products per step; `Chores::turn` is called after each.
 const TURNS: usize = 6;
 
-/// Bytes of a strip's sums of a panel.
+/// Bytes of the sums of one strip and one panel.
 const SUMS: usize = STRIP * PANEL * 4;
-/// Bytes of workspace of a thread; whole cache lines.
+/// Bytes of workspace per thread, a whole number of cache lines: enough for either shape.
 pub(super) const EACH: usize = {
     let (whole, cut) = (Shape::bytes(WHOLE, 2), Shape::bytes(DEPTH, GROUP));
     if whole > cut { whole } else { cut }
 };
 
-/// How K is cut: slices, the most steps of one, and for how many panels sums have room.
+/// How K is cut: number of slices, maximum steps of a slice, and number of panels whose sums the workspace
+/// holds.
 #[derive(Clone, Copy)]
 struct Shape {
     slices: usize,
@@ -50,20 +55,21 @@ impl Shape {
     fn of(k: usize) -> Self {
         let steps = k.div_ceil(STEP);
         let slices = if steps <= WHOLE { 1 } else { steps.div_ceil(DEPTH) };
-        // Sums of one slice go on at once: two panels' rooms take turns.
+        // With one slice, the sums of a panel are finished during the next panel, so the buffers of two panels
+        // alternate.
         Self { slices, steps: steps.div_ceil(slices), rooms: if slices == 1 { 2 } else { GROUP } }
     }
 
-    /// Of the rows and of two panels, split, and of sums.
+    /// Bytes of the split rows, of two split panel slices, and of the sums of `rooms` panels.
     const fn bytes(steps: usize, rooms: usize) -> usize {
         (BLOCK / STRIP + 2) * steps * BYTES + rooms * (BLOCK / STRIP * SUMS)
     }
 }
 
-/// `gemm::linear` after its checks, for K > 0; a thread's workspace is `each` bytes.
+/// `gemm::linear` after its checks, for K > 0; each thread has `each` bytes of workspace.
 ///
 /// # Safety
-/// The CPU has AVX-512 and the registers of `U`.
+/// The CPU must have AVX-512 and the tile registers of `U`.
 pub(super) unsafe fn linear<U: Unit>(cpu: &Cpu, job: Job<'_>, workspace: *mut f32, each: usize) {
     assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
@@ -73,16 +79,17 @@ pub(super) unsafe fn linear<U: Unit>(cpu: &Cpu, job: Job<'_>, workspace: *mut f3
     let workspace = workspace as usize;
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, panels) = split.task(task);
-        // Most likely this worker's next block, if there is one.
+        // Most likely the next block of this worker, for prefetching; empty rows past the last task.
         let (next, _) = split.task(task + cpu.threads());
         let scratch = (workspace + worker * each) as *mut u8;
-        // SAFETY: as the caller promises; a thread runs one task at a time, and a worker's index, hence its scratch, is
-        // its own.
+        // SAFETY: guaranteed by the caller; a worker runs one task at a time, and its index, hence its scratch,
+        // is unique.
         unsafe { Task { job, shape, rows, panels, next, scratch }.run::<U>() };
     });
 }
 
-/// One task. `scratch` is `EACH` bytes of this worker's own.
+/// One task. `scratch` is `EACH` bytes that no other task uses meanwhile; `next` is a guess at the worker's next
+/// rows, for prefetching only.
 struct Task<'a> {
     job: Job<'a>,
     shape: Shape,
@@ -93,24 +100,27 @@ struct Task<'a> {
 }
 
 impl<'a> Task<'a> {
+    /// Computes the task.
+    ///
     /// # Safety
-    /// The CPU has AVX-512 and the registers of `U`, and this thread no other `U`.
+    /// The CPU must have AVX-512 and the tile registers of `U`, and this thread must hold no other value of `U`.
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn run<U: Unit>(self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
         let mut chores = Chores::new(self.job, self.panel_of(0));
         chores.split_all(s);
         for slice in 0..self.shape.slices {
             let steps = self.steps(slice);
             for strip in 0..self.strips() {
-                // SAFETY: a strip of this task's rows, and its room among the split rows.
+                // SAFETY: a strip of this task's rows, and its space among the split rows.
                 unsafe { split_strip(s, self.job.x, self.strip(strip), &steps, self.split(strip, &steps)) };
             }
             chores.rows = self.next_rows(slice);
             for panel in 0..self.panels.len() {
                 chores.panel = self.panel_of(slice * self.panels.len() + panel + 1);
-                // SAFETY: this slice of the rows was split just now, and of the panel while the one before was multiplied.
+                // SAFETY: the rows of this slice were split above; this panel slice was split during the
+                // previous panel, or before the first, and completed by `split_all`.
                 unsafe { self.panel(&mut unit, &mut chores, panel, slice) };
                 chores.split_all(s);
             }
@@ -118,10 +128,10 @@ impl<'a> Task<'a> {
         chores.finish_all();
     }
 
-    /// Adds the product of one slice of one panel with all strips to their sums.
+    /// Adds the products of all strips with one slice of one panel to their sums.
     ///
     /// # Safety
-    /// `run`'s alone: the strips' slice and the panel's are split.
+    /// Only for `run`: this slice of the strips and of the panel must have been split.
     #[inline(always)]
     unsafe fn panel<U: Unit>(&self, unit: &mut U, chores: &mut Chores<'_>, panel: usize, slice: usize) {
         let (steps, last) = (self.steps(slice), slice + 1 == self.shape.slices);
@@ -137,8 +147,9 @@ impl<'a> Task<'a> {
                 let at = self.job.y.row(rows.start).wrapping_add(panel * PANEL);
                 chores.out = Ask::new(at, self.job.y.ld(), rows.len(), PANEL);
             }
-            // SAFETY: `steps` steps of the strip and of the panel, and the strip's sums; what is being split meanwhile is
-            // the other room's, what is being finished another strip's or the other room's.
+            // SAFETY: `a` and `b` hold `steps` split steps, `c` the strip's sums. Meanwhile `turn` splits into
+            // the other panel buffer, and finishes the sums of another strip or of the other panel, so it does
+            // not touch `c`.
             unsafe {
                 unit.six(a, b, c, steps.len(), slice > 0, || chores.turn());
             }
@@ -149,7 +160,8 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// The `at`-th slice of a panel of this task, to be split; nothing past the last.
+    /// The `at`-th panel slice of this task (slices in order, all panels of each), to be split; no lines past
+    /// the last.
     fn panel_of(&self, at: usize) -> Panel {
         let (slice, panel) = (at / self.panels.len(), self.panels.start + at % self.panels.len());
         let (depth, steps) = (self.job.x.cols(), self.steps(slice));
@@ -158,17 +170,18 @@ impl<'a> Task<'a> {
         Panel { from, depth, steps, to: self.room(at % 2), next: 0, lines, turns: 0, of: TURNS * self.strips() }
     }
 
-    /// Where a strip's slice lies, split.
+    /// Address of the split slice of a strip.
     fn split(&self, strip: usize, steps: &Range<usize>) -> *mut u8 {
         self.scratch.wrapping_add(strip * steps.len() * BYTES)
     }
 
-    /// Where a panel's slice lies, split, by turns at 0 and 1; at 2, the sums.
+    /// Address behind the split rows: with `at` 0 and 1, the two buffers of split panel slices, which alternate;
+    /// with 2, the sums.
     fn room(&self, at: usize) -> *mut u8 {
         self.scratch.wrapping_add((BLOCK / STRIP + at) * self.shape.steps * BYTES)
     }
 
-    /// The steps of a slice: K in equal parts.
+    /// The steps of a slice. K is cut into slices of equal length, up to one step.
     fn steps(&self, slice: usize) -> Range<usize> {
         let (steps, slices) = (self.job.x.cols().div_ceil(STEP), self.shape.slices);
         slice * steps / slices..(slice + 1) * steps / slices
@@ -178,13 +191,13 @@ impl<'a> Task<'a> {
         self.rows.len().div_ceil(STRIP)
     }
 
-    /// The rows of a strip: 32, or what is left.
+    /// The rows of a strip: 32, or the remaining ones.
     fn strip(&self, strip: usize) -> Range<usize> {
         let start = self.rows.start + strip * STRIP;
         start..self.rows.end.min(start + STRIP)
     }
 
-    /// The rows of x that will be split next: the next slice, or the first one of the next block.
+    /// Addresses of the rows of x that are split next: the next slice, or the first slice of the next block.
     fn next_rows(&self, slice: usize) -> Ask {
         let (rows, slice) =
             if slice + 1 < self.shape.slices { (&self.rows, slice + 1) } else { (&self.next, 0) };
@@ -194,7 +207,8 @@ impl<'a> Task<'a> {
     }
 }
 
-/// A slice of a panel that is being split, line by line, as many as bring all of them in `of` turns.
+/// A panel slice that is being split line by line: one line every `of` / LINES turns, so that the last line is
+/// split at the end of the products of one panel with all strips.
 struct Panel {
     from: *const f32,
     depth: usize,
@@ -207,7 +221,8 @@ struct Panel {
 }
 
 impl Panel {
-    /// A line, when its turn has come.
+    /// Called after each tile product; splits one line when the lines split so far fall behind the products
+    /// done.
     #[inline(always)]
     fn turn(&mut self, s: Avx512) {
         self.turns += LINES;
@@ -221,25 +236,27 @@ impl Panel {
     fn split(&mut self, s: Avx512, most: usize) {
         let lines = self.next..self.lines.min(self.next.saturating_add(most));
         self.next = lines.end;
-        // SAFETY: lines of a panel of the packed weights, and the room for its slice.
+        // SAFETY: lines of a panel of the packed weights, and the buffer for its slice.
         unsafe { split_panel(s, self.from, self.depth, &self.steps, lines, self.to) };
     }
 }
 
-/// What the core does while the tiles multiply.
+/// Work that the core does while the tile unit multiplies.
 struct Chores<'a> {
     job: Job<'a>,
-    /// What is multiplied next.
+    /// Panel slice that is multiplied next.
     panel: Panel,
-    /// To be split next, asked for in L2.
+    /// Rows of x that are split next, prefetched into L2.
     rows: Ask,
-    /// To be read by the next strip and written by this one, asked for in L1.
+    /// Sums that the next strip reads, prefetched into L1.
     sums: Ask,
+    /// Rows of y that this strip will write, prefetched into L1.
     out: Ask,
     done: Done,
 }
 
-/// Sums of a strip on their way to y: so many rows from `sum` on.
+/// Finished sums of a strip that are still to be written to y: `rows` rows starting at `row`, whose sums start
+/// at `sum`.
 struct Done {
     row: usize,
     rows: usize,
@@ -254,14 +271,15 @@ impl<'a> Chores<'a> {
         Self { job, panel, rows, sums, out, done }
     }
 
-    /// A few of each: a strip has 6 turns a step, and 64 lines of y, 64 of sums, 32 rows to finish.
+    /// Does a small share of each kind of work. A strip has 6 turns per step, and in total 64 cache lines of y,
+    /// 64 lines of sums and 32 rows to finish.
     ///
     /// # Safety
-    /// The CPU has AVX-512.
+    /// The CPU must have AVX-512.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn turn(&mut self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let s = unsafe { Avx512::assume() };
         self.panel.turn(s);
         if let Some(line) = self.rows.next() {
@@ -275,7 +293,7 @@ impl<'a> Chores<'a> {
         self.finish(s, 2);
     }
 
-    /// What is left of the panel.
+    /// Splits all remaining lines of the panel.
     #[inline(always)]
     fn split_all(&mut self, s: Avx512) {
         self.panel.split(s, usize::MAX);
@@ -294,15 +312,16 @@ impl<'a> Chores<'a> {
         }
     }
 
-    /// The rest.
+    /// Finishes all remaining rows. Must be called before `done` is replaced, and before the buffer is used
+    /// again.
     #[inline(always)]
     fn finish_all(&mut self) {
-        // SAFETY: only `Task::run` has chores, with AVX-512.
+        // SAFETY: only `Task::run`, which requires AVX-512, creates `Chores`.
         self.finish(unsafe { Avx512::assume() }, STRIP);
     }
 }
 
-/// Addresses to ask for: the lines of `width` f32 of each of some rows.
+/// Iterator over the addresses of cache lines to prefetch: `width` f32 of each of `rows` rows, `ld` f32 apart.
 struct Ask {
     at: *const f32,
     ld: usize,

@@ -1,15 +1,17 @@
-//! bf16 `y = x W^T` with bias, activation and residual, over weights laid in tiles once at load; sums in f32, one
-//! rounding at the end.
+//! bf16 GEMM `y = x W^T` with bias, activation and residual, over weights that are packed into tiles once when
+//! they are loaded. Sums are f32 and are rounded to bf16 once, at the end.
 //!
-//! Invariant: here each element of `x W^T` is one chain of f32 fused multiply-adds, begun at zero, over k = 1, 0, 3, 2,
-//! .., which is the order of AVX512-BF16's dot products of pairs: the bits of a row depend on that row and the weights,
-//! and with FMA not on the instructions (but where a sum is below 2^-126, see `dot::Pairs`). Where the tiles of AMX
-//! are used, `gemm_bf16_amx` takes over: with other bits, under the same rule.
+//! Invariant: each element of `x W^T` is one chain of f32 fused multiply-adds with initial value zero, over k in
+//! the order 1, 0, 3, 2, .., in which the dot products of pairs of AVX512-BF16 add. So the bits of a row depend
+//! on that row and on the weights and, among instruction sets with FMA, not on the instruction set (except where
+//! a sum is below 2^-126, see `dot::Pairs`). On CPUs with AMX `gemm_bf16_amx` computes the product: its bits
+//! differ, but also depend on the row and the weights only.
 //!
-//! Weights lie as `plan::TILE_STEP` says: panels of 32 columns of y, and in them steps of 32 k, two tiles each.
+//! Layout of the weights: see `plan::TILE_STEP`. Each panel of 32 columns of y is stored in steps of 32 k, two
+//! tiles per step.
 //!
-//! Order of work: as in `gemm`, but rows and panels are widened into the workspace, slice by slice; dot products take
-//! panels as they lie.
+//! Loop order: as in `gemm`, but each slice of rows and panels is converted to f32 in the workspace first. The
+//! kernel of dot products (`gemm_dots`) reads panels without conversion.
 
 use super::element::Bf16;
 use super::gemm::{Epilogue, Job, Split, finish};
@@ -21,38 +23,39 @@ use core::ops::Range;
 use exec::tiles::{self, STEP};
 use plan::CpuKernel;
 
-/// Elements of a tile.
+/// Number of elements of a tile.
 const TILE: usize = STEP * LANES;
 
-/// Most k per slice, the stride of the widened rows, most rows of a task and most panels where K has several
-/// slices: as `gemm` has them.
+/// Maximum length of a slice of K, stride of the widened rows, maximum rows of a task, and maximum panels of a
+/// task where K has several slices: the values of `gemm`.
 pub(super) const DEPTH: usize = 768;
 const STRIDE: usize = DEPTH + 16;
 pub(super) const BLOCK: usize = 168;
 pub(super) const GROUP: usize = 8;
 
-/// Bytes of workspace of each thread.
+/// Bytes of workspace per thread.
 pub const WORKSPACE_BYTES: usize = CpuKernel::TILES_BYTES as usize;
 
 const _: () = assert!(4 * EACH == WORKSPACE_BYTES);
 
-/// f32 of workspace per thread, whole cache lines: the widened rows, a group's sums, a panel's widened slice. Tiles
-/// take less.
+/// f32 of workspace per thread, a whole number of cache lines: the widened rows, the sums of a group of panels,
+/// and a widened slice of a panel. The kernel on AMX tiles needs less.
 pub(super) const EACH: usize = BLOCK * (STRIDE + GROUP * PANEL) + DEPTH * PANEL;
 
 #[cfg(target_arch = "x86_64")]
 const _: () = assert!(super::gemm_bf16_amx::EACH <= 4 * EACH);
 
-/// What follows the product.
+/// Operations applied to the product: bias, activation and residual in bf16.
 pub type EpilogueBf16<'a> = Epilogue<'a, Bf16>;
 
-/// A weight of rows of `k` elements, in tiles.
+/// Packs a row-major weight with rows of `k` elements into bf16 tiles.
 pub fn packed(w: &[f32], k: usize) -> Vec<Bf16> {
     tiles::packed(w, k).into_iter().map(Bf16).collect()
 }
 
-/// y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `w` is in tiles; `workspace` holds `WORKSPACE_BYTES` for
-/// each thread. `x` and `y` must not overlap. Panics on sizes that do not fit together.
+/// Computes y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `w` is packed into tiles (see
+/// [`packed`]); `workspace` holds `WORKSPACE_BYTES` for each thread. `x` and `y` must not overlap. Panics if the
+/// sizes are inconsistent.
 pub fn linear(
     cpu: &Cpu,
     x: Rows<'_, Bf16>,
@@ -68,13 +71,13 @@ pub fn linear(
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
         use super::{amx::Tiles, gemm_bf16_amx};
-        // SAFETY: this CPU has tiles.
+        // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
         return unsafe { gemm_bf16_amx::linear::<Tiles>(cpu, job, None, workspace.as_mut_ptr(), 4 * EACH) };
     }
     linear_by(cpu, Form::of(cpu.isa()), job, workspace);
 }
 
-/// `linear` after its checks, without tiles.
+/// `linear` after its checks, without AMX tiles.
 pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, workspace: &mut [f32]) {
     assert!(workspace.len() >= cpu.threads() * EACH, "workspace for {} threads", cpu.threads());
     let (m, k, panels) = (job.x.rows(), job.x.cols(), job.y.cols().div_ceil(PANEL));
@@ -83,29 +86,29 @@ pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, workspace: &m
     let scratch = workspace.as_mut_ptr() as usize;
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, panels) = split.task(task);
-        // Worker indices of one run are distinct and below `threads()`.
+        // The workers of one run have distinct indices below `threads()`, so no two tasks share scratch.
         let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
         cpu.isa().run(Task { form, job, rows, panels, scratch });
     });
 }
 
-/// What makes the sums. A value proves that this CPU has the instructions.
+/// Instructions that compute the sums. A value proves that this CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Fused multiply-adds on the lanes.
+    /// Fused multiply-adds of f32 lanes.
     Lanes,
-    /// Dot products of pairs.
+    /// Dot products of bf16 pairs (AVX512-BF16).
     #[cfg(target_arch = "x86_64")]
     Dots,
 }
 
 impl Form {
-    /// The faster one that `isa` has.
+    /// The fastest form that `isa` supports.
     pub(super) fn of(isa: Isa) -> Form {
         match isa.has_dots() {
             #[cfg(target_arch = "x86_64")]
             true => Form::Dots,
-            // Of others nobody says true.
+            // Only x86-64 has these dot products, so this arm is unreachable.
             #[cfg(not(target_arch = "x86_64"))]
             true => Form::Lanes,
             false => Form::Lanes,
@@ -113,7 +116,8 @@ impl Form {
     }
 }
 
-/// A product of one block of rows, with the lanes `s`. `scratch` is `EACH` f32 of the caller's own.
+/// Computes a GEMM of at most `BLOCK` rows on the calling thread, with the instructions of `s`. The caller owns
+/// the `EACH` f32 at `scratch`. Panics on more rows.
 #[inline(always)]
 pub(super) fn block<S: Simd>(s: S, form: Form, job: Job<'_, Bf16>, scratch: *mut f32) {
     let (rows, panels) = (0..job.x.rows(), job.y.cols().div_ceil(PANEL));
@@ -125,7 +129,7 @@ pub(super) fn block<S: Simd>(s: S, form: Form, job: Job<'_, Bf16>, scratch: *mut
     }
 }
 
-/// One task, for `Isa::run`. `scratch` is `EACH` f32 of this worker's own.
+/// One task, run by `Isa::run`. No other task uses the `EACH` f32 at `scratch` meanwhile.
 struct Task<'a> {
     form: Form,
     job: Job<'a, Bf16>,
@@ -140,62 +144,69 @@ impl Kernel for Task<'_> {
         match self.form {
             Form::Lanes => {}
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the form proves the instructions; the scratch is this worker's own.
+            // SAFETY: the form proves the instructions; no other task uses the scratch.
             Form::Dots => return unsafe { self.dots() },
         }
         for ks in slices(self.job.x.cols()) {
             for row in (0..self.rows.len()).step_by(S::ROWS) {
-                // SAFETY: the scratch begins with BLOCK rows of STRIDE.
+                // SAFETY: the scratch begins with space for BLOCK rows of STRIDE f32.
                 unsafe { self.widen_rows(s, row, &ks) };
             }
             for panel in self.panels.clone() {
-                // SAFETY: the rows of this slice were widened just now.
+                // SAFETY: the rows of this slice were widened above.
                 unsafe { self.panel(s, panel, &ks) };
             }
         }
     }
 }
 
-/// The slices of k: whole steps, but for the end; one for no columns.
+/// The slices of K, each of whole steps except the last; one empty slice for K = 0, so that the epilogue still
+/// runs.
 pub(super) fn slices(k: usize) -> impl Iterator<Item = Range<usize>> {
     let depth = k.div_ceil(k.div_ceil(DEPTH).max(1)).next_multiple_of(STEP).max(STEP);
     (0..k.max(1)).step_by(depth).map(move |start| start..k.min(start + depth))
 }
 
 impl Task<'_> {
+    /// Computes the task by dot products.
+    ///
     /// # Safety
-    /// The CPU has AVX-512 with BF16; the task's scratch is this thread's own.
+    /// The CPU must have AVX-512 with BF16, and no other thread may use the task's scratch.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn dots(self) {
         use super::{dot::Pairs, gemm_dots::Strips, simd_x86::Avx512};
         let Task { job, rows, panels, scratch, .. } = self;
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             Strips { job, scales: None, rows, panels, scratch }.run(Avx512::assume(), Pairs::assume());
         }
     }
 
-    /// Adds the slice `ks` of one panel to the sums of all rows; the last slice goes on to y.
+    /// Adds the products over the slice `ks` of one panel to the sums of all rows; after the last slice, applies
+    /// the epilogue and writes y.
     ///
     /// # Safety
-    /// `run`'s alone: the scratch begins with the rows' slice.
+    /// Only for `run`: the scratch must begin with the widened rows of this slice.
     #[inline(always)]
     unsafe fn panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>) {
         let (more, last) = (ks.start > 0, ks.end == self.job.x.cols());
         let begin = if more { Begin::Sums } else { Begin::Zero };
         let sums = self.scratch.wrapping_add(BLOCK * STRIDE);
         let b = sums.wrapping_add(BLOCK * GROUP * PANEL);
-        // SAFETY: the scratch ends with room for a slice of a panel.
+        // SAFETY: behind the sums, the scratch has space for a widened slice of a panel.
         unsafe { self.widen_panel(s, panel, ks, b) };
         for row in (0..self.rows.len()).step_by(S::ROWS) {
             let rows = S::ROWS.min(self.rows.len() - row);
             let a = self.scratch.wrapping_add(row * STRIDE);
-            // With one slice the sums go on at once: one strip's room in L1 does for all.
+            // With one slice a strip's sums are finished immediately, so all strips share one buffer, which
+            // stays in L1.
             let at = if more || !last { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
             let sum = sums.wrapping_add(at);
-            // SAFETY: a strip of widened rows (the tile's padding rows are zeros inside the block), one slice of
-            // one panel, and the strip's sums, whose rows are this task's.
+            // SAFETY: `a` is a strip of widened rows (the padding rows of the last tile are zeros inside the
+            // block), `b` is one slice of one panel, and the strip's sums and output rows belong to this task.
+            // An odd slice length is rounded up because the elements of a pair are swapped: the last k is stored
+            // behind the zero of its pair.
             unsafe {
                 strip::<S, STRIDE, 0>(s, (rows, 2), ks.len().next_multiple_of(2), a, b, sum, PANEL, begin, &[]);
                 if last {
@@ -205,11 +216,11 @@ impl Task<'_> {
         }
     }
 
-    /// Columns `ks` of a strip of rows of x as f32 rows of STRIDE, the second of each pair first, with zero rows up to the
-    /// tile's height.
+    /// Converts columns `ks` of a strip of rows of x to f32 rows of STRIDE, with the elements of each pair
+    /// swapped, and zeroes the rows up to the tile's height. Columns past the end are zero up to a whole vector.
     ///
     /// # Safety
-    /// The strip's rows of STRIDE begin at `row` in the scratch.
+    /// The scratch must have space for the strip's rows of STRIDE from `row` on.
     #[inline(always)]
     unsafe fn widen_rows<S: Simd>(&self, s: S, row: usize, ks: &Range<usize>) {
         for r in row..row + S::ROWS {
@@ -219,7 +230,7 @@ impl Task<'_> {
                 let left = if r < self.rows.len() { (ks.len() - k).min(LANES) } else { 0 };
                 let mut pairs = [0_u32; LANES / 2];
                 let from = from.wrapping_add(k);
-                // SAFETY: `left` columns are left of this row of x; DEPTH and STRIDE are whole vectors.
+                // SAFETY: `left` columns remain in this row of x; DEPTH and STRIDE are multiples of a vector.
                 unsafe {
                     match left {
                         LANES => pairs = from.cast::<[u32; LANES / 2]>().read_unaligned(),
@@ -232,10 +243,11 @@ impl Task<'_> {
         }
     }
 
-    /// A slice of a panel as f32, its 32 values of each k together, the second k of each pair first.
+    /// Converts a slice of a panel to f32: for each k its 32 values, with the rows of each pair of k swapped as
+    /// in `widen_rows`.
     ///
     /// # Safety
-    /// `to` has room for `ks` rows of PANEL, whole steps.
+    /// `to` must have space for the rows of `ks`, rounded up to whole steps, of PANEL f32 each.
     #[inline(always)]
     unsafe fn widen_panel<S: Simd>(&self, s: S, panel: usize, ks: &Range<usize>, to: *mut f32) {
         let steps = self.job.x.cols().div_ceil(STEP);
@@ -243,7 +255,8 @@ impl Task<'_> {
         for line in 0..ks.len().next_multiple_of(STEP) {
             let (step, half, pair) = (line / STEP, line % STEP / LANES, line % LANES);
             let at = to.wrapping_add((step * STEP + 2 * pair) * PANEL + half * LANES);
-            // SAFETY: line `pair` of a tile of this step; rows 2 pair and 2 pair + 1 of the step.
+            // SAFETY: line `pair` of one tile of this step is read; rows 2 pair and 2 pair + 1 of the step are
+            // written.
             unsafe {
                 let [even, odd] = s.widen_pairs(from.add(line * STEP).cast());
                 s.store(at, odd);

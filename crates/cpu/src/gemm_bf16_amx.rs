@@ -1,17 +1,25 @@
-//! Products on tiles: of bf16, or of codes, two of which lie where a bf16 would.
+//! GEMM on AMX tiles, of bf16 or of int8 values, two of which take the place of one bf16.
 //!
-//! Invariant: an element's sum takes its steps of 32 k in ascending order, each as one tile product does it, begun at
-//! zero. Cutting K into slices stores and reloads that f32 sum exactly; zeros past M and K add zero. So the bits of a
-//! row depend on that row and the weights alone. Of codes every sum is exact; it becomes a number by the scales of its
-//! row of x and of W.
+//! Invariant: the sum of an element starts at zero and takes the steps of 32 k (64 for int8) in ascending order,
+//! each accumulated as the tile instruction does. Where K is cut into slices, the sum is stored and loaded again
+//! without rounding; zeros past M and K add zero. So the bits of a row depend only on that row and on the
+//! weights. Sums of int8 products are exact; multiplication by the scales of the row of x and of the row of W
+//! makes them f32.
 //!
-//! Order of work: a task takes a block of rows and a group of panels. What the next block of sums needs again stays in L1,
-//! the other factor streams past it. Where most of a strip of 32 rows fits there, the panels pass over it, strip by strip; it is
-//! read where it lies or, where its lines are not whole, laid out as tiles. Longer strips are laid out in L2, those of a block
-//! at once, and pass over each panel, whose first steps stay in L1. (Read where they lie they come slowly from L2: lines
-//! of one step are a row apart.) Where too few fit in the workspace, the panels pass over strips again, slice by slice of K.
-//! While the tiles multiply, the core asks for what comes next, but for laid out strips, where that was slower, and finishes
-//! the sums before: bias, activation, residual, one rounding.
+//! Loop order: a task computes a block of rows times a group of panels. The factor that the next tile of sums
+//! needs again stays in L1, while the other factor streams past it.
+//!
+//! - If most of a strip of 32 rows fits in L1, all panels pass over the strip, one strip after another. The
+//!   strip is read directly from x or, where its rows do not consist of whole aligned cache lines, copied into
+//!   tiles.
+//! - Longer strips are copied into tiles in L2, all strips of the block at once, and pass over each panel, whose
+//!   first steps stay in L1. (Read directly from x they arrive slowly from L2, because the lines of one step are
+//!   a row apart.)
+//! - If too few of these longer strips fit in the workspace, panels pass over strips as in the first case, slice
+//!   by slice of K.
+//!
+//! While the tile unit multiplies, the core prefetches the next operands (not for strips copied at once, where
+//! that was slower) and applies the epilogue to the previous sums: bias, activation, residual, one rounding.
 
 use super::Cpu;
 use super::amx::{NEAR, Near, SIDE, STEP, STRIP, TILE, Unit};
@@ -25,33 +33,37 @@ use super::tile::PANEL;
 use core::marker::PhantomData;
 use core::ops::Range;
 
-/// Most rows of a task, steps of a slice, and panels of a task where K has several slices, whose sums wait in the workspace.
+/// Maximum rows of a task, maximum steps of a slice, and maximum panels of a task where K has several slices,
+/// because their sums are stored in the workspace between slices.
 const ROWS: usize = 512;
 const DEPTH: usize = 40;
 const GROUP: usize = 10;
-/// Most steps of all panels of a task in a slice: 800 KB of weights, which stay in L2 beside what passes. (Twice as many
-/// were a fifth slower where sums wait there too.)
+/// Maximum number of steps of all panels of a task in a slice: 800 KB of weights, which stay in L2 beside the
+/// streamed data. (Twice as many were a fifth slower where the stored sums are in L2 too.)
 const WEIGHTS: usize = DEPTH * GROUP;
 
-/// Most steps of a strip that panels pass over (24 were a sixth faster so, 40 a tenth slower), and fewest strips of a block
-/// that are laid out at once: each panel comes from L3 for every block.
+/// Maximum number of steps of a strip that panels pass over (measured against copying all strips: 24 steps were
+/// a sixth faster, 40 steps a tenth slower), and minimum number of strips of a block for copying them all at
+/// once: each panel is loaded from L3 for every block.
 const SHORT: usize = 32;
 const FEWEST: usize = 4;
 
-/// Bytes from step to step of a strip laid out, and from row to row.
+/// For a strip copied into tiles: bytes from step to step, and from row to row.
 const TILES: [usize; 2] = [2 * TILE, STEP * size_of::<Bf16>()];
 
-/// Bytes of a strip's slice, and of the sums of a strip and a panel.
+/// Bytes of a slice of a strip, and of the sums of one strip and one panel.
 const SLICE: usize = DEPTH * 2 * TILE;
 const SUMS: usize = STRIP * PANEL * 4;
-/// Bytes of workspace of a thread: sums on their way out, a strip, all sums; or behind the first the strips of a block.
+/// Bytes of workspace per thread: the sums being finished, one strip, and the stored sums. If all strips of a
+/// block are copied, they follow the first sums instead.
 pub(super) const EACH: usize = SUMS + SLICE + ROWS / STRIP * GROUP * SUMS;
 
-/// `gemm_bf16::linear` after its checks, for K > 0, or with the scales of codes, of which x has two where it has an
-/// element; a thread's workspace is `each` bytes.
+/// `gemm_bf16::linear` after its checks, for K > 0; or, with `scales`, `gemm_int8::linear`, where `job` has one
+/// element for two int8 values. Each thread has `each` bytes of workspace.
 ///
 /// # Safety
-/// The CPU has AVX-512 with BF16, and the registers of `U`, which multiplies integers where there are scales.
+/// The CPU must have AVX-512 with BF16 and the tile registers of `U`; `U` must multiply int8 exactly if there
+/// are scales.
 pub(super) unsafe fn linear<U: Unit>(
     cpu: &Cpu,
     job: Job<'_, Bf16>,
@@ -68,7 +80,8 @@ pub(super) unsafe fn linear<U: Unit>(
         None if steps > DEPTH => (ROWS, GROUP),
         None => (ROWS, WEIGHTS / steps),
     };
-    // As many blocks as a multiple of the threads, of equal size; few rows: the threads share the panels too.
+    // Blocks of equal size, their number a multiple of the threads. With few rows, threads also divide the
+    // panels.
     let wanted = m.div_ceil(rows).next_multiple_of(cpu.threads()).max(1);
     let height = m.div_ceil(wanted).next_multiple_of(STRIP).clamp(1, rows);
     let blocks = m.div_ceil(height);
@@ -76,53 +89,59 @@ pub(super) unsafe fn linear<U: Unit>(
     let groups = panels.div_ceil(most).max(shares).min(panels);
     let (workspace, laid) = (workspace as usize, laid.is_some());
     cpu.pool().run(blocks * groups, &|task, worker| {
-        // Group after group: a thread's next task is likely to take the same weights.
+        // Tasks are numbered group by group, so that the next task of a thread most likely uses the weights that
+        // are in its L2.
         let rows = |task: usize| (task % blocks * height).min(m)..m.min((task % blocks + 1) * height);
         let first = |group: usize| group * panels / groups;
         let panels = first(task / blocks)..first(task / blocks + 1);
         let (rows, next) = (rows(task), rows(task + cpu.threads()).start);
-        // Its own: worker indices of one run are distinct.
+        // The workers of one run have distinct indices, so no two tasks share scratch.
         let scratch = (workspace + worker * each) as *mut u8;
-        // SAFETY: as the caller promises; a thread runs one task at a time.
+        // SAFETY: guaranteed by the caller; a thread runs one task at a time.
         unsafe { Task::<U> { job, scales, rows, panels, next, laid, scratch, unit: PhantomData }.run() };
     });
 }
 
-/// One task. `scratch` is `EACH` bytes of this worker's own; `next` most likely its next block's first row.
+/// One task. No other task uses the `EACH` bytes at `scratch` meanwhile; `next` is most likely the first row of
+/// this worker's next block.
 struct Task<'a, U> {
     job: Job<'a, Bf16>,
     scales: Option<Scales<'a>>,
     rows: Range<usize>,
     panels: Range<usize>,
     next: usize,
-    /// Whether all strips are laid out.
+    /// Whether all strips are copied into tiles first.
     laid: bool,
     scratch: *mut u8,
     unit: PhantomData<U>,
 }
 
-/// Where in a task's work a block stands: its strip of how many, their rows, its panel, the steps of the slice.
+/// One tile of sums within a task: index and number of strips, the strip's rows, its panel, and the steps of the
+/// slice.
 struct Block<'a> {
     strip: usize,
     strips: usize,
     rows: &'a Range<usize>,
-    /// What `lay` says of it.
+    /// Address and strides of the strip's slice, as returned by `lay`.
     at: (*const u8, [usize; 2]),
     panel: usize,
     steps: &'a Range<usize>,
-    /// Which of both L1 keeps, and how many steps of it.
+    /// The factor that stays in L1, and how many of its steps.
     near: (Near, usize),
 }
 
 impl<U: Unit> Task<'_, U> {
+    /// Computes the task.
+    ///
     /// # Safety
-    /// The CPU has AVX-512 with BF16 and the registers of `U`, and this thread no other `U`.
+    /// The CPU must have AVX-512 with BF16 and the tile registers of `U`, and this thread must hold no other
+    /// value of `U`.
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn run(self) {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
         let mut chores = Chores::new(self.job, self.scales, s);
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if self.laid {
                 self.by_panels(&mut unit, &mut chores);
@@ -130,14 +149,14 @@ impl<U: Unit> Task<'_, U> {
                 self.by_strips(&mut unit, &mut chores);
             }
         }
-        // SAFETY: sums of this task's.
+        // SAFETY: the last sums of this task, which are complete.
         unsafe { chores.sums.finish(0, STRIP) };
     }
 
-    /// Slice by slice, all panels over each strip.
+    /// Passes all panels over each strip, slice by slice of K.
     ///
     /// # Safety
-    /// `run`'s alone.
+    /// Only for `run`.
     #[inline(always)]
     unsafe fn by_strips(&self, unit: &mut U, chores: &mut Chores<'_>) {
         let total = self.job.x.cols().div_ceil(STEP);
@@ -146,7 +165,7 @@ impl<U: Unit> Task<'_, U> {
             let steps = &(slice * total / slices..(slice + 1) * total / slices);
             for strip in 0..strips {
                 let rows = &self.strip(strip);
-                // SAFETY: a strip of this task's rows; the room for one.
+                // SAFETY: a strip of this task's rows, and the space for one strip.
                 let at = unsafe { self.lay(rows, steps, self.scratch.wrapping_add(SUMS)) };
                 let (row, step) = match (strip + 1 < strips, slice + 1 < slices) {
                     (true, _) => (rows.end, steps.start),
@@ -156,31 +175,31 @@ impl<U: Unit> Task<'_, U> {
                 chores.x = self.job.x.row(row).wrapping_add(step * STEP);
                 for panel in self.panels.clone() {
                     let block = Block { strip, strips, rows, at, panel, steps, near: (Near::A, DEPTH) };
-                    // SAFETY: `at` is what `lay` gave for this strip and slice.
+                    // SAFETY: `at` is the result of `lay` for this strip and slice.
                     unsafe { self.block(unit, chores, block) };
                 }
             }
         }
     }
 
-    /// Lays all strips out, and passes each panel over them.
+    /// Copies all strips into tiles, then passes them over each panel.
     ///
     /// # Safety
-    /// `run`'s alone: the scratch holds the strips.
+    /// Only for `run`: the scratch must have space for all strips.
     #[inline(always)]
     unsafe fn by_panels(&self, unit: &mut U, chores: &mut Chores<'_>) {
         let steps = &(0..self.job.x.cols().div_ceil(STEP));
         let strips = self.rows.len().div_ceil(STRIP);
         let room = |strip: usize| self.scratch.wrapping_add(SUMS + strip * steps.len() * 2 * TILE);
         for strip in 0..strips {
-            // SAFETY: a strip of this task's rows, and its room.
+            // SAFETY: a strip of this task's rows, and its space.
             unsafe { self.copy(&self.strip(strip), steps, room(strip)) };
         }
         for panel in self.panels.clone() {
             for strip in 0..strips {
                 let (rows, at) = (&self.strip(strip), (room(strip).cast_const(), TILES));
                 let block = Block { strip, strips, rows, at, panel, steps, near: (Near::B, NEAR) };
-                // SAFETY: the strip was laid out there.
+                // SAFETY: the strip was copied to `room(strip)` above.
                 unsafe { self.block(unit, chores, block) };
             }
         }
@@ -192,10 +211,11 @@ impl<U: Unit> Task<'_, U> {
         start..self.rows.end.min(start + STRIP)
     }
 
-    /// Adds the product of a strip and a panel, in one slice, to their sums; the last slice goes on to y.
+    /// Adds the product of one slice of a strip and a panel to their sums. After the last slice, the sums are
+    /// handed to `chores`, which finish them during the next block.
     ///
     /// # Safety
-    /// `run`'s alone: the block is at what `lay` gave for its strip and slice.
+    /// Only for `run`: `block.at` must be the address and strides of its strip and slice.
     #[inline(always)]
     unsafe fn block(&self, unit: &mut U, chores: &mut Chores<'_>, block: Block<'_>) {
         let Block { strip, strips, rows, at: (a, [step_bytes, row_bytes]), panel, steps, near: (near, most) } =
@@ -204,14 +224,17 @@ impl<U: Unit> Task<'_, U> {
         let (more, last) = (steps.start > 0, steps.end == total);
         let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((panel * total + steps.start) * 2 * TILE);
         let of = panel - self.panels.start;
-        // Sums that go out do so while the next ones grow, so one room in L1 is enough.
+        // Finished sums are written to y while the next sums accumulate in the tile registers, so one buffer in
+        // L1 is enough: it is free again before `unit.end`.
         let room = self.scratch.cast::<f32>();
         let sums = self.scratch.wrapping_add(SUMS + SLICE + (of * strips + strip) * SUMS).cast::<f32>();
         chores.panels = (of, self.panels.len());
         chores.strips = (strip, strips);
         chores.w = if last { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
         let each = STRIP.div_ceil(steps.len());
-        // SAFETY: `steps` steps of the strip and of the panel; the sums' place, or the room, which is free at the end.
+        // SAFETY: `steps` steps of the strip and of the panel are readable; `sums` is the place of these sums.
+        // All 32 rows of `room` are finished within the loop (`each` rows per step), before `end` overwrites
+        // them.
         unsafe {
             if more {
                 unit.begin(sums)
@@ -234,11 +257,12 @@ impl<U: Unit> Task<'_, U> {
         }
     }
 
-    /// Where a strip's slice is read: its first row, bytes from step to step, and from row to row. In x, if its lines are
-    /// whole and 32 rows are left; else laid out at `to`.
+    /// Returns the address of the first row of a strip's slice, and the bytes from step to step and from row to
+    /// row. It lies in x if the strip has 32 rows of whole aligned cache lines; otherwise the slice is copied to
+    /// `to`.
     ///
     /// # Safety
-    /// The rows and steps lie in x; `to` has room for them.
+    /// The rows and steps must lie in x; `to` must have space for them.
     #[inline(always)]
     unsafe fn lay(&self, rows: &Range<usize>, steps: &Range<usize>, to: *mut u8) -> (*const u8, [usize; 2]) {
         let x = self.job.x;
@@ -247,38 +271,39 @@ impl<U: Unit> Task<'_, U> {
         if rows.len() == STRIP && x.cols().is_multiple_of(STEP) && (first as usize | row).is_multiple_of(step) {
             return (first.wrapping_add(steps.start * step), [step, row]);
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.copy(rows, steps, to) };
         (to, TILES)
     }
 
-    /// Lays a strip's slice out as tiles, with zeros past the last row and column.
+    /// Copies a strip's slice into tiles, with zeros past the last row and column.
     ///
     /// # Safety
-    /// As `lay`.
+    /// As for `lay`.
     #[inline(always)]
     unsafe fn copy(&self, rows: &Range<usize>, steps: &Range<usize>, to: *mut u8) {
         let x = self.job.x;
         for r in 0..STRIP {
             let columns = if r < rows.len() { x.cols() } else { 0 };
-            // SAFETY: a row of x, or nothing of it; its lines of the strip's room.
+            // SAFETY: reads a row of x, or no columns of it; writes this row's lines of the strip's space.
             unsafe { lay(x.row(rows.start + r), columns, steps, to.add(r * TILES[1])) };
         }
     }
 }
 
-/// What the core does while the tiles multiply.
+/// Work that the core does while the tile unit multiplies.
 struct Chores<'a> {
     job: Job<'a, Bf16>,
     scales: Option<Scales<'a>>,
     s: Avx512,
-    /// To be read next, asked for in L2: a strip's slice, and the panel's next slice; null if there is none.
+    /// Operands to prefetch into L2: the next strip's slice, and the panel's next slice. Null if there is no
+    /// next one.
     x: *const Bf16,
     w: *const u8,
-    /// Which panel of how many, and strip: each asks for its share of the lines.
+    /// Index and number of panels, and of strips, of the task: each block prefetches its share of the lines.
     panels: (usize, usize),
     strips: (usize, usize),
-    /// On their way to y.
+    /// Sums whose epilogue is still to be applied.
     sums: Sums,
 }
 
@@ -289,10 +314,10 @@ impl<'a> Chores<'a> {
         Self { job, scales, s, x, w, panels: (0, 1), strips: (0, 1), sums: Sums::none(s) }
     }
 
-    /// From now on these sums are to be finished.
+    /// Sets the sums that the following blocks finish.
     ///
     /// # Safety
-    /// The rows and the panel are the task's.
+    /// The rows and the panel must belong to the task.
     #[inline(always)]
     unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *mut f32) {
         let (e, y, column) = (&self.job.epilogue, self.job.y, panel * PANEL);
@@ -305,11 +330,11 @@ impl<'a> Chores<'a> {
         let bias = e.bias.map(|bias| &bias[column..]);
         let to = (y.row(rows.start).wrapping_add(column), y.ld(), (y.cols() - column).min(PANEL));
         let scales = self.scales.map(|s| (&s.x[rows.clone()], &s.w[column..]));
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         self.sums = unsafe { Sums::new(self.s, (sum, rows.len()), scales, bias, then, residual, to) };
     }
 
-    /// Asks for this block's share of a step of the next strip, and of the panel's next slice.
+    /// Prefetches this block's share of one step of the next strip, and of the panel's next slice.
     #[inline(always)]
     fn ask_in(&self, step: usize) {
         if !self.x.is_null() {

@@ -1,11 +1,13 @@
-//! Products by sums of dot products (`dot`): of pairs of bf16 where a CPU has AVX512-BF16 and no tiles, of quads of codes
-//! wherever there are no tiles. To this file two codes are one bf16.
+//! GEMM by the dot products of `dot`: of bf16 pairs on CPUs with AVX512-BF16 but without AMX, and of groups of
+//! four int8 values (quads) on all CPUs without AMX. This file treats two int8 values as one bf16.
 //!
-//! Invariant: an element's sum takes its pairs, or quads, in ascending order. Cutting K into slices stores and reloads that
-//! sum exactly. Rows and panels are cut as in `gemm`, which only says who computes what.
+//! Invariant: the sum of an element takes its pairs, or quads, in ascending order. Where K is cut into slices,
+//! the sum is stored and loaded again without rounding. Rows and panels are cut as in `gemm`, which only decides
+//! which task computes an element.
 //!
-//! Order of work: as in `gemm`. A line of a tile holds a pair, or quad, of each of 16 columns, so panels are read where they
-//! lie; a strip's rows are copied, slice by slice, to rows of one stride: the loop then needs one address for all of them.
+//! Loop order: as in `gemm`. A line of a tile holds one pair, or quad, of each of 16 columns, so panels are read
+//! without conversion. The rows of a strip are copied, slice by slice, to rows with a constant stride, so that
+//! the inner loop needs a single address register for all of them.
 
 use super::dot::Dot;
 use super::element::Bf16;
@@ -17,20 +19,21 @@ use super::tile::PANEL;
 use core::ops::Range;
 use exec::tiles::STEP;
 
-/// Words of 32 bits (pairs, or quads) of a copied row, and from one to the next: not a multiple of a page. Behind the columns
-/// there is room for what the row's sums begin with.
+/// Stride of the copied rows in 32-bit words (pairs or quads); no multiple of a page, because rows a page apart
+/// would compete for the same L1 sets. The last word of a row, at OFFSET behind its columns, holds the initial
+/// value of the row's sums.
 const STRIDE: usize = DEPTH / 2 + LANES;
 const OFFSET: usize = STRIDE - 1;
 /// Bytes of a line of a tile, and of a tile.
 const LINE: usize = 4 * LANES;
 const TILE: usize = LANES * LINE;
-/// How many lines of either tile ahead of its use one is asked for.
+/// Prefetch distance in lines, for each of the two tiles.
 const AHEAD: usize = 8;
 
 const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH);
 
-/// One task: at most BLOCK rows and, where K has several slices, GROUP panels, of codes with the scales of all rows and panels.
-/// `scratch` is `EACH` words of this worker's own.
+/// One task: at most BLOCK rows and, where K has several slices, at most GROUP panels. `scales` covers all rows
+/// and panels of the GEMM and is present for int8. No other task uses the `EACH` words at `scratch` meanwhile.
 pub(super) struct Strips<'a> {
     pub(super) job: Job<'a, Bf16>,
     pub(super) scales: Option<Scales<'a>>,
@@ -40,10 +43,10 @@ pub(super) struct Strips<'a> {
 }
 
 impl Strips<'_> {
-    /// All of it, by the dot products of `d`, which are of codes where there are scales.
+    /// Computes the task with the dot products of `d`, which must be of int8 if there are scales.
     ///
     /// # Safety
-    /// Rows, panels, scales and scratch are as said of a task.
+    /// The rows, panels, scales and scratch must be as documented at the type.
     #[inline(always)]
     pub(super) unsafe fn run<S: Simd, D: Dot>(&self, s: S, d: D) {
         const { assert!(BLOCK.is_multiple_of(D::HEIGHT)) };
@@ -51,16 +54,18 @@ impl Strips<'_> {
         assert!(self.rows.len() <= BLOCK && self.panels.len() <= most, "room for the rows and their sums");
         for ks in slices(self.job.x.cols()) {
             for panel in self.panels.clone() {
-                // SAFETY: as the caller promises: a panel of the task's, of which the first copies the rows.
+                // SAFETY: guaranteed by the caller; the first panel of a slice copies the rows, which later
+                // panels read.
                 unsafe { self.pass(s, d, panel, &ks) };
             }
         }
     }
 
-    /// Adds the slice `ks` of one panel to the sums of all rows; the last slice goes on to y.
+    /// Adds the products over the slice `ks` of one panel to the sums of all rows; after the last slice, applies
+    /// the epilogue and writes y.
     ///
     /// # Safety
-    /// `run`'s alone.
+    /// Only for `run`.
     #[inline(always)]
     unsafe fn pass<S: Simd, D: Dot>(&self, s: S, d: D, panel: usize, ks: &Range<usize>) {
         let total = self.job.x.cols().div_ceil(STEP);
@@ -71,11 +76,13 @@ impl Strips<'_> {
         for row in (0..self.rows.len()).step_by(D::HEIGHT) {
             let rows = D::HEIGHT.min(self.rows.len() - row);
             let a = self.scratch.cast::<i32>().wrapping_add(row * STRIDE);
-            // With one slice the sums go on at once: one strip's room in L1 does for all.
+            // With one slice a strip's sums are finished immediately, so all strips share one buffer, which
+            // stays in L1.
             let apart = ends.more || !ends.last;
             let at = if apart { ((panel - self.panels.start) * BLOCK + row) * PANEL } else { 0 };
             let sum = sums.wrapping_add(at);
-            // SAFETY: a strip of the scratch, whose rows past the last are zeros, a slice of a panel, and the strip's sums.
+            // SAFETY: `a` is a strip of the scratch, whose rows past the last are zeros, `b` a slice of a panel,
+            // `sum` the strip's sums.
             unsafe {
                 if panel == self.panels.start {
                     self.copy(d, row, rows, ks, a);
@@ -93,16 +100,18 @@ impl Strips<'_> {
         }
     }
 
-    /// Columns `ks` of a strip of rows of x as words, with a zero behind an odd one and zero rows up to the tile's height; with
-    /// the first slice what their sums begin with.
+    /// Copies columns `ks` of a strip of rows of x as 32-bit words, with a zero after an odd last element, and
+    /// zeroes the rows up to the tile's height. With the first slice it also stores the initial value of each
+    /// row's sums.
     ///
     /// # Safety
-    /// `to` is the strip's place in the scratch.
+    /// `to` must be the strip's place in the scratch.
     #[inline(always)]
     unsafe fn copy<D: Dot>(&self, d: D, row: usize, rows: usize, ks: &Range<usize>, to: *mut i32) {
         for r in 0..D::HEIGHT {
             let to = to.wrapping_add(r * STRIDE);
-            // SAFETY: the row's columns, at most DEPTH, or nothing of it; a row of STRIDE words.
+            // SAFETY: reads the row's columns, at most DEPTH, or nothing of it; writes one row of STRIDE words.
+            // The zero is written first, since the copy overwrites half of it if the number of columns is odd.
             unsafe {
                 if r < rows {
                     let x = self.job.x.row(self.rows.start + row + r);
@@ -118,14 +127,14 @@ impl Strips<'_> {
         }
     }
 
-    /// The epilogue of one strip of one panel, from its sums to y.
+    /// Applies the epilogue to one strip of one panel: reads its sums, scaled if they are of int8, and writes y.
     ///
     /// # Safety
-    /// As of `finish_by`, with sums of `rows` rows of 32.
+    /// As for `finish_by`; `sum` must hold `rows` rows of 32 f32.
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, s: S, row: usize, rows: usize, panel: usize, sum: *const f32) {
         let out = self.job.out();
-        // SAFETY: the sums are there, and so are scales of all rows and, for whole panels, of all columns.
+        // SAFETY: the sums are complete; scales exist for all rows and, padded to whole panels, for all columns.
         unsafe {
             match self.scales {
                 None => finish_by(s, out, row, rows, panel, |r, c| s.load(sum.add(r * PANEL + c))),
@@ -142,18 +151,20 @@ impl Strips<'_> {
     }
 }
 
-/// Whether a slice goes on from sums that are there, and whether it is the last: its sums leave as numbers.
+/// `more`: the slice continues from stored sums. `last`: it is the last slice, so its sums are stored as f32
+/// values.
 #[derive(Clone, Copy)]
 struct Ends {
     more: bool,
     last: bool,
 }
 
-/// `c (+)= a b` for `ROWS` rows of words, STRIDE apart, and the 32 columns of a panel, of which `b` begins with the first
-/// step.
+/// Computes `c (+)= a b` for `ROWS` rows of words, STRIDE apart, and the 32 columns of a panel; `b` points to
+/// the first step.
 ///
 /// # Safety
-/// `words` words of the rows and of the panel, what the rows' sums begin with, and `ROWS` rows of 32 sums.
+/// `words` words of each row and of the panel, and the initial values of the rows' sums, must be readable; `c`
+/// must hold `ROWS` rows of 32 sums.
 #[inline(always)]
 unsafe fn dots<S: Simd, D: Dot, const ROWS: usize>(
     s: S,
@@ -164,7 +175,7 @@ unsafe fn dots<S: Simd, D: Dot, const ROWS: usize>(
     c: *mut f32,
     ends: Ends,
 ) {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sums: [[D::I; 2]; ROWS] = core::array::from_fn(|r| [d.begin(*a.add(r * STRIDE + OFFSET)); 2]);
         if ends.more {
@@ -185,7 +196,8 @@ unsafe fn dots<S: Simd, D: Dot, const ROWS: usize>(
             (a, b) = (a.add(lines), b.wrapping_add(2 * TILE));
             left -= lines;
         }
-        // Each place is a constant: a sum whose place is not would be kept in memory through the loop as well.
+        // The loops unroll to constant indices. If an element of `sums` were stored through a run-time index,
+        // the whole array would live in memory during the loop above.
         for (r, sums) in sums.iter().enumerate() {
             for (half, &sum) in sums.iter().enumerate() {
                 let to = c.add(r * PANEL + half * LANES);
@@ -195,13 +207,13 @@ unsafe fn dots<S: Simd, D: Dot, const ROWS: usize>(
     }
 }
 
-/// A line of a tile; asks for a later one.
+/// Loads a line of a tile and prefetches a later one.
 ///
 /// # Safety
-/// 64 bytes are readable at `p`.
+/// 64 bytes must be readable at `p`.
 #[inline(always)]
 unsafe fn line<S: Simd, D: Dot>(s: S, d: D, p: *const u8) -> D::W {
     s.prefetch(p.wrapping_add(AHEAD * LINE).cast());
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { d.line(p) }
 }

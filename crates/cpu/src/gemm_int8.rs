@@ -1,13 +1,15 @@
-//! `y = x W^T` of integers of 8 bits, with bias, activation and residual of bf16, over weights laid in tiles once at load.
+//! int8 GEMM `y = x W^T` with bias, activation and residual in bf16, over weights that are packed into tiles
+//! once when they are loaded.
 //!
-//! Invariant: sums are exact; what follows them, `f(sum (sx sw) + b)` and then `r +`, is in f32 in this order, with one
-//! rounding at the end. So the bits of a row depend on that row and the weights: not on M, the row's position, the threads
-//! or, with FMA, the instructions, tiles included.
+//! Invariant: integer sums are exact; the epilogue `r + act(sum * (s_x s_w) + b)` is computed in f32 in this
+//! order and rounded once at the end. So the bits of a row depend on that row and on the weights, and not on M,
+//! the row's position, the number of threads or, among instruction sets with FMA (AMX included), the instruction
+//! set.
 //!
-//! Weights lie as `plan::CODES_STEP` says: panels of 32 columns of y, in them steps of 64 k of two tiles each, in
-//! those lines of four k.
+//! Layout of the weights: see `plan::CODES_STEP`. Each panel of 32 columns of y is stored in steps of 64 k of
+//! two tiles each; a line of a tile holds four k of each of its 16 columns.
 //!
-//! Order of work without tiles: that of `gemm_dots`.
+//! Loop order without AMX: that of `gemm_dots`.
 
 use super::codes::{CodeRows, CodeTiles};
 use super::element::Bf16;
@@ -20,23 +22,24 @@ use super::tile::PANEL;
 use super::{Cpu, Rows, RowsMut};
 use exec::tiles::codes_panel;
 
-/// Bytes of workspace per thread: as products of bf16 take them.
+/// Bytes of workspace per thread: as for bf16 GEMMs.
 pub const WORKSPACE_BYTES: usize = super::gemm_bf16::WORKSPACE_BYTES;
 
-/// The longest row: its sums fit 32 bits, with unsigned weights too.
+/// Maximum K: its sums fit in 32 bits, even with weights shifted to 0..=255 (`dot::Vnni`).
 const LONGEST: usize = 1 << 16;
-/// Rows of the tallest register tile of all, by which tasks are cut.
+/// Height of the tallest register tile of all instruction sets; tasks are cut at multiples of it.
 const HEIGHT: usize = 14;
 
-/// What makes numbers of sums of codes: a scale of each row of x, and of each of W, zeros past its last up to a whole panel.
+/// Dequantization scales of the sums: one for each row of x, and one for each row of W, padded with zeros to
+/// whole panels.
 #[derive(Clone, Copy)]
 pub(super) struct Scales<'a> {
     pub(super) x: &'a [f32],
     pub(super) w: &'a [f32],
 }
 
-/// y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `workspace` holds `WORKSPACE_BYTES` for each thread. `x` and `y`
-/// must not overlap. Panics on sizes that do not fit together.
+/// Computes y (M, N) = residual + act(x (M, K) W^T + bias), rounded once. `workspace` holds `WORKSPACE_BYTES`
+/// for each thread. `x` and `y` must not overlap. Panics if the sizes are inconsistent.
 pub fn linear(
     cpu: &Cpu,
     x: CodeRows<'_>,
@@ -56,7 +59,7 @@ pub fn linear(
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() {
         use super::{amx::Tiles, gemm_bf16_amx};
-        // SAFETY: this CPU has tiles.
+        // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
         return unsafe {
             gemm_bf16_amx::linear::<Tiles<true>>(cpu, job, Some(scales), workspace.as_mut_ptr(), each)
         };
@@ -64,7 +67,8 @@ pub fn linear(
     linear_by(cpu, Form::of(cpu.isa()), job, scales, workspace);
 }
 
-/// The operands with two codes where bf16 has an element: steps and panels are then the same bytes.
+/// The operands as a bf16 GEMM with two int8 values in place of each element: steps and panels have the same
+/// bytes.
 pub(super) fn in_pairs<'a>(
     x: CodeRows<'a>,
     w: CodeTiles<'a>,
@@ -76,10 +80,10 @@ pub(super) fn in_pairs<'a>(
     Job::new(x, bytemuck::cast_slice(w.tiles), epilogue, y)
 }
 
-/// What makes the sums. A value proves that this CPU has the instructions.
+/// Instructions that compute the sums. A value proves that this CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// What the lanes have.
+    /// Those of the `Simd` implementation.
     Lanes,
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]
@@ -87,7 +91,7 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// The faster one that `isa` has.
+    /// The fastest form that `isa` supports.
     pub(super) fn of(isa: Isa) -> Form {
         #[cfg(target_arch = "x86_64")]
         if isa.has_vnni() {
@@ -98,7 +102,7 @@ impl Form {
     }
 }
 
-/// `linear` after its checks, without tiles.
+/// `linear` after its checks, without AMX tiles.
 pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, scales: Scales<'_>, workspace: &mut [f32]) {
     assert!(workspace.len() >= cpu.threads() * EACH, "workspace for {} threads", cpu.threads());
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
@@ -107,7 +111,7 @@ pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, scales: Scale
     let scratch = workspace.as_mut_ptr() as usize;
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, panels) = split.task(task);
-        // Worker indices of one run are distinct and below `threads()`.
+        // The workers of one run have distinct indices below `threads()`, so no two tasks share scratch.
         let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
         let task = Task(Strips { job, scales: Some(scales), rows, panels, scratch });
         match form {
@@ -119,24 +123,26 @@ pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, scales: Scale
     });
 }
 
-/// One task, for `Isa::run`, whose scratch is this worker's own.
+/// One task, run by `Isa::run`. No other task uses its scratch meanwhile.
 struct Task<'a>(Strips<'a>);
 
 impl Kernel for Task<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        // SAFETY: the scratch is this worker's own.
+        // SAFETY: no other task uses the scratch.
         unsafe { self.0.run(s, s) };
     }
 }
 
 impl Task<'_> {
+    /// Computes the task with VNNI.
+    ///
     /// # Safety
-    /// The CPU has AVX-512 F, BW, DQ, VL and VNNI, AVX2 and FMA.
+    /// The CPU must have AVX-512 F, BW, DQ, VL and VNNI, AVX2 and FMA.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn run_vnni(self) {
-        // SAFETY: as the caller promises; the scratch is this worker's own.
+        // SAFETY: guaranteed by the caller; no other task uses the scratch.
         unsafe { self.0.run(super::simd_x86::Avx512::assume(), super::dot::Vnni::assume()) };
     }
 }

@@ -76,7 +76,7 @@ impl Space {
     }
 }
 
-/// Runs `mlp_bf16::mlp` after its checks, for K > 0. A thread's workspace is `each` bytes.
+/// Runs `mlp_bf16::mlp` after its checks, for K > 0 and F > 0. A thread's workspace is `each` bytes.
 ///
 /// # Safety
 /// The CPU has AVX-512 with BF16, and the tile registers of `U`.
@@ -130,11 +130,12 @@ struct Product<'a> {
 }
 
 impl Product<'_> {
-    /// Number of panels, in the order of work. With a gate, each gate panel comes directly before its value panel.
+    /// Number of panels of the weight.
     fn panels(&self, y: &RowsMut<'_, Bf16>) -> usize {
         if self.of == 0 { self.op.width().div_ceil(PANEL) } else { y.cols().div_ceil(PANEL) }
     }
 
+    /// Number of groups of panels.
     fn groups(&self, y: &RowsMut<'_, Bf16>) -> usize {
         self.panels(y).div_ceil(self.group())
     }
@@ -148,8 +149,9 @@ impl Product<'_> {
         self.of == 0 && self.op.hidden == Hidden::Gate
     }
 
-    /// Index in the weight of the panel that is `i`-th in the order of work. A step has as many columns as a panel,
-    /// so `steps[1]` is the number of gate panels, behind which the value panels are stored.
+    /// Index in the weight of the panel that is `i`-th in the order of work. With a gate, each gate panel comes
+    /// directly before its value panel; in the weight all gate panels come first, and their number is
+    /// `steps[1]`, because a step has as many columns as a panel.
     fn panel(&self, i: usize) -> usize {
         if self.gated() { i / 2 + i % 2 * self.space.steps[1] } else { i }
     }

@@ -57,8 +57,8 @@ pub fn amx_gflops(cpu: &Cpu, of: Factors, seconds: f64) -> Option<f64> {
     cpu.isa().has_tiles().then(|| gflops(cpu, seconds, &burst))
 }
 
-/// Calls `burst`, some microseconds of arithmetic that returns its number of operations, on every thread until the
-/// time is over. Returns the rate of all threads in GFLOP/s.
+/// Calls `burst`, a short computation that returns its number of operations, on every thread until the time is
+/// over. Returns the rate of all threads in GFLOP/s.
 fn gflops(cpu: &Cpu, seconds: f64, burst: &(dyn Fn() -> u64 + Sync)) -> f64 {
     let flops = AtomicU64::new(0);
     let length = Duration::try_from_secs_f64(seconds).unwrap_or_default();
@@ -74,7 +74,8 @@ fn gflops(cpu: &Cpu, seconds: f64, burst: &(dyn Fn() -> u64 + Sync)) -> f64 {
     flops.into_inner() as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// Iterations of a burst, which then takes some tens of microseconds.
+/// Iterations of a burst, which then takes from a few to some tens of microseconds: long compared to reading the
+/// clock after it, short compared to the measurement.
 const ROUNDS: u64 = 2048;
 
 /// A burst of f32 multiply-adds, each dependent on its own accumulator only.

@@ -14,7 +14,7 @@ pub const LANES: usize = 16;
 /// Operations on vectors of sixteen f32 lanes. A value of an implementing type proves that this CPU has the
 /// instructions: only `Isa::run` makes one. Every method must be inlined into the function that enables the target
 /// features, hence `#[inline(always)]` on all of them.
-#[allow(private_bounds)] // sums of integers are the kernels' own business
+#[allow(private_bounds)] // `Dot` is internal to this crate
 pub trait Simd: Dot {
     /// A vector of sixteen f32.
     type V: Copy;

@@ -224,8 +224,9 @@ impl<E: Element> Task<'_, E> {
         let View { from, to, .. } = view;
         let scores = self.part(self.parts.scores);
         let mut decay = [0.0f32; STRIP];
-        // SAFETY: strips start at multiples of the tile height, in buffers that hold a multiple of it; the panels
-        // addressed lie inside their buffers.
+        // SAFETY: strips start at multiples of the tile height, and the last strip's tile ends at row QUERIES at
+        // the latest: QUERIES is a multiple of 14, 4 and 2, and the tiles of AVX2 (6, 4 or 2 rows) have at most
+        // one row of padding. The panels addressed lie inside their buffers.
         unsafe {
             let q = self.part(self.parts.queries).add(row * ROW);
             for j in (from..to).step_by(PANEL) {

@@ -7,10 +7,10 @@
 //! Non-finite inputs are not hidden: a non-finite query makes all its scores, and therefore its maximum, non-finite;
 //! non-finite keys, which maxima and integer arithmetic could hide, are searched for explicitly.
 //!
-//! q and k are rotated in f32 and rounded to bf16; with a rotation, q is multiplied by the scale in the same step.
-//! Scores, maxima, sums and o are f32; weights are bf16 (see `weights`). The accumulators of scores are initialized
-//! with ALiBi's bias: a tile whose rows all come from one table by distance, each row starting one element before the
-//! previous.
+//! q and k are rotated in f32 and rounded to bf16; with a rotation, q is multiplied by the scale in the same
+//! step. Scores, maxima, sums of weights and output accumulators are f32; weights are bf16 (see `weights`). With
+//! ALiBi, the accumulators of scores are initialized with its bias: a tile whose rows all come from one table by
+//! distance, each row starting one element before the previous.
 //!
 //! A strip is 16 queries. While the vector units compute the softmax weights of one strip, the tile unit multiplies
 //! the weights of the previous strip by the values and computes the scores of the next; a turn of tile products
@@ -152,11 +152,13 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Processes one block of queries of one head, or of the heads packed together. `DIM` and `HEADS` are the head
-    /// dimension and the heads together as compile-time constants, for specialized code; 0 stands for any.
+    /// Processes one block of queries of one head, or of the heads packed together. `DIM` and `HEADS` are the
+    /// head dimension and the number of heads packed together as compile-time constants, for specialized code; 0
+    /// stands for any.
     ///
     /// # Safety
-    /// `has_lanes`; the block lies in what was checked; `scratch` is a workspace of this thread's own.
+    /// `has_lanes` must hold; the block must lie in the matrices that were checked; no other thread may use
+    /// `scratch` meanwhile.
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
     unsafe fn run<R: Registers, const DIM: usize, const HEADS: usize>(
         &self,
@@ -441,7 +443,7 @@ impl Task<'_> {
         let at = self.place.queries.0 + strip * SIDE;
         let to = self.at(self.parts.queries + strip * self.cut.steps() * TILE);
         let q = self.pairs(self.job.q, self.place.head, Some(self.factor));
-        // SAFETY: positions of the sequence, and room in the parts.
+        // SAFETY: positions of the sequence, and space in the parts.
         unsafe { pack::queries(self.s, q, (at, self.rows(strip)), to) }
     }
 
@@ -453,7 +455,7 @@ impl Task<'_> {
     unsafe fn pack_keys(&self, keys: Keys) -> [f32; 2] {
         let shared = self.place.head / self.job.config.group();
         let (k, v) = (self.pairs(self.job.k, shared, None), self.head(self.job.v, shared));
-        // SAFETY: positions of the sequence, and room in the parts.
+        // SAFETY: positions of the sequence, and space in the parts.
         unsafe {
             let mut squares = [_mm512_setzero_ps(); 2];
             for tile in 0..keys.len.div_ceil(SIDE) {

@@ -54,7 +54,7 @@ pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
 const IN_LANES: Linear =
     |cpu, x, w, e, y, workspace| linear_by(cpu, Form::Lanes, Job::new(x, w, e, &y), workspace);
 
-/// What the work around the tiles needs.
+/// Whether this CPU has the vector instructions that the kernels use around the tile products; says so if not.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn has_bf16() -> bool {
     let has = Isa::detect().name().starts_with("avx512") && is_x86_feature_detected!("avx512bf16");

@@ -1,4 +1,4 @@
-//! Emulation of tile registers by AVX512-BF16 dot products, for CPUs that have those but no AMX.
+//! Emulation of tile registers by AVX512-BF16 dot products, for CPUs with AVX512-BF16 but no AMX.
 //!
 //! Invariant: an element of C adds its pairs in ascending order, the second product of each pair first, each with its
 //! own rounding (as `dot::Pairs`; AMX tiles sum in another order). Loading a register only records the address: the

@@ -69,8 +69,8 @@ pub(super) struct Order {
     there: __mmask32,
 }
 
-/// The permutation for `cut`; empty if the heads are wide.
 impl Order {
+    /// The permutation for `cut`; empty if the heads are wide.
     pub(super) fn new(cut: Cut) -> Order {
         let mut order = Order { words: [0; STEP], there: 0 };
         for at in 0..if cut.narrow() { cut.columns() } else { 0 } {

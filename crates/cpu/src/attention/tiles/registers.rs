@@ -32,13 +32,13 @@ pub(in super::super::super) trait Registers {
     /// Loads row r from `from + r * stride`.
     ///
     /// # Safety
-    /// Those rows are readable.
+    /// 16 rows of 64 bytes (less if `Shape` restricts register `T`) must be readable there.
     unsafe fn load<const T: usize>(&mut self, from: *const u8, stride: isize);
 
     /// Stores row r to `to + r * stride`.
     ///
     /// # Safety
-    /// Those rows are writable.
+    /// 16 rows of 64 bytes (less if `Shape` restricts register `T`) must be writable there.
     unsafe fn store<const T: usize>(&mut self, to: *mut u8, stride: isize);
 
     /// Sets register `T` to zero.

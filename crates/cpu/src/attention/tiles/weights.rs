@@ -13,11 +13,12 @@
 //! An f32 sum between `MAGIC` and 2^24 is rounded to a whole number, which stands in its low bits. So scores that are
 //! accumulated onto `BEGIN` leave the tiles as y.
 //!
-//! m keeps the weights in range. If the norms of queries and keys bound the scores by +-`LIMIT` (Cauchy-Schwarz), m
-//! is `SHIFT` for all rows: every weight is a normal number between 2^-104 and 2^24, although its product with a
-//! value below 2^-22, or of 2^104 and more, may leave the range of normal numbers. Otherwise m is the row's maximum
-//! so far, rounded up to a whole number, so that rescaling earlier sums is multiplication by a power of two, which is
-//! exact.
+//! m keeps the weights in range. If the norms of queries and keys bound the scores by +-`LIMIT`
+//! (Cauchy-Schwarz), m is `SHIFT` for all rows: every weight is a normal number between 2^-104 and 2^24,
+//! although its product with a value below 2^-22, or of 2^104 and more, may leave the range of normal numbers.
+//! (ALiBi's bias, which is not positive, is not part of this bound: it may make weights smaller, down to zero.)
+//! Otherwise m is the row's maximum so far, rounded up to a whole number, so that rescaling earlier sums is
+//! multiplication by a power of two, which is exact.
 
 use super::pack::lanes;
 use super::{LINE, SCORES, SIDE, STEP};
@@ -34,9 +35,9 @@ const LIMIT: f32 = 64.0;
 const SHIFT: f32 = 40.0;
 /// 1.5 * 2^23: from here to 2^24 an f32 has no fraction. The low 16 bits of this constant are zero.
 const MAGIC: f32 = 12_582_912.0;
-/// Magnitude of the offset from which on scores are rounded before they are added to the offset: in one fused
-/// operation, the sum of `MAGIC` and the offset would itself be rounded, to an error larger than the range of
-/// weights.
+/// Magnitude of m from which on scores are rounded before m is subtracted. Below it, `MAGIC` minus m in units in
+/// the last place is a multiple of 128 below 2^31, hence exact in f32; beyond it, the fused operation would add
+/// a constant that is itself rounded, and for large m by more than the range of weights.
 const FAR: f32 = 8_388_608.0;
 /// Initial accumulator row for bounded scores.
 #[repr(align(64))]
@@ -46,8 +47,8 @@ pub(super) static BEGIN: Begin = Begin([MAGIC + (BIAS - SHIFT) * UNITS; SIDE]);
 #[repr(align(64))]
 struct Bend([u8; 64]);
 
-/// Correction table, indexed by x / 2: by how many units in the last place 2^(x / 128) lies below the chord from 1 to
-/// 2.
+/// Correction table, indexed by x / 2 for the fraction x in units in the last place: by how many units
+/// 2^(x / 128) lies below the chord from 1 to 2, at the middle between the two x that share an entry.
 #[rustfmt::skip]
 static BEND: Bend = Bend([
     0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 5, 6, 6, 7, 7, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11,
@@ -60,7 +61,7 @@ pub(super) fn bounded(queries: f32, keys: f32, scale: f32) -> bool {
     queries * scale * scale * keys <= (LIMIT * UNITS) * (LIMIT * UNITS)
 }
 
-/// State of the online softmax for the 16 rows of a strip: the offset m, as a power of two, and the sum of weights.
+/// State of the online softmax for the 16 rows of a strip: the offset m (`top`) and the sum of weights.
 #[derive(Clone, Copy)]
 pub(super) struct Running {
     top: __m512,
@@ -94,7 +95,8 @@ impl Running {
         self.sum = unsafe { _mm512_set1_ps(f32::NAN) };
     }
 
-    /// Raises the offsets to the maxima of each row's first `keys` scores, times `scale`. Returns the factors by
+    /// Raises the offset of each row to the maximum of its first `keys` scores, converted to powers of two by
+    /// `scale` and rounded up to a whole number, unless the offset is higher already. Returns the factors by
     /// which earlier sums must be multiplied.
     ///
     /// # Safety
@@ -123,6 +125,8 @@ impl Running {
                 }
             }
             let top = across(tops, |a, b| _mm512_max_ps(a, b));
+            // `scale` yields units in the last place, and division by UNITS is exact, so the product is rounded
+            // as in `Scores::Far`.
             let top = _mm512_mul_ps(top, _mm512_set1_ps(scale / UNITS));
             const UP: i32 = _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC;
             let top = _mm512_max_ps(self.top, _mm512_roundscale_ps::<UP>(top));
@@ -132,7 +136,7 @@ impl Running {
         }
     }
 
-    /// Whether the offset of some row is so large that `offsets` would be rounded.
+    /// Whether the offset of some row has reached `FAR`, so that `offsets` may be rounded.
     ///
     /// # Safety
     /// The CPU has AVX-512.
