@@ -206,7 +206,7 @@ impl Front {
         };
         error.with_id(self.record.id.as_str()).into()
     }
-/// The error for a sequence over the limit, with its file, line and id.
+    /// The error for a sequence over the limit, with its file, line and id.
 
     /// Starts one reading thread and `workers` tokenizing threads, which run up to `workers * ahead` batches
     /// ahead. With `Unit::Letters` batches are not tokenized.

@@ -151,7 +151,7 @@ pub struct Report {
     pub seconds: f64,
     /// `tokens` divided by the seconds since the weights were loaded.
     pub tokens_per_second: f64,
-    /// Packing efficiency (tokens per slot) of all packs but the last; `None` if there was only one pack.
+    /// Used fraction of the token capacity of all packs but the last; `None` if there was only one pack.
     pub fill: Option<f64>,
     /// The plan against the memory budget, in one line.
     pub memory_line: String,
