@@ -39,8 +39,8 @@ pub(super) enum Unit {
 
 /// A record without an embedding.
 #[derive(Debug)]
-/// The record has no letters; its id.
 pub(super) enum Skipped {
+    /// The record has no letters; its id.
     Empty(String),
 }
 
@@ -195,6 +195,7 @@ impl Front {
         Ok(true)
     }
 
+    /// The error for a sequence over the limit, with its file, line and id.
     fn too_long(&self, letters: usize, limit: usize) -> RuntimeError {
         let what = format!(
             "{letters} letters, the limit is {limit}; cut it with --truncate or raise the limit with --max-length"
@@ -206,7 +207,6 @@ impl Front {
         };
         error.with_id(self.record.id.as_str()).into()
     }
-    /// The error for a sequence over the limit, with its file, line and id.
 
     /// Starts one reading thread and `workers` tokenizing threads, which run up to `workers * ahead` batches
     /// ahead. With `Unit::Letters` batches are not tokenized.

@@ -243,8 +243,9 @@ fn run(
         // bytes that each record takes, its name (`NAME`) and its share in the writer.
         let held = |records| results.held(Some(records), most.longest_name);
         let records = most.records * NAME / (NAME + held(1) - held(0));
-        // Without a length limit the queues may hold whole records of any length: limit the longest record to
-        // eight times its share of the queues, `batches` batches of `LETTER` bytes per letter.
+        // Without a length limit, each of the `batches` batches in the queues can hold a record of maximum length, at
+        // `LETTER` bytes per letter. The queues together get eight times the budget of the record that is being
+        // read, which bounds the length of a record.
         let waiting = 8 * most.longest / (batches(options) * LETTER);
         let longest = if limits.letters.is_some() { most.longest } else { most.longest.min(waiting) };
         Extent { records, longest, ..most }

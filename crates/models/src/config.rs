@@ -193,8 +193,7 @@ impl Keys<'_> {
         ConfigError::Key { key, wanted: wanted.into(), found }
     }
 
-    /// A required size between 1 and 2^24, which is far above every supported model, so that products of sizes
-    /// do not overflow.
+    /// A required size between 1 and 2^24; no model of the supported families has a larger one.
     pub(crate) fn size(&self, key: &'static str) -> Result<u64, ConfigError> {
         let fits = |n: &u64| (1..=1 << 24).contains(n);
         let found = self.0.get(key).and_then(Value::as_u64).filter(fits);

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 pub struct Kept {
     /// Name in the file.
     pub name: String,
-    /// The tensor, named as in the graph, that has its values.
+    /// The tensor whose values it has, by its canonical name.
     pub piece: Piece,
 }
 

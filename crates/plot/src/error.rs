@@ -44,7 +44,7 @@ pub enum PlotError {
     NotARunRecord {
         /// Path of the file.
         path: PathBuf,
-        /// The missing key.
+        /// The missing key, or `JSON` if the file is not JSON.
         missing: &'static str,
     },
     /// The folder contains the results of several runs of VirNucPro.

@@ -23,7 +23,7 @@ pub fn formats(folder: &Path) -> Vec<Format> {
         blocks.iter().try_for_each(|block| journal.append(block))?;
         Ok(fs::read(&path).unwrap_or_default())
     };
-    // If the folder cannot be created, the corpus is empty, and `run` reports the error.
+    // If the folder cannot be created, the corpus has only an empty file, and `run` reports the error.
     let _ = fs::create_dir_all(folder);
     let corpus = JOURNALS.into_iter().filter_map(|journal| write(journal).ok()).chain([vec![]]).collect();
     let words: [&[u8]; 5] = [
@@ -69,7 +69,7 @@ fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
 /// Key and blocks, and the error that ended reading.
 type Read = (Vec<u8>, Vec<Vec<u8>>, Option<DataError>);
 
-/// Reads all blocks; `None` if the file is not a journal with a key.
+/// Reads all blocks; `None` if the file ends before its key is complete.
 fn blocks(path: &Path) -> Result<Option<Read>, DataError> {
     let Some(mut blocks) = Blocks::open(path)? else { return Ok(None) };
     let (mut found, mut block) = (vec![], vec![]);
