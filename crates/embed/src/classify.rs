@@ -29,13 +29,13 @@ pub struct Options {
     pub inputs: Vec<PathBuf>,
     /// Path of the table (TSV).
     pub output: PathBuf,
-    /// Overwrites an existing table; otherwise it is an error.
+    /// Whether an existing table is overwritten; otherwise it is an error.
     pub force: bool,
     /// See [`Embedding::sort_by_length`].
     pub sort_by_length: bool,
     /// See [`Embedding::max_length`].
     pub max_length: Option<usize>,
-    /// Truncates longer sequences to `max_length`; otherwise they are errors.
+    /// Whether longer sequences are truncated to `max_length`; otherwise they are errors.
     pub truncate: bool,
     /// See [`Embedding::prefetch`].
     pub prefetch: usize,

@@ -24,7 +24,7 @@ pub(super) const BATCH_NAMES: usize = 256 << 10;
 pub(super) struct Limits {
     /// Maximum number of letters; `None` means no limit.
     pub(super) letters: Option<usize>,
-    /// Truncates longer sequences; otherwise they are errors.
+    /// Whether longer sequences are truncated; otherwise they are errors.
     pub(super) truncate: bool,
 }
 

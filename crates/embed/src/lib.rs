@@ -51,7 +51,7 @@ pub struct Options {
     pub inputs: Vec<PathBuf>,
     /// Output file, or output folder with a file per input.
     pub output: Destination,
-    /// Overwrites existing output files; otherwise they are errors.
+    /// Whether existing output files are overwritten; otherwise they are errors.
     pub force: bool,
     /// Pooling of the hidden states of a sequence.
     pub pool: Pool,
@@ -59,13 +59,13 @@ pub struct Options {
     /// layer, which is -1. The results then have an additional layer dimension. `None` writes the last layer,
     /// without that dimension.
     pub layers: Option<Vec<i64>>,
-    /// Sorts sequences by length before they are packed into steps, which fills the steps better. The results
-    /// are identical and in input order.
+    /// Whether sequences are reordered by length when they are packed into steps, which fills the steps better. The
+    /// results are identical and in input order.
     pub sort_by_length: bool,
     /// Maximum sequence length in letters (residues or bases); `None` is [`ESM_LENGTH`] for ESM-2 and no limit
     /// for DNABERT-S.
     pub max_length: Option<usize>,
-    /// Truncates longer sequences to `max_length`; otherwise they are errors.
+    /// Whether longer sequences are truncated to `max_length`; otherwise they are errors.
     pub truncate: bool,
     /// Number of batches, per tokenizer thread, that tokenization may run ahead of the encoder.
     pub prefetch: usize,
@@ -239,8 +239,8 @@ fn run(
     let billed = Process::of(settings).is_some();
     let pipe = budget.of_pipe().filter(|_| billed && measured.sequences.is_none());
     let most = pipe.map(|most| {
-        // The input is a pipe, so the number of records is unknown: the budget for names is split over the
-        // bytes that each record takes, its name (`NAME`) and its share in the writer.
+        // The number of records of a pipe is unknown: the budget for names must also hold the share of each
+        // record in the writer, beside its entry in the set of names (`NAME` bytes).
         let held = |records| results.held(Some(records), most.longest_name);
         let records = most.records * NAME / (NAME + held(1) - held(0));
         // Without a length limit, each of the `batches` batches in the queues can hold a record of maximum length, at
