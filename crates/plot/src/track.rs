@@ -74,6 +74,7 @@ pub struct Column {
 /// Summarizes the windows of a record of `length` bases in `count` intervals of equal width.
 pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
     let mut columns = vec![Column::default(); count];
+    // The length comes from a file and may be any u64, so the product needs 128 bits.
     let at = |base: u64| (u128::from(base) * count as u128 / u128::from(length.max(1))) as usize;
     for window in windows {
         // `end` is one past the last base.
