@@ -130,7 +130,7 @@ fn words() -> Vec<Vec<u8>> {
 /// Number of records, hash of all records, and whether the file was read to its end.
 type Digest = (u64, u64, bool);
 
-/// Reads a case with the reader under test and with [`reference`], and compares the digests.
+/// Reads a case with the reader under test and with [`reference()`], and compares the digests.
 fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let (read, peak) = measured(|| ours(path));
     let found = match &read {
