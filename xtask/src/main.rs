@@ -1,6 +1,5 @@
-//! The workspace's own tool. `tidy` holds the tree to the house rules of ARCHITECTURE.md and
-//! `sizes` counts its lines: both read and print. `regen` makes the files that are made, and `fuzz` feeds
-//! damaged files to the readers.
+//! Development tool of the workspace. `tidy` checks the house rules of ARCHITECTURE.md, `sizes` counts lines;
+//! both only read and print. `regen` writes generated files, and `fuzz` feeds damaged files to the readers.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -48,7 +47,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints every finding; an error when there is one.
+/// Prints every violation of a house rule; `Err` if there is one.
 fn tidy(root: &Path) -> Result<(), String> {
     let files = tree::read(root)?;
     let findings = rules::check(&files);
@@ -64,7 +63,7 @@ fn tidy(root: &Path) -> Result<(), String> {
     }
 }
 
-/// The workspace's root: the folder above this crate.
+/// Root folder of the workspace: the folder above this crate.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()

@@ -1,5 +1,5 @@
-//! Makes the files of the repository that are made: the built-in bundle, the text to train on. Invariant: the
-//! same source gives the same bytes.
+//! Writes the generated files of the repository: the built-in models, the training text of the examples, and
+//! the licences of dependencies. Invariant: equal sources give equal bytes.
 
 use data::weights::{StoredAs, TensorData, safetensors_bytes};
 use graph::{Bounds, Graph};
@@ -46,7 +46,7 @@ const DNA: &str = r#"{
 }
 "#;
 
-/// Writes the bundle of random weights into `crates/runtime/bundle`.
+/// Writes the built-in models, which have random weights, to `crates/runtime/bundle`.
 pub fn bundle(root: &Path) -> Result<(), String> {
     let folder = root.join("crates/runtime/bundle");
     let tokenizer = root.join("fixtures/goldens/dnabert_s/tokenizer.json");
@@ -70,8 +70,9 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Random weights for every parameter of a graph: matrices of deviation 1 / sqrt(K), so that activations
-/// keep their size; norms at rest. Rotary frequencies are left out: the model derives them.
+/// Random weights for every parameter of a graph. Matrices have the standard deviation 1 / sqrt(K), which keeps
+/// the scale of activations; norms are the identity. Rotary frequencies are omitted, because the model computes
+/// them.
 fn weights(graph: &Graph, metadata: &[(&str, &str)], stored: StoredAs) -> Result<Vec<u8>, String> {
     let mut tensors: Vec<(String, Vec<u64>, Vec<f32>)> = vec![];
     for piece in graph.params.iter().flat_map(|p| &p.pieces) {
@@ -87,6 +88,7 @@ fn weights(graph: &Graph, metadata: &[(&str, &str)], stored: StoredAs) -> Result
     safetensors_bytes(&data, &metadata, stored).map_err(|e| e.to_string())
 }
 
+/// Values of a tensor, which depend only on its name and shape: the seed is an FNV-style hash of the name.
 fn values(name: &str, shape: &[u64]) -> Vec<f32> {
     let n: u64 = shape.iter().product();
     if shape.len() == 1 {
@@ -100,7 +102,7 @@ fn values(name: &str, shape: &[u64]) -> Vec<f32> {
     (0..n).map(|_| (random.normal() * deviation) as f32).collect()
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
+/// The generator SplitMix64 (Steele, Lea and Flood 2014).
 struct Random(u64);
 
 impl Random {
@@ -112,7 +114,8 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Twelve uniforms, less their mean: deviation 1.
+    /// An approximately normal number: the sum of 12 uniform numbers minus their mean has the standard
+    /// deviation 1.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| (self.next() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
     }

@@ -1,6 +1,6 @@
-//! Counts the workspace's lines: every line of a Rust or CUDA file, split into code and tests.
-//! Tests are folders `tests`, `benches` and `examples`, files `tests.rs`, modules declared
-//! under `#[cfg(test)]`, and items marked so.
+//! Counts the lines of the workspace's Rust and CUDA files, split into code and tests. Tests are folders
+//! `tests`, `benches` and `examples`, files `tests.rs`, modules declared with `#[cfg(test)]`, and items marked
+//! with it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -9,16 +9,16 @@ use std::process::Command;
 use crate::source::File;
 use crate::tree;
 
-/// Lines of a crate.
+/// Numbers of lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Lines {
-    /// Lines that ship.
+    /// Lines outside of tests.
     pub code: usize,
-    /// Lines that test.
+    /// Lines of tests.
     pub test: usize,
 }
 
-/// Lines by crate.
+/// Counts the lines of each crate.
 pub fn count(files: &[File]) -> BTreeMap<String, Lines> {
     let mut crates: BTreeMap<String, Lines> = BTreeMap::new();
     for (file, lines) in files.iter().zip(by_file(files)) {
@@ -31,10 +31,10 @@ pub fn count(files: &[File]) -> BTreeMap<String, Lines> {
     crates
 }
 
-/// Prints the table, with the change since the git revision `base` when there is one.
+/// Prints the table; with `base` also the change since that git revision.
 ///
 /// # Errors
-/// The tree cannot be read, or git does not know the revision.
+/// The tree cannot be read, or git fails, for example because the revision is unknown.
 pub fn print(root: &Path, base: Option<&str>) -> Result<(), String> {
     let files = tree::read(root)?;
     let before = base.map(|base| at_revision(root, base)).transpose()?;
@@ -42,7 +42,7 @@ pub fn print(root: &Path, base: Option<&str>) -> Result<(), String> {
     Ok(())
 }
 
-/// The table as text: one row per crate, and their sum.
+/// Formats the table: one row per crate, and their sum.
 fn table(now: &BTreeMap<String, Lines>, before: Option<&BTreeMap<String, Lines>>) -> String {
     let mut names: Vec<&String> = now.keys().chain(before.into_iter().flat_map(BTreeMap::keys)).collect();
     names.sort();
@@ -74,7 +74,7 @@ impl Lines {
     }
 }
 
-/// Lines of each file, in the order given.
+/// Lines of each file, in the order of `files`.
 fn by_file(files: &[File]) -> Vec<Lines> {
     let modules = test_modules(files);
     let lines = |file: &File| {
@@ -85,7 +85,7 @@ fn by_file(files: &[File]) -> Vec<Lines> {
     files.iter().map(lines).collect()
 }
 
-/// Paths, without `.rs`, of the modules that are declared `#[cfg(test)] mod name;`.
+/// Paths, without `.rs`, of modules that are declared as `#[cfg(test)] mod name;`.
 fn test_modules(files: &[File]) -> HashSet<String> {
     let mut modules = HashSet::new();
     for file in files {
@@ -99,6 +99,7 @@ fn test_modules(files: &[File]) -> HashSet<String> {
     modules
 }
 
+/// Whether all lines of a file are tests.
 fn is_test(file: &File, modules: &HashSet<String>) -> bool {
     let folders = ["/tests/", "/benches/", "/examples/", "/tests.rs"];
     let stem = file.path.trim_end_matches(".rs");
@@ -115,6 +116,7 @@ fn at_revision(root: &Path, revision: &str) -> Result<Vec<File>, String> {
     code.map(|path| Ok(File::new(path, git(root, &["show", &format!("{revision}:{path}")])?))).collect()
 }
 
+/// Runs git in the workspace and returns its output.
 fn git(root: &Path, words: &[&str]) -> Result<String, String> {
     let run = Command::new("git").arg("-C").arg(root).args(words).output();
     let out = run.map_err(|e| format!("git: {e}"))?;

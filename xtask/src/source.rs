@@ -1,54 +1,55 @@
-//! One file and what the rules ask of it: its lines, its code without comments and literals,
-//! its brackets. `code` has the length and the line breaks of `text`, so an offset or a line
-//! number found in one holds in the other.
+//! A source file as the rules see it: its lines, its code without comments and literals, and its brackets.
+//! Invariant: `code` has the length and the line breaks of `text`, so byte offsets and line numbers are valid
+//! in both.
 
 use std::ops::Range;
 
-/// One text file of the workspace.
+/// A text file of the workspace.
 pub struct File {
-    /// Relative to the workspace's root, with `/`.
+    /// Path relative to the root of the workspace, with `/` as separator.
     pub path: String,
-    /// The text as it stands.
+    /// The content of the file.
     pub text: String,
-    /// The text with comments, strings and characters blanked (Rust and CUDA files only).
+    /// The content with comments, strings and characters replaced by spaces; empty unless the file is Rust or
+    /// CUDA code.
     pub code: String,
 }
 
 impl File {
-    /// The file `path` with its text.
+    /// Creates a file from its path and content.
     pub fn new(path: impl Into<String>, text: impl Into<String>) -> Self {
         let (path, text) = (path.into(), text.into());
         let code = if is_code(&path) { blank(&text) } else { String::new() };
         File { path, text, code }
     }
 
-    /// Whether this is a Rust file.
+    /// Whether the file is Rust code.
     pub fn is_rust(&self) -> bool {
         self.path.ends_with(".rs")
     }
 
-    /// Whether its lines count as the workspace's code.
+    /// Whether `sizes` counts the lines of the file.
     pub fn is_code(&self) -> bool {
         is_code(&self.path)
     }
 
-    /// The crate it belongs to: `graph` for `crates/graph/src/op.rs`, `xtask` for `xtask/..`.
+    /// Name of the crate's folder: `graph` for `crates/graph/src/op.rs`, `xtask` for `xtask/..`.
     pub fn crate_name(&self) -> &str {
         let path = self.path.strip_prefix("crates/").unwrap_or(&self.path);
         path.split_once('/').map_or("", |(name, _)| name)
     }
 
-    /// The 1-based line of a byte offset.
+    /// Line number, from 1, of a byte offset.
     pub fn line(&self, offset: usize) -> usize {
         1 + self.text.as_bytes()[..offset].iter().filter(|&&b| b == b'\n').count()
     }
 
-    /// How many lines the file has.
+    /// Number of lines.
     pub fn line_count(&self) -> usize {
         self.text.lines().count()
     }
 
-    /// Offsets of `word` in the code, where it stands as a whole word.
+    /// Byte offsets at which `word` occurs in the code as a whole word.
     pub fn words<'a>(&'a self, word: &'a str) -> impl Iterator<Item = usize> + 'a {
         let bytes = self.code.as_bytes();
         self.code.match_indices(word).map(|(at, _)| at).filter(move |&at| {
@@ -58,8 +59,8 @@ impl File {
         })
     }
 
-    /// The `{..}` that follows `from` outside round and square brackets, as the offsets of its
-    /// two braces; `None` when a `;` comes first, or when a bracket is left open.
+    /// The first block `{..}` after `from` that is not inside round or square brackets, as the offsets of its
+    /// braces; `None` if a `;` comes first or a bracket is not closed.
     pub fn body(&self, from: usize) -> Option<Range<usize>> {
         let bytes = self.code.as_bytes();
         let mut at = from;
@@ -75,7 +76,7 @@ impl File {
         None
     }
 
-    /// The offset of the bracket that closes the one at `open`.
+    /// Offset of the bracket that closes the bracket at `open`.
     pub fn close(&self, open: usize) -> Option<usize> {
         let mut depth = 0_usize;
         for (at, byte) in self.code.bytes().enumerate().skip(open) {
@@ -91,7 +92,7 @@ impl File {
         None
     }
 
-    /// How many lines lie in items marked `#[cfg(test)]`.
+    /// Number of lines of items with `#[cfg(test)]`. Lines of nested items count once.
     pub fn inner_test_lines(&self) -> usize {
         let (mut count, mut counted_to) = (0, 0);
         for at in self.test_marks() {
@@ -106,7 +107,7 @@ impl File {
         count
     }
 
-    /// The modules declared `#[cfg(test)] mod name;`: their files are tests as a whole.
+    /// Names of modules declared as `#[cfg(test)] mod name;`, whose files consist of tests.
     pub fn test_modules(&self) -> Vec<&str> {
         let declared = self.test_marks().filter_map(|at| {
             let item = &self.code[self.after_attribute(at)..];
@@ -116,18 +117,19 @@ impl File {
         declared.collect()
     }
 
+    /// Offsets of the attributes that mark test items.
     fn test_marks(&self) -> impl Iterator<Item = usize> {
         let marks = ["#[cfg(test)]", "#[cfg(all(test,"];
         marks.into_iter().flat_map(|mark| self.code.match_indices(mark)).map(|(at, _)| at)
     }
 
-    /// The offset behind the attribute at `at`.
+    /// Offset after the attribute at `at`.
     fn after_attribute(&self, at: usize) -> usize {
         self.close(at + 1).map_or(at, |end| end + 1)
     }
 }
 
-/// Whether a byte can be part of an identifier.
+/// Whether a byte can be part of an identifier. Bytes of non-ASCII characters count.
 pub fn in_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }
@@ -136,7 +138,7 @@ fn is_code(path: &str) -> bool {
     path.ends_with(".rs") || path.ends_with(".cu")
 }
 
-/// The text with every byte of a comment, string or character literal replaced by a space.
+/// Replaces every byte of comments, strings and character literals, except line breaks, by a space.
 fn blank(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -150,11 +152,11 @@ fn blank(text: &str) -> String {
             None => out.push(bytes[at]),
         }
     }
-    // Only whole literals were blanked, so no character was cut.
+    // The text stays valid UTF-8, because only whole literals are replaced and no character is split.
     String::from_utf8(out).unwrap_or_default()
 }
 
-/// Where the comment, string or character that starts at `at` ends; `None` if none starts there.
+/// End of the comment, string or character literal that starts at `at`; `None` if none starts there.
 fn literal_end(text: &str, at: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let rest = &bytes[at..];
@@ -167,7 +169,7 @@ fn literal_end(text: &str, at: usize) -> Option<usize> {
         [b'b' | b'c', b'r', ..] if !in_name => raw_string_end(bytes, at + 2),
         [b'\'', b'\\', ..] => Some(find(bytes, at + 3, b"'") + 1),
         [b'\'', ..] => {
-            // 'x' is a character, 'x without the second quote a lifetime.
+            // `'x'` is a character; without the second quote it is a lifetime.
             let width = text[at + 1..].chars().next()?.len_utf8();
             (bytes.get(at + 1 + width) == Some(&b'\'')).then_some(at + width + 2)
         }
@@ -175,13 +177,14 @@ fn literal_end(text: &str, at: usize) -> Option<usize> {
     }
 }
 
-/// The offset of `needle` from `from` on, or the end.
+/// Offset of the first `needle` from `from` on, or the length of `bytes`.
 fn find(bytes: &[u8], from: usize, needle: &[u8]) -> usize {
     let from = from.min(bytes.len());
     let found = bytes[from..].windows(needle.len()).position(|w| w == needle);
     found.map_or(bytes.len(), |i| from + i)
 }
 
+/// End of the string whose opening quote is at `at`.
 fn string_end(bytes: &[u8], at: usize) -> usize {
     let mut at = at + 1;
     while at < bytes.len() && bytes[at] != b'"' {
@@ -190,7 +193,7 @@ fn string_end(bytes: &[u8], at: usize) -> usize {
     at + 1
 }
 
-/// `at` stands behind the `r`.
+/// End of a raw string; `at` is the offset after its `r`. `None` if no raw string follows.
 fn raw_string_end(bytes: &[u8], at: usize) -> Option<usize> {
     let hashes = bytes[at..].iter().take_while(|&&b| b == b'#').count();
     if bytes.get(at + hashes) != Some(&b'"') {
@@ -201,7 +204,7 @@ fn raw_string_end(bytes: &[u8], at: usize) -> Option<usize> {
     Some(find(bytes, at + hashes + 1, &closing) + closing.len())
 }
 
-/// Rust's block comments nest.
+/// End of the block comment at `at`. Block comments of Rust nest.
 fn block_comment_end(bytes: &[u8], at: usize) -> usize {
     let (mut at, mut depth) = (at + 2, 1);
     while at < bytes.len() && depth > 0 {

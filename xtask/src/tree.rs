@@ -1,18 +1,18 @@
-//! Reads the workspace's text files. The list is sorted and its paths are relative with `/`, so
-//! every report is the same on every machine. Build outputs, results and fixtures are not read.
+//! Reads the text files of the workspace. Invariant: the list is sorted and its paths are relative with `/`, so
+//! every report is identical on every machine. Build outputs, results and fixtures are not read.
 
 use std::fs;
 use std::path::Path;
 
 use crate::source::File;
 
-/// Folders that hold no text of ours: version control, builds, test data, the neighbours' data.
+/// Folders that are not read: version control, test data, caches, and data of other projects.
 const SKIPPED: &[&str] = &[".git", "fixtures", "shared", "__pycache__", "node_modules"];
 
-/// Every text file under `root`; files that are not UTF-8 are passed over.
+/// Reads every file under `root` that is valid UTF-8.
 ///
 /// # Errors
-/// A folder or file that cannot be read, by name.
+/// A folder or file cannot be read; the error names it.
 pub fn read(root: &Path) -> Result<Vec<File>, String> {
     let mut files = Vec::new();
     walk(root, "", &mut files)?;
@@ -20,6 +20,7 @@ pub fn read(root: &Path) -> Result<Vec<File>, String> {
     Ok(files)
 }
 
+/// Adds the files of `folder`, recursively, with `prefix` before their relative paths.
 fn walk(folder: &Path, prefix: &str, files: &mut Vec<File>) -> Result<(), String> {
     let entries = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     for entry in entries {
@@ -37,6 +38,7 @@ fn walk(folder: &Path, prefix: &str, files: &mut Vec<File>) -> Result<(), String
     Ok(())
 }
 
+/// Whether a folder is a build output, a result of `predict`, or in [`SKIPPED`].
 fn skipped(folder: &str) -> bool {
     let build = folder == "target" || folder.starts_with("target-");
     build || folder.ends_with("_plimsoll") || SKIPPED.contains(&folder)

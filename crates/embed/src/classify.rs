@@ -1,6 +1,7 @@
-//! `plimsoll classify`: from sequences to classes, by a classifier over the mean of an encoder's states. The story is
-//! that of `embed`, with a table of scores at its end. Invariant: a line for each sequence, in the order of the input;
-//! its scores are the softmax of the logits that training saw.
+//! `plimsoll classify`: predicts the class of every sequence with a linear classifier over the mean of an
+//! encoder's hidden states. Reads, plans and computes as [`embed`](crate::embed) does, and writes a table of
+//! scores. Invariant: the table has one line per sequence, in input order; the scores are the softmax of the
+//! logits.
 
 use crate::engine::{FileRows, Reading, Rows};
 use crate::front::Sequence;
@@ -19,37 +20,37 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// What a classification is asked for.
+/// Options of [`classify`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// A checkpoint of a classifier: a folder.
+    /// Folder of a classifier checkpoint.
     pub model: String,
     /// Sequence files; `-` is standard input.
     pub inputs: Vec<PathBuf>,
-    /// The table.
+    /// Path of the table (TSV).
     pub output: PathBuf,
-    /// Whether a table that is there may be replaced.
+    /// Whether an existing table is overwritten; otherwise it is an error.
     pub force: bool,
-    /// As [`Embedding::sort_by_length`].
+    /// See [`Embedding::sort_by_length`].
     pub sort_by_length: bool,
-    /// As [`Embedding::max_length`].
+    /// See [`Embedding::max_length`].
     pub max_length: Option<usize>,
-    /// Whether longer sequences are cut; otherwise they are errors.
+    /// Whether longer sequences are truncated to `max_length`; otherwise they are errors.
     pub truncate: bool,
-    /// Batches of tokens that reading may be ahead of computing.
+    /// See [`Embedding::prefetch`].
     pub prefetch: usize,
-    /// The machine.
+    /// Device, threads, memory budget and precision.
     pub settings: Settings,
 }
 
-/// Classifies.
+/// Classifies all sequences of `options.inputs` and writes the scores to `options.output`.
 pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report, EmbedError> {
     let start = Instant::now();
     let output = &options.output;
     if output.exists() && !options.force {
         return Err(EmbedError::Exists { path: output.clone() });
     }
-    // Missing files are found before anything else happens.
+    // Open the inputs first, so that a missing file is an error before the model is loaded.
     Reader::open(&options.inputs)?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
     let names = classes(&model)?;
@@ -65,7 +66,8 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report
     run(&options.as_embedding(), start, &model, reading, table, graph, observer)
 }
 
-/// The names of a model's classes, whose tensors are there.
+/// Reads the class names from `config.json`. `Err` if the model has no classes, or its classifier tensors do
+/// not have the shapes `(classes, D)` and `(classes)`.
 fn classes(model: &EncoderModel) -> Result<Vec<String>, EmbedError> {
     let config = model.folder.as_ref().map(|folder| read_config(&folder.join(CONFIG))).transpose()?;
     let Some(names) = config.and_then(|config| Encoder::classes(&config)) else {
@@ -78,7 +80,7 @@ fn classes(model: &EncoderModel) -> Result<Vec<String>, EmbedError> {
 }
 
 impl Options {
-    /// How sequences are read and steps are planned.
+    /// The options of [`embed`](crate::embed) with these settings; pooling, layers and output are not used.
     fn as_embedding(&self) -> Embedding {
         Embedding {
             model: self.model.clone(),
@@ -96,7 +98,7 @@ impl Options {
     }
 }
 
-/// `id`, `label`, and the score of every class.
+/// Writer of the table: columns `id`, `label` and one score for each class.
 struct Table {
     file: AtomicFile,
     names: Vec<String>,
@@ -106,7 +108,7 @@ struct Table {
 impl Table {
     fn create(options: &Options, names: Vec<String>) -> Result<Self, EmbedError> {
         let mut file = AtomicFile::create(&options.output)?;
-        // A name is what a file says: a tab in it would be a column.
+        // Class names come from a file: escape them, because a tab would shift the columns.
         let names: Vec<String> = names.iter().map(|name| Name(name).to_string()).collect();
         let scores: String = names.iter().map(|name| format!("\tscore.{name}")).collect();
         writeln!(file, "id\tlabel{scores}").map_err(|e| file.error(e))?;
@@ -124,7 +126,7 @@ impl Rows for Table {
     type Written = Vec<Written>;
 
     fn write(&mut self, sequence: &Sequence, scores: &[f32]) -> Result<(), EmbedError> {
-        // The first of equal ones.
+        // Of equal scores the first class wins.
         let best = (1..scores.len()).fold(0, |best, c| if scores[c] > scores[best] { c } else { best });
         let columns: String = scores.iter().map(|score| format!("\t{score}")).collect();
         let file = &mut self.file;

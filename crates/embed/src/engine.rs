@@ -1,5 +1,5 @@
-//! From tokens to rows: a session of the encoder, and back into input order. Invariant: a sequence that goes in
-//! comes out once, in order, with finite values; otherwise an error names it.
+//! Runs the encoder in a session and returns the values of sequences in input order. Invariant: every sequence
+//! that is pushed is written once, in input order, with finite values; otherwise an error names it.
 
 use super::Pool;
 use super::front::Sequence;
@@ -10,47 +10,49 @@ use models::Encoder;
 use runtime::RuntimeError;
 use runtime::session::{Completed, InOrder, ModelId, Next, Push, Session, Stop, Usage};
 
-/// The name of the encoder's plan.
+/// Name of the encoder's plan.
 pub(super) const ENCODER: &str = "encoder";
 
-/// The running encoder.
+/// A session of the encoder, with the sequences in flight and the writer of the results.
 pub(super) struct Engine<R> {
     session: Session,
     encoder: ModelId,
-    /// The positions of the outputs that make the values of a sequence, one after the other, and their columns.
+    /// Index and width of each output that is part of a sequence's values, in the order of concatenation.
     outputs: Vec<(usize, usize)>,
-    /// Special tokens at the start and the end of a sequence that are no rows of its result.
+    /// Number of special tokens at the start and at the end of a sequence that are removed from per-token
+    /// results.
     ends: [usize; 2],
     waiting: InOrder<Sequence>,
     tokens: u64,
     results: R,
 }
 
-/// What a step gives.
+/// Layout of the values that a step returns for a sequence.
 pub(super) struct Reading {
     pub(super) pool: Pool,
-    /// The outputs of the encoder that make the values of a sequence, in the order of the results.
+    /// Names of the encoder's outputs that are concatenated to the values of a sequence.
     pub(super) outputs: Vec<String>,
-    /// Columns of each.
+    /// Width of each output.
     pub(super) width: usize,
     pub(super) order: Order,
 }
 
-/// Receives the values of the sequences, in input order.
+/// Receives the values of each sequence, in input order.
 pub(super) trait Rows {
-    /// The result of the run.
+    /// Result of the run.
     type Written;
 
-    /// Those of the next sequence.
+    /// Writes the values of the next sequence.
     fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError>;
 
-    /// The files appear.
+    /// Completes the output; files become visible under their final names.
     fn finish(self) -> Result<Self::Written, EmbedError>;
 }
 
-/// Writes the values into files.
+/// Writer of result files.
 pub(super) trait FileRows: Rows<Written = Vec<Written>> {
-    /// Bytes that the writer holds for `sequences` sequences, where their number is known, with names of `name` bytes.
+    /// Bytes that the writer holds in memory for `sequences` sequences (`None` if unknown) with names of up to
+    /// `name` bytes.
     fn held(&self, sequences: Option<u64>, name: u64) -> u64;
 }
 
@@ -76,7 +78,8 @@ impl<R: Rows> Engine<R> {
         Ok(Self { session, encoder, outputs, ends, waiting: InOrder::default(), tokens: 0, results })
     }
 
-    /// Adds a sequence, sends the packs that are full by now, and writes what is done.
+    /// Adds a sequence, submits the packs that are full, and writes the results that are complete. `Err` if the
+    /// sequence is longer than a step.
     pub(super) fn push(
         &mut self,
         sequence: &Sequence,
@@ -93,7 +96,7 @@ impl<R: Rows> Engine<R> {
             self.complete(next)?;
         }
         self.waiting.add(sequence.clone());
-        // Reading may pause for long, and devices compute meanwhile.
+        // Submit every full pack before returning, so that devices compute while the reader waits for input.
         while self.session.has_packs() {
             let next = self.session.next(stop)?;
             self.complete(next)?;
@@ -106,7 +109,7 @@ impl<R: Rows> Engine<R> {
         }
     }
 
-    /// Computes the sequences that are left, and writes them.
+    /// Computes the remaining sequences and writes them.
     pub(super) fn drain(&mut self, stop: Stop<'_>) -> Result<(), EmbedError> {
         self.session.end();
         loop {
@@ -117,12 +120,12 @@ impl<R: Rows> Engine<R> {
         }
     }
 
-    /// The program that the devices follow.
+    /// The program that the devices execute.
     pub(super) fn program(&self) -> &plan::Program {
         self.session.program()
     }
 
-    /// What each device did.
+    /// Work of each device.
     pub(super) fn usage(&self) -> &[Usage] {
         self.session.usage()
     }
@@ -132,12 +135,12 @@ impl<R: Rows> Engine<R> {
         self.session.warnings()
     }
 
-    /// Tokens computed so far.
+    /// Number of tokens computed so far.
     pub(super) fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Sequences written so far.
+    /// Number of sequences written so far.
     pub(super) fn sequences(&self) -> u64 {
         self.waiting.taken()
     }
@@ -146,7 +149,7 @@ impl<R: Rows> Engine<R> {
         self.session.fill(self.encoder)
     }
 
-    /// The files appear. Every sequence must have been computed.
+    /// Completes the output. `Err` if a sequence has no result.
     pub(super) fn finish(self) -> Result<R::Written, EmbedError> {
         match self.waiting.oldest() {
             Some(sequence) => Err(RuntimeError::bug(format!("'{}' has no result", sequence.id)).into()),
@@ -154,7 +157,8 @@ impl<R: Rows> Engine<R> {
         }
     }
 
-    /// Takes the values of a step, and writes the results that are complete by then. False where nothing was ready.
+    /// Stores the values of a completed step and writes the results that are next in input order. Returns false
+    /// if no step was complete.
     fn complete(&mut self, next: Next) -> Result<bool, EmbedError> {
         let step = match next {
             Next::Ready(step) => step,
@@ -170,7 +174,7 @@ impl<R: Rows> Engine<R> {
         Ok(true)
     }
 
-    /// Keeps the values of every output for sequence `i` of a step.
+    /// Stores the values of every output for sequence `i` of a step. `Err` if a value is not finite.
     fn keep(&mut self, key: u64, step: &Completed, i: usize) -> Result<(), EmbedError> {
         let (sequence, kept) = self.waiting.values_of(key)?;
         for &(output, width) in &self.outputs {

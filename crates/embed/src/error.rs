@@ -1,36 +1,36 @@
-//! Why an embedding or a classification fails. Invariant: every message names the file, the sequence or the flag that it is
-//! about, and the next step.
+//! Errors of embedding and classification. Invariant: every message names the file, the sequence or the flag
+//! that is wrong, and what the user can do.
 
 use data::printable::Place;
 use runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
-/// Why an embedding or a classification fails.
+/// Error of an embedding or a classification.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbedError {
     /// Opening the model, planning, reading, computing or writing failed.
     #[error(transparent)]
     Runtime(RuntimeError),
-    /// The name of a result does not say a format.
+    /// The extension of the output file is not one of a known format.
     #[error("{}: the name of the result must end in .npy, .safetensors or .parquet", path.display())]
     UnknownFormat {
-        /// The result.
+        /// The output file.
         path: PathBuf,
     },
-    /// A row for each token, in a format that has no place for them.
+    /// `--pool tokens` with a format that cannot store one matrix per sequence.
     #[error(
         "--pool tokens gives a matrix for each sequence, and only .safetensors holds such; name one, or with --per-input \
          give --format safetensors"
     )]
     TokensNeedSafetensors,
-    /// The result is there, and may not be replaced.
+    /// The output file exists and `--force` is not given.
     #[error("{}: the file is there already; use --force to replace it, or another name with -o", Place(path))]
     Exists {
-        /// The result.
+        /// The output file.
         path: PathBuf,
     },
-    /// Two inputs whose results would have one name.
+    /// With `--per-input`, two inputs have the same output file.
     #[error(
         "--per-input: {} and {} would both become {}; rename one, or embed them in two runs",
         one.display(),
@@ -42,60 +42,60 @@ pub enum EmbedError {
         one: PathBuf,
         /// A later input.
         other: PathBuf,
-        /// The result of both.
+        /// The output file of both.
         result: PathBuf,
     },
-    /// Sequences should be cut, and nothing says where.
+    /// `--truncate` without a limit: the model family has no default length.
     #[error("{family} has no limit of its own; say with --max-length where to cut")]
     NoLimit {
-        /// The model's family.
+        /// The model family.
         family: &'static str,
     },
-    /// A layer that the model does not have.
+    /// The model does not have this layer.
     #[error(
         "--layers {layer}: the model has layers 0 (the embedding) to {last} (the last), or -{} to -1",
         last + 1
     )]
     NoSuchLayer {
-        /// The layer that was asked for.
+        /// The requested layer.
         layer: i64,
-        /// The model's last layer.
+        /// Number of the model's last layer.
         last: u64,
     },
-    /// A layer that was asked for twice.
+    /// A layer is listed twice.
     #[error("--layers: layer {layer} is asked for twice")]
     LayerTwice {
-        /// The layer, counted from the embedding.
+        /// The layer; 0 is the token embedding.
         layer: i64,
     },
-    /// A sequence that is longer than a step.
+    /// A sequence has more tokens than a step.
     #[error("'{id}' has {tokens} tokens and a step holds {most}; give --tokens {tokens} or more")]
     LongerThanStep {
-        /// The sequence.
+        /// Id of the sequence.
         id: String,
-        /// Its tokens.
+        /// Tokens of the sequence.
         tokens: usize,
         /// Tokens of a step.
         most: usize,
     },
-    /// A sequence in memory that is empty or of another alphabet.
+    /// A sequence in memory is empty or contains letters of another alphabet.
     #[error("{id}: {reason}")]
     Refused {
-        /// The sequence: its position.
+        /// The position of the sequence, as text.
         id: String,
         /// Why it is refused.
         reason: String,
     },
-    /// An embedding with a value that is not finite.
+    /// An embedding has a value that is not finite.
     #[error("'{id}': its embedding has a value that is no finite number; check the weights")]
     NotFinite {
-        /// The sequence.
+        /// Id of the sequence.
         id: String,
     },
-    /// A model without a classifier.
+    /// The model has no classifier.
     #[error("{model}: it is no classifier of sequences as `plimsoll train` with model.classes makes one")]
     NoClassifier {
-        /// The model.
+        /// Path or id of the model.
         model: String,
     },
 }

@@ -1,6 +1,6 @@
-//! From files to tokens: a thread reads, others tokenize. Invariant: records are taken in input order by the same
-//! rules whether they are only measured or embedded; empty records are skipped, and later ones of an id get
-//! names of their own.
+//! Input pipeline: one thread reads records, other threads tokenize them. Invariant: a measuring run and an
+//! embedding run take records in input order by the same rules; empty records are skipped, and records with a
+//! repeated id get a unique name.
 
 use super::RuntimeError;
 use data::alphabet::{Alphabet, uracil_to_thymine};
@@ -13,95 +13,98 @@ use runtime::ordered::{Feed, Results, Worker, start};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 
-/// Letters of a batch, or a little more: some milliseconds of an encoder.
+/// A batch is full when it has this number of letters, or slightly more: a few milliseconds of encoder time.
 pub(super) const BATCH_LETTERS: usize = 16 << 10;
 
-/// Bytes of names with which a batch is full.
+/// A batch is full when its names have this number of bytes.
 pub(super) const BATCH_NAMES: usize = 256 << 10;
 
-/// How long a sequence may be.
+/// Limit of the sequence length.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Letters of the longest.
+    /// Maximum number of letters; `None` means no limit.
     pub(super) letters: Option<usize>,
-    /// Whether a longer one is cut; otherwise it is an error.
+    /// Whether longer sequences are truncated; otherwise they are errors.
     pub(super) truncate: bool,
 }
 
-/// The unit of a batch's sequences.
+/// Unit of the lengths in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// Residues or bases, as they are read.
+    /// Residues or bases of the input; batches are not tokenized.
     Letters,
     /// Tokens of the model.
     Tokens,
 }
 
-/// A record that is not embedded.
+/// A record without an embedding.
 #[derive(Debug)]
 pub(super) enum Skipped {
+    /// The record has no letters; its id.
     Empty(String),
 }
 
-/// A record whose id came before.
+/// A record with an id that an earlier record has.
 #[derive(Debug)]
 pub(super) struct Renamed {
-    /// As it stands in the file.
+    /// Id in the file.
     pub(super) id: String,
-    /// As results name the record.
+    /// Unique name in the results.
     pub(super) name: String,
 }
 
-/// A sequence that is embedded.
+/// Identity of a sequence that is embedded.
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
     pub(super) id: String,
-    /// Its letters in the input, also where it is cut.
+    /// Number of letters in the input, before truncation.
     pub(super) length: u64,
-    /// The number of its result: 0, or with a result for each input that of its input.
+    /// Index of its result file: 0, or with one result per input the index of its input.
     pub(super) result: usize,
 }
 
-/// Some sequences, in input order.
+/// Consecutive sequences of the input.
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) heads: Vec<Sequence>,
-    /// The letters of all, one after the other.
+    /// The letters of all sequences, concatenated; empty after tokenization.
     letters: Vec<u8>,
-    /// Their tokens, once the batch is tokenized.
+    /// The tokens of all sequences, concatenated; empty before tokenization.
     tokens: Vec<i32>,
-    /// The end of each sequence in `letters`, or in `tokens` once the batch is tokenized.
+    /// The end of each sequence in `letters`, or in `tokens` after tokenization.
     ends: Vec<usize>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) renamed: Vec<Renamed>,
     pub(super) truncated: u64,
-    /// Sequences with U, which a DNA model reads as T.
+    /// Number of sequences with the letter U, which DNA models read as T.
     pub(super) rna: u64,
-    /// Bytes taken from the files so far.
+    /// Bytes read from the files so far.
     pub(super) bytes_read: u64,
-    /// Bytes of names.
+    /// Bytes of the names in this batch.
     names: usize,
 }
 
 impl Batch {
-    /// Letters become tokens.
+    /// Replaces the letters by their tokens.
     fn tokenized(mut self, tokenizer: &Tokenizer) -> Result<Self, RuntimeError> {
         let letters = std::mem::take(&mut self.letters);
         let mut start = 0;
         for end in &mut self.ends {
+            // `end` was an offset into `letters` and becomes an offset into `tokens`; `start` takes the old
+            // value.
             tokenizer.encode(&letters[start..*end], &mut self.tokens)?;
             start = std::mem::replace(end, self.tokens.len());
         }
         Ok(self)
     }
 
-    /// The length of each sequence: in tokens once the batch is tokenized, else in letters.
+    /// Length of each sequence: in tokens if the batch is tokenized, else in letters.
     pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         starts.zip(&self.ends).map(|(start, end)| end - start)
     }
 
-    /// The sequences of a batch that is tokenized, with their tokens.
+    /// The sequences of a tokenized batch, with their tokens.
     pub(super) fn sequences(&self) -> impl Iterator<Item = (&Sequence, &[i32])> {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let spans = starts.zip(&self.ends).map(|(start, &end)| &self.tokens[start..end]);
@@ -115,13 +118,13 @@ impl Batch {
     }
 }
 
-/// Reads records.
+/// Reader of the input records, which applies the limits and makes ids unique.
 pub(super) struct Front {
     reader: Reader,
     record: Record,
-    /// Of the result that records go to now.
+    /// Ids of the present result file.
     ids: IdSet,
-    /// The numbers of the file and of the record in it, from 1.
+    /// File number and record number within the file, both from 1.
     place: (usize, u64),
     result: usize,
     per_input: bool,
@@ -130,7 +133,8 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// With `per_input` every input has a result of its own, and ids of its own. `most` is what the records of a pipe may take.
+    /// Opens the inputs. With `per_input` every input has its own result file, and ids are unique per input.
+    /// `most` limits the records of a pipe.
     pub(super) fn open(
         inputs: &[PathBuf],
         per_input: bool,
@@ -143,12 +147,12 @@ impl Front {
         Ok(Self { reader, record, ids: IdSet::new(), place: (0, 0), result: 0, per_input, tokenizer, limits })
     }
 
-    /// Bytes of the input; `None` with a pipe, which can be read only once.
+    /// Total bytes of the input; `None` if an input is a pipe, which can be read only once.
     pub(super) fn bytes_total(&self) -> Option<u64> {
         self.reader.total_bytes()
     }
 
-    /// Appends the next record to `batch`; false after the last one.
+    /// Appends the next record to `batch`; returns false after the last record.
     fn read(&mut self, batch: &mut Batch) -> Result<bool, RuntimeError> {
         if !self.reader.read_into(&mut self.record)? {
             return Ok(false);
@@ -170,7 +174,7 @@ impl Front {
             batch.skipped.push(Skipped::Empty(id.clone()));
             return Ok(true);
         }
-        // With a result for each input, names are those of an input alone.
+        // With one result file per input, a repeated id needs no file number.
         let file = if self.per_input { 1 } else { self.place.0 };
         let name = self.ids.rename(id, file, self.place.1, str::to_owned);
         let limit = self.limits.letters.unwrap_or(usize::MAX);
@@ -191,6 +195,7 @@ impl Front {
         Ok(true)
     }
 
+    /// The error for a sequence over the limit, with its file, line and id.
     fn too_long(&self, letters: usize, limit: usize) -> RuntimeError {
         let what = format!(
             "{letters} letters, the limit is {limit}; cut it with --truncate or raise the limit with --max-length"
@@ -203,8 +208,8 @@ impl Front {
         error.with_id(self.record.id.as_str()).into()
     }
 
-    /// Reads on a thread of its own and tokenizes on others, up to `ahead` batches ahead for each of them. Batches stay letters
-    /// where the lengths of sequences are wanted in `unit` letters.
+    /// Starts one reading thread and `workers` tokenizing threads, which run up to `workers * ahead` batches
+    /// ahead. With `Unit::Letters` batches are not tokenized.
     pub(super) fn start(self, workers: usize, ahead: usize, unit: Unit) -> Result<Stream, RuntimeError> {
         let worker = |_| -> Worker<Batch, Batch> {
             let tokenizer = self.tokenizer.clone();
@@ -218,7 +223,7 @@ impl Front {
         Ok(Stream { batches, thread: Some(thread) })
     }
 
-    /// Until the input ends, fails, or nobody listens any more.
+    /// Reads until the input ends or fails, or the receiver is dropped.
     fn run(mut self, feed: &Feed<Batch, Batch>) {
         let mut more = true;
         while more {
@@ -230,9 +235,10 @@ impl Front {
                     Err(error) => (more, failed) = (false, Some(error)),
                 }
             }
-            // The last batch may hold no record, and the progress it reports is that of the whole input.
+            // The last batch may hold no record; its progress must still be that of the whole input.
             batch.bytes_read = self.reader.bytes_read();
-            // What came before an error is computed first; then the error is met in its place.
+            // Records before a malformed record are sent first, so that the error takes its place in input
+            // order.
             if feed.send(batch).is_err() {
                 return;
             }
@@ -243,14 +249,16 @@ impl Front {
     }
 }
 
-/// The running front. Dropping it leaves the threads to end by themselves: the reader may wait for a pipe.
+/// A running input pipeline. Dropping it does not join the threads, because the reader may block on a pipe;
+/// they end by themselves.
 pub(super) struct Stream {
     batches: Results<Batch>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Stream {
-    /// The next batch; `None` at the end of the input. While there is none, `wait` is asked now and then.
+    /// Waits for the next batch; `None` at the end of the input. While it waits, it calls `wait` regularly,
+    /// which may cancel with an error.
     pub(super) fn next(
         &mut self,
         wait: &mut dyn FnMut() -> Result<(), RuntimeError>,

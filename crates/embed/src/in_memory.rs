@@ -1,5 +1,5 @@
-//! Embeddings of sequences that are in memory. Invariant: the values are those that [`embed`](crate::embed) writes for a
-//! file with these sequences.
+//! Embeddings of sequences in memory. Invariant: the values are identical to the values that
+//! [`embed`](crate::embed) writes for a file with the same sequences.
 
 use crate::engine::{Engine, Reading, Rows};
 use crate::front::Sequence;
@@ -13,18 +13,20 @@ use runtime::{EncoderModel, Observer, Settings};
 
 /// Computes the embedding of each sequence with an encoder and returns the embeddings in the order of the sequences.
 ///
-/// `sequences` are letters as in a FASTA file: residues for ESM-2 (one `*` at the end is left out), bases for DNABERT-S (U is
-/// read as T). There is no limit of the length but the memory; ESM-2 was trained on sequences of up to
+/// `sequences` are letters as in a FASTA file: residues for ESM-2 (a trailing `*` is ignored), bases for
+/// DNABERT-S (U is read as T). Only memory limits the length; ESM-2 was trained on sequences of up to
 /// [`ESM_LENGTH`](crate::ESM_LENGTH) residues.
 ///
-/// Each embedding is row-major, with D the [hidden size](models::Encoder::hidden_size) of the model: `(D)` for [`Pool::Mean`]
-/// and [`Pool::Cls`], `(tokens, D)` for [`Pool::Tokens`]. With `layers`, the embeddings of these layers follow one another;
-/// layer 0 is the token embedding, and negative numbers count from the last layer. The tokens and the embeddings of all sequences
-/// are held beside the memory that `settings` bounds. Warnings of the devices go to `observer`.
+/// Each embedding is row-major, with D the [hidden size](models::Encoder::hidden_size) of the model: `(D)` for
+/// [`Pool::Mean`] and [`Pool::Cls`], `(tokens, D)` for [`Pool::Tokens`]. With `layers`, the result has one such
+/// row per layer (and token), in the order of `layers`; layer 0 is the token embedding, and negative numbers
+/// count from the last layer. The memory of `settings` does not include the tokens and the embeddings of all
+/// sequences. Warnings of the devices go to `observer`.
 ///
 /// # Errors
-/// A sequence is empty or of another alphabet, a layer does not exist, the plan does not fit in the memory budget of
-/// `settings`, a value is not finite, or `observer` asks to stop. Sequences are named by their position: `sequence 0` is the first.
+/// A sequence is empty or contains letters of another alphabet, a layer does not exist, the plan does not fit
+/// in the memory budget of `settings`, a value is not finite, or `observer` requests a stop. Sequences are
+/// named by their position: `sequence 0` is the first.
 ///
 /// # Examples
 /// The built-in protein encoder has random weights; [`EncoderModel::open`] opens a model by its folder or name.
@@ -86,7 +88,7 @@ pub fn embed_sequences(
     engine.finish()
 }
 
-/// Remaining result after a signal.
+/// Hint after a signal: the state of the results.
 const STOPPED: &str = "no embedding is returned";
 
 /// The name of a sequence in errors.
@@ -94,7 +96,7 @@ fn name(position: usize) -> String {
     format!("sequence {position}")
 }
 
-/// The tokens of a sequence.
+/// Tokenizes a sequence. `Err` if it is empty or contains letters of another alphabet.
 fn encode(model: &EncoderModel, position: usize, letters: &[u8]) -> Result<Vec<i32>, EmbedError> {
     let mut tokens = vec![];
     let mut letters = letters.to_vec();

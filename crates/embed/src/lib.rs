@@ -1,10 +1,12 @@
-//! `plimsoll embed`: from sequences to embeddings. The story: open the model, find the longest sequence, plan
-//! under the budget, load, stream the input through the encoder, write in input order. Invariant: a value
-//! depends on its sequence, the model and the pool, and on nothing else; every sequence is written once,
-//! with finite values, or the command fails and names it.
+//! `plimsoll embed`: computes embeddings of sequences with an encoder. A run opens the model, measures the
+//! longest sequence, plans under the memory budget, loads the weights, streams the input through the encoder
+//! and writes the rows in input order. Invariant: an embedding depends on its sequence, the model and the
+//! pooling, and on nothing else; every sequence is written exactly once, with finite values, or the command
+//! fails with an error that names the sequence.
 //!
-//! Outside of the ledger wait the rows that are computed before those in front of them: at most
-//! [`data::pack::MOST_PACKS`] packs of them, in practice about [`data::pack::POOL`].
+//! Steps may complete sequences out of input order. A finished row waits in memory until all rows before it are
+//! written; at most the rows of [`data::pack::MOST_PACKS`] packs wait, typically those of about
+//! [`data::pack::POOL`] packs. In plans for host memory they are in the ledger.
 
 #![forbid(unsafe_code)]
 
@@ -40,81 +42,85 @@ use states::States;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// What an embedding is asked for.
+/// Options of [`embed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The encoder: a folder, a weight file or a hub id.
+    /// The encoder: a folder, a weight file or a Hugging Face Hub id.
     pub model: String,
     /// Sequence files; `-` is standard input.
     pub inputs: Vec<PathBuf>,
-    /// Where the result goes.
+    /// Output file, or output folder with a file per input.
     pub output: Destination,
-    /// Whether a result that is there may be replaced.
+    /// Whether existing output files are overwritten; otherwise they are errors.
     pub force: bool,
-    /// What is written of a sequence.
+    /// Pooling of the hidden states of a sequence.
     pub pool: Pool,
-    /// The layers whose hidden states are written, as [`models::Output::HiddenOf`] counts them, and from -1
-    /// down from the last; results then have a dimension for them. `None` is the last, without it.
+    /// Layers to write, numbered as in [`models::Output::HiddenOf`]; negative numbers count from the last
+    /// layer, which is -1. The results then have an additional layer dimension. `None` writes the last layer,
+    /// without that dimension.
     pub layers: Option<Vec<i64>>,
-    /// Whether sequences are computed out of turn, by their lengths, so that steps are full. Results are the
-    /// same.
+    /// Whether sequences are reordered by length when they are packed into steps, which fills the steps better. The
+    /// results are identical and in input order.
     pub sort_by_length: bool,
-    /// Letters (residues or bases) of the longest sequence; `None` is [`ESM_LENGTH`] for ESM-2 and no limit
+    /// Maximum sequence length in letters (residues or bases); `None` is [`ESM_LENGTH`] for ESM-2 and no limit
     /// for DNABERT-S.
     pub max_length: Option<usize>,
-    /// Whether longer sequences are cut; otherwise they are errors.
+    /// Whether longer sequences are truncated to `max_length`; otherwise they are errors.
     pub truncate: bool,
-    /// Batches of tokens that reading may be ahead of computing.
+    /// Number of batches, per tokenizer thread, that tokenization may run ahead of the encoder.
     pub prefetch: usize,
-    /// The machine.
+    /// Device, threads, memory budget and precision.
     pub settings: Settings,
 }
 
-/// Where results go. Tables are described in [`data::rows::ParquetWriter`].
+/// Destination of the results. The columns of parquet tables are described in [`data::rows::ParquetWriter`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// One file for all inputs; what its name ends with is its format.
+    /// One file for all inputs; its extension selects the format.
     File(PathBuf),
-    /// A file for each input, in a folder that is made if it is not there. The file is named as its input,
-    /// without what says the input's format.
+    /// One file per input, in a folder that is created if it does not exist. The file is named after its input,
+    /// without the extensions of sequence and compression formats.
     PerInput {
         /// The folder.
         folder: PathBuf,
-        /// What its files are.
+        /// Format of the files.
         format: Format,
     },
 }
 
-/// What a result is written as.
+/// File format of the results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// `OUT.npy`, an array of a row for each sequence, and `OUT.ids.txt`.
+    /// `OUT.npy`, an array with one row per sequence, and `OUT.ids.txt` with the ids.
     #[default]
     Npy,
-    /// `OUT.safetensors`: the same array with the ids in the metadata, or a tensor for each id.
+    /// `OUT.safetensors`: the same array with the ids in the metadata, or, with [`Pool::Tokens`], one tensor
+    /// per id.
     Safetensors,
-    /// `OUT.parquet`: a table of id, length and embedding.
+    /// `OUT.parquet`: a table with the columns id, length and embedding (one embedding column for each
+    /// requested layer).
     Parquet,
 }
 
-/// Residues that ESM-2 was trained on: 1024 tokens without BOS and EOS (Lin et al. 2023).
+/// Maximum number of residues per sequence in the training of ESM-2: 1024 tokens less BOS and EOS (Lin et al.
+/// 2023).
 pub const ESM_LENGTH: usize = 1022;
 
-/// What is written of a sequence.
+/// Pooling: how the hidden states `(T, D)` of a sequence become its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pool {
-    /// One row, the mean: over residues for ESM-2, over all tokens for DNABERT-S.
+    /// The mean, `(D)`: over residues for ESM-2, over all tokens for DNABERT-S.
     #[default]
     Mean,
-    /// One row, the first token's (CLS, BOS).
+    /// The hidden state of the first token (BOS of ESM-2, CLS of DNABERT-S), `(D)`.
     Cls,
-    /// A row for each residue for ESM-2 (BOS and EOS left out), for each token for DNABERT-S (CLS and SEP
-    /// included).
+    /// The hidden state of every token, `(tokens, D)`: without BOS and EOS for ESM-2, with CLS and SEP for
+    /// DNABERT-S.
     Tokens,
 }
 
 impl Pool {
-    /// Its name on the command line and in metadata.
+    /// Name of the pooling on the command line and in metadata.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mean => "mean",
@@ -124,39 +130,39 @@ impl Pool {
     }
 }
 
-/// How an embedding ended.
+/// Summary of a completed run of [`embed`] or [`classify`](classify::classify).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// The files that were written.
     pub files: Vec<PathBuf>,
-    /// Sequences in them.
+    /// Number of sequences in the files.
     pub sequences: u64,
-    /// Values of a row.
+    /// Number of values of a row, D (for a classifier, the number of classes).
     pub width: u64,
-    /// Records without letters, which were skipped.
+    /// Number of records without letters, which were skipped.
     pub empty: u64,
-    /// Later records of an id, which results name `id#FILE` or `id#FILE.RECORD`.
+    /// Number of records with a repeated id; the results name them `id#FILE` or `id#FILE.RECORD`.
     pub renamed: u64,
-    /// Sequences that were cut.
+    /// Number of sequences that were truncated.
     pub truncated: u64,
-    /// Tokens through the encoder.
+    /// Number of tokens that the encoder computed.
     pub tokens: u64,
-    /// Seconds of the whole command.
+    /// Duration of the command in seconds.
     pub seconds: f64,
-    /// Tokens by seconds since the weights were loaded.
+    /// `tokens` divided by the seconds since the weights were loaded.
     pub tokens_per_second: f64,
-    /// Packing fill without the last pack; `None` where the last was the only one.
+    /// Used fraction of the token capacity of all packs but the last; `None` if there was only one pack.
     pub fill: Option<f64>,
-    /// The plan against the budget, in one line.
+    /// The plan against the memory budget, in one line.
     pub memory_line: String,
-    /// What the process itself was planned to take of the host's memory.
+    /// The planned host memory of the process outside of the arena, per line of the ledger.
     pub process: Vec<Staging>,
-    /// What each device did.
+    /// Work of each device.
     pub devices: Vec<Usage>,
 }
 
 impl Report {
-    /// The same as JSON.
+    /// The report as JSON.
     pub fn to_json(&self) -> Value {
         let files: Vec<String> = self.files.iter().map(|p| p.display().to_string()).collect();
         json!({
@@ -178,11 +184,11 @@ impl Report {
     }
 }
 
-/// Embeds.
+/// Computes the embeddings of all sequences of `options.inputs` and writes them to `options.output`.
 pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, EmbedError> {
     let start = Instant::now();
     let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
-    // Missing files are found before anything else happens.
+    // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
     Reader::open(&options.inputs)?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
     let states = States::new(options.pool, options.layers.as_deref(), &model.encoder)?;
@@ -199,10 +205,11 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, E
     run(options, start, &model, reading, results, graph, observer)
 }
 
-/// Builds the graph of a step within bounds.
+/// Builds the encoder's graph for the bounds of a step.
 type GraphOf<'a> = &'a dyn Fn(Bounds) -> Result<Graph, VerifyError>;
 
-/// Sequences through an encoder's graph into results.
+/// Streams the input through the graph of an encoder into `results`; shared by [`embed`] and
+/// [`classify`](classify::classify).
 fn run(
     options: &Options,
     start: Instant,
@@ -217,7 +224,9 @@ fn run(
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once for its longest sequence");
     let mut measured = measure(options, model, limits, Unit::Letters, observer)?;
-    // A longer bound would make steps longer than they need be.
+    // With BPE, the number of letters only bounds the number of tokens from above. If that bound is longer than
+    // the steps that saturate the device, read the input again and count tokens, because every step must hold
+    // the longest sequence.
     let is_exact = match &model.tokenizer {
         Tokenizer::Esm => true,
         Tokenizer::Bpe(_) => measured.longest.is_none() || measured.sequences.is_none(),
@@ -230,11 +239,13 @@ fn run(
     let billed = Process::of(settings).is_some();
     let pipe = budget.of_pipe().filter(|_| billed && measured.sequences.is_none());
     let most = pipe.map(|most| {
-        // What results hold of a record is held beside its name.
+        // The number of records of a pipe is unknown: the budget for names must also hold the share of each
+        // record in the writer, beside its entry in the set of names (`NAME` bytes).
         let held = |records| results.held(Some(records), most.longest_name);
         let records = most.records * NAME / (NAME + held(1) - held(0));
-        // Whole records wait in the queues where nothing limits their letters: together they have eight times the share of the
-        // one that is being read.
+        // Without a length limit, each of the `batches` batches in the queues can hold a record of maximum length, at
+        // `LETTER` bytes per letter. The queues together get eight times the budget of the record that is being
+        // read, which bounds the length of a record.
         let waiting = 8 * most.longest / (batches(options) * LETTER);
         let longest = if limits.letters.is_some() { most.longest } else { most.longest.min(waiting) };
         Extent { records, longest, ..most }
@@ -257,7 +268,7 @@ fn run(
         )?)
     };
     let planned = match plan(&measured) {
-        // Fewer tokens than letters may fit.
+        // The exact number of tokens is smaller than the bound from letters, and its plan may fit.
         Err(_) if !is_exact => plan(&measure(options, model, limits, Unit::Tokens, observer)?)?,
         planned => planned?,
     };
@@ -293,8 +304,9 @@ fn run(
     })
 }
 
-/// Request for a plan of the encoder alone, in one stage. Where the length of the longest sequence is not known, a step may be
-/// one sequence. `worthwhile` is the number of replicas that the input justifies, `None` without a limit.
+/// Request for a plan of the encoder as a single stage. If the length of the longest sequence is unknown, it is
+/// bounded by the number of tokens of a step. `worthwhile` is the number of replicas that the input justifies;
+/// `None` means no limit.
 fn request<'a>(
     settings: &Settings,
     measured: &Measured,
@@ -325,18 +337,18 @@ fn request<'a>(
     Ok(Request { alternatives: vec![vec![stage]], replicas, tokens: settings.tokens, budgets: vec![budget] })
 }
 
-/// Start of the session that [`request`] plans.
+/// Options to start the session that [`request`] plans.
 fn start_of(model: &EncoderModel, order: Order) -> Start<'_> {
     Start { order, weights: vec![model], running: vec![], kept: "outputs" }
 }
 
-/// What results say of themselves.
+/// Metadata of the result files: model, pooling and, if requested, layers.
 fn metadata(options: &Options, states: &States) -> Vec<(&'static str, String)> {
     let pairs = [("model", options.model.clone()), ("pool", options.pool.name().to_owned())];
     pairs.into_iter().chain(states.text().map(|layers| ("layers", layers))).collect()
 }
 
-/// The records of all inputs.
+/// Opens all inputs for reading.
 fn open(
     options: &Options,
     model: &EncoderModel,
@@ -350,7 +362,8 @@ fn open(
     Front::open(&options.inputs, per_input, model.tokenizer.clone(), limits, most)
 }
 
-/// The letters that a sequence may have, and what happens beyond them.
+/// The length limit of the options, or the default of the model family. `Err` if sequences should be truncated
+/// and neither gives a limit.
 fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, EmbedError> {
     let letters = match encoder {
         Encoder::Esm2(_) => options.max_length.or(Some(ESM_LENGTH)),
@@ -362,32 +375,34 @@ fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, EmbedError> {
     Ok(Limits { letters, truncate: options.truncate })
 }
 
-/// What a run knows of its input before it plans.
+/// Properties of the input that a run must know before it plans.
 #[derive(Clone, Debug, Default)]
 struct Measured {
-    /// Tokens of the longest sequence; `None` with a pipe, where nothing limits it.
+    /// Tokens of the longest sequence, or an upper bound; `None` for a pipe without a length limit.
     longest: Option<u64>,
-    /// Letters of the longest record as it stands in the input.
+    /// Letters of the longest record before truncation.
     letters: u64,
-    /// Sequences; `None` with a pipe.
+    /// Number of sequences; `None` for a pipe.
     sequences: Option<u64>,
     /// Bytes of the longest name.
     name: u64,
-    /// The most that the records of a pipe may take.
+    /// Limits on the records of a pipe, from the memory budget.
     most: Option<Extent>,
 }
 
-/// Batches of records on their way from the reader to the steps, at most.
+/// Upper bound of the batches between the reader and the steps: the queues of the tokenizer threads, the
+/// batches that the threads hold, and those at both ends.
 fn batches(options: &Options) -> u64 {
     let workers = options.settings.tokenizers().max(1);
     (workers * options.prefetch.max(1) + 2 * workers + 2) as u64
 }
 
-/// Bytes of a letter and its token in a batch; vectors grow by doubling.
+/// Bytes of one letter and its token (`u8` and `i32`) in a batch, doubled because vectors grow by doubling.
 const LETTER: u64 = 2 * (1 + 4);
 
-/// The lines of the process, where the line is about the host's memory. Its heap is what it held while the input was
-/// measured, which is read by the same threads and queues again.
+/// Host memory of the process outside of the arena, as lines of the ledger; empty unless the budget is about
+/// host memory. The heap counts with its size after the input was measured, because measuring runs the same
+/// threads and queues.
 fn process(options: &Options, measured: &Measured, limits: Limits, written: u64) -> Vec<Staging> {
     let settings = &options.settings;
     let Some(mut process) = Process::of(settings) else { return vec![] };
@@ -397,23 +412,25 @@ fn process(options: &Options, measured: &Measured, limits: Limits, written: u64)
     let each = (BATCH_LETTERS as u64 + letters) * LETTER;
     let most = batches * BATCH_LETTERS as u64;
     let sequences = measured.sequences.unwrap_or(most).min(most);
-    // A batch is full with so many bytes of names, and holds the one with which it was.
+    // A batch is full when its names reach `BATCH_NAMES`, which the last name may exceed by its length.
     let names = (sequences * measured.name).min(batches * (BATCH_NAMES as u64 + measured.name));
     let heads = 96 * sequences + 2 * names;
     process.add_queues(settings, batches * each + heads);
     let records = measured.most.as_ref().map_or(measured.sequences.unwrap_or_default(), |most| most.records);
     process.add("names of records", records * NAME + (64 << 10));
     if let Some(most) = &measured.most {
-        // What the heap does not hold yet, as it does of files that were measured. A buffer grows by an eighth.
+        // A pipe is not measured, so the heap does not yet hold a buffer for the longest record. The buffer
+        // grows by an eighth at a time.
         process.add("the longest record", most.longest + most.longest / 8 + 2 * most.longest_title);
     }
     process.add("writers", written);
     process.lines
 }
 
-/// Reads files once for their longest sequence, as `unit` counts it; a sequence over the limit is an error here. Both
-/// alphabets have at most one token for a letter, and one at each end, so letters give an upper bound of the tokens, which is
-/// exact for proteins. With a pipe: what the limit allows.
+/// Reads the input once and returns the length of its longest sequence, in tokens, and the number of sequences.
+/// `Err` if a sequence exceeds the limit. With `Unit::Letters` the length is the number of letters plus one
+/// special token at each end: an upper bound, because both tokenizers give at most one token per letter, and
+/// exact for ESM-2. A pipe can be read only once: it is not read, and the length is that of the limit.
 fn measure(
     options: &Options,
     model: &EncoderModel,
@@ -449,7 +466,7 @@ fn measure(
 /// Tokens of the shortest sequence: one letter between two special tokens.
 const SHORTEST: u64 = 3;
 
-/// What happened to records on their way.
+/// Counts of skipped, renamed, truncated and RNA records.
 #[derive(Default)]
 struct Counts {
     empty: u64,
@@ -458,10 +475,10 @@ struct Counts {
     rna: u64,
 }
 
-/// Skipped and renamed records that get a line of their own; the rest is counted.
+/// Maximum number of warnings about single skipped and renamed records; a last warning gives the totals.
 const MOST_LINES: u64 = 10;
 
-/// Reads and computes until the input ends.
+/// Reads, tokenizes and computes until the input ends.
 fn stream<R: Rows>(
     options: &Options,
     front: Front,
@@ -514,20 +531,21 @@ fn stream<R: Rows>(
     Ok(counts)
 }
 
-/// What a signal leaves of an embedding.
+/// Hint after a signal: the state of the results.
 const STOPPED: &str = "nothing was written; the same command starts over";
 
-/// A warning for each of the first skipped and renamed records; the others are told in detail only.
+/// Reports a skipped or renamed record: the first [`MOST_LINES`] as warnings, all others as details.
 fn say(counts: &Counts, text: String, observer: &mut dyn Observer) {
     let so_far = counts.empty + counts.renamed;
     observer.say(if so_far <= MOST_LINES { Level::Warning } else { Level::Detail }, &text);
 }
 
-/// What a device that failed leaves to say.
+/// Forwards the warnings of the engine (failed devices) to the observer.
 fn warn<R: Rows>(engine: &mut Engine<R>, observer: &mut dyn Observer) {
     engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 
+/// Sends the present counts to the progress display.
 fn report<R: Rows>(engine: &Engine<R>, start: &Instant, progress: &mut Progress, observer: &mut dyn Observer) {
     progress.sequences = engine.sequences();
     progress.tokens = engine.tokens();

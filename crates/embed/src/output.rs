@@ -1,6 +1,6 @@
-//! Where embeddings go: `.npy` with a list of ids beside it, `.safetensors`, or a `.parquet` table.
-//! Invariant: a file appears when all of its rows are in it, the matrix last; with a result for each input,
-//! one after the other.
+//! Writers of embeddings: `.npy` with a list of ids beside it, `.safetensors`, or a `.parquet` table.
+//! Invariant: a file appears under its final name only when it is complete, the `.npy` array after its list of
+//! ids; with one result per input, the results complete in input order.
 
 use super::engine::{FileRows, Rows};
 use super::front::Sequence;
@@ -16,7 +16,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 impl Format {
-    /// What names of its files end with.
+    /// File name extension.
     pub fn ending(self) -> &'static str {
         match self {
             Self::Npy => "npy",
@@ -25,7 +25,7 @@ impl Format {
         }
     }
 
-    /// The one that a name asks for.
+    /// The format of a file name's extension.
     fn of(output: &Path) -> Result<Self, EmbedError> {
         let all = [Self::Npy, Self::Safetensors, Self::Parquet];
         let ending = output.extension().and_then(|e| e.to_str());
@@ -35,22 +35,23 @@ impl Format {
     }
 }
 
-/// `OUT.ids.txt` beside `OUT.npy`.
+/// Path of the list of ids: `OUT.ids.txt` for `OUT.npy`.
 fn ids_path(output: &Path) -> PathBuf {
     output.with_extension("ids.txt")
 }
 
-/// The files that results will be.
+/// The result files of a run.
 pub(super) struct Targets {
     format: Format,
-    /// One for all inputs, or one for each.
+    /// One for all inputs, or one per input.
     paths: Vec<PathBuf>,
-    /// Where those of each input go.
+    /// With one result per input, the folder of the results.
     folder: Option<PathBuf>,
 }
 
 impl Targets {
-    /// Those of a request, if they may be written: before anything is computed.
+    /// Checks, before the model is opened, that the results can be written: the format is known and fits the
+    /// pooling, paths are distinct, and files do not exist unless `force` is set.
     pub(super) fn new(
         destination: &Destination,
         inputs: &[PathBuf],
@@ -78,7 +79,7 @@ impl Targets {
     }
 }
 
-/// `FOLDER/STEM.ENDING` for each input.
+/// `FOLDER/STEM.EXTENSION` for each input. `Err` if two inputs have the same stem.
 fn per_input(inputs: &[PathBuf], folder: &Path, format: Format) -> Result<Vec<PathBuf>, EmbedError> {
     let mut known: HashMap<String, &PathBuf> = HashMap::new();
     let mut paths = vec![];
@@ -93,18 +94,18 @@ fn per_input(inputs: &[PathBuf], folder: &Path, format: Format) -> Result<Vec<Pa
     Ok(paths)
 }
 
-/// A file that was written.
+/// The files of one result, after they were written.
 pub(super) struct Written {
     pub(super) files: Vec<PathBuf>,
     pub(super) sequences: u64,
 }
 
-/// What all results of a run have in common.
+/// Properties that all results of a run share.
 pub(super) struct Kind {
     pub(super) states: States,
-    /// D of the model.
+    /// Hidden size D of the model.
     pub(super) width: usize,
-    /// What results say of themselves, where their format has a place for it.
+    /// Metadata, written by the formats that have a field for it.
     pub(super) metadata: Vec<(&'static str, String)>,
 }
 
@@ -114,17 +115,17 @@ impl Kind {
     }
 }
 
-/// The results, written one after the other.
+/// Writes the results one after the other.
 pub(super) struct Results {
     targets: Targets,
     kind: Kind,
-    /// The one that is being written; it is number `done.len()`.
+    /// The writer of result number `done.len()`.
     open: Sink,
     done: Vec<Written>,
 }
 
 impl Results {
-    /// Starts the first.
+    /// Creates the output folder if needed, and the first result.
     pub(super) fn create(targets: Targets, kind: Kind) -> Result<Self, EmbedError> {
         if let Some(folder) = &targets.folder {
             fs::create_dir_all(folder).map_err(RuntimeError::io(folder))?;
@@ -137,7 +138,7 @@ impl Results {
 impl Rows for Results {
     type Written = Vec<Written>;
 
-    /// Appended to the result of its input; those before it are complete.
+    /// Appends to the result of the sequence's input, after completing all results before it.
     fn write(&mut self, sequence: &Sequence, values: &[f32]) -> Result<(), EmbedError> {
         while self.done.len() < sequence.result {
             let next = Sink::create(&self.targets, self.done.len() + 1, &self.kind)?;
@@ -147,7 +148,7 @@ impl Rows for Results {
         self.open.write(&sequence.id, sequence.length, values)
     }
 
-    /// The files that are still missing appear; all of them.
+    /// Completes the open result, and creates the results of inputs that are left, which have no sequence.
     fn finish(self) -> Result<Vec<Written>, EmbedError> {
         let Self { targets, kind, open, mut done } = self;
         done.push(open.finish(&kind)?);
@@ -160,20 +161,20 @@ impl Rows for Results {
 
 impl FileRows for Results {
     fn held(&self, sequences: Option<u64>, name: u64) -> u64 {
-        /// Buffers of the files of one result, and of a row.
+        /// Write buffers of the files of one result, and one row.
         const BUFFERS: u64 = 1 << 20;
         BUFFERS
             + match self.targets.format {
                 Format::Npy => 0,
-                // An entry of the header for each name, which is text at the end.
+                // The header has an entry for each name, which is formatted as text at the end.
                 Format::Safetensors => sequences.unwrap_or_default() * (256 + 4 * name),
-                // A row group: its values, and the same encoded.
+                // A row group: its values, and their encoded form.
                 Format::Parquet => 3 * (16 << 20),
             }
     }
 }
 
-/// The files of one result, being written.
+/// The open files of one result.
 enum Sink {
     Npy { matrix: Box<NpyWriter>, ids: AtomicFile, path: PathBuf },
     Safetensors { writer: Box<SafetensorsWriter>, path: PathBuf },
@@ -217,12 +218,12 @@ impl Sink {
         Ok(())
     }
 
-    /// The files appear.
+    /// Completes the files and moves them to their final names.
     fn finish(self, kind: &Kind) -> Result<Written, EmbedError> {
         Ok(match self {
             Self::Npy { mut matrix, ids, path } => {
                 let names = ids.target().to_owned();
-                // Neither has its name before both are written, so that a full disk leaves nothing.
+                // Write both files completely before either is renamed, so that a full disk leaves neither.
                 matrix.complete()?;
                 ids.commit()?;
                 let sequences = matrix.finish()?;

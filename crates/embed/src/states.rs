@@ -1,25 +1,26 @@
-//! Which hidden states an embedding is of. Invariant: every layer that is asked for is one that the model
-//! has, and none is asked for twice; results hold them in the order of the request.
+//! Resolves the requested layers of hidden states. Invariant: every layer exists in the model and is requested
+//! once; results contain the layers in the order of the request.
 
 use super::Pool;
 use crate::EmbedError;
 use models::{Encoder, Output};
 
-/// The hidden states of a request.
+/// The requested layers and their pooling.
 pub(super) struct States {
     pub(super) pool: Pool,
-    /// `None` is the last, without a dimension for layers.
+    /// `None` is the last layer, and results have no layer dimension.
     layers: Option<Vec<u32>>,
 }
 
 impl States {
-    /// Layers count as in [`Output::HiddenOf`]; from -1 down they count from the last.
+    /// Layers are numbered as in [`Output::HiddenOf`]; negative numbers count from the last layer. `Err` if a
+    /// layer does not exist or is given twice.
     pub(super) fn new(pool: Pool, asked: Option<&[i64]>, encoder: &Encoder) -> Result<Self, EmbedError> {
         let layers = asked.map(|asked| resolve(asked, encoder.layers())).transpose()?;
         Ok(Self { pool, layers })
     }
 
-    /// What the graph is asked for, in the order of the results.
+    /// The outputs that the graph must have, in the order of the results.
     pub(super) fn outputs(&self) -> Vec<Output> {
         let of = |layer: &u32| match self.pool {
             Pool::Mean => Output::MeanOf(*layer),
@@ -34,13 +35,13 @@ impl States {
         }
     }
 
-    /// The shape of what belongs to a sequence, or to one of its tokens: `[width]`, with layers
-    /// `[layers, width]`.
+    /// Shape of the result of one sequence, or of one of its tokens: `(width)`, or `(layers, width)` if layers
+    /// are requested.
     pub(super) fn row(&self, width: usize) -> Vec<usize> {
         self.layers.iter().map(Vec::len).chain([width]).collect()
     }
 
-    /// The columns of a table.
+    /// Names of the embedding columns of a table.
     pub(super) fn columns(&self) -> Vec<String> {
         match &self.layers {
             Some(layers) => layers.iter().map(|layer| format!("layer_{layer}")).collect(),
@@ -48,13 +49,14 @@ impl States {
         }
     }
 
-    /// The layers as metadata tells them.
+    /// The layers as a comma-separated list for metadata; `None` if none are requested.
     pub(super) fn text(&self) -> Option<String> {
         let layers = self.layers.as_ref()?;
         Some(layers.iter().map(u32::to_string).collect::<Vec<_>>().join(","))
     }
 }
 
+/// Converts layer numbers to numbers from 0 to `last`.
 fn resolve(asked: &[i64], last: u64) -> Result<Vec<u32>, EmbedError> {
     let mut layers = vec![];
     let known = last as i64 + 1;

@@ -1,27 +1,27 @@
-//! Reads the hub's config.json. Invariant: a key that would change what is computed is either honoured or
-//! refused by name.
+//! Reads the config.json of encoders on the Hugging Face Hub. Invariant: a key that changes the computation is
+//! either implemented, or an error names it.
 
 use crate::{DnabertConfig, Esm2Config, dnabert_s, esm2};
 use graph::{Bounds, Graph, VerifyError};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// A config.json that this house cannot run.
+/// A configuration cannot be read, or describes a model that is not supported.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// Not JSON.
+    /// The text is not JSON.
     Json(serde_json::Error),
-    /// A key is missing or has the wrong type.
+    /// A key is missing or its value is not supported.
     Key {
-        /// The key.
+        /// Name of the key.
         key: &'static str,
-        /// What it must be.
+        /// Description of supported values.
         wanted: String,
-        /// What is there.
+        /// The value in the file.
         found: String,
     },
-    /// The model is of a kind that is not known here.
+    /// The `model_type` is not supported.
     Kind(String),
 }
 
@@ -48,23 +48,23 @@ impl std::error::Error for ConfigError {
     }
 }
 
-/// What a graph is asked for; the name of the output is in brackets.
+/// An output of an encoder's graph; its name is in brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// The last hidden state of every token (`hidden`: (T, D)).
     Hidden,
-    /// The embedding of a sequence as its family defines it (`mean`: (S, D)): over residues for ESM-2, over
-    /// all tokens for DNABERT-S.
+    /// The mean of the last hidden states of a sequence (`mean`: (S, D)): over residues for ESM-2, over all
+    /// tokens for DNABERT-S.
     Mean,
-    /// The hidden state of the first token of every sequence (`cls`: (S, D)); the graph takes the rows of
-    /// these tokens as input `rows`: i32 (S).
+    /// The last hidden state of the first token of every sequence (`cls`: (S, D)). The graph has an additional
+    /// input `rows`: i32 (S), the positions of these tokens.
     Cls,
     /// Masked-language-model logits of every token (`logits`: (T, V)); ESM-2 only.
     Logits,
-    /// [`Output::Hidden`] of a layer (`hidden.3`: (T, D)). Layers count as transformers' `hidden_states`
-    /// do: 0 is what the embedding gives to the first block, i is what block i gives to the next, and the
-    /// last is the last hidden state itself, which in ESM-2 is behind the final layer norm. A graph has
-    /// no output for a layer that its model has not.
+    /// [`Output::Hidden`] of a layer (`hidden.3`: (T, D)). Layers are numbered as `hidden_states` in
+    /// transformers: 0 is the input of the first block, i is the output of block i, and the last is the last
+    /// hidden state, which in ESM-2 is after the final layer norm. Layers that the model does not have are
+    /// ignored.
     HiddenOf(u32),
     /// [`Output::Mean`] of a layer (`mean.3`: (S, D)).
     MeanOf(u32),
@@ -73,7 +73,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// The name of the output.
+    /// Name of the graph's output.
     pub fn name(self) -> String {
         match self {
             Self::Hidden => "hidden".to_owned(),
@@ -87,12 +87,12 @@ impl Output {
     }
 }
 
-/// An encoder of sequences.
+/// Configuration of a supported encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Encoder {
-    /// ESM-2: proteins.
+    /// ESM-2, for proteins.
     Esm2(Esm2Config),
-    /// DNABERT-S: nucleotides.
+    /// DNABERT-S and DNABERT-2, for nucleotide sequences.
     DnabertS(DnabertConfig),
 }
 
@@ -109,7 +109,7 @@ impl Encoder {
         }
     }
 
-    /// The graph for at most `bounds`. Inputs: `ids`: i32 (T), `spans`: i32 (S, 2).
+    /// Builds the inference graph for steps within `bounds`. Inputs: `ids`: i32 (T), `spans`: i32 (S, 2).
     pub fn graph(&self, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
         match self {
             Self::Esm2(config) => esm2(config, bounds, outputs),
@@ -117,7 +117,7 @@ impl Encoder {
         }
     }
 
-    /// D: columns of hidden states and embeddings.
+    /// Hidden size D.
     pub fn hidden_size(&self) -> u64 {
         match self {
             Self::Esm2(c) => c.hidden_size,
@@ -125,7 +125,7 @@ impl Encoder {
         }
     }
 
-    /// The same with another number of blocks.
+    /// Returns the configuration with another number of layers.
     pub fn with_layers(self, layers: u64) -> Self {
         match self {
             Self::Esm2(c) => Self::Esm2(Esm2Config { layers, ..c }),
@@ -133,7 +133,7 @@ impl Encoder {
         }
     }
 
-    /// Blocks. Hidden states are one more: [`Output::HiddenOf`] counts them.
+    /// Number of transformer layers L; [`Output::HiddenOf`] numbers the hidden states from 0 to L.
     pub fn layers(&self) -> u64 {
         match self {
             Self::Esm2(c) => c.layers,
@@ -141,7 +141,7 @@ impl Encoder {
         }
     }
 
-    /// Rows of the embedding table.
+    /// Vocabulary size V: rows of the embedding table.
     pub fn vocab_size(&self) -> u64 {
         match self {
             Self::Esm2(c) => c.vocab_size,
@@ -149,7 +149,7 @@ impl Encoder {
         }
     }
 
-    /// The family's name.
+    /// Name of the model family.
     pub fn family(&self) -> &'static str {
         match self {
             Self::Esm2(_) => "ESM-2",
@@ -158,17 +158,17 @@ impl Encoder {
     }
 }
 
-/// The shortest decimal that is this f32: `1e-5`, not `9.999999747378752e-6`.
+/// JSON number with the shortest decimal that rounds to this f32: `1e-5`, not `9.999999747378752e-6`.
 pub(crate) fn decimal(x: f32) -> Value {
     x.to_string().parse::<f64>().map_or(Value::Null, |x| json!(x))
 }
 
-/// A text of the file in a message: printable, and not longer than a line.
+/// Text of a file for messages: at most 80 characters, with control characters replaced.
 fn shown(text: &str) -> String {
     text.chars().take(80).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// The keys of a configuration, read with errors that name them.
+/// Keys of a configuration. Its readers return errors that name the key.
 pub(crate) struct Keys<'a>(pub(crate) &'a Map<String, Value>);
 
 impl Keys<'_> {
@@ -187,34 +187,35 @@ impl Keys<'_> {
             || self.0.get("vocab_size").and_then(Value::as_u64) == Some(4096)
     }
 
+    /// The error for a value that is not supported.
     pub(crate) fn bad(&self, key: &'static str, wanted: impl Into<String>) -> ConfigError {
         let found = self.0.get(key).map_or("nothing".to_owned(), |value| shown(&value.to_string()));
         ConfigError::Key { key, wanted: wanted.into(), found }
     }
 
-    /// A size between 1 and 2^24: beyond that no model of these families lies.
+    /// A required size between 1 and 2^24; no model of the supported families has a larger one.
     pub(crate) fn size(&self, key: &'static str) -> Result<u64, ConfigError> {
         let fits = |n: &u64| (1..=1 << 24).contains(n);
         let found = self.0.get(key).and_then(Value::as_u64).filter(fits);
         found.ok_or_else(|| self.bad(key, "a whole number between 1 and 16777216"))
     }
 
-    /// A size that may be left out.
+    /// An optional size.
     pub(crate) fn or(&self, key: &'static str, default: u64) -> Result<u64, ConfigError> {
         if self.has(key) { self.size(key) } else { Ok(default) }
     }
 
-    /// Whether the key is there and not null.
+    /// Whether the key exists and is not null.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.0.get(key).is_some_and(|v| !v.is_null())
     }
 
-    /// A key that must not be there: what it asks for is not implemented.
+    /// `Err` if the key exists, because it selects a feature that is not implemented.
     pub(crate) fn absent(&self, key: &'static str) -> Result<(), ConfigError> {
         if self.has(key) { Err(self.bad(key, "left out")) } else { Ok(()) }
     }
 
-    /// A number from 0 on.
+    /// An optional finite number that is not negative.
     pub(crate) fn number(&self, key: &'static str, default: f32) -> Result<f32, ConfigError> {
         if !self.has(key) {
             return Ok(default);
@@ -223,33 +224,33 @@ impl Keys<'_> {
         found.filter(|x| x.is_finite() && *x >= 0.0).ok_or_else(|| self.bad(key, "a number from 0 on"))
     }
 
-    /// Which of two texts; the first one where the key is missing.
+    /// Index of the value among `known`; 0 if the key is missing.
     pub(crate) fn choice(&self, key: &'static str, known: [&str; 2]) -> Result<usize, ConfigError> {
         self.one_of(key, &[None, Some(known[0]), Some(known[1])])?;
         Ok(usize::from(self.0.get(key).and_then(Value::as_str) == Some(known[1])))
     }
 
-    /// A token of a vocabulary.
+    /// A required token id below `vocab_size`.
     pub(crate) fn id(&self, key: &'static str, vocab_size: u64) -> Result<u64, ConfigError> {
         let id = self.0.get(key).and_then(Value::as_u64).filter(|&id| id < vocab_size);
         id.ok_or_else(|| self.bad(key, format!("a whole number below vocab_size {vocab_size}")))
     }
 
-    /// Layers between 1 and 1024: a graph holds every one of them.
+    /// Number of layers, between 1 and 1024, because the graph contains the nodes of every layer.
     pub(crate) fn layers(&self) -> Result<u64, ConfigError> {
         let key = "num_hidden_layers";
         let layers = self.size(key)?;
         if layers <= 1024 { Ok(layers) } else { Err(self.bad(key, "a whole number between 1 and 1024")) }
     }
 
-    /// What is added to a variance: more than 0 and less than 1, in f32 too.
+    /// Epsilon of a norm: greater than 0 and less than 1 after rounding to f32.
     pub(crate) fn eps(&self, key: &'static str, default: f32) -> Result<f32, ConfigError> {
         let Some(value) = self.0.get(key) else { return Ok(default) };
         let eps = value.as_f64().map(|eps| eps as f32).filter(|&eps| eps > 0.0 && eps < 1.0);
         eps.ok_or_else(|| self.bad(key, "a number between 0 and 1"))
     }
 
-    /// A switch with a default.
+    /// An optional boolean.
     pub(crate) fn flag(&self, key: &'static str, default: bool) -> Result<bool, ConfigError> {
         match self.0.get(key) {
             None | Some(Value::Null) => Ok(default),
@@ -257,7 +258,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A text that must be one of those that are implemented; `None` stands for a missing key.
+    /// `Err` unless the value is one of `known`, in which `None` stands for a missing key.
     pub(crate) fn one_of(&self, key: &'static str, known: &[Option<&str>]) -> Result<(), ConfigError> {
         let value = self.0.get(key).filter(|v| !v.is_null());
         let ok = match value {
@@ -268,7 +269,7 @@ impl Keys<'_> {
         if ok { Ok(()) } else { Err(self.bad(key, format!("`{}`", names.join("` or `")))) }
     }
 
-    /// Heads that divide the width into even parts of at most 128.
+    /// Number of heads: at most 128, and the head dimension must be even and at most 128.
     pub(crate) fn heads(&self, hidden_size: u64) -> Result<u64, ConfigError> {
         let heads = self.size("num_attention_heads")?;
         let dim = hidden_size / heads;
@@ -281,7 +282,7 @@ impl Keys<'_> {
         Err(self.bad("num_attention_heads", wanted))
     }
 
-    /// A switch that only has one implemented position.
+    /// `Err` unless the boolean is `wanted` or missing.
     pub(crate) fn must_be(&self, key: &'static str, wanted: bool) -> Result<(), ConfigError> {
         if self.flag(key, wanted)? == wanted { Ok(()) } else { Err(self.bad(key, wanted.to_string())) }
     }
@@ -322,7 +323,7 @@ mod tests {
             assert_eq!(bert(vocab_size, more.clone()).ok().as_ref(), Some(&known), "{more}");
         }
         assert!(bert(5000, auto_map("configuration_bert.BertConfig")).is_ok());
-        // BERT with position embeddings is another model.
+        // BERT with learned position embeddings is not supported.
         for more in [json!({}), auto_map("other.BertModel")] {
             assert!(matches!(bert(30_522, more.clone()), Err(ConfigError::Kind(_))), "{more}");
         }

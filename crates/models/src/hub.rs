@@ -1,25 +1,25 @@
-//! A trained encoder as the hub's files have it: what its config.json says, what its tensors are called, and which
-//! tensors others want that no graph of ours reads. Invariant: transformers opens what is written here without a key
-//! too few or too many.
+//! Checkpoints of trained encoders in the layout of the Hugging Face Hub: their config.json, the names of their
+//! tensors, and tensors of the layout that no graph reads. Invariant: the transformers class loads such a
+//! checkpoint without missing or unexpected tensors.
 
 use crate::config::decimal;
 use crate::{Encoder, Task};
 use graph::Piece;
 use serde_json::{Map, Value, json};
 
-/// A tensor of a file that is not trained.
+/// A tensor of the checkpoint that is not trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Whose values it has.
+    /// The tensor whose values it has, by its canonical name.
     pub piece: Piece,
 }
 
-/// What says that a classifier is one of whole sequences.
+/// The key and value of config.json that mark a classifier of whole sequences.
 const POOLING: (&str, &str) = ("classifier_pooling", "mean");
 
-/// Keys of a source that speak of the source's own file or task.
+/// Keys of a source configuration that describe its own file or task, so they are not copied.
 const OF_THE_SOURCE: [&str; 9] = [
     "_name_or_path",
     "architectures",
@@ -32,7 +32,7 @@ const OF_THE_SOURCE: [&str; 9] = [
     "transformers_version",
 ];
 
-/// The keys of `own`, and of `source` those that speak of the model and are not among them.
+/// Merges configurations: the keys of `own`, and the other keys of `source` except [`OF_THE_SOURCE`].
 pub(crate) fn over(source: &str, own: Value) -> Map<String, Value> {
     let source: Map<String, Value> = serde_json::from_str(source).unwrap_or_default();
     let kept = source.into_iter().filter(|(key, _)| !OF_THE_SOURCE.contains(&key.as_str()));
@@ -41,11 +41,12 @@ pub(crate) fn over(source: &str, own: Value) -> Map<String, Value> {
 }
 
 impl Encoder {
-    /// The config.json of this model, trained for `task`. What `source`, the config.json that it came from, says
-    /// beside is kept, and the names of its classes, if it has as many.
+    /// The config.json of this model, trained for `task`. Other keys of `source`, the configuration of the
+    /// pretrained model, are copied; so are its class names if their number is equal.
     ///
-    /// A classifier over the mean is written as a token classifier: both are one linear map, so the mean of a token
-    /// classifier's logits over the tokens of the mean are the logits here.
+    /// A classifier over the mean is written as a token classifier of transformers. Both are one linear map,
+    /// which commutes with the mean: the mean of the token classifier's logits, over the tokens that are
+    /// pooled, equals the logits of this classifier.
     pub fn to_json(&self, task: Task, source: &str) -> String {
         let mut value = over(source, self.keys());
         let source: Value = serde_json::from_str(source).unwrap_or_default();
@@ -65,14 +66,15 @@ impl Encoder {
         format!("{:#}\n", Value::Object(value))
     }
 
-    /// The names of the classes of a config.json that was written for [`Task::Classes`], in order.
+    /// Class names in the order of class numbers, from a config.json that was written for [`Task::Classes`];
+    /// `None` for other models.
     pub fn classes(config: &str) -> Option<Vec<String>> {
         let value: Value = serde_json::from_str(config).ok()?;
         let names = value.get("id2label")?.as_object().filter(|_| value[POOLING.0] == POOLING.1)?;
         (0..names.len()).map(|c| names.get(&c.to_string())?.as_str().map(str::to_owned)).collect()
     }
 
-    /// The class of transformers, or of the model's own code, that has the tensors of `task`.
+    /// Name of the model class, in transformers or in DNABERT's remote code, whose tensors are those of `task`.
     fn architecture(&self, task: Task) -> &'static str {
         match (self, task) {
             (Self::Esm2(_), Task::MaskedLm) => "EsmForMaskedLM",
@@ -82,7 +84,7 @@ impl Encoder {
         }
     }
 
-    /// What it is in itself.
+    /// The keys of config.json that describe the architecture.
     fn keys(&self) -> Value {
         match self {
             Self::Esm2(c) => json!({
@@ -117,7 +119,8 @@ impl Encoder {
         }
     }
 
-    /// What the hub calls a tensor of a training graph.
+    /// Name in the checkpoint of a tensor of a training graph: heads keep their name, other tensors get the
+    /// prefix of the family.
     pub fn hub_name(&self, tensor: &str) -> String {
         let head = ["classifier.", "cls.", "lm_head."].iter().any(|head| tensor.starts_with(head));
         match self {
@@ -127,8 +130,8 @@ impl Encoder {
         }
     }
 
-    /// Tensors that transformers' class has and a training graph has not: ESM-2's frequencies of every layer but the
-    /// first, which are all the same, and its head for contacts.
+    /// Tensors that the transformers class has and the training graph does not: for ESM-2, the copies of the
+    /// rotary frequencies in all layers after the first, and the contact prediction head.
     pub fn kept(&self) -> Vec<Kept> {
         let Self::Esm2(c) = self else { return vec![] };
         let kept = |name: String, tensor: &str, shape: &[u64]| Kept {
@@ -145,5 +148,6 @@ impl Encoder {
     }
 }
 
-/// The head for contacts, which nothing here reads: it passes through, or is zero.
+/// Tensors of ESM-2's contact prediction head, which no graph reads. They are copied from the source, or zero
+/// without one.
 pub(crate) const CONTACTS: [&str; 2] = ["contact_head.regression.weight", "contact_head.regression.bias"];

@@ -21,7 +21,7 @@ pub enum Init {
     Values(Vec<f32>),
 }
 
-/// Standard deviation of initial weights: 0.02, as in BERT, GPT-2 and ESM-2.
+/// Standard deviation of initial weights: 0.02, as in BERT and GPT-2.
 pub(crate) const DEVIATION: f32 = 0.02;
 
 /// The default initialisation: gains of norms and running variances are 1, other tensors of fewer than two dimensions

@@ -1,9 +1,9 @@
-//! Models whose configuration is known without the hub, so that `plan` works offline.
+//! Configurations of published models, which `plan` uses without network access.
 
 use crate::{DecoderConfig, DnabertConfig, Encoder, Esm2Config, Experts, Mlp, Norm, Positions};
 use graph::ops::Mask;
 
-/// (hub id, one line about it).
+/// Hub id and one-line description of each known encoder.
 pub const KNOWN: &[(&str, &str)] = &[
     ("facebook/esm2_t6_8M_UR50D", "ESM-2, 6 layers, 8 M parameters"),
     ("facebook/esm2_t12_35M_UR50D", "ESM-2, 12 layers, 35 M parameters"),
@@ -15,7 +15,7 @@ pub const KNOWN: &[(&str, &str)] = &[
     ("zhihan1996/DNABERT-2-117M", "DNABERT-2, the same architecture"),
 ];
 
-/// The configuration of a hub id. `facebook/` may be left out.
+/// Configuration of a hub id, in which `facebook/` is optional; `None` if it is not known.
 pub fn known(id: &str) -> Option<Encoder> {
     let esm2 = |layers, hidden, heads| Some(Encoder::Esm2(Esm2Config::released(layers, hidden, heads)));
     match id.strip_prefix("facebook/").unwrap_or(id) {
@@ -39,7 +39,7 @@ pub fn known(id: &str) -> Option<Encoder> {
 }
 
 /// The mixture-of-experts language models `tiny`, `small`, `base` and `large`: LayerNorm, GELU experts, rotary
-/// positions, biases, an output of its own, a vocabulary of 65 536.
+/// position embeddings, biases, an untied output projection, and a vocabulary of 65 536.
 pub fn moe(size: &str) -> Option<DecoderConfig> {
     let (hidden_size, layers, heads, experts, top_k) = match size {
         "tiny" => (384, 8, 6, 4, 2),

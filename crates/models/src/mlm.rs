@@ -1,5 +1,5 @@
-//! Encoders in training: masked-language-model heads, and classifiers over pooled states. Invariant: the body is the
-//! graph of inference, built by the same function.
+//! Training graphs of encoders: masked language modelling, and classification of pooled sequences. Invariant:
+//! training and inference build the encoder with the same function.
 
 use crate::config::Encoder;
 use crate::hub::CONTACTS;
@@ -10,18 +10,19 @@ use crate::{Lora, Training, TrainingError, derived, dnabert_s, esm2};
 use graph::ops::{SegmentMean, Softmax};
 use graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
 
-/// What an encoder is trained for.
+/// Training objective of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Tokens that are masked or changed (Devlin et al. 2019); `targets`: i32 (T).
+    /// Prediction of masked tokens (Devlin et al. 2019); `targets`: i32 (T).
     MaskedLm,
-    /// One of so many classes of a sequence, from the mean of its states; `targets`: i32 (S).
+    /// Classification of sequences into this number of classes, from the mean of the last hidden states;
+    /// `targets`: i32 (S).
     Classes(u64),
 }
 
 impl Encoder {
-    /// Inputs `ids`: i32 (T), `spans`: i32 (S, 2), `targets`, with dropout `seed`: i32 (2). Output `loss`: f32 (1),
-    /// the sum over targets that are not negative.
+    /// Builds the training graph. Inputs `ids`: i32 (T), `spans`: i32 (S, 2), `targets`, with dropout also
+    /// `seed`: i32 (2). Output `loss`: f32 (1), the sum over all targets that are not negative.
     pub fn train_graph(
         &self,
         bounds: Bounds,
@@ -53,7 +54,8 @@ impl Encoder {
         g.finish().map_err(TrainingError::Graph)
     }
 
-    /// A classifier as it is used. Inputs `ids`: i32 (T), `spans`: i32 (S, 2); output `scores`: (S, C), which sum to 1.
+    /// Builds the inference graph of a classifier. Inputs `ids`: i32 (T), `spans`: i32 (S, 2); output `scores`:
+    /// (S, C), the softmax of the logits.
     pub fn classifier_graph(&self, bounds: Bounds, classes: u64) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
         let batch = &mut Batch::inputs(g);
@@ -67,7 +69,7 @@ impl Encoder {
         std::mem::replace(g, Builder::new(bounds)).finish()
     }
 
-    /// The last hidden state (T, D) and the embedding (V, D).
+    /// Builds the encoder; returns the last hidden state (T, D) and the embedding table (V, D).
     fn encode(&self, g: &mut Builder, batch: &mut Batch, wanted: &Wanted<'_>) -> (ValueId, ValueId) {
         match self {
             Self::Esm2(c) => esm2::encode(g, c, batch, wanted),
@@ -75,7 +77,7 @@ impl Encoder {
         }
     }
 
-    /// How a tensor starts where no file has it.
+    /// Initialisation of a tensor that no weight file provides.
     pub fn init(&self, piece: &Piece) -> Init {
         if CONTACTS.contains(&piece.tensor.as_str()) {
             return Init::Zeros;
@@ -84,7 +86,8 @@ impl Encoder {
         given.or_else(|| Lora::init(piece)).unwrap_or_else(|| usual(piece))
     }
 
-    /// What the tied output reads, and its bias (V).
+    /// Builds the masked-language-model head before its output projection, which is tied to the embedding
+    /// table; returns (T, D) and the bias (V).
     fn lm_head(&self, g: &mut Builder, x: ValueId) -> (ValueId, ValueId) {
         match self {
             Self::Esm2(c) => {
@@ -101,7 +104,7 @@ impl Encoder {
         }
     }
 
-    /// How the family takes the mean of a sequence.
+    /// Mean pooling of the family.
     fn mean(&self) -> SegmentMean {
         match self {
             Self::Esm2(_) => esm2::MEAN,
@@ -110,7 +113,7 @@ impl Encoder {
     }
 }
 
-/// Weight (C, D) and bias (C).
+/// Parameters of the classifier: weight (C, D) and bias (C).
 fn classifier(g: &mut Builder, classes: u64, d: u64) -> [ValueId; 2] {
     g.scope("classifier.", None);
     [g.param("weight", &[classes, d]), g.param("bias", &[classes])]

@@ -1,30 +1,31 @@
-//! The VirNucPro head: two embeddings side by side, one hidden layer, two classes (class 1 is virus).
+//! The head of VirNucPro: a multilayer perceptron with one hidden layer over the concatenated embeddings of a
+//! nucleotide sequence and its protein; class 1 is virus.
 
 use crate::init::{Init, usual};
 use crate::training::{Dropping, Training};
 use graph::ops::{BatchNorm, BatchNormTrain, Concat, Relu, Softmax};
 use graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
 
-/// The sizes of the head.
+/// Sizes of the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadConfig {
-    /// Columns of the nucleotide embedding, which comes first.
+    /// Width of the nucleotide embedding, which comes first in the concatenation.
     pub dna: u64,
-    /// Columns of the protein embedding.
+    /// Width of the protein embedding.
     pub protein: u64,
-    /// Hidden units.
+    /// Width of the hidden layer.
     pub hidden: u64,
-    /// Classes.
+    /// Number of classes.
     pub classes: u64,
 }
 
-/// torch's BatchNorm1d default.
+/// Epsilon of the batch norm: the default of torch's BatchNorm1d.
 const EPS: f32 = 1e-5;
-/// torch's default weight of a batch in the running statistics.
+/// Weight of the present batch in the running statistics: the default momentum of torch's BatchNorm1d.
 const MOMENTUM: f32 = 0.1;
 
-/// softmax(output_layer(relu(bn1(hidden_layer(dna ++ protein))))). Dropout is off.
-/// Inputs `dna`: (S, dna), `protein`: (S, protein); output `scores`: (S, classes).
+/// Builds the inference graph of the head: `softmax(output_layer(relu(bn1(hidden_layer(dna ++ protein)))))`,
+/// without dropout. Inputs `dna`: (S, dna), `protein`: (S, protein); output `scores`: (S, classes).
 pub fn mlp_head(c: &HeadConfig, bounds: Bounds) -> Result<Graph, VerifyError> {
     let mut g = Builder::new(bounds);
     let x = hidden(&mut g, c);
@@ -38,9 +39,10 @@ pub fn mlp_head(c: &HeadConfig, bounds: Bounds) -> Result<Graph, VerifyError> {
 }
 
 impl HeadConfig {
-    /// The head with the statistics of the batch, which move the running ones. Inputs as [`mlp_head`], and
-    /// `targets`: i32 (S), with dropout `seed`: i32 (2). Output `loss`: f32 (1), the sum over targets that are
-    /// not negative. The head's authors train with a dropout of 0.5 before the output layer.
+    /// Builds the training graph: batch norm with the statistics of the batch, which update the running
+    /// statistics. Inputs are those of [`mlp_head`] and `targets`: i32 (S), with dropout also `seed`: i32 (2).
+    /// Output `loss`: f32 (1), the sum over all targets that are not negative. VirNucPro is trained with a
+    /// dropout of 0.5 before the output layer.
     pub fn train_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
         let x = hidden(g, self);
@@ -58,7 +60,8 @@ impl HeadConfig {
         std::mem::replace(g, Builder::new(bounds)).finish()
     }
 
-    /// The same loss with the running statistics and without dropout, which moves nothing.
+    /// Builds the graph of the validation loss: as [`Self::train_graph`], but with the running statistics,
+    /// which it does not update, and without dropout.
     pub fn evaluation_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
         let x = hidden(g, self);
@@ -71,7 +74,7 @@ impl HeadConfig {
         std::mem::replace(g, Builder::new(bounds)).finish()
     }
 
-    /// How a tensor starts: as torch's Linear and BatchNorm1d do.
+    /// Initialisation of a tensor, as in torch's Linear and BatchNorm1d.
     pub fn init(&self, piece: &Piece) -> Init {
         match piece.tensor.split('.').next() {
             Some("hidden_layer") => Init::Uniform(((self.dna + self.protein) as f32).powf(-0.5)),
@@ -81,13 +84,13 @@ impl HeadConfig {
     }
 }
 
-/// Weight (classes, hidden) and bias of the output layer, which the loss applies.
+/// Parameters of the output layer: weight (classes, hidden) and bias (classes). The loss op applies them.
 fn output(g: &mut Builder, c: &HeadConfig) -> [ValueId; 2] {
     let parts = [("weight", &[c.classes, c.hidden][..]), ("bias", &[c.classes])];
     parts.map(|(leaf, shape)| g.param(&format!("output_layer.{leaf}"), shape))
 }
 
-/// Both embeddings through the hidden layer: (S, hidden).
+/// Concatenates both embeddings and applies the hidden layer: (S, hidden).
 fn hidden(g: &mut Builder, c: &HeadConfig) -> ValueId {
     let rows = Dim::Sequences(1);
     let dna = g.input("dna", &[rows, Dim::Fixed(c.dna)], DType::F32);
@@ -96,7 +99,7 @@ fn hidden(g: &mut Builder, c: &HeadConfig) -> ValueId {
     g.linear(x, "hidden_layer", c.hidden, true)
 }
 
-/// gamma, beta, running mean and variance of the norm.
+/// Parameters of the batch norm: gamma, beta, running mean and running variance, (hidden) each.
 fn norm(g: &mut Builder, c: &HeadConfig) -> [ValueId; 4] {
     ["weight", "bias", "running_mean", "running_var"].map(|n| g.param(&format!("bn1.{n}"), &[c.hidden]))
 }

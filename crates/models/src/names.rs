@@ -1,10 +1,10 @@
-//! The names that a tensor has in the files of the world. Invariant: graphs speak canonical names (the
-//! hub's, without the outer prefix); files are asked for the candidates in order.
+//! Names of tensors in weight files. Invariant: graphs use one canonical name per tensor, the name of
+//! transformers without its outer prefix (`esm.`, `bert.`); readers try the candidate names of a file in order.
 
 use crate::Encoder;
 use half::f16;
 
-/// The names under which a file may hold the canonical `tensor`, best known first.
+/// The names that the canonical `tensor` may have in a file, in the order in which they are tried.
 pub fn candidates(encoder: &Encoder, tensor: &str) -> Vec<String> {
     match encoder {
         Encoder::Esm2(_) => esm2(tensor),
@@ -12,7 +12,7 @@ pub fn candidates(encoder: &Encoder, tensor: &str) -> Vec<String> {
     }
 }
 
-/// The value of a tensor that files may leave out.
+/// Computed value of a tensor that files may omit (the rotary frequencies of ESM-2); `None` for other tensors.
 pub fn derived(encoder: &Encoder, tensor: &str) -> Option<Vec<f32>> {
     match encoder {
         Encoder::Esm2(c) if tensor.ends_with("rotary_embeddings.inv_freq") => {
@@ -22,8 +22,8 @@ pub fn derived(encoder: &Encoder, tensor: &str) -> Option<Vec<f32>> {
     }
 }
 
-/// (file tensor, canonical tensor): where the file holds the first, it must equal the second, because the
-/// graph reads only that one.
+/// Pairs of a tensor in files and a canonical tensor. If a file contains the first, its values must equal the
+/// second, because the graph reads only the second.
 pub fn twins(encoder: &Encoder) -> Vec<(String, String)> {
     let Encoder::Esm2(c) = encoder else { return vec![] };
     let rotary = |i: u64| format!("encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq");
@@ -33,13 +33,15 @@ pub fn twins(encoder: &Encoder) -> Vec<(String, String)> {
     twins
 }
 
-/// `theta^(-2j/d)` in f32, rounded to binary16 as the released checkpoints hold it.
+/// Rotary frequencies `10000^(-2j/d)`, computed in f32 and rounded to binary16, because the released
+/// checkpoints store them in binary16.
 fn inv_freq(head_dim: u64) -> Vec<f32> {
     let exponent = |j: u64| (2 * j) as f32 / head_dim as f32;
     (0..head_dim / 2).map(|j| f16::from_f32(1.0 / 10_000f32.powf(exponent(j))).to_f32()).collect()
 }
 
-/// transformers with and without the `esm.` prefix, old and new norms, then fair-esm.
+/// Candidates for ESM-2: names of transformers with and without the prefix `esm.`, each with present and legacy
+/// norm names, then names of fair-esm.
 fn esm2(tensor: &str) -> Vec<String> {
     let mut names = vec![];
     for name in [Some(tensor.to_owned()), legacy_norm(tensor)].into_iter().flatten() {
@@ -58,6 +60,7 @@ fn esm2(tensor: &str) -> Vec<String> {
     names
 }
 
+/// Candidates for DNABERT-S: with and without the prefix `bert.`, with present and legacy norm names.
 fn dnabert(tensor: &str) -> Vec<String> {
     let mut names = vec![tensor.to_owned(), format!("bert.{tensor}")];
     if let Some(old) = legacy_norm(tensor) {
@@ -67,7 +70,8 @@ fn dnabert(tensor: &str) -> Vec<String> {
     names
 }
 
-/// `LayerNorm.weight` -> `LayerNorm.gamma`, `.bias` -> `.beta`.
+/// Legacy name of a norm's parameter: `LayerNorm.weight` -> `LayerNorm.gamma`, `.bias` -> `.beta`; `None` for
+/// other tensors.
 fn legacy_norm(tensor: &str) -> Option<String> {
     let (module, leaf) = tensor.rsplit_once('.')?;
     let norm =
@@ -79,7 +83,7 @@ fn legacy_norm(tensor: &str) -> Option<String> {
     }
 }
 
-/// (the hub's module, fair-esm's module) of a layer.
+/// Modules of a layer: (name in transformers, name in fair-esm).
 const FAIR_ESM_MODULES: [(&str, &str); 9] = [
     ("attention.self.query.", "self_attn.q_proj."),
     ("attention.self.key.", "self_attn.k_proj."),
@@ -92,11 +96,11 @@ const FAIR_ESM_MODULES: [(&str, &str); 9] = [
     ("LayerNorm.", "final_layer_norm."),
 ];
 
-/// fair-esm's prefixes; the longer one first, as it begins with the shorter one.
+/// Prefixes in fair-esm checkpoints. The longer prefix comes first, because the shorter is its beginning.
 const FAIR_ESM_PREFIXES: [&str; 2] = ["encoder.sentence_encoder.", "encoder."];
 
-/// The hub's name of a tensor of a fair-esm ESM-2 checkpoint, of which `tensor` is the name with or without prefix;
-/// `None` for a tensor that ESM-2 does not have.
+/// Converts the name of a tensor in a fair-esm checkpoint of ESM-2, with or without prefix, to its name in
+/// transformers; `None` for tensors that ESM-2 does not have.
 pub fn from_fair_esm(tensor: &str) -> Option<String> {
     let stripped = FAIR_ESM_PREFIXES.iter().find_map(|prefix| tensor.strip_prefix(prefix));
     let name = stripped.unwrap_or(tensor);
@@ -124,9 +128,9 @@ pub fn from_fair_esm(tensor: &str) -> Option<String> {
     })
 }
 
-/// fair-esm 2.0.0's name, without the prefixes of older files.
+/// Name in fair-esm 2.0.0, without the prefixes of older checkpoints.
 fn fair_esm(tensor: &str) -> Option<String> {
-    // fair-esm ties `lm_head.weight` to the embedding and has no module `decoder`.
+    // fair-esm ties `lm_head.weight` to the embedding table and has no module `decoder`.
     if tensor == "lm_head.decoder.weight" {
         return Some("lm_head.weight".to_owned());
     }

@@ -1,18 +1,19 @@
-//! What every training graph ends in, and dropout on the way. Invariant: names of inputs and outputs are those that
-//! the trainer knows, whatever the model.
+//! The loss and the dropout that all training graphs share. Invariant: the inputs and outputs of training
+//! graphs have the names that the trainer expects, for every model.
 
 use graph::ops::{Dropout, LinearCrossEntropy};
 use graph::{Builder, DType, Dim, Op, ValueId};
 
-/// How a model is trained, as far as the graph depends on it.
+/// Training options that change the graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Training {
-    /// Rows of logits that exist at a time; the planner may choose another number.
+    /// Number of rows whose logits are computed at a time, which bounds the memory of logits; the planner may
+    /// choose another number.
     pub chunk: u32,
-    /// Weight of the squared log-sum of the output's exponentials (Chowdhery et al. 2022).
+    /// Weight of the z-loss: the squared log-sum-exp of the logits (Chowdhery et al. 2022).
     pub z_loss: f32,
-    /// The share of activations that dropout sets to zero, where a block adds to the stream and before a
-    /// classifier. 0 is none: then there is no input `seed`.
+    /// Dropout probability: after the token embedding of decoders, on the branches that a block adds to the
+    /// residual stream, and before a classifier. With 0 the graph has no input `seed`.
     pub dropout: f32,
 }
 
@@ -23,8 +24,9 @@ impl Default for Training {
 }
 
 impl Training {
-    /// Output `loss` over the rows of x: (R, K), w: (V, K), b: (V), targets: (R). With a z-loss, `loss` is what is
-    /// minimized, and its terms are the outputs `cross_entropy` and `z_loss`.
+    /// Adds the cross-entropy over the rows of x: (R, K), with output projection w: (V, K) and b: (V), and
+    /// targets: i32 (R), as output `loss`. With a z-loss, `loss` is the sum of both terms, which are also
+    /// outputs: `cross_entropy` and `z_loss`.
     pub(crate) fn loss(&self, g: &mut Builder, x: ValueId, w: ValueId, b: Option<ValueId>, targets: ValueId) {
         let inputs: Vec<ValueId> = [x, w].into_iter().chain(b).chain([targets]).collect();
         let op = LinearCrossEntropy { bias: b.is_some(), chunk: self.chunk, z_loss: self.z_loss };
@@ -37,7 +39,7 @@ impl Training {
     }
 }
 
-/// Dropout, each time with a stream of its own.
+/// Adds dropout ops; each has its own stream of random numbers, so that masks are independent.
 pub(crate) struct Dropping {
     p: f32,
     seed: Option<ValueId>,
@@ -45,13 +47,14 @@ pub(crate) struct Dropping {
 }
 
 impl Dropping {
-    /// Adds the input `seed`: i32 (2), where something is dropped.
+    /// Adds the input `seed`: i32 (2), unless the probability is 0.
     pub(crate) fn new(g: &mut Builder, training: &Training) -> Self {
         let p = training.dropout;
         let seed = (p != 0.0).then(|| g.input("seed", &[Dim::Fixed(2)], DType::I32));
         Self { p, seed, streams: 0 }
     }
 
+    /// Applies dropout to `x` with the next stream; returns `x` if the probability is 0.
     pub(crate) fn apply(&mut self, g: &mut Builder, x: ValueId) -> ValueId {
         let Some(seed) = self.seed else { return x };
         let stream = self.streams;

@@ -1,33 +1,34 @@
-//! Why a picture cannot be drawn. Invariant: every message names the file or the record that it is about, and the next step.
+//! Errors of plotting. Invariant: every message names the file or the record that is wrong, and what the user
+//! can do.
 
 use data::printable::{Name, Place};
 use runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
-/// Why a picture cannot be drawn.
+/// Error of [`plot`](crate::plot()).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
     /// Reading results or writing pictures failed.
     #[error(transparent)]
     Runtime(RuntimeError),
-    /// A record that the results do not have.
+    /// The results do not contain the requested record.
     #[error("--record {id}: no such record in {}{nearest}", folder.display())]
     NoSuchRecord {
-        /// The record.
+        /// Id of the record.
         id: String,
-        /// The folder of the results.
+        /// Folder of the results.
         folder: PathBuf,
-        /// The record with the nearest name, in words; empty without one.
+        /// End of the message: the nearest ids in the results.
         nearest: String,
     },
-    /// A picture that is there, and may not be replaced.
+    /// The picture exists and `--force` is not given.
     #[error("{} is already there; use --force to replace it, or another place with -o", path.display())]
     Exists {
-        /// The picture.
+        /// Path of the picture.
         path: PathBuf,
     },
-    /// A folder without a complete result.
+    /// The folder contains no complete results.
     #[error(
         "{}: there is no {} in it, so it holds no complete result; give the folder that plimsoll predict wrote (of shards: \
          that of --merge), or NAME_merged of VirNucPro",
@@ -38,15 +39,15 @@ pub enum PlotError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A run.json that is not of a prediction.
+    /// The run.json does not belong to a prediction.
     #[error("{} is not the run record of a prediction (no {missing} in it); run plimsoll predict again", path.display())]
     NotARunRecord {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What it lacks.
+        /// The missing key, or `JSON` if the file is not JSON.
         missing: &'static str,
     },
-    /// A folder with the results of several runs of VirNucPro.
+    /// The folder contains the results of several runs of VirNucPro.
     #[error(
         "{} holds the results of several runs of VirNucPro, such as {} and {}; give one of these folders",
         Place(folder),
@@ -56,24 +57,24 @@ pub enum PlotError {
     SeveralRuns {
         /// The folder.
         folder: PathBuf,
-        /// The results of a run.
+        /// Results of one run.
         one: PathBuf,
-        /// Those of another.
+        /// Results of another run.
         other: PathBuf,
     },
-    /// VirNucPro's tables without its windows.
+    /// The tables of VirNucPro are present without the file of windows, so positions are unknown.
     #[error(
         "{}: VirNucPro's tables do not say where windows lie; put {wanted} of that run beside the folder (virnucpro-broad \
          keeps it with --keep-intermediate)",
         Place(tables)
     )]
     NoWindows {
-        /// The folder of the tables.
+        /// Folder of the tables.
         tables: PathBuf,
-        /// The file that is missing.
+        /// Name of the missing file.
         wanted: String,
     },
-    /// VirNucPro's tables with the windows of several runs.
+    /// The tables of VirNucPro are present with the windows of several runs.
     #[error(
         "{}: its windows are in {wanted}, of which there are several: {} and {}; leave only that of this run there",
         Place(tables),
@@ -81,24 +82,24 @@ pub enum PlotError {
         Place(other)
     )]
     SeveralWindows {
-        /// The folder of the tables.
+        /// Folder of the tables.
         tables: PathBuf,
-        /// The name of the file with the windows.
+        /// Name pattern of the file of windows.
         wanted: String,
-        /// One of these files.
+        /// A file that matches.
         one: PathBuf,
-        /// Another.
+        /// Another file that matches.
         other: PathBuf,
     },
-    /// A name in a file of windows that is not the name of a window.
+    /// A record in a file of windows does not have the name of a window.
     #[error("{}: `{}` is no window's name, such as read_chunk_1", Place(path), Name(name))]
     NotAWindow {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The name.
+        /// Name of the record.
         name: String,
     },
-    /// A window that does not follow on the one before it.
+    /// The windows in a file are not numbered consecutively.
     #[error(
         "{}: `{}` does not follow on window {number} of `{}`; the file is torn or of other results",
         Place(path),
@@ -106,30 +107,30 @@ pub enum PlotError {
         Name(record)
     )]
     WindowOutOfOrder {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The name of the window.
+        /// Name of the window that is out of order.
         name: String,
-        /// The number of the window before it.
+        /// Number of the preceding window.
         number: usize,
-        /// The record of the window before it.
+        /// Record of the preceding window.
         record: String,
     },
-    /// Windows that are not those of one sequence.
+    /// The windows of a record cannot have been cut from one sequence.
     #[error(
         "{}: the windows of `{}` are not those of one sequence at {length} bases; the file is torn or its name wrong",
         Place(path),
         Name(record)
     )]
     TornWindows {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The record.
+        /// Id of the record.
         record: String,
-        /// Bases of a window.
+        /// Window length in bases.
         length: usize,
     },
-    /// A scored window that the file of windows does not have.
+    /// A table contains scores of a window that the file of windows does not contain.
     #[error(
         "{}: window `{}` is not in {}; they are of different runs",
         Place(table),
@@ -137,25 +138,25 @@ pub enum PlotError {
         Place(windows)
     )]
     UnknownWindow {
-        /// The table.
+        /// Path of the table.
         table: PathBuf,
-        /// The window.
+        /// Name of the window.
         window: String,
-        /// The file of windows.
+        /// Path of the file of windows.
         windows: PathBuf,
     },
-    /// Two tables of VirNucPro that contradict each other.
+    /// The two tables of VirNucPro contradict each other.
     #[error(
         "{}: `{}` contradicts {scores} or is missing there; the tables are of different runs",
         Place(table),
         Name(window)
     )]
     Contradiction {
-        /// The table of calls.
+        /// Path of the table of calls.
         table: PathBuf,
-        /// The window.
+        /// Name of the window.
         window: String,
-        /// The name of the table of scores.
+        /// File name of the table of scores.
         scores: &'static str,
     },
 }

@@ -120,7 +120,8 @@ fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), PlotE
             found[place].push(entry.clone());
         }
     })?;
-    // An id that is asked for twice is found at its first place.
+    // A repeated id in `ids` collects its records at its first position only, so its later positions stay
+    // empty.
     let missing = ids
         .iter()
         .zip(&found)

@@ -1,6 +1,6 @@
-//! Ids as names of files, and the ids nearest to one that is not there. Invariant: a file's name has letters,
-//! digits, `.`, `_` and `-` alone, is at most 110 bytes long, and no two of a run are equal, whatever the ids
-//! and whether or not the file system minds case.
+//! File names for record ids, and suggestions for an unknown id. Invariant: for any ids, file names consist of
+//! ASCII letters, digits, `.`, `_` and `-`, have at most 110 bytes, and are distinct within a run, also on file
+//! systems that ignore case.
 
 use data::hex::hex;
 use sha2::{Digest, Sha256};
@@ -15,7 +15,7 @@ const COMPARED: usize = 64;
 /// Maximum number of ids in a hint.
 const HINTS: usize = 3;
 
-/// A name for each id, without a suffix, in order.
+/// A distinct file name, without extension, for each id, in order.
 pub fn of_files<'a>(ids: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut taken = HashSet::new();
     let free = |taken: &mut HashSet<String>, id: &str| {
@@ -27,7 +27,8 @@ pub fn of_files<'a>(ids: impl Iterator<Item = &'a str>) -> Vec<String> {
     ids.map(|id| free(&mut taken, id)).collect()
 }
 
-/// What cannot be shown is replaced, and a digest of the id tells such names apart.
+/// File name of an id. Other characters are replaced and long ids are cut; a digest of the id then
+/// distinguishes names that would be equal.
 fn of_file(id: &str) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
     let shown: String = id.chars().take(SHOWN).map(|letter| if plain(letter) { letter } else { '_' }).collect();
@@ -40,7 +41,7 @@ fn of_file(id: &str) -> String {
 /// Streaming selection of the ids nearest to a wanted id.
 pub struct Nearest {
     wanted: String,
-    /// Nearest first, with their distances.
+    /// The nearest ids so far with their edit distances, in order of distance.
     found: Vec<(usize, String)>,
 }
 
@@ -53,7 +54,8 @@ impl Nearest {
     /// Considers an id.
     pub fn offer(&mut self, id: &str) {
         let folded = fold(id);
-        // A part of an id, or the name of one of its chunks, is what people have at hand.
+        // Users often know a part of an id, or the name of one of its windows (`ID_chunk_N`): these match with
+        // distance 0.
         let part = folded.contains(&self.wanted) || self.wanted.starts_with(&folded);
         let distance = if part { 0 } else { strsim::levenshtein(&self.wanted, &folded) };
         let place = self.found.partition_point(|(other, _)| *other <= distance);
@@ -63,7 +65,7 @@ impl Nearest {
         }
     }
 
-    /// The end of a sentence.
+    /// The end of an error message that lists the nearest ids.
     pub fn hint(&self) -> String {
         let names: Vec<String> = self.found.iter().map(|(_, id)| format!("`{}`", cut(id))).collect();
         match names.is_empty() {
@@ -73,10 +75,12 @@ impl Nearest {
     }
 }
 
+/// The form in which ids are compared: the first [`COMPARED`] characters in lower case.
 fn fold(id: &str) -> String {
     id.chars().take(COMPARED).collect::<String>().to_lowercase()
 }
 
+/// The first [`SHOWN`] characters of an id, with an ellipsis if it is longer.
 fn cut(id: &str) -> String {
     match id.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &id[..end]),

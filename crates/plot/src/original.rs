@@ -1,7 +1,8 @@
-//! A folder of results of VirNucPro itself, or of virnucpro-broad: `NAME_merged/prediction_results.txt` and
-//! `prediction_results_highestscore.csv`, with `NAME_chunkedLENGTH.fa` beside the folder. Invariant: a window that has no open
-//! reading frame is in neither table, so windows come from the file of windows; where they lie in their record follows from
-//! their bases, and what the tables contradict is an error.
+//! Reads results of VirNucPro itself, or of virnucpro-broad: `NAME_merged/prediction_results.txt`,
+//! `prediction_results_highestscore.csv` and, beside the folder, `NAME_chunkedLENGTH.fa` with the sequences of
+//! all windows. Invariant: the tables omit windows without an open reading frame and give no positions, so
+//! windows come from the file of windows, and positions are computed from their bases; tables that contradict
+//! the file are an error.
 
 use super::results::About;
 use super::rows::Rows;
@@ -21,20 +22,21 @@ use virus::output::{Call, OrfScore};
 const FRAMES: &str = "prediction_results.txt";
 const CONSENSUS: &str = "prediction_results_highestscore.csv";
 
-/// What VirNucPro's names of folders end in.
+/// Suffix of VirNucPro's result folders.
 const MERGED: &str = "_merged";
 
-/// The results of VirNucPro have no call of a record. It is the one that `predict` makes by default: of the mean score of
-/// the record's windows.
+/// Threshold of a record's call, the mean score of its windows: the default of `predict`, because VirNucPro
+/// does not call records.
 const THRESHOLD: f32 = 0.5;
 
-/// Results of VirNucPro, all read.
+/// The results of VirNucPro, entirely in memory.
 pub struct Original {
     pub about: About,
     tracks: Vec<Track>,
 }
 
-/// The folder of tables that a folder is or holds; none where it has none.
+/// The folder of tables: `folder` or a subfolder; `None` if there is none. `Err` if there are several
+/// subfolders.
 pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
     if folder.join(FRAMES).is_file() {
         return Ok(Some(folder.to_owned()));
@@ -54,7 +56,7 @@ pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
 }
 
 impl Original {
-    /// Reads the tables of a folder and the file of windows beside it.
+    /// Reads the tables of a folder and the file of windows. `Err` if they contradict each other.
     pub fn open(tables: &Path) -> Result<Self, PlotError> {
         let (path, length) = windows_file(tables)?;
         let mut orfs = frames(&tables.join(FRAMES))?;
@@ -97,12 +99,12 @@ impl Original {
         Ok(Self { about, tracks })
     }
 
-    /// Hands every record to `see`, in the order of the file of windows.
+    /// Calls `see` for every record, in the order of the file of windows.
     pub fn records(&self, see: impl FnMut(&Entry)) {
         self.tracks.iter().map(|track| &track.entry).for_each(see);
     }
 
-    /// The windows of the chosen records; scores of all windows go to `survey`.
+    /// Returns the tracks of the `chosen` records, and adds the scores of all windows to `survey`.
     pub fn tracks(&self, chosen: &[Entry], survey: &mut Survey) -> Vec<Track> {
         for window in self.tracks.iter().flat_map(|track| &track.windows) {
             if let Some(score) = window.score {
@@ -114,7 +116,7 @@ impl Original {
     }
 }
 
-/// `NAME_chunkedLENGTH.fa` beside or in the folder of tables, and its length.
+/// Finds `NAME_chunkedLENGTH.fa` beside or in the folder of tables; returns its path and the window length.
 fn windows_file(tables: &Path) -> Result<(PathBuf, usize), PlotError> {
     let full = tables.canonicalize().map_err(RuntimeError::io(tables))?;
     let folder = full.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -146,7 +148,7 @@ fn windows_file(tables: &Path) -> Result<(PathBuf, usize), PlotError> {
     }
 }
 
-/// The open reading frames of `prediction_results.txt`, by window.
+/// Reads `prediction_results.txt`: the scored open reading frames of each window.
 fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, PlotError> {
     let mut rows = Rows::open(path, &["Sequence_ID", "score1", "score2"])?;
     let mut orfs: HashMap<String, Vec<OrfScore>> = HashMap::new();
@@ -167,7 +169,8 @@ fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, PlotError> {
     Ok(orfs)
 }
 
-/// VirNucPro's own consensus, by window. virnucpro-broad leaves a file of a line end alone where there are no windows.
+/// Reads VirNucPro's consensus of each window. Without any window, virnucpro-broad writes a file with only a
+/// line end.
 fn consensus(path: &Path) -> Result<HashMap<String, bool>, PlotError> {
     let mut calls = HashMap::new();
     if fs::metadata(path).map_err(RuntimeError::io(path))?.len() <= 1 {
@@ -184,27 +187,28 @@ fn consensus(path: &Path) -> Result<HashMap<String, bool>, PlotError> {
     Ok(calls)
 }
 
+/// Parses a score from 0 to 1.
 fn score(column: &str, cell: &str) -> Result<f32, String> {
     let number = cell.parse::<f32>().ok().filter(|n| (0.0..=1.0).contains(n));
     number.ok_or_else(|| format!("{column} is `{cell}`, expected a number from 0 to 1"))
 }
 
-/// The record and the number of a window's name.
+/// Splits the name of a window into the id of its record and its number from 1.
 fn numbered(id: &str) -> Option<(&str, u64)> {
     let (record, number) = id.rsplit_once("_chunk_")?;
     Some((record, number.parse().ok().filter(|&number| number > 0)?))
 }
 
-/// The windows of a record, as the file has them.
+/// Sequences of the windows of a record, in the order of the file.
 #[derive(Default)]
 struct Gathered {
     id: String,
     windows: Vec<Vec<u8>>,
 }
 
-/// The records that were put together so far.
+/// Builds a track for each record whose windows have been read.
 struct Records<'a> {
-    /// Bases of a window.
+    /// Window length in bases.
     length: usize,
     orfs: &'a mut HashMap<String, Vec<OrfScore>>,
     calls: &'a HashMap<String, bool>,
@@ -214,7 +218,8 @@ struct Records<'a> {
 }
 
 impl Records<'_> {
-    /// Adds a record, all windows of which are there.
+    /// Completes a record: computes the positions of its windows, takes their scores from the tables and adds
+    /// its track. `Err` if the windows overlap inconsistently or the tables contradict each other.
     fn end(&mut self, gathered: Gathered) -> Result<(), PlotError> {
         let Gathered { id, windows } = gathered;
         if windows.is_empty() {
@@ -266,13 +271,15 @@ impl Records<'_> {
     }
 }
 
-/// The bases of the record that was cut into these windows: the length whose windows have these lengths and share the bases in
-/// which they overlap. Where several lengths fit it is the shortest, whose overlaps are the longest: an overlap that is
-/// not one agrees by chance in a base of four, so what was cut with overlaps of a base or none can be a few bases longer.
+/// Number of bases of the record with these windows: the smallest length for which `chunks` gives windows of
+/// these lengths whose overlaps have equal bases; `None` if no length fits. The smallest length has the longest
+/// overlaps. Bases agree by chance with probability 1/4, so a record whose windows overlap by one base or not
+/// at all can be found a few bases too short.
 fn bases_of(windows: &[Vec<u8>], length: usize) -> Option<usize> {
     if let [only] = windows {
         return Some(only.len()).filter(|&bases| (1..=length).contains(&bases));
     }
+    // `chunks` makes `windows.len()` windows exactly for the lengths in this range.
     let most = windows.len() * length;
     (most - length + 1..=most).find(|&bases| {
         let fits = |(chunk, window): (data::chunk::Chunk, &Vec<u8>)| chunk.len == window.len();
@@ -290,7 +297,7 @@ fn bases_of(windows: &[Vec<u8>], length: usize) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Bases that do not repeat themselves.
+    /// Pseudo-random bases.
     fn sequence(bases: usize) -> Vec<u8> {
         let mut state = 1u64;
         let mut base = || {

@@ -70,7 +70,8 @@ impl Results {
     pub fn open(folder: &Path) -> Result<Self, PlotError> {
         let path = folder.join(RUN_RECORD);
         if !path.is_file() {
-            // Without a run record, tables of our own are of a run that was broken.
+            // `predict` writes its run record last: its tables without a run record are those of an interrupted
+            // run.
             if !folder.join(PREDICTIONS).exists()
                 && let Some(tables) = original::tables_in(folder)?
             {
@@ -151,6 +152,7 @@ impl Results {
         Ok(tracks)
     }
 
+    /// Opens the table of records.
     fn predictions(&self) -> Result<Rows, DataError> {
         Rows::open(&self.folder.join(PREDICTIONS), &OF_A_RECORD)
     }
@@ -165,7 +167,7 @@ impl Results {
     }
 }
 
-/// What a run record says; what is missing is named.
+/// Reads a run record. `Err` names a missing key.
 pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> {
     let number = |value: &Value, name| value.as_u64().ok_or(name);
     let (parameters, counts) = (&record["identity"]["parameters"], &record["counts"]);
@@ -187,6 +189,7 @@ pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> 
     Ok((about, counts))
 }
 
+/// Parses a record and checks that its columns are consistent.
 fn entry(ordinal: u64, cells: [&str; 7]) -> Result<Entry, String> {
     let [id, length, windows, scored, virus, score, call] = cells;
     let entry = Entry {
@@ -240,7 +243,8 @@ fn window(record: &Entry, number: u64, cells: [&str; 9]) -> Result<(Window, u64)
     Ok((Window { start: start - 1, end, score, call, strands }, orfs))
 }
 
-/// The score of each strand by itself: of its own open reading frames, as a window's of all.
+/// Score of each strand of a window, computed from the open reading frames of the strand as the score of the
+/// window is computed from all of them.
 fn strands(frames: &mut Rows, record: &str, number: u64, orfs: u64) -> Result<[Option<f64>; 2], DataError> {
     let mut maxima: [Option<[f64; 2]>; 2] = [None; 2];
     for _ in 0..orfs {
@@ -267,25 +271,30 @@ fn strand(frame: &str) -> Option<usize> {
     Some(usize::from(frame.strand() == '-'))
 }
 
-/// The score of a window as `predict` defines it: the share of P(virus) in both maxima.
+/// Score of a window as `predict` defines it: max P(virus) / (max P(others) + max P(virus)). `Err` if both are
+/// 0.
 fn of_virus(other: f64, virus: f64) -> Result<f64, String> {
     let sum = other + virus;
     if sum > 0.0 { Ok(virus / sum) } else { Err("both scores are 0".to_owned()) }
 }
 
+/// The cell, or `None` for `NA`.
 fn known(cell: &str) -> Option<&str> {
     (cell != "NA").then_some(cell)
 }
 
+/// Parses a call.
 fn called(cell: &str) -> Result<Call, String> {
     let call = CALLS.into_iter().find(|call| call.name() == cell);
     call.ok_or_else(|| format!("prediction is `{cell}`, expected virus, other, no_call, skipped or untrained"))
 }
 
+/// Parses a whole number.
 fn whole(column: &str, cell: &str) -> Result<u64, String> {
     cell.parse().map_err(|_| format!("{column} is `{cell}`, expected a whole number"))
 }
 
+/// Parses a number from 0 to 1.
 fn share(column: &str, cell: &str) -> Result<f64, String> {
     let number = cell.parse::<f64>().ok().filter(|n| (0.0..=1.0).contains(n));
     number.ok_or_else(|| format!("{column} is `{cell}`, expected a number from 0 to 1"))

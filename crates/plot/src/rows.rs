@@ -1,5 +1,5 @@
-//! Reads a table of a result folder, row by row. Invariant: what is not such a table (torn, another file's,
-//! not text) is an error with path and line, and no line takes more memory than [`LONGEST`].
+//! Reads a table of a result folder row by row. Invariant: a file that is not a complete table of the expected
+//! form is an error with path and line, and a line uses at most [`LONGEST`] bytes of memory.
 
 use data::{DataError, DataErrorKind};
 use std::fs::File;
@@ -42,7 +42,8 @@ impl Rows {
         Ok(rows)
     }
 
-    /// What `parse` makes of the wanted cells of the next row; none at the end. Its complaint gets the place.
+    /// Passes the requested cells of the next row to `parse` and returns its result; `None` at the end of the
+    /// table. An error of `parse` is extended by path and line.
     pub fn next<const N: usize, T>(
         &mut self,
         parse: impl FnOnce([&str; N]) -> Result<T, String>,
@@ -72,7 +73,7 @@ impl Rows {
         Ok(())
     }
 
-    /// After the last row that belongs to it.
+    /// `Err` if the table has another row.
     pub fn expect_end(&mut self) -> Result<(), DataError> {
         match self.advance()? {
             true => Err(self.error("a row more than the rest of the results; they are of different runs")),
@@ -90,7 +91,7 @@ impl Rows {
         DataError::at(&self.path, DataErrorKind::Malformed(what.into())).with_line(self.number)
     }
 
-    /// The next line, without its end.
+    /// Reads the next line, without its line end; returns false at the end of the file.
     fn advance(&mut self) -> Result<bool, DataError> {
         self.line.clear();
         let mut bytes = std::mem::take(&mut self.line).into_bytes();

@@ -1,6 +1,6 @@
-//! The windows of one record. Invariant: a window stands for exactly its own bases, `start..end` counted from
-//! 0, so that on an axis it covers f(start) to f(end) (the original's figure puts it one window further on);
-//! a summary by columns keeps the lowest and the highest score of every column.
+//! Windows of one record, and their summaries. Invariant: a window stands for exactly the bases `start..end`,
+//! counted from 0 (VirNucPro's own figure draws windows one window too far to the right); the summary of an
+//! interval contains the minimum and the maximum of its scores.
 
 use super::survey::Entry;
 use virus::output::Call;
@@ -74,6 +74,7 @@ pub struct Column {
 /// Summarizes the windows of a record of `length` bases in `count` intervals of equal width.
 pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
     let mut columns = vec![Column::default(); count];
+    // The length comes from a file and may be any u64, so the product needs 128 bits.
     let at = |base: u64| (u128::from(base) * count as u128 / u128::from(length.max(1))) as usize;
     for window in windows {
         // `end` is one past the last base.
@@ -94,12 +95,14 @@ pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
 /// are merged. Starts and ends of consecutive windows must both increase.
 pub fn silent(windows: &[Window]) -> Vec<(u64, u64)> {
     let mut stretches: Vec<(u64, u64)> = vec![];
+    // End of the last window with an open reading frame so far.
     let mut heard = 0;
     for (index, window) in windows.iter().enumerate() {
         if window.call != Call::NoCall {
             heard = window.end;
             continue;
         }
+        // Windows overlap: a silent interval ends where the next window with an open reading frame starts.
         let next = windows.get(index + 1).filter(|next| next.call != Call::NoCall);
         let (start, end) =
             (window.start.max(heard), next.map_or(window.end, |next| next.start.min(window.end)));
@@ -121,7 +124,7 @@ mod tests {
         Window { start, end, score, call, strands: [score, None] }
     }
 
-    /// Lowest and highest score of each column, and its windows.
+    /// Compares the number of windows, the minimum and the maximum score of each column.
     fn check(windows: &[Window], length: u64, wanted: &[(u64, f64, f64)]) {
         let found: Vec<(u64, f64, f64)> = columns(windows, length, wanted.len())
             .iter()

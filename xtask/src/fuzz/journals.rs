@@ -1,5 +1,5 @@
-//! Journals of broken runs. Invariant: blocks that are read are the first ones that were written under the
-//! journal's key, in their order; a damaged journal gives fewer of them, or an error.
+//! Journals of interrupted runs. Invariant: the blocks that are read are a prefix of the blocks that were
+//! written under the journal's key; a damaged journal gives fewer blocks or an error.
 
 use super::{Format, Seen, Stock, fit, measured};
 use data::DataError;
@@ -7,7 +7,7 @@ use data::journal::{Blocks, Journal};
 use std::fs;
 use std::path::Path;
 
-/// The blocks under each key.
+/// Keys of the journals in the corpus, with their blocks.
 const JOURNALS: [(&[u8], &[&[u8]]); 4] = [
     (b"", &[]),
     (b"{\"identity\": 1}", &[b"first", b"", b"third, which is longer"]),
@@ -15,7 +15,7 @@ const JOURNALS: [(&[u8], &[&[u8]]); 4] = [
     (b"many", &[b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]),
 ];
 
-/// The one format, its corpus written by the journal itself.
+/// The format `journal`, with a corpus that the journal writer creates.
 pub fn formats(folder: &Path) -> Vec<Format> {
     let path = folder.join("sound.journal");
     let write = |(key, blocks): (&[u8], &[&[u8]])| -> Result<Vec<u8>, DataError> {
@@ -23,7 +23,7 @@ pub fn formats(folder: &Path) -> Vec<Format> {
         blocks.iter().try_for_each(|block| journal.append(block))?;
         Ok(fs::read(&path).unwrap_or_default())
     };
-    // Without a folder there is nothing to read either, which the run says.
+    // If the folder cannot be created, the corpus has only an empty file, and `run` reports the error.
     let _ = fs::create_dir_all(folder);
     let corpus = JOURNALS.into_iter().filter_map(|journal| write(journal).ok()).chain([vec![]]).collect();
     let words: [&[u8]; 5] = [
@@ -44,6 +44,7 @@ pub fn formats(folder: &Path) -> Vec<Format> {
     }]
 }
 
+/// Reads a case and compares its blocks with the blocks of its key in [`JOURNALS`].
 fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let (read, peak) = measured(|| blocks(path));
     let (accepted, key, found) = match read {
@@ -65,9 +66,10 @@ fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     Ok(Seen { accepted, peak, allowed: (1 << 20) + 8 * bytes.len() as u64 })
 }
 
-/// Key and blocks, up to an error if there is one.
+/// Key and blocks, and the error that ended reading.
 type Read = (Vec<u8>, Vec<Vec<u8>>, Option<DataError>);
 
+/// Reads all blocks; `None` if the file ends before its key is complete.
 fn blocks(path: &Path) -> Result<Option<Read>, DataError> {
     let Some(mut blocks) = Blocks::open(path)? else { return Ok(None) };
     let (mut found, mut block) = (vec![], vec![]);

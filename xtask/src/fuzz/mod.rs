@@ -1,8 +1,8 @@
-//! Feeds damaged files to everything that reads files of others, and sees that nothing worse than an error
-//! comes of it. Invariant: a reader does not panic, takes memory in proportion to its input, ends in time,
-//! names the file in its error, and what it accepts is in range; each format adds what else must hold.
+//! Fuzzing: feeds damaged files to every reader of external files. Invariant: a reader does not panic, uses
+//! memory in proportion to its input, ends in time and names the file in its error, and accepted values are in
+//! range; each format adds further conditions.
 //!
-//! Every case is written to its folder before it is read, so it is there even if the process dies of it.
+//! Every case is written to its folder before it is read, so the file is left for analysis if the process dies.
 
 mod journals;
 mod mutate;
@@ -21,38 +21,39 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A case that takes longer is a finding; it is meant for a debug build on a busy machine.
+/// A case that takes longer is a finding. The limit allows for a debug build on a busy machine.
 const SLOW: Duration = Duration::from_secs(20);
-/// A case that takes longer does not end: the process does.
+/// After this time a case is considered endless, and the process exits.
 const ENDLESS: Duration = Duration::from_secs(120);
-/// Of a format; then it is given up.
+/// Maximum number of findings of a format, after which the format is abandoned.
 const MOST_FINDINGS: usize = 20;
-/// Bytes of a message, names in it included.
+/// Maximum length of an error message in bytes, including names.
 const LONGEST_MESSAGE: usize = 4096;
 
-/// What a reader reads.
+/// A file format and the reader under test.
 struct Format {
     name: &'static str,
-    /// The case's file: readers look at names too.
+    /// File name of a case, because readers also consider names.
     file: &'static str,
     stock: Stock,
-    /// Packs a damaged text, so that the damage is met behind the packing.
+    /// Encodes a mutated text, for example compresses it, so that the damage reaches the reader behind the
+    /// decoder.
     wrap: fn(&[u8]) -> Vec<u8>,
-    /// Files that lie beside the case.
+    /// Files in the folder of the case, by name.
     beside: Vec<(&'static str, Vec<u8>)>,
-    /// Reads a case; an error is a finding.
+    /// Reads a case; `Err` is a finding.
     check: fn(&Path, &[u8]) -> Result<Seen, String>,
 }
 
-/// What came of a case.
+/// Result of a case without a finding.
 struct Seen {
     accepted: bool,
-    /// Bytes of the heap at most, and what was allowed.
+    /// Peak heap memory in bytes, and its limit.
     peak: u64,
     allowed: u64,
 }
 
-/// What came of a format.
+/// Statistics of a format.
 #[derive(Default)]
 struct Tally {
     cases: u64,
@@ -62,17 +63,17 @@ struct Tally {
     findings: Vec<String>,
 }
 
-/// What is asked for.
+/// Options of the command.
 pub struct Request<'a> {
-    /// Cases of each format.
+    /// Number of cases per format.
     pub count: u64,
-    /// The same seed gives the same cases.
+    /// Seed; equal seeds give equal cases.
     pub seed: u64,
-    /// Only formats with this in their name.
+    /// Only formats whose names contain this text are tested.
     pub only: &'a str,
 }
 
-/// Reads `--count N`, `--seed N` and `--format NAME`.
+/// Parses `--count N`, `--seed N` and `--format NAME`; `None` if an argument is invalid.
 pub fn request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
     let mut request = Request { count: 10_000, seed: 1, only: "" };
     for pair in words.chunks(2) {
@@ -86,7 +87,7 @@ pub fn request<'a>(words: &[&'a str]) -> Option<Request<'a>> {
     Some(request)
 }
 
-/// Runs every format and prints a line about each; an error when there is a finding.
+/// Runs every format and prints one line about each; `Err` if there are findings.
 pub fn run(root: &Path, request: &Request<'_>) -> Result<(), String> {
     let folder = folder();
     let watch = Watch::start();
@@ -114,12 +115,13 @@ fn formats(root: &Path, folder: &Path) -> Vec<Format> {
     formats
 }
 
-/// Beside the program, so below the target folder.
+/// Working folder beside the executable, thus in the target folder.
 fn folder() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     program.parent().unwrap_or(Path::new("target")).join(format!("fuzz-{}", std::process::id()))
 }
 
+/// Runs the cases of one format. Cases with findings are stored under their seed and number.
 fn try_format(format: &Format, request: &Request<'_>, folder: &Path, watch: &Watch) -> Result<Tally, String> {
     let refuse = |e: std::io::Error| format!("{}: {e}", folder.display());
     fs::create_dir_all(folder).map_err(refuse)?;
@@ -131,6 +133,7 @@ fn try_format(format: &Format, request: &Request<'_>, folder: &Path, watch: &Wat
     for number in 0..request.count {
         let mut random = Random::of(request.seed, format.name, number);
         let mut bytes = (format.wrap)(&mutate(&mut random, &format.stock));
+        // Also damage some files after encoding, for example the compressed stream itself.
         if random.once_in(4) {
             damage(&mut random, &mut bytes, &format.stock);
         }
@@ -149,7 +152,7 @@ fn try_format(format: &Format, request: &Request<'_>, folder: &Path, watch: &Wat
 }
 
 impl Tally {
-    /// Reads one case.
+    /// Runs one case; `Err` is a finding.
     fn take(&mut self, format: &Format, path: &Path, bytes: &[u8], watch: &Watch) -> Result<(), String> {
         watch.begin(path);
         let start = Instant::now();
@@ -172,19 +175,22 @@ impl Tally {
     }
 }
 
+/// The message of a panic.
 fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default().to_owned()
 }
 
-/// Replaces a file's contents without emptying it first, after which some file systems write to disk.
+/// Replaces the content of a file without truncating it first, because some file systems write to disk after a
+/// truncation.
 fn overwrite(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let file = File::options().write(true).create(true).truncate(false).open(path)?;
     file.write_all_at(bytes, 0)?;
     file.set_len(bytes.len() as u64)
 }
 
-/// What `read` gives, and the most bytes that it held on the heap. A panic goes on after the measurement.
+/// Returns the result of `read` and its peak heap memory in bytes. A panic is resumed after the measurement, so
+/// that the counter ends regularly.
 fn measured<T>(read: impl FnOnce() -> T) -> (T, u64) {
     let mut result = None;
     let counted = allocation_counter::measure(|| result = Some(catch_unwind(AssertUnwindSafe(read))));
@@ -195,7 +201,7 @@ fn measured<T>(read: impl FnOnce() -> T) -> (T, u64) {
     }
 }
 
-/// The error and its causes, each on its own.
+/// Messages of the error and of each of its causes.
 fn messages(error: &dyn std::error::Error) -> Vec<String> {
     let mut texts = vec![error.to_string()];
     let mut cause = error.source();
@@ -206,7 +212,7 @@ fn messages(error: &dyn std::error::Error) -> Vec<String> {
     texts
 }
 
-/// A refusal must name the file, in one line of printable text that is not too long.
+/// Checks an error: it must name the file, and its messages must be [`plain`].
 fn fit(error: &dyn std::error::Error, path: &Path) -> Result<(), String> {
     let texts = messages(error);
     let file = path.file_name().unwrap_or_default().to_string_lossy();
@@ -216,7 +222,7 @@ fn fit(error: &dyn std::error::Error, path: &Path) -> Result<(), String> {
     texts.iter().try_for_each(|text| plain(text))
 }
 
-/// One line of printable text that is not too long.
+/// Checks that a message is one printable line and not too long.
 fn plain(text: &str) -> Result<(), String> {
     if text.chars().any(char::is_control) {
         return Err(format!("control characters in a message: {text:?}"));
@@ -227,7 +233,7 @@ fn plain(text: &str) -> Result<(), String> {
     }
 }
 
-/// Ends the process when a case does not end.
+/// Watchdog thread that exits the process if a case does not end.
 struct Watch(Arc<Mutex<Option<(Instant, PathBuf)>>>);
 
 impl Watch {
@@ -260,7 +266,7 @@ impl Watch {
 mod tests {
     use super::*;
 
-    /// What CI runs; the long form is `cargo run -p xtask -- fuzz`.
+    /// The short run of CI; the long run is `cargo run -p xtask -- fuzz`.
     #[test]
     fn damaged_files_are_refused_or_read() {
         let request = request(&["--count", "1000"]).expect("words of ours");

@@ -1,16 +1,16 @@
-//! Damages bytes as broken disks, careless editors and hostile authors do. Invariant: the result is at most
-//! [`LARGEST`] bytes, so no case is slow by its size alone.
+//! Mutations that imitate storage faults, editing errors and hostile authors. Invariant: the result has at most
+//! [`LARGEST`] bytes, so no case is slow only because of its size.
 
 use super::random::Random;
 
-/// The longest case.
+/// Maximum length of a case in bytes.
 const LARGEST: usize = 1 << 20;
 
-/// What a mutation draws from: sound files of the format, and the words of its language.
+/// Material for mutations of a format.
 pub struct Stock {
-    /// Sound (or at least telling) files.
+    /// Files to mutate: valid, or close to valid.
     pub corpus: Vec<Vec<u8>>,
-    /// Pieces that mean something to the reader.
+    /// Fragments with a meaning in the format.
     pub words: Vec<Vec<u8>>,
 }
 
@@ -35,7 +35,7 @@ const MUTATIONS: [Mutation; 16] = [
     swap,
 ];
 
-/// A member of the corpus, damaged one to four times; now and then as it is.
+/// A file of the corpus with one to four mutations, or, in one of 50 cases, unchanged.
 pub fn mutate(random: &mut Random, stock: &Stock) -> Vec<u8> {
     let mut bytes = random.pick(&stock.corpus).clone();
     if !random.once_in(50) {
@@ -44,7 +44,7 @@ pub fn mutate(random: &mut Random, stock: &Stock) -> Vec<u8> {
     bytes
 }
 
-/// Damages `bytes` once, or up to four times.
+/// Applies one to four mutations to `bytes`.
 pub fn damage(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
     let times = if random.once_in(2) { 1 } else { 1 + random.below(4) };
     for _ in 0..times {
@@ -53,11 +53,13 @@ pub fn damage(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
     }
 }
 
+/// Flips a bit.
 fn flip(random: &mut Random, bytes: &mut [u8]) {
     let (at, bit) = (random.below(bytes.len()), random.below(8));
     bytes.iter_mut().skip(at).take(1).for_each(|b| *b ^= 1 << bit);
 }
 
+/// Overwrites a byte, mostly by a byte that has a meaning in many formats.
 fn overwrite(random: &mut Random, bytes: &mut [u8]) {
     const TELLING: &[u8] = b"\0\x01\x7f\x80\xff\n\r\t >@+\"'{}[](),:.-/\\\x1b";
     let at = random.below(bytes.len());
@@ -65,47 +67,51 @@ fn overwrite(random: &mut Random, bytes: &mut [u8]) {
     bytes.iter_mut().skip(at).take(1).for_each(|b| *b = byte);
 }
 
+/// Truncates the file.
 fn cut(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     bytes.truncate(random.below(bytes.len() + 1));
 }
 
-/// The beginning of this and the end of another.
+/// Joins a prefix of this file and a suffix of another file of the corpus.
 fn splice(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
     let other = random.pick(&stock.corpus);
     bytes.truncate(random.below(bytes.len() + 1));
     bytes.extend_from_slice(&other[random.below(other.len() + 1)..]);
 }
 
+/// Repeats a block up to 128 times.
 fn repeat(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     let block = block(random, bytes);
     let piece = bytes[block.clone()].repeat(1 << random.below(8));
     bytes.splice(block.end..block.end, piece.into_iter().take(LARGEST));
 }
 
+/// Removes a block.
 fn remove(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     bytes.drain(block(random, bytes));
 }
 
+/// Inserts a fragment.
 fn insert_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
     let at = random.below(bytes.len() + 1);
     bytes.splice(at..at, random.pick(&stock.words).iter().copied());
 }
 
-/// As a program, for formats whose words are instructions.
+/// Inserts a sequence of fragments, which is a program in formats whose fragments are instructions.
 fn insert_words(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
     let at = random.below(bytes.len() + 1);
     let words: Vec<u8> = (0..1 + random.below(30)).flat_map(|_| random.pick(&stock.words).clone()).collect();
     bytes.splice(at..at, words);
 }
 
-/// A word in the place of a name, a number or a string, so that the syntax of texts lives on.
+/// Replaces a name, number or string by a fragment, which preserves the syntax of texts.
 fn replace_token(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
     if let Some(token) = some_token(random, bytes) {
         bytes.splice(token, random.pick(&stock.words).iter().copied());
     }
 }
 
-/// A name, number or string in the place of another.
+/// Replaces a name, number or string by another one of the file.
 fn copy_token(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     if let (Some(from), Some(to)) = (some_token(random, bytes), some_token(random, bytes)) {
         let copy = bytes[from].to_vec();
@@ -113,12 +119,13 @@ fn copy_token(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     }
 }
 
+/// Replaces a block by a fragment.
 fn replace_by_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
     let block = block(random, bytes);
     bytes.splice(block, random.pick(&stock.words).iter().copied());
 }
 
-/// A binary size that lies: of 2, 4 or 8 bytes, little-endian.
+/// Overwrites 2, 4 or 8 bytes by a wrong little-endian size.
 fn size(random: &mut Random, bytes: &mut [u8]) {
     let len = bytes.len() as u64;
     let extremes = [0, 1, len - len.min(1), len, len + 1, 0x7fff, 0xffff, 1 << 31, 1 << 32, 1 << 62, 1 << 63];
@@ -128,7 +135,7 @@ fn size(random: &mut Random, bytes: &mut [u8]) {
     bytes.iter_mut().skip(at).zip(value.to_le_bytes()).take(width).for_each(|(b, new)| *b = new);
 }
 
-/// A number in a text that lies.
+/// Replaces a number of a text by a wrong number or another literal.
 fn number(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     const LIES: &[&str] = &[
         "0",
@@ -170,7 +177,7 @@ fn number(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     }
 }
 
-/// Brackets in brackets, up to 16 384 deep, in the place of a number or anywhere.
+/// Inserts brackets nested up to 16 384 deep, in place of a number or anywhere.
 fn nest(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     const KINDS: &[(&str, &str)] =
         &[("[", "]"), ("{\"a\":", "}"), ("(", ")"), ("(", "t"), ("]", "a"), ("{a=", "}")];
@@ -183,14 +190,14 @@ fn nest(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     bytes.splice(place.unwrap_or(at..at), text.bytes());
 }
 
-/// A long run of one byte.
+/// Inserts a long run of one byte.
 fn run(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     let at = random.below(bytes.len() + 1);
     let byte = bytes.get(at).copied().unwrap_or(random.next() as u8);
     bytes.splice(at..at, std::iter::repeat_n(byte, 1 << random.below(17)));
 }
 
-/// Two blocks change places.
+/// Moves a block to another position.
 fn swap(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     let block = block(random, bytes);
     let piece: Vec<u8> = bytes.drain(block).collect();
@@ -198,14 +205,14 @@ fn swap(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
     bytes.splice(at..at, piece);
 }
 
-/// A part of `bytes`: mostly short.
+/// A random range of `bytes`, short in three of four cases.
 fn block(random: &mut Random, bytes: &[u8]) -> std::ops::Range<usize> {
     let start = random.below(bytes.len());
     let most = if random.once_in(4) { bytes.len() } else { 16 };
     start..(start + random.below(most + 1)).min(bytes.len())
 }
 
-/// The place of some number in a text.
+/// Range of a number in a text: the first after a random position.
 fn some_number(random: &mut Random, bytes: &[u8]) -> Option<std::ops::Range<usize>> {
     let is_part = |b: &u8| b.is_ascii_digit() || matches!(b, b'-' | b'.');
     let from = random.below(bytes.len());
@@ -214,7 +221,7 @@ fn some_number(random: &mut Random, bytes: &[u8]) -> Option<std::ops::Range<usiz
     Some(start..start + len)
 }
 
-/// The place of some string in quotes or word.
+/// Range of a quoted string or a word: the first after a random position.
 fn some_token(random: &mut Random, bytes: &[u8]) -> Option<std::ops::Range<usize>> {
     let is_part = |b: &u8| b.is_ascii_alphanumeric() || b"-._".contains(b);
     let from = random.below(bytes.len());

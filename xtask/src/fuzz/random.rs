@@ -1,11 +1,11 @@
 //! Deterministic pseudo-random numbers. Invariant: a case depends only on the seed, the format and its number,
 //! so every case can be reproduced.
 
-/// SplitMix64 (Steele, Lea and Flood 2014): small, and enough to choose bytes.
+/// The generator SplitMix64 (Steele, Lea and Flood 2014).
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of one case.
+    /// The generator of one case.
     pub fn of(seed: u64, format: &str, number: u64) -> Self {
         let mut random = Random(seed);
         for part in format.bytes().map(u64::from).chain([number]) {
@@ -15,7 +15,7 @@ impl Random {
         random
     }
 
-    /// Any number.
+    /// A uniform 64-bit number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -24,7 +24,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; 0 where there is none.
+    /// A number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }

@@ -1,6 +1,5 @@
-//! Sequence files, plain and compressed, against a reference reader that shares nothing with ours but the
-//! rules. Invariant: both read the same records, or both refuse; a compression is one row of
-//! [`COMPRESSIONS`].
+//! FASTA and FASTQ files, plain and compressed, against an independent reference reader. Invariant: both
+//! readers return equal records, or both refuse the file; each compression is one row of [`COMPRESSIONS`].
 
 use super::{Format, Seen, Stock, fit, measured};
 use data::DataError;
@@ -12,15 +11,15 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
 use std::path::Path;
 
-/// How a text may be packed.
+/// A compression with an independent decoder.
 struct Compression {
     formats: [&'static str; 2],
-    /// How a packed file begins.
+    /// First bytes of a compressed file.
     magic: &'static [u8],
     pack: fn(&[u8]) -> Vec<u8>,
-    /// `None` where it is damaged.
+    /// Decompresses; `None` if the data is damaged.
     unpack: fn(&[u8]) -> Option<Vec<u8>>,
-    /// Bytes that its decoder may hold, whatever the size of the text.
+    /// Memory limit of the decoder in bytes, for a text of any size.
     window: u64,
 }
 
@@ -55,12 +54,12 @@ const COMPRESSIONS: &[Compression] = &[
     },
 ];
 
-/// Buffers of the reader.
+/// Memory limit of the reader's buffers in bytes.
 const BUFFERS: u64 = 1 << 20;
-/// The longest name that is read.
+/// Maximum length of a name in bytes.
 const LONGEST_NAME: usize = 4096;
 
-/// Both formats, plain and in every compression.
+/// FASTA and FASTQ, plain and in every compression.
 pub fn formats() -> Vec<Format> {
     let row = |name, wrap, stock| Format { name, file: "reads", stock, wrap, beside: vec![], check };
     let mut rows = vec![row("fasta", <[u8]>::to_vec as fn(&[u8]) -> Vec<u8>, fasta())];
@@ -128,9 +127,10 @@ fn words() -> Vec<Vec<u8>> {
     words.map(<[u8]>::to_vec).to_vec()
 }
 
-/// What was read: the records by their number and a digest of all, and whether that was all.
+/// Number of records, hash of all records, and whether the file was read to its end.
 type Digest = (u64, u64, bool);
 
+/// Reads a case with the reader under test and with [`reference()`], and compares the digests.
 fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let (read, peak) = measured(|| ours(path));
     let found = match &read {
@@ -148,8 +148,8 @@ fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let window = compression.map_or(0, |compression| compression.window);
     let seen = |len: usize| Seen { accepted: found.2, peak, allowed: BUFFERS + window + 3 * len as u64 };
     let Some(text) = text else {
-        // What came before the damage is not known here; a thousandfold is the most that gzip can hold,
-        // and more than these cases hold in others.
+        // The length of the text before the damage is unknown. 1032 is the maximum compression ratio of
+        // deflate, and these cases do not reach it in other formats.
         let most = seen(bytes.len().saturating_mul(1032));
         return if found.2 { Err("a damaged file is read to its end".to_owned()) } else { Ok(most) };
     };
@@ -160,6 +160,7 @@ fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     }
 }
 
+/// Digest by the reader under test, and its error.
 fn ours(path: &Path) -> (Digest, Option<DataError>) {
     let mut digest = DefaultHasher::new();
     let (mut count, mut record) = (0, Record::default());
@@ -177,7 +178,7 @@ fn ours(path: &Path) -> (Digest, Option<DataError>) {
     }
 }
 
-/// The same by the plainest of readers.
+/// Digest by the reference reader, written for simplicity.
 fn reference(text: &[u8]) -> Digest {
     let mut rest = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
     let mut digest = DefaultHasher::new();
@@ -197,6 +198,7 @@ fn reference(text: &[u8]) -> Digest {
     }
 }
 
+/// Takes a FASTA record from `rest`; `None` if its name is invalid.
 fn fasta_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
     let id = name(&line(rest)[1..])?;
     let mut sequence = vec![];
@@ -206,6 +208,7 @@ fn fasta_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
     Some((id, sequence))
 }
 
+/// Takes a FASTQ record, which may span several lines, from `rest`; `None` if it is malformed.
 fn fastq_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
     let title = &line(rest)[1..];
     let id = name(title)?;
@@ -220,6 +223,7 @@ fn fastq_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
     if !second.is_empty() && second != title.trim_ascii_end() {
         return None;
     }
+    // A quality line may start with `@`, so only the number of characters ends the record.
     let mut quality = 0;
     while quality < sequence.len() {
         if rest.is_empty() {
@@ -230,7 +234,7 @@ fn fastq_record(rest: &mut &[u8]) -> Option<(String, Vec<u8>)> {
     (quality == sequence.len()).then_some((id, sequence))
 }
 
-/// The first line, without its end, which is taken from `rest`.
+/// Takes the first line and its end from `rest`; returns the line without its end.
 fn line<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
     let end = rest.iter().position(|b| b"\r\n".contains(b)).unwrap_or(rest.len());
     let (line, tail) = rest.split_at(end);
@@ -238,7 +242,7 @@ fn line<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
     line
 }
 
-/// The first word of a title; `None` if it is no UTF-8, or too long.
+/// The first word of a title; `None` if it is not valid UTF-8 or too long.
 fn name(title: &[u8]) -> Option<String> {
     for word in title.split(is_blank).filter(|word| !word.is_empty()) {
         let word = std::str::from_utf8(word).ok()?;
@@ -249,6 +253,7 @@ fn name(title: &[u8]) -> Option<String> {
     Some(String::new())
 }
 
+/// Letters of a sequence line: without spaces, and without other white space at its end.
 fn letters(line: &[u8]) -> Vec<u8> {
     let mut letters: Vec<u8> = line.iter().copied().filter(|&b| b != b' ').collect();
     while letters.last().is_some_and(is_blank) {
@@ -257,18 +262,19 @@ fn letters(line: &[u8]) -> Vec<u8> {
     letters
 }
 
+/// The text without leading white space.
 fn trimmed(text: &[u8]) -> &[u8] {
     let start = text.iter().position(|b| !is_blank(b)).unwrap_or(text.len());
     &text[start..]
 }
 
-/// ASCII of what Python calls white.
+/// White space as defined by `str.isspace` of Python, restricted to ASCII.
 fn is_blank(b: &u8) -> bool {
     b" \t\n\x0b\x0c\r\x1c\x1d\x1e\x1f".contains(b)
 }
 
 fn gzip(text: &[u8]) -> Vec<u8> {
-    // Two members, as tools write that compress in parallel. Writing to a Vec cannot fail.
+    // Two members, as parallel compressors write. Writing to a Vec cannot fail.
     let member = |text: &[u8]| {
         let mut encoder = GzEncoder::new(vec![], Level::fast());
         let _ = encoder.write_all(text);
@@ -315,7 +321,7 @@ fn unzstd(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut decoder = ruzstd::decoding::FrameDecoder::new();
     let mut text = Vec::with_capacity(4 << 20);
     decoder.decode_all_to_vec(bytes, &mut text).ok()?;
-    // It computes the checksum and leaves the comparison to the caller.
+    // The decoder computes the checksum but leaves the comparison to its caller.
     let sums = (decoder.get_checksum_from_data(), decoder.get_calculated_checksum());
     (sums.0.is_none() || sums.0 == sums.1).then_some(text)
 }

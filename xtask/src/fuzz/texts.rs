@@ -1,6 +1,6 @@
-//! The texts that describe models and machines: tokenizer.json, config.json, target files. Invariant: what is
-//! accepted can be used: a tokenizer encodes within its vocabulary, a configuration builds a graph, a target
-//! makes plans with numbers in range.
+//! Texts that describe models and machines: tokenizer.json, config.json, target files. Invariant: accepted
+//! files are usable: a tokenizer encodes within its vocabulary, a configuration builds a graph, and a target
+//! gives plans with values in range.
 
 use super::{Format, Seen, Stock, fit, measured, messages, plain};
 use data::bounded::read_text;
@@ -11,10 +11,10 @@ use plan::{Policy, Program, Target, compile};
 use std::fs;
 use std::path::Path;
 
-/// What `run` reads of a target file.
+/// Maximum size of a target file that is read, in bytes.
 const LARGEST_TARGET: u64 = 1 << 18;
 
-/// All three.
+/// The formats of this file.
 pub fn formats(root: &Path) -> Vec<Format> {
     let read = |path: &str| fs::read(root.join(path)).unwrap_or_default();
     let goldens = "fixtures/goldens";
@@ -126,7 +126,7 @@ const TARGET: &[&str] = &[
     "[a.b.c]\n",
 ];
 
-/// What a tokenizer must read: sequences and what may stand in their place.
+/// Input of an accepted tokenizer: sequences, and bytes that are not sequences.
 const SEQUENCES: &[&[u8]] = &[
     b"",
     b"A",
@@ -140,6 +140,7 @@ const SEQUENCES: &[&[u8]] = &[
     b"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!",
 ];
 
+/// Opens a tokenizer and encodes [`SEQUENCES`] with it.
 fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let long = b"ACGTTGCATCAGGATTACCA".repeat(50);
     let (read, peak) = measured(|| {
@@ -147,7 +148,7 @@ fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
         let mut tokens = vec![];
         for sequence in SEQUENCES.iter().copied().chain([&long[..]]) {
             tokens.clear();
-            // A sequence may be refused; the tokens of another may not be out of range.
+            // The tokenizer may refuse a sequence; tokens of accepted sequences must be in range.
             let Ok(unknown) = bpe.encode(sequence, &mut tokens) else { continue };
             let in_range = |&token: &i32| usize::try_from(token).is_ok_and(|token| token < bpe.vocab_size());
             if !tokens.iter().all(in_range) || unknown > tokens.len() || tokens.len() > 3 * sequence.len() + 2 {
@@ -161,10 +162,11 @@ fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
         Ok(used) => used.map(|()| true)?,
         Err(error) => fit(&error, path).map(|()| false)?,
     };
-    // The tables of the own encoder take 9 MiB at most.
+    // The tables of the encoder take at most 9 MiB.
     Ok(Seen { accepted, peak, allowed: (24 << 20) + 64 * bytes.len() as u64 })
 }
 
+/// Reads a configuration and builds its graph.
 fn check_config(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let bounds = Bounds { tokens: 8, sequences: 2, longest: 8 };
     let (read, peak) = measured(|| {
@@ -180,7 +182,7 @@ fn check_config(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     Ok(Seen { accepted, peak, allowed: (64 << 20) + 64 * bytes.len() as u64 })
 }
 
-/// The parameters can be counted, and the constants are numbers.
+/// Checks that the size of the parameters does not overflow and that all constants are finite.
 fn in_range(graph: &Graph) -> Result<bool, String> {
     let text = graph.to_string();
     for wrong in ["NaN", "inf,", "inf)", "inf "] {
@@ -194,6 +196,7 @@ fn in_range(graph: &Graph) -> Result<bool, String> {
     bytes.map(|_| true).ok_or_else(|| "more weights than can be counted".to_owned())
 }
 
+/// Reads a target and plans a model for it.
 fn check_target(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let name = path.display().to_string();
     let (read, peak) = measured(|| {
@@ -203,7 +206,7 @@ fn check_target(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let accepted = match read {
         None => false,
         Some(Ok(used)) => used.map(|()| true)?,
-        // The message shows the line that is wrong, and a mark below it.
+        // The message consists of several lines: it shows the wrong line of the file with a mark below it.
         Some(Err(error)) => {
             let text = messages(&error).concat().replace('\n', " ");
             plain(&text)?;
@@ -216,7 +219,8 @@ fn check_target(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     Ok(Seen { accepted, peak, allowed: (16 << 20) + 192 * bytes.len() as u64 })
 }
 
-/// Plans for a small model whose ledger adds up, or a refusal with a bill.
+/// Compiles a small model for the target. The ledger must add up to the peak, and a budget of 1 KiB must be
+/// refused with a bill.
 fn use_target(target: &Target) -> Result<(), String> {
     let encoder = Encoder::from_json(SMALL).map_err(|e| e.to_string())?;
     let bounds = Bounds { tokens: 64, sequences: 4, longest: 64 };
@@ -233,6 +237,6 @@ fn use_target(target: &Target) -> Result<(), String> {
     }
 }
 
-/// One layer.
+/// A configuration with one layer.
 const SMALL: &str = r#"{"model_type": "esm", "vocab_size": 33, "mask_token_id": 32, "hidden_size": 8,
     "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "position_embedding_type": "rotary"}"#;

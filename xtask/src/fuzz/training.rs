@@ -1,6 +1,6 @@
-//! What training reads: texts, lines of JSON, files of ids, rows of numbers, and byte-level tokenizers.
-//! Invariant: what is accepted is trained on to the last byte: every byte of a document is a target once, every
-//! id is in the vocabulary, every row is finite.
+//! Training data: texts, JSON lines, files of token ids, arrays of rows, and byte-level tokenizers. Invariant:
+//! accepted data is used completely: every byte of a document is a target once, every id is in the vocabulary,
+//! every row is finite.
 
 use super::{Format, Seen, Stock, fit, measured};
 use data::DataError;
@@ -11,14 +11,14 @@ use data::train::{
 };
 use std::path::Path;
 
-/// Buffers of readers and decoders.
+/// Memory limit of the buffers of readers and decoders, in bytes.
 const BUFFERS: u64 = 2 << 20;
-/// The bytes that a document may have.
+/// Maximum length of a document in bytes.
 const LONGEST: usize = 1 << 16;
-/// What ids are less than.
+/// Vocabulary size of files of ids.
 const VOCAB: usize = 1000;
 
-/// One row for each kind of file.
+/// One format for each kind of file.
 pub fn formats() -> Vec<Format> {
     let row = |name, file, corpus: Vec<Vec<u8>>, words: &[&[u8]], check| {
         let stock = Stock { corpus, words: words.iter().map(|word| word.to_vec()).collect() };
@@ -67,12 +67,12 @@ fn owned(texts: &[&[u8]]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.to_vec()).collect()
 }
 
-/// Every byte has a token, and there are two merges.
+/// A byte-level BPE tokenizer with a token for every byte and two merges.
 fn byte_pairs() -> Vec<u8> {
     let printable = (b'!'..=b'~').chain(0xa1..=0xac).chain(0xae..=0xff).map(u32::from);
     let names = printable.chain(256..324).filter_map(char::from_u32).map(String::from);
     let names = names.chain(["th", "the"].map(str::to_owned));
-    // None of these characters is escaped otherwise than in JSON.
+    // For these characters the escapes of Rust's `Debug` are those of JSON.
     let vocab: Vec<String> = names.enumerate().map(|(id, name)| format!("{name:?}:{id}")).collect();
     format!(
         r#"{{"added_tokens":[{{"id":258,"content":"<|end|>","single_word":false,"lstrip":false,"rstrip":false,
@@ -84,7 +84,7 @@ fn byte_pairs() -> Vec<u8> {
     .into_bytes()
 }
 
-/// Pieces with scores, behind normalizers.
+/// A unigram tokenizer with scores and normalizers.
 fn sentence_pieces() -> Vec<u8> {
     br#"{"added_tokens":[{"id":0,"content":"<unk>","single_word":false,"lstrip":false,"rstrip":false,
         "normalized":false,"special":true}],"normalizer":{"type":"Sequence","normalizers":[{"type":"NFKC"},
@@ -94,6 +94,7 @@ fn sentence_pieces() -> Vec<u8> {
         .to_vec()
 }
 
+/// `.npy` files of shape (3, 2): finite, and with a NaN.
 fn npys() -> Vec<Vec<u8>> {
     let array = |header: &str, values: &[f32]| {
         let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
@@ -134,12 +135,13 @@ fn check_json(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
 
 fn check_ids(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let format = Kind::Ids { width: IdWidth::U16, end: Some(9) };
-    // The first id of a document is no target.
+    // The first id of a document is not a target.
     let targets = |bytes: u64, documents: u64| bytes / 2 - documents;
     check(path, bytes, settings(path, format, Tokens::Ids { vocab: VOCAB }), targets)
 }
 
-/// Opens a data set and takes an epoch of it; `targets` are those that its bytes and documents make.
+/// Opens a data set and reads an epoch. `targets` gives the expected number of targets from the numbers of
+/// bytes and documents.
 fn check(path: &Path, bytes: &[u8], settings: Settings, targets: fn(u64, u64) -> u64) -> Result<Seen, String> {
     let vocab = match settings.tokens {
         Tokens::Ids { vocab } => vocab,
@@ -161,7 +163,7 @@ fn check(path: &Path, bytes: &[u8], settings: Settings, targets: fn(u64, u64) ->
     Ok(Seen { accepted, peak, allowed: BUFFERS + 16 * bytes.len() as u64 })
 }
 
-/// The targets of an epoch; the outer error is one of the data, the inner one a finding.
+/// Number of targets of an epoch. The outer error is a refusal of the data, the inner error a finding.
 fn epoch(data: &Dataset, vocab: usize) -> Result<Result<u64, String>, DataError> {
     let mut stream = data.stream(Split::Train, &data.start())?;
     let mut batch = Batch::default();
@@ -177,12 +179,13 @@ fn epoch(data: &Dataset, vocab: usize) -> Result<Result<u64, String>, DataError>
     Ok(Ok(stream.counts().targets))
 }
 
+/// Opens a tokenizer and encodes a text with it.
 fn check_byte_pairs(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let text = "the other's  way\n\u{e9}\u{4e2d} <|end|> <|x|>\t12".repeat(20);
     let (read, peak) = measured(|| {
         let pairs = BytePairs::from_file(path)?;
         let mut tokens = Vec::new();
-        // A text may be refused; the tokens of another may not be out of range.
+        // The tokenizer may refuse the text; tokens of an accepted text must be in range.
         let encoded = pairs.encode(text.as_bytes(), &mut tokens);
         let known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < pairs.size());
         let sound = tokens.iter().all(known) && tokens.len() <= 3 * text.len() + 18;
@@ -197,6 +200,7 @@ fn check_byte_pairs(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     Ok(Seen { accepted, peak, allowed: (24 << 20) + 64 * bytes.len() as u64 })
 }
 
+/// Opens a data set of rows and reads all of them.
 fn check_rows(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let settings = RowSettings {
         parts: vec![Part { files: vec![path.to_owned()], tensors: "*".to_owned() }],

@@ -1,6 +1,6 @@
-//! Weight files: safetensors, torch's zips and pickles, indexes of shards. Invariant: what is accepted lies in
-//! the file and reads, the safetensors crate agrees, no file outside of the folder is opened, and nothing that
-//! a pickle asks for happens.
+//! Weight files: safetensors, torch zip files and pickles, and indexes of shards. Invariant: tensors of
+//! accepted files lie within the file and are readable, the safetensors crate agrees, no file outside of the
+//! folder is opened, and no instruction of a pickle is executed.
 
 use super::{Format, Seen, Stock, fit, measured};
 use data::weights::{Kind, PtObject, Tensor, Value, Weights, WeightsError, read_pt_object};
@@ -8,16 +8,17 @@ use safetensors::SafeTensors;
 use std::fs;
 use std::path::Path;
 
-/// Elements read at a time.
+/// Number of elements that are read at a time.
 const PART: u64 = 4096;
-/// What a header may take of memory: the longest is 16 MiB, but these are cases of at most one.
+/// Constant part of the memory limit in bytes. A header may have 16 MiB, but the cases have at most 1 MiB.
 const PLUS: u64 = 2 << 20;
-/// An opcode of one byte makes a node, a place on the stack and an entry of the memo, in tables that double.
+/// Memory limit per byte of input: an opcode of one byte makes a node, a stack slot and a memo entry, in tables
+/// that grow by doubling.
 const TIMES: u64 = 192;
-/// What a payload would make.
+/// The file that an executed payload would create.
 const MARKER: &str = "it-was-run";
 
-/// All of them.
+/// The formats of this file.
 pub fn formats(root: &Path, folder: &Path) -> Vec<Format> {
     let head = fs::read(root.join("fixtures/goldens/head.pth")).unwrap_or_default();
     let row = |name, file, corpus: Vec<Vec<u8>>, words, wrap, check| {
@@ -33,7 +34,7 @@ pub fn formats(root: &Path, folder: &Path) -> Vec<Format> {
     let shards = vec![
         ("s1.safetensors", safetensors(&[&shard("a")[..], b"\0\0\x80\x3f"].concat())),
         ("s2.safetensors", safetensors(&[&shard("b")[..], b"\0\0\0\x40"].concat())),
-        // One level up: an index must not lead there.
+        // This file is one folder up, where an index must not lead.
         ("../outside.safetensors", safetensors(&[&shard("a")[..], b"\0\0\x80\x3f"].concat())),
     ];
     let index = row("index.json", "w.index.json", indexes(), index_words(&outside), as_is, check_index);
@@ -46,7 +47,7 @@ pub fn formats(root: &Path, folder: &Path) -> Vec<Format> {
     ]
 }
 
-/// Header and values; [`safetensors()`] puts the length before them.
+/// Headers with values; [`safetensors()`] prepends the length of the header.
 fn headers() -> Vec<Vec<u8>> {
     let members: [(&str, usize); 5] = [
         ("{}", 0),
@@ -99,12 +100,13 @@ fn header_words() -> Vec<Vec<u8>> {
     words.map(|word| word.as_bytes().to_vec()).to_vec()
 }
 
-/// The length of the header, which ends with the last brace, before it.
+/// Prepends the length of the header, which ends with the last brace.
 fn safetensors(header_and_values: &[u8]) -> Vec<u8> {
     let len = header_and_values.iter().rposition(|&b| b == b'}').map_or(0, |at| at as u64 + 1);
     [&len.to_le_bytes(), header_and_values].concat()
 }
 
+/// Pickles of state dicts, a module, plain values, and a call of `os.system`.
 fn pickles() -> Vec<Vec<u8>> {
     let module =
         b"\x80\x02c__main__\nM\nq\0)\x81}(X\x0b\0\0\0_parameters}X\x01\0\0\0wNsX\x08\0\0\0_modules}ub.";
@@ -113,12 +115,13 @@ fn pickles() -> Vec<Vec<u8>> {
     vec![state_dict(), state_dict(), module.to_vec(), values.to_vec(), payload]
 }
 
-/// `{"w": a tensor of 2 x 2, "v": one of 3 in the same storage}`.
+/// Pickle of a state dict: `w` of shape (2, 2) and `v` of shape (3), in one storage.
 fn state_dict() -> Vec<u8> {
     [&b"\x80\x02}("[..], &text("w"), &tensor(0, &[2, 2], &[2, 1]), &text("v"), &tensor(1, &[3], &[1]), b"u."]
         .concat()
 }
 
+/// Instructions that rebuild a tensor from the storage `0`.
 fn tensor(offset: u8, shape: &[u8], stride: &[u8]) -> Vec<u8> {
     let tuple = |sizes: &[u8]| {
         [b"(", &sizes.iter().flat_map(|&size| [b'K', size]).collect::<Vec<u8>>()[..], b"t"].concat()
@@ -138,16 +141,17 @@ fn tensor(offset: u8, shape: &[u8], stride: &[u8]) -> Vec<u8> {
     .concat()
 }
 
+/// Instruction that pushes a string.
 fn text(text: &str) -> Vec<u8> {
     [b"X", &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// Calls `module.name("touch MARKER")`.
+/// Instructions that call `module.name("touch MARKER")`.
 fn call(module: &str, name: &str) -> Vec<u8> {
     [format!("c{module}\n{name}\n(").as_bytes(), &text(&format!("touch {MARKER}")), b"tR"].concat()
 }
 
-/// Instructions with their arguments, sound and not.
+/// Instructions with their arguments, valid and invalid.
 const OPCODES: &[&[u8]] = &[
     b"N",
     b"\x88",
@@ -226,14 +230,14 @@ fn opcodes() -> Vec<Vec<u8>> {
     let huge = [0x8a, 8, 0, 0, 0, 0, 0, 0, 0, 0x40];
     words.push([b"(K\0", &huge[..], &huge, b"t"].concat());
     words.push(tensor(0, &[0, 2], &[1, 1]));
-    // No elements, and sizes whose product does not fit.
+    // An empty tensor whose other sizes have a product that overflows.
     let pair = |first: &[u8], second: &[u8]| [b"(", first, second, b"t"].concat();
     words.push(replaced(&state_dict(), &pair(b"K\x02", b"K\x02"), &[b"(K\0", &huge[..], &huge, b"t"].concat()));
     words.push(tensor(0, &[2, 2], &[1, 2]));
     words
 }
 
-/// `bytes` with the first `old` as `new`.
+/// `bytes` with the first occurrence of `old` replaced by `new`.
 fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     match bytes.windows(old.len()).position(|window| window == old) {
         Some(at) => [&bytes[..at], new, &bytes[at + old.len()..]].concat(),
@@ -241,19 +245,19 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A torch file of this pickle and a storage of four floats.
+/// A torch zip file with this pickle and a storage of four floats.
 fn torch(pickle: &[u8]) -> Vec<u8> {
     zip(&[("archive/data.pkl", pickle), ("archive/byteorder", b"little"), ("archive/data/0", &[0x3f; 16])])
 }
 
-/// A zip file of stored entries.
+/// A zip file with uncompressed entries.
 fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let le16 = |values: &[u16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let le32 = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let (mut file, mut directory) = (vec![], vec![]);
     for (name, bytes) in entries {
         let (at, size, name_len) = (file.len() as u32, bytes.len() as u32, name.len() as u16);
-        // Version, flags, method, time, date; checksum and sizes; lengths of name and extra field.
+        // Version, flags, method, time, date; CRC and sizes; lengths of the name and the extra field.
         let common = [le16(&[20, 0, 0, 0, 0]), le32(&[0, size, size]), le16(&[name_len, 0])].concat();
         file.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
         let place = [le16(&[0, 0, 0]), le32(&[0, at])].concat();
@@ -315,6 +319,7 @@ fn index_words(outside: &str) -> Vec<Vec<u8>> {
     words.iter().map(|word| word.as_bytes().to_vec()).collect()
 }
 
+/// Reads a case, and compares its tensors with those of the safetensors crate.
 fn check_safetensors(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let (read, peak) = measured(|| read_all(path, bytes.len() as u64));
     let theirs = SafeTensors::deserialize(bytes);
@@ -334,7 +339,7 @@ fn check_safetensors(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
         (Ok(_), Err(error)) => return Err(format!("it is read, and the reference says {error}")),
         (Err(error), theirs) => {
             fit(&error, path)?;
-            // Types that models of ours do not come in.
+            // The reader supports fewer element types than the reference.
             if theirs.is_ok() && !matches!(error, WeightsError::Unsupported { .. }) {
                 return Err(format!("the reference reads it; ours says {error}"));
             }
@@ -344,6 +349,7 @@ fn check_safetensors(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     Ok(Seen { accepted, peak, allowed: PLUS + TIMES * bytes.len() as u64 })
 }
 
+/// Reads a case as weights and as an object; the payload must not have been executed.
 fn check_torch(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let (read, first) = measured(|| read_all(path, bytes.len() as u64));
     let (object, second) = measured(|| read_pt_object(path).map(|object| walk(&object)));
@@ -360,6 +366,7 @@ fn check_torch(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     Ok(Seen { accepted, peak: first.max(second), allowed: PLUS + TIMES * bytes.len() as u64 })
 }
 
+/// Opens an index; all its files must be in its folder.
 fn check_index(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let (read, peak) = measured(|| Weights::open(path));
     let accepted = match read {
@@ -371,7 +378,7 @@ fn check_index(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
             }
             true
         }
-        // What is wrong may be wrong in a shard.
+        // A shard can be at fault, and the error then names the shard.
         Err(error) if error.to_string().contains("s1.safetensors") => false,
         Err(error) if error.to_string().contains("s2.safetensors") => false,
         Err(error) => fit(&error, path).map(|()| false)?,
@@ -379,7 +386,7 @@ fn check_index(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     Ok(Seen { accepted, peak, allowed: PLUS + TIMES * bytes.len() as u64 })
 }
 
-/// The tensors, each of which was read whole.
+/// Opens a file and reads every tensor completely. The inner error is a finding.
 fn read_all(path: &Path, len: u64) -> Result<Result<Vec<Tensor>, String>, WeightsError> {
     let weights = Weights::open(path)?;
     let tensors: Vec<Tensor> = weights.tensors().cloned().collect();
@@ -403,7 +410,7 @@ fn read_all(path: &Path, len: u64) -> Result<Result<Vec<Tensor>, String>, Weight
     Ok(Ok(tensors))
 }
 
-/// Looks at the first values of an object, and reads its tensors.
+/// Visits up to 1000 values of an object and reads its tensors.
 fn walk(object: &PtObject) -> usize {
     let mut waiting: Vec<Value<'_>> = vec![object.root()];
     let mut seen = 0;

@@ -89,6 +89,7 @@ fn metadata(root: &Path, options: &[&str]) -> Result<Value, String> {
     serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))
 }
 
+/// Elements of a JSON array; none for other values.
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
@@ -98,13 +99,14 @@ fn external(metadata: &Value) -> impl Iterator<Item = &Value> {
     list(&metadata["packages"]).filter(|package| !package["source"].is_null())
 }
 
+/// Name and version of a package.
 fn key(package: &Value) -> (String, String) {
     let text = |key: &str| package[key].as_str().unwrap_or_default().to_owned();
     (text("name"), text("version"))
 }
 
-/// The registry packages that are linked into the binary: those that the package of the command reaches through normal
-/// dependencies, without build and test dependencies.
+/// Registry packages that are linked into the binary: all packages that the package of the command reaches
+/// through normal dependencies, without build and test dependencies.
 fn linked(metadata: &Value) -> Result<Vec<&Value>, String> {
     let nodes: BTreeMap<&str, &Value> =
         list(&metadata["resolve"]["nodes"]).filter_map(|node| Some((node["id"].as_str()?, node))).collect();
@@ -120,6 +122,7 @@ fn linked(metadata: &Value) -> Result<Vec<&Value>, String> {
         }
         let node = nodes.get(id).ok_or_else(|| format!("{id}: not in the resolved graph"))?;
         let normal =
+            // `cargo metadata` gives the kind null to normal dependencies.
             list(&node["deps"]).filter(|dep| list(&dep["dep_kinds"]).any(|kind| kind["kind"].is_null()));
         open.extend(normal.filter_map(|dep| dep["pkg"].as_str()));
     }
@@ -146,7 +149,7 @@ fn license_texts(root: &Path, package: &Value) -> Result<Vec<(String, String)>, 
             }
         }
     }
-    // flatbuffers is published without the text of its licence.
+    // Some packages, such as flatbuffers, are published without the text of their licence.
     if texts.is_empty() && license == "Apache-2.0" {
         let text =
             fs::read_to_string(root.join("LICENSE-APACHE")).map_err(|e| format!("LICENSE-APACHE: {e}"))?;

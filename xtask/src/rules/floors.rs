@@ -1,19 +1,19 @@
-//! The floors: which crate may depend on which of ours, and a reason beside every other
-//! dependency. Read from the manifests' text, since the reason is a comment.
+//! The floors of ARCHITECTURE.md: which crates of the workspace a crate may depend on, and a reason beside
+//! every external dependency. Parses the text of the manifests, because the reason is a comment.
 
 use super::{Hit, hit};
 use crate::source::File;
 
-/// One crate of ours.
+/// A crate of the workspace.
 struct Row {
     name: &'static str,
-    /// Tests may look at any crate on this floor or below.
+    /// Floor of the crate. Its tests may depend on crates on this floor or below.
     floor: u8,
-    /// What the crate itself may depend on.
+    /// Crates that it may depend on outside of tests.
     may: &'static [&'static str],
 }
 
-/// The table of ARCHITECTURE.md. A crate that is not in it is an error.
+/// The table of ARCHITECTURE.md. A crate that is missing here is a violation.
 const TABLE: &[Row] = &[
     Row { name: "graph", floor: 0, may: &[] },
     Row { name: "data", floor: 0, may: &[] },
@@ -36,7 +36,7 @@ const TABLE: &[Row] = &[
     Row { name: "cli", floor: 6, may: &["runtime", "embed", "tools", "train", "virus", "plot", "cuda"] },
 ];
 
-/// A manifest of `crates/` depends on our own crates as the table allows.
+/// Every manifest in `crates/` depends on crates of the workspace only as the table allows.
 pub fn floors(file: &File) -> Vec<Hit> {
     if !file.path.starts_with("crates/") || !file.path.ends_with("/Cargo.toml") {
         return Vec::new();
@@ -55,8 +55,8 @@ pub fn floors(file: &File) -> Vec<Hit> {
     hits
 }
 
-/// Every dependency on someone else's crate has its reason as a comment beside or above it.
-/// One taken over from the workspace has it there.
+/// Every external dependency has a comment with its reason beside or above it. A dependency with `workspace =
+/// true` has it in the manifest of the workspace.
 pub fn reason(file: &File) -> Vec<Hit> {
     if !file.path.ends_with("Cargo.toml") {
         return Vec::new();
@@ -76,24 +76,24 @@ fn allowed(row: &Row, on: &str, table: &str) -> bool {
     if !table.contains("dev-dependencies") {
         return listed;
     }
-    // `cuda` is a dependency of `cli` and of the library `plimsoll`, and of the tests of `exec`, which run on every
-    // device. No crate is a dependency of its own tests.
+    // Only `cli` and the library `plimsoll` depend on `cuda`, and the tests of `exec`, which run on every
+    // device. A crate is not a dependency of its own tests.
     let below = self::row(on).is_some_and(|on| on.floor <= row.floor);
     listed || (below && (on != "cuda" || row.name == "exec") && on != row.name)
 }
 
-/// One dependency of a manifest.
+/// A dependency in a manifest.
 struct Entry<'a> {
     line: usize,
     table: &'a str,
     name: &'a str,
-    /// The whole entry, all its lines.
+    /// All lines of the entry, without comments.
     text: String,
     has_reason: bool,
 }
 
 impl Entry<'_> {
-    /// Which crate of ours this is, by its name, its package or its path.
+    /// Name of the workspace's crate that this is, by its name, package or path; `None` for an external crate.
     fn own(&self) -> Option<&str> {
         let package = quoted(&self.text, "package").unwrap_or(self.name);
         let package = package.strip_prefix("plimsoll-").unwrap_or(package);
@@ -103,13 +103,13 @@ impl Entry<'_> {
     }
 }
 
-/// The text between the quotes after `key =`.
+/// The text in quotes after `key =`.
 fn quoted<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let (_, after) = text.split_once(&format!("{key} ="))?;
     after.split('"').nth(1)
 }
 
-/// The dependencies of a manifest, in every table of them.
+/// All dependencies of a manifest.
 fn entries(text: &str) -> Vec<Entry<'_>> {
     let mut found: Vec<Entry> = Vec::new();
     let (mut table, mut above, mut open) = ("", false, false);
@@ -122,7 +122,7 @@ fn entries(text: &str) -> Vec<Entry<'_>> {
             open = !balanced(&entry.text);
         } else if code.starts_with('[') {
             table = code.trim_matches(['[', ']']);
-            // `[dependencies.name]` spreads one entry over a table: its lines follow.
+            // `[dependencies.name]` is a table with one dependency, whose keys are the lines that follow.
             if let Some((_, name)) = table.split_once("dependencies.") {
                 let has_reason = above || comment;
                 found.push(Entry { line: index + 1, table, name, text: String::new(), has_reason });
@@ -140,11 +140,13 @@ fn entries(text: &str) -> Vec<Entry<'_>> {
     found
 }
 
-/// `[dependencies]`, `[dev-dependencies]`, `[workspace.dependencies]`, `[target.*.dependencies]`.
+/// Whether a table lists dependencies: `[dependencies]`, `[dev-dependencies]`, `[workspace.dependencies]`,
+/// `[target.*.dependencies]`.
 fn lists_dependencies(table: &str) -> bool {
     table.ends_with("dependencies")
 }
 
+/// Whether all curly and square brackets are closed.
 fn balanced(text: &str) -> bool {
     let count = |bracket| text.matches(bracket).count();
     count('{') == count('}') && count('[') == count(']')

@@ -1,9 +1,9 @@
-//! The rule on a file's opening line.
+//! Rule about the first line of a file.
 
 use super::{Hit, hit};
 use crate::source::File;
 
-/// Every Rust file opens with a `//!` comment that says what the file is and the invariant it keeps.
+/// Every Rust file starts with a `//!` comment that describes the file and its invariant.
 pub fn opening(file: &File) -> Vec<Hit> {
     if !file.is_rust() || file.text.starts_with("//!") {
         return Vec::new();

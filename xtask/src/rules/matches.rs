@@ -1,17 +1,17 @@
-//! No catch-all in a match on the closed enums: when a variant is added, the compiler names
-//! every place that has to decide about it. A heuristic on text, not on types: it looks at
-//! matches whose patterns name such an enum.
+//! A match on a closed enum has no catch-all arm, so that the compiler reports every such match when a variant
+//! is added. The rule is a heuristic on text, without types: it inspects matches with a pattern that names the
+//! enum.
 
 use super::{Hit, hit};
 use crate::source::{File, in_word};
 
-/// The enums every match must spell out.
+/// Enums whose variants every match must list.
 const CLOSED: &[&str] = &["Op", "Role", "DType", "Layout", "KernelId"];
-/// The crates that see them (`data` has element types of its own).
+/// Crates that use these enums; `data` is not among them, because it has element types of its own.
 const CRATES: &[&str] =
     &["graph", "plan", "exec", "cpu", "models", "cuda", "runtime", "embed", "tools", "train", "virus"];
 
-/// Catch-all arms beside arms of a closed enum.
+/// Finds catch-all arms in matches on a closed enum.
 pub fn catch_all(file: &File) -> Vec<Hit> {
     if !file.is_rust() || !CRATES.contains(&file.crate_name()) {
         return Vec::new();
@@ -19,6 +19,7 @@ pub fn catch_all(file: &File) -> Vec<Hit> {
     file.words("match").flat_map(|at| catch_alls(file, at)).collect()
 }
 
+/// Violations of the match at `at`.
 fn catch_alls(file: &File, at: usize) -> Vec<Hit> {
     let arms = arms(file, at);
     let own = enclosing_type(&file.code[..at]);
@@ -32,7 +33,7 @@ fn catch_alls(file: &File, at: usize) -> Vec<Hit> {
     all.map(|(at, arm)| hit(file.line(*at), format!("`{arm} =>` in a match on `{closed}`"))).collect()
 }
 
-/// The patterns of the match at `at`, each with its offset.
+/// Patterns of the match at `at` with their offsets.
 fn arms(file: &File, at: usize) -> Vec<(usize, &str)> {
     let Some(body) = file.body(at) else {
         return Vec::new();
@@ -55,7 +56,7 @@ fn arms(file: &File, at: usize) -> Vec<(usize, &str)> {
     arms
 }
 
-/// The text between two offsets without blanks and attributes around it.
+/// Offset and text of the pattern between two offsets, without surrounding spaces and attributes.
 fn pattern(code: &str, start: usize, end: usize) -> (usize, &str) {
     let mut text = code[start..end].trim();
     while let Some((_, rest)) = text.strip_prefix("#[").and_then(|text| text.split_once(']')) {
@@ -64,14 +65,15 @@ fn pattern(code: &str, start: usize, end: usize) -> (usize, &str) {
     (start + code[start..end].rfind(text).unwrap_or(0), text)
 }
 
-/// The closing brace of an arm that is a block: such an arm needs no comma.
+/// Offset of the closing brace of an arm whose body is a block, after which no comma is needed; `None` for
+/// other arms.
 fn block_end(file: &File, from: usize) -> Option<usize> {
     let rest = file.code[from..].trim_start();
     let rest = rest.strip_prefix("unsafe").unwrap_or(rest).trim_start();
     rest.starts_with('{').then(|| file.close(file.code.len() - rest.len()))?
 }
 
-/// Whether a pattern takes whatever is left: `_`, a plain name, or a tuple of them.
+/// Whether a pattern matches every value: `_`, a variable, or a tuple of them.
 fn catches_all(pattern: &str) -> bool {
     let parts = pattern.trim_start_matches('(').trim_end_matches(')').split(',');
     parts.map(str::trim).filter(|part| !part.is_empty()).all(|part| {
@@ -81,14 +83,14 @@ fn catches_all(pattern: &str) -> bool {
     })
 }
 
-/// Whether a pattern has `name::` in it, as a whole word.
+/// Whether a pattern contains the path `name::`, as a whole word.
 fn names(pattern: &str, name: &str) -> bool {
     let path = format!("{name}::");
     let mut places = pattern.match_indices(&path);
     places.any(|(at, _)| at == 0 || !in_word(pattern.as_bytes()[at - 1]))
 }
 
-/// The type of the last `impl` before this point, so that `Self::` can be read.
+/// The type of the last `impl` before this point, which `Self::` refers to.
 fn enclosing_type(before: &str) -> &str {
     let header = before.rfind("\nimpl").map_or("", |at| &before[at + 1..]);
     let header = header.split('{').next().unwrap_or("").trim_end();

@@ -1,5 +1,5 @@
-//! The house rules, one row each. A rule is a pure function from a file to what is wrong in it;
-//! the rules over the whole tree are in `whole`. Every rule has a test that plants a violation.
+//! The house rules, one row each. A rule is a pure function from a file to its violations; rules about the
+//! whole tree are in `whole`. Every rule has a test with a planted violation.
 
 use std::fmt;
 
@@ -15,13 +15,13 @@ mod whole;
 /// Violation of a rule in one file.
 #[derive(Debug, PartialEq)]
 pub struct Hit {
-    /// 1-based.
+    /// Line number from 1.
     pub line: usize,
-    /// What is wrong there, and where it helps, what to do.
+    /// The violation and, where helpful, how to fix it.
     pub what: String,
 }
 
-/// A hit with its file and rule; prints as `path:line: rule: what`.
+/// A violation with its file and rule; formatted as `path:line: rule: what`.
 pub struct Finding {
     path: String,
     rule: &'static str,
@@ -38,7 +38,7 @@ impl fmt::Display for Finding {
 type FileRule = fn(&File) -> Vec<Hit>;
 type TreeRule = fn(&[File]) -> Vec<(String, Hit)>;
 
-/// Rules that look at one file. Each decides itself which files concern it.
+/// Rules about a single file. Each rule selects the files it applies to.
 const FILE_RULES: &[(&str, FileRule)] = &[
     ("floors", floors::floors),
     ("reason", floors::reason),
@@ -54,7 +54,7 @@ const FILE_RULES: &[(&str, FileRule)] = &[
     ("machine-path", text::machine_paths),
 ];
 
-/// Rules that need the whole tree.
+/// Rules about the whole tree.
 const TREE_RULES: &[(&str, TreeRule)] = &[("lock", whole::lock)];
 
 /// Applies all rules; returns the violations in order of path and line.
@@ -74,7 +74,7 @@ pub fn check(files: &[File]) -> Vec<Finding> {
     findings
 }
 
-/// The rules' names.
+/// Names of all rules.
 pub fn names() -> Vec<&'static str> {
     let file_rules = FILE_RULES.iter().map(|(name, _)| *name);
     file_rules.chain(TREE_RULES.iter().map(|(name, _)| *name)).collect()
@@ -88,7 +88,7 @@ fn hit(line: usize, what: impl Into<String>) -> Hit {
 mod tests {
     use super::*;
 
-    /// Runs `rule` on a planted file and compares the lines it names.
+    /// Runs `rule` on a planted file and compares the line numbers of its violations.
     pub fn check(rule: FileRule, path: &str, text: &str, lines: &[usize]) {
         let hits = rule(&File::new(path, text));
         let found: Vec<usize> = hits.iter().map(|hit| hit.line).collect();

@@ -1,9 +1,10 @@
-//! Rules on `unsafe`: it is allowed in the files and crates of `HOMES` only, and every use says why it is sound.
+//! Rules about `unsafe`: it is allowed only in the files and crates of `HOMES`, and every use has a comment why
+//! it is sound.
 
 use super::{Hit, hit};
 use crate::source::File;
 
-/// Where `unsafe` may stand.
+/// Files and crates in which `unsafe` is allowed.
 const HOMES: &[&str] = &[
     "crates/cpu/",
     "crates/exec/src/arena.rs",
@@ -12,13 +13,13 @@ const HOMES: &[&str] = &[
     "crates/cuda/",
 ];
 
-/// Crates without such a home: their root forbids it, so that the compiler checks too.
+/// Crates without `unsafe`. Their root file forbids it, so that the compiler checks this too.
 const SAFE_CRATES: &[&str] = &[
     "graph", "plan", "models", "runtime", "embed", "tools", "train", "virus", "plot", "data", "plimsoll",
     "cli", "xtask",
 ];
 
-/// `unsafe` stands in its homes only.
+/// `unsafe` occurs only in `HOMES`.
 pub fn home(file: &File) -> Vec<Hit> {
     if !file.is_rust() || HOMES.iter().any(|home| file.path.starts_with(home)) {
         return Vec::new();
@@ -27,7 +28,7 @@ pub fn home(file: &File) -> Vec<Hit> {
     places.map(|line| hit(line, format!("`unsafe` stands only in {}", HOMES.join(", ")))).collect()
 }
 
-/// Every `unsafe` block and impl has a `SAFETY:` comment on it or just above.
+/// Every `unsafe` block and impl has a `SAFETY:` comment in its line or directly above.
 pub fn why(file: &File) -> Vec<Hit> {
     if !file.is_rust() {
         return Vec::new();
@@ -42,9 +43,10 @@ pub fn why(file: &File) -> Vec<Hit> {
     bare.map(|line| hit(line, "no `// SAFETY:` line says why this is sound")).collect()
 }
 
-/// Whether a SAFETY comment stands on this 1-based line, or above it within the same statement.
+/// Whether a SAFETY comment is in this line (numbered from 1), or above it within one statement.
 fn explained(text: &[&str], code: &[&str], line: usize) -> bool {
     let safe = |text: &str| text.contains("// SAFETY:");
+    // Walk up to the end of the preceding statement, block or match arm, or to an empty line.
     let above = (0..line - 1).rev().take_while(|&i| {
         let ends = |ends: &str| code[i].trim_end().trim_end_matches(',').ends_with(ends);
         !text[i].trim().is_empty() && ![";", "{", "}"].into_iter().any(ends)
@@ -52,7 +54,7 @@ fn explained(text: &[&str], code: &[&str], line: usize) -> bool {
     safe(text[line - 1]) || above.into_iter().any(|i| safe(text[i]))
 }
 
-/// A crate without a home for `unsafe` forbids it in its root.
+/// The root file of a crate without `unsafe` forbids it.
 pub fn forbidden(file: &File) -> Vec<Hit> {
     let root = ["src/lib.rs", "src/main.rs"].iter().any(|root| file.path.ends_with(root));
     let safe = SAFE_CRATES.contains(&file.crate_name());

@@ -1,9 +1,10 @@
-//! Rules on words and names: nothing unfinished, no drawer files, no trace of one machine.
+//! Rules about words and names: no unfinished code, no file names without meaning, no paths of a single
+//! machine.
 
 use super::{Hit, hit};
 use crate::source::{File, in_word};
 
-/// What unfinished work looks like, and what to do instead.
+/// Signs of unfinished work, and the remedy.
 const UNFINISHED: &[(&str, &str)] = &[
     ("todo!", "build it, or leave room for it without a stub"),
     ("unimplemented!", "build it, or refuse with an error that names what is missing"),
@@ -11,10 +12,10 @@ const UNFINISHED: &[(&str, &str)] = &[
     ("#[ignore", "a test runs, or prints why it skips"),
 ];
 
-/// Names of files and folders that say nothing about what is in them.
+/// Names of files and folders that do not describe a content.
 const DRAWERS: &[&str] = &["util", "utils", "prelude", "misc", "helpers"];
 
-/// Files that may hold `macro_rules!`: the tables of ids and ops.
+/// Files that may contain `macro_rules!`: tables of ids, ops, kernels and driver functions.
 const MACRO_HOMES: &[&str] = &[
     "crates/graph/src/id.rs",
     "crates/graph/src/op.rs",
@@ -22,7 +23,8 @@ const MACRO_HOMES: &[&str] = &[
     "crates/cuda/src/api.rs",
 ];
 
-/// Machine paths and package hosts. In two pieces, so that this table does not find itself.
+/// Absolute paths and package registries. Each is written in two pieces, so that the rule does not find this
+/// table.
 const MACHINES: &[&str] = &[
     concat!("/ro", "ot/"),
     concat!("/wo", "rk/"),
@@ -36,7 +38,7 @@ const MACHINES: &[&str] = &[
     concat!("artif", "actory"),
 ];
 
-/// No unfinished work in code.
+/// Code contains no unfinished work.
 pub fn unfinished(file: &File) -> Vec<Hit> {
     let mut hits = Vec::new();
     for &(word, instead) in UNFINISHED.iter().filter(|_| file.is_rust()) {
@@ -47,14 +49,14 @@ pub fn unfinished(file: &File) -> Vec<Hit> {
     hits
 }
 
-/// No file or folder is a drawer.
+/// No Rust file or folder has a name of `DRAWERS`.
 pub fn file_name(file: &File) -> Vec<Hit> {
     let stems = file.path.split('/').map(|part| part.split('.').next().unwrap_or(part));
     let drawers = stems.filter(|stem| file.is_rust() && DRAWERS.contains(stem));
     drawers.map(|stem| hit(1, format!("`{stem}` says nothing: name the file for what it does"))).collect()
 }
 
-/// No macro beyond the id and op tables.
+/// Only files of `MACRO_HOMES` define macros.
 pub fn macros(file: &File) -> Vec<Hit> {
     if !file.is_rust() || MACRO_HOMES.contains(&file.path.as_str()) {
         return Vec::new();
@@ -63,7 +65,7 @@ pub fn macros(file: &File) -> Vec<Hit> {
     places.map(|line| hit(line, format!("macros stand only in {}", MACRO_HOMES.join(", ")))).collect()
 }
 
-/// One integration-test binary per crate: `tests/it/main.rs`.
+/// A crate has one binary of integration tests: `tests/it/main.rs`.
 pub fn test_binary(file: &File) -> Vec<Hit> {
     let folder = format!("crates/{}/tests/", file.crate_name());
     let Some(inside) = file.path.strip_prefix(&folder).filter(|_| file.is_rust()) else {
@@ -73,9 +75,9 @@ pub fn test_binary(file: &File) -> Vec<Hit> {
     binary.then(|| hit(1, "a second test binary: make it a module of tests/it/main.rs")).into_iter().collect()
 }
 
-/// No path of one machine and no host of a package registry.
+/// No file contains an absolute path of a machine or the host of a package registry.
 pub fn machine_paths(file: &File) -> Vec<Hit> {
-    // The lock file must name its sources; the `lock` rule looks at them.
+    // The lock file names its sources by necessity; the `lock` rule checks them.
     if file.path == "Cargo.lock" {
         return Vec::new();
     }
@@ -88,7 +90,7 @@ pub fn machine_paths(file: &File) -> Vec<Hit> {
     hits
 }
 
-/// Where `needle` begins in `text` without a part of a name or path before it.
+/// Offsets of `needle` in `text` that are not preceded by a character of a name or path.
 fn whole<'a>(text: &'a str, needle: &'a str) -> impl Iterator<Item = usize> + 'a {
     let places = text.match_indices(needle).map(|(at, _)| at);
     places.filter(move |&at| {

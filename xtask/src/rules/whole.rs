@@ -1,12 +1,12 @@
-//! Rules over the whole tree: the lock file.
+//! Rules about the whole tree: the lock file.
 
 use super::{Hit, hit};
 use crate::source::File;
 
-/// The only source a locked package may come from.
+/// The only allowed source of a locked package.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// `Cargo.lock` exists, and every package in it is ours or from the public registry.
+/// `Cargo.lock` exists, and every package in it belongs to the workspace or comes from the public registry.
 pub fn lock(files: &[File]) -> Vec<(String, Hit)> {
     let path = "Cargo.lock".to_owned();
     let Some(lock) = files.iter().find(|file| file.path == path) else {

@@ -1,4 +1,5 @@
-//! Embeddings of sequences in memory. Invariant: they are the bits that `embed` writes for a file with these sequences.
+//! `embed_sequences`. Invariant: its values are bit-identical to the values that `embed` writes for a file with
+//! the same sequences.
 
 use crate::rig::{Folder, fixture};
 use data::weights::HubEnv;
@@ -10,7 +11,7 @@ fn open(model: &str) -> EncoderModel {
     EncoderModel::open(&path, &HubEnv::from_process(), &mut Silent).expect("a model")
 }
 
-/// The values of the array in an .npy file of f32.
+/// Reads the values of a one-dimensional or row-major `.npy` file of f32.
 fn values(npy: &[u8]) -> Vec<f32> {
     let header = 10 + usize::from(u16::from_le_bytes([npy[8], npy[9]]));
     npy[header..]

@@ -1,4 +1,4 @@
-//! Plans for a machine in place. Invariant: what `plan` says is what the arena takes, to the byte.
+//! Planned memory against allocated memory. Invariant: the planned peak is the size of the arena, to the byte.
 
 use crate::ALLOCATOR;
 use crate::cards::{Card, Memory};
@@ -34,8 +34,8 @@ fn planned_bytes_are_the_arena() {
     }
 }
 
-/// On a CPU: what the memory line of `embed` says of an input that may be long, and what its arenas take. By itself, since
-/// the counter sees all threads of a process.
+/// On a CPU, compares the memory line of `embed` with the plan, and the planned bytes with the allocated
+/// arenas. Runs in a process of its own, because the allocation counter covers all threads of a process.
 #[test]
 fn planned_bytes_are_those_of_lanes() {
     if !alone("in_place::planned_bytes_are_those_of_lanes") {
@@ -61,7 +61,8 @@ fn planned_bytes_are_those_of_lanes() {
         );
         assert!(line.contains(&says), "{threads} threads: {line}\n{says}");
 
-        // Means of every step that is on its way, and those that each lane has not handed out.
+        // Expected outputs: the means of every in-flight step, and of one completed step per replica that is
+        // not yet taken.
         let means = Bytes(planned.plans()[0].1.graph.bounds.sequences * 40 * 4);
         let outputs = if lanes == 1 { Bytes(2 * means.0) } else { Bytes(3 * lanes as u64 * means.0) };
         assert_eq!(planned.ledger().get("beside the arena: outputs on their way"), outputs);
@@ -70,7 +71,7 @@ fn planned_bytes_are_those_of_lanes() {
         let executors = start(&settings, lanes, planned);
         let change = region.change();
         let held = Bytes((change.bytes_allocated - change.bytes_deallocated) as u64);
-        // Each executor has its plan and instructions beside its arena.
+        // Beside its arena, each executor allocates its plan and instructions.
         let (arenas, instructions) = (peak - outputs - rows, Bytes(50_000 * lanes as u64));
         assert!(
             executors.len() == lanes && held >= arenas && held < arenas + instructions,
@@ -79,13 +80,13 @@ fn planned_bytes_are_those_of_lanes() {
     }
 }
 
-/// Executors of a program, on the machine of the settings with this many replicas.
+/// Starts executors of a program, with `replicas` replicas on the device of the settings.
 fn start(settings: &Settings, replicas: usize, program: Program) -> Vec<Executor> {
     let budget = settings.read_budget().expect("a budget");
     Site::new(settings, replicas, None, budget).start(program).expect("started")
 }
 
-/// Where the line has no room for as many lanes, the plan has as many as the run.
+/// With a budget that does not fit all replicas, `plan` and `embed` choose the same smaller number of replicas.
 #[test]
 fn a_plan_has_the_lanes_that_fit() {
     let folder = Folder::new("in-place-fit");
@@ -103,7 +104,7 @@ fn a_plan_has_the_lanes_that_fit() {
     assert!(matches!(none, RuntimeError::Plan(PlanError::OverBudget(_))), "{none}");
 }
 
-/// A sequence as long as a plan thinks, in an input that is worth eight lanes.
+/// Writes an input with a sequence of the default maximum length and enough sequences for eight replicas.
 fn long(folder: &Folder) -> PathBuf {
     let record =
         |(i, letters): (usize, usize)| format!(">s{i}\n{}\n", "MKVLAWTRES".repeat(103)[..letters].to_owned());
@@ -123,7 +124,7 @@ fn planned(threads: usize, budget: Option<Bytes>) -> Result<plan::Program, Runti
     program(&model, &Request { tokens: None, budget, stream, precision, target })
 }
 
-/// The memory line of an embedding.
+/// Runs `embed` and returns its memory line.
 fn embedded(folder: &Folder, input: &Path, settings: &Settings) -> String {
     let options = Options {
         model: fixture("goldens/esm2").display().to_string(),

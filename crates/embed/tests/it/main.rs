@@ -1,4 +1,4 @@
-//! The integration tests of `embed`. Invariant: hermetic; every test works in a folder of its own.
+//! Integration tests of `embed`. Invariant: hermetic; every test works in its own folder.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]

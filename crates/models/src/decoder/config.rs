@@ -1,97 +1,100 @@
-//! What a decoder is: its sizes and switches, read from config.json and written to it. Invariant: a key that would
-//! change what is computed is either honoured or refused by name.
+//! Configuration of decoders, read from and written to config.json. Invariant: a key that changes the
+//! computation is either implemented, or an error names it.
 
 use crate::config::{ConfigError, Keys, decimal};
 use crate::hub::over;
 use graph::ops::Mask;
 use serde_json::{Map, Value, json};
 
-/// The sizes and switches of a decoder.
+/// Hyperparameters of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// V.
+    /// Vocabulary size V.
     pub vocab_size: u64,
-    /// D.
+    /// Hidden size D.
     pub hidden_size: u64,
-    /// Blocks.
+    /// Number of transformer layers.
     pub layers: u64,
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: u64,
-    /// Heads of keys and values, a divisor of `heads`.
+    /// Number of key and value heads, a divisor of `heads` (grouped-query attention).
     pub kv_heads: u64,
-    /// Columns of a head.
+    /// Head dimension.
     pub head_dim: u64,
-    /// F: width of the MLP, or of one expert.
+    /// Width F of the MLP, or of each expert.
     pub intermediate_size: u64,
-    /// Norms before attention, before the MLP and at the end.
+    /// Norm before attention, before the MLP, and after the last layer.
     pub norm: Norm,
-    /// Added to variance or mean square in norms.
+    /// Epsilon that norms add to the variance or mean square.
     pub eps: f32,
-    /// How a token knows where it is.
+    /// Position encoding.
     pub positions: Positions,
-    /// Which tokens a token sees.
+    /// Attention mask.
     pub mask: Mask,
-    /// The MLP, and every expert.
+    /// Kind of the MLP, and of every expert.
     pub mlp: Mlp,
-    /// Whether linear maps have biases; the output never has one.
+    /// Whether linear layers have biases; the output projection never has one.
     pub bias: bool,
-    /// Whether the output is the embedding.
+    /// Whether the output projection is tied to the embedding table.
     pub tied: bool,
-    /// Experts in the place of the MLP.
+    /// Mixture of experts in place of the MLP; `None` for a dense model.
     pub experts: Option<Experts>,
 }
 
-/// A norm.
+/// Kind of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {
-    /// Zhang and Sennrich 2019.
+    /// RMSNorm (Zhang and Sennrich 2019).
     Rms,
-    /// Ba et al. 2016, with a bias.
+    /// LayerNorm with bias (Ba et al. 2016).
     Layer,
 }
 
-/// How a token knows where it is.
+/// Position encoding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Positions {
-    /// Su et al. 2021, half-split, with this base of frequencies.
+    /// Rotary position embedding (Su et al. 2021), half-split, with the given base of the frequencies
+    /// (`rope_theta`).
     Rotary(f32),
-    /// Press et al. 2022.
+    /// Attention with linear biases (Press et al. 2022).
     Alibi,
 }
 
-/// An MLP.
+/// Kind of MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mlp {
-    /// `down(silu(gate(x)) up(x))` (Shazeer 2020).
+    /// `down(silu(gate(x)) * up(x))` (Shazeer 2020).
     SwiGlu,
     /// `down(gelu(up(x)))`.
     Gelu,
 }
 
-/// A mixture of experts (Shazeer et al. 2017).
+/// Hyperparameters of a mixture of experts (Shazeer et al. 2017).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
-    /// E.
+    /// Number of experts E.
     pub experts: u64,
-    /// k: experts of a token.
+    /// Number of experts per token, k.
     pub top_k: u64,
-    /// Experts that every token goes to, as one MLP of so many times the width (Dai et al. 2024).
+    /// Number of shared experts, which process every token (Dai et al. 2024); computed as one MLP of width
+    /// `shared * F`.
     pub shared: u64,
-    /// Whether a token's gates sum to 1.
+    /// Whether the gates of a token are normalised to sum to 1.
     pub renormalise: bool,
-    /// The most rows of one expert, in 1/1000 of its even share; 0: nothing is dropped.
+    /// Maximum number of rows of an expert, in 1/1000 of an even share; tokens beyond it are dropped. 0 means
+    /// no limit.
     pub capacity: u32,
-    /// Weight of the load-balance loss, a mean over the layers.
+    /// Weight of the load-balancing loss, averaged over the layers.
     pub balance: f32,
-    /// Weight of the squared log-sum of the router's exponentials, a mean over the layers.
+    /// Weight of the router z-loss, the squared log-sum-exp of the router's logits, averaged over the layers.
     pub z: f32,
 }
 
-/// `model_type` of what the hub has no name for.
+/// `model_type` of decoders that no architecture of transformers describes.
 const OWN: &str = "plimsoll_decoder";
 
 impl DecoderConfig {
-    /// Reads a config.json: `llama`, `mistral`, `mixtral`, or our own `plimsoll_decoder`.
+    /// Reads a config.json with `model_type` `llama`, `mistral`, `mixtral` or `plimsoll_decoder`.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         let value: Value = serde_json::from_str(text).map_err(ConfigError::Json)?;
         let empty = Map::new();
@@ -103,9 +106,10 @@ impl DecoderConfig {
         }
     }
 
-    /// The config.json of this model: a hub's where it has the architecture, so that transformers opens it. What
-    /// `source`, the config.json that it came from, says beside is kept. Special tokens are the tokenizer's to name:
-    /// transformers' own numbers for them would be letters of another vocabulary.
+    /// The config.json of this model. If transformers has the architecture, the file uses its `model_type` and
+    /// keys, so that transformers can load the checkpoint; otherwise `plimsoll_decoder`. Other keys of
+    /// `source`, the configuration of the pretrained model, are copied. Special token ids that `source` does
+    /// not give are null, because the defaults of transformers would be ordinary tokens of another vocabulary.
     pub fn to_json(&self, source: &str) -> String {
         let mut value = over(source, self.as_hub().unwrap_or_else(|| self.as_own()));
         for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
@@ -114,7 +118,8 @@ impl DecoderConfig {
         format!("{:#}\n", Value::Object(value))
     }
 
-    /// What all kinds have in common; `kv_heads` where the file does not say.
+    /// Reads the keys that all kinds share; `kv_heads` is the default for `num_key_value_heads`, `None` for
+    /// `heads`.
     fn sizes(keys: &Keys<'_>, kv_heads: Option<u64>) -> Result<Self, ConfigError> {
         let hidden_size = keys.size("hidden_size")?;
         let heads = keys.size("num_attention_heads")?;
@@ -145,13 +150,14 @@ impl DecoderConfig {
         })
     }
 
+    /// Reads a configuration of an architecture of transformers.
     fn hub(keys: &Keys<'_>, model_type: &str) -> Result<Self, ConfigError> {
         keys.one_of("hidden_act", &[Some("silu"), None])?;
         keys.must_be("attention_bias", false)?;
         keys.must_be("mlp_bias", false)?;
         keys.absent("rope_scaling")?;
         let (mixtral, llama) = (model_type == "mixtral", model_type == "llama");
-        // What transformers takes for keys that are not there.
+        // Missing keys have the defaults of the configuration classes of transformers.
         let mut c = Self::sizes(keys, (!llama).then_some(8))?;
         c.eps = keys.eps("rms_norm_eps", if mixtral { 1e-5 } else { 1e-6 })?;
         c.positions = Positions::Rotary(rope_theta(keys, if mixtral { 1e6 } else { 1e4 })?);
@@ -174,6 +180,7 @@ impl DecoderConfig {
         c.checked(keys)
     }
 
+    /// Reads a configuration of `plimsoll_decoder`.
     fn own(keys: &Keys<'_>) -> Result<Self, ConfigError> {
         let mut c = Self::sizes(keys, None)?;
         c.norm = if keys.choice("norm", ["rms_norm", "layer_norm"])? == 0 { Norm::Rms } else { Norm::Layer };
@@ -199,6 +206,7 @@ impl DecoderConfig {
         c.checked(keys)
     }
 
+    /// Checks the limits of the experts.
     fn checked(self, keys: &Keys<'_>) -> Result<Self, ConfigError> {
         match &self.experts {
             Some(e) if e.experts > 1024 => Err(keys.bad("num_local_experts", "at most 1024")),
@@ -209,7 +217,8 @@ impl DecoderConfig {
         }
     }
 
-    /// As transformers knows it; `None` where it does not.
+    /// The keys of a `llama`, `mistral` or `mixtral` configuration; `None` if none of them describes this
+    /// model.
     fn as_hub(&self) -> Option<Value> {
         let Positions::Rotary(theta) = self.positions else { return None };
         let plain = self.norm == Norm::Rms && self.mlp == Mlp::SwiGlu && !self.bias;
@@ -242,6 +251,7 @@ impl DecoderConfig {
         Some(value)
     }
 
+    /// The keys of a `plimsoll_decoder` configuration.
     fn as_own(&self) -> Value {
         let mut value = self.common(OWN);
         let mut put = |key: &str, x: Value| value[key] = x;
@@ -269,6 +279,7 @@ impl DecoderConfig {
         value
     }
 
+    /// The keys that all kinds share.
     fn common(&self, model_type: &str) -> Value {
         json!({
             "model_type": model_type,
@@ -284,7 +295,7 @@ impl DecoderConfig {
     }
 }
 
-/// `rope_theta`, where it stands since transformers 5 and where it stood before.
+/// Reads `rope_theta`, from `rope_parameters` (transformers 5) or else from the top level (transformers 4).
 fn rope_theta(keys: &Keys<'_>, default: f32) -> Result<f32, ConfigError> {
     let Some(Value::Object(inner)) = keys.0.get("rope_parameters") else {
         return keys.number("rope_theta", default);
@@ -294,6 +305,7 @@ fn rope_theta(keys: &Keys<'_>, default: f32) -> Result<f32, ConfigError> {
     inner.number("rope_theta", default)
 }
 
+/// Reads the key `mask`; causal if it is missing.
 fn mask(keys: &Keys<'_>) -> Result<Mask, ConfigError> {
     let wanted = r#""causal", {"window": n} or {"block_sparse": {"block": n, "local": n, "global": n}}"#;
     match keys.0.get("mask") {

@@ -1,6 +1,7 @@
-//! Decoders: the dense language model (Llama: Touvron et al. 2023, arXiv:2302.13971) and the mixture of experts
-//! (Mixtral: Jiang et al. 2024, arXiv:2401.04088) are one pre-norm stack with switches. Invariant: weights are named
-//! as the hub names them, experts one by one; what is stacked in memory is stacked by `Param`.
+//! Decoder language models: dense (Llama: Touvron et al. 2023, arXiv:2302.13971) and mixture of experts
+//! (Mixtral: Jiang et al. 2024, arXiv:2401.04088) as one pre-norm transformer with switches. Invariant: tensors
+//! are named as in transformers, each expert separately; parameters that are stacked in memory are stacks of
+//! pieces in [`Param`].
 
 mod config;
 mod moe;
@@ -13,21 +14,23 @@ use crate::training::{Dropping, Training};
 use graph::ops::{Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable};
 use graph::{Bounds, Builder, DType, Dim, Graph, Op, Param, Piece, ValueId, VerifyError};
 
-/// What all blocks share.
+/// Values that all blocks of a decoder share.
 struct Stack<'a> {
     c: &'a DecoderConfig,
     spans: ValueId,
-    /// cos and sin: (longest, d/2) each; empty without rotary positions.
+    /// Cosine and sine tables: (longest, d/2) each; empty without rotary position embedding.
     rotary: Vec<ValueId>,
     dropping: Dropping,
-    /// Auxiliary losses of the blocks.
+    /// Auxiliary losses of each block's router.
     aux: Vec<moe::RouterLosses>,
 }
 
 impl DecoderConfig {
-    /// Training of the next token. Inputs `ids`: i32 (T), `spans`: i32 (S, 2), `targets`: i32 (T), with dropout
-    /// `seed`: i32 (2). Outputs `loss`: f32 (1), the sum over targets that are not negative; with a weight for it
-    /// `aux`: f32 (1), the routers' loss, and its terms `balance_loss` and `router_z_loss`; with a capacity `dropped.{i}`: i32 (1) of every layer.
+    /// Builds the training graph for next-token prediction. Inputs `ids`: i32 (T), `spans`: i32 (S, 2),
+    /// `targets`: i32 (T), with dropout also `seed`: i32 (2). Output `loss`: f32 (1), the sum over all targets
+    /// that are not negative. If a router loss has a weight, `aux`: f32 (1), the weighted sum of the router
+    /// losses, and its terms with a weight, `balance_loss` and `router_z_loss`. With an expert capacity,
+    /// `dropped.{i}`: i32 (1) for each layer.
     pub fn train_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
@@ -55,8 +58,8 @@ impl DecoderConfig {
         std::mem::replace(g, Builder::new(bounds)).finish()
     }
 
-    /// How a tensor starts: normal, and smaller where a block adds to the stream (Radford et al. 2019: by the
-    /// square root of how often it does).
+    /// Initialisation of a tensor: normal; the weights that write to the residual stream are scaled by
+    /// `1/sqrt(2 L)`, because each of the L layers adds to the stream twice (Radford et al. 2019).
     pub fn init(&self, piece: &Piece) -> Init {
         if let Some(values) = self.derived(&piece.tensor) {
             return Init::Values(values);
@@ -65,7 +68,7 @@ impl DecoderConfig {
         if adds { Init::Normal(DEVIATION / (2.0 * self.layers as f32).sqrt()) } else { usual(piece) }
     }
 
-    /// The value of a tensor that files do not have: rotary frequencies, `theta^(-2j/d)` in f32.
+    /// Computed value of a tensor that no file contains: the rotary frequencies `theta^(-2j/d)` in f32.
     pub fn derived(&self, tensor: &str) -> Option<Vec<f32>> {
         let Positions::Rotary(theta) = self.positions else { return None };
         let frequency = |j: u64| 1.0 / theta.powf((2 * j) as f32 / self.head_dim as f32);
@@ -87,7 +90,7 @@ impl DecoderConfig {
 }
 
 impl Stack<'_> {
-    /// The last hidden state, after the last norm: (T, D).
+    /// Builds the decoder; returns the last hidden state, after the final norm: (T, D).
     fn hidden(&mut self, g: &mut Builder, ids: ValueId) -> ValueId {
         let c = self.c;
         g.scope("model.", None);
@@ -108,7 +111,7 @@ impl Stack<'_> {
         self.norm(g, x, "model.norm")
     }
 
-    /// x + attention(norm(x)). x: (T, D).
+    /// Attention with residual: x + attention(norm(x)). x: (T, D).
     fn attend(&mut self, g: &mut Builder, x: ValueId) -> ValueId {
         let c = self.c;
         let h = self.norm(g, x, "input_layernorm");
@@ -123,7 +126,7 @@ impl Stack<'_> {
         g.add(x, a)
     }
 
-    /// x + mlp(norm(x)), or its experts. x: (T, D).
+    /// MLP or mixture of experts with residual: x + mlp(norm(x)). x: (T, D).
     fn feed(&mut self, g: &mut Builder, prefix: &str, x: ValueId, layer: u64) -> ValueId {
         let h = self.norm(g, x, "post_attention_layernorm");
         let y = match &self.c.experts {
@@ -137,7 +140,7 @@ impl Stack<'_> {
         g.add(x, y)
     }
 
-    /// A dense MLP of `width` whose modules are called gate, up and down. (T, D) -> (T, D).
+    /// A dense MLP of `width`; `names` are its modules gate, up and down. (T, D) -> (T, D).
     fn mlp(&self, g: &mut Builder, prefix: &str, x: ValueId, names: [String; 3], width: u64) -> ValueId {
         let c = self.c;
         let [gate, up, down] = names;
@@ -154,7 +157,7 @@ impl Stack<'_> {
         g.linear(h, &down, c.hidden_size, c.bias)
     }
 
-    /// Gate and up as one product: the rows of both under each other.
+    /// Gate and up projections as one GEMM over the stacked weights of both: (T, D) -> (T, 2 `width`).
     fn gate_and_up(&self, g: &mut Builder, prefix: &str, x: ValueId, names: [&str; 2], width: u64) -> ValueId {
         let stacked = |leaf: &str, shape: &[u64]| {
             let pieces = names.map(|n| whole(format!("{prefix}{n}.{leaf}"), shape));
@@ -175,12 +178,12 @@ impl Stack<'_> {
     }
 }
 
-/// All rows of a tensor.
+/// The piece that holds all rows of a tensor.
 fn whole(tensor: String, shape: &[u64]) -> Piece {
     Piece { tensor, shape: shape.to_vec(), rows: (0, shape[0]) }
 }
 
-/// The last component of a module's name.
+/// The last component of a module name.
 fn last(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }

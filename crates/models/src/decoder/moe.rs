@@ -1,33 +1,34 @@
-//! The mixture of experts of a decoder's block: route, dispatch, grouped products, combine. Invariant: dropless by
-//! default, so rows are tokens x k whatever the router says, and the plan is exact.
+//! Mixture of experts of a decoder block: route, dispatch, grouped GEMM, combine. Invariant: without a capacity
+//! no token is dropped, so there are T k expert rows for every routing, and the plan is exact.
 
 use super::{Experts, Mlp, Stack, whole};
 use graph::ops::{Activation, Combine, Dispatch, Glu, GroupedLinear, Route, RouterLoss};
 use graph::{Builder, DType, Graph, Op, Param, ValueId};
 
-/// The losses of one block's router: f32 (1) each.
+/// Losses of one block's router: f32 (1) each.
 #[derive(Clone, Copy)]
 pub(super) struct RouterLosses {
-    /// The sum of both terms, which is minimized.
+    /// Sum of both terms.
     pub sum: ValueId,
-    /// The weighted balance loss.
+    /// Weighted load-balancing loss.
     pub balance: ValueId,
-    /// The weighted z-loss.
+    /// Weighted router z-loss.
     pub z: ValueId,
 }
 
-/// The experts of one block.
+/// The experts of one block, computed with grouped GEMMs.
 struct Grouped<'a> {
     e: &'a Experts,
-    /// Names of their tensors start with it.
+    /// Prefix of their tensor names.
     prefix: String,
     bias: bool,
-    /// First row of every expert: i32 (E + 1).
+    /// First row of each expert, and the number of rows: i32 (E + 1).
     offsets: ValueId,
 }
 
 impl Stack<'_> {
-    /// `sum_j gate_j expert_j(h)`, and the shared experts. h: (T, D).
+    /// Routes each token to its experts and adds their outputs, weighted by the gates, and those of shared
+    /// experts. h: (T, D) -> (T, D).
     pub(super) fn moe(
         &mut self,
         g: &mut Builder,
@@ -54,7 +55,8 @@ impl Stack<'_> {
             y = g.add(y, shared);
         }
         if e.balance != 0.0 || e.z != 0.0 {
-            // The mean over the layers: each gives its share.
+            // Divide the weights by the number of layers: the outputs are sums over the layers, and the losses
+            // are means.
             let share = |weight: f32| weight / c.layers as f32;
             let loss = RouterLoss { balance: share(e.balance), z: share(e.z) };
             let losses = g.node(Op::RouterLoss(loss), &[logits, chosen]);
@@ -70,7 +72,7 @@ impl Stack<'_> {
 }
 
 impl Grouped<'_> {
-    /// Every expert on its rows: (kT, D) -> (kT, D).
+    /// Applies each expert to its rows: (kT, D) -> (kT, D).
     fn mlp(&self, g: &mut Builder, x: ValueId, mlp: Mlp, d: u64, f: u64) -> ValueId {
         let h = match mlp {
             Mlp::SwiGlu => {
@@ -85,10 +87,12 @@ impl Grouped<'_> {
         self.linear(g, h, &["w2"], [d, f])
     }
 
-    /// The tensors `names`, each of (`n`, `k`), of every expert under each other, as one product.
+    /// Grouped linear layer. The weights `names` of all experts, (`n`, `k`) each, are stacked, expert by
+    /// expert.
     fn linear(&self, g: &mut Builder, x: ValueId, names: &[&str], [n, k]: [u64; 2]) -> ValueId {
         let stacked = |leaf: &str, shape: &[u64]| {
             let of = |e: u64, w: &str| whole(format!("{}{e}.{w}.{leaf}", self.prefix), shape);
+            // Expert-major: an expert's matrices are adjacent, so that each group of the GEMM reads one block.
             let pieces = (0..self.e.experts).flat_map(|e| names.iter().map(move |w| (e, w)));
             Param {
                 name: format!("{}{}.{leaf}", self.prefix, names.join("+")),
@@ -105,7 +109,7 @@ impl Grouped<'_> {
     }
 }
 
-/// Parameters that one token meets: of the experts only those it goes to.
+/// Number of parameters that are used for one token: of the E experts only k count.
 pub fn active_parameters(graph: &Graph) -> u64 {
     let elements = |v: ValueId| graph.spec(v).shape.iter().filter_map(|d| d.fixed()).product::<u64>();
     let top_k = graph.nodes.iter().find_map(|n| if let Op::Route(r) = n.op { Some(r.top_k) } else { None });

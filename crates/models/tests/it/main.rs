@@ -1,4 +1,5 @@
-//! Models as a user of the crate meets them: sizes, configurations, refusals.
+//! Integration tests of inference models: parameter counts, outputs, and configurations that are accepted or
+//! refused.
 
 mod training;
 
@@ -9,7 +10,7 @@ const BOUNDS: Bounds = Bounds { tokens: 4096, sequences: 64, longest: 1024 };
 
 #[test]
 fn parameters_are_those_of_the_release() {
-    // models.md: with the tied embedding and lm_head, without the contact head.
+    // Published numbers: with the tied embedding table and the language-model head, without the contact head.
     for (id, parameters) in [
         ("facebook/esm2_t6_8M_UR50D", 7_512_353),
         ("facebook/esm2_t12_35M_UR50D", 33_501_153),

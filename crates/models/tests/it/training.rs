@@ -1,4 +1,5 @@
-//! Models in training as a user of the crate meets them: sizes, names, what is trained, refusals.
+//! Integration tests of training graphs: parameter counts, tensor names, trained parameters, and configurations
+//! that are refused.
 
 use graph::ops::Mask;
 use graph::{Bounds, Graph, Param};
@@ -26,7 +27,7 @@ fn encoder(name: &str) -> Encoder {
     Encoder::from_json(&config(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// Shapes by name, out of a safetensors header.
+/// Tensor shapes by name, from the header of the fixture's safetensors file.
 fn tensors(name: &str) -> BTreeMap<String, Vec<u64>> {
     let file = fixture(name, "model.safetensors");
     let (length, rest) = file.split_at(8);
@@ -46,8 +47,8 @@ fn modules(graph: &Graph, keep: impl Fn(&Param) -> bool) -> BTreeSet<String> {
 
 #[test]
 fn parameters_of_the_mixtures() {
-    // 2 V h + L (4 h^2 + 4 h + E (2 h i + i + h) + E h + E + 4 h) + 2 h: 92.9 M, 317.1 M, 1.35 B, 6.68 B; active
-    // with k for the E of the experts: 74.0 M, 140.7 M, 289.8 M, 1.04 B.
+    // 2 V h + L (4 h^2 + 4 h + E (2 h i + i + h) + E h + E + 4 h) + 2 h: 92.9 M, 317.1 M, 1.35 B, 6.68 B.
+    // Active, with k in place of E in the term of the experts: 74.0 M, 140.7 M, 289.8 M, 1.04 B.
     for (size, parameters, active) in [
         ("tiny", 92_898_080u64, 73_992_992),
         ("small", 317_072_496, 140_696_688),
@@ -63,7 +64,7 @@ fn parameters_of_the_mixtures() {
     assert!(moe("huge").is_none());
 }
 
-/// What the graph reads is what the hub's layout holds: every tensor once, in its shape.
+/// The graph reads exactly the tensors of the fixture, which has the layout of the Hub, with equal shapes.
 #[test]
 fn weights_are_those_of_the_hub() {
     let check = |name: &str, graph: &Graph, find: &dyn Fn(&str) -> Vec<String>, unread: &[&str]| {
@@ -124,7 +125,7 @@ fn inputs_and_outputs_have_the_trainers_names() {
     check(head.train_graph(BOUNDS, &dropping).expect("ok"), &["dna", "protein", "targets", "seed"], &["loss"]);
 }
 
-/// Two in every block, each with a stream of its own: else two masks would be one.
+/// Every block has two dropouts; each has its own stream, because equal streams would give equal masks.
 #[test]
 fn dropouts_have_streams_of_their_own() {
     let training = Training { dropout: 0.1, ..Training::default() };
@@ -173,7 +174,7 @@ fn configurations_survive_being_written() {
     }
 }
 
-/// transformers' defaults are part of a file that does not name them.
+/// Keys that are missing in a file have the default values of transformers.
 #[test]
 fn missing_keys_are_what_transformers_takes() {
     let read = |kind: &str, more: &str| {
@@ -252,7 +253,7 @@ fn adapters_stand_beside_what_they_adapt() {
     assert!(trained.contains("encoder.layer.1.attention.self.query.lora_A.weight"), "{trained:?}");
     assert!(trained.contains("classifier.bias"), "{trained:?}");
     assert_eq!(modules(&adapted, |p| trains(Tuning::Head, p)).len(), 2);
-    // Every adapter is its two maps, a factor and a sum.
+    // Each adapter adds four nodes: two linear maps, a scaling and a sum.
     let plain =
         encoder("esm2").train_graph(BOUNDS, Task::Classes(3), &Training::default(), None).expect("a graph");
     assert_eq!(adapted.nodes.len(), plain.nodes.len() + 4 * 4);

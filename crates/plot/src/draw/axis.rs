@@ -1,24 +1,24 @@
-//! Numbers on lines: scales, ticks, and how counts and bases are written. Invariant: ticks are multiples of 1, 2
-//! or 5 times a power of ten, from 0 to at most the end, and their labels are exact.
+//! Linear scales, ticks, and the format of counts and lengths. Invariant: ticks are multiples of 1, 2 or 5
+//! times a power of ten, from 0 to at most the end of the scale, and their labels are exact.
 
-/// Where numbers from 0 to `end` are on a line.
+/// Linear map of the numbers from 0 to `end` to coordinates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
-    /// The place of 0.
+    /// Coordinate of 0.
     pub from: f64,
-    /// The place of `end`.
+    /// Coordinate of `end`.
     pub to: f64,
-    /// The largest number.
+    /// Largest number.
     pub end: f64,
 }
 
 impl Scale {
-    /// The place of a number.
+    /// Coordinate of `number`.
     pub fn at(&self, number: f64) -> f64 {
         self.from + (self.to - self.from) * (number / self.end.max(f64::MIN_POSITIVE))
     }
 
-    /// Its ticks: at most `most` of them after 0.
+    /// Ticks from 0 to at most `end`: at most `most` after 0.
     pub fn ticks(&self, most: u64) -> Vec<u64> {
         let end = self.end as u64;
         let step = step(end, most);
@@ -26,7 +26,7 @@ impl Scale {
     }
 }
 
-/// The smallest step of which at most `most` fit.
+/// The smallest step of the form 1, 2 or 5 times a power of ten with at most `most` multiples up to `end`.
 fn step(end: u64, most: u64) -> u64 {
     let mut power = 1_u64;
     loop {
@@ -40,12 +40,12 @@ fn step(end: u64, most: u64) -> u64 {
     }
 }
 
-/// Labels of ticks along bases: all in one unit, which stands at the last.
+/// Labels of ticks along a sequence, all in one unit, which only the last label shows.
 pub fn base_labels(ticks: &[u64]) -> Vec<String> {
     let last = ticks.last().copied().unwrap_or(0);
     let step = ticks.get(1).copied().unwrap_or(last);
     let (unit, name) = unit(last);
-    // A step has one digit that is not 0.
+    // A step has one nonzero digit, so a finite number of decimals makes every label exact.
     let decimals = (0..).find(|&d| step.saturating_mul(10_u64.pow(d)) % unit == 0).unwrap_or(0) as usize;
     let label = |tick: &u64| match *tick {
         0 => "0".to_owned(),
@@ -59,7 +59,7 @@ pub fn base_labels(ticks: &[u64]) -> Vec<String> {
     labels
 }
 
-/// A length in three digits: `362 bp`, `48.2 kb`, `1.25 Mb`.
+/// Formats a length with three significant digits: `362 bp`, `48.2 kb`, `1.25 Mb`.
 pub fn bases(length: u64) -> String {
     let (unit, name) = unit(length);
     let number = length as f64 / unit as f64;
@@ -72,6 +72,7 @@ pub fn bases(length: u64) -> String {
     format!("{number:.decimals$} {name}")
 }
 
+/// The unit of a length: its number of bases and its name.
 fn unit(length: u64) -> (u64, &'static str) {
     match length {
         0..1000 => (1, "bp"),
@@ -80,7 +81,7 @@ fn unit(length: u64) -> (u64, &'static str) {
     }
 }
 
-/// A whole number in groups of three: `12 345`.
+/// Formats a number in groups of three digits, separated by no-break spaces: `12 345`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -93,12 +94,12 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// `1 record`, `2 records`.
+/// Formats a number with a noun: `1 record`, `2 records`.
 pub fn counted(number: u64, what: &str) -> String {
     format!("{} {what}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
-/// A part of all, in percent.
+/// Formats a fraction in percent. Only exact values give `0 %` and `100 %`.
 pub fn percent(part: u64, all: u64) -> String {
     match (part, all) {
         (_, 0) => "0 %".to_owned(),
@@ -114,15 +115,16 @@ pub fn percent(part: u64, all: u64) -> String {
     }
 }
 
-/// A score or a threshold, without digits that say nothing.
+/// Formats a score or a threshold with at most three decimals, without trailing zeros.
 pub fn score(score: f64) -> String {
     let text = format!("{score:.3}");
     let short = text.trim_end_matches('0');
     short.strip_suffix('.').unwrap_or(short).to_owned()
 }
 
-/// Moves places apart, so that neighbours (which are in order) are at least `gap` from each other, and all
-/// between `low` and `high` where they fit there; each as little as a forward and a backward pass find.
+/// Separates labels that would overlap. `places` are their centres in ascending order, `gaps` their sizes.
+/// Moves the centres, in a forward and a backward pass, so that labels do not overlap and lie between `low` and
+/// `high` if they fit there.
 pub fn spread(places: &mut [f64], gaps: &[f64], low: f64, high: f64) {
     let mut least = low;
     for (place, gap) in places.iter_mut().zip(gaps) {

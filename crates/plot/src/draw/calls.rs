@@ -1,5 +1,5 @@
-//! How many records have which call: one bar. Invariant: its parts are as long as their shares, and each has
-//! its words below it, apart from each other.
+//! Stacked bar of the number of records by call. Invariant: lengths are proportional to counts, and the label
+//! of each call stands below its segment without overlapping others.
 
 use super::axis::{count, percent, spread};
 use super::font;
@@ -10,7 +10,7 @@ use crate::survey::{CALLS, Tally};
 const BAR: f64 = 11.0;
 const LINE: f64 = 8.0;
 
-/// Draws the bar and its words, `y` being its top; returns where it ends.
+/// Draws the bar, with its top at `y`, and its labels; returns the bottom coordinate.
 pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, tally: &Tally) -> f64 {
     let all: u64 = tally.iter().sum();
     let share = |part: u64| if all == 0 { 0.0 } else { width * part as f64 / all as f64 };
@@ -30,7 +30,7 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, tally: &Tally) -> f64
     let middles = places.clone();
     spread(&mut places, &widths, x - 4.0, x + width + 4.0);
     for (((call, words), place), middle) in there.into_iter().zip(places).zip(middles) {
-        // A short lead from a part to words that had to move aside.
+        // A short line connects a segment with its label, which may have been moved.
         scene.line((middle, y + BAR), (place, y + BAR + 4.0), style::ink(call), 0.6);
         let kind = super::scene::Type { ink: style::word_ink(call), bold: true, ..LABEL };
         let [name, number] = words;

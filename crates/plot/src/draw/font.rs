@@ -1,5 +1,5 @@
-//! The letters of a picture: Noto Sans, inside of the program. Invariant: a width is that of the letters that
-//! the PNG shows; an SVG is shown with the reader's own fonts, the usual ones of which are no wider.
+//! Text metrics and outlines of the embedded font, Noto Sans. Invariant: a width is exactly that of the text in
+//! the PNG. An SVG is displayed with fonts of the reader's system; the common ones are not wider.
 
 use super::scene::Type;
 use std::sync::LazyLock;
@@ -10,19 +10,20 @@ static FACES: LazyLock<[Face<'static>; 2]> = LazyLock::new(|| {
         .map(|bytes| Face::parse(bytes, 0).expect("a font that is part of the program"))
 });
 
-/// The width of a text, in points.
+/// Width of a text in points.
 pub fn width(text: &str, kind: Type) -> f64 {
     let face = face(kind);
     text.chars().map(|letter| advance(face, glyph(face, letter), kind)).sum()
 }
 
-/// The text, or its beginning and its end around an ellipsis where it is wider than `room`.
+/// Returns the text, or its beginning and its end joined by an ellipsis if it is wider than `room` points.
 pub fn shorten(text: &str, kind: Type, room: f64) -> String {
     if width(text, kind) <= room {
         return text.to_owned();
     }
     let letters: Vec<char> = text.chars().collect();
-    // The most letters that fit, by halving. Contigs differ where their ids begin, reads where they end.
+    // Binary search for the largest number of characters that fits. Both ends are shown, because ids of contigs
+    // differ at their beginning, ids of reads at their end.
     let short = |kept: usize| -> String {
         let end = kept / 2;
         let (start, rest) = letters.split_at(kept - end);
@@ -39,34 +40,36 @@ pub fn shorten(text: &str, kind: Type, room: f64) -> String {
     short(fits)
 }
 
-/// Calls `draw` with the outline of every letter of a text that starts at `x` and stands on `y`.
+/// Calls `draw` with the outline of each character. The text starts at `x` and has its baseline at `y`.
 pub fn outline<B: OutlineBuilder + Placed>(text: &str, kind: Type, x: f64, y: f64, draw: &mut B) {
     let face = face(kind);
     let mut x = x;
     for letter in text.chars() {
         let glyph = glyph(face, letter);
         draw.place(x, y, kind.size / f64::from(face.units_per_em()));
-        // A blank has no outline.
+        // Space characters have no outline.
         let _ = face.outline_glyph(glyph, draw);
         x += advance(face, glyph, kind);
     }
 }
 
-/// Takes outlines in the font's own units.
+/// Receiver of outlines, which are in font units.
 pub trait Placed {
-    /// Where the next letter starts, and how large a unit is.
+    /// Sets the origin of the next glyph and the number of points per font unit.
     fn place(&mut self, x: f64, y: f64, scale: f64);
 }
 
+/// The regular or the bold face.
 fn face(kind: Type) -> &'static Face<'static> {
     &FACES[usize::from(kind.bold)]
 }
 
-/// The font's box where it has no such letter.
+/// Glyph of a character; glyph 0 (`.notdef`, a box) if the font does not have it.
 fn glyph(face: &Face<'_>, letter: char) -> GlyphId {
     face.glyph_index(letter).unwrap_or_default()
 }
 
+/// Advance width of a glyph in points.
 fn advance(face: &Face<'_>, glyph: GlyphId, kind: Type) -> f64 {
     let units = face.glyph_hor_advance(glyph).unwrap_or_default();
     f64::from(units) * kind.size / f64::from(face.units_per_em())

@@ -1,5 +1,5 @@
-//! How scores are spread. Invariant: a bar is as high as its count, in parts by call, and the line where the
-//! call changes is where it is.
+//! Histogram of scores. Invariant: the height of a bar is proportional to its count and stacked by call, and
+//! the decision boundary is drawn at its exact score.
 
 use super::axis::{Scale, count, score};
 use super::font;
@@ -7,26 +7,26 @@ use super::scene::{Anchor, Scene};
 use super::style::{self, AXIS, DARK, GRID, REMARK};
 use crate::survey::{BINS, CALLS, Spread};
 
-/// Where a histogram is, and its line.
+/// Position of a histogram, and its decision boundary.
 pub struct Place {
-    /// Left end, room for numbers included.
+    /// Left edge, including the axis labels.
     pub x: f64,
-    /// Top.
+    /// Top edge.
     pub y: f64,
-    /// All of it.
+    /// Total width.
     pub width: f64,
-    /// The score from which on it is a virus.
+    /// Score from which the call is virus.
     pub line: f64,
-    /// What that is called.
+    /// Label of this score.
     pub line_name: &'static str,
 }
 
 const LEFT: f64 = 30.0;
 const HEIGHT: f64 = 58.0;
-/// The line's name is above the bars.
+/// Height above the bars for the label of the decision boundary.
 const ABOVE: f64 = 9.0;
 
-/// Draws the histogram; returns where it ends.
+/// Draws the histogram; returns the bottom coordinate.
 pub fn draw(scene: &mut Scene, place: &Place, spread: &Spread) -> f64 {
     let (top, bottom) = (place.y + ABOVE, place.y + ABOVE + HEIGHT);
     let across = Scale { from: place.x + LEFT, to: place.x + place.width, end: 1.0 };

@@ -1,5 +1,5 @@
-//! The pictures: how panels stand on a page. Invariant: panels are set below each other (side by side where
-//! the page is wide), and none is drawn over another.
+//! Layout of the pictures. Invariant: panels are placed below each other, or side by side on a wide page, and
+//! do not overlap.
 
 mod axis;
 mod calls;
@@ -22,11 +22,11 @@ use scene::Scene;
 use style::{LABEL, TITLE};
 use virus::output::Call;
 
-/// From this width on, histograms stand side by side.
+/// Minimum page width, in points, for histograms side by side.
 const WIDE: f64 = 340.0;
 
-/// All of a result on one page: calls, scores, the first records by score, and tracks. One record alone has
-/// nothing to be compared with: its track says it all.
+/// The overview of a result: records by call, histograms of scores, the records with the highest scores, and
+/// tracks. With a single record, its track and the histogram of its windows replace the comparison of records.
 pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) -> Scene {
     let names = match about.inputs.is_empty() {
         true => "prediction".to_owned(),
@@ -62,7 +62,7 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
     page.finish()
 }
 
-/// One record.
+/// The picture of one record.
 pub fn record(track: &Track, about: &About, width: f64) -> Scene {
     let mut page = Page::new(width, format!("plimsoll: {}", track.entry.id));
     page.warn(about);
@@ -73,12 +73,12 @@ pub fn record(track: &Track, about: &About, width: f64) -> Scene {
     page.finish()
 }
 
-/// By which settings.
+/// Settings of the run: threshold and program.
 fn made(about: &About) -> [String; 2] {
     [format!("threshold {}", score(f64::from(about.threshold))), about.made_by.clone()]
 }
 
-/// How many, how they score, and which come first.
+/// Panels about all records: counts by call, histograms, and the records with the highest scores.
 fn records(page: &mut Page, survey: &Survey, about: &About) {
     let room = page.room();
     page.panel("Records by call");
@@ -102,9 +102,10 @@ fn records(page: &mut Page, survey: &Survey, about: &About) {
     page.y = ranking::draw(&mut page.scene, MARGIN, page.y, room, best, threshold);
 }
 
-/// Name, scores, and the line that divides them: where it is and what it is called.
+/// Title, scores, decision boundary and label of the boundary.
 type Histogram<'a> = (&'a str, &'a Spread, f64, &'static str);
 
+/// Draws histograms side by side on a wide page, else below each other.
 fn histograms(page: &mut Page, all: &[Histogram<'_>]) {
     let wide = page.scene.width >= WIDE;
     let columns = if wide { all.len() } else { 1 };

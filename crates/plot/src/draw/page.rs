@@ -1,34 +1,35 @@
-//! A page that is filled from the top. Invariant: what is added stands below everything that was there, and
-//! no line of text is wider than the page.
+//! A page that is filled from top to bottom. Invariant: elements are added below all earlier ones, and no line
+//! of text is wider than the page.
 
 use super::font;
 use super::scene::{Anchor, Scene, Type};
 use super::style::{DARK, LABEL, NAME, REMARK, WARNING};
 use crate::results::About;
 
-/// White on all sides.
+/// Margin on all sides, in points.
 pub const MARGIN: f64 = 12.0;
-/// Between panels.
+/// Space between panels, in points.
 pub const GAP: f64 = 16.0;
-/// Between the letter of a panel and its name.
+/// Distance from the letter of a panel to its title, in points.
 const INDENT: f64 = 10.0;
 
-/// A page that is being filled.
+/// A page under construction.
 pub struct Page {
-    /// What is on it.
+    /// The elements of the page.
     pub scene: Scene,
-    /// Where it is empty from.
+    /// Top of the free area.
     pub y: f64,
+    /// Letters of the panels that follow.
     letters: std::ops::RangeInclusive<char>,
 }
 
 impl Page {
-    /// An empty one.
+    /// An empty page.
     pub fn new(width: f64, title: String) -> Self {
         Page { scene: Scene::new(width, title), y: MARGIN, letters: 'a'..='z' }
     }
 
-    /// Its width without the white.
+    /// Width without the margins.
     pub fn room(&self) -> f64 {
         self.scene.width - 2.0 * MARGIN
     }
@@ -40,7 +41,7 @@ impl Page {
         self.y += height + 2.0;
     }
 
-    /// Adds remarks on as few lines as they fit on.
+    /// Adds remarks, separated by dots, and breaks lines only between remarks.
     pub fn remarks(&mut self, remarks: &[String]) {
         let mut line = String::new();
         for remark in remarks {
@@ -55,7 +56,7 @@ impl Page {
         self.text(REMARK, &line, 9.0);
     }
 
-    /// Says why there are no scores, where there are none.
+    /// Adds a warning if the weights are untrained, which is why there are no scores.
     pub fn warn(&mut self, about: &About) {
         if about.trained {
             return;
@@ -68,14 +69,14 @@ impl Page {
         self.y += 20.0;
     }
 
-    /// Starts the next panel, across the whole page.
+    /// Starts the next panel with a title across the whole page.
     pub fn panel(&mut self, name: &str) {
         self.y += GAP;
         self.name(MARGIN, self.y, self.room(), name);
         self.y += 7.0;
     }
 
-    /// Names the next panel, the letters standing on `y`.
+    /// Draws the letter and the title of the next panel, with the baseline at `y`.
     pub fn name(&mut self, x: f64, y: f64, width: f64, name: &str) {
         let letter = self.letters.next().unwrap_or('z');
         self.scene.text(x, y, Anchor::Start, NAME, letter);
@@ -83,7 +84,7 @@ impl Page {
         self.scene.text(x + INDENT, y, Anchor::Start, NAME, name);
     }
 
-    /// The picture, as high as what is on it.
+    /// Returns the scene, with the height of its content.
     pub fn finish(mut self) -> Scene {
         self.scene.height = self.y + MARGIN;
         self.scene

@@ -1,5 +1,5 @@
-//! A picture as PNG. Invariant: the same scene and resolution give the same bytes; no font of the machine is
-//! looked at.
+//! PNG encoding of a scene. Invariant: equal scenes and resolutions give equal bytes; fonts of the system are
+//! not used.
 
 use super::font::{self, Placed};
 use super::scene::{Anchor, Ink, Item, Paint, Scene, Step, Type};
@@ -10,13 +10,13 @@ use tiny_skia::{
 };
 use ttf_parser::OutlineBuilder;
 
-/// Points of an inch.
+/// Points per inch.
 const INCH: f64 = 72.0;
 
-/// No picture has more pixels: six bytes each are held.
+/// Maximum number of pixels of a picture; encoding holds six bytes per pixel.
 const MOST: f64 = 40e6;
 
-/// The file's bytes, with `dpi` pixels an inch.
+/// Renders the scene with `dpi` pixels per inch and returns the bytes of the file.
 pub fn write(scene: &Scene, dpi: u32) -> io::Result<Vec<u8>> {
     let scale = f64::from(dpi) / INCH;
     let [width, height] = [scene.width, scene.height].map(|points| (points * scale).round().max(1.0));
@@ -37,9 +37,10 @@ pub fn write(scene: &Scene, dpi: u32) -> io::Result<Vec<u8>> {
     encode(&canvas.pixels, dpi)
 }
 
+/// Bitmap on which a scene is painted.
 struct Canvas {
     pixels: Pixmap,
-    /// Pixels of a point.
+    /// Pixels per point.
     scale: f64,
 }
 
@@ -91,7 +92,7 @@ fn solid(Ink(r, g, b): Ink, smooth: bool) -> tiny_skia::Paint<'static> {
     paint
 }
 
-/// Writes outlines of letters where they belong.
+/// Transforms the outlines of glyphs to pixels and collects them in a path.
 struct Pen {
     path: PathBuilder,
     x: f64,
@@ -101,7 +102,7 @@ struct Pen {
 }
 
 impl Pen {
-    /// The font's y points up.
+    /// The y axis of fonts points up, that of pictures down.
     fn at(&self, x: f32, y: f32) -> (f32, f32) {
         let (x, y) = (self.x + f64::from(x) * self.scale, self.y - f64::from(y) * self.scale);
         ((x * self.pixels) as f32, (y * self.pixels) as f32)
@@ -140,7 +141,7 @@ impl OutlineBuilder for Pen {
     }
 }
 
-/// Colours by number, and the resolution, so that the picture has its size in a document.
+/// Encodes an indexed PNG. It states the resolution, so that documents show it in its size.
 fn encode(pixels: &Pixmap, dpi: u32) -> io::Result<Vec<u8>> {
     let colours = palette(pixels.pixels());
     let numbers = by_number(pixels.pixels(), &colours);
@@ -150,7 +151,7 @@ fn encode(pixels: &Pixmap, dpi: u32) -> io::Result<Vec<u8>> {
     encoder.set_depth(png::BitDepth::Eight);
     encoder.set_palette(colours.into_flattened());
     encoder.set_compression(png::Compression::High);
-    // Differences of colours' numbers say nothing.
+    // Filters encode differences between neighbours, which are not small between palette indices.
     encoder.set_filter(png::Filter::NoFilter);
     let per_metre = (f64::from(dpi) / 0.0254).round() as u32;
     let dims = png::PixelDimensions { xppu: per_metre, yppu: per_metre, unit: png::Unit::Meter };
@@ -167,9 +168,9 @@ fn opaque(pixel: PremultipliedColorU8) -> Colour {
     [pixel.red(), pixel.green(), pixel.blue()]
 }
 
-/// The 256 colours that are there most often. A picture has few colours, and some hundred more where letters
-/// and slanting lines are smoothed: rare ones give way to their neighbours, which halves the file (175 kB to
-/// 81 kB for an overview).
+/// The 256 most frequent colours. A picture has few colours, and some hundred more from the anti-aliasing of
+/// text and slanted lines. Replacing rare colours by similar ones halves the file (175 kB to 81 kB for an
+/// overview).
 fn palette(pixels: &[PremultipliedColorU8]) -> Vec<Colour> {
     let mut counts: HashMap<Colour, usize> = HashMap::new();
     for run in pixels.chunk_by(|a, b| a == b) {
@@ -180,7 +181,7 @@ fn palette(pixels: &[PremultipliedColorU8]) -> Vec<Colour> {
     colours.into_iter().take(256).map(|(_, colour)| colour).collect()
 }
 
-/// Every pixel as the place of its colour in the palette, or of the nearest one.
+/// The palette index of every pixel: its colour, or the nearest colour in RGB.
 fn by_number(pixels: &[PremultipliedColorU8], colours: &[Colour]) -> Vec<u8> {
     let apart =
         |a: Colour, b: Colour| -> u32 { a.iter().zip(b).map(|(&a, b)| u32::from(a.abs_diff(b)).pow(2)).sum() };

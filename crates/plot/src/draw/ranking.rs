@@ -1,4 +1,5 @@
-//! The first records by score: a bar each. Invariant: one line a record, no words over each other at any width.
+//! Bar chart of the records with the highest scores. Invariant: one line per record, and texts do not overlap
+//! at any width.
 
 use super::axis::{Scale, bases, count, score};
 use super::font;
@@ -8,27 +9,28 @@ use crate::survey::Entry;
 use virus::output::Call;
 
 const LINE: f64 = 9.5;
-/// The reader's own font may be wider, and an id has no white beside it.
+/// Factor for the width of ids, which no space separates from the margin: fonts of the reader's system may be
+/// wider.
 const SPARE: f64 = 1.08;
-/// White between two columns of numbers.
+/// Space between two columns of numbers.
 const BETWEEN: f64 = 9.0;
-/// Room of a score.
+/// Width of the column of scores.
 const SCORE: f64 = 30.0;
-/// Below this width the bars need the room of the last column.
+/// Below this width the last column is omitted, to leave space for the bars.
 const NARROW: f64 = 300.0;
 
-/// Where the columns are.
+/// Positions of the columns.
 struct Columns {
-    /// Room of an id, left of the bars.
+    /// Width of the column of ids, left of the bars.
     ids: f64,
     bars: Scale,
-    /// The right end of lengths.
+    /// Right edge of the lengths.
     lengths: f64,
-    /// The right end of scored windows; none on a narrow page.
+    /// Right edge of the numbers of scored windows; `None` on a narrow page.
     windows: Option<f64>,
 }
 
-/// Draws the records; returns where they end.
+/// Draws the records; returns the bottom coordinate.
 pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[Entry], threshold: f64) -> f64 {
     let columns = columns(x, width, entries);
     let (bars, top) = (&columns.bars, y + LINE);

@@ -1,5 +1,5 @@
-//! A picture as a list of shapes and texts, in points (1/72 inch) from the top left. Invariant: both files of a
-//! picture, SVG and PNG, are made from the same list, and nothing in it is transparent.
+//! A picture as a list of shapes and texts; coordinates are in points (1/72 inch) from the top left. Invariant:
+//! SVG and PNG are made from the same list, and all colours are opaque.
 
 /// An opaque colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,30 +36,30 @@ pub enum Paint {
     Stroke {
         /// Colour.
         ink: Ink,
-        /// Points.
+        /// Line width in points.
         width: f64,
         /// Lengths of dashes and gaps in points; `None` for a solid line.
         dash: Option<[f64; 2]>,
     },
 }
 
-/// Which end of a text is at its place.
+/// Which point of a text its x coordinate denotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
-    /// The left.
+    /// Left end.
     Start,
-    /// Its centre.
+    /// Centre.
     Middle,
-    /// The right.
+    /// Right end.
     End,
 }
 
-/// How letters look.
+/// Style of a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Type {
-    /// Points.
+    /// Font size in points.
     pub size: f64,
-    /// Heavier letters.
+    /// Whether the text is bold.
     pub bold: bool,
     /// Colour.
     pub ink: Ink,
@@ -68,19 +68,19 @@ pub struct Type {
 /// Element of a picture; later elements are painted on top.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
-    /// Lines and areas.
+    /// A path of lines and areas.
     Shape(Vec<Step>, Paint),
     /// A text on one line.
     Text {
-        /// Where its anchor is.
+        /// Coordinate of the anchor.
         x: f64,
-        /// Where its letters stand.
+        /// Coordinate of the baseline.
         y: f64,
-        /// Which end `x` is.
+        /// Which point of the text is at `x`.
         anchor: Anchor,
-        /// How it looks.
+        /// Style.
         kind: Type,
-        /// The words.
+        /// The text.
         text: String,
     },
 }
@@ -88,23 +88,23 @@ pub enum Item {
 /// A picture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scene {
-    /// Points.
+    /// Width in points.
     pub width: f64,
-    /// Points.
+    /// Height in points.
     pub height: f64,
     /// Text alternative of the picture for screen readers.
     pub title: String,
-    /// In the order of painting.
+    /// Elements in painting order.
     pub items: Vec<Item>,
 }
 
 impl Scene {
-    /// An empty one; its height grows with what is drawn.
+    /// An empty scene. Its height is set when the page is complete.
     pub fn new(width: f64, title: String) -> Self {
         Scene { width, height: 0.0, title, items: vec![] }
     }
 
-    /// Adds an outline; nothing if there is none.
+    /// Adds a path, unless it is empty.
     pub fn shape(&mut self, steps: Vec<Step>, paint: Paint) {
         if !steps.is_empty() {
             self.items.push(Item::Shape(steps, paint));
@@ -134,18 +134,18 @@ impl Scene {
     }
 }
 
-/// A straight line's outline.
+/// Path of a straight line.
 pub fn segment(from: (f64, f64), to: (f64, f64)) -> [Step; 2] {
     [Step::Move(from.0, from.1), Step::Line(to.0, to.1)]
 }
 
-/// A rectangle's outline.
+/// Path of a rectangle.
 pub fn rectangle(x: f64, y: f64, width: f64, height: f64) -> [Step; 5] {
     let (right, below) = (x + width, y + height);
     [Step::Move(x, y), Step::Line(right, y), Step::Line(right, below), Step::Line(x, below), Step::Close]
 }
 
-/// Slanting lines that fill a rectangle; those of neighbouring rectangles meet.
+/// Path of 45-degree hatching that fills a rectangle and continues across adjacent rectangles.
 pub fn hatch(x: f64, y: f64, width: f64, height: f64, gap: f64) -> Vec<Step> {
     // On each line, x + y is a constant multiple of `gap`, so that lines of adjacent rectangles meet.
     let first = ((x + y) / gap).ceil() as i64;

@@ -1,7 +1,7 @@
-//! Colours and letters. Invariant: the two calls differ in hue and in lightness, for readers of any colour
-//! vision and on a grey printer; no text is smaller than 6 points.
+//! Colours and text styles. Invariant: the colours of the two calls differ in hue and in lightness, so that
+//! they are distinct for readers with any colour vision and in greyscale; text has at least 6 points.
 //!
-//! Vermilion and blue are of Okabe and Ito's palette (2008), in which no pair is confused.
+//! Vermilion and blue are from the palette of Okabe and Ito (2008), which is safe for colour-blind readers.
 
 use super::scene::{Ink, Type};
 use virus::output::Call;
@@ -26,16 +26,16 @@ const BLUE: Ink = Ink(0, 114, 178);
 const GREY: Ink = Ink(190, 190, 190);
 const SLATE: Ink = Ink(120, 120, 130);
 
-/// Titles.
+/// Style of titles.
 pub const TITLE: Type = Type { size: 9.0, bold: true, ink: DARK };
-/// Names of panels and records.
+/// Style of panel and record names.
 pub const NAME: Type = Type { size: 7.5, bold: true, ink: DARK };
-/// Labels.
+/// Style of labels.
 pub const LABEL: Type = Type { size: 6.5, bold: false, ink: DARK };
-/// Numbers on axes, and remarks.
+/// Style of numbers on axes, and of remarks.
 pub const REMARK: Type = Type { size: 6.5, bold: false, ink: SOFT };
 
-/// The colour of areas.
+/// Colour of the areas of a call.
 pub fn ink(call: Call) -> Ink {
     match call {
         Call::Virus => VERMILION,
@@ -45,7 +45,7 @@ pub fn ink(call: Call) -> Ink {
     }
 }
 
-/// The colour of words, dark enough to be read.
+/// Text colour of a call, dark enough for contrast on white.
 pub fn word_ink(call: Call) -> Ink {
     match call {
         Call::Virus => Ink(176, 72, 0),
@@ -65,7 +65,8 @@ pub fn word(call: Call) -> &'static str {
     }
 }
 
-/// Blue at 0, paper in the middle, vermilion at 1; in steps, so that equal ones are one shape.
+/// Colour of a score: blue at 0, a light neutral in the middle, vermilion at 1. Quantized to 16 steps, so that
+/// cells of equal colour become one shape.
 pub fn shade(score: f64) -> Ink {
     const STEPS: f64 = 16.0;
     let score = (score * STEPS).round() / STEPS;

@@ -1,15 +1,16 @@
-//! A picture as SVG. Invariant: the same scene gives the same bytes, well-formed for any text in it.
+//! SVG encoding of a scene. Invariant: equal scenes give equal bytes, and the file is well-formed XML for any
+//! text.
 
 use super::scene::{Anchor, Item, Paint, Scene, Step, Type};
 use std::fmt::{self, Display, Write};
 
-/// Points of a millimetre.
+/// Points per millimetre.
 pub const POINTS: f64 = 72.0 / 25.4;
 
-/// Fonts of every system; the embedded one, if it is there, first.
+/// Font families: Noto Sans, with which widths are computed, then fonts that common systems provide.
 const FONTS: &str = "Noto Sans, Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif";
 
-/// The file's text.
+/// The content of the file.
 pub fn write(scene: &Scene) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
@@ -38,6 +39,7 @@ fn write_to(scene: &Scene, out: &mut String) -> fmt::Result {
     out.write_str("</svg>\n")
 }
 
+/// Writes a path. Horizontal and vertical lines use the shorter commands `H` and `V`.
 fn shape(out: &mut String, steps: &[Step], paint: &Paint) -> fmt::Result {
     match paint {
         Paint::Fill(ink) => write!(out, "<path fill=\"{}\" d=\"", Hex(*ink))?,
@@ -87,7 +89,7 @@ impl Display for Hex {
     }
 }
 
-/// A coordinate: two decimals at most.
+/// A coordinate with at most two decimals.
 struct Short(f64);
 
 impl Display for Short {
@@ -98,8 +100,8 @@ impl Display for Short {
     }
 }
 
-/// A text as XML may hold it. What XML cannot hold, and what would turn the direction of the line, is shown as
-/// a replacement character.
+/// A text escaped for XML. Characters that XML does not allow, and control characters of bidirectional text,
+/// which could reorder the line, become replacement characters.
 struct Escaped<'a>(&'a str);
 
 impl Display for Escaped<'_> {

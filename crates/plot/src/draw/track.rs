@@ -1,6 +1,6 @@
-//! The score track of a record. Invariant: a window is drawn over exactly its own bases, at its score and in
-//! the colour of its call; where there are more windows than places for them, every column shows its lowest,
-//! mean and highest score.
+//! Score track of a record: score against position. Invariant: a window is drawn over exactly its own bases, at
+//! its score, in the colour of its call. If there are too many windows to draw each, every column shows the
+//! minimum, mean and maximum of its scores.
 
 use super::axis::{Scale, base_labels, bases, count, score, spread};
 use super::font;
@@ -15,23 +15,23 @@ use virus::output::Call;
 const LEFT: f64 = 32.0;
 const RIGHT: f64 = 54.0;
 const HEIGHT: f64 = 56.0;
-/// One of the two strands.
+/// Height of the row of one strand.
 const STRAND: f64 = 6.0;
 const BETWEEN: f64 = 1.2;
-/// A window that is drawn by itself is at least so wide.
+/// Minimum width of a window that is drawn individually, in points.
 const NARROWEST: f64 = 1.0;
-/// Where the consensus of a window changes.
+/// Score at which the consensus of a window changes.
 const EVEN: f64 = 0.5;
 
-/// The places of a track.
+/// Scales and positions of a track.
 struct Axes {
     across: Scale,
     up: Scale,
-    /// The tops of both strands.
+    /// Top of the row of each strand.
     strands: [f64; 2],
 }
 
-/// Draws a record; returns where it ends.
+/// Draws a track; returns the bottom coordinate.
 pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about: &About) -> f64 {
     heading(scene, x, y, width, &track.entry);
     let (top, bottom) = (y + 32.0, y + 32.0 + HEIGHT);
@@ -59,6 +59,7 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
     foot + 14.0
 }
 
+/// Draws the id, length, call and counts of the record.
 fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &Entry) {
     let length = bases(entry.length);
     let room = width - font::width(&length, REMARK) - 10.0;
@@ -82,13 +83,14 @@ fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &Entry) {
         parts.push(format!("{} without a call", count(silent)));
     }
     let from = x + font::width(word, kind) + 5.0;
-    // What comes last is seen in the track too.
+    // Omit the last parts first, because the track itself shows them too.
     while parts.len() > 1 && font::width(&parts.join(" · "), REMARK) > x + width - from {
         parts.pop();
     }
     scene.text(from, y + 16.5, Anchor::Start, REMARK, parts.join(" · "));
 }
 
+/// Draws the score axis, its grid lines and the names of the strands.
 fn grid(scene: &mut Scene, axes: &Axes) {
     let (left, right) = (axes.across.from, axes.across.to);
     for tick in [0.0, EVEN, 1.0] {
@@ -102,7 +104,7 @@ fn grid(scene: &mut Scene, axes: &Axes) {
     }
 }
 
-/// Every window by itself.
+/// Draws every window individually.
 fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
     let place = |base: u64| axes.across.at(base as f64);
     let mut edges: BTreeMap<usize, (Call, Vec<Step>)> = BTreeMap::new();
@@ -133,7 +135,7 @@ fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
     cells.draw(scene);
 }
 
-/// More windows than fit side by side.
+/// Draws the range and the mean of the scores in columns, for more windows than the width can show.
 fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
     let step = (axes.across.to - axes.across.from) / columns.len() as f64;
     let place = |index: usize| axes.across.from + step * index as f64;
@@ -141,6 +143,7 @@ fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
     let scored = |index: usize| columns[index].scores.count > 0;
     let (mut above, mut below) = (vec![], vec![]);
     for (from, to) in runs(columns.len(), scored) {
+        // The band between minimum and maximum, cut at `EVEN`: each half has the colour of its call.
         let band = |low: f64, high: f64| -> Vec<Step> {
             let edge = |index: usize, end: usize, number: f64| {
                 (place(index + end), axes.up.at(number.clamp(low, high)))
@@ -179,7 +182,7 @@ fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
     cells.draw(scene);
 }
 
-/// Where something is true of neighbours: first, and one past the last.
+/// Maximal ranges of consecutive indices for which `is` is true: first, and one past the last.
 fn runs(count: usize, is: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
     let mut runs: Vec<(usize, usize)> = vec![];
     for index in (0..count).filter(|&index| is(index)) {
@@ -191,6 +194,7 @@ fn runs(count: usize, is: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
     runs
 }
 
+/// Path through the points.
 fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<Step> {
     let mut steps: Vec<Step> = points.map(|(x, y)| Step::Line(x, y)).collect();
     if let Some(first) = steps.first_mut()
@@ -204,14 +208,14 @@ fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<Step> {
     steps
 }
 
-/// Stretches without a call, across both strands.
+/// Hatches the intervals without a call, across both strands.
 fn no_call(scene: &mut Scene, axes: &Axes, stretches: &[(f64, f64)]) {
     let (top, height) = (axes.strands[0], 2.0 * STRAND + BETWEEN);
     let lines = stretches.iter().flat_map(|&(left, right)| hatch(left, top, right - left, height, 2.6));
     scene.shape(lines.collect(), Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
 }
 
-/// Rectangles by colour.
+/// Rectangles grouped by colour, so that each colour is one path.
 #[derive(Default)]
 struct Cells(BTreeMap<Ink, Vec<Step>>);
 
@@ -227,7 +231,7 @@ impl Cells {
     }
 }
 
-/// What lines and colours mean, beside them.
+/// Draws the legend to the right of the track: threshold, mean, calls and hatching.
 fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
     let (left, right) = (axes.across.from, axes.across.to);
     let threshold = f64::from(about.threshold);
@@ -264,6 +268,7 @@ fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
     }
 }
 
+/// Draws the position axis.
 fn ruler(scene: &mut Scene, axes: &Axes, y: f64) {
     scene.line((axes.across.from, y), (axes.across.to, y), AXIS, 0.6);
     let most = ((axes.across.to - axes.across.from) / 42.0) as u64;
@@ -310,7 +315,7 @@ mod tests {
         scene
     }
 
-    /// The outlines that are painted so.
+    /// The steps of all paths whose paint is `wanted`.
     fn painted(scene: &Scene, wanted: impl Fn(&Paint) -> bool) -> Vec<Step> {
         let shapes = scene.items.iter().filter_map(|item| match item {
             super::super::scene::Item::Shape(steps, paint) if wanted(paint) => Some(steps.clone()),
@@ -319,7 +324,7 @@ mod tests {
         shapes.flatten().collect()
     }
 
-    /// Where windows are drawn: left, right, and the height of the score, 0 to 1.
+    /// Compares the drawn windows of a call: left, right, and score.
     fn check(length: u64, windows: &[(u64, u64, Option<f64>)], call: Call, wanted: &[(f64, f64, f64)]) {
         let scene = drawn(length, windows);
         let edge =
@@ -358,7 +363,7 @@ mod tests {
                 Step::Move(x, _) | Step::Line(x, _) => x - LEFT,
                 Step::Close => panic!("closed"),
             };
-            // Right of the axis is the key.
+            // The hatching to the right of the axis belongs to the legend.
             let inside: Vec<f64> = lines.iter().map(x).filter(|x| *x <= 400.0 + 1e-9).collect();
             (inside.iter().copied().fold(f64::MAX, f64::min), inside.iter().copied().fold(f64::MIN, f64::max))
         };

@@ -1,4 +1,4 @@
-//! Pictures of a folder of results: what is in them, how large they get, and which folders are no results.
+//! Pictures of result folders: their content, their size, and folders that are refused.
 
 use crate::rig::{Folder, fixture, golden, read, run};
 use plimsoll_plot::{Format, Options, Output, plot};
@@ -12,11 +12,11 @@ const OF_WINDOWS: &str =
     "seq_name\twindow\tstart\tend\tn_orfs\tbest_frame\tscore_other\tscore_virus\tprediction\n";
 const OF_FRAMES: &str = "Sequence_ID\tPrediction\tscore1\tscore2\n";
 
-/// A folder of results.
+/// A folder with results of `predict`.
 struct Results(Folder);
 
 impl Results {
-    /// Records by id: the score of every window of 500 bases, which do not overlap.
+    /// `records` are ids with the scores of consecutive windows of 500 bases, which do not overlap.
     fn new(test: &str, records: &[(&str, &[Option<f32>])]) -> Self {
         let folder = Results(Folder::new(&format!("plot-{test}")));
         let (mut predictions, mut windows, mut frames) =
@@ -53,7 +53,7 @@ impl Results {
         }
     }
 
-    /// The pictures, which are text.
+    /// Draws the pictures and returns them as SVG text.
     fn pictures(&self, records: &[&str]) -> Vec<String> {
         let files = plot(&self.options(records)).expect("drawn");
         files.iter().map(read).collect()
@@ -62,7 +62,7 @@ impl Results {
     fn fails(&self, records: &[&str]) -> String {
         let error = plot(&self.options(records)).expect_err("refused");
         let text = error.source().map_or(error.to_string(), |cause| format!("{error}: {cause}"));
-        // `path` ends with a slash here.
+        // `path` ends with a slash for the folder itself.
         let folder = self.0.path("").display().to_string();
         text.replace(&format!(" {folder};"), " FOLDER;")
             .replace(&format!("{folder}:"), "FOLDER:")
@@ -191,7 +191,7 @@ fn any_number_of_records_is_a_small_picture() {
     }
 }
 
-/// After an edit of one table, what is said.
+/// Expects the error `wanted` after one edit of a table.
 fn check(name: &str, from: &str, to: &str, wanted: &str) {
     let folder = Results::new("damage", SMALL);
     folder.edit(name, from, to);
@@ -304,7 +304,7 @@ fn nothing_is_replaced_unasked_and_nothing_half_written() {
     assert_eq!(read(folder.0.path("x.svg")), "mine");
     plot(&file).expect("replaced");
     assert!(read(folder.0.path("x.svg")).contains("record 1 of"));
-    // One of three is there: no other is written.
+    // If one of three pictures exists, none is written.
     fs::create_dir_all(folder.0.path("plots")).expect("made");
     folder.write("plots/record_c.svg", "mine");
     plot(&options).expect_err("refused");
@@ -313,7 +313,7 @@ fn nothing_is_replaced_unasked_and_nothing_half_written() {
     assert_eq!(fs::read_dir(folder.0.path("plots")).expect("read").count(), 3);
 }
 
-/// The writers and the reader agree on what a table is.
+/// `plot` reads the tables that `predict` writes.
 #[test]
 fn results_of_predict_are_read() {
     let folder = Folder::new("plot-predicted");
