@@ -62,14 +62,14 @@ pub enum TrainError {
         /// The family of the model of `model.from`.
         family: &'static str,
     },
-    /// LoRA adapters are requested for a model without a language-model head. The head would be random and stay
-    /// untrained.
+    /// LoRA adapters are requested for a model whose weights lack the language-model head, which adapters would
+    /// leave untrained.
     #[error(
         "model.lora: {model} has no `{tensor}`, and adapters would leave it untrained; give a model with its \
          language-model head, or model.classes"
     )]
     LoraWithoutHead {
-        /// Value of `model.from`.
+        /// Name of the model.
         model: String,
         /// Name of the missing tensor.
         tensor: String,
@@ -123,7 +123,7 @@ pub enum TrainError {
         /// Number of the optimizer step.
         step: u64,
     },
-    /// Gradients are not finite although no loss scale is left to lower.
+    /// Gradients are not finite in fp16 although the loss scale has been lowered to 1.
     #[error(
         "step {step}: the gradients are no numbers any more, even without a loss scale; use precision.kind bf16, or a \
          lower optimizer.lr; the weights did not move, and the last checkpoint is from before"

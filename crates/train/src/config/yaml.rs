@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 pub struct Node {
     /// The value.
     pub kind: Kind,
-    /// Line of the value, or of its key in a mapping, from 1; 0 for values that do not come from a file.
+    /// Line of the value, or of its key in a mapping, from 1; 0 for values of flags.
     pub line: usize,
 }
 
@@ -28,7 +28,7 @@ pub enum Kind {
     Bool(bool),
     /// An integer in any notation, such as `10000` or `1e4`.
     Integer(i64),
-    /// A number with a fractional part, too large for `i64`, infinite, or not a number.
+    /// Any other number, including infinities and NaN.
     Float(f64),
     /// A string.
     Text(String),
