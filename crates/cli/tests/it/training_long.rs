@@ -128,7 +128,7 @@ fn presets_are_planned() {
         let ledger = plan["ledger"].as_object().expect("lines");
         let sum: u64 = ledger.values().filter_map(Value::as_u64).sum();
         assert_eq!(Some(sum), plan["peak_bytes"].as_u64(), "{name}");
-        // At least 16 bytes per parameter: weight, gradient and two moments.
+        // bf16 weights, f32 gradient sums, f32 master weights and two moments: more than 16 bytes per parameter.
         assert!(sum > 16 * found, "{name}: {sum} B for {found} parameters");
     }
     let keys = preset("large");

@@ -39,7 +39,7 @@ const CLASSIFIER: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.in
      model.from=FIXTURES/goldens/esm2 data.format=fasta model.classes=2 data.labels=c";
 const LORA: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 \
      model.experts.count=8 model.from=FIXTURES/goldens/esm2 data.format=fasta model.lora={}";
-/// The sizes of the Llama in the fixtures except `model.kv_heads`, so that `model.from` still changes the plan.
+/// Sizes of the Llama in the fixtures where they differ from [`BASE`], which would contradict `model.from`.
 const LLAMA: &str = "model.kind=dense_lm model.vocabulary=40 model.intermediate=24 model.experts.count=8";
 const ADAMW: &str = "optimizer.kind=adamw";
 const ADAFACTOR: &str = "optimizer.kind=adafactor";

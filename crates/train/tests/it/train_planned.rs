@@ -62,7 +62,7 @@ fn flags(draw: &mut Draw) -> String {
     let optimizer = draw.of(&["adamw", "adamw8bit", "adafactor", "sgd", "auto"]);
     let momentum = draw.of(&["0", "0.9"]);
     let clip = draw.of(&["1", "null"]);
-    // A head is trained in f32 only.
+    // Only f32 for a head, because other precisions would save nothing.
     let precision = if kind == "head" { "f32" } else { draw.of(&["f32", "f32", "bf16", "fp16"]) };
     let remat = draw.of(&["none", "full", "selective", "auto", "every_n memory.remat_every=2"]);
     let decay = draw.of(&["matrices", "all"]);

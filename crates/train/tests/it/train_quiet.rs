@@ -95,6 +95,7 @@ fn a_training_step_allocates_nothing() {
             model.apply(&told, 1.0 / 256.0).unwrap_or_else(|e| panic!("{what}: {e}"));
             allocations += region.change().allocations;
             steps += 1;
+            // The first step is a warm-up and does not count.
             if steps > 1 {
                 least = least.min(allocations);
             }
