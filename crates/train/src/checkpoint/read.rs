@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Maximum size of the record file in bytes; a larger file is refused without being read.
+/// Maximum size of the record file in bytes; a larger file is refused.
 const LARGEST: u64 = 16 << 20;
 
 /// A checkpoint whose files have all been verified against their recorded sizes and hashes.
