@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct Card {
     name: String,
     model: String,
-    /// Number of the launch, counted over all devices of this machine, from which all operations fail.
+    /// Number of the launch, counted over all devices of this machine, from which launches and copies fail.
     fails_at: u64,
     launches: Arc<AtomicU64>,
     /// Extra time of every launch.
