@@ -1,5 +1,5 @@
-//! Embeddings with a pooling of one's own: the maximum of every column over the residues of a protein, computed by a session
-//! inside the memory budget.
+//! Embeddings with a custom pooling: the maximum of each hidden unit over the residues of a protein, computed by a
+//! [`Session`] within the memory budget.
 //!
 //! ```sh
 //! cargo run --release -p plimsoll-runtime --example max_pooling -- facebook/esm2_t6_8M_UR50D proteins.fa > rows.tsv
@@ -15,10 +15,10 @@ use plimsoll_runtime::session::{Completed, InOrder, Next, Part, Push, Request, S
 use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
 use std::path::PathBuf;
 
-/// Tokens of the longest protein, with those at its ends.
+/// Number of tokens of the longest accepted protein, including BOS and EOS.
 const LONGEST: u64 = 1024;
 
-/// The name of the model in the session.
+/// Name of the encoder in the session.
 const ENCODER: &str = "encoder";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// Calls `row` with the id and the pooled row of each protein, in the order of the input.
 ///
 /// # Errors
-/// A file that cannot be read, a protein of more than [`LONGEST`] tokens, a model that does not fit in memory.
+/// An input file cannot be read, a protein has more than [`LONGEST`] tokens, or the model does not fit in memory.
 pub fn max_pooled(
     model: &EncoderModel,
     inputs: &[PathBuf],
@@ -55,12 +55,14 @@ pub fn max_pooled(
     let mut session = planned.start(0, start, &mut Silent)?;
     let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the session has no encoder"))?;
 
+    // Steps complete in any order; `InOrder` returns the rows in the order of the input.
     let mut waiting: InOrder<String> = InOrder::default();
     let (mut reader, mut record, mut tokens) = (Reader::open(inputs)?, Record::default(), vec![]);
     while reader.read_into(&mut record)? {
         tokens.clear();
         model.tokenizer.encode(&record.seq, &mut tokens)?;
         let key = waiting.next_key();
+        // A full session accepts nothing until a completed step is taken from it.
         while session.push([(encoder, key, &tokens[..])])? == Push::Full {
             emit(&mut session, &mut waiting, &mut row)?;
         }
@@ -71,7 +73,7 @@ pub fn max_pooled(
     Ok(())
 }
 
-/// The encoder alone, with the hidden state of every token as its output.
+/// A stage with one encoder and one output, the hidden states of all tokens `(T, D)`.
 fn stage<'a>(model: &'a EncoderModel, settings: &Settings) -> Result<Stage<'a>, RuntimeError> {
     let part = Part {
         name: ENCODER,
@@ -87,7 +89,8 @@ fn stage<'a>(model: &'a EncoderModel, settings: &Settings) -> Result<Stage<'a>, 
     })
 }
 
-/// Waits for a step, pools its sequences, and emits the rows whose turn it is. False where nothing is in flight.
+/// Waits for a step, pools its sequences, and passes all rows whose predecessors are complete to `row`. Returns
+/// false if no step is in flight.
 fn emit(
     session: &mut Session,
     waiting: &mut InOrder<String>,
@@ -106,7 +109,8 @@ fn emit(
     Ok(true)
 }
 
-/// The maximum of each column over the residues of sequence `i`: all tokens but the first (BOS) and the last (EOS).
+/// Writes to `into` the maximum of each column over the residues of sequence `i`, i.e. over all tokens except
+/// the first (BOS) and the last (EOS).
 fn pool(step: &Completed, i: usize, width: usize, into: &mut Vec<f32>) {
     into.resize(width, f32::NEG_INFINITY);
     let tokens = step.values(0, i).len() / width;

@@ -1,5 +1,5 @@
-//! Why a training run fails. Invariant: every message names the key, the file or the step that it is about, and the next
-//! step.
+//! Errors of training runs. Invariant: every message names the key, the file or the step, and a remedy if there
+//! is one.
 
 use crate::config::ConfigError;
 use data::printable::Place;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::{fmt, io};
 
-/// Why a training run fails.
+/// Error of a training run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
@@ -18,236 +18,237 @@ pub enum TrainError {
     /// The configuration cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// More layers than a plan is made for.
+    /// The model has more layers than the planner accepts.
     #[error(
         "model.layers is {layers}; at most {most} are planned, which bounds the time and memory that a plan takes"
     )]
     TooManyLayers {
-        /// The layers that were asked for.
+        /// Requested number of layers.
         layers: u64,
-        /// The most that are planned.
+        /// Maximum number of layers.
         most: u64,
     },
-    /// A dimension to maximize that the configuration does not choose.
+    /// `--largest` names a dimension that this kind of model does not take from the configuration.
     #[error("--largest {size}: the shape of a {kind} is not chosen by its configuration")]
     LargestOfKind {
-        /// The dimension.
+        /// The dimension to maximize.
         size: &'static str,
         /// The kind of model.
         kind: &'static str,
     },
-    /// A dimension to maximize that `model.from` fixes.
+    /// `--largest` names a dimension although `model.from` determines the shape of the model.
     #[error("--largest {size}: model.from fixes the shape of the model; remove it")]
     LargestOfModel {
-        /// The dimension.
+        /// The dimension to maximize.
         size: &'static str,
     },
-    /// A model to start from without weights.
+    /// `model.from` names a configuration file without weights.
     #[error("model.from {from} is a configuration without weights; name its folder")]
     WithoutWeights {
-        /// The model.
+        /// Value of `model.from`.
         from: String,
     },
-    /// An encoder without a model to start from.
+    /// The kind of model needs `model.from`, which is not set.
     #[error("model.from: name the {kind} whose sizes or weights the run starts from")]
     NoModel {
         /// The kind of model.
         kind: &'static str,
     },
-    /// A model to start from of another family.
+    /// The model of `model.from` is of another family than `model.kind`.
     #[error("model.kind {kind}: model.from holds a model of the family {family}")]
     OtherFamily {
         /// The kind of model.
         kind: &'static str,
-        /// The family of the model to start from.
+        /// The family of the model of `model.from`.
         family: &'static str,
     },
-    /// Adapters over a model that lacks the head that they would leave untrained.
+    /// LoRA adapters are requested for a model whose weights lack the language-model head, which adapters would
+    /// leave untrained.
     #[error(
         "model.lora: {model} has no `{tensor}`, and adapters would leave it untrained; give a model with its \
          language-model head, or model.classes"
     )]
     LoraWithoutHead {
-        /// The model.
+        /// Name of the model.
         model: String,
-        /// The tensor.
+        /// Name of the missing tensor.
         tensor: String,
     },
-    /// A head over other than two embeddings.
+    /// The number of embeddings that a head would read is not two.
     #[error("a head reads two embeddings, of the nucleotides and of the protein; {given} are given")]
     HeadParts {
-        /// How many are given.
+        /// Number of given embeddings.
         given: usize,
     },
-    /// A tokenizer with more tokens than the model's vocabulary.
+    /// The tokenizer has more tokens than the model's vocabulary has entries.
     #[error("model.vocabulary {entries}: the tokenizer has {tokens} tokens; give at least as many")]
     Vocabulary {
-        /// Entries of the model's vocabulary.
+        /// Number of entries of the model's vocabulary.
         entries: u64,
-        /// Tokens of the tokenizer.
+        /// Number of tokens of the tokenizer.
         tokens: u64,
     },
-    /// Embeddings as data of a model that is no head.
+    /// The data format is `embeddings`, but the model is not a head.
     #[error("data.format embeddings: only a head is trained on them")]
     EmbeddingsWithoutHead,
-    /// A file name that does not say a format.
+    /// The format of a data file cannot be determined from its name.
     #[error(
         "data.train: the name `{name}` does not say what it holds; give data.format txt, jsonl, bin or fasta"
     )]
     UnknownFormat {
-        /// The name.
+        /// The file name.
         name: String,
     },
-    /// Token ids without the size of their vocabulary.
+    /// The data consists of token ids, and `model.vocabulary` is not set.
     #[error("data.format bin: the ids have no tokenizer; give model.vocabulary")]
     IdsWithoutVocabulary,
-    /// A DNA model without a tokenizer.
+    /// A DNA model has no `tokenizer.json`, and `data.tokenizer` is not set.
     #[error("data.tokenizer: the model has no tokenizer.json beside its weights; name one")]
     NoTokenizer,
-    /// Files to validate a head on.
+    /// `data.validation` is set for a head, which supports only `data.validation_fraction`.
     #[error("data.validation: of embeddings a share is validated on; give data.validation_fraction")]
     ValidationOfEmbeddings,
-    /// An epoch without a target.
+    /// An epoch of the training data has no targets.
     #[error("data.train: an epoch gave nothing to train on; is every document too short?")]
     EmptyEpoch,
-    /// Validation data without a target.
+    /// The validation data has no targets.
     #[error("run.evaluate_every: there is nothing to evaluate on; give more data.validation")]
     NothingToEvaluate,
-    /// A loss that is not finite.
+    /// The training loss is not finite.
     #[error(
         "step {step}: the loss is no number any more; use a lower optimizer.lr or a longer schedule.warmup; the last \
          checkpoint is from before"
     )]
     LossNotFinite {
-        /// The step.
+        /// Number of the optimizer step.
         step: u64,
     },
-    /// Gradients that are not finite without a loss scale.
+    /// Gradients are not finite in fp16 although the loss scale has been lowered to 1.
     #[error(
         "step {step}: the gradients are no numbers any more, even without a loss scale; use precision.kind bf16, or a \
          lower optimizer.lr; the weights did not move, and the last checkpoint is from before"
     )]
     GradientsNotFinite {
-        /// The step.
+        /// Number of the optimizer step.
         step: u64,
     },
-    /// Gradients that were not finite in several steps in a row.
+    /// Too many consecutive steps were skipped because their gradients were not finite.
     #[error(
         "step {step}: a gradient was not finite in {steps} steps in a row, which were skipped; use a lower optimizer.lr or \
          a longer schedule.warmup, or look at the data of these steps"
     )]
     StepsSkipped {
-        /// The last of these steps.
+        /// Number of the last skipped step.
         step: u64,
-        /// How many there were.
+        /// Number of consecutive skipped steps.
         steps: u64,
     },
-    /// A position in a checkpoint without its micro-steps.
+    /// The data position of a checkpoint has no valid number of micro-steps.
     #[error("the checkpoint's `position.micro_steps` is {found}, not a whole number: it is damaged")]
     MicroSteps {
-        /// What stands there.
+        /// The invalid value.
         found: Value,
     },
-    /// A position in the data that cannot be read.
+    /// The data position of a checkpoint cannot be parsed.
     #[error("the place in the data")]
     DataPosition {
-        /// What the parser says.
+        /// Error of the parser.
         source: serde_json::Error,
     },
-    /// A checkpoint that is there, of a run that should begin anew.
+    /// The run was to start at step 0, but its folder has a checkpoint.
     #[error(
         "--resume never: {} is there already; go on with --resume auto, or choose another folder with -o",
         Place(path)
     )]
     CheckpointExists {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
     },
-    /// A checkpoint of another configuration.
+    /// The checkpoint was written with a configuration that gives other results.
     #[error("{} is of another configuration: {difference}; choose another folder with -o", Place(path))]
     OtherConfiguration {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
-        /// The key that differs.
+        /// The first difference.
         difference: ConfigDifference,
     },
-    /// A run without a usable checkpoint.
+    /// The run has checkpoints, none of which is usable.
     #[error(
         "no checkpoint can be used ({}: {why}); remove the folder to begin anew, or choose another with -o",
         Place(path)
     )]
     NoUsableCheckpoint {
-        /// The oldest checkpoint.
+        /// Path of the oldest checkpoint.
         path: PathBuf,
-        /// Why the oldest one cannot be used.
+        /// Error of the oldest checkpoint.
         why: CheckpointError,
     },
-    /// A folder of a run without a checkpoint.
+    /// The run folder given to `--resume` has no checkpoints.
     #[error("--resume {}: there is no checkpoint in it", Place(folder))]
     NoCheckpoint {
-        /// The folder.
+        /// Path of the run folder.
         folder: PathBuf,
     },
-    /// A checkpoint that cannot be used.
+    /// The checkpoint given to `--resume` is not usable.
     #[error("--resume {}: {why}", Place(path))]
     BadCheckpoint {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error of the checkpoint.
         why: CheckpointError,
     },
-    /// A checkpoint that is older than another of the run.
+    /// The checkpoint given to `--resume` is older than another checkpoint in the run's own folder.
     #[error(
         "--resume {}: {} is newer; go on with --resume auto, remove it, or choose another folder with -o",
         Place(path),
         Place(newer)
     )]
     OlderCheckpoint {
-        /// The checkpoint that was named.
+        /// Path of the given checkpoint.
         path: PathBuf,
-        /// A newer one.
+        /// Path of the newest checkpoint of the run.
         newer: PathBuf,
     },
-    /// A configuration in a checkpoint that cannot be read.
+    /// The configuration in a checkpoint cannot be parsed.
     #[error("the configuration of a checkpoint")]
     CheckpointConfig {
-        /// What the parser says.
+        /// Error of the parser.
         source: serde_json::Error,
     },
-    /// A checkpoint of another model.
+    /// The tensors of a checkpoint are not those of the model.
     #[error("{} is of another model: {difference}", Place(path))]
     OtherModel {
-        /// The checkpoint.
+        /// Path of the checkpoint.
         path: PathBuf,
-        /// How the models differ.
+        /// The first difference.
         difference: ModelDifference,
     },
 }
 
-/// Why a checkpoint cannot be used.
+/// Error of opening a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// A file of the checkpoint that cannot be read.
+    /// A file of the checkpoint cannot be read.
     #[error("{file}: {source}")]
     Unreadable {
-        /// The file's name.
+        /// Name of the file.
         file: String,
-        /// The error of the read.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A record that is not the JSON of a record.
+    /// The record is not valid JSON, or its fields are not those of a record.
     #[error("{file} is damaged: {source}")]
     NotARecord {
-        /// The record's name.
+        /// Name of the file.
         file: &'static str,
-        /// What the parser says.
+        /// Error of the parser.
         source: serde_json::Error,
     },
-    /// A file whose bytes are not those that were written.
+    /// The size or hash of a file differs from the recorded one.
     #[error("{file} is damaged")]
     Damaged {
-        /// The file's name.
+        /// Name of the file.
         file: String,
     },
 }
@@ -256,20 +257,20 @@ pub enum CheckpointError {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ConfigDifference {
-    /// A key with another value.
+    /// A key that changes results has another value.
     Key {
-        /// The key.
+        /// The key, with dots between section and name.
         key: String,
-        /// Its value in the checkpoint.
+        /// Value in the checkpoint's configuration.
         was: Value,
-        /// Its value now.
+        /// Value in the run's configuration.
         is: Value,
     },
-    /// A schedule that ends at another step.
+    /// The learning-rate schedule ends at another step.
     ScheduleEnd {
-        /// The last step in the checkpoint; `None` where there is no end.
+        /// Last step of the schedule in the checkpoint's configuration; `None` without an end.
         was: Option<u64>,
-        /// The last step now.
+        /// Last step of the schedule in the run's configuration; `None` without an end.
         is: Option<u64>,
     },
 }
@@ -290,24 +291,24 @@ impl fmt::Display for ConfigDifference {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelDifference {
-    /// Another number of tensors.
+    /// A file of the checkpoint has another number of tensors than the model.
     #[error("{file} holds {found} tensors, the model has {wanted}")]
     Count {
-        /// The file of the checkpoint.
+        /// Name of the file.
         file: String,
-        /// Tensors in the file.
+        /// Number of tensors in the file.
         found: usize,
-        /// Tensors of the model.
+        /// Number of tensors of the model.
         wanted: usize,
     },
-    /// A tensor of another element type.
+    /// A tensor has another element type.
     #[error("{tensor} was {was}, is {is}")]
     ElementType {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
-        /// Its element type in the checkpoint.
+        /// Element type in the checkpoint.
         was: &'static str,
-        /// Its element type now.
+        /// Element type in the model.
         is: &'static str,
     },
 }

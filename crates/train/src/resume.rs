@@ -1,5 +1,6 @@
-//! Which checkpoint a run goes on from. Invariant: none of another configuration, as far as keys can change a result;
-//! and a run that is there is never begun anew over.
+//! Selection of the checkpoint from which a run continues. Invariant: a run continues only from a checkpoint
+//! whose configuration agrees in every key that changes results, and never overwrites newer checkpoints of its
+//! own folder.
 
 use super::checkpoint::{Checkpoint, Checkpoints, Named};
 use super::config::schema::{leaves, schema};
@@ -10,19 +11,23 @@ use runtime::{Level, Observer, RuntimeError};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Where a run begins.
+/// The state from which a run starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
-    /// At the newest checkpoint of its folder that can be used; at the start where there is none.
+    /// The newest usable checkpoint of the run's folder; step 0 if the folder has no checkpoints.
     #[default]
     Auto,
-    /// At the start; the folder must hold no checkpoints.
+    /// Step 0; the folder must hold no checkpoints.
     Never,
-    /// At this checkpoint, or at the newest of this run's folder.
+    /// The checkpoint folder at this path, or the newest usable checkpoint if the path is the folder of a run.
     From(PathBuf),
 }
 
-/// The checkpoint to go on from.
+/// Opens the checkpoint from which the run in `own` continues; `None` to start at step 0.
+///
+/// # Errors
+/// The folder has checkpoints although `resume` is [`Resume::Never`], no checkpoint is usable, the checkpoint
+/// is older than another of `own`, or its configuration differs in a key that changes results.
 pub(super) fn choose(
     resume: &Resume,
     own: &Checkpoints,
@@ -51,7 +56,8 @@ pub(super) fn choose(
     Ok(found)
 }
 
-/// The newest that can be used.
+/// Opens the newest checkpoint that is complete and undamaged, with a warning for each newer one that is not;
+/// `None` if `all` is empty. `Err` if none of them is usable.
 fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, TrainError> {
     let mut last = None;
     for Named { path, .. } in all.iter().rev() {
@@ -71,7 +77,7 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
     }
 }
 
-/// A checkpoint that was named, or the newest of a run that was.
+/// Opens the checkpoint at `path`, or the newest usable checkpoint of the run at `path`.
 fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError> {
     if path.join("checkpoints").is_dir() {
         let found = newest(&Checkpoints::open(path)?.list()?, observer)?;
@@ -80,7 +86,8 @@ fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError
     Checkpoint::open(path).map_err(|why| TrainError::BadCheckpoint { path: path.to_owned(), why })
 }
 
-/// A run that went back would meet its own later checkpoints.
+/// `Err` if `own` has a checkpoint of a later step than `found`. A run that continued from `found` would reach
+/// the step of that checkpoint again.
 fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainError> {
     let newer = own.list()?.into_iter().rfind(|named| named.step > found.record.state.step);
     newer.map_or(Ok(()), |named| {
@@ -88,7 +95,8 @@ fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainErr
     })
 }
 
-/// The first key that can change a result and differs.
+/// Returns the first key that changes results and has different values in the configurations, or a different
+/// end of the schedule.
 fn difference(old: &Value, config: &TrainConfig) -> Result<Option<ConfigDifference>, TrainError> {
     let new = serde_json::to_value(config)
         .map_err(|e| RuntimeError::bug(format!("a configuration that cannot be written as JSON: {e}")))?;
@@ -100,7 +108,8 @@ fn difference(old: &Value, config: &TrainConfig) -> Result<Option<ConfigDifferen
             return Ok(Some(ConfigDifference::Key { key: leaf.path, was, is }));
         }
     }
-    // How long a run is may change, unless the learning rate already bent towards its end.
+    // The length of the run may change unless the learning rate of the completed steps depended on it: a decaying
+    // schedule, or a warm-up that is a fraction of the steps.
     let old: TrainConfig =
         serde_json::from_value(old.clone()).map_err(|source| TrainError::CheckpointConfig { source })?;
     let (was, is) = (old.horizon(), config.horizon());
@@ -108,6 +117,7 @@ fn difference(old: &Value, config: &TrainConfig) -> Result<Option<ConfigDifferen
     Ok((bends && was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))
 }
 
+/// The value at a dotted path; null if the path does not exist.
 fn at_path<'a>(value: &'a Value, path: &str) -> &'a Value {
     path.split('.').fold(value, |value, key| &value[key])
 }

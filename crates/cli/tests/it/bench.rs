@@ -1,4 +1,4 @@
-//! `plimsoll bench`: what it prints and writes. Times are never compared with anything.
+//! Tests of the reports and traces of `plimsoll bench`. Measured times are not checked.
 
 use crate::harness::{Folder, golden};
 use serde_json::Value;
@@ -10,7 +10,7 @@ fn bench(folder: &Folder, words: &[&str]) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// What every bench says.
+/// Asserts the keys and values that all reports have in common.
 fn check(report: &Value, keys: &[&str]) {
     let object = report.as_object().expect("an object");
     let all = [
@@ -61,7 +61,7 @@ fn a_model_is_timed() {
     assert_eq!(report["side"], "plimsoll");
     let kernels = report["kernels"].as_array().expect("an array");
     let dense = kernels.iter().find(|k| k["label"] == "encoder.layer.*.output.dense").expect("in the table");
-    // Two layers in two steps.
+    // Two layers in each of two steps.
     assert_eq!((&dense["op"], &dense["launches"]), (&"linear".into(), &4.into()));
 
     let words = ["bench", "--model", &config, "--batch", "2x20", "--repeats", "1", "--precision", "f32"];
@@ -89,14 +89,14 @@ fn a_trace_has_every_launch_and_copy() {
     assert_eq!(tracks[1..], ["in", "compute", "out"]);
     assert!(spans.iter().all(|span| span["ph"] == "X" && span["ts"].is_f64() && span["dur"].is_f64()));
     let of = |category: &str| spans.iter().filter(|span| span["cat"] == category).count() as u64;
-    // Two passes; ids, spans and means of every step are copied.
+    // The trace has two passes. Each step copies ids and spans to the device, and means to the host.
     assert_eq!(of("kernel"), 2 * launches);
     assert_eq!(of("copy"), 2 * 3 * report["steps"].as_u64().expect("a number"));
     let dense = spans.iter().find(|span| span["args"]["launch"] == "linear encoder.layer.1.output.dense");
     assert_eq!(dense.map(|span| (&span["name"], &span["args"]["layer"])), Some((&"linear".into(), &1.into())));
 }
 
-/// A process for each lane, which together ran every launch.
+/// A trace has one process per CPU replica; together they have all launches.
 #[test]
 fn a_trace_has_every_lane() {
     let folder = Folder::new("bench_trace_lanes");
@@ -128,7 +128,7 @@ fn a_product_is_timed() {
         let report = bench(&folder, &["--shape", "33x70x50", "--device", "cpu", "--precision", precision]);
         check(&report, &["shape"]);
         assert_eq!((&report["shape"], &report["dtype"]), (&serde_json::json!([33, 70, 50]), &precision.into()));
-        // A multiply-add for each element and k, and the bias.
+        // One multiply and one add for each element and k, and one add for the bias.
         assert_eq!(report["flops"].as_f64(), Some(33.0 * 70.0 * (2.0 * 50.0 + 1.0)));
         assert_eq!(report["kernels"].as_array().map(Vec::len), Some(1));
     }
@@ -148,7 +148,7 @@ fn a_calibration_is_a_target() {
     let words = ["bench", "--calibrate", "this machine.toml", "--repeats", "1", "--threads", "2"];
     let said = folder.run(&words).ended(0).stdout();
     assert!(said.contains("wrote this machine.toml"), "{said}");
-    // Kernels of training are measured too.
+    // The file has the factors of training kernels.
     let file = String::from_utf8(folder.read("this machine.toml")).expect("text");
     let (_, slower) = file.split_once("[slower]").expect("a table of kernels");
     for kernel in [
@@ -169,7 +169,7 @@ fn a_calibration_is_a_target() {
         let ran = folder.run(&[&words[..], &["--target"], target].concat());
         serde_json::from_str(&ran.ended(0).stdout()).expect("JSON")
     };
-    // The file has the threads that it was measured with.
+    // The target has the number of threads of the calibration.
     let (here, cpu) = (plan(&["this machine.toml"]), plan(&["cpu", "--threads", "2"]));
     assert_eq!(here["target"], "this machine");
     let json: Value = serde_json::from_str(

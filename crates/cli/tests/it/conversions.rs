@@ -1,11 +1,11 @@
-//! `plimsoll convert`: what comes out is what went in, in one file that everybody reads.
+//! Tests that `plimsoll convert` writes all tensors bit for bit into one safetensors file.
 
 use crate::harness::{Folder, golden};
 use data::weights::{DType, Weights};
 use serde_json::Value;
 use std::fs;
 
-/// Name, type, shape and bytes of every tensor.
+/// Name, element type, shape and bytes of every tensor of a file.
 fn everything(path: &std::path::Path) -> Vec<(String, DType, Vec<u64>, Vec<u8>)> {
     let weights = Weights::open(path).expect("weights");
     let all = weights.tensors().map(|t| {
@@ -67,7 +67,7 @@ fn what_is_there_is_not_replaced() {
     let ran = folder.run(&["convert", &head, "-o", "out.safetensors", "--force", "--json"]);
     let report: Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
     assert_eq!(report["tensors"], everything(head.as_ref()).len());
-    // Onto itself: the old file is read until the new one takes its name.
+    // A file converted onto itself: the old file is read until the new file is renamed over it.
     let before = everything(&folder.path("out.safetensors"));
     folder.run(&["convert", "out.safetensors", "-o", "out.safetensors", "--force"]).ended(0);
     assert!(before == everything(&folder.path("out.safetensors")));

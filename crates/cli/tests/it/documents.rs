@@ -1,6 +1,6 @@
-//! Commands of the documents. README and the pages of `docs/`: every command of a block of shell commands is run, or, where it
-//! needs a GPU or a file that is not in the repository, parsed. docs/training-memory.md shows real output: its blocks
-//! are run and compared, and so is every row of its tables.
+//! Tests of the commands in README and `docs/`. Each command of a `sh` block is run; a command that needs a GPU
+//! or a file that is not in the repository is only parsed. The outputs and table rows of
+//! docs/training-memory.md are compared with the program's output.
 
 use crate::harness::Folder;
 use serde_json::Value;
@@ -10,7 +10,7 @@ use std::path::Path;
 
 const DOCUMENT: &str = include_str!("../../../../docs/training-memory.md");
 
-/// A folder with the configurations that the document plans.
+/// A folder with the configurations that docs/training-memory.md uses.
 fn examples(test: &str) -> Folder {
     let folder = Folder::new(test);
     folder.write("examples/dense-7b.yaml", include_str!("../../../../examples/dense-7b.yaml"));
@@ -18,7 +18,7 @@ fn examples(test: &str) -> Folder {
     folder
 }
 
-/// Lines are shown as they are, in order; `...` stands for any others.
+/// The shown lines must occur in the output in this order; a line `...` stands for any number of omitted lines.
 #[test]
 fn training_memory_shows_what_the_program_says() {
     let folder = examples("document_blocks");
@@ -44,7 +44,7 @@ fn training_memory_shows_what_the_program_says() {
     assert_eq!(blocks, 7);
 }
 
-/// The command of a block without output is what the flags of the next table are added to.
+/// Each row of a table has flags for the last command before the table, and numbers from the resulting plan.
 #[test]
 fn training_memory_has_the_numbers_of_plans() {
     let folder = examples("document_tables");
@@ -74,7 +74,7 @@ fn training_memory_has_the_numbers_of_plans() {
     assert_eq!(rows, 18);
 }
 
-/// Names in commands that stand for files, models and devices of the reader.
+/// Parts of commands that refer to files, models or devices of the reader; such commands are only parsed.
 const READERS_OWN: [&str; 12] = [
     "facebook/",
     "zhihan1996/",
@@ -90,12 +90,12 @@ const READERS_OWN: [&str; 12] = [
     "--calibrate",
 ];
 
-/// Commands that the page shows as refused, with their exit codes.
+/// Commands that the pages show as refused, with their exit codes.
 const REFUSED: [(&str, i32); 1] =
     [("plan --model facebook/esm2_t36_3B_UR50D --target 4090 --tokens 655360", 4)];
 
-/// Runs the commands of a page in its order, in one folder that has the repository's fixtures and examples. Commands of other
-/// programs are passed over.
+/// Runs the commands of a page in order, in one folder with the repository's fixtures and examples, and asserts
+/// their number. Commands of other programs are skipped.
 fn run_page(name: &str, commands: usize) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = fs::read_to_string(root.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -103,7 +103,7 @@ fn run_page(name: &str, commands: usize) {
     for linked in ["fixtures", "examples"] {
         symlink(root.join(linked).canonicalize().expect("a folder"), folder.path(linked)).expect("a link");
     }
-    // Stands for the file that `bench --calibrate` writes on the page about plans; a calibration takes a minute.
+    // Replaces the file that `bench --calibrate` would write, because a calibration takes a minute.
     folder.write("my-machine.toml", include_str!("../../../plan/src/targets/null.toml"));
     let mut found = 0;
     for block in page.split("```sh\n").skip(1) {
@@ -113,7 +113,7 @@ fn run_page(name: &str, commands: usize) {
             let planned = words[0] == "plan";
             let parsed_only = !planned && READERS_OWN.iter().any(|own| command.contains(own));
             if parsed_only {
-                // Flags before --help are parsed, and an unknown one is refused.
+                // With --help at the end nothing is run, but unknown flags before it are refused.
                 words.push("--help");
             }
             let refused = REFUSED.iter().find(|(refused, _)| *refused == command);
@@ -158,7 +158,7 @@ fn commands_of_the_other_pages() {
     }
 }
 
-/// A misspelt flag in a command that is parsed only is found.
+/// A misspelt flag is refused although the command ends with --help.
 #[test]
 fn parsing_refuses_unknown_flags() {
     let folder = Folder::new("page-flags");

@@ -1,4 +1,5 @@
-//! `plimsoll embed` and `predict` into tables, into a file for each input, and in another order of work.
+//! Tests of output formats: Parquet tables of `embed`, one output file per input (`--per-input`), and results
+//! that do not depend on the order of computation.
 
 use crate::embeddings::{PROTEINS, embed, many, npy};
 use crate::harness::{Folder, golden};
@@ -8,13 +9,13 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The letters of each record.
+/// Number of letters of each record, by id.
 fn lengths(path: &Path) -> HashMap<String, u64> {
     let records = Reader::open([path]).expect("opened").records();
     records.map(|r| r.expect("a record")).map(|r| (r.id, r.seq.len() as u64)).collect()
 }
 
-/// The bytes of the table of `rows`, which `data` tests read back.
+/// Bytes of a Parquet file with `rows`, written with the writer that the tests of `data` verify.
 fn table(
     folder: &Folder,
     columns: &[&str],
@@ -107,7 +108,7 @@ fn a_result_for_each_input() {
     let many = many();
     let half = many.match_indices('>').nth(75).expect("150 records").0;
     folder.write("a.faa", &many[..half]);
-    // The ids of another file do not count as repeated, those of the same do.
+    // With --per-input, an id is a duplicate only if it occurs twice in one file.
     folder.write("x/b.c.fasta", format!("{}{}>s0\nMKV\n", &many[half..], &many[..half]));
     folder.write("empty.fa", "");
     folder.write("z.fa", ">last\nMKVL\n");
@@ -124,7 +125,7 @@ fn a_result_for_each_input() {
         }
     }
     assert_eq!(folder.read("b.c.ids.txt"), folder.read("out/here/b.c.ids.txt"));
-    // Npy is what it is when nothing is said.
+    // The default format is npy.
     let words = ["embed", "--model", &golden("esm2"), "--per-input", "-o", "out/here", "a.faa"];
     let ran = folder.run(&words);
     assert!(ran.ended(1).stderr().contains("out/here/a.npy: the file is there already"), "{}", ran.stderr());

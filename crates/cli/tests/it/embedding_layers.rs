@@ -1,5 +1,6 @@
-//! `plimsoll embed --layers`: hidden states as transformers counts them. `layers.safetensors` beside the
-//! golden holds what it gives for two proteins; the rest is held to what other models and layers say.
+//! Tests of `plimsoll embed --layers`, with the layers numbered as in transformers. The reference hidden states
+//! of two proteins are in `layers.safetensors` beside the golden; other values are compared with other models
+//! and layers.
 
 use crate::embeddings::{PROTEINS, READS, assert_close, embed, npy, tensor};
 use crate::harness::{Folder, golden};
@@ -10,7 +11,7 @@ fn open(path: impl AsRef<Path>) -> Weights {
     Weights::open(path.as_ref()).expect("opened")
 }
 
-/// The layers of `id`, of (layers, rows, width), one after the other.
+/// The layers of the tensor `id` of shape (layers, rows, width), each as one vector.
 fn layers(weights: &Weights, id: &str) -> Vec<Vec<f32>> {
     let values = tensor(weights, id);
     let count = weights.tensor(id).expect("there").shape()[0] as usize;
@@ -45,8 +46,8 @@ fn layers_are_those_of_transformers() {
     }
 }
 
-/// In every pool and format the last layer is what is written without `--layers`, and layers stand in the
-/// order of the request.
+/// Asserts for the pools mean and cls and both matrix formats that the last layer equals the output without
+/// `--layers`, and that layers are in the requested order.
 fn check_pools(model: &str, input: &str) {
     let folder = Folder::new(&format!("layers_{model}"));
     let input = golden(input);
@@ -74,7 +75,7 @@ fn check_pools(model: &str, input: &str) {
     check_means(&folder, model, &input);
 }
 
-/// The mean of a layer is that of its rows.
+/// Asserts that the mean embedding of each layer is the mean of the layer's token rows.
 fn check_means(folder: &Folder, model: &str, input: &str) {
     embed(folder, model, &[input, "-o", "t.safetensors", "--pool", "tokens", "--layers", "0,1"]);
     embed(folder, model, &[input, "-o", "m.npy", "--layers", "0,1"]);
@@ -100,7 +101,7 @@ fn every_pool_of_every_layer_of_reads() {
     check_pools("dnabert_s", READS);
 }
 
-/// (x - mean) / sqrt(var + eps) * gamma + beta, of each row.
+/// Layer norm of each row in f64: `(x - mean) / sqrt(var + eps) * gamma + beta`.
 fn layer_norm(rows: &[f32], gamma: &[f32], beta: &[f32], eps: f64) -> Vec<f32> {
     let d = gamma.len();
     let norm = |row: &[f32]| -> Vec<f32> {
@@ -113,7 +114,8 @@ fn layer_norm(rows: &[f32], gamma: &[f32], beta: &[f32], eps: f64) -> Vec<f32> {
     rows.chunks_exact(d).flat_map(norm).collect()
 }
 
-/// `{model}` with its first block alone: what that gives is layer 1 of the whole.
+/// Token embeddings of a copy of `model` that has only the first block. Its output corresponds to layer 1 of
+/// the whole model.
 fn first_block(folder: &Folder, model: &str, input: &str) -> Weights {
     folder.model(model, "config.json", |text| {
         text.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1")
@@ -156,7 +158,7 @@ fn a_layer_of_a_read_is_what_its_block_gives() {
     for id in ["d0", "d2"] {
         let both = layers(&found, id);
         assert_eq!(both[0], tensor(&wanted, id), "{id}");
-        // The embedding: a token's row and that of type 0, normalised.
+        // Layer 0 is the layer norm of the token's embedding plus the embedding of token type 0.
         let mut tokens = vec![0; both[1].len() / 96];
         answers.read_i64(&format!("{id}.ids"), 0..tokens.len() as u64, &mut tokens).expect("read");
         let rows = tokens.iter().flat_map(|&t| &table[t as usize * 96..][..96]);

@@ -1,22 +1,24 @@
-//! `plimsoll embed` against the goldens: values, order, formats, and the same bits however it is run.
+//! Tests of `plimsoll embed` against the goldens: values, order and formats; and that the bits do not depend on
+//! how the command is run.
 
 use crate::harness::{Folder, golden};
 use data::weights::Weights;
 use std::path::Path;
 
-/// Of every value, against the reference implementations in f32.
+/// Maximum absolute difference of a value from the reference implementation in f32.
 const TOLERANCE: f32 = 1e-5;
 
 pub const PROTEINS: &str = "esm2/proteins.faa";
 pub const READS: &str = "dnabert_s/reads.fa";
 
-/// In f32, as the goldens are, on every machine.
+/// Runs `embed` in f32, the precision of the goldens, whatever precision the machine would choose.
 pub fn embed(folder: &Folder, model: &str, words: &[&str]) {
     let (model, command) = (golden(model), ["embed", "--no-progress", "--precision", "f32", "--model"]);
     folder.run(&[&command[..], &[&model], words].concat()).ended(0);
 }
 
-/// The rows of an .npy with its ids, as numpy's format description says; layers one after the other.
+/// Ids and rows of a `.npy` file and its `.ids.txt`; a row with several layers has them in sequence. Parsed as
+/// numpy's format description specifies.
 pub fn npy(folder: &Folder, stem: &str) -> Vec<(String, Vec<f32>)> {
     let bytes = folder.read(&format!("{stem}.npy"));
     let (header, data) = bytes.split_at(10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]])));
@@ -38,7 +40,7 @@ pub fn tensor(weights: &Weights, name: &str) -> Vec<f32> {
     values
 }
 
-/// The rows of a matrix in safetensors, with the ids of its metadata.
+/// Ids and rows of a safetensors file with a matrix `embeddings` and the ids in its metadata.
 fn matrix(path: &Path) -> Vec<(String, Vec<f32>)> {
     let weights = Weights::open(path).expect("opened");
     let ids: Vec<String> = serde_json::from_str(&weights.metadata()["ids"]).expect("a JSON array");
@@ -83,7 +85,8 @@ fn means_of_reads() {
     check_means("dnabert_s", READS);
 }
 
-/// `skip`: rows of the golden's hidden state at each end that are no residues.
+/// Compares the pools tokens and cls with the golden hidden states. `skip` is the number of rows at each end of
+/// a hidden state that belong to special tokens.
 fn check_tokens_and_cls(model: &str, input: &str, skip: usize) {
     let folder = Folder::new(&format!("tokens_{model}"));
     let wanted = Weights::open(Path::new(&golden(&format!("{model}/golden.safetensors")))).expect("golden");
@@ -93,7 +96,7 @@ fn check_tokens_and_cls(model: &str, input: &str, skip: usize) {
     assert_eq!(tokens.metadata()["pool"], "tokens");
     for (id, cls) in matrix(&folder.path("c.safetensors")) {
         let name = format!("{id}.hidden");
-        // The longest have no hidden state among the goldens.
+        // The goldens omit the hidden states of the longest sequences.
         if wanted.get(&name).is_none() {
             continue;
         }
@@ -116,7 +119,7 @@ fn tokens_and_cls_of_reads() {
     check_tokens_and_cls("dnabert_s", READS, 0);
 }
 
-/// Records of several lengths, more than one pack of them.
+/// 150 proteins of random lengths, more than one pack holds.
 pub fn many() -> String {
     let letters = b"LAGVSERTIDPKQNFYMHWC";
     let mut state = 1u64;
@@ -200,7 +203,7 @@ fn what_is_skipped_is_said() {
         assert!(ran.stderr().contains(line), "{}", ran.stderr());
     }
     assert_eq!(npy(&folder, "e").iter().map(|(id, _)| id.as_str()).collect::<Vec<_>>(), ["a", "a#1.3", "b"]);
-    // Both of one id are computed, and a final stop is no residue.
+    // Both records with a duplicate id are computed, and a stop `*` at the end is not a residue.
     folder.write("q.faa", ">a\nMKV\n>a#1.3\nAAAA\n>b\nMKVLAT\n");
     embed(&folder, "esm2", &["q.faa", "-o", "q.npy"]);
     assert_eq!(npy(&folder, "e"), npy(&folder, "q"));
@@ -215,7 +218,7 @@ fn longer_sequences_are_cut_or_refused() {
     let esm = golden("esm2");
     let ran = folder.run(&["embed", "--model", &esm, "p.faa", "-o", "e.npy"]);
     assert!(ran.ended(1).stderr().contains("'long': 1100 letters, the limit is 1022"), "{}", ran.stderr());
-    // On standard input at its turn.
+    // From standard input the record is refused when it is read.
     let ran = folder.run_with(&["embed", "--model", &esm, "-", "-o", "e.npy"], &folder.read("p.faa"));
     assert!(ran.ended(1).stderr().contains("'long': 1100 letters"), "{}", ran.stderr());
     assert!(!folder.path("e.npy").exists() && !folder.path("e.ids.txt").exists());
@@ -224,7 +227,7 @@ fn longer_sequences_are_cut_or_refused() {
     assert_eq!(npy(&folder, "e"), npy(&folder, "c"));
     embed(&folder, "esm2", &["p.faa", "-o", "l.npy", "--max-length", "1100"]);
     assert_ne!(npy(&folder, "l"), npy(&folder, "c"));
-    // DNA has no limit to cut at.
+    // DNABERT-S has no maximum length to which --truncate could cut.
     folder
         .run(&["embed", "--model", &golden("dnabert_s"), &golden(READS), "-o", "d.npy", "--truncate"])
         .ended(1);

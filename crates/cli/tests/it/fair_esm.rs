@@ -1,5 +1,5 @@
-//! fair-esm's checkpoints. Invariant: they are written here in the published layout, by code that shares nothing with
-//! the readers.
+//! Tests of fair-esm checkpoints. Invariant: the checkpoints are written here in the published layout, by code
+//! that is independent of the readers.
 
 use crate::harness::{Folder, golden};
 use crate::torch_files::{Pickler, View, torch_file};
@@ -10,7 +10,7 @@ use std::fs;
 
 const CHECKPOINT: &str = "esm2_t2_40_UR50D.pt";
 
-/// Name, shape and values of the golden ESM-2's tensors, as the hub names them; in half precision if asked.
+/// Hub name, shape and values of the golden ESM-2's tensors; the values are rounded to f16 if `half`.
 fn tensors(half: bool) -> Vec<(String, Vec<u64>, Vec<f32>)> {
     let weights = Weights::open(golden("esm2").as_ref()).expect("weights");
     let used = weights.tensors().filter(|t| t.dtype().is_float() && !t.name().contains("position_embeddings"));
@@ -25,7 +25,7 @@ fn tensors(half: bool) -> Vec<(String, Vec<u64>, Vec<f32>)> {
     read.collect()
 }
 
-/// fair-esm's name of a tensor of the hub.
+/// Converts the hub's name of a tensor to fair-esm's name.
 fn fair_name(hub: &str) -> String {
     let pairs = [
         ("esm.embeddings.word_embeddings", "encoder.sentence_encoder.embed_tokens"),
@@ -48,7 +48,8 @@ fn fair_name(hub: &str) -> String {
     pairs.iter().fold(name, |name, (hub, fair)| name.replace(hub, fair))
 }
 
-/// A checkpoint as fair-esm publishes them; `layers` is what its `cfg` states, nothing without it.
+/// Bytes of a checkpoint in fair-esm's layout. `layers` is the number of layers in its `cfg`; without it the
+/// checkpoint has no `cfg`.
 fn checkpoint(half: bool, layers: Option<i64>) -> Vec<u8> {
     let mut tensors = tensors(half);
     let table = tensors.iter().find(|(name, ..)| name.contains("word_embeddings")).expect("a table").clone();
@@ -77,7 +78,7 @@ fn checkpoint(half: bool, layers: Option<i64>) -> Vec<u8> {
     torch_file(&pickle.raw(b"uu").stop(), &storages)
 }
 
-/// The same model, as the hub has it.
+/// Writes the model in the hub's layout to `hub/`.
 fn hub_model(folder: &Folder, half: bool) {
     folder.write("hub/config.json", fs::read(golden("esm2/config.json")).expect("golden"));
     let tensors = tensors(half);
@@ -112,7 +113,7 @@ fn a_checkpoint_in_half_precision_is_the_hubs_model() {
     assert_eq!(converted.tensors().map(|t| t.name().to_owned()).collect::<Vec<_>>(), names);
 }
 
-/// From fair-esm's file and from the hub's the same steps are taken, and the checkpoint is one of the hub's.
+/// Training from fair-esm's file and from the hub's file gives equal checkpoints, in the hub's layout.
 #[test]
 fn training_starts_from_a_checkpoint() {
     let folder = Folder::new("fair_trained");
@@ -159,7 +160,7 @@ fn sizes_that_contradict_the_tensors_are_refused() {
         let ran = folder.run(&["embed", "--model", CHECKPOINT, &golden("esm2/proteins.faa"), "-o", "e.npy"]);
         assert!(ran.ended(1).stderr().contains(why), "{}", ran.stderr());
     }
-    // By name it is a released model, whose sizes these are not.
+    // A file with the name of a released model must have the sizes of that model.
     folder.write("torch/hub/checkpoints/esm2_t6_8M_UR50D.pt", checkpoint(true, None));
     let words = ["embed", "--model", "facebook/esm2_t6_8M_UR50D", &golden("esm2/proteins.faa"), "-o", "e.npy"];
     let mut command = folder.command(&words);

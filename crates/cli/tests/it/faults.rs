@@ -1,6 +1,6 @@
-//! What goes wrong on disks: inputs that are damaged, vanish or cannot be read, outputs that cannot be written.
-//! Invariant: exit code 1, a message with the path, and no half file under the name of a result. (A journal
-//! of a broken run may stay: the next run goes on from it.)
+//! Tests of file errors: inputs that are damaged, deleted or unreadable, and outputs that cannot be written.
+//! Invariant: exit code 1, a message with the path, and no incomplete file under the name of a result. The
+//! journal of an interrupted run may remain, because the next run continues from it.
 
 use crate::harness::{Folder, golden};
 use flate2::Compression;
@@ -10,11 +10,12 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Output, Stdio};
 
-/// What comes last in a prediction's folder.
+/// The file that is written last into the folder of a prediction; it marks the result as complete.
 const RUN_RECORD: &str = "run.json";
 const READ: &str = "ACGAAAGCAGCAGCAGCAGCTTTTAACGATCAGCATTACG";
 
-/// Some reads, and then so much that damage behind it is met in the middle of the run.
+/// A few reads with open reading frames, then 800 kB of N, so that damage near the end is read while the run
+/// computes.
 fn reads() -> String {
     let some: String = (0..20).map(|i| format!(">read{i}\n{READ}\n")).collect();
     let many: String = (0..800).map(|i| format!(">n{i}\n{}\n", "N".repeat(1000))).collect();
@@ -27,10 +28,10 @@ fn gzip(text: &str) -> Vec<u8> {
     encoder.finish().expect("memory")
 }
 
-/// Names and bytes.
+/// Contents of files by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// Every file in a folder but journals, with its bytes; nothing if there is no folder.
+/// All files of a folder except journals; empty if the folder does not exist.
 fn files(folder: &Folder, name: &str) -> Files {
     let Ok(entries) = fs::read_dir(folder.path(name)) else { return Files::new() };
     let is_result = |entry: &fs::DirEntry| !entry.file_name().to_string_lossy().ends_with(".journal");
@@ -50,13 +51,13 @@ fn embed(input: &str) -> Vec<String> {
     ["embed", "--model", &golden(model), input, "-o", "out/e.npy", "-q"].map(str::to_owned).to_vec()
 }
 
-/// An empty folder `out`.
+/// Replaces the folder `out` by an empty folder.
 fn fresh(folder: &Folder) {
     let _ = fs::remove_dir_all(folder.path("out"));
     fs::create_dir(folder.path("out")).expect("a folder");
 }
 
-/// Both commands fail on `input`, say `says` of it, and leave nothing.
+/// Asserts that `predict` and `embed` fail on `input` with a message that contains `says`, and leave no files.
 fn check_input(folder: &Folder, input: &str, says: &str) {
     for words in [predict(input), embed(input)] {
         fresh(folder);
@@ -76,7 +77,8 @@ fn a_gzip_file_that_is_damaged() {
         folder.write("reads.fa.gz", &whole[..end]);
         check_input(&folder, "reads.fa.gz", "ends early");
     }
-    // In the length of the second block, in a letter (which only the checksum tells), behind the end.
+    // Damage in the length of the second deflate block, in a letter (found by the checksum only), and behind
+    // the end.
     let mut block = whole.clone();
     let first = usize::from(u16::from_le_bytes([whole[11], whole[12]]));
     block[10 + 5 + first + 1] ^= 0xff;
@@ -114,7 +116,7 @@ fn inputs_that_are_no_files() {
     }
 }
 
-/// The second file goes while the first, a pipe, is still open.
+/// The second input file is deleted while the first input, a pipe, is still open.
 #[test]
 fn an_input_that_vanishes() {
     let folder = Folder::new("fault_vanishes");
@@ -130,7 +132,7 @@ fn an_input_that_vanishes() {
         .expect("the binary starts");
     let mut said = BufReader::new(child.stderr.take().expect("piped"));
     let mut lines = String::new();
-    // The memory line: models are open, and the inputs were looked at.
+    // The first line of output is logged after the models were opened and the inputs were checked.
     said.read_line(&mut lines).expect("text");
     fs::remove_file(folder.path("b.fa")).expect("there");
     write!(child.stdin.take().expect("piped"), ">a\n{READ}\n").expect("it reads");
@@ -164,15 +166,15 @@ fn an_output_in_the_place_of_something_else() {
     }
 }
 
-/// Runs the binary by a shell script, as `"$0" "$@"`.
+/// Runs a shell script that starts the binary with `words` as `"$0" "$@"`.
 fn by_shell(folder: &Folder, program: &str, before: &[&str], script: &str, words: &[String]) -> Output {
     let mut command = Command::new(program);
     command.args(before).args(["-c", script, env!("CARGO_BIN_EXE_plimsoll")]).args(words);
     command.current_dir(folder.path("")).stdin(Stdio::null()).output().expect("a shell")
 }
 
-/// Nothing is left half written: what is there is a file of the whole result, and the one that says that the
-/// result is complete is not.
+/// Asserts that a run failed for lack of space and left no incomplete file: every file in `left` equals the
+/// file of the complete result, and the file that is written last is missing.
 fn check_partial(ran: &Output, left: &Files, whole: &Files, last: &str) {
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(1), "{said}");
@@ -184,10 +186,10 @@ fn check_partial(ran: &Output, left: &Files, whole: &Files, last: &str) {
     }
 }
 
-/// A command, its whole results, and the file that comes last.
+/// A command, its complete results, and the name of the file that is written last.
 type Whole = (Vec<String>, Files, &'static str);
 
-/// The whole results of both commands.
+/// Runs both commands to completion and returns their results.
 fn whole(folder: &Folder) -> [Whole; 2] {
     folder.write("reads.fa", (0..40).map(|i| format!(">read{i}\n{}\n", READ.repeat(9))).collect::<String>());
     folder.write("p.faa", (0..400).map(|i| format!(">protein{i}\nMKVLAAGIVG\n")).collect::<String>());
@@ -200,7 +202,7 @@ fn whole(folder: &Folder) -> [Whole; 2] {
     })
 }
 
-/// Files may have this many blocks, then twice as many, until the result fits.
+/// The maximum file size grows from 0 blocks until the results fit.
 #[test]
 fn files_that_may_not_grow() {
     let folder = Folder::new("fault_limit");
@@ -208,7 +210,7 @@ fn files_that_may_not_grow() {
         let mut failed = 0;
         for blocks in [0, 1, 4, 16, 64, 256, 4096] {
             fresh(&folder);
-            // Without the trap the signal ends the process, as a kill does.
+            // Ignoring SIGXFSZ makes writes fail with EFBIG; otherwise the signal would kill the process.
             let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$0\" \"$@\"");
             let ran = by_shell(&folder, "sh", &[], &script, &words);
             let left = files(&folder, "out");
@@ -219,7 +221,7 @@ fn files_that_may_not_grow() {
             check_partial(&ran, &left, &whole, last);
             failed += 1;
             if last == RUN_RECORD {
-                // With room again the same command goes on, to the same results.
+                // Without the limit the same command continues and gives identical results.
                 folder.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).ended(0);
                 let mut found = files(&folder, "out");
                 found.insert(RUN_RECORD.to_owned(), whole[RUN_RECORD].clone());
@@ -230,7 +232,7 @@ fn files_that_may_not_grow() {
     }
 }
 
-/// A disk of this many kB, in a mount namespace of its own.
+/// Output to a file system of a few kB, mounted in a private mount namespace.
 #[test]
 fn a_disk_that_is_full() {
     let folder = Folder::new("fault_disk");
@@ -258,7 +260,7 @@ fn a_disk_that_is_full() {
     }
 }
 
-/// A disk that may not be written to, in a mount namespace of its own.
+/// Output to a read-only file system, mounted in a private mount namespace.
 #[test]
 fn a_disk_that_is_read_only() {
     let folder = Folder::new("fault_read_only");

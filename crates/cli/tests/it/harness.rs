@@ -1,12 +1,13 @@
-//! Runs the binary in a folder of its own and compares what it says with a file. Invariant: no test sees
-//! another's files; `PLIMSOLL_BLESS=1` writes the files anew.
+//! Runs the binary in a temporary folder and compares its output with snapshot files. Invariant: no test sees
+//! the files of another test or of the user. `PLIMSOLL_BLESS=1` rewrites the snapshots.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// What would bring the cache, the hub or the token of whoever runs the tests into them.
+/// Environment variables that would give the binary the hub cache, endpoint, token or certificates of the user
+/// who runs the tests.
 const OF_THE_HUB: [&str; 7] = [
     "HF_HUB_CACHE",
     "HF_ENDPOINT",
@@ -17,7 +18,7 @@ const OF_THE_HUB: [&str; 7] = [
     "CURL_CA_BUNDLE",
 ];
 
-/// A folder of one test, removed at its end.
+/// Temporary folder of one test. Removed when the value is dropped, unless the test panicked.
 pub struct Folder(PathBuf);
 
 impl Folder {
@@ -42,7 +43,7 @@ impl Folder {
         fs::read(self.path(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
-    /// A copy of a golden model under its name, one of its files changed by `edit`.
+    /// Copies the golden model `name` into the folder, with the contents of `file` replaced by `edit`.
     pub fn model(&self, name: &str, file: &str, edit: impl Fn(&str) -> String) {
         for entry in fs::read_dir(golden(name)).expect("goldens").flatten() {
             let from = entry.path();
@@ -55,12 +56,13 @@ impl Folder {
         self.write(&path, edit(&text));
     }
 
-    /// Runs `plimsoll` here.
+    /// Runs `plimsoll` in this folder.
     pub fn run(&self, words: &[&str]) -> Ran {
         self.run_with(words, b"")
     }
 
-    /// `plimsoll` with these words, to be started here.
+    /// A command that runs `plimsoll` with these arguments in this folder, without network and with pipes for
+    /// input and output.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
         command.args(words).current_dir(&self.0).env("HF_HOME", self.0.join("hf")).env("HF_HUB_OFFLINE", "1");
@@ -72,12 +74,13 @@ impl Folder {
         command
     }
 
-    /// Runs `plimsoll` here with bytes on standard input.
+    /// Runs `plimsoll` in this folder with bytes on standard input.
     pub fn run_with(&self, words: &[&str], input: &[u8]) -> Ran {
         self.finish(words, self.command(words), input)
     }
 
-    /// Runs `plimsoll` here with a hub at `endpoint`; no other command is allowed the network.
+    /// Runs `plimsoll` in this folder with a hub at `endpoint`. Only commands run by this function may use the
+    /// network.
     pub fn run_online(&self, words: &[&str], endpoint: &str) -> Ran {
         let mut command = self.command(words);
         command.env("HF_HUB_OFFLINE", "0").env("HF_ENDPOINT", endpoint).env("NO_PROXY", "127.0.0.1");
@@ -86,7 +89,7 @@ impl Folder {
 
     fn finish(&self, words: &[&str], mut command: Command, input: &[u8]) -> Ran {
         let mut child = command.spawn().expect("the binary starts");
-        // It may end without reading.
+        // Writing fails if the process ends without reading its input, which is not an error of the test.
         let _ = child.stdin.take().expect("piped").write_all(input);
         let output = child.wait_with_output().expect("it ends");
         Ran { words: words.join(" "), output, folder: self.0.clone() }
@@ -101,18 +104,18 @@ impl Drop for Folder {
     }
 }
 
-/// The path of a golden file or folder.
+/// Path of a file or folder in `fixtures/goldens`.
 pub fn golden(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens").join(name);
     path.display().to_string()
 }
 
-/// The path of an example.
+/// Path of a file or folder in `examples`.
 pub fn example(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples").join(name).display().to_string()
 }
 
-/// What happened.
+/// Exit status and output of a finished command.
 pub struct Ran {
     words: String,
     output: Output,
@@ -132,7 +135,8 @@ impl Ran {
         String::from_utf8_lossy(&self.output.stderr).into_owned()
     }
 
-    /// What was said holds nothing that commands a terminal, and no line that begins with `forged`.
+    /// Asserts that the output has no control characters other than newline and tab, no right-to-left override,
+    /// and no line that begins with `forged`.
     pub fn is_plain(&self, forged: &str) -> &Self {
         for text in [self.stdout(), self.stderr()] {
             let bad = |c: char| (c.is_control() && !matches!(c, '\n' | '\t')) || c == '\u{202e}';
@@ -142,13 +146,14 @@ impl Ran {
         self
     }
 
-    /// It ended with this code; otherwise the test ends and shows what was said.
+    /// Asserts the exit code; on failure shows the output.
     pub fn ended(&self, code: i32) -> &Self {
         assert_eq!(self.code(), code, "plimsoll {}\n{}{}", self.words, self.stdout(), self.stderr());
         self
     }
 
-    /// All that a user saw, with the test's own paths replaced, and digests, which change with the planner.
+    /// The command, exit code and output, with paths of the test and digests of plans replaced by placeholders.
+    /// Digests change with every change of the planner.
     pub fn seen(&self) -> String {
         let text = format!(
             "$ plimsoll {}\nexit {}\n-- stdout\n{}-- stderr\n{}",
@@ -165,7 +170,7 @@ impl Ran {
         text.split_inclusive('\n').map(line).collect()
     }
 
-    /// Compares what was seen with the file `name`.
+    /// Asserts that the output equals the snapshot `name`.
     pub fn matches(&self, name: &str) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(format!("{name}.txt"));
         let seen = self.seen();

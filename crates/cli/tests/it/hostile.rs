@@ -1,5 +1,5 @@
-//! Names that others chose, in records, tensors, files and descriptions. Invariant: they appear in messages and
-//! results as text of one line, and lead to no file outside of the output.
+//! Tests of hostile names in records, tensors, files and configurations. Invariant: in messages and tables a
+//! name is shown as printable text on one line, and no name leads to a file outside the output folder.
 
 use crate::harness::{Folder, golden};
 use data::sequence::Reader;
@@ -7,10 +7,10 @@ use data::weights::Weights;
 use std::collections::BTreeSet;
 use std::fs;
 
-/// A line that a name would forge.
+/// Start of a line that a name with a newline would forge in the output.
 const FORGED: &str = "error: none";
 
-/// The ids of records: each a word, as the reader cuts them.
+/// Hostile record ids. None has a blank, because the reader ends an id at the first blank.
 fn ids() -> Vec<String> {
     let ids = [
         "../../evil",
@@ -38,7 +38,7 @@ fn ids() -> Vec<String> {
     ids.into_iter().map(str::to_owned).chain(["long".repeat(700)]).collect()
 }
 
-/// Records of these ids, then some again, an empty one and one with characters that are no bases.
+/// A record for each id, then a record with a duplicate id, an empty record, and a record with invalid letters.
 fn fasta(sequence: &str) -> String {
     let mut text: String = ids().iter().map(|id| format!(">{id} words\n{sequence}\n")).collect();
     text += &format!(">\x1b[2J\n{sequence}\n>../../empty\x1b[2J\n>odd\x1b[31m\n{sequence}!\x1b[31m\n");
@@ -69,14 +69,14 @@ fn ids_stay_in_their_fields() {
     folder.run(&[&words[..], &more].concat()).ended(0).is_plain(FORGED);
     assert_eq!(entries(&folder, ""), ["in"].map(str::to_owned).into());
     assert_eq!(entries(&folder, "in"), ["log", "out", "reads.fa"].map(str::to_owned).into());
-    // The repeated id is computed under a name of its own.
+    // The record with a duplicate id gets a unique name.
     let repeated = format!("{}#1.23", ids()[3]);
     let shown: Vec<String> =
         ids().iter().map(|id| shown(id)).chain([shown(&repeated), shown("odd\x1b[31m")]).collect();
-    // The empty record has a row of its own, before the last one.
+    // predictions.tsv also has a row for the empty record, before the last row.
     let mut predicted = shown.clone();
     predicted.insert(shown.len() - 1, self::shown("../../empty\x1b[2J"));
-    // Rows without the header, and the tabs of each.
+    // (file, lines of the header, number of rows, tabs in a row)
     for (file, header, rows, tabs) in [
         ("predictions.tsv", 1, predicted.len(), 6),
         ("windows.tsv", 1, shown.len(), 8),
@@ -104,7 +104,7 @@ fn ids_stay_in_their_fields() {
     assert_eq!(record["counts"]["records"], predicted.len());
 }
 
-/// An id as it stands in a table.
+/// An id as it is written in tables: control characters are escaped.
 fn shown(id: &str) -> String {
     let escape = |c: char| match c.is_control() {
         true => c.escape_default().to_string(),
@@ -133,7 +133,7 @@ fn ids_are_kept_in_embeddings() {
     let each = Weights::open(&folder.path("t.safetensors")).expect("opened");
     let found: BTreeSet<String> = each.tensors().map(|tensor| tensor.name().to_owned()).collect();
     assert_eq!(found, wanted.into_iter().collect());
-    // The one name that the format keeps for itself.
+    // `__metadata__` is the only name that the safetensors format reserves.
     folder.write("reserved.faa", ">__metadata__\nMKV\n");
     let words = ["embed", "--model", &esm, "reserved.faa", "-o", "r.safetensors", "--pool", "tokens"];
     let ran = folder.run(&words);
@@ -141,7 +141,7 @@ fn ids_are_kept_in_embeddings() {
     assert!(!folder.path("r.safetensors").exists());
 }
 
-/// A model whose files speak to the terminal.
+/// Runs a command on a model with hostile contents, and asserts that the output is plain text.
 fn check_model(name: &str, edit: impl Fn(&Folder), words: &[&str], says: &str) {
     let folder = Folder::new(name);
     folder.model("esm2", "config.json", |text| text.replace('{', "{ "));

@@ -1,4 +1,5 @@
-//! Models that come from a hub, and `plimsoll list`. Invariant: the hub is on loopback and has the golden models.
+//! Tests of models from the Hugging Face Hub and of `plimsoll list`. Invariant: the hub is a local server with
+//! the golden models.
 
 use crate::harness::{Folder, golden};
 use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
@@ -12,12 +13,12 @@ use std::path::{Path, PathBuf};
 #[path = "../../../data/tests/it/weights/hub/server.rs"]
 mod server;
 
-/// A hub that has the golden models as `org/esm2` and `org/dnabert_s`.
+/// Starts a hub with the golden models `org/esm2` and `org/dnabert_s`.
 fn hub() -> Server {
     hub_of(golden("").into())
 }
 
-/// A hub that has the models of a folder as `org/NAME`.
+/// Starts a hub with the models of a folder as `org/NAME`.
 fn hub_of(models: PathBuf) -> Server {
     Server::start(move |request, _| file(&models, request).unwrap_or_else(|| Reply::status(404)))
 }
@@ -66,7 +67,7 @@ fn what_is_missing_is_fetched_and_nothing_else() {
     assert_eq!(state("org/dnabert_s"), Some(json!("complete")));
 }
 
-/// `model.from` takes a language model of the hub, and config.yaml has its sizes.
+/// `model.from` may name a language model on the hub, and config.yaml has the sizes of that model.
 #[test]
 fn a_language_model_of_the_hub_is_trained() {
     let folder = Folder::new("hub_decoder");
@@ -99,7 +100,7 @@ fn a_language_model_of_the_hub_is_trained() {
     assert!(refused.ended(1).stderr().contains(wanted), "{}", refused.stderr());
 }
 
-/// The golden ESM-2 in two shards.
+/// Writes the golden ESM-2 as two safetensors shards with an index.
 fn sharded(folder: &Folder, model: &str) {
     folder.write(&format!("{model}/config.json"), fs::read(golden("esm2/config.json")).expect("golden"));
     let weights = Weights::open(golden("esm2/model.safetensors").as_ref()).expect("weights");

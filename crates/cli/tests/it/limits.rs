@@ -1,5 +1,6 @@
-//! Limits of the operating system: address space, threads, open files. Invariant: a command that meets one ends with exit code
-//! 1 or 4 and names the limit; it never panics and no signal ends it.
+//! Tests under limits of the operating system: address space, processes, open files. Invariant: a command that
+//! exceeds a limit ends with exit code 1 or 4 and a message that names the limit; it neither panics nor is
+//! ended by a signal.
 
 use crate::harness::{Folder, example, golden};
 use std::fs;
@@ -8,10 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Whoever nobody is: the system does not count the processes of root.
+/// User id of nobody. The limit on processes does not apply to root.
 const NOBODY: u32 = 65534;
 
-/// The commands that are limited, each with a small input.
+/// The commands under test, each with a small input.
 fn commands() -> Vec<Vec<String>> {
     let [reads, corpus, mini, esm] =
         [example("reads.fa"), example("corpus.txt"), example("moe-mini.yaml"), golden("esm2")];
@@ -57,7 +58,7 @@ fn commands() -> Vec<Vec<String>> {
     words.into_iter().map(|words| words.into_iter().map(str::to_owned).collect()).collect()
 }
 
-/// Runs a command in `folder` with a limit of `prlimit`.
+/// Runs a command in `folder` with a limit set by `prlimit`, as the user nobody if `by_nobody`.
 fn limited(folder: &Folder, limit: &str, words: &[String], by_nobody: bool) -> Output {
     let mut command = Command::new("prlimit");
     command.arg(limit).arg(env!("CARGO_BIN_EXE_plimsoll")).args(words).current_dir(folder.path(""));
@@ -68,7 +69,7 @@ fn limited(folder: &Folder, limit: &str, words: &[String], by_nobody: bool) -> O
     command.output().expect("prlimit starts")
 }
 
-/// Runs every command under each value of a limit; whether any of them met it.
+/// Runs every command under each value of a limit, and asserts that at least one command exceeded it.
 fn check(test: &str, limit: &str, values: &[u64], by_nobody: bool) {
     if Command::new("prlimit").arg("--version").output().is_err() {
         println!("skipped: there is no prlimit here");
@@ -85,7 +86,7 @@ fn check(test: &str, limit: &str, values: &[u64], by_nobody: bool) {
             let _ = fs::remove_dir_all(folder.path("trained"));
             let output = limited(&folder, &flag, &words, by_nobody);
             let (code, said) = (output.status.code(), String::from_utf8_lossy(&output.stderr));
-            // The loader of the system itself met the limit, before any code of ours.
+            // The dynamic loader failed before any code of this program ran.
             if said.contains("error while loading shared libraries") {
                 continue;
             }
@@ -94,12 +95,12 @@ fn check(test: &str, limit: &str, values: &[u64], by_nobody: bool) {
             met += u32::from(code != Some(0));
         }
     }
-    // Root may have any number of processes.
+    // As root, no command can exceed the limit on processes.
     let counted = limit != "nproc" || by_nobody || !Path::new("/proc/1/root").exists();
     assert!(met > 0 || !counted, "no command met --{limit} in {values:?}");
 }
 
-/// From what hardly loads the binary to what is plenty.
+/// Limits in bytes from barely enough to load the binary to more than enough.
 #[test]
 fn of_the_address_space() {
     let values = [56, 60, 66, 74, 84, 100, 120, 150, 200, 300].map(|mib: u64| mib << 20);

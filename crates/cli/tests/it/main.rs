@@ -1,5 +1,5 @@
-//! The binary as a user meets it. Invariant: hermetic: every run has its own folder, an empty hub cache and
-//! no network, and what it says is the same on every machine.
+//! Integration tests of the `plimsoll` binary. Invariant: tests are hermetic; every run has a folder of its
+//! own, an empty hub cache and no network, and the compared output does not depend on the machine.
 
 mod bench;
 mod conversions;

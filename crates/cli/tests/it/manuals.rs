@@ -1,4 +1,4 @@
-//! `plimsoll completions` and `plimsoll man`: what they print is what shells and `man` read.
+//! Tests that shells and `man` can read the output of `plimsoll completions` and `plimsoll man`.
 
 use crate::harness::Folder;
 use std::process::Command;
@@ -32,7 +32,7 @@ fn bash_reads_its_script() {
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "predict", "{output:?}");
 }
 
-/// The line of the page's title: the first request that is no definition.
+/// The title line of a manual page: the first line that is not a conditional definition (`.ie`, `.el`).
 fn title(page: &str) -> &str {
     let is_definition = |line: &str| line.starts_with(".ie") || line.starts_with(".el");
     page.lines().find(|line| !is_definition(line)).unwrap_or_default()
@@ -66,7 +66,7 @@ fn a_folder_that_cannot_be_made_is_named() {
     assert!(said.contains("file/man1"), "{said}");
 }
 
-/// The exit codes of `train` are in the manual: those that its errors have.
+/// The help of `train` lists the exit codes of its errors.
 #[test]
 fn the_exit_codes_of_training_are_told() {
     let folder = Folder::new("exit_codes");

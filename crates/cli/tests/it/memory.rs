@@ -1,5 +1,6 @@
-//! `--memory-budget` bounds the whole process. Invariant: the peak resident memory that the system counts for a command, mapped
-//! files included, is within the budget, or the command is refused with exit code 4 before its first step.
+//! Tests that `--memory-budget` bounds the memory of the whole process. Invariant: the peak resident memory
+//! reported by the kernel, mapped files included, is within the budget, or the command is refused with exit
+//! code 4.
 
 use crate::harness::{Folder, example, golden};
 use std::fs::File;
@@ -7,7 +8,7 @@ use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 use std::process::Stdio;
 
-/// Numbers that only look random: the test is the same in every run.
+/// Pseudo-random numbers with a fixed seed, so that every run of a test is identical.
 struct Draws(u64);
 
 impl Draws {
@@ -17,19 +18,20 @@ impl Draws {
     }
 }
 
-/// How a command ended: its exit code, its peak resident bytes, what it said.
+/// Exit code, peak resident bytes and messages of a finished command.
 struct Ended {
     code: Option<i32>,
     peak: u64,
     said: String,
 }
 
-/// Runs a command and reads the peak that the system counts for it (VmHWM, which only grows) until it ends.
+/// Runs a command and polls its peak resident memory until it ends. The kernel's VmHWM never decreases, so the
+/// last value read is the peak up to that time.
 fn measured(folder: &Folder, words: &[String]) -> Ended {
     measured_with(folder, words, Stdio::null())
 }
 
-/// The same with an input.
+/// As [`measured`], with `input` as standard input.
 fn measured_with(folder: &Folder, words: &[String], input: Stdio) -> Ended {
     let mut child = folder
         .command(&words.iter().map(String::as_str).collect::<Vec<_>>())
@@ -60,7 +62,7 @@ fn measured_with(folder: &Folder, words: &[String], input: Stdio) -> Ended {
     Ended { code, peak, said: said.join().expect("text") }
 }
 
-/// Within its budget, or refused.
+/// Asserts that a command stays within its budget or is refused; returns whether it ran.
 fn check(folder: &Folder, words: &[String], budget: u64) -> bool {
     let Ended { code, peak, said } = measured(folder, words);
     match code {
@@ -76,7 +78,7 @@ fn check(folder: &Folder, words: &[String], budget: u64) -> bool {
     }
 }
 
-/// Bases that only look random, in lines of 80.
+/// Writes `count` pseudo-random bases in lines of 80.
 fn bases(out: &mut impl Write, draws: &mut Draws, count: usize) {
     let mut line = [b'\n'; 81];
     for first in (0..count).step_by(80) {
@@ -87,7 +89,7 @@ fn bases(out: &mut impl Write, draws: &mut Draws, count: usize) {
     }
 }
 
-/// `records` of `length` bases each.
+/// Writes a FASTA file with `records` records of `length` bases.
 fn write(path: &Path, draws: &mut Draws, records: usize, length: usize) {
     let mut out = BufWriter::new(File::create(path).expect("a file"));
     for record in 0..records {
@@ -101,7 +103,7 @@ fn words(list: &[&str]) -> Vec<String> {
     list.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// Sixty commands with inputs and budgets that are drawn.
+/// Sixty pseudo-random combinations of command, input, budget and threads.
 #[test]
 fn the_peak_is_within_the_budget_or_the_run_is_refused() {
     let folder = Folder::new("memory_budget");
@@ -130,7 +132,7 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
     let data = format!("data.train=[\"{}\"]", example("corpus.txt"));
     let (mut ran, mut refused) = (0, 0);
     for case in 0..60 {
-        // From far too little to plenty.
+        // Budgets from 10 MB, too small for any command, to 400 MB.
         let budget = [10, 24, 32, 40, 48, 56, 64, 80, 100, 140, 200, 400][draws.below(12) as usize] * 1_000_000
             + draws.below(4_000_000);
         let (size, input) = (budget.to_string(), inputs[draws.below(4) as usize].0);
@@ -184,7 +186,7 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
     assert!(ran >= 15 && refused >= 10, "{ran} ran, {refused} were refused");
 }
 
-/// What is refused says the least that fits, and that much fits.
+/// A refusal names the smallest sufficient budget, and the command fits in that budget.
 #[test]
 fn the_least_that_a_refusal_names_is_enough() {
     let folder = Folder::new("memory_least");
@@ -200,8 +202,8 @@ fn the_least_that_a_refusal_names_is_enough() {
     assert!(check(&folder, &run("enough", &least.to_string()), least), "{least} B are refused");
 }
 
-/// Input through a pipe cannot be measured before it is read: it has a share of the line, and a record or a number of records
-/// that is beyond it ends the run before it is held.
+/// The size of input from a pipe is unknown before it is read. It gets a share of the budget; a record or a
+/// number of records that exceeds the share ends the run before it is stored.
 #[test]
 fn a_pipe_is_held_to_its_share_of_the_line() {
     let folder = Folder::new("memory_pipe");
@@ -209,7 +211,7 @@ fn a_pipe_is_held_to_its_share_of_the_line() {
     write(&folder.path("few.fa"), &mut draws, 40, 700);
     write(&folder.path("long.fa"), &mut draws, 1, 30_000_000);
     folder.write("titled.fa", format!(">a {}\nACGT\n", "x".repeat(3_000_000)));
-    // Stop codons in every frame: nothing to compute.
+    // Stop codons in every frame leave no open reading frames to compute.
     folder.write("many.fa", ">a\nTAATTAATTAACTAATTAATTAACTAATTAATTAAC\n".repeat(500_000));
     folder.write("few.fq", "@a\nACGTACGT\n+\nIIIIIIII\n".repeat(40));
     folder.write("long.fq", format!("@a\n{}\n", "ACGT".repeat(5_000_000)));
@@ -238,7 +240,7 @@ fn a_pipe_is_held_to_its_share_of_the_line() {
         ("many.fa", Some("there are more than 4")),
     ];
     for (k, command) in commands.iter().enumerate() {
-        // The encoder of so many records takes long.
+        // `embed` would compute all 500 000 records of many.fa, which takes long.
         for (input, refusal) in refusals.into_iter().filter(|(input, _)| k == 0 || *input != "many.fa") {
             let output = format!("{input}.{k}{}", if k == 1 { ".npy" } else { "" });
             let more = words(&["-o", &output, "--memory-budget", &budget.to_string()]);
@@ -250,22 +252,21 @@ fn a_pipe_is_held_to_its_share_of_the_line() {
             assert!(refusal.is_none_or(|refusal| said.contains(refusal)), "{command:?} {input}: {said}");
         }
     }
-    // What the queues may hold does not grow with the line: more of them fit more of it.
+    // More sequences in queues (`--prefetch 128`) fit in a larger budget.
     let more = words(&["-o", "queues.npy", "--prefetch", "128", "--memory-budget", "1GB"]);
     let stdin = File::open(folder.path("few.fa")).expect("a file");
     let Ended { code, said, .. } = measured_with(&folder, &[&commands[1][..], &more].concat(), stdin.into());
     assert_eq!(code, Some(0), "{said}");
 }
 
-/// One long record and many short reads: their sizes are those of the issue with `PLIMSOLL_LARGE_INPUTS=1`, and a hundredth
-/// otherwise.
+/// A record of 1 million bases and 10 000 short reads; 100 times as large with `PLIMSOLL_LARGE_INPUTS=1`.
 #[test]
 fn one_long_record_and_many_short_reads() {
     let folder = Folder::new("memory_large");
     let large = std::env::var_os("PLIMSOLL_LARGE_INPUTS").is_some();
     let share = if large { 1 } else { 100 };
     let mut draws = Draws(4);
-    // Stop codons in every frame: what is measured is the memory of readers and queues, not the time of the encoders.
+    // Stop codons in every frame leave almost nothing for the encoders, so the test measures readers and queues.
     let stops = "TAATTAATTAAC".repeat(100_000_000 / share / 12);
     let lines: Vec<&str> =
         stops.as_bytes().chunks(80).map(|line| std::str::from_utf8(line).expect("text")).collect();

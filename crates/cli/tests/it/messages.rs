@@ -1,4 +1,4 @@
-//! What a user meets when something is wrong: the whole text, and the exit code.
+//! Snapshot tests of error messages and exit codes.
 
 use crate::harness::{Folder, golden};
 
@@ -26,7 +26,7 @@ fn a_file_of_something_else() {
 
 #[test]
 fn a_truncated_gzip() {
-    // A member of one stored block that says 200 bytes and holds fewer.
+    // A gzip member with one stored block that declares 200 bytes and has fewer.
     let mut gzip = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 1, 200, 0, 55, 255];
     gzip.extend(READS.as_bytes());
     check("truncated_gzip", |f| f.write("reads.fa.gz", &gzip), &["predict", "reads.fa.gz", "-q"], 1);
@@ -52,7 +52,7 @@ fn weights_without_a_tensor() {
     check("missing_tensor", edit, &["embed", "--model", "esm2", "p.faa", "-o", "e.npy"], 1);
 }
 
-/// A pickle that would create the file PWNED when it were executed.
+/// A pickle that would create the file PWNED if it were executed.
 const PAYLOAD: &[u8] = b"\x80\x02cos\nsystem\nX\x0b\0\0\0touch PWNED\x85R.";
 
 fn malicious(name: &str, head: &[u8]) {
@@ -76,12 +76,12 @@ fn a_bare_pickle_that_runs_a_command() {
     malicious("pickle_bare", PAYLOAD);
 }
 
-/// A zip of one stored entry.
+/// A zip file with one uncompressed entry.
 fn zip(name: &str, bytes: &[u8]) -> Vec<u8> {
     let le16 = |values: &[u16]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let le32 = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
     let (name, size) = (name.as_bytes(), bytes.len() as u32);
-    // Version, flags, method, time, date; then checksum and sizes; then the lengths of name and extra.
+    // Version, flags, method, time, date; checksum and sizes; lengths of the name and the extra field.
     let common = [le16(&[20, 0, 0, 0, 0]), le32(&[0, size, size]), le16(&[name.len() as u16, 0])].concat();
     let local = [&b"PK\x03\x04"[..], &common, name, bytes].concat();
     let rest = [le16(&[0, 0, 0]), le32(&[0, 0])].concat();
@@ -102,7 +102,8 @@ fn something_that_is_no_model() {
     check("not_a_model", |f| f.write("p.faa", ">a\nMKV\n"), &words, 1);
 }
 
-/// The lines of the process depend on the binary and the machine, so what is said is no snapshot.
+/// The bill's lines for the process depend on the binary and the machine, so the message is not compared with a
+/// snapshot.
 #[test]
 fn a_budget_that_is_too_small() {
     let (bundle, folder) = (golden(""), Folder::new("budget"));

@@ -1,4 +1,4 @@
-//! `plimsoll plan` and `plimsoll doctor`: what they print is what the issue promises.
+//! Tests of `plimsoll plan` and `plimsoll doctor`.
 
 use crate::harness::{Folder, golden};
 use serde_json::Value;
@@ -15,7 +15,7 @@ fn every_known_model_has_a_plan_on_every_target() {
     for (model, _) in models::KNOWN {
         for (target, threads) in [("cpu", Some("2")), ("cpu", Some("8")), ("h200", None), ("4090", None)] {
             let words = ["--model", model, "--target", target, "--tokens", "1024"];
-            // A card has the memory that it has; what does not fit there is streamed.
+            // The memory of a GPU target is fixed; weights that do not fit are streamed.
             let more = threads.map(|n| ["--threads", n, "--budget", "1TB"]);
             let plan = plan(&folder, &[&words[..], more.as_ref().map_or(&[], |words| words)].concat());
             let keys: Vec<&String> = plan.as_object().expect("an object").keys().collect();
@@ -82,7 +82,8 @@ fn the_budget_changes_the_plan() {
     folder.run(&["plan", model[0], model[1], "--budget", "10MB"]).ended(4);
 }
 
-/// From three threads on in lanes, which a card does not have; and as many as the run says.
+/// With three threads or more, the CPU's program runs in one replica per thread. `--threads` is refused for a
+/// GPU target.
 #[test]
 fn threads_are_lanes() {
     let folder = Folder::new("plan_threads");
@@ -126,7 +127,7 @@ fn the_doctor_looks() {
     let text = folder.run(&["doctor"]).ended(0).stdout();
     assert!(text.contains("no models"), "{text}");
     assert!(text.contains(&folder.path("hf/hub").display().to_string()), "{text}");
-    // What a person asks for first comes first; kernels come when they are asked for.
+    // The sections are in this order; kernels are listed only with --kernels.
     let parts = ["\nprocessor\n", "\nmemory\n", "\ngpu\n", "\nmodels\n", "\ndisk\n"];
     let places: Vec<Option<usize>> = parts.iter().map(|part| text.find(part)).collect();
     assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{text}");
@@ -163,7 +164,7 @@ fn the_doctor_looks() {
     folder.run(&["embed", "--model", "org/planned", "p.faa", "-o", "f.npy"]).ended(1);
 }
 
-/// A language model in training that needs no file but its configuration.
+/// A training configuration of a language model. Planning it reads no other file.
 const TRAINED: &str = "\
 model: {kind: dense_lm, hidden: 64, layers: 4, heads: 4, intermediate: 160, vocabulary: 512}
 data: {train: [nowhere.txt], tokenizer: bytes, longest: 64}
@@ -189,7 +190,7 @@ fn training_as_text() {
     folder.run(&refused).ended(4).matches("plan_train_refused");
 }
 
-/// No price for what cannot run: cards have no kernels of training yet, and all that are missing are named.
+/// Training cannot be planned for GPUs, which have no training kernels; the error lists all missing kernels.
 #[test]
 fn training_on_a_card_is_refused_by_its_ops() {
     let folder = Folder::new("plan_train_card");
@@ -215,14 +216,15 @@ fn a_budget_above_the_targets_memory_is_refused() {
     }
     let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", "22GiB"];
     folder.run(&words).ended(0);
-    // A bill offers no budget that the target does not have.
+    // The refusal suggests no budget above the target's memory.
     let words =
         ["plan", "--model", "facebook/esm2_t48_15B_UR50D", "--target", "4090", "--stream-weights", "never"];
     let said = folder.run(&words).ended(4).stderr();
     assert!(!said.contains("or more"), "{said}");
 }
 
-/// Every remedy is a way to plan it inside the line, and costs what its own plan says.
+/// With each suggested remedy the training fits in the budget, and the stated cost equals the change of the
+/// planned speed.
 #[test]
 fn remedies_of_training_are_true() {
     let folder = Folder::new("plan_train_remedies");
@@ -236,7 +238,7 @@ fn remedies_of_training_are_true() {
         let words: Vec<&str> = flags.iter().map(String::as_str).collect();
         trained(&folder, &words)["tokens_per_second"].as_f64().expect("a number")
     };
-    // Nothing is left to choose, so with more budget it is the plan that was refused.
+    // All choices are fixed, so with a larger budget the planner returns the plan that was refused.
     let refused = rate(&[], "1GB");
     for (budget, least) in [("74MB", 5), ("71MB", 3), ("50MB", 1)] {
         let flags = set(&asked);
@@ -273,7 +275,7 @@ fn training_as_json() {
 #[test]
 fn more_budget_never_trains_slower() {
     let folder = Folder::new("plan_train_budgets");
-    // Of one optimizer: `auto` prefers AdamW to a faster optimizer that keeps less.
+    // With a fixed optimizer, because `auto` prefers AdamW to a faster optimizer with smaller states.
     let adamw = ["--set", "optimizer.kind=adamw", "--budget"];
     let rate =
         |budget: &&str| trained(&folder, &[&adamw[..], &[budget]].concat())["tokens_per_second"].as_f64();
@@ -287,7 +289,7 @@ fn the_largest_that_trains() {
     for (size, key) in
         [("tokens", "batch.micro_tokens"), ("layers", "model.layers"), ("hidden", "model.hidden")]
     {
-        // What is recomputed is given, so that a plan is made once for each candidate.
+        // Fixed recomputation, so that each candidate is planned only once.
         let budget = ["--budget", "45MB", "--set", "memory.remat=none"];
         let plan = trained(&folder, &[&budget[..], &["--largest", size]].concat());
         assert!(plan["peak_bytes"].as_u64().is_some_and(|peak| peak <= 45_000_000), "{size}");
@@ -332,14 +334,14 @@ fn flags_of_the_other_plan() {
     }
 }
 
-/// The words of a prediction with the golden models, which `predict` and `plan --predict` have in common.
+/// Arguments for the golden models that `predict` and `plan --predict` share.
 fn prediction(words: &[&str]) -> Vec<String> {
     let base = ["--weights", &golden(""), "--length", "300", "--threads", "2", "--precision", "f32"];
     base.iter().chain(words).map(|word| (*word).to_owned()).collect()
 }
 
-/// What `plan --predict` says is what `predict` itself takes under the same budget: every plan to the byte, and every line of
-/// the process but its heap, which is what the process has held by then.
+/// `plan --predict` and `predict` with equal budgets have identical plans and identical process lines. Only the
+/// line of the heap may differ, because it is measured in the running process.
 #[test]
 fn a_planned_prediction_is_the_one_that_runs() {
     let folder = Folder::new("plan_predict");
@@ -372,7 +374,7 @@ fn a_planned_prediction_is_the_one_that_runs() {
     }
 }
 
-/// What `predict` refuses is refused by its plan too, with the lines of the process in the bill.
+/// A budget that `predict` refuses is refused by `plan --predict` too; both bills have the process lines.
 #[test]
 fn a_prediction_that_does_not_fit_has_a_refused_plan() {
     let folder = Folder::new("plan_predict_refused");
@@ -405,12 +407,13 @@ fn a_prediction_is_planned_for_cards_that_are_not_here() {
     assert_eq!(stages, Some(1));
     let (small, _) = speed(&["--target", "4090"]);
     assert!(h200 > small && small > 0.0, "{h200} {small}");
-    // Longer reads have more windows and tokens, and half as many open reading frames take half the time.
+    // Longer reads have more windows and tokens, so fewer are processed per second. Half the number of open reading
+    // frames doubles the speed.
     let (long, _) = speed(&["--target", "h200", "--read-length", "1000"]);
     assert!(long < h200 / 3.0, "{long} {h200}");
     let (half, _) = speed(&["--target", "h200", "--orfs", "0.5"]);
     assert!((half / h200 - 2.0).abs() < 1e-6, "{half} {h200}");
-    // Both encoders do not fit beside each other in a line that either fits in.
+    // In 6.5 GB each encoder fits alone, but not both together, so the prediction runs in two stages.
     let (_, stages) = speed(&["--target", "4090", "--budget", "6.5GB"]);
     assert_eq!(stages, Some(2));
     folder.run(&["plan", "--predict", "--target", "4090", "--budget", "100MB"]).ended(4);
@@ -429,7 +432,8 @@ fn a_prediction_is_planned_for_cards_that_are_not_here() {
     }
 }
 
-/// What the process itself takes is a line each, for the CPU in place, whose memory it is.
+/// A plan for the CPU lists the memory of the process itself, which is part of the budget; a plan for a GPU
+/// does not.
 #[test]
 fn a_plan_has_the_lines_of_the_process() {
     let folder = Folder::new("plan_process");
@@ -441,7 +445,8 @@ fn a_plan_has_the_lines_of_the_process() {
     let text = folder.run(&[&["plan"], &model[..]].concat()).ended(0).stdout();
     let (_, process) = text.split_once("of the budget the process takes").expect("the lines of the process");
     assert!(process.contains("\n  code and tables ") && process.contains("\n  thread stacks "), "{text}");
-    // The budget is that of both: what the process takes is no room for the plan.
+    // The budget covers the process and the plan: with 8 MiB more than the process lines, the plan has at most
+    // 8 MiB.
     let sum: u64 =
         here["process"].as_object().expect("lines").values().map(|b| b.as_u64().expect("bytes")).sum();
     let tight = (sum + (8 << 20)).to_string();

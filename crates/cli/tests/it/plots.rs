@@ -1,9 +1,8 @@
-//! `plimsoll plot` from the outside: what it writes, and what a user meets when something is wrong. What a
-//! picture holds is tested in `run`.
+//! Tests of the output files and error messages of `plimsoll plot`.
 
 use crate::harness::{Folder, golden};
 
-/// Two records, as `predict` leaves them.
+/// Writes the result files of a prediction with two records.
 fn results(folder: &Folder) {
     folder.write(
         "out/predictions.tsv",
@@ -55,7 +54,7 @@ fn pictures_that_are_there_are_kept() {
     folder.run(&["plot", "out", "--force"]).ended(0);
 }
 
-/// Pictures are beside the results, so that these stay what they were.
+/// Pictures are written beside the result folder, so that `predict --force` can still replace the results.
 #[test]
 fn a_prediction_can_be_drawn_and_then_replaced() {
     let folder = Folder::new("plot_predicted");
@@ -67,7 +66,7 @@ fn a_prediction_can_be_drawn_and_then_replaced() {
     folder.run(&[&words[..], &["--force"]].concat()).ended(0);
 }
 
-/// The golden results in the folders of VirNucPro: `reads_chunked500.fa` and `reads_merged/`.
+/// Writes the golden results in VirNucPro's layout: `reads_chunked500.fa` and `reads_merged/`.
 fn original(folder: &Folder) {
     let golden = |file: &str| std::fs::read(golden(&format!("pipeline/expected_500/{file}"))).expect("golden");
     folder.write("o/reads_chunked500.fa", golden("chunked.fa"));
@@ -76,7 +75,7 @@ fn original(folder: &Folder) {
     }
 }
 
-/// VirNucPro's own results give the pictures that a prediction of the same input with the same weights gives.
+/// Pictures of VirNucPro's results equal the pictures of a prediction with the same input and weights.
 #[test]
 fn results_of_the_original_are_drawn() {
     let folder = Folder::new("plot_original");
@@ -93,11 +92,11 @@ fn results_of_the_original_are_drawn() {
         })
     };
     let ours = drawn("out", "ours");
-    // The inputs are named by what the folders are called, and the program by who predicted.
+    // Pictures of VirNucPro's results name the input after the folder, and VirNucPro as the program.
     let version = format!("plimsoll {}", env!("CARGO_PKG_VERSION"));
     let numbers = |text: &str| {
         let text = text.replace("reads.fa", "reads").replace(&version, "VirNucPro");
-        // Widths of these words move what stands behind them.
+        // Text is left out, because the widths of the differing names move the labels behind them.
         let labels = text.lines().filter(|line| line.contains("<path") || line.contains("<rect"));
         labels.map(str::to_owned).collect::<Vec<_>>()
     };

@@ -1,4 +1,4 @@
-//! `plimsoll predict` from the outside: folders, models, exit codes. What it computes is tested in `run`.
+//! Tests of the input and output folders, models, exit codes and messages of `plimsoll predict`.
 
 use crate::harness::{Folder, golden};
 use data::weights::Weights;
@@ -71,7 +71,8 @@ fn standard_input_has_a_folder_too() {
     folder.run_with(&["predict", "-"], &reads).ended(3);
 }
 
-/// An error is met while the pipe is still open: the command must not wait for its end.
+/// An error that occurs while the input pipe is still open ends the command without waiting for the end of the
+/// pipe.
 #[test]
 fn an_error_does_not_wait_for_the_pipe() {
     let folder = Folder::new("open_pipe");
@@ -101,7 +102,7 @@ fn an_error_does_not_wait_for_the_pipe() {
     drop(pipe);
 }
 
-/// As after `2> >(head -1)`, or when a terminal is closed.
+/// Standard error is a pipe without a reader, as after `2> >(head -1)` or when a terminal is closed.
 #[test]
 fn a_run_goes_on_when_nobody_reads_its_messages() {
     let folder = Folder::new("no_reader");
@@ -130,8 +131,8 @@ fn ids_cannot_command_the_terminal() {
     }
 }
 
-/// A protein model that gives no numbers: every sequence fails, all of it is said, and a second look at the
-/// result is no success either.
+/// A protein model with NaN weights: every sequence fails and is listed, and repeating the command on the
+/// complete result gives exit code 2 again.
 #[test]
 fn sequences_that_fail_are_exit_code_2() {
     let folder = Folder::new("failed");
@@ -188,7 +189,7 @@ fn virnucpros_heads_are_found_in_a_folder_of_weights() {
 fn a_head_alone_takes_the_encoders_of_the_hub() {
     let folder = Folder::new("head_alone");
     fs::copy(golden("head.pth"), folder.path("500_model.pth")).expect("copied");
-    // The cache is empty, and the network is off.
+    // The hub cache is empty and the network is disabled, so the encoders cannot be opened.
     let ran = folder.run(&["predict", &golden(READS), "--head", "500_model.pth"]);
     assert!(ran.ended(1).stderr().contains("zhihan1996/DNABERT-S"), "{}", ran.stderr());
     let dna = golden("dnabert_s");
@@ -205,7 +206,7 @@ fn predictions(folder: &Folder, name: &str) -> Vec<Vec<String>> {
 #[test]
 fn rna_gives_what_its_dna_gives() {
     let folder = Folder::new("rna");
-    // In RNA the stop codons of all but some frames contain U: dropped, they would open every frame.
+    // The stop codons of RNA (UAA, UAG, UGA) contain U. If codons with U were dropped, every frame would be open.
     let dna = "ATGTAACTAGTGAATTGACCGTAACGGTTAACCATGCTAGGCTTAATCGATTAGGCC".repeat(6);
     folder.write("dna.fa", format!(">a\n{dna}\n>b\n{}\n", &dna[7..200]));
     let rna = dna.replace('T', "U");
@@ -217,7 +218,8 @@ fn rna_gives_what_its_dna_gives() {
     assert_eq!(predictions(&folder, "rna/predictions.tsv"), predictions(&folder, "dna/predictions.tsv"));
     let notes = String::from_utf8(folder.read("rna/notes.tsv")).expect("text");
     assert!(notes.contains("U is read as T"), "{notes}");
-    // With the original's alphabet codons with U are dropped, as virnucpro.md's vectors say: every frame is open.
+    // `--original-alphabet` drops codons with U, as the original does (test vectors in virnucpro.md), so every
+    // frame is open.
     folder
         .run(&[&["predict", "rna.fa", "--original-alphabet"][..], &words, &["as_original"]].concat())
         .ended(0);
@@ -284,7 +286,8 @@ fn mates_and_samples_that_share_names_are_all_computed() {
     let reads = String::from_utf8(fs::read(golden(READS)).expect("golden")).expect("text");
     let records: Vec<&str> = reads.split_inclusive("\n>").map(|r| r.trim_matches(['>', '\n'])).collect();
     let sequence = |i: usize| records[i].split_once('\n').expect("a title and letters").1;
-    // Two files with the same names and other sequences, and the same sequences under names of their own.
+    // Two files with equal record names but different sequences, and one file with the four sequences under
+    // unique names.
     folder.write("r1.fa", format!(">x\n{}\n>y\n{}\n", sequence(0), sequence(1)));
     folder.write("r2.fa", format!(">x\n{}\n>y\n{}\n", sequence(2), sequence(3)));
     folder.write(
@@ -302,7 +305,7 @@ fn mates_and_samples_that_share_names_are_all_computed() {
     }
     let notes = String::from_utf8(folder.read("both/notes.tsv")).expect("text");
     assert!(notes.contains("x\tduplicate_id") && notes.contains("is x#2"), "{notes}");
-    // Shards of the same two files name records alike.
+    // Shards give duplicate records the names that the whole run gives.
     for shard in ["1/2", "2/2"] {
         let out = format!("shard{}", &shard[..1]);
         folder.run(&[&["predict", "r1.fa", "r2.fa", "--shard", shard][..], &words, &[&out]].concat()).ended(0);
@@ -312,7 +315,8 @@ fn mates_and_samples_that_share_names_are_all_computed() {
     assert!(folder.read("merged/predictions.tsv") == folder.read("both/predictions.tsv"));
 }
 
-/// Weights of the goldens, records with whole titles, one of them RNA and one empty.
+/// FASTA and FASTQ files of viral records have the original titles, letters (RNA stays RNA) and qualities; the
+/// empty record is not among them.
 #[test]
 fn records_called_virus_keep_their_titles_letters_and_qualities() {
     let folder = Folder::new("hits");
@@ -358,7 +362,8 @@ fn records_called_virus_keep_their_titles_letters_and_qualities() {
     assert!(said.contains("in.fa") && said.contains("--hits-format fasta"), "{said}");
 }
 
-/// Windows longer than genes: said at the start, and at the end where nothing was scored.
+/// A message at the start if windows are longer than most genes, and at the end if no window has an open
+/// reading frame.
 #[test]
 fn windows_that_no_open_reading_frame_fills_are_told_of() {
     let folder = Folder::new("long_windows");

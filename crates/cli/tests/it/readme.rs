@@ -1,4 +1,4 @@
-//! README shows real output: its blocks that begin with `$ plimsoll` are run and compared.
+//! Tests that the output shown in README is real: blocks that begin with `$ plimsoll` are run and compared.
 
 use crate::harness::Folder;
 

@@ -1,16 +1,17 @@
-//! `--stream-weights`: below the size of the weights a command still works, and says what that takes.
+//! Tests of `--stream-weights`: a command works in a budget smaller than the weights, and reports the bytes
+//! that it reads from disk in each step.
 
 use crate::harness::{Folder, golden};
 use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use serde_json::Value;
 use std::path::Path;
 
-/// Layers of the deep model: its weights are larger than the arena of any of its streamed steps here.
+/// Number of layers of the deep model. Its weights are larger than the arena of its streamed program.
 const LAYERS: u64 = 64;
 
 const PROTEINS: &str = ">a\nMKVLATGSER\n>b\nLAGVSERTIDPKQNFYMHWC\n>c\nMK\n";
 
-/// The golden ESM-2 with its first layer as often as that.
+/// Writes a copy of the golden ESM-2 that repeats the first layer [`LAYERS`] times.
 fn deep(folder: &Folder) {
     let config = String::from_utf8(std::fs::read(golden("esm2/config.json")).expect("golden")).expect("text");
     let layers = "\"num_hidden_layers\": 2";
@@ -38,7 +39,8 @@ fn deep(folder: &Folder) {
 
 const EMBED: [&str; 9] = ["embed", "--model", "deep", "p.faa", "-o", "e.npy", "--force", "--threads", "1"];
 
-/// From the weights' size down to the least that the bill names, with the same bits; a byte below is refused.
+/// Budgets from the size of the weights down to the minimum named by the bill give identical bits; one byte
+/// less is refused.
 #[test]
 fn embeddings_in_less_memory_than_the_weights() {
     let folder = Folder::new("streaming");
@@ -51,7 +53,7 @@ fn embeddings_in_less_memory_than_the_weights() {
     let said = run(&[], 0);
     assert!(!said.contains("stream"), "{said}");
     let wanted = folder.read("e.npy");
-    // What the process takes beside the plan.
+    // Memory of the process outside the plan.
     let process = said.split("the process itself up to ").nth(1).and_then(|text| text.split(" B").next());
     let process: u64 =
         process.map(|text| text.replace(' ', "")).and_then(|text| text.parse().ok()).expect("a number");
@@ -70,7 +72,8 @@ fn embeddings_in_less_memory_than_the_weights() {
     let below = run(&["--memory-budget", &(least - 1).to_string()], 4);
     assert!(below.contains("short by 1 B") && below.contains(&format!("--memory-budget {least}")), "{below}");
 
-    // Refused where it may not stream, with the way out; and streamed with memory enough.
+    // With `never` the run is refused and the bill suggests streaming; with `always` weights are streamed
+    // although they fit.
     let refused = run(&["--memory-budget", &size.to_string(), "--stream-weights", "never"], 4);
     assert!(refused.contains("what fits, cheapest first:  --stream-weights always  saves "), "{refused}");
     let said = run(&["--stream-weights", "always"], 0);
@@ -94,7 +97,7 @@ fn plans_say_what_streams() {
     assert!(streamed["ledger"]["streamed params"].as_u64() > Some(0), "{streamed}");
     assert_ne!(streamed["digest"], resident["digest"]);
 
-    // In 2 GB no step is resident, and a streamed one is as large as fits.
+    // The weights do not fit in 2 GB, so they are streamed, with the largest step that fits.
     let tokens = |plan: &Value| plan["bounds"]["tokens"].as_u64();
     let small = plan(&folder, &["--budget", "2GB"]);
     assert!(small["streamed_bytes_per_step"].as_u64() > Some(0) && tokens(&small) > Some(16384), "{small}");

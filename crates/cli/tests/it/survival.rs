@@ -1,7 +1,7 @@
-//! `predict` killed, interrupted, and without room on its disk: the next start finishes, and the results are
-//! those of a run that was left alone, to the byte.
+//! Tests of `predict` that is killed, interrupted by a signal, or fails on a full disk: the next run completes,
+//! and its results equal those of an uninterrupted run byte for byte.
 //!
-//! `PLIMSOLL_KILLS=100 cargo test -p plimsoll-cli --test it survival::killed` is the long form.
+//! `PLIMSOLL_KILLS=100 cargo test -p plimsoll-cli --test it survival::killed` runs more kills.
 
 use crate::harness::{Folder, golden};
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Kills where nothing else is asked for.
+/// Number of kills if `PLIMSOLL_KILLS` is not set.
 const KILLS: u64 = 10;
 
-/// Words of a prediction of `reads.fa` into `out`: small steps, each committed at once.
+/// Arguments of a prediction of `reads.fa` into `out`, with small steps and a journal commit after each step.
 fn words(out: &str) -> Vec<String> {
     let weights = golden("");
     let words = "predict reads.fa --tokens 502 --commit-every 0 --save-embeddings npy --keep-intermediate -q";
@@ -27,14 +27,14 @@ fn command(folder: &Folder, out: &str) -> Command {
     folder.command(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Reads for about a second of work.
+/// Writes `reads.fa`, which takes about a second to predict.
 fn reads(folder: &Folder) {
     let text = fs::read_to_string(golden("pipeline/reads.fa")).expect("reads");
     let many: String = (0..4).map(|i| text.replace('>', &format!(">r{i}_"))).collect();
     folder.write("reads.fa", many);
 }
 
-/// Runs to the end; what it said.
+/// Runs the prediction to its end and returns its messages.
 fn finish(folder: &Folder, out: &str) -> String {
     let done = command(folder, out).output().expect("it starts");
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -42,7 +42,7 @@ fn finish(folder: &Folder, out: &str) -> String {
     said
 }
 
-/// Every result but run.json, which holds times.
+/// All files of a folder except run.json, which contains times.
 fn results(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = fs::read_dir(dir).expect("a folder").flatten().map(|file| file.path());
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -58,14 +58,14 @@ fn same(folder: &Folder, out: &str, wanted: &BTreeMap<String, Vec<u8>>) {
     }
 }
 
-/// Windows that the last run took from the journal.
+/// Number of windows that the last run read from the journal.
 fn kept(folder: &Folder, out: &str) -> u64 {
     let record: serde_json::Value =
         serde_json::from_slice(&folder.read(&format!("{out}/run.json"))).expect("a run record");
     record["windows_from_journal"].as_u64().expect("a count")
 }
 
-/// Numbers below 2^53 / 2^53: splitmix64 (Steele, Lea and Flood 2014).
+/// Pseudo-random numbers in 0..1 with 53 bits: splitmix64 (Steele, Lea and Flood 2014).
 struct Random(u64);
 
 impl Random {
@@ -103,7 +103,7 @@ fn killed_at_any_moment_it_ends_with_the_same_bytes() {
     assert!(went_on > 0, "no kill of {kills} came when something was kept");
 }
 
-/// Waits until the journal of `out` holds results.
+/// Waits until the journal of `out` has 20 kB, i.e. contains results.
 fn wait_for_results(child: &mut Child, folder: &Folder, out: &str) {
     let path = folder.path(out).join("progress.journal");
     let start = Instant::now();
@@ -160,13 +160,13 @@ fn an_embedding_that_is_interrupted_leaves_nothing() {
     assert!(results(&folder.path("out")).is_empty(), "half a result stays");
 }
 
-/// A limit on the size of files stands for a full disk: writing fails in the middle of a block.
+/// Simulates a full disk by a limit on the size of files, so that a write fails in the middle of a journal block.
 #[test]
 fn a_full_disk_is_said_and_nothing_kept_is_lost() {
     let folder = Folder::new("full");
     reads(&folder);
     finish(&folder, "whole");
-    // In blocks of 512 or 1024 bytes, as the shell likes it.
+    // `ulimit -f` counts blocks of 512 or 1024 bytes, depending on the shell.
     for limit in [20, 60, 120] {
         let out = format!("full{limit}");
         let plain = command(&folder, &out);
@@ -195,7 +195,7 @@ fn two_runs_do_not_share_a_folder() {
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(1), "{said}");
     assert!(said.contains("another run is writing"), "{said}");
-    // A crash leaves no lock behind.
+    // The lock of a killed process is released.
     first.kill().expect("killed");
     first.wait().expect("it ended");
     finish(&folder, "out");

@@ -1,9 +1,9 @@
-//! `plimsoll train`: configurations, as they are printed and refused.
+//! Tests of `plimsoll train`: printed, refused and translated configurations, and messages of skipped steps.
 
 use crate::harness::Folder;
 use std::path::Path;
 
-/// A file in the style of the Ava guide.
+/// A configuration file with keys of the Ava guide.
 const AVA: &str = "\
 model:
   hidden_size: 512
@@ -67,7 +67,7 @@ fn a_configuration_with_every_key() {
     assert_eq!(schema["properties"]["optimizer"]["properties"]["lr"]["exclusiveMinimum"], 0);
 }
 
-/// A scale that no gradient of 16 bits survives: both steps are skipped, said and counted.
+/// With an initial loss scale of 1e9 all fp16 gradients overflow: both steps are skipped, reported and counted.
 #[test]
 fn steps_that_overflow_are_said_and_counted() {
     let folder = Folder::new("train_overflow");
@@ -102,7 +102,7 @@ fn the_examples_are_configurations() {
     }
 }
 
-/// A file of another trainer becomes a configuration that is read; what became of its keys is said on stderr.
+/// `--from-config` prints a valid configuration on stdout and the translation of each key on stderr.
 #[test]
 fn a_file_of_another_trainer_is_translated() {
     let folder = Folder::new("train_translated");
@@ -128,7 +128,7 @@ fn a_file_of_another_trainer_is_translated() {
     assert!(printed.contains("  lr: 3e-5\n") && printed.contains("  kind: bf16\n"), "{printed}");
     folder.write("run.yaml", &printed);
     assert_eq!(folder.run(&["train", "run.yaml", "--print-config"]).ended(0).stdout(), printed);
-    // Named, and not recognised.
+    // A file that is not recognised needs `--from-format`.
     folder.write("other.json", "{\"max_steps\": 5}");
     let words = ["train", "--from-config", "other.json", "--print-config"];
     assert!(

@@ -1,7 +1,7 @@
-//! `train` killed: the next start goes on from the newest checkpoint, and its files are those of a run that was left
-//! alone, to the byte.
+//! Tests of `train` that is killed: the next run continues from the newest checkpoint, and its files equal
+//! those of an uninterrupted run byte for byte.
 //!
-//! `PLIMSOLL_KILLS=50 cargo test -p plimsoll-cli --test it training_killed` is the long form.
+//! `PLIMSOLL_KILLS=50 cargo test -p plimsoll-cli --test it training_killed` runs more kills.
 
 use crate::harness::Folder;
 use serde_json::Value;
@@ -12,12 +12,13 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Instant;
 
-/// Kills where nothing else is asked for.
+/// Number of kills if `PLIMSOLL_KILLS` is not set.
 const KILLS: u64 = 3;
 
 const STEPS: usize = 40;
 
-/// A mixture of experts with everything that has a state: dropout, two micro-steps, moments of 8 bits, an evaluation.
+/// A mixture-of-experts model with all kinds of state: dropout, two micro-steps per step, 8-bit moments,
+/// evaluations.
 const CONFIG: &str = "
 model:
   {kind: moe_lm, hidden: 32, layers: 2, heads: 2, intermediate: 32, experts: {count: 4, top_k: 2}, dropout: 0.1}
@@ -38,7 +39,7 @@ fn finish(folder: &Folder, out: &str) {
     assert!(done.status.success(), "{out}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Checkpoints that are whole: their names.
+/// Names of the complete checkpoints, oldest first.
 fn checkpoints(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder.join("checkpoints")).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
@@ -49,7 +50,7 @@ fn checkpoints(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Every file of the newest checkpoint.
+/// All files of the newest checkpoint.
 fn newest(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let name = checkpoints(folder).pop().expect("a checkpoint");
     let files = fs::read_dir(folder.join("checkpoints").join(name)).expect("a folder").flatten();
@@ -59,7 +60,7 @@ fn newest(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     files.map(bytes).collect()
 }
 
-/// metrics.jsonl without clocks.
+/// The lines of metrics.jsonl without times, rates and memory.
 fn metrics(folder: &Path) -> Vec<Value> {
     let text = fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
     let timeless = |line: &str| {
@@ -72,7 +73,7 @@ fn metrics(folder: &Path) -> Vec<Value> {
     text.lines().map(timeless).collect()
 }
 
-/// A number below 1: the fraction of i times the golden ratio, which spreads any count of points evenly.
+/// Fractional part of (i + 1) times the golden ratio: spreads any number of points evenly over 0..1.
 fn spread(i: u64) -> f64 {
     ((i + 1) as f64 * 0.618_033_988_749_894_9).fract()
 }
@@ -90,11 +91,11 @@ fn killed_at_any_moment_it_ends_with_the_same_bytes() {
     assert_eq!(lines.len(), STEPS + 4);
     let kills = std::env::var("PLIMSOLL_KILLS").map_or(KILLS, |n| n.parse().expect("a number of kills"));
     let (mut broken, mut went_on, mut kill) = (0, 0, 0);
-    // A kill that comes after the end is none.
+    // A kill after the end of the run does not count.
     while broken < kills {
         assert!(kill < 20 * kills, "{broken} of {kill} runs were broken");
         let out = format!("killed{kill}");
-        // Twice: what goes on can be killed as well.
+        // Two kills, so that a resumed run is killed too.
         for part in [spread(2 * kill), spread(2 * kill + 1) / 2.0] {
             let mut child = command(&folder, &out).spawn().expect("it starts");
             sleep(whole.mul_f64(part));

@@ -1,11 +1,11 @@
-//! The memory of a process that trains is what its record planned: arena, data and what is reserved for the process.
-//! Invariant: measured by the kernel (VmHWM), of the program as it is shipped.
+//! Tests that the peak memory of a training process is within the planned memory: arena, data, and memory
+//! reserved for the process. Invariant: the peak of the binary is measured by the kernel (VmHWM).
 
 use crate::harness::{Folder, example};
 use serde_json::Value;
 use std::fs;
 
-/// Runs examples/moe-mini.yaml with more values: the record.
+/// Trains examples/moe-mini.yaml with further settings; returns the run record.
 fn run(name: &str, more: &[&str]) -> Value {
     let folder = Folder::new(name);
     folder.write("run.yaml", fs::read(example("moe-mini.yaml")).expect("the example"));

@@ -1,4 +1,4 @@
-//! `plimsoll verify`: exit codes that scripts can rely on.
+//! Tests of the exit codes of `plimsoll verify`, which scripts rely on.
 
 use crate::harness::{Folder, golden};
 use crate::torch_files::{Pickler, View, torch_file};
@@ -31,13 +31,13 @@ fn a_model_that_does_not_pass_is_exit_code_1() {
     assert!(ran.ended(1).stdout().contains("HF_HUB_OFFLINE keeps it from being fetched"), "{}", ran.stdout());
     let ran = folder.run(&["verify"]);
     assert!(ran.ended(1).stderr().contains("--weights <DIR>"), "{}", ran.stderr());
-    // What does not fit is refused, as everywhere.
+    // A budget that is too small is refused with exit code 4.
     let words = ["verify", "--model", "esm2", "--memory-budget", "100kB", "--threads", "1"];
     folder.run(&words).ended(4);
 }
 
-/// The files that the head's part of a run of VirNucPro leaves, of the golden reads: `NAME_merged/output_1_merged.pt`
-/// and `NAME_merged/prediction_results.txt`, changed by `edit`.
+/// Writes the files with the inputs and outputs of the head in a VirNucPro run on the golden reads:
+/// `NAME_merged/output_1_merged.pt`, and `NAME_merged/prediction_results.txt` with its text changed by `edit`.
 fn reference(folder: &Folder, name: &str, edit: impl Fn(String) -> String) {
     let results = fs::read_to_string(golden("pipeline/expected_500/prediction_results.txt")).expect("golden");
     let ids = results.lines().skip(1).filter_map(|line| line.split('\t').next());
@@ -65,7 +65,7 @@ fn reference(folder: &Folder, name: &str, edit: impl Fn(String) -> String) {
     folder.write(&format!("{name}_merged/prediction_results.txt"), edit(results));
 }
 
-/// (outcome, detail) of the checks of the only model against a reference.
+/// (outcome, detail) of the only model's checks against reference files.
 fn of_reference(report: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().expect("text").to_owned();
     let checks = report["models"][0]["checks"].as_array().expect("checks").iter();
@@ -85,11 +85,11 @@ fn a_head_alone_is_compared_with_the_reference() {
     let (outcome, detail) = of_reference(&report).pop().expect("a check");
     assert_eq!(outcome, "pass");
     assert!(detail.starts_with(&format!("reads: {} scores: off by ", rows.lines().count() - 1)), "{detail}");
-    // A score that the head does not give.
+    // A score in the reference that the head does not compute.
     reference(&folder, "r/reads", |text| text.replace("0.11324274\t0.8867572", "0.11320000\t0.8868000"));
     let report: Value = serde_json::from_str(&folder.run(&words).ended(1).stdout()).expect("JSON");
     assert_eq!(of_reference(&report)[0].0, "FAIL");
-    // Scores of windows of another length say nothing about a head, and a row that cannot be read is an error.
+    // Scores for windows of another length are not compared, and a row that cannot be parsed is an error.
     let other = ["verify", "--head", "300_model.pth", "--reference", "r", "--json"];
     let report: Value = serde_json::from_str(&folder.run(&other).ended(0).stdout()).expect("JSON");
     let note = "reads: its windows have 500 bases, this head is for 300".to_owned();

@@ -1,18 +1,20 @@
-//! Flags of virnucpro-broad's `predict`: a script that calls it runs with `plimsoll predict`, or is told what to write instead.
+//! Tests of the flags of virnucpro-broad's `predict`: a script that calls it works with `plimsoll predict`, or
+//! gets an error with the flag to use instead.
 
 use crate::harness::{Folder, golden};
 use serde_json::Value;
 
-/// What a flag of virnucpro-broad does here.
+/// Effect of a flag of virnucpro-broad.
 enum Here {
-    /// The run is the one that these words of ours ask for.
+    /// The run equals a run with these arguments of `plimsoll`.
     Is(&'static [&'static str]),
-    /// The run is refused, and the message names this flag of ours.
+    /// The run is refused, and the message names this flag of `plimsoll`.
     Refused(&'static str),
 }
 use Here::{Is, Refused};
 
-/// Every flag of virnucpro-broad's `predict`, in each of its forms. `HEAD` stands for a head's file.
+/// All flags of virnucpro-broad's `predict`, in each of their forms. `HEAD` is replaced by the path of a head's
+/// weights.
 const FLAGS: &[(&[&str], Here)] = &[
     (&["--model-type", "500"], Is(&["--length", "500"])),
     (&["-m", "300"], Is(&["--length", "300"])),
@@ -24,7 +26,7 @@ const FLAGS: &[(&[&str], Here)] = &[
     (&["-e", "300"], Is(&["--length", "300"])),
     (&["--device", "cpu"], Is(&["--device", "cpu"])),
     (&["-d", "cpu"], Is(&["--device", "cpu"])),
-    // There is no GPU of this number on any machine.
+    // A number that no GPU of any machine has.
     (&["-d", "4000"], Refused("--device cuda:4000")),
     (&["--gpus", "4000"], Refused("--device cuda:4000")),
     (&["--gpus", "first"], Refused("--device cuda:0,2")),
@@ -63,7 +65,7 @@ const FLAGS: &[(&[&str], Here)] = &[
     (&["--output-dir", "named"], Is(&["-o", "named"])),
 ];
 
-/// What a run was asked for, and what it left: (settings and identity of its record, files of its folder).
+/// Settings and identity in the record of a run, and the names of the files in its folder.
 fn ran(folder: &Folder, words: &[&str]) -> (Value, Vec<String>) {
     let named = words.iter().any(|word| matches!(*word, "-o" | "--output-dir"));
     let output = if named { "named" } else { "out" };
@@ -78,7 +80,7 @@ fn ran(folder: &Folder, words: &[&str]) -> (Value, Vec<String>) {
     folder.run(&[&base[..], to, threads, words].concat()).ended(0);
     let record: Value = serde_json::from_slice(&folder.read(&format!("{output}/run.json"))).expect("JSON");
     let mut settings = record["settings"].clone();
-    // 80 % of what is free at the moment.
+    // The budget is 80 % of the memory that is free when the run starts.
     settings["budget_bytes"] = Value::Null;
     let files = std::fs::read_dir(folder.path(output)).expect("a folder").flatten();
     let mut files: Vec<String> = files.map(|file| file.file_name().to_string_lossy().into_owned()).collect();
@@ -117,8 +119,8 @@ fn every_flag_works_or_names_ours() {
     }
 }
 
-/// virnucpro-broad finds its heads beside the program; here a head is always named, so that the untrained built-in one is not
-/// taken for it.
+/// virnucpro-broad uses the head stored with its program. Here a head must be named, so that the untrained
+/// built-in head is not used by mistake.
 #[test]
 fn a_model_type_alone_names_the_heads_file() {
     let folder = Folder::new("virnucpro_model_type");

@@ -47,7 +47,7 @@ pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     Some(outs.iter().enumerate().map(out).collect())
 }
 
-/// The quantized format of an element type.
+/// Quantization format of an element type.
 fn codes(dtype: DType) -> Codes {
     if dtype == DType::I8 { Codes::Int8 } else { Codes::E4m3 }
 }
@@ -144,7 +144,7 @@ fn the_reference_device_runs_every_case() {
     }
 }
 
-/// Trained weights stay in row-major order instead of packed panels, and have a matmul kernel of their own.
+/// Trained weights stay in row-major order instead of packed panels, and have a separate matmul kernel.
 #[test]
 fn the_cpu_runs_every_linear_with_weights_in_rows() {
     for on in On::every_cpu() {
@@ -230,8 +230,8 @@ fn supported(on: On, case: &Case) -> Option<Vec<Data>> {
     has_cuda(&case.op).then(|| compare(on, case, Weights::Resident)).flatten()
 }
 
-/// Whether an op has a CUDA kernel. Attention has none for windows and blocks, which only trained models
-/// have; integers are the CPU's.
+/// Whether an op has a CUDA kernel. CUDA attention has no window and block-sparse masks, and int8 quantization
+/// exists on the CPU only.
 pub fn has_cuda(op: &Op) -> bool {
     let sparse = matches!(op, Op::Attention(a) if !matches!(a.mask, Mask::Full | Mask::Causal));
     let integers = matches!(op, Op::Quantize(quantize) if quantize.to == DType::I8);

@@ -45,7 +45,8 @@ fn backward(case: &Case) -> Option<Backward> {
     Some(Backward { graph, inputs, dy, grads })
 }
 
-/// Inputs of floats that are constants to the op: running statistics and tables of positions.
+/// Whether a floating-point input is constant for the op and has no gradient: running statistics and tables of
+/// positions.
 fn constant(case: &Case, input: usize) -> bool {
     let first = if let Op::Attention(op) = case.op {
         op.operands() + 1
@@ -137,7 +138,7 @@ fn gradients_equal_central_differences() {
     }
 }
 
-/// That every op has a case is a test of the cases.
+/// Every differentiable op is among the compared cases. Another test asserts that every op has a case.
 #[test]
 fn every_differentiable_op_is_compared() {
     let differentiable = |case: &Case| backward(case).is_some_and(|b| b.grads.iter().any(Option::is_some));

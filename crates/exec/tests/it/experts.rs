@@ -1,5 +1,5 @@
-//! Tests of a mixture-of-experts layer against a loop over tokens and experts: results, and all gradients by central
-//! differences of the loop. Invariant: the loop shares no code with the ops.
+//! Tests of a mixture-of-experts layer against a loop over tokens and experts: results, and all gradients by
+//! central differences of the loop. Invariant: the loop shares no code with the ops.
 
 use crate::evaluate::evaluate;
 use crate::rig::{ByName, On, output, run};
@@ -23,7 +23,7 @@ const COUNTS: Counts = Counts { tokens: TOKENS as u64, sequences: 1 };
 /// Every parameter by name.
 type Weights = BTreeMap<&'static str, Vec<f64>>;
 
-/// With an expert for all, one each, all of them, and rows that are dropped.
+/// One expert for all tokens; two, one and all experts per token; a capacity that drops rows.
 const ROUTES: [Route; 5] = [
     Route { experts: 1, top_k: 1, renormalise: true, capacity: 0 },
     Route { experts: 4, top_k: 2, renormalise: true, capacity: 0 },
@@ -32,7 +32,8 @@ const ROUTES: [Route; 5] = [
     Route { experts: 4, top_k: 2, renormalise: true, capacity: 700 },
 ];
 
-/// y and aux of rows of an embedding, whose gradient is that of the layer's input.
+/// A graph of the layer with outputs y and aux. Its input rows come from an embedding, so that the gradient of
+/// the embedding is the gradient of the layer's input.
 fn layer(op: Route) -> Graph {
     let (experts, k) = (u64::from(op.experts), op.top_k);
     let (d, f) = (D as u64, F as u64);
@@ -80,7 +81,7 @@ fn weights(op: Route) -> Weights {
     sizes.iter().enumerate().map(|(i, &(name, n))| (name, numbers(i as u64 + 1, n))).collect()
 }
 
-/// The weights of a loss: sum dy . y + daux aux.
+/// The cotangents (dy, daux) of the loss `sum dy . y + daux aux`.
 fn cotangents() -> (Vec<f64>, f64) {
     (numbers(99, TOKENS * D), 1.5)
 }

@@ -1,5 +1,5 @@
-//! The integration tests of `exec`. Invariant: hermetic and deterministic; every input is generated here or stored in
-//! the fixtures.
+//! Integration tests of `exec`. Invariant: tests are hermetic and deterministic; every input is generated here
+//! or stored in the fixtures.
 #![forbid(unsafe_code)]
 
 mod autodiff;

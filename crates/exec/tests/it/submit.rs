@@ -1,4 +1,5 @@
-//! Tests of asynchronous steps: the same bits as `run`, results in order, and refused steps leave nothing in flight.
+//! Tests of asynchronous steps: the same bits as `run`, results in order, and refused steps leave nothing in
+//! flight.
 
 use crate::rig::{ByName, On, load, output, run};
 use cpu::Isa;
@@ -297,7 +298,8 @@ fn a_gpu_copies_beside_its_kernels_only_in_streams_of_their_own() {
         let found = [beside(&ins), beside(&outs)];
         println!("streams {streams}: {found:?} copies in and out beside kernels");
         match streams {
-            // All copies but those before the first kernel and behind the last overlap with kernels.
+            // The copy in before the first kernel and the copy out behind the last kernel cannot overlap with
+            // kernels.
             true => assert!(found[0] >= 4 && found[1] >= 4, "{found:?}: {ins:#?} {outs:#?}"),
             false => assert_eq!(found, [0, 0], "{ins:#?} {outs:#?}"),
         }

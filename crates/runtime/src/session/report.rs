@@ -1,4 +1,5 @@
-//! What a run says of its devices, kernels and memory when it begins. Invariant: every figure is read from the plan.
+//! Text lines that a run logs at its start: devices, kernels, precision and planned memory. Invariant: every
+//! number is read from the plan or the budget.
 
 use super::bounds::tokens;
 use crate::budget::Budget;
@@ -7,13 +8,15 @@ use graph::{Bytes, Op};
 use plan::HOST;
 use plan::{Precision, Program};
 
-/// How each device computes, for a line each; replicas of the CPU are alike.
+/// One line per device with its precision and kernels. All CPU replicas together are one device.
 pub(super) fn computing_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
+    // On the CPU all executors are replicas of one program, so the first of them stands for all.
     let alike = executors.first().map_or(1, |executor| executor.program().lanes());
     executors.iter().step_by(alike).map(|executor| computing_line(executor, precision)).collect()
 }
 
-/// The device of an executor, or the CPU of which it is one of several lanes.
+/// Name of an executor's device; for one of several CPU replicas, the CPU with the number of replicas and the
+/// threads of each.
 pub(super) fn name(executor: &Executor) -> String {
     let device = executor.device();
     match executor.program().lanes() {
@@ -22,12 +25,13 @@ pub(super) fn name(executor: &Executor) -> String {
     }
 }
 
-/// So many threads, in words.
+/// Formats a number of threads: `1 thread`, `8 threads`.
 pub fn threads(count: u64) -> String {
     if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
 }
 
-/// How a program is computed, as a run prints it when it begins: attention, products, precision, and what bits depend on.
+/// Device, precision, attention kernel, GEMM kernel, and the device properties that determine the bits of
+/// results. The kernels are those of the program's first attention and first linear node.
 fn computing_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
     let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels));
@@ -39,8 +43,8 @@ fn computing_line(executor: &Executor, precision: Precision) -> String {
     format!("{device}: precision {}, attention: {attention}, products: {linear}{by} ({with})", precision.name())
 }
 
-/// The plan beside the budget, in one line, with what the process takes of a CPU's budget, or what a GPU's run keeps of
-/// values (`kept`) in the host's memory.
+/// The line of `memory_line`, extended by memory outside the plan: on a CPU, the bytes of the budget reserved
+/// for the process; on a GPU, the host memory (`kept`) for the values named by `what` of in-flight steps.
 pub(crate) fn memory_lines(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
     let line = memory_line(program, budget.bytes);
     if program.target().space == HOST {
@@ -52,7 +56,8 @@ pub(crate) fn memory_lines(budget: &Budget, program: &Program, kept: Bytes, what
     format!("{line}; up to {kept} of the host's memory for {what} on their way")
 }
 
-/// The plan beside the budget.
+/// One line with the memory budget, the planned peak and its ledger, the host staging buffers, and the bytes of
+/// weights that each step streams from disk; parts that are zero are left out.
 fn memory_line(program: &Program, budget: Bytes) -> String {
     let (tokens, peak, ledger) = (tokens(program), program.peak(), program.ledger().line());
     let lanes = match program.lanes() {

@@ -1,8 +1,9 @@
-//! Sessions for benchmarks: all replicas of one device repeat a fixed list of steps, and the session measures the seconds of
-//! a whole pass over the list, or of each instruction. `bench` and the calibration of `doctor` use them.
+//! Sessions for benchmarks: all replicas of one device repeat a fixed list of steps, and the session measures
+//! the seconds of a whole pass over the list, or of each instruction. `bench` and the calibration of `doctor`
+//! use them.
 //!
-//! Invariant: each step of a pass is computed once, by the first replica that is free. The time of a step includes the copy of
-//! its inputs from the host and of its outputs to the host.
+//! Invariant: each step of a pass is computed once, by the first replica that is free. The time of a step
+//! includes the copy of its inputs from the host and of its outputs to the host.
 
 use super::admission::Site;
 use super::report::name;
@@ -52,15 +53,18 @@ struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
+    /// Takes the next step; `None` after the last step of the last pass.
     fn take(&self) -> Option<&'a TimedStep<'a>> {
+        // Relaxed: the counter only has to give each number to one replica; the steps are not written while it
+        // is used.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         (number < self.end).then(|| &self.steps[number % self.steps.len()])
     }
 }
 
 impl Settings {
-    /// Compiles a graph into a program of one plan, for one replica that uses all threads. The memory budget is checked by
-    /// [`TimedSession::start_single`].
+    /// Compiles a graph into a program of one plan, for one replica that uses all threads. The memory budget is
+    /// checked by [`TimedSession::start_single`].
     ///
     /// # Errors
     /// A graph that breaks a rule, or for which the target has no kernel.
@@ -117,7 +121,7 @@ impl TimedSession {
         Ok(self.first_mut().start_states()?)
     }
 
-    /// Copies an input to the device once, for steps that do not list it in [`TimedStep::inputs`].
+    /// Copies an input to the arena of the first replica, for steps that do not list it in [`TimedStep::inputs`].
     ///
     /// # Errors
     /// Errors of the device.
@@ -125,7 +129,7 @@ impl TimedSession {
         Ok(self.first_mut().write_u8(input, data)?)
     }
 
-    /// Copies an output of the last step to the host.
+    /// Copies an output of the first replica's last step to the host.
     ///
     /// # Errors
     /// Errors of the device.
@@ -153,8 +157,8 @@ impl TimedSession {
         self.replicas.len()
     }
 
-    /// Computes every step `times` times, with as many steps in flight as the device allows, and returns the elapsed
-    /// seconds.
+    /// Computes every step `times` times, with as many steps in flight as the device allows, and returns the
+    /// elapsed seconds.
     ///
     /// # Errors
     /// Errors of the device.
@@ -165,8 +169,8 @@ impl TimedSession {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Computes every step once, without overlap, and returns the total seconds of each instruction, averaged over the
-    /// replicas. All steps must use the same plan.
+    /// Computes every step once, without overlap, and returns the total seconds of each instruction, averaged
+    /// over the replicas. All steps must use the same plan.
     ///
     /// # Errors
     /// Errors of the device.
@@ -241,6 +245,7 @@ impl TimedReplica {
         Ok(self.executor.wait()?)
     }
 
+    /// Waits for the oldest in-flight step and copies its outputs to this replica's buffers.
     fn collect(&mut self, in_flight: &mut VecDeque<(Submitted, usize)>) -> Result<(), RuntimeError> {
         let Some((step, outputs)) = in_flight.pop_front() else { return Ok(()) };
         self.outputs.resize_with(outputs, Vec::new);

@@ -1,4 +1,5 @@
-//! Weights on their way from files to arenas. Invariant: each parameter is read once, however many arenas it goes to.
+//! Loading of weights from files into the arenas of executors. Invariant: each resident parameter is read from
+//! its file once, whatever the number of arenas.
 
 use crate::{EncoderModel, HeadModel, RuntimeError, machine};
 use data::limits;
@@ -8,12 +9,13 @@ use plan::HOST;
 use std::error::Error;
 use std::ops::Range;
 
-/// A source of a model's weights.
+/// Provider of a model's weights.
 pub trait WeightSource: Sync {
     /// Reads elements `range` of a parameter into `out`, as f32.
     fn read(&self, param: &Param, range: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError>;
 
-    /// A source for the parameters of `graph` that every step reads; `None` where weights are always resident.
+    /// Reader of the streamed parameters of `graph`, which every step reads from disk again; `None` if the
+    /// model's weights are always resident.
     fn stream(&self, graph: &Graph) -> Option<ParamSource>;
 }
 
@@ -37,7 +39,8 @@ impl WeightSource for HeadModel {
     }
 }
 
-/// Loads plan `plan` of one executor from a function that reads its parameters, one after the other.
+/// Loads the parameters of plan `plan` into one executor. `read` is called on the current thread, for one
+/// parameter at a time, and fills its last argument with the elements of the given range.
 pub(super) fn load(
     executor: &mut Executor,
     plan: usize,
@@ -49,10 +52,11 @@ pub(super) fn load(
     Ok(executor.load(plan, &mut read)?)
 }
 
-/// Most threads that read weights: beyond, the disk or the bus is what is waited for.
+/// Maximum number of threads that read weights; with more, the disk or the bus is the bottleneck.
 const READERS: usize = 8;
 
-/// Loads the resident weights of plan `plan` into every arena, and attaches the source of those that every step reads.
+/// Loads the resident weights of plan `plan` into every arena, and attaches the source of streamed weights to every
+/// executor.
 pub(crate) fn load_all(
     executors: &mut [Executor],
     plan: usize,
@@ -61,7 +65,8 @@ pub(crate) fn load_all(
     let read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
         source.read(param, range, out).map_err(|e| Box::new(e) as Box<dyn Error + Send + Sync>)
     };
-    // On the CPU as many as compute; what feeds a GPU has nothing else to do yet.
+    // On the CPU, the number of compute threads, which the user may have limited. Before a GPU run starts, all
+    // cores of the host are idle.
     let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
     let of_all = |executor: &Executor| executors.len() * executor.device().units() as usize;
     let readers = of_host.map_or_else(machine::cores, of_all).min(READERS);

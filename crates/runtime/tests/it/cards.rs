@@ -1,4 +1,5 @@
-//! Machines for tests: CPU devices that stand in for cards, which can be slow or fail.
+//! Simulated GPUs for tests: a [`Machine`] whose devices compute on one CPU thread, in a memory space of their
+//! own. They can be slow, fail at a given launch, refuse arenas, and report any amount of free memory.
 
 use cpu::{CpuDevice, Isa};
 use exec::{Device, DeviceError, Holder, Kind, Launch, Machine, Recorder, Repeat, Ticket, Tracer};
@@ -8,32 +9,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A machine whose devices compute on one thread of the CPU.
+/// A simulated GPU whose devices compute on one CPU thread.
 #[derive(Debug)]
 pub struct Card {
     name: String,
     model: String,
-    /// The launch at which its device fails, counted over all its devices, and never works again.
+    /// Number of the launch, counted over all devices of this machine, from which launches and copies fail.
     fails_at: u64,
     launches: Arc<AtomicU64>,
-    /// What every launch takes longer.
+    /// Extra time of every launch.
     delay: Duration,
-    /// The step that it begins to record, and then has no room for.
+    /// Number of the step whose graph capture begins, and then fails at its end for lack of memory.
     records_at: Option<u64>,
     memory: Arc<Memory>,
 }
 
-/// A card's memory, which does as it is told.
+/// Memory of a simulated GPU: the amount of free memory and refusals are set by the test, allocations are counted.
 #[derive(Debug)]
 pub struct Memory {
     free: AtomicU64,
-    /// Arenas that will be refused, as if another process had been faster.
+    /// Number of next allocations to refuse, as if another process had taken the memory in between.
     refusing: AtomicU64,
     refused: AtomicU64,
     devices: AtomicU64,
     arenas: AtomicU64,
     clear_interval: AtomicU64,
-    /// Pages that are there.
+    /// Bytes of mapped memory: the largest arena since the last `trim`.
     mapped: AtomicU64,
     given_back: AtomicU64,
 }
@@ -64,27 +65,27 @@ impl Memory {
         self.clear_interval.store(steps, Ordering::Relaxed);
     }
 
-    /// Bytes of the widest arena.
+    /// Bytes of mapped memory: the largest arena since the last `trim`.
     pub fn mapped(&self) -> Bytes {
         Bytes(self.mapped.load(Ordering::Relaxed))
     }
 
-    /// Arenas that were refused.
+    /// Number of allocations of an arena that were refused.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Devices that were opened.
+    /// Number of opened devices.
     pub fn devices(&self) -> u64 {
         self.devices.load(Ordering::Relaxed)
     }
 
-    /// Arenas that were made.
+    /// Number of allocated arenas.
     pub fn arenas(&self) -> u64 {
         self.arenas.load(Ordering::Relaxed)
     }
 
-    /// Bytes that were given back.
+    /// Bytes that `trim` unmapped.
     pub fn given_back(&self) -> u64 {
         self.given_back.load(Ordering::Relaxed)
     }
@@ -196,7 +197,7 @@ struct CardDevice {
     arena: Bytes,
 }
 
-/// What is recorded does not run.
+/// Simulated graph capture. Launches issued during a capture are not executed, as on a GPU.
 #[derive(Default)]
 struct Recording {
     at: Option<u64>,
@@ -281,7 +282,7 @@ impl Device for CardDevice {
         self.cpu.collect(ticket, out)
     }
 
-    /// As a card: what is computed at once is collected late.
+    /// Two in-flight steps, as on a GPU, although the CPU computes each step at its submission.
     fn depth(&self) -> usize {
         2
     }

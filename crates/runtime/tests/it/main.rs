@@ -1,4 +1,4 @@
-//! The integration tests of `runtime`. Invariant: hermetic; every test works in a folder of its own.
+//! Integration tests of `runtime`. Invariant: tests are hermetic; each test works in a folder of its own.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "its `main` is for the example")]

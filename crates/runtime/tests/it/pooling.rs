@@ -1,11 +1,12 @@
-//! The example of a user's own pooling: rows of the golden proteins are the maxima of their reference hidden states.
+//! Test of the example `max_pooling`: the pooled rows of the golden proteins equal the column maxima of their
+//! reference hidden states.
 
 use crate::max_pooling::max_pooled;
 use crate::rig::fixture;
 use data::weights::{HubEnv, Weights};
 use plimsoll_runtime::{EncoderModel, Precision, Settings, Silent};
 
-/// Columns of the golden model.
+/// Hidden size of the golden model.
 const WIDTH: usize = 40;
 
 #[test]
@@ -41,6 +42,6 @@ fn rows_are_maxima_of_the_reference_states() {
         compared += 1;
     }
     assert!(compared > 5, "{compared} proteins have reference states");
-    // More replicas, and smaller packs: the same bits in the same order.
+    // Another number of threads and tokens per step gives identical bits in the same order.
     assert_eq!(rows, pooled(&settings(4, 2048)));
 }

@@ -1,9 +1,9 @@
-//! Folders for tests.
+//! Temporary folders, fixtures, and tests that run in a process of their own.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A folder that goes with its owner.
+/// A temporary folder, removed when the value is dropped.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -31,13 +31,13 @@ impl Drop for Folder {
     }
 }
 
-/// A file or folder of the fixtures.
+/// Path of a file or folder in `fixtures/`.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
 }
 
-/// Whether this process is for the test `name` alone; if not, a process is made in which it is, and has to succeed. For
-/// what counts the memory of the whole process.
+/// Whether the current process runs only the test `name`. If not, runs that test in a child process, which must
+/// succeed, and returns false. For tests that measure the memory of the whole process.
 pub fn alone(name: &str) -> bool {
     const ALONE: &str = "PLIMSOLL_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {

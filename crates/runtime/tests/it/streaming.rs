@@ -1,4 +1,4 @@
-//! Models whose parameters are read in every step: reading them allocates nothing.
+//! Streamed weights: reading the parameters of a model in every step allocates no memory.
 
 use crate::rig::fixture;
 use data::weights::HubEnv;
@@ -11,8 +11,8 @@ use std::alloc::System;
 #[global_allocator]
 pub static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// The counter sees all threads of the process, also those of tests beside this one: a reading in which it
-/// stands still proves the claim, and it is tried until one does.
+/// The allocation counter sees all threads of the process, including those of tests that run concurrently. One read
+/// without a counted allocation proves that reading does not allocate, so the read is repeated until that happens.
 #[test]
 fn a_source_reads_what_the_model_reads_and_allocates_nothing() {
     for name in ["esm2", "dnabert_s"] {
@@ -27,7 +27,7 @@ fn a_source_reads_what_the_model_reads_and_allocates_nothing() {
             let elements = spec.elements_at(bounds.full());
             let mut wanted = vec![0.0; elements as usize];
             model.read(param, 0..elements, &mut wanted).expect("read");
-            // From the middle, as a reader in parts does.
+            // Starts in the middle of the parameter, because streamed parameters are read in several ranges.
             let (start, mut found) = (elements / 2, vec![0.0; (elements - elements / 2) as usize]);
             let mut read = || {
                 let region = Region::new(ALLOCATOR);

@@ -1,4 +1,4 @@
-//! The integration tests of `tools`. Invariant: hermetic; every test works in a folder of its own.
+//! Integration tests of `tools`. Invariant: tests are hermetic; each test works in a folder of its own.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "shared with the tests of other crates, which use all of it")]

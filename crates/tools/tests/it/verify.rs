@@ -1,4 +1,5 @@
-//! What `verify` finds: in the goldens nothing, in damaged or unreleased weights what is wrong with them.
+//! Tests of `verify`: the goldens pass all checks, and each defect of damaged or unreleased weights fails the
+//! expected checks.
 
 use crate::rig::{Folder, fixture};
 use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
@@ -20,7 +21,7 @@ fn folder(weights: &Path) -> Report {
         .unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// (name, detail) of the checks that ended so, of all models.
+/// (name, detail) of the checks of all models that have this outcome.
 fn ended(report: &Report, outcome: Outcome) -> Vec<(&'static str, String)> {
     let checks = report.models.iter().flat_map(|v| &v.checks).filter(|c| c.outcome == outcome);
     checks.map(|c| (c.name, c.detail.clone())).collect()
@@ -30,7 +31,7 @@ fn failed(report: &Report) -> Vec<&'static str> {
     ended(report, Outcome::Fail).into_iter().map(|(name, _)| name).collect()
 }
 
-/// A copy of the golden ESM-2 with one value of a tensor changed.
+/// Copies the golden ESM-2 with the first element of a tensor replaced by `value`; returns the folder.
 fn damaged(folder: &Folder, tensor: &str, value: f32) -> PathBuf {
     let to = folder.path("esm2");
     fs::create_dir_all(&to).expect("a folder");
@@ -59,8 +60,8 @@ fn write(folder: &Path, tensors: &BTreeMap<String, (Vec<u64>, Vec<f32>)>, stored
     write_safetensors(&folder.join("model.safetensors"), &data, &BTreeMap::new(), stored).expect("written");
 }
 
-/// A language model that names what it sees and knows nothing else: no layer adds anything, the embedding of a
-/// token is a unit vector.
+/// Writes a language model whose logits are largest for the input token: embeddings are unit vectors, and all
+/// matrices of the layers are zero. A masked token cannot be predicted.
 fn copying(folder: &Folder, config: &str) -> PathBuf {
     let encoder = Encoder::from_json(config).expect("a configuration");
     let bounds = Bounds { tokens: 1, sequences: 1, longest: 1 };
@@ -93,7 +94,7 @@ fn the_goldens_pass() {
     assert_eq!(report.models.len(), 3);
     let passed = ended(&report, Outcome::Pass);
     let about = |name: &str| passed.iter().filter(|(n, _)| *n == name).count();
-    // Hidden and mean of DNABERT-S, these and logits of ESM-2, two lengths of the head.
+    // `answers`: hidden and mean of DNABERT-S; hidden, mean and logits of ESM-2; two window lengths of the head.
     assert_eq!((about("answers"), about("company"), about("rotary")), (7, 3, 1), "{report}");
     let ids = "7 of 7 sequences have the ids beside the weights".to_owned();
     assert!(passed.contains(&("tokens", ids)), "{report}");
@@ -108,7 +109,8 @@ fn the_goldens_pass_in_bf16_as_well() {
     assert_eq!(failed(&report), [""; 0], "{report}");
     let passed = ended(&report, Outcome::Pass);
     let about = |name: &str| passed.iter().filter(|(n, _)| *n == name).count();
-    // Hidden states of both encoders, and the head's labels; the company of both precisions.
+    // `distance`: hidden states of both encoders and the head's labels. `company` is checked in both precisions
+    // for the encoders.
     assert_eq!((about("distance"), about("answers"), about("company")), (3, 7, 5), "{report}");
 }
 
@@ -174,7 +176,8 @@ fn what_is_missing_is_a_failure_of_that_model() {
     let report = folder(&f.0);
     let passes: Vec<bool> = report.models.iter().map(|v| v.passes()).collect();
     assert_eq!(passes, [false, false, false], "{report}");
-    // The golden ESM-2 has random weights, and here no answers that say so.
+    // The golden ESM-2 has random weights. Without reference outputs it is held to the properties of a trained
+    // model, and the check `language` fails.
     assert_eq!(failed(&report), ["opens", "language", "opens"], "{report}");
     let model = fixture("goldens/dnabert_s").display().to_string();
     let broken = f.write("broken.safetensors", "x").display().to_string();

@@ -1,4 +1,5 @@
-//! Opens a checkpoint and puts it back. Invariant: nothing of it is used before every byte of it is what was written.
+//! Opens, verifies and restores a checkpoint. Invariant: no tensor or state is used before the sizes and hashes
+//! of all files have been verified.
 
 use super::write::{parts, seal};
 use super::{Digest, RECORD, Record, Sealed};
@@ -12,23 +13,24 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Larger than any record.
+/// Maximum size of the record file in bytes; a larger file is refused.
 const LARGEST: u64 = 16 << 20;
 
-/// A checkpoint whose every byte is what was written.
+/// A checkpoint whose files have all been verified against their recorded sizes and hashes.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Its folder.
+    /// Path of the checkpoint folder.
     pub path: PathBuf,
-    /// What it holds beside tensors.
+    /// Contents of the checkpoint apart from the tensors.
     pub record: Record,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint and hashes all of its files.
+    /// Opens a checkpoint, and hashes all of its files.
     ///
     /// # Errors
-    /// A file that cannot be read, or that is not what was written.
+    /// A file cannot be read, the record is not valid JSON, or the size or hash of a file differs from the
+    /// recorded one.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let unreadable = |file: &str| {
             let file = file.to_owned();
@@ -49,7 +51,11 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), record: sealed.record })
     }
 
-    /// Puts its tensors and its place in the data back.
+    /// Copies all tensors into `model` and moves its training data to the recorded position.
+    ///
+    /// # Errors
+    /// The checkpoint has other tensors than the model, or tensors of another shape or element type; errors of
+    /// reading and of the model.
     pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), TrainError> {
         let mut buffer = vec![];
         for part in Part::ALL {
@@ -68,6 +74,7 @@ impl Checkpoint {
                     let difference = ModelDifference::ElementType { tensor: tensor.name.clone(), was, is };
                     return Err(self.other_model(difference));
                 }
+                // In ranges, so that the buffer stays small whatever the size of the tensor.
                 for range in parts(tensor) {
                     let start = range.start;
                     weights.read_bytes(&tensor.name, range, &mut buffer)?;
@@ -83,6 +90,7 @@ impl Checkpoint {
     }
 }
 
+/// Computes the size and SHA-256 of a file.
 fn digest(path: &Path) -> io::Result<Digest> {
     let (mut file, mut hash, mut buffer, mut bytes) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20], 0);
     loop {

@@ -1,5 +1,5 @@
-//! Writes the files of a checkpoint. Invariant: every file is hashed while it is written and is synced to disk before
-//! the folder gets its final name; tensors are streamed through one small buffer.
+//! Writes the files of a checkpoint. Invariant: every file is hashed while it is written and is synced to disk
+//! before the folder gets its final name; tensors are streamed through one small buffer.
 
 use super::{Digest, RECORD, Record, Sealed};
 use crate::TrainError;
@@ -36,8 +36,8 @@ pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) ->
 
 /// Computes the SHA-256 of a record together with the digests of the other files.
 pub(super) fn seal(record: &Record, files: &BTreeMap<String, Digest>) -> Result<String, TrainError> {
-    // Serialised through `Value`, whose object keys are sorted, so that a record that was read back gives the same text
-    // and hash.
+    // Serialised through `Value`, whose object keys are sorted, so that a record that was read back gives the
+    // same text and hash.
     let text = serde_json::to_value((record, files)).map_err(unwritable)?.to_string();
     Ok(hex(&Sha256::digest(text)))
 }
@@ -46,6 +46,7 @@ fn unwritable(e: serde_json::Error) -> RuntimeError {
     RuntimeError::bug(format!("the state of the run cannot be written: {e}"))
 }
 
+/// Writes one safetensors file with all tensors of `part`, [`PART`] elements at a time.
 fn tensors(path: &Path, part: Part, model: &mut dyn Trainable) -> Result<Digest, TrainError> {
     let all = model.tensors(part);
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -74,6 +75,7 @@ pub(super) fn parts(tensor: &Stored) -> impl Iterator<Item = std::ops::Range<u64
     (0..elements).step_by(PART as usize).map(move |start| start..(start + PART).min(elements))
 }
 
+/// Writes a file with the given contents.
 fn whole(path: &Path, bytes: &[u8]) -> Result<Digest, TrainError> {
     let mut file = Hashed::create(path)?;
     file.put(bytes)?;

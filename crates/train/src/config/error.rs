@@ -1,103 +1,103 @@
-//! Why a configuration cannot be used. Invariant: every message names the file and line, or the flag, and the key.
-
+//! Errors of training configurations. Invariant: every message names the configuration or the flag, and the key
+//! if it is about one key.
 use super::foreign::complaint;
 use super::schema::Fault;
 use super::yaml::SyntaxError;
 
-/// Why a configuration cannot be used.
+/// Error of reading, checking or translating a training configuration.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A text that is no YAML.
+    /// The text is not YAML of the accepted subset.
     #[error("{name}, {error}")]
     Syntax {
-        /// The configuration.
+        /// Name of the configuration.
         name: String,
-        /// The line and what is wrong there.
+        /// The line and the error.
         error: SyntaxError,
     },
-    /// Keys that do not exist, or whose values cannot be.
+    /// Keys that are not in the schema, or values that the schema does not allow.
     #[error("{}", complaint(name, faults))]
     Keys {
-        /// The configuration.
+        /// Name of the configuration.
         name: String,
-        /// The faults.
+        /// The invalid keys and values.
         faults: Vec<Fault>,
     },
-    /// Keys that do not go together.
+    /// Values that are valid individually but contradict each other.
     #[error("{name}:{}", listed(broken))]
     Rules {
-        /// The configuration.
+        /// Name of the configuration.
         name: String,
-        /// The rules that are broken.
+        /// One sentence per violated rule.
         broken: Vec<String>,
     },
-    /// A value that the schema admits and the configuration cannot hold.
+    /// A value that the schema allows but the configuration's types cannot represent.
     #[error("{name}: {why}")]
     Value {
-        /// The configuration.
+        /// Name of the configuration.
         name: String,
-        /// What the parser says.
+        /// Message of the deserializer.
         why: String,
     },
-    /// A flag `--set` that is no key and value.
+    /// The argument of `--set` is not of the form `key=value`.
     #[error("--set {flag}: {why}")]
     Set {
-        /// The flag's value.
+        /// The argument.
         flag: String,
-        /// What is wrong with it.
+        /// Description of the error.
         why: String,
     },
-    /// Sizes that are given twice.
+    /// The sizes of the model are given both by `model.preset` and by `model.from`.
     #[error(
         "{name}: model.preset gives sizes, and so does the model that model.from names; remove one of them"
     )]
     PresetAndModel {
-        /// The configuration.
+        /// Name of the configuration.
         name: String,
     },
-    /// Keys that contradict the model that `model.from` names.
+    /// Keys contradict the model of `model.from`.
     #[error("{}", keys.join("\n"))]
     Contradiction {
-        /// Each key with its place and what it contradicts.
+        /// One message per key, with the line or flag, the key's value and the model's value.
         keys: Vec<String>,
     },
-    /// A weight file to start from without its configuration.
+    /// `model.from` names a weight file without a config.json beside it.
     #[error(
         "model.from {from}: there is no config.json beside it; name the folder of the model, or, for the file of a head, \
          set model.kind head"
     )]
     NoConfig {
-        /// The weight file.
+        /// Value of `model.from`.
         from: String,
     },
-    /// A configuration of another trainer that cannot be read.
+    /// Another trainer's configuration is not valid JSON, TOML or YAML.
     #[error("{name}: {why}")]
     Foreign {
-        /// The configuration.
+        /// Name of the configuration.
         name: String,
-        /// What is wrong with it.
+        /// Message of the parser.
         why: String,
     },
-    /// A configuration of a trainer that is not known.
+    /// A configuration has the keys of no supported trainer.
     #[error("{name}: its keys are of no trainer that is known; say which with --from-format: {known}")]
     UnknownTrainer {
-        /// The configuration.
+        /// Name of the configuration.
         name: String,
-        /// The trainers that are known.
+        /// The supported trainers, separated by commas.
         known: String,
     },
-    /// A key of a translation that does not exist.
+    /// The table of equivalent keys maps a key to one that is not in the schema.
     #[error("{written}: there is no key `{key}`")]
     NoSuchKey {
-        /// The key as it was written.
+        /// The other trainer's key and value.
         written: String,
-        /// The key that it should become.
+        /// The missing key.
         key: String,
     },
 }
 
-/// One rule behind a blank, or several on a line each.
+/// Formats a single rule on the same line, and several rules on one line each.
 fn listed(broken: &[String]) -> String {
     match broken {
         [only] => format!(" {only}"),

@@ -20,7 +20,8 @@ fn fixture(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name).display().to_string()
 }
 
-/// Keys that the initial model determines are taken from it, and a key that states another value is rejected by name.
+/// Keys that the initial model determines are taken from it, and a key that states another value is rejected by
+/// name.
 #[test]
 fn the_initial_model_fixes_the_architecture() {
     let llama = fixture("training/llama");
@@ -267,7 +268,7 @@ fn keys_of_others_lead_to_ours() {
         match row.answer() {
             Answer::Key(ours, _) => {
                 assert!(known.iter().any(|key| key == ours), "{}: there is no {ours}", row.key);
-                // Mapped words must be valid values of the equivalent key.
+                // Every mapped word must be a valid value of the equivalent key.
                 for word in row.words.iter().flat_map(|words| words.values()).chain(&row.true_is) {
                     let flags = [format!("{ours}={word}")];
                     let error =
@@ -280,7 +281,7 @@ fn keys_of_others_lead_to_ours() {
         let path = row.key.replace('*', "anything");
         assert_eq!(counterpart(&format!("x.{path}")), Some(row.answer()), "{}", row.key);
     }
-    // Keys of the guide that once had no answer, or the answer of another key.
+    // Keys of the Ava guide. Some match several rows of the table, of which the most specific must be chosen.
     for (key, wanted) in [
         ("model.deepspeed_activation_checkpointing", "here it is `memory.remat` (full"),
         ("deepspeed.activation_checkpointing", "here it is `memory.remat` (full"),
@@ -323,8 +324,8 @@ fn the_schema_describes_every_key() {
     assert!(schema::faults(&written, &schema).is_empty());
 }
 
-/// Compares the tables of docs/configuration.md with those generated from the schema and the table of other trainers' keys;
-/// the text before them is written by hand.
+/// Compares the tables of docs/configuration.md with those generated from the schema and the table of other
+/// trainers' keys; the text before them is written by hand.
 #[test]
 fn the_page_of_keys_is_this_table() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");

@@ -1,5 +1,6 @@
-//! A whole configuration of another trainer as one of ours. Invariant: of every key of the file it is said what it
-//! became, that it is not needed, or that it cannot be honoured; what is printed is a configuration that is read.
+//! Translation of configuration files of other trainers to this program's schema (`--from-config`). Invariant:
+//! for every key of the file the result states the equivalent key, that the key is not needed, or that it is
+//! not supported; the translated configuration is valid.
 
 use super::foreign::{Answer, Convert, Row, row};
 use super::schema::{faults, schema};
@@ -13,24 +14,24 @@ use runtime::RuntimeError;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A trainer whose files are translated.
+/// A trainer whose configuration files can be translated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The YAML of the Ava guide.
+    /// YAML file of the Ava guide.
     Ava,
-    /// DeepSpeed's JSON.
+    /// JSON file of DeepSpeed.
     DeepSpeed,
-    /// Hugging Face's TrainingArguments, as JSON or YAML.
+    /// Hugging Face's `TrainingArguments`, as JSON or YAML.
     HuggingFace,
-    /// torchtitan's TOML.
+    /// TOML file of torchtitan.
     Torchtitan,
 }
 
 impl Source {
-    /// All of them.
+    /// All supported trainers.
     pub const ALL: [Self; 4] = [Self::Ava, Self::DeepSpeed, Self::HuggingFace, Self::Torchtitan];
 
-    /// Its word on the command line.
+    /// Name on the command line, for `--from-format`.
     pub fn word(self) -> &'static str {
         match self {
             Self::Ava => "ava",
@@ -40,7 +41,7 @@ impl Source {
         }
     }
 
-    /// Its name in the table of foreign keys.
+    /// Name in the table of equivalent keys, `foreign.toml`.
     fn trainer(self) -> &'static str {
         match self {
             Self::Ava => "Ava guide",
@@ -50,7 +51,8 @@ impl Source {
         }
     }
 
-    /// Keys at the top of a file, one of which is in every file of it and in no file of another.
+    /// Top-level keys by which a file is recognised: a file with any of them is taken for a file of this
+    /// trainer. The order in which trainers are tried is that of `recognise`.
     fn signs(self) -> &'static [&'static str] {
         match self {
             Self::DeepSpeed => &[
@@ -77,24 +79,26 @@ impl Source {
     }
 }
 
-/// A configuration that was translated.
+/// A translated configuration.
 #[derive(Debug)]
 pub struct Translated {
-    /// The trainer that it was of.
+    /// The trainer of the original file.
     pub source: Source,
-    /// As ours.
+    /// The configuration in this program's schema.
     pub config: TrainConfig,
-    /// What became of each key that is honoured or not needed, a sentence each.
+    /// One sentence for each key that was translated, is not needed, or was added.
     pub became: Vec<String>,
-    /// What cannot be honoured, and what is left to state, a sentence each.
+    /// One sentence for each key that is not supported, and for each key that the user still has to set.
     pub missing: Vec<String>,
 }
 
-/// Translates the file at `path`, with `a.b=c` of the flags, keys of ours, over it. `source` is recognised by the keys of
-/// the file where it is not given.
+/// Translates the configuration file at `path`. `flags` are settings `key=value` in this program's schema,
+/// which override the translated values. If `source` is `None`, the trainer is recognised by the keys of the
+/// file.
 ///
 /// # Errors
-/// A file that is none of these, or one whose values contradict each other as ours.
+/// The file cannot be read or parsed, its trainer is not recognised, or the translated values violate a rule of
+/// the schema.
 pub fn translate(path: &Path, source: Option<Source>, flags: &[String]) -> Result<Translated, TrainError> {
     let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
     translate_text(&text, &Place(path).to_string(), source, flags)
@@ -117,7 +121,10 @@ fn translate_text(
         .into_iter()
         .map(|(path, node)| (path.clone(), node, row(&path, Some(source.trainer()))))
         .collect();
-    // What counts sequences needs their length, and what counts micro-steps needs those.
+    // Conversions read keys that other conversions set: a number of sequences needs `data.longest`, a fraction
+    // of the learning rate needs `optimizer.lr`, a remat option needs `memory.remat`, and a number of
+    // accumulation steps needs the number of tokens of a micro-batch, which may itself come from a number of
+    // sequences.
     leaves.sort_by_key(|(_, _, row)| match row.and_then(|row| row.convert) {
         Some(Convert::Sequences | Convert::OfLr | Convert::RematOption) => 1,
         Some(Convert::Accumulation) => 2,
@@ -129,34 +136,36 @@ fn translate_text(
     }
     made.complete(source)?;
     let config = TrainConfig::parse(&made.tree.to_yaml(), &format!("{name}, translated"), flags)?;
-    // A key that a flag sets is not missing any more.
+    // Keys that a flag sets are not reported as missing.
     let set: Vec<&str> = flags.iter().filter_map(|flag| flag.split_once('=')).map(|(key, _)| key).collect();
     let unset = made.unset.into_iter().filter(|(key, _)| !set.contains(key));
     made.missing.extend(unset.map(|(key, why)| format!("`{key}`: {why}")));
     Ok(Translated { source, config, became: made.became, missing: made.missing })
 }
 
-/// A text as JSON, TOML or YAML.
+/// Parses a text as JSON, TOML or YAML.
 fn tree(text: &str) -> Result<Node, String> {
     if text.trim_start().starts_with('{') {
         let value: Value = serde_json::from_str(text).map_err(|e| format!("not JSON: {e}"))?;
         return Node::of(&value).map_err(|e| e.to_string());
     }
-    // No file of keys and values in YAML is one in TOML.
+    // TOML first: a YAML mapping `key: value` is not valid TOML, so the formats cannot be confused.
     match toml::from_str::<Value>(text) {
         Ok(value) => Node::of(&value).map_err(|e| e.to_string()),
         Err(_) => parse(text).map_err(|e| e.to_string()),
     }
 }
 
+/// Finds the trainer of a file by its top-level keys.
 fn recognise(tree: &Node) -> Option<Source> {
     use Source::{Ava, DeepSpeed, HuggingFace, Torchtitan};
     let has = |source: &Source| source.signs().iter().any(|key| tree.get(key).is_some());
-    // The guide's sections have names that others have too, so it comes last.
+    // The section names of the Ava guide, such as `model` and `training`, also occur in files of other
+    // trainers, so the guide is tried last.
     [Torchtitan, DeepSpeed, HuggingFace, Ava].into_iter().find(has)
 }
 
-/// All values with their paths.
+/// Appends all values of a tree with their dotted paths to `found`; lists are values.
 fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) {
     match &node.kind {
         Kind::Map(entries) => {
@@ -169,27 +178,31 @@ fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) 
     }
 }
 
-/// A configuration in the making.
+/// A translation in progress.
 struct Made {
+    /// The translated configuration.
     tree: Node,
+    /// As [`Translated::became`].
     became: Vec<String>,
+    /// As [`Translated::missing`].
     missing: Vec<String>,
-    /// Keys that the file does not set and that have no good default, with the reason.
+    /// Keys that the file does not set and that have no good default, each with the reason.
     unset: Vec<(&'static str, String)>,
 }
 
-/// What a value becomes.
+/// Translation of one key and its value.
 enum Outcome {
-    /// These values of keys of ours.
+    /// Keys of this program's schema with values.
     Values(Vec<(String, Value)>),
-    /// Nothing, since it asks for nothing: why.
+    /// Not needed, with the reason.
     Idle(String),
-    /// Nothing: why it cannot be honoured.
+    /// Not supported, with the reason.
     No(String),
 }
 
 impl Made {
-    /// Takes over one key.
+    /// Translates one key of the file, `row` being its row in the table of equivalent keys, and records the
+    /// outcome.
     fn take(&mut self, path: &str, node: &Node, row: Option<&'static Row>) -> Result<(), TrainError> {
         let written = format!("`{path}` {}", node.inline());
         let outcome = match row {
@@ -202,6 +215,7 @@ impl Made {
             Outcome::Values(values) => {
                 for (key, value) in values {
                     let node = Node::of(&value)?;
+                    // Checked alone, so that a fault is attributed to the original key.
                     let mut alone = Node::of(&json!({}))?;
                     alone.set(&key.split('.').collect::<Vec<_>>(), node.clone());
                     match faults(&alone, &schema()).into_iter().next().map(|fault| fault.what) {
@@ -222,6 +236,7 @@ impl Made {
         Ok(())
     }
 
+    /// Translates a value by its row of the table.
     fn outcome(&self, row: &'static Row, node: &Node) -> Outcome {
         let value = node.to_json();
         let auto = value.as_str() == Some("auto");
@@ -245,6 +260,8 @@ impl Made {
         }
     }
 
+    /// Translates a value to key `ours`, by the row's table of words or its conversion. `Err` has the reason
+    /// why this value is not supported.
     fn converted(&self, row: &Row, ours: &str, note: &str, value: &Value) -> Result<Outcome, String> {
         let one = |value: Value| Ok(Outcome::Values(vec![(ours.to_owned(), value)]));
         if let Some(words) = &row.words {
@@ -286,7 +303,8 @@ impl Made {
             }
             Convert::PowerOfTwo => one(json!(2f64.powf(number()?))),
             Convert::Beta1 | Convert::Beta2 => {
-                // Where a file states one of them, the other is that of Kingma and Ba 2015, as in these trainers.
+                // If the file sets only one of the two, the other has the default of Kingma and Ba 2015
+                // (arXiv:1412.6980), as in these trainers.
                 let mut betas = match self.tree.at(ours).map(Node::to_json) {
                     Some(Value::Array(betas)) if betas.len() == 2 => betas,
                     _ => vec![json!(0.9), json!(0.999)],
@@ -329,20 +347,23 @@ impl Made {
         }
     }
 
+    /// Value of a translated key, if it is a non-negative integer.
     fn whole(&self, key: &str) -> Option<u64> {
         self.tree.at(key)?.to_json().as_u64()
     }
 
+    /// Whether the translation has set a key to a value other than null.
     fn has(&self, key: &str) -> bool {
         self.tree.at(key).is_some_and(|node| node.kind != Kind::Null)
     }
 
+    /// Sets a key of the translation.
     fn set(&mut self, key: &str, value: &Value) -> Result<(), TrainError> {
         self.tree.set(&key.split('.').collect::<Vec<_>>(), Node::of(value)?);
         Ok(())
     }
 
-    /// Removes a key.
+    /// Removes a key of a section from the translation.
     fn remove(&mut self, section: &str, key: &str) {
         let Kind::Map(sections) = &mut self.tree.kind else { return };
         for (name, node) in sections {
@@ -352,7 +373,8 @@ impl Made {
         }
     }
 
-    /// States what a configuration of ours needs and the file does not say.
+    /// Adds the keys that this program's schema requires and the file does not set, with placeholders that are
+    /// reported as missing, and removes keys that contradict the others.
     fn complete(&mut self, source: Source) -> Result<(), TrainError> {
         if self.has("batch.micro_tokens") && !self.has("batch.tokens") {
             let micro = self.whole("batch.micro_tokens");
@@ -464,7 +486,7 @@ mod tests {
         said(&t.missing, "`unheard_of` 1: cannot be honoured: no counterpart is known here");
         assert!(t.missing.iter().any(|line| line.starts_with("`tf32` true: cannot be honoured: f32 products")));
         assert!(t.missing.iter().any(|line| line.starts_with("`data.train`: ")));
-        // A flag states it.
+        // A key set by a flag is not missing.
         let t = translated(r#"{"output_dir": "out", "max_steps": 9}"#, &["data.train=[a.txt]"]);
         assert!(!t.missing.iter().any(|line| line.starts_with("`data.train`: ")), "{:?}", t.missing);
         assert_eq!(t.config.data.train, ["a.txt"]);

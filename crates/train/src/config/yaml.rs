@@ -1,7 +1,8 @@
-//! YAML as an ordered tree that knows its lines, and back to text. Invariant: what is printed reads back as the same
-//! tree; nothing is expanded (no anchors, no tags), so a small file stays small, and a key stands once.
+//! YAML parser and printer for configurations: an ordered tree with the line of every value. Invariant: printed
+//! text parses to an equal tree (apart from lines). Anchors, aliases and tags are rejected, so that a small
+//! file cannot expand to a large tree, and duplicate keys are errors.
 //!
-//! Scalars follow the core schema of YAML 1.2.2 (section 10.3.2): `1e-5` is a number, `no` is a word.
+//! Plain scalars follow the core schema of YAML 1.2.2 (section 10.3.2): `1e-5` is a number, `no` is a string.
 
 use crate::TrainError;
 use runtime::RuntimeError;
@@ -9,51 +10,51 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use serde_json::{Number, Value};
 use std::fmt::Write as _;
 
-/// A value and where it was written.
+/// A value with its line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What it is.
+    /// The value.
     pub kind: Kind,
-    /// Its line, from 1; 0 for what a flag says.
+    /// Line of the value, or of its key in a mapping, from 1; 0 for values of flags.
     pub line: usize,
 }
 
-/// What a value is.
+/// A YAML value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
-    /// Nothing.
+    /// `null`, `~` or an empty scalar.
     Null,
     /// `true` or `false`.
     Bool(bool),
-    /// A whole number; `1e4` is one too.
+    /// An integer in any notation, such as `10000` or `1e4`.
     Integer(i64),
-    /// Another number.
+    /// Any other number, including infinities and NaN.
     Float(f64),
-    /// Anything else that is no collection.
+    /// A string.
     Text(String),
-    /// Values in order.
+    /// A sequence.
     List(Vec<Node>),
-    /// Keys in order, each once.
+    /// A mapping: keys with values in the order of the file, without duplicates.
     Map(Vec<(String, Node)>),
 }
 
-/// Deeper than any configuration.
+/// Maximum nesting depth, which bounds the recursion on hostile input.
 const DEEPEST: usize = 16;
 
-/// A text that is not a configuration in YAML.
+/// Error of parsing YAML.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {message}")]
 pub struct SyntaxError {
-    /// The line, from 1.
+    /// Line of the error, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// Description of the error.
     pub message: String,
 }
 
-/// Parses a text into a tree; an empty text is an empty mapping.
+/// Parses a text with at most one document. An empty text, and the text `null`, give an empty mapping.
 ///
 /// # Errors
-/// The line that cannot be read, and why.
+/// Invalid YAML; anchors, aliases, tags, duplicate keys, a second document, or too deep nesting.
 pub fn parse(text: &str) -> Result<Node, SyntaxError> {
     let mut events = Parser::new_from_str(text);
     let mut next = || -> Result<(Event<'_>, usize), SyntaxError> {
@@ -88,7 +89,7 @@ fn at_line(line: usize, message: impl Into<String>) -> SyntaxError {
     SyntaxError { line, message: message.into() }
 }
 
-/// The value that begins with `event`.
+/// Parses the value that begins with `event`; `depth` is the number of nesting levels that are left.
 fn node<'a>(
     event: Event<'a>,
     line: usize,
@@ -126,6 +127,7 @@ fn node<'a>(
     Ok(Node { kind, line })
 }
 
+/// Parses the entries of a mapping up to its end.
 fn mapping<'a>(
     depth: usize,
     next: &mut dyn FnMut() -> Result<(Event<'a>, usize), SyntaxError>,
@@ -141,13 +143,13 @@ fn mapping<'a>(
             return Err(at_line(line, format!("`{key}` is given twice")));
         }
         let (event, _) = next()?;
-        // The key's line: that is what an editor should jump to.
+        // The value gets the key's line, because messages name keys and a value may begin on a later line.
         let value = node(event, line, depth - 1, next)?;
         entries.push((key, value));
     }
 }
 
-/// A plain scalar.
+/// Value of an unquoted scalar.
 fn scalar(text: &str) -> Kind {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Kind::Null,
@@ -156,7 +158,7 @@ fn scalar(text: &str) -> Kind {
         _ => {}
     }
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
-    // Rust also reads words such as `inf` as numbers; YAML's begin with a digit or a point.
+    // Rust's parser also accepts words such as `inf` and `nan`. In YAML a number begins with a digit or a point.
     let is_number = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
     let integer = || text.parse::<i64>().ok().filter(|_| is_number);
     let float =
@@ -173,7 +175,8 @@ fn scalar(text: &str) -> Kind {
     }
 }
 
-/// Whole numbers of any spelling are integers, as in JSON schema, as long as a float holds them exactly.
+/// Converts a float without a fractional part to an integer, as JSON Schema does, if its magnitude is below
+/// 2^53. From there on a float no longer represents every integer exactly.
 fn number(x: f64) -> Kind {
     match x.fract() == 0.0 && x.abs() < (1u64 << 53) as f64 {
         true => Kind::Integer(x as i64),
@@ -182,29 +185,30 @@ fn number(x: f64) -> Kind {
 }
 
 impl Node {
-    /// The tree of anything that serialises, in the order of its fields.
+    /// Serialises a value to a tree with the keys in the order of the struct's fields.
     pub fn of<T: serde::Serialize>(value: &T) -> Result<Self, TrainError> {
-        // JSON is YAML; this keeps the order, which a `Value` does not.
+        // JSON is a subset of YAML. A `serde_json::Value` in between would sort the keys.
         let text = serde_json::to_string(value).map_err(|e| RuntimeError::bug(e.to_string()))?;
-        // As a whole file it would be an empty mapping.
+        // `parse` treats a document that is only `null` as an empty mapping.
         if text == "null" {
             return Ok(Self { kind: Kind::Null, line: 0 });
         }
         Ok(parse(&text).map_err(|e| RuntimeError::bug(e.to_string()))?)
     }
 
-    /// The value under a key.
+    /// Returns the value of a key; `None` if this is not a mapping or does not have the key.
     pub fn get(&self, key: &str) -> Option<&Node> {
         let Kind::Map(entries) = &self.kind else { return None };
         entries.iter().find(|(name, _)| name == key).map(|(_, node)| node)
     }
 
-    /// The value at a path of keys with points between them.
+    /// Returns the value at a path of keys with dots between them.
     pub fn at(&self, path: &str) -> Option<&Node> {
         path.split('.').try_fold(self, Node::get)
     }
 
-    /// Puts a value at a path; what is no mapping on the way becomes one.
+    /// Sets the value at a path. Missing keys are added, and values on the path that are not mappings are
+    /// replaced by mappings.
     pub fn set(&mut self, path: &[&str], value: Node) {
         let [key, rest @ ..] = path else {
             *self = value;
@@ -221,7 +225,7 @@ impl Node {
         entries[position].1.set(rest, value);
     }
 
-    /// As JSON. What JSON has no number for was refused before.
+    /// Converts the tree to JSON. Infinities and NaN become null; the schema rejects them before.
     pub fn to_json(&self) -> Value {
         match &self.kind {
             Kind::Null => Value::Null,
@@ -234,13 +238,14 @@ impl Node {
         }
     }
 
-    /// As a block of YAML, a line for each key.
+    /// Formats a mapping as block-style YAML with one line per key; other values as in [`Node::inline`].
     pub fn to_yaml(&self) -> String {
         let mut text = String::new();
         self.block(0, &mut text);
         text
     }
 
+    /// Appends the block form, indented by `indent` spaces, to `out`.
     fn block(&self, indent: usize, out: &mut String) {
         let Kind::Map(entries) = &self.kind else {
             *out += &self.inline();
@@ -260,7 +265,7 @@ impl Node {
         }
     }
 
-    /// As one line.
+    /// Formats the value on one line, in YAML's flow style.
     pub fn inline(&self) -> String {
         match &self.kind {
             Kind::Text(text) => quoted(text),
@@ -268,7 +273,7 @@ impl Node {
             Kind::Map(entries) => {
                 format!("{{{}}}", joined(entries.iter().map(|(k, v)| format!("{}: {}", quoted(k), v.inline()))))
             }
-            // The shortest digits that read back as the same number.
+            // `Debug` prints the shortest digits that parse to the same number.
             Kind::Float(x) => format!("{x:?}"),
             Kind::Null | Kind::Bool(_) | Kind::Integer(_) => self.to_json().to_string(),
         }
@@ -279,7 +284,8 @@ fn joined(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Bare where it reads back as the same word, otherwise as a JSON string, which YAML reads.
+/// Formats a string: unquoted if it parses back to the same string, otherwise as a JSON string, which is also a
+/// YAML string.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '/' | '.' | '-');
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '/' | '.'));
@@ -352,7 +358,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What is read at all reads back from what is printed.
+        /// Every mapping that can be parsed is equal to the tree parsed from its printed form.
         #[test]
         fn no_text_breaks_it(text in "[\\[\\]{}:,\\- \n#&*!|>'\"%@`?ab1.~\t\u{e9}]{0,60}") {
             if let Ok(tree) = parse(&text) && matches!(tree.kind, Kind::Map(_)) {

@@ -1,5 +1,6 @@
-//! What others do with a checkpoint, and what Plimsoll does with it. Invariant: every checkpoint has the tensors and keys
-//! that transformers itself writes (`fixtures/training/hub.json`, made by `bench/fixtures/hub.py`).
+//! Tests that checkpoints can be used by transformers and by this program's other commands. Invariant: every
+//! checkpoint has the tensors and configuration keys that transformers writes (`fixtures/training/hub.json`,
+//! made by `bench/fixtures/hub.py`).
 
 use crate::rig::{Folder, fixture, golden};
 use crate::training::{ESM, esm, root, train, try_train, values};
@@ -25,7 +26,8 @@ batch: {tokens: 128}
 run: {steps: 1, threads: 2}
 ";
 
-/// A table of the classes 0, 1 and 2 of the proteins that are trained on.
+/// Writes a table that assigns the classes 0, 1 and 2 to the training proteins in turn, and returns the flags
+/// that train a classifier on it.
 fn labels(folder: &Folder) -> String {
     let proteins = fs::read_to_string(fixture("goldens/pipeline/expected_500/protein.faa")).expect("proteins");
     let names = proteins.lines().filter_map(|line| line.strip_prefix('>')?.split_whitespace().next());
@@ -43,8 +45,9 @@ fn shapes(folder: &Path) -> BTreeMap<String, Vec<u64>> {
     weights.tensors().map(|t| (t.name().to_owned(), t.shape().to_vec())).collect()
 }
 
-/// The checkpoint has the tensors of transformers' own, but for frequencies, which the hub's files have for each layer;
-/// and no key that transformers has not, or has with another value.
+/// Asserts that a checkpoint has the tensor names and shapes that transformers writes, apart from the rotary
+/// frequencies that the hub's ESM-2 files have for each layer, and only configuration keys that transformers
+/// writes with equal values.
 fn check(checkpoint: &Path, architecture: &str) {
     let wanted = &json(&fixture("training/hub.json"))[architecture];
     let mut found = shapes(checkpoint);
@@ -58,11 +61,11 @@ fn check(checkpoint: &Path, architecture: &str) {
     let config = json(&checkpoint.join("config.json"));
     for (key, value) in config.as_object().expect("keys") {
         let theirs = match key.as_str() {
-            // Where it stood before transformers 5, which reads both.
+            // transformers 5 writes this key into `rope_parameters` and reads it in both places.
             "rope_theta" if wanted["config"]["rope_theta"].is_null() => {
                 &wanted["config"]["rope_parameters"][key]
             }
-            // Of the vocabulary; names of classes; what only we read.
+            // Not compared: ids of special tokens, names of classes, and a key that only this program reads.
             "bos_token_id" | "eos_token_id" | "pad_token_id" | "id2label" | "label2id"
             | "classifier_pooling" => value,
             _ => &wanted["config"][key],
@@ -96,7 +99,7 @@ fn tokenizers_go_with_checkpoints() {
     let report = train(&folder.path("esm2"), ESM, &esm("run.steps=1"));
     assert_eq!(read(report.checkpoint.join("vocab.txt")), read(fixture("goldens/esm2/vocab.txt")));
     assert_eq!(json(&report.checkpoint.join("tokenizer_config.json"))["tokenizer_class"], "EsmTokenizer");
-    // One that has no files of its own has the same.
+    // A model without tokenizer files gives a checkpoint with the files of ESM-2's tokenizer.
     fs::remove_file(report.checkpoint.join("vocab.txt")).expect("there");
     let again = format!("run.steps=1 model.from={}", report.checkpoint.display());
     let report = train(&folder.path("again"), ESM, &esm(&again));
@@ -104,7 +107,7 @@ fn tokenizers_go_with_checkpoints() {
     let report = dna(&folder);
     assert_eq!(read(report.join("tokenizer.json")), read(fixture("goldens/dnabert_s/tokenizer.json")));
     assert_eq!(json(&report.join("tokenizer_config.json"))["cls_token"], "[CLS]");
-    // What its source says of it is kept.
+    // Keys of the initial model's config.json are copied.
     let config = json(&report.join("config.json"));
     assert_eq!(config["auto_map"]["AutoModelForMaskedLM"], "bert_layers.BertForMaskedLM");
     assert_eq!(config["architectures"][0], "BertForMaskedLM");
@@ -113,7 +116,7 @@ fn tokenizers_go_with_checkpoints() {
     assert!(!report.checkpoint.join("tokenizer.json").exists());
 }
 
-/// A DNABERT-S of one step.
+/// Trains DNABERT-S for one step; returns the checkpoint folder.
 fn dna(folder: &Folder) -> PathBuf {
     let flags = format!(
         "model.kind=dnabert_s model.from={} data.train=[{}] run.steps=1",
@@ -123,12 +126,12 @@ fn dna(folder: &Folder) -> PathBuf {
     train(&folder.path("dna"), ESM, &flags).checkpoint
 }
 
-/// In f32, as what is computed here is.
+/// Settings for f32, the precision of the expected values in these tests.
 fn wide() -> Settings {
     Settings { precision: Some(Precision::F32), ..Settings::default() }
 }
 
-/// The embeddings of a file of sequences.
+/// Mean embeddings of the sequences in `input`, concatenated.
 fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, embed::EmbedError> {
     let output = folder.path("out.safetensors");
     embed(
@@ -185,7 +188,8 @@ fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<Strin
     Ok(fs::read_to_string(output).expect("a table"))
 }
 
-/// The scores of a table are the softmax of the classifier over `rows`, which `embed` made.
+/// Asserts that the scores in `table` are the softmax of the checkpoint's classifier applied to `rows`, the
+/// embeddings by `embed`.
 fn check_scores(table: &str, rows: &[f32], checkpoint: &Path) {
     let tensors: BTreeMap<String, Vec<f32>> = values(checkpoint).into_iter().collect();
     let (w, b) = (&tensors["classifier.weight"], &tensors["classifier.bias"]);
@@ -228,7 +232,7 @@ fn a_classifier_classifies() {
     };
     let near = scores(&table).iter().zip(scores(&narrow)).all(|(wide, narrow)| (wide - narrow).abs() < 2e-2);
     assert!(near, "{narrow}");
-    // Names of classes are the configuration's; another classifier's stay.
+    // The columns have the class names of config.json.
     let config = fs::read_to_string(checkpoint.join("config.json")).expect("text");
     fs::write(checkpoint.join("config.json"), config.replace("\"1\": \"1\"", "\"1\": \"virus\""))
         .expect("written");
@@ -329,7 +333,7 @@ fn a_head_that_was_trained_predicts() {
         assert!(report.trained);
         fs::read_to_string(output.join("windows.tsv")).expect("a table")
     };
-    // The folder and its file are the same head, and it is not the golden one.
+    // The folder and the file in it give the same scores, which differ from those of the golden head.
     let found = scores(head.clone(), "folder");
     assert_eq!(found, scores(head.join("model.safetensors"), "file"));
     assert!(found != scores(fixture("goldens/head.pth"), "golden"));

@@ -1,4 +1,4 @@
-//! The integration tests of `train`. Invariant: hermetic; every test works in a folder of its own.
+//! Integration tests of `train`. Invariant: tests are hermetic; each test works in a folder of its own.
 #![forbid(unsafe_code)]
 
 #[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]

@@ -1,5 +1,6 @@
-//! The loop around a toy: a model of a few numbers whose every bit depends on its seed, its data and its state.
-//! Invariant: what the loop promises holds for anything that keeps the trait.
+//! Tests of the training loop with a toy implementation of [`Trainable`]: five weights whose bits depend on the
+//! seed, the position in the data and the optimizer state. Invariant: the loop is tested only through the
+//! trait, so the tested guarantees hold for every implementation.
 
 use crate::rig::Folder;
 use data::weights::DType;
@@ -17,20 +18,22 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-/// Weights that run after targets which follow from their place in the data, with a momentum.
+/// Five weights trained by SGD with momentum towards pseudo-random targets, which are a function of the data
+/// position and the seed.
 struct Toy {
     weights: [f32; 5],
     momentum: [f32; 5],
     gradient: [f32; 5],
     seed: u64,
+    /// Position in the data: the number of micro-batches taken, with the ends of epochs.
     place: u64,
     evaluated: u64,
     log: Vec<(bool, f32)>,
-    /// Batches of an epoch; the last one is smaller.
+    /// Number of micro-batches of an epoch; the last one is smaller.
     epoch: u64,
-    /// The gradient of this batch is no number, as long as the scale of the mean is above 4.
+    /// Position of the micro-batch whose gradient is infinite if the loss scale of the mean is above 4.
     overflow: Option<u64>,
-    /// The gradients of these batches are no numbers at any scale.
+    /// Positions of the micro-batches whose gradients are infinite at any loss scale.
     infinite: std::ops::Range<u64>,
     slow: Duration,
 }
@@ -177,7 +180,7 @@ impl Trainable for Toy {
     }
 }
 
-/// Hears everything, and asks for the end after a step.
+/// Observer that records all messages and requests the end of the run after step `stop_after`.
 #[derive(Default)]
 pub struct Ear {
     stop_after: Option<u64>,
@@ -207,7 +210,7 @@ impl Observer for Ear {
     }
 }
 
-/// Tokens of a step.
+/// Number of tokens of an optimizer step, `batch.tokens`.
 const STEP: f32 = 24.0;
 
 const BASE: &str = "data: {train: [x], longest: 2}\nbatch: {tokens: 24, micro_tokens: 8}\n\
@@ -232,7 +235,7 @@ fn train(folder: &Path, flags: &str) -> Result<Report, TrainError> {
     go(folder, flags, &mut Ear::default(), |_| {})
 }
 
-/// What a run of a configuration writes, without clocks.
+/// Everything that a run of the toy writes, except times: metrics, newest checkpoint, budget.
 pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
     let request = Request { config: config.clone(), output: folder.0.clone(), resume: Resume::Auto };
     let mut open =
@@ -241,14 +244,14 @@ pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
     format!("{:?} {:?} {}", lines(folder), bits(&report), report.run_record["budget_bytes"])
 }
 
-/// The tensors of the newest checkpoint, with its state.
+/// The files of the newest checkpoint: model tensors, state tensors; and the state of the loop.
 pub fn bits(report: &Report) -> (Vec<u8>, Vec<u8>, Value) {
     let read = |name: &str| fs::read(report.checkpoint.join(name)).expect("read");
     let state = serde_json::to_value(&report.state).expect("JSON");
     (read("model.safetensors"), read("state.safetensors"), state)
 }
 
-/// A file without clocks.
+/// The lines of metrics.jsonl without times, rates and memory.
 pub fn lines(folder: &Folder) -> Vec<Value> {
     let text = fs::read_to_string(folder.path("metrics.jsonl")).expect("metrics");
     let timeless = |line: &str| {
@@ -282,7 +285,7 @@ fn broken_runs_have_the_bits_of_whole_ones() {
         let text = error.to_string();
         assert!(text.starts_with(&format!("interrupted; step {stop} is kept in ")), "{text}");
     }
-    // As a kill leaves them: lines of steps that will be done again, the last one torn.
+    // Metrics as a kill leaves them: lines of steps behind the last checkpoint, the last line incomplete.
     let path = broken.path("metrics.jsonl");
     let torn = fs::read_to_string(&path).expect("metrics") + "{\"step\":24,\"loss\":1.0}\n{\"step\":25,\"lo";
     fs::write(&path, torn).expect("written");
@@ -292,14 +295,14 @@ fn broken_runs_have_the_bits_of_whole_ones() {
     assert_eq!(lines(&broken), lines(&whole));
     assert_eq!(lines(&whole).len(), 45);
 
-    // Complete: nothing is done again, and a longer run goes on.
+    // A complete run takes no more steps, and a run with more steps continues it.
     let again = train(&broken.0, flags).expect("complete");
     assert_eq!((again.steps, again.loss), (0, None));
     assert_eq!(bits(&again), bits(&wanted));
     assert_eq!(train(&broken.0, "run.steps=41 run.evaluate_every=8").expect("one more").steps, 1);
 }
 
-/// The child of the test below, in a process of its own, which is killed.
+/// The child process of the next test, which kills it.
 #[test]
 fn child() {
     let Some(folder) = std::env::var_os("PLIMSOLL_TRAIN_CHILD") else {
@@ -310,7 +313,8 @@ fn child() {
     go(Path::new(&folder), "run.steps=100000 run.save_every=1", &mut Ear::default(), slow).expect("trained");
 }
 
-/// The newest step by its name, without touching what is being written.
+/// The step of the newest checkpoint, by the names of folders alone: [`Checkpoints::open`] would delete the
+/// checkpoint that the child is writing.
 fn reached(folder: &Folder) -> u64 {
     let entries = fs::read_dir(folder.path("checkpoints")).into_iter().flatten().flatten();
     let step = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok();
@@ -332,7 +336,7 @@ fn a_kill_at_any_moment_leaves_a_usable_checkpoint() {
             assert!(child.try_wait().expect("a child").is_none(), "round {round}: the child ended");
             std::thread::sleep(Duration::from_micros(500));
         }
-        // Anywhere in the next few steps, most of whose time is writing.
+        // Delays of up to 20 ms spread the kills over the next few steps, which mostly write checkpoints.
         std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
         child.kill().expect("killed");
         child.wait().expect("gone");
@@ -391,7 +395,7 @@ fn a_checkpoint_of_another_configuration_is_refused() {
         assert_eq!(error.exit_code(), 3);
         assert!(error.to_string().contains(wanted), "{error}");
     }
-    // Keys that change no result may differ.
+    // Keys that do not change results may differ.
     let free =
         "run.steps=5 run.log_every=2 run.keep_last=1 data.workers=3 memory.remat=none memory.budget=1GiB";
     assert_eq!(train(&folder.0, free).expect("goes on").steps, 1);
@@ -401,7 +405,7 @@ fn a_checkpoint_of_another_configuration_is_refused() {
     let error = train_with(&never, &mut open, &mut Ear::default()).expect_err("there is one");
     assert!(error.to_string().starts_with("--resume never: "), "{error}");
 
-    // A learning rate that falls depends on where it ends.
+    // A decaying learning rate depends on the last step of the schedule.
     let falling = Folder::new("train-falling");
     train(&falling.0, "run.steps=8 schedule.kind=cosine").expect("trained");
     let error = train(&falling.0, "run.steps=9 schedule.kind=cosine").expect_err("another end");
@@ -435,7 +439,7 @@ fn groups_end_with_their_epoch_and_weigh_their_targets() {
     let folder = Folder::new("train-groups");
     let report = train(&folder.0, "run.epochs=2").expect("trained");
     assert_eq!((report.ended, report.state.step, report.state.epoch), (Ended::Epochs, 6, 2));
-    // Seven micro-batches in groups of three: 3, 3, 1, of which the last has 2 targets of 3 tokens.
+    // Seven micro-batches give optimizer steps of 3, 3 and 1; the last micro-batch has 3 tokens and 2 targets.
     assert_eq!((report.state.targets, report.state.tokens), (2 * 26, 2 * 51));
     let found: Vec<_> = lines(&folder).iter().map(|l| (l["micro_steps"].clone(), l["epoch"].clone())).collect();
     let wanted = [(3, 0), (3, 0), (1, 0), (3, 1), (3, 1), (1, 1)];
@@ -449,7 +453,8 @@ fn groups_end_with_their_epoch_and_weigh_their_targets() {
 fn overflows_are_skipped_counted_and_overcome() {
     let folder = Folder::new("train-fp16");
     let flags = "run.steps=8 precision.kind=fp16 precision.initial_scale=16 precision.growth_interval=3";
-    // The second micro-batch of the third step of the second epoch.
+    // Positions 1 to 7 are the first epoch and its three steps, 8 is its end; 10 is the second micro-batch of
+    // step 4, the first of the second epoch.
     let mut ear = Ear::default();
     let report = go(&folder.0, flags, &mut ear, |toy| toy.overflow = Some(10)).expect("trained");
     assert_eq!((report.state.skipped, report.state.updates, report.state.step), (1, 7, 8));
@@ -480,7 +485,7 @@ fn steps_whose_gradients_are_not_finite_are_skipped_and_end_the_run() {
         let flags = format!("run.steps=8 precision.kind={precision}");
         let folder = Folder::new("train-skips");
         let mut ear = Ear::default();
-        // The first micro-batches of steps 2 and 3.
+        // Positions 4 to 7 are the micro-batches of steps 2 and 3.
         let report = go(&folder.0, &flags, &mut ear, |toy| toy.infinite = 4..8).expect("trained");
         assert_eq!((report.state.skipped, report.state.updates, report.state.step), (2, 6, 8));
         assert_eq!(report.state.skipped_in_a_row, 0);
@@ -498,7 +503,7 @@ fn steps_whose_gradients_are_not_finite_are_skipped_and_end_the_run() {
 #[test]
 fn the_best_and_the_newest_are_kept() {
     let folder = Folder::new("train-best");
-    // The toy leaves zero, so that its first evaluations are its best.
+    // The validation loss is the sum of squared weights. They start at zero, so the first evaluation is the best.
     let flags = "run.steps=100 run.evaluate_every=2 run.patience=3 run.save_every=1 optimizer.lr=0.3 \
                  schedule.warmup=0 run.keep_last=1";
     let report = go(&folder.0, flags, &mut Ear::default(), |toy| toy.weights = [0.0; 5]).expect("trained");
@@ -510,7 +515,7 @@ fn the_best_and_the_newest_are_kept() {
     assert_eq!(marks.iter().filter(|mark| **mark == json!(false)).count(), 3, "{marks:?}");
 }
 
-/// What a run goes on from is what it wrote, to the bit.
+/// Floats in a checkpoint's record survive writing and reading as JSON without a change of a bit.
 #[test]
 fn numbers_are_read_back_as_they_were_written() {
     for number in [26463.619787315518, 0.1 + 0.2, 5e-324, f64::MAX, 1.0 / 3.0] {
@@ -539,7 +544,7 @@ fn record(folder: &Folder) -> Value {
     serde_json::from_str(&fs::read_to_string(folder.path("run.json")).expect("run.json")).expect("JSON")
 }
 
-/// run.json is there from the first step on, and says how the run goes.
+/// run.json exists before the first step, and its `status` is the state of the run.
 #[test]
 fn the_record_says_how_a_run_goes() {
     let folder = Folder::new("train-status");
@@ -563,7 +568,7 @@ fn the_record_says_how_a_run_goes() {
     assert_eq!(record(&folder)["status"], "finished");
 }
 
-/// A time after which a step is saved; without one only the end is.
+/// `run.save_every` as a time, null or a number of steps. The last step is always saved.
 #[test]
 fn checkpoints_by_time() {
     let at = |every: &str| {
@@ -574,7 +579,7 @@ fn checkpoints_by_time() {
     assert_eq!((at("0.000000001s"), at("10min"), at("1h"), at("null"), at("3")), (6, 1, 1, 1, 2));
 }
 
-/// What is trained, on what, in how much memory and where to is said before the first step.
+/// Messages before the first step state the model, the data, the memory and the output folder.
 #[test]
 fn a_run_introduces_itself() {
     let folder = Folder::new("train-introduced");

@@ -1,6 +1,7 @@
-//! Every key of a training configuration changes something that is seen: the data that is asked for, what an update is
-//! told, what the loop does and writes, the plans, or the record. Invariant: a key without a row here fails, and so does
-//! one that nobody reads: the configuration itself is never what is compared.
+//! Tests that every key of a training configuration has an observable effect: on the data settings, the
+//! hyperparameters of an update, the training loop and its files, the plans, or the run record. Invariant: a
+//! key without a row in [`ROWS`] fails, and so does a key that is never read, because effects are compared and
+//! not configurations.
 
 use crate::rig::{Folder, fixture};
 use crate::train::{lines, names, seen};
@@ -11,20 +12,20 @@ use plimsoll_train::{Request, Resume, TrainError, feed, open, priced, train_with
 use runtime::{Failure, Silent};
 use std::path::Path;
 
-/// What a key changes, and how that is looked at.
+/// The effect of a key, and thereby how it is observed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Changes {
-    /// The settings that the data is opened with.
+    /// The settings with which the training data is opened.
     Data,
-    /// The learning rate or what else an update is told.
+    /// The learning rate or another hyperparameter of an update.
     Update,
-    /// Metrics, checkpoints or the record of a run of a toy.
+    /// Metrics, checkpoints or the record of a run of the toy model.
     Loop,
-    /// The plans, by their digest; or whether there are any.
+    /// The digest of the plans, or whether planning succeeds.
     Plan,
-    /// The run's folder.
+    /// The output folder of the run.
     Place,
-    /// The losses of a real run, or what its record says was chosen.
+    /// The losses of a run of a real model, or the choices in its record.
     Real,
 }
 
@@ -38,7 +39,7 @@ const CLASSIFIER: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.in
      model.from=FIXTURES/goldens/esm2 data.format=fasta model.classes=2 data.labels=c";
 const LORA: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 \
      model.experts.count=8 model.from=FIXTURES/goldens/esm2 data.format=fasta model.lora={}";
-/// All of the Llama of the fixtures but its two key heads.
+/// Sizes of the Llama in the fixtures where they differ from [`BASE`], which would contradict `model.from`.
 const LLAMA: &str = "model.kind=dense_lm model.vocabulary=40 model.intermediate=24 model.experts.count=8";
 const ADAMW: &str = "optimizer.kind=adamw";
 const ADAFACTOR: &str = "optimizer.kind=adafactor";
@@ -49,7 +50,7 @@ const EVALUATES: &str = "run.evaluate_every=2";
 const FP16: &str = "precision.kind=fp16";
 const REAL: &str = "data.train=[FIXTURES/../README.md] data.longest=24 batch.micro_tokens=24 run.steps=2";
 
-/// A key, what is set with it, another value, what it changes.
+/// (key, settings of both configurations, value of the key in the second configuration, effect).
 const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("batch.micro_tokens", "", "12", Loop),
     ("batch.sequences", "", "3", Plan),
@@ -173,7 +174,7 @@ fn config(flags: &[String]) -> TrainConfig {
     TrainConfig::parse(BASE, "test", flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
 }
 
-/// What of a configuration is looked at.
+/// Runs or plans a configuration as far as `changes` needs, and returns its observable effect as text.
 fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainError> {
     let bounds = data::train::Bounds { tokens: 8, sequences: 1, longest: 2 };
     Ok(match changes {
@@ -199,7 +200,8 @@ fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainErr
     })
 }
 
-/// A list of ops and a range of layers give plans of their own, and what would change nothing is refused.
+/// `memory.remat` as a list of ops, and `memory.remat_layers`, determine the recomputed ops of the plan; an op
+/// that the model does not have is refused.
 #[test]
 fn recomputation_by_op_and_layer() {
     let plan = |flags: &str| {
@@ -233,7 +235,7 @@ fn every_key_changes_something() {
         let before = look(changes, key, &config(&base)).unwrap_or_else(|e| panic!("{key}, {base:?}: {e}"));
         match look(changes, key, &config(&changed)) {
             Ok(after) => assert!(before != after, "{key} changes nothing"),
-            // A line that nothing fits is heeded by a refusal.
+            // A budget that is too small has the effect that planning is refused.
             Err(error) => assert!(key == "memory.budget" && error.exit_code() == 4, "{key}={value}: {error}"),
         }
     }

@@ -1,5 +1,6 @@
-//! What is planned is what is held: for configurations of every kind, drawn at random. Invariant: the draw depends on its
-//! number alone, so that a failure can be repeated; every configuration that is drawn is one that can be trained.
+//! Tests that the memory held by an executor equals the planned memory, for random configurations of all kinds
+//! of models. Invariant: configuration `k` is a function of `k` alone, so that a failure can be reproduced, and
+//! every configuration can be trained.
 
 use crate::ALLOCATOR;
 use crate::folders::{Folder, alone, fixture};
@@ -14,19 +15,21 @@ use runtime::{Settings, Silent};
 use stats_alloc::Region;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Configurations.
+/// Number of random configurations.
 const DRAWS: u64 = 300;
 
-/// Of so many, one takes a step.
+/// Every `STEPS`-th configuration is also trained for one step.
 const STEPS: u64 = 5;
 
-/// What an executor keeps of an instruction: its op, its operands' addresses and shapes.
+/// Upper bound of the bytes that an executor holds outside the arena for one instruction: its op, and the
+/// addresses and shapes of its operands.
 const PER_INSTRUCTION: u64 = 4096;
 
-/// Threads with their queues, scratch of the tile configuration.
+/// Upper bound of the bytes that a device holds outside the arena: threads with their queues, and the tile
+/// configuration.
 const DEVICE: u64 = 128 << 10;
 
-/// Numbers that follow from a seed: SplitMix64 (Steele, Lea and Flood 2014).
+/// Pseudo-random number generator SplitMix64 (Steele, Lea and Flood 2014).
 struct Draw(u64);
 
 impl Draw {
@@ -48,7 +51,7 @@ impl Draw {
 
 const BASE: &str = "run: {steps: 1}\nschedule: {kind: constant}\nmemory: {budget: 1GB}\n";
 
-/// A configuration as flags.
+/// A random configuration as flags `key=value`.
 fn flags(draw: &mut Draw) -> String {
     let kind = draw.of(&["moe_lm", "moe_lm", "dense_lm", "esm2", "dnabert_s", "head"]);
     let model = match kind {
@@ -59,7 +62,7 @@ fn flags(draw: &mut Draw) -> String {
     let optimizer = draw.of(&["adamw", "adamw8bit", "adafactor", "sgd", "auto"]);
     let momentum = draw.of(&["0", "0.9"]);
     let clip = draw.of(&["1", "null"]);
-    // A head is given f32, of which others would save nothing.
+    // Only f32 for a head, because other precisions would save nothing.
     let precision = if kind == "head" { "f32" } else { draw.of(&["f32", "f32", "bf16", "fp16"]) };
     let remat = draw.of(&["none", "full", "selective", "auto", "every_n memory.remat_every=2"]);
     let decay = draw.of(&["matrices", "all"]);
@@ -116,7 +119,7 @@ fn encoder_of(draw: &mut Draw, kind: &str) -> String {
         "esm2" => ("goldens/pipeline/expected_500/protein.faa", draw.number(20, 64)),
         _ => ("goldens/pipeline/reads.fa", draw.number(20, 64)),
     };
-    // Adapters of a language model need one that has its head: of the goldens that is ESM-2.
+    // Adapters without classes need a model with a language-model head. Of the goldens, only ESM-2 has one.
     let adapters = if kind == "esm2" { "model.lora.rank=2" } else { "" };
     let what = draw.of(&[
         "",
@@ -142,7 +145,7 @@ fn head(draw: &mut Draw) -> String {
     )
 }
 
-/// A class for each sequence of the goldens.
+/// Writes tables that assign the classes 0 and 1 to the golden proteins and reads in turn.
 fn labels(folder: &Folder) {
     for (name, from) in [("proteins", "expected_500/protein.faa"), ("reads", "reads.fa")] {
         let text = crate::rig::read(fixture("goldens/pipeline").join(from));
@@ -152,14 +155,14 @@ fn labels(folder: &Folder) {
     }
 }
 
-/// Bytes that are held now.
+/// Bytes allocated and not freed since the start of `region`.
 fn held(region: &Region<'_, std::alloc::System>) -> u64 {
     let change = region.change();
     (change.bytes_allocated as u64).saturating_sub(change.bytes_deallocated as u64)
 }
 
-/// The executor of a program holds its arena, and beside it what follows from the number of its instructions; what
-/// survives a step is what the ledger says, to the byte.
+/// Asserts that an executor of the program holds its arena and at most [`DEVICE`] plus [`PER_INSTRUCTION`]
+/// bytes for each instruction, and that its persistent tensors have exactly the bytes of the ledger.
 fn holds(program: Program, threads: usize, what: &str) {
     let (arena, ledger) = (program.arena_bytes().0, program.ledger());
     assert_eq!(ledger.total(), program.peak(), "{what}");
@@ -181,13 +184,13 @@ fn holds(program: Program, threads: usize, what: &str) {
     assert_eq!(survivors(&executor), wanted, "{what}");
 }
 
-/// Whether a line of the ledger is of what survives a step.
+/// Whether an entry of the ledger is for persistent tensors: parameters or states.
 fn survives(label: &str) -> bool {
     let kinds = [StateKind::Gradient, StateKind::Optimizer, StateKind::Master, StateKind::Buffer];
     label == "params" || kinds.iter().any(|kind| kind.label() == label)
 }
 
-/// By line of the ledger: bytes that survive a step, each address once.
+/// Bytes of the executor's persistent tensors by entry of the ledger; panics if two tensors have the same address.
 fn survivors(executor: &Executor) -> BTreeMap<&'static str, u64> {
     let mut sums = BTreeMap::new();
     let mut seen = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! What a training step allocates: nothing, and around it what is named here. Invariant: counted over all threads of a
-//! process in which nothing else runs.
+//! Tests that a training step allocates no memory, and that the loop around it makes only a few allocations.
+//! Invariant: allocations of all threads are counted, in a process that runs one test alone.
 
 use crate::ALLOCATOR;
 use crate::folders::{Folder, alone, fixture};
@@ -10,7 +10,7 @@ use runtime::Silent;
 use stats_alloc::Region;
 use std::time::Duration;
 
-/// Steps of two micro-batches of a model of each kind.
+/// Configuration of the tests: steps of two micro-batches.
 const BASE: &str = "
 data: {longest: 64, workers: 1}
 schedule: {kind: constant}
@@ -55,7 +55,8 @@ fn config(flags: &str) -> TrainConfig {
     TrainConfig::parse(BASE, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
 }
 
-/// Takes a micro-batch of the training data, and waits until the threads that make the next ones rest: they allocate.
+/// Takes a micro-batch of the training data. Waits until the threads that prepare the following micro-batches
+/// are idle, because they allocate and the counter includes them.
 fn take(model: &mut dyn Trainable) {
     while model.take().expect("data").is_none() {}
     let mut rests = false;
@@ -66,7 +67,8 @@ fn take(model: &mut dyn Trainable) {
     }
 }
 
-/// Steps until one in which the counter stands still: the harness may allocate beside it.
+/// Maximum number of steps. One step without an allocation proves the claim; in other steps the test harness
+/// may have allocated.
 const PATIENCE: u64 = 10;
 
 #[test]
@@ -93,6 +95,7 @@ fn a_training_step_allocates_nothing() {
             model.apply(&told, 1.0 / 256.0).unwrap_or_else(|e| panic!("{what}: {e}"));
             allocations += region.change().allocations;
             steps += 1;
+            // The first step is a warm-up and does not count.
             if steps > 1 {
                 least = least.min(allocations);
             }
@@ -101,9 +104,9 @@ fn a_training_step_allocates_nothing() {
     }
 }
 
-/// What the loop allocates for a step beside it: what the optimizer is told, the memory of the process as the kernel
-/// prints it for the progress line and the metrics, the line of metrics itself, and the documents on their way to the
-/// next micro-batches.
+/// Maximum number of allocations of the loop for each step: the hyperparameters, the text of `/proc` with the
+/// memory of the process for progress and metrics, the line of metrics, and the documents of the following
+/// micro-batches.
 const LOOP: usize = 32;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Training of real models from end to end. Invariant: what the plans may choose (recomputation, threads, where a run
-//! was broken, whether a micro-step is a whole step) never shows in a bit of the weights.
+//! End-to-end tests of training real models. Invariant: recomputation, the number of threads, interruption of
+//! the run, and the fusion of a single micro-step with the update do not change a bit of the weights.
 
 use crate::rig::{Folder, fixture};
 use crate::train::{Ear, bits, lines};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A mixture of experts that takes steps of some milliseconds.
+/// Configuration of a tiny mixture-of-experts model, whose steps take a few milliseconds.
 const TINY: &str = "
 model:
   {kind: moe_lm, hidden: 32, layers: 2, heads: 2, intermediate: 32, experts: {count: 4, top_k: 2}}
@@ -23,7 +23,7 @@ batch: {tokens: 256, micro_tokens: 128}
 run: {steps: 12, threads: 2}
 ";
 
-/// The start of the sample text, in a folder of its own.
+/// Writes the first 40 000 bytes of the sample text to a folder; returns the folder, and the flag for `data.train`.
 fn corpus(name: &str) -> (Folder, String) {
     let folder = Folder::new(name);
     let text = fs::read(root("examples/corpus.txt")).expect("the sample text");
@@ -46,13 +46,13 @@ pub fn train(output: &Path, text: &str, flags: &str) -> Report {
     try_train(output, text, flags, &mut Ear::default()).unwrap_or_else(|e| panic!("{flags}: {e}"))
 }
 
-/// The files of the newest checkpoint, without the state of the loop.
+/// The model and state tensors of the newest checkpoint, without the state of the loop.
 fn tensors(report: &Report) -> (Vec<u8>, Vec<u8>) {
     let (model, state, _) = bits(report);
     (model, state)
 }
 
-/// All values of the tensors of a file, by name.
+/// Names and values of all floating-point tensors of a file or folder, sorted by name.
 pub fn values(folder: &Path) -> Vec<(String, Vec<f32>)> {
     let weights = Weights::open(folder).expect("weights");
     let read = |(name, elements): (String, u64)| {
@@ -113,7 +113,7 @@ fn losses_are_cross_entropy_alone() {
     let weights = "loss.z=0.1 loss.balance=0.5 loss.router_z=0.25";
     let found = run("training-z", weights);
     assert_eq!([loss, validation], found[..2], "cross-entropy alone");
-    // Of a model at its start: logits near 0 over 259 classes, four experts used about alike.
+    // Expected for an untrained model: logits near 0 for 259 classes, and four experts with about equal loads.
     let (z, balance, router_z) = (0.1 * 259f64.ln().powi(2), 0.5, 0.25 * 4f64.ln().powi(2));
     for (found, wanted) in found[2..].iter().zip([z, balance, router_z]) {
         let found = found.expect("a column");
@@ -125,7 +125,8 @@ fn losses_are_cross_entropy_alone() {
     assert_eq!([alone[3], alone[4]], [None; 2]);
 }
 
-/// The loss scale is that of a mean: overflows do not grow with the tokens of a micro-batch.
+/// The loss scale applies to the mean over targets, so the number of overflows does not depend on the tokens of a
+/// micro-batch.
 #[test]
 fn as_many_steps_of_fp16_overflow_at_any_size_of_a_micro_batch() {
     let (_text, data) = corpus("training-fp16");
@@ -142,7 +143,8 @@ fn as_many_steps_of_fp16_overflow_at_any_size_of_a_micro_batch() {
     assert!(few <= 1, "{few} of 4 steps were skipped");
 }
 
-/// A search answers a signal between its plans, and a size that no plan is made for is refused before its graph is built.
+/// A signal ends the search between two plans, and a model with too many layers is refused before its graph is
+/// built.
 #[test]
 fn planning_ends_when_it_is_asked_to_and_is_bounded() {
     struct Ended;
@@ -201,7 +203,8 @@ fn what_is_recomputed_and_by_how_many_threads_shows_in_no_bit() {
 #[test]
 fn four_small_batches_are_one_large_one() {
     let folder = Folder::new("training-sum");
-    // Each line is a sequence of 32 tokens, so that no micro-batch cuts one in two.
+    // Each line gives one sequence of 32 tokens, so that micro-batches of 64 and of 256 tokens hold whole
+    // sequences.
     let text: String = fs::read_to_string(root("examples/corpus.txt")).expect("the sample text");
     let letters: Vec<char> = text.chars().filter(|c| c.is_ascii_alphanumeric() || *c == ' ').collect();
     let rows: String = letters.chunks(33).take(64).map(|line| line.iter().collect::<String>() + "\n").collect();
@@ -287,7 +290,7 @@ fn a_checkpoint_opens_again() {
     };
     let (first, second) = (Folder::new("training-first"), Folder::new("training-second"));
     let report = train(&first.0, TINY, &format!("{data} run.evaluate_every=12"));
-    // So small a rate moves nothing.
+    // A learning rate of 1e-30 changes no bit of an f32 weight.
     let still = "optimizer.lr=1e-30 run.steps=1 run.evaluate_every=1";
     let from = format!("{data} model.from={} {still}", report.checkpoint.display());
     let again = train(&second.0, TINY, &from);
@@ -295,7 +298,7 @@ fn a_checkpoint_opens_again() {
     assert!(bits(&again).0 == bits(&report).0, "the weights moved");
 }
 
-/// A configuration that says nothing about the model but where its weights are.
+/// The sizes of the model are read from the checkpoint if the configuration sets only `model.from`.
 #[test]
 fn a_decoder_comes_from_its_checkpoint() {
     let (_text, data) = corpus("training-from");
@@ -310,7 +313,7 @@ fn a_decoder_comes_from_its_checkpoint() {
     assert_eq!((ran.hidden, ran.layers, ran.heads, ran.intermediate, ran.experts.count), (32, 2, 2, 32, 4));
 }
 
-/// A step over the golden ESM-2, on proteins of the goldens.
+/// Configuration for three steps of the golden ESM-2; the model and data are set by [`esm`].
 pub const ESM: &str = "
 model: {kind: esm2}
 data: {format: fasta, longest: 128, workers: 1}
@@ -325,7 +328,8 @@ pub fn esm(flags: &str) -> String {
     format!("model.from={model} data.train=[{proteins}] {flags}")
 }
 
-/// Names of tensors whose values are not those of the golden ESM-2, which has no head for contacts.
+/// Names of the checkpoint's tensors whose bits differ from the golden ESM-2. The contact head is left out,
+/// because the golden model does not have it.
 fn moved(report: &Report) -> Vec<String> {
     let before = values(&fixture("goldens/esm2"));
     let same = |name: &str, now: &[f32]| {
@@ -346,7 +350,7 @@ fn encoders_train_as_they_were_trained() {
     assert!(report.steps == 3 && losses(&folder).iter().all(|loss| *loss > 0.0), "{:?}", losses(&folder));
     let moved = moved(&report);
     assert!(moved.iter().any(|name| name.contains("layer.0.attention.self.query.weight")), "{moved:?}");
-    // What was written is a model that opens.
+    // The checkpoint can be the initial model of another run.
     let again = Folder::new("training-esm-again");
     let flags = esm(&format!("model.from={} run.steps=1", report.checkpoint.display()));
     train(&again.0, ESM, &flags);
@@ -393,7 +397,7 @@ fn adapters_train_alone() {
     let folder = Folder::new("training-lora");
     let report = train(&folder.0, ESM, &esm("model.lora.rank=2"));
     let written = values(&report.checkpoint.join("adapter_model.safetensors"));
-    // Both matrices of the queries' and the values' adapters, in two layers.
+    // Two matrices for each adapter of query and value, in two layers.
     assert!(written.len() == 8 && written.iter().all(|(name, _)| name.contains(".lora_")), "{written:?}");
     let up = written.into_iter().find(|(name, _)| name.contains(".lora_B"));
     assert!(up.is_some_and(|(_, up)| up.iter().any(|x| *x != 0.0)), "an adapter begins at zero and moves");
@@ -427,7 +431,7 @@ fn the_head_of_the_example_learns() {
     assert!(report.ended == Ended::Epochs && last < 0.8 * first, "{first} to {last}");
 }
 
-/// A tensor that the file of an initial model lacks would start from random values.
+/// An initial model whose file lacks a tensor is refused, because the tensor would start from random values.
 #[test]
 fn an_initial_decoder_has_every_tensor() {
     let folder = Folder::new("training-lacks");
@@ -454,7 +458,8 @@ fn an_initial_decoder_has_every_tensor() {
     assert!(error.contains(&missing), "{error}");
 }
 
-/// A SentencePiece model of a language model: pieces with scores behind a mark of blanks.
+/// A tokenizer.json with a Unigram model as SentencePiece makes it: pieces with log-probabilities, and blanks
+/// replaced by U+2581.
 fn pieces() -> Value {
     let special = |id: u32, name: &str| {
         json!({"id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
@@ -469,7 +474,8 @@ fn pieces() -> Value {
         "model": {"type": "Unigram", "unk_id": 0, "vocab": vocab}})
 }
 
-/// Text is tokenized by a Unigram model, which stands in the checkpoint; another file is other data.
+/// A language model trained with a Unigram tokenizer, which is copied into the checkpoint. A run does not
+/// continue with a different tokenizer.
 #[test]
 fn a_language_model_reads_sentence_pieces() {
     let (_text, data) = corpus("training-pieces");
@@ -478,8 +484,8 @@ fn a_language_model_reads_sentence_pieces() {
     let tokenizer = folder.path("tokenizer.json");
     let read = data::train::BytePairs::from_file(&tokenizer).expect("a tokenizer");
     let mut tokens = vec![];
-    // By hand: of _the the one piece is likeliest (-2), of th+a the two (-8) for three letters (-15), NFKC makes a
-    // letter of a wide one, and a dot is unknown.
+    // By hand: "\u{2581}the" as one piece has the highest score (-2); "tha" as th + a (-8) beats three letters
+    // (-15); NFKC turns the full-width letter into a plain letter; the dot is unknown.
     let unknown = read.encode("The tha\u{ff42}.".as_bytes(), &mut tokens).expect("tokens");
     assert_eq!((tokens, unknown), (vec![40, 2, 39, 3, 4, 0], 1));
     assert_eq!((read.size(), read.unknown()), (42, Some(0)));
@@ -490,10 +496,10 @@ fn a_language_model_reads_sentence_pieces() {
     assert_eq!(kept, pieces().to_string().into_bytes());
     let config = std::fs::read_to_string(report.checkpoint.join("config.json")).expect("config.json");
     assert!(config.contains("\"vocab_size\": 42"), "{config}");
-    // From the checkpoint, with its tokenizer.
+    // A run from the checkpoint uses the checkpoint's tokenizer.
     let from = format!("{data} model.from={} data.end_token=</s> run.steps=1", report.checkpoint.display());
     train(&folder.path("again"), &TINY.replace("tokenizer: bytes, ", ""), &from);
-    // The same run with other pieces does not go on.
+    // The run does not continue with other scores of the pieces.
     let mut other = pieces();
     other["model"]["vocab"][4][1] = json!(-4.0);
     folder.write("tokenizer.json", other.to_string());

@@ -1,6 +1,6 @@
-//! Test cases of attention and its gradient: every head dimension of the model families, every form of inputs, every
-//! mask, and sequences below, at and above a kernel's block sizes. Invariant: rotary tables have f32 angles, as in
-//! `RotaryTable`.
+//! Test cases of attention and its gradient: every head dimension of the model families, every form of inputs,
+//! every mask, and sequences below, at and above a kernel's block sizes. Invariant: rotary tables have f32
+//! angles, as in `RotaryTable`.
 
 use super::{BATCHES, Case, Noise, Tolerance, UNIT};
 use graph::ops::*;
@@ -108,8 +108,9 @@ fn masked(mask: Mask, shape: (u32, u32, u32), form: Form) -> Attention {
     Attention { mask, ..op(shape, form) }
 }
 
-/// c = 4, K: the terms of a score and of a row; an error in a score is a relative error of its weight, hence
-/// the scale: scores are about as large as the amplitude squared.
+/// A case of attention. Tolerance: c = 4; `k` counts the terms of a score and of an output row. An error in a
+/// score is a relative error of its softmax weight, so the scale grows with the scores, which are of the order
+/// of the amplitude squared.
 fn attention(op: Attention, lengths: &[u64], amplitude: f32) -> Case {
     let name = format!("{op:?}, {lengths:?}, amplitude {amplitude}");
     let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -123,7 +124,7 @@ fn slack(op: &Attention) -> u64 {
     u64::from(op.head_dim / 8 % 2) * 5
 }
 
-/// With q, k, v, spans and tables.
+/// Adds the operands q, k, v, spans and rotary tables.
 fn inputs(mut case: Case, op: &Attention, lengths: &[u64], noise: Noise) -> Case {
     for (i, columns) in op.columns().into_iter().enumerate() {
         let noise = if i == 2 { UNIT } else { noise };
@@ -138,10 +139,12 @@ fn inputs(mut case: Case, op: &Attention, lengths: &[u64], noise: Noise) -> Case
     case
 }
 
-/// The gradient for noise, from what the reference's forward pass gives, rounded to f32.
+/// A case of the gradient of attention, with noise as `do`, and the outputs of the reference's forward pass
+/// rounded to f32.
 ///
-/// c = 8, K: the terms of a score, of a row and of a column. An error in a score or in `do . v`, sums over the
-/// head, is one in every term; shared heads add their own.
+/// Tolerance: c = 8; `k` counts the terms of a score, a row and a column. An error in a score or in `do . v`,
+/// which are sums over the head dimension, affects every term of the outer sum; shared key and value heads add
+/// the terms of their query heads.
 fn gradient(op: Attention, lengths: &[u64]) -> Case {
     let name = format!("gradient of {op:?}, {lengths:?}");
     let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -157,7 +160,8 @@ fn gradient(op: Attention, lengths: &[u64]) -> Case {
     case.operand(&width, o, false).operand(&heads, lse, false)
 }
 
-/// With `of(p f_j)`, f_j = 10000^(-2j/d) (Su et al. 2021).
+/// Adds a rotary table with the values `of(p f_j)` for position p, f_j = 10000^(-2j/d) (Su et al. 2021,
+/// arXiv:2104.09864).
 fn with_table(case: Case, head_dim: u32, of: fn(f64) -> f64) -> Case {
     let (longest, half) = (case.bounds.longest, head_dim / 2);
     let frequency = |j: u32| 10_000_f64.powf(-f64::from(j) / f64::from(half)) as f32;

@@ -1,5 +1,5 @@
-//! Test cases of routing, dispatch, combine and the router losses. Invariant: the logits of a token are at least 0.15
-//! apart, so an error of 1e-5 changes no choice.
+//! Test cases of routing, dispatch, combine and the router losses. Invariant: the logits of a token are at
+//! least 0.15 apart, so an error of 1e-5 changes no choice.
 
 use super::{Case, Operand, ROWS, Tolerance, UNIT};
 use graph::ops::*;
@@ -59,7 +59,7 @@ struct Routing {
     places: Vec<i32>,
 }
 
-/// A case of routing `tokens`. c = 2, K: the experts, as a softmax.
+/// A case of routing `tokens` tokens. Tolerance as of a softmax: c = 2; `k` is the number of experts.
 pub fn route(op: Route, tokens: u64, wish: Wish) -> Case {
     let name = format!("route {tokens} tokens, {wish:?}, {op:?}");
     let tolerance = Tolerance::sum(2.0, u64::from(op.experts));
@@ -118,7 +118,8 @@ impl Routing {
         self.route.ins[0].clone()
     }
 
-    /// c = 4: a softmax, and the mean that is taken off; K: the experts.
+    /// The gradient of routing. Tolerance: c = 4 for a softmax and the subtraction of a mean; `k` is the number
+    /// of experts.
     fn gradients(&self) -> [Case; 1] {
         let op = Op::RouteGrad(RouteGrad { renormalise: self.op.renormalise });
         let case = self.case(op, "", Tolerance::sum(4.0, u64::from(self.op.experts)));
@@ -129,7 +130,8 @@ impl Routing {
             .integers(&[Dim::Tokens(self.k())], self.places.clone())]
     }
 
-    /// c = 0 where rows are copied, 1 for sums of K = k terms; 2 for dgates, whose K are the columns.
+    /// Dispatch, combine and their gradients. Tolerance: c = 0 for copied rows, 1 for sums of top_k terms, 2
+    /// for the gradient of the gates, which sums over the columns.
     fn rows(&self, columns: u64) -> [Case; 4] {
         let (k, top_k) = (self.k(), self.op.top_k);
         let x = [Dim::Tokens(1), Dim::Fixed(columns)];
@@ -152,8 +154,9 @@ impl Routing {
         ]
     }
 
-    /// c = 4, K: the experts. The gradient is that of the sum over tokens, so that its terms are about as large as
-    /// the experts are many.
+    /// The router losses and their gradient. Tolerance: c = 4; `k` is the number of experts. The cotangent is
+    /// the number of tokens: it cancels the mean over tokens, so that the gradient does not get smaller with
+    /// more tokens.
     fn losses(&self) -> [Case; 2] {
         let (balance, z) = (0.75, 0.125);
         let experts = u64::from(self.op.experts);

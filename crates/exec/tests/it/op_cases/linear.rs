@@ -9,7 +9,7 @@ use plimsoll_exec::reference::Data;
 const SIZES: [(u64, u64); 9] =
     [(8, 8), (24, 40), (33, 24), (40, 33), (160, 160), (1, 8), (2, 512), (64, 320), (320, 1)];
 
-/// c of all three; K: the terms of a sum.
+/// Factor `c` of the tolerances of linear layers and their two gradients; `k` is the number of terms of a sum.
 const C: f32 = 2.0;
 
 /// All test cases of this file.
@@ -37,12 +37,13 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// Every form on TF32, with operands that TF32 represents exactly, so that the products are those of f32. Tensor
-/// cores truncate the last bits when they add.
+/// The linear cases in TF32, with operands that TF32 represents exactly, so that rounding of operands adds no
+/// error. The tolerance is wider than in f32, because tensor cores truncate the last bits of sums.
 pub fn tf32() -> Vec<Case> {
     let linears = cases()
         .into_iter()
         .filter_map(|case| if let Op::Linear(linear) = case.op { Some((linear, case)) } else { None });
+    // TF32 has 10 of the 23 bits of an f32 mantissa: the lower 13 bits are cleared.
     let cut = |x: &mut f64| *x = f64::from(f32::from_bits((*x as f32).to_bits() & !0x1fff));
     linears
         .map(|(linear, mut case)| {
@@ -57,14 +58,15 @@ pub fn tf32() -> Vec<Case> {
         .collect()
 }
 
-/// The six forms in turn.
+/// Form `i` modulo 6 of bias (with, without) and epilogue (none, GELU, residual).
 fn form(i: usize) -> Linear {
     let epilogue = [Epilogue::None, Epilogue::Gelu, Epilogue::Residual][i % 3];
     Linear::new(i % 6 < 3, epilogue)
 }
 
-/// Noise whose sums of `k` products with unit noise are of order 1.
+/// Noise for weights: sums of `k` products with unit noise have variance 1.
 fn scaled(k: u64) -> Noise {
+    // Uniform noise of amplitude a has variance a^2 / 3, so the sum has variance k (a^2 / 3) (1 / 3).
     Noise { offset: 0.0, amplitude: 3.0 / (k as f32).sqrt() }
 }
 

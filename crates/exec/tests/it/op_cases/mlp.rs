@@ -25,7 +25,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// Noise whose sums of `k` products with unit noise are of order 1.
+/// Noise for weights: sums of `k` products with unit noise have variance 1.
 fn scaled(k: u64) -> Noise {
     Noise { offset: 0.0, amplitude: 3.0 / (k as f32).sqrt() }
 }

@@ -41,7 +41,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// c = 4, K = 1: a square root and a quotient.
+/// Tolerance: c = 4 for a square root and a quotient; k = 1.
 fn adamw(shape: &[u64], ok: bool) -> Case {
     let case = case(format!("adamw {shape:?}, ok {ok}"), Op::AdamW(ADAMW), Tolerance::sum(4.0, 1));
     let case = noise(noise(noise(noise(case, shape, UNIT), shape, UNIT), shape, UNIT), shape, POSITIVE);
@@ -71,7 +71,7 @@ fn adamw_8bit(shape: &[u64], ok: bool) -> Case {
     numbers(scale(case, ok), &[0.01, 0.1, 0.05])
 }
 
-/// c = 8, K = 1: two square roots, two products and a quotient; sums are of f64.
+/// Tolerance: c = 8 for two square roots, two products and a quotient; k = 1, because sums are computed in f64.
 fn adafactor(shape: &[u64], ok: bool) -> Case {
     let op = Op::Adafactor(Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 });
     let mut case = case(format!("adafactor {shape:?}, ok {ok}"), op, Tolerance::sum(8.0, 1));
@@ -82,14 +82,14 @@ fn adafactor(shape: &[u64], ok: bool) -> Case {
     numbers(scale(case, ok), &[0.1, 0.8])
 }
 
-/// c = 1, K = 1: one sum.
+/// Tolerance: c = 1, k = 1 for one addition.
 fn accumulate(shape: &[u64], keep: bool) -> Case {
     let name = format!("accumulate {shape:?}, keep {keep}");
     let case = case(name, Op::Accumulate(Accumulate {}), Tolerance::sum(1.0, 1));
     numbers(noise(noise(case, shape, UNIT), shape, UNIT), &[f64::from(u8::from(keep))])
 }
 
-/// c = 1, K = 1: computed in f64, rounded once.
+/// Tolerance: c = 1, k = 1, because the norm is computed in f64 and rounded once.
 fn grad_scale(n: u64, max_norm: f32) -> Case {
     let name = format!("grad_scale {n}, at most {max_norm}");
     let case = case(name, Op::GradScale(GradScale { max_norm }), Tolerance::sum(1.0, 1));

@@ -12,9 +12,9 @@ const EXPERTS: [(u32, u64, u64); 4] = [(1, 8, 8), (3, 33, 17), (5, 40, 64), (9, 
 /// chunks, all rows at once.
 const HEADS: [(u64, u64, u32); 5] = [(2, 8, 1), (33, 24, 7), (33, 64, 32), (1100, 17, 64), (70, 400, 4096)];
 
-/// c of all sums.
+/// Factor `c` of the tolerance of sums.
 const C: f32 = 2.0;
-/// c of the cross-entropy, whose exponents carry the errors of the logits.
+/// Factor `c` of the tolerance of the cross-entropy: errors of logits become relative errors of exponentials.
 const EXPONENT: f32 = 8.0;
 
 /// All test cases of this file.
@@ -35,7 +35,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// Noise whose sums of `k` products with unit noise are of order 1.
+/// Noise for weights: sums of `k` products with unit noise have variance 1.
 fn scaled(k: u64) -> Noise {
     Noise { offset: 0.0, amplitude: 3.0 / (k as f32).sqrt() }
 }
@@ -118,7 +118,7 @@ fn loss_grad(rows: u64, (v, k, chunk): (u64, u64, u32), bias: bool, z_loss: f32)
     if bias {
         case = case.weight(&[v], UNIT);
     }
-    // About what these logits have.
+    // Near the log-sum-exp of logits with these weights and biases.
     let lse = Noise { offset: (v as f32).ln() + 1.0, amplitude: 0.1 };
     targets(case, Dim::Tokens(1), v).noise(&[Dim::Tokens(1)], lse)
 }

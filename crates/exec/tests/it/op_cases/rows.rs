@@ -41,11 +41,12 @@ fn case(op: Op, rows: u64, columns: u64, noise: Noise, tolerance: Tolerance) -> 
     Case::new(name, op, &[rows], rows % 2 * 3, tolerance)
 }
 
-/// c: 1 for one exactly rounded operation; 0 for none; 4 where erf or exp is approximated.
+/// Element-wise ops. Tolerance: c = 0 for copies, 1 for one exactly rounded operation, 4 if erf or exp is
+/// approximated.
 fn elementwise(rows: u64, columns: u64) -> [Case; 13] {
     let x = [Dim::Tokens(1), Dim::Fixed(columns)];
     let halves = [Dim::Tokens(1), Dim::Fixed(2 * columns)];
-    // Both tails of erf.
+    // An amplitude that reaches both tails of erf.
     let wide = Noise { offset: 0.0, amplitude: 6.0 };
     let of = |op, c| case(op, rows, columns, UNIT, Tolerance::sum(c, 1));
     let [gelu, silu] = [Activation::Gelu, Activation::Silu];
@@ -77,8 +78,9 @@ fn elementwise(rows: u64, columns: u64) -> [Case; 13] {
     ]
 }
 
-/// c = 2; 4 for gradients with their sums and for batch norm, which a kernel may fold into x s + t.
-/// K: the columns and, for sums over rows, the rows; 1 for batch norm of the past.
+/// Norms and their gradients. Tolerance: c = 2; 4 for gradients, which have further sums, and for batch norm,
+/// which a kernel may compute as x s + t. `k` is the number of columns, for sums over rows the number of rows,
+/// and 1 for batch norm with running statistics.
 fn norms(rows: u64, columns: u64, noise: Noise) -> Vec<Case> {
     let x = [Dim::Tokens(1), Dim::Fixed(columns)];
     let scale = noise.offset.abs() + noise.amplitude;
@@ -112,7 +114,8 @@ fn norms(rows: u64, columns: u64, noise: Noise) -> Vec<Case> {
     cases
 }
 
-/// As [`norms`]; the variance of a batch needs two rows.
+/// Gradients of batch norm and, for two rows or more, batch norm with the statistics of the batch: a single row
+/// has no variance. Tolerance as in [`norms`].
 fn batch_norms(rows: u64, columns: u64, noise: Noise) -> Vec<Case> {
     let x = [Dim::Tokens(1), Dim::Fixed(columns)];
     let scale = noise.offset.abs() + noise.amplitude;
@@ -133,28 +136,29 @@ fn batch_norms(rows: u64, columns: u64, noise: Noise) -> Vec<Case> {
     cases
 }
 
-/// c = 2, K: the columns. The scores are subtracted exactly, so their size does not matter.
+/// Tolerance: c = 2; `k` is the number of columns. The magnitude of the inputs does not matter, because the
+/// maximum is subtracted.
 fn softmax(rows: u64, columns: u64, noise: Noise) -> Case {
     let op = Op::Softmax(Softmax {});
     case(op, rows, columns, noise, Tolerance::sum(2.0, columns))
         .noise(&[Dim::Tokens(1), Dim::Fixed(columns)], noise)
 }
 
-/// c = 4: a sum and two more operations, K: the columns.
+/// Tolerance: c = 4 for a sum and two further operations; `k` is the number of columns.
 fn softmax_grad(rows: u64, columns: u64) -> Case {
     let x = [Dim::Tokens(1), Dim::Fixed(columns)];
     let op = Op::SoftmaxGrad(SoftmaxGrad {});
     case(op, rows, columns, UNIT, Tolerance::sum(4.0, columns)).noise(&x, UNIT).noise(&x, POSITIVE)
 }
 
-/// Bits are copied: the last column alone, or all but some.
+/// Copies the columns from `first` on. Tolerance 0.
 fn concat_grad(rows: u64, columns: u64) -> Case {
     let first = columns * 2 / 3;
     let op = Op::ConcatGrad(ConcatGrad { first, count: columns - first });
     case(op, rows, columns, UNIT, Tolerance::sum(0.0, 1)).noise(&[Dim::Tokens(1), Dim::Fixed(columns)], UNIT)
 }
 
-/// Bits are copied.
+/// Copies columns. Tolerance 0.
 fn concat(rows: u64, dim: Dim, columns: &[u64]) -> Case {
     let name = format!("concat {rows} rows of {dim} x {columns:?}");
     let lengths: &[u64] = match dim {

@@ -40,7 +40,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// c = 2, K = 1: the added row and the scale.
+/// Tolerance: c = 2 for the added row and the scale of token dropout; k = 1.
 fn embed(lengths: &[u64], columns: u64, masked: bool, row: bool, dropout: bool) -> Case {
     let mask_id = VOCABULARY as i32 - 1;
     let token_dropout = dropout.then_some(TokenDropout { mask_id, keep: 0.88 });
@@ -55,7 +55,7 @@ fn embed(lengths: &[u64], columns: u64, masked: bool, row: bool, dropout: bool) 
     if dropout { case.spans(lengths) } else { case }
 }
 
-/// c = 2, K: the tokens, all of which may be one.
+/// Tolerance: c = 2; `k` is the number of tokens, because all tokens may have one id and be summed into one row.
 fn embed_grad(lengths: &[u64], columns: u64, masked: bool, row: bool, dropout: bool) -> Case {
     let mask_id = VOCABULARY as i32 - 1;
     let token_dropout = dropout.then_some(TokenDropout { mask_id, keep: 0.88 });
@@ -68,8 +68,8 @@ fn embed_grad(lengths: &[u64], columns: u64, masked: bool, row: bool, dropout: b
     if dropout { case.spans(lengths) } else { case }
 }
 
-/// Token ids of sequences that begin with token 0. The other tokens are any but `<mask>`; with `masked`, every third
-/// is `<mask>`.
+/// Token ids of sequences that begin with token 0. The other tokens are any but `<mask>`; with `masked`, every
+/// third is `<mask>`.
 fn ids(case: &Case, lengths: &[u64], masked: bool) -> Vec<i32> {
     let mut random = case.random(case.counts.tokens);
     let positions = lengths.iter().flat_map(|&n| 0..n);
@@ -81,7 +81,7 @@ fn ids(case: &Case, lengths: &[u64], masked: bool) -> Vec<i32> {
     positions.zip(&mut random).map(id).collect()
 }
 
-/// c = 1, K: the rows of the longest sequence.
+/// Tolerance: c = 1; `k` is the number of rows of the longest sequence.
 fn segment_mean(lengths: &[u64], columns: u64, (skip_first, skip_last): (u32, u32)) -> Case {
     let name = format!("segment_mean {lengths:?} x {columns}, skip {skip_first} and {skip_last}");
     let op = Op::SegmentMean(SegmentMean { skip_first, skip_last });
@@ -90,7 +90,7 @@ fn segment_mean(lengths: &[u64], columns: u64, (skip_first, skip_last): (u32, u3
     case.noise(&[Dim::Tokens(1), Dim::Fixed(columns)], UNIT).spans(lengths)
 }
 
-/// c = 2, K = 1: a share and a product.
+/// Tolerance: c = 2 for a reciprocal and a product; k = 1.
 fn segment_mean_grad(lengths: &[u64], columns: u64, (skip_first, skip_last): (u32, u32)) -> Case {
     let name = format!("segment_mean_grad {lengths:?} x {columns}, skip {skip_first} and {skip_last}");
     let op = Op::SegmentMeanGrad(SegmentMeanGrad { skip_first, skip_last, dtype: DType::F32 });
@@ -98,7 +98,7 @@ fn segment_mean_grad(lengths: &[u64], columns: u64, (skip_first, skip_last): (u3
     case.noise(&[Dim::Sequences(1), Dim::Fixed(columns)], UNIT).spans(lengths)
 }
 
-/// c = 1, K: all forty rows may be one. Any rows, some of them twice.
+/// Forty random row indices, with repetitions. Tolerance: c = 1; k = 40, because all forty may be one row.
 fn select_rows_grad(lengths: &[u64], columns: u64) -> Case {
     let name = format!("select_rows_grad of {lengths:?} x {columns}");
     let op = Op::SelectRowsGrad(SelectRowsGrad {});
@@ -134,7 +134,7 @@ fn select_rows(lengths: &[u64], columns: u64) -> [Case; 3] {
     ]
 }
 
-/// c = 2, K = 1: cosines and sines of the same f32 angle.
+/// Tolerance: c = 2, k = 1, because cosines and sines are computed of equal f32 angles.
 fn rotary_table(half: u32, longest: u64) -> Case {
     let op = Op::RotaryTable(RotaryTable {});
     let name = format!("rotary_table {longest} x {half}");

@@ -138,7 +138,7 @@ impl Run<'_> {
             let (evaluated, (loss, norm)) = (self.evaluate(), self.step(t + 1));
             let what = format!("{}: step {t}", self.what);
             check(&[loss], &[*wanted], 0.0, &what);
-            // Batch statistics are those of training in both, so evaluation gives the same loss.
+            // The evaluation plan uses batch statistics as training does, so it gives an equal loss.
             check(&[evaluated], &[*wanted], 0.0, &what);
             if let Some(norm) = norm.filter(|_| fixture.answers.get("norms").is_some()) {
                 check(&[norm], &fixture.floats("norms")[t..=t], 0.0, &what);
