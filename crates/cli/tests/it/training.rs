@@ -115,7 +115,7 @@ fn a_file_of_another_trainer_is_translated() {
     let ran = folder.run(&[&words[..], &["--set", "run.steps=10"]].concat());
     let said = ran.ended(0).stderr();
     for line in [
-        "ds.json: a file of deepspeed",
+        "ds.json: a configuration of deepspeed",
         "`optimizer.params.lr` 3e-5: `optimizer.lr` 3e-5",
         "`train_micro_batch_size_per_gpu` 2: `batch.micro_tokens` 2048",
         "`bf16.enabled` true: `precision.kind` bf16",
