@@ -342,7 +342,7 @@ fn the_page_of_keys_is_this_table() {
 }
 
 /// The first line of the generated part of docs/configuration.md.
-const HEADER: &str = "| key | what it is | changes |\n";
+const HEADER: &str = "| key | meaning | changes |\n";
 
 /// Generates the tables of docs/configuration.md.
 fn tables() -> String {
