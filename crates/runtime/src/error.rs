@@ -42,7 +42,7 @@ pub trait Failure: std::error::Error {
 #[non_exhaustive]
 pub enum ModelError {
     /// A configuration was given where weights are needed.
-    #[error("{name} is a configuration without weights; name its folder")]
+    #[error("{name} is a config.json without weights; give the folder of the model")]
     WithoutWeights {
         /// Name of the model.
         name: String,
@@ -162,7 +162,7 @@ pub enum ModelError {
 #[non_exhaustive]
 pub enum RequestError {
     /// A text that is not a size in bytes.
-    #[error("`{text}` is no size; write it like 2GiB, 500MB, 80% or a number of bytes")]
+    #[error("`{text}` is not a size; write it like 2GiB, 500MB, 80% or a number of bytes")]
     BadSize {
         /// The text.
         text: String,

@@ -43,19 +43,19 @@ pub enum TrainError {
         size: &'static str,
     },
     /// A model to start from without weights.
-    #[error("model.from {from} is a configuration without weights; name its folder")]
+    #[error("model.from {from} is a config.json without weights; give the folder of the model")]
     WithoutWeights {
         /// The model.
         from: String,
     },
     /// An encoder without a model to start from.
-    #[error("model.from: name the {kind} whose sizes or weights the run starts from")]
+    #[error("model.from is required; name the {kind} whose sizes or weights the run starts from")]
     NoModel {
         /// The kind of model.
         kind: &'static str,
     },
     /// A model to start from of another family.
-    #[error("model.kind {kind}: model.from holds a model of the family {family}")]
+    #[error("model.kind {kind}, but model.from is a model of the family {family}")]
     OtherFamily {
         /// The kind of model.
         kind: &'static str,
@@ -88,35 +88,35 @@ pub enum TrainError {
         tokens: u64,
     },
     /// Embeddings as data of a model that is no head.
-    #[error("data.format embeddings: only a head is trained on them")]
+    #[error("data.format embeddings applies only to model.kind head")]
     EmbeddingsWithoutHead,
     /// A file name that does not say a format.
     #[error(
-        "data.train: the name `{name}` does not say what it holds; give data.format txt, jsonl, bin or fasta"
+        "data.train: the name `{name}` does not tell its format; give data.format txt, jsonl, bin or fasta"
     )]
     UnknownFormat {
         /// The name.
         name: String,
     },
     /// Token ids without the size of their vocabulary.
-    #[error("data.format bin: the ids have no tokenizer; give model.vocabulary")]
+    #[error("data.format bin contains token ids without a tokenizer; give model.vocabulary")]
     IdsWithoutVocabulary,
     /// A DNA model without a tokenizer.
     #[error("data.tokenizer: the model has no tokenizer.json beside its weights; name one")]
     NoTokenizer,
     /// Files to validate a head on.
-    #[error("data.validation: of embeddings a share is validated on; give data.validation_fraction")]
+    #[error("data.validation is not supported for embeddings; give data.validation_fraction")]
     ValidationOfEmbeddings,
     /// An epoch without a target.
-    #[error("data.train: an epoch gave nothing to train on; is every document too short?")]
+    #[error("data.train: an epoch contained no training targets; every document may be too short")]
     EmptyEpoch,
     /// Validation data without a target.
-    #[error("run.evaluate_every: there is nothing to evaluate on; give more data.validation")]
+    #[error("run.evaluate_every: the validation data contains no targets; give more data.validation")]
     NothingToEvaluate,
     /// A loss that is not finite.
     #[error(
-        "step {step}: the loss is no number any more; use a lower optimizer.lr or a longer schedule.warmup; the last \
-         checkpoint is from before"
+        "step {step}: the loss is not finite; use a lower optimizer.lr or a longer schedule.warmup; the last \
+            checkpoint was written before this step"
     )]
     LossNotFinite {
         /// The step.
@@ -124,8 +124,8 @@ pub enum TrainError {
     },
     /// Gradients that are not finite without a loss scale.
     #[error(
-        "step {step}: the gradients are no numbers any more, even without a loss scale; use precision.kind bf16, or a \
-         lower optimizer.lr; the weights did not move, and the last checkpoint is from before"
+        "step {step}: the gradients are not finite, even without a loss scale; use precision.kind bf16, or a \
+         lower optimizer.lr; the weights were not changed, and the last checkpoint was written before this step"
     )]
     GradientsNotFinite {
         /// The step.
@@ -156,7 +156,7 @@ pub enum TrainError {
     },
     /// A checkpoint that is there, of a run that should begin anew.
     #[error(
-        "--resume never: {} is there already; go on with --resume auto, or choose another folder with -o",
+        "--resume never: {} already exists; resume it with --resume auto, or choose another folder with -o",
         Place(path)
     )]
     CheckpointExists {
@@ -164,7 +164,10 @@ pub enum TrainError {
         path: PathBuf,
     },
     /// A checkpoint of another configuration.
-    #[error("{} is of another configuration: {difference}; choose another folder with -o", Place(path))]
+    #[error(
+        "{} was written with another configuration: {difference}; choose another folder with -o",
+        Place(path)
+    )]
     OtherConfiguration {
         /// The checkpoint.
         path: PathBuf,
@@ -173,7 +176,7 @@ pub enum TrainError {
     },
     /// A run without a usable checkpoint.
     #[error(
-        "no checkpoint can be used ({}: {why}); remove the folder to begin anew, or choose another with -o",
+        "no checkpoint can be used ({}: {why}); remove the folder to start over, or choose another folder with -o",
         Place(path)
     )]
     NoUsableCheckpoint {
@@ -183,7 +186,7 @@ pub enum TrainError {
         why: CheckpointError,
     },
     /// A folder of a run without a checkpoint.
-    #[error("--resume {}: there is no checkpoint in it", Place(folder))]
+    #[error("--resume {}: the folder contains no checkpoint", Place(folder))]
     NoCheckpoint {
         /// The folder.
         folder: PathBuf,
@@ -198,7 +201,7 @@ pub enum TrainError {
     },
     /// A checkpoint that is older than another of the run.
     #[error(
-        "--resume {}: {} is newer; go on with --resume auto, remove it, or choose another folder with -o",
+        "--resume {}: {} is newer; resume from it with --resume auto, remove it, or choose another folder with -o",
         Place(path),
         Place(newer)
     )]
@@ -215,7 +218,7 @@ pub enum TrainError {
         source: serde_json::Error,
     },
     /// A checkpoint of another model.
-    #[error("{} is of another model: {difference}", Place(path))]
+    #[error("{} was written for another model: {difference}", Place(path))]
     OtherModel {
         /// The checkpoint.
         path: PathBuf,

@@ -153,7 +153,8 @@ fn predict_one(
     let lock = runtime::lock::take(&options.output_dir, &folder::JOURNALS)?;
     if !lock.is_held() {
         let dir = options.output_dir.display();
-        let text = format!("{dir} is on a file system without locks: see to it that no other run writes there");
+        let text =
+            format!("{dir} is on a file system without file locks; make sure that no other run writes to it");
         observer.say(Level::Warning, &text);
     }
     let watch = Watch::over(&options.inputs);

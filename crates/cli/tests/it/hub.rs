@@ -95,7 +95,7 @@ fn a_language_model_of_the_hub_is_trained() {
         assert!(ran.contains(line), "{line}: {ran}");
     }
     let refused = folder.run_online(&["train", "run.yaml", "--set", "model.hidden=64"], &hub.address());
-    let wanted = "--set: `model.hidden` is 64, and 16 in org/llama, which model.from names";
+    let wanted = "--set: `model.hidden` is 64, and 16 in org/llama, the model of model.from";
     assert!(refused.ended(1).stderr().contains(wanted), "{}", refused.stderr());
 }
 
