@@ -1,5 +1,5 @@
 //! Which hidden states an embedding is of. Invariant: every layer that is asked for is one that the model
-//! has, and none is asked for twice; results hold them in the order of the request.
+//! has, and none is listed twice; results hold them in the order of the request.
 
 use super::Pool;
 use crate::EmbedError;
@@ -90,6 +90,6 @@ mod tests {
         refused(&[0, -35], "--layers -35: ");
         refused(&[-35], "or -34 to -1");
         refused(&[i64::MIN], "the model has layers");
-        refused(&[33, 2, -1], "layer 33 is asked for twice");
+        refused(&[33, 2, -1], "layer 33 is listed twice");
     }
 }

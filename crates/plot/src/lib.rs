@@ -120,7 +120,7 @@ fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), PlotE
             found[place].push(entry.clone());
         }
     })?;
-    // An id that is asked for twice is found at its first place.
+    // An id that is listed twice is found at its first place.
     let missing = ids
         .iter()
         .zip(&found)

@@ -13,7 +13,7 @@ pub enum VirusError {
     #[error(transparent)]
     Runtime(RuntimeError),
     /// A model of another family than is wanted.
-    #[error("{model}: {wanted} is wanted here, this is {found}")]
+    #[error("{model}: {wanted} is required, but this is {found}")]
     WrongModel {
         /// The model.
         model: String,
@@ -24,7 +24,7 @@ pub enum VirusError {
     },
     /// A head for windows of another length.
     #[error(
-        "{head} is a head for windows of {of} bases, --length is {length}; leave --length out, or give the head for \
+        "{head} is a head for windows of {of} bases, --length is {length}; omit --length, or give the head for \
          {length} bases"
     )]
     HeadLength {
@@ -46,7 +46,7 @@ pub enum VirusError {
     },
     /// Two inputs whose results would go to one folder.
     #[error(
-        "--per-input: {} and {} would both go to {}; rename one, or use two commands",
+        "--per-input: {} and {} would both be written to {}; rename one, or use two commands",
         one.display(),
         other.display(),
         folder.display()
@@ -66,7 +66,7 @@ pub enum VirusError {
     #[error("--merge: the input must be the files that the shards were computed from, not a pipe")]
     MergeOfPipe,
     /// An oddity of the input, under `--strict`.
-    #[error("--strict: '{record}': {kind}: {detail}; mend it, or leave --strict away")]
+    #[error("--strict: '{record}': {kind}: {detail}; correct it, or omit --strict")]
     Strict {
         /// The record.
         record: String,
@@ -94,7 +94,7 @@ pub enum VirusError {
     },
     /// An output folder with files of something else.
     #[error(
-        "{} holds files that are not of a prediction (`{name}`); choose another folder with -o",
+        "{} contains files that do not belong to a prediction (`{name}`); choose another folder with -o",
         folder.display()
     )]
     ForeignFiles {
@@ -111,7 +111,8 @@ pub enum VirusError {
     },
     /// A complete result that cannot be compared with a pipe.
     #[error(
-        "{} holds a result, and what can be read only once cannot be compared with its input; use --force or another \
+        "{} contains a result, and standard input or a pipe, which can be read only once, cannot be compared \
+            with its input; use --force or another \
          folder with -o",
         folder.display()
     )]
@@ -120,7 +121,7 @@ pub enum VirusError {
         folder: PathBuf,
     },
     /// A complete result of another run.
-    #[error("{} holds the result of another run ({what}); use --force or another folder with -o", folder.display())]
+    #[error("{} contains the result of another run ({what}); use --force or another folder with -o", folder.display())]
     OtherResult {
         /// The output folder.
         folder: PathBuf,
@@ -128,14 +129,15 @@ pub enum VirusError {
         what: String,
     },
     /// A complete result where a shard should be.
-    #[error("{} holds a complete result, no shard; name another folder for it with -o", folder.display())]
+    #[error("{} contains a complete result, not a shard; choose another folder for it with -o", folder.display())]
     ResultNoShard {
         /// The output folder.
         folder: PathBuf,
     },
     /// A complete result whose inputs had other names.
     #[error(
-        "{} holds the result of the same input under another name (was {before}, is {now}); use --force or another \
+        "{} contains the result of the same input under another name (was {before}, is {now}); use --force or \
+            another \
          folder with -o",
         folder.display()
     )]
@@ -149,7 +151,7 @@ pub enum VirusError {
     },
     /// A journal of another run.
     #[error(
-        "{} was left by another run ({what}); --force starts over, -o names another folder",
+        "{} belongs to another run ({what}); --force starts over, -o names another folder",
         path.display()
     )]
     OtherRun {
@@ -160,21 +162,22 @@ pub enum VirusError {
     },
     /// A journal beside a pipe, which no run can go on from.
     #[error(
-        "{} is of another run, for this input can be read only once; --force starts over, -o names another folder",
+        "{} belongs to another run, because this input can be read only once; --force starts over, -o names \
+            another folder",
         path.display()
     )]
     JournalOfPipe {
         /// The journal.
         path: PathBuf,
     },
-    /// A file that is no journal of a prediction.
-    #[error("{} is no journal of a prediction", path.display())]
+    /// A file that is not the journal of a prediction.
+    #[error("{} is not the journal of a prediction", path.display())]
     NotAJournal {
         /// The file.
         path: PathBuf,
     },
     /// A journal that is damaged.
-    #[error("{damage}; bring it back from a copy, or use --force to start over")]
+    #[error("{damage}; restore it from a backup, or use --force to start over")]
     DamagedJournal {
         /// The file and what is damaged.
         damage: DataError,
@@ -188,7 +191,7 @@ pub enum VirusError {
         what: String,
     },
     /// A window that no journal has.
-    #[error("{what} of window {window} of '{record}' are missing; run the command again that computes them")]
+    #[error("{what} of window {window} of '{record}' are missing; run the command that computes them again")]
     MissingWindow {
         /// What is missing.
         what: &'static str,
@@ -198,7 +201,7 @@ pub enum VirusError {
         record: String,
     },
     /// A folder without a shard.
-    #[error("{}: there is no journal of a shard; compute it with --shard K/N first", path.display())]
+    #[error("{}: the folder contains no journal of a shard; compute it with --shard K/N first", path.display())]
     NoShard {
         /// The journal that is missing.
         path: PathBuf,

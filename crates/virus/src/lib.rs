@@ -245,8 +245,8 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusE
         None => HeadModel::builtin(d, p)?,
     };
     if !head.trained {
-        let text = "the built-in models are UNTRAINED: scores are NA and calls read `untrained`; \
-                    give --weights with trained ones";
+        let text = "the built-in models are UNTRAINED: scores are NA and calls read `untrained`; give trained \
+            models with --weights";
         observer.say(Level::Warning, text);
     }
     if let Some(of) = head.named_length().filter(|&l| l != options.length) {
@@ -255,8 +255,8 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusE
     let digests = record::digests(&dna, &protein, &head)?;
     if options.length > MOST_GENES {
         let text = format!(
-            "windows of {} bases are longer than most genes: a frame is scored only if no stop codon is in it over the \
-             whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
+            "windows of {} bases are longer than most genes: a frame is scored only if it has no stop codon in \
+                the whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
             options.length
         );
         observer.say(Level::Warning, &text);

@@ -69,7 +69,7 @@ fn ids_stay_in_their_fields() {
     folder.run(&[&words[..], &more].concat()).ended(0).is_plain(FORGED);
     assert_eq!(entries(&folder, ""), ["in"].map(str::to_owned).into());
     assert_eq!(entries(&folder, "in"), ["log", "out", "reads.fa"].map(str::to_owned).into());
-    // The repeated id is computed under a name of its own.
+    // The repeated id is computed under another name.
     let repeated = format!("{}#1.23", ids()[3]);
     let shown: Vec<String> =
         ids().iter().map(|id| shown(id)).chain([shown(&repeated), shown("odd\x1b[31m")]).collect();

@@ -99,7 +99,7 @@ fn threads_are_lanes() {
         .run(&[&["plan"], &model[..], &["--threads", "4", "--target", "h200"]].concat())
         .ended(1)
         .stderr();
-    assert!(said.contains("`h200` is no CPU"), "{said}");
+    assert!(said.contains("`h200` is not a CPU"), "{said}");
 }
 
 #[test]

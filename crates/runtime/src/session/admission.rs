@@ -112,7 +112,7 @@ impl Site {
                 Err(RuntimeError::Device(DeviceError::OutOfMemory { .. })) => {}
                 other => return other.inspect(|_| self.compare(&program, held, "at the start", observer)),
             }
-            let phase = format!("at start: an arena of {} could not be had", program.arena_bytes());
+            let phase = format!("at start: an arena of {} could not be allocated", program.arena_bytes());
             if self.tokens.is_some() || tokens(&program) <= longest {
                 let bill = self.bill(&program, self.free()?, &phase);
                 return Err(refused(self.with_remedies(bill, &program, longest, build)?));

@@ -18,7 +18,7 @@ pub(super) fn name(executor: &Executor) -> String {
     let device = executor.device();
     match executor.program().lanes() {
         1 => device.name(),
-        lanes => format!("cpu ({}, {lanes} lanes of {})", device.arithmetic(), threads(device.units())),
+        lanes => format!("cpu ({}, {lanes} replicas of {})", device.arithmetic(), threads(device.units())),
     }
 }
 
@@ -57,9 +57,9 @@ fn memory_line(program: &Program, budget: Bytes) -> String {
     let (tokens, peak, ledger) = (tokens(program), program.peak(), program.ledger().line());
     let lanes = match program.lanes() {
         1 => String::new(),
-        lanes => format!(" in {lanes} lanes"),
+        lanes => format!(" in {lanes} replicas"),
     };
-    let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step{lanes} ({ledger})");
+    let line = format!("memory budget {budget}; planned {peak} at {tokens} tokens a step{lanes} ({ledger})");
     let staging: Bytes = program.host_staging().into_iter().sum();
     let line = match staging {
         Bytes::ZERO => line,

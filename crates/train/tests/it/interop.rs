@@ -238,7 +238,7 @@ fn a_classifier_classifies() {
     let error = classified(&folder, &checkpoint, small).expect_err("no room");
     assert_eq!(error.exit_code(), 4, "{error}");
     let error = classified(&folder, &fixture("goldens/esm2"), wide()).expect_err("no classifier");
-    assert!(error.to_string().contains("it is no classifier of sequences"), "{error}");
+    assert!(error.to_string().contains("not a classifier of sequences"), "{error}");
 }
 
 fn merged(adapter: &Path, base: Option<&Path>, output: &Path) -> Result<merge::Report, tools::ToolError> {
