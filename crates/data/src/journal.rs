@@ -116,7 +116,7 @@ impl Blocks {
         if MAGIC.starts_with(&head) || head.iter().all(|&b| b == 0) {
             return Ok(());
         }
-        let what = "it is no journal of plimsoll".to_owned();
+        let what = "it is not a journal of plimsoll".to_owned();
         Err(DataError::at(&self.path, DataErrorKind::Damaged(what)))
     }
 

@@ -91,7 +91,7 @@ pub enum PlotError {
         other: PathBuf,
     },
     /// A name in a file of windows that is not the name of a window.
-    #[error("{}: `{}` is no window's name, such as read_chunk_1", Place(path), Name(name))]
+    #[error("{}: `{}` is not a window's name, such as read_chunk_1", Place(path), Name(name))]
     NotAWindow {
         /// The file.
         path: PathBuf,

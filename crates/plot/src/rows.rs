@@ -102,7 +102,7 @@ impl Rows {
         if bytes.pop() != Some(b'\n') {
             return Err(self.error("the line has no end; the table is torn"));
         }
-        self.line = String::from_utf8(bytes).map_err(|_| self.error("not text; this is no table"))?;
+        self.line = String::from_utf8(bytes).map_err(|_| self.error("not text; this is not a table"))?;
         Ok(true)
     }
 }

@@ -107,7 +107,7 @@ impl Walk<'_> {
     }
 
     fn dotted(&self, prefix: &str, key: NodeId) -> Result<String, String> {
-        let key = self.pickle.str(key).ok_or("a tensor's name is no string")?;
+        let key = self.pickle.str(key).ok_or("a tensor's name is not a string")?;
         if prefix.len() + key.len() > MAX_NAME {
             return Err(format!("a tensor's name is longer than {MAX_NAME} bytes"));
         }

@@ -70,7 +70,7 @@ pub(super) fn verify(
     let mut runner = Runner::start(&model, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{name} is loaded"));
     let broken = runner.broken_weights;
-    verdict.add("weights", broken == 0, format!("{broken} of them are no finite numbers"));
+    verdict.add("weights", broken == 0, format!("{broken} of them are NaN or infinite"));
 
     corners(&model, &mut runner, &mut verdict)?;
     if let Some(golden) = &golden {
@@ -213,7 +213,7 @@ fn company(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Resu
     }
     let broken: usize = together.iter().map(|a| a.values().filter(|x| !x.is_finite()).count()).sum();
     let count = own.len();
-    verdict.add("finite", broken == 0, format!("{broken} values of {count} answers are no finite numbers"));
+    verdict.add("finite", broken == 0, format!("{broken} values of {count} answers are NaN or infinite"));
     let detail = match differ.is_empty() {
         true => format!("{count} sequences alone, together and reversed: the same bits"),
         false => format!("in other company {} has other bits", differ.join(", ")),

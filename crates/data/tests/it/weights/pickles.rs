@@ -76,10 +76,10 @@ fn malformed_pickles_say_where() {
     check(b"t", "a mark that was never set at byte 3");
     check(b"0", "a stack that is empty at byte 3");
     check(b"h\x07", "a memo entry that was never set at byte 4");
-    check(b"]]]s", "items for what is no container of their kind at byte 6");
+    check(b"]]]s", "items for an object that is not a container of their kind at byte 6");
     check(b"}(Nu", "a key without a value at byte 6");
-    check(b"NQ", "a persistent id that is no storage at byte 4");
-    check(b"NNb", "state for what is no instance at byte 5");
+    check(b"NQ", "a persistent id that is not a storage at byte 4");
+    check(b"NNb", "state for an object that is not an instance at byte 5");
     check(b"(N0", "a stack that is empty at byte 6");
     check(b"\x80\x09", "a protocol other than 2 to 5 at byte 4");
 }
