@@ -108,8 +108,8 @@ impl Graphs {
     /// Returns the message that capture is disabled, once.
     pub(crate) fn note(&mut self) -> Option<String> {
         std::mem::take(&mut self.unsaid).then(|| {
-            "the card has no room for the record of a step (a CUDA graph); steps are launched kernel by kernel, with the \
-             same bits"
+            "the GPU has not enough free memory for a CUDA graph of the step; kernels are launched one by one, \
+                with the same results"
                 .to_owned()
         })
     }

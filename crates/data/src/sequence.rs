@@ -349,7 +349,7 @@ impl Open {
             if word.len() > LONGEST_NAME {
                 let shown = Name(word);
                 let what = format!("the name '{shown}' has {} bytes, at most {LONGEST_NAME}", word.len());
-                return Err(self.at_title(what + "; put a blank behind the name"));
+                return Err(self.at_title(what + "; put a space after the name"));
             }
             id.push_str(word);
             break;

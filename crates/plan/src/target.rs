@@ -117,7 +117,7 @@ impl Target {
     pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
         let bad = |why: String| PlanError::BadTarget { target: file.to_owned(), why };
         let old = if text.contains("kernels_of") {
-            "it is of an earlier version, which had keys for kernels; make it anew with plimsoll bench --calibrate\n"
+            "it was written by an earlier version of plimsoll; write it again with plimsoll bench --calibrate\n"
         } else {
             ""
         };

@@ -22,15 +22,15 @@ pub enum PlotError {
         nearest: String,
     },
     /// A picture that is there, and may not be replaced.
-    #[error("{} is already there; use --force to replace it, or another place with -o", path.display())]
+    #[error("{} already exists; use --force to replace it, or choose another output with -o", path.display())]
     Exists {
         /// The picture.
         path: PathBuf,
     },
     /// A folder without a complete result.
     #[error(
-        "{}: there is no {} in it, so it holds no complete result; give the folder that plimsoll predict wrote (of shards: \
-         that of --merge), or NAME_merged of VirNucPro",
+        "{}: there is no {} in it, so it is not a complete result; give an output folder of plimsoll predict \
+            (for shards, the folder of --merge), or NAME_merged of VirNucPro",
         folder.display(),
         virus::output::RUN_RECORD
     )]
@@ -75,7 +75,8 @@ pub enum PlotError {
     },
     /// VirNucPro's tables with the windows of several runs.
     #[error(
-        "{}: its windows are in {wanted}, of which there are several: {} and {}; leave only that of this run there",
+        "{}: its windows are in {wanted}, of which there are several: {} and {}; keep only the file of this run \
+            there",
         Place(tables),
         Place(one),
         Place(other)
@@ -100,7 +101,7 @@ pub enum PlotError {
     },
     /// A window that does not follow on the one before it.
     #[error(
-        "{}: `{}` does not follow on window {number} of `{}`; the file is torn or of other results",
+        "{}: `{}` does not follow on window {number} of `{}`; the file is incomplete or belongs to other results",
         Place(path),
         Name(name),
         Name(record)
@@ -117,7 +118,8 @@ pub enum PlotError {
     },
     /// Windows that are not those of one sequence.
     #[error(
-        "{}: the windows of `{}` are not those of one sequence at {length} bases; the file is torn or its name wrong",
+        "{}: the windows of `{}` are not those of one sequence at {length} bases; the file is incomplete or its \
+            name is wrong",
         Place(path),
         Name(record)
     )]
@@ -131,7 +133,7 @@ pub enum PlotError {
     },
     /// A scored window that the file of windows does not have.
     #[error(
-        "{}: window `{}` is not in {}; they are of different runs",
+        "{}: window `{}` is not in {}; they belong to different runs",
         Place(table),
         Name(window),
         Place(windows)
@@ -146,7 +148,7 @@ pub enum PlotError {
     },
     /// Two tables of VirNucPro that contradict each other.
     #[error(
-        "{}: `{}` contradicts {scores} or is missing there; the tables are of different runs",
+        "{}: `{}` contradicts {scores} or is missing there; the tables belong to different runs",
         Place(table),
         Name(window)
     )]

@@ -52,7 +52,7 @@ fn a_name_of_megabytes() {
         assert!(error.starts_with("reads.fa, line 1: the name '") && error.contains(expected), "{error}");
         assert!(error.len() < 400, "{error}");
     };
-    check(vec![b'x'; 3 << 20], "has 3145728 bytes, at most 4096; put a blank behind the name");
+    check(vec![b'x'; 3 << 20], "has 3145728 bytes, at most 4096; put a space after the name");
     check(vec![0xff; 3 << 20], "is not UTF-8");
     assert_eq!(read([b">", &vec![b'x'; 4096][..], b" y\nA\n"].concat()).unwrap()[0].id.len(), 4096);
 }

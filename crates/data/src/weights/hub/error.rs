@@ -80,7 +80,7 @@ impl fmt::Display for HubErrorKind {
             Self::Broken { found, expected } => write!(
                 f,
                 "the connection broke again and again, {found} of {expected} bytes are there; run the command \
-                 again, it goes on from there"
+                 again, the download resumes"
             ),
             Self::Size { found, expected } => write!(
                 f,

@@ -19,13 +19,13 @@ fn truncated_safetensors_say_how_much_is_missing() {
     let again = "copy or download it again";
     check(
         &bytes[..300_000],
-        &format!("`cut/w.safetensors` is cut short: expected 347420 bytes, found 300000; {again}"),
+        &format!("`cut/w.safetensors` is truncated: expected 347420 bytes, found 300000; {again}"),
     );
     check(
         &bytes[..100],
-        &format!("`cut/w.safetensors` is cut short: expected {} bytes, found 100; {again}", header_end(&bytes)),
+        &format!("`cut/w.safetensors` is truncated: expected {} bytes, found 100; {again}", header_end(&bytes)),
     );
-    check(&bytes[..5], &format!("`cut/w.safetensors` is cut short: expected 8 bytes, found 5; {again}"));
+    check(&bytes[..5], &format!("`cut/w.safetensors` is truncated: expected 8 bytes, found 5; {again}"));
     let longer = [&bytes[..], b"xyz"].concat();
     check(&longer, &format!("`cut/w.safetensors` is damaged: 3 bytes follow its last tensor; {again}"));
 }

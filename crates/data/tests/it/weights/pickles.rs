@@ -10,7 +10,7 @@ use super::{all, file, folder, refusal};
 
 fn refused(path: &str, global: &str) -> String {
     format!(
-        "refused: the pickle in `{path}` asks for `{global}`, which weights have no use for; it was not run. \
+        "refused: the pickle in `{path}` asks for `{global}`, which weights do not need; it was not run. \
          Do not load this file elsewhere unless you trust it; ask its author for safetensors"
     )
 }
@@ -189,7 +189,7 @@ fn foreign_files_are_recognised() {
     let big: [(&str, &[u8]); 2] = [("a/data.pkl", &empty), ("a/byteorder", b"big")];
     check(&STORED.of(&big), "it was saved on a big-endian machine; save it again on a little-endian one");
     let config = Pickler::new().raw(b"}(").text("epoch").int(3).text("lr").raw(b"G\0\0\0\0\0\0\0\0u").stop();
-    check(&torch_file(&config, &[]), "it holds a dict without tensors, with the keys `epoch`, `lr`");
+    check(&torch_file(&config, &[]), "it contains a dict without tensors, with the keys `epoch`, `lr`");
     let compressed = ZipFile { method: 8, ..STORED }.of(&[("a/data.pkl", &empty)]);
     assert_eq!(
         refusal(&file("foreign", "w.pt", &compressed)),
