@@ -308,7 +308,7 @@ mod tests {
             (
                 "kernels = { cuda = [9, 0] }",
                 "kernels_of = [\"cuda\"]",
-                "make it anew with plimsoll bench --calibrate",
+                "write it again with plimsoll bench --calibrate",
             ),
             ("name", "= name", "TOML"),
             ("units = 1", "units = 70000", "units = 70000; at most 65536 is taken"),

@@ -127,7 +127,7 @@ fn results_of_the_original_that_contradict_each_other() {
     assert!(said("prediction_results.txt, line 2: `read_0_chunk_1F9` is not an open reading frame's name"));
     edit("o/reads_chunked500.fa", ">read_0_chunk_1", ">other_chunk_1");
     assert!(
-        said("contradicts prediction_results.txt or is missing there") || said("they are of different runs")
+        said("contradicts prediction_results.txt or is missing there") || said("they belong to different runs")
     );
     edit("o/reads_chunked500.fa", ">read_0_chunk_1", ">read_0_chunk_2");
     assert!(said("`read_0_chunk_2` does not follow on window 0"));

@@ -281,8 +281,8 @@ fn adapters_merge_into_a_model() {
         assert!(error.contains(why), "{error}");
     };
     let other = folder.path("other");
-    refused(&adapter, None, &output, "is there already");
-    refused(&adapter, Some(&fixture("goldens/dnabert_s")), &other, "has no place in");
+    refused(&adapter, None, &output, "already exists");
+    refused(&adapter, Some(&fixture("goldens/dnabert_s")), &other, "does not exist in");
     refused(&fixture("goldens/esm2"), None, &other, "adapter_config.json");
     assert!(!other.exists());
 }

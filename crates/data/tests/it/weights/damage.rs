@@ -47,10 +47,10 @@ fn lying_safetensors_headers() {
     huge[..8].copy_from_slice(&(1u64 << 60).to_le_bytes());
     check(&huge, "is damaged: a header of 1152921504606846976 bytes; at most 16777216 are accepted");
     huge[..8].copy_from_slice(&9_000_000u64.to_le_bytes());
-    check(&huge, "is cut short: expected 9000008 bytes, found 10");
+    check(&huge, "is truncated: expected 9000008 bytes, found 10");
     huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     check(&huge, "is damaged: a header of 18446744073709551615 bytes");
-    check(&whole("[]", b""), "the JSON in `lying/w.safetensors` is not as it should be");
+    check(&whole("[]", b""), "the JSON in `lying/w.safetensors` is invalid");
     let overlap = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}"#;
     check(&whole(overlap, &[0; 6]), "invalid offset for tensor `b`");
     let short = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#;

@@ -109,7 +109,7 @@ fn sharing_and_nesting_do_not_explode() {
     assert_eq!(refusal(&path), "`own/w.pt` is not a weight file: its modules are nested deeper than 32");
     // A million nested lists.
     let path = file("nested", "w.pt", &torch_file(&Pickler::new().raw(&vec![b']'; 1 << 20]).stop(), &[]));
-    assert!(refusal(&path).contains("holds neither a state dict nor a module"));
+    assert!(refusal(&path).contains("contains neither a state dict nor a module"));
 }
 
 #[test]
