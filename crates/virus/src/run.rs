@@ -293,8 +293,9 @@ impl Run<'_> {
         let Some(counts) = outputs.map(Outputs::counts) else { return };
         if counts.windows > 0 && counts.scored_windows == 0 {
             let text = format!(
-                "not one of {} windows of at most {} bases has an open reading frame (a frame without a stop codon over \
-                 the whole window), so nothing was scored; a smaller --length finds more, with a head trained for it",
+                "none of the {} windows of at most {} bases has an open reading frame (a frame without a stop \
+                    codon over \
+                 the whole window), so nothing was scored; use a smaller --length, with a head trained for it",
                 counts.windows, self.options.length
             );
             observer.say(Level::Warning, &text);

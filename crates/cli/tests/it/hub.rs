@@ -160,8 +160,8 @@ fn a_model_that_the_hub_has_not() {
     let (folder, hub) = (Folder::new("hub_404"), hub());
     folder.write("p.faa", ">a\nMKVLA\n");
     let ran = folder.run_online(&["embed", "--model", "org/other", "p.faa", "-o", "e.npy"], &hub.address());
-    let said =
-        "model `org/other`, config.json: the hub answers 404: there is no such model or file; check the id";
+    let said = "model `org/other`, config.json: the hub answered with status 404: there is no such model or file; \
+            check the id";
     assert!(ran.ended(1).stderr().contains(said), "{}", ran.stderr());
 }
 
