@@ -184,7 +184,7 @@ mod tests {
         let mut graphs = Graphs { full: true, unsaid: true, ..Graphs::default() };
         assert!((0..20).all(|_| graphs.next((0, counts(7), 0)) == Next::Plain));
         let notes = [graphs.note(), graphs.note()];
-        assert!(matches!(&notes, [Some(note), None] if note.contains("kernel by kernel")), "{notes:?}");
+        assert!(matches!(&notes, [Some(note), None] if note.contains("one by one")), "{notes:?}");
         graphs.given_back();
         assert_eq!(graphs.next((0, counts(7), 0)), Next::Record);
     }

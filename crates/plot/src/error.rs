@@ -63,7 +63,8 @@ pub enum PlotError {
     },
     /// VirNucPro's tables without its windows.
     #[error(
-        "{}: VirNucPro's tables do not say where windows lie; put {wanted} of that run beside the folder (virnucpro-broad \
+        "{}: VirNucPro's tables do not contain the positions of windows; put {wanted} of that run beside the \
+            folder (virnucpro-broad \
          keeps it with --keep-intermediate)",
         Place(tables)
     )]

@@ -159,7 +159,7 @@ fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, PlotError> {
     })? {
         let of_window = orfs.entry(window).or_default();
         if of_window.iter().any(|other| other.frame == orf.frame) {
-            let text = format!("frame {} of this window is there twice; ids must be unique", orf.frame.name());
+            let text = format!("frame {} of this window occurs twice; ids must be unique", orf.frame.name());
             return Err(rows.error(text).into());
         }
         of_window.push(orf);

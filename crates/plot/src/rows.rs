@@ -75,7 +75,9 @@ impl Rows {
     /// After the last row that belongs to it.
     pub fn expect_end(&mut self) -> Result<(), DataError> {
         match self.advance()? {
-            true => Err(self.error("a row more than the rest of the results; they belong to different runs")),
+            true => {
+                Err(self.error("the table has more rows than the other results; they belong to different runs"))
+            }
             false => Ok(()),
         }
     }
@@ -83,7 +85,7 @@ impl Rows {
     /// Error for a table that ends before its last expected row.
     pub fn ends_early(&self) -> DataError {
         self.error(
-            "the table ends here, the rest of the results goes on; it is incomplete or belongs to another run",
+            "the table ends here, but the other results continue; it is incomplete or belongs to another run",
         )
     }
 

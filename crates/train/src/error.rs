@@ -74,7 +74,7 @@ pub enum TrainError {
         tensor: String,
     },
     /// A head over other than two embeddings.
-    #[error("a head reads two embeddings, of the nucleotides and of the protein; {given} are given")]
+    #[error("a head needs two embeddings, of the DNA and of the protein, but {given} were given")]
     HeadParts {
         /// How many are given.
         given: usize,
@@ -102,7 +102,7 @@ pub enum TrainError {
     #[error("data.format bin contains token ids without a tokenizer; give model.vocabulary")]
     IdsWithoutVocabulary,
     /// A DNA model without a tokenizer.
-    #[error("data.tokenizer: the model has no tokenizer.json beside its weights; name one")]
+    #[error("data.tokenizer: the model folder contains no tokenizer.json; give the path of a tokenizer.json")]
     NoTokenizer,
     /// Files to validate a head on.
     #[error("data.validation is not supported for embeddings; give data.validation_fraction")]

@@ -37,8 +37,8 @@ pub enum VirusError {
     },
     /// A prediction is planned for a CPU that is not in place.
     #[error(
-        "--predict --target {target}: a prediction is planned for the CPU in place (--target cpu) or a GPU; plan each \
-         encoder there with --model"
+        "--predict --target {target}: a prediction can be planned only for the CPU of this machine (--target \
+            cpu) or for a GPU; plan each encoder with --model"
     )]
     TargetOfOtherCpu {
         /// The target.
@@ -76,7 +76,7 @@ pub enum VirusError {
         detail: String,
     },
     /// A result with notes, under `--strict`.
-    #[error("--strict: the result is in {}, with {notes} notes; see notes.tsv there", folder.display())]
+    #[error("--strict: the result in {} has {notes} notes; see notes.tsv in that folder", folder.display())]
     StrictNotes {
         /// The output folder.
         folder: PathBuf,

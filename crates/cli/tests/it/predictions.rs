@@ -259,7 +259,7 @@ fn a_folder_stands_for_its_sequence_files() {
     assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(&wanted));
     folder.write("nothing/README.txt", "no sequences");
     let ran = folder.run(&["predict", "nothing", "-q"]);
-    assert!(ran.ended(1).stderr().contains("a folder without a sequence file"), "{}", ran.stderr());
+    assert!(ran.ended(1).stderr().contains("a folder without sequence files"), "{}", ran.stderr());
 }
 
 #[test]

@@ -119,7 +119,7 @@ impl Labels {
     /// A sequence that the table does not contain.
     pub(super) fn of(&self, name: &str) -> Result<i32, DataError> {
         let Some(table) = &self.table else { return Ok(0) };
-        let missing = "it has no class in the table of labels; add it, or leave the sequence out";
+        let missing = "it has no class in the table of labels; add it, or remove the sequence";
         let class = table.get(name).copied();
         class.ok_or_else(|| DataError::new(DataErrorKind::Malformed(missing.to_owned())).with_id(name))
     }

@@ -262,7 +262,7 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
         windows,
         "c\t1\t1\t500\t0\tNA\tNA\tNA\tno_call\n",
         "",
-        "windows.tsv, line 6: the table ends here, the rest of the results goes on; it is incomplete or belongs \
+        "windows.tsv, line 6: the table ends here, but the other results continue; it is incomplete or belongs \
             to another run",
     );
     check(
@@ -271,7 +271,7 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
         "z_chunk_3R1",
         "prediction_results.txt, line 3: expected an open reading frame of 'a_chunk_3', found 'z_chunk_3R1'",
     );
-    let more = "a row more than the rest of the results; they belong to different runs";
+    let more = "the table has more rows than the other results; they belong to different runs";
     check(
         frames,
         "2R1\tvirus\t0.5\t0.5\n",

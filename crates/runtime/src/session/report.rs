@@ -49,7 +49,7 @@ pub(crate) fn memory_lines(budget: &Budget, program: &Program, kept: Bytes, what
             process => format!("{line}; the process itself up to {process}"),
         };
     }
-    format!("{line}; up to {kept} of the host's memory for {what} on their way")
+    format!("{line}; up to {kept} of host memory for {what} in transit")
 }
 
 /// The plan beside the budget.

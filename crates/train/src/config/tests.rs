@@ -225,7 +225,7 @@ fn every_rule_can_be_broken() {
             "memory.remat_layers [2, 1]: the first and the last",
         ),
         (&["model.lora={}", "model.kind=esm2"], "name the model with model.from"),
-        (&["data.train=[]"], "name the files to train on"),
+        (&["data.train=[]"], "give the files to train on"),
         (&["data.masking.mask=0.95"], "sum to more than 1"),
         (&["data.separator=x"], "data.separator is required with data.document separated"),
         (&["data.document=separated"], "data.separator is required with data.document separated"),

@@ -403,8 +403,8 @@ impl Made {
             let share = self.tree.at("schedule.warmup").map(Node::to_json);
             if share.is_some_and(|share| share.as_u64().is_none()) {
                 self.remove("schedule", "warmup");
-                let why =
-                    "a share of the steps needs their number, and the file states epochs; there is no warm-up";
+                let why = "a share of the steps needs the number of steps, but the file gives epochs; the warm-up is \
+                        omitted";
                 self.unset.push(("schedule.warmup", why.to_owned()));
             }
         }
@@ -559,7 +559,7 @@ mod tests {
         ] {
             let start = format!("`{key}` ");
             assert!(
-                t.missing.iter().any(|line| line.starts_with(&start) && line.contains("cannot be honoured")),
+                t.missing.iter().any(|line| line.starts_with(&start) && line.contains("not supported")),
                 "{key}"
             );
         }

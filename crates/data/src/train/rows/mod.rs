@@ -229,7 +229,7 @@ impl Rows {
                 let values = &mut values[..width];
                 self.read(&row, part, values)?;
                 if !values.iter().all(|value| value.is_finite()) {
-                    let what = "a value of it is not finite; compute it again, or leave it out".to_owned();
+                    let what = "it contains a NaN or infinite value; compute it again, or remove it".to_owned();
                     let path = &self.settings.parts[part].files[row.places[part].0 as usize];
                     return Err(DataError::at(path, DataErrorKind::Malformed(what)).with_id(name));
                 }

@@ -87,11 +87,11 @@ fn a_position_is_one_in_its_data() {
     assert!(refused(Settings { tokens: Tokens::Bytes { end: false }, ..base.clone() }, &start).contains(other));
     let mut damaged = start.clone();
     damaged.window.file = 2;
-    assert!(refused(base.clone(), &damaged).contains("behind the last file"));
+    assert!(refused(base.clone(), &damaged).contains("after the last file"));
     damaged.window.file = 0;
     damaged.window.skip = 99;
     let mut stream = data.stream(Split::Train, &damaged).unwrap();
-    assert!(stream.fill(&mut Batch::default()).unwrap_err().to_string().contains("behind the end of a file"));
+    assert!(stream.fill(&mut Batch::default()).unwrap_err().to_string().contains("after the end of a file"));
     file(&folder, "a.txt", lines(31));
     assert!(refused(base, &start).contains(other));
 }
