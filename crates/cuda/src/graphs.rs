@@ -108,7 +108,7 @@ impl Graphs {
     /// Returns the message that capture is disabled, once.
     pub(crate) fn note(&mut self) -> Option<String> {
         std::mem::take(&mut self.unsaid).then(|| {
-            "the GPU has not enough free memory for a CUDA graph of the step; kernels are launched one by one, \
+            "the GPU does not have enough free memory for a CUDA graph of the step; kernels are launched one by one, \
                 with the same results"
                 .to_owned()
         })

@@ -506,7 +506,7 @@ fn stream<R: Rows>(
     if counts.empty + counts.renamed > MOST_LINES {
         let Counts { empty, renamed, .. } = counts;
         let text = format!(
-            "in all, {empty} empty records were skipped, and {renamed} records with a repeated id were \
+            "in total, {empty} empty records were skipped, and {renamed} records with a repeated id were \
                 renamed"
         );
         observer.say(Level::Warning, &text);

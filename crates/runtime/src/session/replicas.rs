@@ -359,7 +359,7 @@ impl<T: Send + 'static> Replicas<T> {
     /// Error of a session whose device threads have all ended.
     fn none_left(&mut self) -> RuntimeError {
         self.in_flight = 0;
-        RuntimeError::bug("all devices failed, so no device is left to compute on")
+        RuntimeError::bug("no device is left to compute on")
     }
 }
 
