@@ -16,7 +16,7 @@ pub struct Card {
     #[arg(long, overrides_with = "cuda_streams", help_heading = "GPU")]
     no_cuda_streams: bool,
 
-    /// Copy through pinned (page-locked) host memory [default: if enough host memory is free]
+    /// Copy through pinned (page-locked) host memory [default: if this takes at most a quarter of the free host memory]
     #[arg(long, overrides_with = "no_pin_memory", help_heading = "GPU")]
     pin_memory: bool,
 
