@@ -63,8 +63,7 @@ pub struct Predict {
     #[arg(long, value_enum, default_value_t = HitsFlag(HitsFormat::Fasta), value_name = "FORMAT")]
     hits_format: HitsFlag,
 
-    /// Stop with an error at the first anomaly of the input: an empty record, a repeated id, or a window that contains
-    /// only N
+    /// Fail with an error if the input has an anomaly: an empty record, a repeated id, or a window that contains only N
     #[arg(long)]
     strict: bool,
 
