@@ -14,8 +14,8 @@ mod terminal;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Finds viruses among DNA sequences and embeds DNA and proteins, under a memory line that is known before
-/// the run starts.
+/// Find viruses in DNA sequences, compute embeddings of DNA and proteins, and train transformers, within a memory
+/// budget that is checked before the run starts
 #[derive(Debug, Parser)]
 #[command(name = "plimsoll", version, verbatim_doc_comment, after_help = EXIT_CODES)]
 struct Cli {
@@ -26,9 +26,9 @@ struct Cli {
 /// Help text about exit codes, which are stable for scripts.
 const EXIT_CODES: &str = "\
 Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences failed to compute;
-3 the output folder holds what is of another run, or damaged (predict, embed, and for train its checkpoints);
-4 it does not fit in memory;
-130 and 143 interrupted (Ctrl-C, SIGTERM): the same command goes on (predict; train, from the checkpoint that it has
+3 the output folder contains the results of another run or damaged results (predict, embed; for train its checkpoints);
+4 the run does not fit in memory;
+130 and 143 interrupted (Ctrl-C, SIGTERM): the same command resumes (predict; train, from the checkpoint that it has
 just written) or starts over (embed)";
 
 #[derive(Debug, Subcommand)]

@@ -9,7 +9,7 @@ pub fn predicted(report: &virus::Report) -> String {
     if let Some(Shard { number, of }) = report.shard {
         let rows = speed(report.seconds, report.tokens_per_second);
         let place = Place(&report.output_dir);
-        return table(&rows) + &format!("shard {number} of {of} in {place}; put all together with --merge");
+        return table(&rows) + &format!("shard {number} of {of} in {place}; merge all shards with --merge");
     }
     let c = &report.counts;
     let mut rows = vec![
@@ -30,7 +30,7 @@ pub fn predicted(report: &virus::Report) -> String {
         rows.push(("skipped, without letters", c.skipped.to_string()));
     }
     if report.failed > 0 {
-        rows.push(("FAILED frames", report.failed.to_string()));
+        rows.push(("FAILED reading frames", report.failed.to_string()));
     }
     if report.notes > 0 {
         rows.push(("notes", format!("{}, see notes.tsv", report.notes)));
@@ -52,7 +52,7 @@ pub fn embedded(report: &embed::Report, values: &'static str) -> String {
         rows.push(("repeated ids, renamed", report.renamed.to_string()));
     }
     if report.truncated > 0 {
-        rows.push(("cut at the maximal length", report.truncated.to_string()));
+        rows.push(("truncated to --max-length", report.truncated.to_string()));
     }
     rows.push(("tokens", report.tokens.to_string()));
     if let Some(fill) = report.fill {

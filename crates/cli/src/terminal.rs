@@ -117,7 +117,7 @@ impl Terminal {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if let Err(error) = writeln!(file, "{} {}", utc(now.as_secs()), Shown(text)) {
             self.log = None;
-            self.print(&format!("warning: the log file cannot be written any more: {error}"));
+            self.print(&format!("warning: writing to the log file failed, so logging to it stops: {error}"));
         }
     }
 

@@ -103,7 +103,7 @@ impl Lane {
 
 impl Device for CpuDevice {
     fn name(&self) -> String {
-        let lane = self.lane.as_ref().map(|lane| format!("lane {} of {}, ", lane.number + 1, lane.count));
+        let lane = self.lane.as_ref().map(|lane| format!("replica {} of {}, ", lane.number + 1, lane.count));
         let threads = if self.cpu.threads() == 1 { "thread" } else { "threads" };
         let (isa, lane) = (self.cpu.isa().name(), lane.unwrap_or_default());
         format!("cpu ({lane}{isa}, {} {threads})", self.cpu.threads())

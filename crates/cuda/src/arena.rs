@@ -184,7 +184,7 @@ impl Segment {
     fn map(&mut self, bytes: usize) -> Result<(), CudaError> {
         let (api, at) = (self.api, self.start + self.mapped() as u64);
         if self.mapped() + bytes > self.reserved {
-            let message = "it is more than the card has".to_owned();
+            let message = "it is more than the memory of the GPU".to_owned();
             return Err(CudaError::Call { function: "cuMemMap", code: OUT_OF_MEMORY, message });
         }
         let properties = properties(self.device);

@@ -108,8 +108,8 @@ impl Graphs {
     /// Returns the message that capture is disabled, once.
     pub(crate) fn note(&mut self) -> Option<String> {
         std::mem::take(&mut self.unsaid).then(|| {
-            "the card has no room for the record of a step (a CUDA graph); steps are launched kernel by kernel, with the \
-             same bits"
+            "the GPU does not have enough free memory for a CUDA graph of the step; kernels are launched one by one, \
+                with the same results"
                 .to_owned()
         })
     }
@@ -184,7 +184,7 @@ mod tests {
         let mut graphs = Graphs { full: true, unsaid: true, ..Graphs::default() };
         assert!((0..20).all(|_| graphs.next((0, counts(7), 0)) == Next::Plain));
         let notes = [graphs.note(), graphs.note()];
-        assert!(matches!(&notes, [Some(note), None] if note.contains("kernel by kernel")), "{notes:?}");
+        assert!(matches!(&notes, [Some(note), None] if note.contains("one by one")), "{notes:?}");
         graphs.given_back();
         assert_eq!(graphs.next((0, counts(7), 0)), Next::Record);
     }

@@ -138,7 +138,10 @@ impl Machine for CudaMachine {
     fn first_use(&self) -> Option<String> {
         gemm::nothing_is_timed(&self.card).then(|| {
             let name = &self.card.name;
-            format!("first use of an {name}: products are timed once, some seconds; bench --calibrate does it for all models")
+            format!(
+                "first use of an {name}: the algorithms of its matmuls are timed once, which takes some \
+                seconds; bench --calibrate does this for all models"
+            )
         })
     }
 

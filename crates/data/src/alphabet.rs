@@ -48,8 +48,9 @@ impl Alphabet {
                 let bases = count(b"ACGTUN-");
                 let other = first_outside(b"ACGTURYSWKMBDHVN-").filter(|_| 2 * bases <= seq.len())?;
                 Some(format!(
-                    "no nucleotide sequence: {bases} of {} letters are A, C, G, T, U or N, and {:?} is no nucleotide code; \
-                     give DNA or RNA here, and proteins to `plimsoll embed` with a protein model",
+                    "no nucleotide sequence: {bases} of {} letters are A, C, G, T, U or N, and {:?} is not a \
+                        nucleotide code; give DNA or RNA to this command, and proteins to `plimsoll embed` with \
+                        a protein model",
                     seq.len(),
                     char::from(other),
                 ))

@@ -31,7 +31,7 @@ impl AtomicFile {
         if let Ok(facts) = fs::metadata(target)
             && !facts.is_file()
         {
-            let what = "not a regular file; name one to be written, or a new one".to_owned();
+            let what = "not a regular file; give the path of a regular file or of a new file".to_owned();
             return Err(DataError::at(target, DataErrorKind::Malformed(what)));
         }
         let Some(name) = target.file_name() else {

@@ -116,7 +116,7 @@ impl Blocks {
         if MAGIC.starts_with(&head) || head.iter().all(|&b| b == 0) {
             return Ok(());
         }
-        let what = "it is no journal of plimsoll".to_owned();
+        let what = "it is not a journal of plimsoll".to_owned();
         Err(DataError::at(&self.path, DataErrorKind::Damaged(what)))
     }
 
@@ -139,7 +139,8 @@ impl Blocks {
         }
         block.clear();
         if self.later_frame().map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))? {
-            let what = format!("block {} at byte {} is damaged, and others follow it", self.next, self.end);
+            let what =
+                format!("block {} at byte {} is damaged, and more blocks follow it", self.next, self.end);
             return Err(DataError::at(&self.path, DataErrorKind::Damaged(what)));
         }
         Ok(false)

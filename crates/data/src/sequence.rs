@@ -349,7 +349,7 @@ impl Open {
             if word.len() > LONGEST_NAME {
                 let shown = Name(word);
                 let what = format!("the name '{shown}' has {} bytes, at most {LONGEST_NAME}", word.len());
-                return Err(self.at_title(what + "; put a blank behind the name"));
+                return Err(self.at_title(what + "; put a space after the name"));
             }
             id.push_str(word);
             break;
@@ -365,8 +365,8 @@ impl Open {
     /// Returns the error for a record that exceeds the bounds of [`Reader::hold_to`].
     fn no_room(&self, what: &str) -> DataError {
         let what = format!(
-            "{what}, the most that the memory of this run leaves for input of which a part comes through a pipe; give \
-             files alone, or more memory"
+            "{what}, the limit under the memory budget of this run for input that comes partly through a pipe; \
+                give only files, or a larger budget"
         );
         DataError::at(self.source.path(), DataErrorKind::NoRoom(what)).with_line(self.line)
     }

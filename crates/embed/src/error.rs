@@ -13,26 +13,26 @@ pub enum EmbedError {
     #[error(transparent)]
     Runtime(RuntimeError),
     /// The extension of the output file is not one of a known format.
-    #[error("{}: the name of the result must end in .npy, .safetensors or .parquet", path.display())]
+    #[error("{}: the name of the output file must end in .npy, .safetensors or .parquet", path.display())]
     UnknownFormat {
         /// The output file.
         path: PathBuf,
     },
     /// `--pool tokens` with a format that cannot store one matrix per sequence.
     #[error(
-        "--pool tokens gives a matrix for each sequence, and only .safetensors holds such; name one, or with --per-input \
-         give --format safetensors"
+        "--pool tokens writes a matrix for each sequence, which only the safetensors format supports; give an \
+            output that ends in .safetensors, or with --per-input give --format safetensors"
     )]
     TokensNeedSafetensors,
     /// The output file exists and `--force` is not given.
-    #[error("{}: the file is there already; use --force to replace it, or another name with -o", Place(path))]
+    #[error("{}: the file already exists; use --force to replace it, or another name with -o", Place(path))]
     Exists {
         /// The output file.
         path: PathBuf,
     },
     /// With `--per-input`, two inputs have the same output file.
     #[error(
-        "--per-input: {} and {} would both become {}; rename one, or embed them in two runs",
+        "--per-input: {} and {} would both be written to {}; rename one, or embed them in two runs",
         one.display(),
         other.display(),
         result.display()
@@ -46,7 +46,7 @@ pub enum EmbedError {
         result: PathBuf,
     },
     /// `--truncate` without a limit: the model family has no default length.
-    #[error("{family} has no limit of its own; say with --max-length where to cut")]
+    #[error("{family} has no maximum length; give the length to truncate to with --max-length")]
     NoLimit {
         /// The model family.
         family: &'static str,
@@ -63,13 +63,13 @@ pub enum EmbedError {
         last: u64,
     },
     /// A layer is listed twice.
-    #[error("--layers: layer {layer} is asked for twice")]
+    #[error("--layers: layer {layer} is listed twice")]
     LayerTwice {
         /// The layer; 0 is the token embedding.
         layer: i64,
     },
     /// A sequence has more tokens than a step.
-    #[error("'{id}' has {tokens} tokens and a step holds {most}; give --tokens {tokens} or more")]
+    #[error("'{id}' has {tokens} tokens, but a step has at most {most}; give --tokens {tokens} or more")]
     LongerThanStep {
         /// Id of the sequence.
         id: String,
@@ -87,13 +87,16 @@ pub enum EmbedError {
         reason: String,
     },
     /// An embedding has a value that is not finite.
-    #[error("'{id}': its embedding has a value that is no finite number; check the weights")]
+    #[error("'{id}': its embedding contains a NaN or infinite value; check the weights")]
     NotFinite {
         /// Id of the sequence.
         id: String,
     },
     /// The model has no classifier.
-    #[error("{model}: it is no classifier of sequences as `plimsoll train` with model.classes makes one")]
+    #[error(
+        "{model}: not a classifier of sequences; give a checkpoint that `plimsoll train` wrote with \
+        model.classes"
+    )]
     NoClassifier {
         /// Path or id of the model.
         model: String,

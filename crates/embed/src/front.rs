@@ -198,7 +198,8 @@ impl Front {
     /// The error for a sequence over the limit, with its file, line and id.
     fn too_long(&self, letters: usize, limit: usize) -> RuntimeError {
         let what = format!(
-            "{letters} letters, the limit is {limit}; cut it with --truncate or raise the limit with --max-length"
+            "{letters} letters, the limit is {limit}; truncate it with --truncate, or raise the limit with \
+                --max-length"
         );
         let kind = DataErrorKind::Malformed(what);
         let error = match self.reader.position() {

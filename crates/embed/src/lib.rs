@@ -222,7 +222,7 @@ fn run(
     let settings = &options.settings;
     let limits = limits(options, &model.encoder)?;
     let width = reading.width as u64;
-    observer.say(Level::Detail, "reading the input once for its longest sequence");
+    observer.say(Level::Detail, "reading the input once to find the longest sequence");
     let mut measured = measure(options, model, limits, Unit::Letters, observer)?;
     // With BPE, the number of letters only bounds the number of tokens from above. If that bound is longer than
     // the steps that saturate the device, read the input again and count tokens, because every step must hold
@@ -284,7 +284,7 @@ fn run(
     planned.site().compare(engine.program(), Bytes::ZERO, "at the end", observer);
     let written = engine.finish()?;
     for result in written.iter().filter(|result| result.sequences == 0) {
-        let text = format!("the input holds no sequence: {} has no row", result.files[0].display());
+        let text = format!("the input contains no sequence: {} has no row", result.files[0].display());
         observer.say(Level::Warning, &text);
     }
     Ok(Report {
@@ -497,7 +497,11 @@ fn stream<R: Rows>(
         }
         for Renamed { id, name } in &batch.renamed {
             counts.renamed += 1;
-            say(&counts, format!("'{id}' came before: the results name this record '{name}'"), observer);
+            say(
+                &counts,
+                format!("'{id}' occurs more than once: in the results this record is named '{name}'"),
+                observer,
+            );
         }
         counts.truncated += batch.truncated;
         counts.rna += batch.rna;
@@ -518,15 +522,19 @@ fn stream<R: Rows>(
     report(engine, &start, &mut progress, observer);
     if counts.empty + counts.renamed > MOST_LINES {
         let Counts { empty, renamed, .. } = counts;
-        let text =
-            format!("in all, {empty} empty records were skipped, and {renamed} with a repeated id renamed");
+        let text = format!(
+            "in total, {empty} empty records were skipped, and {renamed} records with a repeated id were \
+                renamed"
+        );
         observer.say(Level::Warning, &text);
     }
     if counts.truncated > 0 {
-        observer.say(Level::Info, &format!("{} sequences were cut at the maximal length", counts.truncated));
+        observer
+            .say(Level::Info, &format!("{} sequences were truncated to the maximum length", counts.truncated));
     }
     if counts.rna > 0 {
-        observer.say(Level::Info, &format!("{} sequences have the letter U, which is read as T", counts.rna));
+        observer
+            .say(Level::Info, &format!("{} sequences contain the letter U, which is read as T", counts.rna));
     }
     Ok(counts)
 }

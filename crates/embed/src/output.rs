@@ -269,6 +269,6 @@ mod tests {
         assert_eq!(found.expect("three"), inputs(&["out/a.npy", "out/b.c.npy", "out/stdin.npy"]));
         let error = per_input(&inputs(&["x/a.fa", "b.fa", "y/a.fq.xz"]), Path::new("out"), Format::Parquet);
         let error = error.expect_err("of one stem").to_string();
-        assert!(error.contains("x/a.fa and y/a.fq.xz would both become out/a.parquet"), "{error}");
+        assert!(error.contains("x/a.fa and y/a.fq.xz would both be written to out/a.parquet"), "{error}");
     }
 }

@@ -92,6 +92,6 @@ mod tests {
         refused(&[0, -35], "--layers -35: ");
         refused(&[-35], "or -34 to -1");
         refused(&[i64::MIN], "the model has layers");
-        refused(&[33, 2, -1], "layer 33 is asked for twice");
+        refused(&[33, 2, -1], "layer 33 is listed twice");
     }
 }

@@ -378,13 +378,15 @@ impl fmt::Display for DeviceError {
             Self::WrongKernel { op, kernel } => {
                 write!(
                     f,
-                    "`{op}` is planned with {kernel:?}, which the device does not have; this is a bug: report it"
+                    "`{op}` is planned with {kernel:?}, which the device does not have; this is a bug in \
+                        plimsoll, please report it"
                 )
             }
             Self::NotPlaced { plan, op, value } => {
                 write!(
                     f,
-                    "plan `{plan}` has no place for value {value}, which `{op}` needs; this is a bug: report it"
+                    "plan `{plan}` has no place for value {value}, which `{op}` needs; this is a bug in \
+                        plimsoll, please report it"
                 )
             }
             Self::OverBounds { counts } => write!(f, "{counts:?} is more than the plan was made for"),

@@ -116,7 +116,7 @@ impl Executor {
         outputs: &[(OutputId, usize)],
     ) -> Result<(), DeviceError> {
         if self.open.steps as usize >= self.depth() {
-            let why = format!("{} steps are open, as many as there is room for", self.open.steps);
+            let why = format!("{} steps are in flight, which is the maximum", self.open.steps);
             return Err(DeviceError::Kernel { op: "submit", why });
         }
         self.admits(plan, counts)?;

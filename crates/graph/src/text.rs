@@ -257,7 +257,7 @@ impl Parser {
             false => serde_json::Value::Object(serde_json::Map::new()),
         };
         let op = Op::from_parts(name, attributes)
-            .ok_or_else(|| format!("`{name}` is no op"))?
+            .ok_or_else(|| format!("`{name}` is not an op"))?
             .map_err(|e| format!("{name}: {e}"))?;
         let mut inputs = vec![];
         if cursor.0.starts_with(" %") {
@@ -274,7 +274,7 @@ impl Parser {
                     Some(named) => phase = named,
                     None => {
                         let number = note.strip_prefix("layer ").and_then(|n| n.parse().ok());
-                        layer = Some(number.ok_or_else(|| format!("`{note}` is no layer and no phase"))?);
+                        layer = Some(number.ok_or_else(|| format!("`{note}` is neither a layer nor a phase"))?);
                     }
                 }
             }
@@ -315,7 +315,7 @@ impl Parser {
                 let (name, rest) = cursor.0.rsplit_once(": ").ok_or("expected `state NAME: KIND, INIT`")?;
                 let (kind, init) = rest.split_once(", ").ok_or("expected `state NAME: KIND, INIT`")?;
                 let kind = variant(kind).ok_or("a state is a gradient, optimizer, master or buffer")?;
-                let init = init.parse().map_err(|_| format!("`{init}` is no number"))?;
+                let init = init.parse().map_err(|_| format!("`{init}` is not a number"))?;
                 self.states.push((id, State { name: name.to_owned(), kind, init }));
                 Role::State(StateId::at(0))
             }
@@ -421,7 +421,7 @@ impl<'a> Cursor<'a> {
         let id = self.value()?;
         self.expect(": ")?;
         let name = self.word();
-        let dtype = variant(name).ok_or_else(|| format!("`{name}` is no element type"))?;
+        let dtype = variant(name).ok_or_else(|| format!("`{name}` is not an element type"))?;
         let shape = self.list(Self::dim)?;
         let mut spec = TensorSpec { layout: Layout::RowMajor, ..TensorSpec::activation(shape, dtype) };
         if self.take(" packed ") {
@@ -503,23 +503,23 @@ mod tests {
             ("", "line 0: expected `graph T <= N, S <= N, longest <= N`"),
             ("graph T <= x", "line 1: expected a number before `x`"),
             ("graph T <= 8, S <= 1, longest <= 8 more", "line 1: ` more` is too much"),
-            ("  %0: f31[T] = input x", "line 2: `f31` is no element type"),
+            ("  %0: f31[T] = input x", "line 2: `f31` is not an element type"),
             ("  %0: f32[T = input x", "line 2: expected `, ` before ` = input x`"),
             ("  %0: f32[X] = input x", "line 2: expected a dimension before `X] = input x`"),
             ("  %0: f32[T] = input x\n  %0: f32[T] = input y", "line 3: %0 is defined twice"),
             ("  %1: f32[T] = input x", "line 2: %0 is not defined"),
             ("  %4000000000: f32[T] = input x", "line 2: %4000000000 is far beyond the values before it"),
             ("  %0: f32[T], %1: f32[T] = input x", "line 2: input defines one value"),
-            ("  %0: f32[T] = blend %1", "line 2: `blend` is no op"),
+            ("  %0: f32[T] = blend %1", "line 2: `blend` is not an op"),
             ("  %0: f32[T] = scale %1", "line 2: scale: missing field `factor`"),
             ("  %0: f32[T] = scale {\"factor\":1 %1", "line 2: the attributes have no `}`"),
             (
                 "  %0: f32[T] = scale {\"factor\":x} %1",
                 "line 2: attributes: expected value at line 1 column 11",
             ),
-            ("  %0: f32[T] = gelu %1  ; layer x", "line 2: `layer x` is no layer and no phase"),
+            ("  %0: f32[T] = gelu %1  ; layer x", "line 2: `layer x` is neither a layer nor a phase"),
             ("  %0: f32[8] = state m: moment, 0", "line 2: a state is a gradient, optimizer, master or buffer"),
-            ("  %0: f32[8] = state m: master, x", "line 2: `x` is no number"),
+            ("  %0: f32[8] = state m: master, x", "line 2: `x` is not a number"),
             ("  %0: f32[8] = param w (a[8] rows 0-8)", "line 2: expected `..` before `-8`"),
         ] {
             let text = if text.starts_with("  ") { format!("{head}{text}") } else { text.to_owned() };

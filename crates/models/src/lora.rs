@@ -44,7 +44,11 @@ impl fmt::Display for TrainingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Target { target, known } => {
-                write!(f, "no linear map of the model is called `{target}`; there are `{}`", known.join("`, `"))
+                write!(
+                    f,
+                    "the model has no linear layer `{target}`; its linear layers are `{}`",
+                    known.join("`, `")
+                )
             }
             Self::Rank => write!(f, "the rank of an adapter must be at least 1"),
             Self::Graph(_) => write!(f, "the model's graph is not sound"),

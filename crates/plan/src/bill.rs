@@ -80,15 +80,15 @@ impl fmt::Display for Bill {
             Line::Budget if self.remedies.is_empty() && self.memory > Bytes::ZERO && total > self.memory => {
                 return write!(
                     f,
-                    "  nothing smaller fits, and the target has {}: plan for a larger one",
+                    "  no smaller plan fits, and the target has {}; choose a target with more memory",
                     self.memory
                 );
             }
             Line::Budget if self.remedies.is_empty() => {
-                return write!(f, "  nothing smaller fits; give it {} {} or more", self.budget_flag, total.0);
+                return write!(f, "  no smaller plan fits; give {} {} or more", self.budget_flag, total.0);
             }
             Line::Free if self.remedies.is_empty() => {
-                return write!(f, "  nothing smaller fits; {total} must be free");
+                return write!(f, "  no smaller plan fits; {total} must be free");
             }
             Line::Budget | Line::Free => {}
         }

@@ -244,14 +244,14 @@ impl Replay<'_> {
             }
             Role::Param(_) => Err(format!("{v} at {slice:?} survives the step and cannot be loaded in it")),
             Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => {
-                Err(format!("{v} is no parameter, so there is nothing to load"))
+                Err(format!("{v} is not a parameter, so there is nothing to load"))
             }
         }
     }
 
     fn copy(&mut self, from: ValueId, to: ValueId) -> Result<(), String> {
         if self.news[to.index()] != Some(from) || !self.copied.insert((from, to)) {
-            return Err(format!("the copy of {from} to {to} is no update that is left to do"));
+            return Err(format!("the copy of {from} to {to} is not an update that remains to be done"));
         }
         self.expect(from)?;
         let slice = self.slice(to)?;

@@ -117,7 +117,7 @@ impl Target {
     pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
         let bad = |why: String| PlanError::BadTarget { target: file.to_owned(), why };
         let old = if text.contains("kernels_of") {
-            "it is of an earlier version, which had keys for kernels; make it anew with plimsoll bench --calibrate\n"
+            "it was written by an earlier version of plimsoll; write it again with plimsoll bench --calibrate\n"
         } else {
             ""
         };
@@ -140,19 +140,19 @@ impl Target {
             ("storage", storage),
         ] {
             if !(1.0..=1e24).contains(&rate) {
-                return Err(format!("rates.{key} = {rate} is no rate between 1 and 1e24"));
+                return Err(format!("rates.{key} = {rate} is not a rate between 1 and 1e24"));
             }
         }
         for (kernel, &factor) in &self.slower {
             if !(1e-3..=1e6).contains(&factor) {
-                return Err(format!("slower.{kernel} = {factor} is no factor between 1e-3 and 1e6"));
+                return Err(format!("slower.{kernel} = {factor} is not a factor between 1e-3 and 1e6"));
             }
             if !self.kernels.all().any(|id| id.name() == *kernel) {
                 return Err(format!("slower.{kernel}: the target has no such kernel"));
             }
         }
         if !(0.0..=1e6).contains(&launch) {
-            return Err(format!("rates.launch = {launch} is no time between 0 and 1e6 s"));
+            return Err(format!("rates.launch = {launch} is not a time between 0 and 1e6 s"));
         }
         for (key, number) in [("units", self.units), ("saturation", self.saturation)] {
             if number == 0 {
@@ -163,7 +163,7 @@ impl Target {
         self.check_texts()?;
         match self.alignment.is_power_of_two() {
             true => Ok(()),
-            false => Err(format!("alignment = {} is no power of two", self.alignment)),
+            false => Err(format!("alignment = {} is not a power of two", self.alignment)),
         }
     }
 
@@ -299,7 +299,7 @@ mod tests {
         for (from, to, says) in [
             ("units", "cores", "unknown field `cores`"),
             ("units = 1", "units = 0", "units = 0"),
-            ("alignment = 256", "alignment = 100", "no power of two"),
+            ("alignment = 256", "alignment = 100", "not a power of two"),
             ("launch = 4e-6", "launch = nan", "rates.launch"),
             ("f32 = 6.7e+13", "f32 = 0.0", "rates.f32"),
             ("storage = 5e8", "storage = 0.0", "rates.storage"),
@@ -308,7 +308,7 @@ mod tests {
             (
                 "kernels = { cuda = [9, 0] }",
                 "kernels_of = [\"cuda\"]",
-                "make it anew with plimsoll bench --calibrate",
+                "write it again with plimsoll bench --calibrate",
             ),
             ("name", "= name", "TOML"),
             ("units = 1", "units = 70000", "units = 70000; at most 65536 is taken"),

@@ -23,15 +23,15 @@ pub enum PlotError {
         nearest: String,
     },
     /// The picture exists and `--force` is not given.
-    #[error("{} is already there; use --force to replace it, or another place with -o", path.display())]
+    #[error("{} already exists; use --force to replace it, or choose another output with -o", path.display())]
     Exists {
         /// Path of the picture.
         path: PathBuf,
     },
     /// The folder contains no complete results.
     #[error(
-        "{}: there is no {} in it, so it holds no complete result; give the folder that plimsoll predict wrote (of shards: \
-         that of --merge), or NAME_merged of VirNucPro",
+        "{}: there is no {} in it, so it is not a complete result; give an output folder of plimsoll predict \
+            (for shards, the folder of --merge), or NAME_merged of VirNucPro",
         folder.display(),
         virus::output::RUN_RECORD
     )]
@@ -64,7 +64,8 @@ pub enum PlotError {
     },
     /// The tables of VirNucPro are present without the file of windows, so positions are unknown.
     #[error(
-        "{}: VirNucPro's tables do not say where windows lie; put {wanted} of that run beside the folder (virnucpro-broad \
+        "{}: VirNucPro's tables do not contain the positions of windows; put {wanted} of that run beside the \
+            folder (virnucpro-broad \
          keeps it with --keep-intermediate)",
         Place(tables)
     )]
@@ -76,7 +77,8 @@ pub enum PlotError {
     },
     /// The tables of VirNucPro are present with the windows of several runs.
     #[error(
-        "{}: its windows are in {wanted}, of which there are several: {} and {}; leave only that of this run there",
+        "{}: its windows are in {wanted}, of which there are several: {} and {}; keep only the file of this run \
+            there",
         Place(tables),
         Place(one),
         Place(other)
@@ -92,7 +94,7 @@ pub enum PlotError {
         other: PathBuf,
     },
     /// A record in a file of windows does not have the name of a window.
-    #[error("{}: `{}` is no window's name, such as read_chunk_1", Place(path), Name(name))]
+    #[error("{}: `{}` is not a window's name, such as read_chunk_1", Place(path), Name(name))]
     NotAWindow {
         /// Path of the file.
         path: PathBuf,
@@ -101,7 +103,7 @@ pub enum PlotError {
     },
     /// The windows in a file are not numbered consecutively.
     #[error(
-        "{}: `{}` does not follow on window {number} of `{}`; the file is torn or of other results",
+        "{}: `{}` does not follow on window {number} of `{}`; the file is incomplete or belongs to other results",
         Place(path),
         Name(name),
         Name(record)
@@ -118,7 +120,8 @@ pub enum PlotError {
     },
     /// The windows of a record cannot have been cut from one sequence.
     #[error(
-        "{}: the windows of `{}` are not those of one sequence at {length} bases; the file is torn or its name wrong",
+        "{}: the windows of `{}` are not those of one sequence at {length} bases; the file is incomplete or its \
+            name is wrong",
         Place(path),
         Name(record)
     )]
@@ -132,7 +135,7 @@ pub enum PlotError {
     },
     /// A table contains scores of a window that the file of windows does not contain.
     #[error(
-        "{}: window `{}` is not in {}; they are of different runs",
+        "{}: window `{}` is not in {}; they belong to different runs",
         Place(table),
         Name(window),
         Place(windows)
@@ -147,7 +150,7 @@ pub enum PlotError {
     },
     /// The two tables of VirNucPro contradict each other.
     #[error(
-        "{}: `{}` contradicts {scores} or is missing there; the tables are of different runs",
+        "{}: `{}` contradicts {scores} or is missing there; the tables belong to different runs",
         Place(table),
         Name(window)
     )]

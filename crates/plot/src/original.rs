@@ -154,14 +154,14 @@ fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, PlotError> {
     let mut orfs: HashMap<String, Vec<OrfScore>> = HashMap::new();
     while let Some((window, orf)) = rows.next(|[id, other, virus]| {
         let is_frame = |frame: &&Frame| id.ends_with(frame.name());
-        let wanted = || format!("`{id}` is no open reading frame's name, such as read_chunk_1F1");
+        let wanted = || format!("`{id}` is not an open reading frame's name, such as read_chunk_1F1");
         let frame = *Frame::ALL.iter().find(is_frame).ok_or_else(wanted)?;
         let scores = [score("score1", other)?, score("score2", virus)?];
         Ok((id[..id.len() - frame.name().len()].to_owned(), OrfScore { frame, scores }))
     })? {
         let of_window = orfs.entry(window).or_default();
         if of_window.iter().any(|other| other.frame == orf.frame) {
-            let text = format!("frame {} of this window is there twice; ids must be unique", orf.frame.name());
+            let text = format!("frame {} of this window occurs twice; ids must be unique", orf.frame.name());
             return Err(rows.error(text).into());
         }
         of_window.push(orf);

@@ -162,7 +162,10 @@ impl Results {
         if found == said {
             return Ok(());
         }
-        let text = format!("{found} rows, {RUN_RECORD} says {said}; the table is torn or of another run");
+        let text = format!(
+            "{found} rows, {RUN_RECORD} says {said}; the table is incomplete or belongs to \
+            another run"
+        );
         Err(rows.error(text))
     }
 }
@@ -218,7 +221,7 @@ fn window(record: &Entry, number: u64, cells: [&str; 9]) -> Result<(Window, u64)
     let [id, window, start, end, orfs, frame, other, virus, call] = cells;
     if id != record.id || whole("window", window)? != number {
         let wanted = format!("expected window {number} of '{}' as in {PREDICTIONS}", record.id);
-        return Err(format!("{wanted}; the tables are torn or of different runs"));
+        return Err(format!("{wanted}; the tables are incomplete or belong to different runs"));
     }
     let (start, end) = (whole("start", start)?, whole("end", end)?);
     if start == 0 || end < start || end > record.length {

@@ -54,7 +54,7 @@ impl Rows {
         let cells: Vec<&str> = self.line.split('\t').collect();
         let (found, width) = (cells.len(), self.width);
         if found != width {
-            return Err(self.error(format!("{found} columns, the header has {width}; the table is torn")));
+            return Err(self.error(format!("{found} columns, the header has {width}; the table is incomplete")));
         }
         let mut wanted = [""; N];
         for (cell, &place) in wanted.iter_mut().zip(&self.places) {
@@ -76,14 +76,18 @@ impl Rows {
     /// `Err` if the table has another row.
     pub fn expect_end(&mut self) -> Result<(), DataError> {
         match self.advance()? {
-            true => Err(self.error("a row more than the rest of the results; they are of different runs")),
+            true => {
+                Err(self.error("the table has more rows than the other results; they belong to different runs"))
+            }
             false => Ok(()),
         }
     }
 
     /// Error for a table that ends before its last expected row.
     pub fn ends_early(&self) -> DataError {
-        self.error("the table ends here, the rest of the results goes on; it is torn or of another run")
+        self.error(
+            "the table ends here, but the other results continue; it is incomplete or belongs to another run",
+        )
     }
 
     /// Error about the present line, with path and line number.
@@ -101,9 +105,9 @@ impl Rows {
         }
         self.number += 1;
         if bytes.pop() != Some(b'\n') {
-            return Err(self.error("the line has no end; the table is torn"));
+            return Err(self.error("the line has no end; the table is incomplete"));
         }
-        self.line = String::from_utf8(bytes).map_err(|_| self.error("not text; this is no table"))?;
+        self.line = String::from_utf8(bytes).map_err(|_| self.error("not text; this is not a table"))?;
         Ok(true)
     }
 }

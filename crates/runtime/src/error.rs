@@ -42,20 +42,20 @@ pub trait Failure: std::error::Error {
 #[non_exhaustive]
 pub enum ModelError {
     /// A configuration was given where weights are needed.
-    #[error("{name} is a configuration without weights; name its folder")]
+    #[error("{name} is a config.json without weights; give the folder of the model")]
     WithoutWeights {
         /// Name of the model.
         name: String,
     },
     /// A file of the model does not exist.
-    #[error("{}: there is no such file; a model is a folder with its config.json beside its weights", path.display())]
+    #[error("{}: there is no such file; a model folder must contain config.json and the weights", path.display())]
     NoSuchFile {
         /// The file.
         path: PathBuf,
     },
     /// The tokenizer has more tokens than the embedding has rows.
     #[error(
-        "{name}: its tokenizer has {tokens} tokens, its embedding only {rows} rows; they are not of one model"
+        "{name}: its tokenizer has {tokens} tokens, its embedding only {rows} rows; they belong to different models"
     )]
     Tokenizer {
         /// Name of the model.
@@ -84,7 +84,7 @@ pub enum ModelError {
         found: String,
     },
     /// Two tensors that the family ties have different values.
-    #[error("{name}: `{a}` and `{b}` must be equal in this family, and are not")]
+    #[error("{name}: `{a}` and `{b}` must be equal in this model family, but differ")]
     Untied {
         /// Name of the model.
         name: String,
@@ -95,7 +95,7 @@ pub enum ModelError {
     },
     /// The first layer of a head is not a matrix over two concatenated embeddings.
     #[error(
-        "{}: `hidden_layer.weight` has the shape {shape:?}, which is no matrix over two embeddings",
+        "{}: `hidden_layer.weight` has the shape {shape:?}, which is not a matrix over two embeddings",
         Place(path)
     )]
     HeadShape {
@@ -105,7 +105,7 @@ pub enum ModelError {
         shape: Vec<u64>,
     },
     /// A head does not have two classes.
-    #[error("{name}: the head has {classes} classes; 2 are wanted")]
+    #[error("{name}: the head has {classes} classes; 2 are required")]
     HeadClasses {
         /// Name of the head.
         name: String,
@@ -114,7 +114,7 @@ pub enum ModelError {
     },
     /// An adapter was given where a model is needed.
     #[error(
-        "{0} is an adapter of {1}, and no model; `plimsoll merge {0} -o FOLDER` makes one of both",
+        "{0} is an adapter of {1}, not a model; `plimsoll merge {0} -o FOLDER` merges them into a model",
         Place(folder),
         Place(Path::new(base))
     )]
@@ -162,15 +162,15 @@ pub enum ModelError {
 #[non_exhaustive]
 pub enum RequestError {
     /// A text that is not a size in bytes.
-    #[error("`{text}` is no size; write it like 2GiB, 500MB, 80% or a number of bytes")]
+    #[error("`{text}` is not a size; write it like 2GiB, 500MB, 80% or a number of bytes")]
     BadSize {
         /// The text.
         text: String,
     },
     /// A budget above the target's memory.
     #[error(
-        "a budget of {budget} is more than `{target}` has: {memory}; give at most that, or leave --budget and \
-         memory.budget to a share like 90%"
+        "a budget of {budget} is more than `{target}` has: {memory}; give at most that, or give --budget and \
+            memory.budget as a share like 90%"
     )]
     BudgetAboveTarget {
         /// The budget.
@@ -181,7 +181,9 @@ pub enum RequestError {
         memory: Bytes,
     },
     /// A number of threads was given for a GPU.
-    #[error("--threads {threads}: `{target}` is no CPU, and its plan depends on none")]
+    #[error(
+        "--threads {threads}: `{target}` is not a CPU, and its plan does not depend on threads; omit --threads"
+    )]
     ThreadsOfGpu {
         /// The given number of threads.
         threads: usize,
@@ -211,12 +213,12 @@ pub enum RequestError {
         asked: &'static str,
     },
     /// Several devices were given to a command that computes on one.
-    #[error("this command computes on one device; name one, such as --device cuda:0")]
+    #[error("this command uses a single device; give one, such as --device cuda:0")]
     SeveralDevices,
     /// Devices of different kinds were given for one run.
     #[error(
-        "{first} and {other} are of different kinds, and a run computes on cards of one kind; name some of one kind, such \
-         as --device {}",
+        "{first} and {other} are of different kinds, but all GPUs of a run must be of the same kind; select \
+            such GPUs, for example with --device {}",
         first.split(' ').next().unwrap_or_default()
     )]
     MixedDevices {
@@ -226,13 +228,13 @@ pub enum RequestError {
         other: String,
     },
     /// A device was given twice.
-    #[error("{name} is named twice; name every device once")]
+    #[error("{name} is listed twice; list every device once")]
     DeviceTwice {
         /// Name of the device.
         name: String,
     },
     /// Another run holds the lock of the output folder.
-    #[error("another run is writing to {}; wait for its end, or choose another folder with -o", folder.display())]
+    #[error("another run is writing to {}; wait until it ends, or choose another folder with -o", folder.display())]
     Locked {
         /// The folder.
         folder: PathBuf,
@@ -375,13 +377,13 @@ impl fmt::Display for RuntimeError {
             Self::Plan(e @ PlanError::OverBudget(_)) => write!(f, "refused: {e}"),
             Self::Plan(e) => e.fmt(f),
             Self::Device(e) => e.fmt(f),
-            Self::Verify(e) => write!(f, "the model's graph is broken: {e}"),
+            Self::Verify(e) => write!(f, "the graph of the model is invalid: {e}"),
             Self::Output(e) => e.fmt(f),
             Self::Io { path, source } => write!(f, "{}: {source}", Place(path)),
             Self::Thread { name, .. } => write!(f, "the {name} thread cannot be started"),
             Self::Model(e) => e.fmt(f),
             Self::Request(e) => e.fmt(f),
-            Self::Bug { what } => write!(f, "{what}; this is a bug of ours"),
+            Self::Bug { what } => write!(f, "{what}; this is a bug in plimsoll, please report it"),
             Self::Interrupted { kept, .. } => write!(f, "interrupted; {kept}"),
         }
     }

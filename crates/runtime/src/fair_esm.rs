@@ -95,7 +95,7 @@ pub fn config(file: &Path) -> Result<String, RuntimeError> {
     for tensor in ["embed_positions.weight", "emb_layer_norm_before.weight"] {
         if weights.get(&format!("{prefix}{tensor}")).is_some() {
             return Err(refused(format!(
-                "it holds `{prefix}{tensor}`, so it is ESM-1; only ESM-2 is supported"
+                "it contains `{prefix}{tensor}`, so it is ESM-1; only ESM-2 is supported"
             )));
         }
     }

@@ -130,7 +130,10 @@ fn local_of(
     }
     let mut fetch = Fetch { repository: Repository::open(model, env)?, family, observer };
     let into = env.cache_dir().unwrap_or_default();
-    fetch.observer.say(Level::Info, &format!("{model} is not complete in {}: fetching it", Place(&into)));
+    fetch.observer.say(
+        Level::Info,
+        &format!("{model} is not complete in {}: downloading the missing files", Place(&into)),
+    );
     fetch.all(need)?;
     Ok(resolve_model(model, env)?)
 }
@@ -244,7 +247,7 @@ impl Fetch<'_> {
         let place = self.repository.fetch(name, &mut |file, total, step| {
             match step {
                 Step::Waiting => {
-                    observer.say(Level::Info, &format!("{file}: another process fetches it; waiting"))
+                    observer.say(Level::Info, &format!("{file}: another process is downloading it; waiting"))
                 }
                 Step::Again => {
                     observer.say(Level::Info, &format!("{file}: the connection failed; trying again"))
@@ -265,7 +268,7 @@ impl Fetch<'_> {
         });
         place.map_err(|error| match (&error, self.observer.stop()) {
             (WeightsError::Hub(HubError { kind: HubErrorKind::Stopped, .. }), Some(signal)) => {
-                let kept = "what is fetched is kept, and the same command goes on from there".to_owned();
+                let kept = "the downloaded part is kept, and the same command resumes the download".to_owned();
                 RuntimeError::Interrupted { signal, kept }
             }
             _ => error.into(),

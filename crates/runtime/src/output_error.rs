@@ -52,16 +52,16 @@ impl fmt::Display for OutputError {
         match self {
             Self::File(e) => e.fmt(f),
             Self::Folder { path, .. } => {
-                write!(f, "{}: cannot be made or changed; choose another --output-dir", path.display())
+                write!(f, "{}: cannot be created or changed; choose another --output-dir", path.display())
             }
             Self::Score { orf, scores: [other, virus] } => {
                 write!(f, "'{orf}': the scores are {other} and {virus}, not probabilities; check the weights")
             }
             Self::Embedding { orf } => {
-                write!(f, "'{orf}': its embedding has a value that is no finite number; check the weights")
+                write!(f, "'{orf}': its embedding contains a NaN or infinite value; check the weights")
             }
             Self::Mismatch { id, what } => {
-                write!(f, "'{id}': {what}; this is a fault of the program, please report it")
+                write!(f, "'{id}': {what}; this is a bug in plimsoll, please report it")
             }
         }
     }

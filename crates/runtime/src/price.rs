@@ -241,12 +241,12 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
     let waste = peak.saturating_sub(bound).0 as f64 / bound.0.max(1) as f64;
     text += &format!("{}\n", program.ledger());
     if host_staging(program) > Bytes::ZERO {
-        text += &format!("host staging {}, which is no memory of the card's\n", host_staging(program));
+        text += &format!("host staging {}, which is not memory of the GPU\n", host_staging(program));
     }
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     let seconds = program.seconds();
-    let of_lanes = if program.lanes() > 1 { " in every lane" } else { "" };
+    let of_lanes = if program.lanes() > 1 { " in every replica" } else { "" };
     text += &format!("expected {seconds:.3} s a step{of_lanes}\ndigest {}", program.digest()?);
     Ok(text)
 }
@@ -255,9 +255,10 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
 fn lanes_line(program: &Program) -> String {
     let each = threads(program.target().units);
     match program.lanes() {
-        1 => format!("{each} in one lane: they compute a step together\n"),
+        1 => format!("{each} in one replica, which compute a step together\n"),
         lanes => format!(
-            "{lanes} lanes of {each}, which compute steps beside each other; fewer where a run's input has not {} for each\n",
+            "{lanes} replicas of {each}, which compute steps at the same time; fewer if the input of a run has \
+                less than {} for each\n",
             Bytes(LETTERS_OF_REPLICA)
         ),
     }

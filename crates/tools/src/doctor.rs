@@ -156,8 +156,8 @@ impl Doctor {
         writeln!(f, "\nprocessor")?;
         writeln!(f, "  model            {}", self.cpu.as_deref().unwrap_or("unknown"))?;
         writeln!(f, "  cores            {}, the default of --threads", self.cores)?;
-        writeln!(f, "  it has           {}", list(has(true).collect()))?;
-        writeln!(f, "  it lacks         {}", list(has(false).collect()))?;
+        writeln!(f, "  supports         {}", list(has(true).collect()))?;
+        writeln!(f, "  lacks            {}", list(has(false).collect()))?;
         writeln!(f, "  precision        {} (--precision auto), also {}", auto.name(), list(others))
     }
 
@@ -165,10 +165,10 @@ impl Doctor {
         writeln!(f, "\nmemory")?;
         writeln!(f, "  total            {}", self.memory.total)?;
         if let Some(machine) = self.machine {
-            writeln!(f, "                   a container allows no more of the machine's {machine}")?;
+            writeln!(f, "                   limited by a container; the machine has {machine}")?;
         }
         writeln!(f, "  free             {}", self.memory.free)?;
-        writeln!(f, "  default budget   {} (80 % of what is free)", self.budget)
+        writeln!(f, "  default budget   {} (80 % of the free memory)", self.budget)
     }
 
     fn write_models(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

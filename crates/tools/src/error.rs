@@ -13,7 +13,7 @@ pub enum ToolError {
     #[error(transparent)]
     Runtime(RuntimeError),
     /// The output exists and must not be replaced.
-    #[error("{} is there already; use {advice}", Place(path))]
+    #[error("{} already exists; use {advice}", Place(path))]
     Exists {
         /// The output.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum ToolError {
         path: PathBuf,
     },
     /// The name of a target file does not end in .toml.
-    #[error("--calibrate {}: name a file that ends in .toml", path.display())]
+    #[error("--calibrate {}: the name of the target file must end in .toml", path.display())]
     NotToml {
         /// The file.
         path: PathBuf,
@@ -60,7 +60,8 @@ pub enum ToolError {
     },
     /// A tensor differs from the input when read back.
     #[error(
-        "{}: `{}` is not the same after writing; nothing was kept. Did the input change meanwhile, or is the disk broken?",
+        "{}: `{}` differs from the input after writing; the output was removed. The input may have changed, or \
+            the disk may be faulty",
         Place(path),
         Name(tensor)
     )]
@@ -72,7 +73,7 @@ pub enum ToolError {
     },
     /// A tensor of an adapter matches no weight of the model.
     #[error(
-        "{}: `{}` has no place in {model}; give the model that the adapter was trained over with --base",
+        "{}: `{}` does not exist in {model}; give the model that the adapter was trained on with --base",
         Place(path),
         Name(tensor)
     )]
@@ -92,7 +93,8 @@ pub enum ToolError {
     },
     /// A folder without a model.
     #[error(
-        "--weights {}: there is nothing to verify in it; give a model's folder with its config.json, or a folder with {}/, {}/ and \
+        "--weights {}: the folder contains no model; give a model's folder with its config.json, or a folder \
+            that contains {}/, {}/ and \
          a head ({HEAD_NAMES})",
         Place(folder),
         crate::verify::DNA,
@@ -104,7 +106,7 @@ pub enum ToolError {
     },
     /// A folder without the files of a VirNucPro run.
     #[error(
-        "--reference {}: there is no NAME_{part}/ in it; give the folder in which VirNucPro has left its files",
+        "--reference {}: there is no NAME_{part}/ in it; give the output folder of a VirNucPro run",
         Place(folder)
     )]
     NoReference {
@@ -115,7 +117,7 @@ pub enum ToolError {
     },
     /// An unreadable line in VirNucPro's results.
     #[error(
-        "{}, line {line}: not an id, a prediction and two scores, as VirNucPro writes them there",
+        "{}, line {line}: expected an id, a prediction and two scores, separated by tabs, as VirNucPro writes them",
         Place(path)
     )]
     ReferenceLine {
@@ -125,13 +127,13 @@ pub enum ToolError {
         line: usize,
     },
     /// A VirNucPro file with unexpected contents.
-    #[error("{}: it does not hold what VirNucPro writes there", Place(path))]
+    #[error("{}: the contents are not those of a VirNucPro output file", Place(path))]
     ReferenceFile {
         /// The file.
         path: PathBuf,
     },
     /// An element type that is only benchmarked in whole models, not in single matmuls.
-    #[error("--precision {precision}: only products of a model's layers; give --model")]
+    #[error("--precision {precision}: applies only to the matmuls of a model's layers; give --model")]
     OnlyOfModels {
         /// The element type.
         precision: &'static str,

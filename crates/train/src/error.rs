@@ -43,19 +43,19 @@ pub enum TrainError {
         size: &'static str,
     },
     /// `model.from` names a configuration file without weights.
-    #[error("model.from {from} is a configuration without weights; name its folder")]
+    #[error("model.from {from} is a config.json without weights; give the folder of the model")]
     WithoutWeights {
         /// Value of `model.from`.
         from: String,
     },
     /// The kind of model needs `model.from`, which is not set.
-    #[error("model.from: name the {kind} whose sizes or weights the run starts from")]
+    #[error("model.from is required; name the {kind} whose sizes or weights the run starts from")]
     NoModel {
         /// The kind of model.
         kind: &'static str,
     },
     /// The model of `model.from` is of another family than `model.kind`.
-    #[error("model.kind {kind}: model.from holds a model of the family {family}")]
+    #[error("model.kind {kind}, but model.from is a model of the family {family}")]
     OtherFamily {
         /// The kind of model.
         kind: &'static str,
@@ -75,7 +75,7 @@ pub enum TrainError {
         tensor: String,
     },
     /// The number of embeddings that a head would read is not two.
-    #[error("a head reads two embeddings, of the nucleotides and of the protein; {given} are given")]
+    #[error("a head needs two embeddings, of the DNA and of the protein, but {given} were given")]
     HeadParts {
         /// Number of given embeddings.
         given: usize,
@@ -89,35 +89,35 @@ pub enum TrainError {
         tokens: u64,
     },
     /// The data format is `embeddings`, but the model is not a head.
-    #[error("data.format embeddings: only a head is trained on them")]
+    #[error("data.format embeddings applies only to model.kind head")]
     EmbeddingsWithoutHead,
     /// The format of a data file cannot be determined from its name.
     #[error(
-        "data.train: the name `{name}` does not say what it holds; give data.format txt, jsonl, bin or fasta"
+        "data.train: the name `{name}` does not tell its format; give data.format txt, jsonl, bin or fasta"
     )]
     UnknownFormat {
         /// The file name.
         name: String,
     },
     /// The data consists of token ids, and `model.vocabulary` is not set.
-    #[error("data.format bin: the ids have no tokenizer; give model.vocabulary")]
+    #[error("data.format bin contains token ids without a tokenizer; give model.vocabulary")]
     IdsWithoutVocabulary,
     /// A DNA model has no `tokenizer.json`, and `data.tokenizer` is not set.
-    #[error("data.tokenizer: the model has no tokenizer.json beside its weights; name one")]
+    #[error("data.tokenizer: the model folder contains no tokenizer.json; give the path of a tokenizer.json")]
     NoTokenizer,
     /// `data.validation` is set for a head, which supports only `data.validation_fraction`.
-    #[error("data.validation: of embeddings a share is validated on; give data.validation_fraction")]
+    #[error("data.validation is not supported for embeddings; give data.validation_fraction")]
     ValidationOfEmbeddings,
     /// An epoch of the training data has no targets.
-    #[error("data.train: an epoch gave nothing to train on; is every document too short?")]
+    #[error("data.train: an epoch contained no training targets; every document may be too short")]
     EmptyEpoch,
     /// The validation data has no targets.
-    #[error("run.evaluate_every: there is nothing to evaluate on; give more data.validation")]
+    #[error("run.evaluate_every: the validation data contains no targets; give more data.validation")]
     NothingToEvaluate,
     /// The training loss is not finite.
     #[error(
-        "step {step}: the loss is no number any more; use a lower optimizer.lr or a longer schedule.warmup; the last \
-         checkpoint is from before"
+        "step {step}: the loss is not finite; use a lower optimizer.lr or a longer schedule.warmup; the last \
+            checkpoint was written before this step"
     )]
     LossNotFinite {
         /// Number of the optimizer step.
@@ -125,8 +125,8 @@ pub enum TrainError {
     },
     /// Gradients are not finite in fp16 although the loss scale has been lowered to 1.
     #[error(
-        "step {step}: the gradients are no numbers any more, even without a loss scale; use precision.kind bf16, or a \
-         lower optimizer.lr; the weights did not move, and the last checkpoint is from before"
+        "step {step}: the gradients are not finite, even without a loss scale; use precision.kind bf16, or a \
+         lower optimizer.lr; the weights were not changed, and the last checkpoint was written before this step"
     )]
     GradientsNotFinite {
         /// Number of the optimizer step.
@@ -157,7 +157,7 @@ pub enum TrainError {
     },
     /// The run was to start at step 0, but its folder has a checkpoint.
     #[error(
-        "--resume never: {} is there already; go on with --resume auto, or choose another folder with -o",
+        "--resume never: {} already exists; resume it with --resume auto, or choose another folder with -o",
         Place(path)
     )]
     CheckpointExists {
@@ -165,7 +165,10 @@ pub enum TrainError {
         path: PathBuf,
     },
     /// The checkpoint was written with a configuration that gives other results.
-    #[error("{} is of another configuration: {difference}; choose another folder with -o", Place(path))]
+    #[error(
+        "{} was written with another configuration: {difference}; choose another folder with -o",
+        Place(path)
+    )]
     OtherConfiguration {
         /// Path of the checkpoint.
         path: PathBuf,
@@ -174,7 +177,7 @@ pub enum TrainError {
     },
     /// The run has checkpoints, none of which is usable.
     #[error(
-        "no checkpoint can be used ({}: {why}); remove the folder to begin anew, or choose another with -o",
+        "no checkpoint can be used ({}: {why}); remove the folder to start over, or choose another folder with -o",
         Place(path)
     )]
     NoUsableCheckpoint {
@@ -184,7 +187,7 @@ pub enum TrainError {
         why: CheckpointError,
     },
     /// The run folder given to `--resume` has no checkpoints.
-    #[error("--resume {}: there is no checkpoint in it", Place(folder))]
+    #[error("--resume {}: the folder contains no checkpoint", Place(folder))]
     NoCheckpoint {
         /// Path of the run folder.
         folder: PathBuf,
@@ -199,7 +202,7 @@ pub enum TrainError {
     },
     /// The checkpoint given to `--resume` is older than another checkpoint in the run's own folder.
     #[error(
-        "--resume {}: {} is newer; go on with --resume auto, remove it, or choose another folder with -o",
+        "--resume {}: {} is newer; resume from it with --resume auto, remove it, or choose another folder with -o",
         Place(path),
         Place(newer)
     )]
@@ -216,7 +219,7 @@ pub enum TrainError {
         source: serde_json::Error,
     },
     /// The tensors of a checkpoint are not those of the model.
-    #[error("{} is of another model: {difference}", Place(path))]
+    #[error("{} was written for another model: {difference}", Place(path))]
     OtherModel {
         /// Path of the checkpoint.
         path: PathBuf,

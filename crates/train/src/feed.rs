@@ -402,9 +402,9 @@ mod tests {
         check("data.train=[ROOT/README.md] model.vocabulary=200", Err(few));
         check("data.train=[nowhere.jsonl] data.tokenizer=none.json model.vocabulary=65536", Ok(65_536));
         let text =
-            "data.train: the name `x` does not say what it holds; give data.format txt, jsonl, bin or fasta";
+            "data.train: the name `x` does not tell its format; give data.format txt, jsonl, bin or fasta";
         check("data.train=[x]", Err(text));
-        let ids = "data.format bin: the ids have no tokenizer; give model.vocabulary";
+        let ids = "data.format bin contains token ids without a tokenizer; give model.vocabulary";
         check("data.train=[x.bin]", Err(ids));
     }
 }

@@ -66,7 +66,7 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
             Err(why) => {
                 let path = Place(path);
                 observer
-                    .say(Level::Warning, &format!("{path} cannot be used: {why}; looking for an older one"));
+                    .say(Level::Warning, &format!("{path} cannot be used: {why}; trying an older checkpoint"));
                 last = Some((path.0.to_owned(), why));
             }
         }

@@ -162,7 +162,7 @@ mod tests {
         }
         let error = scale.after(false, &precision, 9).expect_err("no smaller scale").to_string();
         assert!(
-            error.starts_with("step 9: the gradients are no numbers any more, even without a loss scale"),
+            error.starts_with("step 9: the gradients are not finite, even without a loss scale"),
             "{error}"
         );
     }

@@ -98,7 +98,7 @@ pub fn train_with(
     let lock = lock::take(output, &[])?;
     if !lock.is_held() {
         let text = format!(
-            "{} is on a file system without locks: see to it that no other run writes there",
+            "{} is on a file system without file locks; make sure that no other run writes to it",
             Place(output)
         );
         observer.say(Level::Warning, &text);
@@ -116,7 +116,13 @@ pub fn train_with(
             "failed"
         };
         if let Err(why) = started.write(status, Some(error)) {
-            observer.say(Level::Warning, &format!("run.json still says that the run is running: {why}"));
+            observer.say(
+                Level::Warning,
+                &format!(
+                    "run.json could not be updated and still says that the run is \
+                running: {why}"
+                ),
+            );
         }
     })
 }
@@ -164,7 +170,7 @@ fn train_from(
         Some(checkpoint) => {
             checkpoint.restore(model.as_mut())?;
             let (step, path) = (checkpoint.record.state.step, Place(&checkpoint.path));
-            observer.say(Level::Info, &format!("goes on after step {step} of {path}"));
+            observer.say(Level::Info, &format!("resuming after step {step} of {path}"));
             checkpoint.record.state.clone()
         }
     };
@@ -390,7 +396,8 @@ impl Trainer {
             match self.config.precision.kind {
                 PrecisionKind::Fp16 => {
                     let scale = self.state.scale.factor;
-                    let text = format!("step {step} skipped: gradient not finite, scale now {scale}");
+                    let text =
+                        format!("step {step} skipped: gradient not finite; the loss scale is now {scale}");
                     observer.say(Level::Info, &text);
                 }
                 PrecisionKind::F32 | PrecisionKind::Bf16 => {
@@ -543,7 +550,7 @@ impl Trainer {
         let Some(signal) = observer.stop() else { return Ok(()) };
         let step = self.state.step;
         let path = Place(self.save()?).to_string();
-        let kept = format!("step {step} is kept in {path}; the same command goes on from there");
+        let kept = format!("step {step} is kept in {path}; the same command resumes from it");
         Err(RuntimeError::Interrupted { signal, kept }.into())
     }
 

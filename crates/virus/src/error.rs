@@ -13,7 +13,7 @@ pub enum VirusError {
     #[error(transparent)]
     Runtime(RuntimeError),
     /// A model of an architecture that this encoder cannot have.
-    #[error("{model}: {wanted} is wanted here, this is {found}")]
+    #[error("{model}: {wanted} is required, but this is {found}")]
     WrongModel {
         /// Name of the model.
         model: String,
@@ -24,7 +24,7 @@ pub enum VirusError {
     },
     /// A head that was trained for a window length other than `--length`.
     #[error(
-        "{head} is a head for windows of {of} bases, --length is {length}; leave --length out, or give the head for \
+        "{head} is a head for windows of {of} bases, --length is {length}; omit --length, or give the head for \
          {length} bases"
     )]
     HeadLength {
@@ -37,8 +37,8 @@ pub enum VirusError {
     },
     /// A prediction to be planned for a CPU other than the local one.
     #[error(
-        "--predict --target {target}: a prediction is planned for the CPU in place (--target cpu) or a GPU; plan each \
-         encoder there with --model"
+        "--predict --target {target}: a prediction can be planned only for the CPU of this machine (--target \
+            cpu) or for a GPU; plan each encoder with --model"
     )]
     TargetOfOtherCpu {
         /// Name of the target.
@@ -46,7 +46,7 @@ pub enum VirusError {
     },
     /// Two inputs whose results would be written to the same folder (`--per-input`).
     #[error(
-        "--per-input: {} and {} would both go to {}; rename one, or use two commands",
+        "--per-input: {} and {} would both be written to {}; rename one, or use two commands",
         one.display(),
         other.display(),
         folder.display()
@@ -66,7 +66,7 @@ pub enum VirusError {
     #[error("--merge: the input must be the files that the shards were computed from, not a pipe")]
     MergeOfPipe,
     /// A note on the input, which `--strict` makes an error.
-    #[error("--strict: '{record}': {kind}: {detail}; mend it, or leave --strict away")]
+    #[error("--strict: '{record}': {kind}: {detail}; correct it, or omit --strict")]
     Strict {
         /// Id of the record.
         record: String,
@@ -76,7 +76,7 @@ pub enum VirusError {
         detail: String,
     },
     /// An already complete result with notes, which `--strict` makes an error.
-    #[error("--strict: the result is in {}, with {notes} notes; see notes.tsv there", folder.display())]
+    #[error("--strict: the result in {} has {notes} notes; see notes.tsv in that folder", folder.display())]
     StrictNotes {
         /// The output folder.
         folder: PathBuf,
@@ -94,7 +94,7 @@ pub enum VirusError {
     },
     /// An output folder that contains files that no prediction writes.
     #[error(
-        "{} holds files that are not of a prediction (`{name}`); choose another folder with -o",
+        "{} contains files that do not belong to a prediction (`{name}`); choose another folder with -o",
         folder.display()
     )]
     ForeignFiles {
@@ -112,7 +112,8 @@ pub enum VirusError {
     /// A complete result in the output folder of a run on a pipe, whose input cannot be compared with that of
     /// the result.
     #[error(
-        "{} holds a result, and what can be read only once cannot be compared with its input; use --force or another \
+        "{} contains a result, and standard input or a pipe, which can be read only once, cannot be compared \
+            with its input; use --force or another \
          folder with -o",
         folder.display()
     )]
@@ -121,7 +122,7 @@ pub enum VirusError {
         folder: PathBuf,
     },
     /// A complete result of another run in the output folder.
-    #[error("{} holds the result of another run ({what}); use --force or another folder with -o", folder.display())]
+    #[error("{} contains the result of another run ({what}); use --force or another folder with -o", folder.display())]
     OtherResult {
         /// The output folder.
         folder: PathBuf,
@@ -129,14 +130,15 @@ pub enum VirusError {
         what: String,
     },
     /// A complete result in the output folder of a shard.
-    #[error("{} holds a complete result, no shard; name another folder for it with -o", folder.display())]
+    #[error("{} contains a complete result, not a shard; choose another folder for it with -o", folder.display())]
     ResultNoShard {
         /// The output folder.
         folder: PathBuf,
     },
     /// A complete result of inputs with the same content and different names, which appear in the tables.
     #[error(
-        "{} holds the result of the same input under another name (was {before}, is {now}); use --force or another \
+        "{} contains the result of the same input under another name (was {before}, is {now}); use --force or \
+            another \
          folder with -o",
         folder.display()
     )]
@@ -150,7 +152,7 @@ pub enum VirusError {
     },
     /// A journal of another run.
     #[error(
-        "{} was left by another run ({what}); --force starts over, -o names another folder",
+        "{} belongs to another run ({what}); --force starts over, -o names another folder",
         path.display()
     )]
     OtherRun {
@@ -161,7 +163,8 @@ pub enum VirusError {
     },
     /// A journal in the output folder of a run on a pipe, which cannot be resumed.
     #[error(
-        "{} is of another run, for this input can be read only once; --force starts over, -o names another folder",
+        "{} belongs to another run, because this input can be read only once; --force starts over, -o names \
+            another folder",
         path.display()
     )]
     JournalOfPipe {
@@ -169,13 +172,13 @@ pub enum VirusError {
         path: PathBuf,
     },
     /// A file that is not a journal of a prediction.
-    #[error("{} is no journal of a prediction", path.display())]
+    #[error("{} is not the journal of a prediction", path.display())]
     NotAJournal {
         /// The file.
         path: PathBuf,
     },
     /// A damaged journal.
-    #[error("{damage}; bring it back from a copy, or use --force to start over")]
+    #[error("{damage}; restore it from a backup, or use --force to start over")]
     DamagedJournal {
         /// The error of the journal's reader, which names the file and the damage.
         damage: DataError,
@@ -189,7 +192,7 @@ pub enum VirusError {
         what: String,
     },
     /// A window whose data is missing from the journals.
-    #[error("{what} of window {window} of '{record}' are missing; run the command again that computes them")]
+    #[error("{what} of window {window} of '{record}' are missing; run the command that computes them again")]
     MissingWindow {
         /// The missing data: results or nucleotide embeddings.
         what: &'static str,
@@ -199,7 +202,7 @@ pub enum VirusError {
         record: String,
     },
     /// A folder given to `--merge` that has no journal.
-    #[error("{}: there is no journal of a shard; compute it with --shard K/N first", path.display())]
+    #[error("{}: the folder contains no journal of a shard; compute it with --shard K/N first", path.display())]
     NoShard {
         /// Path of the missing journal.
         path: PathBuf,

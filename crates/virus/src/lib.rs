@@ -163,7 +163,8 @@ fn predict_one(
     let lock = runtime::lock::take(&options.output_dir, &folder::JOURNALS)?;
     if !lock.is_held() {
         let dir = options.output_dir.display();
-        let text = format!("{dir} is on a file system without locks: see to it that no other run writes there");
+        let text =
+            format!("{dir} is on a file system without file locks; make sure that no other run writes to it");
         observer.say(Level::Warning, &text);
     }
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
@@ -258,8 +259,8 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusE
         None => HeadModel::builtin(d, p)?,
     };
     if !head.trained {
-        let text = "the built-in models are UNTRAINED: scores are NA and calls read `untrained`; \
-                    give --weights with trained ones";
+        let text = "the built-in models are UNTRAINED: scores are NA and calls read `untrained`; give trained \
+            models with --weights";
         observer.say(Level::Warning, text);
     }
     if let Some(of) = head.named_length().filter(|&l| l != options.length) {
@@ -268,8 +269,8 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusE
     let digests = record::digests(&dna, &protein, &head)?;
     if options.length > MOST_GENES {
         let text = format!(
-            "windows of {} bases are longer than most genes: a frame is scored only if no stop codon is in it over the \
-             whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
+            "windows of {} bases are longer than most genes: a frame is scored only if it has no stop codon in \
+                the whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",
             options.length
         );
         observer.say(Level::Warning, &text);

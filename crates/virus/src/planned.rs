@@ -352,7 +352,7 @@ impl Planned {
         for (number, (stage, program)) in self.stages.iter().enumerate() {
             let lanes = match program.lanes() {
                 1 => String::new(),
-                lanes => format!(" in each of {lanes} lanes"),
+                lanes => format!(" in each of {lanes} replicas"),
             };
             let tokens = program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(0);
             let precision =

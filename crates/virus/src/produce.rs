@@ -225,7 +225,7 @@ impl Cutter {
             return Ok(());
         };
         let what =
-            "FASTA has no qualities, which --hits-format fastq writes; take --hits-format fasta".to_owned();
+            "FASTA has no qualities, which --hits-format fastq writes; use --hits-format fasta".to_owned();
         Err(DataError::at(path, DataErrorKind::Malformed(what)).with_line(line))
     }
 
@@ -239,8 +239,9 @@ impl Cutter {
         // Ids are compared as they appear in tables, where two ids must not become equal.
         let shown = |name: &str| Field(name).to_string();
         if let Some(name) = self.ids.rename(&record.id, self.file, self.record, shown) {
-            let detail = format!("{place}: the id came before; in the tables this record is {}", Field(&name));
-            self.job.parts.push(note("duplicate_id", detail, "computed under a name of its own"));
+            let detail =
+                format!("{place}: the id occurs before; in the tables this record is named {}", Field(&name));
+            self.job.parts.push(note("duplicate_id", detail, "computed under another name"));
             record.id = name;
         }
         if record.seq.is_empty() {
@@ -256,7 +257,7 @@ impl Cutter {
             self.job.parts.push(note("rna", detail, "U is read as T"));
         }
         if let Some(detail) = odd_characters(&record.seq) {
-            self.job.parts.push(note("non_iupac", detail, "codons with them are dropped"));
+            self.job.parts.push(note("non_iupac", detail, "codons that contain U are dropped"));
         }
         let id: Arc<str> = record.id.as_str().into();
         // Position in the record of its first base in the job, and offset of this base in `job.bases`.

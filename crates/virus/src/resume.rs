@@ -73,7 +73,7 @@ impl Keys {
     ) -> Result<Opening, VirusError> {
         let (path, what) = match stage {
             Stage::Whole | Stage::Protein => (self.dir.join(RESULTS), "windows are finished"),
-            Stage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows are through the nucleotide encoder"),
+            Stage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows have passed the DNA encoder"),
         };
         let Some(blocks) = self.of_this_run(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
@@ -84,7 +84,7 @@ impl Keys {
         let count = looked.coverage.count();
         let (shelf, journal) = looked.open(width)?;
         if count > 0 {
-            let text = format!("{count} {what} ({}): going on behind them", path.display());
+            let text = format!("{count} {what} ({}): resuming after them", path.display());
             observer.say(Level::Info, &text);
         }
         let keeper = journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count, block));

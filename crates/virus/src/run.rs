@@ -71,7 +71,7 @@ impl Run<'_> {
             return Err(VirusError::ShardOfPipe);
         }
         if self.keys.is_none() {
-            let text = "the input can be read only once, so a run that is broken will start over";
+            let text = "the input can be read only once, so an interrupted run starts over";
             observer.say(Level::Info, text);
         }
         let (mut before, mut earlier, mut held) = (None, Totals::default(), Bytes::ZERO);
@@ -195,8 +195,8 @@ impl Run<'_> {
         if planned.programs().len() > 1 {
             let bytes = Bytes(self.shape.head.dna * 4);
             let text = format!(
-                "both encoders do not fit under {} together: the nucleotide encoder runs first, and its embeddings \
-                 wait on disk ({bytes} for each open reading frame, in {})",
+                "both encoders do not fit under {} together: the DNA encoder runs first, and its embeddings \
+                    wait on disk ({bytes} for each open reading frame, in {})",
                 self.budget.bytes,
                 self.options.output_dir.join(resume::EMBEDDINGS).display()
             );
@@ -270,7 +270,7 @@ impl Run<'_> {
                 // The first error is the one to report.
                 if let Ok(count @ 1..) = engine.commit() {
                     let kept = self.kept_windows(count);
-                    let text = "for an input that was changed give --force or another folder with -o";
+                    let text = "if the input was changed, give --force or another folder with -o";
                     observer.say(Level::Info, &format!("{kept}; {text}"));
                 }
                 Err(error)
@@ -283,12 +283,12 @@ impl Run<'_> {
         let dir = self.options.output_dir.display();
         match self.keys {
             Some(_) if !self.options.merge.is_empty() => {
-                "the shards are as they were; the same command puts them together".to_owned()
+                "the shards are unchanged; the same command merges them".to_owned()
             }
             Some(_) if self.options.force => {
-                format!("{count} windows are kept in {dir}; the same command without --force goes on there")
+                format!("{count} windows are kept in {dir}; the same command without --force resumes the run")
             }
-            Some(_) => format!("{count} windows are kept in {dir}; the same command goes on there"),
+            Some(_) => format!("{count} windows are kept in {dir}; the same command resumes the run"),
             None => "the input can be read only once: the next run starts over".to_owned(),
         }
     }
@@ -298,8 +298,9 @@ impl Run<'_> {
         let Some(counts) = outputs.map(Outputs::counts) else { return };
         if counts.windows > 0 && counts.scored_windows == 0 {
             let text = format!(
-                "not one of {} windows of at most {} bases has an open reading frame (a frame without a stop codon over \
-                 the whole window), so nothing was scored; a smaller --length finds more, with a head trained for it",
+                "none of the {} windows of at most {} bases has an open reading frame (a frame without a stop \
+                    codon over \
+                 the whole window), so nothing was scored; use a smaller --length, with a head trained for it",
                 counts.windows, self.options.length
             );
             observer.say(Level::Warning, &text);

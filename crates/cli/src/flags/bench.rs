@@ -10,8 +10,9 @@ use tools::bench::{Lengths, Request, Work, bench, calibrate};
 
 /// Benchmark a model or a matmul: tokens per second, TFLOP/s, memory, and the slowest kernels
 ///
-/// Weights and inputs are random. The work alternates with a raw multiply-add loop on the same number of threads, on a
-/// GPU with large matmuls in the same precision; the utilisation is the work's share of their throughput.
+/// Weights and inputs are random. Measurements of the work alternate with measurements of the peak rate: on a CPU a
+/// loop of multiply-adds on the same number of threads, on a GPU large matmuls in the same precision. The utilisation
+/// is the rate of the work divided by the peak rate.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("work").required(true).args(["model", "shape", "calibrate"]))]
 #[command(after_long_help = JSON_KEYS)]
@@ -20,31 +21,30 @@ pub struct Bench {
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Option<String>,
 
-    /// Batch: a number of sequences of equal length in tokens, or for example 1000xlognormal for lengths distributed
+    /// Batch: the number of sequences and their length in tokens, or for example 1000xlognormal for lengths distributed
     /// like those of proteins (exp N(5.6, 0.75) residues, 30 to 1022) [default: 64x168]
     #[arg(long, value_name = "SEQUENCESxTOKENS", value_parser = batch, conflicts_with_all = ["shape", "calibrate"])]
     batch: Option<(u64, Lengths)>,
 
-    /// Benchmark a single linear layer instead of a model: M rows, N outputs and K inputs
+    /// Benchmark a single linear layer instead of a model, with M rows, N outputs and K inputs
     #[arg(long, value_name = "MxNxK", value_parser = numbers::<3>, conflicts_with = "tokens")]
     shape: Option<[u64; 3]>,
 
-    /// Measure the rates of this machine or GPU instead, and write them to a target file, FILE.toml, for plan
-    /// --target; an
-    /// existing file is replaced. On a GPU, also time the matmuls of all known models, which otherwise happens in the
-    /// first run of each model
+    /// Measure the rates of this machine or GPU instead, and write them to the target file FILE.toml for plan --target;
+    /// an existing file is replaced. On a GPU, also time the matmuls of all supported models, which otherwise happens
+    /// in the first run of each model
     #[arg(long, value_name = "FILE.toml", conflicts_with = "tokens")]
     calibrate: Option<PathBuf>,
 
-    /// Number of timed repetitions, after one warm-up
+    /// Number of measurements after one warm-up, 1 to 1000
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = repeats)]
     repeats: u64,
 
-    /// Print one JSON object
+    /// Print the report as one JSON object
     #[arg(long)]
     json: bool,
 
-    /// Also write a timeline of every kernel and copy in two passes to FILE.json, for ui.perfetto.dev
+    /// Also write a timeline of every kernel and copy of two passes to FILE.json, for ui.perfetto.dev
     #[arg(long, value_name = "FILE.json", conflicts_with = "calibrate")]
     trace: Option<PathBuf>,
 
@@ -55,19 +55,27 @@ pub struct Bench {
 /// Description of the keys printed by `--json`.
 const JSON_KEYS: &str = "\
 Keys of --json:
-  side, model, batch, length | shape    what was timed; length may be lognormal, shape is [M, N, K]
-  dtype, device, threads, lanes         how; lanes are steps that threads compute beside each other
-  steps, step_tokens, passes            steps of a pass, tokens of the widest, passes of a turn
-  seconds                               of a pass, for each turn
-  tokens_per_s, flops, tflops           of the median turn; of a linear, tokens are its rows
-  raw_loop, raw_tflops, utilisation     what it is (fma; amx, of bf16; amx/6, six of bf16 for one of f32; amx/int8;
-                                        dots, of AVX512-BF16; vnni, of int8; on a GPU product, of 8192 x 8192 x 8192
-                                        in this precision), and the median share of it; null without such a loop
-  planned_peak_bytes, resident_bytes, resident_peak_bytes
-  kernels                               slowest first: op, label, shape, launches, seconds (of lanes, their mean),
-                                        share (they sum to 1), tflops, gb_per_s
-Keys of --calibrate --json: target (the file), about, rates (f32, tf32, bf16, fp8, int8, memory, launch; storage, null
-where the disk's cache cannot be passed by), products (on a GPU, by model, what its results' bits depend on)";
+  side, model, batch, length | shape    the work; length may be lognormal, shape is [M, N, K]
+  dtype, device, threads, lanes         number format of the matmuls, device, threads, and replicas (groups of threads,
+                                        or GPUs, that each compute their own steps)
+  steps, step_tokens, passes            steps in a pass over the batch, tokens of the largest step, passes per
+                                        measurement
+  seconds                               seconds of a pass, for each measurement
+  tokens_per_s, flops, tflops           tokens per second (for --shape rows per second), operations in a pass, and
+                                        TFLOP/s, from the median of seconds
+  raw_loop                              measurement of the peak rate: fma, amx (bf16), amx/6 (f32 as six bf16 matmuls),
+                                        amx/int8, dots (AVX512-BF16) or vnni (int8) on a CPU, product (8192 x 8192 x
+                                        8192 matmuls in the precision of the work) on a GPU
+  raw_tflops, utilisation               median peak rate, and rate of the work divided by it; null without a peak rate
+  planned_peak_bytes                    peak memory of the plan
+  resident_bytes, resident_peak_bytes   resident memory of the process at the end, and its maximum
+  kernels                               slowest first: op, label, shape, launches, seconds (mean over replicas),
+                                        share (shares sum to 1), tflops, gb_per_s
+Keys of --calibrate --json:
+  target, about                         target file, and its description
+  rates                                 f32, tf32, bf16, fp8, int8, memory, launch, and storage (null where the cache of
+                                        the disk cannot be bypassed)
+  products                              on a GPU, by model: the matmul algorithms that the bits of its results depend on";
 
 /// Default batch: number of sequences and their lengths in tokens.
 const BATCH: (u64, Lengths) = (64, Lengths::Equal(168));
@@ -81,7 +89,7 @@ fn numbers<const N: usize>(text: &str) -> Result<[u64; N], String> {
     let numbers = numbers.filter(|all| all.iter().all(|n| (1..=LARGEST).contains(n)));
     numbers
         .and_then(|all| all.try_into().ok())
-        .ok_or_else(|| format!("give {N} whole numbers from 1 to {LARGEST} with an x between them"))
+        .ok_or_else(|| format!("give {N} whole numbers from 1 to {LARGEST}, separated by x"))
 }
 
 /// Parses a batch such as `2x20` or `2xlognormal`.
@@ -95,7 +103,7 @@ fn batch(text: &str) -> Result<(u64, Lengths), String> {
 fn repeats(text: &str) -> Result<u64, String> {
     const MOST: u64 = 1000;
     let number = at_least(1, text).ok().filter(|&n| n <= MOST);
-    number.ok_or_else(|| format!("give a number from 1 to {MOST}"))
+    number.ok_or_else(|| format!("give a number of measurements from 1 to {MOST}"))
 }
 
 impl Bench {

@@ -8,15 +8,15 @@ use runtime::Device;
 /// Flags that set how a GPU is used.
 #[derive(Debug, Args)]
 pub struct Card {
-    /// Copy to and from the GPU in separate streams, concurrently with kernels (the default)
+    /// Copy to and from the GPU in separate streams, which overlap with kernels (the default)
     #[arg(long, overrides_with = "no_cuda_streams", help_heading = "GPU")]
     cuda_streams: bool,
 
-    /// Copy and compute in one stream, one after the other
+    /// Copy and compute in a single stream, without overlap
     #[arg(long, overrides_with = "cuda_streams", help_heading = "GPU")]
     no_cuda_streams: bool,
 
-    /// Copy through pinned host memory [default: if enough of it is free]
+    /// Copy through pinned (page-locked) host memory [default: if this takes at most a quarter of the free host memory]
     #[arg(long, overrides_with = "no_pin_memory", help_heading = "GPU")]
     pin_memory: bool,
 
@@ -24,15 +24,17 @@ pub struct Card {
     #[arg(long, overrides_with = "pin_memory", help_heading = "GPU")]
     no_pin_memory: bool,
 
-    /// Let the GPU memory grow in place when a larger plan follows (the default)
+    /// Reserve an address range, in which the allocation on the GPU can grow in place when a later plan is larger (the
+    /// default)
     #[arg(long, overrides_with = "no_expandable_segments", help_heading = "GPU")]
     expandable_segments: bool,
 
-    /// Allocate the GPU memory as one plain allocation, replaced as a whole for another plan
+    /// Use one ordinary allocation on the GPU, which is replaced as a whole when a later plan is larger
     #[arg(long, overrides_with = "expandable_segments", help_heading = "GPU")]
     no_expandable_segments: bool,
 
-    /// Number of steps after which GPU memory unused by the current plan is freed; 0 is never [default: 100]
+    /// Number of steps between returns of GPU memory that the current plan does not use; 0 never returns it [default:
+    /// 100]
     #[arg(long, value_name = "N", help_heading = "GPU")]
     cache_clear_interval: Option<u64>,
 }
@@ -75,7 +77,7 @@ impl Card {
         };
         match given.first() {
             Some(flag) if !automatic => Err(usage(format!(
-                "{flag} is about a GPU, and this run computes on the CPU; leave it away, or give --device cuda"
+                "{flag} applies only to GPUs, and this run uses the CPU; omit the flag, or give --device cuda"
             ))),
             _ => Ok(given),
         }
@@ -145,7 +147,7 @@ mod tests {
             "--no-expandable-segments",
         ] {
             let error = card(&[flag]).without_effect(&Device::Cpu, false).expect_err(flag).to_string();
-            assert!(error.starts_with(&format!("{flag} is about a GPU")), "{error}");
+            assert!(error.starts_with(&format!("{flag} applies only to GPUs")), "{error}");
             assert_eq!(card(&[flag]).without_effect(&Device::Cpu, true).expect("listed"), [flag]);
         }
         assert!(card(&["--cache-clear-interval", "0"]).without_effect(&Device::Cpu, false).is_err());

@@ -12,33 +12,35 @@ use runtime::Settings;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Classify each sequence with a classifier that was trained by `plimsoll train`
+/// Classify each sequence with a classifier trained by `plimsoll train`
 ///
-/// Writes a table with a line for each sequence, in the order of the input: its id, the likeliest class, and the score
-/// of every class; scores are between 0 and 1 and sum to 1.
+/// Writes a table with one line for each sequence, in the order of the input: its id, the most probable class, and the
+/// probability of every class.
 #[derive(Debug, Args)]
 pub struct Classify {
-    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; - is standard input
+    /// Sequence files: FASTA or FASTQ, plain or compressed (.gz, .bz2, .zst, .xz); a folder selects all sequence files
+    /// in it, and - reads standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
-    /// The classifier: a checkpoint of a run with model.classes, or what `plimsoll merge` made of one
+    /// Classifier: a checkpoint of a run with model.classes, or the folder that `plimsoll merge` wrote from such a
+    /// checkpoint
     #[arg(long, value_name = "PATH")]
     model: String,
 
-    /// The table
+    /// Output table, tab-separated
     #[arg(short, long, value_name = "OUT.tsv")]
     output: PathBuf,
 
-    /// Replace a table that is there
+    /// Replace an existing output table
     #[arg(long)]
     force: bool,
 
-    /// Letters of the longest sequence [default: 1022 residues for ESM-2, no limit for DNABERT-S]
+    /// Maximum length of a sequence in letters (residues or bases) [default: 1022 for ESM-2, no limit for DNABERT-S]
     #[arg(long, value_name = "N", value_parser = letters)]
     max_length: Option<u64>,
 
-    /// Cut longer sequences there; without this, a longer one is an error
+    /// Truncate longer sequences to the maximum length; without this flag a longer sequence is an error
     #[arg(long)]
     truncate: bool,
 
@@ -48,7 +50,8 @@ pub struct Classify {
     #[command(flatten)]
     streaming: Streaming,
 
-    /// Batches of input that are prepared ahead
+    /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of in-flight
+    /// steps
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 

@@ -8,22 +8,22 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::convert::{Options, convert};
 
-/// Write weights as one safetensors file: from torch's .bin, .pt or .pth, shards, or a model's folder
+/// Convert weights to one safetensors file, from PyTorch's .bin, .pt or .pth, from shards, or from a model's folder
 ///
-/// Nothing in the input is executed. Names, types, shapes and values are kept; the file is read back and compared
-/// before it appears. A fair-esm checkpoint (esm2_t*_UR50D.pt) gets the hub's names, and a config.json beside the
-/// result.
+/// No code in the input is executed. Names, types, shapes and values of the tensors are unchanged; the result is read
+/// back and compared with the input before it gets its name. A fair-esm checkpoint (esm2_t*_UR50D.pt) gets the hub's
+/// tensor names, and a config.json beside the result.
 #[derive(Debug, Args)]
 pub struct Convert {
-    /// The weights: a file, an index of shards, or a model's folder
+    /// Weights: a file, an index of shards, or a model's folder
     #[arg(value_name = "INPUT")]
     input: PathBuf,
 
-    /// The result
+    /// Output file
     #[arg(short, long, value_name = "OUT.safetensors")]
     output: PathBuf,
 
-    /// Replace a result that is there
+    /// Replace an existing output file
     #[arg(long)]
     force: bool,
 

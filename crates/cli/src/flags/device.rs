@@ -22,7 +22,8 @@ pub enum DeviceName {
 impl DeviceName {
     /// Parses `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N,M,...`.
     pub fn parse(word: &str) -> Result<Self, String> {
-        let give = || "give auto, cpu, cuda (all GPUs) or their numbers, such as cuda:0 or cuda:0,2".to_owned();
+        let give =
+            || "give auto, cpu, cuda (all GPUs), or GPUs by ordinal, such as cuda:0 or cuda:0,2".to_owned();
         match word {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
@@ -32,7 +33,7 @@ impl DeviceName {
                 let numbers: Option<Vec<usize>> = list.split(',').map(|n| n.parse().ok()).collect();
                 let numbers = numbers.ok_or_else(give)?;
                 let twice = numbers.iter().enumerate().find(|(i, n)| numbers[..*i].contains(n));
-                twice.map_or(Ok(()), |(_, n)| Err(format!("cuda:{n} is named twice; name every GPU once")))?;
+                twice.map_or(Ok(()), |(_, n)| Err(format!("GPU {n} is listed twice; list every GPU once")))?;
                 Ok(Self::Cuda(numbers))
             }
         }
@@ -55,7 +56,7 @@ impl DeviceName {
             Self::Auto => auto(HowMany::One, options),
             Self::AllCuda => Ok(Device::machines(named(&[0], options)?.into_iter().map(first).collect())?),
             Self::Cuda(numbers) if numbers.len() > 1 => {
-                Err(usage(format!("this command computes on one device; give --device cuda:{}", numbers[0])))
+                Err(usage(format!("this command uses a single device; give --device cuda:{}", numbers[0])))
             }
             Self::Cuda(numbers) => Ok(Device::machines(named(numbers, options)?)?),
         }
@@ -69,19 +70,23 @@ fn auto(how_many: HowMany, options: Options) -> Result<Device, CliError> {
     let (usable, unusable) = opened(how_many, gpus_there(), |ordinal| gpu(ordinal, options));
     let Some(one) = usable.first().cloned() else {
         if let Some(NoGpu { why, .. }) = unusable.iter().find(|no| !no.absent) {
-            eprintln!("computing on the CPU: {why}");
+            eprintln!("using the CPU, because no GPU can be used: {why}");
         }
         return Ok(Device::Cpu);
     };
     for NoGpu { why, .. } in unusable {
-        eprintln!("one GPU less: {why}");
+        eprintln!("not using a GPU: {why}");
     }
     if matches!(how_many, HowMany::One) {
         return Ok(Device::machines(vec![first(one)])?);
     }
     let (same, others): (Vec<Gpu>, Vec<Gpu>) = usable.into_iter().partition(|gpu| gpu.kind() == one.kind());
     for other in others {
-        eprintln!("not computing on {}: it is of another kind than {}", other.name(), one.name());
+        eprintln!(
+            "not using {}: all GPUs of a run must be of the same kind, and the first is {}",
+            other.name(),
+            one.name()
+        );
     }
     Ok(Device::machines(same)?)
 }
@@ -106,7 +111,7 @@ fn opened<T>(
 /// Reports that a GPU is the first of several.
 fn first(gpu: Gpu) -> Gpu {
     if gpus_there() > 1 {
-        eprintln!("computing on {}, one of {} GPUs", gpu.name(), gpus_there());
+        eprintln!("using {}, one of {} GPUs", gpu.name(), gpus_there());
     }
     gpu
 }
@@ -175,7 +180,7 @@ pub fn gpus() -> Vec<String> {
 fn precisions(card: &cuda::Card) -> String {
     let names: Vec<&str> = card.precisions().into_iter().map(runtime::Precision::name).collect();
     match &names[..] {
-        [] => "too old to be used, compute capability 8.0 or later is needed".to_owned(),
+        [] => "not supported: compute capability 8.0 or later is required".to_owned(),
         [auto, others @ ..] => format!("precision {auto} (--precision auto), also {}", others.join(", ")),
     }
 }
@@ -191,7 +196,7 @@ fn used(card: &cuda::Card) -> String {
 /// Without the feature `cuda` there are no GPUs.
 #[cfg(not(feature = "cuda"))]
 pub fn gpus() -> Vec<String> {
-    vec!["this plimsoll was built without the feature `cuda`".to_owned()]
+    vec!["plimsoll was built without the feature `cuda`, so it cannot use GPUs".to_owned()]
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -201,7 +206,10 @@ fn gpus_there() -> usize {
 
 #[cfg(not(feature = "cuda"))]
 fn gpu(_: usize, (): Options) -> Result<Gpu, NoGpu> {
-    Err(NoGpu { why: "this plimsoll was built without the feature `cuda`".to_owned(), absent: true })
+    Err(NoGpu {
+        why: "plimsoll was built without the feature `cuda`, so it cannot use GPUs".to_owned(),
+        absent: true,
+    })
 }
 
 #[cfg(test)]
@@ -251,6 +259,6 @@ mod tests {
     fn a_command_on_one_device_refuses_several() {
         let several = DeviceName::Cuda(vec![2, 0]).open_one(Options::default());
         let error = several.expect_err("two are named").to_string();
-        assert_eq!(error, "this command computes on one device; give --device cuda:2");
+        assert_eq!(error, "this command uses a single device; give --device cuda:2");
     }
 }

@@ -6,14 +6,14 @@ use clap::Args;
 use std::process::ExitCode;
 use tools::doctor::{Options, report};
 
-/// Describe this machine: processor, memory, GPUs, models in the local caches, precisions, free disk space
+/// Describe this machine: processor, memory, GPUs, models in the local caches, number formats, free disk space
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Also print the kernel table: the kernels that compute each op, and their element types
     #[arg(long)]
     kernels: bool,
 
-    /// Print JSON
+    /// Print the description as JSON
     #[arg(long)]
     json: bool,
 }

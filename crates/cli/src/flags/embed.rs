@@ -13,28 +13,29 @@ use std::process::ExitCode;
 
 /// Compute embeddings of DNA or protein sequences
 ///
-/// Writes one row per sequence, in input order.
+/// Writes one row for each sequence, in the order of the input.
 #[derive(Debug, Args)]
 pub struct Embed {
-    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; - is standard input
+    /// Sequence files: FASTA or FASTQ, plain or compressed (.gz, .bz2, .zst, .xz); a folder selects all sequence files
+    /// in it, and - reads standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
-    /// Model: a folder or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S; files missing from the
-    /// cache are downloaded
+    /// Model: a folder, a weight file, or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S; files
+    /// missing from the local cache are downloaded
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: String,
 
-    /// Output file: OUT.npy (with OUT.ids.txt beside it), OUT.safetensors or OUT.parquet (a table of id, length and
-    /// embedding); with --per-input a folder
+    /// Output file: OUT.npy (with the ids in OUT.ids.txt), OUT.safetensors, or OUT.parquet (columns id, length and
+    /// embedding); with --per-input, a folder
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
 
-    /// Write one output per input, named after the input, in the folder OUT; the model is loaded only once
+    /// Write one output file for each input, named after the input, in the folder OUT; the model is loaded once
     #[arg(long)]
     per_input: bool,
 
-    /// File format of the outputs with --per-input
+    /// File format of the output files, with --per-input
     #[arg(long, value_enum, default_value_t = FormatName::Npy, requires = "per_input")]
     format: FormatName,
 
@@ -42,20 +43,20 @@ pub struct Embed {
     #[arg(long)]
     force: bool,
 
-    /// Pooling: what to write for each sequence
+    /// Pooling over the hidden states of a sequence
     #[arg(long, value_enum, default_value_t = PoolName::Mean)]
     pool: PoolName,
 
-    /// Write the hidden states of these layers instead of the last: 0 is the embedding layer, 1 the first block, -1 the
-    /// last block [default: the last block, without a layer dimension]
+    /// Layers whose hidden states are written: 0 is the embedding layer, 1 the first block, -1 the last block [default:
+    /// the last block, without a layer dimension]
     #[arg(long, value_name = "I,J,...", value_delimiter = ',', value_parser = layer, allow_hyphen_values = true)]
     layers: Option<Vec<i64>>,
 
-    /// Maximum length of a sequence in letters [default: 1022 residues for ESM-2, no limit for DNABERT-S]
+    /// Maximum length of a sequence in letters (residues or bases) [default: 1022 for ESM-2, no limit for DNABERT-S]
     #[arg(long, value_name = "N", value_parser = letters)]
     max_length: Option<u64>,
 
-    /// Truncate longer sequences; without this flag a longer sequence is an error
+    /// Truncate longer sequences to the maximum length; without this flag a longer sequence is an error
     #[arg(long)]
     truncate: bool,
 
@@ -65,7 +66,8 @@ pub struct Embed {
     #[command(flatten)]
     streaming: Streaming,
 
-    /// Input batches prepared ahead
+    /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of in-flight
+    /// steps
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
@@ -97,13 +99,13 @@ enum FormatName {
 
 fn layer(text: &str) -> Result<i64, String> {
     let number = text.trim().parse::<i64>().ok().filter(|n| n.unsigned_abs() <= 1 << 24);
-    number.ok_or_else(|| "give numbers of layers with commas between them, such as 0,6,-1".to_owned())
+    number.ok_or_else(|| "give layer numbers separated by commas, such as 0,6,-1".to_owned())
 }
 
 /// Parses a maximum sequence length in letters.
 pub(super) fn letters(text: &str) -> Result<u64, String> {
     let number = at_least_one(text).ok().filter(|&n| n <= 1 << 30);
-    number.ok_or_else(|| "give the letters of the longest sequence, from 1 on".to_owned())
+    number.ok_or_else(|| "give a length of at least 1 letter".to_owned())
 }
 
 /// Parses a number of batches prepared ahead.

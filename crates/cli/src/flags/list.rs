@@ -8,12 +8,12 @@ use tools::list;
 
 /// List supported models and which are in the local caches
 ///
-/// Lists the known models and other models of their families in the Hugging Face cache; fair-esm checkpoints in the
-/// torch hub cache (~/.cache/torch/hub/checkpoints) are listed with their models. The files missing from a cached model
-/// are downloaded by the first command that needs them.
+/// Lists the models that Plimsoll knows by name, and other models of their families in the Hugging Face cache; fair-esm
+/// checkpoints in the torch hub cache (~/.cache/torch/hub/checkpoints) are listed with their models. The first command
+/// that needs a model downloads the files that the cache lacks.
 #[derive(Debug, Args)]
 pub struct List {
-    /// Print JSON
+    /// Print the list as JSON
     #[arg(long)]
     json: bool,
 }

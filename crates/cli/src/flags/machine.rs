@@ -12,32 +12,33 @@ use runtime::{Device, Settings, Stream, machine};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Machine")]
 pub struct Machine {
-    /// Device: auto, cpu, cuda or cuda:N,M,...; cuda is all NVIDIA GPUs, which share the work (bench and verify use the
-    /// first), auto is the usable GPUs or else the CPU
+    /// Device: auto, cpu, cuda (all NVIDIA GPUs) or cuda:N,M,... (GPUs by ordinal); auto uses the GPUs that can be
+    /// used, otherwise the CPU. Several GPUs share the work; bench and verify use only the first
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceName::parse)]
     device: DeviceName,
 
-    /// Number format of the models: auto is the best format of the device, bf16 on a GPU and on a CPU with AMX, f32 on
-    /// other CPUs; a CPU supports bf16, f32 and int8
+    /// Number format of the models: auto is bf16 on a GPU and on a CPU with AMX, f32 on other CPUs; a CPU supports
+    /// bf16, f32 and int8
     #[arg(long, value_enum, default_value_t = Precision::Auto)]
     precision: Precision,
 
-    /// Memory budget of the run, such as 2GiB, 500MB or 80% of the free memory: on the CPU the peak resident memory of
-    /// the process, including code and mapped files, on a GPU the memory that the GPU counts for the process [default:
-    /// 80%]
+    /// Memory budget of the run, such as 2GiB, 500MB or 80% of the free memory. On the CPU it bounds the peak resident
+    /// memory of the process, including code and mapped files; on a GPU it bounds the memory of the process on that GPU
+    /// [default: 80%]
     #[arg(long, alias = "budget", value_name = "SIZE")]
     memory_budget: Option<String>,
 
-    /// Host memory budget of a run on a GPU, such as 4GiB or 50% of the free memory; for a run on the CPU same as
-    /// --memory-budget; not for bench and verify [default: no limit]
+    /// Host memory budget of a run on a GPU, such as 4GiB or 50% of the free memory; on the CPU the smaller of this and
+    /// --memory-budget applies. Not supported by bench and verify [default: no limit]
     #[arg(long, value_name = "SIZE")]
     host_memory: Option<String>,
 
-    /// Tokens per step; more need more memory [default: the most that fit and increase speed]
+    /// Maximum number of tokens in a step; more tokens take more memory [default: the most that fit the budget and
+    /// increase speed]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     tokens: Option<u64>,
 
-    /// Compute threads [default: all cores available to this process]
+    /// Compute threads of the CPU, 1 to 1024 [default: all cores available to this process]
     #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<u64>,
 
@@ -51,7 +52,7 @@ const DEPTH: usize = 2;
 /// Flag of the commands that can stream weights.
 #[derive(Debug, Args)]
 pub struct Streaming {
-    /// Whether weights are read from disk in every step, which takes less memory and more time
+    /// When to read weights from disk in every step, which takes less memory and more time
     #[arg(long, value_enum, default_value_t = When::Auto, value_name = "WHEN", help_heading = "Machine")]
     stream_weights: When,
 }
@@ -59,23 +60,23 @@ pub struct Streaming {
 /// When to stream weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum When {
-    /// If no step fits the memory with resident weights
+    /// Only if no step fits the memory budget with resident weights
     Auto,
-    /// Never: a plan that does not fit with resident weights is refused
+    /// Never; a run that does not fit with resident weights is refused
     Never,
-    /// Always
+    /// In every run
     Always,
 }
 
 /// Order in which sequences are computed.
 #[derive(Debug, Args)]
 pub struct Sorting {
-    /// Compute sequences sorted by length, so that steps are full (the default); results are the same and in input
-    /// order
+    /// Compute sequences sorted by length, which fills steps better (the default); results are the same, and are
+    /// written in the order of the input
     #[arg(long, overrides_with = "no_sort_by_length", help_heading = "Machine")]
     sort_by_length: bool,
 
-    /// Compute sequences in input order
+    /// Compute sequences in the order of the input
     #[arg(long, overrides_with = "sort_by_length", help_heading = "Machine")]
     no_sort_by_length: bool,
 }
@@ -102,14 +103,15 @@ impl Streaming {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
     Auto,
-    /// 8 exponent bits, 8 bits of precision; sums, norms and means in f32
+    /// 16 bits: 8 exponent bits and 8 bits of precision; sums, norms and means in f32
     Bf16,
-    /// 5 exponent bits, 11 bits of precision; sums, norms and means in f32
+    /// 16 bits: 5 exponent bits and 11 bits of precision; sums, norms and means in f32. GPU only
     Fp16,
     F32,
-    /// As f32, but linear layers reduce their operands to 11 bits of precision; sums in f32. GPU only
+    /// f32, but linear layers round their operands to 11 bits of precision; sums in f32. GPU only
     Tf32,
-    /// Encoder matmuls in 8 bits, 4 bits of precision, with scales; the rest as bf16. Compute capability 8.9 and later
+    /// Encoder matmuls in 8-bit floating point (e4m3, 4 bits of precision) with scales; the rest as bf16. GPUs of
+    /// compute capability 8.9 or later
     Fp8,
     /// Encoder matmuls in 8-bit integers with scales; the rest as bf16. CPU only
     Int8,
@@ -135,7 +137,7 @@ const MOST_THREADS: u64 = 1024;
 
 pub(super) fn threads(text: &str) -> Result<u64, String> {
     let number = at_least_one(text).ok().filter(|&n| n <= MOST_THREADS);
-    number.ok_or_else(|| format!("give a number from 1 to {MOST_THREADS}"))
+    number.ok_or_else(|| format!("give a number of threads from 1 to {MOST_THREADS}"))
 }
 
 impl Machine {
@@ -160,7 +162,7 @@ impl Machine {
     /// The runtime's settings for commands that compute on one device.
     pub fn settings_of_one(&self) -> Result<Settings, CliError> {
         if self.host_memory.is_some() {
-            let text = "--host-memory: this command has no line for the host; leave it away";
+            let text = "--host-memory: this command has no host memory budget; omit the flag";
             return Err(usage(text));
         }
         self.settings_on(self.device.open_one(self.card.options(DEPTH))?)
@@ -171,7 +173,7 @@ impl Machine {
         if !unused_flags.is_empty() {
             let flags = unused_flags.join(", ");
             eprintln!(
-                "warning: no GPU can be used here, so this run computes on the CPU and {flags} has no effect"
+                "warning: no GPU can be used, so this run uses the CPU, and these flags have no effect: {flags}"
             );
         }
         let precision = self.precision.chosen();

@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use tools::merge::{Options, merge};
 
-/// Merge an adapter into its base model
+/// Merge an adapter (LoRA) into its base model
 ///
-/// The adapter is a checkpoint of a run with model.lora, or a peft folder. The result is a model folder in the hub's
-/// format, for plimsoll and for transformers.
+/// The adapter is a checkpoint of a run with model.lora, or a folder written by the peft library. The result is a model
+/// folder in the hub's format, which plimsoll and transformers can load.
 #[derive(Debug, Args)]
 pub struct Merge {
-    /// Adapter folder, with its adapter_config.json
+    /// Adapter folder, which contains adapter_config.json
     #[arg(value_name = "ADAPTER")]
     adapter: PathBuf,
 
@@ -22,7 +22,7 @@ pub struct Merge {
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
 
-    /// Base model: a folder or a hub id [default: the model named by the adapter]
+    /// Base model: a folder or a hub id [default: the base model named in adapter_config.json]
     #[arg(long, value_name = "PATH|HUB_ID")]
     base: Option<String>,
 
@@ -43,7 +43,7 @@ impl Merge {
         } else if !self.voice.quiet() {
             let (adapted, tensors) = (report.adapted, report.tensors);
             let place = runtime::Place(&report.output);
-            print(&format!("{tensors} tensors in {place}, {adapted} of them with their adapter"))?;
+            print(&format!("{tensors} tensors in {place}, {adapted} of them merged with the adapter"))?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -52,7 +52,7 @@ fn at_least_one(text: &str) -> Result<u64, String> {
 
 fn at_least(least: u64, text: &str) -> Result<u64, String> {
     let number = text.parse::<u64>().ok().filter(|n| (least..=MOST).contains(n));
-    number.ok_or_else(|| format!("give a whole number from {least} on"))
+    number.ok_or_else(|| format!("give a whole number of at least {least}"))
 }
 
 /// Largest accepted number of any flag, small enough that sums of such numbers cannot overflow.

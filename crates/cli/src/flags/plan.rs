@@ -18,55 +18,60 @@ use train::config::TrainConfig;
 use train::{self, priced};
 use virus::{Models, files, planned};
 
-/// Compute the memory a model or its training would need on a machine, to the byte, from a configuration alone
+/// Plan the memory of a model, a prediction or a training run on a machine, to the byte, from its configuration alone
 ///
-/// Requires neither the machine nor the weights. A plan that does not fit is refused with its bill (exit code 4).
+/// The machine and the weights are not needed. A plan that does not fit is refused with exit code 4, the memory it
+/// needs, and flags that make it fit.
 #[derive(Debug, Args)]
 pub struct Plan {
     /// Model: a hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
     #[arg(long, value_name = "PATH|HUB_ID", required_unless_present_any = ["train", "predict"])]
     model: Option<String>,
 
-    /// Plan a whole prediction instead: both encoders, the head and the queues, as predict would plan them under the
-    /// same budget, with the expected reads per second
+    /// Plan a whole prediction instead: both encoders, the head and the queues, as `plimsoll predict` would plan them
+    /// under the same budget, with the expected reads per second
     #[arg(long, conflicts_with_all = ["model", "train", "dump_after"])]
     predict: bool,
 
     #[command(flatten)]
     prediction: Prediction,
 
-    /// Plan training instead: the fastest plan inside the budget, choosing the keys that the configuration leaves auto
+    /// Plan a training run instead: the fastest plan inside the budget, which chooses values for the keys that the
+    /// configuration leaves at auto
     #[arg(long, value_name = "CONFIG.yaml", conflicts_with_all = ["model", "tokens", "stream_weights", "dump_after"])]
     train: Option<PathBuf>,
 
-    /// With --train, override the value of a key, such as optimizer.kind=adamw8bit; can be given several times
+    /// Override the value of a key of --train, such as optimizer.kind=adamw8bit; can be given several times, and the
+    /// last value of a key is used
     #[arg(long, value_name = "KEY=VALUE", requires = "train", conflicts_with = "model")]
     set: Vec<String>,
 
-    /// With --train, find the largest value that fits: the tokens of a micro-batch, the layers, or the width
+    /// Find the largest value that fits the budget of --train: the tokens of a micro-batch, the layers, or the width
     #[arg(long, value_enum, value_name = "tokens|layers|hidden", requires = "train", conflicts_with = "model")]
     largest: Option<Largest>,
 
-    /// Tokens per step [default: the most that fit the budget and increase speed]
+    /// Maximum number of tokens in a step [default: the most that fit the budget and increase speed]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     tokens: Option<u64>,
 
-    /// Memory budget, such as 22GiB or 80% of the target's memory [default: the target's memory; for this machine 80%
-    /// of the free memory; with --train the key memory.budget]
+    /// Memory budget, such as 22GiB or 80% of the target's memory [default: the target's memory; for this machine's CPU
+    /// 80% of the free memory; with --train the key memory.budget]
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
-    /// Target machine: a name, a FILE.toml written by bench --calibrate, or a GPU of this machine: device, or cuda:N
+    /// Target machine: a name, a FILE.toml written by `plimsoll bench --calibrate`, or a GPU of this machine: device
+    /// (the first) or cuda:N
     #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml|device", value_parser = TargetParser)]
     target: String,
 
-    /// Threads of the target CPU, divided among replicas from three on, as in embed [default: all cores available to
-    /// this process; for a FILE.toml the threads it was measured with; with --train the key run.threads]
+    /// Threads of the target CPU, divided among replicas as in `plimsoll embed` if there are three or more [default:
+    /// all cores available to this process; for a FILE.toml the threads it was measured with; with --train the key
+    /// run.threads]
     #[arg(long, value_name = "N", value_parser = threads, conflicts_with = "train")]
     threads: Option<u64>,
 
-    /// Number format of the model: auto is the default of a run on the target, bf16 on GPUs and CPUs with AMX, f32 on
-    /// other CPUs
+    /// Number format of the model: auto is the default of a run on the target, which is bf16 on GPUs and CPUs with AMX,
+    /// and f32 on other CPUs
     #[arg(long, value_enum, default_value_t = Precision::Auto, conflicts_with = "train")]
     precision: Precision,
 
@@ -81,7 +86,7 @@ pub struct Plan {
     #[arg(long, conflicts_with_all = ["format", "dump_after"])]
     json: bool,
 
-    /// Print the graph after this pass instead; an unknown name lists the passes
+    /// Print the graph after this compiler pass instead of the plan; an unknown name lists the passes
     #[arg(long, value_name = "PASS", conflicts_with = "format")]
     dump_after: Option<String>,
 }
@@ -92,9 +97,9 @@ const OTHERS: [&str; 2] = ["model", "train"];
 
 /// Inputs of a prediction, for --predict.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "With --predict (without models: VirNucPro's, by their configurations alone)")]
+#[command(next_help_heading = "With --predict (without model flags: the configurations of VirNucPro's models)")]
 struct Prediction {
-    /// Folder with all models, as for predict
+    /// Folder that contains all models, as for `plimsoll predict`
     #[arg(long, value_name = "DIR", requires = "predict", conflicts_with_all = OTHERS)]
     weights: Option<PathBuf>,
 
@@ -110,20 +115,21 @@ struct Prediction {
     #[arg(long, value_name = "PATH", requires = "predict", conflicts_with_all = OTHERS)]
     head: Option<PathBuf>,
 
-    /// Window length in bases [default: the length in the head's file name, or else 500]
+    /// Window length in bases, 3 to 1048576 [default: the length in the head's file name, otherwise 500]
     #[arg(long, value_name = "BASES", value_parser = length, requires = "predict", conflicts_with_all = OTHERS)]
     length: Option<u64>,
 
-    /// Sequence files, to plan the memory of their records to the byte [default: a million reads of --read-length]
+    /// Sequence file, whose records are measured so that the queues are planned to the byte; can be given several times
+    /// [default: one million reads of --read-length]
     #[arg(long, value_name = "FILE", requires = "predict", conflicts_with_all = OTHERS)]
     input: Vec<PathBuf>,
 
-    /// Read length in bases, for the expected speed
+    /// Read length in bases, for the expected reads per second
     #[arg(long, default_value_t = 150, value_name = "BASES", value_parser = at_least_one, requires = "predict", conflicts_with_all = OTHERS)]
     read_length: u64,
 
-    /// Open reading frames per window, for the expected speed: random bases have 0.6 in a window of 150, genes 1 or
-    /// more
+    /// Open reading frames per window, 0.01 to 6, for the expected reads per second: random bases have 0.6 in a window
+    /// of 150 bases, genes 1 or more
     #[arg(long, default_value_t = 1.0, value_name = "NUMBER", value_parser = orfs, requires = "predict", conflicts_with_all = OTHERS)]
     orfs: f64,
 }
@@ -180,7 +186,7 @@ fn in_place(word: &str) -> Option<DeviceName> {
 
 fn orfs(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|n| (0.01..=6.0).contains(n));
-    number.ok_or_else(|| "give open reading frames of a window, 0.01 to 6".to_owned())
+    number.ok_or_else(|| "give a number of open reading frames per window from 0.01 to 6".to_owned())
 }
 
 impl Plan {
@@ -191,7 +197,7 @@ impl Plan {
             (Some(path), _) => self.training(path)?,
             (None, Some(model)) => self.inference(model)?,
             (None, None) => {
-                return Err(usage("plan: give --model, --predict or --train"));
+                return Err(usage("plimsoll plan needs --model, --predict or --train"));
             }
         };
         print(text.trim_end())?;
@@ -253,7 +259,8 @@ impl Plan {
         let (name, is_sized) = (target.name.clone(), target.memory.0 > 0);
         let device = planned::device(target, PREFETCH as usize)?;
         if budget.is_none() && !is_sized && !matches!(device, Device::Cpu) {
-            let text = format!("--target {name} says nothing of a card's memory; give --budget, such as 24GB");
+            let text =
+                format!("--target {name} does not specify the memory of the GPU; give --budget, such as 24GB");
             return Err(usage(text));
         }
         let threads = self.threads.map_or_else(machine::cores, |n| n as usize);
@@ -309,7 +316,7 @@ impl Plan {
         let refused = |why: String| usage(format!("--target {}: {why}", self.target));
         match gpu.open_one(card::Options::default()).map_err(|error| refused(error.to_string()))? {
             Device::Machines(machines) => Ok(machines[0].target().map_err(RuntimeError::Device)?),
-            Device::Cpu => Err(refused("there is no GPU".to_owned())),
+            Device::Cpu => Err(refused("this machine has no GPU that can be used".to_owned())),
         }
     }
 
@@ -338,7 +345,9 @@ impl Plan {
         })?;
         text.ok_or_else(|| {
             let passes = passes.join(", ");
-            usage(format!("--dump-after {pass}: there is no such pass here; there are {passes}"))
+            usage(format!(
+                "--dump-after {pass}: the compiler has no such pass for this model; its passes are {passes}"
+            ))
         })
     }
 }

@@ -7,7 +7,7 @@ use plot::{Options, Output, plot};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Draw the results of a prediction: calls, scores, and the score along records
+/// Draw the results of a prediction: calls, scores, and the score along each record
 ///
 /// Reads the output folder of plimsoll predict, or a results folder of VirNucPro, and recomputes nothing. Draws an
 /// overview (the number of records per call, the distribution of scores, the highest scores, and the score along the
@@ -16,28 +16,29 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Plot {
-    /// Output folder of plimsoll predict, or VirNucPro's NAME_merged with NAME_chunkedLENGTH.fa beside it
+    /// Results to draw: an output folder of `plimsoll predict`, or VirNucPro's NAME_merged with NAME_chunkedLENGTH.fa
+    /// beside it
     #[arg(value_name = "RESULT_DIR")]
     results: PathBuf,
 
-    /// Also draw the record with this seq_name in predictions.tsv; can be given several times
+    /// Also draw the record with this name (column seq_name of predictions.tsv); can be given several times
     #[arg(long = "record", value_name = "ID")]
     records: Vec<String>,
 
-    /// Output folder, or one file that ends in .svg or .png [default: RESULT_DIR's name with _plots, in the current
-    /// folder]
+    /// Output folder, or one file that ends in .svg or .png [default: the name of RESULT_DIR with _plots appended, in
+    /// the current folder]
     #[arg(short, long, value_name = "DIR|FILE")]
     output: Option<PathBuf>,
 
-    /// File formats for an output folder [default: svg,png]
+    /// File formats of the pictures in an output folder, separated by commas [default: svg,png]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "FORMAT")]
     format: Vec<Format>,
 
-    /// Width of a picture in millimetres: journal columns are about 89 wide, pages about 183
+    /// Width of a picture in millimetres, 80 to 500: a column of a journal is about 89 wide, a page about 183
     #[arg(long, default_value_t = 180.0, value_name = "MM", value_parser = width)]
     width: f64,
 
-    /// Resolution of a PNG in pixels per inch
+    /// Resolution of PNG pictures in pixels per inch, 72 to 600
     #[arg(long, default_value_t = 200, value_name = "N", value_parser = dpi)]
     dpi: u32,
 
@@ -64,12 +65,14 @@ impl Format {
 
 fn width(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|n| (80.0..=500.0).contains(n));
-    number.ok_or_else(|| "give millimetres from 80 to 500, such as 89 or 180".to_owned())
+    number.ok_or_else(|| "give a width from 80 to 500 millimetres, such as 89 or 180".to_owned())
 }
 
 fn dpi(text: &str) -> Result<u32, String> {
     let number = at_least(72, text).ok().filter(|&n| n <= 600);
-    number.map(|n| n as u32).ok_or_else(|| "give pixels an inch from 72 to 600, such as 300".to_owned())
+    number
+        .map(|n| n as u32)
+        .ok_or_else(|| "give a resolution from 72 to 600 pixels per inch, such as 300".to_owned())
 }
 
 impl Plot {
@@ -95,12 +98,14 @@ impl Plot {
         };
         let name = path.display();
         if self.format.iter().any(|other| other.kind() != format) {
-            let text = format!("{name}: its name and --format contradict each other; give one of them");
+            let text = format!(
+                "{name}: the extension of this file contradicts --format; omit --format, or change the extension"
+            );
             return Err(usage(text));
         }
         if self.records.len() > 1 {
             let text = format!(
-                "{name} is one file, --record was given {} times; give -o a folder",
+                "{name} is a single file, but --record was given {} times; give a folder with -o",
                 self.records.len()
             );
             return Err(usage(text));

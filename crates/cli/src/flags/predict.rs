@@ -16,19 +16,19 @@ use std::time::Duration;
 use virus::output::{EmbeddingFormat, HitsFormat};
 use virus::{Models, Options, Report, Shard, files, predict, predict_each, stem};
 
-/// Predict for each sequence whether it comes from a virus (VirNucPro's method)
+/// Predict for each DNA sequence whether it comes from a virus, with the method of VirNucPro
 ///
 /// Reads FASTA or FASTQ, plain or compressed, cuts each sequence into windows, translates each window in six frames,
 /// and scores each open reading frame with a DNA model and a protein model.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Predict {
-    /// Sequence files, FASTA or FASTQ, plain or as .gz, .bz2, .zst or .xz; a folder stands for the sequence files in
-    /// it, - for standard input
+    /// Sequence files: FASTA or FASTQ, plain or compressed (.gz, .bz2, .zst, .xz); a folder selects all sequence files
+    /// in it, and - reads standard input
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
-    /// Output folder [default: the first input's name with _plimsoll, in the current folder]
+    /// Output folder [default: the name of the first input with _plimsoll appended, in the current folder]
     #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
 
@@ -36,33 +36,34 @@ pub struct Predict {
     #[arg(long, short_alias = 'f')]
     force: bool,
 
-    /// Window length in bases; the head must have been trained for it [default: the length in the head's file name,
-    /// such as 300_model.pth, or else 500]
+    /// Window length in bases, 3 to 1048576; the head must have been trained for it [default: the length in the head's
+    /// file name, such as 300 for 300_model.pth, otherwise 500]
     #[arg(long, alias = "expected-length", short_alias = 'e', value_name = "BASES", value_parser = length)]
     length: Option<u64>,
 
-    /// Treat letters as VirNucPro does: codons with U are dropped [default: U is read as T]
+    /// Drop codons that contain U, as VirNucPro does [default: read U as T]
     #[arg(long)]
     original_alphabet: bool,
 
-    /// Call a sequence virus if its score, from 0 to 1, is at least this
+    /// Minimum score of a sequence that is called virus, from 0 to 1
     #[arg(long, default_value_t = 0.5, value_name = "SCORE", value_parser = threshold)]
     threshold: f32,
 
-    /// Also write the windows and open reading frames: chunked.fa, nucleotide.fa, protein.faa
+    /// Also write the windows (chunked.fa), the open reading frames (nucleotide.fa) and their translations
+    /// (protein.faa)
     #[arg(long, short_alias = 'k')]
     keep_intermediate: bool,
 
-    /// Also write the embedding of each open reading frame
+    /// Also write the embedding of each open reading frame, in this file format
     #[arg(long, value_enum, value_name = "FORMAT")]
     save_embeddings: Option<Format>,
 
-    /// Format of the records called virus: fasta (virus.fna), fastq (virus.fastq, for FASTQ input only), fasta.gz or
-    /// fastq.gz
+    /// File format of the records called virus: fasta (virus.fna), fastq (virus.fastq, requires FASTQ input), fasta.gz
+    /// or fastq.gz
     #[arg(long, value_enum, default_value_t = HitsFlag(HitsFormat::Fasta), value_name = "FORMAT")]
     hits_format: HitsFlag,
 
-    /// Stop with an error at any anomaly in the input (empty or repeated sequences, windows of only N)
+    /// Fail with an error if the input has an anomaly: an empty record, a repeated id, or a window that contains only N
     #[arg(long)]
     strict: bool,
 
@@ -78,31 +79,34 @@ pub struct Predict {
     #[command(flatten)]
     sorting: Sorting,
 
-    /// Threads that read and translate the input [default: the number of cores, at most 8 per device]
+    /// Threads that translate and tokenize the input, 1 to 256 [default: the number of cores, at most 8 per device]
     #[arg(long, alias = "num-workers", short_alias = 'w', value_name = "N", value_parser = workers, help_heading = "Machine")]
     dataloader_workers: Option<u64>,
 
-    /// Pieces of input that each of these threads prepares ahead
+    /// Batches of input that each of these threads prepares ahead, 1 to 1024; on a GPU also the number of in-flight
+    /// steps
     #[arg(long, default_value_t = PREFETCH, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
-    /// Seconds between commits to the journal, from which an interrupted run resumes; 0 commits after every step
-    #[arg(long, default_value_t = 5, value_name = "SECONDS", value_parser = seconds, help_heading = "Survival")]
+    /// Seconds between commits of finished windows to the journal, from which an interrupted run resumes, 0 to 3600; 0
+    /// commits after every step
+    #[arg(long, default_value_t = 5, value_name = "SECONDS", value_parser = seconds, help_heading = "Interrupted runs")]
     commit_every: u64,
 
-    /// Compute only shard K of N of the windows and leave the shard in the output folder for --merge
+    /// Compute only shard K of the N shards of the windows, and leave its results in the output folder for --merge
     #[arg(long, value_name = "K/N", value_parser = shard, conflicts_with_all = ["merge", "per_input"], help_heading = "Many inputs, many machines")]
     shard: Option<Shard>,
 
-    /// Compute nothing, but merge the shards in these folders; give the flag once for each folder
+    /// Folder of a computed shard; merges the shards in the folders given, and computes nothing; give the flag once for
+    /// each shard
     #[arg(long, value_name = "DIR", conflicts_with = "per_input", help_heading = "Many inputs, many machines")]
     merge: Vec<PathBuf>,
 
-    /// Write one results folder per input: DIR/<name> with -o DIR, otherwise <name>_plimsoll
+    /// Write one output folder for each input: DIR/<name> with -o DIR, otherwise <name>_plimsoll
     #[arg(long, help_heading = "Many inputs, many machines")]
     per_input: bool,
 
-    /// Add a last column `source` with each row's input file to predictions.tsv and windows.tsv
+    /// Add a last column `source`, which names the input file of each row, to predictions.tsv and windows.tsv
     #[arg(long, help_heading = "Many inputs, many machines")]
     source: bool,
 
@@ -115,22 +119,23 @@ pub struct Predict {
 
 /// Model selection; without any of these flags, the small built-in models are used.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Models (without any: small built-in ones, which are untrained)")]
+#[command(next_help_heading = "Models (without these flags: small built-in models with random weights)")]
 pub(super) struct ModelFlags {
-    /// Folder with all models: dnabert_s/, esm2/, and a head: head.safetensors, head.pth, 500_model.pth or
-    /// 300_model.pth
+    /// Folder that contains all models: dnabert_s/, esm2/ and a head (head.safetensors, head.pth, 500_model.pth or
+    /// 300_model.pth)
     #[arg(long, value_name = "DIR")]
     pub(super) weights: Option<PathBuf>,
 
-    /// DNA model: a folder or a hub id; VirNucPro uses zhihan1996/DNABERT-S
+    /// DNA model: a folder, a weight file or a hub id; VirNucPro uses zhihan1996/DNABERT-S
     #[arg(long, value_name = "PATH|HUB_ID")]
     pub(super) dna_model: Option<String>,
 
-    /// Protein model: a folder or a hub id; VirNucPro uses facebook/esm2_t36_3B_UR50D
+    /// Protein model: a folder, a weight file or a hub id; VirNucPro uses facebook/esm2_t36_3B_UR50D
     #[arg(long, value_name = "PATH|HUB_ID")]
     pub(super) protein_model: Option<String>,
 
-    /// VirNucPro's classifier, such as 500_model.pth; given alone, VirNucPro's encoders are taken from the hub
+    /// Head: the classifier over the embeddings of both models, such as VirNucPro's 500_model.pth; without --weights, a
+    /// model that is not given is VirNucPro's, from the hub
     #[arg(long, alias = "model-path", short_alias = 'p', value_name = "PATH")]
     pub(super) head: Option<PathBuf>,
 }
@@ -160,7 +165,7 @@ impl ValueEnum for HitsFlag {
 
 pub(super) fn length(text: &str) -> Result<u64, String> {
     let number = at_least(3, text).ok().filter(|&n| n <= 1 << 20);
-    number.ok_or_else(|| "give the bases of a window, a codon (3) to 1048576".to_owned())
+    number.ok_or_else(|| "give a window length from 3 (one codon) to 1048576 bases".to_owned())
 }
 
 fn threshold(text: &str) -> Result<f32, String> {
@@ -175,7 +180,7 @@ fn workers(text: &str) -> Result<u64, String> {
 
 fn prefetch(text: &str) -> Result<u64, String> {
     let number = at_least_one(text).ok().filter(|&n| n <= 1024);
-    number.ok_or_else(|| "give a number of pieces from 1 to 1024".to_owned())
+    number.ok_or_else(|| "give a number of batches from 1 to 1024".to_owned())
 }
 
 fn seconds(text: &str) -> Result<u64, String> {
@@ -188,7 +193,7 @@ fn shard(text: &str) -> Result<Shard, String> {
     let shard = parts.map(|(number, of)| Shard { number, of });
     let valid = shard.filter(|s| (1..=s.of).contains(&s.number) && s.of <= MOST_SHARDS);
     valid.ok_or_else(|| {
-        format!("give two numbers like 2/8, the first from 1 to the second, which is at most {MOST_SHARDS}")
+        format!("give K/N such as 2/8: shard K, from 1 to N, of N shards, at most {MOST_SHARDS}")
     })
 }
 
@@ -234,8 +239,7 @@ impl Predict {
     fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), CliError> {
         if report.already_complete {
             let what = if report.shard.is_some() { "shard" } else { "result" };
-            let text =
-                format!("the {what} in {} is already there and complete", runtime::Place(&report.output_dir));
+            let text = format!("the {what} in {} is already complete", runtime::Place(&report.output_dir));
             terminal.say(Level::Info, &text);
         }
         if self.voice.json() {
@@ -331,15 +335,18 @@ impl ModelFlags {
         let Some(bundle) = weights else {
             let Some(head) = head else {
                 if dna_model.is_some() || protein_model.is_some() {
-                    let text = "encoders need the head that was trained with them: give --head too, such as \
-                                500_model.pth, or --weights with a folder of all";
+                    let text = "--dna-model and --protein-model need the head that was trained with them; add --head, \
+                                such as 500_model.pth, or give --weights with a folder of all models";
                     return Err(usage(text));
                 }
                 return Ok(Models { dna: None, protein: None, head: None });
             };
             // Check before gigabytes of encoders are downloaded.
             if !head.exists() {
-                return Err(usage(format!("--head {}: there is no such file", runtime::Place(head))));
+                return Err(usage(format!(
+                    "--head {}: there is no such file; check the path",
+                    runtime::Place(head)
+                )));
             }
             let or_hub =
                 |model: &Option<String>, id: &str| Some(model.clone().unwrap_or_else(|| id.to_owned()));
@@ -383,12 +390,12 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, CliError>
         [head] => Ok(head.clone()),
         [] if all.is_empty() => Err(incomplete(bundle, runtime::HEAD_NAMES)),
         [] => Err(usage(format!(
-            "--weights {}: it holds {all}, and none for --length {}; leave --length out, or name a head with --head",
+            "--weights {}: the folder contains {all}, but no head for --length {}; omit --length, or name a head with --head",
             runtime::Place(bundle),
             length.unwrap_or_default()
         ))),
         _ => Err(usage(format!(
-            "--weights {}: it holds {}; choose with --length or --head",
+            "--weights {}: the folder contains several heads, {}; choose one with --length or --head",
             runtime::Place(bundle),
             names(&heads)
         ))),
@@ -397,8 +404,8 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, CliError>
 
 fn incomplete(bundle: &Path, missing: &str) -> CliError {
     usage(format!(
-        "--weights {}: there is no {missing} in it; a folder of weights holds dnabert_s/ ({DNA_ID} on the hub), esm2/ \
-         ({PROTEIN_ID}) and a head ({}); --head 500_model.pth without --weights takes both encoders from the hub",
+        "--weights {}: the folder does not contain {missing}; it must contain dnabert_s/ ({DNA_ID} on the hub), esm2/ \
+         ({PROTEIN_ID}) and a head ({}). To take both encoders from the hub, give --head 500_model.pth without --weights",
         runtime::Place(bundle),
         runtime::HEAD_NAMES
     ))

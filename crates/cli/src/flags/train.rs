@@ -15,21 +15,22 @@ use train::{self, Report, Request, Resume};
 
 /// Train a model inside a memory budget: a language model, an encoder, adapters, or a head over embeddings
 ///
-/// The plan is made before anything is allocated: a run that does not fit is refused with its bill (exit code 4). An
-/// interrupted run resumes from its newest checkpoint. The configuration keys are described by --schema and in
-/// docs/configuration.md.
+/// The memory is planned before anything is allocated; a run that does not fit is refused with exit code 4, the memory
+/// it needs, and settings that make it fit. An interrupted run resumes from its newest checkpoint. The configuration
+/// keys are described by --schema and in docs/configuration.md.
 ///
-/// Exit codes: 0 trained; 1 failure, bad usage, configuration or data; 3 the run's folder holds checkpoints of another
-/// configuration, checkpoints newer than the one to resume from, or only unreadable checkpoints; 4 does not fit in
-/// memory; 130 and 143 interrupted (Ctrl-C, SIGTERM): the current step is saved in a checkpoint, from which the same
-/// command resumes.
+/// Exit codes: 0 trained; 1 failure, bad usage, configuration or data; 3 the run's folder contains checkpoints of
+/// another configuration, checkpoints newer than the checkpoint to resume from, or only unreadable checkpoints; 4 does
+/// not fit in memory; 130 and 143 interrupted (Ctrl-C, SIGTERM): the current step is saved in a checkpoint, from which
+/// the same command resumes.
 #[derive(Debug, Args)]
 pub struct Train {
-    /// Configuration, a YAML file
+    /// Configuration file, YAML
     #[arg(value_name = "CONFIG.yaml", required_unless_present_any = ["schema", "from_config"])]
     config: Option<PathBuf>,
 
-    /// Override the value of a key, such as optimizer.lr=1e-4; can be given several times, the last value is used
+    /// Override the value of a key, such as optimizer.lr=1e-4; can be given several times, and the last value of a key
+    /// is used
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
@@ -37,29 +38,30 @@ pub struct Train {
     #[arg(long, alias = "memory-budget", value_name = "SIZE")]
     budget: Option<String>,
 
-    /// Output folder of the run; sets the key run.output [default: the configuration's name with _run]
+    /// Output folder of the run; sets the key run.output [default: the name of the configuration file with _run
+    /// appended]
     #[arg(short, long, value_name = "FOLDER")]
     output: Option<PathBuf>,
 
-    /// Where to start: auto resumes from the newest checkpoint in the folder if there is any, never starts anew, or a
-    /// checkpoint
+    /// Checkpoint to start from: auto is the newest checkpoint in the output folder if there is one, never starts a new
+    /// run, and a path selects a checkpoint
     #[arg(long, value_name = "auto|never|CHECKPOINT", default_value = "auto")]
     resume: String,
 
-    /// Print the configuration with the values of all keys
+    /// Print the configuration with the values of all keys, and do not train
     #[arg(long)]
     print_config: bool,
 
     /// Translate the configuration of another trainer: Ava YAML, DeepSpeed JSON, Hugging Face TrainingArguments JSON,
-    /// torchtitan TOML. The translation of each key, and the unsupported keys, are reported on stderr
+    /// or torchtitan TOML. The translation of each key and the unsupported keys are reported on standard error
     #[arg(long, value_name = "FILE", requires = "print_config", conflicts_with_all = ["config", "schema"])]
     from_config: Option<PathBuf>,
 
-    /// Trainer that wrote the file of --from-config, if its keys are ambiguous
+    /// Trainer that the file of --from-config belongs to, if its keys do not tell
     #[arg(long, value_name = "TRAINER", requires = "from_config", value_parser = source_parser())]
     from_format: Option<String>,
 
-    /// Print the JSON schema of the configuration, for editors
+    /// Print the JSON schema of the configuration, for editors, and do not train
     #[arg(long)]
     schema: bool,
 
@@ -123,7 +125,7 @@ impl Train {
         let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.from_format.as_deref());
         let translated = translate(path, source, &self.flags())?;
         let mut terminal = self.voice.terminal()?;
-        terminal.say(Level::Info, &format!("{}: a file of {}", Place(path), translated.source.word()));
+        terminal.say(Level::Info, &format!("{}: a configuration of {}", Place(path), translated.source.word()));
         translated.became.iter().for_each(|line| terminal.say(Level::Info, line));
         translated.missing.iter().for_each(|line| terminal.say(Level::Warning, line));
         terminal.finish();

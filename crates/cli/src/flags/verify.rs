@@ -12,14 +12,14 @@ use tools::verify::{Options, verify};
 /// Check that model weights give correct results on known sequences
 ///
 /// Compares results with published values of released models, with reference results beside the weights
-/// (golden.safetensors), and with properties that hold for any model: finite values, results independent of batch
-/// composition, tokens that decode to the input, a language model that predicts unmasked tokens. With --precision bf16,
-/// int8 on the CPU, or tf32, fp16 or fp8 on a GPU, also reports how far hidden states and scores differ from f32. The
-/// exit code is 0 if all models pass, 1 otherwise.
+/// (golden.safetensors), and with properties that hold for every model: finite values, results independent of the other
+/// sequences in the batch, tokens that decode to the input, a language model that predicts unmasked tokens. With
+/// --precision bf16, with int8 on the CPU, or with tf32, fp16 or fp8 on a GPU, it also reports how far hidden states
+/// and scores are from f32. The exit code is 0 if all models pass, and 1 otherwise.
 #[derive(Debug, Args)]
 pub struct Verify {
-    /// A folder with dnabert_s/, esm2/ and head.safetensors, head.pth, 500_model.pth or 300_model.pth, or the folder
-    /// of a single model
+    /// Folder of a single model, or folder that contains dnabert_s/, esm2/ and a head (head.safetensors, head.pth,
+    /// 500_model.pth or 300_model.pth)
     #[arg(long, value_name = "DIR", required_unless_present_any = ["model", "head"])]
     weights: Option<PathBuf>,
 
@@ -27,12 +27,12 @@ pub struct Verify {
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Vec<String>,
 
-    /// Head without its encoders, such as 500_model.pth; can be given several times. With --reference its scores of the
-    /// embeddings in NAME_merged/ are compared with VirNucPro's scores
+    /// Head file, checked without its encoders, such as 500_model.pth; can be given several times. With --reference,
+    /// its scores of the embeddings in NAME_merged/ are compared with VirNucPro's scores
     #[arg(long, value_name = "FILE")]
     head: Vec<PathBuf>,
 
-    /// Folder of a VirNucPro run (NAME_nucleotide/, NAME_protein/, NAME_merged/): encoders are compared with its
+    /// Output folder of a VirNucPro run (NAME_nucleotide/, NAME_protein/, NAME_merged/): encoders are compared with its
     /// embeddings, heads with the scores in NAME_merged/prediction_results.txt
     #[arg(long, value_name = "DIR")]
     reference: Option<PathBuf>,

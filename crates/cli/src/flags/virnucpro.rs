@@ -11,27 +11,27 @@ use std::path::PathBuf;
 /// Flags of virnucpro-broad.
 #[derive(Debug, Default, Args)]
 pub struct VirnucproFlags {
-    /// 300, 500 or custom: which head
+    /// Head: 300, 500 or custom
     #[arg(short, long, hide = true, value_parser = ["300", "500", "custom"])]
     model_type: Option<String>,
 
-    /// The device
+    /// Device
     #[arg(short, hide = true, id = "d", value_parser = device, conflicts_with = "device")]
     d: Option<DeviceName>,
 
-    /// The GPUs by their numbers
+    /// Ordinals of the GPUs, such as 0,2
     #[arg(long, hide = true, value_parser = gpus, conflicts_with_all = ["device", "d"])]
     gpus: Option<DeviceName>,
 
-    /// All GPUs
+    /// Use all GPUs
     #[arg(long, hide = true)]
     parallel: bool,
 
-    /// Threads of the CPU
+    /// Compute threads of the CPU
     #[arg(short = 't', long, hide = true, value_parser = threads, conflicts_with = "threads")]
     merge_threads: Option<u64>,
 
-    /// Go on from what an earlier run has left, as every run does without --force
+    /// Resume an interrupted run, as every run without --force does
     #[arg(long, hide = true, conflicts_with = "force")]
     resume: bool,
 
@@ -73,18 +73,19 @@ fn device(word: &str) -> Result<DeviceName, String> {
 
 /// Numbers of GPUs, such as 0,2.
 fn gpus(list: &str) -> Result<DeviceName, String> {
-    DeviceName::parse(&format!("cuda:{list}"))
-        .map_err(|_| "give the numbers of GPUs, such as 0,2; here that is --device cuda:0,2".to_owned())
+    DeviceName::parse(&format!("cuda:{list}")).map_err(|_| {
+        "give the ordinals of the GPUs, such as 0,2, which is --device cuda:0,2 in plimsoll".to_owned()
+    })
 }
 
 impl VirnucproFlags {
     /// Refuses flags that have no meaning here, each with what to use instead.
     pub fn refuse(&self) -> Result<(), CliError> {
-        let tokens =
-            "steps are as large as fits --memory-budget; --tokens N sets their tokens for both encoders";
-        let precise = "--precision f32 computes as the original does";
-        let stages = "models stay in memory as far as --memory-budget allows";
-        let kept = "what an earlier run has left is always checked; --force starts over without it";
+        let tokens = "steps are as large as --memory-budget allows; --tokens N sets the tokens of a step of both encoders";
+        let precise = "use --precision f32 to compute as virnucpro-broad does";
+        let stages = "models stay in memory where --memory-budget allows it";
+        let kept =
+            "the results of an interrupted run are always checked; --force discards them and starts over";
         let table = [
             (self.batch_size.is_some(), "--batch-size", tokens),
             (self.dnabert_batch_size.is_some(), "--dnabert-batch-size", tokens),
@@ -98,7 +99,7 @@ impl VirnucproFlags {
         ];
         match table.into_iter().find(|(given, ..)| *given) {
             Some((_, flag, instead)) => Err(usage(format!(
-                "{flag} is a flag of virnucpro-broad that has no meaning here: {instead}; leave {flag} out"
+                "{flag} is a flag of virnucpro-broad that plimsoll does not have: {instead}; omit {flag}"
             ))),
             None => Ok(()),
         }
@@ -114,12 +115,12 @@ impl VirnucproFlags {
         match self.model_type.as_deref() {
             None => Ok(None),
             Some("custom") if head.is_none() => refused(
-                "--model-type custom: name the head with --head (--model-path), such as --head my_model.pth",
+                "--model-type custom needs a head; give its file with --head (or --model-path), such as --head my_model.pth",
             ),
             Some("custom") => Ok(None),
             Some(length) if head.is_none() && !has_weights => refused(&format!(
-                "--model-type {length}: the head is not part of plimsoll; name it with --head {length}_model.pth, or with \
-                 --weights the folder that holds it"
+                "--model-type {length}: plimsoll does not include the head; give its file with --head {length}_model.pth, or \
+                 its folder with --weights"
             )),
             Some(length) => Ok(length.parse().ok()),
         }
@@ -137,8 +138,8 @@ impl VirnucproFlags {
             DeviceName::Cuda(numbers) => numbers.len() == 1,
         };
         if self.parallel && one {
-            let text = "--parallel stands for several GPUs, and one device is named; give --device cuda for all GPUs, or \
-                        leave --parallel out";
+            let text = "--parallel uses several GPUs, but only one device was selected; give --device cuda for all GPUs, \
+                        or omit --parallel";
             return Err(usage(text));
         }
         Ok(device.cloned())

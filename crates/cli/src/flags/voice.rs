@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Messages")]
 pub struct Voice {
-    /// Show no progress, neither a bar nor lines
+    /// Show no progress bar and print no progress lines
     #[arg(long)]
     no_progress: bool,
 
@@ -17,11 +17,11 @@ pub struct Voice {
     #[arg(short, long, conflicts_with = "verbose")]
     quiet: bool,
 
-    /// Print details: device, memory and every skipped record
+    /// Also print details: device, memory, and every skipped record
     #[arg(short, long)]
     verbose: bool,
 
-    /// Append every message, including details, to this file with a timestamp
+    /// Append every message, including details, with a timestamp to this file
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
 

@@ -116,7 +116,7 @@ fn a_trace_has_every_lane() {
         .filter(|event| event["name"] == "process_name")
         .filter_map(|event| event["args"]["name"].as_str())
         .collect();
-    assert!(lanes.len() == 3 && lanes[1].starts_with("cpu (lane 2 of 3, "), "{lanes:?}");
+    assert!(lanes.len() == 3 && lanes[1].starts_with("cpu (replica 2 of 3, "), "{lanes:?}");
     let kernels = events.iter().filter(|event| event["cat"] == "kernel").count() as u64;
     assert_eq!(kernels, 2 * launches);
 }

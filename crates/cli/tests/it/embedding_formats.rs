@@ -116,7 +116,7 @@ fn a_result_for_each_input() {
     for format in ["npy", "safetensors", "parquet"] {
         let words = ["embed", "--model", &golden("esm2"), "--per-input", "--format", format, "-o", "out/here"];
         let ran = folder.run(&[&words[..], &["--precision", "f32"], &inputs].concat());
-        assert!(ran.ended(0).stderr().contains("'s0' came before"), "{}", ran.stderr());
+        assert!(ran.ended(0).stderr().contains("'s0' occurs more than once"), "{}", ran.stderr());
         assert!(ran.stderr().contains(&format!("no sequence: out/here/empty.{format}")), "{}", ran.stderr());
         for (input, stem) in inputs.iter().zip(["a", "b.c", "empty", "z"]) {
             let file = format!("{stem}.{format}");
@@ -128,7 +128,7 @@ fn a_result_for_each_input() {
     // The default format is npy.
     let words = ["embed", "--model", &golden("esm2"), "--per-input", "-o", "out/here", "a.faa"];
     let ran = folder.run(&words);
-    assert!(ran.ended(1).stderr().contains("out/here/a.npy: the file is there already"), "{}", ran.stderr());
+    assert!(ran.ended(1).stderr().contains("out/here/a.npy: the file already exists"), "{}", ran.stderr());
     folder.run(&[&words[..], &["--force"]].concat()).ended(0);
 }
 
@@ -141,16 +141,16 @@ fn what_cannot_be_asked_for() {
         let ran = folder.run(&[&["embed", "--model", &golden("esm2"), "a.fa"], words].concat());
         assert!(ran.ended(1).stderr().contains(wanted), "{}", ran.stderr());
     };
-    check(&["b/a.faa", "--per-input", "-o", "o"], "a.fa and b/a.faa would both become o/a.npy");
+    check(&["b/a.faa", "--per-input", "-o", "o"], "a.fa and b/a.faa would both be written to o/a.npy");
     check(&["--per-input", "-o", "a.fa"], "a.fa");
     check(&["-o", "o", "--format", "npy"], "--per-input");
-    check(&["-o", "e.parquet", "--pool", "tokens"], "only .safetensors holds such");
+    check(&["-o", "e.parquet", "--pool", "tokens"], "only the safetensors format supports");
     check(&["-o", "e.csv"], "must end in .npy, .safetensors or .parquet");
     check(
         &["-o", "e.npy", "--layers", "3"],
         "--layers 3: the model has layers 0 (the embedding) to 2 (the last)",
     );
-    check(&["-o", "e.npy", "--layers", "2,-1"], "layer 2 is asked for twice");
+    check(&["-o", "e.npy", "--layers", "2,-1"], "layer 2 is listed twice");
     check(&["-o", "e.npy", "--layers", "a"], "such as 0,6,-1");
     assert!(!folder.path("o").exists() && !folder.path("e.npy").exists());
 }

@@ -104,7 +104,7 @@ fn text_that_breaks_off_in_the_middle() {
 fn inputs_that_are_no_files() {
     let folder = Folder::new("fault_folder");
     fs::create_dir(folder.path("reads.fa")).expect("a folder");
-    check_input(&folder, "reads.fa", "a folder without a sequence file");
+    check_input(&folder, "reads.fa", "a folder without sequence files");
     check_input(&folder, "nowhere.fa", "there is no such file");
     folder.write("closed.fa", reads());
     let mut closed = fs::metadata(folder.path("closed.fa")).expect("there").permissions();

@@ -167,7 +167,7 @@ fn names_in_models_are_text() {
         "hostile_alike",
         tensor(alike),
         &embed,
-        "it holds `\\u{1b}[2J\\nerror: none.word_embeddings.weight`",
+        "it contains `\\u{1b}[2J\\nerror: none.word_embeddings.weight`",
     );
     let kind = |folder: &Folder| folder.write("esm2/config.json", r#"{"model_type":"\u001b[2J\nerror: none"}"#);
     check_model(

@@ -96,7 +96,7 @@ fn a_language_model_of_the_hub_is_trained() {
         assert!(ran.contains(line), "{line}: {ran}");
     }
     let refused = folder.run_online(&["train", "run.yaml", "--set", "model.hidden=64"], &hub.address());
-    let wanted = "--set: `model.hidden` is 64, and 16 in org/llama, which model.from names";
+    let wanted = "--set: `model.hidden` is 64, and 16 in org/llama, the model of model.from";
     assert!(refused.ended(1).stderr().contains(wanted), "{}", refused.stderr());
 }
 
@@ -161,8 +161,8 @@ fn a_model_that_the_hub_has_not() {
     let (folder, hub) = (Folder::new("hub_404"), hub());
     folder.write("p.faa", ">a\nMKVLA\n");
     let ran = folder.run_online(&["embed", "--model", "org/other", "p.faa", "-o", "e.npy"], &hub.address());
-    let said =
-        "model `org/other`, config.json: the hub answers 404: there is no such model or file; check the id";
+    let said = "model `org/other`, config.json: the hub answered with status 404: there is no such model or file; \
+            check the id";
     assert!(ran.ended(1).stderr().contains(said), "{}", ran.stderr());
 }
 

@@ -116,7 +116,7 @@ fn a_budget_that_is_too_small() {
         "process: code and tables ",
         "process: heap ",
         "process: thread stacks ",
-        "  nothing smaller fits; give it --memory-budget ",
+        "  no smaller plan fits; give --memory-budget ",
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }

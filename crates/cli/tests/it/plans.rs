@@ -95,12 +95,12 @@ fn threads_are_lanes() {
         assert_eq!(plan["ledger"][more].is_u64(), lanes > 1, "{plan}");
     }
     let text = folder.run(&[&["plan"], &model[..], &["--threads", "8"]].concat()).ended(0).stdout();
-    assert!(text.contains("8 lanes of 1 thread, "), "{text}");
+    assert!(text.contains("8 replicas of 1 thread, "), "{text}");
     let said = folder
         .run(&[&["plan"], &model[..], &["--threads", "4", "--target", "h200"]].concat())
         .ended(1)
         .stderr();
-    assert!(said.contains("`h200` is no CPU"), "{said}");
+    assert!(said.contains("`h200` is not a CPU"), "{said}");
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn a_file_without_a_configuration_is_no_model() {
     let folder = Folder::new("no_configuration");
     folder.write("p.faa", ">a\nMKV\n");
     let ran = folder.run(&["plan", "--model", "p.faa"]);
-    assert!(ran.ended(1).stderr().contains("beside its weights"), "{}", ran.stderr());
+    assert!(ran.ended(1).stderr().contains("must contain config.json and the weights"), "{}", ran.stderr());
     let words = ["plan", "--model", "esm2_t6_8M_UR50D", "--dump-after", "fuse", "--format", "json"];
     folder.run(&words).ended(1);
 }

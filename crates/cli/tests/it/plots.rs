@@ -123,10 +123,10 @@ fn results_of_the_original_that_contradict_each_other() {
     edit("o/reads_merged/prediction_results_highestscore.csv", "read_0_chunk_1\tTrue", "read_0_chunk_1\tFalse");
     assert!(said("`read_0_chunk_1` contradicts prediction_results.txt"));
     edit("o/reads_merged/prediction_results.txt", "read_0_chunk_1F1", "read_0_chunk_1F9");
-    assert!(said("prediction_results.txt, line 2: `read_0_chunk_1F9` is no open reading frame's name"));
+    assert!(said("prediction_results.txt, line 2: `read_0_chunk_1F9` is not an open reading frame's name"));
     edit("o/reads_chunked500.fa", ">read_0_chunk_1", ">other_chunk_1");
     assert!(
-        said("contradicts prediction_results.txt or is missing there") || said("they are of different runs")
+        said("contradicts prediction_results.txt or is missing there") || said("they belong to different runs")
     );
     edit("o/reads_chunked500.fa", ">read_0_chunk_1", ">read_0_chunk_2");
     assert!(said("`read_0_chunk_2` does not follow on window 0"));

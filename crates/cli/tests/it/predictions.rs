@@ -163,7 +163,7 @@ fn the_head_names_the_length_of_windows() {
         folder.run(&[&words[..], more].concat())
     };
     let ran = run(&["--length", "500", "-o", "refused"]);
-    let wanted = "300_model.pth is a head for windows of 300 bases, --length is 500; leave --length out";
+    let wanted = "300_model.pth is a head for windows of 300 bases, --length is 500; omit --length";
     assert!(ran.ended(1).stderr().contains(wanted), "{}", ran.stderr());
     run(&["--length", "300", "-o", "given"]).ended(0);
     run(&["-o", "named"]).ended(0);
@@ -261,7 +261,7 @@ fn a_folder_stands_for_its_sequence_files() {
     assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(&wanted));
     folder.write("nothing/README.txt", "no sequences");
     let ran = folder.run(&["predict", "nothing", "-q"]);
-    assert!(ran.ended(1).stderr().contains("a folder without a sequence file"), "{}", ran.stderr());
+    assert!(ran.ended(1).stderr().contains("a folder without sequence files"), "{}", ran.stderr());
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn a_signal_ends_the_step_and_says_how_to_go_on() {
         let output = child.wait_with_output().expect("it ends");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{said}");
-        assert!(said.contains("interrupted") && said.contains("the same command goes on"), "{said}");
+        assert!(said.contains("interrupted") && said.contains("the same command resumes the run"), "{said}");
         let left: Vec<String> = results(&folder.path(signal)).into_keys().collect();
         assert_eq!(left, ["progress.journal"], "only what is finished stays");
         finish(&folder, signal);

@@ -84,7 +84,7 @@ fn steps_that_overflow_are_said_and_counted() {
     let ran = folder.run(&["train", "run.yaml", "--budget", "2GB"]);
     ran.ended(0);
     for (step, scale) in [(1, 500_000_000u64), (2, 250_000_000)] {
-        let line = format!("step {step} skipped: gradient not finite, scale now {scale}");
+        let line = format!("step {step} skipped: gradient not finite; the loss scale is now {scale}");
         assert!(ran.stderr().contains(&line), "{line}: {}", ran.stderr());
     }
     assert!(ran.stdout().contains("; 2 steps skipped)"), "{}", ran.stdout());
@@ -115,12 +115,12 @@ fn a_file_of_another_trainer_is_translated() {
     let ran = folder.run(&[&words[..], &["--set", "run.steps=10"]].concat());
     let said = ran.ended(0).stderr();
     for line in [
-        "ds.json: a file of deepspeed",
+        "ds.json: a configuration of deepspeed",
         "`optimizer.params.lr` 3e-5: `optimizer.lr` 3e-5",
         "`train_micro_batch_size_per_gpu` 2: `batch.micro_tokens` 2048",
         "`bf16.enabled` true: `precision.kind` bf16",
-        "warning: `zero_optimization.stage` 3: cannot be honoured: several devices come with their own release",
-        "warning: `model.from`: the file does not say which model is trained",
+        "warning: `zero_optimization.stage` 3: not supported: training uses a single device",
+        "warning: `model.from`: the file does not name the model",
     ] {
         assert!(said.contains(line), "{line}: {said}");
     }

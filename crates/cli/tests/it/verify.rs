@@ -28,7 +28,7 @@ fn a_model_that_does_not_pass_is_exit_code_1() {
         checks.iter().filter(|c| c["outcome"] == "FAIL").filter_map(|c| c["check"].as_str()).collect();
     assert_eq!(failed, ["answers"; 3]);
     let ran = folder.run(&["verify", "--model", "org/none"]);
-    assert!(ran.ended(1).stdout().contains("HF_HUB_OFFLINE keeps it from being fetched"), "{}", ran.stdout());
+    assert!(ran.ended(1).stdout().contains("HF_HUB_OFFLINE prevents the download"), "{}", ran.stdout());
     let ran = folder.run(&["verify"]);
     assert!(ran.ended(1).stderr().contains("--weights <DIR>"), "{}", ran.stderr());
     // A budget that is too small is refused with exit code 4.

@@ -19,7 +19,7 @@ pub(in super::super) fn accumulate(l: &Operands<'_>, cpu: &Cpu, _: &Accumulate) 
         DType::Bf16 => Accumulator::Half(Half::Bf16, place(l, 0, 0, DType::Bf16)?),
         DType::F16 => Accumulator::Half(Half::F16, place(l, 0, 0, DType::F16)?),
         DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
-            return Err(l.refuse(format!("{} are no gradients", l.launch.ins[0].spec)));
+            return Err(l.refuse(format!("{} are not gradients", l.launch.ins[0].spec)));
         }
     };
     add(cpu, acc, gradient(l, 1)?, l.vector::<f32>(2)?[0] != 0.0);
@@ -104,7 +104,9 @@ fn gradient<'a>(l: &Operands<'a>, i: usize) -> Result<Gradient<'a>, DeviceError>
         DType::F32 => Ok(Gradient::F32(unsafe { std::slice::from_raw_parts(start.cast(), len) })),
         DType::Bf16 => Ok(Gradient::Half(Half::Bf16, halves())),
         DType::F16 => Ok(Gradient::Half(Half::F16, halves())),
-        DType::F8 | DType::I8 | DType::I32 | DType::U8 => Err(l.refuse(format!("{} is no gradient", o.spec))),
+        DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
+            Err(l.refuse(format!("{} is not a gradient", o.spec)))
+        }
     }
 }
 

@@ -462,7 +462,7 @@ impl Trial<'_> {
                 let form = self.form;
                 let what = format!(
                     "the product {form}: cuBLASLt's algorithm for it gives rows other bits among {rows} rows than among \
-                     {full}, so --tokens would change results; take another --precision or version of cuBLASLt"
+                     {full}, so --tokens would change results; use another --precision or version of cuBLASLt"
                 );
                 return Err(CudaError::Unprepared { what });
             }

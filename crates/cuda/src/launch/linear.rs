@@ -45,7 +45,7 @@ fn product(
 ) -> Result<(), DeviceError> {
     if op.tf32 && call.preparing && std::env::var("NVIDIA_TF32_OVERRIDE").is_ok_and(|value| value.trim() == "0")
     {
-        let why = "NVIDIA_TF32_OVERRIDE=0 keeps cuBLAS from TF32; unset it, or take --precision f32";
+        let why = "NVIDIA_TF32_OVERRIDE=0 keeps cuBLAS from TF32; unset it, or use --precision f32";
         return Err(call.refused(why.to_owned()));
     }
     let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);

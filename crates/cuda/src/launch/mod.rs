@@ -131,7 +131,7 @@ impl Call<'_> {
         match (major, minor) >= FP8 {
             true => Ok(()),
             false => Err(self.refused(format!(
-                "e4m3 needs compute capability {}.{}, and this card has {major}.{minor}; take --precision bf16",
+                "e4m3 needs compute capability {}.{}, and this card has {major}.{minor}; use --precision bf16",
                 FP8.0, FP8.1
             ))),
         }

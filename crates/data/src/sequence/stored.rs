@@ -75,7 +75,7 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
         }
         if inside.is_empty() {
             let what = format!(
-                "a folder without a sequence file; names of sequence files end with {}, perhaps with {} behind it",
+                "a folder without sequence files; names of sequence files end with {}, optionally followed by {}",
                 ENDINGS.join(", "),
                 COMPRESSED.join(", ")
             );

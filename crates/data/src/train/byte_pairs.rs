@@ -238,7 +238,7 @@ fn check_ids(file: &Value) -> Result<(), Refusal> {
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut ids = vocab.values().chain(added.iter().map(|token| &token["id"]));
     if ids.any(|id| id.as_u64().is_none_or(|id| id >= MOST_IDS)) {
-        return Err("an id of its vocabulary is no whole number below 2^20".into());
+        return Err("an id of its vocabulary is not a whole number below 2^20".into());
     }
     let bytes = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
     let missing = bytes.into_iter().filter(|c| !vocab.contains_key(&c.to_string())).count();
@@ -247,7 +247,7 @@ fn check_ids(file: &Value) -> Result<(), Refusal> {
     }
     let merges = file["model"]["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !merges.iter().all(|merge| makes_token(merge, vocab)) {
-        return Err("a merge makes what is no token".into());
+        return Err("a merge does not produce a token".into());
     }
     Ok(())
 }
@@ -330,7 +330,7 @@ mod tests {
             ("/pre_tokenizer", json!(null), "neither an unknown token nor one for each byte"),
             ("/pre_tokenizer", json!({"type": "Split"}), "its pre-tokenizer Split is not supported"),
             ("/pre_tokenizer", json!({"type": "ByteLevel", "use_regex": false}), "use_regex is false"),
-            ("/model/vocab/!", json!(1 << 20), "no whole number below 2^20"),
+            ("/model/vocab/!", json!(1 << 20), "not a whole number below 2^20"),
             ("/model/vocab", json!({"a": 0}), "255 of the 256 bytes have no token"),
         ] {
             let mut file = file();

@@ -180,20 +180,19 @@ impl Dataset {
         let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
         if from.data != self.inner.digest {
             return refuse(
-                "the position is one in other data: the documents, the seed, the shuffling or the tokenizer have \
-                 changed; begin anew, or give back what was changed",
+                "the saved position belongs to other data: the documents, the seed, the shuffling or the \
+                    tokenizer have \
+                 changed; start over, or restore what was changed",
             );
         }
         if split == Split::Validation && self.inner.census.validation.documents == 0 {
-            return refuse(
-                "there is nothing to validate on; set a validation fraction, or name validation files",
-            );
+            return refuse("there is no validation data; set a validation fraction, or name validation files");
         }
         if split == Split::Validation && *from != self.start() {
             return refuse("validation begins at the start");
         }
         if from.window.file as usize > files {
-            return refuse("the position is behind the last file; it was damaged");
+            return refuse("the saved position is after the last file, so it is damaged");
         }
         Stream::new(self.inner.clone(), split, from.clone())
     }
@@ -355,18 +354,18 @@ impl Census {
             ),
             Validation::Fraction { fraction, .. } if train.documents == 0 => format!(
                 "no document to train on: with the validation fraction {fraction} all {all} are validated on; \
-                 lower it, or part the data into more documents"
+                 lower it, or divide the data into more documents"
             ),
             Validation::Fraction { fraction, .. } if validation.documents == 0 => format!(
                 "no document to validate on: with the validation fraction {fraction} all {all} are trained on; \
-                 raise it, part the data into more documents, or name validation files"
+                 raise it, divide the data into more documents, or name validation files"
             ),
             Validation::Files(_) if train.documents == 0 => {
                 format!("no document to train on: the training files are empty ({empty} empty documents)")
             }
             Validation::Files(_) if validation.documents == 0 && *dropped > 0 => format!(
-                "no document to validate on: all {dropped} of the validation files are trained on too; \
-                 name other files"
+                "no document to validate on: all {dropped} of the validation files are also training documents; \
+                    give other files"
             ),
             Validation::Files(_) if validation.documents == 0 => {
                 format!("no document to validate on: the validation files are empty ({empty} empty documents)")

@@ -36,7 +36,7 @@ pub(super) fn list(paths: &[PathBuf], format: &Format) -> Result<Vec<PathBuf>, D
             true => files.extend(folder(path, format)?),
             false if facts.is_file() => files.push(path.clone()),
             false => {
-                let what = "no regular file; training reads its data more than once".to_owned();
+                let what = "not a regular file; training reads its data more than once".to_owned();
                 return Err(DataError::at(path, DataErrorKind::Malformed(what)));
             }
         }
@@ -73,7 +73,8 @@ fn folder(path: &Path, format: &Format) -> Result<Vec<PathBuf>, DataError> {
     match files.is_empty() {
         false => Ok(files),
         true => {
-            let what = format!("no file in this folder ends with {}; name the files", endings.join(", "));
+            let what =
+                format!("no file in this folder ends with {}; give the files by name", endings.join(", "));
             Err(DataError::at(path, DataErrorKind::NoData(what)))
         }
     }

@@ -50,7 +50,7 @@ impl Classes {
         match self {
             Classes::Count(_) => {
                 let number: Result<u32, _> = text.parse();
-                self.number(number.map_err(|_| format!("the class '{}' is no whole number", Name(text)))?)
+                self.number(number.map_err(|_| format!("the class '{}' is not a whole number", Name(text)))?)
             }
             Classes::Names(names) => {
                 let found = names.iter().position(|name| name == text);
@@ -65,11 +65,11 @@ impl Classes {
     pub(super) fn of_json(&self, value: &Value) -> Result<i32, String> {
         match (self, value) {
             (Classes::Names(_), Value::String(text)) => self.of_text(text),
-            (Classes::Names(_), other) => Err(format!("the class {} is no name", Name(&other.to_string()))),
+            (Classes::Names(_), other) => Err(format!("the class {} is not a name", Name(&other.to_string()))),
             (Classes::Count(_), Value::Number(n)) => self.of_text(&n.to_string()),
             (Classes::Count(_), Value::Bool(yes)) => self.number(u32::from(*yes)),
             (Classes::Count(_), other) => {
-                Err(format!("the class {} is no whole number", Name(&other.to_string())))
+                Err(format!("the class {} is not a whole number", Name(&other.to_string())))
             }
         }
     }
@@ -119,7 +119,7 @@ impl Labels {
     /// A sequence that the table does not contain.
     pub(super) fn of(&self, name: &str) -> Result<i32, DataError> {
         let Some(table) = &self.table else { return Ok(0) };
-        let missing = "it has no class in the table of labels; add it, or leave the sequence out";
+        let missing = "it has no class in the table of labels; add it, or remove the sequence";
         let class = table.get(name).copied();
         class.ok_or_else(|| DataError::new(DataErrorKind::Malformed(missing.to_owned())).with_id(name))
     }
@@ -140,12 +140,12 @@ mod tests {
         let names = Classes::Names(vec!["virus".into(), "host".into()]);
         assert_eq!(names.of_text("host"), Ok(1));
         assert_eq!(names.of_text("x").unwrap_err(), "the class 'x' is not one of virus, host");
-        assert_eq!(names.of_json(&1.into()).unwrap_err(), "the class 1 is no name");
+        assert_eq!(names.of_json(&1.into()).unwrap_err(), "the class 1 is not a name");
         let count = Classes::Count(2);
         assert_eq!(count.of_text("1"), Ok(1));
         assert_eq!(count.of_json(&true.into()), Ok(1));
         assert_eq!(count.of_json(&2.into()).unwrap_err(), "the class 2 is not below 2");
-        assert_eq!(count.of_json(&0.5.into()).unwrap_err(), "the class '0.5' is no whole number");
+        assert_eq!(count.of_json(&0.5.into()).unwrap_err(), "the class '0.5' is not a whole number");
     }
 
     #[test]

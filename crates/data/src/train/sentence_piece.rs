@@ -24,7 +24,7 @@ pub(super) fn check(file: &Value) -> Result<Option<i32>, Refusal> {
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
     let is_id = |id: &Value| id.as_u64().is_some_and(|id| id < MOST_IDS);
     if !added.iter().all(|token| is_id(&token["id"])) {
-        return Err("the id of an added token is no whole number below 2^20".into());
+        return Err("the id of an added token is not a whole number below 2^20".into());
     }
     match file["model"]["type"].as_str() {
         Some("Unigram") => unigram(&file["model"]),
@@ -74,7 +74,7 @@ fn unigram(model: &Value) -> Result<Option<i32>, Refusal> {
             && piece[1].as_f64().is_some_and(f64::is_finite)
     };
     if pieces.len() as u64 >= MOST_IDS || !pieces.iter().all(is_piece) {
-        return Err("a piece of its model is no text with a score, or it has 2^20 of them or more".into());
+        return Err("a piece of its model is not a text with a score, or it has 2^20 of them or more".into());
     }
     let names: std::collections::HashSet<&str> = pieces.iter().filter_map(|piece| piece[0].as_str()).collect();
     if names.len() < pieces.len() {
@@ -91,7 +91,7 @@ fn unigram(model: &Value) -> Result<Option<i32>, Refusal> {
 fn byte_pairs(model: &Value, is_id: &dyn Fn(&Value) -> bool) -> Result<Option<i32>, Refusal> {
     let vocab = model["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
     if !vocab.values().all(is_id) {
-        return Err("an id of its vocabulary is no whole number below 2^20".into());
+        return Err("an id of its vocabulary is not a whole number below 2^20".into());
     }
     let unset = |value: &Value| value.is_null() || *value == "" || *value == false;
     let zero = |value: &Value| value.is_null() || value.as_f64() == Some(0.0);
@@ -105,7 +105,7 @@ fn byte_pairs(model: &Value, is_id: &dyn Fn(&Value) -> bool) -> Result<Option<i3
     }
     let merges = model["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !merges.iter().all(|merge| makes_token(merge, vocab)) {
-        return Err("a merge makes what is no token".into());
+        return Err("a merge does not produce a token".into());
     }
     let unknown = match model["unk_token"].as_str() {
         Some(name) => {
@@ -278,7 +278,7 @@ mod tests {
         let regex =
             json!({"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": false});
         for (file, pointer, value, why) in [
-            (&unigram, "/model/vocab/3/1", json!(null), "no text with a score"),
+            (&unigram, "/model/vocab/3/1", json!(null), "not a text with a score"),
             (&unigram, "/model/vocab/3/0", json!("a"), "a piece of its model stands twice"),
             (&unigram, "/model/unk_id", json!(10), "the id of its unknown piece is not in its vocabulary"),
             (&unigram, "/model/unk_id", json!(null), "neither an unknown token nor one for each byte"),
@@ -303,7 +303,7 @@ mod tests {
             ),
             (&unigram, "/pre_tokenizer", regex, "its pre-tokenizer Split is not supported"),
             (&llama, "/model/dropout", json!(0.1), "its model sets dropout"),
-            (&llama, "/model/merges", json!(["a \u{2581}"]), "a merge makes what is no token"),
+            (&llama, "/model/merges", json!(["a \u{2581}"]), "a merge does not produce a token"),
             (&llama, "/model/unk_token", json!("none"), "its unknown token is not in its vocabulary"),
         ] {
             let mut file = file.clone();

@@ -211,7 +211,7 @@ impl Settings {
             (!self.train.is_empty(), "no training data is named"),
             (
                 self.has_fraction(),
-                "the validation fraction must be above 0 and below 1; without validation say none",
+                "the validation fraction must be above 0 and below 1; omit it to train without validation",
             ),
             (sequences > 0 && longest > 0, "a micro-batch must hold a sequence of a token"),
             (longest <= tokens, "the longest sequence has more tokens than a micro-batch"),

@@ -181,8 +181,7 @@ impl Stream {
     /// An epoch without a batch; without this error a training loop over such data would never end.
     fn end_epoch(&mut self) -> Result<bool, DataError> {
         if !self.gave {
-            let what = "no target in any document: each has fewer tokens than one to read and one to predict, or \
-                        none but special ones";
+            let what = "no document contains a target: each has fewer than two tokens, or only special tokens";
             let path = &self.inner.files(self.split).paths[0];
             return Err(DataError::at(path, DataErrorKind::NoData(what.to_owned())));
         }
@@ -201,5 +200,9 @@ impl Stream {
 
 /// Error for a pipeline thread that ended without sending an error, which means that it panicked.
 fn lost() -> DataError {
-    DataError::new(DataErrorKind::Malformed("a thread that makes batches has stopped; report this".to_owned()))
+    DataError::new(DataErrorKind::Malformed(
+        "a thread that makes batches has stopped; this is a bug in \
+        plimsoll, please report it"
+            .to_owned(),
+    ))
 }

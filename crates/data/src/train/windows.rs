@@ -159,7 +159,7 @@ impl Windows {
         let file = self.file;
         while self.read < documents {
             if !self.advance()? || self.file != file {
-                let what = "the position is behind the end of a file; it was damaged".to_owned();
+                let what = "the saved position is after the end of a file, so it is damaged".to_owned();
                 return Err(DataError::new(DataErrorKind::Malformed(what)));
             }
         }
@@ -212,6 +212,6 @@ pub(super) fn room(shuffle: &Shuffle, longest: usize, side: &Side) -> (usize, us
 
 /// Error for a file that changed after the data set was opened.
 fn changed(path: &std::path::Path) -> DataError {
-    let what = "it was changed while it was trained on; start again".to_owned();
+    let what = "it changed while the run read it; start the run again".to_owned();
     DataError::at(path, DataErrorKind::Malformed(what))
 }

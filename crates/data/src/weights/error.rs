@@ -188,18 +188,18 @@ impl fmt::Display for WeightsError {
             E::NotWeights { path, why } => write!(f, "`{}` is not a weight file: {why}", Place(path)),
             E::Truncated { path, expected, found } => write!(
                 f,
-                "`{}` is cut short: expected {expected} bytes, found {found}; copy or download it again",
+                "`{}` is truncated: expected {expected} bytes, found {found}; copy or download it again",
                 Place(path)
             ),
             E::Malformed { path, why } => {
                 write!(f, "`{}` is damaged: {why}; copy or download it again", Place(path))
             }
             E::Json { path, .. } => {
-                write!(f, "the JSON in `{}` is not as it should be; copy or download it again", Place(path))
+                write!(f, "the JSON in `{}` is invalid; copy or download it again", Place(path))
             }
             E::RefusedGlobal { path, global } => write!(
                 f,
-                "refused: the pickle in `{}` asks for `{}`, which weights have no use for; it was not run. \
+                "refused: the pickle in `{}` asks for `{}`, which weights do not need; it was not run. \
                  Do not load this file elsewhere unless you trust it; ask its author for safetensors",
                 Place(path),
                 Name(global)
@@ -257,14 +257,14 @@ impl WeightsError {
                 write!(f, "no tensor `{}` in `{}`", Name(tensor), Place(path))?;
                 let similar: Vec<String> = similar.iter().map(|name| Name(name).to_string()).collect();
                 match similar.is_empty() {
-                    true => write!(f, "; are these weights of another model?"),
-                    false => write!(f, "; it holds `{}`", similar.join("`, `")),
+                    true => write!(f, "; the weights may belong to another model"),
+                    false => write!(f, "; it contains `{}`", similar.join("`, `")),
                 }
             }
             E::Shape { path, tensor, expected, found } => write!(
                 f,
-                "tensor `{}` in `{}` has shape {found:?}, the model needs {expected:?}; \
-                 do the weights belong to this config?",
+                "tensor `{}` in `{}` has shape {found:?}, the model needs {expected:?}; check that the weights \
+                    belong to this config.json",
                 Name(tensor),
                 Place(path)
             ),
@@ -297,16 +297,16 @@ impl WeightsError {
             ),
             E::MissingShard { path, shard } => write!(
                 f,
-                "`{}` names the shard `{}`, which is not there; download the whole model",
+                "`{}` names the shard `{}`, which was not found; download the whole model",
                 Place(path),
                 Name(&shard.to_string_lossy())
             ),
             E::NotInCache { id, looked_at: Some(at), offline } => {
                 write!(f, "model `{id}` is not in the Hugging Face cache (looked at `{}`); ", Place(at))?;
                 if *offline {
-                    write!(f, "HF_HUB_OFFLINE keeps it from being fetched: unset it, ")?;
+                    write!(f, "HF_HUB_OFFLINE prevents the download: unset it, ")?;
                 }
-                write!(f, "fetch it with `hf download {id}`, or copy its folder here and give the path")
+                write!(f, "download it with `hf download {id}`, or copy its folder here and give the path")
             }
             E::Hub(error) => write!(f, "{error}"),
             E::NotInCache { id, looked_at: None, .. } => write!(

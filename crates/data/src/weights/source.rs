@@ -29,7 +29,7 @@ impl Source {
         let failed = |source| WeightsError::Io { path: path.to_owned(), action: "read", source };
         let metadata = fs::metadata(path).map_err(failed)?;
         if !metadata.is_file() {
-            let why = "it is no regular file; give a file or a model's folder".to_owned();
+            let why = "it is not a regular file; give a file or a model's folder".to_owned();
             return Err(WeightsError::NotWeights { path: path.to_owned(), why });
         }
         let file = File::open(path).map_err(failed)?;

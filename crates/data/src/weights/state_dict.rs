@@ -42,14 +42,16 @@ impl Walk<'_> {
                     WRAPPERS.iter().filter_map(|key| self.pickle.get(root, key)).collect();
                 match wrapped[..] {
                     [one] => self.state(one, depth + 1),
-                    [] => Err(format!("it holds a dict without tensors, with the keys {}", self.keys(entries))),
+                    [] => {
+                        Err(format!("it contains a dict without tensors, with the keys {}", self.keys(entries)))
+                    }
                     _ => Err(format!(
                         "it is not clear which of {} is the model; save that one alone",
                         self.keys(entries)
                     )),
                 }
             }
-            _ => Err("it holds neither a state dict nor a module; save model.state_dict()".to_owned()),
+            _ => Err("it contains neither a state dict nor a module; save model.state_dict()".to_owned()),
         }
     }
 
@@ -65,7 +67,10 @@ impl Walk<'_> {
         let state = state.filter(|&state| self.pickle.get(state, "_parameters").is_some());
         let Some(state) = state else {
             let class = self.pickle.global_name(class).unwrap_or_default();
-            return Err(format!("it holds a `{}` without parameters; save model.state_dict()", Name(&class)));
+            return Err(format!(
+                "it contains a `{}` without parameters; save model.state_dict()",
+                Name(&class)
+            ));
         };
         // `Pickle::get` is a linear search over the state, so the look-ups below are charged to the budget.
         if let Node::Dict(entries) = self.pickle.node(state) {
@@ -107,7 +112,7 @@ impl Walk<'_> {
     }
 
     fn dotted(&self, prefix: &str, key: NodeId) -> Result<String, String> {
-        let key = self.pickle.str(key).ok_or("a tensor's name is no string")?;
+        let key = self.pickle.str(key).ok_or("a tensor's name is not a string")?;
         if prefix.len() + key.len() > MAX_NAME {
             return Err(format!("a tensor's name is longer than {MAX_NAME} bytes"));
         }

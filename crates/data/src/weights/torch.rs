@@ -74,7 +74,7 @@ impl TorchFile {
             why: why.to_owned(),
         };
         let Node::Tensor { storage, offset, shape, stride } = *self.pickle.node(node) else {
-            return Err(unsupported("it is no tensor"));
+            return Err(unsupported("it is not a tensor"));
         };
         let Node::Storage { key, dtype, elements } = *self.pickle.node(storage) else {
             return Err(unsupported("it has no storage"));

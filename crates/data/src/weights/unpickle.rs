@@ -144,7 +144,7 @@ impl<'a> Machine<'a> {
             (Node::List(list), b'a' | b'e') => list.extend(items),
             (Node::Set(set), 0x90) => set.extend(items),
             (Node::Dict(dict), b's' | b'u') => dict.extend(pairs),
-            _ => return Err(self.wrong("items for what is no container of their kind")),
+            _ => return Err(self.wrong("items for an object that is not a container of their kind")),
         }
         Ok(())
     }
@@ -194,7 +194,7 @@ impl<'a> Machine<'a> {
 
     fn push_global(&mut self, module: NodeId, name: NodeId) -> Result<(), PickleError> {
         let (Node::Str(module_text), Node::Str(name_text)) = (self.node(module), self.node(name)) else {
-            return Err(self.wrong("a global whose name is no string"));
+            return Err(self.wrong("a global whose name is not a string"));
         };
         let global = globals::lookup(module_text, name_text)
             .ok_or_else(|| PickleError::Global(format!("{module_text}.{name_text}")))?;
@@ -213,7 +213,7 @@ impl<'a> Machine<'a> {
             },
             _ => None,
         };
-        let storage = storage.ok_or_else(|| self.wrong("a persistent id that is no storage"))?;
+        let storage = storage.ok_or_else(|| self.wrong("a persistent id that is not a storage"))?;
         self.push(storage);
         Ok(())
     }
@@ -237,10 +237,10 @@ impl<'a> Machine<'a> {
         let args_id = self.pop()?;
         let callee = self.pop()?;
         let Node::Global { global, module, name } = *self.node(callee) else {
-            return Err(self.wrong("a call of what is no global"));
+            return Err(self.wrong("a call of an object that is not a global"));
         };
         let Node::Tuple(args) = self.node(args_id) else {
-            return Err(self.wrong("a call whose arguments are no tuple"));
+            return Err(self.wrong("a call whose arguments are not a tuple"));
         };
         let node = match (global, &args[..]) {
             (Global::OrderedDict, []) => Node::Dict(Vec::new()),
@@ -289,7 +289,7 @@ impl<'a> Machine<'a> {
             Node::Global { global: Global::Class, .. } => Ok(Node::Object { class, state: None }),
             Node::Global { global: Global::OrderedDict, .. } => Ok(Node::Dict(Vec::new())),
             Node::Global { module, name, .. } => Err(self.refused_call(module, name)),
-            _ => Err(self.wrong("an instance of what is no class")),
+            _ => Err(self.wrong("an instance of an object that is not a class")),
         }
     }
 
@@ -301,7 +301,7 @@ impl<'a> Machine<'a> {
         match &mut self.nodes[target.0 as usize] {
             Node::Object { state: slot, .. } => *slot = Some(state),
             Node::Dict(_) => {}
-            _ => return Err(self.wrong("state for what is no instance")),
+            _ => return Err(self.wrong("state for an object that is not an instance")),
         }
         Ok(())
     }
@@ -309,7 +309,7 @@ impl<'a> Machine<'a> {
     fn refused_call(&self, module: NodeId, name: NodeId) -> PickleError {
         match (self.node(module), self.node(name)) {
             (Node::Str(module), Node::Str(name)) => PickleError::Global(format!("{module}.{name}(...)")),
-            _ => self.wrong("a global whose name is no string"),
+            _ => self.wrong("a global whose name is not a string"),
         }
     }
 

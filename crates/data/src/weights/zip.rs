@@ -54,7 +54,7 @@ impl Zip {
             let (name, entry, tail) =
                 parse_entry(rest).ok_or_else(|| source.malformed("a zip directory entry breaks off"))?;
             if entries.insert(name.clone(), entry).is_some() {
-                return Err(source.malformed(format!("it holds `{}` twice", Name(&name))));
+                return Err(source.malformed(format!("it contains `{}` twice", Name(&name))));
             }
             rest = tail;
         }

@@ -52,7 +52,7 @@ fn a_name_of_megabytes() {
         assert!(error.starts_with("reads.fa, line 1: the name '") && error.contains(expected), "{error}");
         assert!(error.len() < 400, "{error}");
     };
-    check(vec![b'x'; 3 << 20], "has 3145728 bytes, at most 4096; put a blank behind the name");
+    check(vec![b'x'; 3 << 20], "has 3145728 bytes, at most 4096; put a space after the name");
     check(vec![0xff; 3 << 20], "is not UTF-8");
     assert_eq!(read([b">", &vec![b'x'; 4096][..], b" y\nA\n"].concat()).unwrap()[0].id.len(), 4096);
 }
@@ -100,16 +100,16 @@ fn tokenizers_that_would_panic_or_grow() {
     let pre_tokenizer = "its pre-tokenizer is neither none, Whitespace nor WhitespaceSplit";
     assert_eq!(refused(|f| f["pre_tokenizer"] = pattern.clone()), pre_tokenizer);
     // Ids that would be negative.
-    let vocabulary = "an id of its vocabulary is no whole number below 2^20";
+    let vocabulary = "an id of its vocabulary is not a whole number below 2^20";
     assert_eq!(refused(|f| f["model"]["vocab"]["A"] = json!(1u64 << 31)), vocabulary);
-    let added = "the id of an added token is no whole number below 2^20";
+    let added = "the id of an added token is not a whole number below 2^20";
     assert_eq!(refused(|f| f["added_tokens"][0]["id"] = json!(1 << 20)), added);
     // A merge longer than every token, and a prefix that its parts do not have.
     let grow = |f: &mut Value| {
         let longest = f["model"]["vocab"].as_object().unwrap().keys().max_by_key(|token| token.len()).cloned();
         f["model"]["merges"].as_array_mut().unwrap().push(json!([longest, longest]));
     };
-    assert_eq!(refused(grow), "a merge makes what is no token");
+    assert_eq!(refused(grow), "a merge does not produce a token");
     let prefix = |f: &mut Value| f["model"]["continuing_subword_prefix"] = "##".into();
     assert_eq!(refused(prefix), "its pieces of words have a prefix");
 }

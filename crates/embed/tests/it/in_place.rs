@@ -52,7 +52,7 @@ fn planned_bytes_are_those_of_lanes() {
             (lanes, Some(lanes as u64))
         );
 
-        let in_lanes = if lanes > 1 { format!(" in {lanes} lanes") } else { String::new() };
+        let in_lanes = if lanes > 1 { format!(" in {lanes} replicas") } else { String::new() };
         let line = embedded(&folder, &input, &settings);
         let says = format!(
             "planned {} at {tokens} tokens a step{in_lanes} ({})",
@@ -97,9 +97,9 @@ fn a_plan_has_the_lanes_that_fit() {
     assert_eq!((most.lanes(), fewer.lanes()), (4, 2));
     let line = embedded(&folder, &input, &settings(4, budget));
     let says = format!("planned {} at", fewer.peak());
-    assert!(line.contains(&says) && line.contains(" in 2 lanes ("), "{line}\n{says}");
+    assert!(line.contains(&says) && line.contains(" in 2 replicas ("), "{line}\n{says}");
     let text = to_text("m", &fewer).expect("text");
-    assert!(text.contains("2 lanes of 2 threads") && text.contains("a step in every lane"), "{text}");
+    assert!(text.contains("2 replicas of 2 threads") && text.contains("a step in every replica"), "{text}");
     let none = planned(4, Some(Bytes(1000))).expect_err("nothing fits");
     assert!(matches!(none, RuntimeError::Plan(PlanError::OverBudget(_))), "{none}");
 }

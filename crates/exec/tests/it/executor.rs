@@ -132,7 +132,7 @@ fn lanes_share_their_weights() {
                 .spawn(move || (0..20).for_each(|_| assert!(&step(executor, lane as i32) == wanted, "{lane}")));
         }
     });
-    assert!(lanes[1].device().name().starts_with("cpu (lane 2 of 3, "), "{}", lanes[1].device().name());
+    assert!(lanes[1].device().name().starts_with("cpu (replica 2 of 3, "), "{}", lanes[1].device().name());
 }
 
 /// The counter includes all threads of the process, also those of concurrent tests, so this test runs alone in a

@@ -106,7 +106,7 @@ impl Terminal for GroupedLinearInputGrad {
         let (rows, n) = matrix("dy", ins[0])?;
         let (_, k) = matrix("w", ins[1])?;
         if rows_of_one(ins[1], k, self.experts)? != n {
-            return Err(RuleError(format!("{} is no gradient of rows times {}", ins[0], ins[1])));
+            return Err(RuleError(format!("{} is not a gradient of rows times {}", ins[0], ins[1])));
         }
         offsets(ins[2], self.experts)?;
         Ok(vec![TensorSpec::activation([rows, Dim::Fixed(k)], ins[0].dtype)])

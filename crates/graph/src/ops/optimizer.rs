@@ -85,7 +85,7 @@ fn around(ins: &[&TensorSpec], states: usize, hyper: u64) -> Result<(), RuleErro
 /// Number of elements of a parameter.
 fn elements(p: &TensorSpec) -> Result<u64, RuleError> {
     let fixed = p.shape.iter().map(|d| d.fixed()).product::<Option<u64>>();
-    fixed.ok_or_else(|| RuleError(format!("{p} is no parameter: its size changes")))
+    fixed.ok_or_else(|| RuleError(format!("{p} is not a parameter: its size changes")))
 }
 
 impl Terminal for AdamW {

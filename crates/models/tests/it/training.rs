@@ -260,7 +260,7 @@ fn adapters_stand_beside_what_they_adapt() {
     let refused = |targets: &[&str]| graph(targets, Task::MaskedLm).expect_err("refused").to_string();
     assert_eq!(
         refused(&["query", "uery"]),
-        "no linear map of the model is called `uery`; there are `attention.output.dense`, `attention.self.key`, \
+        "the model has no linear layer `uery`; its linear layers are `attention.output.dense`, `attention.self.key`, \
          `attention.self.query`, `attention.self.value`, `intermediate.dense`, `output.dense`"
     );
     let none = Lora { rank: 0, ..lora(&["query"]) };

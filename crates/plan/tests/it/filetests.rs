@@ -92,7 +92,7 @@ fn run(input: &str) -> Result<String, String> {
             Err(error) => format!("error: {error}"),
         },
         ["bill", target, budget, ref flags @ ..] => {
-            let budget = Bytes(budget.parse().map_err(|_| format!("`{budget}` is no number of bytes"))?);
+            let budget = Bytes(budget.parse().map_err(|_| format!("`{budget}` is not a number of bytes"))?);
             match planned(&parsed, target, flags)?.and_then(|program| program.within(budget)) {
                 Ok(program) => format!("fits with {}", program.peak()),
                 Err(error) => format!("error: {error}"),
@@ -118,7 +118,7 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
         }
         ("remat", ["full"]) => Ok(passes::remat(graph, &Remat::Full)),
         ("remat", ["every", n]) => {
-            let n = n.parse().map_err(|_| format!("`{n}` is no number"))?;
+            let n = n.parse().map_err(|_| format!("`{n}` is not a number"))?;
             Ok(passes::remat(graph, &Remat::EveryN(n)))
         }
         ("remat", ["ops", ops @ ..]) => {
@@ -130,7 +130,7 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
         ("fuse", ["trained"]) => kept(passes::fuse(graph.clone(), Weights::Trained)),
         ("gates", []) => kept(passes::gates(graph)),
         ("norms", [widest]) => {
-            kept(passes::norms(graph, widest.parse().map_err(|_| format!("`{widest}` is no number"))?))
+            kept(passes::norms(graph, widest.parse().map_err(|_| format!("`{widest}` is not a number"))?))
         }
         ("mlp", []) => kept(passes::mlp(graph)),
         ("dce", []) => kept(passes::dce(graph)),

@@ -20,7 +20,7 @@ pub fn fault(p: &Plan) -> Option<String> {
         let Some(slice) = p.memory.slice(v) else { return Some(format!("{v} has no slice")) };
         let loaded = loads(p, v) > 0;
         if loaded && !matches!(value.spec.role, Role::Param(_)) {
-            return Some(format!("{v} is no parameter"));
+            return Some(format!("{v} is not a parameter"));
         }
         if loaded && p.graph.updates.iter().any(|(state, _)| *state == v) {
             return Some(format!("{v} is loaded and updated"));

@@ -143,7 +143,7 @@ fn the_bill_of_what_is_free() {
         "this step needs 228 559 680 B on `host`; free are 200 000 000 B (short by 28 559 680 B)\n  peak at";
     assert!(text.starts_with(start), "{text}");
     let end =
-        "\n  of this card process 7 (python) holds 1 B\n  nothing smaller fits; 228 559 680 B must be free";
+        "\n  of this card process 7 (python) holds 1 B\n  no smaller plan fits; 228 559 680 B must be free";
     assert!(text.ends_with(end), "{text}");
 }
 
@@ -189,4 +189,4 @@ const HOPELESS: &str = "\
 this step needs 228 559 680 B on `host`; the budget is 100 000 000 B (short by 128 559 680 B)
   peak at linear encoder.layer.0.intermediate.dense: params 133.0 MB, inputs 1.0 kB, activations 94.4 MB, \
 padding and packing 11.3 kB, reserved: driver 1.0 MB
-  nothing smaller fits; give it --memory-budget 228559680 or more";
+  no smaller plan fits; give --memory-budget 228559680 or more";

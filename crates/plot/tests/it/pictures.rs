@@ -205,9 +205,14 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
         records,
         "c\t500\t1",
         "c\t500",
-        "predictions.tsv, line 4: 6 columns, the header has 7; the table is torn",
+        "predictions.tsv, line 4: 6 columns, the header has 7; the table is incomplete",
     );
-    check(records, "no_call\n", "no_c", "predictions.tsv, line 4: the line has no end; the table is torn");
+    check(
+        records,
+        "no_call\n",
+        "no_c",
+        "predictions.tsv, line 4: the line has no end; the table is incomplete",
+    );
     check(
         records,
         "a\t1500\t3",
@@ -230,7 +235,7 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
         records,
         "c\t500\t1\t0\t0\tNA\tno_call\n",
         "",
-        "predictions.tsv, line 3: 2 rows, run.json says 3; the table is torn or of another run",
+        "predictions.tsv, line 3: 2 rows, run.json says 3; the table is incomplete or belongs to another run",
     );
     check(
         windows,
@@ -242,7 +247,8 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
         windows,
         "a\t2\t",
         "a\t3\t",
-        "windows.tsv, line 3: expected window 2 of 'a' as in predictions.tsv; the tables are torn or of different runs",
+        "windows.tsv, line 3: expected window 2 of 'a' as in predictions.tsv; the tables are incomplete or \
+            belong to different runs",
     );
     check(
         windows,
@@ -256,7 +262,8 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
         windows,
         "c\t1\t1\t500\t0\tNA\tNA\tNA\tno_call\n",
         "",
-        "windows.tsv, line 6: the table ends here, the rest of the results goes on; it is torn or of another run",
+        "windows.tsv, line 6: the table ends here, but the other results continue; it is incomplete or belongs \
+            to another run",
     );
     check(
         frames,
@@ -264,7 +271,7 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
         "z_chunk_3R1",
         "prediction_results.txt, line 3: expected an open reading frame of 'a_chunk_3', found 'z_chunk_3R1'",
     );
-    let more = "a row more than the rest of the results; they are of different runs";
+    let more = "the table has more rows than the other results; they belong to different runs";
     check(
         frames,
         "2R1\tvirus\t0.5\t0.5\n",
@@ -300,7 +307,7 @@ fn nothing_is_replaced_unasked_and_nothing_half_written() {
     folder.write("x.svg", "mine");
     let file = Options { output: Output::File(folder.0.path("x.svg"), Format::Svg), ..folder.options(&["a"]) };
     let text = plot(&Options { force: false, ..file.clone() }).expect_err("refused").to_string();
-    assert!(text.contains("x.svg is already there; use --force"), "{text}");
+    assert!(text.contains("x.svg already exists; use --force"), "{text}");
     assert_eq!(read(folder.0.path("x.svg")), "mine");
     plot(&file).expect("replaced");
     assert!(read(folder.0.path("x.svg")).contains("record 1 of"));

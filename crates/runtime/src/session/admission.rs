@@ -112,15 +112,15 @@ impl Site {
                 Err(RuntimeError::Device(DeviceError::OutOfMemory { .. })) => {}
                 other => return other.inspect(|_| self.compare(&program, held, "at the start", observer)),
             }
-            let phase = format!("at start: an arena of {} could not be had", program.arena_bytes());
+            let phase = format!("at start: an arena of {} could not be allocated", program.arena_bytes());
             if self.tokens.is_some() || tokens(&program) <= longest {
                 let bill = self.bill(&program, self.free()?, &phase);
                 return Err(refused(self.with_remedies(bill, &program, longest, build)?));
             }
             let smaller = self.smaller(&program, longest, build)?;
             let text = format!(
-                "{phase}, another process took memory since this run was planned: steps are of {} tokens now instead of \
-                 {}, planned {} instead of {}",
+                "{phase}, another process took memory since this run was planned: steps now have {} tokens \
+                    instead of {}, and the plan takes {} instead of {}",
                 tokens(&smaller),
                 tokens(&program),
                 smaller.peak(),
@@ -257,7 +257,7 @@ fn switching(running: &[Executor], program: &Program, observer: &mut dyn Observe
     for executor in running {
         let (name, before) = (executor.device().name(), executor.program().arena_bytes());
         let after = program.arena_bytes();
-        observer.say(Level::Detail, &format!("{name} goes on: its arena of {before} becomes one of {after}"));
+        observer.say(Level::Detail, &format!("{name} continues with an arena of {after} instead of {before}"));
     }
 }
 

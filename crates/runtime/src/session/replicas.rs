@@ -336,7 +336,8 @@ impl<T: Send + 'static> Replicas<T> {
                 let (name, why) = (&self.usage[lane].name, told(&error));
                 let steps = if handed_back == 1 { "step" } else { "steps" };
                 self.warnings.push(format!(
-                    "{name} failed and is left out from here on: {why}; its {handed_back} open {steps} go to the others"
+                    "{name} failed and is no longer used: {why}; its {handed_back} in-flight {steps} are \
+                        computed by the other devices"
                 ));
                 self.usage[lane].failed = Some(why);
                 if self.working > 0 {
@@ -380,8 +381,10 @@ impl<T> Drop for Replicas<T> {
 /// Reports the bytes that devices unmapped between steps.
 pub fn say_given_back(usage: &[Usage], observer: &mut dyn Observer) {
     for Usage { name, given_back, .. } in usage.iter().filter(|usage| usage.given_back > Bytes::ZERO) {
-        observer
-            .say(Level::Info, &format!("{name}: {given_back} that no plan used were given back between steps"));
+        observer.say(
+            Level::Info,
+            &format!("{name}: {given_back} that the plan does not use were freed between steps"),
+        );
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn name(executor: &Executor) -> String {
     let device = executor.device();
     match executor.program().lanes() {
         1 => device.name(),
-        lanes => format!("cpu ({}, {lanes} lanes of {})", device.arithmetic(), threads(device.units())),
+        lanes => format!("cpu ({}, {lanes} replicas of {})", device.arithmetic(), threads(device.units())),
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn memory_lines(budget: &Budget, program: &Program, kept: Bytes, what
             process => format!("{line}; the process itself up to {process}"),
         };
     }
-    format!("{line}; up to {kept} of the host's memory for {what} on their way")
+    format!("{line}; up to {kept} of host memory for {what} in transit")
 }
 
 /// One line with the memory budget, the planned peak and its ledger, the host staging buffers, and the bytes of
@@ -62,9 +62,9 @@ fn memory_line(program: &Program, budget: Bytes) -> String {
     let (tokens, peak, ledger) = (tokens(program), program.peak(), program.ledger().line());
     let lanes = match program.lanes() {
         1 => String::new(),
-        lanes => format!(" in {lanes} lanes"),
+        lanes => format!(" in {lanes} replicas"),
     };
-    let line = format!("memory line {budget}; planned {peak} at {tokens} tokens a step{lanes} ({ledger})");
+    let line = format!("memory budget {budget}; planned {peak} at {tokens} tokens a step{lanes} ({ledger})");
     let staging: Bytes = program.host_staging().into_iter().sum();
     let line = match staging {
         Bytes::ZERO => line,

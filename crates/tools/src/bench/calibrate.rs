@@ -234,8 +234,8 @@ fn text(
     let line = |(name, rate): (&str, Option<f64>)| rate.map(|rate| format!("{name} = {rate:.3e}\n"));
     let some: String = [("tf32", tf32), ("fp8", fp8), ("int8", int8)].into_iter().filter_map(line).collect();
     let of_storage = match storage_is_measured {
-        true => "Of the disk that this file was written to, past the cache.",
-        false => "Not measured: of a SATA III SSD; where weights lie is not the target's to know.",
+        true => "Measured on the disk that this file was written to, bypassing the cache.",
+        false => "Not measured: rate of a SATA III SSD, because the location of the weights is unknown.",
     };
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
@@ -286,7 +286,7 @@ impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (path, rates) = (self.path.display(), self.target.rates);
         writeln!(f, "wrote {path}: {}", self.target.about)?;
-        writeln!(f, "  f32 products  {:>10.1} GFLOP/s", rates.f32 / 1e9)?;
+        writeln!(f, "  f32 matmuls   {:>10.1} GFLOP/s", rates.f32 / 1e9)?;
         writeln!(f, "  bf16          {:>10.1} GFLOP/s", rates.bf16 / 1e9)?;
         for (name, rate) in [("tf32", rates.tf32), ("fp8", rates.fp8), ("int8", rates.int8)] {
             if let Some(rate) = rate {
@@ -296,15 +296,17 @@ impl fmt::Display for Calibration {
         writeln!(f, "  memory        {:>10.1} GB/s, read and written", rates.memory / 1e9)?;
         writeln!(f, "  launch        {:>10.2} us", rates.launch * 1e6)?;
         match self.storage {
-            true => writeln!(f, "  storage       {:>10.1} GB/s, of this folder's disk", rates.storage / 1e9)?,
-            false => {
-                writeln!(f, "  storage       not measured: this folder's disk cannot be read past its cache")?
-            }
+            true => writeln!(f, "  storage       {:>10.1} GB/s, the disk of this folder", rates.storage / 1e9)?,
+            false => writeln!(
+                f,
+                "  storage       not measured: reads from the disk of this folder cannot bypass the \
+                    cache"
+            )?,
         }
         for (model, with) in &self.products {
-            writeln!(f, "  products of {model}: {with}")?;
+            writeln!(f, "  matmuls of {model}: {with}")?;
         }
-        write!(f, "to plan with it: plimsoll plan --target {path}")
+        write!(f, "to use it: plimsoll plan --target {path}")
     }
 }
 

@@ -45,7 +45,7 @@ impl fmt::Display for Lengths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Equal(length) => length.fmt(f),
-            Self::LogNormal => f.write_str("log-normally many"),
+            Self::LogNormal => f.write_str("log-normal"),
         }
     }
 }

@@ -138,8 +138,8 @@ mod tests {
             flops
         };
         assert_eq!(sorted(&one), sorted(&four));
-        assert!(four.device.contains("4 lanes of 1 thread"), "{}", four.device);
+        assert!(four.device.contains("4 replicas of 1 thread"), "{}", four.device);
         let text = four.to_string();
-        assert!(text.contains("in 8 steps of up to 525") && text.contains("the mean of the lanes"), "{text}");
+        assert!(text.contains("in 8 steps of up to 525") && text.contains("means over the replicas"), "{text}");
     }
 }

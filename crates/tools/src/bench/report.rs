@@ -213,7 +213,7 @@ impl fmt::Display for Report {
         }
         write!(f, "\n   share  launches        ms            rate  kernel")?;
         if self.lanes > 1 {
-            write!(f, " (times are the mean of the lanes)")?;
+            write!(f, " (times are means over the replicas)")?;
         }
         self.kernels.iter().take(SLOWEST).try_for_each(|kernel| write!(f, "\n{kernel}"))?;
         let others = self.kernels.get(SLOWEST..).unwrap_or_default();

@@ -70,7 +70,7 @@ pub(super) fn verify(
     let mut runner = Runner::start(&model, has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{name} is loaded"));
     let broken = runner.broken_weights;
-    verdict.add("weights", broken == 0, format!("{broken} of them are no finite numbers"));
+    verdict.add("weights", broken == 0, format!("{broken} weights are NaN or infinite"));
 
     corners(&model, &mut runner, &mut verdict)?;
     if let Some(golden) = &golden {
@@ -113,7 +113,7 @@ fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<
     verdict.add("opens", true, format!("{tensors} tensors; {count} parameters{head}"));
     let ids: Vec<&str> = released(&model.encoder).collect();
     match ids.is_empty() {
-        true => verdict.note("sizes", "of no released model"),
+        true => verdict.note("sizes", "not the configuration of a released model"),
         false => verdict.note("sizes", format!("those of {}", ids.join(" and "))),
     }
     let Some(facts) = RELEASED.iter().find(|facts| ids.contains(&facts.id)) else { return Ok(()) };
@@ -213,10 +213,14 @@ fn company(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Resu
     }
     let broken: usize = together.iter().map(|a| a.values().filter(|x| !x.is_finite()).count()).sum();
     let count = own.len();
-    verdict.add("finite", broken == 0, format!("{broken} values of {count} answers are no finite numbers"));
+    verdict.add(
+        "finite",
+        broken == 0,
+        format!("{broken} output values of {count} sequences are NaN or infinite"),
+    );
     let detail = match differ.is_empty() {
-        true => format!("{count} sequences alone, together and reversed: the same bits"),
-        false => format!("in other company {} has other bits", differ.join(", ")),
+        true => format!("{count} sequences alone, in one batch and in reversed order: identical bits"),
+        false => format!("the outputs of {} depend on the other sequences of the batch", differ.join(", ")),
     };
     verdict.add("company", differ.is_empty(), detail);
     Ok(())
@@ -323,7 +327,7 @@ impl Reference {
             verdict.near("anchors", &format!("{}: their sums and norms", self.name), anchors.2, SUM_BOUND);
         }
         if vectors.0 + anchors.0 == 0 {
-            verdict.note("reference", format!("{}: none of its sequences has a known answer", self.name));
+            verdict.note("reference", format!("{}: none of its sequences has a reference result", self.name));
         }
         Ok(())
     }

@@ -97,7 +97,7 @@ fn variance(head: &HeadModel, verdict: &mut Verdict) -> Result<(), ToolError> {
     let mut values = vec![0.0; head.config.hidden as usize];
     head.weights.read_f32("bn1.running_var", 0..head.config.hidden, &mut values)?;
     let bad = values.iter().filter(|x| !(x.is_finite() && **x >= 0.0)).count();
-    verdict.add("statistics", bad == 0, format!("{bad} running variances are negative or no numbers"));
+    verdict.add("statistics", bad == 0, format!("{bad} running variances are negative, NaN or infinite"));
     Ok(())
 }
 

@@ -128,8 +128,10 @@ impl Story<'_> {
         };
         if heads.is_empty() {
             let mut verdict = Verdict::new(&folder.join("head.safetensors").display().to_string());
-            let text =
-                format!("there is no head; a folder of weights has all three models, the head as {HEAD_NAMES}");
+            let text = format!(
+                "no head was found; a folder of weights must contain all three models, the head as \
+                    {HEAD_NAMES}"
+            );
             verdict.add("opens", false, text);
             self.report.models.push(verdict);
         }
@@ -152,7 +154,7 @@ impl Story<'_> {
         }
         // Not opened: a path that does not exist might be taken for a hub id.
         let mut verdict = Verdict::new(&path.display().to_string());
-        verdict.add("opens", false, "it is not there; a folder of weights has all three models");
+        verdict.add("opens", false, "it was not found; a folder of weights must contain all three models");
         self.report.models.push(verdict);
         Ok(None)
     }

@@ -69,11 +69,11 @@ pub(super) fn round_trip(
     }
     let detail = match wrong.is_empty() {
         true => format!(
-            "{} sequences can be read back; {:.2} letters a token",
+            "{} sequences are restored by decoding; {:.2} letters a token",
             own.len(),
             letters as f64 / tokens as f64
         ),
-        false => format!("what is read back is not {}", wrong.join(", ")),
+        false => format!("decoding the tokens does not restore {}", wrong.join(", ")),
     };
     verdict.add("tokens", wrong.is_empty(), detail);
     if is_released && matches!(model.tokenizer, Tokenizer::Bpe(_)) {

@@ -186,7 +186,7 @@ fn what_is_missing_is_a_failure_of_that_model() {
     assert_eq!(report.models.iter().map(|v| v.passes()).collect::<Vec<_>>(), [true, false], "{report}");
     let empty = Options { weights: Some(f.path("nowhere")), ..options() };
     let error = verify(&empty, &mut Silent).expect_err("nothing is there").to_string();
-    assert!(error.contains("there is nothing to verify in it"), "{error}");
+    assert!(error.contains("the folder contains no model"), "{error}");
 }
 
 #[test]

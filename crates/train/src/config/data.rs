@@ -9,59 +9,72 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// Files or folders to train on; for a head, the embeddings of the nucleotides.
+    /// Files or folders of training documents; for a head, the DNA embeddings. Required.
     pub train: Vec<String>,
-    /// For a head, the embeddings of the proteins, by the same names.
+    /// For a head, files or folders of the protein embeddings, with the same names as the DNA embeddings.
+    /// Required for a head, refused otherwise.
     pub proteins: Vec<String>,
-    /// What tensors of a safetensors file are called that are embeddings; * is the name of a sequence.
+    /// For a head, pattern of the names of embedding tensors in a safetensors file, where * stands for the
+    /// name of a sequence (default *).
     pub tensors: String,
-    /// Files or folders to evaluate on; with none, a share of the documents to train on is kept for it.
+    /// Files or folders of validation documents; if empty (default), a share of the training documents is
+    /// held out.
     pub validation: Vec<String>,
-    /// That share. A document's side depends on its content alone.
+    /// Share of the training documents that is held out for validation if data.validation is empty, from 0 to
+    /// below 1 (default 0.05). Whether a document is held out depends only on its content and on
+    /// data.split_seed.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub validation_fraction: f64,
-    /// Another number draws another share.
+    /// Seed of the selection of held-out documents (default 0).
     pub split_seed: u64,
-    /// What the files hold; auto goes by their names.
+    /// Format of the data files: auto (default) takes it from the file name, otherwise txt, jsonl, bin, fasta
+    /// or embeddings; a head needs embeddings, which is its default.
     pub format: Format,
-    /// The field of a jsonl line that holds the text.
+    /// Field of a jsonl line that contains the text (default text).
     pub field: String,
-    /// The field of a jsonl line that holds the class, a number from 0.
+    /// Field of a jsonl line that contains the class, a whole number from 0 (default label).
     pub label_field: String,
-    /// A table of id, tab, class for FASTA or embeddings.
+    /// Table of classes for FASTA files or embeddings: one line for each sequence with its id, a tab, and its
+    /// class. Required for a head.
     pub labels: Option<String>,
-    /// What a document of a txt file is.
+    /// Unit of a txt file that is one document: file, paragraph (default; paragraphs are separated by blank
+    /// lines), line, or separated (by lines equal to data.separator).
     pub document: Document,
-    /// The line that stands between documents with document separated, such as <|endoftext|>.
+    /// Line that separates documents, such as <|endoftext|>. Required with data.document separated, refused
+    /// otherwise.
     pub separator: Option<String>,
-    /// Width of the ids in a bin file.
+    /// Type of the token ids in a bin file: u16 (default) or u32, little-endian.
     pub bin_type: BinType,
-    /// The id that ends a document in a bin file.
+    /// Token id that ends a document in a bin file; null (default) takes each file as one document.
     pub bin_end: Option<u32>,
-    /// bytes, esm2, or the path of a tokenizer.json; auto is the model's own, for language models bytes.
+    /// Tokenizer: bytes, esm2, or the path of a tokenizer.json; auto (default) is the tokenizer of the model,
+    /// and bytes for a language model without model.from.
     pub tokenizer: String,
-    /// The special token that ends a document; bytes have one, the id 256, if any name is given.
+    /// Special token that is appended to each document; with the tokenizer bytes any name gives id 256. null
+    /// (default) appends none.
     pub end_token: Option<String>,
-    /// Tokens of the longest sequence; longer documents are cut into several.
+    /// Maximum number of tokens in a sequence (default 1024); longer documents are divided into several
+    /// sequences. At most batch.micro_tokens.
     #[schemars(range(min = 2))]
     pub longest: u64,
-    /// Whether a classifier's longer sequences are cut off there; else one is an error.
+    /// Whether a classifier truncates sequences longer than data.longest; false (default) makes a longer
+    /// sequence an error.
     pub truncate: bool,
-    /// Bytes of the longest document; a longer one is an error.
+    /// Maximum size of a document in bytes, up to 1 GiB (default 16 MiB); a longer document is an error.
     #[schemars(range(min = 1, max = 1073741824))]
     pub longest_document: u64,
-    /// Documents that are shuffled among each other; 0 keeps the order of the files.
+    /// Number of documents in the shuffle buffer (default 10000); 0 keeps the order of the files.
     pub shuffle_buffer: u64,
-    /// The most bytes that these have.
+    /// Maximum size of the shuffle buffer in bytes (default 64 MiB).
     #[schemars(range(min = 1))]
     pub shuffle_bytes: u64,
-    /// Threads that read and tokenize; auto is the cores, at most 8.
+    /// Threads that read and tokenize, 1 to 256; auto (default) is the number of cores, at most 8.
     #[schemars(extend("minimum" = 1, "maximum" = 256, "changes" = "machine"))]
     pub workers: Auto<u64>,
-    /// Pieces that each of them prepares ahead.
+    /// Batches of documents that each of these threads prepares ahead, 1 to 1024 (default 2).
     #[schemars(range(min = 1, max = 1024), extend("changes" = "machine"))]
     pub prefetch: u64,
-    /// Which tokens an encoder has to guess.
+    /// Selection of the tokens that an encoder is trained to predict.
     pub masking: Masking,
 }
 
@@ -111,13 +124,14 @@ pub enum BinType {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Masking {
-    /// Share of the tokens that are targets.
+    /// Share of the tokens that are targets, above 0 to 1 (default 0.15).
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
     pub fraction: f64,
-    /// Share of the targets that read as the mask.
+    /// Share of the targets that are replaced by the mask token, 0 to 1 (default 0.8).
     #[schemars(range(min = 0, max = 1))]
     pub mask: f64,
-    /// Share of the targets that read as a random token.
+    /// Share of the targets that are replaced by a random token, 0 to 1 (default 0.1); the remaining targets
+    /// are unchanged. The sum with data.masking.mask is at most 1.
     #[schemars(range(min = 0, max = 1))]
     pub random: f64,
 }

@@ -49,9 +49,7 @@ pub enum ConfigError {
         why: String,
     },
     /// The sizes of the model are given both by `model.preset` and by `model.from`.
-    #[error(
-        "{name}: model.preset gives sizes, and so does the model that model.from names; remove one of them"
-    )]
+    #[error("{name}: model.preset and model.from both determine the sizes of the model; remove one of them")]
     PresetAndModel {
         /// Name of the configuration.
         name: String,
@@ -64,8 +62,8 @@ pub enum ConfigError {
     },
     /// `model.from` names a weight file without a config.json beside it.
     #[error(
-        "model.from {from}: there is no config.json beside it; name the folder of the model, or, for the file of a head, \
-         set model.kind head"
+        "model.from {from}: no config.json was found beside this weight file; give the folder of the model, or, \
+            if the file is a head, set model.kind head"
     )]
     NoConfig {
         /// Value of `model.from`.
@@ -80,7 +78,9 @@ pub enum ConfigError {
         why: String,
     },
     /// A configuration has the keys of no supported trainer.
-    #[error("{name}: its keys are of no trainer that is known; say which with --from-format: {known}")]
+    #[error(
+        "{name}: its keys do not belong to a supported trainer; name the trainer with --from-format: {known}"
+    )]
     UnknownTrainer {
         /// Name of the configuration.
         name: String,

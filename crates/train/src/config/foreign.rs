@@ -151,10 +151,10 @@ impl Answer {
     /// Formats the answer as the end of a sentence about the key.
     pub fn sentence(self) -> String {
         match self {
-            Key(ours, "") => format!("here it is `{ours}`"),
-            Key(ours, note) => format!("here it is `{ours}` ({note})"),
+            Key(ours, "") => format!("use `{ours}`"),
+            Key(ours, note) => format!("use `{ours}` ({note})"),
             Needless(why) => format!("not needed: {why}"),
-            No(why) => format!("cannot be honoured: {why}"),
+            No(why) => format!("not supported: {why}"),
         }
     }
 }
@@ -173,12 +173,12 @@ fn sentence(name: &str, fault: &Fault) -> String {
     let place = if fault.line == 0 { "--set".to_owned() } else { format!("{name}, line {}", fault.line) };
     match &fault.what {
         Wrong::Value { found, allowed } if path.is_empty() => format!("{place}: {found} is no {allowed}"),
-        Wrong::Value { found, allowed } => format!("{place}: `{path}` is {found}; it is {allowed}"),
+        Wrong::Value { found, allowed } => format!("{place}: `{path}` is {found}; it must be {allowed}"),
         Wrong::Unknown => {
             let answer = match (counterpart(path), nearest(path)) {
                 (Some(answer), _) => answer.sentence(),
                 (None, Some(near)) => format!("there is no such key; did you mean `{near}`?"),
-                (None, None) => "there is no such key; plimsoll train --schema lists all".to_owned(),
+                (None, None) => "there is no such key; `plimsoll train --schema` lists all keys".to_owned(),
             };
             format!("{place}: `{path}`: {answer}")
         }

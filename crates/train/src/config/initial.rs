@@ -115,12 +115,13 @@ impl Initial {
         let (stated, name) = (word(stated), &self.name);
         Some(match self.read.contains(&key) {
             true => format!(
-                "`model.{key}` is {stated}, and {} in {name}, which model.from names; remove the key, or train from other \
-                 weights",
+                "`model.{key}` is {stated}, and {} in {name}, the model of model.from; remove the key, or start \
+                    from other weights",
                 word(own)
             ),
             false => format!(
-                "`model.{key}` is {stated}, and {name}, which model.from names, is a {} without such a setting; remove the \
+                "`model.{key}` is {stated}, and {name}, the model of model.from, is a {} without such a \
+                    setting; remove the \
                  key",
                 self.model.kind.name()
             ),

@@ -153,7 +153,7 @@ fn override_of(flag: &str) -> Result<(&str, Node), TrainError> {
     };
     let value =
         yaml::parse(&format!("value: {value}")).ok().and_then(|tree| tree.get("value").cloned()).ok_or_else(
-            || ConfigError::Set { flag: flag.to_owned(), why: format!("`{value}` is no value in YAML") },
+            || ConfigError::Set { flag: flag.to_owned(), why: format!("`{value}` is not a YAML value") },
         )?;
     Ok((path, unplaced(value)))
 }

@@ -8,59 +8,69 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
-    /// The family.
+    /// Model family: moe_lm (default) and dense_lm are decoder language models, esm2 and dnabert_s are
+    /// encoders, and head is VirNucPro's classifier over embeddings.
     pub kind: ModelKind,
-    /// Sizes of a moe_lm: each size that is given beside it wins.
+    /// Named size of a moe_lm: tiny, small, base or large; keys that are also given take precedence. null
+    /// (default) is no preset. Refused together with model.from.
     pub preset: Option<Preset>,
-    /// The initial model: a folder, a weight file or a hub id; null starts from random weights. It fixes the keys of the architecture (kind, sizes, norm, attention, experts): one that is absent has its value, and another value is refused.
+    /// Initial model: a folder, a weight file or a hub id; null (default) starts from random weights. The
+    /// initial model determines the architecture (kind, sizes, norm, attention, experts): keys that are not
+    /// given take its values, and a different value is refused.
     pub from: Option<String>,
-    /// Entries of the embedding table; null takes those of model.from, or the tokenizer's.
+    /// Number of entries of the embedding table; null (default) is the number of model.from, or else of the
+    /// tokenizer.
     #[schemars(range(min = 2))]
     pub vocabulary: Option<u64>,
-    /// Width of the residual stream.
+    /// Width of the hidden states, a multiple of model.heads (default 256; 512 for a head).
     #[schemars(range(min = 1))]
     pub hidden: u64,
-    /// Blocks.
+    /// Number of transformer blocks (default 4).
     #[schemars(range(min = 1))]
     pub layers: u64,
-    /// Query heads.
+    /// Number of query heads (default 4).
     #[schemars(range(min = 1))]
     pub heads: u64,
-    /// Key and value heads, a divisor of the heads; null takes those of model.from, or one for each query head.
+    /// Number of key and value heads, a divisor of model.heads; null (default) is the number of model.from,
+    /// or else one for each query head.
     #[schemars(range(min = 1))]
     pub kv_heads: Option<u64>,
-    /// Inner width of the feed-forward network, or of each expert.
+    /// Inner width of the feed-forward network, or of each expert (default 1024; 768 for dense_lm).
     #[schemars(range(min = 1))]
     pub intermediate: u64,
-    /// Which norm.
+    /// Normalisation layer: layer_norm (default) or rms_norm (default of dense_lm).
     pub norm: Norm,
-    /// What the norm adds to the variance.
+    /// Epsilon of the normalisation, which is added to the variance (default 1e-5).
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub norm_eps: f64,
-    /// The feed-forward network's non-linearity.
+    /// Activation of the feed-forward network: gelu (default) or swiglu (default of dense_lm).
     pub activation: Activation,
-    /// Whether projections and the router have biases.
+    /// Whether linear layers and the router have biases (default true; false for dense_lm).
     pub bias: bool,
-    /// How attention sees positions.
+    /// Position encoding: rotary (default) or alibi (default of dnabert_s).
     pub position: Position,
-    /// The base of rotary angles.
+    /// Base of the rotary angles (default 10000).
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub rope_theta: f64,
-    /// Which keys a query sees.
+    /// Attention mask.
     pub attention: Attention,
-    /// Whether the output layer is the embedding table.
+    /// Whether the output layer shares the weights of the embedding table (default false).
     pub tied_head: bool,
-    /// Share of activations set to zero while training.
+    /// Dropout probability in training, from 0 to below 1 (default 0; 0.5 for a head).
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub dropout: f64,
-    /// The experts of a moe_lm.
+    /// Experts of a moe_lm.
     pub experts: Experts,
-    /// Classes of a classifier over the mean of an encoder's states; null takes those of a classifier that model.from names, and else trains the family's language model.
+    /// Number of classes of a classifier over the mean of an encoder's hidden states, or of a head (default
+    /// 2). null takes the number of a classifier in model.from; without it, an encoder is trained as a masked
+    /// language model.
     #[schemars(range(min = 2))]
     pub classes: Option<u64>,
-    /// Low-rank adapters, which are trained instead of the weights that they adapt.
+    /// LoRA: low-rank adapters, which are trained instead of the weights that they adapt; null trains all
+    /// weights. Only for esm2 and dnabert_s, and requires model.from.
     pub lora: Option<Lora>,
-    /// Whether a classifier's encoder stays as it is.
+    /// Whether a classifier over an encoder trains only its classification layer and not the encoder (default
+    /// false).
     pub freeze_encoder: bool,
 }
 
@@ -141,18 +151,21 @@ pub enum Position {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Attention {
-    /// The shape; encoders are full.
+    /// Attention mask: causal (default), window or block_sparse for language models, and full for encoders.
     pub mask: MaskKind,
-    /// Keys of a window, itself included.
+    /// With mask window, the number of keys that a query attends to, including its own position (default
+    /// 1024).
     #[schemars(range(min = 1))]
     pub window: u64,
-    /// Tokens of a block of block_sparse.
+    /// With mask block_sparse, the tokens of a block (default 64).
     #[schemars(range(min = 1))]
     pub block: u64,
-    /// Blocks before a query that it sees, its own included.
+    /// With mask block_sparse, the number of nearest blocks that a query attends to, including its own
+    /// (default 4).
     #[schemars(range(min = 1))]
     pub local: u64,
-    /// Blocks at the start of a sequence that every query sees.
+    /// With mask block_sparse, the number of blocks at the start of a sequence that every query attends to
+    /// (default 1).
     pub global: u64,
 }
 
@@ -174,18 +187,19 @@ pub enum MaskKind {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Experts {
-    /// How many.
+    /// Number of experts in a layer (default 8).
     #[schemars(range(min = 1))]
     pub count: u64,
-    /// How many a token is sent to.
+    /// Number of experts that a token is routed to, at most model.experts.count (default 2).
     #[schemars(range(min = 1))]
     pub top_k: u64,
-    /// Rows that an expert takes at most, as a multiple of the mean, to a thousandth; null drops nothing.
+    /// Capacity factor: maximum number of tokens of an expert as a multiple of the mean, up to 1000, rounded
+    /// to thousandths. null (default) drops no tokens.
     #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000))]
     pub capacity: Option<f64>,
-    /// Whether the gates of a token sum to one.
+    /// Whether the weights of a token's experts are scaled to sum to 1 (default true).
     pub renormalise: bool,
-    /// Experts that every token is sent to as well.
+    /// Number of shared experts, which every token passes through in addition (default 0).
     pub shared: u64,
 }
 
@@ -193,13 +207,14 @@ pub struct Experts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Lora {
-    /// Rank of an adapter.
+    /// Rank of an adapter (default 8).
     #[schemars(range(min = 1))]
     pub rank: u64,
-    /// An adapter's output is scaled by alpha / rank.
+    /// Scale of an adapter: its output is multiplied by alpha / rank (default 16).
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub alpha: f64,
-    /// Which projections, by the end of their names; none takes those of queries and values.
+    /// Linear layers to adapt, by the ends of their names; if empty (default), the query and value
+    /// projections.
     pub targets: Vec<String>,
 }
 

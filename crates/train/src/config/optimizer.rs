@@ -9,38 +9,42 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Optimizer {
-    /// Which one.
+    /// Optimizer: adamw (default), adamw8bit, adafactor or sgd; auto is adamw if it fits the memory budget,
+    /// otherwise adamw8bit.
     pub kind: OptimizerKind,
-    /// The learning rate at its highest.
+    /// Peak learning rate, above 0 (default 3e-4; 1e-4 for encoders, 1e-3 for a head).
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub lr: f64,
-    /// Decay of the first and second moment of adamw.
+    /// Decay rates of the first and second moment of adamw and adamw8bit, below 1 (default [0.9, 0.95]; [0.9,
+    /// 0.98] for encoders).
     #[schemars(inner(range(min = 0, max = 1)))]
     pub betas: [f64; 2],
-    /// What adamw adds to the root of the second moment.
+    /// Epsilon of adamw and adamw8bit, which is added to the square root of the second moment (default 1e-8).
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub eps: f64,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay (default 0.1; 0.01 for encoders and a head).
     #[schemars(range(min = 0))]
     pub weight_decay: f64,
-    /// What decays.
+    /// Parameters that weight decay applies to: matrices (default; all matrices except embeddings) or all.
     pub decay: Decay,
-    /// Further parameters without decay: names of tensors, where * is any text.
+    /// Names of further parameters without weight decay, where * stands for any text (default none).
     pub no_decay: Vec<String>,
-    /// The most that the norm of all gradients may be; null sets none. With null and one micro-batch to a step each gradient is
-    /// used up as soon as it is there, which saves its bytes: where one is not finite, the parameters that were reached before it
-    /// have moved when the step is counted as skipped.
+    /// Maximum norm of all gradients together (default 1); larger gradients are scaled down. null disables
+    /// clipping. With null and one micro-step per step, each gradient is applied as soon as it is computed,
+    /// which saves its memory; if a gradient is not finite, the step is counted as skipped, but parameters
+    /// updated before it keep their update.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub clip_norm: Option<f64>,
-    /// Momentum of sgd.
+    /// Momentum of sgd, from 0 to below 1 (default 0.9).
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub momentum: f64,
-    /// Whether sgd looks ahead.
+    /// Whether sgd uses Nesterov momentum (default false); requires a momentum above 0.
     pub nesterov: bool,
-    /// The most that the root mean square of an update of adafactor may be.
+    /// Maximum root mean square of an update of adafactor (default 1); a larger update is scaled down.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub update_clip: f64,
-    /// The second moment of adafactor decays by 1 - t^-x.
+    /// Exponent x of adafactor's decay rate 1 - t^-x of the second moment at step t, above 0 to 1 (default
+    /// 0.8).
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
     pub decay_exponent: f64,
 }
@@ -75,42 +79,49 @@ pub enum Decay {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Schedule {
-    /// The shape after the warm-up.
+    /// Learning-rate schedule after the warm-up: constant, linear, cosine (default), cosine_restarts,
+    /// polynomial, wsd (warm-up, stable, decay) or step.
     pub kind: ScheduleKind,
-    /// The warm-up, in which it rises linearly to its highest: a number of steps, or a share of the steps of the schedule (above 0, below 1), such as 0.1.
+    /// Length of the warm-up, in which the learning rate rises linearly to its peak: a number of steps
+    /// (default 0), or a share of the steps of the schedule above 0 and below 1, such as 0.1.
     #[schemars(extend("minimum" = 0))]
     pub warmup: Warmup,
-    /// Where a falling one ends, as a share of its highest.
+    /// Final learning rate of a decaying schedule, as a share of the peak (default 0.1). Not used by constant
+    /// and step.
     #[schemars(range(min = 0, max = 1))]
     pub min_ratio: f64,
-    /// The step where a falling one ends; null is the last step of the run.
+    /// Step at which linear, cosine, polynomial and wsd end; null (default) is the last step by run.steps or
+    /// run.max_tokens.
     #[schemars(range(min = 1))]
     pub steps: Option<u64>,
-    /// The exponent of polynomial.
+    /// Exponent of polynomial (default 1).
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub power: f64,
-    /// Steps of the first cycle of cosine_restarts.
+    /// Steps of the first cycle of cosine_restarts (default 1000).
     #[schemars(range(min = 1))]
     pub cycle: u64,
-    /// Every cycle is as many times as long as the one before.
+    /// Factor by which each cycle of cosine_restarts is longer than the previous cycle, a whole number
+    /// (default 1).
     #[schemars(range(min = 1))]
     pub cycle_growth: u64,
-    /// The share of the steps in which wsd falls, at their end.
+    /// Share of the steps of the schedule in which wsd decays, at its end (default 0.2).
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
     pub decay_share: f64,
-    /// How wsd falls.
+    /// Shape of the decay of wsd: linear, sqrt (default) or cosine.
     pub decay_shape: DecayShape,
-    /// Between two drops of step.
+    /// Interval between two decays of step, in schedule.unit (default 10).
     #[schemars(range(min = 1))]
     pub every: u64,
-    /// What that counts.
+    /// Unit of schedule.every: steps or epochs (default).
     pub unit: Unit,
-    /// What the rate is multiplied by at each drop of step.
+    /// Factor by which step multiplies the learning rate at each decay, above 0 to 1 (default 0.85).
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
     pub gamma: f64,
-    /// How the rate grows with the batch.
+    /// Scaling of the peak learning rate with batch.tokens / schedule.reference_tokens: none (default),
+    /// linear, or sqrt (by the square root).
     pub scaling: Scaling,
-    /// The tokens of a step for which optimizer.lr is meant; null with scaling none.
+    /// Value of batch.tokens for which optimizer.lr is meant. Required with schedule.scaling linear or sqrt,
+    /// refused with none.
     #[schemars(range(min = 1))]
     pub reference_tokens: Option<u64>,
 }
@@ -192,13 +203,15 @@ pub enum Scaling {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Loss {
-    /// Weight of the experts' load balance (Fedus et al. 2022), mean over layers.
+    /// Weight of the load-balancing loss of the experts (Fedus et al. 2022), averaged over layers (default
+    /// 0.01).
     #[schemars(range(min = 0))]
     pub balance: f64,
-    /// Weight of the router's squared log-sum-exp (Zoph et al. 2022).
+    /// Weight of the router z-loss, the squared log-sum-exp of the router's logits (Zoph et al. 2022; default
+    /// 0).
     #[schemars(range(min = 0))]
     pub router_z: f64,
-    /// Weight of the logits' squared log-sum-exp (Chowdhery et al. 2022).
+    /// Weight of the z-loss, the squared log-sum-exp of the output logits (Chowdhery et al. 2022; default 0).
     #[schemars(range(min = 0))]
     pub z: f64,
 }
@@ -207,12 +220,15 @@ pub struct Loss {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Precision {
-    /// Of weights and activations; masters and moments are f32.
+    /// Number format of weights and activations: f32 (default), bf16 or fp16; master weights and optimizer
+    /// moments are f32 (adamw8bit: 8 bits).
     pub kind: PrecisionKind,
-    /// The loss scale that fp16 begins with; it multiplies the mean over a step's tokens. A step that overflows is skipped, counted, and halves it, so that the first few may be.
+    /// Initial loss scale of fp16 (default 65536), which multiplies the mean loss of a step. A step whose
+    /// gradients overflow is skipped and counted, and halves the scale, so the first steps may be skipped.
     #[schemars(range(min = 1))]
     pub initial_scale: f64,
-    /// After this many good steps it doubles.
+    /// Number of consecutive steps of fp16 without overflow after which the loss scale doubles (default
+    /// 2000).
     #[schemars(range(min = 1))]
     pub growth_interval: u64,
 }

@@ -26,35 +26,36 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
     let (experts, k) = (m.experts.count, m.experts.top_k);
     let head = kind == ModelKind::Head;
     vec![
-        (m.preset.is_none() || moe, "model.preset: the presets are sizes of model.kind moe_lm".to_owned()),
+        (m.preset.is_none() || moe, "model.preset applies only to model.kind moe_lm; remove it, or set \
+            model.kind moe_lm".to_owned()),
         (
             // A pretrained model may have heads that are wider or narrower than hidden / heads.
             head || m.from.is_some() || m.hidden.is_multiple_of(m.heads),
-            format!("model.hidden {} is no multiple of model.heads {}", m.hidden, m.heads),
+            format!("model.hidden {} is not a multiple of model.heads {}", m.hidden, m.heads),
         ),
-        (m.heads.is_multiple_of(kv), format!("model.kv_heads {kv} is no divisor of model.heads {}", m.heads)),
-        (!moe || k <= experts, format!("model.experts.top_k {k} is more than model.experts.count {experts}")),
+        (m.heads.is_multiple_of(kv), format!("model.kv_heads {kv} is not a divisor of model.heads {}", m.heads)),
+        (!moe || k <= experts, format!("model.experts.top_k {k} is greater than model.experts.count {experts}")),
         (
             !decoder || !full,
-            "model.attention.mask full: a language model would see what it predicts; take causal, window or \
-             block_sparse"
+            "model.attention.mask full lets a language model see the tokens that it predicts; use causal, \
+                window or block_sparse"
                 .to_owned(),
         ),
-        (decoder || full || head, "model.attention.mask: encoders see every position; take full".to_owned()),
-        (!decoder || m.classes.is_none(), "model.classes: only encoders and heads classify".to_owned()),
-        (!head || m.classes.is_some(), "model.classes: a head needs the number of classes".to_owned()),
+        (decoder || full || head, "model.attention.mask: encoders attend to every position; use full".to_owned()),
+        (!decoder || m.classes.is_none(), "model.classes applies only to encoders and heads; remove it".to_owned()),
+        (!head || m.classes.is_some(), "model.classes is required for a head; give the number of classes".to_owned()),
         (
             !m.freeze_encoder || (m.classes.is_some() && !head),
-            "model.freeze_encoder: only a classifier over an encoder trains without it; give model.classes"
+            "model.freeze_encoder applies only to a classifier over an encoder; give model.classes, or remove it"
                 .to_owned(),
         ),
         (
             m.lora.is_none() || matches!(kind, ModelKind::Esm2 | ModelKind::DnabertS),
-            "model.lora: adapters are for esm2 and dnabert_s".to_owned(),
+            "model.lora applies only to model.kind esm2 and dnabert_s; remove it".to_owned(),
         ),
         (
             m.lora.is_none() || m.from.is_some(),
-            "model.lora adapts trained weights: name them with model.from".to_owned(),
+            "model.lora needs trained weights; name the model with model.from".to_owned(),
         ),
     ]
 }
@@ -67,17 +68,22 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
     vec![
         (
             head == (d.format == Format::Embeddings) && head != d.proteins.is_empty(),
-            "data.format embeddings and data.proteins go with model.kind head, and only with it".to_owned(),
+            "data.format embeddings and data.proteins are required for model.kind head and refused for other \
+                models"
+                .to_owned(),
         ),
-        (!head || d.labels.is_some(), "data.labels: a head needs the table of classes".to_owned()),
-        (!d.train.is_empty(), "data.train: name the files to train on".to_owned()),
+        (
+            !head || d.labels.is_some(),
+            "data.labels is required for a head; give the table of classes".to_owned(),
+        ),
+        (!d.train.is_empty(), "data.train is required; give the files to train on".to_owned()),
         (
             m.mask + m.random <= 1.0,
-            format!("data.masking.mask {} and random {} are more than 1 together", m.mask, m.random),
+            format!("data.masking.mask {} and random {} sum to more than 1", m.mask, m.random),
         ),
         (
             separated == d.separator.is_some(),
-            "data.separator goes with data.document separated, and only with it".to_owned(),
+            "data.separator is required with data.document separated and refused without it".to_owned(),
         ),
     ]
 }
@@ -91,21 +97,22 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
     vec![
         (
             o.betas.iter().all(|&beta| beta < 1.0),
-            format!("optimizer.betas {:?}: a moment that never forgets is none; give less than 1", o.betas),
+            format!("optimizer.betas {:?}: both decay rates must be less than 1", o.betas),
         ),
-        (!o.nesterov || (sgd && o.momentum > 0.0), "optimizer.nesterov needs sgd with a momentum".to_owned()),
+        (!o.nesterov || (sgd && o.momentum > 0.0), "optimizer.nesterov needs optimizer.kind sgd and \
+            optimizer.momentum above 0".to_owned()),
         (
             !falls || horizon.is_some(),
             format!(
-                "schedule.kind {} needs its end: give run.steps, run.max_tokens or schedule.steps",
+                "schedule.kind {} needs a last step; give run.steps, run.max_tokens or schedule.steps",
                 s.kind.name()
             ),
         ),
         (
             !falls || horizon.is_none_or(|end| c.warmup() < end),
             format!(
-                "schedule.warmup {} leaves nothing of the {} steps of the schedule; give fewer, or a share of them such as \
-                 0.1",
+                "schedule.warmup {} must be shorter than the {} steps of the schedule; give fewer steps, or a \
+                    share such as 0.1",
                 s.warmup,
                 horizon.unwrap_or(0)
             ),
@@ -117,20 +124,21 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
         (
             horizon.is_some() || matches!(s.warmup, Warmup::Steps(_)),
             format!(
-                "schedule.warmup {} is a share of the steps of the schedule: give run.steps, run.max_tokens or \
+                "schedule.warmup {} is a share of the steps of the schedule, which has no last step; give \
+                    run.steps, run.max_tokens or \
                  schedule.steps, or a number of steps",
                 s.warmup
             ),
         ),
         (
             scales == s.reference_tokens.is_some(),
-            "schedule.reference_tokens goes with schedule.scaling linear or sqrt: the tokens of a step that \
-             optimizer.lr is meant for"
+            "schedule.reference_tokens, the batch.tokens for which optimizer.lr is meant, is required with \
+                schedule.scaling linear or sqrt and refused with none"
                 .to_owned(),
         ),
         (
             c.precision.kind == PrecisionKind::Fp16 || c.precision == super::Precision { kind: c.precision.kind, ..Default::default() },
-            "precision.initial_scale and growth_interval are for precision.kind fp16; others have no loss scale"
+            "precision.initial_scale and precision.growth_interval apply only to precision.kind fp16; remove them"
                 .to_owned(),
         ),
     ]
@@ -150,36 +158,35 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
     vec![
         (
             b.tokens.is_multiple_of(micro),
-            format!("batch.micro_tokens {micro} is no divisor of batch.tokens {}", b.tokens),
+            format!("batch.micro_tokens {micro} is not a divisor of batch.tokens {}", b.tokens),
         ),
         (
             rows || longest <= micro,
             format!(
-                "data.longest {longest}: a sequence of that many tokens does not fit a step of {micro}; \
+                "data.longest {longest}: such a sequence does not fit in a step of {micro}; \
                      raise batch.tokens or batch.micro_tokens, or lower data.longest"
             ),
         ),
         (
             parse_budget(&c.memory.budget, Bytes(1 << 40)).is_ok(),
             format!(
-                "memory.budget `{}` is no size; write it like 22GiB, 500MB, 80% or a number of bytes in quotes",
+                "memory.budget `{}` is not a size; write it like 22GiB, 500MB, 80% or a number of bytes in quotes",
                 c.memory.budget
             ),
         ),
         (
             remat == Some(RematPolicy::EveryN) || c.memory.remat_every == super::Memory::default().remat_every,
-            "memory.remat_every goes with memory.remat every_n".to_owned(),
+            "memory.remat_every applies only to memory.remat every_n; remove it".to_owned(),
         ),
         (
             c.memory.remat_layers.is_none() || !matches!(remat, Some(RematPolicy::Auto | RematPolicy::None)),
-            "memory.remat_layers goes with memory.remat full, every_n, selective or a list of ops; auto chooses layers \
-             itself"
+            "memory.remat_layers applies only to memory.remat full, every_n, selective or a list of ops; remove it"
                 .to_owned(),
         ),
         (
             c.memory.remat_layers.is_none_or(|[first, last]| first <= last && last < layers),
             format!(
-                "memory.remat_layers {:?}: the first and the last of {layers} layers, counted from 0",
+                "memory.remat_layers {:?}: give the first and the last of {layers} layers, counted from 0",
                 c.memory.remat_layers.unwrap_or_default()
             ),
         ),
@@ -200,12 +207,11 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
     vec![
         (
             r.steps.is_some() || r.epochs.is_some() || r.max_tokens.is_some(),
-            "give run.steps, run.epochs or run.max_tokens: a run needs an end".to_owned(),
+            "the end of the run is missing; give run.steps, run.epochs or run.max_tokens".to_owned(),
         ),
         (
             r.evaluate_every.is_none() || validates,
-            "run.evaluate_every: there is nothing to evaluate on; give data.validation or \
-             data.validation_fraction"
+            "run.evaluate_every needs validation data; give data.validation or data.validation_fraction"
                 .to_owned(),
         ),
         (
@@ -220,7 +226,7 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
         ),
         (
             r.patience.is_none() || r.evaluate_every.is_some(),
-            "run.patience counts evaluations: give run.evaluate_every".to_owned(),
+            "run.patience counts evaluations; give run.evaluate_every as well".to_owned(),
         ),
     ]
 }

@@ -16,19 +16,23 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    /// The most memory the run may take, like 22GiB, 500MB or 80% of what is free.
+    /// Memory budget of the run: a size such as 22GiB or 500MB, a number of bytes in quotes, or a share of
+    /// the free memory (default 80%). A run that needs more is refused.
     #[schemars(extend("changes" = "machine"))]
     pub budget: String,
-    /// What is computed again in the backward pass instead of being kept: a policy, or a list of ops such as [layer_norm, gelu] (plimsoll plan --train names those of a plan); the bits are the same.
+    /// Rematerialisation: activations that are recomputed in the backward pass instead of being stored. auto
+    /// (default), none, full, every_n, selective, or a list of ops such as [layer_norm, gelu]; `plimsoll plan
+    /// --train` lists the recomputed ops of a plan. Results have the same bits.
     #[schemars(extend("changes" = "machine"))]
     pub remat: Remat,
-    /// The first and the last layer, from 0, in which remat holds; null is all of them. With remat full, every_n, selective or a list of ops.
+    /// First and last layer, counted from 0, whose activations memory.remat recomputes; null (default) is all
+    /// layers. Only with memory.remat full, every_n, selective or a list of ops.
     #[schemars(extend("changes" = "machine"))]
     pub remat_layers: Option<[u64; 2]>,
-    /// Layers between two kept ones with remat every_n.
+    /// With memory.remat every_n, the number of layers from one stored layer input to the next (default 2).
     #[schemars(range(min = 1), extend("changes" = "machine"))]
     pub remat_every: u64,
-    /// Rows of logits that exist at a time.
+    /// Number of rows of logits that are in memory at a time; auto (default) is the fastest number that fits.
     #[schemars(extend("minimum" = 1))]
     pub loss_chunk: Auto<u64>,
 }
@@ -63,13 +67,14 @@ pub enum RematPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Batch {
-    /// Tokens of an optimizer step, over all its micro-steps.
+    /// Tokens of an optimizer step, over all its micro-steps (default 16384; 256 rows for a head).
     #[schemars(range(min = 1))]
     pub tokens: u64,
-    /// Tokens of a micro-step, a divisor of the step's; auto is the fastest that fits.
+    /// Tokens of a micro-step, a divisor of batch.tokens; auto (default) is the fastest number that fits the
+    /// memory budget.
     #[schemars(extend("minimum" = 1))]
     pub micro_tokens: Auto<u64>,
-    /// Sequences that a micro-step can hold; auto is one for each eight tokens.
+    /// Maximum number of sequences in a micro-step; auto (default) is one for every eight tokens.
     #[schemars(extend("minimum" = 1))]
     pub sequences: Auto<u64>,
 }
@@ -78,45 +83,49 @@ pub struct Batch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Run {
-    /// The run ends after this many optimizer steps.
+    /// Number of optimizer steps after which the run ends. At least one of run.steps, run.epochs and
+    /// run.max_tokens is required.
     #[schemars(range(min = 1), extend("changes" = "end"))]
     pub steps: Option<u64>,
-    /// The run ends after this many passes over the data.
+    /// Number of passes over the training data after which the run ends.
     #[schemars(range(min = 1), extend("changes" = "end"))]
     pub epochs: Option<u64>,
-    /// The run ends after this many targets.
+    /// Number of targets (tokens that count in the loss) after which the run ends.
     #[schemars(range(min = 1), extend("changes" = "end"))]
     pub max_tokens: Option<u64>,
-    /// Draws weights, order, masks and dropout.
+    /// Seed of the initial weights, the order of the data, the masks and dropout (default 0).
     pub seed: u64,
-    /// Steps between two evaluations; null evaluates never.
+    /// Number of steps between two evaluations on the validation data; null (default) never evaluates.
     #[schemars(range(min = 1), extend("changes" = "end"))]
     pub evaluate_every: Option<u64>,
-    /// Targets that an evaluation is made on; null is all.
+    /// Number of targets of an evaluation; null (default) uses all validation data.
     #[schemars(range(min = 1), extend("changes" = "end"))]
     pub evaluate_tokens: Option<u64>,
-    /// The run ends after this many evaluations without a better one; null goes on.
+    /// Number of evaluations without a lower loss after which the run ends (early stopping); null (default)
+    /// never ends the run. Requires run.evaluate_every.
     #[schemars(range(min = 1), extend("changes" = "end"))]
     pub patience: Option<u64>,
-    /// Between two checkpoints: a number of steps, or a time such as 10min (s, min or h), after which the step that is running is saved; null saves at the end and on a signal alone.
+    /// Interval between two checkpoints: a number of steps, or a time such as 10min (default; units s, min
+    /// and h), after which the current step is saved. null saves only at the end and on a signal.
     #[schemars(extend("minimum" = 1, "changes" = "log"))]
     pub save_every: Option<Interval>,
-    /// Checkpoints that are kept, the newest.
+    /// Number of newest checkpoints that are kept; older checkpoints are deleted (default 2).
     #[schemars(range(min = 1), extend("changes" = "log"))]
     pub keep_last: u64,
-    /// Whether the checkpoint of the lowest evaluation is kept too.
+    /// Whether the checkpoint with the lowest validation loss is kept as well (default true).
     #[schemars(extend("changes" = "log"))]
     pub keep_best: bool,
-    /// Steps between two lines of metrics.jsonl; its numbers are those of that step.
+    /// Number of steps between two lines of metrics.jsonl (default 1); a line contains the values of its own
+    /// step, not means.
     #[schemars(range(min = 1), extend("changes" = "log"))]
     pub log_every: u64,
-    /// The run's folder; null is the configuration's name with _run.
+    /// Output folder of the run; null (default) is the name of the configuration file with _run appended.
     #[schemars(extend("changes" = "log"))]
     pub output: Option<String>,
-    /// Threads that compute; auto is the cores.
+    /// Compute threads, 1 to 1024; auto (default) is the number of cores.
     #[schemars(extend("minimum" = 1, "maximum" = 1024, "changes" = "machine"))]
     pub threads: Auto<u64>,
-    /// Where to compute.
+    /// Device to train on: auto (default) or cpu. Both are the CPU, because GPUs have no training kernels.
     #[schemars(extend("changes" = "machine"))]
     pub device: Device,
 }
@@ -169,7 +178,7 @@ impl fmt::Display for Interval {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// The fastest available device; today always the CPU.
+    /// The fastest device with training kernels, which is the CPU.
     #[default]
     Auto,
     /// The CPU.

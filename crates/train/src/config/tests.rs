@@ -48,7 +48,7 @@ fn the_initial_model_fixes_the_architecture() {
             error.starts_with(&format!("--set: `model.{key}` is {value}, and {own} in {llama}, ")),
             "{error}"
         );
-        assert!(error.ends_with("remove the key, or train from other weights"), "{error}");
+        assert!(error.ends_with("remove the key, or start from other weights"), "{error}");
     }
     let text = format!("{LEAST}model:\n  from: {llama}\n  experts: {{count: 4}}\n  hidden: 64\n");
     let error = parse(&text, &[]).expect_err("experts");
@@ -129,52 +129,65 @@ fn what_is_printed_is_read_as_the_same() {
 fn impossible_values_are_named() {
     let whole = "run.yaml, line 3";
     for (text, flags, wanted) in [
-        ("batch: {tokens: 0}\n", &[][..], format!("{whole}: `batch.tokens` is 0; it is a whole number from 1 on")),
-        ("optimizer: {lr: fast}\n", &[], format!("{whole}: `optimizer.lr` is fast; it is a number above 0")),
-        ("optimizer: {lr: .nan}\n", &[], format!("{whole}: `optimizer.lr` is NaN; it is a number above 0")),
+        (
+            "batch: {tokens: 0}\n",
+            &[][..],
+            format!(
+                "{whole}: `batch.tokens` is 0; it must be a whole number from \
+            1 on"
+            ),
+        ),
+        (
+            "optimizer: {lr: fast}\n",
+            &[],
+            format!("{whole}: `optimizer.lr` is fast; it must be a number above 0"),
+        ),
+        (
+            "optimizer: {lr: .nan}\n",
+            &[],
+            format!("{whole}: `optimizer.lr` is NaN; it must be a number above 0"),
+        ),
         (
             "batch: {micro_tokens: some}\n",
             &[],
-            format!("{whole}: `batch.micro_tokens` is some; it is auto or a whole number from 1 on"),
+            format!("{whole}: `batch.micro_tokens` is some; it must be auto or a whole number from 1 on"),
         ),
         (
             "optimizer: {kind: adam}\n",
             &[],
-            format!("{whole}: `optimizer.kind` is adam; it is auto, adamw, adamw8bit, adafactor or sgd"),
+            format!("{whole}: `optimizer.kind` is adam; it must be auto, adamw, adamw8bit, adafactor or sgd"),
         ),
         (
             "model: {preset: huge}\n",
             &[],
-            format!("{whole}: `model.preset` is huge; it is tiny, small, base, large or null"),
+            format!("{whole}: `model.preset` is huge; it must be tiny, small, base, large or null"),
         ),
-        ("model: {tied_head: no}\n", &[], format!("{whole}: `model.tied_head` is no; it is true or false")),
-        ("model: 7\n", &[], format!("{whole}: `model` is 7; it is a section of keys")),
-        ("", &["data.train=a.txt"], "--set: `data.train` is a.txt; it is a list: each a text".to_owned()),
+        (
+            "model: {tied_head: no}\n",
+            &[],
+            format!("{whole}: `model.tied_head` is no; it must be true or false"),
+        ),
+        ("model: 7\n", &[], format!("{whole}: `model` is 7; it must be a section of keys")),
+        ("", &["data.train=a.txt"], "--set: `data.train` is a.txt; it must be a list: each a text".to_owned()),
         (
             "",
             &["optimizer.betas=[0.9, 1.5]"],
-            "--set: `optimizer.betas` is [0.9, 1.5]; it is a list of 2: each a number from 0 to 1".to_owned(),
+            "--set: `optimizer.betas` is [0.9, 1.5]; it must be a list of 2: each a number from 0 to 1"
+                .to_owned(),
         ),
         (
             "",
             &["model.dropout=1"],
-            "--set: `model.dropout` is 1; it is a number from 0 to below 1".to_owned(),
+            "--set: `model.dropout` is 1; it must be a number from 0 to below 1".to_owned(),
         ),
-        (
-            "",
-            &["run.steps"],
-            "--set run.steps: give a key and a value, such as optimizer.lr=1e-4".to_owned(),
-        ),
-        (
-            "",
-            &["model.heads=7"],
-            "run.yaml: model.hidden 256 is no multiple of model.heads 7".to_owned(),
-        ),
+        ("", &["run.steps"], "--set run.steps: give a key and a value, such as optimizer.lr=1e-4".to_owned()),
+        ("", &["model.heads=7"], "run.yaml: model.hidden 256 is not a multiple of model.heads 7".to_owned()),
         (
             "schedule: {warmup: 20}\nbatch: {micro_tokens: 3000}\n",
             &["model.experts.top_k=9"],
-            "run.yaml:\n  model.experts.top_k 9 is more than model.experts.count 8\n  schedule.warmup 20 leaves \
-             nothing of the 10 steps of the schedule; give fewer, or a share of them such as 0.1\n  batch.micro_tokens 3000 is no divisor of batch.tokens 16384"
+            "run.yaml:\n  model.experts.top_k 9 is greater than model.experts.count 8\n  schedule.warmup 20 \
+                must be shorter than the 10 steps of the schedule; give fewer steps, or a share such as 0.1\n  \
+                batch.micro_tokens 3000 is not a divisor of batch.tokens 16384"
                 .to_owned(),
         ),
     ] {
@@ -187,46 +200,46 @@ fn impossible_values_are_named() {
 fn every_rule_can_be_broken() {
     let llama = format!("model.from={}", fixture("training/llama"));
     for (flags, wanted) in [
-        (&["model.kind=esm2", "model.preset=tiny"][..], "model.preset: the presets are sizes"),
-        (&["model.kv_heads=3"], "model.kv_heads 3 is no divisor of model.heads 4"),
-        (&["model.attention.mask=full"], "would see what it predicts"),
-        (&["model.kind=esm2", "model.attention.mask=causal"], "encoders see every position"),
-        (&["model.classes=2"], "only encoders and heads classify"),
-        (&["model.kind=head", "model.classes=null"], "a head needs the number of classes"),
+        (&["model.kind=esm2", "model.preset=tiny"][..], "model.preset applies only to model.kind moe_lm"),
+        (&["model.kv_heads=3"], "model.kv_heads 3 is not a divisor of model.heads 4"),
+        (&["model.attention.mask=full"], "see the tokens that it predicts"),
+        (&["model.kind=esm2", "model.attention.mask=causal"], "encoders attend to every position"),
+        (&["model.classes=2"], "model.classes applies only to encoders and heads"),
+        (&["model.kind=head", "model.classes=null"], "model.classes is required for a head"),
         (&["model.freeze_encoder=true"], "give model.classes"),
-        (&["data.format=embeddings"], "go with model.kind head"),
-        (&["model.kind=head"], "data.labels: a head needs"),
-        (&["model.lora={}", &llama], "adapters are for esm2 and dnabert_s"),
-        (&["model.preset=tiny", &llama], "model.preset gives sizes, and so does the model"),
+        (&["data.format=embeddings"], "are required for model.kind head"),
+        (&["model.kind=head"], "data.labels is required for a head"),
+        (&["model.lora={}", &llama], "model.lora applies only to model.kind esm2 and dnabert_s"),
+        (&["model.preset=tiny", &llama], "model.preset and model.from both determine the sizes"),
         (&["schedule.warmup=2.5"], "schedule.warmup 2.5 is neither a whole number of steps nor a share"),
         (
             &["run.steps=null", "run.epochs=2", "schedule.kind=constant", "schedule.warmup=0.1"],
-            "schedule.warmup 0.1 is a share of the steps of the schedule: give run.steps",
+            "schedule.warmup 0.1 is a share of the steps of the schedule, which has no last step; give run.steps",
         ),
         (&["run.save_every=10m"], "run.save_every `10m` is neither a number of steps nor a time such as 10min"),
         (&["run.save_every=0s"], "run.save_every `0s` is neither"),
         (&["memory.remat=[gelu, gleu]"], "memory.remat: there is no op `gleu`; ops are"),
-        (&["memory.remat_layers=[0, 1]"], "memory.remat_layers goes with memory.remat full"),
+        (&["memory.remat_layers=[0, 1]"], "memory.remat_layers applies only to memory.remat full"),
         (&["memory.remat=full", "memory.remat_layers=[0, 4]"], "the first and the last of 4 layers"),
         (
             &["memory.remat=full", "memory.remat_layers=[2, 1]"],
             "memory.remat_layers [2, 1]: the first and the last",
         ),
-        (&["model.lora={}", "model.kind=esm2"], "name them with model.from"),
-        (&["data.train=[]"], "name the files to train on"),
-        (&["data.masking.mask=0.95"], "more than 1 together"),
-        (&["data.separator=x"], "data.separator goes with data.document separated"),
-        (&["data.document=separated"], "data.separator goes with data.document separated"),
-        (&["optimizer.betas=[0.9, 1]"], "a moment that never forgets"),
-        (&["optimizer.nesterov=true"], "needs sgd"),
-        (&["run.steps=null", "run.epochs=2"], "schedule.kind cosine needs its end"),
-        (&["schedule.scaling=sqrt"], "schedule.reference_tokens goes with"),
-        (&["precision.initial_scale=8"], "are for precision.kind fp16"),
+        (&["model.lora={}", "model.kind=esm2"], "name the model with model.from"),
+        (&["data.train=[]"], "give the files to train on"),
+        (&["data.masking.mask=0.95"], "sum to more than 1"),
+        (&["data.separator=x"], "data.separator is required with data.document separated"),
+        (&["data.document=separated"], "data.separator is required with data.document separated"),
+        (&["optimizer.betas=[0.9, 1]"], "both decay rates must be less than 1"),
+        (&["optimizer.nesterov=true"], "needs optimizer.kind sgd"),
+        (&["run.steps=null", "run.epochs=2"], "schedule.kind cosine needs a last step"),
+        (&["schedule.scaling=sqrt"], "schedule.reference_tokens, the batch.tokens"),
+        (&["precision.initial_scale=8"], "apply only to precision.kind fp16"),
         (&["batch.tokens=512"], "data.longest 1024"),
-        (&["memory.budget=much"], "memory.budget `much` is no size"),
-        (&["memory.remat_every=4"], "goes with memory.remat every_n"),
-        (&["run.steps=null", "schedule.kind=constant"], "a run needs an end"),
-        (&["run.evaluate_every=5", "data.validation_fraction=0"], "nothing to evaluate on"),
+        (&["memory.budget=much"], "memory.budget `much` is not a size"),
+        (&["memory.remat_every=4"], "applies only to memory.remat every_n"),
+        (&["run.steps=null", "schedule.kind=constant"], "the end of the run is missing"),
+        (&["run.evaluate_every=5", "data.validation_fraction=0"], "run.evaluate_every needs validation data"),
         (&["run.patience=5"], "give run.evaluate_every"),
     ] {
         let error = parse(LEAST, flags).expect_err(wanted);
@@ -244,16 +257,14 @@ fn all_unknown_keys_are_named_with_their_counterparts() {
         "run.yaml: 10 keys cannot be used\n\
          run.yaml, line 1: `modle.hidden`: there is no such key; did you mean `model.hidden`?\n\
          run.yaml, line 3: `model.hiden`: there is no such key; did you mean `model.hidden`?\n\
-         run.yaml, line 4: `model.num_experts`: here it is `model.experts.count`\n\
-         run.yaml, line 6: `memory.pool_size_gb`: here it is `memory.budget` (the line itself; there is one arena and \
-         no pool)\n\
-         run.yaml, line 7: `memory.clear_cache_frequency`: not needed: every byte has its address before the first \
-         step, so there is nothing to free or to pool\n\
-         run.yaml, line 9: `deepspeed.zero_stage`: cannot be honoured: several devices come with their own release\n\
+         run.yaml, line 4: `model.num_experts`: use `model.experts.count`\n\
+         run.yaml, line 6: `memory.pool_size_gb`: use `memory.budget` (the budget of the whole run; there is no pool)\n\
+         run.yaml, line 7: `memory.clear_cache_frequency`: not needed: all memory is planned and allocated before the first step, so there is no cache and no pool\n\
+         run.yaml, line 9: `deepspeed.zero_stage`: not supported: training uses a single device\n\
          run.yaml, line 10: `torch_compile.mode`: not needed: the whole step is planned and fused before it starts\n\
          run.yaml, line 11: `run.lr`: there is no such key; did you mean `optimizer.lr`?\n\
-         run.yaml, line 12: `qwertyuiop`: there is no such key; plimsoll train --schema lists all\n\
-         --set: `optimizer.weight-decay`: here it is `optimizer.weight_decay`"
+         run.yaml, line 12: `qwertyuiop`: there is no such key; `plimsoll train --schema` lists all keys\n\
+         --set: `optimizer.weight-decay`: use `optimizer.weight_decay`"
     );
 }
 
@@ -283,15 +294,15 @@ fn keys_of_others_lead_to_ours() {
     }
     // Keys of the Ava guide. Some match several rows of the table, of which the most specific must be chosen.
     for (key, wanted) in [
-        ("model.deepspeed_activation_checkpointing", "here it is `memory.remat` (full"),
-        ("deepspeed.activation_checkpointing", "here it is `memory.remat` (full"),
-        ("model.num_layers", "here it is `model.layers`"),
-        ("training.mixed_precision", "here it is `precision.kind` (f32, bf16 or fp16)"),
-        ("training.optimizer", "here it is `optimizer.kind` (auto, adamw"),
-        ("memory.enable_cpu_offload", "cannot be honoured: offload of states"),
-        ("dynamic_batching.enabled", "cannot be honoured: the micro-batch is planned to fit"),
-        ("data.max_length", "here it is `data.longest`"),
-        ("gpu.float32_matmul_precision", "cannot be honoured: f32 products are computed in f32"),
+        ("model.deepspeed_activation_checkpointing", "use `memory.remat` (full"),
+        ("deepspeed.activation_checkpointing", "use `memory.remat` (full"),
+        ("model.num_layers", "use `model.layers`"),
+        ("training.mixed_precision", "use `precision.kind` (f32, bf16 or fp16)"),
+        ("training.optimizer", "use `optimizer.kind` (auto, adamw"),
+        ("memory.enable_cpu_offload", "not supported: offload of states"),
+        ("dynamic_batching.enabled", "not supported: the micro-batch is planned to fit"),
+        ("data.max_length", "use `data.longest`"),
+        ("gpu.float32_matmul_precision", "not supported: f32 matmuls are always computed in f32"),
     ] {
         let sentence = counterpart(key).expect(key).sentence();
         assert!(sentence.starts_with(wanted), "{key}: {sentence}");
@@ -343,7 +354,7 @@ fn the_page_of_keys_is_this_table() {
 }
 
 /// The first line of the generated part of docs/configuration.md.
-const HEADER: &str = "| key | what it is | changes |\n";
+const HEADER: &str = "| key | meaning | changes |\n";
 
 /// Generates the tables of docs/configuration.md.
 fn tables() -> String {

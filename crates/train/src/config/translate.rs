@@ -206,12 +206,12 @@ impl Made {
     fn take(&mut self, path: &str, node: &Node, row: Option<&'static Row>) -> Result<(), TrainError> {
         let written = format!("`{path}` {}", node.inline());
         let outcome = match row {
-            None => Outcome::No("no counterpart is known here".to_owned()),
+            None => Outcome::No("plimsoll has no such setting".to_owned()),
             Some(row) => self.outcome(row, node),
         };
         match outcome {
             Outcome::Idle(why) => self.became.push(format!("{written}: not needed: {why}")),
-            Outcome::No(why) => self.missing.push(format!("{written}: cannot be honoured: {why}")),
+            Outcome::No(why) => self.missing.push(format!("{written}: not supported: {why}")),
             Outcome::Values(values) => {
                 for (key, value) in values {
                     let node = Node::of(&value)?;
@@ -224,7 +224,7 @@ impl Made {
                             self.tree.set(&key.split('.').collect::<Vec<_>>(), node);
                         }
                         Some(Wrong::Value { allowed, .. }) => {
-                            self.missing.push(format!("{written}: cannot be honoured: `{key}` is {allowed}"))
+                            self.missing.push(format!("{written}: not supported: `{key}` is {allowed}"))
                         }
                         Some(Wrong::Unknown) => {
                             return Err(ConfigError::NoSuchKey { written, key }.into());
@@ -247,11 +247,11 @@ impl Made {
         match row.answer() {
             Answer::Needless(why) => Outcome::Idle(why.to_owned()),
             _ if value.is_null() || row.idle.iter().any(idle) => {
-                Outcome::Idle("this value asks for nothing".to_owned())
+                Outcome::Idle("this value has no effect".to_owned())
             }
             Answer::No(why) => Outcome::No(why.to_owned()),
             Answer::Key(..) if auto && row.words.is_none() => {
-                Outcome::Idle("auto leaves it to another file, whose value counts".to_owned())
+                Outcome::Idle("with auto the value comes from another file".to_owned())
             }
             Answer::Key(ours, note) => match self.converted(row, ours, note, &value) {
                 Ok(outcome) => outcome,
@@ -323,7 +323,11 @@ impl Made {
             },
             Convert::Strategy => match value.as_str() {
                 Some("no") => one(Value::Null),
-                Some("steps") => Ok(Outcome::Idle("the key that counts the steps says how often".to_owned())),
+                Some("steps") => Ok(Outcome::Idle(
+                    "the interval is taken from the key that counts the \
+                    steps"
+                        .to_owned(),
+                )),
                 _ => Err(format!("`{ours}` counts steps")),
             },
             Convert::One => one(json!([value])),
@@ -390,7 +394,7 @@ impl Made {
         }
         let model = ["hidden", "layers", "heads", "vocabulary", "from", "kind", "experts"];
         if !model.iter().any(|key| self.has(&format!("model.{key}"))) {
-            let why = "the file does not say which model is trained: name it, or state model.kind and sizes";
+            let why = "the file does not name the model; set model.from, or model.kind and the sizes";
             self.unset.push(("model.from", why.to_owned()));
         } else if !self.has("model.kind") && !self.has("model.from") {
             let kind = if self.has("model.experts") { "moe_lm" } else { "dense_lm" };
@@ -399,13 +403,13 @@ impl Made {
         }
         if !self.has("data.train") {
             self.set("data.train", &json!(["train.txt"]))?;
-            let why = "the file names no files to train on; train.txt stands in their place";
+            let why = "the file names no files to train on; train.txt is written as a placeholder";
             self.unset.push(("data.train", why.to_owned()));
         }
         let ends = ["run.steps", "run.max_tokens", "schedule.steps"].iter().any(|key| self.has(key));
         if !ends && !self.has("run.epochs") {
             self.set("run.steps", &json!(1000))?;
-            let why = "the file does not say how long to train; 1000 stands in its place";
+            let why = "the file does not say how long to train; 1000 steps are written as a placeholder";
             self.unset.push(("run.steps", why.to_owned()));
         } else if !ends {
             let kind = self.tree.at("schedule.kind").map(Node::to_json);
@@ -413,21 +417,22 @@ impl Made {
             if !["constant", "cosine_restarts", "step"].contains(&kind.as_str()) {
                 self.set("schedule.kind", &json!("constant"))?;
                 let why = format!(
-                    "a schedule of the kind {kind} ends at a step, and the file states epochs; constant stands in its \
-                     place: set schedule.kind={kind} and schedule.steps"
+                    "a schedule of the kind {kind} ends at a step, and the file states epochs; constant is \
+                        written instead: set schedule.kind={kind} and schedule.steps"
                 );
                 self.unset.push(("schedule.steps", why));
             }
             let share = self.tree.at("schedule.warmup").map(Node::to_json);
             if share.is_some_and(|share| share.as_u64().is_none()) {
                 self.remove("schedule", "warmup");
-                let why =
-                    "a share of the steps needs their number, and the file states epochs; there is no warm-up";
+                let why = "a share of the steps needs the number of steps, but the file gives epochs; the warm-up is \
+                        omitted";
                 self.unset.push(("schedule.warmup", why.to_owned()));
             }
         }
         let text = format!(
-            "what the file does not state has the default of this program, which may differ from that of {}",
+            "keys that the file does not contain have the defaults of plimsoll, which may differ from the \
+                defaults of {}",
             source.trainer()
         );
         self.became.push(text);
@@ -481,10 +486,10 @@ mod tests {
         );
         said(&t.became, "`max_grad_norm` 0: `optimizer.clip_norm` null");
         said(&t.became, "`learning_rate` 5e-5: `optimizer.lr` 5e-5");
-        said(&t.became, "`fp16` false: not needed: this value asks for nothing");
-        said(&t.missing, "`fsdp` full_shard: cannot be honoured: several devices come with their own release");
-        said(&t.missing, "`unheard_of` 1: cannot be honoured: no counterpart is known here");
-        assert!(t.missing.iter().any(|line| line.starts_with("`tf32` true: cannot be honoured: f32 products")));
+        said(&t.became, "`fp16` false: not needed: this value has no effect");
+        said(&t.missing, "`fsdp` full_shard: not supported: training uses a single device");
+        said(&t.missing, "`unheard_of` 1: not supported: plimsoll has no such setting");
+        assert!(t.missing.iter().any(|line| line.starts_with("`tf32` true: not supported: f32 products")));
         assert!(t.missing.iter().any(|line| line.starts_with("`data.train`: ")));
         // A key set by a flag is not missing.
         let t = translated(r#"{"output_dir": "out", "max_steps": 9}"#, &["data.train=[a.txt]"]);
@@ -522,14 +527,12 @@ mod tests {
         assert_eq!((c.batch.micro_tokens.0, c.batch.tokens), (Some(4096), 8192));
         assert_eq!((c.optimizer.lr, c.run.steps, c.run.log_every), (1e-3, Some(100), 5));
         assert_eq!((c.schedule.kind, c.schedule.warmup), (ScheduleKind::Linear, Warmup::Steps(10)));
-        said(
-            &t.missing,
-            "`zero_optimization.stage` 2: cannot be honoured: several devices come with their own release",
-        );
+        said(&t.missing, "`zero_optimization.stage` 2: not supported: training uses a single device");
         assert!(
             t.missing.iter().any(|line| line.starts_with("`zero_optimization.offload_optimizer.device` cpu: "))
         );
-        let auto = "`optimizer.params.weight_decay` auto: not needed: auto leaves it to another file, whose value counts";
+        let auto =
+            "`optimizer.params.weight_decay` auto: not needed: with auto the value comes from another file";
         said(&t.became, auto);
     }
 
@@ -548,10 +551,10 @@ mod tests {
         assert_eq!((c.data.longest, c.batch.micro_tokens.0, c.optimizer.lr), (2048, Some(2048), 3e-4));
         assert_eq!((&c.memory.remat, c.memory.remat_every), (&Remat::Policy(RematPolicy::EveryN), 2));
         assert_eq!(c.schedule.warmup, Warmup::Steps(200));
-        let two = "`parallelism.tensor_parallel_degree` 2: cannot be honoured: several devices come with their own release";
+        let two = "`parallelism.tensor_parallel_degree` 2: not supported: training uses a single device";
         said(&t.missing, two);
-        assert!(t.missing.iter().any(|line| line.starts_with("`model.flavor` \"8B\": cannot be honoured: ")));
-        assert!(t.missing.iter().any(|line| line.starts_with("`training.dataset` c4: cannot be honoured: ")));
+        assert!(t.missing.iter().any(|line| line.starts_with("`model.flavor` \"8B\": not supported: ")));
+        assert!(t.missing.iter().any(|line| line.starts_with("`training.dataset` c4: not supported: ")));
     }
 
     #[test]
@@ -578,7 +581,7 @@ mod tests {
         ] {
             let start = format!("`{key}` ");
             assert!(
-                t.missing.iter().any(|line| line.starts_with(&start) && line.contains("cannot be honoured")),
+                t.missing.iter().any(|line| line.starts_with(&start) && line.contains("not supported")),
                 "{key}"
             );
         }
@@ -589,7 +592,8 @@ mod tests {
         for (text, wanted) in [
             (
                 "{\"a\": 1}",
-                "theirs: its keys are of no trainer that is known; say which with --from-format: ava, deepspeed",
+                "theirs: its keys do not belong to a supported trainer; name the trainer with --from-format: \
+                    ava, deepspeed",
             ),
             ("{", "theirs: not JSON: "),
             ("a: [", "theirs: line "),

@@ -69,7 +69,13 @@ pub fn parse(text: &str) -> Result<Node, SyntaxError> {
         match next()? {
             (Event::StreamEnd, _) => break,
             (Event::StreamStart | Event::DocumentStart(_) | Event::DocumentEnd | Event::Nothing, _) => {}
-            (_, at) if root.is_some() => return Err(at_line(at, "a second document; give one")),
+            (_, at) if root.is_some() => {
+                return Err(at_line(
+                    at,
+                    "the file contains a second document; give only \
+                one",
+                ));
+            }
             (event, at) => root = Some(node(event, at, DEEPEST, &mut next)?),
         }
     }
@@ -101,13 +107,13 @@ fn node<'a>(
         return refuse("nested too deep for a configuration");
     }
     let (anchor, tag) = match &event {
-        Event::Alias(_) => return refuse("aliases are not read; write the value out"),
+        Event::Alias(_) => return refuse("aliases are not supported; write the value out"),
         Event::Scalar(_, _, anchor, tag) => (*anchor, tag.is_some()),
         Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => (*anchor, tag.is_some()),
         _ => (0, false),
     };
     if anchor != 0 || tag {
-        return refuse("anchors and tags are not read; write the value out");
+        return refuse("anchors and tags are not supported; write the value out");
     }
     let kind = match event {
         Event::Scalar(text, ScalarStyle::Plain, ..) => scalar(&text),
@@ -330,9 +336,9 @@ mod tests {
     fn faults_have_lines() {
         for (text, wanted) in [
             ("a: 1\na: 2\n", "line 2: `a` is given twice"),
-            ("a: &x 1\nb: *x\n", "line 1: anchors and tags are not read; write the value out"),
-            ("a: !!str 1\n", "line 1: anchors and tags are not read; write the value out"),
-            ("a: 1\n---\nb: 2\n", "line 3: a second document; give one"),
+            ("a: &x 1\nb: *x\n", "line 1: anchors and tags are not supported; write the value out"),
+            ("a: !!str 1\n", "line 1: anchors and tags are not supported; write the value out"),
+            ("a: 1\n---\nb: 2\n", "line 3: the file contains a second document; give only one"),
             ("? [a]\n: 1\n", "line 1: a key is a plain word"),
         ] {
             assert_eq!(parse(text).expect_err(text).to_string(), wanted);

@@ -242,7 +242,7 @@ fn a_classifier_classifies() {
     let error = classified(&folder, &checkpoint, small).expect_err("no room");
     assert_eq!(error.exit_code(), 4, "{error}");
     let error = classified(&folder, &fixture("goldens/esm2"), wide()).expect_err("no classifier");
-    assert!(error.to_string().contains("it is no classifier of sequences"), "{error}");
+    assert!(error.to_string().contains("not a classifier of sequences"), "{error}");
 }
 
 fn merged(adapter: &Path, base: Option<&Path>, output: &Path) -> Result<merge::Report, tools::ToolError> {
@@ -285,8 +285,8 @@ fn adapters_merge_into_a_model() {
         assert!(error.contains(why), "{error}");
     };
     let other = folder.path("other");
-    refused(&adapter, None, &output, "is there already");
-    refused(&adapter, Some(&fixture("goldens/dnabert_s")), &other, "has no place in");
+    refused(&adapter, None, &output, "already exists");
+    refused(&adapter, Some(&fixture("goldens/dnabert_s")), &other, "does not exist in");
     refused(&fixture("goldens/esm2"), None, &other, "adapter_config.json");
     assert!(!other.exists());
 }

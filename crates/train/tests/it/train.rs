@@ -461,7 +461,7 @@ fn overflows_are_skipped_counted_and_overcome() {
     assert_eq!(report.run_record["state"]["skipped"], 1);
     let said: Vec<&str> =
         ear.heard.iter().map(|(_, text)| &**text).filter(|text| text.contains("skipped")).collect();
-    assert_eq!(said, ["step 4 skipped: gradient not finite, scale now 16"]);
+    assert_eq!(said, ["step 4 skipped: gradient not finite; the loss scale is now 16"]);
     let skipped: Vec<Value> = lines(&folder).iter().map(|line| line["skipped"].clone()).collect();
     assert_eq!(skipped, [0, 0, 0, 1, 1, 1, 1, 1].map(|n| json!(n)));
     let scales: Vec<Value> = lines(&folder).iter().map(|line| line["loss_scale"].clone()).collect();
@@ -476,7 +476,7 @@ fn overflows_are_skipped_counted_and_overcome() {
         toy.weights[0] = f32::NAN;
     })
     .expect_err("no number");
-    assert!(error.to_string().starts_with("step 1: the loss is no number any more"), "{error}");
+    assert!(error.to_string().starts_with("step 1: the loss is not finite"), "{error}");
 }
 
 #[test]

@@ -508,5 +508,5 @@ fn a_language_model_reads_sentence_pieces() {
     let request = Request { config, output: folder.path("run"), resume: Resume::Auto };
     let error = train_with(&request, &mut |config, observer| open(config, observer), &mut Ear::default())
         .expect_err("other data");
-    assert!(error.to_string().contains("the position is one in other data"), "{error}");
+    assert!(error.to_string().contains("the saved position belongs to other data"), "{error}");
 }

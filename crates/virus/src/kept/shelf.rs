@@ -134,7 +134,11 @@ impl Shelf {
             }
             let Some(entry) = source.head.take_if(|e| e.number == number) else { continue };
             if entry.record != record || entry.index != index as u64 {
-                let what = format!("window {number} is of '{}' there, of '{record}' here", entry.record);
+                let what = format!(
+                    "window {number} belongs to '{}' in the journal, but to '{record}' in the \
+                    input",
+                    entry.record
+                );
                 return Err(nonsense(&source.path, &what));
             }
             source.advance()?;

@@ -440,7 +440,7 @@ impl Outputs {
     pub fn finish(mut self, run_record: &mut Value) -> Result<Counts, OutputError> {
         self.check_complete()?;
         let Some(record) = run_record.as_object_mut() else {
-            return Err(OutputError::mismatch(RUN_RECORD, "the run record is no object"));
+            return Err(OutputError::mismatch(RUN_RECORD, "the run record is not an object"));
         };
         record.insert("counts".to_owned(), self.counts.to_record());
         let tables = [self.predictions, self.windows, self.bed, self.notes];

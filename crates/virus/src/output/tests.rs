@@ -436,7 +436,7 @@ fn bad_scores_and_embeddings_are_refused() {
     let twice = OrfScore { frame: Frame::F2, scores: [0.5, 0.5] };
     check_refused(scored(vec![twice, twice]), "frames of window 2 are doubled");
     let row = |values: &'static [f32]| move |o: &mut Outputs| o.embedding("r_chunk_1F1", 3, values);
-    check_refused(row(&[1.0, f32::NAN]), "'r_chunk_1F1': its embedding has a value");
+    check_refused(row(&[1.0, f32::NAN]), "'r_chunk_1F1': its embedding contains a NaN or infinite value");
     check_refused(row(&[1.0]), "a row of 1 values in a file of 2 columns");
 }
 

@@ -149,7 +149,12 @@ fn two_stages_share_a_device() {
     assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
     assert_eq!(memory.devices() - devices, 1, "one device for both");
     assert_eq!(memory.arenas() - arenas, 2, "with an arena for each");
-    assert!(listener.said(Level::Detail, "becomes one of").is_some(), "{:?}", listener.0);
-    assert_eq!(memory.given_back() > 0, listener.said(Level::Info, "given back").is_some(), "{:?}", listener.0);
+    assert!(listener.said(Level::Detail, "continues with an arena of").is_some(), "{:?}", listener.0);
+    assert_eq!(
+        memory.given_back() > 0,
+        listener.said(Level::Info, "were freed between steps").is_some(),
+        "{:?}",
+        listener.0
+    );
     assert!(memory.given_back() > 0, "the protein encoder's arena is the smaller here");
 }

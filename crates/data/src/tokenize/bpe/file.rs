@@ -42,13 +42,13 @@ fn check(file: &Value) -> Result<(), &'static str> {
     let merges = model["merges"].as_array().map(Vec::as_slice).unwrap_or_default();
     let rules = [
         (model["type"].is_null() || model["type"] == "BPE", "its model is not of the type BPE"),
-        (vocab.values().all(is_id), "an id of its vocabulary is no whole number below 2^20"),
+        (vocab.values().all(is_id), "an id of its vocabulary is not a whole number below 2^20"),
         (
             added.iter().all(|token| is_id(&token["id"])),
-            "the id of an added token is no whole number below 2^20",
+            "the id of an added token is not a whole number below 2^20",
         ),
         (model["continuing_subword_prefix"].is_null(), "its pieces of words have a prefix"),
-        (merges.iter().all(|merge| makes_token(merge, vocab)), "a merge makes what is no token"),
+        (merges.iter().all(|merge| makes_token(merge, vocab)), "a merge does not produce a token"),
         (is_one_of("normalizer", &["Lowercase"]), "its normalizer is neither none nor Lowercase"),
         (
             is_one_of("pre_tokenizer", &["Whitespace", "WhitespaceSplit"]),

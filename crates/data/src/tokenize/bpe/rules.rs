@@ -93,7 +93,7 @@ impl Rules {
             let parts = known.get(&left).copied().zip(known.get(&right).copied());
             let parts = parts.ok_or("a merge comes before its parts are made")?;
             let token = left + &right;
-            let id = id(&token).ok_or("a merge makes what is no token")?;
+            let id = id(&token).ok_or("a merge does not produce a token")?;
             self.merges.push(parts);
             self.texts.push(token.clone().into_bytes());
             self.ids.push(id);
@@ -128,7 +128,7 @@ fn letters<'a>(tokens: impl Iterator<Item = &'a String>) -> Result<Vec<u8>, &'st
         match token.as_bytes() {
             // The pre-tokenizer never cuts between two of them.
             [letter] if letter.is_ascii_alphanumeric() => letters.push(*letter),
-            _ => return Err("a character of its alphabet is no ASCII letter"),
+            _ => return Err("a character of its alphabet is not an ASCII letter"),
         }
     }
     letters.sort_unstable();

@@ -255,7 +255,7 @@ fn odd_alphabets_keep_the_library() {
         check(&bpe, format!("ACGT{token}ACGT").as_bytes());
     };
     check_why("N", false, "its alphabet has not one to four letters");
-    check_why("-", false, "a character of its alphabet is no ASCII letter");
-    check_why("\u{e9}", false, "a character of its alphabet is no ASCII letter");
+    check_why("-", false, "a character of its alphabet is not an ASCII letter");
+    check_why("\u{e9}", false, "a character of its alphabet is not an ASCII letter");
     check_why("ACGT", true, "an added token starts like a sequence");
 }

@@ -101,7 +101,7 @@ impl RowFile {
         let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
         let shape = weights.tensor(MATRIX).map_err(unreadable)?.shape().to_vec();
         let names: Vec<String> = serde_json::from_str(&weights.metadata()["ids"])
-            .map_err(|_| refuse("its ids are no list of names".to_owned()))?;
+            .map_err(|_| refuse("its ids are not a list of names".to_owned()))?;
         match shape[..] {
             [rows, width] if rows == names.len() as u64 && width > 0 => {
                 Ok(RowFile { path: path.to_owned(), width: width as usize, names, kind: Kind::Matrix(weights) })
@@ -176,7 +176,7 @@ fn npy_shape(header: &str) -> Result<[u64; 2], String> {
     });
     match sizes.as_deref() {
         Some(&[rows, width]) => Ok([rows, width]),
-        Some(_) | None => Err("it is no matrix of rows".to_owned()),
+        Some(_) | None => Err("it is not a matrix of rows".to_owned()),
     }
 }
 

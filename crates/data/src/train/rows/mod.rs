@@ -187,10 +187,10 @@ impl RowSet {
         let rows = self.inner.side(split).len();
         let what = match split {
             _ if from.data != self.inner.digest => {
-                "the position is one in other data: the rows, their classes or the seed have changed"
+                "the saved position belongs to other data: the rows, their classes or the seed have changed"
             }
-            _ if from.row > rows as u64 => "the position is behind the last row; it was damaged",
-            Split::Validation if rows == 0 => "there is nothing to validate on; set a validation fraction",
+            _ if from.row > rows as u64 => "the saved position is after the last row, so it is damaged",
+            Split::Validation if rows == 0 => "there is no validation data; set a validation fraction",
             Split::Validation if *from != self.start() => "validation begins at the start",
             Split::Train | Split::Validation => {
                 let order = (0..rows as u32).collect();
@@ -229,7 +229,7 @@ impl Rows {
                 let values = &mut values[..width];
                 self.read(&row, part, values)?;
                 if !values.iter().all(|value| value.is_finite()) {
-                    let what = "a value of it is not finite; compute it again, or leave it out".to_owned();
+                    let what = "it contains a NaN or infinite value; compute it again, or remove it".to_owned();
                     let path = &self.settings.parts[part].files[row.places[part].0 as usize];
                     return Err(DataError::at(path, DataErrorKind::Malformed(what)).with_id(name));
                 }

@@ -39,7 +39,7 @@ impl Ids {
         let (bytes, width) = (file.metadata().map_err(read)?.len(), width.bytes());
         if bytes % width as u64 != 0 {
             return refuse(format!(
-                "{bytes} bytes are no whole number of ids of {width} bytes; check the width"
+                "{bytes} bytes are not a whole number of ids of {width} bytes; check the width"
             ));
         }
         let mut file = BufReader::with_capacity(BUFFER, file);
@@ -160,7 +160,7 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             Ids::open(&path, IdWidth::U16, None, 100).err().expect("refused").to_string()
         };
-        assert!(refused(&[1, 2, 3]).contains("3 bytes are no whole number of ids of 2 bytes"));
+        assert!(refused(&[1, 2, 3]).contains("3 bytes are not a whole number of ids of 2 bytes"));
         assert!(refused(&20_240_520_u32.to_le_bytes()).contains("header of llm.c"));
         std::fs::remove_file(&path).unwrap();
     }

@@ -176,7 +176,7 @@ mod tests {
             ("{\"text\": \"0123456789012345678901234567890\"}", None, "more than 30 bytes"),
             ("{\"text\": \"a\"}", label(), "no field 'y'"),
             ("{\"text\": \"a\", \"y\": 2}", label(), "the class 2 is not below 2"),
-            ("{\"text\": \"a\", \"y\": \"x\"}", label(), "no whole number"),
+            ("{\"text\": \"a\", \"y\": \"x\"}", label(), "not a whole number"),
         ] {
             let found = read(lines, label).unwrap_err();
             assert!(found.contains(what), "{found}");

@@ -114,6 +114,6 @@ type Label = Option<(String, Classes)>;
 
 /// Error for a document of more than `most` bytes.
 fn too_long(most: usize) -> DataError {
-    let what = format!("a document of more than {most} bytes; part it, or raise longest_document");
+    let what = format!("a document of more than {most} bytes; divide it, or raise data.longest_document");
     DataError::new(DataErrorKind::Malformed(what))
 }

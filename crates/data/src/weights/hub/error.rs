@@ -71,39 +71,40 @@ impl fmt::Display for HubError {
 impl fmt::Display for HubErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Status(status) => write!(f, "the hub answers {status}: {}", advice(*status)),
+            Self::Status(status) => write!(f, "the hub answered with status {status}: {}", advice(*status)),
             Self::Unreachable(_) => f.write_str(
-                "the hub cannot be reached; check the network, HF_ENDPOINT, HTTPS_PROXY and, where a proxy has a \
-                 certificate of its own, SSL_CERT_FILE; or fetch the model elsewhere with `hf download` and copy \
+                "the hub cannot be reached; check the network, HF_ENDPOINT, HTTPS_PROXY and, if a proxy has its \
+                    own certificate, SSL_CERT_FILE; or download the model on another machine with `hf download` and copy \
                  its folder here",
             ),
             Self::Broken { found, expected } => write!(
                 f,
-                "the connection broke again and again, {found} of {expected} bytes are there; run the command \
-                 again, it goes on from there"
+                "the connection failed repeatedly after {found} of {expected} bytes; run the command again to \
+                    resume the download"
             ),
             Self::Size { found, expected } => write!(
                 f,
-                "{found} bytes are offered where the hub promises {expected}; try again later, and check \
+                "the server offers {found} bytes, but the hub's metadata states {expected}; try again later, \
+                    and check \
                  HF_ENDPOINT and proxies"
             ),
             Self::Hash { found, expected } => write!(
                 f,
-                "its digest is {found}, the hub promises {expected}; it was thrown away: try again, and check \
-                 HF_ENDPOINT and proxies"
+                "its digest is {found}, but the hub's metadata states {expected}; the file was deleted; try \
+                    again, and check HF_ENDPOINT and proxies"
             ),
-            Self::Answer(why) => write!(f, "{why}; is HF_ENDPOINT the address of a hub?"),
+            Self::Answer(why) => write!(f, "{why}; check that HF_ENDPOINT is the address of a hub"),
             Self::Setting(why) => f.write_str(why),
-            Self::Stopped => f.write_str("the fetch was stopped; what is there is kept"),
+            Self::Stopped => f.write_str("the download was stopped; the downloaded part is kept"),
             Self::Disk { path, source } if source.kind() == io::ErrorKind::StorageFull => write!(
                 f,
-                "the disk is full at `{}`; free some space, or set HF_HUB_CACHE to a folder on another disk. What \
-                 is there is kept, and the next run goes on from it",
+                "the disk is full at `{}`; free some space, or set HF_HUB_CACHE to a folder on another disk. \
+                    The downloaded part is kept, and the next run resumes the download",
                 Place(path)
             ),
             Self::Disk { path, .. } => write!(
                 f,
-                "cannot write `{}`; check its permissions, or set HF_HUB_CACHE to a folder of your own",
+                "cannot write `{}`; check its permissions, or set HF_HUB_CACHE to a folder that you can write to",
                 Place(path)
             ),
         }
@@ -119,8 +120,8 @@ fn advice(status: u16) -> &'static str {
         }
         403 => "this account may not read it; accept the model's terms on its page, or use another HF_TOKEN",
         404 => "there is no such model or file; check the id",
-        408 | 429 => "too many requests; wait a few minutes, or set HF_TOKEN, which has a limit of its own",
-        500.. => "it is in trouble; try again later",
+        408 | 429 => "too many requests; wait a few minutes, or set HF_TOKEN, which has a separate limit",
+        500.. => "the hub has a problem; try again later",
         _ => "check the id and HF_ENDPOINT",
     }
 }

@@ -129,7 +129,7 @@ impl Repository {
 
     fn fetch_missing(&mut self, file: &str, tell: Tell<'_>) -> Result<Option<PathBuf>, Kind> {
         if !is_plain(file) {
-            return Err(Kind::Answer("its name leads out of the model's folder".to_owned()));
+            return Err(Kind::Answer("its name is a path outside the model's folder".to_owned()));
         }
         let revision = self.commit.clone().unwrap_or_else(|| "main".to_owned());
         let Some(facts) = self.facts(&revision, file, tell)? else { return Ok(None) };
@@ -279,7 +279,8 @@ impl Repository {
             206 => {
                 let range = content_range(answer.headers());
                 let Some((_, total)) = range.filter(|(start, _)| *start == have) else {
-                    let why = format!("another range than that from byte {have} on was sent");
+                    let why =
+                        format!("the server did not send the requested range, which starts at byte {have}");
                     return Err(Trouble::Lasting(Kind::Answer(why)));
                 };
                 Some(total)
@@ -328,12 +329,12 @@ struct Known {
 
 impl Known {
     fn of(facts: Facts) -> Result<Known, Kind> {
-        let lacks = |what: &str| Kind::Answer(format!("the answer does not say {what}"));
+        let lacks = |what: &str| Kind::Answer(format!("the response does not state {what}"));
         let commit = facts.commit.filter(|commit| is_hex(commit)).ok_or_else(|| lacks("the commit"))?;
-        let size = facts.size.ok_or_else(|| lacks("how large it is"))?;
+        let size = facts.size.ok_or_else(|| lacks("the size of the file"))?;
         let etag = facts.etag.filter(|etag| is_hex(etag));
         let digest = etag.as_deref().and_then(Digest::of_etag);
-        let (etag, digest) = etag.zip(digest).ok_or_else(|| lacks("its digest (etag)"))?;
+        let (etag, digest) = etag.zip(digest).ok_or_else(|| lacks("the digest of the file (etag)"))?;
         Ok(Known { commit, etag, digest, size })
     }
 }

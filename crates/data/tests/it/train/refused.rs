@@ -29,7 +29,7 @@ fn no_data_says_which_and_why() {
         ..settings(&[train])
     };
     check(files(&empty, &one), "no document to validate on: the validation files are empty");
-    check(files(&one, &one), "all 1 of the validation files are trained on too");
+    check(files(&one, &one), "all 1 of the validation files are also training documents");
     check(files(&one, &empty), "no document to train on: the training files are empty");
     check(settings(&[]), "no training data is named");
     check(settings(&[&folder.join("absent")]), "there is no such file");
@@ -38,7 +38,7 @@ fn no_data_says_which_and_why() {
     let short = file(&folder, "short.txt", "a\nb\nc\n");
     let data = Dataset::open(Settings { tokens: Tokens::Bytes { end: false }, ..settings(&[&short]) }).unwrap();
     let error = data.stream(Split::Train, &data.start()).unwrap().fill(&mut Batch::default()).unwrap_err();
-    assert!(error.to_string().contains("short.txt: no target in any document"), "{error}");
+    assert!(error.to_string().contains("short.txt: no document contains a target"), "{error}");
 }
 
 #[test]
@@ -82,16 +82,16 @@ fn a_position_is_one_in_its_data() {
     assert_eq!(refused(base.clone(), &start), "");
     let bounds = Bounds { tokens: 128, sequences: 2, longest: 9 };
     assert_eq!(refused(Settings { bounds, workers: 1, ..base.clone() }, &start), "", "batches of another size");
-    let other = "the position is one in other data";
+    let other = "the saved position belongs to other data";
     assert!(refused(Settings { seed: 8, ..base.clone() }, &start).contains(other));
     assert!(refused(Settings { tokens: Tokens::Bytes { end: false }, ..base.clone() }, &start).contains(other));
     let mut damaged = start.clone();
     damaged.window.file = 2;
-    assert!(refused(base.clone(), &damaged).contains("behind the last file"));
+    assert!(refused(base.clone(), &damaged).contains("after the last file"));
     damaged.window.file = 0;
     damaged.window.skip = 99;
     let mut stream = data.stream(Split::Train, &damaged).unwrap();
-    assert!(stream.fill(&mut Batch::default()).unwrap_err().to_string().contains("behind the end of a file"));
+    assert!(stream.fill(&mut Batch::default()).unwrap_err().to_string().contains("after the end of a file"));
     file(&folder, "a.txt", lines(31));
     assert!(refused(base, &start).contains(other));
 }
@@ -105,6 +105,6 @@ fn data_that_changes_while_it_is_read() {
         file(&folder, "a.txt", text);
         let mut stream = data.stream(Split::Train, &data.start()).unwrap();
         let error = stream.fill(&mut Batch::default()).unwrap_err();
-        assert!(error.to_string().contains("a.txt: it was changed while it was trained on"), "{error}");
+        assert!(error.to_string().contains("a.txt: it changed while the run read it"), "{error}");
     }
 }

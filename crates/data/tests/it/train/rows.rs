@@ -151,7 +151,7 @@ fn rows_that_cannot_be_trained_on() {
     let mut writer = NpyWriter::create(folder.join("dna.npy"), &[3]).unwrap();
     (0..8).for_each(|i| writer.row(&[f32::NAN, i as f32, 0.0]).unwrap());
     writer.finish().unwrap();
-    check(settings, "'r0': a value of it is not finite");
+    check(settings, "'r0': it contains a NaN or infinite value");
     let width = Part {
         files: vec![folder.join("p.safetensors"), PathBuf::from(&golden("esm2/golden.safetensors"))],
         tensors: "p*.mean".into(),

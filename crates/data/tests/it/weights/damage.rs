@@ -19,13 +19,13 @@ fn truncated_safetensors_say_how_much_is_missing() {
     let again = "copy or download it again";
     check(
         &bytes[..300_000],
-        &format!("`cut/w.safetensors` is cut short: expected 347420 bytes, found 300000; {again}"),
+        &format!("`cut/w.safetensors` is truncated: expected 347420 bytes, found 300000; {again}"),
     );
     check(
         &bytes[..100],
-        &format!("`cut/w.safetensors` is cut short: expected {} bytes, found 100; {again}", header_end(&bytes)),
+        &format!("`cut/w.safetensors` is truncated: expected {} bytes, found 100; {again}", header_end(&bytes)),
     );
-    check(&bytes[..5], &format!("`cut/w.safetensors` is cut short: expected 8 bytes, found 5; {again}"));
+    check(&bytes[..5], &format!("`cut/w.safetensors` is truncated: expected 8 bytes, found 5; {again}"));
     let longer = [&bytes[..], b"xyz"].concat();
     check(&longer, &format!("`cut/w.safetensors` is damaged: 3 bytes follow its last tensor; {again}"));
 }
@@ -47,10 +47,10 @@ fn lying_safetensors_headers() {
     huge[..8].copy_from_slice(&(1u64 << 60).to_le_bytes());
     check(&huge, "is damaged: a header of 1152921504606846976 bytes; at most 16777216 are accepted");
     huge[..8].copy_from_slice(&9_000_000u64.to_le_bytes());
-    check(&huge, "is cut short: expected 9000008 bytes, found 10");
+    check(&huge, "is truncated: expected 9000008 bytes, found 10");
     huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
     check(&huge, "is damaged: a header of 18446744073709551615 bytes");
-    check(&whole("[]", b""), "the JSON in `lying/w.safetensors` is not as it should be");
+    check(&whole("[]", b""), "the JSON in `lying/w.safetensors` is invalid");
     let overlap = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}}"#;
     check(&whole(overlap, &[0; 6]), "invalid offset for tensor `b`");
     let short = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#;
@@ -75,7 +75,7 @@ fn truncated_zips_are_told() {
     // A hole in the middle: the directory is whole, but what it points at is not.
     let hole = [&bytes[..8_000], &bytes[12_000..]].concat();
     let text = refusal(&file("zip", "head.pth", &hole));
-    assert!(text.contains("is damaged") || text.contains("cut short"), "{text}");
+    assert!(text.contains("is damaged") || text.contains("is truncated"), "{text}");
 }
 
 /// Set for the process that mutates; its peak memory is then this test's alone.

@@ -16,7 +16,7 @@ fn hub_ids_are_found_in_the_cache() {
     let missing = |looked_at: &str| {
         format!(
             "model `org/name` is not in the Hugging Face cache (looked at `hub/{looked_at}`); \
-             fetch it with `hf download org/name`, or copy its folder here and give the path"
+             download it with `hf download org/name`, or copy its folder here and give the path"
         )
     };
     let check = |expected: &str| {

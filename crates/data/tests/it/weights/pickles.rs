@@ -10,7 +10,7 @@ use super::{all, file, folder, refusal};
 
 fn refused(path: &str, global: &str) -> String {
     format!(
-        "refused: the pickle in `{path}` asks for `{global}`, which weights have no use for; it was not run. \
+        "refused: the pickle in `{path}` asks for `{global}`, which weights do not need; it was not run. \
          Do not load this file elsewhere unless you trust it; ask its author for safetensors"
     )
 }
@@ -76,10 +76,10 @@ fn malformed_pickles_say_where() {
     check(b"t", "a mark that was never set at byte 3");
     check(b"0", "a stack that is empty at byte 3");
     check(b"h\x07", "a memo entry that was never set at byte 4");
-    check(b"]]]s", "items for what is no container of their kind at byte 6");
+    check(b"]]]s", "items for an object that is not a container of their kind at byte 6");
     check(b"}(Nu", "a key without a value at byte 6");
-    check(b"NQ", "a persistent id that is no storage at byte 4");
-    check(b"NNb", "state for what is no instance at byte 5");
+    check(b"NQ", "a persistent id that is not a storage at byte 4");
+    check(b"NNb", "state for an object that is not an instance at byte 5");
     check(b"(N0", "a stack that is empty at byte 6");
     check(b"\x80\x09", "a protocol other than 2 to 5 at byte 4");
 }
@@ -109,7 +109,7 @@ fn sharing_and_nesting_do_not_explode() {
     assert_eq!(refusal(&path), "`own/w.pt` is not a weight file: its modules are nested deeper than 32");
     // A million nested lists.
     let path = file("nested", "w.pt", &torch_file(&Pickler::new().raw(&vec![b']'; 1 << 20]).stop(), &[]));
-    assert!(refusal(&path).contains("holds neither a state dict nor a module"));
+    assert!(refusal(&path).contains("contains neither a state dict nor a module"));
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn foreign_files_are_recognised() {
     let big: [(&str, &[u8]); 2] = [("a/data.pkl", &empty), ("a/byteorder", b"big")];
     check(&STORED.of(&big), "it was saved on a big-endian machine; save it again on a little-endian one");
     let config = Pickler::new().raw(b"}(").text("epoch").int(3).text("lr").raw(b"G\0\0\0\0\0\0\0\0u").stop();
-    check(&torch_file(&config, &[]), "it holds a dict without tensors, with the keys `epoch`, `lr`");
+    check(&torch_file(&config, &[]), "it contains a dict without tensors, with the keys `epoch`, `lr`");
     let compressed = ZipFile { method: 8, ..STORED }.of(&[("a/data.pkl", &empty)]);
     assert_eq!(
         refusal(&file("foreign", "w.pt", &compressed)),

@@ -165,12 +165,12 @@ fn shards_join_and_are_kept_inside_their_folder() {
     check(r#""a":"""#, &outside(""));
     check(
         r#""a":"model-3.safetensors""#,
-        "`shards/model.safetensors.index.json` names the shard `shards/model-3.safetensors`, which is not there; \
-         download the whole model",
+        "`shards/model.safetensors.index.json` names the shard `shards/model-3.safetensors`, which was not \
+            found; download the whole model",
     );
     check(
         r#""a":"model-2.safetensors""#,
-        "no tensor `a` in `shards/model-2.safetensors`; are these weights of another model?",
+        "no tensor `a` in `shards/model-2.safetensors`; the weights may belong to another model",
     );
 }
 
@@ -296,12 +296,13 @@ fn wrong_names_shapes_and_ranges_are_explained() {
     let error = weights.tensor("embeddings.word_embeddings.weight").expect_err("it has a prefix");
     assert_eq!(
         text(error),
-        "no tensor `embeddings.word_embeddings.weight` in `esm2`; it holds `esm.embeddings.word_embeddings.weight`"
+        "no tensor `embeddings.word_embeddings.weight` in `esm2`; it contains `esm.embeddings.word_embeddings.weight`"
     );
     let error = weights.expect("lm_head.bias", &[20]).expect_err("another shape");
     assert_eq!(
         text(error),
-        "tensor `lm_head.bias` in `esm2` has shape [33], the model needs [20]; do the weights belong to this config?"
+        "tensor `lm_head.bias` in `esm2` has shape [33], the model needs [20]; check that the weights belong to \
+            this config.json"
     );
     let error = weights.read_f32("lm_head.bias", 30..34, &mut [0.0; 4]).expect_err("past the end");
     assert_eq!(

@@ -257,7 +257,7 @@ fn a_gradient_that_is_not_finite_moves_nothing_behind_it() {
         assert_eq!(step(&mut run, f32::INFINITY), 0.0, "{}", run.what);
         assert!(weights(&mut run) == before, "{}: the weights moved", run.what);
         assert_eq!(step(&mut run, 1.0), 1.0, "{}", run.what);
-        assert!(weights(&mut run) != before, "{}: the weights did not move", run.what);
+        assert!(weights(&mut run) != before, "{}: the weights were not changed", run.what);
     }
 }
 

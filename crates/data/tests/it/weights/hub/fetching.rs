@@ -215,7 +215,7 @@ fn refusals_say_what_to_do() {
     let check = |status, tries: usize, advice: &str| {
         let hub = Server::start(move |_, _| Reply::status(status));
         let said = Rig::new(&format!("fetch_{status}"), &hub.address()).refusal("weights.bin");
-        let start = format!("model `org/name`, weights.bin: the hub answers {status}: ");
+        let start = format!("model `org/name`, weights.bin: the hub answered with status {status}: ");
         assert!(said.starts_with(&start) && said.contains(advice), "{said}");
         assert!(!said.contains("127.0.0.1") && !said.contains("secret"), "{said}");
         assert_eq!(hub.asked().len(), tries, "{status}");
@@ -233,7 +233,8 @@ fn refusals_say_what_to_do() {
     );
     assert_eq!(
         message(&repository.lacks("config.json")),
-        "model `org/name`, config.json: the hub answers 404: there is no such model or file; check the id"
+        "model `org/name`, config.json: the hub answered with status 404: there is no such model or file; check \
+            the id"
     );
 }
 
@@ -252,18 +253,23 @@ fn lies_are_found() {
         bytes[200_000] ^= 1;
         said(Reply::file(request, &bytes), &lfs(&weights()))
     };
-    let rig = check("fetch_lie_hash", other, "the hub promises");
+    let rig = check("fetch_lie_hash", other, "the hub's metadata states");
     assert!(names(&rig.path("blobs")).is_empty(), "wrong bytes must not be resumed");
     let size = |request: &Request| honest(request).with("X-Linked-Size", "300001");
-    check("fetch_lie_size", size, "300000 bytes are offered where the hub promises 300001");
+    check("fetch_lie_size", size, "the server offers 300000 bytes, but the hub's metadata states 300001");
     let cut = |request: &Request| Reply { cut: Some(10), ..honest(request) };
-    let rig = check("fetch_lie_cut", cut, "30 of 300000 bytes are there; run the command again");
+    let rig = check("fetch_lie_cut", cut, "30 of 300000 bytes; run the command again");
     assert_eq!(names(&rig.path("blobs")), [format!("{}.incomplete", lfs(&weights()))]);
     let range = |request: &Request| match request.start() {
         None => Reply { cut: Some(10), ..honest(request) },
         Some(_) => honest(request).with("Content-Range", "bytes 0-299999/300000"),
     };
-    check("fetch_lie_range", range, "another range than that from byte 10 on was sent; is HF_ENDPOINT");
+    check(
+        "fetch_lie_range",
+        range,
+        "the server did not send the requested range, which starts at byte 10; \
+        check that HF_ENDPOINT",
+    );
     check("fetch_lie_commit", |r| honest(r).with("X-Repo-Commit", "../../x"), "does not say the commit");
     check("fetch_lie_etag", |r| honest(r).with("ETag", "../../x"), "does not say its digest");
     check("fetch_lie_nowhere", |_| Reply::status(302).with("Location", "ftp://a"), "a redirect to nowhere");
@@ -344,7 +350,7 @@ fn a_fetch_can_be_stopped_and_goes_on_later() {
         _ => ControlFlow::Continue(()),
     };
     let error = rig.repository().fetch("weights.bin", &mut told).expect_err("it is stopped");
-    assert!(message(&error).contains("what is there is kept"), "{}", message(&error));
+    assert!(message(&error).contains("the downloaded part is kept"), "{}", message(&error));
     assert_eq!(rig.weights(), weights());
     let starts: Vec<_> = hub.asked().iter().filter(|r| r.method == "GET").map(Request::start).collect();
     assert!(starts.len() == 2 && starts[1] > Some(0), "{starts:?}");
