@@ -1,9 +1,9 @@
 //! Writes the generated files of the repository: the built-in models, the training text of the examples, and
 //! the licences of dependencies. Invariant: equal sources give equal bytes.
 
-use data::weights::{StoredAs, TensorData, safetensors_bytes};
-use graph::{Bounds, Graph};
-use models::{Encoder, HeadConfig, Output, mlp_head};
+use plimsoll_data::weights::{StoredAs, TensorData, safetensors_bytes};
+use plimsoll_graph::{Bounds, Graph};
+use plimsoll_models::{Encoder, HeadConfig, Output, mlp_head};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Error of a command. Invariant: the exit code and the exceeded system limit come from the error of the crate
 //! that failed.
 
-use runtime::{Failure, RuntimeError};
+use plimsoll_runtime::{Failure, RuntimeError};
 use std::fmt;
 
 /// Error of an application, of the runtime, or of the usage of flags.

@@ -52,11 +52,11 @@ enum Command {
 
 /// Global allocator that ends the process with exit code 4 if the system refuses memory.
 #[global_allocator]
-static HEAP: runtime::Heap = runtime::Heap;
+static HEAP: plimsoll_runtime::Heap = plimsoll_runtime::Heap;
 
 fn main() -> ExitCode {
-    runtime::limit_slack();
-    runtime::bill_whole_process();
+    plimsoll_runtime::limit_slack();
+    plimsoll_runtime::bill_whole_process();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

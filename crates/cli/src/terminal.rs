@@ -3,7 +3,7 @@
 
 use crate::error::CliError;
 use indicatif::{ProgressBar, ProgressStyle};
-use runtime::{Level, Observer, Progress, RuntimeError, Trained, Transfer};
+use plimsoll_runtime::{Level, Observer, Progress, RuntimeError, Trained, Transfer};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
@@ -224,7 +224,9 @@ impl Display for Shown<'_> {
         for c in self.0.chars() {
             match c {
                 '\n' | '\t' => f.write_char(c)?,
-                c if !runtime::is_printable(c) => c.escape_default().try_for_each(|c| f.write_char(c))?,
+                c if !plimsoll_runtime::is_printable(c) => {
+                    c.escape_default().try_for_each(|c| f.write_char(c))?
+                }
                 c => f.write_char(c)?,
             }
         }

@@ -5,12 +5,12 @@
 //! `cargo run --release -p plimsoll-cpu --example attention [-- threads]`; `bench/cpu_attention.py` runs these
 //! shapes in PyTorch, taking turns with this program.
 
-use graph::ops::Mask;
 use plimsoll_cpu::attention::{
     Attention, Given, Gradients, attention, attention_grad, grad_workspace_bytes, workspace_bytes,
 };
 use plimsoll_cpu::gemm::{self, Act, Epilogue};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
+use plimsoll_graph::ops::Mask;
 use std::time::Instant;
 
 const TURNS: usize = 7;

@@ -4,9 +4,9 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example attention_bf16 [-- threads [turns]]`
 
-use graph::ops::{Mask, alibi_slopes};
 use plimsoll_cpu::attention::{Attention, Rope, attention, attention_bf16, workspace_bytes};
 use plimsoll_cpu::{Bf16, Cpu, Isa, Rows, RowsMut, peak, rope};
+use plimsoll_graph::ops::{Mask, alibi_slopes};
 use std::time::Instant;
 
 /// (heads, head dimension, length, sequences): ESM-2's 8M, 35M, 150M and 650M with rotary positions; the last,

@@ -4,11 +4,11 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example encoders [-- threads [turns [model]]]`
 
-use exec::Executor;
-use graph::{Bounds, Counts};
-use models::Output;
-use plan::{Fuse, Instr, Policy, Precision, Program, Target, compile};
 use plimsoll_cpu::{Cpu, CpuDevice, Isa, peak};
+use plimsoll_exec::Executor;
+use plimsoll_graph::{Bounds, Counts};
+use plimsoll_models::Output;
+use plimsoll_plan::{Fuse, Instr, Policy, Precision, Program, Target, compile};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -73,12 +73,12 @@ fn compare(id: &str, (sequences, length): (u64, u64), threads: usize, turns: usi
 }
 
 fn executor(id: &str, bounds: Bounds, fuse: Fuse, target: &Target, threads: usize) -> Executor {
-    let graph = models::known(id).expect("known").graph(bounds, &[Output::Mean]).expect("verified");
+    let graph = plimsoll_models::known(id).expect("known").graph(bounds, &[Output::Mean]).expect("verified");
     let policy = Policy { precision: Precision::Bf16, fuse, ..Policy::default() };
     let plan = compile(&graph, &policy, target).expect("planned");
     let program = Program::new(target.clone(), vec![("encoder".to_owned(), plan)], vec![]);
     let mut executor = Executor::new(Box::new(CpuDevice::new(threads)), program).expect("opened");
-    let mut read = |_: &graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {
+    let mut read = |_: &plimsoll_graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {
         for (i, x) in range.zip(out) {
             *x = ((i * 7919 + 13) % 2003) as f32 / 40_060.0 - 0.025;
         }

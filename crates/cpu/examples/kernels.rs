@@ -7,8 +7,6 @@
 //! CPU has first; `int8` times int8 GEMMs against bf16 GEMMs; `mlp` times the fused MLP against separate
 //! kernels.
 
-use exec::tiles;
-use graph::ops::{Hidden, Mask};
 use plimsoll_cpu::attention::{self, Attention, Rope, attention};
 use plimsoll_cpu::gemm::{self, Act, Epilogue};
 use plimsoll_cpu::mlp_bf16::{self, Mlp, Norm};
@@ -16,6 +14,8 @@ use plimsoll_cpu::{
     Bf16, CodeRows, CodeTiles, Cpu, Element, Isa, Rows, RowsMut, elementwise, gemm_bf16, gemm_int8, norm, peak,
     rope,
 };
+use plimsoll_exec::tiles;
+use plimsoll_graph::ops::{Hidden, Mask};
 use std::time::Instant;
 
 #[path = "../src/tests/peer.rs"]

@@ -3,12 +3,12 @@
 //!
 //! `cargo run --release -p plimsoll-cpu --example optimizers [-- threads [millions of elements]]`
 
-use graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
 use plimsoll_cpu::adafactor::{Factored, adafactor};
 use plimsoll_cpu::optimizer::{Scale, adamw, grad_scale, sgd_momentum};
 use plimsoll_cpu::optimizer_8bit::{Moment, adamw_8bit};
 use plimsoll_cpu::place::{Gradient, Place};
 use plimsoll_cpu::{Cpu, Rows, RowsMut, elementwise};
+use plimsoll_graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
 use std::time::Instant;
 
 const TURNS: usize = 15;

@@ -9,7 +9,7 @@ use super::place::{Gradient, Place, load_half};
 use super::simd::{LANES, Simd};
 use super::total::GRAIN;
 use core::ops::Range;
-use exec::half::{f32_to_bf16, f32_to_f16};
+use plimsoll_exec::half::{f32_to_bf16, f32_to_f16};
 
 /// A gradient accumulator and its element type.
 pub enum Accumulator<'a> {

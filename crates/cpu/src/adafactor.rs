@@ -11,7 +11,7 @@ use super::place::{Gradient, Place};
 use super::simd::{LANES, Simd};
 use super::total::{GRAIN, add_squares, squares, total};
 use core::ops::Range;
-use graph::ops::Adafactor;
+use plimsoll_graph::ops::Adafactor;
 
 /// Columns that one task processes together. Tasks walk down the rows, so each row contributes several whole cache
 /// lines rather than a few bytes.

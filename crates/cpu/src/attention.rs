@@ -14,7 +14,7 @@ pub(super) mod tiles;
 
 pub use forward::attention;
 pub use gradient::{Given, Gradients, attention_grad};
-pub use plan::{flash_bytes as workspace_bytes, flash_grad_bytes as grad_workspace_bytes};
+pub use plimsoll_plan::{flash_bytes as workspace_bytes, flash_grad_bytes as grad_workspace_bytes};
 
 use super::Cpu;
 use super::element::{Bf16, Element};
@@ -22,10 +22,10 @@ use super::simd::{LANES, Simd};
 use super::tile::PANEL;
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
-use graph::ops::Mask;
+use plimsoll_graph::ops::Mask;
 
 /// Largest supported head dimension.
-pub const MAX_HEAD_DIM: usize = plan::WIDEST_HEAD as usize;
+pub const MAX_HEAD_DIM: usize = plimsoll_plan::WIDEST_HEAD as usize;
 
 /// Row stride, in f32, of packed rows of one head: larger than `MAX_HEAD_DIM` so that successive rows do not map to
 /// the same cache sets.

@@ -8,7 +8,7 @@ use super::element::{Bf16, Element};
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use core::ops::Range;
-use exec::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use plimsoll_exec::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
 /// A format of 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
-//! Views of matrices of codes, as `graph::Layout::Scaled` and `ScaledTiles` have them. Invariant: rows end in zeros up to
+//! Views of matrices of codes, as `plimsoll_graph::Layout::Scaled` and `ScaledTiles` have them. Invariant: rows end in zeros up to
 //! their stride, and each has one scale.
 
 use core::marker::PhantomData;
-use exec::scaled::stride;
-use exec::tiles::codes_panel;
+use plimsoll_exec::scaled::stride;
+use plimsoll_exec::tiles::codes_panel;
 
 /// A readable matrix of integers, row by row.
 #[derive(Clone, Copy)]

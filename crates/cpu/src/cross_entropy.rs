@@ -12,7 +12,7 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use super::{Cpu, elementwise};
 use core::ops::Range;
-use plan::chunk_words;
+use plimsoll_plan::chunk_words;
 
 /// What the loss is of.
 #[derive(Clone, Copy)]
@@ -55,7 +55,7 @@ pub struct Losses {
 /// The sum over rows that count of `lse - logit[target] + z lse^2`, in f64 and in the order of the rows, and the sums
 /// of its two terms; `lse` (R)
 /// gets ln sum exp(logit), 0 for the other rows. `workspace` holds a product's for
-/// each thread, and `plan::chunk_words`. Panics, as all here, on sizes
+/// each thread, and `plimsoll_plan::chunk_words`. Panics, as all here, on sizes
 /// that do not fit together and on targets past V.
 pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &mut [f32]) -> Losses {
     let (v, mut total, mut cross_entropy, mut z) = (head.w.rows(), 0.0, 0.0, 0.0);

@@ -4,11 +4,11 @@
 
 use super::operands::Operands;
 use super::{Bf16, Cpu, Isa, launch, reduce, widening};
-use exec::arena::{Arena, Weights};
-use exec::host::{Clock, Fetched};
-use exec::{Device, DeviceError, Launch, Recorder, Ticket, Tracer};
-use graph::Bytes;
-use plan::{CpuKernel, KernelId, Kernels, PlanError, Target};
+use plimsoll_exec::arena::{Arena, Weights};
+use plimsoll_exec::host::{Clock, Fetched};
+use plimsoll_exec::{Device, DeviceError, Launch, Recorder, Ticket, Tracer};
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{CpuKernel, KernelId, Kernels, PlanError, Target};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// One of several devices that share the host's cores and their weights.

@@ -6,7 +6,7 @@
 use super::math;
 use super::simd::{LANES, Simd};
 use bytemuck::{Pod, Zeroable};
-use exec::half::bf16_to_f32;
+use plimsoll_exec::half::bf16_to_f32;
 
 /// What lanes are loaded from and stored to.
 pub trait Element: Pod + Send + Sync {

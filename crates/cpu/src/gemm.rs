@@ -25,7 +25,7 @@ use super::simd::{LANES, Simd};
 use super::tile::{Begin, Feed, strip};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
-use plan::InstructionSet;
+use plimsoll_plan::InstructionSet;
 
 pub use super::tile::PANEL;
 

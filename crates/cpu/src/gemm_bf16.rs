@@ -7,7 +7,7 @@
 //! a sum is below 2^-126, see `dot::Pairs`). On CPUs with AMX `gemm_bf16_amx` computes the product: its bits
 //! differ, but also depend on the row and the weights only.
 //!
-//! Layout of the weights: see `plan::TILE_STEP`. Each panel of 32 columns of y is stored in steps of 32 k, two
+//! Layout of the weights: see `plimsoll_plan::TILE_STEP`. Each panel of 32 columns of y is stored in steps of 32 k, two
 //! tiles per step.
 //!
 //! Loop order: as in `gemm`, but each slice of rows and panels is converted to f32 in the workspace first. The
@@ -20,8 +20,8 @@ use super::simd::{LANES, Simd};
 use super::tile::{Begin, PANEL, strip};
 use super::{Cpu, Rows, RowsMut};
 use core::ops::Range;
-use exec::tiles::{self, STEP};
-use plan::CpuKernel;
+use plimsoll_exec::tiles::{self, STEP};
+use plimsoll_plan::CpuKernel;
 
 /// Number of elements of a tile.
 const TILE: usize = STEP * LANES;

@@ -17,7 +17,7 @@ use super::gemm_int8::Scales;
 use super::simd::{LANES, Simd};
 use super::tile::PANEL;
 use core::ops::Range;
-use exec::tiles::STEP;
+use plimsoll_exec::tiles::STEP;
 
 /// Stride of the copied rows in 32-bit words (pairs or quads); no multiple of a page, because rows a page apart
 /// would compete for the same L1 sets. The last word of a row, at OFFSET behind its columns, holds the initial

@@ -6,7 +6,7 @@
 //! the row's position, the number of threads or, among instruction sets with FMA (AMX included), the instruction
 //! set.
 //!
-//! Layout of the weights: see `plan::CODES_STEP`. Each panel of 32 columns of y is stored in steps of 64 k of
+//! Layout of the weights: see `plimsoll_plan::CODES_STEP`. Each panel of 32 columns of y is stored in steps of 64 k of
 //! two tiles each; a line of a tile holds four k of each of its 16 columns.
 //!
 //! Loop order without AMX: that of `gemm_dots`.
@@ -20,7 +20,7 @@ use super::isa::{Isa, Kernel};
 use super::simd::Simd;
 use super::tile::PANEL;
 use super::{Cpu, Rows, RowsMut};
-use exec::tiles::codes_panel;
+use plimsoll_exec::tiles::codes_panel;
 
 /// Bytes of workspace per thread: as for bf16 GEMMs.
 pub const WORKSPACE_BYTES: usize = super::gemm_bf16::WORKSPACE_BYTES;

@@ -6,7 +6,7 @@
 use super::simd::{Portable, Simd};
 #[cfg(target_arch = "x86_64")]
 use super::simd_x86::{Avx2, Avx512};
-use plan::InstructionSet;
+use plimsoll_plan::InstructionSet;
 
 /// Which vector instructions the kernels use. A value proves that this CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

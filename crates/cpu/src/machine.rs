@@ -1,9 +1,9 @@
-//! The host CPU as an `exec::Machine`. Invariant: its planning target has the instruction set that its devices use.
+//! The host CPU as an `plimsoll_exec::Machine`. Invariant: its planning target has the instruction set that its devices use.
 
 use super::{CpuDevice, Isa};
-use exec::{Device, DeviceError, Kind, Machine, memory};
-use graph::Bytes;
-use plan::{Precision, Target};
+use plimsoll_exec::{Device, DeviceError, Kind, Machine, memory};
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Precision, Target};
 
 /// The host CPU: a number of replicas, each with its own threads, that compute steps concurrently.
 #[derive(Clone, Copy, Debug)]

@@ -13,9 +13,9 @@ use super::norm;
 use super::simd::Simd;
 use super::{Cpu, Rows, RowsMut};
 use core::ops::Range;
-use exec::tiles;
-use graph::ops::Hidden;
-use plan::CpuKernel;
+use plimsoll_exec::tiles;
+use plimsoll_graph::ops::Hidden;
+use plimsoll_plan::CpuKernel;
 
 /// Workspace in bytes per thread, for an MLP whose widest layer has `columns` columns.
 pub const fn workspace_bytes(columns: usize) -> usize {

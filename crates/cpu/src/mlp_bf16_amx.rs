@@ -21,7 +21,7 @@ use super::tile::PANEL;
 use super::{Cpu, Rows, RowsMut};
 use core::marker::PhantomData;
 use core::ops::Range;
-use graph::ops::Hidden;
+use plimsoll_graph::ops::Hidden;
 
 /// Maximum number of strips of a block, maximum number of k steps of a slice (`DEPTH`), and number of panels that
 /// pass over a strip together (`GROUP`): a gate panel and its value panel. Measured: more panels together, or shorter

@@ -3,9 +3,9 @@
 
 use super::{CodeRows, CodeRowsMut, Element, Rows, RowsMut, widening};
 use bytemuck::Pod;
-use exec::arena::Arena;
-use exec::{DeviceError, Launch, Operand};
-use graph::{Bytes, DType};
+use plimsoll_exec::arena::Arena;
+use plimsoll_exec::{DeviceError, Launch, Operand};
+use plimsoll_graph::{Bytes, DType};
 
 /// The operands of one launch; its methods give the typed views that kernels take. `i` is the index of an input, `k`
 /// of an output.

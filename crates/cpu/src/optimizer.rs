@@ -10,7 +10,7 @@ use super::place::{Gradient, Place};
 use super::simd::{LANES, Simd};
 use super::total::{GRAIN, squares, total};
 use core::ops::Range;
-use graph::ops::{AdamW, GradScale, Sgd};
+use plimsoll_graph::ops::{AdamW, GradScale, Sgd};
 
 /// Factor on all gradients: computed by [`grad_scale`], applied by every optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,11 +8,11 @@ use super::optimizer::{AdamWStep, Scale, Step};
 use super::place::{Gradient, Place};
 use super::simd::{LANES, Simd};
 use super::total::GRAIN;
-use exec::dynamic_codes::{Codes, SIGNED, UNSIGNED};
-use graph::ops::AdamW;
+use plimsoll_exec::dynamic_codes::{Codes, SIGNED, UNSIGNED};
+use plimsoll_graph::ops::AdamW;
 
 /// Elements per quantization block.
-const BLOCK: usize = graph::ops::BLOCK as usize;
+const BLOCK: usize = plimsoll_graph::ops::BLOCK as usize;
 
 /// An optimizer moment, quantized to 8 bits with the largest magnitude of each block as its scale.
 pub struct Moment<'a> {

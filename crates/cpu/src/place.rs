@@ -6,7 +6,7 @@
 use super::cast::Half;
 use super::simd::{LANES, Simd};
 use core::marker::PhantomData;
-use exec::half::{bf16_to_f32, f16_to_f32};
+use plimsoll_exec::half::{bf16_to_f32, f16_to_f32};
 
 /// An optimizer state: where its old values are read and where its new values are written, either the same memory or
 /// memory that does not overlap.

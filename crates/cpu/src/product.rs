@@ -20,7 +20,7 @@ use super::simd::{LANES, Simd};
 use super::tile::{Begin, Feed, PANEL, strip};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
-use plan::CpuKernel;
+use plimsoll_plan::CpuKernel;
 
 pub use sums::column_sums;
 

@@ -1,7 +1,7 @@
 //! Quantization of rows to int8 with one scale per row, fused with the op that computes them: none, a layer norm,
 //! GELU or a gated activation.
 //!
-//! Invariant: quantized values and scales are those of `graph::ops::Quantize`, computed from the f32 values before
+//! Invariant: quantized values and scales are those of `plimsoll_graph::ops::Quantize`, computed from the f32 values before
 //! any rounding to the element type. A row's values depend on that row alone and, with FMA, not on the instruction
 //! set.
 
@@ -15,7 +15,7 @@ use super::norm;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
-use exec::scaled::{Codes, ROUND, TINY};
+use plimsoll_exec::scaled::{Codes, ROUND, TINY};
 
 /// The function f of x that is quantized.
 #[derive(Clone, Copy)]

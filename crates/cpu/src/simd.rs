@@ -6,7 +6,7 @@
 //! instruction set it runs on.
 
 use super::dot::Dot;
-use exec::half::{bf16_to_f32, f32_to_bf16};
+use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;

@@ -6,9 +6,9 @@
 use super::Cpu;
 use super::cast::{self, Half};
 use super::operands::Operands;
-use exec::{DeviceError, Operand};
-use graph::{Bytes, DType};
-use plan::copy_bytes;
+use plimsoll_exec::{DeviceError, Operand};
+use plimsoll_graph::{Bytes, DType};
+use plimsoll_plan::copy_bytes;
 
 /// Every operand that has a copy, and the copy's byte offset in the workspace.
 pub(super) fn copies<'a>(l: &Operands<'a>) -> impl Iterator<Item = (&'a Operand, u64)> {

@@ -4,11 +4,11 @@
 
 mod timing;
 
-use exec::{Device, DeviceError, Launch, Operand};
-use graph::ops::{Attention, Bias, Mask, Qkv};
-use graph::{Bytes, Counts, DType, Dim, Op};
-use plan::{CudaKernel, KernelId};
 use plimsoll_cuda::CudaDevice;
+use plimsoll_exec::{Device, DeviceError, Launch, Operand};
+use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
+use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};
+use plimsoll_plan::{CudaKernel, KernelId};
 use std::error::Error;
 
 const TOKENS: u64 = 65_536;

@@ -2,11 +2,11 @@
 //! 168 tokens. `cargo run --release -p plimsoll-cuda --example encoder -- PRECISION[,..] TOKENS[,..] MODEL...`
 //! prints a line for each combination.
 
-use exec::{Executor, Machine};
-use graph::{Bounds, Counts, Param};
-use models::{Output, known};
-use plan::{Policy, Precision, Program, compile};
 use plimsoll_cuda::{CudaMachine, Options};
+use plimsoll_exec::{Executor, Machine};
+use plimsoll_graph::{Bounds, Counts, Param};
+use plimsoll_models::{Output, known};
+use plimsoll_plan::{Policy, Precision, Program, compile};
 use std::error::Error;
 use std::ops::Range;
 use std::time::Instant;

@@ -11,11 +11,11 @@
 #[expect(dead_code)]
 mod timing;
 
-use exec::{Device, DeviceError, Launch, Operand};
-use graph::ops::{Epilogue, Linear};
-use graph::{Bytes, Counts, DType, Dim, Op};
-use plan::{CudaKernel, KernelId};
 use plimsoll_cuda::{Candidate, CudaDevice};
+use plimsoll_exec::{Device, DeviceError, Launch, Operand};
+use plimsoll_graph::ops::{Epilogue, Linear};
+use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};
+use plimsoll_plan::{CudaKernel, KernelId};
 use std::error::Error;
 
 const WORKSPACE: u64 = 32 << 20;

@@ -2,11 +2,11 @@
 //! figures.
 //! `cargo run -p plimsoll-cuda --example memory -- MODEL bf16|f32 TOKENS`
 
-use exec::{Data, Executor, Machine};
-use graph::{Bounds, Bytes, Counts};
-use models::{Output, known};
-use plan::{Policy, Precision, Program, compile};
 use plimsoll_cuda::{CudaMachine, Options};
+use plimsoll_exec::{Data, Executor, Machine};
+use plimsoll_graph::{Bounds, Bytes, Counts};
+use plimsoll_models::{Output, known};
+use plimsoll_plan::{Policy, Precision, Program, compile};
 use std::error::Error;
 
 const LENGTH: u64 = 168;

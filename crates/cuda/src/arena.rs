@@ -9,8 +9,8 @@ use crate::CudaError;
 use crate::api::Driver;
 use crate::context::Context;
 use cudarc::driver::sys as cu;
-use exec::DeviceError;
-use graph::Bytes;
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::Bytes;
 use std::ptr;
 
 /// A range of device memory, addressed by offsets from its start.

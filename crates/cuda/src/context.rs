@@ -7,8 +7,8 @@ use crate::machine::FP8;
 use crate::trace::Trace;
 use crate::{CudaError, Libraries};
 use cudarc::driver::sys as cu;
-use graph::Bytes;
-use plan::Precision;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::Precision;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 

@@ -13,9 +13,9 @@ use crate::staging::{Staging, affordable};
 use crate::trace::Track;
 use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
-use exec::{Device, DeviceError, Launch, Recorder, Repeat, Span, Ticket, Tracer};
-use graph::{Bytes, Counts};
-use plan::{Capability, PIPELINE_DEPTH};
+use plimsoll_exec::{Device, DeviceError, Launch, Recorder, Repeat, Span, Ticket, Tracer};
+use plimsoll_graph::{Bytes, Counts};
+use plimsoll_plan::{Capability, PIPELINE_DEPTH};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -211,7 +211,7 @@ impl CudaDevice {
         let wanted = match self.options.pinned {
             Some(wanted) => wanted,
             // Inside a container, the free memory under the container's limit.
-            None => affordable(bytes, exec::memory::available().free),
+            None => affordable(bytes, plimsoll_exec::memory::available().free),
         };
         match wanted && bytes > Bytes::ZERO {
             true => Ok(Some(Staging::new(self.context.api, bytes)?)),
@@ -246,9 +246,9 @@ impl Device for CudaDevice {
         format!("cuda:{ordinal} ({name}, compute capability {major}.{minor})")
     }
 
-    fn kernels(&self) -> plan::Kernels {
+    fn kernels(&self) -> plimsoll_plan::Kernels {
         let (major, minor) = self.context.card.capability;
-        plan::Kernels::Cuda(Capability(major, minor))
+        plimsoll_plan::Kernels::Cuda(Capability(major, minor))
     }
 
     fn units(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! Errors of the CUDA backend. Invariant: the error for a missing library names the paths tried and a remedy.
 
-use exec::DeviceError;
+use plimsoll_exec::DeviceError;
 use std::fmt;
 
 /// The reason why a CUDA device cannot be opened or stopped working.

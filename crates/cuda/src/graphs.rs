@@ -9,8 +9,8 @@
 use crate::CudaError;
 use crate::context::Context;
 use cudarc::driver::sys as cu;
-use exec::Repeat;
-use graph::Counts;
+use plimsoll_exec::Repeat;
+use plimsoll_graph::Counts;
 use std::ffi::c_int;
 use std::ptr;
 

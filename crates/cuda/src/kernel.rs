@@ -6,7 +6,7 @@ use crate::context::{Context, Status};
 use crate::machine::FP8;
 use crate::{CudaError, launch};
 use cudarc::driver::sys as cu;
-use graph::DType;
+use plimsoll_graph::DType;
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::{fmt, ptr};

@@ -4,9 +4,9 @@
 use crate::context::Context;
 use crate::gemm;
 use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
-use exec::{Device, DeviceError, Holder, Kind, Machine};
-use graph::Bytes;
-use plan::{Capability, Kernels, Precision, Target};
+use plimsoll_exec::{Device, DeviceError, Holder, Kind, Machine};
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Capability, Kernels, Precision, Target};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 

@@ -5,8 +5,8 @@
 use crate::api::Nvml;
 use crate::context::Card;
 use crate::{CudaError, Libraries};
-use exec::Holder;
-use graph::Bytes;
+use plimsoll_exec::Holder;
+use plimsoll_graph::Bytes;
 use std::ffi::{CStr, CString, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 use std::{fs, process, ptr};

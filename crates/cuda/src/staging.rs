@@ -6,7 +6,7 @@ use crate::CudaError;
 use crate::api::Driver;
 use crate::event::Event;
 use cudarc::driver::sys as cu;
-use graph::Bytes;
+use plimsoll_graph::Bytes;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::{ptr, slice};

@@ -4,7 +4,7 @@
 use crate::CudaError;
 use crate::context::Context;
 use cudarc::driver::sys as cu;
-use graph::DType;
+use plimsoll_graph::DType;
 use std::ptr;
 
 /// Describes a row-major matrix, (device address, rows, columns), to be copied in boxes of `height` rows by 128 bytes.

@@ -5,7 +5,7 @@ use crate::CudaError;
 use crate::api::Driver;
 use crate::event::Event;
 use cudarc::driver::sys as cu;
-use exec::Span;
+use plimsoll_exec::Span;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 

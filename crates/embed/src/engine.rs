@@ -5,10 +5,10 @@ use super::Pool;
 use super::front::Sequence;
 use super::output::Written;
 use crate::EmbedError;
-use data::pack::{Fill, Order};
-use models::Encoder;
-use runtime::RuntimeError;
-use runtime::session::{Completed, InOrder, ModelId, Next, Push, Session, Stop, Usage};
+use plimsoll_data::pack::{Fill, Order};
+use plimsoll_models::Encoder;
+use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::session::{Completed, InOrder, ModelId, Next, Push, Session, Stop, Usage};
 
 /// Name of the encoder's plan.
 pub(super) const ENCODER: &str = "encoder";
@@ -121,7 +121,7 @@ impl<R: Rows> Engine<R> {
     }
 
     /// The program that the devices execute.
-    pub(super) fn program(&self) -> &plan::Program {
+    pub(super) fn program(&self) -> &plimsoll_plan::Program {
         self.session.program()
     }
 

@@ -1,8 +1,8 @@
 //! Errors of embedding and classification. Invariant: every message names the file, the sequence or the flag
 //! that is wrong, and what the user can do.
 
-use data::printable::Place;
-use runtime::{Failure, RuntimeError};
+use plimsoll_data::printable::Place;
+use plimsoll_runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
 /// Error of an embedding or a classification.

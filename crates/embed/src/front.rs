@@ -3,13 +3,13 @@
 //! repeated id get a unique name.
 
 use super::RuntimeError;
-use data::alphabet::{Alphabet, uracil_to_thymine};
-use data::ids::IdSet;
-use data::limits::spawn;
-use data::sequence::{Extent, Reader, Record};
-use data::{DataError, DataErrorKind};
-use runtime::Tokenizer;
-use runtime::ordered::{Feed, Results, Worker, start};
+use plimsoll_data::alphabet::{Alphabet, uracil_to_thymine};
+use plimsoll_data::ids::IdSet;
+use plimsoll_data::limits::spawn;
+use plimsoll_data::sequence::{Extent, Reader, Record};
+use plimsoll_data::{DataError, DataErrorKind};
+use plimsoll_runtime::Tokenizer;
+use plimsoll_runtime::ordered::{Feed, Results, Worker, start};
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 

@@ -5,11 +5,11 @@ use crate::engine::{Engine, Reading, Rows};
 use crate::front::Sequence;
 use crate::states::States;
 use crate::{EmbedError, Measured, Pool, request, start_of, warn};
-use data::alphabet::{Alphabet, uracil_to_thymine};
-use data::pack::Order;
-use runtime::observer::stopped;
-use runtime::session::Stop;
-use runtime::{EncoderModel, Observer, Settings};
+use plimsoll_data::alphabet::{Alphabet, uracil_to_thymine};
+use plimsoll_data::pack::Order;
+use plimsoll_runtime::observer::stopped;
+use plimsoll_runtime::session::Stop;
+use plimsoll_runtime::{EncoderModel, Observer, Settings};
 
 /// Computes the embedding of each sequence with an encoder and returns the embeddings in the order of the sequences.
 ///
@@ -17,7 +17,7 @@ use runtime::{EncoderModel, Observer, Settings};
 /// DNABERT-S (U is read as T). Only memory limits the length; ESM-2 was trained on sequences of up to
 /// [`ESM_LENGTH`](crate::ESM_LENGTH) residues.
 ///
-/// Each embedding is row-major, with D the [hidden size](models::Encoder::hidden_size) of the model: `(D)` for
+/// Each embedding is row-major, with D the [hidden size](plimsoll_models::Encoder::hidden_size) of the model: `(D)` for
 /// [`Pool::Mean`] and [`Pool::Cls`], `(tokens, D)` for [`Pool::Tokens`]. With `layers`, the result has one such
 /// row per layer (and token), in the order of `layers`; layer 0 is the token embedding, and negative numbers
 /// count from the last layer. The memory of `settings` does not include the tokens and the embeddings of all
@@ -32,7 +32,7 @@ use runtime::{EncoderModel, Observer, Settings};
 /// The built-in protein encoder has random weights; [`EncoderModel::open`] opens a model by its folder or name.
 /// ```
 /// use plimsoll_embed::{Pool, embed_sequences};
-/// use runtime::{EncoderModel, Settings, Silent};
+/// use plimsoll_runtime::{EncoderModel, Settings, Silent};
 ///
 /// # fn main() -> Result<(), plimsoll_embed::EmbedError> {
 /// let model = EncoderModel::builtin_protein()?;

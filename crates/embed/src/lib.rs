@@ -5,8 +5,8 @@
 //! fails with an error that names the sequence.
 //!
 //! Steps may complete sequences out of input order. A finished row waits in memory until all rows before it are
-//! written; at most the rows of [`data::pack::MOST_PACKS`] packs wait, typically those of about
-//! [`data::pack::POOL`] packs. In plans for host memory they are in the ledger.
+//! written; at most the rows of [`plimsoll_data::pack::MOST_PACKS`] packs wait, typically those of about
+//! [`plimsoll_data::pack::POOL`] packs. In plans for host memory they are in the ledger.
 
 #![forbid(unsafe_code)]
 
@@ -18,23 +18,23 @@ mod in_memory;
 mod output;
 mod states;
 
-use data::pack::{MOST_PACKS, Order};
-use data::sequence::{Extent, Reader};
-use data::weights::HubEnv;
 pub use error::EmbedError;
 pub use in_memory::embed_sequences;
+use plimsoll_data::pack::{MOST_PACKS, Order};
+use plimsoll_data::sequence::{Extent, Reader};
+use plimsoll_data::weights::HubEnv;
 
 use engine::{ENCODER, Engine, FileRows, Reading, Rows};
 use front::{BATCH_LETTERS, BATCH_NAMES, Front, Limits, Renamed, Skipped, Unit};
-use graph::{Bounds, Bytes, Graph, VerifyError};
-use models::Encoder;
 use output::{Kind, Results, Targets};
-use plan::Staging;
-use runtime::observer::stopped;
-use runtime::process::{NAME, Process};
-use runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
-use runtime::session::{Part, Request, Stage, Start, Stop, Usage, say_given_back};
-use runtime::{
+use plimsoll_graph::{Bounds, Bytes, Graph, VerifyError};
+use plimsoll_models::Encoder;
+use plimsoll_plan::Staging;
+use plimsoll_runtime::observer::stopped;
+use plimsoll_runtime::process::{NAME, Process};
+use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
+use plimsoll_runtime::session::{Part, Request, Stage, Start, Stop, Usage, say_given_back};
+use plimsoll_runtime::{
     Budget, EncoderModel, Level, Observer, Progress, RuntimeError, Settings, Tokenizer, replicas_for_input,
 };
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ pub struct Options {
     pub force: bool,
     /// Pooling of the hidden states of a sequence.
     pub pool: Pool,
-    /// Layers to write, numbered as in [`models::Output::HiddenOf`]; negative numbers count from the last
+    /// Layers to write, numbered as in [`plimsoll_models::Output::HiddenOf`]; negative numbers count from the last
     /// layer, which is -1. The results then have an additional layer dimension. `None` writes the last layer,
     /// without that dimension.
     pub layers: Option<Vec<i64>>,
@@ -73,7 +73,7 @@ pub struct Options {
     pub settings: Settings,
 }
 
-/// Destination of the results. The columns of parquet tables are described in [`data::rows::ParquetWriter`].
+/// Destination of the results. The columns of parquet tables are described in [`plimsoll_data::rows::ParquetWriter`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// One file for all inputs; its extension selects the format.
@@ -178,7 +178,7 @@ impl Report {
             "tokens_per_second": self.tokens_per_second,
             "packing_fill_but_last": self.fill,
             "memory": self.memory_line,
-            "process": runtime::process::to_json(&self.process),
+            "process": plimsoll_runtime::process::to_json(&self.process),
             "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
         })
     }

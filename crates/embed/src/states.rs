@@ -3,7 +3,7 @@
 
 use super::Pool;
 use crate::EmbedError;
-use models::{Encoder, Output};
+use plimsoll_models::{Encoder, Output};
 
 /// The requested layers and their pooling.
 pub(super) struct States {

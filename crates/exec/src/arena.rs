@@ -3,7 +3,7 @@
 //! exclusively.
 
 use crate::DeviceError;
-use graph::Bytes;
+use plimsoll_graph::Bytes;
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -1,8 +1,8 @@
 //! The interface between plans and hardware: `Machine`, `Device` and their errors. Invariant: a device follows the
 //! addresses of the plan and decides nothing itself.
 
-use graph::{Bytes, Counts, Op, TensorSpec};
-use plan::{KernelId, Kernels, Precision, Target};
+use plimsoll_graph::{Bytes, Counts, Op, TensorSpec};
+use plimsoll_plan::{KernelId, Kernels, Precision, Target};
 use std::fmt;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Free disk space. Invariant: this module only reads; anything the system does not report is `None`.
 
-use graph::Bytes;
+use plimsoll_graph::Bytes;
 use std::path::Path;
 
 /// Free bytes that this process may use on the file system of `path`, or of its nearest existing parent.

@@ -4,8 +4,8 @@
 use crate::device::{Device, DeviceError, Launch, Operand, Repeat};
 use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
 use crate::submit::Open;
-use graph::{Bytes, Counts, Op, TensorSpec, ValueId};
-use plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
+use plimsoll_graph::{Bytes, Counts, Op, TensorSpec, ValueId};
+use plimsoll_plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
 use std::time::{Duration, Instant};
 
 /// Byte that gives NaN in every float format.

@@ -3,7 +3,7 @@
 //! has been seen, and never more than that.
 
 use crate::device::{DeviceError, Span, Ticket, Tracer};
-use graph::Bytes;
+use plimsoll_graph::Bytes;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 

@@ -23,7 +23,7 @@ pub use device::{
     Device, DeviceError, Holder, Kind, Launch, Machine, Operand, Recorder, Repeat, Span, Ticket, Tracer,
 };
 pub use executor::Executor;
-pub use graph::Param;
 pub use load::{ParamSource, ReadError, ReadParam, ReadShared, load_all};
 pub use persistent::{Resident, Survivor};
+pub use plimsoll_graph::Param;
 pub use submit::{Data, Submitted};

@@ -6,8 +6,8 @@ use crate::device::DeviceError;
 use crate::persistent::{element, round};
 use crate::scaled::{self, Codes};
 use crate::tiles;
-use graph::{DType, Layout, Param, TensorSpec};
-use plan::{PIECE as CHUNK, Plan, Program};
+use plimsoll_graph::{DType, Layout, Param, TensorSpec};
+use plimsoll_plan::{PIECE as CHUNK, Plan, Program};
 use std::error::Error;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -166,13 +166,14 @@ impl Weight {
     /// The parameters of a plan that are loaded once, before its first step.
     pub(crate) fn resident(program: &Program, plan: usize) -> impl Iterator<Item = Self> {
         let p = &program.plans()[plan].1;
-        let persistent = move |v| p.memory.slice(v).is_some_and(|s| s.region == plan::Region::Persistent);
+        let persistent =
+            move |v| p.memory.slice(v).is_some_and(|s| s.region == plimsoll_plan::Region::Persistent);
         let values = p.graph.param_values().map(|(v, ..)| v).filter(move |&v| persistent(v));
         values.filter_map(move |v| Self::of(program, plan, v))
     }
 
     /// The parameter of a value; `None` if the value is no parameter or has no address.
-    pub(crate) fn of(program: &Program, plan: usize, v: graph::ValueId) -> Option<Self> {
+    pub(crate) fn of(program: &Program, plan: usize, v: plimsoll_graph::ValueId) -> Option<Self> {
         let p: &Plan = &program.plans()[plan].1;
         let (.., param) = p.graph.param_values().find(|(value, ..)| *value == v)?;
         let slice = p.memory.slice(v)?;

@@ -1,7 +1,7 @@
 //! Host memory available to this process, from Linux and the control groups around it. Invariant: this module is the
 //! only source of these numbers; a limit that cannot be read counts as none, and nothing is cached.
 
-use graph::Bytes;
+use plimsoll_graph::Bytes;
 use std::fs;
 use std::path::Path;
 

@@ -6,8 +6,8 @@ use crate::device::DeviceError;
 use crate::executor::Executor;
 use crate::half::{f32_to_bf16, f32_to_f16};
 use crate::reference::{BF16, F16};
-use graph::{DType, Param, Role, State, TensorSpec};
-use plan::Region;
+use plimsoll_graph::{DType, Param, Role, State, TensorSpec};
+use plimsoll_plan::Region;
 use std::collections::BTreeSet;
 
 /// A persistent tensor (a parameter or state) and its place in the arena.

@@ -1,8 +1,8 @@
-//! Quantized matrices in [`graph::Layout::Scaled`]: rows of quantized values, followed by one scale per row.
-//! Invariant: quantized values and scales of activations are those of `graph::ops::Quantize`, bit for bit, on every
+//! Quantized matrices in [`plimsoll_graph::Layout::Scaled`]: rows of quantized values, followed by one scale per row.
+//! Invariant: quantized values and scales of activations are those of `plimsoll_graph::ops::Quantize`, bit for bit, on every
 //! device; those of weights are computed here for all devices.
 
-use graph::GRANULE;
+use plimsoll_graph::GRANULE;
 
 /// Lower bound of a row's largest magnitude for quantization, so that no scale underflows.
 pub const TINY: f32 = f32::from_bits(27 << 23); // 2^-100

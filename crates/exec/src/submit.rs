@@ -4,8 +4,8 @@
 
 use crate::device::{DeviceError, Span, Ticket};
 use crate::executor::Executor;
-use graph::{Bytes, Counts, DType, ValueId};
-use plan::{Direction, InputId, OutputId};
+use plimsoll_graph::{Bytes, Counts, DType, ValueId};
+use plimsoll_plan::{Direction, InputId, OutputId};
 use std::collections::VecDeque;
 
 /// Values of an input.

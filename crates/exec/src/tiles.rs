@@ -1,9 +1,9 @@
-//! Packed weights in the order in which AMX tile products read them: bf16 in blocks of [`plan::TILE_STEP`], int8 in
-//! blocks of [`plan::CODES_STEP`]. Invariant: every number is rounded once, to nearest with ties to even; elements
+//! Packed weights in the order in which AMX tile products read them: bf16 in blocks of [`plimsoll_plan::TILE_STEP`], int8 in
+//! blocks of [`plimsoll_plan::CODES_STEP`]. Invariant: every number is rounded once, to nearest with ties to even; elements
 //! past the last row or column are zero.
 
 use crate::half::f32_to_bf16;
-use plan::{CODES_STEP, TILE_STEP};
+use plimsoll_plan::{CODES_STEP, TILE_STEP};
 
 /// Rows of a panel, and k of a step.
 pub const STEP: usize = TILE_STEP as usize;

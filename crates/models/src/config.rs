@@ -2,7 +2,7 @@
 //! either implemented, or an error names it.
 
 use crate::{DnabertConfig, Esm2Config, dnabert_s, esm2};
-use graph::{Bounds, Graph, VerifyError};
+use plimsoll_graph::{Bounds, Graph, VerifyError};
 use serde_json::{Map, Value, json};
 use std::fmt;
 

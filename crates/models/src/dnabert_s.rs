@@ -4,8 +4,8 @@
 
 use crate::config::{ConfigError, Keys, Output};
 use crate::layers::{Batch, Wanted};
-use graph::ops::{Activation, Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
-use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
+use plimsoll_graph::ops::{Activation, Attention, Bias, Embed, Glu, Mask, Qkv, SegmentMean};
+use plimsoll_graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
 /// The sizes of a DNABERT-S model.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,8 +4,10 @@
 
 use crate::config::{ConfigError, Keys, Output};
 use crate::layers::{Batch, Wanted};
-use graph::ops::{Attention, Bias, Embed, Epilogue, Linear, Mask, Qkv, RotaryTable, SegmentMean, TokenDropout};
-use graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
+use plimsoll_graph::ops::{
+    Attention, Bias, Embed, Epilogue, Linear, Mask, Qkv, RotaryTable, SegmentMean, TokenDropout,
+};
+use plimsoll_graph::{Bounds, Builder, Graph, Op, ValueId, VerifyError};
 
 /// Hyperparameters of an ESM-2 model.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +24,7 @@ pub struct Esm2Config {
     pub intermediate_size: u64,
     /// Epsilon that layer norms add to the variance.
     pub eps: f32,
-    /// Whether token embeddings are scaled for token dropout, see [`graph::ops::TokenDropout`].
+    /// Whether token embeddings are scaled for token dropout, see [`plimsoll_graph::ops::TokenDropout`].
     pub token_dropout: bool,
     /// Token id of `<mask>`.
     pub mask_token_id: u64,

@@ -4,7 +4,7 @@
 
 use crate::config::decimal;
 use crate::{Encoder, Task};
-use graph::Piece;
+use plimsoll_graph::Piece;
 use serde_json::{Map, Value, json};
 
 /// A tensor of the checkpoint that is not trained.

@@ -2,8 +2,8 @@
 //! the name of its tensor and its index in the tensor, so it does not depend on how tensors are stacked or split,
 //! nor on the order in which they are initialised.
 
-use graph::{Param, Piece};
 use libm::{log, sqrt};
+use plimsoll_graph::{Param, Piece};
 use std::ops::Range;
 
 /// The distribution of a tensor's initial values.

@@ -1,7 +1,7 @@
 //! Configurations of published models, which `plan` uses without network access.
 
 use crate::{DecoderConfig, DnabertConfig, Encoder, Esm2Config, Experts, Mlp, Norm, Positions};
-use graph::ops::Mask;
+use plimsoll_graph::ops::Mask;
 
 /// Hub id and one-line description of each known encoder.
 pub const KNOWN: &[(&str, &str)] = &[

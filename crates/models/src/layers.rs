@@ -1,8 +1,8 @@
 //! Inputs and pooled outputs of encoder graphs, shared by all encoder families.
 
 use crate::Output;
-use graph::ops::{SegmentMean, SelectRows};
-use graph::{Builder, DType, Dim, Op, ValueId};
+use plimsoll_graph::ops::{SegmentMean, SelectRows};
+use plimsoll_graph::{Builder, DType, Dim, Op, ValueId};
 
 /// Graph inputs of a packed batch without padding: `ids`: i32 (T), the tokens of all sequences, and `spans`: i32
 /// (S, 2), the first row and the row after the last of each sequence.

@@ -1,4 +1,4 @@
-//! Model definitions: functions that build a [`graph::Graph`] from a configuration, the configurations of published
+//! Model definitions: functions that build a [`plimsoll_graph::Graph`] from a configuration, the configurations of published
 //! models, and the tensor names of weight files.
 //!
 //! Invariant of the crate: of the workspace it depends on `graph` alone. Each model has one definition, which

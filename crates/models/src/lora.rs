@@ -6,8 +6,8 @@ use crate::Training;
 use crate::init::Init;
 use crate::training::Dropping;
 use crate::tuning::TunedPart;
-use graph::ops::{Epilogue, Prologue, Scale};
-use graph::{Builder, Def, Graph, Op, Piece, Role, ValueId, VerifyError};
+use plimsoll_graph::ops::{Epilogue, Prologue, Scale};
+use plimsoll_graph::{Builder, Def, Graph, Op, Piece, Role, ValueId, VerifyError};
 use std::fmt;
 
 /// LoRA hyperparameters. A linear map x: (T, K) -> y: (T, N) with an adapter computes
@@ -150,7 +150,7 @@ fn sources(graph: &Graph) -> (Builder, Vec<ValueId>) {
 
 /// The name of a linear node's module: the weight's name without `.weight`. `None` if the node is not linear, has a
 /// fused prologue or epilogue, or has a weight that is not a parameter.
-fn module<'a>(graph: &'a Graph, node: &graph::Node) -> Option<&'a str> {
+fn module<'a>(graph: &'a Graph, node: &plimsoll_graph::Node) -> Option<&'a str> {
     let Op::Linear(linear) = node.op else { return None };
     if (linear.prologue, linear.epilogue) != (Prologue::None, Epilogue::None) {
         return None;

@@ -7,8 +7,8 @@ use crate::init::{Init, usual};
 use crate::layers::{Batch, Wanted};
 use crate::lora::{Adapted, adapt};
 use crate::{Lora, Training, TrainingError, derived, dnabert_s, esm2};
-use graph::ops::{SegmentMean, Softmax};
-use graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
+use plimsoll_graph::ops::{SegmentMean, Softmax};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
 
 /// Training objective of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 
 use crate::init::{Init, usual};
 use crate::training::{Dropping, Training};
-use graph::ops::{BatchNorm, BatchNormTrain, Concat, Relu, Softmax};
-use graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
+use plimsoll_graph::ops::{BatchNorm, BatchNormTrain, Concat, Relu, Softmax};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
 
 /// Sizes of the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! The loss and the dropout that all training graphs share. Invariant: the inputs and outputs of training
 //! graphs have the names that the trainer expects, for every model.
 
-use graph::ops::{Dropout, LinearCrossEntropy};
-use graph::{Builder, DType, Dim, Op, ValueId};
+use plimsoll_graph::ops::{Dropout, LinearCrossEntropy};
+use plimsoll_graph::{Builder, DType, Dim, Op, ValueId};
 
 /// Training options that change the graph.
 #[derive(Clone, Copy, Debug, PartialEq)]

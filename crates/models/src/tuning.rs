@@ -1,7 +1,7 @@
 //! Selects the parameters that are trained and the parameters that weight decay applies to. Invariant: both are pure
 //! functions of a parameter's names and shapes, so that planner, optimizer and checkpoints agree.
 
-use graph::Param;
+use plimsoll_graph::Param;
 
 /// Parameter group of an optimizer; groups differ in weight decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

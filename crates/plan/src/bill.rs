@@ -3,7 +3,7 @@
 
 use crate::Ledger;
 use crate::ledger::short;
-use graph::Bytes;
+use plimsoll_graph::Bytes;
 use std::fmt;
 
 /// Explains why a step does not fit into memory, and lists the settings with which it would.

@@ -3,7 +3,7 @@
 //! checks.
 
 use crate::{Instr, MemoryPlan, Plan, Region, Schedule, Slice, Target};
-use graph::{Bytes, Def, Graph, Node, Role, ValueId, node_label};
+use plimsoll_graph::{Bytes, Def, Graph, Node, Role, ValueId, node_label};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 

@@ -9,7 +9,7 @@ use crate::{
     Fuse, Fusions, Instr, KernelId, MemoryPlan, Persistent, PlanError, Policy, Precision, Region, Remat,
     Schedule, Slice, Target, Weights, check, check_target, passes,
 };
-use graph::{Bytes, DType, Def, Graph, Node, Op, ValueId};
+use plimsoll_graph::{Bytes, DType, Def, Graph, Node, Op, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// A compiled step: everything that is needed to execute, print, compare and hash it.

@@ -4,7 +4,7 @@
 
 use crate::kernels::widened;
 use crate::{KernelId, Target};
-use graph::{Counts, DType, Graph, Node, Op, PrecisionClass, TensorSpec};
+use plimsoll_graph::{Counts, DType, Graph, Node, Op, PrecisionClass, TensorSpec};
 
 /// Predicted seconds of a step of size `counts` on `target`.
 pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
@@ -45,9 +45,9 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::ops::Epilogue;
-    use graph::ops::Linear;
-    use graph::{Bounds, Builder, Dim};
+    use plimsoll_graph::ops::Epilogue;
+    use plimsoll_graph::ops::Linear;
+    use plimsoll_graph::{Bounds, Builder, Dim};
 
     /// Seconds of one linear with operands of type `dtype`.
     fn product(target: &Target, dtype: DType) -> f64 {

@@ -1,7 +1,7 @@
 //! Errors of planning. Invariant: each states the numbers involved and what the user can do.
 
 use crate::{Bill, CheckError};
-use graph::{DType, NodeId, VerifyError};
+use plimsoll_graph::{DType, NodeId, VerifyError};
 use std::fmt;
 
 /// Reasons why a graph cannot be planned.

@@ -3,7 +3,7 @@
 //! once.
 
 use crate::{Entry, Plan, Program, Region};
-use graph::{Def, Graph, Role, ValueId, node_label};
+use plimsoll_graph::{Def, Graph, Role, ValueId, node_label};
 use std::collections::BTreeSet;
 
 impl Program {

@@ -1,7 +1,7 @@
 //! Breakdown of memory use at the peak. Invariant: the entries sum to the peak exactly, and no other code
 //! computes these sums.
 
-use graph::Bytes;
+use plimsoll_graph::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

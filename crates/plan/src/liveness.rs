@@ -3,7 +3,7 @@
 
 use crate::schedule::{Instr, Schedule};
 use crate::updates::Updates;
-use graph::{Bytes, Graph, Node, NodeId, Role, ValueId};
+use plimsoll_graph::{Bytes, Graph, Node, NodeId, Role, ValueId};
 
 /// Storage used by one value, or by several values one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]

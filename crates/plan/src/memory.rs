@@ -1,7 +1,7 @@
 //! Addresses of the values of a plan. Invariant: offsets in the persistent region depend only on the graph's
 //! parameters and the policy, not on the bounds, so that several plans can share one set of weights.
 
-use graph::{Bytes, Graph, Piece, Role, TensorSpec, ValueId};
+use plimsoll_graph::{Bytes, Graph, Piece, Role, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

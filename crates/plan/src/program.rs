@@ -4,7 +4,7 @@
 
 use crate::ring::Ring;
 use crate::{Bill, Instr, Ledger, Line, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
-use graph::{Bytes, Def, Graph, Role, ValueId, node_label};
+use plimsoll_graph::{Bytes, Def, Graph, Role, ValueId, node_label};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 /// The memory of a step, and the largest step that fits a budget, are computed without access to the machine
 /// and before anything is allocated:
 /// ```
-/// use graph::{Bounds, Builder, Bytes, DType, Dim};
+/// use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim};
 /// use plimsoll_plan::{PlanError, Policy, Program, Search, Target, compile};
 ///
 /// let target = Target::named("cpu")?;

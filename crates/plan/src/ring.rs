@@ -3,7 +3,7 @@
 //! ledger; the host's buffers are reported separately.
 
 use crate::{Plan, Program, Staging};
-use graph::{Bytes, DType, Graph, ValueId};
+use plimsoll_graph::{Bytes, DType, Graph, ValueId};
 
 /// Number of weight elements that are transferred at once.
 pub const PIECE: u64 = 1 << 18;

@@ -3,7 +3,7 @@
 use crate::Weights;
 use crate::passes::streamed;
 use crate::updates::Updates;
-use graph::{Graph, NodeId, ValueId};
+use plimsoll_graph::{Graph, NodeId, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// One instruction of a step.

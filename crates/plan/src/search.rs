@@ -3,7 +3,7 @@
 //! has no memory formula of its own.
 
 use crate::{Bill, PlanError, Program, Remedy, Weights};
-use graph::Bytes;
+use plimsoll_graph::Bytes;
 
 /// Range and budget of a search for the number of tokens of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 
 use crate::kernels::op_in;
 use crate::{Capability, KernelId, Kernels, PlanError};
-use graph::{Bytes, DType, Graph, Node};
+use plimsoll_graph::{Bytes, DType, Graph, Node};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

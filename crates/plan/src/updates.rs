@@ -2,7 +2,7 @@
 //! state wherever the old value is no longer read; otherwise it is copied there immediately after the last read
 //! of the old value.
 
-use graph::{Def, Graph, NodeId, ValueId};
+use plimsoll_graph::{Def, Graph, NodeId, ValueId};
 
 /// How the updates of a graph are performed.
 pub(crate) struct Updates {

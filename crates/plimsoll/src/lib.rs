@@ -1,21 +1,21 @@
 //! Plimsoll runs and trains transformers inside a memory budget that is known, to the byte, before launch.
 //!
-//! A model is a function that builds a [`graph::Graph`] of coarse transformer ops. Passes transform the graph, a planner
+//! A model is a function that builds a [`plimsoll_graph::Graph`] of coarse transformer ops. Passes transform the graph, a planner
 //! gives every byte an address before the first allocation, and an executor follows the plan on a CPU or an NVIDIA GPU.
 //! This crate re-exports the public API of the crates that do this; the command `plimsoll` is built on them.
 //!
 //! | to | start at |
 //! |---|---|
-//! | compute embeddings of sequences | [`embed::embed_sequences`] in memory, [`embed::embed`] from files into files |
-//! | run a model of your own choice step by step | [`runtime::session::Session`] |
+//! | compute embeddings of sequences | [`plimsoll_embed::embed_sequences`] in memory, [`plimsoll_embed::embed`] from files into files |
+//! | run a model of your own choice step by step | [`plimsoll_runtime::session::Session`] |
 //! | find viral reads | [`virus`] |
-//! | know the memory of a model on a machine | [`runtime::price`] |
+//! | know the memory of a model on a machine | [`plimsoll_runtime::price`] |
 //! | plan or run training | [`train`] |
-//! | build a model | [`models`], [`graph::Builder`] |
-//! | add an op | [`graph::OpRules`] and [a new op](#a-new-op) |
+//! | build a model | [`models`], [`plimsoll_graph::Builder`] |
+//! | add an op | [`plimsoll_graph::OpRules`] and [a new op](#a-new-op) |
 //!
 //! # Embeddings of sequences in memory
-//! [`runtime::EncoderModel::open`] opens a model by its folder or by its name on the hub; the built-in encoder of this example has
+//! [`plimsoll_runtime::EncoderModel::open`] opens a model by its folder or by its name on the hub; the built-in encoder of this example has
 //! random weights.
 //! ```
 //! use plimsoll::embed::{EmbedError, Pool, embed_sequences};
@@ -74,7 +74,7 @@
 //! ```
 //!
 //! # A new op
-//! An op is a struct of attributes with [`graph::OpRules`]: types, gradient, cost, aliasing, precision and sharding. The rules of
+//! An op is a struct of attributes with [`plimsoll_graph::OpRules`]: types, gradient, cost, aliasing, precision and sharding. The rules of
 //! an op `y = -x`:
 //! ```
 //! use plimsoll::graph::ops::Scale;
@@ -130,25 +130,25 @@
 #![forbid(unsafe_code)]
 
 #[doc(inline)]
-pub use cpu;
+pub use plimsoll_cpu as cpu;
 #[cfg(feature = "cuda")]
 #[doc(inline)]
-pub use cuda;
+pub use plimsoll_cuda as cuda;
 #[doc(inline)]
-pub use data;
+pub use plimsoll_data as data;
 #[doc(inline)]
-pub use embed;
+pub use plimsoll_embed as embed;
 #[doc(inline)]
-pub use exec;
+pub use plimsoll_exec as exec;
 #[doc(inline)]
-pub use graph;
+pub use plimsoll_graph as graph;
 #[doc(inline)]
-pub use models;
+pub use plimsoll_models as models;
 #[doc(inline)]
-pub use plan;
+pub use plimsoll_plan as plan;
 #[doc(inline)]
-pub use runtime;
+pub use plimsoll_runtime as runtime;
 #[doc(inline)]
-pub use train;
+pub use plimsoll_train as train;
 #[doc(inline)]
-pub use virus;
+pub use plimsoll_virus as virus;

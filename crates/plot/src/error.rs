@@ -1,8 +1,8 @@
 //! Errors of plotting. Invariant: every message names the file or the record that is wrong, and what the user
 //! can do.
 
-use data::printable::{Name, Place};
-use runtime::{Failure, RuntimeError};
+use plimsoll_data::printable::{Name, Place};
+use plimsoll_runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
 /// Error of [`plot`](crate::plot()).
@@ -33,7 +33,7 @@ pub enum PlotError {
         "{}: there is no {} in it, so it is not a complete result; give an output folder of plimsoll predict \
             (for shards, the folder of --merge), or NAME_merged of VirNucPro",
         folder.display(),
-        virus::output::RUN_RECORD
+        plimsoll_virus::output::RUN_RECORD
     )]
     NoResult {
         /// The folder.

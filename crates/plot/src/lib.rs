@@ -14,11 +14,11 @@ mod track;
 
 pub use error::PlotError;
 
-use data::atomic::AtomicFile;
-use data::{DataError, DataErrorKind};
 use draw::{png, scene::Scene, svg};
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::{DataError, DataErrorKind};
+use plimsoll_runtime::RuntimeError;
 use results::Results;
-use runtime::RuntimeError;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use survey::{Entry, Survey};

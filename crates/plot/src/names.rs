@@ -2,7 +2,7 @@
 //! ASCII letters, digits, `.`, `_` and `-`, have at most 110 bytes, and are distinct within a run, also on file
 //! systems that ignore case.
 
-use data::hex::hex;
+use plimsoll_data::hex::hex;
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 

@@ -9,15 +9,15 @@ use super::rows::Rows;
 use super::survey::{Entry, Survey};
 use super::track::{Track, Window};
 use crate::PlotError;
-use data::chunk::chunks;
-use data::sequence::Reader;
-use data::translate::Frame;
-use runtime::RuntimeError;
+use plimsoll_data::chunk::chunks;
+use plimsoll_data::sequence::Reader;
+use plimsoll_data::translate::Frame;
+use plimsoll_runtime::RuntimeError;
+use plimsoll_virus::output::verdict::{Consensus, RecordScore};
+use plimsoll_virus::output::{Call, OrfScore};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use virus::output::verdict::{Consensus, RecordScore};
-use virus::output::{Call, OrfScore};
 
 const FRAMES: &str = "prediction_results.txt";
 const CONSENSUS: &str = "prediction_results_highestscore.csv";
@@ -282,8 +282,8 @@ fn bases_of(windows: &[Vec<u8>], length: usize) -> Option<usize> {
     // `chunks` makes `windows.len()` windows exactly for the lengths in this range.
     let most = windows.len() * length;
     (most - length + 1..=most).find(|&bases| {
-        let fits = |(chunk, window): (data::chunk::Chunk, &Vec<u8>)| chunk.len == window.len();
-        let overlaps = |pair: &[(data::chunk::Chunk, &Vec<u8>)]| {
+        let fits = |(chunk, window): (plimsoll_data::chunk::Chunk, &Vec<u8>)| chunk.len == window.len();
+        let overlaps = |pair: &[(plimsoll_data::chunk::Chunk, &Vec<u8>)]| {
             let [(first, a), (second, b)] = pair else { return true };
             let shared = first.end() - second.start;
             a[a.len() - shared..] == b[..shared.min(b.len())]

@@ -6,13 +6,13 @@ use super::rows::Rows;
 use super::survey::{CALLS, Entry, Survey};
 use super::track::{Track, Window};
 use crate::PlotError;
-use data::DataError;
-use data::translate::Frame;
-use runtime::RuntimeError;
+use plimsoll_data::DataError;
+use plimsoll_data::translate::Frame;
+use plimsoll_runtime::RuntimeError;
+use plimsoll_virus::output::{Call, RUN_RECORD};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use virus::output::{Call, RUN_RECORD};
 
 const PREDICTIONS: &str = "predictions.tsv";
 const WINDOWS: &str = "windows.tsv";

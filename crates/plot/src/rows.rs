@@ -1,7 +1,7 @@
 //! Reads a table of a result folder row by row. Invariant: a file that is not a complete table of the expected
 //! form is an error with path and line, and a line uses at most [`LONGEST`] bytes of memory.
 
-use data::{DataError, DataErrorKind};
+use plimsoll_data::{DataError, DataErrorKind};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

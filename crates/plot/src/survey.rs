@@ -1,8 +1,8 @@
 //! Statistics for the overview picture: records by call, histograms of scores, and the top records. Invariant:
 //! memory does not grow with the number of records.
 
+use plimsoll_virus::output::Call;
 use std::cmp::Ordering;
-use virus::output::Call;
 
 /// Number of histogram bins; even, so that 0.5 is the boundary between two bins.
 pub const BINS: usize = 20;

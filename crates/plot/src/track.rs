@@ -3,7 +3,7 @@
 //! interval contains the minimum and the maximum of its scores.
 
 use super::survey::Entry;
-use virus::output::Call;
+use plimsoll_virus::output::Call;
 
 /// A row of `windows.tsv`.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,11 +5,11 @@
 //! cargo run --release -p plimsoll-runtime --example max_pooling -- facebook/esm2_t6_8M_UR50D proteins.fa > rows.tsv
 //! ```
 
-use data::pack::Order;
-use data::sequence::{Reader, Record};
-use data::weights::HubEnv;
-use graph::Bytes;
-use models::Output;
+use plimsoll_data::pack::Order;
+use plimsoll_data::sequence::{Reader, Record};
+use plimsoll_data::weights::HubEnv;
+use plimsoll_graph::Bytes;
+use plimsoll_models::Output;
 use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
 use plimsoll_runtime::session::{Completed, InOrder, Next, Part, Push, Request, Session, Stage, Start};
 use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};

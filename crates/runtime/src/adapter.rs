@@ -3,9 +3,9 @@
 //! never opened as a model.
 
 use crate::{ModelError, RuntimeError};
-use data::bounded;
-use data::printable::Name;
-use data::weights::FOLDER_FILES;
+use plimsoll_data::bounded;
+use plimsoll_data::printable::Name;
+use plimsoll_data::weights::FOLDER_FILES;
 use serde_json::{Value, json};
 use std::path::Path;
 

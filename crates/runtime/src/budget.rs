@@ -3,9 +3,9 @@
 
 use crate::process::NAME;
 use crate::{RuntimeError, machine};
-use data::sequence::Extent;
-use graph::Bytes;
-use plan::{Bill, Ledger, Line, PlanError, Program, Staging};
+use plimsoll_data::sequence::Extent;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Bill, Ledger, Line, PlanError, Program, Staging};
 
 /// The memory budget of a run in bytes, and the memory entries of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! kind, so that one program fits all of them and a result does not depend on which machine computed it.
 
 use crate::{RequestError, RuntimeError};
-use exec::Machine;
+use plimsoll_exec::Machine;
 use serde_json::Value;
 use std::sync::Arc;
 

@@ -2,14 +2,14 @@
 //! caused it.
 
 use crate::output_error::OutputError;
-use data::limits::{self, Limit};
-use data::printable::Place;
-use data::weights::WeightsError;
-use data::{DataError, DataErrorKind};
-use exec::DeviceError;
-use graph::{Bytes, VerifyError};
-use models::ConfigError;
-use plan::PlanError;
+use plimsoll_data::limits::{self, Limit};
+use plimsoll_data::printable::Place;
+use plimsoll_data::weights::WeightsError;
+use plimsoll_data::{DataError, DataErrorKind};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::{Bytes, VerifyError};
+use plimsoll_models::ConfigError;
+use plimsoll_plan::PlanError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -70,7 +70,7 @@ pub enum ModelError {
         "{}, line {line}: expected {expected}, found {found}; ESM-2 models are run with ESM-2's own alphabet of {} \
          tokens, so restore the model's own {}",
         Place(path),
-        data::tokenize::esm::VOCAB,
+        plimsoll_data::tokenize::esm::VOCAB,
         crate::model::VOCABULARY
     )]
     Vocabulary {

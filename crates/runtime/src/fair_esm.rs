@@ -3,9 +3,9 @@
 
 use crate::hub::CONFIG;
 use crate::{ModelError, RuntimeError};
-use data::tokenize::esm;
-use data::weights::{FOLDER_FILES, HubEnv, Kind, Value, Weights, read_pt_object};
-use models::{Encoder, Esm2Config, KNOWN, Task, known};
+use plimsoll_data::tokenize::esm;
+use plimsoll_data::weights::{FOLDER_FILES, HubEnv, Kind, Value, Weights, read_pt_object};
+use plimsoll_models::{Encoder, Esm2Config, KNOWN, Task, known};
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -3,15 +3,15 @@
 
 use crate::model::read_config;
 use crate::{Level, Observer, RuntimeError, Transfer, fair_esm};
-use data::bounded;
-use data::printable::Place;
-use data::tokenize::bpe;
-use data::weights::{
+use plimsoll_data::bounded;
+use plimsoll_data::printable::Place;
+use plimsoll_data::tokenize::bpe;
+use plimsoll_data::weights::{
     FOLDER_FILES, HubEnv, HubError, HubErrorKind, ModelPath, Repository, Step, WeightsError, find_in_hub,
     is_hub_id, resolve_model, shard_files,
 };
-use graph::Bytes;
-use models::{ConfigError, DecoderConfig, Encoder};
+use plimsoll_graph::Bytes;
+use plimsoll_models::{ConfigError, DecoderConfig, Encoder};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};

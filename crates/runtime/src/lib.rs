@@ -7,9 +7,9 @@
 //! A session runs a model on sequences inside a memory budget. The plan states the session's memory before anything is
 //! allocated:
 //! ```
-//! use data::pack::Order;
-//! use graph::Bytes;
-//! use models::Output;
+//! use plimsoll_data::pack::Order;
+//! use plimsoll_graph::Bytes;
+//! use plimsoll_models::Output;
 //! use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
 //! use plimsoll_runtime::session::{Next, Part, Push, Request, Stage, Start};
 //! use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
@@ -58,7 +58,7 @@
 //!
 //! Planning alone, as `plimsoll plan` does:
 //! ```
-//! use plan::Stream;
+//! use plimsoll_plan::Stream;
 //! use plimsoll_runtime::{machine, price};
 //!
 //! # fn main() -> Result<(), plimsoll_runtime::RuntimeError> {
@@ -94,17 +94,17 @@ pub mod session;
 mod settings;
 
 pub use budget::Budget;
-pub use data::limits::Limit;
-pub use data::printable::{Place, is_printable};
 pub use device::Device;
 pub use error::{Failure, ModelError, RequestError, RuntimeError};
-pub use exec::Machine;
-pub use exec::heap::{Heap, limit_slack};
 pub use fair_esm::Checkpoint;
 pub use model::{EncoderModel, HEAD_NAMES, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};
 pub use output_error::OutputError;
-pub use plan::{Precision, Stream, Target};
+pub use plimsoll_data::limits::Limit;
+pub use plimsoll_data::printable::{Place, is_printable};
+pub use plimsoll_exec::Machine;
+pub use plimsoll_exec::heap::{Heap, limit_slack};
+pub use plimsoll_plan::{Precision, Stream, Target};
 pub use process::bill_whole_process;
 pub use session::Usage;
 pub use settings::{LETTERS_OF_REPLICA, Replicas, Settings, on_cpu, replicas_for_input};

@@ -2,7 +2,7 @@
 //! before producing output leaves behind no folder that it created.
 
 use crate::{OutputError, RequestError, RuntimeError};
-use data::journal::Blocks;
+use plimsoll_data::journal::Blocks;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 

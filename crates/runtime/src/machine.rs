@@ -2,12 +2,12 @@
 //! Invariant: a limit that cannot be read is treated as absent; nothing is cached.
 
 use crate::{RequestError, RuntimeError};
-use exec::memory::kib;
-use graph::Bytes;
+use plimsoll_exec::memory::kib;
+use plimsoll_graph::Bytes;
 use std::fs;
 use std::num::NonZero;
 
-pub use exec::memory::{Memory, available};
+pub use plimsoll_exec::memory::{Memory, available};
 
 /// Number of cores that this process may use, after CPU affinity and container quota.
 pub fn cores() -> usize {

@@ -3,15 +3,15 @@
 
 use crate::hub::{self, CONFIG, Need, TOKENIZER};
 use crate::{ModelError, Observer, RuntimeError, adapter, bundle};
-use data::alphabet::Alphabet;
-use data::bounded;
-use data::hex::hex;
-use data::printable::Name;
-use data::tokenize::{bpe, bpe::Bpe, esm};
-use data::weights::{HubEnv, Weights};
-use exec::ParamSource;
-use graph::{Bounds, Graph, Param, Piece};
-use models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
+use plimsoll_data::alphabet::Alphabet;
+use plimsoll_data::bounded;
+use plimsoll_data::hex::hex;
+use plimsoll_data::printable::Name;
+use plimsoll_data::tokenize::{bpe, bpe::Bpe, esm};
+use plimsoll_data::weights::{HubEnv, Weights};
+use plimsoll_exec::ParamSource;
+use plimsoll_graph::{Bounds, Graph, Param, Piece};
+use plimsoll_models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
@@ -204,7 +204,7 @@ impl EncoderModel {
         candidates(&self.encoder, tensor).into_iter().find(|n| self.weights.get(n).is_some())
     }
 
-    /// Reads a range of a parameter's elements into `out`; the callback for [`exec::Executor::load`].
+    /// Reads a range of a parameter's elements into `out`; the callback for [`plimsoll_exec::Executor::load`].
     pub fn read(&self, param: &Param, elements: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
         read_pieces(param, elements, out, &mut |piece, range, out| {
             self.place(&piece.tensor).read(&self.weights, range, out)
@@ -212,7 +212,7 @@ impl EncoderModel {
     }
 
     /// Returns a reader of the parameters of `graph` that owns its share of the weights, for
-    /// [`exec::Executor::attach`].
+    /// [`plimsoll_exec::Executor::attach`].
     /// Tensor names are looked up once, here, so that reading a parameter allocates nothing.
     pub fn source(&self, graph: &Graph) -> ParamSource {
         let weights = self.weights.clone();
@@ -324,7 +324,7 @@ impl HeadModel {
         Ok(Self { name: name.to_owned(), config, weights, trained })
     }
 
-    /// Reads a range of a parameter's elements into `out`; the callback for [`exec::Executor::load`].
+    /// Reads a range of a parameter's elements into `out`; the callback for [`plimsoll_exec::Executor::load`].
     pub fn read(&self, param: &Param, elements: Range<u64>, out: &mut [f32]) -> Result<(), RuntimeError> {
         read_pieces(param, elements, out, &mut |piece, range, out| {
             Ok(self.weights.read_f32(&piece.tensor, range, out)?)

@@ -1,7 +1,7 @@
 //! Reporting of a run's events. Invariant: applications never print; they report to an observer.
 
 use crate::RuntimeError;
-use graph::Bytes;
+use plimsoll_graph::Bytes;
 
 /// Receiver of a run's messages and progress.
 pub trait Observer {

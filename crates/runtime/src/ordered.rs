@@ -2,7 +2,7 @@
 //! flight is bounded, and an error is returned at the position of its job.
 
 use crate::RuntimeError;
-use data::limits::spawn;
+use plimsoll_data::limits::spawn;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Errors of writing results. Invariant: every message names the file or the sequence.
 
-use data::DataError;
+use plimsoll_data::DataError;
 use std::error::Error;
 use std::fmt;
 use std::io;

@@ -3,9 +3,9 @@
 //! counts, mapped files included. A run is therefore refused before its first step or stays under `--memory-budget`.
 
 use crate::Settings;
-use exec::memory::kib;
-use graph::Bytes;
-use plan::{PIECE, Staging};
+use plimsoll_exec::memory::kib;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{PIECE, Staging};
 use serde_json::{Map, Value};
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};

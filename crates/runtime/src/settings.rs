@@ -3,10 +3,10 @@
 
 use crate::budget::Budget;
 use crate::{Device, Level, RequestError, RuntimeError, machine};
-use cpu::CpuMachine;
-use exec::Machine;
-use graph::Bytes;
-use plan::{Policy, Precision, Stream, Target};
+use plimsoll_cpu::CpuMachine;
+use plimsoll_exec::Machine;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Policy, Precision, Stream, Target};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;

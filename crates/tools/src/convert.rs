@@ -8,13 +8,13 @@
 //! shared storage.
 
 use crate::ToolError;
-use data::atomic::AtomicFile;
+use plimsoll_data::atomic::AtomicFile;
 
-use data::weights::{Tensor, Weights, safetensors_header};
-use graph::Bytes;
-use models::from_fair_esm;
-use runtime::hub::CONFIG;
-use runtime::{Level, Observer, Transfer, fair_esm};
+use plimsoll_data::weights::{Tensor, Weights, safetensors_header};
+use plimsoll_graph::Bytes;
+use plimsoll_models::from_fair_esm;
+use plimsoll_runtime::hub::CONFIG;
+use plimsoll_runtime::{Level, Observer, Transfer, fair_esm};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -3,18 +3,18 @@
 //! guessed.
 
 use crate::list::cached_ids;
-use cpu::Isa;
-use data::printable::Place;
-use data::weights::{FOLDER_FILES, HubEnv, find_in_hub};
-use exec::disk;
-use graph::Bytes;
-use models::Encoder;
-use plan::{CpuKernel, KernelId};
-use runtime::fair_esm::{self, Checkpoint};
-use runtime::hub::{CONFIG, Need, lacks};
-use runtime::machine::{self, Memory};
-use runtime::on_cpu;
-use runtime::{Precision, RuntimeError, Settings};
+use plimsoll_cpu::Isa;
+use plimsoll_data::printable::Place;
+use plimsoll_data::weights::{FOLDER_FILES, HubEnv, find_in_hub};
+use plimsoll_exec::disk;
+use plimsoll_graph::Bytes;
+use plimsoll_models::Encoder;
+use plimsoll_plan::{CpuKernel, KernelId};
+use plimsoll_runtime::fair_esm::{self, Checkpoint};
+use plimsoll_runtime::hub::{CONFIG, Need, lacks};
+use plimsoll_runtime::machine::{self, Memory};
+use plimsoll_runtime::on_cpu;
+use plimsoll_runtime::{Precision, RuntimeError, Settings};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! Errors of the tools. Invariant: every message names the file, the tensor or the flag that caused it, and the next
 //! step.
 
-use data::printable::{Name, Place};
-use runtime::{Failure, HEAD_NAMES, RuntimeError};
+use plimsoll_data::printable::{Name, Place};
+use plimsoll_runtime::{Failure, HEAD_NAMES, RuntimeError};
 use std::path::PathBuf;
 
 /// Error of a tool.

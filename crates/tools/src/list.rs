@@ -2,12 +2,12 @@
 //! counts come from the graphs.
 
 use crate::ToolError;
-use data::printable::{Name, Place};
-use data::weights::{FOLDER_FILES, HubEnv, find_in_hub, shard_files};
-use graph::{Bounds, Bytes, VerifyError};
-use models::{Encoder, KNOWN, Output, known};
-use runtime::fair_esm::{self, Checkpoint};
-use runtime::hub::{CONFIG, Need, lacks};
+use plimsoll_data::printable::{Name, Place};
+use plimsoll_data::weights::{FOLDER_FILES, HubEnv, find_in_hub, shard_files};
+use plimsoll_graph::{Bounds, Bytes, VerifyError};
+use plimsoll_models::{Encoder, KNOWN, Output, known};
+use plimsoll_runtime::fair_esm::{self, Checkpoint};
+use plimsoll_runtime::hub::{CONFIG, Need, lacks};
 use serde_json::{Value, json};
 use std::fmt;
 use std::fs;

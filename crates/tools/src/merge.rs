@@ -2,13 +2,13 @@
 //! written unless every tensor of the adapter matches a weight; the output folder appears complete or not at all.
 
 use crate::ToolError;
-use data::atomic::{AtomicFile, sync_folder};
-use data::weights::{DType, HubEnv, Tensor, Weights, f32_to_bf16, f32_to_f16, safetensors_header};
-use models::{Encoder, Task, TunedPart};
-use runtime::adapter::{self, Adapter};
-use runtime::hub::CONFIG;
-use runtime::hub::tokenizer_files;
-use runtime::{EncoderModel, Level, Observer, RuntimeError};
+use plimsoll_data::atomic::{AtomicFile, sync_folder};
+use plimsoll_data::weights::{DType, HubEnv, Tensor, Weights, f32_to_bf16, f32_to_f16, safetensors_header};
+use plimsoll_models::{Encoder, Task, TunedPart};
+use plimsoll_runtime::adapter::{self, Adapter};
+use plimsoll_runtime::hub::CONFIG;
+use plimsoll_runtime::hub::tokenizer_files;
+use plimsoll_runtime::{EncoderModel, Level, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -166,7 +166,7 @@ impl<'a> Merging<'a> {
         }
         file.commit()?;
         let source = match &self.model.folder {
-            Some(folder) => runtime::model::read_config(&folder.join(CONFIG))?,
+            Some(folder) => plimsoll_runtime::model::read_config(&folder.join(CONFIG))?,
             None => String::new(),
         };
         let text = self.model.encoder.to_json(self.task, &source).into_bytes();

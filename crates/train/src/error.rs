@@ -2,8 +2,8 @@
 //! is one.
 
 use crate::config::ConfigError;
-use data::printable::Place;
-use runtime::{Failure, RuntimeError};
+use plimsoll_data::printable::Place;
+use plimsoll_runtime::{Failure, RuntimeError};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::{fmt, io};

@@ -5,12 +5,12 @@
 use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
 use super::trainable::Taken;
 use crate::TrainError;
-use data::train::rows::{Part, RowBatch, RowPosition, RowSet, RowSettings, RowStream};
-use data::train::{
+use plimsoll_data::train::rows::{Part, RowBatch, RowPosition, RowSet, RowSettings, RowStream};
+use plimsoll_data::train::{
     Batch, Bounds, Classes, Dataset, Held, IdWidth, LabelsFrom, MaskRates, Position, Settings, Shuffle, Split,
     Stream, Task, TextDocuments, Tokens, Validation, Vocabulary,
 };
-use runtime::{RuntimeError, machine};
+use plimsoll_runtime::{RuntimeError, machine};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -246,8 +246,8 @@ fn task(config: &TrainConfig) -> Task {
 }
 
 /// Returns the format of the data files.
-pub fn format(config: &TrainConfig) -> Result<data::train::Format, TrainError> {
-    use data::train::Format as Read;
+pub fn format(config: &TrainConfig) -> Result<plimsoll_data::train::Format, TrainError> {
+    use plimsoll_data::train::Format as Read;
     let d = &config.data;
     let kind = match d.format {
         Format::Auto => by_name(&d.train)?,
@@ -293,11 +293,11 @@ fn by_name(train: &[String]) -> Result<Format, TrainError> {
 /// Returns how text is tokenized; `own` is the tokenizer that came with the model.
 pub fn tokens(
     config: &TrainConfig,
-    format: &data::train::Format,
+    format: &plimsoll_data::train::Format,
     own: Option<&Path>,
 ) -> Result<Tokens, TrainError> {
     let d = &config.data;
-    if matches!(format, data::train::Format::Ids { .. }) {
+    if matches!(format, plimsoll_data::train::Format::Ids { .. }) {
         let vocab = config.model.vocabulary.ok_or(TrainError::IdsWithoutVocabulary)? as usize;
         return Ok(Tokens::Ids { vocab });
     }

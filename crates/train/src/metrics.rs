@@ -3,8 +3,8 @@
 
 use super::trainable::Auxiliary;
 use crate::TrainError;
-use data::atomic::AtomicFile;
-use runtime::RuntimeError;
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_runtime::RuntimeError;
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 use std::fs::{File, OpenOptions};

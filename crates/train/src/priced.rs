@@ -3,9 +3,9 @@
 use super::config::{PrecisionKind, TrainConfig};
 use super::{Largest, plan_of};
 use crate::TrainError;
-use graph::{Bytes, Graph, Phase};
-use plan::{Found, Optimizer, Rejected, Target};
-use runtime::{Observer, price};
+use plimsoll_graph::{Bytes, Graph, Phase};
+use plimsoll_plan::{Found, Optimizer, Rejected, Target};
+use plimsoll_runtime::{Observer, price};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -109,7 +109,7 @@ pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
     Ok(format!("the largest that fits: {what}; {} does not\n{plan}", largest.refused))
 }
 
-fn chosen(c: &plan::Candidate) -> Value {
+fn chosen(c: &plimsoll_plan::Candidate) -> Value {
     json!({
         "micro_tokens": c.tokens,
         "accumulation": c.accumulation,
@@ -138,7 +138,7 @@ fn precision(kind: PrecisionKind) -> &'static str {
 
 /// Returns the number of parameters of a graph.
 pub(super) fn parameters(graph: &Graph) -> u64 {
-    let elements = |shape: &[graph::Dim]| shape.iter().filter_map(|d| d.fixed()).product::<u64>();
+    let elements = |shape: &[plimsoll_graph::Dim]| shape.iter().filter_map(|d| d.fixed()).product::<u64>();
     graph.param_values().map(|(v, ..)| elements(&graph.spec(v).shape)).sum()
 }
 

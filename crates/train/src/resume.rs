@@ -6,8 +6,8 @@ use super::checkpoint::{Checkpoint, Checkpoints, Named};
 use super::config::schema::{leaves, schema};
 use super::config::{TrainConfig, Warmup};
 use crate::error::{ConfigDifference, TrainError};
-use data::printable::Place;
-use runtime::{Level, Observer, RuntimeError};
+use plimsoll_data::printable::Place;
+use plimsoll_runtime::{Level, Observer, RuntimeError};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 

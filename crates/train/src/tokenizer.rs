@@ -5,11 +5,11 @@
 use crate::TrainError;
 use crate::config::{ModelKind, TrainConfig};
 use crate::feed;
-use data::bounded;
-use data::tokenize::{bpe, esm};
-use data::train::Tokens;
-use runtime::RuntimeError;
-use runtime::hub::{TOKENIZER, tokenizer_files};
+use plimsoll_data::bounded;
+use plimsoll_data::tokenize::{bpe, esm};
+use plimsoll_data::train::Tokens;
+use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::hub::{TOKENIZER, tokenizer_files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

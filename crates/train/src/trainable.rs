@@ -3,8 +3,8 @@
 
 use super::config::OptimizerKind;
 use crate::TrainError;
-use data::weights::DType;
-use graph::Bytes;
+use plimsoll_data::weights::DType;
+use plimsoll_graph::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 use std::ops::Range;

@@ -8,12 +8,12 @@ use super::produce::{Batch, OrfTokens};
 use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
 use super::queue::{PendingOrf, Place, Queue, State, Window};
 use super::stage::Stage;
-use data::pack::Fill;
-use exec::Executor;
-use plan::Program;
-use runtime::session::bounds::tokens;
-use runtime::session::{Completed, ModelId, Next, Push, Session, Stop};
-use runtime::{RuntimeError, Usage};
+use plimsoll_data::pack::Fill;
+use plimsoll_exec::Executor;
+use plimsoll_plan::Program;
+use plimsoll_runtime::session::bounds::tokens;
+use plimsoll_runtime::session::{Completed, ModelId, Next, Push, Session, Stop};
+use plimsoll_runtime::{RuntimeError, Usage};
 use std::time::Instant;
 
 /// Minimum number of rows for a step of the head. Kept small, because results that wait for the head are lost if the

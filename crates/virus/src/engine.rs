@@ -9,12 +9,12 @@ use super::produce::{Batch, Event, OrfTokens};
 use super::queue::{Item, PendingOrf, Queue, State, Window};
 use super::queues::Queues;
 use crate::VirusError;
-use data::chunk::Chunk;
-use data::intermediate::orf_name;
-use data::pack::Fill;
-use runtime::Progress;
-use runtime::RuntimeError;
-use runtime::session::Stop;
+use plimsoll_data::chunk::Chunk;
+use plimsoll_data::intermediate::orf_name;
+use plimsoll_data::pack::Fill;
+use plimsoll_runtime::Progress;
+use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::session::Stop;
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -1,8 +1,8 @@
 //! Errors of predictions. Invariant: every message names the file, the record or the flag that it is about.
 //! Errors that a user can resolve also name the next step.
 
-use data::DataError;
-use runtime::{Failure, RuntimeError};
+use plimsoll_data::DataError;
+use plimsoll_runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
 /// Error of a prediction.

@@ -5,8 +5,8 @@
 use super::output::{FILES, RUN_RECORD};
 use super::resume;
 use crate::VirusError;
-use runtime::RuntimeError;
-use runtime::lock::remove;
+use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::lock::remove;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;

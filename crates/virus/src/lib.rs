@@ -21,27 +21,27 @@ mod resume;
 mod run;
 mod stage;
 
-pub use data::sequence::{files, stem};
 pub use error::VirusError;
 pub use options::{Models, Options, Shard};
+pub use plimsoll_data::sequence::{files, stem};
 
-use data::sequence::{Input, Reader, digests, extent};
-use data::weights::HubEnv;
-use exec::Executor;
 use folder::Found;
 use kept::Watch;
-use models::Encoder;
 use output::Counts;
-use plan::Staging;
+use plimsoll_data::sequence::{Input, Reader, digests, extent};
+use plimsoll_data::weights::HubEnv;
+use plimsoll_exec::Executor;
+use plimsoll_models::Encoder;
+use plimsoll_plan::Staging;
+use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::machine::Tracker;
+use plimsoll_runtime::observer::stopped;
+use plimsoll_runtime::process::Process;
+use plimsoll_runtime::{Budget, EncoderModel, HeadModel, Level, Observer, replicas_for_input};
 use program::Shape;
 use queues::Queues;
 use resume::Keys;
 use run::Run;
-use runtime::RuntimeError;
-use runtime::machine::Tracker;
-use runtime::observer::stopped;
-use runtime::process::Process;
-use runtime::{Budget, EncoderModel, HeadModel, Level, Observer, replicas_for_input};
 use serde_json::Value;
 use stage::Stage;
 use std::cell::Cell;
@@ -160,7 +160,7 @@ fn predict_one(
 ) -> Result<Report, VirusError> {
     let mut tracker = Tracker::new();
     // Held until the run ends: two runs in one folder would overwrite each other's files.
-    let lock = runtime::lock::take(&options.output_dir, &folder::JOURNALS)?;
+    let lock = plimsoll_runtime::lock::take(&options.output_dir, &folder::JOURNALS)?;
     if !lock.is_held() {
         let dir = options.output_dir.display();
         let text =
@@ -226,7 +226,7 @@ pub(crate) fn among(folder: &Path, folders: &[PathBuf]) -> bool {
 fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
-        data::sequence::look(path)?;
+        plimsoll_data::sequence::look(path)?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! with equal keys, inputs, weights and arithmetic write identical bytes.
 
 use crate::output::{EmbeddingFormat, HitsFormat};
-use runtime::Settings;
+use plimsoll_runtime::Settings;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -6,17 +6,17 @@ use super::queues::Queues;
 use super::stage::Stage;
 use super::{Models, Options};
 use crate::VirusError;
-use data::chunk::chunks;
-use data::sequence::{Extent, extent};
-use data::weights::HubEnv;
-use exec::{DeviceError, Kind, Machine};
-use graph::{Bytes, Counts};
-use models::{Encoder, HeadConfig};
-use plan::{HOST, Precision, Program, Staging, Target, step_seconds};
-use runtime::RuntimeError;
-use runtime::process::Process;
-use runtime::session;
-use runtime::{Budget, Device, EncoderModel, HeadModel, Settings, Silent, price, replicas_for_input};
+use plimsoll_data::chunk::chunks;
+use plimsoll_data::sequence::{Extent, extent};
+use plimsoll_data::weights::HubEnv;
+use plimsoll_exec::{DeviceError, Kind, Machine};
+use plimsoll_graph::{Bytes, Counts};
+use plimsoll_models::{Encoder, HeadConfig};
+use plimsoll_plan::{HOST, Precision, Program, Staging, Target, step_seconds};
+use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::process::Process;
+use plimsoll_runtime::session;
+use plimsoll_runtime::{Budget, Device, EncoderModel, HeadModel, Settings, Silent, price, replicas_for_input};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ impl Machine for PlannedMachine {
         self.target.name.clone()
     }
 
-    fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, DeviceError> {
+    fn open(&self) -> Result<Vec<Box<dyn plimsoll_exec::Device>>, DeviceError> {
         let text = format!("{} is planned for, and not opened", self.target.name);
         Err(DeviceError::Machine { source: text.into() })
     }
@@ -331,7 +331,7 @@ impl Planned {
             "models": {"dna": self.models[0], "protein": self.models[1], "head": self.models[2]},
             "window_bases": self.length,
             "stages": self.stages.iter().map(stage).collect::<Result<Vec<_>, RuntimeError>>()?,
-            "process": runtime::process::to_json(&self.process),
+            "process": plimsoll_runtime::process::to_json(&self.process),
             "queues": {
                 "job_bases": job_bases, "job_parts": job_parts, "items": items, "bytes": bytes,
                 "journal_block_bytes": block, "sorted_bytes": sort,
@@ -368,7 +368,7 @@ impl Planned {
                 let _ = writeln!(text, "{line}");
             }
         }
-        text += &runtime::process::to_text("of the budget the process takes", &self.process);
+        text += &plimsoll_runtime::process::to_text("of the budget the process takes", &self.process);
         let Reads { length, windows, orfs, per_second } = self.reads;
         let _ = writeln!(text, "peak {}, the budget is {}", self.peak(), self.budget);
         let windows = if windows == 1 { "1 window".to_owned() } else { format!("{windows} windows") };

@@ -6,16 +6,16 @@ use crate::kept::Coverage;
 use crate::options::Shard;
 use crate::output::{Field, HitsFormat, Note, RecordText};
 use crate::queues::Queues;
-use data::alphabet::{Alphabet, count_uracil, uracil_to_thymine};
-use data::chunk::{Chunk, chunks};
-use data::ids::IdSet;
-use data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
-use data::limits::spawn;
-use data::sequence::{Extent, Format, Input, Reader, Record};
-use data::translate::{Frame, Orf, Scratch, orfs};
-use data::{DataError, DataErrorKind};
-use runtime::ordered::{self, Feed, Gone, Results, Worker};
-use runtime::{RuntimeError, Tokenizer};
+use plimsoll_data::alphabet::{Alphabet, count_uracil, uracil_to_thymine};
+use plimsoll_data::chunk::{Chunk, chunks};
+use plimsoll_data::ids::IdSet;
+use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use plimsoll_data::limits::spawn;
+use plimsoll_data::sequence::{Extent, Format, Input, Reader, Record};
+use plimsoll_data::translate::{Frame, Orf, Scratch, orfs};
+use plimsoll_data::{DataError, DataErrorKind};
+use plimsoll_runtime::ordered::{self, Feed, Gone, Results, Worker};
+use plimsoll_runtime::{RuntimeError, Tokenizer};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -406,7 +406,7 @@ fn tokenize(front: &Front, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), Runti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runtime::EncoderModel;
+    use plimsoll_runtime::EncoderModel;
 
     /// Records without letters produce notes, which take memory, so jobs must also be bounded by the number of
     /// parts.

@@ -2,12 +2,12 @@
 //! the budget is for host memory, the ledger accounts for every byte of them.
 
 use super::stage::Stage;
-use graph::{Bounds, Bytes};
-use graph::{Graph, VerifyError};
-use models::{Encoder, HeadConfig, Output, mlp_head};
-use plan::{HOST, Policy, Precision, Program, Staging};
-use runtime::session::bounds::{bounds, copies, in_flight_target, tokens};
-use runtime::session::{self, Part};
+use plimsoll_graph::{Bounds, Bytes};
+use plimsoll_graph::{Graph, VerifyError};
+use plimsoll_models::{Encoder, HeadConfig, Output, mlp_head};
+use plimsoll_plan::{HOST, Policy, Precision, Program, Staging};
+use plimsoll_runtime::session::bounds::{bounds, copies, in_flight_target, tokens};
+use plimsoll_runtime::session::{self, Part};
 
 /// Index of the nucleotide encoder in [`PLANS`] and in arrays by encoder; likewise `PROTEIN` and `HEAD`.
 pub(crate) const DNA: usize = 0;

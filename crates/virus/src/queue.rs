@@ -3,8 +3,8 @@
 
 use super::kept::{Entry, KeptOrf};
 use super::output::{OrfScore, RecordText};
-use data::chunk::Chunk;
-use data::translate::Frame;
+use plimsoll_data::chunk::Chunk;
+use plimsoll_data::translate::Frame;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

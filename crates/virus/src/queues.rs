@@ -3,9 +3,9 @@
 
 use super::Options;
 use super::resume::{EMBEDDINGS, RESULTS};
-use data::sequence::Extent;
-use graph::Bytes;
-use runtime::process::{NAME, Process};
+use plimsoll_data::sequence::Extent;
+use plimsoll_graph::Bytes;
+use plimsoll_runtime::process::{NAME, Process};
 use std::fs;
 use std::mem::size_of;
 use std::path::PathBuf;
@@ -133,7 +133,7 @@ impl Queues {
         let name = if extent.name.is_empty() {
             String::new()
         } else {
-            format!(" ({})", data::printable::Name(&extent.name))
+            format!(" ({})", plimsoll_data::printable::Name(&extent.name))
         };
         process.add(&format!("the longest record{name}"), record + READER);
         process.add("names of records", extent.records * NAME + (64 << 10));

@@ -4,14 +4,14 @@
 
 use super::engine::Totals;
 use super::{Opened, Options};
-use data::pack::Fill;
-use data::sequence::Input;
-use graph::Bytes;
-use plan::{Program, Staging};
-use runtime::RuntimeError;
-use runtime::Usage;
-use runtime::machine::Tracker;
-use runtime::{EncoderModel, HeadModel, price, process};
+use plimsoll_data::pack::Fill;
+use plimsoll_data::sequence::Input;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Program, Staging};
+use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::Usage;
+use plimsoll_runtime::machine::Tracker;
+use plimsoll_runtime::{EncoderModel, HeadModel, price, process};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -5,9 +5,9 @@ use super::kept::{Keeper, Looked, Shelf, Watch};
 use super::stage::Stage;
 use super::{Opened, Options, folder, record};
 use crate::VirusError;
-use data::journal::{Blocks, Journal};
-use data::sequence::Input;
-use runtime::{Level, Observer, RuntimeError};
+use plimsoll_data::journal::{Blocks, Journal};
+use plimsoll_data::sequence::Input;
+use plimsoll_runtime::{Level, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -152,7 +152,7 @@ impl Keys {
         for path in [RESULTS, EMBEDDINGS].map(|name| self.dir.join(name)) {
             let Ok(Some(blocks)) = Blocks::open(&path) else { continue };
             if same_run(&path, blocks.key(), &self.key).is_ok() {
-                runtime::lock::remove(&path)?;
+                plimsoll_runtime::lock::remove(&path)?;
             }
         }
         Ok(())
@@ -201,7 +201,7 @@ fn all_there(shards: &[(u64, u64)]) -> Result<(), VirusError> {
 
 /// Removes the journals in `dir`, whichever run they belong to.
 pub(crate) fn remove(dir: &Path) -> Result<(), VirusError> {
-    Ok([RESULTS, EMBEDDINGS].iter().try_for_each(|name| runtime::lock::remove(&dir.join(name)))?)
+    Ok([RESULTS, EMBEDDINGS].iter().try_for_each(|name| plimsoll_runtime::lock::remove(&dir.join(name)))?)
 }
 
 /// Opens a journal for reading; `None` if it does not exist or has no complete key.
@@ -235,7 +235,7 @@ fn difference(old: &Value, new: &Value) -> Option<String> {
 fn unusable(error: VirusError) -> VirusError {
     match error {
         VirusError::Runtime(RuntimeError::Data(damage))
-            if matches!(damage.kind, data::DataErrorKind::Damaged(_)) =>
+            if matches!(damage.kind, plimsoll_data::DataErrorKind::Damaged(_)) =>
         {
             VirusError::DamagedJournal { damage }
         }

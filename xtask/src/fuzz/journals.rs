@@ -2,8 +2,8 @@
 //! written under the journal's key; a damaged journal gives fewer blocks or an error.
 
 use super::{Format, Seen, Stock, fit, measured};
-use data::DataError;
-use data::journal::{Blocks, Journal};
+use plimsoll_data::DataError;
+use plimsoll_data::journal::{Blocks, Journal};
 use std::fs;
 use std::path::Path;
 

@@ -2,11 +2,11 @@
 //! readers return equal records, or both refuse the file; each compression is one row of [`COMPRESSIONS`].
 
 use super::{Format, Seen, Stock, fit, measured};
-use data::DataError;
-use data::sequence::{Reader, Record};
 use flate2::Compression as Level;
 use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
+use plimsoll_data::DataError;
+use plimsoll_data::sequence::{Reader, Record};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
 use std::path::Path;

@@ -3,11 +3,11 @@
 //! gives plans with values in range.
 
 use super::{Format, Seen, Stock, fit, measured, messages, plain};
-use data::bounded::read_text;
-use data::tokenize::Bpe;
-use graph::{Bounds, Bytes, Graph};
-use models::{Encoder, Output};
-use plan::{Policy, Program, Target, compile};
+use plimsoll_data::bounded::read_text;
+use plimsoll_data::tokenize::Bpe;
+use plimsoll_graph::{Bounds, Bytes, Graph};
+use plimsoll_models::{Encoder, Output};
+use plimsoll_plan::{Policy, Program, Target, compile};
 use std::fs;
 use std::path::Path;
 
@@ -156,7 +156,7 @@ fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
                 return Ok(Err(format!("'{text}' of {} bytes gives {tokens:?}", sequence.len())));
             }
         }
-        Ok::<_, data::DataError>(Ok(()))
+        Ok::<_, plimsoll_data::DataError>(Ok(()))
     });
     let accepted = match read {
         Ok(used) => used.map(|()| true)?,

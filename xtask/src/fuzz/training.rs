@@ -3,9 +3,9 @@
 //! every row is finite.
 
 use super::{Format, Seen, Stock, fit, measured};
-use data::DataError;
-use data::train::rows::{Part, RowBatch, RowSet, RowSettings};
-use data::train::{
+use plimsoll_data::DataError;
+use plimsoll_data::train::rows::{Part, RowBatch, RowSet, RowSettings};
+use plimsoll_data::train::{
     Batch, Bounds, BytePairs, Classes, Dataset, Format as Kind, IdWidth, Settings, Shuffle, Split, Task,
     TextDocuments, Tokens, Validation,
 };

@@ -3,7 +3,7 @@
 //! folder is opened, and no instruction of a pickle is executed.
 
 use super::{Format, Seen, Stock, fit, measured};
-use data::weights::{Kind, PtObject, Tensor, Value, Weights, WeightsError, read_pt_object};
+use plimsoll_data::weights::{Kind, PtObject, Tensor, Value, Weights, WeightsError, read_pt_object};
 use safetensors::SafeTensors;
 use std::fs;
 use std::path::Path;

@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn there_is_more_to_learn_than_pairs_of_bytes() {
         let text = text();
-        let order_1 = data::train::order_1(text.as_bytes());
+        let order_1 = plimsoll_data::train::order_1(text.as_bytes());
         assert!((1.9..2.6).contains(&order_1), "{order_1} nats a byte");
         // A compressor that finds repeated phrases must need far fewer bits than prediction from the preceding
         // byte.

@@ -110,7 +110,7 @@ mod tests {
         check("match op {\n Op::Add => 1,\n _ => 2,\n}", &[3]);
         check("match op {\n Op::Add(a) => { f(a) }\n _ => {}\n}", &[3]);
         check("match op {\n Op::Add(a) => unsafe { f(a) }\n other => {}\n}", &[3]);
-        check("match x {\n Some(graph::DType::F32) => 1,\n _ => 2,\n}", &[3]);
+        check("match x {\n Some(plimsoll_graph::DType::F32) => 1,\n _ => 2,\n}", &[3]);
         check("match (a, b) {\n (Role::Grad, Role::Grad) => 1,\n (_, _) => 2,\n}", &[3]);
         check("match op {\n Op::Add { a, .. } | Op::Sub { a } => f::<A, B>(a),\n _ => 2,\n}", &[3]);
         check("match op {\n Op::Add => 1,\n #[cfg(test)]\n _ => 2,\n}", &[4]);

@@ -4,9 +4,9 @@ use super::machine::Machine;
 use super::{at_least, print};
 use crate::error::CliError;
 use clap::{ArgGroup, Args};
+use plimsoll_tools::bench::{Lengths, Request, Work, bench, calibrate};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tools::bench::{Lengths, Request, Work, bench, calibrate};
 
 /// Benchmark a model or a matmul: tokens per second, TFLOP/s, memory, and the slowest kernels
 ///

@@ -3,7 +3,7 @@
 
 use crate::error::{CliError, usage};
 use clap::Args;
-use runtime::Device;
+use plimsoll_runtime::Device;
 
 /// Flags that set how a GPU is used.
 #[derive(Debug, Args)]
@@ -41,7 +41,7 @@ pub struct Card {
 
 /// The GPU options that result from the flags.
 #[cfg(feature = "cuda")]
-pub type Options = cuda::Options;
+pub type Options = plimsoll_cuda::Options;
 /// Placeholder without the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 pub type Options = ();

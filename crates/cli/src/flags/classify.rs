@@ -7,8 +7,8 @@ use super::voice::Voice;
 use crate::error::CliError;
 use crate::report;
 use clap::Args;
-use embed::classify::{Options, classify};
-use runtime::Settings;
+use plimsoll_embed::classify::{Options, classify};
+use plimsoll_runtime::Settings;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -82,7 +82,7 @@ impl Classify {
     fn options(&self) -> Result<Options, CliError> {
         Ok(Options {
             model: self.model.clone(),
-            inputs: virus::files(&self.inputs)?,
+            inputs: plimsoll_virus::files(&self.inputs)?,
             output: self.output.clone(),
             force: self.force,
             sort_by_length: self.sorting.by_length(),

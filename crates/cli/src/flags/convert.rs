@@ -4,9 +4,9 @@ use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_tools::convert::{Options, convert};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tools::convert::{Options, convert};
 
 /// Convert weights to one safetensors file, from PyTorch's .bin, .pt or .pth, from shards, or from a model's folder
 ///
@@ -45,7 +45,7 @@ impl Convert {
             print(&format!(
                 "{} tensors in {}, compared with the input",
                 report.tensors,
-                runtime::Place(&report.output)
+                plimsoll_runtime::Place(&report.output)
             ))?;
         }
         Ok(ExitCode::SUCCESS)

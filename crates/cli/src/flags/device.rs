@@ -3,7 +3,7 @@
 
 use super::card::Options;
 use crate::error::{CliError, usage};
-use runtime::Device;
+use plimsoll_runtime::Device;
 use std::sync::Arc;
 
 /// Value of `--device`.
@@ -63,7 +63,7 @@ impl DeviceName {
     }
 }
 
-type Gpu = Arc<dyn runtime::Machine>;
+type Gpu = Arc<dyn plimsoll_runtime::Machine>;
 
 /// Opens the usable GPUs of one kind, or the CPU if there are none, and reports unused GPUs.
 fn auto(how_many: HowMany, options: Options) -> Result<Device, CliError> {
@@ -143,12 +143,12 @@ struct NoGpu {
 /// Number of GPUs known to the driver, usable or not.
 #[cfg(feature = "cuda")]
 fn gpus_there() -> usize {
-    cuda::cards().map_or(0, |cards| cards.len())
+    plimsoll_cuda::cards().map_or(0, |cards| cards.len())
 }
 
 #[cfg(feature = "cuda")]
 fn gpu(ordinal: usize, options: Options) -> Result<Gpu, NoGpu> {
-    match cuda::CudaMachine::new(ordinal, options) {
+    match plimsoll_cuda::CudaMachine::new(ordinal, options) {
         Ok(machine) => Ok(Arc::new(machine)),
         Err(error) => Err(NoGpu { why: error.to_string(), absent: error.is_absent() }),
     }
@@ -157,11 +157,11 @@ fn gpu(ordinal: usize, options: Options) -> Result<Gpu, NoGpu> {
 /// Describes the GPUs and their libraries, one line per library and GPU.
 #[cfg(feature = "cuda")]
 pub fn gpus() -> Vec<String> {
-    let libraries = cuda::Libraries::get();
+    let libraries = plimsoll_cuda::Libraries::get();
     let found = libraries.found().iter().map(|found| format!("{}: {}", found.name, found.path));
     let mut lines: Vec<String> = found.collect();
     lines.extend(libraries.missing().iter().map(ToString::to_string));
-    match cuda::cards() {
+    match plimsoll_cuda::cards() {
         Ok(cards) => lines.extend(cards.iter().map(|card| {
             let (major, minor) = card.capability;
             let (name, memory, ordinal) = (&card.name, card.memory, card.ordinal);
@@ -177,8 +177,8 @@ pub fn gpus() -> Vec<String> {
 
 /// Number formats supported on a GPU.
 #[cfg(feature = "cuda")]
-fn precisions(card: &cuda::Card) -> String {
-    let names: Vec<&str> = card.precisions().into_iter().map(runtime::Precision::name).collect();
+fn precisions(card: &plimsoll_cuda::Card) -> String {
+    let names: Vec<&str> = card.precisions().into_iter().map(plimsoll_runtime::Precision::name).collect();
     match &names[..] {
         [] => "not supported: compute capability 8.0 or later is required".to_owned(),
         [auto, others @ ..] => format!("precision {auto} (--precision auto), also {}", others.join(", ")),
@@ -187,9 +187,9 @@ fn precisions(card: &cuda::Card) -> String {
 
 /// Describes a GPU's free memory and the processes that hold the rest, as far as known.
 #[cfg(feature = "cuda")]
-fn used(card: &cuda::Card) -> String {
-    let free = cuda::nvml::free(card).map_or_else(|_| String::new(), |free| format!(", {free} free"));
-    let holders = cuda::nvml::holders(card).unwrap_or_default();
+fn used(card: &plimsoll_cuda::Card) -> String {
+    let free = plimsoll_cuda::nvml::free(card).map_or_else(|_| String::new(), |free| format!(", {free} free"));
+    let holders = plimsoll_cuda::nvml::holders(card).unwrap_or_default();
     holders.iter().fold(free, |text, holder| format!("{text}, {holder}"))
 }
 

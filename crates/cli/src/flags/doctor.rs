@@ -3,8 +3,8 @@
 use super::print;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_tools::doctor::{Options, report};
 use std::process::ExitCode;
-use tools::doctor::{Options, report};
 
 /// Describe this machine: processor, memory, GPUs, models in the local caches, number formats, free disk space
 #[derive(Debug, Args)]

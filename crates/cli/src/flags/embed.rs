@@ -6,8 +6,8 @@ use super::{at_least_one, print};
 use crate::error::CliError;
 use crate::report;
 use clap::{Args, ValueEnum};
-use embed::{Destination, Format, Options, Pool, embed};
-use runtime::Settings;
+use plimsoll_embed::{Destination, Format, Options, Pool, embed};
+use plimsoll_runtime::Settings;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -134,7 +134,7 @@ impl Embed {
     fn options(&self) -> Result<Options, CliError> {
         Ok(Options {
             model: self.model.clone(),
-            inputs: virus::files(&self.inputs)?,
+            inputs: plimsoll_virus::files(&self.inputs)?,
             output: self.destination(),
             force: self.force,
             pool: match self.pool {

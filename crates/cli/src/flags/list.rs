@@ -3,8 +3,8 @@
 use super::print;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_tools::list;
 use std::process::ExitCode;
-use tools::list;
 
 /// List supported models and which are in the local caches
 ///

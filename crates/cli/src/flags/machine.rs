@@ -6,7 +6,7 @@ use super::card::Card;
 use super::device::DeviceName;
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
-use runtime::{Device, Settings, Stream, machine};
+use plimsoll_runtime::{Device, Settings, Stream, machine};
 
 /// Flags that select the machine.
 #[derive(Debug, Args)]
@@ -119,15 +119,15 @@ pub enum Precision {
 
 impl Precision {
     /// The requested precision, as the planner's type; `None` for auto.
-    pub fn chosen(self) -> Option<runtime::Precision> {
+    pub fn chosen(self) -> Option<plimsoll_runtime::Precision> {
         match self {
             Self::Auto => None,
-            Self::Bf16 => Some(runtime::Precision::Bf16),
-            Self::Fp16 => Some(runtime::Precision::Fp16),
-            Self::F32 => Some(runtime::Precision::F32),
-            Self::Tf32 => Some(runtime::Precision::Tf32),
-            Self::Fp8 => Some(runtime::Precision::Fp8),
-            Self::Int8 => Some(runtime::Precision::Int8),
+            Self::Bf16 => Some(plimsoll_runtime::Precision::Bf16),
+            Self::Fp16 => Some(plimsoll_runtime::Precision::Fp16),
+            Self::F32 => Some(plimsoll_runtime::Precision::F32),
+            Self::Tf32 => Some(plimsoll_runtime::Precision::Tf32),
+            Self::Fp8 => Some(plimsoll_runtime::Precision::Fp8),
+            Self::Int8 => Some(plimsoll_runtime::Precision::Int8),
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::Cli;
 use crate::error::CliError;
 use clap::{Args, CommandFactory};
 use clap_mangen::Man as Page;
-use runtime::RuntimeError;
+use plimsoll_runtime::RuntimeError;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

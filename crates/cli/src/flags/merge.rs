@@ -4,9 +4,9 @@ use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_tools::merge::{Options, merge};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tools::merge::{Options, merge};
 
 /// Merge an adapter (LoRA) into its base model
 ///
@@ -42,7 +42,7 @@ impl Merge {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {
             let (adapted, tensors) = (report.adapted, report.tensors);
-            let place = runtime::Place(&report.output);
+            let place = plimsoll_runtime::Place(&report.output);
             print(&format!("{tensors} tensors in {place}, {adapted} of them merged with the adapter"))?;
         }
         Ok(ExitCode::SUCCESS)

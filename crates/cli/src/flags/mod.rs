@@ -23,7 +23,7 @@ mod virnucpro;
 pub mod voice;
 
 use crate::error::CliError;
-use runtime::RuntimeError;
+use plimsoll_runtime::RuntimeError;
 use std::io::{ErrorKind, Write, stdout};
 
 /// Writes to standard output. A closed pipe, such as after `head`, is not an error. Names in the text come from files
@@ -31,7 +31,7 @@ use std::io::{ErrorKind, Write, stdout};
 pub fn print(text: &str) -> Result<(), CliError> {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        match runtime::is_printable(c) || matches!(c, '\n' | '\t') {
+        match plimsoll_runtime::is_printable(c) || matches!(c, '\n' | '\t') {
             true => shown.push(c),
             false => shown += &format!("\\u{:04x}", u32::from(c)),
         }

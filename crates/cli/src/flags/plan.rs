@@ -9,14 +9,14 @@ use super::{at_least_one, print};
 use crate::error::{CliError, usage};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
-use runtime::price::{self, Request};
-use runtime::{Device, Failure, RuntimeError, Settings, Silent, Stream, Target, machine};
+use plimsoll_runtime::price::{self, Request};
+use plimsoll_runtime::{Device, Failure, RuntimeError, Settings, Silent, Stream, Target, machine};
+use plimsoll_train::config::TrainConfig;
+use plimsoll_train::{self, priced};
+use plimsoll_virus::{Models, files, planned};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use train::config::TrainConfig;
-use train::{self, priced};
-use virus::{Models, files, planned};
 
 /// Plan the memory of a model, a prediction or a training run on a machine, to the byte, from its configuration alone
 ///
@@ -300,7 +300,7 @@ impl Plan {
             };
         };
         let budget = priced::budget(&config, &target)?;
-        let largest = train::largest(&config, size, &target, budget, &mut Silent)?;
+        let largest = plimsoll_train::largest(&config, size, &target, budget, &mut Silent)?;
         match self.format() {
             Format::Text => Ok(priced::largest_to_text(&largest)?),
             Format::Json => Ok(format!("{:#}", priced::largest_to_json(&largest)?)),
@@ -354,11 +354,11 @@ impl Plan {
 
 impl Largest {
     /// The quantity to grow, as the training planner's type.
-    fn size(self) -> train::Size {
+    fn size(self) -> plimsoll_train::Size {
         match self {
-            Self::Tokens => train::Size::Tokens,
-            Self::Layers => train::Size::Layers,
-            Self::Hidden => train::Size::Hidden,
+            Self::Tokens => plimsoll_train::Size::Tokens,
+            Self::Layers => plimsoll_train::Size::Layers,
+            Self::Hidden => plimsoll_train::Size::Hidden,
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::{at_least, print};
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
-use plot::{Options, Output, plot};
+use plimsoll_plot::{Options, Output, plot};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -55,10 +55,10 @@ enum Format {
 }
 
 impl Format {
-    fn kind(self) -> plot::Format {
+    fn kind(self) -> plimsoll_plot::Format {
         match self {
-            Format::Svg => plot::Format::Svg,
-            Format::Png => plot::Format::Png,
+            Format::Svg => plimsoll_plot::Format::Svg,
+            Format::Png => plimsoll_plot::Format::Png,
         }
     }
 }
@@ -89,11 +89,12 @@ impl Plot {
     fn output(&self) -> Result<Output, CliError> {
         let path = self.output.clone().unwrap_or_else(|| default_folder(&self.results));
         let Some(format) = picture(&path) else {
-            let mut formats: Vec<plot::Format> = self.format.iter().map(|format| format.kind()).collect();
+            let mut formats: Vec<plimsoll_plot::Format> =
+                self.format.iter().map(|format| format.kind()).collect();
             formats.dedup();
             return Ok(Output::Folder(
                 path,
-                if formats.is_empty() { plot::Format::ALL.to_vec() } else { formats },
+                if formats.is_empty() { plimsoll_plot::Format::ALL.to_vec() } else { formats },
             ));
         };
         let name = path.display();
@@ -115,9 +116,9 @@ impl Plot {
 }
 
 /// File format implied by the extension; `None` for a folder.
-fn picture(path: &Path) -> Option<plot::Format> {
+fn picture(path: &Path) -> Option<plimsoll_plot::Format> {
     let suffix = path.extension()?.to_ascii_lowercase();
-    let named = plot::Format::ALL.into_iter().find(|format| suffix == format.suffix());
+    let named = plimsoll_plot::Format::ALL.into_iter().find(|format| suffix == format.suffix());
     named.filter(|_| !path.is_dir())
 }
 
@@ -147,8 +148,8 @@ mod tests {
     #[test]
     fn names_say_what_they_are() {
         let check = |name: &str, wanted| assert_eq!(picture(Path::new(name)), wanted, "{name}");
-        check("a.svg", Some(plot::Format::Svg));
-        check("x/a.b.PNG", Some(plot::Format::Png));
+        check("a.svg", Some(plimsoll_plot::Format::Svg));
+        check("x/a.b.PNG", Some(plimsoll_plot::Format::Png));
         check("plots", None);
         check("a.pdf", None);
         check(".svg", None);

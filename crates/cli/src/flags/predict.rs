@@ -9,12 +9,12 @@ use crate::report;
 use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
-use runtime::{HeadModel, Level, Observer, Settings, machine};
+use plimsoll_runtime::{HeadModel, Level, Observer, Settings, machine};
+use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
+use plimsoll_virus::{Models, Options, Report, Shard, files, predict, predict_each, stem};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use virus::output::{EmbeddingFormat, HitsFormat};
-use virus::{Models, Options, Report, Shard, files, predict, predict_each, stem};
 
 /// Predict for each DNA sequence whether it comes from a virus, with the method of VirNucPro
 ///
@@ -239,7 +239,8 @@ impl Predict {
     fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), CliError> {
         if report.already_complete {
             let what = if report.shard.is_some() { "shard" } else { "result" };
-            let text = format!("the {what} in {} is already complete", runtime::Place(&report.output_dir));
+            let text =
+                format!("the {what} in {} is already complete", plimsoll_runtime::Place(&report.output_dir));
             terminal.say(Level::Info, &text);
         }
         if self.voice.json() {
@@ -345,7 +346,7 @@ impl ModelFlags {
             if !head.exists() {
                 return Err(usage(format!(
                     "--head {}: there is no such file; check the path",
-                    runtime::Place(head)
+                    plimsoll_runtime::Place(head)
                 )));
             }
             let or_hub =
@@ -388,15 +389,15 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, CliError>
     }
     match &heads[..] {
         [head] => Ok(head.clone()),
-        [] if all.is_empty() => Err(incomplete(bundle, runtime::HEAD_NAMES)),
+        [] if all.is_empty() => Err(incomplete(bundle, plimsoll_runtime::HEAD_NAMES)),
         [] => Err(usage(format!(
             "--weights {}: the folder contains {all}, but no head for --length {}; omit --length, or name a head with --head",
-            runtime::Place(bundle),
+            plimsoll_runtime::Place(bundle),
             length.unwrap_or_default()
         ))),
         _ => Err(usage(format!(
             "--weights {}: the folder contains several heads, {}; choose one with --length or --head",
-            runtime::Place(bundle),
+            plimsoll_runtime::Place(bundle),
             names(&heads)
         ))),
     }
@@ -406,8 +407,8 @@ fn incomplete(bundle: &Path, missing: &str) -> CliError {
     usage(format!(
         "--weights {}: the folder does not contain {missing}; it must contain dnabert_s/ ({DNA_ID} on the hub), esm2/ \
          ({PROTEIN_ID}) and a head ({}). To take both encoders from the hub, give --head 500_model.pth without --weights",
-        runtime::Place(bundle),
-        runtime::HEAD_NAMES
+        plimsoll_runtime::Place(bundle),
+        plimsoll_runtime::HEAD_NAMES
     ))
 }
 

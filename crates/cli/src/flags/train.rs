@@ -6,12 +6,12 @@ use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use runtime::{Level, Observer, Place};
+use plimsoll_runtime::{Level, Observer, Place};
+use plimsoll_train::config::schema::schema;
+use plimsoll_train::config::{Source, TrainConfig, translate};
+use plimsoll_train::{self, Report, Request, Resume};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use train::config::schema::schema;
-use train::config::{Source, TrainConfig, translate};
-use train::{self, Report, Request, Resume};
 
 /// Train a model inside a memory budget: a language model, an encoder, adapters, or a head over embeddings
 ///
@@ -89,8 +89,11 @@ impl Train {
         }
         let output = self.output.clone().unwrap_or_else(|| config.folder(path));
         let request = Request { output, resume: self.resume(), config };
-        let done =
-            train::train_with(&request, &mut |config, observer| train::open(config, observer), &mut terminal);
+        let done = plimsoll_train::train_with(
+            &request,
+            &mut |config, observer| plimsoll_train::open(config, observer),
+            &mut terminal,
+        );
         terminal.finish();
         let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
         match (self.voice.json(), self.voice.quiet()) {

@@ -5,9 +5,9 @@ use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
+use plimsoll_tools::verify::{Options, verify};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tools::verify::{Options, verify};
 
 /// Check that model weights give correct results on known sequences
 ///

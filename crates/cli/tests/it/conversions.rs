@@ -1,7 +1,7 @@
 //! Tests that `plimsoll convert` writes all tensors bit for bit into one safetensors file.
 
 use crate::harness::{Folder, golden};
-use data::weights::{DType, Weights};
+use plimsoll_data::weights::{DType, Weights};
 use serde_json::Value;
 use std::fs;
 

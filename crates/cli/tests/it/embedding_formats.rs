@@ -3,8 +3,8 @@
 
 use crate::embeddings::{PROTEINS, embed, many, npy};
 use crate::harness::{Folder, golden};
-use data::rows::ParquetWriter;
-use data::sequence::Reader;
+use plimsoll_data::rows::ParquetWriter;
+use plimsoll_data::sequence::Reader;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::Path;

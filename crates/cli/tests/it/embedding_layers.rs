@@ -4,7 +4,7 @@
 
 use crate::embeddings::{PROTEINS, READS, assert_close, embed, npy, tensor};
 use crate::harness::{Folder, golden};
-use data::weights::Weights;
+use plimsoll_data::weights::Weights;
 use std::path::Path;
 
 fn open(path: impl AsRef<Path>) -> Weights {

@@ -2,7 +2,7 @@
 //! how the command is run.
 
 use crate::harness::{Folder, golden};
-use data::weights::Weights;
+use plimsoll_data::weights::Weights;
 use std::path::Path;
 
 /// Maximum absolute difference of a value from the reference implementation in f32.

@@ -3,7 +3,7 @@
 
 use crate::harness::{Folder, golden};
 use crate::torch_files::{Pickler, View, torch_file};
-use data::weights::{StoredAs, TensorData, Weights, f16_to_f32, f32_to_f16, write_safetensors};
+use plimsoll_data::weights::{StoredAs, TensorData, Weights, f16_to_f32, f32_to_f16, write_safetensors};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,8 +2,8 @@
 //! name is shown as printable text on one line, and no name leads to a file outside the output folder.
 
 use crate::harness::{Folder, golden};
-use data::sequence::Reader;
-use data::weights::Weights;
+use plimsoll_data::sequence::Reader;
+use plimsoll_data::weights::Weights;
 use std::collections::BTreeSet;
 use std::fs;
 

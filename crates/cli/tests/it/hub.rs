@@ -2,7 +2,7 @@
 //! the golden models.
 
 use crate::harness::{Folder, golden};
-use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use serde_json::{Value, json};
 use server::{Reply, Request, Server};
 use sha2::{Digest, Sha256};
@@ -172,7 +172,7 @@ fn the_list_has_all_known_models() {
     folder.run(&["list"]).ended(0).matches("list");
     let models = list(&folder);
     let ids: Vec<&str> = models.iter().filter_map(|m| m["id"].as_str()).collect();
-    assert_eq!(ids, models::KNOWN.iter().map(|(id, _)| *id).collect::<Vec<_>>());
+    assert_eq!(ids, plimsoll_models::KNOWN.iter().map(|(id, _)| *id).collect::<Vec<_>>());
     assert_eq!(models[0]["parameters"], 7_512_353);
     assert!(models.iter().all(|m| m["torch_checkpoint"].is_null()), "{models:?}");
     for file in

@@ -12,7 +12,7 @@ fn plan(folder: &Folder, words: &[&str]) -> Value {
 #[test]
 fn every_known_model_has_a_plan_on_every_target() {
     let folder = Folder::new("plans");
-    for (model, _) in models::KNOWN {
+    for (model, _) in plimsoll_models::KNOWN {
         for (target, threads) in [("cpu", Some("2")), ("cpu", Some("8")), ("h200", None), ("4090", None)] {
             let words = ["--model", model, "--target", target, "--tokens", "1024"];
             // The memory of a GPU target is fixed; weights that do not fit are streamed.

@@ -1,7 +1,7 @@
 //! Tests of the input and output folders, models, exit codes and messages of `plimsoll predict`.
 
 use crate::harness::{Folder, golden};
-use data::weights::Weights;
+use plimsoll_data::weights::Weights;
 use std::fs;
 use std::io::Write;
 use std::path::Path;

@@ -2,7 +2,7 @@
 //! that it reads from disk in each step.
 
 use crate::harness::{Folder, golden};
-use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use serde_json::Value;
 use std::path::Path;
 

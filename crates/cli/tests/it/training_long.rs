@@ -38,7 +38,7 @@ fn the_mixture_learns_in_every_precision() {
     let text = fs::read(example("corpus.txt")).expect("the sample text");
     let data = format!("data.train=[{}]", example("corpus.txt"));
     let config = example("moe-mini.yaml");
-    let entropy = data::train::order_1(&text);
+    let entropy = plimsoll_data::train::order_1(&text);
     let run = |name: &str, flag: &str| {
         let (record, losses) = train(&program, &folder, name, &[&config, "--set", &data, "--set", flag]);
         let last = losses[180..].iter().sum::<f64>() / 20.0;

@@ -2,7 +2,7 @@
 
 use crate::harness::{Folder, golden};
 use crate::torch_files::{Pickler, View, torch_file};
-use data::weights::Weights;
+use plimsoll_data::weights::Weights;
 use serde_json::Value;
 use std::fs;
 

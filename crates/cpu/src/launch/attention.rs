@@ -3,11 +3,11 @@
 use super::super::attention::{self, Given, Gradients, Rope};
 use super::super::operands::Operands;
 use super::super::{Cpu, Element, Rows};
-use exec::DeviceError;
-use graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 
 /// Maximum number of heads of a launch. Fixed, so that the ALiBi slopes fit on the stack without an allocation.
-const MAX_HEADS: usize = plan::MOST_HEADS as usize;
+const MAX_HEADS: usize = plimsoll_plan::MOST_HEADS as usize;
 
 pub(in super::super) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];

@@ -9,7 +9,7 @@ use super::super::scatter;
 use super::super::widening::half;
 use super::super::{Cpu, dropout as drop, norm_grad, reduce};
 use super::Launched;
-use graph::ops::*;
+use plimsoll_graph::ops::*;
 
 pub(in super::super) fn batch_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormGrad) -> Launched {
     let (gamma, mean, spread) = (l.vector(2)?, l.vector(3)?, Spread::Running(l.vector(4)?, op.eps));

@@ -6,8 +6,8 @@ use super::super::quantize::{self, Of};
 use super::super::{Bf16, Cpu, Element, elementwise, embed, norm, reduce, rope};
 use super::Launched;
 use super::backward::gate;
-use graph::DType;
-use graph::ops::*;
+use plimsoll_graph::DType;
+use plimsoll_graph::ops::*;
 
 pub(in super::super) fn add<E: Element>(l: &Operands<'_>, cpu: &Cpu, _: &Add) -> Launched {
     elementwise::add::<E>(cpu, l.input(0)?, l.input(1)?, l.output(0)?);

@@ -6,8 +6,8 @@ use super::super::operands::Operands;
 use super::super::product::{Factor, product};
 use super::super::{CodeTiles, Cpu, Element, gemm_bf16, gemm_int8};
 use super::Launched;
-use exec::DeviceError;
-use graph::ops::{Epilogue, Linear};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::ops::{Epilogue, Linear};
 
 /// Linear layer with an f32 weight packed in panels.
 pub(in super::super) fn panels(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {

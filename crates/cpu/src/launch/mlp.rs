@@ -4,7 +4,7 @@ use super::super::Cpu;
 use super::super::mlp_bf16::{self, Mlp, Norm};
 use super::super::operands::Operands;
 use super::Launched;
-use graph::ops;
+use plimsoll_graph::ops;
 
 pub(in super::super) fn mlp(l: &Operands<'_>, cpu: &Cpu, op: &ops::Mlp) -> Launched {
     let [first, second] = *op.weights();

@@ -10,7 +10,7 @@ pub(super) mod moe;
 pub(super) mod optimizer;
 pub(super) mod product;
 
-use exec::DeviceError;
+use plimsoll_exec::DeviceError;
 
 /// Result of a launch.
 pub(super) type Launched = Result<(), DeviceError>;

@@ -3,8 +3,8 @@
 
 use super::super::operands::Operands;
 use super::super::{Cpu, dispatch, route, router_loss};
-use exec::DeviceError;
-use graph::ops::*;
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::ops::*;
 
 pub(in super::super) fn combine(l: &Operands<'_>, cpu: &Cpu, op: &Combine) -> Result<(), DeviceError> {
     dispatch::combine(cpu, op.top_k as usize, l.input(0)?, l.vector(1)?, l.slots(3)?, l.output(0)?);

@@ -9,9 +9,9 @@ use super::super::operands::Operands;
 use super::super::optimizer::{self, Scale};
 use super::super::optimizer_8bit::{self, Moment};
 use super::super::place::{Gradient, Place};
-use exec::DeviceError;
-use graph::DType;
-use graph::ops::*;
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::DType;
+use plimsoll_graph::ops::*;
 
 pub(in super::super) fn accumulate(l: &Operands<'_>, cpu: &Cpu, _: &Accumulate) -> Result<(), DeviceError> {
     let acc = match l.launch.ins[0].spec.dtype {

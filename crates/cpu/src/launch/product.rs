@@ -6,8 +6,8 @@ use super::super::gemm::Epilogue;
 use super::super::operands::Operands;
 use super::super::product::{Factor, column_sums, product};
 use super::super::{Cpu, grouped};
-use exec::DeviceError;
-use graph::ops::*;
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::ops::*;
 
 pub(in super::super) fn grouped_linear(
     l: &Operands<'_>,

@@ -8,8 +8,8 @@ mod tiles;
 use super::{close, machines, numbers, same_bits, workspace};
 use crate::attention::*;
 use crate::{Bf16, Cpu, Element, Rows, RowsMut, rope};
-use exec::half::{bf16_to_f32, f32_to_bf16};
-use graph::ops::Mask;
+use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
+use plimsoll_graph::ops::Mask;
 
 struct Case {
     heads: usize,

@@ -2,7 +2,7 @@
 
 use super::{machines, numbers};
 use crate::cast::{Half, exchange, narrow, widen};
-use exec::reference::half::{self, BF16, F16};
+use plimsoll_exec::reference::half::{self, BF16, F16};
 
 const FORMATS: [(Half, half::Half); 2] = [(Half::Bf16, BF16), (Half::F16, F16)];
 

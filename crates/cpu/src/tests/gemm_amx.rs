@@ -29,7 +29,7 @@ unsafe fn by<U: Unit>(
     e: Epilogue<'_>,
 ) -> Vec<f32> {
     let cpu = Cpu::new(threads);
-    let each = plan::InstructionSet::Amx.gemm_f32() as usize;
+    let each = plimsoll_plan::InstructionSet::Amx.gemm_f32() as usize;
     let (mut scratch, w) = (workspace(&cpu, each), pack(size, w));
     let mut y = vec![f32::NAN; m * n];
     let (rows, out) = (Rows::new(x, m, k, k), RowsMut::new(&mut y, m, n, n));
@@ -57,7 +57,7 @@ fn on_tiles(size: Size, x: &[f32], w: &[f32]) -> Vec<f32> {
 fn plainly(size @ (m, k, n): Size, x: &[f32], w: &[f32]) -> Vec<f32> {
     let isa = Isa::available().find(|isa| !isa.has_tiles()).expect("AVX-512 is there");
     let cpu = Cpu::with_isa(1, isa);
-    let mut scratch = workspace(&cpu, plan::InstructionSet::Amx.gemm_f32() as usize);
+    let mut scratch = workspace(&cpu, plimsoll_plan::InstructionSet::Amx.gemm_f32() as usize);
     let mut y = vec![f32::NAN; m * n];
     let (rows, out) = (Rows::new(x, m, k, k), RowsMut::new(&mut y, m, n, n));
     linear(&cpu, rows, &pack(size, w), Epilogue::default(), out, &mut scratch);

@@ -12,7 +12,7 @@ use crate::gemm_bf16::*;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm_bf16_amx;
 use crate::{Bf16, Cpu, Rows, RowsMut};
-use exec::half::{bf16_to_f32, f32_to_bf16};
+use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
 pub(super) fn halves(seed: u64, n: usize) -> Vec<Bf16> {
     numbers(seed, n).into_iter().map(|x| Bf16(f32_to_bf16(x))).collect()

@@ -12,9 +12,9 @@ use crate::gemm_bf16::EpilogueBf16;
 use crate::gemm_bf16_amx;
 use crate::gemm_int8::*;
 use crate::{Bf16, CodeRows, CodeTiles, Cpu, Rows, RowsMut};
-use exec::half::{bf16_to_f32, f32_to_bf16};
-use exec::scaled::Codes;
-use exec::tiles::{STEP, codes_stride, pack_codes};
+use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
+use plimsoll_exec::scaled::Codes;
+use plimsoll_exec::tiles::{STEP, codes_stride, pack_codes};
 
 type Linear = fn(&Cpu, CodeRows<'_>, CodeTiles<'_>, EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
 

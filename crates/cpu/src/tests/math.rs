@@ -6,7 +6,7 @@ use crate::isa::Kernel;
 use crate::math::{exp, gelu_bf16};
 use crate::simd::{LANES, Simd};
 use crate::{Cpu, Isa, Rows, RowsMut};
-use exec::half::bf16_to_f32;
+use plimsoll_exec::half::bf16_to_f32;
 
 struct Exp<'a>(&'a [f32], &'a mut [f32]);
 

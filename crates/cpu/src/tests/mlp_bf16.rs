@@ -13,7 +13,7 @@ use crate::mlp_bf16::*;
 use crate::mlp_bf16_amx;
 use crate::norm::layer_norm;
 use crate::{Bf16, Cpu, Rows, RowsMut};
-use graph::ops::Hidden;
+use plimsoll_graph::ops::Hidden;
 
 /// An implementation of the MLP: `mlp` with its own choice, or emulated tiles.
 type Fused = fn(&Cpu, Rows<'_, Bf16>, Mlp<'_>, RowsMut<'_, Bf16>, &mut [f32]);

@@ -9,7 +9,7 @@ use crate::optimizer::{Scale, adamw, grad_scale, sgd, sgd_momentum};
 use crate::optimizer_8bit::{Moment, adamw_8bit};
 use crate::place::{Gradient, Place};
 use crate::{Cpu, Isa};
-use graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
+use plimsoll_graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
 
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 const SGD: Sgd = Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: true };

@@ -6,7 +6,7 @@ use super::{machines, numbers};
 use crate::elementwise::Gate;
 use crate::norm::{layer_norm, rms_norm};
 use crate::{Bf16, Cpu, Element, Rows, RowsMut, elementwise, embed, reduce};
-use exec::half::{bf16_to_f32, f32_to_bf16};
+use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
 const COLUMNS: [usize; 6] = [1, 15, 16, 17, 320, 1001];
 

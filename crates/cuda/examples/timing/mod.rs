@@ -3,9 +3,9 @@
 //!
 //! Invariant: preparation and the first batch, which warms up the device, are not timed.
 
-use exec::{Device, DeviceError, Launch, Operand};
-use graph::{Counts, DType, Dim, TensorSpec};
 use plimsoll_cuda::CudaDevice;
+use plimsoll_exec::{Device, DeviceError, Launch, Operand};
+use plimsoll_graph::{Counts, DType, Dim, TensorSpec};
 use std::time::Instant;
 
 /// Number of launches per timed batch.

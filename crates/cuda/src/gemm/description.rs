@@ -10,7 +10,7 @@ use crate::CudaError;
 use crate::api::CublasLt;
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys as cu;
-use graph::DType;
+use plimsoll_graph::DType;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;

@@ -7,8 +7,8 @@ use crate::CudaError;
 use crate::context::Context;
 use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape};
 use crate::tensor_map::tensor_map;
-use graph::DType;
-use graph::ops::Epilogue;
+use plimsoll_graph::DType;
+use plimsoll_graph::ops::Epilogue;
 
 /// A tile shape of the kernel: the part of y that a block computes at a time, and how its warpgroups divide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

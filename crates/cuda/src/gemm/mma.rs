@@ -6,8 +6,8 @@ use super::{Form, Operands};
 use crate::CudaError;
 use crate::context::Context;
 use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
-use graph::DType;
-use graph::ops::Epilogue;
+use plimsoll_graph::DType;
+use plimsoll_graph::ops::Epilogue;
 
 /// A tile shape of the kernel: the part of y that a block computes, and the number of warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

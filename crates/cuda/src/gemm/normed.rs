@@ -9,8 +9,8 @@ use crate::context::Context;
 use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape, code};
 use crate::launch::norm_of;
 use crate::tensor_map::tensor_map;
-use graph::DType;
-use graph::ops::Epilogue;
+use plimsoll_graph::DType;
+use plimsoll_graph::ops::Epilogue;
 
 /// Largest K whose rows fit into shared memory beside the stages of w.
 pub(crate) const WIDEST: u64 = 640;

@@ -133,8 +133,8 @@ fn read(file: &Path, identity: &str) -> Option<BTreeMap<String, Choice>> {
 mod tests {
     use super::super::hopper::TILES;
     use super::*;
-    use graph::DType;
-    use graph::ops::Epilogue;
+    use plimsoll_graph::DType;
+    use plimsoll_graph::ops::Epilogue;
 
     const FORM: Form = Form {
         n: 10240,

@@ -5,12 +5,12 @@ use super::{Call, Tensor};
 use crate::context::Card;
 use crate::kernel::{Arg, File, HOPPER, Kernel, Shape, code};
 use crate::tensor_map::tensor_map;
-use exec::DeviceError;
-use graph::ops::{Attention, Bias, Mask, Qkv};
-use graph::{Counts, DType};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
+use plimsoll_graph::{Counts, DType};
 
 /// Largest head dimension.
-const MAX_HEAD_DIM: u32 = plan::WIDEST_HEAD;
+const MAX_HEAD_DIM: u32 = plimsoll_plan::WIDEST_HEAD;
 /// Numbers of warps of a block in the variants of `attention.cu`.
 const WARPS: [u32; 3] = [2, 4, 6];
 /// Variants of `attention_hopper.cu` for heads of 64 columns: [warpgroups of a block, tiles of 64 queries per

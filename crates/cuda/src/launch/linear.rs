@@ -3,9 +3,9 @@
 
 use super::{Call, Tensor};
 use crate::gemm::{self, Form, Norm, Operands};
-use exec::DeviceError;
-use graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
-use graph::{DType, Layout};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
+use plimsoll_graph::{DType, Layout};
 
 /// A linear layer whose operands have one element type.
 pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {

@@ -13,9 +13,9 @@ use crate::gemm::{self, Gemm};
 use crate::kernel::{Arg, Kernel, Kernels, Shape};
 use crate::machine::FP8;
 use cudarc::driver::sys::CUtensorMap;
-use exec::{DeviceError, Launch, Operand};
-use graph::{Bytes, DType, GRANULE, Layout};
-use plan::{CudaKernel, KernelId};
+use plimsoll_exec::{DeviceError, Launch, Operand};
+use plimsoll_graph::{Bytes, DType, GRANULE, Layout};
+use plimsoll_plan::{CudaKernel, KernelId};
 pub(crate) use rows::{gelu_in_place, norm_of};
 
 /// The launch of an op, with everything that its kernels need.

@@ -4,9 +4,9 @@
 use super::rows::{norm, row_width};
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape};
-use exec::DeviceError;
-use graph::DType;
-use graph::ops::{Activation, Glu, Quantize, Quantized};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::DType;
+use plimsoll_graph::ops::{Activation, Glu, Quantize, Quantized};
 
 /// Largest number of elements of a row that a thread keeps in registers. Fewer threads per row wait less for each
 /// other: rows of 10 240 with GELU take 481 us with 128 threads, 551 with 256, 670 with 512 (H200, 65 536 rows; 2.0

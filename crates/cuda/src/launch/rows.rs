@@ -3,9 +3,9 @@
 
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
-use exec::DeviceError;
-use graph::DType;
-use graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::DType;
+use plimsoll_graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
 
 /// Threads of a block of an elementwise kernel.
 const THREADS: u32 = 256;

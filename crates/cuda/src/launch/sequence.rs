@@ -4,9 +4,9 @@
 use super::rows::row_width;
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
-use exec::DeviceError;
-use graph::DType;
-use graph::ops::{Embed, SegmentMean, TokenDropout};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::DType;
+use plimsoll_graph::ops::{Embed, SegmentMean, TokenDropout};
 
 /// Warps of a block; each warp processes a row.
 const WARPS: u64 = 8;

@@ -1,8 +1,8 @@
 //! Tests of the device arena: it grows and shrinks, in place and returning memory to the card where it is expandable.
 
-use exec::Device;
-use graph::Bytes;
 use plimsoll_cuda::{CudaDevice, Options};
+use plimsoll_exec::Device;
+use plimsoll_graph::Bytes;
 
 const MIB: u64 = 1 << 20;
 

@@ -3,12 +3,12 @@
 //! are close to the f64 reference for scores of any magnitude, and a sequence has equal bits alone and in a
 //! batch.
 
-use exec::reference::{Tensor, eval};
-use exec::{Device, Launch, Operand};
-use graph::ops::{Attention, Bias, Mask, Qkv};
-use graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
-use plan::{CudaKernel, KernelId};
 use plimsoll_cuda::{CudaDevice, cards};
+use plimsoll_exec::reference::{Tensor, eval};
+use plimsoll_exec::{Device, Launch, Operand};
+use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
+use plimsoll_graph::{Bytes, Counts, DType, Dim, Op, TensorSpec};
+use plimsoll_plan::{CudaKernel, KernelId};
 
 /// Number of heads; not a multiple of the number of heads that one block processes.
 const HEADS: u32 = 5;

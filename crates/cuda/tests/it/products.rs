@@ -1,12 +1,12 @@
 //! Linear layers on a CUDA device, compared to loops in f64: every variant and odd shapes; a row has equal bits
 //! in any batch.
 
-use exec::scaled::Codes;
-use exec::{Device, Launch, Operand};
-use graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
-use graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
-use plan::{CudaKernel, KernelId};
 use plimsoll_cuda::{CudaDevice, cards};
+use plimsoll_exec::scaled::Codes;
+use plimsoll_exec::{Device, Launch, Operand};
+use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
+use plimsoll_graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
+use plimsoll_plan::{CudaKernel, KernelId};
 
 /// Tokens of a full step.
 const FULL: u64 = 1000;

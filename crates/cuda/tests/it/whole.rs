@@ -1,11 +1,11 @@
 //! Whole encoders on a CUDA device: results have equal bits for steps of any size, whichever algorithms were
 //! chosen by timing.
 
-use exec::{Device, Executor, Machine};
-use graph::{Bounds, Counts, Param};
-use models::{Encoder, Output};
-use plan::{Policy, Precision, Program, compile};
 use plimsoll_cuda::{CudaDevice, CudaMachine, Options, cards};
+use plimsoll_exec::{Device, Executor, Machine};
+use plimsoll_graph::{Bounds, Counts, Param};
+use plimsoll_models::{Encoder, Output};
+use plimsoll_plan::{Policy, Precision, Program, compile};
 use std::ops::Range;
 
 /// Tokens of a full step and of the longest sequence.

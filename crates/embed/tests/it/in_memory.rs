@@ -2,9 +2,9 @@
 //! the same sequences.
 
 use crate::rig::{Folder, fixture};
-use data::weights::HubEnv;
+use plimsoll_data::weights::HubEnv;
 use plimsoll_embed::{Destination, EmbedError, Options, Pool, embed, embed_sequences};
-use runtime::{EncoderModel, Settings, Silent};
+use plimsoll_runtime::{EncoderModel, Settings, Silent};
 
 fn open(model: &str) -> EncoderModel {
     let path = fixture("goldens").join(model).display().to_string();

@@ -3,14 +3,14 @@
 use crate::ALLOCATOR;
 use crate::cards::{Card, Memory};
 use crate::rig::{Folder, alone, fixture};
-use cpu::{CpuDevice, Isa};
-use exec::Executor;
-use graph::Bytes;
-use plan::{PlanError, Program, Reserved};
+use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_embed::{Destination, Options, Pool, embed};
-use runtime::price::{Request, program, to_json, to_text};
-use runtime::session::Site;
-use runtime::{Device, Precision, RuntimeError, Settings, Silent, Stream};
+use plimsoll_exec::Executor;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{PlanError, Program, Reserved};
+use plimsoll_runtime::price::{Request, program, to_json, to_text};
+use plimsoll_runtime::session::Site;
+use plimsoll_runtime::{Device, Precision, RuntimeError, Settings, Silent, Stream};
 use stats_alloc::Region;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -117,7 +117,7 @@ fn settings(threads: usize, budget: Option<Bytes>) -> Settings {
     Settings { threads, budget, precision: Some(Precision::F32), ..Settings::default() }
 }
 
-fn planned(threads: usize, budget: Option<Bytes>) -> Result<plan::Program, RuntimeError> {
+fn planned(threads: usize, budget: Option<Bytes>) -> Result<plimsoll_plan::Program, RuntimeError> {
     let Settings { budget, precision, stream, .. } = settings(threads, budget);
     let target = CpuDevice::target(threads, Isa::detect()).expect("a target");
     let model = fixture("goldens/esm2/config.json").display().to_string();

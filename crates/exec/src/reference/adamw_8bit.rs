@@ -3,7 +3,7 @@
 use super::optimizer::{Scale, adamw};
 use super::{Operands, ReferenceError, Tensor};
 use crate::dynamic_codes::{Codes, SIGNED, UNSIGNED};
-use graph::ops::{AdamW8bit, BLOCK};
+use plimsoll_graph::ops::{AdamW8bit, BLOCK};
 
 const LENGTH: usize = BLOCK as usize;
 

@@ -12,7 +12,7 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
 mod tests {
     use super::super::testing::check;
     use super::*;
-    use graph::{Op, ops::Add};
+    use plimsoll_graph::{Op, ops::Add};
 
     #[test]
     fn adds() {

@@ -3,7 +3,7 @@
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
-use graph::ops::{Attention, Bias, Mask, Qkv, alibi_slopes};
+use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv, alibi_slopes};
 use std::ops::Range;
 
 pub(super) fn eval(op: &Attention, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {

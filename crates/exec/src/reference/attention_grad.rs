@@ -3,7 +3,7 @@
 
 use super::attention::{Inputs, scores, slopes};
 use super::{Operands, ReferenceError, Tensor, dot};
-use graph::ops::{Attention, AttentionGrad, Qkv};
+use plimsoll_graph::ops::{Attention, AttentionGrad, Qkv};
 
 pub(super) fn eval(op: &AttentionGrad, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let op = &op.forward;

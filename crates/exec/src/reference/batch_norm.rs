@@ -2,7 +2,7 @@
 //! are inputs, not computed.
 
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::BatchNorm;
+use plimsoll_graph::ops::BatchNorm;
 
 pub(super) fn eval(op: &BatchNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -25,7 +25,7 @@ pub(super) fn eval(op: &BatchNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
 mod tests {
     use super::super::testing::check;
     use super::*;
-    use graph::Op;
+    use plimsoll_graph::Op;
 
     #[test]
     fn known_values() {

@@ -3,7 +3,7 @@
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::{BatchNormGrad, BatchNormTrain};
+use plimsoll_graph::ops::{BatchNormGrad, BatchNormTrain};
 
 pub(super) fn eval(op: &BatchNormTrain, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -80,8 +80,8 @@ mod tests {
         testing::{check, check_gradient, random, run},
     };
     use super::*;
-    use graph::Op;
-    use graph::ops::{BatchNorm, BatchNormTrainGrad};
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::{BatchNorm, BatchNormTrainGrad};
 
     #[test]
     fn known_batch() {

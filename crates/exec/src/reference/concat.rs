@@ -2,7 +2,7 @@
 //! values are copied unchanged.
 
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::ConcatGrad;
+use plimsoll_graph::ops::ConcatGrad;
 
 pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let mut parts = vec![ins.matrix("every input")?];
@@ -34,7 +34,7 @@ pub(super) fn eval_grad(op: &ConcatGrad, ins: &mut Operands<'_>) -> Result<Vec<T
 mod tests {
     use super::super::{eval, testing::check};
     use super::*;
-    use graph::{Op, ops::Concat};
+    use plimsoll_graph::{Op, ops::Concat};
 
     #[test]
     fn puts_rows_side_by_side() {

@@ -3,7 +3,7 @@
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor, dot, linear_grad::add_scaled};
-use graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
+use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
 
 /// Inputs shared by forward and backward.
 struct Head<'a> {
@@ -100,7 +100,7 @@ mod tests {
     use super::super::eval;
     use super::super::testing::{check, check_gradient, random, run};
     use super::*;
-    use graph::Op;
+    use plimsoll_graph::Op;
 
     fn op(bias: bool, z_loss: f32) -> LinearCrossEntropy {
         LinearCrossEntropy { bias, chunk: 2, z_loss }

@@ -7,8 +7,8 @@ use super::{Data, Tensor, eval};
 use crate::device::{Device, DeviceError, Launch, Operand, Recorder, Ticket, Tracer};
 use crate::host::{Clock, Fetched};
 use crate::scaled::Codes;
-use graph::{Bytes, Counts, DType, TensorSpec};
-use plan::{KernelId, Kernels};
+use plimsoll_graph::{Bytes, Counts, DType, TensorSpec};
+use plimsoll_plan::{KernelId, Kernels};
 
 /// Runs plans for the target `null` with the reference kernels.
 #[derive(Debug, Default)]
@@ -194,8 +194,8 @@ impl Device for ReferenceDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::ops::Add;
-    use graph::{Dim, Op};
+    use plimsoll_graph::ops::Add;
+    use plimsoll_graph::{Dim, Op};
 
     /// In units of the last place: 1.5 is a tie and rounds to the even value, 1.75 rounds up, and the next tie rounds
     /// up to the even value.
@@ -219,7 +219,7 @@ mod tests {
             device
                 .launch(&Launch {
                     op: &op,
-                    kernel: KernelId::Reference(plan::ReferenceKernel::Any),
+                    kernel: KernelId::Reference(plimsoll_plan::ReferenceKernel::Any),
                     ins: &ins,
                     outs: &outs,
                     workspace: None,

@@ -3,7 +3,7 @@
 
 use super::operands::slots_of;
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::{Combine, CombineGrad, Dispatch, DispatchGrad};
+use plimsoll_graph::ops::{Combine, CombineGrad, Dispatch, DispatchGrad};
 
 pub(super) fn eval(op: &Dispatch, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -100,7 +100,7 @@ mod tests {
     use super::super::testing::{check, check_gradient, random, run};
     use super::super::{eval as eval_op, tensor::Data};
     use super::*;
-    use graph::Op;
+    use plimsoll_graph::Op;
 
     /// Three tokens with two choices each; the second choice of token 1 is dropped.
     fn order() -> [Tensor; 2] {

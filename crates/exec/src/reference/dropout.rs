@@ -2,7 +2,7 @@
 //! stream and the element's position.
 
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::Dropout;
+use plimsoll_graph::ops::Dropout;
 
 pub(super) fn eval(op: &Dropout, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -39,7 +39,7 @@ mod tests {
         testing::{floats, random, run},
     };
     use super::*;
-    use graph::Op;
+    use plimsoll_graph::Op;
 
     /// Test vectors of the authors' Random123 library, file `kat_vectors`.
     #[test]

@@ -2,7 +2,7 @@
 //! implementation; rows of `<mask>` are zero, whatever the scale.
 
 use super::{Operands, ReferenceError, Tensor, operands::rows_of};
-use graph::ops::{Embed, EmbedGrad, TokenDropout};
+use plimsoll_graph::ops::{Embed, EmbedGrad, TokenDropout};
 
 pub(super) fn eval(op: &Embed, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let ids = ins.integers("ids")?;
@@ -71,7 +71,7 @@ fn scales(dropout: &TokenDropout, ids: &[i32], ins: &mut Operands<'_>) -> Result
 mod tests {
     use super::super::{eval, testing::check};
     use super::*;
-    use graph::{DType, Op};
+    use plimsoll_graph::{DType, Op};
 
     const ESM: TokenDropout = TokenDropout { mask_id: 3, keep: 0.88 };
 

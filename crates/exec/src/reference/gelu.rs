@@ -35,8 +35,8 @@ fn phi_below(x: f64) -> f64 {
 mod tests {
     use super::super::testing::{check, check_gradient, random, run};
     use super::*;
-    use graph::Op;
-    use graph::ops::{Gelu, GeluGrad};
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::{Gelu, GeluGrad};
 
     /// `Phi(x)` by Simpson's rule over the density from 0, independent of any erf.
     fn phi_by_quadrature(x: f64) -> f64 {

@@ -2,7 +2,7 @@
 //! is the gate.
 
 use super::{Operands, ReferenceError, Tensor, gelu};
-use graph::ops::{Activation, Glu, GluGrad};
+use plimsoll_graph::ops::{Activation, Glu, GluGrad};
 
 pub(super) fn eval(op: &Glu, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -52,7 +52,7 @@ mod tests {
         testing::{check, check_gradient, random, run},
     };
     use super::*;
-    use graph::Op;
+    use plimsoll_graph::Op;
 
     #[test]
     fn the_first_half_is_the_gate() {

@@ -3,7 +3,7 @@
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor, dot, linear_grad::add_scaled};
-use graph::ops::{GroupedLinear, GroupedLinearInputGrad, GroupedLinearWeightGrad};
+use plimsoll_graph::ops::{GroupedLinear, GroupedLinearInputGrad, GroupedLinearWeightGrad};
 use std::ops::Range;
 
 pub(super) fn eval(op: &GroupedLinear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
@@ -103,7 +103,7 @@ mod tests {
     use super::super::eval;
     use super::super::testing::{check, check_gradient, random, run};
     use super::*;
-    use graph::Op;
+    use plimsoll_graph::Op;
 
     #[test]
     fn each_expert_has_its_rows() {

@@ -3,7 +3,7 @@
 
 use super::operands::Matrix;
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::LayerNorm;
+use plimsoll_graph::ops::LayerNorm;
 
 pub(super) fn eval(op: &LayerNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -37,7 +37,7 @@ pub(super) fn eval_of(
 mod tests {
     use super::super::testing::check;
     use super::*;
-    use graph::Op;
+    use plimsoll_graph::Op;
 
     #[test]
     fn known_rows() {

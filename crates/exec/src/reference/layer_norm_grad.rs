@@ -31,8 +31,8 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
 #[cfg(test)]
 mod tests {
     use super::super::testing::{check_gradient, random, run};
-    use graph::Op;
-    use graph::ops::{LayerNorm, LayerNormGrad};
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::{LayerNorm, LayerNormGrad};
 
     #[test]
     fn gradients() {

@@ -1,7 +1,7 @@
 //! Linear layer, `y = f(p(x) W^T + b)`. Invariant: the bias is added before the epilogue.
 
 use super::{Operands, ReferenceError, Tensor, dot, gelu::gelu, layer_norm};
-use graph::ops::{Epilogue, Linear, Prologue};
+use plimsoll_graph::ops::{Epilogue, Linear, Prologue};
 
 pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -58,8 +58,8 @@ fn cut_to_tf32(x: f64) -> f64 {
 mod tests {
     use super::super::testing::check;
     use super::*;
-    use graph::Op;
-    use graph::ops::LayerNorm;
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::LayerNorm;
 
     #[test]
     fn every_form() {

@@ -2,7 +2,7 @@
 //! rows summed over.
 
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::LinearWeightGrad;
+use plimsoll_graph::ops::LinearWeightGrad;
 
 pub(super) fn eval_input(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let dy = ins.matrix("dy")?;
@@ -62,8 +62,8 @@ pub(super) fn add_scaled(sums: &mut [f64], a: f64, x: &[f64]) {
 mod tests {
     use super::super::testing::{check, check_gradient, random, run};
     use super::*;
-    use graph::Op;
-    use graph::ops::{Epilogue, Linear, LinearInputGrad};
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::{Epilogue, Linear, LinearInputGrad};
 
     #[test]
     fn known_products() {

@@ -4,8 +4,8 @@
 use super::ReferenceDevice;
 use crate::device::{Device, DeviceError, Kind, Machine};
 use crate::memory;
-use graph::Bytes;
-use plan::{Precision, Target};
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Precision, Target};
 
 /// The machine for the target `null`.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,7 +2,7 @@
 //! intermediate results are not rounded.
 
 use super::{Operands, ReferenceError, Tensor, layer_norm, linear};
-use graph::ops::{Epilogue, Hidden, Linear, Mlp};
+use plimsoll_graph::ops::{Epilogue, Hidden, Linear, Mlp};
 
 pub(super) fn eval(op: &Mlp, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = match op.norm {
@@ -32,8 +32,8 @@ fn product(op: Linear, x: &Tensor, ins: &mut Operands<'_>) -> Result<Tensor, Ref
 mod tests {
     use super::super::testing::check;
     use super::*;
-    use graph::Op;
-    use graph::ops::LayerNorm;
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::LayerNorm;
 
     #[test]
     fn every_part_has_its_place() {

@@ -1,4 +1,4 @@
-//! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in `graph::ops`; all
+//! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in `plimsoll_graph::ops`; all
 //! arithmetic is f64, weights are in C order. The kernels round nothing, except where an op's definition says f32
 //! (ESM's dropout scale, rotary angles); the [`ReferenceDevice`] rounds results to element types.
 //!
@@ -51,8 +51,8 @@ pub(crate) use half::{BF16, F16};
 pub use machine::ReferenceMachine;
 pub use tensor::{Data, Tensor};
 
-use graph::Op;
 use operands::Operands;
+use plimsoll_graph::Op;
 
 /// Runs one op. `outs` gives the shapes of the requested outputs for this step; `None` for an output that `dce`
 /// removed. Inputs are those of the op's documentation, floats (or i32, or quantized values, where it says so), in C
@@ -165,7 +165,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::ops::*;
+    use plimsoll_graph::ops::*;
 
     fn f32s(shape: &[usize]) -> Tensor {
         Tensor::f32(shape, vec![1.0; shape.iter().product()])

@@ -2,7 +2,7 @@
 //! 0, every output equals its input.
 
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::{Adafactor, AdamW, GradScale, Sgd};
+use plimsoll_graph::ops::{Adafactor, AdamW, GradScale, Sgd};
 
 /// Factor on all gradients of a step, and whether the step is applied.
 #[derive(Clone, Copy)]

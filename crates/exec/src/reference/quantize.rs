@@ -2,7 +2,7 @@
 //! outputs hold the same numbers.
 
 use super::{Operands, ReferenceError, Tensor, gelu, glu, layer_norm};
-use graph::ops::{Quantize, Quantized};
+use plimsoll_graph::ops::{Quantize, Quantized};
 
 pub(super) fn eval(op: &Quantize, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let y = match op.of {

@@ -20,8 +20,8 @@ pub(super) fn eval_grad(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Reference
 mod tests {
     use super::super::testing::check;
     use super::*;
-    use graph::Op;
-    use graph::ops::{Relu, ReluGrad};
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::{Relu, ReluGrad};
 
     #[test]
     fn keeps_what_is_positive() {

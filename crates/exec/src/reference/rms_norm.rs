@@ -1,7 +1,7 @@
 //! RMS norm and its gradient. Invariant: sums over rows are in row order.
 
 use super::{Operands, ReferenceError, Tensor, dot};
-use graph::ops::RmsNorm;
+use plimsoll_graph::ops::RmsNorm;
 
 pub(super) fn eval(op: &RmsNorm, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -38,8 +38,8 @@ pub(super) fn eval_grad(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Reference
 mod tests {
     use super::super::testing::{check, check_gradient, random, run};
     use super::*;
-    use graph::Op;
-    use graph::ops::RmsNormGrad;
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::RmsNormGrad;
 
     #[test]
     fn known_rows() {

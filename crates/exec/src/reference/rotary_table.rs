@@ -20,7 +20,7 @@ pub(super) fn eval(ins: &mut Operands<'_>, rows: usize) -> Result<Vec<Tensor>, R
 mod tests {
     use super::super::testing::{check, floats, run};
     use super::*;
-    use graph::{Op, ops::RotaryTable};
+    use plimsoll_graph::{Op, ops::RotaryTable};
 
     #[test]
     fn known_angles() {

@@ -3,7 +3,7 @@
 
 use super::operands::{rows_of, slots_of};
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
-use graph::ops::{Route, RouteGrad};
+use plimsoll_graph::ops::{Route, RouteGrad};
 
 pub(super) fn eval(op: &Route, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (experts, k) = (op.experts as usize, op.top_k as usize);
@@ -113,7 +113,7 @@ impl Rows {
 mod tests {
     use super::super::testing::{check_gradient, random, run};
     use super::*;
-    use graph::Op;
+    use plimsoll_graph::Op;
 
     fn route(top_k: u32, renormalise: bool, capacity: u32) -> Route {
         Route { experts: 3, top_k, renormalise, capacity }

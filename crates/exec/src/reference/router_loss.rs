@@ -3,7 +3,7 @@
 
 use super::operands::{Matrix, rows_of};
 use super::{Operands, ReferenceError, Tensor, softmax::normalise};
-use graph::ops::{RouterLoss, RouterLossGrad};
+use plimsoll_graph::ops::{RouterLoss, RouterLossGrad};
 
 pub(super) fn eval(op: &RouterLoss, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let logits = ins.matrix("logits")?;
@@ -53,7 +53,7 @@ fn shares(ins: &mut Operands<'_>, logits: Matrix<'_>) -> Result<Vec<f64>, Refere
 mod tests {
     use super::super::testing::{check, check_gradient, random, run};
     use super::*;
-    use graph::Op;
+    use plimsoll_graph::Op;
 
     /// Equal logits: every probability is 1/4 and lse = ln 4, so the balance loss is 1 for any choices.
     #[test]

@@ -2,7 +2,7 @@
 //! since the device rounds.
 
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::Scale;
+use plimsoll_graph::ops::Scale;
 
 pub(super) fn eval(op: &Scale, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let (shape, x) = ins.floats("x")?;
@@ -18,8 +18,8 @@ pub(super) fn eval_cast(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Reference
 mod tests {
     use super::super::testing::check;
     use super::*;
-    use graph::ops::Cast;
-    use graph::{DType, Op};
+    use plimsoll_graph::ops::Cast;
+    use plimsoll_graph::{DType, Op};
 
     #[test]
     fn products_and_casts() {

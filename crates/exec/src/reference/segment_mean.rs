@@ -2,7 +2,7 @@
 //! no gradient.
 
 use super::{Operands, ReferenceError, Tensor};
-use graph::ops::{SegmentMean, SegmentMeanGrad};
+use plimsoll_graph::ops::{SegmentMean, SegmentMeanGrad};
 
 pub(super) fn eval(op: &SegmentMean, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let x = ins.matrix("x")?;
@@ -54,7 +54,7 @@ pub(super) fn eval_grad(
 mod tests {
     use super::super::{eval, testing::check};
     use super::*;
-    use graph::{DType, Op};
+    use plimsoll_graph::{DType, Op};
 
     fn mean(skip_first: u32, skip_last: u32) -> Op {
         Op::SegmentMean(SegmentMean { skip_first, skip_last })

@@ -29,8 +29,8 @@ pub(super) fn eval_grad(ins: &mut Operands<'_>, tokens: usize) -> Result<Vec<Ten
 mod tests {
     use super::super::{eval, testing::check};
     use super::*;
-    use graph::Op;
-    use graph::ops::{SelectRows, SelectRowsGrad};
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::{SelectRows, SelectRowsGrad};
 
     #[test]
     fn selects() {

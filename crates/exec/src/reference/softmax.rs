@@ -37,8 +37,8 @@ pub(super) fn normalise(scores: &[f64]) -> (Vec<f64>, f64) {
 mod tests {
     use super::super::testing::{check, check_gradient, random, run};
     use super::*;
-    use graph::Op;
-    use graph::ops::{Softmax, SoftmaxGrad};
+    use plimsoll_graph::Op;
+    use plimsoll_graph::ops::{Softmax, SoftmaxGrad};
 
     #[test]
     fn known_rows() {

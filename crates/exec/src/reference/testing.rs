@@ -1,7 +1,7 @@
 //! Helpers for the tests of the reference kernels. Invariant: the caller states the tolerance.
 
 use super::{Tensor, eval};
-use graph::Op;
+use plimsoll_graph::Op;
 
 /// Runs `op` and returns all outputs, which have the given shapes.
 pub(super) fn run(op: Op, ins: &[Tensor], shapes: &[&[usize]]) -> Vec<Tensor> {

@@ -2,9 +2,9 @@
 //! reference kernels.
 
 use crate::rig::{ByName, On};
-use graph::{Bounds, Builder, Counts, DType, Dim, Graph, Param};
-use plan::{AutodiffPolicy, Policy, Program, Target, compile};
 use plimsoll_exec::Executor;
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Param};
+use plimsoll_plan::{AutodiffPolicy, Policy, Program, Target, compile};
 use std::ops::Range;
 
 const BOUNDS: Bounds = Bounds { tokens: 6, sequences: 2, longest: 3 };

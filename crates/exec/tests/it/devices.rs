@@ -3,13 +3,13 @@
 
 use crate::op_cases::{Case, attention, cases, experts, linear, optimizer};
 use crate::rig::{ByName, On, load_as, output, output_i32, output_u8, run};
-use cpu::Isa;
-use graph::ops::{Epilogue, Mask, Quantize, Quantized};
-use graph::{Counts, DType, Op, Role, TensorSpec};
-use plan::{PlanError, Precision, Weights};
+use plimsoll_cpu::Isa;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Data;
 use plimsoll_exec::scaled::Codes;
+use plimsoll_graph::ops::{Epilogue, Mask, Quantize, Quantized};
+use plimsoll_graph::{Counts, DType, Op, Role, TensorSpec};
+use plimsoll_plan::{PlanError, Precision, Weights};
 use std::collections::BTreeSet;
 
 /// The outputs of a case, floats rounded to f32; `None` where the target has no kernel.
@@ -235,7 +235,7 @@ fn supported(on: On, case: &Case) -> Option<Vec<Data>> {
 pub fn has_cuda(op: &Op) -> bool {
     let sparse = matches!(op, Op::Attention(a) if !matches!(a.mask, Mask::Full | Mask::Causal));
     let integers = matches!(op, Op::Quantize(quantize) if quantize.to == DType::I8);
-    plan::CudaKernel::ALL.iter().any(|kernel| kernel.op() == op.kind()) && !sparse && !integers
+    plimsoll_plan::CudaKernel::ALL.iter().any(|kernel| kernel.op() == op.kind()) && !sparse && !integers
 }
 
 #[test]

@@ -3,8 +3,8 @@
 
 use crate::evaluate::{Values, evaluate};
 use crate::op_cases::{Case, cases};
-use graph::{Builder, Graph, Op, Phase, ValueId, Vjp};
 use plimsoll_exec::reference::{Data, Tensor, eval};
+use plimsoll_graph::{Builder, Graph, Op, Phase, ValueId, Vjp};
 use std::collections::BTreeSet;
 
 /// Ops without gradients: tables of positions, updates of parameters and states, and gradients, which are not

@@ -1,8 +1,8 @@
 //! Evaluates a graph with the reference kernels, node by node, in f64. Invariant: nothing is rounded or fused, and
 //! every value is kept, so gradients can be compared with central differences of the graph's outputs.
 
-use graph::{Counts, Def, Graph, TensorSpec, ValueId};
 use plimsoll_exec::reference::{Tensor, eval};
+use plimsoll_graph::{Counts, Def, Graph, TensorSpec, ValueId};
 
 /// All values of a graph in one step.
 pub struct Values(Vec<Option<Tensor>>);

@@ -1,13 +1,13 @@
 //! Tests of the executor's guarantees: no allocation in a step, refusals, and states that persist.
 
 use crate::rig::{ByName, On, bare, load, output, run, stream};
-use cpu::{CpuDevice, Isa};
-use graph::ops::{Add, Epilogue, Linear};
-use graph::{Bounds, Builder, Counts, DType, Dim, Op, VerifyError};
-use models::{Encoder, Output, known};
-use plan::{Policy, Precision, Program, Target, Weights, compile};
+use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_exec::reference::ReferenceDevice;
 use plimsoll_exec::{Data, DeviceError, Executor, Param, ParamSource, load_all};
+use plimsoll_graph::ops::{Add, Epilogue, Linear};
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Op, VerifyError};
+use plimsoll_models::{Encoder, Output, known};
+use plimsoll_plan::{Policy, Precision, Program, Target, Weights, compile};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
 use std::ops::Range;
@@ -20,7 +20,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
 
-fn small(model: &str) -> Result<graph::Graph, VerifyError> {
+fn small(model: &str) -> Result<plimsoll_graph::Graph, VerifyError> {
     let config = match model {
         "esm2" => include_str!("../../../../fixtures/goldens/esm2/config.json"),
         _ => include_str!("../../../../fixtures/goldens/dnabert_s/config.json"),
@@ -275,7 +275,7 @@ fn a_parameter_that_cannot_be_read_is_named() {
 #[test]
 fn the_arena_is_what_was_planned() {
     let precisions = [Precision::F32, Precision::Bf16];
-    for ((id, _), precision) in models::KNOWN.iter().take(2).flat_map(|k| precisions.map(|p| (k, p))) {
+    for ((id, _), precision) in plimsoll_models::KNOWN.iter().take(2).flat_map(|k| precisions.map(|p| (k, p))) {
         let encoder = known(id).expect("known");
         let graph = encoder.graph(BOUNDS, &[Output::Mean]).expect("verified");
         let target = CpuDevice::target(2, Isa::detect()).expect("a target");
@@ -370,11 +370,11 @@ fn tied_weights_get_a_packed_copy() {
     let mut g = Builder::new(BOUNDS);
     let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
     let table = g.param("table", &[40, 8]);
-    let x = g.one(Op::Embed(graph::ops::Embed { token_dropout: None, row: false }), &[ids, table]);
+    let x = g.one(Op::Embed(plimsoll_graph::ops::Embed { token_dropout: None, row: false }), &[ids, table]);
     let y = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, table]);
     g.output("y", y);
     let graph = g.finish().expect("verified");
-    let read = |_: &graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {
+    let read = |_: &plimsoll_graph::Param, range: std::ops::Range<u64>, out: &mut [f32]| {
         for (x, i) in out.iter_mut().zip(range) {
             *x = ((i * 7) % 11) as f32 - 5.0;
         }

@@ -3,13 +3,13 @@
 
 use crate::evaluate::evaluate;
 use crate::rig::{ByName, On, output, run};
-use cpu::Isa;
-use graph::ops::*;
-use graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Param};
-use plan::passes::autodiff;
-use plan::{AutodiffPolicy, Policy, Program, compile};
+use plimsoll_cpu::Isa;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Tensor;
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Param};
+use plimsoll_plan::passes::autodiff;
+use plimsoll_plan::{AutodiffPolicy, Policy, Program, compile};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -252,7 +252,8 @@ fn places_outside_are_refused() {
     for (index, fine) in [(3, true), (-1, true), (4, false), (-2, false), (i32::MAX, false), (i32::MIN, false)]
     {
         for on in [On::Reference, On::Cpu(Isa::detect(), 1)] {
-            let mut executor = crate::rig::bare(on, &graph, true, plan::Weights::Resident).expect("planned");
+            let mut executor =
+                crate::rig::bare(on, &graph, true, plimsoll_plan::Weights::Resident).expect("planned");
             executor.input_f32(0, "x", &[1.0; 6]).expect("x");
             executor.input_i32(0, "order", &[0, 1, 2, index]).expect("order");
             executor.input_i32(0, "places", &[0, 1, 2, 3]).expect("places");

@@ -2,12 +2,12 @@
 //! in pure f32. Invariant: the f32 error is at most 1e-5 (absolute) on every device, whatever else is in the batch.
 
 use crate::rig::{ByName, On, load, output, run, stream};
-use cpu::Isa;
-use data::weights::Weights;
-use graph::{Bounds, Counts, Param};
-use models::{Encoder, Output, candidates};
-use plan::Precision;
+use plimsoll_cpu::Isa;
+use plimsoll_data::weights::Weights;
 use plimsoll_exec::Executor;
+use plimsoll_graph::{Bounds, Counts, Param};
+use plimsoll_models::{Encoder, Output, candidates};
+use plimsoll_plan::Precision;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -105,13 +105,13 @@ impl Golden {
 fn esm2() -> (Golden, Vec<Sequence>) {
     let golden = Golden::open("esm2");
     let path = format!("{}/../../fixtures/goldens/esm2/proteins.faa", env!("CARGO_MANIFEST_DIR"));
-    let reader = data::sequence::Reader::open([path]).expect("a fixture");
+    let reader = plimsoll_data::sequence::Reader::open([path]).expect("a fixture");
     let mut sequences: Vec<Sequence> = reader
         .records()
         .map(|record| {
             let record = record.expect("a record");
             let mut tokens = vec![];
-            data::tokenize::esm::encode(&record.seq, &mut tokens);
+            plimsoll_data::tokenize::esm::encode(&record.seq, &mut tokens);
             (record.id, tokens)
         })
         .collect();

@@ -5,11 +5,11 @@
 use crate::devices::{compare_codes, give, has_cuda, not_on_cpu, rows_of_codes};
 use crate::op_cases::{Case, Operand, cases};
 use crate::rig::{On, bare, output, output_i32, run};
-use cpu::Isa;
-use graph::ops::Cast;
-use graph::{Builder, DType, Graph, Op, PrecisionClass, TensorSpec, ValueId};
-use plan::{CpuKernel, KernelId, Precision, Weights};
+use plimsoll_cpu::Isa;
 use plimsoll_exec::reference::Data;
+use plimsoll_graph::ops::Cast;
+use plimsoll_graph::{Builder, DType, Graph, Op, PrecisionClass, TensorSpec, ValueId};
+use plimsoll_plan::{CpuKernel, KernelId, Precision, Weights};
 use std::collections::BTreeSet;
 
 /// Maximum elements of a case: larger cases test nothing more.

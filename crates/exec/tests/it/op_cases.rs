@@ -15,8 +15,8 @@ mod quantize;
 mod rows;
 mod sequences;
 
-use graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Role, TensorSpec};
 use plimsoll_exec::reference::{Data, Tensor, eval};
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Role, TensorSpec};
 
 /// Numbers of rows around the heights of row panels.
 pub const ROWS: [u64; 7] = [1, 2, 13, 31, 32, 33, 70];

@@ -2,10 +2,10 @@
 //! and, for 8-bit moments, numpy: `bench/fixtures/optimizers.py`. Invariant: every device is tested.
 
 use crate::rig::{ByName, On, bare, output, output_u8, run};
-use data::weights::Weights;
-use graph::ops::*;
-use graph::{Bounds, Builder, Counts, DType, Dim, Op};
+use plimsoll_data::weights::Weights;
 use plimsoll_exec::Executor;
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Op};
 use std::path::PathBuf;
 
 const STEPS: usize = 100;
@@ -43,7 +43,7 @@ impl Stepper {
         for (i, out) in g.node(op, &inputs).into_iter().enumerate() {
             g.output(&format!("out{i}"), out);
         }
-        let executor = bare(on, &g.finish().expect("verified"), false, plan::Weights::Resident);
+        let executor = bare(on, &g.finish().expect("verified"), false, plimsoll_plan::Weights::Resident);
         let zeros = states.iter().map(|(shape, dtype)| match dtype {
             DType::F8 | DType::I8 => panic!("no state is in codes with scales"),
             DType::U8 => State::U8(vec![0; shape.iter().product::<u64>() as usize]),
@@ -266,7 +266,7 @@ fn the_norm_of_all_gradients_is_clipped() {
                 g.output(name, out);
             }
             let graph = g.finish().expect("verified");
-            let mut executor = bare(on, &graph, false, plan::Weights::Resident).expect("planned");
+            let mut executor = bare(on, &graph, false, plimsoll_plan::Weights::Resident).expect("planned");
             let give = |e: &mut Executor| {
                 for (name, x) in [("a", grads[0]), ("b", grads[1]), ("unscale", unscale)] {
                     e.input_f32(0, name, &[x]).expect("given");

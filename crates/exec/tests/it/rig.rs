@@ -1,12 +1,14 @@
 //! Executors for tests. Invariant: a graph runs exactly as in production: compiled, checked and loaded, on an arena
 //! filled with NaN.
 
-use cpu::{CpuDevice, Isa};
-use cuda::{CudaDevice, CudaError};
-use graph::{Counts, Graph, Param};
-use plan::{Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile};
+use plimsoll_cpu::{CpuDevice, Isa};
+use plimsoll_cuda::{CudaDevice, CudaError};
 use plimsoll_exec::reference::ReferenceMachine;
 use plimsoll_exec::{Data, Device, DeviceError, Executor, Machine, ParamSource, Submitted};
+use plimsoll_graph::{Counts, Graph, Param};
+use plimsoll_plan::{
+    Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile,
+};
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -71,7 +73,8 @@ impl On {
             Self::Reference | Self::Narrow(_) => Target::named("null"),
             Self::Cpu(isa, threads) | Self::CpuNarrow(isa, threads, _) => CpuDevice::target(threads, isa),
             Self::Cuda(_) => {
-                let first = cuda::cards().ok().and_then(|cards| cards.first().map(|card| card.capability));
+                let first =
+                    plimsoll_cuda::cards().ok().and_then(|cards| cards.first().map(|card| card.capability));
                 let kernels =
                     Kernels::Cuda(first.map_or(Capability::LEAST, |(major, minor)| Capability(major, minor)));
                 Ok(Target { kernels, ..Target::named("cuda")? })

@@ -2,12 +2,12 @@
 //! flight.
 
 use crate::rig::{ByName, On, load, output, run};
-use cpu::Isa;
-use cuda::{CudaDevice, Options};
-use graph::{Bounds, Builder, Bytes, Counts, DType, Dim};
-use models::{Encoder, Output};
-use plan::{Precision, Program, Weights};
+use plimsoll_cpu::Isa;
+use plimsoll_cuda::{CudaDevice, Options};
 use plimsoll_exec::{Data, Device, DeviceError, Executor, Span, Submitted};
+use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim};
+use plimsoll_models::{Encoder, Output};
+use plimsoll_plan::{Precision, Program, Weights};
 use std::ops::Range;
 
 const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
@@ -20,13 +20,13 @@ fn step(n: i32) -> (Vec<i32>, Vec<i32>, Counts) {
     (ids, spans, Counts { tokens: (n * length) as u64, sequences: n as u64 })
 }
 
-fn graph() -> graph::Graph {
+fn graph() -> plimsoll_graph::Graph {
     let config = include_str!("../../../../fixtures/goldens/esm2/config.json");
     let graph = Encoder::from_json(config).expect("known").graph(BOUNDS, &[Output::Mean, Output::Hidden]);
     graph.expect("verified")
 }
 
-fn weights(_: &graph::Param, range: Range<u64>, out: &mut [f32]) {
+fn weights(_: &plimsoll_graph::Param, range: Range<u64>, out: &mut [f32]) {
     out.iter_mut().zip(range).for_each(|(x, i)| *x = (i * 7919 % 101) as f32 / 500.0 - 0.1);
 }
 
@@ -35,12 +35,12 @@ fn encoder(on: On) -> Executor {
 }
 
 /// An executor of `graph` on the first GPU with the given options, with resident or streamed weights.
-fn on_gpu(graph: &graph::Graph, options: Options, placed: Weights) -> Executor {
+fn on_gpu(graph: &plimsoll_graph::Graph, options: Options, placed: Weights) -> Executor {
     let (target, plan) = On::Cuda(Precision::F32).plan(graph, true, placed).expect("planned");
     let program = Program::new(target, vec![("test".to_owned(), plan)], vec![]).with_ring(options.depth);
     let device = CudaDevice::with(0, options).expect("there");
     let mut executor = Executor::new(Box::new(device), program).expect("started");
-    let source = |param: &graph::Param, range: Range<u64>, out: &mut [f32]| {
+    let source = |param: &plimsoll_graph::Param, range: Range<u64>, out: &mut [f32]| {
         weights(param, range, out);
         Ok(())
     };
@@ -253,7 +253,7 @@ fn a_gpu_names_the_step_that_is_refused() {
 }
 
 /// A graph of matmuls that take some milliseconds, longer than the copy of their input of 1 MB from the host.
-fn products() -> graph::Graph {
+fn products() -> plimsoll_graph::Graph {
     let mut g = Builder::new(Bounds { tokens: 4096, sequences: 1, longest: 4096 });
     let mut x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(64)], DType::F32);
     for layer in 0..40 {

@@ -1,11 +1,11 @@
 //! Tests of an executor that switches between programs on its device.
 
 use crate::rig::{ByName, On};
-use cpu::Isa;
-use graph::{Bounds, Counts, Param};
-use models::{Encoder, Output};
-use plan::{Precision, Program, Weights};
+use plimsoll_cpu::Isa;
 use plimsoll_exec::{Data, Executor, ReadError};
+use plimsoll_graph::{Bounds, Counts, Param};
+use plimsoll_models::{Encoder, Output};
+use plimsoll_plan::{Precision, Program, Weights};
 use std::ops::Range;
 
 const LENGTH: u64 = 16;

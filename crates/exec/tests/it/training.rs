@@ -6,10 +6,10 @@ mod steps;
 
 use crate::rig::{ByName, On, bare, output, run};
 use fixture::{Fixture, Model, check, largest};
-use graph::{Graph, Param};
-use models::{Lora, Output, Task, Training};
-use plan::{AutodiffPolicy, Weights, passes};
 use plimsoll_exec::Executor;
+use plimsoll_graph::{Graph, Param};
+use plimsoll_models::{Lora, Output, Task, Training};
+use plimsoll_plan::{AutodiffPolicy, Weights, passes};
 
 /// Each gradient is compared relative to at least this share of the model's largest gradient: the gradient of a key's
 /// bias without rotary positions is rounding error only.
@@ -41,7 +41,7 @@ fn loss_and_gradients(fixture: &Fixture, on: On) {
         check(&output(&mut executor, name, 1), &fixture.floats(name), 0.0, &what(name));
     }
     let trained: Vec<&Param> =
-        graph.params.iter().filter(|p| models::trains(models::Tuning::Full, p)).collect();
+        graph.params.iter().filter(|p| plimsoll_models::trains(plimsoll_models::Tuning::Full, p)).collect();
     let wanted: Vec<Vec<f32>> = trained.iter().map(|p| fixture.answer("grad.", p)).collect();
     let least = LEAST * wanted.iter().map(|w| largest(w)).fold(0.0, f32::max);
     for (param, wanted) in trained.iter().zip(&wanted) {
@@ -119,7 +119,7 @@ fn adapters_equal_merged_weights() {
     let adapter = |p: &Param| {
         let n: u64 = p.pieces[0].shape.iter().product();
         let mut values = vec![0.0; n as usize];
-        models::init(&models::Init::Normal(0.3), 5, &p.name, 0, &mut values);
+        plimsoll_models::init(&plimsoll_models::Init::Normal(0.3), 5, &p.name, 0, &mut values);
         values
     };
     let adapted = graph(Some(&lora));
@@ -178,7 +178,7 @@ fn classifiers_read_the_pooled_state() {
                 return fixture.parameter(p);
             }
             let mut values = vec![0.0; p.pieces[0].shape.iter().product::<u64>() as usize];
-            models::init(&models::Init::Normal(0.5), 6, &p.name, 0, &mut values);
+            plimsoll_models::init(&plimsoll_models::Init::Normal(0.5), 6, &p.name, 0, &mut values);
             values
         };
         let tokens = |e: &mut Executor| {

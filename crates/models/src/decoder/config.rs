@@ -3,7 +3,7 @@
 
 use crate::config::{ConfigError, Keys, decimal};
 use crate::hub::over;
-use graph::ops::Mask;
+use plimsoll_graph::ops::Mask;
 use serde_json::{Map, Value, json};
 
 /// Hyperparameters of a decoder.

@@ -11,8 +11,8 @@ pub use moe::active_parameters;
 
 use crate::init::{DEVIATION, Init, usual};
 use crate::training::{Dropping, Training};
-use graph::ops::{Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable};
-use graph::{Bounds, Builder, DType, Dim, Graph, Op, Param, Piece, ValueId, VerifyError};
+use plimsoll_graph::ops::{Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Param, Piece, ValueId, VerifyError};
 
 /// Values that all blocks of a decoder share.
 struct Stack<'a> {

@@ -2,8 +2,8 @@
 //! no token is dropped, so there are T k expert rows for every routing, and the plan is exact.
 
 use super::{Experts, Mlp, Stack, whole};
-use graph::ops::{Activation, Combine, Dispatch, Glu, GroupedLinear, Route, RouterLoss};
-use graph::{Builder, DType, Graph, Op, Param, ValueId};
+use plimsoll_graph::ops::{Activation, Combine, Dispatch, Glu, GroupedLinear, Route, RouterLoss};
+use plimsoll_graph::{Builder, DType, Graph, Op, Param, ValueId};
 
 /// Losses of one block's router: f32 (1) each.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 
 mod training;
 
-use graph::Bounds;
+use plimsoll_graph::Bounds;
 use plimsoll_models::{ConfigError, Encoder, HeadConfig, KNOWN, Output, known, mlp_head};
 
 const BOUNDS: Bounds = Bounds { tokens: 4096, sequences: 64, longest: 1024 };

@@ -1,8 +1,8 @@
 //! Integration tests of training graphs: parameter counts, tensor names, trained parameters, and configurations
 //! that are refused.
 
-use graph::ops::Mask;
-use graph::{Bounds, Graph, Param};
+use plimsoll_graph::ops::Mask;
+use plimsoll_graph::{Bounds, Graph, Param};
 use plimsoll_models::*;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ fn tensors(name: &str) -> BTreeMap<String, Vec<u64>> {
     header.iter().filter(|(name, _)| *name != "__metadata__").map(|(n, v)| (n.clone(), shape(v))).collect()
 }
 
-fn names(values: &[(String, graph::ValueId)]) -> Vec<&str> {
+fn names(values: &[(String, plimsoll_graph::ValueId)]) -> Vec<&str> {
     values.iter().map(|(name, _)| name.as_str()).collect()
 }
 
@@ -131,7 +131,7 @@ fn dropouts_have_streams_of_their_own() {
     let training = Training { dropout: 0.1, ..Training::default() };
     let check = |graph: Graph, wanted: u32| {
         let streams = graph.nodes.iter().filter_map(|n| {
-            let graph::Op::Dropout(op) = &n.op else { return None };
+            let plimsoll_graph::Op::Dropout(op) = &n.op else { return None };
             Some(op.stream)
         });
         let streams: Vec<u32> = streams.collect();

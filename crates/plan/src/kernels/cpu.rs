@@ -2,8 +2,8 @@
 //! crate `cpu` asserts at compile time.
 
 use super::{WIDEST_HEAD, chunk_words, columns, output_columns, rows, table};
-use graph::ops::{Attention, Epilogue, Prologue};
-use graph::{Bytes, DType, Graph, Layout, Node, Op};
+use plimsoll_graph::ops::{Attention, Epilogue, Prologue};
+use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
 /// Vector instructions used by the kernels, in ascending order.

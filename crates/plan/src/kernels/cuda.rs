@@ -2,8 +2,8 @@
 //! for a GPU can be made on any machine.
 
 use super::{Fusions, WIDEST_HEAD, table};
-use graph::ops::{Epilogue, Mask, Prologue};
-use graph::{Bytes, DType, Layout, Node, Op};
+use plimsoll_graph::ops::{Epilogue, Mask, Prologue};
+use plimsoll_graph::{Bytes, DType, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
 /// A CUDA compute capability: (major, minor).

@@ -15,8 +15,8 @@ pub use cpu::{CODES_STEP, CpuKernel, InstructionSet, MOST_HEADS, TILE_STEP, flas
 pub use cuda::{Capability, CudaKernel};
 pub use reference::ReferenceKernel;
 
-use graph::ops::Mask;
-use graph::{Bytes, Counts, DType, Graph, Layout, Node, Op, TensorSpec};
+use plimsoll_graph::ops::Mask;
+use plimsoll_graph::{Bytes, Counts, DType, Graph, Layout, Node, Op, TensorSpec};
 use serde::{Deserialize, Serialize};
 
 /// Maximum columns of an attention head, on CPUs and GPUs.
@@ -47,9 +47,9 @@ macro_rules! table {
             }
 
             /// The op that the kernel computes.
-            pub fn op(self) -> graph::OpKind {
+            pub fn op(self) -> plimsoll_graph::OpKind {
                 match self {
-                    $(Self::$variant => graph::OpKind::$op,)*
+                    $(Self::$variant => plimsoll_graph::OpKind::$op,)*
                 }
             }
 
@@ -265,7 +265,7 @@ fn described(op: &Op) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::ops::{Attention, Bias, Qkv};
+    use plimsoll_graph::ops::{Attention, Bias, Qkv};
 
     #[test]
     fn a_refusal_says_what_of_attention_is_missing() {

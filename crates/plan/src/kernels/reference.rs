@@ -1,6 +1,6 @@
 //! Kernel table of the reference. Invariant: it accepts every op in every element type and needs no workspace.
 
-use graph::{DType, Graph, Layout, Node, Op};
+use plimsoll_graph::{DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
 /// A kernel of the reference device.

@@ -2,7 +2,7 @@
 //! over all readers, so tied weights come out right; what has no gradient is an error that names the node.
 
 use crate::{AutodiffPolicy, PlanError};
-use graph::{Builder, Graph, NodeId, Param, Phase, Role, ValueId, Vjp, node_label};
+use plimsoll_graph::{Builder, Graph, NodeId, Param, Phase, Role, ValueId, Vjp, node_label};
 
 /// Is given every gradient of a parameter as soon as it is whole, (builder, parameter, gradient).
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&mut Builder, ValueId, ValueId);

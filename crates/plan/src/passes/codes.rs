@@ -4,8 +4,8 @@
 
 use super::{dce, push_node};
 use crate::{PlanError, Precision};
-use graph::ops::{Epilogue, Gelu, Linear, Quantize, Quantized};
-use graph::{DType, Def, Graph, Node, Op, Role, TensorSpec, Value, ValueId};
+use plimsoll_graph::ops::{Epilogue, Gelu, Linear, Quantize, Quantized};
+use plimsoll_graph::{DType, Def, Graph, Node, Op, Role, TensorSpec, Value, ValueId};
 
 /// The graph with the linears of its layers on the codes of `precision`; itself where that has none.
 ///

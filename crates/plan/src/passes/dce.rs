@@ -1,7 +1,7 @@
 //! Removes what nobody reads: nodes, values, parameters, states; outputs of a node that is needed for its others
 //! become `None`. Invariant: inputs, outputs and updates stay; their order and the order of nodes too.
 
-use graph::{Def, Graph, Node, NodeId, ParamId, Role, StateId, Value, ValueId};
+use plimsoll_graph::{Def, Graph, Node, NodeId, ParamId, Role, StateId, Value, ValueId};
 
 /// The same computation without what nobody reads.
 pub fn dce(graph: &Graph) -> Graph {

@@ -7,8 +7,10 @@
 
 use super::dce;
 use crate::Weights;
-use graph::ops::{Activation, Epilogue, Glu, Linear, Prologue, Qkv};
-use graph::{DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId};
+use plimsoll_graph::ops::{Activation, Epilogue, Glu, Linear, Prologue, Qkv};
+use plimsoll_graph::{
+    DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId,
+};
 
 /// The graph with fused ops. Trained weights stay apart: other plans share them one by one.
 pub fn fuse(graph: Graph, weights: Weights) -> Graph {

@@ -2,7 +2,7 @@
 //! products reads keeps its rows, and the products get a packed copy of their own, which the ledger shows.
 
 use crate::{PlanError, Target};
-use graph::{Def, Graph, Layout, Role, Value, ValueId};
+use plimsoll_graph::{Def, Graph, Layout, Role, Value, ValueId};
 
 /// The graph with the layouts of `target`.
 ///

@@ -4,8 +4,8 @@
 //! [layer norm ->] linear with a gelu, or linear -> glu, -> linear [with a residual]  =>  mlp.
 
 use super::dce;
-use graph::ops::{Activation, Epilogue, Glu, Hidden, LayerNorm, Linear, Mlp, Prologue};
-use graph::{DType, Def, Graph, Node, Op, ValueId};
+use plimsoll_graph::ops::{Activation, Epilogue, Glu, Hidden, LayerNorm, Linear, Mlp, Prologue};
+use plimsoll_graph::{DType, Def, Graph, Node, Op, ValueId};
 
 /// A fused graph of bf16 with its MLPs as one op each.
 pub fn mlp(graph: &Graph) -> Graph {

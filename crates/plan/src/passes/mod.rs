@@ -11,7 +11,7 @@ mod remat;
 mod stream;
 mod tf32;
 
-use graph::{Def, Graph, Node, NodeId};
+use plimsoll_graph::{Def, Graph, Node, NodeId};
 
 pub use autodiff::autodiff;
 pub(crate) use autodiff::differentiate;

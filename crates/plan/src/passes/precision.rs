@@ -1,11 +1,11 @@
 //! Element types of a graph, before it is differentiated: gradients then get theirs from the values that they belong
-//! to. Invariant: what the ops call [sensitive](graph::PrecisionClass::Sensitive) computes in f32
+//! to. Invariant: what the ops call [sensitive](plimsoll_graph::PrecisionClass::Sensitive) computes in f32
 //! whatever its operands are, and every choice is the element type of a value.
 
 use super::push_node;
 use crate::PlanError;
-use graph::ops::Cast;
-use graph::{DType, Def, Graph, Node, Op, Phase, Role, TensorSpec, Value, ValueId};
+use plimsoll_graph::ops::Cast;
+use plimsoll_graph::{DType, Def, Graph, Node, Op, Phase, Role, TensorSpec, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// The element type of weights and activations.
@@ -176,6 +176,6 @@ fn cast(g: &mut Graph, v: ValueId, layer: Option<u32>) -> ValueId {
 
 /// Whether an op multiplies by its parameters or looks them up. Norms scale by theirs.
 fn reads_weights(op: &Op) -> bool {
-    let products = op.rules().precision() == graph::PrecisionClass::Matmul;
+    let products = op.rules().precision() == plimsoll_graph::PrecisionClass::Matmul;
     products || matches!(op, Op::Embed(_))
 }

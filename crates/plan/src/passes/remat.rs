@@ -4,7 +4,7 @@
 
 use super::push_node;
 use crate::PlanError;
-use graph::{Def, Graph, Node, NodeId, Op, Phase, Role, Value, ValueId};
+use plimsoll_graph::{Def, Graph, Node, NodeId, Op, Phase, Role, Value, ValueId};
 use std::collections::BTreeSet;
 
 /// What is computed twice.

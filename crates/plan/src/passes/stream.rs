@@ -2,7 +2,7 @@
 //! its use and none has to survive between two. Invariant: the computation is the same; a parameter that is an
 //! output or takes part in an update is not streamed, because its storage is read after the step.
 
-use graph::{Def, Graph, Role, Value, ValueId};
+use plimsoll_graph::{Def, Graph, Role, Value, ValueId};
 
 /// The graph in which no streamed parameter has two readers.
 pub fn stream(graph: &Graph) -> Graph {

@@ -1,7 +1,7 @@
 //! Linear products on factors cut to TF32. Invariant: nothing else changes: every value, and every sum, stays f32.
 
 use crate::PlanError;
-use graph::{Graph, Op};
+use plimsoll_graph::{Graph, Op};
 
 /// The graph with its linears on TF32.
 ///

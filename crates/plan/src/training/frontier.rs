@@ -5,7 +5,7 @@
 
 use crate::Target;
 use crate::cost::node_seconds;
-use graph::{Bytes, Graph, NodeId, Phase, ValueId};
+use plimsoll_graph::{Bytes, Graph, NodeId, Phase, ValueId};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

@@ -8,7 +8,7 @@
 use crate::cost::node_seconds;
 use crate::liveness::{Buffer, buffers};
 use crate::{Instr, PlanError, Remat, Schedule, Target, step_seconds};
-use graph::{Bytes, Graph, Node, Phase};
+use plimsoll_graph::{Bytes, Graph, Node, Phase};
 
 /// Units of a run that the small model shows at most.
 const SHOWN: u32 = 4;

@@ -12,8 +12,10 @@ pub use search::{Candidate, Found, Rejected, RematChoice, TrainingSearch};
 use crate::compile::compile_owned;
 use crate::passes::{Precision, Remat, dce, differentiate, precision};
 use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights};
-use graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};
-use graph::{Builder, DType, Dim, Graph, Op, Param, Phase, Role, State, StateKind, TensorSpec, ValueId};
+use plimsoll_graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};
+use plimsoll_graph::{
+    Builder, DType, Dim, Graph, Op, Param, Phase, Role, State, StateKind, TensorSpec, ValueId,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -8,7 +8,7 @@ use super::layers::{Layers, Size, full};
 use super::{Optimizer, Solver, Training, policy};
 use crate::compile::lowered;
 use crate::{Bill, Persistent, PlanError, Program, Remat, Target, passes};
-use graph::{Bytes, Def, Graph};
+use plimsoll_graph::{Bytes, Def, Graph};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -578,9 +578,9 @@ mod tests {
     use super::*;
     use crate::Precision;
     use crate::training::Group;
-    use graph::Bounds;
-    use graph::ops::{AdamW, Mask};
-    use models::{DecoderConfig, Experts, Mlp, Norm, Positions};
+    use plimsoll_graph::Bounds;
+    use plimsoll_graph::ops::{AdamW, Mask};
+    use plimsoll_models::{DecoderConfig, Experts, Mlp, Norm, Positions};
 
     const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
@@ -637,9 +637,9 @@ mod tests {
             let build = |tokens, chunk, layers| {
                 let bounds = Bounds { tokens, sequences: 4, longest: 64 };
                 let config = DecoderConfig { layers: u64::from(layers), ..config.clone() };
-                let loss = models::Training { chunk, z_loss: 0.0, dropout: 0.1 };
+                let loss = plimsoll_models::Training { chunk, z_loss: 0.0, dropout: 0.1 };
                 let verified = |source| PlanError::Verify { after: "build", source };
-                let still = models::Training { dropout: 0.0, ..loss };
+                let still = plimsoll_models::Training { dropout: 0.0, ..loss };
                 Ok((
                     config.train_graph(bounds, &loss).map_err(verified)?,
                     config.train_graph(bounds, &still).map_err(verified)?,
@@ -677,7 +677,8 @@ mod tests {
                         let said = (layers, remat, &tried.candidate, k);
                         assert_eq!(tried.peak, program.lower_bound(), "{said:?}");
                         let micro = &program.plans()[0].1.graph;
-                        let recomputed = micro.nodes.iter().filter(|n| n.phase == graph::Phase::Recompute);
+                        let recomputed =
+                            micro.nodes.iter().filter(|n| n.phase == plimsoll_graph::Phase::Recompute);
                         assert_eq!(tried.recomputed, recomputed.count(), "{said:?}");
                         compared += 1;
                     }

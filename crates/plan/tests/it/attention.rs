@@ -1,8 +1,8 @@
 //! What attention takes in plans of its gradient. Invariant: bytes grow with the tokens, never with their square.
 
 use crate::cases::{gradients, target};
-use graph::ops::{Attention, Bias, Mask, Qkv};
-use graph::{Bounds, Builder, DType, Dim, Op};
+use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Op};
 use plimsoll_plan::{Plan, Slice, compile};
 
 /// One sequence of `tokens` through q, k, v, attention and a linear, with all gradients.

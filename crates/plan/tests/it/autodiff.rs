@@ -1,8 +1,8 @@
 //! Gradients: what has none is an error that names it, and every reader adds its share.
 
 use crate::cases::{attention_block, bounds, count, defined_by, gradients, mlp, target};
-use graph::ops::GeluGrad;
-use graph::{Builder, DType, Dim, Graph, Op};
+use plimsoll_graph::ops::GeluGrad;
+use plimsoll_graph::{Builder, DType, Dim, Graph, Op};
 use plimsoll_plan::{AutodiffPolicy, PlanError, Policy, compile, passes};
 
 fn differentiate(graph: &Graph) -> Result<Graph, PlanError> {

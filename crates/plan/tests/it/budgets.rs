@@ -4,8 +4,8 @@
 use crate::cases::target;
 use crate::random::run;
 use crate::training::{language_model, search};
-use graph::ops::{AdamW, Sgd};
-use graph::{Bytes, Graph, Param};
+use plimsoll_graph::ops::{AdamW, Sgd};
+use plimsoll_graph::{Bytes, Graph, Param};
 use plimsoll_plan::{
     Found, Group, Optimizer, PlanError, Precision, Remat, RematChoice, Training, TrainingSearch,
 };

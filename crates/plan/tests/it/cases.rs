@@ -1,8 +1,8 @@
 //! Graphs and plans that several tests share. Invariant: the same arguments give the same graph.
 
-use graph::ops::{Attention, Bias, Mask, Qkv};
-use graph::{Bounds, Builder, DType, Dim, Graph, Op, State, StateKind, ValueId};
-use models::{Encoder, Output};
+use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, State, StateKind, ValueId};
+use plimsoll_models::{Encoder, Output};
 use plimsoll_plan::{AutodiffPolicy, Bill, Plan, PlanError, Policy, Program, Target, Weights, compile};
 
 pub const MEAN: &[Output] = &[Output::Mean];
@@ -22,7 +22,7 @@ pub fn bill(result: Result<Program, PlanError>) -> Bill {
 }
 
 pub fn encoder(id: &str) -> Encoder {
-    models::known(id).unwrap_or_else(|| panic!("{id} is not known"))
+    plimsoll_models::known(id).unwrap_or_else(|| panic!("{id} is not known"))
 }
 
 pub fn target(name: &str) -> Target {
@@ -47,10 +47,14 @@ pub fn model(id: &str, tokens: u64, outputs: &[Output], target_name: &str) -> Pl
 /// A tiny model of a family: the released one with few layers and narrow matrices.
 pub fn narrow(id: &str, layers: u64) -> Encoder {
     match encoder(id) {
-        Encoder::Esm2(c) => {
-            Encoder::Esm2(models::Esm2Config { hidden_size: 8, layers, heads: 2, intermediate_size: 16, ..c })
-        }
-        Encoder::DnabertS(c) => Encoder::DnabertS(models::DnabertConfig {
+        Encoder::Esm2(c) => Encoder::Esm2(plimsoll_models::Esm2Config {
+            hidden_size: 8,
+            layers,
+            heads: 2,
+            intermediate_size: 16,
+            ..c
+        }),
+        Encoder::DnabertS(c) => Encoder::DnabertS(plimsoll_models::DnabertConfig {
             vocab_size: 16,
             hidden_size: 8,
             layers,
@@ -118,10 +122,10 @@ pub fn count(graph: &Graph, op: &str) -> usize {
 }
 
 /// The node that defines a value.
-pub fn defined_by(graph: &Graph, v: ValueId) -> &graph::Node {
+pub fn defined_by(graph: &Graph, v: ValueId) -> &plimsoll_graph::Node {
     match graph.value(v).def {
-        graph::Def::Node(id, _) => graph.node(id),
-        graph::Def::Source => panic!("{v} is a source"),
+        plimsoll_graph::Def::Node(id, _) => graph.node(id),
+        plimsoll_graph::Def::Source => panic!("{v} is a source"),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::cases::{
 };
 use crate::oracle;
 use crate::random::{graph_of, recipes, run};
-use graph::{Builder, Bytes, DType, Dim, Graph, ValueId};
+use plimsoll_graph::{Builder, Bytes, DType, Dim, Graph, ValueId};
 use plimsoll_plan::{
     CpuKernel, Fuse, Instr, KernelId, Plan, Policy, Region, Slice, Target, Weights, check, check_target,
     compile,

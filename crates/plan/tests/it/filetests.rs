@@ -11,7 +11,7 @@
 //! Flags of `plan` and `bill`: a precision, `streamed`, `trained`, `unfused`, `gradients`.
 
 use crate::symbolic::meaning;
-use graph::{Bytes, Graph};
+use plimsoll_graph::{Bytes, Graph};
 use plimsoll_plan::{
     AutodiffPolicy, Fuse, Instr, Plan, PlanError, Policy, Precision, Program, Region, Remat, Slice, Target,
     Weights, compile, passes,
@@ -201,7 +201,7 @@ fn listing(program: &Program) -> String {
     text + &program.ledger().to_string()
 }
 
-fn placed(plan: &Plan, v: graph::ValueId) -> String {
+fn placed(plan: &Plan, v: plimsoll_graph::ValueId) -> String {
     let slice = plan.memory.slice(v).map_or_else(|| "nowhere".to_owned(), |s| range(&s));
     format!("{v}: {} at {slice}", plan.graph.spec(v))
 }

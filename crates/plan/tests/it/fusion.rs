@@ -2,9 +2,9 @@
 
 use crate::cases::{MEAN, attention_block, bounds, count, encoder, state, target};
 use crate::symbolic::meaning;
-use graph::ops::{Epilogue, Prologue};
-use graph::{Builder, DType, Dim, Graph, Layout, Node, Op, ValueId};
-use models::{KNOWN, Output};
+use plimsoll_graph::ops::{Epilogue, Prologue};
+use plimsoll_graph::{Builder, DType, Dim, Graph, Layout, Node, Op, ValueId};
+use plimsoll_models::{KNOWN, Output};
 use plimsoll_plan::{Fuse, Policy, Precision, Weights, compile, passes};
 
 fn epilogues(graph: &Graph, wanted: Epilogue) -> usize {

@@ -2,8 +2,8 @@
 
 use crate::cases::{MEAN, bounds, encoder, model, plan, target};
 use crate::oracle;
-use graph::{Bounds, Bytes, Role};
-use models::{HeadConfig, KNOWN, Output, mlp_head};
+use plimsoll_graph::{Bounds, Bytes, Role};
+use plimsoll_models::{HeadConfig, KNOWN, Output, mlp_head};
 use plimsoll_plan::{MemoryPlan, Plan, Program, Staging, check};
 use std::time::{Duration, Instant};
 
@@ -159,7 +159,7 @@ fn offsets_of_weights_do_not_depend_on_bounds() {
             let weights = |tokens| {
                 let p = model(id, tokens, MEAN, target_name);
                 let slice = |v| p.memory.slice(v).expect("a weight has an address");
-                let of = |(v, _, param): (_, _, &graph::Param)| (param.clone(), slice(v));
+                let of = |(v, _, param): (_, _, &plimsoll_graph::Param)| (param.clone(), slice(v));
                 let slices: Vec<_> = p.graph.param_values().map(of).collect();
                 (p.memory.persistent, slices)
             };

@@ -1,7 +1,7 @@
 //! A second checker, by definition and in quadratic time: what two values in common bytes may do.
 //! Invariant: it knows lives and overlaps only; it never replays anything.
 
-use graph::{Role, ValueId};
+use plimsoll_graph::{Role, ValueId};
 use plimsoll_plan::{Instr, Plan, Region, Slice};
 
 /// A value's bytes and when they must not change: from the instant `birth` at which they are written (0 is

@@ -1,9 +1,9 @@
 //! Inference in 16 bits: which values are of them, what stays f32, and what that saves.
 
 use crate::cases::{bounds, encoder, target};
-use graph::ops::{Linear, Quantized, Relu};
-use graph::{Builder, DType, Def, Dim, Graph, Layout, Op, Role};
-use models::{KNOWN, Output};
+use plimsoll_graph::ops::{Linear, Quantized, Relu};
+use plimsoll_graph::{Builder, DType, Def, Dim, Graph, Layout, Op, Role};
+use plimsoll_models::{KNOWN, Output};
 use plimsoll_plan::{Fuse, Plan, Policy, Precision, Weights, compile, passes, step_seconds};
 
 fn typed(id: &str, precision: Precision, outputs: &[Output]) -> Graph {

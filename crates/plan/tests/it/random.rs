@@ -2,8 +2,8 @@
 
 use crate::cases::{attention, bounds, state, target};
 use crate::{oracle, symbolic};
-use graph::ops::{Activation, BatchNorm, Concat, Glu, Relu, SegmentMean, SelectRows, Softmax};
-use graph::{Builder, DType, Dim, Graph, Op, ValueId, VerifyError};
+use plimsoll_graph::ops::{Activation, BatchNorm, Concat, Glu, Relu, SegmentMean, SelectRows, Softmax};
+use plimsoll_graph::{Builder, DType, Dim, Graph, Op, ValueId, VerifyError};
 use plimsoll_plan::{Fuse, Plan, Policy, Program, Weights, check, compile};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};

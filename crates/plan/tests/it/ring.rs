@@ -1,12 +1,12 @@
 //! Room for open steps: in the arena and its ledger, and nowhere else.
 
-use graph::Bytes;
-use models::{Output, known};
+use plimsoll_graph::Bytes;
+use plimsoll_models::{Output, known};
 use plimsoll_plan::{Direction, Policy, Program, Staging, Target, Weights, compile};
 
 fn program_of(model: &str, target: &str, weights: Weights) -> Program {
     let target = Target::named(target).expect("built in");
-    let bounds = graph::Bounds { tokens: 1000, sequences: 7, longest: 500 };
+    let bounds = plimsoll_graph::Bounds { tokens: 1000, sequences: 7, longest: 500 };
     let encoder = known(model).expect("known");
     let graph = encoder.graph(bounds, &[Output::Mean]).expect("verified");
     let plan = compile(&graph, &Policy { weights, ..Policy::default() }, &target).expect("planned");

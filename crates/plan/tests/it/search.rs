@@ -1,7 +1,7 @@
 //! The largest bounds that fit, and the bill where none do.
 
 use crate::cases::{MEAN, bill, bounds, encoder, plan, target};
-use graph::{Bounds, Builder, Bytes, DType, Dim};
+use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim};
 use plimsoll_plan::{Ledger, Line, PlanError, Program, Search, Target, largest};
 
 fn tokens_of(program: &Program) -> u64 {

@@ -2,9 +2,9 @@
 
 use crate::cases::{MEAN, bill, bounds, encoder, plan, streamed_plan, target, with_updates};
 use crate::oracle;
-use graph::ops::Embed;
-use graph::{Builder, Bytes, DType, Dim, Graph, Op, Role};
-use models::KNOWN;
+use plimsoll_graph::ops::Embed;
+use plimsoll_graph::{Builder, Bytes, DType, Dim, Graph, Op, Role};
+use plimsoll_models::KNOWN;
 use plimsoll_plan::{
     Instr, Plan, PlanError, Policy, Program, Region, Search, Stream, Weights, check, compile, fit,
 };
@@ -21,7 +21,7 @@ fn model(id: &str, tokens: u64) -> Graph {
 }
 
 fn params(p: &Plan) -> Bytes {
-    let bytes = |v: &graph::Value| match v.spec.role {
+    let bytes = |v: &plimsoll_graph::Value| match v.spec.role {
         Role::Param(_) => v.spec.bytes(&p.graph.bounds),
         Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => Bytes::ZERO,
     };

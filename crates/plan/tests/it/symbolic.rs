@@ -1,8 +1,8 @@
 //! What a graph computes, as terms: two graphs of one meaning compute the same function.
 //! Invariant: fused forms are expanded, so a pass that rewires anything wrongly changes the meaning.
 
-use graph::ops::{Activation, Attention, Epilogue, Glu, Hidden, Linear, Mlp, Prologue, Qkv};
-use graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
+use plimsoll_graph::ops::{Activation, Attention, Epilogue, Glu, Hidden, Linear, Mlp, Prologue, Qkv};
+use plimsoll_graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
@@ -67,7 +67,7 @@ fn shape(spec: &TensorSpec) -> String {
     format!("{:?} {:?}", spec.shape, spec.dtype)
 }
 
-fn pieces(pieces: &[graph::Piece]) -> Term {
+fn pieces(pieces: &[plimsoll_graph::Piece]) -> Term {
     term(pieces.iter().map(|p| (p.tensor.clone(), p.shape.clone(), p.rows)).collect::<Vec<_>>())
 }
 

@@ -1,7 +1,7 @@
 //! Targets: each one plans or says what it lacks.
 
 use crate::cases::{MEAN, bounds, encoder, state, with_updates};
-use graph::{Builder, Bytes, DType, Dim, Layout};
+use plimsoll_graph::{Builder, Bytes, DType, Dim, Layout};
 use plimsoll_plan::{PlanError, Policy, Precision, Target, Weights, compile};
 
 #[test]
@@ -40,7 +40,7 @@ fn a_missing_kernel_is_named() {
     let target = Target::named("h200").expect("read");
     let mut g = Builder::new(bounds(64));
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
-    let y = g.one(graph::Op::Scale(graph::ops::Scale { factor: 2.0 }), &[x]);
+    let y = g.one(plimsoll_graph::Op::Scale(plimsoll_graph::ops::Scale { factor: 2.0 }), &[x]);
     g.output("y", y);
     let error = compile(&g.finish().expect("verified"), &Policy::default(), &target).expect_err("no kernel");
     assert_eq!(error.to_string(), "target `h200` has no kernel for `scale` in f32");
@@ -52,7 +52,7 @@ fn a_missing_kernel_is_named() {
 #[test]
 fn weights_that_change_cannot_be_packed() {
     let cpu = Target::named("cpu").expect("read");
-    let fails = |graph: &graph::Graph| {
+    let fails = |graph: &plimsoll_graph::Graph| {
         let error = compile(graph, &Policy::default(), &cpu).expect_err("refused");
         assert!(matches!(error, PlanError::Unsupported { .. }), "{error}");
         compile(graph, &Policy::default(), &Target::named("null").expect("read")).expect("rows are fine there");
@@ -60,8 +60,8 @@ fn weights_that_change_cannot_be_packed() {
     let shape = [Dim::Fixed(8), Dim::Fixed(8)];
     let linear = |g: &mut Builder, w| {
         let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
-        let op = graph::ops::Linear::new(false, graph::ops::Epilogue::None);
-        let y = g.one(graph::Op::Linear(op), &[x, w]);
+        let op = plimsoll_graph::ops::Linear::new(false, plimsoll_graph::ops::Epilogue::None);
+        let y = g.one(plimsoll_graph::Op::Linear(op), &[x, w]);
         g.output("y", y);
     };
     let mut g = Builder::new(bounds(64));
@@ -95,13 +95,14 @@ fn weights_that_change_cannot_be_packed() {
 #[test]
 fn bf16_linears_have_tiles_where_their_kernel_wants_them() {
     let cpu = Target::named("cpu").expect("read");
-    let outputs = [models::Output::Mean, models::Output::Logits];
+    let outputs = [plimsoll_models::Output::Mean, plimsoll_models::Output::Logits];
     let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(64), &outputs).expect("verified");
     for (precision, dtype) in [(Precision::Bf16, DType::Bf16), (Precision::F32, DType::F32)] {
         for weights in [Weights::Resident, Weights::Streamed] {
             let policy = Policy { precision, weights, ..Policy::default() };
             let plan = compile(&graph, &policy, &cpu).expect("planned");
-            let linears = plan.graph.nodes.iter().filter(|node| matches!(node.op, graph::Op::Linear(_)));
+            let linears =
+                plan.graph.nodes.iter().filter(|node| matches!(node.op, plimsoll_graph::Op::Linear(_)));
             for spec in linears.map(|node| plan.graph.spec(node.inputs[1])) {
                 let (n, k) = (spec.rows(plan.graph.bounds.full()), spec.row_elements());
                 let tiles = Bytes(n.div_ceil(32) * k.div_ceil(32) * 2048);

@@ -2,10 +2,10 @@
 
 use crate::cases::target;
 use crate::oracle;
-use graph::ops::{
+use plimsoll_graph::ops::{
     Activation, Adafactor, AdamW, Attention, Bias, Embed, Glu, LinearCrossEntropy, Mask, Qkv, Sgd,
 };
-use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
+use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
     Group, Kernels, Optimizer, PlanError, Precision, Program, Region, Remat, RematChoice, Target, Training,
     TrainingSearch, check, passes,

@@ -18,9 +18,9 @@ use super::survey::{Spread, Survey};
 use super::track::Track;
 use axis::{count, counted, score};
 use page::{GAP, MARGIN, Page};
+use plimsoll_virus::output::Call;
 use scene::Scene;
 use style::{LABEL, TITLE};
-use virus::output::Call;
 
 /// Minimum page width, in points, for histograms side by side.
 const WIDE: f64 = 340.0;

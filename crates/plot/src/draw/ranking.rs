@@ -6,7 +6,7 @@ use super::font;
 use super::scene::{Anchor, Scene, Type};
 use super::style::{self, AXIS, DARK, GRID, LABEL, REMARK};
 use crate::survey::Entry;
-use virus::output::Call;
+use plimsoll_virus::output::Call;
 
 const LINE: f64 = 9.5;
 /// Factor for the width of ids, which no space separates from the margin: fonts of the reader's system may be

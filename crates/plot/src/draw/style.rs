@@ -4,7 +4,7 @@
 //! Vermilion and blue are from the palette of Okabe and Ito (2008), which is safe for colour-blind readers.
 
 use super::scene::{Ink, Type};
-use virus::output::Call;
+use plimsoll_virus::output::Call;
 
 /// Primary text.
 pub const DARK: Ink = Ink(34, 34, 34);

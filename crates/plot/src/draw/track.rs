@@ -9,8 +9,8 @@ use super::style::{self, AXIS, DARK, GRID, LABEL, NAME, REMARK, WHITE};
 use crate::results::About;
 use crate::survey::Entry;
 use crate::track::{Column, Track, columns, silent};
+use plimsoll_virus::output::Call;
 use std::collections::BTreeMap;
-use virus::output::Call;
 
 const LEFT: f64 = 32.0;
 const RIGHT: f64 = 54.0;

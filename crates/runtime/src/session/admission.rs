@@ -7,10 +7,10 @@ use super::search::{Point, Stage};
 use crate::budget::Budget;
 use crate::settings::free;
 use crate::{Level, Observer, RequestError, RuntimeError, Settings};
-use data::limits;
-use exec::{DeviceError, Executor, Machine};
-use graph::Bytes;
-use plan::{Bill, Build, Ledger, Line, PlanError, Program, Search, Stream, Weights, fit};
+use plimsoll_data::limits;
+use plimsoll_exec::{DeviceError, Executor, Machine};
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Bill, Build, Ledger, Line, PlanError, Program, Search, Stream, Weights, fit};
 use std::sync::Arc;
 
 /// Number of largest tensors that a bill names.
@@ -192,7 +192,7 @@ impl Site {
     }
 
     /// Opens every device, without an arena.
-    fn open(&self) -> Result<Vec<Box<dyn exec::Device>>, RuntimeError> {
+    fn open(&self) -> Result<Vec<Box<dyn plimsoll_exec::Device>>, RuntimeError> {
         limits::room_for_threads(self.threads).map_err(RuntimeError::thread("compute"))?;
         let opened = self.machines.iter().map(|machine| machine.open()).collect::<Result<Vec<_>, _>>()?;
         Ok(opened.into_iter().flatten().collect())

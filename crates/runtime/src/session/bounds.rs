@@ -1,9 +1,9 @@
 //! Bounds of steps, and the host memory that a run holds beside its arena for each in-flight step. Invariant: runs and
 //! `plan` both use these functions, so the planned bytes are the bytes held.
 
-use graph::{Bounds, Bytes, Graph};
-use plan::HOST;
-use plan::{Program, Staging};
+use plimsoll_graph::{Bounds, Bytes, Graph};
+use plimsoll_plan::HOST;
+use plimsoll_plan::{Program, Staging};
 
 /// The search for the token bound of a step tries multiples of this number.
 pub const TOKEN_STEP: u64 = 128;

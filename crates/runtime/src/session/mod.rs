@@ -30,10 +30,10 @@ pub use training::{Batch, Losses, MicroStep, TrainSession, Update};
 pub use weights::WeightSource;
 
 use crate::RuntimeError;
-use data::pack::{Fill, Order, Pack, Packer};
-use exec::Executor;
-use graph::Counts;
-use plan::{InputId, Program, step_seconds};
+use plimsoll_data::pack::{Fill, Order, Pack, Packer};
+use plimsoll_exec::Executor;
+use plimsoll_graph::Counts;
+use plimsoll_plan::{InputId, Program, step_seconds};
 use replicas::{Done, Replicas, Values, Work};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -8,10 +8,10 @@ use super::search::{Choice, Rejected, Space, Stage, search};
 use super::weights::{WeightSource, load_all};
 use crate::budget::Budget;
 use crate::{Level, Observer, RequestError, RuntimeError, Settings};
-use data::pack::Order;
-use exec::Executor;
-use graph::Bytes;
-use plan::{Program, Stream};
+use plimsoll_data::pack::Order;
+use plimsoll_exec::Executor;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Program, Stream};
 
 /// Request for the plan of a session.
 pub struct Request<'a> {
@@ -50,7 +50,7 @@ impl Settings {
     /// Plans a session on these machines.
     ///
     /// # Errors
-    /// [`plan::PlanError::OverBudget`] with the bill where nothing fits; a request that contradicts itself.
+    /// [`plimsoll_plan::PlanError::OverBudget`] with the bill where nothing fits; a request that contradicts itself.
     pub fn plan<'a>(&self, request: Request<'a>) -> Result<Planned<'a>, RuntimeError> {
         let Request { mut alternatives, replicas, tokens, budgets } = request;
         let stages = || alternatives.iter().flatten();
@@ -118,7 +118,7 @@ impl Planned<'_> {
     /// Starts a stage: allocates memory, loads the weights, and checks the process against its budget before and after.
     ///
     /// # Errors
-    /// [`plan::PlanError::OverBudget`] where memory is not or no longer free; errors of devices and weights.
+    /// [`plimsoll_plan::PlanError::OverBudget`] where memory is not or no longer free; errors of devices and weights.
     pub fn start(
         &self,
         stage: usize,

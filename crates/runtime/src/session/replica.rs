@@ -2,8 +2,8 @@
 //! pipeline depth of steps in flight, but leaves in the queue a step that an idle device could start.
 
 use super::replicas::{Done, Event, Work};
-use exec::{Data, DeviceError, Executor, Submitted};
-use plan::{InputId, OutputId};
+use plimsoll_exec::{Data, DeviceError, Executor, Submitted};
+use plimsoll_plan::{InputId, OutputId};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Sender;

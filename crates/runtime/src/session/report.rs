@@ -3,10 +3,10 @@
 
 use super::bounds::tokens;
 use crate::budget::Budget;
-use exec::Executor;
-use graph::{Bytes, Op};
-use plan::HOST;
-use plan::{Precision, Program};
+use plimsoll_exec::Executor;
+use plimsoll_graph::{Bytes, Op};
+use plimsoll_plan::HOST;
+use plimsoll_plan::{Precision, Program};
 
 /// One line per device with its precision and kernels. All CPU replicas together are one device.
 pub(super) fn computing_lines(executors: &[Executor], precision: Precision) -> Vec<String> {

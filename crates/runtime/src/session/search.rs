@@ -6,8 +6,10 @@ use super::bounds::{LEAST_OF_REPLICA, TOKEN_STEP};
 use crate::RuntimeError;
 use crate::budget::Budget;
 use crate::settings::even;
-use graph::{Bytes, Graph, VerifyError};
-use plan::{Bill, Build, Dump, PlanError, Policy, Program, Search, Stream, Target, Weights, compile_with, fit};
+use plimsoll_graph::{Bytes, Graph, VerifyError};
+use plimsoll_plan::{
+    Bill, Build, Dump, PlanError, Policy, Program, Search, Stream, Target, Weights, compile_with, fit,
+};
 
 /// The space of plans to search.
 pub struct Space<'a> {
@@ -237,15 +239,15 @@ impl Stage<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::{Builder, DType, Dim};
-    use plan::Staging;
+    use plimsoll_graph::{Builder, DType, Dim};
+    use plimsoll_plan::Staging;
 
     /// Stage of models with one square matrix each: a plan holds the weight and one row per token.
     fn stage(widths: &[u64]) -> Stage<'static> {
         let part = |&width: &u64| Part {
             name: "matrix",
             graph: Box::new(move |tokens| {
-                let mut g = Builder::new(graph::Bounds { tokens, sequences: 1, longest: tokens });
+                let mut g = Builder::new(plimsoll_graph::Bounds { tokens, sequences: 1, longest: tokens });
                 let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(width)], DType::F32);
                 let y = g.linear(x, "matrix", width, false);
                 g.output("y", y);

@@ -3,10 +3,10 @@
 
 use super::*;
 use crate::session::weights::{WeightSource, load_all};
-use cpu::{CpuDevice, Isa};
-use exec::{Param, ParamSource};
-use graph::{Bounds, Builder, DType, Graph};
-use plan::{PlanError, Policy, compile};
+use plimsoll_cpu::{CpuDevice, Isa};
+use plimsoll_exec::{Param, ParamSource};
+use plimsoll_graph::{Bounds, Builder, DType, Graph};
+use plimsoll_plan::{PlanError, Policy, compile};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,13 +1,13 @@
 //! Training sessions: a model whose parameters and optimizer states stay on one device between steps. Invariant: a step
-//! runs the plans of [`plan::Training`]; inputs and outputs are resolved from their names once, when the session
+//! runs the plans of [`plimsoll_plan::Training`]; inputs and outputs are resolved from their names once, when the session
 //! starts.
 
 use super::admission::Site;
 use crate::RuntimeError;
-use exec::{DeviceError, Executor, ParamSource, Resident, Survivor};
-use graph::{Bounds, Counts, DType};
-use plan::training::{master, plans};
-use plan::{InputId, OutputId, Program};
+use plimsoll_exec::{DeviceError, Executor, ParamSource, Resident, Survivor};
+use plimsoll_graph::{Bounds, Counts, DType};
+use plimsoll_plan::training::{master, plans};
+use plimsoll_plan::{InputId, OutputId, Program};
 
 /// Number of elements of a master copy that are copied at a time.
 const PART: u64 = 1 << 16;
@@ -127,7 +127,7 @@ struct Apply {
 }
 
 impl TrainSession {
-    /// Starts a program of [`plan::Training`]: reads parameters from `source`, initializes the states, and copies the
+    /// Starts a program of [`plimsoll_plan::Training`]: reads parameters from `source`, initializes the states, and copies the
     /// parameters to their master copies.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl TrainSession {
     }
 
     /// The plan of a micro-step.
-    pub fn micro_plan(&self) -> &plan::Plan {
+    pub fn micro_plan(&self) -> &plimsoll_plan::Plan {
         &self.program().plans()[self.micro.forward.plan].1
     }
 
@@ -385,8 +385,8 @@ fn moved(executor: &mut Executor, scale: OutputId) -> Result<bool, RuntimeError>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::{Builder, Dim};
-    use plan::{Policy, Target, compile};
+    use plimsoll_graph::{Builder, Dim};
+    use plimsoll_plan::{Policy, Target, compile};
 
     #[test]
     fn a_program_without_its_plans_is_a_fault() {

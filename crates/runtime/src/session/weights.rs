@@ -2,10 +2,10 @@
 //! its file once, whatever the number of arenas.
 
 use crate::{EncoderModel, HeadModel, RuntimeError, machine};
-use data::limits;
-use exec::{Executor, Param, ParamSource};
-use graph::Graph;
-use plan::HOST;
+use plimsoll_data::limits;
+use plimsoll_exec::{Executor, Param, ParamSource};
+use plimsoll_graph::Graph;
+use plimsoll_plan::HOST;
 use std::error::Error;
 use std::ops::Range;
 
@@ -71,7 +71,7 @@ pub(crate) fn load_all(
     let of_all = |executor: &Executor| executors.len() * executor.device().units() as usize;
     let readers = of_host.map_or_else(machine::cores, of_all).min(READERS);
     limits::room_for_threads(readers + executors.len()).map_err(RuntimeError::thread("weights"))?;
-    exec::load_all(executors, plan, readers, &read)?;
+    plimsoll_exec::load_all(executors, plan, readers, &read)?;
     for executor in executors {
         if let Some(stream) = source.stream(&executor.program().plans()[plan].1.graph) {
             executor.attach_loaded(plan, stream);

@@ -1,10 +1,10 @@
 //! Simulated GPUs for tests: a [`Machine`] whose devices compute on one CPU thread, in a memory space of their
 //! own. They can be slow, fail at a given launch, refuse arenas, and report any amount of free memory.
 
-use cpu::{CpuDevice, Isa};
-use exec::{Device, DeviceError, Holder, Kind, Launch, Machine, Recorder, Repeat, Ticket, Tracer};
-use graph::{Bytes, Counts};
-use plan::{Kernels, Precision, Target};
+use plimsoll_cpu::{CpuDevice, Isa};
+use plimsoll_exec::{Device, DeviceError, Holder, Kind, Launch, Machine, Recorder, Repeat, Ticket, Tracer};
+use plimsoll_graph::{Bytes, Counts};
+use plimsoll_plan::{Kernels, Precision, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

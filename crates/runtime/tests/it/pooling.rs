@@ -3,7 +3,7 @@
 
 use crate::max_pooling::max_pooled;
 use crate::rig::fixture;
-use data::weights::{HubEnv, Weights};
+use plimsoll_data::weights::{HubEnv, Weights};
 use plimsoll_runtime::{EncoderModel, Precision, Settings, Silent};
 
 /// Hidden size of the golden model.

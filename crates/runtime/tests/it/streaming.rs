@@ -1,9 +1,9 @@
 //! Streamed weights: reading the parameters of a model in every step allocates no memory.
 
 use crate::rig::fixture;
-use data::weights::HubEnv;
-use graph::{Bounds, Layout};
-use models::Output;
+use plimsoll_data::weights::HubEnv;
+use plimsoll_graph::{Bounds, Layout};
+use plimsoll_models::Output;
 use plimsoll_runtime::{EncoderModel, Silent};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;

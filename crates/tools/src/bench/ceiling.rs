@@ -2,10 +2,10 @@
 //! measured in the precision of the work, alternating with it in one process.
 
 use super::subject::Subject;
-use cpu::Cpu;
-use cpu::peak::{self, Factors};
-use graph::DType;
-use runtime::{RuntimeError, Settings};
+use plimsoll_cpu::Cpu;
+use plimsoll_cpu::peak::{self, Factors};
+use plimsoll_graph::DType;
+use plimsoll_runtime::{RuntimeError, Settings};
 
 /// M, N and K of the GEMMs on devices other than the CPU.
 const PRODUCT: u64 = 8192;

@@ -20,7 +20,7 @@ pub use report::{Kernel, Report};
 
 use crate::ToolError;
 use ceiling::Ceiling;
-use runtime::Settings;
+use plimsoll_runtime::Settings;
 use std::path::PathBuf;
 use subject::Subject;
 
@@ -85,7 +85,7 @@ fn median(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use graph::Bytes;
+    use plimsoll_graph::Bytes;
 
     #[test]
     fn medians() {

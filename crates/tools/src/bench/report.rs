@@ -3,10 +3,10 @@
 
 use super::subject::{Subject, Turns};
 use super::{Request, Work, median};
-use graph::ops::{Epilogue, Hidden, Prologue};
-use graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
-use plan::Instr;
-use runtime::machine;
+use plimsoll_graph::ops::{Epilogue, Hidden, Prologue};
+use plimsoll_graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
+use plimsoll_plan::Instr;
+use plimsoll_runtime::machine;
 use serde_json::{Value, json};
 use std::fmt;
 

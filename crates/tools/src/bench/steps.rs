@@ -1,7 +1,7 @@
 //! Splits a batch into the steps of a pass. Invariant: every sequence is in exactly one step, the order of
 //! sequences is preserved, and no step exceeds the plan's bounds.
 
-use graph::{Bounds, Counts};
+use plimsoll_graph::{Bounds, Counts};
 
 /// A step of a pass.
 pub(super) struct Step {

@@ -6,14 +6,14 @@
 use super::steps::{Step, packs};
 use super::{Work, median};
 use crate::ToolError;
-use exec::Data;
-use graph::ops::{Embed, SegmentMean};
-use graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
-use models::{Encoder, Output};
-use plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
-use runtime::session::bounds::{LEAST_OF_REPLICA, bounds, with_outputs};
-use runtime::session::{Part, Planned, ReplicaSpans, Request, Stage, TimedSession, TimedStep};
-use runtime::{RuntimeError, Settings, price};
+use plimsoll_exec::Data;
+use plimsoll_graph::ops::{Embed, SegmentMean};
+use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
+use plimsoll_models::{Encoder, Output};
+use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
+use plimsoll_runtime::session::bounds::{LEAST_OF_REPLICA, bounds, with_outputs};
+use plimsoll_runtime::session::{Part, Planned, ReplicaSpans, Request, Stage, TimedSession, TimedStep};
+use plimsoll_runtime::{RuntimeError, Settings, price};
 use std::time::Instant;
 
 /// Minimum seconds of a measurement: shorter work is repeated until it takes this long.

@@ -3,11 +3,11 @@
 //! microseconds.
 
 use super::subject::Subject;
-use data::atomic::AtomicFile;
-use exec::Span;
-use graph::{Graph, node_label};
-use plan::{Instr, Plan};
-use runtime::RuntimeError;
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_exec::Span;
+use plimsoll_graph::{Graph, node_label};
+use plimsoll_plan::{Instr, Plan};
+use plimsoll_runtime::RuntimeError;
 use serde_json::{Value, json};
 use std::io::Write as _;
 use std::path::Path;
@@ -72,7 +72,7 @@ impl Order {
     }
 }
 
-fn launch(graph: &Graph, id: graph::NodeId) -> (&'static str, Launch) {
+fn launch(graph: &Graph, id: plimsoll_graph::NodeId) -> (&'static str, Launch) {
     let node = graph.node(id);
     (node.op.name(), Launch { label: node_label(graph, id), layer: node.layer })
 }

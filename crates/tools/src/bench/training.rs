@@ -4,14 +4,16 @@
 
 use super::median;
 use super::subject::numbers;
-use exec::Data;
-use graph::ops::{Adafactor, AdamW, Sgd};
-use graph::{Bounds, Counts};
-use models::{DecoderConfig, Training as Loss};
-use plan::training::plans;
-use plan::{Group, InputId, Instr, Optimizer, Precision, Program, Remat, Target, Training, node_seconds};
-use runtime::session::{TimedSession, TimedStep};
-use runtime::{RuntimeError, Settings};
+use plimsoll_exec::Data;
+use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
+use plimsoll_graph::{Bounds, Counts};
+use plimsoll_models::{DecoderConfig, Training as Loss};
+use plimsoll_plan::training::plans;
+use plimsoll_plan::{
+    Group, InputId, Instr, Optimizer, Precision, Program, Remat, Target, Training, node_seconds,
+};
+use plimsoll_runtime::session::{TimedSession, TimedStep};
+use plimsoll_runtime::{RuntimeError, Settings};
 use std::collections::BTreeMap;
 
 /// Tokens per step.
@@ -44,7 +46,8 @@ pub(super) fn slower(settings: &Settings, target: &Target) -> Result<BTreeMap<St
         (DENSE, 1024, Optimizer::Adafactor(adafactor)),
         (SPARSE, 256, Optimizer::Sgd(sgd)),
     ] {
-        let bad = |e: models::ConfigError| RuntimeError::bug(format!("the decoder of a calibration: {e}"));
+        let bad =
+            |e: plimsoll_models::ConfigError| RuntimeError::bug(format!("the decoder of a calibration: {e}"));
         let config = DecoderConfig::from_json(config).map_err(bad)?;
         for (kernel, (measured, expected)) in times(settings, target, (&config, longest), optimizer)? {
             if expected > 0.0 && measured > 0.0 {
@@ -65,7 +68,7 @@ fn times(
     optimizer: Optimizer,
 ) -> Result<Times, RuntimeError> {
     let bounds = Bounds { tokens: TOKENS, sequences: TOKENS / longest, longest };
-    let verified = |source| plan::PlanError::Verify { after: "build", source };
+    let verified = |source| plimsoll_plan::PlanError::Verify { after: "build", source };
     let forward = config.train_graph(bounds, &Loss::default()).map_err(verified)?;
     let training = Training {
         precision: Precision::F32,

@@ -1,13 +1,13 @@
 //! Runs an encoder and returns all of its outputs. Invariant: a sequence's outputs do not depend on the other
 //! sequences of its batch or on their order.
 
-use data::pack::Order;
-use exec::Param;
-use graph::Graph;
-use models::Output;
-use runtime::session::bounds::bounds;
-use runtime::session::{ModelId, Next, Part, Push, Request, Session, Stage, Start, WeightSource};
-use runtime::{EncoderModel, RuntimeError, Settings, Silent};
+use plimsoll_data::pack::Order;
+use plimsoll_exec::Param;
+use plimsoll_graph::Graph;
+use plimsoll_models::Output;
+use plimsoll_runtime::session::bounds::bounds;
+use plimsoll_runtime::session::{ModelId, Next, Part, Push, Request, Session, Stage, Start, WeightSource};
+use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,7 +43,7 @@ impl WeightSource for Counted<'_> {
         Ok(())
     }
 
-    fn stream(&self, _: &Graph) -> Option<exec::ParamSource> {
+    fn stream(&self, _: &Graph) -> Option<plimsoll_exec::ParamSource> {
         None
     }
 }

@@ -3,7 +3,7 @@
 
 use super::Verdict;
 use super::compute::Answer;
-use plan::Precision;
+use plimsoll_plan::Precision;
 
 /// Difference between the two f32 scores of a row below which its label may change with the precision.
 const CLOSE: f32 = 0.3;

@@ -9,11 +9,11 @@ use super::sequences::{self, Golden, Sequence};
 use super::{Options, Verdict, chain, facts, worst};
 use crate::ToolError;
 use crate::list::parameters;
-use data::tokenize::esm;
-use data::weights::HubEnv;
-use models::{Encoder, KNOWN, derived, known};
-use plan::Precision;
-use runtime::{EncoderModel, Level, Observer, RuntimeError, Settings, Tokenizer};
+use plimsoll_data::tokenize::esm;
+use plimsoll_data::weights::HubEnv;
+use plimsoll_models::{Encoder, KNOWN, derived, known};
+use plimsoll_plan::Precision;
+use plimsoll_runtime::{EncoderModel, Level, Observer, RuntimeError, Settings, Tokenizer};
 
 /// Tolerance of reference outputs beside the weights: f32 compared with f32.
 const ANSWER_BOUND: f32 = 1e-5;

@@ -12,11 +12,11 @@ mod reference;
 mod sequences;
 
 use crate::ToolError;
-use data::printable::{Name, Place};
-use data::weights::HubEnv;
 use encoder::Opened;
-use runtime::model::HEAD_NAMES;
-use runtime::{HeadModel, Level, Observer, RuntimeError, Settings};
+use plimsoll_data::printable::{Name, Place};
+use plimsoll_data::weights::HubEnv;
+use plimsoll_runtime::model::HEAD_NAMES;
+use plimsoll_runtime::{HeadModel, Level, Observer, RuntimeError, Settings};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt;
@@ -112,7 +112,7 @@ struct Story<'a> {
 impl Story<'_> {
     /// Verifies a model folder, or a bundle of two encoders and its heads.
     fn folder(&mut self, folder: &Path) -> Result<(), ToolError> {
-        if folder.join(runtime::hub::CONFIG).exists() {
+        if folder.join(plimsoll_runtime::hub::CONFIG).exists() {
             return self.encoder(&folder.display().to_string()).map(drop);
         }
         let heads = HeadModel::in_folder(folder);

@@ -2,9 +2,9 @@
 //! missing file gives `None`; a file that exists and cannot be parsed is an error.
 
 use crate::ToolError;
-use data::sequence::Reader;
-use data::weights::{PtObject, Value, read_pt_object};
-use runtime::RuntimeError;
+use plimsoll_data::sequence::Reader;
+use plimsoll_data::weights::{PtObject, Value, read_pt_object};
+use plimsoll_runtime::RuntimeError;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

@@ -4,11 +4,11 @@
 use super::Verdict;
 use super::facts::{ODD_PROTEINS, PROTEINS};
 use crate::ToolError;
-use data::printable::Name;
-use data::sequence::Reader;
-use data::tokenize::esm;
-use data::weights::Weights;
-use runtime::{EncoderModel, RuntimeError, Tokenizer};
+use plimsoll_data::printable::Name;
+use plimsoll_data::sequence::Reader;
+use plimsoll_data::tokenize::esm;
+use plimsoll_data::weights::Weights;
+use plimsoll_runtime::{EncoderModel, RuntimeError, Tokenizer};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -2,11 +2,11 @@
 //! expected checks.
 
 use crate::rig::{Folder, fixture};
-use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
-use graph::Bounds;
-use models::{Encoder, Output, candidates};
+use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_graph::Bounds;
+use plimsoll_models::{Encoder, Output, candidates};
+use plimsoll_runtime::{Precision, Settings, Silent};
 use plimsoll_tools::verify::{Options, Outcome, Report, verify};
-use runtime::{Precision, Settings, Silent};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,9 +4,9 @@
 use super::{Digest, RECORD, Record, Sealed};
 use crate::TrainError;
 use crate::trainable::{Part, Stored, Trainable};
-use data::hex::hex;
-use data::weights::safetensors_header;
-use runtime::RuntimeError;
+use plimsoll_data::hex::hex;
+use plimsoll_data::weights::safetensors_header;
+use plimsoll_runtime::RuntimeError;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::fs::File;

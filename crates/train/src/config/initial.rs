@@ -5,12 +5,12 @@ use super::yaml::Node;
 use super::{Activation, Attention, Experts, MaskKind, Model, ModelKind, Norm, Position};
 use crate::ConfigError;
 use crate::TrainError;
-use data::weights::{HubEnv, ModelPath, Weights};
-use graph::ops::Mask;
-use models::{DecoderConfig, Encoder, Mlp, Positions};
-use runtime::fair_esm;
-use runtime::hub::{Need, Trainable, config_text, trainable};
-use runtime::{Observer, RuntimeError};
+use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
+use plimsoll_graph::ops::Mask;
+use plimsoll_models::{DecoderConfig, Encoder, Mlp, Positions};
+use plimsoll_runtime::fair_esm;
+use plimsoll_runtime::hub::{Need, Trainable, config_text, trainable};
+use plimsoll_runtime::{Observer, RuntimeError};
 use serde_json::Value;
 use std::path::Path;
 
@@ -200,7 +200,7 @@ impl Initial {
             heads: c.heads,
             kv_heads: Some(c.kv_heads),
             intermediate: c.intermediate_size,
-            norm: if c.norm == models::Norm::Rms { Norm::RmsNorm } else { Norm::LayerNorm },
+            norm: if c.norm == plimsoll_models::Norm::Rms { Norm::RmsNorm } else { Norm::LayerNorm },
             norm_eps: shortest(c.eps),
             activation: if c.mlp == Mlp::Gelu { Activation::Gelu } else { Activation::Swiglu },
             bias: c.bias,

@@ -30,9 +30,9 @@ pub use run::{Batch, Device, Interval, Memory, Remat, RematPolicy, Run};
 pub use translate::{Source, Translated, translate};
 
 use crate::TrainError;
-use ::data::bounded;
-use ::data::printable::Place;
-use runtime::{Observer, RuntimeError, Silent};
+use plimsoll_data::bounded;
+use plimsoll_data::printable::Place;
+use plimsoll_runtime::{Observer, RuntimeError, Silent};
 use schema::Wrong;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

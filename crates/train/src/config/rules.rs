@@ -5,8 +5,8 @@ use super::{
     Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, Scaling,
     ScheduleKind, TrainConfig, Warmup,
 };
-use graph::{Bytes, Op};
-use runtime::machine::parse_budget;
+use plimsoll_graph::{Bytes, Op};
+use plimsoll_runtime::machine::parse_budget;
 
 /// Returns one message for each rule that the configuration violates.
 pub fn broken(c: &TrainConfig) -> Vec<String> {

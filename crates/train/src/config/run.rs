@@ -4,9 +4,9 @@
 
 use super::Auto;
 use crate::TrainError;
-use graph::Bytes;
-use plan::{Reserved, Target};
-use runtime::{Settings, machine};
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Reserved, Target};
+use plimsoll_runtime::{Settings, machine};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;

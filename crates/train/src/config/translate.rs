@@ -8,9 +8,9 @@ use super::yaml::{Kind, Node, parse};
 use super::{LARGEST, TrainConfig, Wrong};
 use crate::ConfigError;
 use crate::TrainError;
-use data::bounded;
-use data::printable::Place;
-use runtime::RuntimeError;
+use plimsoll_data::bounded;
+use plimsoll_data::printable::Place;
+use plimsoll_runtime::RuntimeError;
 use serde_json::{Value, json};
 use std::path::Path;
 

@@ -5,7 +5,7 @@
 //! Plain scalars follow the core schema of YAML 1.2.2 (section 10.3.2): `1e-5` is a number, `no` is a string.
 
 use crate::TrainError;
-use runtime::RuntimeError;
+use plimsoll_runtime::RuntimeError;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 use serde_json::{Number, Value};
 use std::fmt::Write as _;

@@ -6,9 +6,9 @@ use super::super::config::{Auto, ModelKind, TrainConfig};
 use super::subject::MOST_LAYERS;
 use super::{program, subject};
 use crate::TrainError;
-use graph::Bytes;
-use plan::Target;
-use runtime::Observer;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::Target;
+use plimsoll_runtime::Observer;
 
 /// The dimension to maximise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Largest {
     /// The configuration with the largest value set.
     pub config: TrainConfig,
     /// The plans of that configuration.
-    pub found: plan::Found,
+    pub found: plimsoll_plan::Found,
 }
 
 /// Tokens of a micro-batch are searched in multiples of this number; rows of a head are searched one by one.

@@ -15,15 +15,15 @@ use super::priced;
 use super::trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};
 use crate::TrainError;
 use crate::config::PROCESS;
-use data::train::Held;
-use data::weights::HubEnv;
-use graph::{Bounds, Bytes};
-use plan::{PlanError, Program, Staging, Target};
-use runtime::hub::{Need, trainable};
-use runtime::machine::{available, parse_budget};
-use runtime::process::Process;
-use runtime::session::{Batch, Losses, MicroStep, Site, TrainSession};
-use runtime::{Budget, Observer, RuntimeError, Settings, price};
+use plimsoll_data::train::Held;
+use plimsoll_data::weights::HubEnv;
+use plimsoll_graph::{Bounds, Bytes};
+use plimsoll_plan::{PlanError, Program, Staging, Target};
+use plimsoll_runtime::hub::{Need, trainable};
+use plimsoll_runtime::machine::{available, parse_budget};
+use plimsoll_runtime::process::Process;
+use plimsoll_runtime::session::{Batch, Losses, MicroStep, Site, TrainSession};
+use plimsoll_runtime::{Budget, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use store::Store;
@@ -36,7 +36,7 @@ pub fn plan_of(
     target: &Target,
     budget: Bytes,
     observer: &mut dyn Observer,
-) -> Result<plan::Found, TrainError> {
+) -> Result<plimsoll_plan::Found, TrainError> {
     program::search(config, &subject(config, observer)?, target, budget, observer)
 }
 
@@ -61,7 +61,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     })?;
     let bounds = program::bounds(config, found.candidate.tokens);
     feed.bound(of_data(bounds))?;
-    let plan::Found { program, candidate, .. } = found;
+    let plimsoll_plan::Found { program, candidate, .. } = found;
     let site = Site::new(&settings, 1, None, whole);
     let session = TrainSession::start(&site, program, subject.source(config.run.seed))?;
     site.budget().admits_held(session.program(), Bytes::ZERO)?;
@@ -107,9 +107,13 @@ fn beyond_reserved(config: &TrainConfig, settings: &Settings) -> Vec<Staging> {
 const CHECKPOINT: u64 = 4 << 20;
 
 /// Converts bounds of a graph to bounds of the data pipeline.
-fn of_data(bounds: Bounds) -> data::train::Bounds {
+fn of_data(bounds: Bounds) -> plimsoll_data::train::Bounds {
     let Bounds { tokens, sequences, longest } = bounds;
-    data::train::Bounds { tokens: tokens as usize, sequences: sequences as usize, longest: longest as usize }
+    plimsoll_data::train::Bounds {
+        tokens: tokens as usize,
+        sequences: sequences as usize,
+        longest: longest as usize,
+    }
 }
 
 /// Adds the memory held by the data to the bill of an over-budget error, so that the bill covers the whole process.
@@ -130,7 +134,7 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject,
             observer,
         );
     }
-    let rows = data::train::rows::RowSet::open(feed::row_settings(config, 2)?)?;
+    let rows = plimsoll_data::train::rows::RowSet::open(feed::row_settings(config, 2)?)?;
     let widths: Vec<u64> = rows.widths().iter().map(|&w| w as u64).collect();
     Subject::open(config, 0, &widths, observer)
 }
@@ -142,7 +146,7 @@ fn tokenizer(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Option
         return Ok(None);
     }
     let folder = trainable(from, Need::Model, &HubEnv::from_process(), observer)?.config();
-    Ok(Some(folder.with_file_name(runtime::hub::TOKENIZER)).filter(|path| path.is_file()))
+    Ok(Some(folder.with_file_name(plimsoll_runtime::hub::TOKENIZER)).filter(|path| path.is_file()))
 }
 
 /// Reads the number of micro-steps from a checkpoint's position; it seeds dropout, so a resumed run must continue the

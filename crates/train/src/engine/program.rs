@@ -5,10 +5,10 @@ use super::remedies::with_remedies;
 use super::subject::Subject;
 use crate::TrainError;
 use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
-use graph::ops::{Adafactor, AdamW, Sgd};
-use graph::{Bounds, Bytes, Graph, Param};
-use plan::{Found, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
-use runtime::{Observer, RuntimeError};
+use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
+use plimsoll_graph::{Bounds, Bytes, Graph, Param};
+use plimsoll_plan::{Found, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
+use plimsoll_runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
 
 /// Default of `batch.sequences`: one sequence for every this many tokens of a micro-batch.
@@ -99,7 +99,7 @@ fn with_search<T>(
     let search = TrainingSearch {
         training: Training {
             precision: precision(config.precision.kind),
-            remat: plan::Remat::None,
+            remat: plimsoll_plan::Remat::None,
             optimizer: optimizers[0],
             group: &group,
             accumulation: 1,
@@ -182,18 +182,20 @@ fn precision(kind: PrecisionKind) -> Precision {
 }
 
 fn remat(config: &TrainConfig) -> RematChoice {
-    let ops = |ops: &[&str]| plan::Remat::Selective(ops.iter().map(|op| (*op).to_owned()).collect());
+    let ops = |ops: &[&str]| plimsoll_plan::Remat::Selective(ops.iter().map(|op| (*op).to_owned()).collect());
     let of = match &config.memory.remat {
         Remat::Policy(RematPolicy::Auto) => return RematChoice::Auto,
-        Remat::Policy(RematPolicy::None) => plan::Remat::None,
-        Remat::Policy(RematPolicy::Full) => plan::Remat::Full,
-        Remat::Policy(RematPolicy::EveryN) => plan::Remat::EveryN(config.memory.remat_every as u32),
+        Remat::Policy(RematPolicy::None) => plimsoll_plan::Remat::None,
+        Remat::Policy(RematPolicy::Full) => plimsoll_plan::Remat::Full,
+        Remat::Policy(RematPolicy::EveryN) => plimsoll_plan::Remat::EveryN(config.memory.remat_every as u32),
         Remat::Policy(RematPolicy::Selective) => ops(&CHEAP),
-        Remat::Ops(names) => plan::Remat::Selective(names.clone()),
+        Remat::Ops(names) => plimsoll_plan::Remat::Selective(names.clone()),
     };
     RematChoice::Given(match config.memory.remat_layers {
         None => of,
-        Some([first, last]) => plan::Remat::Layers { first: first as u32, last: last as u32, of: Box::new(of) },
+        Some([first, last]) => {
+            plimsoll_plan::Remat::Layers { first: first as u32, last: last as u32, of: Box::new(of) }
+        }
     })
 }
 

@@ -3,7 +3,7 @@
 //! the plan of the bill.
 
 use crate::config::{Memory, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
-use plan::{Bill, Found, PlanError};
+use plimsoll_plan::{Bill, Found, PlanError};
 use serde_json::{Value, json};
 
 /// Keys and values of one remedy, as passed to `--set`.

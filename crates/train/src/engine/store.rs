@@ -5,10 +5,10 @@
 use super::subject::Subject;
 use crate::TrainError;
 use crate::{Part, Stored};
-use data::weights::{DType, f32_to_bf16, f32_to_f16};
-use exec::{Resident, Survivor};
-use graph::{Piece, StateKind};
-use runtime::session::TrainSession;
+use plimsoll_data::weights::{DType, f32_to_bf16, f32_to_f16};
+use plimsoll_exec::{Resident, Survivor};
+use plimsoll_graph::{Piece, StateKind};
+use plimsoll_runtime::session::TrainSession;
 use std::ops::Range;
 
 /// Locations of the tensors of both checkpoint files.
@@ -147,13 +147,13 @@ fn piece_of(resident: &Resident, piece: &Piece, at: u64, subject: &Subject) -> O
     Some(Tensor { stored, at, there, piece: Some(piece.clone()) })
 }
 
-fn dtype(dtype: graph::DType) -> DType {
+fn dtype(dtype: plimsoll_graph::DType) -> DType {
     match dtype {
-        graph::DType::F32 => DType::F32,
-        graph::DType::Bf16 => DType::BF16,
-        graph::DType::F16 => DType::F16,
-        graph::DType::I32 => DType::I32,
+        plimsoll_graph::DType::F32 => DType::F32,
+        plimsoll_graph::DType::Bf16 => DType::BF16,
+        plimsoll_graph::DType::F16 => DType::F16,
+        plimsoll_graph::DType::I32 => DType::I32,
         // Trained tensors are never quantized: the compiler rejects that.
-        graph::DType::F8 | graph::DType::I8 | graph::DType::U8 => DType::U8,
+        plimsoll_graph::DType::F8 | plimsoll_graph::DType::I8 | plimsoll_graph::DType::U8 => DType::U8,
     }
 }

@@ -6,19 +6,19 @@ use crate::TrainError;
 use crate::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
 use crate::tokenizer;
 use crate::{Part, Stored};
-use data::weights::{HubEnv, Weights};
-use exec::ParamSource;
-use graph::ops::Mask;
-use graph::{Bounds, Graph, Param, Piece};
-use models::{
+use plimsoll_data::weights::{HubEnv, Weights};
+use plimsoll_exec::ParamSource;
+use plimsoll_graph::ops::Mask;
+use plimsoll_graph::{Bounds, Graph, Param, Piece};
+use plimsoll_models::{
     DecoderConfig, Encoder, Experts, HeadConfig, Init, Kept, Lora, Mlp, Positions, Task, Training, TunedPart,
     Tuning, group, init, init_param, trains,
 };
-use plan::{Group, PlanError};
-use runtime::adapter::{self, Adapter};
-use runtime::hub::{CONFIG, Need, trainable};
-use runtime::model::read_config;
-use runtime::{EncoderModel, Observer, RuntimeError};
+use plimsoll_plan::{Group, PlanError};
+use plimsoll_runtime::adapter::{self, Adapter};
+use plimsoll_runtime::hub::{CONFIG, Need, trainable};
+use plimsoll_runtime::model::read_config;
+use plimsoll_runtime::{EncoderModel, Observer, RuntimeError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -173,10 +173,13 @@ impl Subject {
             return Group::Frozen;
         }
         let decays = match (group(param), config.optimizer.decay) {
-            (models::Group::Matrix, _) | (_, Decay::All) => true,
-            (models::Group::Embedding | models::Group::Vector | models::Group::Buffer, Decay::Matrices) => {
-                false
-            }
+            (plimsoll_models::Group::Matrix, _) | (_, Decay::All) => true,
+            (
+                plimsoll_models::Group::Embedding
+                | plimsoll_models::Group::Vector
+                | plimsoll_models::Group::Buffer,
+                Decay::Matrices,
+            ) => false,
         };
         if decays && !named(&config.optimizer.no_decay) { Group::Decay } else { Group::NoDecay }
     }
@@ -374,7 +377,7 @@ fn decoder(
         kv_heads: m.kv_heads.unwrap_or(m.heads),
         head_dim: m.hidden / m.heads,
         intermediate_size: m.intermediate,
-        norm: if m.norm == Norm::RmsNorm { models::Norm::Rms } else { models::Norm::Layer },
+        norm: if m.norm == Norm::RmsNorm { plimsoll_models::Norm::Rms } else { plimsoll_models::Norm::Layer },
         eps: m.norm_eps as f32,
         positions: match m.position {
             Position::Rotary => Positions::Rotary(m.rope_theta as f32),
@@ -433,7 +436,7 @@ fn adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
     let graph = model.encoder.train_graph(bounds, Task::MaskedLm, &Training::default(), None);
     let graph = graph.map_err(|e| RuntimeError::bug(e.to_string()))?;
     let lacks = |piece: &&Piece| {
-        model.find(&piece.tensor).is_none() && models::derived(&model.encoder, &piece.tensor).is_none()
+        model.find(&piece.tensor).is_none() && plimsoll_models::derived(&model.encoder, &piece.tensor).is_none()
     };
     match graph.params.iter().flat_map(|param| &param.pieces).find(lacks) {
         None => Ok(()),

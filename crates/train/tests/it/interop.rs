@@ -4,16 +4,16 @@
 
 use crate::rig::{Folder, fixture, golden};
 use crate::training::{ESM, esm, root, train, try_train, values};
-use data::weights::Weights;
-use embed::classify::{self, classify};
-use embed::embed;
-use runtime::{Failure, Precision, Settings, Silent};
+use plimsoll_data::weights::Weights;
+use plimsoll_embed::classify::{self, classify};
+use plimsoll_embed::embed;
+use plimsoll_runtime::{Failure, Precision, Settings, Silent};
+use plimsoll_tools::merge::{self, merge};
+use plimsoll_virus::predict;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use tools::merge::{self, merge};
-use virus::predict;
 
 const DECODER: &str = "
 model:
@@ -132,15 +132,15 @@ fn wide() -> Settings {
 }
 
 /// Mean embeddings of the sequences in `input`, concatenated.
-fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, embed::EmbedError> {
+fn embedded(folder: &Folder, model: &Path, input: &str) -> Result<Vec<f32>, plimsoll_embed::EmbedError> {
     let output = folder.path("out.safetensors");
     embed(
-        &embed::Options {
+        &plimsoll_embed::Options {
             model: model.display().to_string(),
             inputs: vec![fixture(input)],
-            output: embed::Destination::File(output.clone()),
+            output: plimsoll_embed::Destination::File(output.clone()),
             force: true,
-            pool: embed::Pool::Mean,
+            pool: plimsoll_embed::Pool::Mean,
             layers: None,
             sort_by_length: true,
             max_length: None,
@@ -170,7 +170,7 @@ fn what_was_trained_embeds() {
     }
 }
 
-fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, embed::EmbedError> {
+fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, plimsoll_embed::EmbedError> {
     let output = folder.path("classes.tsv");
     let options = classify::Options {
         model: model.display().to_string(),
@@ -238,14 +238,18 @@ fn a_classifier_classifies() {
         .expect("written");
     let named = classified(&folder, &checkpoint, wide()).expect("a table");
     assert!(named.starts_with("id\tlabel\tscore.0\tscore.virus\tscore.2\n"), "{named}");
-    let small = Settings { budget: Some(graph::Bytes(50_000)), ..wide() };
+    let small = Settings { budget: Some(plimsoll_graph::Bytes(50_000)), ..wide() };
     let error = classified(&folder, &checkpoint, small).expect_err("no room");
     assert_eq!(error.exit_code(), 4, "{error}");
     let error = classified(&folder, &fixture("goldens/esm2"), wide()).expect_err("no classifier");
     assert!(error.to_string().contains("not a classifier of sequences"), "{error}");
 }
 
-fn merged(adapter: &Path, base: Option<&Path>, output: &Path) -> Result<merge::Report, tools::ToolError> {
+fn merged(
+    adapter: &Path,
+    base: Option<&Path>,
+    output: &Path,
+) -> Result<merge::Report, plimsoll_tools::ToolError> {
     let base = base.map(|path| path.display().to_string());
     let options = merge::Options { adapter: adapter.to_owned(), base, output: output.to_owned() };
     merge(&options, &mut Silent)

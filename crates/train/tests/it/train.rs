@@ -3,15 +3,15 @@
 //! trait, so the tested guarantees hold for every implementation.
 
 use crate::rig::Folder;
-use data::weights::DType;
-use graph::Bytes;
+use plimsoll_data::weights::DType;
+use plimsoll_graph::Bytes;
+use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
 use plimsoll_train::checkpoint::Checkpoints;
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
     Applied, Auxiliary, Ended, Evaluated, Found, Part, Report, Request, Resume, Stored, Taken, TrainError,
     Trainable, train_with,
 };
-use runtime::{Failure, Level, Observer, Progress, Trained};
 use serde_json::{Value, json};
 use std::fs;
 use std::ops::Range;
@@ -536,7 +536,7 @@ fn the_folder_says_what_was_run() {
         serde_json::from_slice(&fs::read(folder.path("run.json")).expect("run.json")).expect("JSON");
     assert_eq!(record, report.run_record);
     assert_eq!((&record["ended"], &record["choices"]["memory.loss_chunk"]), (&json!("run.steps"), &json!(64)));
-    let model = data::weights::Weights::open(&report.checkpoint).expect("as others read it");
+    let model = plimsoll_data::weights::Weights::open(&report.checkpoint).expect("as others read it");
     assert_eq!(model.tensors().count(), 2);
 }
 

@@ -5,11 +5,11 @@
 
 use crate::rig::{Folder, fixture};
 use crate::train::{lines, names, seen};
+use plimsoll_runtime::{Failure, Silent};
 use plimsoll_train::config::schema::{leaves, schema};
 use plimsoll_train::config::{ModelKind, TrainConfig};
 use plimsoll_train::schedule::{Rate, hyper};
 use plimsoll_train::{Request, Resume, TrainError, feed, open, priced, train_with};
-use runtime::{Failure, Silent};
 use std::path::Path;
 
 /// The effect of a key, and thereby how it is observed.
@@ -176,7 +176,7 @@ fn config(flags: &[String]) -> TrainConfig {
 
 /// Runs or plans a configuration as far as `changes` needs, and returns its observable effect as text.
 fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainError> {
-    let bounds = data::train::Bounds { tokens: 8, sequences: 1, longest: 2 };
+    let bounds = plimsoll_data::train::Bounds { tokens: 8, sequences: 1, longest: 2 };
     Ok(match changes {
         Data if c.model.kind == ModelKind::Head => format!("{:?}", feed::row_settings(c, 8)?),
         Data => format!("{:?}", feed::settings(c, bounds, None)?),

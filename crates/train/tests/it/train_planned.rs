@@ -5,13 +5,13 @@
 use crate::ALLOCATOR;
 use crate::folders::{Folder, alone, fixture};
 use crate::train::lines;
-use exec::{Executor, Survivor};
-use graph::StateKind;
-use plan::{Program, check};
+use plimsoll_exec::{Executor, Survivor};
+use plimsoll_graph::StateKind;
+use plimsoll_plan::{Program, check};
+use plimsoll_runtime::session::Site;
+use plimsoll_runtime::{Settings, Silent};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Request, Resume, open, priced, train_with};
-use runtime::session::Site;
-use runtime::{Settings, Silent};
 use stats_alloc::Region;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,10 +3,10 @@
 
 use crate::ALLOCATOR;
 use crate::folders::{Folder, alone, fixture};
+use plimsoll_runtime::Silent;
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
 use plimsoll_train::{Request, Resume, Trainable, open, train_with};
-use runtime::Silent;
 use stats_alloc::Region;
 use std::time::Duration;
 

@@ -3,10 +3,10 @@
 
 use crate::rig::{Folder, fixture};
 use crate::train::{Ear, bits, lines};
-use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_runtime::{Failure, Level, Observer, Progress, Silent};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Ended, Report, Request, Resume, TrainError, open, priced, train_with};
-use runtime::{Failure, Level, Observer, Progress, Silent};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -159,9 +159,9 @@ fn planning_ends_when_it_is_asked_to_and_is_bounded() {
         let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
         TrainConfig::parse(TINY, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
     };
-    let target = plan::Target::named("cpu").expect("read");
+    let target = plimsoll_plan::Target::named("cpu").expect("read");
     let ask = |config: &TrainConfig, observer: &mut dyn Observer| {
-        plimsoll_train::plan_of(config, &target, graph::Bytes(8 << 30), observer)
+        plimsoll_train::plan_of(config, &target, plimsoll_graph::Bytes(8 << 30), observer)
     };
     let vocabulary = "data.train=[nowhere.txt] model.vocabulary=512";
     ask(&config(vocabulary), &mut Silent).expect("planned");
@@ -482,7 +482,7 @@ fn a_language_model_reads_sentence_pieces() {
     let folder = Folder::new("training-pieces-run");
     folder.write("tokenizer.json", pieces().to_string());
     let tokenizer = folder.path("tokenizer.json");
-    let read = data::train::BytePairs::from_file(&tokenizer).expect("a tokenizer");
+    let read = plimsoll_data::train::BytePairs::from_file(&tokenizer).expect("a tokenizer");
     let mut tokens = vec![];
     // By hand: "\u{2581}the" as one piece has the highest score (-2); "tha" as th + a (-8) beats three letters
     // (-15); NFKC turns the full-width letter into a plain letter; the dot is unknown.

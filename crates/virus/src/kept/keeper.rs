@@ -5,8 +5,8 @@
 
 use super::{END, Entry};
 use crate::VirusError;
-use data::journal::Journal;
-use runtime::RuntimeError;
+use plimsoll_data::journal::Journal;
+use plimsoll_runtime::RuntimeError;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;

@@ -9,7 +9,7 @@ pub(crate) use shelf::{Coverage, Looked, Shelf};
 
 use super::queue::State;
 use crate::VirusError;
-use data::translate::Frame;
+use plimsoll_data::translate::Frame;
 
 /// Journaled result of an open reading frame.
 #[derive(Clone, Copy, Debug, PartialEq)]

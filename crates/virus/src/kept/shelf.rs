@@ -3,7 +3,7 @@
 
 use super::{Bytes, END, Entry, nonsense};
 use crate::VirusError;
-use data::journal::{Blocks, Journal};
+use plimsoll_data::journal::{Blocks, Journal};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 
 use super::OutputError;
 use super::table::{Field, Table};
-use data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
+use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use std::path::Path;
 
 /// The matrix in numpy format.

@@ -2,10 +2,10 @@
 //! are written unchanged; equal runs write equal bytes, also in compressed formats.
 
 use super::OutputError;
-use data::atomic::AtomicFile;
-use data::intermediate::write_lines;
 use flate2::write::GzEncoder;
 use flate2::{Compression, GzBuilder};
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::intermediate::write_lines;
 use std::io::{self, Write};
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Writers of the intermediate files of VirNucPro's stages, for `--keep-intermediate`. Invariant: the files contain the
-//! given bytes in the given order (`data::intermediate` formats them).
+//! given bytes in the given order (`plimsoll_data::intermediate` formats them).
 
 use super::OutputError;
-use data::atomic::AtomicFile;
+use plimsoll_data::atomic::AtomicFile;
 use std::io::Write;
 use std::path::Path;
 

@@ -42,12 +42,12 @@ mod tests;
 pub mod verdict;
 mod virnucpro;
 
-use data::atomic::AtomicFile;
-use data::intermediate::{chunk_name, orf_name};
-use data::number::NumpyF32;
-use data::translate::Frame;
 use embeddings::Embeddings;
 use intermediate::Intermediate;
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::intermediate::{chunk_name, orf_name};
+use plimsoll_data::number::NumpyF32;
+use plimsoll_data::translate::Frame;
 use serde_json::Value;
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -59,7 +59,7 @@ use virnucpro::VirNucPro;
 pub use embeddings::EmbeddingFormat;
 use hits::Hits;
 pub use hits::{HitsFormat, RecordText};
-pub use runtime::OutputError;
+pub use plimsoll_runtime::OutputError;
 pub(crate) use table::Field;
 pub use verdict::Call;
 
@@ -417,7 +417,7 @@ impl Outputs {
     }
 
     /// Appends text to `chunked.fa`, `nucleotide.fa` and `protein.faa`: FASTA records formatted by
-    /// `data::intermediate`. Does nothing if these files are not written.
+    /// `plimsoll_data::intermediate`. Does nothing if these files are not written.
     ///
     /// # Errors
     /// A file that cannot be written.

@@ -7,8 +7,8 @@
 
 use super::table::{Field, Table};
 use super::{Counts, OutputError};
-use data::atomic::AtomicFile;
-use data::sequence::stem;
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::sequence::stem;
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::io::Write as _;

@@ -6,7 +6,7 @@
 //! Runs are sorted in memory and appended to one spool file in the output folder; then up to `fan_in` runs at a time are
 //! merged, in as many passes as needed.
 
-use data::{DataError, DataErrorKind};
+use plimsoll_data::{DataError, DataErrorKind};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;

@@ -2,7 +2,7 @@
 //! and texts contain.
 
 use super::OutputError;
-use data::atomic::AtomicFile;
+use plimsoll_data::atomic::AtomicFile;
 use std::fmt::{self, Display, Write as _};
 use std::io::Write as _;
 use std::path::Path;

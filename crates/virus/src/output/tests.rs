@@ -1,8 +1,8 @@
 //! Tests of the result files: comparison with VirNucPro's files, and the contents of the tables in all edge cases.
 
 use super::*;
-use data::chunk::chunks;
-use data::weights::Weights;
+use plimsoll_data::chunk::chunks;
+use plimsoll_data::weights::Weights;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

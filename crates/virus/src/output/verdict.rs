@@ -6,7 +6,7 @@
 //! The call of a record is Plimsoll's own: neither public implementation of VirNucPro combines windows.
 
 use super::OrfScore;
-use data::translate::Frame;
+use plimsoll_data::translate::Frame;
 
 /// The classification of a window or a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

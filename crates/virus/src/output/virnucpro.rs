@@ -9,8 +9,8 @@ use super::sorted::{Limits, Sorter};
 use super::table::{Field, Table};
 use super::verdict::{Consensus, label};
 use super::{OrfScore, OutputError};
-use data::atomic::AtomicFile;
-use data::number::NumpyF32;
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::number::NumpyF32;
 use std::path::{Path, PathBuf};
 
 /// Name of the file with one row per open reading frame.

@@ -3,16 +3,18 @@
 
 use crate::cards::Card;
 use crate::rig::{Folder, fixture, golden};
-use embed::{Destination, Pool, embed};
-use graph::Bytes;
-use runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, RuntimeError, Settings};
+use plimsoll_embed::{Destination, Pool, embed};
+use plimsoll_graph::Bytes;
+use plimsoll_runtime::{
+    Device, Failure, Level, Machine, Observer, Precision, Progress, RuntimeError, Settings,
+};
+use plimsoll_virus::output::EmbeddingFormat;
+use plimsoll_virus::{self, VirusError, predict};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use virus::output::EmbeddingFormat;
-use virus::{self, VirusError, predict};
 
 /// Observer that records warnings.
 #[derive(Default)]
@@ -50,8 +52,8 @@ fn on_cpu() -> Settings {
     Settings { precision: Some(Precision::F32), tokens: Some(502), threads: 1, ..Settings::default() }
 }
 
-fn prediction(output: &Path, settings: Settings) -> virus::Options {
-    virus::Options {
+fn prediction(output: &Path, settings: Settings) -> plimsoll_virus::Options {
+    plimsoll_virus::Options {
         commit_every: Duration::ZERO,
         save_embeddings: Some(EmbeddingFormat::Npy),
         settings,
@@ -165,8 +167,8 @@ fn a_step_that_cannot_be_recorded_is_run_and_said() {
     assert_eq!(said, 1, "{:?}", listener.0);
 }
 
-fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> embed::Options {
-    embed::Options {
+fn embedding(folder: &Folder, name: &str, pool: Pool, settings: Settings) -> plimsoll_embed::Options {
+    plimsoll_embed::Options {
         model: fixture("goldens/esm2").display().to_string(),
         inputs: vec![proteins(folder)],
         output: Destination::File(folder.path(&format!("{name}.safetensors"))),

@@ -1,8 +1,6 @@
 //! Integration tests of the crate. Invariant: the tests are hermetic; every test has its own temporary folder.
 #![forbid(unsafe_code)]
 
-extern crate plimsoll_virus as virus;
-
 #[allow(dead_code, reason = "shared with the tests of `run`")]
 #[path = "../../../runtime/tests/it/cards.rs"]
 mod cards;

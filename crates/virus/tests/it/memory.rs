@@ -3,11 +3,11 @@
 
 use crate::cards::{Card, Memory};
 use crate::rig::{Folder, fixture, golden};
-use graph::Bytes;
-use runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
+use plimsoll_graph::Bytes;
+use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
+use plimsoll_virus::{self, predict};
 use std::path::Path;
 use std::sync::Arc;
-use virus::{self, predict};
 
 /// Observer that records messages with their levels.
 #[derive(Default)]
@@ -30,17 +30,17 @@ impl Observer for Listener {
 }
 
 /// A prediction of the golden input on a test device with the given memory.
-fn on(memory: &Arc<Memory>, output: &Path) -> virus::Options {
+fn on(memory: &Arc<Memory>, output: &Path) -> plimsoll_virus::Options {
     let card = Arc::new(Card::new(0).with(Arc::clone(memory))) as Arc<dyn Machine>;
     let device = Device::machines(vec![card]).unwrap_or_else(|e| panic!("{e}"));
     let budget = Some(Bytes(1 << 30));
     let settings =
         Settings { device, precision: Some(Precision::F32), threads: 1, budget, ..Settings::default() };
-    virus::Options { settings, ..golden(&fixture("goldens/pipeline/reads.fa"), output) }
+    plimsoll_virus::Options { settings, ..golden(&fixture("goldens/pipeline/reads.fa"), output) }
 }
 
 /// Returns the plan's peak in bytes according to the run record.
-fn planned(report: &virus::Report) -> u64 {
+fn planned(report: &plimsoll_virus::Report) -> u64 {
     report.run_record["plan"]["peak_bytes"].as_u64().expect("a number")
 }
 

@@ -3,11 +3,11 @@
 
 use crate::resume::{Stopper, break_off_with_results, kept, options, reads, results, same, smallest, tight};
 use crate::rig::{Folder, golden, read, run};
-use cpu::Isa;
-use runtime::{Failure, Precision, Settings};
+use plimsoll_cpu::Isa;
+use plimsoll_runtime::{Failure, Precision, Settings};
+use plimsoll_virus::{Options, predict};
 use std::collections::BTreeMap;
 use std::path::Path;
-use virus::{Options, predict};
 
 /// Difference of the f32 scores of both classes below which a label may differ.
 const CLOSE: f32 = 0.3;
@@ -90,7 +90,7 @@ fn a_run_in_bf16_gives_the_same_bytes_however_it_is_computed() {
     assert!(!report.run_record["plan_of_nucleotide_stage"].is_null(), "it took one stage");
     same(&stages.output_dir, &wanted);
     let mut streamed = bf16(options(&folder.path("streamed")));
-    streamed.settings.budget = Some(graph::Bytes(smallest(&probe)));
+    streamed.settings.budget = Some(plimsoll_graph::Bytes(smallest(&probe)));
     let mut observer = Stopper::never();
     predict(&streamed, &mut observer).unwrap_or_else(|e| panic!("{e}"));
     assert!(observer.said.iter().any(|s| s.contains("weights stream from disk")), "{:?}", observer.said);

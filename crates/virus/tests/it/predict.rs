@@ -2,12 +2,12 @@
 //! in which they are computed.
 
 use crate::rig::{Folder, builtin, fixture, golden, read, run};
-use data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_virus::Options;
+use plimsoll_virus::output::EmbeddingFormat;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use virus::Options;
-use virus::output::EmbeddingFormat;
 
 /// Absolute tolerance for scores and merged embeddings.
 const TOLERANCE: f32 = 1e-5;

@@ -2,16 +2,16 @@
 //! the result files equal byte for byte those of an uninterrupted run.
 
 use crate::rig::{Folder, fixture, golden, read, run};
-use data::journal::Journal;
-use data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
-use runtime::{Failure, Level, Observer, Progress};
+use plimsoll_data::journal::Journal;
+use plimsoll_data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
+use plimsoll_runtime::{Failure, Level, Observer, Progress};
+use plimsoll_virus::output::EmbeddingFormat;
+use plimsoll_virus::{Options, Report, Shard, VirusError, predict};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use virus::output::EmbeddingFormat;
-use virus::{Options, Report, Shard, VirusError, predict};
 
 /// Path of the input of the golden files.
 pub fn reads() -> PathBuf {
@@ -259,7 +259,7 @@ fn what_another_run_has_kept_is_only_lost_to_force() {
     break_off_with_results(&Options { force: true, ..other("out") });
     let left = fs::read(&journal).expect("a journal");
     let mut narrow = Options { force: true, ..options(&out) };
-    narrow.settings.budget = Some(graph::Bytes(1));
+    narrow.settings.budget = Some(plimsoll_graph::Bytes(1));
     assert_eq!(run(&narrow).expect_err("no room").exit_code(), 4);
     assert_eq!(fs::read(&journal).expect("a journal"), left);
     // A merge opens no journal in its output folder, and a run in one stage does not open the nucleotide
@@ -386,7 +386,7 @@ fn shards_put_together_are_one_run() {
 pub fn tight(options: &Options) -> Options {
     let planned = |budget: u64| {
         let mut options = options.clone();
-        options.settings.budget = Some(graph::Bytes(budget));
+        options.settings.budget = Some(plimsoll_graph::Bytes(budget));
         let out = options.output_dir.with_extension("probe");
         let done = run(&Options { output_dir: out.clone(), ..options });
         let _ = fs::remove_dir_all(out);
@@ -402,7 +402,7 @@ pub fn tight(options: &Options) -> Options {
         }
     }
     let mut tight = options.clone();
-    tight.settings.budget = Some(graph::Bytes(low));
+    tight.settings.budget = Some(plimsoll_graph::Bytes(low));
     tight
 }
 
@@ -473,7 +473,7 @@ fn what_fails_in_the_first_of_two_stages_is_listed() {
 pub fn smallest(options: &Options) -> u64 {
     let fits = |budget: u64| {
         let mut options = options.clone();
-        options.settings.budget = Some(graph::Bytes(budget));
+        options.settings.budget = Some(plimsoll_graph::Bytes(budget));
         match run(&Options { force: true, ..options }) {
             Ok(_) => true,
             Err(error) => {
@@ -498,7 +498,7 @@ fn the_tightest_budget_streams_weights_and_gives_the_same_bytes() {
     let short = folder.write("short.fa", ">a\nACGTACGTACGTACGT\n");
     let line = smallest(&Options { inputs: vec![short], ..options(&folder.path("probe")) });
     let mut streamed = options(&folder.path("streamed"));
-    streamed.settings.budget = Some(graph::Bytes(line));
+    streamed.settings.budget = Some(plimsoll_graph::Bytes(line));
     let mut observer = Stopper::never();
     let report = predict(&streamed, &mut observer).unwrap_or_else(|e| panic!("{e}"));
     let plans = ["plan", "plan_of_nucleotide_stage"].map(|stage| &report.run_record[stage]);
@@ -507,7 +507,7 @@ fn the_tightest_budget_streams_weights_and_gives_the_same_bytes() {
     same(&streamed.output_dir, &wanted);
     // A budget of one byte less is refused with the shortfall.
     let mut less = options(&folder.path("less"));
-    less.settings.budget = Some(graph::Bytes(line - 1));
+    less.settings.budget = Some(plimsoll_graph::Bytes(line - 1));
     let error = run(&less).expect_err("refused");
     assert_eq!(error.exit_code(), 4, "{error}");
     assert!(error.to_string().contains("short by 1 B"), "{error}");
@@ -579,7 +579,7 @@ fn results_by_input_are_those_of_the_inputs() {
     let text = read(reads());
     let (a, b) = (folder.write("a.fa", &text), folder.write("b.fq", "@x\nACGTACGTACGT\n+\nIIIIIIIIIIII\n"));
     let all = Options { inputs: vec![a.clone(), b.clone()], ..options(&folder.path("all")) };
-    let reports = virus::predict_each(&all, &mut Stopper::never()).unwrap_or_else(|e| panic!("{e}"));
+    let reports = plimsoll_virus::predict_each(&all, &mut Stopper::never()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(reports.len(), 2);
     for (input, name) in [(&a, "a"), (&b, "b")] {
         let alone = Options { inputs: vec![input.clone()], ..options(&folder.path(&format!("alone-{name}"))) };
@@ -587,7 +587,7 @@ fn results_by_input_are_those_of_the_inputs() {
         same(&folder.path("all").join(name), &results(&alone.output_dir));
     }
     let twins = Options { inputs: vec![a.clone(), folder.write("a.fq", "@x\nACGT\n+\nIIII\n")], ..all };
-    let error = virus::predict_each(&twins, &mut Stopper::never()).expect_err("one folder");
+    let error = plimsoll_virus::predict_each(&twins, &mut Stopper::never()).expect_err("one folder");
     assert!(error.to_string().contains("both"), "{error}");
 }
 

@@ -1,12 +1,12 @@
 //! Options of predictions for tests.
 
 pub use crate::folders::{Folder, fixture};
-use runtime::{Precision, Settings, Silent};
+use plimsoll_runtime::{Precision, Settings, Silent};
+use plimsoll_virus::output::HitsFormat;
+use plimsoll_virus::{Models, Options, Report, VirusError, predict};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
-use virus::output::HitsFormat;
-use virus::{Models, Options, Report, VirusError, predict};
 
 /// A prediction of `input` into `output` with the golden models, windows of 500 bases, in f32 like the golden
 /// results.

@@ -6,7 +6,7 @@ use super::{Case, same_bits, workspace};
 use crate::attention::tiles::{attention_on, has_lanes};
 use crate::attention::*;
 use crate::{Bf16, Cpu, Isa, Rows, RowsMut};
-use exec::half::{bf16_to_f32, f32_to_bf16};
+use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
 /// Where tiles are: a CPU whose own way is not taken, but their double's; or it is, by dot products.
 struct On {

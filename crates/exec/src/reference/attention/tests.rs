@@ -4,7 +4,7 @@
 use super::super::testing::{check, floats, random, run};
 use super::super::{eval, tensor::Tensor};
 use super::*;
-use graph::Op;
+use plimsoll_graph::Op;
 
 const PLAIN: Attention = Attention {
     heads: 1,

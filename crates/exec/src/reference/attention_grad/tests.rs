@@ -3,8 +3,8 @@
 
 use super::super::testing::{check_gradient, floats, random, run};
 use super::*;
-use graph::Op;
-use graph::ops::{Bias, Mask};
+use plimsoll_graph::Op;
+use plimsoll_graph::ops::{Bias, Mask};
 
 const MASKS: [Mask; 5] = [
     Mask::Full,

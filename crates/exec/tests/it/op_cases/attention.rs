@@ -3,9 +3,9 @@
 //! angles, as in `RotaryTable`.
 
 use super::{BATCHES, Case, Noise, Tolerance, UNIT};
-use graph::ops::*;
-use graph::{Dim, Op};
 use plimsoll_exec::reference::{Data, Tensor};
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{Dim, Op};
 
 /// (heads, head dim); 24 is no power of two, 3 heads have slopes of two ALiBi sets.
 const HEADS: [(u32, u32); 6] = [(4, 8), (3, 16), (2, 24), (2, 32), (3, 64), (1, 128)];

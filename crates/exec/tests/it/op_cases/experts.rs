@@ -2,9 +2,9 @@
 //! least 0.15 apart, so an error of 1e-5 changes no choice.
 
 use super::{Case, Operand, ROWS, Tolerance, UNIT};
-use graph::ops::*;
-use graph::{Dim, Op};
 use plimsoll_exec::reference::Data;
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{Dim, Op};
 
 /// (E, k): one expert, one choice, all experts, and more than a vector of experts.
 const EXPERTS: [(u32, u32); 10] =

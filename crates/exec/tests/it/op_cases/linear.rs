@@ -1,9 +1,9 @@
 //! Test cases of linear layers and their gradients. Invariant: weights are scaled so that outputs are of order 1.
 
 use super::{Case, Noise, ROWS, Tolerance, UNIT};
-use graph::ops::*;
-use graph::{Dim, Op};
 use plimsoll_exec::reference::Data;
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{Dim, Op};
 
 /// (N, K): whole panels, ragged ones, one class, the widest K of the suite.
 const SIZES: [(u64, u64); 9] =

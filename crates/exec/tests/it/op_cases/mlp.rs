@@ -1,8 +1,8 @@
 //! Test cases of the fused MLP. Invariant: weights are scaled so that the hidden layer and y are of order 1.
 
 use super::{Case, Noise, Tolerance, UNIT};
-use graph::ops::*;
-use graph::{Dim, Op};
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{Dim, Op};
 
 /// All test cases of this file.
 pub fn cases() -> Vec<Case> {

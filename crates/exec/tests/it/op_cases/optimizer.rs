@@ -2,9 +2,9 @@
 //! negative, and no new quantized value is so near to a tie that f32 and f64 could differ.
 
 use super::{Case, Noise, Tolerance, UNIT};
-use graph::ops::*;
-use graph::{Dim, Op};
 use plimsoll_exec::reference::Data;
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{Dim, Op};
 
 /// Numbers of elements around the length of a vector, of a block of 8-bit moments, and of the share of a task.
 const SIZES: [u64; 9] = [1, 5, 16, 33, 255, 256, 257, 700, 40_001];

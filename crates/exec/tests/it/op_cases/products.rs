@@ -2,8 +2,8 @@
 //! that outputs are of order 1; every batch has rows without an expert, or ignored rows.
 
 use super::{Case, Noise, ROWS, Tolerance, UNIT};
-use graph::ops::*;
-use graph::{Dim, Op};
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{Dim, Op};
 
 /// (experts, N, K): one expert, ragged columns, more experts than some batches have rows.
 const EXPERTS: [(u32, u64, u64); 4] = [(1, 8, 8), (3, 33, 17), (5, 40, 64), (9, 3, 40)];

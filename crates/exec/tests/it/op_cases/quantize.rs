@@ -1,8 +1,8 @@
 //! Test cases of quantized rows. Invariant: rows are of order 1, so that one tolerance fits all.
 
 use super::{Case, Noise, Tolerance, UNIT};
-use graph::ops::*;
-use graph::{DType, Dim, Op};
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{DType, Dim, Op};
 
 /// (rows, columns): with and without padding, for every width of memory access, and the widest row of the models.
 const SIZES: [(u64, u64); 9] =

@@ -1,8 +1,8 @@
 //! Test cases of row-wise ops. Invariant: each op runs with every number of rows and of columns.
 
 use super::{Case, Noise, ROWS, Tolerance, UNIT};
-use graph::ops::*;
-use graph::{DType, Dim, Op};
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{DType, Dim, Op};
 
 /// Numbers of columns: whole vectors, tails, and a single one.
 const COLUMNS: [u64; 7] = [8, 24, 33, 40, 160, 320, 1];

@@ -2,9 +2,9 @@
 //! are in range; the first and the last index occur.
 
 use super::{BATCHES, Case, Tolerance, UNIT};
-use graph::ops::*;
-use graph::{DType, Dim, Op};
 use plimsoll_exec::reference::Data;
+use plimsoll_graph::ops::*;
+use plimsoll_graph::{DType, Dim, Op};
 
 const COLUMNS: [u64; 4] = [8, 24, 33, 320];
 

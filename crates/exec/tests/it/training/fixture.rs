@@ -1,10 +1,10 @@
 //! A tiny model, a batch, and the reference results of PyTorch.
 
 use crate::rig::ByName;
-use data::weights::Weights as File;
-use graph::{Bounds, Counts, Graph, Param, Piece};
-use models::{DecoderConfig, Encoder, HeadConfig, Task, Training, candidates, derived};
+use plimsoll_data::weights::Weights as File;
 use plimsoll_exec::Executor;
+use plimsoll_graph::{Bounds, Counts, Graph, Param, Piece};
+use plimsoll_models::{DecoderConfig, Encoder, HeadConfig, Task, Training, candidates, derived};
 use std::path::PathBuf;
 
 /// Tolerance relative to the largest value of a tensor.

@@ -3,11 +3,11 @@
 use super::fixture::{Fixture, Model, check};
 use super::{DENSE, MASKED, MIXTURES};
 use crate::rig::{ByName, On};
-use graph::ops::{AdamW, Sgd};
-use graph::{Counts, Graph, Param};
-use plan::training::plans;
-use plan::{Group, Optimizer, Precision, Remat, Training};
 use plimsoll_exec::{Executor, Resident, Survivor};
+use plimsoll_graph::ops::{AdamW, Sgd};
+use plimsoll_graph::{Counts, Graph, Param};
+use plimsoll_plan::training::plans;
+use plimsoll_plan::{Group, Optimizer, Precision, Remat, Training};
 use std::collections::BTreeMap;
 
 const STEPS: usize = 5;
@@ -46,10 +46,10 @@ fn start<'a>(fixture: &'a Fixture, graph: &Graph, on: On, accumulation: u64, rem
 }
 
 fn group(param: &Param) -> Group {
-    match models::group(param) {
-        models::Group::Matrix | models::Group::Embedding => Group::Decay,
-        models::Group::Vector => Group::NoDecay,
-        models::Group::Buffer => Group::Frozen,
+    match plimsoll_models::group(param) {
+        plimsoll_models::Group::Matrix | plimsoll_models::Group::Embedding => Group::Decay,
+        plimsoll_models::Group::Vector => Group::NoDecay,
+        plimsoll_models::Group::Buffer => Group::Frozen,
     }
 }
 
@@ -188,7 +188,7 @@ fn five_steps(name: &'static str, on: On) {
         run.compared();
         let found = run.parameters();
         // With two micro-batches the running statistics move twice in a step.
-        let same = |p: &Param| accumulation == 1 || models::group(p) != models::Group::Buffer;
+        let same = |p: &Param| accumulation == 1 || plimsoll_models::group(p) != plimsoll_models::Group::Buffer;
         for param in graph.params.iter().filter(|p| same(p) && !p.name.ends_with("inv_freq")) {
             let what = format!("{}: {}", run.what, param.name);
             check(&found[&param.name], &fixture.answer("after.", param), 0.0, &what);
