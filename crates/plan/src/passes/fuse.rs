@@ -66,7 +66,7 @@ impl Fusion {
         let found = if let Op::Gelu(_) = node.op {
             self.plain_linear(node.inputs[0]).map(|found| (found, Epilogue::Gelu, None))
         } else if let Op::Add(_) = node.op {
-            // If both operands are linears, the later one is fused: its result would be live only until this add.
+            // If both operands are linears, the later one is fused and the result of the earlier one is the residual.
             let sides = [(1, 0), (0, 1)].into_iter();
             let found =
                 sides.filter_map(|(lin, res)| Some((self.plain_linear(node.inputs[lin])?, node.inputs[res])));
