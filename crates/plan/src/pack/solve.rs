@@ -11,7 +11,7 @@
 //! stream that is updated in place is a floor too. The items above the floors decompose into equal parts, of which
 //! each distinct one is solved once and its offsets are reused. Decomposing n items takes O(n log n) for any depth of
 //! nesting. If an additional item is live across the layers, the problem does not decompose. A part of at least
-//! [`MANY`] items is then packed with the skyline heuristic, which takes O(n log n) for lifetimes as in layers, and
+//! `MANY` items is then packed with the skyline heuristic, which takes O(n log n) for lifetimes as in layers, and
 //! is searched only if the result is too high.
 
 use std::collections::BTreeMap;

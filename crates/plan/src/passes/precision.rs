@@ -60,7 +60,7 @@ impl Precision {
 }
 
 /// Returns the graph with the weights of linears, experts, embeddings and losses in `precision`, and activations in
-/// the types that the ops infer from them. Parameters of norms and positional tables stay f32.
+/// the types that the ops infer from them. Parameters of norms and rotary tables stay f32.
 ///
 /// # Errors
 /// [`PlanError::BadPolicy`] if a graph input is floating-point, because the activations computed from it would stay
