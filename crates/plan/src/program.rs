@@ -32,13 +32,13 @@ use std::fmt::Write as _;
 ///     Ok(Program::new(target.clone(), vec![("mlp".to_owned(), plan)], vec![]))
 /// };
 ///
-/// // The bytes of a step, line by line.
+/// // Breakdown of the memory of a step.
 /// let program = build(1024)?;
 /// println!("{}", program.ledger());
 /// assert_eq!(program.ledger().total(), program.peak());
 /// assert_eq!(program.ledger().get("params"), Bytes(4 * (2 * 64 * 256 + 256 + 64)));
 ///
-/// // The most tokens that fit; where not even 512 do, the error is a bill that says what is missing.
+/// // The largest step that fits; if not even 512 tokens fit, the error contains a bill of the missing memory.
 /// let budget = Bytes(4_000_000);
 /// let search = Search { floor: 512, ceiling: target.saturation, step: 64, budget };
 /// let fitting = Program::largest_bounds(search, &mut build)?;

@@ -37,7 +37,7 @@ pub fn run<S: Strategy>(cases: u32, strategy: S, test: impl FnMut(S::Value) -> R
 }
 
 /// Builds the graph of a recipe; operands are chosen among all matrices so far: inputs, states and results.
-/// `Err` if the verifier rejects an update because its new value is read as an old one later.
+/// `Err` if the verifier rejects an update.
 pub fn graph_of(recipe: &Recipe) -> Result<Graph, VerifyError> {
     let mut g = Builder::new(bounds(128));
     let fixed = [Dim::Fixed(4), Dim::Fixed(8)];

@@ -98,7 +98,7 @@ fn optimizers() -> Vec<Optimizer> {
     ]
 }
 
-/// Small model; its matrices have at least 4096 elements, so that AdamW8bit stores their moments in 8 bits.
+/// Small model with matrices above and below 4096 elements, the minimum for 8-bit moments with AdamW8bit.
 fn small() -> Graph {
     language_model(2, 64, 96, 128)
 }
