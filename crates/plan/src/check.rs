@@ -48,11 +48,13 @@ impl Holders {
         }
     }
 
+    /// Whether the bytes of `slice` contain exactly `value`; always true for an empty slice.
     fn holds(&self, slice: Slice, value: ValueId) -> bool {
         slice.bytes.0 == 0 || self.0.get(&slice.offset) == Some(&(slice.end(), Some(value)))
     }
 }
 
+/// State of the replay of a plan.
 struct Replay<'a> {
     graph: &'a Graph,
     memory: &'a MemoryPlan,
@@ -186,6 +188,8 @@ impl Replay<'_> {
         Ok(())
     }
 
+    /// Replays a launch: the inputs must be intact, an output may overlap an input only in place, and outputs must be
+    /// disjoint. The workspace must overlap neither inputs nor outputs.
     fn launch(&mut self, node: &Node, workspace: Option<Slice>) -> Result<(), String> {
         let ins = node.inputs.iter().map(|&v| self.expect(v)).collect::<Result<Vec<_>, _>>()?;
         let mut written: Vec<Slice> = vec![];
@@ -249,6 +253,7 @@ impl Replay<'_> {
         }
     }
 
+    /// Replays the copy of the new value of an update; each update may be copied only once.
     fn copy(&mut self, from: ValueId, to: ValueId) -> Result<(), String> {
         if self.news[to.index()] != Some(from) || !self.copied.insert((from, to)) {
             return Err(format!("the copy of {from} to {to} is not an update that remains to be done"));

@@ -62,6 +62,8 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
             if home[v.index()].is_some() {
                 continue;
             }
+            // Storage is free if this instruction is the last reader. A value that is written directly into the
+            // storage of a state is in the persistent region, so its storage is not available.
             let free = |old: ValueId| deaths[old.index()] == instant && home[old.index()].is_none();
             match reusable(graph, id, k, v, free, &taken) {
                 Some(old) => {
@@ -96,6 +98,7 @@ fn deaths(graph: &Graph, schedule: &Schedule) -> Vec<u32> {
             Instr::Load(_) => {}
         }
     }
+    // Outputs are downloaded after the last instruction.
     let end = schedule.instrs.len() as u32 + 1;
     for (_, v) in &graph.outputs {
         deaths[v.index()] = end;

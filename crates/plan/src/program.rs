@@ -32,13 +32,13 @@ use std::fmt::Write as _;
 ///     Ok(Program::new(target.clone(), vec![("mlp".to_owned(), plan)], vec![]))
 /// };
 ///
-/// // The bytes of a step, line by line.
+/// // Breakdown of the memory of a step.
 /// let program = build(1024)?;
 /// println!("{}", program.ledger());
 /// assert_eq!(program.ledger().total(), program.peak());
 /// assert_eq!(program.ledger().get("params"), Bytes(4 * (2 * 64 * 256 + 256 + 64)));
 ///
-/// // The most tokens that fit; where not even 512 do, the error is a bill that says what is missing.
+/// // The largest step that fits; if not even 512 tokens fit, the error contains a bill of the missing memory.
 /// let budget = Bytes(4_000_000);
 /// let search = Search { floor: 512, ceiling: target.saturation, step: 64, budget };
 /// let fitting = Program::largest_bounds(search, &mut build)?;
@@ -193,6 +193,7 @@ impl Program {
 
     /// Index of the plan with the largest transient region, and the label of the instruction at its peak.
     pub fn peak_at(&self) -> (usize, String) {
+        // On equal sizes the first plan is chosen, hence the reversed index.
         let by_size = |(i, (_, p)): &(usize, &(String, Plan))| (p.memory.transient, std::cmp::Reverse(*i));
         let Some((i, (name, plan))) = self.plans.iter().enumerate().max_by_key(by_size) else {
             return (0, "nothing".to_owned());
@@ -330,6 +331,8 @@ impl Program {
         self.persistent_before(self.plans.len())
     }
 
+    /// Offset of the weights of plan number `plan` in the arena: plans that share their weights all start at 0,
+    /// others follow each other. For the number of plans, the size of the persistent region.
     fn persistent_before(&self, plan: usize) -> Bytes {
         let all = self.plans.iter().map(|(_, p)| p.memory.persistent);
         match self.shared {
@@ -339,18 +342,22 @@ impl Program {
         }
     }
 
+    /// Size of the staging buffers before buffer `k`.
     fn staging_before(&self, k: usize) -> Bytes {
         self.staging[..k].iter().map(|s| s.bytes.align_up(self.target.alignment)).sum()
     }
 
+    /// Size of the memory outside the arena.
     fn kept_beside(&self) -> Bytes {
         self.beside.iter().map(|s| s.bytes).sum()
     }
 
+    /// Offset of the transient region in the arena.
     fn transient_base(&self) -> Bytes {
         self.persistent() + self.staging_before(self.staging.len())
     }
 
+    /// Size of the transient region, which plans use in turn: that of the plan with the largest.
     fn transient(&self) -> Bytes {
         self.plans.iter().map(|(_, p)| p.memory.transient).max().unwrap_or_default()
     }
@@ -359,11 +366,13 @@ impl Program {
 /// Ledger entry of parameters in the transient region.
 const STREAMED: &str = "streamed params";
 
+/// Label of an instruction that loads the parameter `v`.
 fn load_label(graph: &Graph, v: ValueId) -> String {
     let of = graph.param_values().find(|(value, ..)| *value == v);
     of.map_or_else(|| format!("load of {v}"), |(.., param)| format!("load of {}", param.name))
 }
 
+/// Serializes a value for the digest.
 fn saved(what: &impl Serialize) -> Result<Vec<u8>, PlanError> {
     let unsaved = |e| PlanError::BadPolicy { field: "plan", why: format!("it cannot be saved: {e}") };
     serde_json::to_vec(what).map_err(unsaved)

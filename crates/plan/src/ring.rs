@@ -52,6 +52,7 @@ impl Program {
         let outputs = |g: &Graph| self.all_padded(g, &g.outputs);
         let widest = |of: &dyn Fn(&Graph) -> Bytes| self.plans().iter().map(|(_, p)| of(&p.graph)).max();
         let step = [widest(&inputs).unwrap_or_default(), widest(&outputs).unwrap_or_default()];
+        // A repeated call replaces the buffers of the previous one, which are the last of the list.
         let first = self.ring.map_or(self.staging.len(), |ring| ring.first);
         self.staging.truncate(first);
         if depth > 1 {
@@ -96,6 +97,7 @@ impl Program {
         bytes.align_up(self.target().alignment)
     }
 
+    /// Sum of the padded sizes of values.
     fn all_padded(&self, graph: &Graph, values: &[(String, ValueId)]) -> Bytes {
         values.iter().map(|&(_, v)| self.padded(graph.spec(v).bytes(&graph.bounds))).sum()
     }

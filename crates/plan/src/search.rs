@@ -92,6 +92,7 @@ fn place(
     }
 }
 
+/// Adds a remedy to a bill, in order of slowdown.
 fn offer(bill: &mut Bill, remedy: Remedy) {
     bill.remedies.push(remedy);
     bill.remedies.sort_by(|a, b| a.slower.total_cmp(&b.slower));
@@ -104,8 +105,11 @@ pub fn largest(
 ) -> Result<Program, PlanError> {
     let step = search.step.max(1);
     let ceiling = search.ceiling.max(search.floor);
+    // Candidate k: the floor for k = 0, then the multiples of `step` above the floor, and the ceiling as the last
+    // one.
     let tokens = |k: u64| if k == 0 { search.floor } else { ((search.floor / step + k) * step).min(ceiling) };
     let last = if ceiling == search.floor { 0 } else { ceiling.div_ceil(step) - search.floor / step };
+    // The largest candidate is tried first: if it fits, no other program is built.
     let widest = build(tokens(last))?;
     if last == 0 || widest.peak() <= search.budget {
         return widest.within(search.budget);

@@ -1,19 +1,19 @@
-//! Depth-first search through all packings of a few blocks.
+//! Depth-first search over all packings of a few blocks.
 //!
-//! Invariant: it looks at packings in canonical form only, blocks placed in order of offset, each
-//! resting on another or on the ground. Every packing can be pushed down into one, so `None` within
-//! the effort means that there is no lower packing. (As MiniMalloc does: Moffitt, ASPLOS 2023.)
+//! Invariant: only packings in canonical form are considered: blocks in order of offset, each directly above another
+//! block or at offset 0. Every packing can be pushed down into a canonical one, so `None` with steps left proves that
+//! no packing within the limit exists. (The approach of MiniMalloc: Moffitt, ASPLOS 2023.)
 
 use super::solve::{Block, loads};
 
-/// Beyond this many blocks the search hardly ever ends.
+/// Largest number of blocks for which the search is tried; with more it rarely completes.
 pub(super) const MOST_BLOCKS: usize = 32;
 
-/// An order in which first fit keeps every end at or below `limit`; `None` when there is none or
-/// `steps` ran out (it is then 0).
+/// Returns an order in which first fit keeps the end of every block at or below `limit`; `None` if there is no such
+/// order or if `steps` ran out, in which case it is 0.
 ///
-/// The order is that of the offsets in the packing found. First fit puts each block at or below its
-/// place there: by induction all earlier ones are no higher, so that place is still free.
+/// The order is that of the offsets in the packing found. First fit places each block at or below its offset in that
+/// packing: by induction no earlier block is higher than there, so that offset is still free.
 pub(super) fn below(blocks: &[Block], limit: u64, steps: &mut u64) -> Option<Vec<u32>> {
     let waiting = loads(blocks);
     let floor = vec![0; waiting.len()];
@@ -22,23 +22,24 @@ pub(super) fn below(blocks: &[Block], limit: u64, steps: &mut u64) -> Option<Vec
     tree.descend(0, 0).then_some(tree.order)
 }
 
-/// A partial packing.
+/// A partial packing: the current node of the search tree.
 struct Tree<'a> {
     blocks: &'a [Block],
     limit: u64,
     steps: &'a mut u64,
-    /// Per instant, the end of the highest block placed there.
+    /// End of the highest placed block at each instant.
     floor: Vec<u64>,
-    /// Per instant, the sizes of the blocks that are still to come.
+    /// Sum of the sizes of the unplaced blocks at each instant.
     waiting: Vec<u64>,
     placed: Vec<bool>,
-    /// The placed blocks, lowest first.
+    /// Placed blocks in order of offset.
     order: Vec<u32>,
 }
 
 impl Tree<'_> {
-    /// Places the remaining blocks at or above `level`. At the same offset blocks come in
-    /// order of index, `next` being the first allowed: the others are the same packing again.
+    /// Places the remaining blocks at or above offset `level`; at `level` itself only blocks with index `next` or
+    /// higher. Blocks of equal offset are placed in order of index, so that each packing is considered once. Returns
+    /// whether all blocks are placed.
     fn descend(&mut self, level: u64, next: usize) -> bool {
         if self.order.len() == self.blocks.len() {
             return true;
@@ -65,13 +66,13 @@ impl Tree<'_> {
         false
     }
 
-    /// Whether what waits at each instant still fits between `level` and the limit.
+    /// Whether the unplaced blocks at each instant still fit between `level` and the limit.
     fn roomy(&self, level: u64) -> bool {
         let fits = |(&floor, &waiting): (&u64, &u64)| waiting == 0 || floor.max(level) + waiting <= self.limit;
         self.floor.iter().zip(&self.waiting).all(fits)
     }
 
-    /// Where each waiting block would rest now, lowest first.
+    /// Each unplaced block that may come next and its offset directly above the placed ones, in order of offset.
     fn candidates(&self, level: u64, next: usize) -> Vec<(u64, usize)> {
         let rest =
             |b: &Block| self.floor[b.birth as usize..=b.death as usize].iter().max().copied().unwrap_or(0);

@@ -1,8 +1,8 @@
-//! The search for a packing of a piece that cannot be cut: first fit, lowest place first and best
-//! fit in several orders, every packing if the blocks are few, then small changes to the best order.
+//! Search for a packing of a piece that does not decompose: first fit, skyline and best fit in several orders,
+//! exhaustive search if there are few blocks, then hill climbing over the order of the best packing.
 //!
-//! Invariant: every packing it looks at is valid, and the first one is finished whatever it costs,
-//! so there is always an answer.
+//! Invariant: every packing considered is valid, and the first one is completed regardless of the step limit, so
+//! there is always a result.
 
 use std::cmp::Reverse;
 use std::ops::ControlFlow;
@@ -10,11 +10,11 @@ use std::ops::ControlFlow;
 use super::solve::{Block, loads};
 use super::{exact, skyline};
 
-/// Offset of a block that has none yet.
+/// Offset of a block that is not placed yet.
 const UNPLACED: u64 = u64::MAX;
 
-/// Offsets for `blocks` (in order of birth), as low as the effort allows: the search ends when the
-/// height is at most `enough` or `steps` are used up.
+/// Returns the offsets of `blocks`, which are in order of birth. The search ends as soon as the height is at most
+/// `enough` or `steps` steps have been used.
 pub(super) fn search(blocks: &[Block], enough: u64, steps: u64) -> Vec<u64> {
     let mut search = Search::new(blocks, enough, steps);
     search.try_orders();
@@ -25,43 +25,46 @@ pub(super) fn search(blocks: &[Block], enough: u64, steps: u64) -> Vec<u64> {
     search.best
 }
 
-/// Offsets at which many `blocks` rest on each other, the longest lives first, where their height is at most `enough`: what
-/// is high enough for most steps of training, in O(n log n) for the lives of layers (items with random long lives: four times the time for twice of them).
+/// Returns the offsets of the skyline heuristic with priority for the longest lifetimes; `None` if the height exceeds
+/// `enough`. It suffices for most training steps. Takes O(n log n) for lifetimes as in layers; for items with random
+/// long lifetimes the time is quadratic.
 pub(super) fn rested(blocks: &[Block], enough: u64) -> Option<Vec<u64>> {
     let order = Order::Life.of(blocks, &[]);
     skyline::order(blocks, &order, enough, &mut 0).map(|(_, offsets)| offsets)
 }
 
-/// What it costs to collect and sort a neighbour, in steps of a walk.
+/// Cost of collecting and sorting one neighbour, relative to one step of a walk over the placed blocks.
 const SORT_COST: usize = 6;
 
-/// Where a block goes among the gaps that hold it.
+/// Choice among the gaps that are large enough for a block.
 #[derive(Clone, Copy)]
 enum Rule {
-    /// The lowest gap.
+    /// First fit: the lowest gap.
     First,
-    /// The smallest gap, then the lowest; above everything only when there is no other.
+    /// Best fit: the smallest gap, the lowest of equal ones; above all neighbours only if no gap is large enough.
     Best,
 }
 
-/// The best packing so far, and what is needed to try another.
+/// State of a search: the best packing so far and the buffers for the next attempt.
 struct Search<'a> {
     blocks: &'a [Block],
     neighbours: Neighbours,
+    /// Height that ends the search.
     enough: u64,
+    /// Remaining steps.
     steps: u64,
     /// Offsets of the best packing.
     best: Vec<u64>,
-    /// Its height, `u64::MAX` before the first.
+    /// Height of the best packing; `u64::MAX` before the first one.
     height: u64,
-    /// The order and the rule that made it.
+    /// Order and rule of the best packing.
     order: Vec<u32>,
     rule: Rule,
     /// Offsets of the packing under construction.
     offsets: Vec<u64>,
-    /// Its blocks by offset.
+    /// Placed blocks of the packing under construction, sorted by offset.
     placed: Vec<(u64, Block)>,
-    /// Some placed neighbours of one block by offset: (start, end).
+    /// Buffer of `fit`: the placed neighbours of one block as (start, end), sorted.
     busy: Vec<(u64, u64)>,
 }
 
@@ -82,12 +85,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether there is nothing left to gain or to spend. Never before the first packing.
+    /// Whether the goal is reached or the steps are used up. Always false before the first packing.
     fn over(&self) -> bool {
         self.height <= self.enough || (self.steps == 0 && self.height < u64::MAX)
     }
 
-    /// Each order as it is under each rule, and as the priority among the blocks that can rest lowest.
+    /// Tries each order with first fit, as the priority of the skyline heuristic, and with best fit. Each attempt
+    /// must be lower than the best packing so far.
     fn try_orders(&mut self) {
         let loads = loads(self.blocks);
         for order in ORDERS {
@@ -109,22 +113,23 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The whole space of packings, for half of the effort.
+    /// Exhaustive search, limited to half of the remaining steps.
     fn try_everything(&mut self) {
         let mut share = self.steps / 2;
         self.steps -= share;
         while !self.over() {
             match exact::below(self.blocks, self.height - 1, &mut share) {
                 Some(order) => self.attempt(order, 0, Rule::First, self.height - 1),
-                // The whole space was seen: this is the optimum.
+                // The search was exhaustive: the best packing is optimal.
                 None if share > 0 => self.enough = self.height,
                 None => return,
             }
         }
     }
 
-    /// Hill climbing over orders: a block that ends at the top, or one of those that it stands on,
-    /// comes earlier (the first one: later). Packings of equal height are taken too, to cross plains.
+    /// Hill climbing over orders: moves a block that ends at the top, or a block that supports it, to an earlier
+    /// position; the first block of the order moves to a later one. Packings of equal height are accepted too, to
+    /// cross plateaus.
     fn climb(&mut self) {
         for round in 0u64.. {
             if self.over() {
@@ -142,7 +147,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// One of the highest blocks, or a block up to three below it in a chain of supports.
+    /// Block to move: one of the highest blocks, or a block up to three supports below it. Rounds alternate among
+    /// these.
     fn culprit(&self, round: u64) -> usize {
         let end = |i: usize| self.blocks[i].end(self.best[i]);
         let highest: Vec<usize> = (0..self.blocks.len()).filter(|&i| end(i) == self.height).collect();
@@ -157,8 +163,8 @@ impl<'a> Search<'a> {
         i
     }
 
-    /// Packs in `order` and keeps the result if no block ends above `limit`. The first `same` blocks
-    /// of the order are the best packing's and stay where they are.
+    /// Packs in `order` and makes the result the best packing if no block ends above `limit`. The first `same` blocks
+    /// of the order equal those of the best packing and keep its offsets, which saves placing them again.
     fn attempt(&mut self, order: Vec<u32>, same: usize, rule: Rule, limit: u64) {
         self.placed.clear();
         self.offsets.clear();
@@ -183,9 +189,10 @@ impl<'a> Search<'a> {
         (self.height, self.order, self.rule) = (height, order, rule);
     }
 
-    /// The offset that `rule` gives block `i` among its placed neighbours.
+    /// Offset of block `i` according to `rule`, given the placed blocks.
     ///
-    /// Few neighbours are collected and sorted; many are found by walking up all placed blocks.
+    /// Collects and sorts the neighbours if they are few compared with the placed blocks; otherwise walks over all
+    /// placed blocks, which are sorted already.
     fn fit(&mut self, i: usize, rule: Rule) -> u64 {
         let block = self.blocks[i];
         let mut gaps = Gaps { size: block.size, rule, top: 0, chosen: None };
@@ -210,25 +217,25 @@ impl<'a> Search<'a> {
         gaps.chosen.map_or(gaps.top, |(_, offset)| offset)
     }
 
-    /// Counts the effort of one placement.
+    /// Subtracts the steps of one placement.
     fn spend(&mut self, steps: usize) {
         self.steps = self.steps.saturating_sub(1 + steps as u64);
     }
 }
 
-/// A walk up the gaps between the neighbours of one block.
+/// State of a walk over the gaps between the neighbours of a block, in order of offset.
 struct Gaps {
-    /// Of the block to be placed.
+    /// Size of the block to be placed.
     size: u64,
     rule: Rule,
-    /// The end of the highest neighbour passed.
+    /// Highest end of the neighbours passed so far.
     top: u64,
-    /// The gap taken: its size and its start.
+    /// Best gap so far: its size and its start.
     chosen: Option<(u64, u64)>,
 }
 
 impl Gaps {
-    /// Looks at the gap below the next neighbour; breaks when the gap is settled.
+    /// Considers the gap below the next neighbour; breaks if the choice is final.
     fn pass(&mut self, start: u64, end: u64) -> ControlFlow<()> {
         let gap = start.saturating_sub(self.top);
         if gap >= self.size && self.chosen.is_none_or(|(smallest, _)| gap < smallest) {
@@ -242,35 +249,36 @@ impl Gaps {
     }
 }
 
-/// Fractions of 2^32 that cover the range evenly whenever one stops: multiples of the golden ratio.
+/// Low-discrepancy sequence of fractions of 2^32: multiples of the golden ratio, which cover the range evenly after
+/// any number of rounds.
 fn spread(round: u64) -> u64 {
     round.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
-/// What comes first; ties go to the second word, then to the earlier birth.
+/// Order in which blocks are placed: by the first key, then by the second, then by birth.
 #[derive(Clone, Copy)]
 enum Order {
-    /// Long lives, large sizes.
+    /// Longest lifetime, largest size.
     Life,
-    /// Near the peak in time, long lives.
+    /// Nearest to the instant of the peak, longest lifetime.
     PeakLife,
-    /// Near the peak in time, large sizes.
+    /// Nearest to the instant of the peak, largest size.
     PeakSize,
-    /// Large sizes, long lives.
+    /// Largest size, longest lifetime.
     Size,
-    /// Large size times life.
+    /// Largest product of size and lifetime, largest size.
     Area,
-    /// Lives through much load, long lives.
+    /// Largest sum of live sizes during the lifetime, longest lifetime.
     PressureLife,
-    /// Lives through much load, large sizes.
+    /// Largest sum of live sizes during the lifetime, largest size.
     PressureSize,
-    /// Early births, long lives.
+    /// Earliest birth, longest lifetime.
     Birth,
-    /// Late deaths, long lives.
+    /// Latest death, longest lifetime.
     Death,
 }
 
-/// The orders worth trying, the ones that most often win first.
+/// All orders to try, starting with those that most often give the best packing.
 const ORDERS: [Order; 9] = [
     Order::Life,
     Order::PeakLife,
@@ -284,7 +292,7 @@ const ORDERS: [Order; 9] = [
 ];
 
 impl Order {
-    /// The blocks in this order; `loads` is the sum of live sizes at each instant.
+    /// Returns the indices of the blocks in this order; `loads` is the sum of live sizes at each instant.
     fn of(self, blocks: &[Block], loads: &[u64]) -> Vec<u32> {
         let peak = (0u32..).zip(loads).max_by_key(|&(i, load)| (load, Reverse(i))).map_or(0, |(i, _)| i);
         let mut order: Vec<(Reverse<(u64, u64)>, u32)> =
@@ -293,7 +301,7 @@ impl Order {
         order.into_iter().map(|(_, i)| i).collect()
     }
 
-    /// Largest first.
+    /// Sort key of a block; larger keys come first.
     fn key(self, b: &Block, loads: &[u64], peak: u32) -> (u64, u64) {
         let life = u64::from(b.death - b.birth) + 1;
         let near = || u64::MAX - u64::from(b.birth.saturating_sub(peak).max(peak.saturating_sub(b.death)));
@@ -312,16 +320,17 @@ impl Order {
     }
 }
 
-/// Which blocks meet, without a list of pairs: lists of who is alive at some births, the rest by
-/// scanning between them. Memory is pairs / `STRIDE`.
+/// Index of the neighbours of each block: the blocks that are live at a common instant. Stores the live blocks at
+/// every `STRIDE`-th birth and scans the births in between, which needs 1 / `STRIDE` of the memory of a list of all
+/// pairs.
 struct Neighbours {
-    /// `alive[k]`: blocks born before rank `k * STRIDE` and still alive at its birth.
+    /// `alive[k]`: the blocks before index `k * STRIDE` that are live at the birth of block `k * STRIDE`.
     alive: Vec<Vec<u32>>,
-    /// Per block, the rank after the last block born in its life.
+    /// For each block, one more than the index of the last block that is born during its lifetime.
     upto: Vec<u32>,
 }
 
-/// Births between two lists of who is alive.
+/// Number of births between two lists of live blocks.
 const STRIDE: usize = 16;
 
 impl Neighbours {
@@ -337,12 +346,12 @@ impl Neighbours {
         Self { alive, upto }
     }
 
-    /// About how many blocks `each` looks at.
+    /// Approximate number of blocks that `each` examines.
     fn count(&self, i: usize) -> usize {
         self.alive[i / STRIDE].len() + i % STRIDE + self.upto[i] as usize - i
     }
 
-    /// Calls `f` with each block that is alive together with block `i`.
+    /// Calls `f` with the index of each neighbour of block `i`.
     fn each(&self, blocks: &[Block], i: usize, mut f: impl FnMut(usize)) {
         let (k, birth) = (i / STRIDE, blocks[i].birth);
         let older = self.alive[k].iter().map(|&j| j as usize).chain(k * STRIDE..i);

@@ -1,11 +1,11 @@
-//! Dynamic storage allocation: items with a size and a lifetime get offsets in one region, so that
-//! items alive at the same time never overlap and the region is as low as it can be made.
+//! Dynamic storage allocation: assigns items with a size and a lifetime offsets in one memory region, such that items
+//! that are live at the same time never overlap and the region is small.
 //!
-//! Invariant: a packing is a pure function of the problem (no clock, no hash order, no
-//! randomness), and [`validate`] judges it without sharing a line with [`solve`].
+//! Invariant: a packing is a pure function of the problem (no clock, no hash order, no randomness), and [`validate`]
+//! checks packings without sharing code with [`solve`].
 //!
-//! The problem is NP-hard (Garey & Johnson 1979, SR2); [`Problem::lower_bound`], the largest sum of
-//! live bytes, says how far a packing can be from the best one.
+//! The problem is NP-hard (Garey & Johnson 1979, SR2). [`Problem::lower_bound`], the largest sum of live bytes,
+//! bounds the distance of a packing from the optimum.
 
 mod exact;
 mod greedy;

@@ -1,38 +1,38 @@
-//! The problem: what must be stored, when, and the bound that no packing can beat.
+//! The input of the packer: items with sizes and lifetimes, and a lower bound on the height of every packing.
 //!
-//! Invariant: every byte count here is of sizes rounded up to `align`, the ones that a packing pays.
+//! Invariant: every sum of sizes here uses sizes rounded up to `align`, as packings do.
 
-/// One value to store: a size, and the instructions between which its bytes must survive.
+/// Buffer to place: its size and its lifetime in instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Bytes, before rounding up to the alignment. Zero is legal: such an item takes no space.
+    /// Size in bytes before rounding up to the alignment. May be zero; such an item takes no space.
     pub size: u64,
-    /// Index of the first instruction at which it is alive (the one that writes it).
+    /// Index of the first instruction at which the item is live: its writer.
     pub birth: u32,
-    /// Index of the last instruction at which it is alive (its last reader), `birth <= death`.
+    /// Index of the last instruction at which the item is live: its last reader. At least `birth`.
     pub death: u32,
 }
 
-/// Items that share one region.
+/// Packing problem: items to be placed in one region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// What to place; results are in this order.
+    /// Items to place; results are in this order.
     pub items: Vec<Item>,
-    /// Bytes, positive: each offset is a multiple of it, and each size is rounded up to one.
+    /// Alignment in bytes, positive: each offset is a multiple of it, and each size is rounded up to a multiple.
     pub align: u64,
 }
 
-/// Where the live bytes are most.
+/// Maximum of the live bytes over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peak {
-    /// The largest sum of live sizes: the lower bound on any packing's height.
+    /// Largest sum of live sizes: a lower bound on the height of every packing.
     pub bytes: u64,
-    /// The first instruction index at which it is reached (0 for a problem without items).
+    /// Index of the first instruction at which the maximum is reached; 0 for a problem without items.
     pub instant: u32,
 }
 
 impl Problem {
-    /// Bytes that item `index` takes in a packing: its size rounded up to `align`.
+    /// Number of bytes of item `index` in a packing: its size rounded up to `align`.
     ///
     /// # Panics
     /// If `align` is zero or the rounded size exceeds `u64`.
@@ -40,7 +40,7 @@ impl Problem {
         self.items[index].size.checked_next_multiple_of(self.align).expect("align > 0, sizes fit in u64")
     }
 
-    /// The largest sum of live footprints and the first instant at which it falls. O(n log n).
+    /// Largest sum of the footprints of live items, and the first instruction at which it occurs, in O(n log n).
     pub fn lower_bound(&self) -> Peak {
         let mut births: Vec<usize> = (0..self.items.len()).collect();
         let mut deaths = births.clone();
@@ -62,7 +62,7 @@ impl Problem {
         peak
     }
 
-    /// Indices of the items that hold bytes at `instant`, ascending.
+    /// Indices of the items of nonzero size that are live at `instant`, ascending.
     pub fn live_at(&self, instant: u32) -> Vec<usize> {
         let alive = |item: &Item| item.size > 0 && item.birth <= instant && instant <= item.death;
         (0..self.items.len()).filter(|&i| alive(&self.items[i])).collect()

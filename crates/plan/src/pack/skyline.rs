@@ -1,18 +1,18 @@
-//! Lowest place first: of the blocks that can rest at the lowest place of all, the first by
-//! priority comes next, so that the packing grows evenly and leaves few holes under long lives.
-//! (The skyline heuristic of strip packing: Burke, Kendall & Whitwell 2004; here time is fixed.)
+//! Skyline heuristic of strip packing (Burke, Kendall & Whitwell 2004), with fixed positions in time: the lowest step
+//! of the skyline receives the block of highest priority that fits on it, so that the packing grows evenly and leaves
+//! few holes below long-lived blocks.
 //!
-//! Invariant: an order from here, packed by first fit, is no higher than the limit it was given.
+//! Invariant: first fit in an order returned from here gives a packing no higher than the given limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::solve::Block;
 
-/// `blocks` in the order in which they come to rest on those before them, and the offset at which each does, by block.
-/// `None` when a block would end above `limit`.
+/// Packs `blocks` and returns the order in which they are placed, and the offset of each block; `None` if a block
+/// would end above `limit`. Subtracts the work done from `steps`.
 ///
-/// As in `exact`, first fit in this order puts no block higher than it rests here.
+/// First fit in this order places no block higher than here, for the reason given in `exact::below`.
 pub(super) fn order(
     blocks: &[Block],
     priority: &[u32],
@@ -42,7 +42,7 @@ pub(super) fn order(
     Some((order, offsets))
 }
 
-/// A stretch of time at one height.
+/// A maximal interval of time at constant height, `first` and `last` inclusive.
 #[derive(Clone, Copy)]
 struct Step {
     first: u32,
@@ -50,11 +50,11 @@ struct Step {
     floor: u64,
 }
 
-/// All time, in steps; neighbours differ in height.
+/// Partition of all time into steps; adjacent steps differ in height.
 struct Skyline {
-    /// By first instant: the last one, and the floor.
+    /// Steps by first instant, as (last instant, height).
     by_time: BTreeMap<u32, (u32, u64)>,
-    /// (floor, first instant).
+    /// Steps by height, as (height, first instant).
     by_floor: BTreeSet<(u64, u32)>,
 }
 
@@ -63,13 +63,13 @@ impl Skyline {
         Self { by_time: BTreeMap::from([(0, (last, 0))]), by_floor: BTreeSet::from([(0, 0)]) }
     }
 
-    /// The lowest step, the first of several.
+    /// The lowest step; the earliest of equally low ones.
     fn lowest(&self) -> Step {
         let &(floor, first) = self.by_floor.first().expect("time has a step");
         Step { first, last: self.by_time[&first].0, floor }
     }
 
-    /// The steps before and behind one.
+    /// The steps before and after a step.
     fn beside(&self, step: &Step) -> [Option<Step>; 2] {
         let of = |(&first, &(last, floor)): (&u32, &(u32, u64))| Step { first, last, floor };
         [
@@ -88,14 +88,14 @@ impl Skyline {
         self.by_floor.insert((step.floor, step.first));
     }
 
-    /// Gives up a step that holds no more blocks: it rises to its lower neighbour and joins it.
+    /// Raises a step on which no further block fits to the height of its lower neighbour, and merges them.
     fn fill(&mut self, step: Step) {
         self.remove(&step);
         let floor = self.beside(&step).iter().flatten().map(|s| s.floor).min().unwrap_or(u64::MAX);
         self.join(Step { floor, ..step });
     }
 
-    /// Puts a block on a step, which falls into up to three.
+    /// Places a block on a step, which divides it into up to three steps.
     fn build(&mut self, old: Step, block: &Block, end: u64) {
         self.remove(&old);
         if old.first < block.birth {
@@ -107,7 +107,7 @@ impl Skyline {
         self.join(Step { first: block.birth, last: block.death, floor: end });
     }
 
-    /// Inserts a step, as one with neighbours of the same height.
+    /// Inserts a step and merges it with neighbours of equal height.
     fn join(&mut self, mut step: Step) {
         let floor = step.floor;
         for neighbour in self.beside(&step).into_iter().flatten().filter(|s| s.floor == floor) {
@@ -119,18 +119,18 @@ impl Skyline {
     }
 }
 
-/// The blocks that have no place yet.
+/// The blocks that are not placed yet, in a segment tree.
 struct Waiting<'a> {
     blocks: &'a [Block],
+    /// Number of leaves of the tree; node 1 is the root, and block i is leaf `leaves + i`.
     leaves: usize,
-    /// By node of a tree over the blocks: the least rank in the priority, and the least death. Both are `u32::MAX` where
-    /// every block has its place.
+    /// Least priority rank and least death in the subtree of each node; [`NONE`] if all of its blocks are placed.
     tree: Vec<(u32, u32)>,
-    /// By rank: the block.
+    /// Block of each rank.
     priority: &'a [u32],
 }
 
-/// No block: a rank and a death that all others are before.
+/// Node without blocks: neutral element of [`both`].
 const NONE: (u32, u32) = (u32::MAX, u32::MAX);
 
 impl<'a> Waiting<'a> {
@@ -146,10 +146,12 @@ impl<'a> Waiting<'a> {
         Self { blocks, leaves, tree, priority }
     }
 
-    /// The first block by priority whose life lies within the step, and how many begin in it.
+    /// Removes and returns the block of highest priority whose lifetime is within the step, and returns the number of
+    /// blocks that are born in it.
     fn take(&mut self, step: &Step) -> (Option<usize>, usize) {
         let from = self.blocks.partition_point(|b| b.birth < step.first);
         let to = self.blocks.partition_point(|b| b.birth <= step.last);
+        // Blocks are in order of birth, so those born in the step are a range of leaves.
         let mut best = u32::MAX;
         self.search(1, 0..self.leaves, &(from..to), step.last, &mut best);
         let next = (best < u32::MAX).then(|| self.priority[best as usize] as usize);
@@ -164,7 +166,8 @@ impl<'a> Waiting<'a> {
         (next, to - from)
     }
 
-    /// The least rank among the blocks of a range that die by `last`, where it is less than `best`.
+    /// Lowers `best` to the least rank among the blocks of `range` in this subtree that die by `last`. `span` is the
+    /// range of blocks of the subtree.
     fn search(&self, node: usize, span: Range<usize>, range: &Range<usize>, last: u32, best: &mut u32) {
         let (rank, death) = self.tree[node];
         if span.end <= range.start || range.end <= span.start || death > last || rank >= *best {
@@ -176,7 +179,7 @@ impl<'a> Waiting<'a> {
         }
         let middle = span.start.midpoint(span.end);
         let mut halves = [(2 * node, span.start..middle), (2 * node + 1, middle..span.end)];
-        // The half with the lower rank first: it may rule the other one out.
+        // Searching the half with the lower rank first may prune the other half.
         halves.sort_by_key(|(node, _)| self.tree[*node].0);
         for (node, span) in halves {
             self.search(node, span, range, last, best);
@@ -184,6 +187,7 @@ impl<'a> Waiting<'a> {
     }
 }
 
+/// Element-wise minimum: the tree entry of the parent of two nodes.
 fn both(a: (u32, u32), b: (u32, u32)) -> (u32, u32) {
     (a.0.min(b.0), a.1.min(b.1))
 }

@@ -1,35 +1,34 @@
-//! From a problem to a packing: cut it into independent parts, solve each distinct part once.
+//! The packer: divides a problem into independent parts and solves each distinct part once.
 //!
-//! Invariant: the packing is a function of the problem alone; effort is counted in steps, never in
-//! time.
+//! Invariant: the packing is a function of the problem alone; effort is counted in steps, never in time.
 //!
-//! The cuts lose nothing, so a part solved to its bound is solved for good:
+//! The decomposition preserves an optimal packing, so a part that reaches its lower bound is optimal:
 //! - *instants*: only the maximal live sets matter, so time is renumbered by them, once;
-//! - *gaps*: parts of time that no item crosses share nothing and are solved apart;
-//! - *floors*: an item alive through the whole part lies at the bottom of some best packing.
+//! - *gaps*: intervals of time without an item across their ends are independent and are solved separately;
+//! - *floors*: an item that is live during a whole part is at the bottom of some optimal packing.
 //!
-//! The activations that a training step keeps for its backward pass are such floors, nested layer in layer; a residual
-//! stream that is updated in place is one too. What stands above them falls apart into equal parts: each kind is solved
-//! once and its offsets are repeated. Cutting n items takes O(n log n), however deep the floors are nested. Where one item
-//! more crosses the layers nothing falls apart; then so many items rest on each other, which takes O(n log n) for the lives of layers, and are
-//! searched only where that is not low enough.
+//! Activations that a training step stores for its backward pass are nested floors, layer within layer; a residual
+//! stream that is updated in place is a floor too. The items above the floors decompose into equal parts, of which
+//! each distinct one is solved once and its offsets are reused. Decomposing n items takes O(n log n) for any depth of
+//! nesting. If an additional item is live across the layers, the problem does not decompose. A part of at least
+//! `MANY` items is then packed with the skyline heuristic, which takes O(n log n) for lifetimes as in layers, and
+//! is searched only if the result is too high.
 
 use std::collections::BTreeMap;
 
 use super::greedy;
 use super::problem::Problem;
 
-/// Offsets of a problem's items in one region.
+/// Solution of a packing problem: the offsets of its items in one region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// Bytes from the start of the region, in the order of `Problem::items`; 0 for items of size 0.
+    /// Offset of each item in bytes, in the order of `Problem::items`; 0 for items of size 0.
     pub offsets: Vec<u64>,
-    /// Bytes: the least aligned size of a region that holds every item.
+    /// Size of the region in bytes: the end of the highest item, rounded up to the alignment.
     pub height: u64,
 }
 
-/// An item inside the solver. Sizes are in units of the alignment; instants are renumbered, `death`
-/// is inclusive.
+/// An item inside the solver: size in units of the alignment, renumbered instants, `death` inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Block {
     pub(super) size: u64,
@@ -38,18 +37,18 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Where the block ends when it starts at `offset`.
+    /// End of the block if it starts at `offset`.
     pub(super) fn end(&self, offset: u64) -> u64 {
         offset + self.size
     }
 
-    /// Whether the two are alive at the same time.
+    /// Whether both blocks are live at a common instant.
     pub(super) fn meets(&self, other: &Self) -> bool {
         self.birth <= other.death && other.birth <= self.death
     }
 }
 
-/// Packs the items; the same problem gives the same packing on every machine.
+/// Packs the items of a problem. Equal problems give equal packings on every machine.
 ///
 /// # Panics
 /// If `align` is zero, an item dies before its birth, or the sizes together exceed `u64`.
@@ -72,64 +71,64 @@ pub fn solve(problem: &Problem) -> Packing {
     Packing { offsets, height: height * problem.align }
 }
 
-/// Steps that the search for a piece may take; one is about a nanosecond. Grows as n sqrt(n): the
-/// hardest problem of 1000 items takes about 15 ms, one of 5000 about 130 ms.
+/// Maximum number of search steps for a piece of `blocks` blocks; a step takes about 1 ns. Grows as n sqrt(n): the
+/// hardest problem of 1000 items takes about 15 ms, of 5000 items about 130 ms.
 fn effort(blocks: usize) -> u64 {
     let n = blocks as u64;
     50_000 + n * (160 * n.isqrt()).max(4_000)
 }
 
-/// Pieces of so many blocks are searched only where resting each block on those before it is not low enough.
+/// Pieces with at least this number of blocks are searched only if the skyline heuristic does not reach the goal.
 const MANY: usize = 1024;
 
-/// A block and the item that it stands for.
+/// A block and the index of its item.
 #[derive(Clone, Copy)]
 struct Entry {
     item: usize,
     block: Block,
 }
 
-/// A part as its blocks, without their names, and the height that is good enough for it.
+/// Key of a solved piece: the height that suffices for it, and its blocks without item indices.
 type Kind = (u64, Vec<Block>);
 
-/// The state of one solution.
+/// State of a call of [`solve`].
 struct Solver {
-    /// Per item, in units of the alignment.
+    /// Offset of each item, in units of the alignment.
     offsets: Vec<u64>,
-    /// Offsets of the parts seen so far.
+    /// Offsets of the pieces solved so far.
     solved: BTreeMap<Kind, Vec<u64>>,
 }
 
-/// A part of time that no remaining item crosses the ends of, with the items alive in it alone.
+/// An interval of time without a remaining item across its ends, and the items that are live inside it only.
 #[derive(Clone, Copy)]
 struct Piece {
-    /// The instants, last one included.
+    /// First and last instant, both inclusive.
     from: u32,
     to: u32,
-    /// Its entries, a range of all.
+    /// Range `first..end` of the piece's entries among all entries.
     first: usize,
     end: usize,
-    /// The largest sum of live sizes of these entries.
+    /// Largest sum of live sizes of these entries.
     load: u64,
 }
 
-/// The pieces above some floors, of which the first `done` are placed.
+/// The pieces above a set of floors; the first `done` of them are placed.
 struct Level {
     pieces: Vec<Piece>,
     done: usize,
-    /// Where the pieces start.
+    /// Offset at which the pieces start.
     base: u64,
-    /// The highest end so far.
+    /// Highest end of the pieces placed so far.
     top: u64,
-    /// Nothing is gained by a top below it: something else reaches that high.
+    /// Height that suffices: a lower top does not lower the packing, because other items reach this height.
     enough: u64,
-    /// Floors below the pieces: how many, and the sum of their sizes.
+    /// Floors below the pieces: their number and the sum of their sizes.
     floors: (usize, u64),
 }
 
 impl Solver {
-    /// Places all entries and returns their top. Floors are nested as deep as a model has layers, so the walk
-    /// over them keeps its own stack.
+    /// Places all entries and returns their highest end. Floors are nested as deeply as a model has layers, so this
+    /// uses an explicit stack instead of recursion.
     fn place(&mut self, mut part: Vec<Entry>) -> u64 {
         renumber(&mut part);
         let Some(last) = part.iter().map(|e| e.block.death).max() else { return 0 };
@@ -158,7 +157,7 @@ impl Solver {
             level.done += 1;
             let goal = level.enough.max(level.top).max(level.base + piece.load);
             let entries = &part[piece.first..piece.end];
-            // Sorted by birth, then the longest life: floors come first.
+            // Entries are sorted by birth, then by longest lifetime, so floors come first.
             let spans = |e: &&Entry| e.block.birth == piece.from && e.block.death == piece.to;
             let count = entries.iter().take_while(spans).count();
             if count == 0 {
@@ -177,7 +176,8 @@ impl Solver {
         }
     }
 
-    /// Searches for a packing of a piece that cannot be cut, unless its like was seen before.
+    /// Places a piece that does not decompose, reusing the solution of an equal piece if there is one. Returns its
+    /// highest end.
     fn place_whole(&mut self, piece: &[Entry], base: u64, goal: u64) -> u64 {
         let key = (goal - base, blocks(piece));
         if !self.solved.contains_key(&key) {
@@ -194,18 +194,18 @@ impl Solver {
     }
 }
 
-/// Where a part can be cut when floors are taken away. Removing items that are alive at every instant of a piece keeps
-/// its live sets maximal, so instants are numbered once, and "the items that cross from instant t to t + 1" and "the sum
-/// of live sizes at t" change by the floors alone.
+/// Instants between which a part can be divided after its floors are removed. Removing items that are live at every
+/// instant of a piece keeps its live sets maximal, so instants are numbered only once, and the number of items live
+/// across t and t + 1 and the sum of live sizes at t change by exactly the number and the sizes of the floors.
 struct Cuts {
-    /// By number of items that cross from an instant to the next: those instants, ascending.
+    /// `crossed[n]`: the instants t, ascending, at which n items are live across t and t + 1.
     crossed: Vec<Vec<u32>>,
-    /// `loads[j][t]`: the largest sum of live sizes among the instants t to t + 2^j - 1.
+    /// Sparse table: `loads[j][t]` is the largest sum of live sizes among the instants t to t + 2^j - 1.
     loads: Vec<Vec<u64>>,
 }
 
 impl Cuts {
-    /// Of entries in order of birth, whose instants are renumbered.
+    /// Computes the tables of entries that are renumbered and in order of birth.
     fn of(part: &[Entry]) -> Self {
         let all = blocks(part);
         let sums = loads(&all);
@@ -231,15 +231,16 @@ impl Cuts {
         Self { crossed, loads: table }
     }
 
-    /// The largest sum of live sizes from one instant to another, floors included.
+    /// Largest sum of live sizes from instant `from` to `to`, both inclusive, floors included.
     fn load(&self, from: u32, to: u32) -> u64 {
         let (from, to) = (from as usize, to as usize);
+        // The two ranges of length 2^level overlap, which does not change a maximum.
         let level = (to - from + 1).ilog2() as usize;
         self.loads[level][from].max(self.loads[level][to + 1 - (1 << level)])
     }
 
-    /// What a part falls into above `floors` (their number and sum of sizes), the largest load first: the other pieces
-    /// then need only stay below it.
+    /// Divides a part into pieces above its floors, given as their number and the sum of their sizes. The piece with
+    /// the largest load comes first: the other pieces then suffice if they are no higher than it.
     fn split(&self, part: &[Entry], whole: Piece, (number, sum): (usize, u64)) -> Vec<Piece> {
         let none = vec![];
         let places = self.crossed.get(number).unwrap_or(&none);
@@ -259,10 +260,10 @@ impl Cuts {
     }
 }
 
-/// Renumbers time by the maximal live sets: a new one begins with the first birth after a death.
-/// Two blocks meet exactly when they share a maximal set (intervals have the Helly property), so
-/// nothing is lost, and lives that differ only in instants that do not matter become equal.
-/// Leaves the entries in order of birth, then the longest life, then size.
+/// Renumbers instants by maximal live sets; a set begins with the first birth after a death. Two blocks overlap in
+/// time exactly if they share a maximal set (intervals have the Helly property), so the problem is unchanged, and
+/// lifetimes that differ only in irrelevant instants become equal. Sorts the entries by birth, then longest lifetime,
+/// then largest size.
 fn renumber(part: &mut [Entry]) {
     let mut events: Vec<(u32, bool, usize)> = Vec::with_capacity(2 * part.len());
     for (i, Entry { block, .. }) in part.iter().enumerate() {
@@ -272,6 +273,7 @@ fn renumber(part: &mut [Entry]) {
     events.sort_unstable();
     let (mut set, mut shrunk) = (0, false);
     for (_, dies, i) in events {
+        // Births sort before deaths at the same instant, because lifetimes include their last instant.
         if dies {
             part[i].block.death = set;
             shrunk = true;
@@ -284,7 +286,7 @@ fn renumber(part: &mut [Entry]) {
     part.sort_by_key(|e| (e.block.birth, std::cmp::Reverse((e.block.death, e.block.size)), e.item));
 }
 
-/// The blocks of a piece in order of birth, time counted from its start.
+/// Blocks of a piece in order of birth, with time relative to the start of the piece.
 fn blocks(piece: &[Entry]) -> Vec<Block> {
     let start = piece.first().map_or(0, |e| e.block.birth);
     piece
@@ -293,7 +295,7 @@ fn blocks(piece: &[Entry]) -> Vec<Block> {
         .collect()
 }
 
-/// The sum of live sizes at each instant, for blocks in order of birth.
+/// Sum of live sizes at each instant.
 pub(super) fn loads(blocks: &[Block]) -> Vec<u64> {
     let instants = blocks.iter().map(|b| b.death as usize + 1).max().unwrap_or(0);
     let (mut born, mut dead) = (vec![0u64; instants], vec![0u64; instants + 1]);

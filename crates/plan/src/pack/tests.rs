@@ -1,6 +1,6 @@
-//! Tests of the packer: known optima, lifetimes of real models, random problems, planted faults.
+//! Tests of the packer: known optima, lifetimes of real models, random problems, deliberate errors.
 //!
-//! Invariant: every packing made here is judged by `validate`, none by the solver itself.
+//! Invariant: every packing is checked by `validate`, never by code of the solver.
 
 mod lifetimes;
 
@@ -18,7 +18,7 @@ fn problem(rows: &[Row], align: u64) -> Problem {
     Problem { items, align }
 }
 
-/// Solves, judges, and returns the packing.
+/// Solves a problem, validates the packing and returns it.
 fn solved(problem: &Problem) -> Packing {
     let packing = solve(problem);
     assert_eq!(validate(problem, &packing), Ok(()), "{problem:?}");
@@ -36,17 +36,17 @@ fn known_optima() {
     check(&[], 64, 0, 0);
     check(&[(0, 3, 3)], 64, 0, 0);
     check(&[(1, 3, 3)], 64, 64, 64);
-    // Lives that touch in one instant meet; lives in neighbouring instants do not.
+    // Lifetimes that share one instant overlap; lifetimes in adjacent instants do not.
     check(&[(8, 0, 1), (8, 1, 2)], 8, 16, 16);
     check(&[(8, 0, 1), (8, 2, 3)], 8, 8, 8);
     check(&[(65, 0, 1), (1, 1, 2), (0, 0, 9)], 64, 192, 192);
-    // A chain: each item meets only the next one.
+    // A chain: each item overlaps in time with the next item only.
     check(&[(4, 0, 1), (2, 1, 2), (4, 2, 3), (2, 3, 4)], 1, 6, 6);
-    // Nested lives.
+    // Nested lifetimes.
     check(&[(1, 0, 9), (2, 1, 8), (3, 2, 7), (4, 3, 6)], 1, 10, 10);
-    // An item through everything lies at the bottom; what stands on it falls apart.
+    // An item that is live throughout is at the bottom; the items above it decompose into independent pieces.
     check(&[(7, 0, 9), (3, 0, 2), (2, 1, 3), (3, 6, 8), (2, 7, 9)], 1, 12, 12);
-    // The two short items must leave the middle free for the long one, which comes later.
+    // The two short items must leave the middle free for the long item, which is born later.
     check(&[(2, 0, 1), (1, 0, 3), (3, 3, 5), (3, 2, 2), (1, 5, 6), (3, 6, 7)], 1, 4, 4);
 }
 
@@ -60,7 +60,7 @@ fn peak_and_live_items() {
     assert_eq!(tie.lower_bound(), Peak { bytes: 12, instant: 5 });
 }
 
-/// The ESM-2 sizes: name, width, heads, layers (../shared/spec/models.md).
+/// Sizes of the published ESM-2 models: name, width, heads, layers.
 const SIZES: [(&str, u64, u64, usize); 6] = [
     ("8M", 320, 20, 6),
     ("35M", 480, 20, 12),
@@ -75,7 +75,7 @@ fn shape(row: usize, tokens: u64, workspace: u64, fused_qkv: bool, in_place: boo
     Shape { tokens, d, ffn: 4 * d, heads, layers, vocab: 33, elem: 4, workspace, fused_qkv, in_place }
 }
 
-/// Packs, prints the waste against the lower bound, and holds it to `most` thousandths.
+/// Packs the items, prints the waste above the lower bound, and asserts that it is at most `most` thousandths of it.
 fn check_waste(name: &str, items: Vec<Item>, most: u64) {
     let p = Problem { items, align: 64 };
     let (height, bound) = (solved(&p).height, p.lower_bound().bytes);
@@ -125,7 +125,7 @@ fn equal_layers_get_equal_offsets() {
     }
 }
 
-/// Runs a property on the same cases every time.
+/// Tests a property on random cases with a fixed seed.
 fn for_all<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
     let config = Config { cases, rng_seed: RngSeed::Fixed(7), failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&strategy, |value| {
@@ -135,7 +135,7 @@ fn for_all<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
     outcome.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Problems of up to `most` items over `instants` instants.
+/// Random problems of up to `most` items over `instants` instants.
 fn problems(
     most: usize,
     largest: u64,
@@ -160,7 +160,7 @@ fn random_problems_are_packed_validly_and_always_alike() {
     });
 }
 
-/// The least height, by trying every offset: for tiny problems with align 1.
+/// The least height, by exhaustive search over offsets; for tiny problems with alignment 1.
 fn optimum(p: &Problem) -> u64 {
     fn fits(p: &Problem, offsets: &mut Vec<u64>, height: u64) -> bool {
         let Some(item) = p.items.get(offsets.len()) else { return true };
@@ -213,7 +213,7 @@ fn a_planted_overlap_in_a_real_plan_is_found() {
     }
 }
 
-/// Problems with arbitrary offsets.
+/// Random problems with random offsets.
 fn packings() -> impl Strategy<Value = (Problem, Vec<u64>)> {
     let rows = prop::collection::vec(((1u64..5, 0u32..12, 0u32..4), 0u64..24), 1..10);
     rows.prop_map(|rows| {

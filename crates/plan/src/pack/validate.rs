@@ -1,7 +1,7 @@
-//! The judge of a packing, written from the definition of the problem and from nothing else.
+//! Validator of packings, written from the definition of the problem.
 //!
-//! Invariant: it shares no code with the solver, the rounding of sizes included, so that a mistake
-//! there cannot hide here.
+//! Invariant: it shares no code with the solver, not even the rounding of sizes, so that an error of the solver
+//! cannot be repeated here.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -10,39 +10,39 @@ use std::fmt;
 use super::problem::Problem;
 use super::solve::Packing;
 
-/// Why a packing is no solution of its problem: a bug in whatever made it.
+/// Why a packing is not a solution of its problem. Indicates a bug in the code that computed the packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PackingError {
-    /// The packing has offsets for another number of items.
+    /// The number of offsets differs from the number of items.
     Count {
-        /// Items in the problem.
+        /// Number of items of the problem.
         items: usize,
-        /// Offsets in the packing.
+        /// Number of offsets of the packing.
         offsets: usize,
     },
-    /// Two items are alive at the same time and share bytes.
+    /// Two items are live at the same time and share bytes.
     Overlap {
-        /// The one that was there first.
+        /// Index of the item that is born first.
         a: usize,
-        /// The one that was born onto it.
+        /// Index of the item that is born later.
         b: usize,
     },
-    /// The item's offset is no multiple of the alignment.
+    /// The item's offset is not a multiple of the alignment.
     Misaligned {
         /// Index of the item.
         item: usize,
     },
-    /// The item's last byte lies beyond the height.
+    /// The item's end exceeds the height.
     Outside {
         /// Index of the item.
         item: usize,
     },
-    /// The height is not the least multiple of the alignment that holds every item.
+    /// The height is not the end of the highest item rounded up to the alignment.
     Slack {
-        /// Bytes: the height as given.
+        /// Height of the packing in bytes.
         height: u64,
-        /// Bytes: the end of the highest item.
+        /// End of the highest item in bytes.
         top: u64,
     },
 }
@@ -63,11 +63,12 @@ impl fmt::Display for PackingError {
 
 impl Error for PackingError {}
 
-/// Checks that items alive at the same time share no byte, that offsets are aligned, and that the
-/// height is the least aligned one that holds every item. O(n log n): a sweep over time.
+/// Checks that items that are live at the same time share no byte, that offsets are aligned, and that the height is
+/// the end of the highest item rounded up to the alignment. O(n log n), by a sweep over time.
 ///
 /// # Errors
-/// The first flaw found, in this order: count, placement of single items, height, overlaps by time.
+/// The first violation in this order: number of offsets, alignment and end of each item, height, overlaps in order of
+/// time.
 pub fn validate(problem: &Problem, packing: &Packing) -> Result<(), PackingError> {
     let (items, offsets) = (problem.items.len(), packing.offsets.len());
     if items != offsets {
@@ -77,7 +78,7 @@ pub fn validate(problem: &Problem, packing: &Packing) -> Result<(), PackingError
     check_overlaps(problem, packing)
 }
 
-/// Alignment of each offset, every end inside the height, the height no larger than it must be.
+/// Checks the alignment of each offset, that every end is within the height, and that the height is minimal.
 fn check_bounds(problem: &Problem, packing: &Packing) -> Result<(), PackingError> {
     let (align, height) = (problem.align, packing.height);
     let mut top = 0;
@@ -96,10 +97,10 @@ fn check_bounds(problem: &Problem, packing: &Packing) -> Result<(), PackingError
     Ok(())
 }
 
-/// Sweeps over time with the live items in order of offset. They are disjoint until the first
-/// overlap, so a newborn need only be compared with its two neighbours.
+/// Checks for overlaps by a sweep over time with the live items in order of offset. They are disjoint before the
+/// first overlap, so an item that is born is compared with its two neighbours only.
 fn check_overlaps(problem: &Problem, packing: &Packing) -> Result<(), PackingError> {
-    // A life is a closed interval: at one instant, births come before deaths.
+    // Lifetimes include both ends, so births sort before deaths at the same instant.
     let mut events: Vec<(u32, bool, usize)> = Vec::with_capacity(2 * problem.items.len());
     for (i, item) in problem.items.iter().enumerate().filter(|(_, item)| item.size > 0) {
         events.push((item.birth, false, i));

@@ -1,18 +1,19 @@
-//! Reverse-mode differentiation: backward nodes behind the forward ones. Invariant: a gradient is the sum
-//! over all readers, so tied weights come out right; what has no gradient is an error that names the node.
+//! Reverse-mode automatic differentiation: appends the backward nodes to the forward graph. Invariant: the gradient
+//! of a value is the sum over all of its readers, which makes tied weights correct; an op without a gradient is an
+//! error that names the node.
 
 use crate::{AutodiffPolicy, PlanError};
 use plimsoll_graph::{Builder, Graph, NodeId, Param, Phase, Role, ValueId, Vjp, node_label};
 
-/// Is given every gradient of a parameter as soon as it is whole, (builder, parameter, gradient).
+/// Callback `(builder, parameter, gradient)`, called for each trained parameter as soon as its gradient is complete.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&mut Builder, ValueId, ValueId);
 
-/// The graph and its gradients, as [`AutodiffPolicy`] names them.
+/// Returns the graph with its backward nodes. The inputs and outputs that this adds are named in [`AutodiffPolicy`].
 pub fn autodiff(graph: &Graph, policy: &AutodiffPolicy) -> Result<Graph, PlanError> {
     let mut whole = vec![];
     let mut builder =
         differentiate(graph, &policy.outputs, &|_| true, &mut |_, p, grad| whole.push((p, grad)))?;
-    // In the order of the parameters, not in that of their gradients.
+    // Gradients are complete in the reverse order of use; outputs are declared in the order of the parameters.
     for (v, _, param) in graph.param_values() {
         if let Some(&(_, grad)) = whole.iter().find(|(p, _)| *p == v) {
             builder.output(&format!("grad {}", param.name), grad);
@@ -21,8 +22,9 @@ pub fn autodiff(graph: &Graph, policy: &AutodiffPolicy) -> Result<Graph, PlanErr
     builder.finish().map_err(|source| PlanError::Verify { after: "autodiff", source })
 }
 
-/// The graph with the backward nodes of `outputs` for the parameters that are `trained`. Each gradient goes
-/// to `sink` right behind the node that completes it, so that whatever uses it up can follow there.
+/// Returns a builder of the graph with the backward nodes of `outputs`, for the parameters for which `trained` is
+/// true. `sink` is called immediately after the node that completes a gradient, so that the nodes it appends can
+/// consume the gradient there and its memory is free for later ones.
 pub(crate) fn differentiate(
     graph: &Graph,
     outputs: &[String],
@@ -67,6 +69,8 @@ pub(crate) fn differentiate(
     Ok(builder)
 }
 
+/// Appends the vector-Jacobian product of a node and returns the gradient of each of its inputs; `None` for an input
+/// that has no gradient.
 fn node_vjp(
     builder: &mut Builder,
     graph: &Graph,
@@ -82,6 +86,7 @@ fn node_vjp(
     Ok(input_grads)
 }
 
+/// Adds `grad` to the sum of the gradients of a value.
 fn accumulate(builder: &mut Builder, sum: &mut Option<ValueId>, grad: ValueId) {
     *sum = Some(match *sum {
         None => grad,
@@ -89,7 +94,7 @@ fn accumulate(builder: &mut Builder, sum: &mut Option<ValueId>, grad: ValueId) {
     });
 }
 
-/// Values through which a gradient must flow.
+/// Whether each value depends on a trained parameter, and therefore needs a gradient. Indexed by value.
 fn depends_on_params(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Vec<bool> {
     let is_trained = |role: Role| match role {
         Role::Param(p) => trained(&graph.params[p.index()]),
@@ -106,7 +111,8 @@ fn depends_on_params(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Vec<boo
     depends
 }
 
-/// By value: the first node that reads it, behind whose backward nodes its gradient is whole.
+/// First node that reads each value, indexed by value. Backward nodes are appended in the reverse order of the
+/// forward nodes, so the gradient of a value is complete after the backward nodes of its first reader.
 fn first_readers(graph: &Graph) -> Vec<Option<NodeId>> {
     let mut first = vec![None; graph.values.len()];
     for (id, node) in graph.nodes() {

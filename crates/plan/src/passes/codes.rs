@@ -1,16 +1,17 @@
-//! Products of encoder layers on codes of 8 bits: weights with a scale for each output, activations with one for each
-//! token. Invariant: rows are quantised once for all linears that read them, by what makes them where that has a whole
-//! row at once; everything else stays as it was.
+//! 8-bit quantization of the linears of encoder layers: weights with one scale per output, activations with one scale
+//! per token. Invariant: an activation is quantized once for all linears that read it, inside the op that computes it
+//! if that op has a fused quantized form; all other ops are unchanged.
 
 use super::{dce, push_node};
 use crate::{PlanError, Precision};
 use plimsoll_graph::ops::{Epilogue, Gelu, Linear, Quantize, Quantized};
 use plimsoll_graph::{DType, Def, Graph, Node, Op, Role, TensorSpec, Value, ValueId};
 
-/// The graph with the linears of its layers on the codes of `precision`; itself where that has none.
+/// Returns the graph with the linears of its layers computed on quantized operands of the type of `precision`; an
+/// unchanged copy if `precision` is not quantized.
 ///
 /// # Errors
-/// [`PlanError::BadPolicy`] where it has no such linears.
+/// [`PlanError::BadPolicy`] if the graph has no linear that can be quantized.
 pub fn codes(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
     let Some(dtype) = precision.codes() else { return Ok(graph.clone()) };
     let chosen: Vec<bool> = graph.nodes.iter().map(|node| in_codes(graph, node)).collect();
@@ -38,7 +39,8 @@ pub fn codes(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
     Ok(dce(&pass.g))
 }
 
-/// Whether a node is a linear of a layer, on rows of 16 bits that another node makes and with a weight from the file.
+/// Whether a node is computed on quantized operands: a linear that belongs to a layer, with a bf16 input computed by
+/// another node and a bf16 parameter as weight.
 fn in_codes(graph: &Graph, node: &Node) -> bool {
     let Op::Linear(_) = node.op else { return false };
     let [x, w] = [node.inputs[0], node.inputs[1]].map(|v| graph.value(v));
@@ -46,17 +48,19 @@ fn in_codes(graph: &Graph, node: &Node) -> bool {
     given && node.layer.is_some() && (x.spec.dtype, w.spec.dtype) == (DType::Bf16, DType::Bf16)
 }
 
-/// A graph whose nodes are made anew.
+/// State of the rewrite.
 struct Pass {
+    /// The new graph: all values of the old graph under their old ids, and the nodes rewritten so far.
     g: Graph,
-    /// By value of the old graph: its codes.
+    /// Quantized form of each value of the old graph, if it exists already.
     codes: Vec<Option<ValueId>>,
-    /// Their type.
+    /// Element type of the quantized values.
     dtype: DType,
 }
 
 impl Pass {
-    /// A node whose first output `v` is wanted as codes: by the node itself, or else by one behind it.
+    /// Appends `node`, whose first output `v` is needed in quantized form. Layer norm, GELU, GLU and the GELU of a
+    /// linear become the fused function of a [`Quantize`]; after any other op a separate one follows.
     fn quantise(&mut self, node: Node, v: ValueId) {
         let Node { layer, phase, .. } = node;
         let (of, inputs) = if let (Op::LayerNorm(op), [_, None, None]) = (node.op, &node.outputs[..]) {
@@ -84,7 +88,8 @@ impl Pass {
         );
     }
 
-    /// The codes of a parameter. Who else reads it keeps it as it is.
+    /// Returns the quantized form of a parameter, as a second value with the same role. Other readers continue to read
+    /// the parameter in its own type.
     fn codes_of_weight(&mut self, w: ValueId) -> ValueId {
         let role = self.g.spec(w).role;
         let spec = TensorSpec::activation(self.g.spec(w).shape.clone(), self.dtype).with_role(role);
@@ -93,6 +98,7 @@ impl Pass {
         codes
     }
 
+    /// Adds a value; `push_node` sets its definition when a node outputs it.
     fn value(&mut self, spec: TensorSpec) -> ValueId {
         self.g.values.push(Value { spec, def: Def::Source });
         ValueId::at(self.g.values.len() - 1)

@@ -1,9 +1,10 @@
-//! Removes what nobody reads: nodes, values, parameters, states; outputs of a node that is needed for its others
-//! become `None`. Invariant: inputs, outputs and updates stay; their order and the order of nodes too.
+//! Dead-code elimination: removes unread nodes, values, parameters and states. An unread output of a node that is
+//! needed for another output becomes `None`. Invariant: all inputs, outputs and updates of the graph remain, in their
+//! order, and the order of the remaining nodes does not change.
 
 use plimsoll_graph::{Def, Graph, Node, NodeId, ParamId, Role, StateId, Value, ValueId};
 
-/// The same computation without what nobody reads.
+/// Returns the graph without dead code.
 pub fn dce(graph: &Graph) -> Graph {
     let (nodes, values) = needed(graph);
     let mut new = Graph::new(graph.bounds);
@@ -30,7 +31,7 @@ pub fn dce(graph: &Graph) -> Graph {
     new
 }
 
-/// Which nodes and values are needed, walking back from the interface.
+/// Marks the needed nodes and values, walking backwards from the inputs, outputs and updates of the graph.
 fn needed(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
     let mut nodes = vec![false; graph.nodes.len()];
     let mut values = vec![false; graph.values.len()];
@@ -50,6 +51,7 @@ fn needed(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
     (nodes, values)
 }
 
+/// Appends a needed node to `new`, with its values renamed and its unread outputs set to `None`.
 fn rebuild(graph: &Graph, node: &Node, values: &[bool], renamed: &mut [Option<ValueId>], new: &mut Graph) {
     let id = NodeId::at(new.nodes.len());
     let inputs = node.inputs.iter().map(|v| renamed[v.index()].expect("defined before it is read")).collect();

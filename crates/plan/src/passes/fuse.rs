@@ -1,7 +1,7 @@
-//! Fusion, after the unfused graph is whole and differentiated. Invariant: the fused graph computes the same
-//! function; a value that anyone else reads is never fused away.
+//! Operator fusion. Runs after differentiation, because fused ops have no gradient. Invariant: the fused graph
+//! computes the same function; a value with another reader is never fused away.
 //!
-//! 1. query, key, value linears of one input -> one linear with their weights under each other.
+//! 1. query, key and value linears of the same input -> one linear with their weights concatenated along the rows.
 //! 2. linear -> gelu  =>  linear with a gelu epilogue.
 //! 3. linear -> add   =>  linear with a residual epilogue.
 
@@ -12,7 +12,9 @@ use plimsoll_graph::{
     DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId,
 };
 
-/// The graph with fused ops. Trained weights stay apart: other plans share them one by one.
+/// Returns the graph with the fusions that every target supports. Query, key and value weights are not concatenated
+/// if weights are trained, because the other plans of the training program share each of them as a separate
+/// parameter.
 pub fn fuse(graph: Graph, weights: Weights) -> Graph {
     let mut fusion = Fusion { reads: graph.reads(), g: graph };
     match weights {
@@ -25,44 +27,48 @@ pub fn fuse(graph: Graph, weights: Weights) -> Graph {
     dce(&fusion.g)
 }
 
-/// The graph with every linear of 16 bits and the gate behind it as one, where all rows are whole words of 16 bytes: what
-/// a target's products of such rows do in registers.
+/// Returns the graph with each 16-bit linear without bias and the GEGLU after it fused into one linear with a gate
+/// epilogue, if the rows of input and output are multiples of 16 bytes. For targets whose GEMM kernels apply the gate
+/// in registers.
 pub fn gates(graph: &Graph) -> Graph {
     let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
     (0..graph.nodes.len()).for_each(|i| fusion.gate(i));
     dce(&fusion.g)
 }
 
-/// The graph with every layer norm of 16 bits and at most `widest` columns in front of the one linear that reads it: what
-/// a target's products do with rows that they hold whole. A linear with a gate behind it keeps its norm apart, and so does
-/// one whose rows are no whole words of 16 bytes, such as a few classes' scores.
+/// Returns the graph with each 16-bit layer norm of at most `widest` columns fused into the linear that is its only
+/// reader. For targets whose GEMM kernels hold whole rows of the input. A norm stays separate if the linear has a
+/// gate or a residual epilogue, or if rows of its input or output are not multiples of 16 bytes, such as the scores
+/// of a few classes.
 pub fn norms(graph: &Graph, widest: u64) -> Graph {
     let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
     (0..graph.nodes.len()).for_each(|i| fusion.norm(i, widest));
     dce(&fusion.g)
 }
 
-/// A graph and how often each of its values is read. Nodes that a fusion leaves without readers still count
-/// as readers: that can only forbid a fusion, and none that the three forms above ask for.
+/// A graph and the number of reads of each value. Reads by nodes that a fusion made dead still count until `dce`
+/// runs. That can only prevent a fusion, and prevents none of the forms above.
 struct Fusion {
     g: Graph,
     reads: Vec<u32>,
 }
 
 impl Fusion {
-    /// The plain linear that defines `v`, if `v` is read once and nowhere else.
+    /// Returns the linear without epilogue that computes `v`, if `v` is read exactly once.
     fn plain_linear(&self, v: ValueId) -> Option<(NodeId, Linear)> {
         let Def::Node(id, 0) = self.g.value(v).def else { return None };
         let Op::Linear(linear) = self.g.node(id).op else { return None };
         (linear.epilogue == Epilogue::None && self.reads[v.index()] == 1).then_some((id, linear))
     }
 
+    /// Fuses the linear before node `i` into it, if the node is a GELU or an add. The node is replaced rather than
+    /// the linear, because the residual may be computed after the linear.
     fn epilogue(&mut self, i: usize) {
         let node = &self.g.nodes[i];
         let found = if let Op::Gelu(_) = node.op {
             self.plain_linear(node.inputs[0]).map(|found| (found, Epilogue::Gelu, None))
         } else if let Op::Add(_) = node.op {
-            // Of two linears the later one is fused.
+            // If both operands are linears, the later one is fused and the result of the earlier one is the residual.
             let sides = [(1, 0), (0, 1)].into_iter();
             let found =
                 sides.filter_map(|(lin, res)| Some((self.plain_linear(node.inputs[lin])?, node.inputs[res])));
@@ -76,6 +82,7 @@ impl Fusion {
         self.set_inputs(i, inputs);
     }
 
+    /// Fuses the linear before node `i` into it, if the node is a GEGLU that meets the conditions of [`gates`].
     fn gate(&mut self, i: usize) {
         let Op::Glu(Glu { activation: Activation::Gelu }) = self.g.nodes[i].op else { return };
         let Some((id, linear)) = self.plain_linear(self.g.nodes[i].inputs[0]) else { return };
@@ -89,6 +96,7 @@ impl Fusion {
         self.set_inputs(i, inputs);
     }
 
+    /// Fuses the layer norm before node `i` into it, if the node is a linear that meets the conditions of [`norms`].
     fn norm(&mut self, i: usize, widest: u64) {
         let Op::Linear(linear) = self.g.nodes[i].op else { return };
         let mut inputs = self.g.nodes[i].inputs.clone();
@@ -101,7 +109,8 @@ impl Fusion {
             Epilogue::None | Epilogue::Gelu => linear.prologue == Prologue::None,
             Epilogue::Residual | Epilogue::Gate => false,
         };
-        // Nobody else reads the normalised rows nor, since there is no gradient, what is known of them.
+        // The fused op outputs neither the normalised rows nor their mean and reciprocal deviation, so nothing else
+        // may read them.
         let alone = self.reads[normed.index()] == 1
             && self.g.node(id).outputs[1..].iter().flatten().all(|v| self.reads[v.index()] == 0);
         let whole = columns.is_multiple_of(8)
@@ -116,6 +125,8 @@ impl Fusion {
         self.set_inputs(i, inputs);
     }
 
+    /// Fuses the query, key and value linears before node `i` into one, if the node is an attention and the three
+    /// linears have the same input and options.
     fn qkv(&mut self, i: usize) {
         let Op::Attention(mut attention) = self.g.nodes[i].op else { return };
         if attention.qkv != Qkv::Separate {
@@ -133,7 +144,7 @@ impl Fusion {
             return;
         }
         let weights: Vec<ValueId> = parts.into_iter().map(|parts| self.stack(parts)).collect();
-        // The first of the three becomes the fused one: whatever it reads is there already.
+        // The fused linear takes the position of the first of the three, at which x is already computed.
         attention.qkv = Qkv::Fused;
         let columns = Dim::Fixed(attention.columns()[0]);
         let spec = TensorSpec { shape: vec![Dim::Tokens(1), columns], ..self.g.spec(inputs[0]).clone() };
@@ -144,7 +155,8 @@ impl Fusion {
         self.set_inputs(i, std::iter::once(out).chain(inputs[3..].iter().copied()).collect());
     }
 
-    /// Whether three values are parameters of one type that nobody else reads or updates.
+    /// Whether three values are parameters of equal element type, layout and placement, without another reader and
+    /// without updates.
     fn stackable(&self, parts: [ValueId; 3]) -> bool {
         let first = self.g.spec(parts[0]);
         parts.iter().all(|&v| {
@@ -156,7 +168,7 @@ impl Fusion {
         })
     }
 
-    /// One parameter in place of three, which are put under each other when they are loaded.
+    /// Adds one parameter with the rows of three parameters; loading concatenates the pieces.
     fn stack(&mut self, parts: [ValueId; 3]) -> ValueId {
         let params = parts.iter().filter_map(|&v| match self.g.spec(v).role {
             Role::Param(p) => Some(&self.g.params[p.index()]),
@@ -172,12 +184,14 @@ impl Fusion {
         self.push(Value { spec, def: Def::Source })
     }
 
+    /// Adds a value without readers.
     fn push(&mut self, value: Value) -> ValueId {
         self.g.values.push(value);
         self.reads.push(0);
         ValueId::at(self.g.values.len() - 1)
     }
 
+    /// Replaces the inputs of a node and updates the numbers of reads.
     fn set_inputs(&mut self, node: usize, inputs: Vec<ValueId>) {
         for v in &self.g.nodes[node].inputs {
             self.reads[v.index()] -= 1;

@@ -1,14 +1,15 @@
-//! Weights in the order in which the target's kernels stream them. Invariant: a weight that anything but
-//! products reads keeps its rows, and the products get a packed copy of their own, which the ledger shows.
+//! Assigns weights the layout that the kernels of the target read. Invariant: a weight that is also read by another
+//! op, or is an output, stays row-major; its matmuls then read a packed copy, which the ledger counts.
 
 use crate::{PlanError, Target};
 use plimsoll_graph::{Def, Graph, Layout, Role, Value, ValueId};
 
-/// The graph with the layouts of `target`.
+/// Returns the graph with every weight in the layout that its kernel on `target` requires.
 ///
 /// # Errors
-/// [`PlanError::Unsupported`] where the kernel streams packed weights and a weight cannot be packed when it
-/// is loaded, because it is computed or updated: its rows would be read as panels.
+/// [`PlanError::Unsupported`] if no kernel of the target accepts a node, or if a kernel requires a packed weight but
+/// the weight is computed or updated: weights are packed only when they are loaded from the file, so the kernel would
+/// misread the row-major elements.
 pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
     let mut g = graph.clone();
     let (updated, by_others) = readers(graph);
@@ -36,8 +37,8 @@ pub fn layout(graph: &Graph, target: &Target) -> Result<Graph, PlanError> {
     Ok(g)
 }
 
-/// By value: whether it is updated, and whether anything but a product reads it, or one as anything but its
-/// weight.
+/// Two flags for each value: whether it is updated, and whether it is read other than as the weight of an op. Graph
+/// outputs and new values of updates count as such reads.
 fn readers(g: &Graph) -> (Vec<bool>, Vec<bool>) {
     let (mut updated, mut by_others) = (vec![false; g.values.len()], vec![false; g.values.len()]);
     for node in &g.nodes {
@@ -55,7 +56,8 @@ fn readers(g: &Graph) -> (Vec<bool>, Vec<bool>) {
     (updated, by_others)
 }
 
-/// The packed twin of a weight: made once, shared by all linears that read it.
+/// Returns the packed copy of a weight. It has the role of the weight, that is, the same parameter. Created once and
+/// shared by all ops that read it.
 fn packed_copy(g: &mut Graph, weight: ValueId, layout: Layout) -> ValueId {
     let mut spec = g.spec(weight).clone();
     spec.layout = layout;

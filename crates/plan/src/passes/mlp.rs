@@ -1,5 +1,6 @@
-//! The middle of a layer as one op, where the target has a kernel that never writes its hidden layer. Invariant: the
-//! fused graph computes the same function; a value that anyone else reads is never fused away.
+//! Fusion of the MLP block of a transformer layer into one op, for targets with a kernel that never writes the hidden
+//! layer to memory. Invariant: the fused graph computes the same function; a value with another reader is never fused
+//! away.
 //!
 //! [layer norm ->] linear with a gelu, or linear -> glu, -> linear [with a residual]  =>  mlp.
 
@@ -7,7 +8,8 @@ use super::dce;
 use plimsoll_graph::ops::{Activation, Epilogue, Glu, Hidden, LayerNorm, Linear, Mlp, Prologue};
 use plimsoll_graph::{DType, Def, Graph, Node, Op, ValueId};
 
-/// A fused graph of bf16 with its MLPs as one op each.
+/// Returns the graph with each bf16 MLP block replaced by one [`Mlp`] op. The epilogues of linears must have been
+/// fused before, see [`fuse`](super::fuse()).
 pub fn mlp(graph: &Graph) -> Graph {
     let chain = Chain { g: graph, reads: graph.reads() };
     let mut g = graph.clone();
@@ -19,14 +21,14 @@ pub fn mlp(graph: &Graph) -> Graph {
     dce(&g)
 }
 
-/// A graph and how often each of its values is read.
+/// A graph and the number of reads of each value.
 struct Chain<'a> {
     g: &'a Graph,
     reads: Vec<u32>,
 }
 
 impl<'a> Chain<'a> {
-    /// The MLP whose second product is `node`, and its inputs.
+    /// Returns the MLP that has `node` as its second linear, and the inputs of the MLP.
     fn ending_in(&self, node: &Node) -> Option<(Mlp, Vec<ValueId>)> {
         let (second, residual) = match linear(node)? {
             Linear { epilogue: Epilogue::None, bias, .. } => (bias, false),
@@ -40,7 +42,8 @@ impl<'a> Chain<'a> {
         Some((op, [front, &product.inputs[1..], &node.inputs[1..]].concat()))
     }
 
-    /// What makes `v` a hidden layer of bf16: whether its product has a bias, and that product.
+    /// If `v` is a bf16 hidden layer, returns its function, whether the first linear has a bias, and the node of the
+    /// first linear. A gated hidden layer must have a multiple of 32 columns, see [`Hidden::Gate`].
     fn hidden(&self, v: ValueId) -> Option<(Hidden, bool, &'a Node)> {
         let node = self.only_for(v)?;
         if self.g.spec(v).dtype != DType::Bf16 {
@@ -56,7 +59,7 @@ impl<'a> Chain<'a> {
         Some((Hidden::Gelu, gelu.bias, node))
     }
 
-    /// The norm in front of the first product, if that alone reads it; gamma and beta are in f32.
+    /// Returns the layer norm before the first linear, if `v` has no other reader and gamma and beta are f32.
     fn norm(&self, v: ValueId) -> Option<(LayerNorm, &'a Node)> {
         let node = self.only_for(v)?;
         let Op::LayerNorm(op) = node.op else { return None };
@@ -64,7 +67,7 @@ impl<'a> Chain<'a> {
         wide.then_some((op, node))
     }
 
-    /// The node whose first output `v` is, if `v` is read once and nowhere else.
+    /// Returns the node that has `v` as its first output, if `v` is read exactly once.
     fn only_for(&self, v: ValueId) -> Option<&'a Node> {
         match self.g.value(v).def {
             Def::Node(id, 0) if self.reads[v.index()] == 1 => Some(self.g.node(id)),
@@ -73,7 +76,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// A linear of rows as they are.
+/// The linear of a node, if it has no fused prologue.
 fn linear(node: &Node) -> Option<Linear> {
     let Op::Linear(linear) = node.op else { return None };
     (linear.prologue == Prologue::None).then_some(linear)

@@ -1,4 +1,5 @@
-//! Passes: pure functions from a graph to a graph. Invariant: what goes in verified comes out verified.
+//! Compiler passes: pure functions from a graph to a graph. Invariant: a pass returns a verified graph for a verified
+//! graph.
 
 mod autodiff;
 mod codes;
@@ -26,7 +27,7 @@ pub use stream::stream;
 pub(crate) use stream::streamed;
 pub use tf32::tf32;
 
-/// The next node, which defines its outputs.
+/// Appends a node and sets the definition of its outputs.
 fn push_node(g: &mut Graph, node: Node) {
     let id = NodeId::at(g.nodes.len());
     for (k, out) in node.outputs.iter().enumerate() {

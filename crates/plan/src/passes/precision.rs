@@ -1,6 +1,6 @@
-//! Element types of a graph, before it is differentiated: gradients then get theirs from the values that they belong
-//! to. Invariant: what the ops call [sensitive](plimsoll_graph::PrecisionClass::Sensitive) computes in f32
-//! whatever its operands are, and every choice is the element type of a value.
+//! Conversion of a graph to another element type. Runs before differentiation, so that gradients get the element
+//! types of their values. Invariant: [sensitive](graph::PrecisionClass::Sensitive) ops compute in f32 for operands of
+//! any type, and every decision is visible as the element type of a value.
 
 use super::push_node;
 use crate::PlanError;
@@ -8,27 +8,27 @@ use plimsoll_graph::ops::Cast;
 use plimsoll_graph::{DType, Def, Graph, Node, Op, Phase, Role, TensorSpec, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
-/// The element type of weights and activations.
+/// Element type of weights and activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// IEEE binary32 everywhere.
     #[default]
     F32,
-    /// The same, but linear products on factors cut to TF32, which has 10 bits of mantissa; for inference.
+    /// IEEE binary32, with the operands of linears rounded to TF32 (10 bits of mantissa); for inference.
     Tf32,
-    /// bfloat16, with f32 masters and moments.
+    /// bfloat16; training keeps f32 master weights and optimizer states.
     Bf16,
-    /// IEEE binary16, with f32 masters and moments, and a scaled loss.
+    /// IEEE binary16; training keeps f32 master weights and optimizer states, and scales the loss.
     Fp16,
-    /// e4m3 in the products of encoder layers, bfloat16 elsewhere; for inference.
+    /// e4m3 in the linears of encoder layers, bfloat16 elsewhere; for inference.
     Fp8,
-    /// Integers of 8 bits there; for inference.
+    /// 8-bit integers in the linears of encoder layers, bfloat16 elsewhere; for inference.
     Int8,
 }
 
 impl Precision {
-    /// The element type of what is not in codes.
+    /// Element type of weights and activations that are not quantized.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 | Self::Tf32 => DType::F32,
@@ -37,7 +37,7 @@ impl Precision {
         }
     }
 
-    /// The type of the codes, if there are any.
+    /// Element type of quantized weights and activations; `None` if the precision does not quantize.
     pub fn codes(self) -> Option<DType> {
         match self {
             Self::F32 | Self::Tf32 | Self::Bf16 | Self::Fp16 => None,
@@ -46,7 +46,7 @@ impl Precision {
         }
     }
 
-    /// The name in configurations and reports.
+    /// Name in configurations and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -59,12 +59,12 @@ impl Precision {
     }
 }
 
-/// The graph with weights of linears, experts, embeddings and losses in `precision`, and activations as they follow
-/// from it. Norms' parameters and positions stay f32.
+/// Returns the graph with the weights of linears, experts, embeddings and losses in `precision`, and activations in
+/// the types that the ops infer from them. Parameters of norms and rotary tables stay f32.
 ///
 /// # Errors
-/// [`PlanError::BadPolicy`] where an input of f32 would keep the graph in f32; [`PlanError::Verify`] where an op
-/// does not take the element types: our bug.
+/// [`PlanError::BadPolicy`] if a graph input is floating-point, because the activations computed from it would stay
+/// f32; also if an op does not accept the resulting element types.
 pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
     if precision.dtype() == DType::F32 {
         return Ok(graph.clone());
@@ -99,11 +99,11 @@ pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError
     Ok(g)
 }
 
-/// The same for inference: the norms that nothing but outputs and their means depend on compute and give f32, and what
-/// is still of 16 bits becomes f32 where it is an output.
+/// Like [`precision`], for inference graphs: the final norms, on which only outputs, means over segments and row
+/// selections depend, take and return f32, and every other 16-bit output of the graph is cast to f32.
 ///
 /// # Errors
-/// Those of [`precision`].
+/// As for [`precision`].
 pub fn inference(graph: &Graph, element: Precision) -> Result<Graph, PlanError> {
     if element.dtype() == DType::F32 {
         return Ok(graph.clone());
@@ -120,7 +120,8 @@ pub fn inference(graph: &Graph, element: Precision) -> Result<Graph, PlanError> 
     Ok(g)
 }
 
-/// The graph with a cast to f32 in front of every norm that only outputs and their means depend on.
+/// Returns the graph with a cast to f32 before each final norm. A final norm after another final node needs none: its
+/// input is f32 already.
 fn widen_last_norms(graph: &Graph) -> Graph {
     let last = last(graph);
     let mut g = Graph { nodes: vec![], ..graph.clone() };
@@ -137,7 +138,8 @@ fn widen_last_norms(graph: &Graph) -> Graph {
     g
 }
 
-/// By node: whether it is a norm, a mean or a choice of rows on which nothing but such nodes and outputs depend.
+/// Whether each node is final: a norm, a mean over segments or a row selection that is read only by such nodes and as
+/// an output of the graph. Indexed by node.
 fn last(graph: &Graph) -> Vec<bool> {
     let mut last: Vec<bool> = graph.nodes.iter().map(|node| is_last(&node.op)).collect();
     for i in (0..graph.nodes.len()).rev() {
@@ -153,10 +155,12 @@ fn last(graph: &Graph) -> Vec<bool> {
     last
 }
 
+/// Whether an op may be final, see [`last`].
 fn is_last(op: &Op) -> bool {
     matches!(op, Op::LayerNorm(_) | Op::RmsNorm(_) | Op::SegmentMean(_) | Op::SelectRows(_))
 }
 
+/// Layer of the node that computes `v`.
 fn layer_of(g: &Graph, v: ValueId) -> Option<u32> {
     match g.value(v).def {
         Def::Node(id, _) => g.node(id).layer,
@@ -164,7 +168,7 @@ fn layer_of(g: &Graph, v: ValueId) -> Option<u32> {
     }
 }
 
-/// `v` in f32.
+/// Appends a cast of `v` to f32 and returns its result.
 fn cast(g: &mut Graph, v: ValueId, layer: Option<u32>) -> ValueId {
     let spec = TensorSpec::activation(g.spec(v).shape.clone(), DType::F32);
     let wide = ValueId::at(g.values.len());
@@ -174,7 +178,8 @@ fn cast(g: &mut Graph, v: ValueId, layer: Option<u32>) -> ValueId {
     wide
 }
 
-/// Whether an op multiplies by its parameters or looks them up. Norms scale by theirs.
+/// Whether the parameters of an op are converted: matmul weights and embedding tables are, scales and offsets of
+/// norms are not.
 fn reads_weights(op: &Op) -> bool {
     let products = op.rules().precision() == plimsoll_graph::PrecisionClass::Matmul;
     products || matches!(op, Op::Embed(_))

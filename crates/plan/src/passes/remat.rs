@@ -1,41 +1,42 @@
-//! Recomputation (Chen et al. 2016): what the backward pass reads is computed once more right before it is read,
-//! in place of being kept since the forward pass. Invariant: the same ops run on the same values, so gradients
-//! have the same bits; what crosses from one group of layers to the next is always kept.
+//! Rematerialization (Chen et al. 2016, arXiv:1604.06174): values that the backward pass reads are recomputed
+//! immediately before use instead of being stored since the forward pass. Invariant: recomputation runs the same ops
+//! on the same operands, so the gradients are bitwise equal; under [`Remat::Full`] and [`Remat::EveryN`] a value that
+//! is read by another group of layers is always stored.
 
 use super::push_node;
 use crate::PlanError;
 use plimsoll_graph::{Def, Graph, Node, NodeId, Op, Phase, Role, Value, ValueId};
 use std::collections::BTreeSet;
 
-/// What is computed twice.
+/// Rematerialization policy: the values that the backward pass recomputes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Remat {
-    /// Nothing: all that the backward pass reads is kept.
+    /// No recomputation: all values that the backward pass reads are stored.
     #[default]
     None,
-    /// Every layer, from its input.
+    /// Recomputes every layer from its input.
     Full,
-    /// Groups of so many layers, each from its input.
+    /// Recomputes groups of this number of layers, each from the input of its first layer.
     EveryN(u32),
-    /// What these ops give.
+    /// Recomputes the results of the forward nodes with these op names.
     Selective(Vec<String>),
-    /// What these forward nodes give.
+    /// Recomputes the results of these forward nodes.
     Nodes(BTreeSet<NodeId>),
-    /// Another policy, in the layers from the first to the last alone.
+    /// Applies another policy to a range of layers only.
     Layers {
-        /// The first layer, from 0.
+        /// First layer, counted from 0.
         first: u32,
-        /// The last layer.
+        /// Last layer, inclusive.
         last: u32,
-        /// What is computed twice there.
+        /// Policy of these layers.
         of: Box<Remat>,
     },
 }
 
-/// The graph in which the backward pass recomputes as `policy` says.
+/// Returns the differentiated graph with recomputation according to `policy`.
 ///
 /// # Errors
-/// [`PlanError::BadPolicy`] where it names no op, or groups of no layers.
+/// [`PlanError::BadPolicy`] if the policy names an unknown op or has groups of 0 layers.
 pub fn remat(graph: &Graph, policy: &Remat) -> Result<Graph, PlanError> {
     let dropped = dropped(graph, policy)?;
     let mut rewriter = Rewriter {
@@ -62,7 +63,7 @@ pub fn remat(graph: &Graph, policy: &Remat) -> Result<Graph, PlanError> {
     Ok(rewriter.new)
 }
 
-/// By node: whether what it gives is not kept for the backward pass.
+/// Whether the results of each node are recomputed instead of stored. Indexed by node.
 fn dropped(graph: &Graph, policy: &Remat) -> Result<Vec<bool>, PlanError> {
     let bad = |why: String| Err(PlanError::BadPolicy { field: "remat", why });
     let forward = |node: &Node| node.phase == Phase::Forward;
@@ -86,7 +87,8 @@ fn dropped(graph: &Graph, policy: &Remat) -> Result<Vec<bool>, PlanError> {
     })
 }
 
-/// Forward nodes of layers whose values stay in their group of `n` layers.
+/// Forward nodes whose results are read in the forward pass only by their own group of `n` layers, and are no outputs
+/// of the graph. Indexed by node.
 fn inner(graph: &Graph, n: u32) -> Vec<bool> {
     let group = |node: &Node| node.layer.map(|layer| layer / n);
     let mut inner: Vec<bool> =
@@ -106,16 +108,20 @@ fn inner(graph: &Graph, n: u32) -> Vec<bool> {
     inner
 }
 
+/// State of the rewrite.
 struct Rewriter<'a> {
     old: &'a Graph,
     new: Graph,
+    /// Whether the results of each node are recomputed.
     dropped: Vec<bool>,
-    /// By value: the one that was computed again.
+    /// Recomputed copy of each value, if it exists already.
     twins: Vec<Option<ValueId>>,
 }
 
 impl Rewriter<'_> {
-    /// The value that the backward pass reads in place of `v`.
+    /// Returns the value that the backward pass reads instead of `v`: `v` itself if it is stored, otherwise its
+    /// recomputed copy. Appends the recomputing nodes on first use, so that they run immediately before the first
+    /// backward node that needs them.
     fn again(&mut self, v: ValueId) -> ValueId {
         let Def::Node(id, _) = self.old.value(v).def else { return v };
         if !self.dropped[id.index()] {

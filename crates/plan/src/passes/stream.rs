@@ -1,10 +1,11 @@
-//! A copy of a streamed parameter for each node that reads it, so that each is read from its file right before
-//! its use and none has to survive between two. Invariant: the computation is the same; a parameter that is an
-//! output or takes part in an update is not streamed, because its storage is read after the step.
+//! Splits streamed parameters: each node reads its own copy of a parameter, which is loaded from the weight file
+//! immediately before that node, so that no parameter stays in memory between two uses. Invariant: the graph computes
+//! the same function; a parameter that is an output or takes part in an update is not streamed, because its storage
+//! is read after the step.
 
 use plimsoll_graph::{Def, Graph, Role, Value, ValueId};
 
-/// The graph in which no streamed parameter has two readers.
+/// Returns the graph with a separate value for each node that reads a streamed parameter.
 pub fn stream(graph: &Graph) -> Graph {
     let mut g = graph.clone();
     let streamed = streamed(graph);
@@ -16,7 +17,7 @@ pub fn stream(graph: &Graph) -> Graph {
             if !streamed[v.index()] {
                 continue;
             }
-            // A node that reads a parameter twice needs it once.
+            // A node that reads a parameter as two of its inputs loads it only once.
             let before = graph.nodes[i].inputs[..k].iter().position(|&u| u == v);
             inputs[k] = match before {
                 Some(j) => inputs[j],
@@ -29,7 +30,7 @@ pub fn stream(graph: &Graph) -> Graph {
     g
 }
 
-/// By value: whether it is a parameter that can be read from its file in every step.
+/// Whether each value is a parameter that can be loaded from the weight file in every step. Indexed by value.
 pub(crate) fn streamed(graph: &Graph) -> Vec<bool> {
     let is_param = |role| match role {
         Role::Param(_) => true,
@@ -43,6 +44,7 @@ pub(crate) fn streamed(graph: &Graph) -> Vec<bool> {
     streamed
 }
 
+/// Adds another value of the same parameter.
 fn copy(g: &mut Graph, v: ValueId) -> ValueId {
     let spec = g.spec(v).clone();
     g.values.push(Value { spec, def: Def::Source });

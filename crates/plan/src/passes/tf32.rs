@@ -1,12 +1,13 @@
-//! Linear products on factors cut to TF32. Invariant: nothing else changes: every value, and every sum, stays f32.
+//! TF32 for linears: operands may be rounded to TF32 (10 bits of mantissa). Invariant: every value and every sum
+//! stays f32.
 
 use crate::PlanError;
 use plimsoll_graph::{Graph, Op};
 
-/// The graph with its linears on TF32.
+/// Returns the graph with TF32 enabled for all linears.
 ///
 /// # Errors
-/// [`PlanError::BadPolicy`] where it has none.
+/// [`PlanError::BadPolicy`] if the graph has no linear.
 pub fn tf32(graph: &Graph) -> Result<Graph, PlanError> {
     let (mut g, mut found) = (graph.clone(), false);
     for node in &mut g.nodes {

@@ -1,7 +1,7 @@
-//! Which values of a layer are kept and which are computed again: every choice that no other one beats in both
-//! bytes and time. A layer is solved once for all that are like it, over all subsets of its values; choices of the
-//! layers are put together by dynamic programming over kept bytes. Invariant: a choice's bytes and seconds are the sums
-//! of its parts; what a plan really takes is asked of the plan.
+//! Pareto frontier of recomputation: the choices of stored and recomputed values that no other choice beats in both
+//! bytes and time. Equal layers are solved once, over all subsets of their nodes; the choices of the layers are
+//! combined by dynamic programming over stored bytes. Invariant: bytes and seconds of a choice are sums over layers;
+//! the peak memory of a choice is known only from its plan.
 
 use crate::Target;
 use crate::cost::node_seconds;
@@ -10,44 +10,47 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// As many nodes of a layer are tried in every combination; where it has more, those that give least are kept.
+/// Maximum number of nodes of a layer that are tried in every combination. Of a layer with more nodes, those with the
+/// fewest result bytes are always stored.
 const NODES: usize = 14;
 
-/// The undominated choices for the differentiated graph of a micro-step, fewest kept bytes first. Each is made when it
-/// is asked for: there may be thousands, and a search looks at few.
+/// Pareto-optimal recomputation choices for the differentiated graph of a micro-step, in order of stored bytes. A
+/// choice is expanded to layers and nodes only on request: there may be thousands, of which a search uses few.
 pub struct Frontier {
-    /// By layer: the kind that it is of.
+    /// Kind of each layer.
     layers: Vec<usize>,
+    /// Choices of each kind of layer.
     kinds: Rc<Vec<Vec<RecomputeChoice>>>,
     sums: Rc<Sums>,
 }
 
-/// How a layer is treated: its kind, and the position among the ways of that kind.
+/// Recomputation choice of a layer: its kind, and the index among the choices of that kind.
 pub type LayerWay = (usize, u16);
 
 impl Frontier {
-    /// How many choices there are.
+    /// Number of choices.
     pub fn len(&self) -> usize {
         self.sums.all.len()
     }
 
-    /// Whether there is none, because no node belongs to a layer.
+    /// Whether there is no choice, because no node belongs to a layer.
     pub fn is_empty(&self) -> bool {
         self.sums.all.is_empty()
     }
 
-    /// Bytes that choice `k` keeps from the forward to the backward pass, all at once: no plan of it holds less.
+    /// Bytes that choice `k` stores from the forward to the backward pass. All of them are live at one instant, so
+    /// this is a lower bound on the memory of its plan.
     pub fn kept(&self, k: usize) -> Bytes {
         Bytes(self.sums.all[k].kept)
     }
 
-    /// Expected seconds of the recomputation of choice `k`.
+    /// Predicted seconds of recomputation of choice `k`.
     pub fn seconds(&self, k: usize) -> f64 {
         self.sums.all[k].seconds
     }
 
-    /// How choice `k` treats each layer. Layers that are alike may change places: the earlier ones keep least, since they
-    /// wait longest.
+    /// Choice of each layer in choice `k`. The choices of equal layers are interchangeable and are assigned such that
+    /// earlier layers store less, because their stored values live longer.
     pub fn ways(&self, k: usize) -> Vec<LayerWay> {
         let mut sorted: BTreeMap<usize, Vec<u16>> = BTreeMap::new();
         let of = self.layers.iter().map(|&kind| self.kinds[kind].as_slice()).collect::<Vec<_>>();
@@ -59,7 +62,7 @@ impl Frontier {
         self.layers.iter().map(way_of).collect()
     }
 
-    /// The nodes whose results are not kept where the layers of a graph are treated so.
+    /// Nodes of `graph` that are recomputed if its layers have these choices.
     pub fn nodes(&self, graph: &Graph, ways: &[LayerWay]) -> BTreeSet<NodeId> {
         let layers = by_layer(graph).into_values();
         let dropped = |(ids, &(kind, way)): (Vec<NodeId>, &LayerWay)| {
@@ -69,18 +72,20 @@ impl Frontier {
     }
 }
 
-/// Solves graphs for one target, and what it has seen before only once.
+/// Computes frontiers for one target and caches the results of equal layers and equal models.
 #[derive(Default)]
 pub struct Solver {
-    /// The ways of every kind of layer.
+    /// Choices of each kind of layer.
     kinds: Rc<Vec<Vec<RecomputeChoice>>>,
+    /// Kind of each signature, see [`Block::signature`].
     by_signature: BTreeMap<String, usize>,
-    /// By the kinds of the layers.
+    /// Combined choices, by the kinds of the layers.
     sums: BTreeMap<Vec<usize>, Rc<Sums>>,
 }
 
 impl Solver {
-    /// The frontier of a model: for each of its layers, the one of the graph that it is like.
+    /// Computes the frontier of a model. `layers` has, for each layer of the model, the layer of `graph` that
+    /// represents it.
     pub fn frontier(&mut self, graph: &Graph, layers: &[usize], target: &Target) -> Frontier {
         let readers = readers(graph);
         let kind = |nodes: &Vec<NodeId>| self.kind(graph, &Block::of(graph, &readers, target, nodes));
@@ -92,7 +97,8 @@ impl Solver {
         Frontier { layers, kinds, sums }
     }
 
-    /// The position of a layer's ways. Those of other layers may be the same.
+    /// Kind of a layer, solving the layer if it was not seen before. Different layers with equal choices share a
+    /// kind.
     fn kind(&mut self, graph: &Graph, block: &Block) -> usize {
         let signature = block.signature(graph);
         if let Some(&kind) = self.by_signature.get(&signature) {
@@ -108,15 +114,18 @@ impl Solver {
     }
 }
 
-/// One way to treat a layer: the positions of the nodes that are dropped.
+/// A recomputation choice of one layer.
 #[derive(Clone, Debug, PartialEq)]
 struct RecomputeChoice {
+    /// Indices in the layer of the nodes whose results are not stored.
     dropped: Vec<usize>,
+    /// Stored bytes.
     kept: u64,
+    /// Predicted seconds of recomputation.
     seconds: f64,
 }
 
-/// Forward nodes of every layer, in order.
+/// Forward nodes of each layer, in order.
 fn by_layer(graph: &Graph) -> BTreeMap<u32, Vec<NodeId>> {
     let mut layers: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
     for (id, node) in graph.nodes() {
@@ -127,7 +136,7 @@ fn by_layer(graph: &Graph) -> BTreeMap<u32, Vec<NodeId>> {
     layers
 }
 
-/// By value: the nodes that read it.
+/// Nodes that read each value, indexed by value.
 fn readers(graph: &Graph) -> Vec<Vec<NodeId>> {
     let mut readers = vec![vec![]; graph.values.len()];
     for (id, node) in graph.nodes() {
@@ -136,15 +145,17 @@ fn readers(graph: &Graph) -> Vec<Vec<NodeId>> {
     readers
 }
 
-/// A layer as a problem of its own.
+/// Recomputation problem of one layer. Nodes and values are numbered within the layer.
 struct Block {
     nodes: Vec<NodeId>,
-    /// (position of the node that gives it, bytes, whether the backward pass reads it).
+    /// Each value as (node that computes it, bytes, whether the backward pass reads it).
     values: Vec<(usize, u64, bool)>,
-    /// By node: the values of this layer that it reads.
+    /// Values of this layer that each node reads.
     reads: Vec<Vec<usize>>,
+    /// Predicted seconds of each node.
     seconds: Vec<f64>,
-    /// By node: whether it may be dropped, because only this layer's forward and the backward pass read it.
+    /// Whether each node may be recomputed: its results are read only by the forward pass of this layer and by the
+    /// backward pass.
     free: Vec<bool>,
 }
 
@@ -172,7 +183,7 @@ impl Block {
         for k in graph.outputs.iter().filter_map(|(_, v)| index.get(v)) {
             free[values[*k].0] = false;
         }
-        // A state's new value lies in its storage, not among the activations.
+        // The new value of a state is stored in the state's memory and takes no bytes of the activations.
         for k in graph.updates.iter().filter_map(|(_, new)| index.get(new)) {
             values[*k].1 = 0;
         }
@@ -187,13 +198,13 @@ impl Block {
         }
     }
 
-    /// Equal for layers that are equal but for their weights.
+    /// Key that is equal for layers that differ in their weights only.
     fn signature(&self, graph: &Graph) -> String {
         let ops: Vec<_> = self.nodes.iter().map(|&id| graph.node(id).op).collect();
         format!("{ops:?} {:?} {:?} {:?} {:?}", self.reads, self.values, self.free, self.seconds)
     }
 
-    /// All undominated ways.
+    /// All Pareto-optimal choices.
     fn ways(&self) -> Vec<RecomputeChoice> {
         let bytes = |i: usize| self.values.iter().filter(|v| v.0 == i).map(|v| v.1).sum::<u64>();
         let mut free: Vec<usize> = (0..self.nodes.len()).filter(|&i| self.free[i]).collect();
@@ -207,7 +218,9 @@ impl Block {
         undominated(all, |way| (way.kept, way.seconds))
     }
 
-    /// What it keeps and computes with `dropped` dropped. Positions ascend, so readers come behind what they read.
+    /// Stored bytes and recomputation seconds if the nodes `dropped` are not stored. Indices ascend, so the reverse
+    /// order visits readers before the nodes whose results they read. A dropped node is recomputed only if its result
+    /// is needed.
     fn way(&self, dropped: Vec<usize>) -> RecomputeChoice {
         let mut is_dropped = vec![false; self.nodes.len()];
         dropped.iter().for_each(|&i| is_dropped[i] = true);
@@ -225,7 +238,7 @@ impl Block {
     }
 }
 
-/// Those that no other one beats in both, fewest bytes first.
+/// Returns the elements that no other element beats in both bytes and seconds, in order of bytes.
 fn undominated<T>(mut all: Vec<T>, cost: impl Fn(&T) -> (u64, f64)) -> Vec<T> {
     all.sort_by(|a, b| {
         let ((bytes, seconds), (other, others)) = (cost(a), cost(b));
@@ -240,26 +253,28 @@ fn undominated<T>(mut all: Vec<T>, cost: impl Fn(&T) -> (u64, f64)) -> Vec<T> {
     all
 }
 
-/// One way of each layer.
+/// A combination of one choice per layer.
 struct Sum {
+    /// Stored bytes.
     kept: u64,
+    /// Predicted seconds of recomputation.
     seconds: f64,
-    /// Units kept.
+    /// Stored bytes in units of [`Sums::unit`], rounded up for each layer.
     units: usize,
 }
 
-/// As many parts kept bytes together are counted in: finer steps than a plan's packing can tell apart.
+/// Number of units into which the largest number of stored bytes is divided: finer than packing can distinguish.
 const PARTS: u64 = 2048;
 
-/// All undominated sums of one way of each layer, by dynamic programming over (layers, kept bytes). Bytes are counted
-/// in units, parts of the most that can be kept, rounded up, so that the work does not grow with their number; where there
-/// are fewer bytes than parts it is exact.
+/// All Pareto-optimal combinations of one choice per layer, by dynamic programming over (layer, stored bytes). Bytes
+/// are counted in units, a fraction of the largest number of stored bytes, and rounded up for each layer, so that the
+/// work does not grow with the number of bytes. The result is exact if there are at most [`PARTS`] bytes.
 struct Sums {
-    /// Fewest bytes first.
+    /// Combinations in order of stored bytes.
     all: Vec<Sum>,
-    /// Bytes of a unit.
+    /// Bytes per unit.
     unit: u64,
-    /// By layer and units kept up to it: the way of the layer that leads there.
+    /// `chosen[l][u]`: the choice of layer l in the fastest combination of the layers up to l that stores u units.
     chosen: Vec<Vec<u16>>,
 }
 
@@ -269,15 +284,16 @@ impl Sums {
         let unit = most.div_ceil(PARTS).max(1);
         let units = |way: &RecomputeChoice| way.kept.div_ceil(unit) as usize;
         let width = layers.iter().map(|ways| ways.iter().map(units).max().unwrap_or(0)).sum::<usize>() + 1;
-        // Of the layers so far: by units kept, the least seconds and their bytes.
+        // Least seconds, and the exact bytes, of a combination of the layers so far, by stored units.
         let mut least = vec![(f64::INFINITY, 0u64); width];
         least[0].0 = 0.0;
         let mut chosen: Vec<Vec<u16>> = vec![];
-        // As many units as the layers so far can keep.
+        // Largest number of units that the layers so far can store.
         let mut reached = 0;
         for ways in layers {
             let (mut next, mut way_of) = (vec![(f64::INFINITY, 0u64); width], vec![0u16; width]);
-            // Of equal sums the one in which this layer keeps most is taken.
+            // The comparison below is strict, so among combinations of equal time the one in which this layer stores
+            // most wins.
             let mut order: Vec<(usize, &RecomputeChoice)> = ways.iter().enumerate().collect();
             order.sort_by_key(|(_, way)| Reverse(units(way)));
             for (k, way) in order {
@@ -295,13 +311,13 @@ impl Sums {
         }
         let ends = least.iter().enumerate().filter(|(_, (seconds, _))| seconds.is_finite());
         let all = ends.map(|(units, &(seconds, kept))| {
-            // To picoseconds: equal terms in another order have equal sums.
+            // Rounded to picoseconds: sums of equal terms in another order must compare equal.
             Sum { kept, seconds: (seconds * 1e12).round() / 1e12, units }
         });
         Self { all: undominated(all.collect(), |sum| (sum.kept, sum.seconds)), unit, chosen }
     }
 
-    /// By layer: the position of its way in sum `k`.
+    /// Choice of each layer in combination `k`, reconstructed from the last layer to the first.
     fn ways(&self, layers: &[&[RecomputeChoice]], k: usize) -> Vec<u16> {
         let mut units = self.all[k].units;
         let mut ways = vec![0; layers.len()];

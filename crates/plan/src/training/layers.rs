@@ -1,54 +1,57 @@
-//! What a model of many layers takes, from a model of few. Layers that are alike come in runs, and of a long run the small
-//! model shows four: the first, one that stands for all in the middle, and the last two. Bytes at an instant are then a sum
-//! over what is alive in the small model, each value as often as the model has layers in which its like is alive.
+//! Predicts memory and time of a model with many layers from a small model with few. Consecutive equal layers form
+//! runs. Of a long run the small model contains four units: the first, one that represents all units in the middle,
+//! and the last two. The live bytes of the full model at an instant are the sum over the live values of the small
+//! model, each multiplied by the number of layers in which the corresponding value is live.
 //!
-//! Invariant: the model of all layers is like the small one in everything but their number. Where a search ends, its plan is
-//! made for all layers, so that a byte counted wrongly here may cost the best choice and never the line.
+//! Invariant: the full model differs from the small one only in the number of layers. The plan that a search returns
+//! is compiled for all layers, so an error here may lead to a suboptimal choice but never to a plan over the budget.
 
 use crate::cost::node_seconds;
 use crate::liveness::{Buffer, buffers};
 use crate::{Instr, PlanError, Remat, Schedule, Target, step_seconds};
 use plimsoll_graph::{Bytes, Graph, Node, Phase};
 
-/// Units of a run that the small model shows at most.
+/// Maximum number of units of a run in the small model.
 const SHOWN: u32 = 4;
 
-/// The unit of a longer run that stands for all in the middle, counted from the start of the run.
+/// Index in its run of the unit that represents all units in the middle of a longer run.
 const MIDDLE: u32 = 1;
 
-/// The layers of a model, as runs of units that are alike.
+/// The layers of a model as runs of equal units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layers {
     runs: Vec<Run>,
 }
 
-/// So many units, one behind the other.
+/// Consecutive equal units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
-    /// Layers of a unit.
+    /// Number of layers per unit.
     layers: u32,
+    /// Number of units.
     units: u32,
 }
 
 impl Run {
+    /// Number of units in the small model.
     fn shown(&self) -> u32 {
         self.units.min(SHOWN)
     }
 }
 
 impl Layers {
-    /// Layers that are all alike.
+    /// Layers that are all equal.
     pub fn alike(layers: u32) -> Self {
         Self { runs: vec![Run { layers: 1, units: layers }] }
     }
 
-    /// Layers that are like the one before them where `kinds` has the same of both.
+    /// Layers of the given kinds; consecutive layers of equal kind form a run.
     pub fn of<T: PartialEq>(kinds: &[T]) -> Self {
         let runs = kinds.chunk_by(|a, b| a == b).map(|run| Run { layers: 1, units: run.len() as u32 });
         Self { runs: runs.collect() }
     }
 
-    /// Layers under a policy of recomputation.
+    /// Layers of a model with a recomputation policy: layers that it treats equally form runs.
     pub fn under(remat: &Remat, layers: u32) -> Self {
         match remat {
             Remat::None | Remat::Full | Remat::Selective(_) => Self::alike(layers),
@@ -61,17 +64,17 @@ impl Layers {
                 let inside = |layer: u32| (*first..=*last).contains(&layer);
                 Self::of(&(0..layers).map(inside).collect::<Vec<_>>())
             }
-            // Nodes are those of the model of all layers.
+            // Node ids refer to the full model, so every layer is its own run and the small model is the full model.
             Remat::Layers { .. } | Remat::Nodes(_) => Self::of(&(0..layers).collect::<Vec<_>>()),
         }
     }
 
-    /// Layers of the small model.
+    /// Number of layers of the small model.
     pub fn shown(&self) -> u32 {
         self.runs.iter().map(|run| run.layers * run.shown()).sum()
     }
 
-    /// For each layer of the small model, the one that it shows.
+    /// For each layer of the small model, the corresponding layer of the full model.
     pub fn originals(&self) -> Vec<u32> {
         let (mut originals, mut start) = (vec![], 0);
         for run in &self.runs {
@@ -86,7 +89,7 @@ impl Layers {
         originals
     }
 
-    /// For each layer of the model, the one of the small model that it is like.
+    /// For each layer of the full model, the layer of the small model that represents it.
     pub fn likes(&self) -> Vec<usize> {
         let (mut likes, mut first) = (vec![], 0);
         for run in &self.runs {
@@ -101,7 +104,7 @@ impl Layers {
         likes
     }
 
-    /// A policy of the model of all layers, for the small one.
+    /// Converts a recomputation policy of the full model to the layer numbers of the small model.
     pub fn shrunk(&self, remat: &Remat) -> Remat {
         let Remat::Layers { first, last, of } = remat else { return remat.clone() };
         let originals = self.originals();
@@ -114,7 +117,7 @@ impl Layers {
         }
     }
 
-    /// By layer of the small model: the unit that it is in.
+    /// Unit of each layer of the small model, counted over all runs.
     fn units(&self) -> Vec<usize> {
         let (mut units, mut next) = (vec![], 0);
         for run in &self.runs {
@@ -126,7 +129,7 @@ impl Layers {
         units
     }
 
-    /// The units of the small model that stand for others too: (unit, how many others).
+    /// Units of the small model that represent further units, as (unit, number of further units).
     fn repeated(&self) -> Vec<(usize, u64)> {
         let (mut repeated, mut next) = (vec![], 0);
         for run in &self.runs {
@@ -138,7 +141,7 @@ impl Layers {
         repeated
     }
 
-    /// How many layers a node of the small model stands for.
+    /// Returns a function that gives the number of nodes of the full model that a node of the small model represents.
     fn times(&self) -> impl Fn(&Node) -> u64 {
         let (units, repeated) = (self.units(), self.repeated());
         move |node| {
@@ -147,7 +150,7 @@ impl Layers {
         }
     }
 
-    /// Nodes that recompute, and their expected seconds.
+    /// Number of recomputation nodes of the full model, and their predicted seconds.
     pub fn recomputed(&self, graph: &Graph, target: &Target) -> (usize, f64) {
         let times = self.times();
         let nodes = graph.nodes.iter().filter(|node| node.phase == Phase::Recompute);
@@ -157,7 +160,8 @@ impl Layers {
         })
     }
 
-    /// The largest sum of live bytes of a step: no packing is smaller. `graph` is that of the small model.
+    /// Largest sum of live bytes during a step of the full model: a lower bound on every packing. `graph` and
+    /// `schedule` are those of the small model.
     pub fn live(&self, graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Bytes, PlanError> {
         let mut live = Timeline::new(schedule.instrs.len() + 2);
         for (i, instr) in schedule.instrs.iter().enumerate() {
@@ -176,8 +180,10 @@ impl Layers {
         for (unit, others) in self.repeated() {
             let [forward, backward] = spans[unit];
             let (Some(forward), Some(next)) = (forward, spans[unit + 1][0]) else { continue };
-            // Inside the backward span of the unit it depends on the layer which of its like are alive: of the last one,
-            // which comes first, all that wait for their own backward pass; of the first one, all that were left behind.
+            // The backward passes of all represented units run during the backward span of this unit, last unit
+            // first. At the first of them all activations stored for the backward passes are still live (`waiting`),
+            // at the last of them all values left for later instructions (`left`). The larger sum is the peak of the
+            // span.
             let (mut waiting, mut left) = (Timeline::new(live.at.len()), Timeline::new(live.at.len()));
             for buffer in &buffers {
                 let (birth, death) = (buffer.birth as usize, buffer.death as usize);
@@ -210,17 +216,17 @@ impl Layers {
     }
 }
 
-/// What each layer adds the same to.
+/// Quantities to which each layer of a model adds an equal amount.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Size {
     /// Bytes of parameters and states.
     pub persistent: Bytes,
-    /// Expected seconds.
+    /// Predicted seconds.
     pub seconds: f64,
 }
 
 impl Size {
-    /// That of a model of so many layers, from those of the models of fewer that `of` gives.
+    /// Extrapolates linearly to a model with `layers` layers from models with fewer layers, whose sizes `of` returns.
     pub fn extended(layers: u32, of: impl Fn(u32) -> Result<Self, PlanError>) -> Result<Self, PlanError> {
         let small = layers.min(SHOWN);
         let size = of(small)?;
@@ -236,7 +242,7 @@ impl Size {
     }
 }
 
-/// Instants, both included.
+/// Interval of instants, both ends inclusive.
 #[derive(Clone, Copy)]
 struct Span {
     start: usize,
@@ -249,7 +255,8 @@ impl Span {
     }
 }
 
-/// When the forward and the backward pass of each unit run.
+/// Instants of the forward and of the backward pass of each unit; recomputation and updates belong to the backward
+/// pass.
 fn spans(graph: &Graph, schedule: &Schedule, units: &[usize]) -> Vec<[Option<Span>; 2]> {
     let mut spans = vec![[None; 2]; units.last().map_or(0, |last| last + 1)];
     for (i, instr) in schedule.instrs.iter().enumerate() {
@@ -263,9 +270,10 @@ fn spans(graph: &Graph, schedule: &Schedule, units: &[usize]) -> Vec<[Option<Spa
     spans
 }
 
-/// A sum for each instant, of what is added to ranges of them.
+/// Sums over time of amounts that are added to intervals.
 struct Timeline {
-    /// What each instant has more than the one before it; it may be less.
+    /// Difference of each instant from the previous one, modulo 2^64: differences may be negative, and wrapping
+    /// arithmetic gives the correct sums.
     at: Vec<u64>,
 }
 
@@ -274,7 +282,7 @@ impl Timeline {
         Self { at: vec![0; instants + 1] }
     }
 
-    /// Nothing where the range is empty.
+    /// Adds `bytes` to the instants `first..=last`; does nothing if the interval is empty.
     fn add(&mut self, first: usize, last: usize, bytes: u64) {
         if first <= last {
             self.at[first] = self.at[first].wrapping_add(bytes);
@@ -282,6 +290,7 @@ impl Timeline {
         }
     }
 
+    /// Sum at each instant.
     fn sums(self) -> Vec<u64> {
         self.at
             .into_iter()
@@ -293,7 +302,7 @@ impl Timeline {
     }
 }
 
-/// Expected seconds of a full step.
+/// Predicted seconds of a full step of `graph`.
 pub(super) fn full(graph: &Graph, target: &Target) -> f64 {
     step_seconds(graph, target, graph.bounds.full())
 }

@@ -604,8 +604,8 @@ mod tests {
         }
     }
 
-    /// What is expected of a model of many layers, from few of them, is what its plan has of all: the same bytes for every
-    /// choice of what is recomputed.
+    /// The prediction from few layers equals the plan of all layers: the lower bound in bytes and the number of
+    /// recomputed nodes, for every recomputation policy.
     #[test]
     fn a_model_of_many_layers_takes_what_few_of_them_say() {
         let target = Target::named("cpu").unwrap();

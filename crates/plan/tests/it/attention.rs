@@ -1,11 +1,13 @@
-//! What attention takes in plans of its gradient. Invariant: bytes grow with the tokens, never with their square.
+//! Memory of attention in plans with gradients. Invariant: bytes grow linearly with the number of tokens, never
+//! quadratically.
 
 use crate::cases::{gradients, target};
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
 use plimsoll_graph::{Bounds, Builder, DType, Dim, Op};
 use plimsoll_plan::{Plan, Slice, compile};
 
-/// One sequence of `tokens` through q, k, v, attention and a linear, with all gradients.
+/// Plan of q, k and v linears, attention and an output linear over one sequence of `tokens` tokens, with all
+/// gradients.
 fn plan(mask: Mask, kv_heads: u32, tokens: u64) -> Plan {
     let mut g = Builder::new(Bounds { tokens, sequences: 1, longest: tokens });
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(32)], DType::F32);

@@ -1,4 +1,5 @@
-//! Gradients: what has none is an error that names it, and every reader adds its share.
+//! Tests of differentiation: an op without a gradient is an error that names the node, and gradients of all readers
+//! are summed.
 
 use crate::cases::{attention_block, bounds, count, defined_by, gradients, mlp, target};
 use plimsoll_graph::ops::GeluGrad;
@@ -9,7 +10,7 @@ fn differentiate(graph: &Graph) -> Result<Graph, PlanError> {
     passes::autodiff(graph, &AutodiffPolicy { outputs: vec!["y".to_owned()] })
 }
 
-/// Gradients of gradients are nobody's business.
+/// Gradient ops are not differentiable: there are no second derivatives.
 #[test]
 fn what_has_no_gradient_is_named() {
     let mut g = Builder::new(bounds(64));
@@ -22,7 +23,7 @@ fn what_has_no_gradient_is_named() {
     assert_eq!(error.to_string(), "node n1 (gelu_grad) has no gradient; freeze what lies before it");
 }
 
-/// q, k and v get gradients from o and lse, which the forward pass then keeps; spans and tables get none.
+/// q, k and v get gradients from one gradient op of attention.
 #[test]
 fn attention_has_a_gradient() {
     let graph = differentiate(&attention_block().finish().expect("verified")).expect("differentiable");
@@ -76,7 +77,7 @@ fn tied_weights_accumulate() {
     }
 }
 
-/// y = h + h: both summands give their share, so the gradient of h is dy + dy.
+/// y = h + h: each operand contributes dy, so the gradient of h is dy + dy.
 #[test]
 fn a_value_that_is_added_to_itself_has_twice_the_gradient() {
     let mut g = Builder::new(bounds(64));

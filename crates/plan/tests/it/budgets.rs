@@ -1,5 +1,6 @@
-//! A thousand training configurations under a line: what is found is inside of it, more room never gives a slower plan,
-//! and what a refusal's bill asks for is enough, and a byte less is not. Invariant: all that is drawn follows from fixed numbers.
+//! Searches of a thousand random training configurations with a budget: the program found is within the budget, a
+//! larger budget never gives a slower program of the same optimizer, and the bytes that a bill requires suffice while
+//! one byte less does not. Invariant: random values come from a fixed seed.
 
 use crate::cases::target;
 use crate::random::run;
@@ -11,17 +12,17 @@ use plimsoll_plan::{
 };
 use proptest::prelude::*;
 
-/// Models, each under so many lines: a thousand.
+/// Number of models, and of budgets for each: 1000 configurations together.
 const MODELS: u32 = 125;
 const LINES: u64 = 8;
 
-/// What is trained, and what is left to the search.
+/// Random model, training options and search options.
 #[derive(Clone, Debug)]
 struct Recipe {
     layers: u32,
     hidden: u64,
     vocab: u64,
-    /// The largest micro-batch of two.
+    /// Tokens of the larger of the two candidate micro-batches.
     tokens: u64,
     accumulation: u64,
     optimizer: usize,
@@ -64,7 +65,7 @@ impl Recipe {
             1 => vec![Optimizer::AdamW8bit(adam)],
             _ => vec![Optimizer::Sgd(sgd)],
         };
-        // Most leave it to the search.
+        // Three of four recipes leave recomputation to the search.
         let remat = match self.remat {
             0 => RematChoice::Given(Remat::Full),
             _ => RematChoice::Auto,
@@ -95,7 +96,7 @@ impl Recipe {
     }
 }
 
-/// The bytes of a bill, which are those of its ledger and more than its line.
+/// Bytes that the bill of a refused search requires, after checking the bill against its ledger and budget.
 fn least(recipe: &Recipe, budget: Bytes) -> Bytes {
     let Err(PlanError::OverBudget(bill)) = recipe.run(budget) else { panic!("{recipe:?} fits {budget}") };
     let total = bill.ledger.entries.iter().map(|entry| entry.bytes).sum();
@@ -119,7 +120,7 @@ fn a_thousand_configurations_stay_inside_their_lines() {
             let program = &found.program;
             assert!(program.peak() <= budget, "{recipe:?}: {} in {budget}", program.peak());
             assert_eq!(program.ledger().total(), program.peak(), "{recipe:?}: {budget}");
-            // The first optimizer is taken from where it fits, though the second one may be faster there.
+            // The search takes the first optimizer as soon as it fits, even if the second one would be faster.
             let first = matches!(found.candidate.optimizer, Optimizer::AdamW(_)) && recipe.optimizer == 0;
             assert!(first || !preferred, "{recipe:?}: {budget} has a later optimizer than less");
             let before_it = if first && !preferred { 0.0 } else { before };
@@ -137,7 +138,7 @@ fn a_thousand_configurations_stay_inside_their_lines() {
     assert!(planned == 1000 && recomputing > 50 && smaller > 50, "{planned} {recomputing} {smaller}");
 }
 
-/// What a bill says is needed is enough, and a byte less is not.
+/// The bytes that a bill requires suffice, and one byte less does not.
 #[test]
 fn a_bill_is_right_to_the_byte() {
     run(MODELS / 5, recipes(), |recipe| {

@@ -1,4 +1,4 @@
-//! Graphs and plans that several tests share. Invariant: the same arguments give the same graph.
+//! Graphs and plans shared by several tests. Invariant: equal arguments give equal graphs.
 
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
 use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, State, StateKind, ValueId};
@@ -7,12 +7,12 @@ use plimsoll_plan::{AutodiffPolicy, Bill, Plan, PlanError, Policy, Program, Targ
 
 pub const MEAN: &[Output] = &[Output::Mean];
 
-/// `tokens` in sequences of 64 or more, none longer than 1024.
+/// Bounds with `tokens` tokens, one sequence per 64 tokens, and sequences of at most 1024 tokens.
 pub fn bounds(tokens: u64) -> Bounds {
     Bounds { tokens, sequences: (tokens / 64).max(1), longest: tokens.min(1024) }
 }
 
-/// The bill of a refusal.
+/// Returns the bill of a refused program; panics on any other result.
 pub fn bill(result: Result<Program, PlanError>) -> Bill {
     match result {
         Err(PlanError::OverBudget(bill)) => *bill,
@@ -33,7 +33,7 @@ pub fn plan(graph: &Graph, target: &Target) -> Plan {
     compile(graph, &Policy::default(), target).unwrap_or_else(|e| panic!("{e:?}"))
 }
 
-/// The same with weights that are read in every step.
+/// Plan with streamed weights.
 pub fn streamed_plan(graph: &Graph, target: &Target) -> Plan {
     let policy = Policy { weights: Weights::Streamed, ..Policy::default() };
     compile(graph, &policy, target).unwrap_or_else(|e| panic!("{e:?}"))
@@ -44,7 +44,7 @@ pub fn model(id: &str, tokens: u64, outputs: &[Output], target_name: &str) -> Pl
     plan(&graph, &target(target_name))
 }
 
-/// A tiny model of a family: the released one with few layers and narrow matrices.
+/// Tiny model of a family: the released configuration with fewer layers and narrower matrices.
 pub fn narrow(id: &str, layers: u64) -> Encoder {
     match encoder(id) {
         Encoder::Esm2(c) => Encoder::Esm2(plimsoll_models::Esm2Config {
@@ -65,7 +65,7 @@ pub fn narrow(id: &str, layers: u64) -> Encoder {
     }
 }
 
-/// x -> linear -> gelu -> linear -> + x -> layer norm -> y: all that is differentiable so far.
+/// Graph x -> linear -> gelu -> linear -> + x -> layer norm -> y.
 pub fn mlp(b: Bounds) -> Graph {
     let mut g = Builder::new(b);
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
@@ -78,12 +78,13 @@ pub fn mlp(b: Bounds) -> Graph {
     g.finish().expect("verified")
 }
 
-/// Inference with gradients of `y`.
+/// Default policy with gradients of the output `y`.
 pub fn gradients() -> Policy {
     Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["y".to_owned()] }), ..Policy::default() }
 }
 
-/// Two states of one shape that are read, combined and updated, beside a matrix product.
+/// Graph with two states of equal shape that are read and updated with the result of a linear. State `s2` is read
+/// after its new value is computed, `s1` is not.
 pub fn with_updates() -> Graph {
     let mut g = Builder::new(bounds(64));
     let shape = [Dim::Fixed(4), Dim::Fixed(8)];
@@ -98,13 +99,13 @@ pub fn with_updates() -> Graph {
     g.finish().expect("verified")
 }
 
-/// Full attention of `heads` heads without positions.
+/// Attention op with full mask and without positional encoding.
 pub fn attention(heads: u32, head_dim: u32) -> Op {
     let (mask, bias, qkv) = (Mask::Full, Bias::None, Qkv::Separate);
     Op::Attention(Attention { heads, kv_heads: heads, head_dim, scale: 0.5, mask, bias, rotary: false, qkv })
 }
 
-/// q, k and v of one x -> attention -> linear -> y.
+/// Graph x -> q, k and v linears -> attention -> linear -> y.
 pub fn attention_block() -> Builder {
     let mut g = Builder::new(bounds(64));
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
@@ -116,12 +117,12 @@ pub fn attention_block() -> Builder {
     g
 }
 
-/// The nodes of an op by its name.
+/// Number of nodes with the op named `op`.
 pub fn count(graph: &Graph, op: &str) -> usize {
     graph.nodes.iter().filter(|n| n.op.name() == op).count()
 }
 
-/// The node that defines a value.
+/// Returns the node that defines a value; panics if it is a source.
 pub fn defined_by(graph: &Graph, v: ValueId) -> &plimsoll_graph::Node {
     match graph.value(v).def {
         plimsoll_graph::Def::Node(id, _) => graph.node(id),
@@ -129,7 +130,7 @@ pub fn defined_by(graph: &Graph, v: ValueId) -> &plimsoll_graph::Node {
     }
 }
 
-/// An f32 state that starts at zero.
+/// Adds an f32 state that is initialised to zero.
 pub fn state(g: &mut Builder, name: &str, shape: &[Dim]) -> ValueId {
     let state = State { name: name.to_owned(), kind: StateKind::Buffer, init: 0.0 };
     g.state(state, shape, DType::F32)

@@ -1,4 +1,4 @@
-//! Planted faults: whatever is broken in a plan, the checker finds it; what is whole it passes.
+//! Fault injection: the checker accepts correct plans and rejects plans with deliberate errors.
 
 use crate::cases::{
     MEAN, bounds, gradients, mlp, model, narrow, plan, state, streamed_plan, target, with_updates,
@@ -12,7 +12,7 @@ use plimsoll_plan::{
 };
 use proptest::prelude::*;
 
-/// Plans of several shapes. Those of the CPU have workspaces, so that every rule has something to hold.
+/// Plans of different kinds. Those for the CPU have workspaces, so that the rules for workspaces are tested too.
 fn plans() -> Vec<(&'static str, Plan)> {
     let with_scratch = |id: &str, layers, plan: fn(&Graph, &Target) -> Plan| {
         let t = target("cpu").with_units(3);
@@ -42,7 +42,7 @@ fn verdict(p: &Plan) -> Result<(), String> {
     check(&p.graph, &p.schedule, &p.memory).map_err(|e| e.to_string())
 }
 
-/// The mutated plan must fail.
+/// Asserts that the checker rejects the plan after `mutate`.
 fn caught(what: &str, p: &Plan, mutate: impl FnOnce(&mut Plan)) {
     let mut broken = p.clone();
     mutate(&mut broken);
@@ -50,7 +50,7 @@ fn caught(what: &str, p: &Plan, mutate: impl FnOnce(&mut Plan)) {
     assert!(verdict(&broken).is_err(), "{what}: not caught");
 }
 
-/// The checker and the oracle must agree; `true` where the plan is broken.
+/// Asserts that the checker and the oracle agree, and returns whether the plan is broken.
 fn agree(what: &str, p: &Plan) -> bool {
     let (found, wanted) = (verdict(p), oracle::fault(p));
     assert_eq!(found.is_err(), wanted.is_some(), "{what}: checker {found:?}, oracle {wanted:?}");
@@ -104,7 +104,7 @@ fn shrunk_regions_are_caught() {
     }
 }
 
-/// Every transient slice onto every other, exactly and shifted; every pair swapped.
+/// Moves every transient slice to the address of every other slice, exactly and shifted, and swaps every pair.
 #[test]
 fn moved_and_swapped_slices_are_caught() {
     for (name, p) in plans() {
@@ -151,7 +151,8 @@ fn overlapping_weights_are_caught() {
     }
 }
 
-/// A kernel's scratch over every value: caught exactly where the value is alive then.
+/// Moves the workspace of every instruction onto every value: rejected exactly if the value is live at the
+/// instruction.
 #[test]
 fn overlapping_scratch_is_caught() {
     for (name, p) in plans() {
@@ -216,7 +217,7 @@ fn wrong_copies_are_caught() {
     let states = ["a", "b"].map(|name| state(&mut g, name, &shape));
     let x = g.input("x", &shape, DType::F32);
     let news = states.map(|s| g.add(s, x));
-    // Both old states are read after their new values were computed.
+    // Both old states are read after their new values are computed, so both updates need a copy.
     let y = g.add(states[0], states[1]);
     g.output("y", y);
     states.into_iter().zip(news).for_each(|(s, n)| g.update(s, n));
@@ -241,12 +242,12 @@ fn wrong_copies_are_caught() {
         p.schedule.instrs.insert(first - 1, copy);
         p.memory.workspaces.insert(first - 1, space);
     });
-    // A launch may not write what survives the step, even where nobody reads it any more.
+    // A launch must not overwrite a state, even after the last read of the state.
     let y = p.graph.output("y").expect("an output");
     caught("a launch over a state", &p, |p| p.memory.slices[y.index()] = p.memory.slice(t0));
 }
 
-/// A new value lies in its state's storage where nobody reads the old one later, and then there is no copy.
+/// A new value is written directly into its state's storage, without a copy, if the old value is not read later.
 #[test]
 fn states_are_updated_in_place() {
     let p = plan(&with_updates(), &target("null"));
@@ -266,7 +267,7 @@ fn states_are_updated_in_place() {
     });
 }
 
-/// Every load at every earlier place: caught exactly where something is alive in its bytes between.
+/// Moves every load to every earlier position: rejected exactly if another value is live in its bytes in between.
 #[test]
 fn early_loads_are_caught_where_they_do_harm() {
     for (name, p) in plans() {
@@ -288,7 +289,7 @@ fn early_loads_are_caught_where_they_do_harm() {
     }
 }
 
-/// What is there for the whole run, or is no parameter, cannot be loaded.
+/// Only streamed parameters can be loaded: not resident parameters, and no other values.
 #[test]
 fn loads_of_anything_else_are_caught() {
     for (name, p) in plans() {
@@ -302,7 +303,7 @@ fn loads_of_anything_else_are_caught() {
     }
 }
 
-/// The file has the first value of a parameter that is updated: loading it would undo every step.
+/// The weight file contains the initial value of an updated parameter, so loading it would discard all updates.
 #[test]
 fn a_load_of_an_updated_parameter_is_caught() {
     let mut g = Builder::new(bounds(64));
@@ -327,7 +328,7 @@ fn a_model_with_another_models_memory_is_caught() {
     caught("memory of other bounds", &a, |p| p.memory = b.memory.clone());
 }
 
-/// Random graphs with random damage: the checker and the oracle agree on every one.
+/// The checker and the oracle agree on plans of random graphs with randomly changed slices.
 #[test]
 fn checker_and_oracle_agree_on_random_damage() {
     let damage = prop::collection::vec((any::<u16>(), any::<u16>(), 0..4u8), 1..4);

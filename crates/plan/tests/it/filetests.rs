@@ -1,5 +1,5 @@
-//! Text tests: every `tests/filetests/**/*.graph` holds a graph, a command and the expected output. `UPDATE=1` writes the
-//! output into the files instead of comparing it.
+//! Text tests: every `tests/filetests/**/*.graph` holds a graph, a command and the expected output. `UPDATE=1` writes
+//! the output into the files instead of comparing it.
 //!
 //! A file begins with `;` comments and a line `test COMMAND`; the graph follows, then a line `---`, then the output:
 //! - `test print`: the graph, parsed and printed again;
@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Fewer files would mean that the folder was not found.
+/// Minimum number of test files; fewer indicate that the directory was not found.
 const LEAST: usize = 60;
 
 #[test]
@@ -56,13 +56,13 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The output of a file; an error is a fault of the file.
+/// Runs the command of a test file and returns its output; `Err` if the file itself is malformed.
 fn run(input: &str) -> Result<String, String> {
     let (mut command, mut graph) = (None, String::new());
     for line in input.lines() {
         match line.strip_prefix("test ") {
             Some(text) => command = Some(text),
-            // Lines keep their numbers for errors of the parser.
+            // Keeps line numbers, which errors of the parser contain.
             None => graph += line,
         }
         graph.push('\n');
@@ -168,7 +168,7 @@ fn planned(graph: &Graph, target: &str, flags: &[&str]) -> Result<Result<Program
     Ok(compile(graph, &policy, &target).map(program))
 }
 
-/// Instructions with kernels and addresses, resident parameters and states, and the ledger.
+/// Formats a plan: instructions with kernels and addresses, resident parameters and states, and the ledger.
 fn listing(program: &Program) -> String {
     let plan = &program.plans()[0].1;
     let mut text = String::new();
@@ -206,7 +206,7 @@ fn placed(plan: &Plan, v: plimsoll_graph::ValueId) -> String {
     format!("{v}: {} at {slice}", plan.graph.spec(v))
 }
 
-/// `p` is the persistent region, `t` the transient one.
+/// Formats a slice; `p` denotes the persistent region, `t` the transient one.
 fn range(slice: &Slice) -> String {
     let region = match slice.region {
         Region::Persistent => 'p',

@@ -1,4 +1,4 @@
-//! Fusion: the interface stays, the meaning stays, and what anybody else reads stays.
+//! Tests of fusion: inputs and outputs, the computed function, and values with other readers do not change.
 
 use crate::cases::{MEAN, attention_block, bounds, count, encoder, state, target};
 use crate::symbolic::meaning;
@@ -57,12 +57,12 @@ fn gates_are_fused_where_products_compute_them() {
     assert_eq!((epilogues(&with, Epilogue::Gate), count(&with, "glu")), (12, 0));
     assert_eq!((epilogues(&without, Epilogue::Gate), count(&without, "glu")), (0, 12));
     assert_eq!(meaning(&with), meaning(&without));
-    // Codes are made behind the gate, from a whole row.
+    // With fp8 the gate is part of the quantization, which needs the maximum of a whole row.
     assert_eq!(epilogues(&plan("h200", Precision::Fp8), Epilogue::Gate), 0);
     assert_eq!(epilogues(&plan("h200", Precision::F32), Epilogue::Gate), 0);
 }
 
-/// (mlps, linears, layer norms, glus).
+/// Numbers of (MLPs, linears, layer norms, GLUs).
 fn parts(graph: &Graph) -> [usize; 4] {
     ["mlp", "linear", "layer_norm", "glu"].map(|op| count(graph, op))
 }
@@ -79,9 +79,9 @@ fn mlps_are_fused_where_a_kernel_has_them() {
     };
     let bf16 = Policy { precision: Precision::Bf16, ..Policy::default() };
     for (id, fused, apart) in [
-        // The norm before the MLP is in it; the others are before attention and at the end.
+        // Pre-LN: the norm before the MLP is fused; one norm per layer before attention and the final norm remain.
         ("facebook/esm2_t6_8M_UR50D", [6, 12, 7, 0], [0, 24, 13, 0]),
-        // The norm is behind it.
+        // Post-LN: the norm follows the MLP and is not fused.
         ("zhihan1996/DNABERT-S", [12, 24, 25, 0], [0, 48, 25, 12]),
     ] {
         let (plan, without) = plan(id, "cpu", bf16.clone());
@@ -122,7 +122,7 @@ fn what_others_read_of_an_mlp_stays() {
             g.output("kept", v);
         }
         let before = g.finish().expect("verified");
-        // Weights are made narrow by the precision pass, which takes no inputs of floats.
+        // Converts the weights to bf16 here, because the precision pass rejects graphs with floating-point inputs.
         let mut narrow = before.clone();
         for node in before.nodes.iter().filter(|node| matches!(node.op, Op::Linear(_))) {
             node.inputs[1..].iter().for_each(|v| narrow.values[v.index()].spec.dtype = DType::Bf16);
@@ -152,7 +152,7 @@ fn norms_are_fused_where_products_hold_whole_rows() {
         (plan.nodes.iter().filter(with).count(), count(&plan, "layer_norm"))
     };
     let (small, large) = ("facebook/esm2_t12_35M_UR50D", "facebook/esm2_t30_150M_UR50D");
-    // Both of a layer, and not the last one, whose rows are an output.
+    // Both norms of each layer are fused, but not the final norm, which no linear reads.
     assert_eq!(fused_norms(small, "h200", Precision::Bf16), (24, 1));
     assert_eq!(fused_norms(small, "4090", Precision::Bf16), (0, 25));
     assert_eq!(fused_norms(small, "h200", Precision::F32), (0, 25));
@@ -197,7 +197,8 @@ fn the_new_value_of_an_update_stays() {
     assert_eq!((epilogues(&g, Epilogue::None), count(&g, "gelu")), (1, 1), "{g}");
 }
 
-/// The residual is x itself: fused, but y may not be written over it. The checker would say so.
+/// If the residual is x itself, the add is fused, but y must not reuse the storage of x, which the matmul still
+/// reads.
 #[test]
 fn a_residual_that_is_the_input_too_keeps_its_place() {
     let mut g = Builder::new(bounds(64));
@@ -224,7 +225,7 @@ fn of_two_linears_the_later_one_takes_the_sum() {
     assert_eq!((epilogues(&g, Epilogue::None), epilogues(&g, Epilogue::Residual)), (1, 1), "{g}");
 }
 
-/// Builds the attention block and changes it before it is fused; whether q, k and v became one.
+/// Fuses the attention block after `change` and returns whether the q, k and v linears were fused into one.
 fn stacked(change: impl FnOnce(&mut Builder)) -> bool {
     let mut g = attention_block();
     change(&mut g);
@@ -238,7 +239,8 @@ fn stacked(change: impl FnOnce(&mut Builder)) -> bool {
 #[test]
 fn only_private_weights_are_put_under_each_other() {
     assert!(stacked(|_| {}));
-    // Another reader of q's weight, of its result, of its bias; an update of it.
+    // Each of these prevents the fusion: another reader of a weight, a result as graph output, a bias as graph
+    // output, an updated weight.
     let x = |g: &Builder| g.graph().input("x").expect("an input");
     assert!(!stacked(|g| {
         let x = x(g);

@@ -1,4 +1,4 @@
-//! Every known model on several targets: ledgers, packing, offsets, time.
+//! Plans of all known models on several targets: ledgers, packing, offsets, planning time.
 
 use crate::cases::{MEAN, bounds, encoder, model, plan, target};
 use crate::oracle;
@@ -14,7 +14,7 @@ fn aligned(bytes: Bytes, alignment: u64) -> Bytes {
     Bytes(bytes.0.next_multiple_of(alignment))
 }
 
-/// What must hold of every program, from its parts and without its own formulas.
+/// Asserts the invariants of a program, computed from its plans independently of its own methods.
 fn sound(program: &Program) {
     let alignment = program.target().alignment;
     let persistent: Bytes = program.plans().iter().map(|(_, p)| p.memory.persistent).sum();
@@ -43,7 +43,7 @@ fn sound(program: &Program) {
     addresses(program);
 }
 
-/// Weights of all plans, staging and the transient region share no byte of the arena.
+/// Asserts that the weights of all plans, the staging buffers and the transient region do not overlap in the arena.
 fn addresses(program: &Program) {
     let mut ranges = vec![];
     let mut transient = u64::MAX;
@@ -105,7 +105,7 @@ fn every_output_has_its_plan() {
     }
 }
 
-/// VirNucPro: two encoders and the head over one arena.
+/// VirNucPro: two encoders and the classifier head in one arena.
 fn trio(tokens: u64, sequences: u64, target_name: &str) -> Program {
     let t = target(target_name);
     let of = |id: &str| plan(&encoder(id).graph(bounds(tokens), MEAN).expect("verified"), &t);
@@ -144,7 +144,7 @@ fn digests_tell_programs_apart() {
     let digest = |tokens, target_name: &str| {
         alone(id, model(id, tokens, MEAN, target_name), target_name).digest().expect("hashed")
     };
-    // h100 and h200 have the same kernels: only what they reserve and are called differs.
+    // h100 and h200 have equal kernels and differ in name and reserved memory only.
     let all =
         [digest(512, "cpu"), digest(513, "cpu"), digest(512, "null"), digest(512, "h100"), digest(512, "h200")];
     for (i, a) in all.iter().enumerate() {
@@ -179,7 +179,7 @@ fn peaks_grow_with_tokens() {
     }
 }
 
-/// The kinds of the ledger name what is alive at the peak, not what its storage holds later.
+/// The ledger classifies buffers by the value that is live at the peak, not by a later value in the same storage.
 #[test]
 fn the_residual_stream_is_no_output_before_its_time() {
     let id = "facebook/esm2_t6_8M_UR50D";
@@ -199,6 +199,6 @@ fn the_largest_model_is_planned_within_a_second() {
     let plan = plan(&graph, &target("cpu"));
     let planned = start.elapsed();
     println!("{id}: built in {built:?}, planned after {planned:?}, {} nodes", plan.graph.nodes.len());
-    // Twice what the release build may take: this one is hardly optimised.
+    // Twice the limit of a release build, because test builds are hardly optimised.
     assert!(planned < Duration::from_secs(2), "{planned:?}");
 }

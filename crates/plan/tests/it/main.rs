@@ -1,4 +1,4 @@
-//! Plans as a user of the crate meets them. Invariant: no test here reads a file but its own filetests.
+//! Integration tests of planning through the public API. Invariant: no test reads a file except `tests/filetests`.
 
 mod attention;
 mod autodiff;

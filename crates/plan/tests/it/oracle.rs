@@ -1,11 +1,12 @@
-//! A second checker, by definition and in quadratic time: what two values in common bytes may do.
-//! Invariant: it knows lives and overlaps only; it never replays anything.
+//! A second plan checker, from the definition and in quadratic time: compares every pair of values that share bytes.
+//! Invariant: it uses lifetimes and overlaps only, and replays nothing, so that it is independent of the crate's
+//! checker.
 
 use plimsoll_graph::{Role, ValueId};
 use plimsoll_plan::{Instr, Plan, Region, Slice};
 
-/// A value's bytes and when they must not change: from the instant `birth` at which they are written (0 is
-/// before the first instruction) up to the last read.
+/// The slice of a value and its lifetime, during which the bytes must not change: from the instant `birth` at which
+/// they are written (0 is before the first instruction, i + 1 is instruction i) to the last read.
 struct Life {
     v: ValueId,
     slice: Slice,
@@ -13,7 +14,7 @@ struct Life {
     death: usize,
 }
 
-/// What is wrong with the addresses of a plan in the order of its schedule, if anything is.
+/// Describes the first error in the addresses of a plan; `None` if the plan is correct.
 pub fn fault(p: &Plan) -> Option<String> {
     let mut lives = vec![];
     for (v, value) in p.graph.values() {
@@ -33,7 +34,8 @@ pub fn fault(p: &Plan) -> Option<String> {
             return Some(format!("{v} lies at {slice:?}"));
         }
         let (birth, read) = life(p, v);
-        // A state whose new value is written into its storage lives up to its last read, and the new one after it.
+        // If the new value of a state is written directly into its storage, the old value is live up to its last read
+        // only.
         let replaced = p.graph.updates.iter().any(|&(state, new)| state == v && home(p, new) == Some(v));
         let death = if survives && !replaced { usize::MAX } else { read };
         if loaded && first_read(p, v) < birth {
@@ -49,7 +51,7 @@ pub fn fault(p: &Plan) -> Option<String> {
     scratch(p, &lives)
 }
 
-/// The state in whose storage its new value `v` is written.
+/// Returns the state into whose storage the new value `v` is written directly.
 fn home(p: &Plan, v: ValueId) -> Option<ValueId> {
     let persistent = p.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
     let mut updates = p.graph.updates.iter().filter(|(_, new)| *new == v).map(|(state, _)| *state);
@@ -60,7 +62,7 @@ fn loads(p: &Plan, v: ValueId) -> usize {
     p.schedule.loads().filter(|&loaded| loaded == v).count()
 }
 
-/// The instant of the first instruction that reads a value.
+/// Instant of the first instruction that reads a value; `usize::MAX` if there is none.
 fn first_read(p: &Plan, v: ValueId) -> usize {
     let reads = |instr: &Instr| match *instr {
         Instr::Launch(id) => p.graph.node(id).inputs.contains(&v),
@@ -102,7 +104,7 @@ fn clash(p: &Plan, a: &Life, b: &Life) -> bool {
     if old.birth == new.birth || old.death > new.birth {
         return true;
     }
-    // Read last by the very instruction that writes the other: only in place.
+    // The instruction that writes the new value is the last reader of the old one: allowed only for in-place ops.
     old.death == new.birth && !in_place(p, old, new)
 }
 
@@ -114,7 +116,8 @@ fn in_place(p: &Plan, old: &Life, new: &Life) -> bool {
     old.slice == new.slice && reads.all(|j| node.op.rules().alias(k).contains(&j))
 }
 
-/// A kernel's scratch lies beside everything that is alive while it runs.
+/// Describes an error in the workspaces: each must be inside the transient region and overlap no value that is live
+/// at its instruction.
 fn scratch(p: &Plan, lives: &[Life]) -> Option<String> {
     for (i, space) in p.memory.workspaces.iter().enumerate() {
         let Some(space) = space else { continue };

@@ -1,4 +1,4 @@
-//! Inference in 16 bits: which values are of them, what stays f32, and what that saves.
+//! Tests of inference in 16 bits, TF32 and 8 bits: element types of values, ops that stay f32, and memory use.
 
 use crate::cases::{bounds, encoder, target};
 use plimsoll_graph::ops::{Linear, Quantized, Relu};
@@ -33,7 +33,7 @@ fn outputs_and_the_last_norm_are_f32_and_the_rest_is_narrow() {
                     matches!(node.op, Op::Linear(_) | Op::Embed(_) | Op::Add(_) | Op::Gelu(_) | Op::Glu(_));
                 let out = node.outputs[0].expect("an output");
                 assert!(!narrow || g.spec(out).dtype == dtype, "{id}: {}", node.op.name());
-                // A norm's own parameters and positions are f32 whatever they meet.
+                // Parameters of norms stay f32 for operands of any type.
                 let params = node.inputs.iter().filter(|&&v| matches!(g.spec(v).role, Role::Param(_)));
                 for &v in params {
                     let products = matches!(node.op, Op::Linear(_) | Op::Embed(_));
@@ -55,7 +55,7 @@ fn f32_changes_nothing() {
     assert_eq!(passes::inference(&graph, Precision::F32).expect("the same"), graph);
 }
 
-/// Hidden states of inner layers leave in f32, but go on in 16 bits.
+/// Hidden states of inner layers are output as f32, while the next layer reads them in 16 bits.
 #[test]
 fn inner_layers_are_cast_on_their_way_out() {
     let id = "facebook/esm2_t6_8M_UR50D";
@@ -80,7 +80,7 @@ fn sixteen_bits_take_half_of_the_bytes() {
     assert!(narrow.0 < 0.501 * wide.0 && narrow.1 < 0.75 * wide.1, "{narrow:?} of {wide:?}");
 }
 
-/// (precision, a target that has it, the type of its codes, how products of codes want their weights)
+/// (precision, a target that supports it, type of quantized values, layout of quantized weights)
 const CODES: [(Precision, &str, DType, Layout); 2] = [
     (Precision::Fp8, "h200", DType::F8, Layout::Scaled),
     (Precision::Int8, "cpu", DType::I8, Layout::Packed { rows: 32, columns: 64 }),
@@ -97,7 +97,8 @@ fn count(graph: &Graph, which: impl Fn(&Op) -> bool) -> usize {
     graph.nodes.iter().filter(|node| which(&node.op)).count()
 }
 
-/// Each layer has four inputs of linears; what reads one of them twice quantises it once, by whoever makes it.
+/// Each layer has four activations that linears read. Each is quantized once, also if several linears read it, and
+/// inside the op that computes it if that op is a norm, GELU or GLU.
 #[test]
 fn layers_read_codes_that_are_made_once() {
     let models = [("facebook/esm2_t6_8M_UR50D", 6), ("zhihan1996/DNABERT-S", 12)];
@@ -107,7 +108,8 @@ fn layers_read_codes_that_are_made_once() {
             let dna = id.contains("DNA");
             let made = |of: fn(&Quantized) -> bool| count(&g, |op| matches!(op, Op::Quantize(q) if of(&q.of)));
             assert_eq!(made(|of| matches!(of, Quantized::Rows)), layers, "{id}: attention's rows\n{g}");
-            // DNABERT-S's first norm is in front of the first layer; its last one is nobody's input.
+            // Two norms per layer in both models: the embedding norm of DNABERT-S feeds the first layer, and the norm
+            // after its last layer feeds no linear.
             assert_eq!(made(|of| matches!(of, Quantized::LayerNorm(_))), 2 * layers, "{id}");
             assert_eq!(made(|of| matches!(of, Quantized::Gelu(_))), if dna { 0 } else { layers }, "{id}");
             assert_eq!(made(|of| matches!(of, Quantized::Glu(_))), if dna { layers } else { 0 }, "{id}");
@@ -120,7 +122,8 @@ fn layers_read_codes_that_are_made_once() {
                 );
                 assert!(types[2..].iter().all(|&dtype| dtype == DType::Bf16), "{id}");
             }
-            // A post-LN encoder adds the rows of its norms; nobody reads those of the others.
+            // In a post-LN encoder the residual add reads the unquantized norm output; in a pre-LN encoder nothing
+            // does.
             let kept = g
                 .nodes
                 .iter()
@@ -161,7 +164,7 @@ fn tf32_changes_the_products_and_nothing_else() {
             let cut = linear.map(|linear| Op::Linear(Linear { tf32: true, ..linear }));
             assert_eq!(after.op, cut.unwrap_or(before.op));
         }
-        // What no plan has that did not ask for it stays out of its text.
+        // The flag appears only in the text of plans with TF32.
         assert!(cut.to_string().contains("tf32") && !wide.to_string().contains("tf32"));
     }
     let h200 = target("h200");

@@ -1,4 +1,4 @@
-//! Random graphs: any wiring of any ops compiles, and compiles to the same plan again.
+//! Random graphs: any combination of ops compiles, and compiles to an equal plan when repeated.
 
 use crate::cases::{attention, bounds, state, target};
 use crate::{oracle, symbolic};
@@ -8,7 +8,7 @@ use plimsoll_plan::{Fuse, Plan, Policy, Program, Weights, check, compile};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
-/// What a random graph is made from: ops with two operands and a variant each, outputs, updates.
+/// Random choices from which a graph is built: ops as (kind, two operands, variant), outputs and updates.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     ops: Vec<(u8, u16, u16, u8)>,
@@ -27,7 +27,7 @@ pub fn recipes() -> impl Strategy<Value = Recipe> {
     })
 }
 
-/// Runs `test` on `cases` values, the same ones every time.
+/// Runs `test` on `cases` random values from a fixed seed.
 pub fn run<S: Strategy>(cases: u32, strategy: S, test: impl FnMut(S::Value) -> Result<(), TestCaseError>) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
@@ -36,8 +36,8 @@ pub fn run<S: Strategy>(cases: u32, strategy: S, test: impl FnMut(S::Value) -> R
     result.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// The graph of a recipe: operands are picked among the matrices so far, wherever they come from.
-/// Fails where an update would be read after itself, which the verifier refuses.
+/// Builds the graph of a recipe; operands are chosen among all matrices so far: inputs, states and results.
+/// `Err` if the verifier rejects an update.
 pub fn graph_of(recipe: &Recipe) -> Result<Graph, VerifyError> {
     let mut g = Builder::new(bounds(128));
     let fixed = [Dim::Fixed(4), Dim::Fixed(8)];
@@ -64,7 +64,7 @@ pub fn graph_of(recipe: &Recipe) -> Result<Graph, VerifyError> {
     g.finish()
 }
 
-/// One random op on x; `b` picks the others.
+/// Adds a random op on x; `b` selects the other operands.
 fn apply(
     g: &mut Builder,
     kind: u8,
@@ -82,7 +82,7 @@ fn apply(
         alike[usize::from(b) % alike.len()]
     };
     let twin = choose(g, &|s| *s == shape[..]);
-    // Weights of a few names: many of them are tied.
+    // Few distinct names, so that many weights are tied.
     let name = format!("{}.{columns}", variant % 2);
     match kind {
         0 | 1 => {
@@ -96,7 +96,7 @@ fn apply(
         3 | 4 => vec![g.add(x, twin)],
         5 => vec![g.gelu(x)],
         6 => {
-            // The residual form, with the linear on either side and x perhaps on both.
+            // A residual connection, with the linear as either operand and possibly x as residual.
             let h = g.linear(x, &format!("residual.{name}"), columns, variant < 2);
             let (left, right) = if b.is_multiple_of(3) { (h, twin) } else { (twin, h) };
             vec![g.add(left, right)]
@@ -111,7 +111,7 @@ fn apply(
         }
         9 if is_tokens => vec![g.one(Op::SelectRows(SelectRows {}), &[x, rows])],
         10 if is_tokens => {
-            // Its own weights can be put under each other, tied ones cannot.
+            // Untied q, k and v weights can be fused, tied ones cannot.
             let unique = g.graph().nodes.len();
             let mut linear = |n: &str, i: usize| g.linear(x, &format!("{n}{}.{columns}", unique * i), 8, true);
             let [q, k, v] = ["q", "k", "v"].map(|n| linear(n, usize::from(variant % 2)));

@@ -1,4 +1,4 @@
-//! Room for open steps: in the arena and its ledger, and nowhere else.
+//! Staging buffers for in-flight steps, and replicas: addresses in the arena and entries in the ledger.
 
 use plimsoll_graph::Bytes;
 use plimsoll_models::{Output, known};
@@ -21,7 +21,7 @@ fn program(target: &str, weights: Weights) -> Program {
 #[test]
 fn open_steps_have_places_of_their_own_in_the_ledger() {
     let bare = program("h200", Weights::Resident);
-    // Ids and spans of a step, and its means, each from a multiple of 256 on.
+    // Inputs: token ids and spans; outputs: means. Each is padded to a multiple of 256 bytes.
     let (inputs, outputs) = (4096 + 256, 4 * 320 * 7);
     for depth in [2, 3, 5] {
         let ringed = bare.clone().with_ring(depth);
@@ -38,14 +38,14 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
             assert_eq!(of(n, Direction::Out), first + each(inputs).0 + n % depth as u64 * outputs);
         }
         let one_more = |step: u64| Bytes(step * (depth as u64 + 1));
-        // Weights pass there in pieces, on their way into the arena.
+        // The host buffers also hold pieces of weights that are transferred to the arena, 4 MiB in total.
         assert_eq!(ringed.host_staging(), [one_more(inputs) + Bytes(4 << 20), one_more(outputs)]);
         assert_eq!(ringed.clone().with_ring(depth), ringed, "once is enough");
         assert_eq!(ringed.with_ring(1).arena_bytes(), bare.arena_bytes());
     }
 }
 
-/// Lanes have weights once, and all else each for itself.
+/// Replicas share the weights; each has its own staging and transient region.
 #[test]
 fn lanes_are_in_the_ledger() {
     let one = program("cpu", Weights::Resident);
@@ -67,13 +67,13 @@ fn lanes_are_in_the_ledger() {
 
 #[test]
 fn streamed_weights_travel_through_the_hosts_memory() {
-    // The up projection in f32.
+    // Elements of the largest weight: the first linear of the MLP.
     const WIDEST: u64 = 640 * 2560;
     let of = |weights| program_of("facebook/esm2_t30_150M_UR50D", "h200", weights).with_ring(2);
     let [resident, streamed] = [Weights::Resident, Weights::Streamed].map(of);
     let [of_resident, of_streamed] = [resident.host_staging(), streamed.host_staging()];
     assert_eq!(of_streamed[1], of_resident[1]);
-    // Two of the widest in place of four pieces.
+    // Streaming buffers two weights of the largest size instead of four pieces.
     assert_eq!(of_streamed[0].0 + (4 << 20), of_resident[0].0 + 2 * 4 * WIDEST);
 }
 

@@ -1,4 +1,4 @@
-//! The largest bounds that fit, and the bill where none do.
+//! Tests of the search for the largest step within a budget, and of the bill if none fits.
 
 use crate::cases::{MEAN, bill, bounds, encoder, plan, target};
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim};
@@ -8,7 +8,7 @@ fn tokens_of(program: &Program) -> u64 {
     program.plans()[0].1.graph.bounds.tokens
 }
 
-/// 64 B of input and 64 B of output for every token, in place: a program whose peak is known by heart.
+/// Program with 64 B of input and 64 B of output per token, so that its peak is 128 B per token.
 fn synthetic(tokens: u64) -> Result<Program, PlanError> {
     let mut g = Builder::new(Bounds { tokens, sequences: 1, longest: 1 });
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(16)], DType::F32);
@@ -32,7 +32,7 @@ fn synthetic_peaks_are_known() {
     }
 }
 
-/// Against a walk over all candidates, for every budget around every border.
+/// Compares the search with a linear scan over all candidates, for budgets around every peak.
 #[test]
 fn the_largest_that_fits_is_found() {
     for (floor, ceiling, step) in
@@ -105,7 +105,8 @@ fn exactly_is_exact_or_refused() {
     let flags: Vec<&str> = refused.remedies.iter().map(|r| r.flag.as_str()).collect();
     assert_eq!(flags, ["--tokens 28"]);
     assert_eq!(refused.remedies[0].saves, Bytes(3 * 128));
-    // Not even the floor fits: nothing smaller is offered, and nothing larger than what was refused.
+    // If not even the smallest step fits, the bill offers no remedy, in particular no step larger than the refused
+    // one.
     let hopeless = Search { budget: Bytes(100), ..search };
     assert!(bill(Program::exactly(31, hopeless, &mut synthetic)).remedies.is_empty());
     assert!(bill(Program::exactly(2, hopeless, &mut synthetic)).remedies.is_empty());
@@ -116,7 +117,7 @@ fn words(tokens: u64, budget: u64) -> String {
     bill(Program::exactly(tokens, search, &mut synthetic_model)).to_string()
 }
 
-/// ESM-2 35M on a target of this test's own, so that the words do not follow the CPU's tables.
+/// ESM-2 35M on a target defined here, so that the expected texts do not depend on the kernel tables of CPUs.
 fn synthetic_model(tokens: u64) -> Result<Program, PlanError> {
     let mut t: Target = target("null");
     t.alignment = 256;
@@ -131,7 +132,7 @@ fn the_bill_in_words() {
     assert_eq!(words(8192, 100_000_000), HOPELESS);
 }
 
-/// A refusal of what is free names no budget: more of it would not help.
+/// A bill for the free memory suggests no budget, because a larger budget would not help.
 #[test]
 fn the_bill_of_what_is_free() {
     let program = synthetic_model(8192).expect("planned");
@@ -151,7 +152,7 @@ fn the_bill_of_what_is_free() {
 fn the_largest_tensors_at_the_peak_have_names() {
     let program = synthetic_model(8192).expect("planned");
     let largest = Ledger { entries: program.largest_tensors(4) };
-    // 8192 x 1920, 8192 x 480 twice, then weights of 1920 x 480.
+    // f32 tensors of 8192 x 1920, twice 8192 x 480, then a weight of 1920 x 480.
     let names = "what linear encoder.layer.0.intermediate.dense gives 62.9 MB, \
                  what linear encoder.layer.0.attention.output.dense gives 15.7 MB, \
                  what layer_norm encoder.layer.0.LayerNorm gives 15.7 MB, encoder.layer.0.intermediate.dense.weight 3.6 MB";
@@ -164,7 +165,7 @@ fn the_largest_tensors_at_the_peak_have_names() {
     assert_eq!(sum + rest.into_iter().sum(), program.peak(), "each byte once");
 }
 
-/// The search's own refusal is the bill of the smallest step.
+/// A search without a fitting step returns the bill of the smallest step.
 #[test]
 fn the_bill_of_the_search_is_that_of_the_floor() {
     let search = Search { floor: 1024, ceiling: 16384, step: 256, budget: Bytes(100_000_000) };

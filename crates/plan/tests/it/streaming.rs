@@ -1,4 +1,4 @@
-//! Weights that are read in every step: what it saves, what it costs, and when it is chosen.
+//! Tests of streamed weights: memory saved, predicted cost, and when streaming is chosen.
 
 use crate::cases::{MEAN, bill, bounds, encoder, plan, streamed_plan, target, with_updates};
 use crate::oracle;
@@ -28,8 +28,8 @@ fn params(p: &Plan) -> Bytes {
     p.graph.values.iter().map(bytes).sum()
 }
 
-/// For every known model, target and size: the ledger sums, the plan holds for both checkers, nothing of the
-/// weights is resident, the peak is no higher, and packing wastes little.
+/// For every known model, target and size: the ledger sums to the peak, both checkers accept the plan, no weight is
+/// resident, the peak is no higher than with resident weights, and packing wastes less than 2 %.
 #[test]
 fn streaming_never_takes_more() {
     println!("{:<30} {:<6} {:>6} {:>16} {:>16} waste", "model", "target", "T", "resident", "streamed");
@@ -62,7 +62,7 @@ fn streaming_never_takes_more() {
     }
 }
 
-/// What is live at once is the matrices of one node, not those of the model.
+/// Only the weights of one node are live at a time.
 #[test]
 fn one_layer_at_a_time() {
     let graph = model("facebook/esm2_t33_650M_UR50D", 64);
@@ -75,7 +75,7 @@ fn one_layer_at_a_time() {
     assert!(streamed.peak().0 * 50 < all.0, "{ledger}\n{all} in all");
 }
 
-/// Each parameter is loaded right before its reader, once for each reader; what is updated stays.
+/// Each parameter is loaded immediately before its reader, once per reader; states stay resident.
 #[test]
 fn loads_stand_before_their_readers() {
     for graph in [model(ID, 256), with_updates()] {
@@ -103,7 +103,7 @@ fn loads_stand_before_their_readers() {
     }
 }
 
-/// An op that works in place adds nothing to what its last load has made live.
+/// The peak may be at a load: an in-place op needs no more memory than is live after its last load.
 #[test]
 fn a_peak_may_fall_at_a_load() {
     let mut g = Builder::new(bounds(64));
@@ -154,7 +154,8 @@ fn tokens_of(program: &Program) -> u64 {
     program.plans()[0].1.graph.bounds.tokens
 }
 
-/// (tokens asked for, line, when to stream) -> (tokens, whether weights are streamed), or the remedies' flags.
+/// Cases (requested tokens, budget, streaming option) -> (tokens, whether weights are streamed), or the flags of the
+/// remedies.
 #[test]
 fn resident_as_long_as_a_step_fits() {
     use Stream::{Always, Auto, Never};
@@ -199,7 +200,7 @@ fn resident_as_long_as_a_step_fits() {
     }
 }
 
-/// Between the borders: as many tokens as fit, and the weights streamed only below the least resident step.
+/// Immediately below the budget of the smallest resident step, weights are streamed and the step is as large as fits.
 #[test]
 fn streamed_steps_are_as_large_as_fits() {
     let below = Bytes(peak(512, Weights::Resident).0 - 1);
@@ -209,7 +210,7 @@ fn streamed_steps_are_as_large_as_fits() {
     assert!(program.peak() <= below && peak(tokens + 128, Weights::Streamed) > below, "{tokens} tokens");
 }
 
-/// The least that the search tried is what the bill names: with it, it fits.
+/// The bill of a search states the memory of the smallest streamed step, with which it would succeed.
 #[test]
 fn the_bill_names_the_streamed_minimum() {
     let floor = peak(512, Weights::Streamed);

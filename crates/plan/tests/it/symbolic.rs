@@ -1,15 +1,16 @@
-//! What a graph computes, as terms: two graphs of one meaning compute the same function.
-//! Invariant: fused forms are expanded, so a pass that rewires anything wrongly changes the meaning.
+//! Symbolic meaning of a graph as hashed terms: graphs of equal meaning compute the same function.
+//! Invariant: fused ops are expanded to their unfused form, so an incorrect rewrite by a pass changes the meaning.
 
 use plimsoll_graph::ops::{Activation, Attention, Epilogue, Glu, Hidden, Linear, Mlp, Prologue, Qkv};
 use plimsoll_graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-/// A term, by its hash.
+/// Hash of a term.
 type Term = u64;
 
-/// (name, term, shape) of outputs and updates, (name, shape) of inputs, in order.
+/// Meaning of a graph: (name, shape) of inputs, (name, term, shape) of outputs and (state, new value, shape) of
+/// updates, each in order.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Meaning {
     inputs: Vec<(String, String)>,
@@ -17,7 +18,7 @@ pub struct Meaning {
     updates: Vec<(Term, Term, String)>,
 }
 
-/// Hashes are taken with fixed keys.
+/// Hashes a term, with the fixed keys of `DefaultHasher::new`.
 fn term(of: impl Hash) -> Term {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
@@ -30,7 +31,7 @@ pub fn meaning(g: &Graph) -> Meaning {
         terms[v.index()] = match value.spec.role {
             Role::Input => term(("input", g.inputs.iter().find(|(_, i)| *i == v).map(|(name, _)| name))),
             Role::Param(p) => term(("param", pieces(&g.params[p.index()].pieces))),
-            // States have no names: they are told apart by their updates.
+            // States are identified by the position of their update.
             Role::State(_) => term(("state", g.updates.iter().position(|(s, _)| *s == v))),
             Role::Activation | Role::Grad | Role::Scratch => 0,
         };
@@ -62,7 +63,7 @@ pub fn meaning(g: &Graph) -> Meaning {
     }
 }
 
-/// Without the layout, which targets choose.
+/// Shape and element type; the layout is excluded because it depends on the target.
 fn shape(spec: &TensorSpec) -> String {
     format!("{:?} {:?}", spec.shape, spec.dtype)
 }
@@ -89,11 +90,11 @@ fn linear_term(g: &Graph, inputs: &[ValueId], ins: &[Term], linear: Linear) -> T
     }
 }
 
-/// A norm, one linear for each product, the gate, and the sum.
+/// Term of an MLP op: layer norm, two linears, the function of the hidden layer and the residual.
 fn mlp_term(g: &Graph, inputs: &[ValueId], ins: &[Term], mlp: Mlp) -> Term {
     let front = |norm| term((format!("{:?}", Op::LayerNorm(norm)), ins[..3].to_vec(), 0_usize));
     let x = mlp.norm.map_or(ins[0], front);
-    // As `linear_term` has it, of x and the inputs from a weight on.
+    // A linear on x; its other inputs start at index `weight` of the inputs of the MLP.
     let product = |x: Term, weight: usize, bias: bool, epilogue: Epilogue| {
         let (inputs, ins) = ([&inputs[..1], &inputs[weight..]].concat(), [&[x], &ins[weight..]].concat());
         linear_term(g, &inputs, &ins, Linear::new(bias, epilogue))
@@ -108,7 +109,7 @@ fn mlp_term(g: &Graph, inputs: &[ValueId], ins: &[Term], mlp: Mlp) -> Term {
     product(hidden, second, mlp.bias[1], last)
 }
 
-/// What a linear multiplies.
+/// Term of the left operand of a linear's matmul: x, or its fused layer norm.
 fn rows_of(linear: Linear, ins: &[Term]) -> Term {
     match linear.prologue {
         Prologue::None => ins[0],
@@ -119,7 +120,7 @@ fn rows_of(linear: Linear, ins: &[Term]) -> Term {
     }
 }
 
-/// x with each of the weights that were put under each other, one linear for each.
+/// Terms of the linears with x and each of the concatenated weights.
 fn plain_terms(g: &Graph, inputs: &[ValueId], x: Term) -> Vec<Term> {
     let parts = |v: ValueId| -> Vec<Term> {
         match g.spec(v).role {
@@ -133,7 +134,7 @@ fn plain_terms(g: &Graph, inputs: &[ValueId], x: Term) -> Vec<Term> {
     (0..weights[0].len()).map(|i| term((x, weights.iter().map(|w| w[i]).collect::<Vec<_>>()))).collect()
 }
 
-/// q, k, v and what follows them, however they come.
+/// Terms of an attention: its options, q, k and v, fused or separate, and its other inputs.
 fn attention_terms(g: &Graph, terms: &[Term], inputs: &[ValueId], a: Attention) -> Vec<Term> {
     let mut all = vec![term(format!("{:?}", Attention { qkv: Qkv::Separate, ..a }))];
     let fused = a.qkv == Qkv::Fused;

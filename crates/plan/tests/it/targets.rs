@@ -1,4 +1,4 @@
-//! Targets: each one plans or says what it lacks.
+//! Tests of targets: each plans a graph or names the missing kernel.
 
 use crate::cases::{MEAN, bounds, encoder, state, with_updates};
 use plimsoll_graph::{Builder, Bytes, DType, Dim, Layout};
@@ -48,7 +48,8 @@ fn a_missing_kernel_is_named() {
     assert_eq!((ops, target.as_str()), (vec![("scale", DType::F32)], "h200"));
 }
 
-/// The CPU streams packed weights; rows that are computed or updated would be read as panels.
+/// CPU kernels read packed weights, and only weights from a file are packed, so computed and updated weights are
+/// refused.
 #[test]
 fn weights_that_change_cannot_be_packed() {
     let cpu = Target::named("cpu").expect("read");
@@ -81,7 +82,7 @@ fn weights_that_change_cannot_be_packed() {
     linear(&mut g, w);
     fails(&g.finish().expect("verified"));
 
-    // A weight that is copied into a state keeps its rows, and the linear gets its packed copy.
+    // A weight that is copied into a state stays row-major, and the linear reads a packed copy.
     let mut g = Builder::new(bounds(64));
     let (w, s) = (g.param("w", &[8, 8]), state(&mut g, "s10", &shape));
     linear(&mut g, w);
@@ -91,7 +92,8 @@ fn weights_that_change_cannot_be_packed() {
     compile(&with_updates(), &Policy::default(), &cpu).expect("constant weights are fine beside states");
 }
 
-/// Weights of f32 are in panels then; one that an embedding reads too has its packed copy.
+/// bf16 linears read weights in tiles, f32 linears in panels. The tied weight of the logits is also an embedding
+/// table and therefore has a packed copy.
 #[test]
 fn bf16_linears_have_tiles_where_their_kernel_wants_them() {
     let cpu = Target::named("cpu").expect("read");
@@ -114,7 +116,7 @@ fn bf16_linears_have_tiles_where_their_kernel_wants_them() {
     }
 }
 
-/// The peak falls at an instruction even where an input that nobody reads is the largest thing.
+/// The peak is at an instruction even if an unread input is the largest value, and the ledger contains that input.
 #[test]
 fn unread_inputs_are_billed() {
     let target = Target::named("cpu").expect("read");

@@ -1,4 +1,4 @@
-//! Training programs: three plans over one set of bytes, in every combination of what a run may choose.
+//! Tests of training programs, whose plans share parameters and states, in all combinations of training options.
 
 use crate::cases::target;
 use crate::oracle;
@@ -14,7 +14,7 @@ use plimsoll_plan::{
 
 const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
-/// A language model of `layers` layers, tied head.
+/// Language model with tied embedding and output weights.
 pub fn language_model(layers: u32, hidden: u64, vocab: u64, tokens: u64) -> Graph {
     let mut g = Builder::new(Bounds { tokens, sequences: 8, longest: tokens.min(256) });
     let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
@@ -73,7 +73,7 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
     }
 }
 
-/// The program for the target `null`, every plan of it checked twice.
+/// Builds the program for the target `null` and checks every plan with the checker and the oracle.
 fn program(t: &Training<'_>, graph: &Graph) -> Result<Program, PlanError> {
     let target = target("null");
     let program = t.program(graph, graph, &target)?;
@@ -98,7 +98,7 @@ fn optimizers() -> Vec<Optimizer> {
     ]
 }
 
-/// 32 * 8 rows and columns are parameters of 4096 elements or more.
+/// Small model with matrices above and below 4096 elements, the minimum for 8-bit moments with AdamW8bit.
 fn small() -> Graph {
     language_model(2, 64, 96, 128)
 }
@@ -111,7 +111,7 @@ fn plans_share_what_survives() {
                 let t = Training { accumulation, max_norm, precision, ..training(optimizer) };
                 let program = match program(&t, &small()) {
                     Ok(program) => program,
-                    // The reference reads 16 bits; it is the target's table that says so.
+                    // The kernel table of the reference accepts every element type.
                     Err(e) => panic!("{optimizer:?} {precision:?}: {e}"),
                 };
                 let names: Vec<&str> = program.plans().iter().map(|(n, _)| n.as_str()).collect();
@@ -133,7 +133,7 @@ fn plans_share_what_survives() {
     }
 }
 
-/// 16 bytes a parameter of 16 bits with Adam, 18 where gradients of several micro-batches are added up in f32.
+/// A 16-bit parameter takes 16 bytes with AdamW, or 18 bytes if gradients of several micro-batches are summed in f32.
 #[test]
 fn bytes_of_a_parameter() {
     let graph = small();
@@ -156,7 +156,7 @@ fn bytes_of_a_parameter() {
             "{precision:?} {accumulation}: {ledger}"
         );
     }
-    // 8-bit: two bytes and two absmax of a block of 256 in place of eight.
+    // 8-bit moments: two bytes per element and two f32 scales per block of 256, instead of eight bytes per element.
     let t = training(Optimizer::AdamW8bit(ADAM));
     let ledger = program(&t, &graph).expect("planned").ledger();
     let large: u64 = graph
@@ -178,7 +178,7 @@ fn precisions_of_inference_are_refused() {
     }
 }
 
-/// Gradients that are used up one by one never live together.
+/// If each gradient is applied immediately, no gradients are stored.
 #[test]
 fn a_step_at_once_keeps_no_gradients() {
     let graph = language_model(6, 64, 96, 64);
@@ -204,7 +204,7 @@ fn what_is_frozen_has_no_gradient_and_no_state() {
     let micro = &program.plans()[0].1.graph;
     let states: Vec<&str> = micro.state_values().map(|(.., s)| s.name.as_str()).collect();
     assert!(states.iter().all(|name| name.starts_with("grad layers.1.")) && states.len() == 8, "{states:?}");
-    // The first layer has no backward nodes at all.
+    // The frozen first layer has no backward nodes.
     let backward = micro.nodes.iter().filter(|n| n.phase == Phase::Backward);
     assert!(backward.clone().all(|n| n.layer != Some(0)) && backward.count() > 0);
     let all = Training { group: &|_| Group::Frozen, ..training(Optimizer::AdamW(ADAM)) };
@@ -231,7 +231,8 @@ fn recomputation_keeps_less_and_computes_more() {
         assert!(after < before && recomputed(&program) > 0, "{remat:?}: {after}, before {before}");
         before = after;
     }
-    // Groups of two layers keep half of the layers' inputs, and live with two layers at a time.
+    // Groups of two layers store half of the layer inputs, but hold the activations of two layers at a time, so the
+    // memory is not compared.
     assert!(recomputed(&of(Remat::EveryN(2))) > 0);
     for (remat, why) in [
         (Remat::EveryN(0), "policy `remat`: groups of 0 layers"),
@@ -243,7 +244,7 @@ fn recomputation_keeps_less_and_computes_more() {
     }
 }
 
-/// Every choice of element type is one of a value; sums and norms stay f32.
+/// The precision is visible as element types in the graph; states and the parameters of norms stay f32.
 #[test]
 fn precision_is_in_the_graph() {
     let graph = passes::precision(&small(), Precision::Bf16).expect("typed");
@@ -297,7 +298,7 @@ fn a_search_that_is_stopped_ends() {
     for after in [0, 1, 5, 20] {
         let asked = std::cell::Cell::new(0);
         let stopped = || asked.replace(asked.get() + 1) >= after;
-        // Of a budget that needs many plans to find the border.
+        // A budget for which the search compares many candidates.
         let search = TrainingSearch { stopped: &stopped, ..search(Bytes(19_000_000), RematChoice::Auto) };
         let error = search.run(&target, &build).expect_err("stopped");
         assert!(matches!(error, PlanError::Stopped), "{after}: {error}");
@@ -305,12 +306,12 @@ fn a_search_that_is_stopped_ends() {
     }
 }
 
-/// A card with the reference's kernels, as if it had those of training.
+/// GPU target with the kernel table of the reference, which has all training kernels.
 fn trainable(name: &str) -> Target {
     Target { kernels: Kernels::Reference, ..target(name) }
 }
 
-/// What has no kernels has no price: every op that is missing is named, of the whole step.
+/// A search on a target without training kernels is refused, and the error names all missing ops of the step.
 #[test]
 fn a_target_without_kernels_of_training_is_refused() {
     let build = |tokens, _, layers| {
@@ -337,8 +338,8 @@ fn a_target_without_kernels_of_training_is_refused() {
     asked.run(&target("cpu"), &build).expect("the CPU trains");
 }
 
-/// More budget never gives a slower plan of one optimizer, the first that fits is taken, every plan is inside its line, and
-/// less than the least is refused.
+/// A larger budget never gives a slower program of the same optimizer, the first optimizer that fits is used, every
+/// program is within its budget, and a budget below the minimum is refused.
 #[test]
 fn the_search_is_monotone_in_the_budget() {
     let target = trainable("4090");
@@ -368,7 +369,7 @@ fn the_search_is_monotone_in_the_budget() {
         assert!(found.tokens_per_second >= before, "{budget}: {} after {before}", found.tokens_per_second);
         before = found.tokens_per_second;
         recomputing += usize::from(found.remat != Remat::None);
-        // What the caller asks for is no faster than what the search takes where both fit.
+        // A recomputation policy fixed by the caller is not faster than the choice of the search.
         let full = search(budget, RematChoice::Given(Remat::Full)).run(&target, &build);
         if let Ok(full) = full
             && full.candidate.optimizer == found.candidate.optimizer
@@ -383,10 +384,10 @@ fn the_search_is_monotone_in_the_budget() {
     assert!(matches!(below, Err(PlanError::OverBudget(_))));
 }
 
-/// What a choice keeps is a bound that no plan of it goes below, so that a search may pass over what cannot fit.
+/// The stored bytes of a choice are a lower bound on its plan, so that a search may skip choices above the budget.
 #[test]
 fn what_is_kept_bounds_every_plan() {
-    // Kernels without scratch: the products' would hide how near the bound is to so small a model.
+    // Kernels without workspace: for a small model the workspace of matmuls would hide how tight the bound is.
     let target = trainable("4090");
     for (accumulation, precision) in [(1, Precision::F32), (4, Precision::Bf16)] {
         let t = Training { accumulation, precision, ..training(Optimizer::AdamW(ADAM)) };
@@ -406,7 +407,8 @@ fn what_is_kept_bounds_every_plan() {
     }
 }
 
-/// A search looks at models of few layers; all of them are built for what it takes alone, and for a refusal's bill.
+/// A search compares models with few layers; the full model is built only for the result, or for the bill of a
+/// refusal.
 #[test]
 fn only_the_choice_is_planned_with_all_layers() {
     let target = target("cpu");
@@ -440,6 +442,6 @@ fn forty_layers_are_searched_within_a_second() {
     };
     let found = search.run(&target, &build).expect("fits");
     assert!(found.program.peak() <= Bytes(24 << 30));
-    // A quarter of a second in a dev build; the rest is for a machine that does other things too.
+    // Takes about 0.25 s in a dev build; the limit allows for other load on the machine.
     assert!(start.elapsed().as_secs_f64() < 4.0, "{:?}", start.elapsed());
 }

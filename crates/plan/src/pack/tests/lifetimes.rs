@@ -1,10 +1,10 @@
-//! Lifetimes of the values of real models, as the schedule of a straight-line graph gives them.
+//! Lifetimes of the values of real models, from their sequence of instructions.
 //!
-//! Invariant: a value lives from the instruction that writes it to the last that reads it.
+//! Invariant: a value is live from the instruction that writes it to the last instruction that reads it.
 
 use super::Item;
 
-/// Lifetimes from a sequence of instructions: a value lives from its writer to its last reader.
+/// Records lifetimes from a sequence of instructions.
 struct Tape {
     items: Vec<Item>,
     now: u32,
@@ -17,7 +17,7 @@ impl Tape {
         Self { items: Vec::new(), now: 0 }
     }
 
-    /// One instruction: reads `inputs`, writes values of these sizes, and uses `workspace` bytes.
+    /// Records an instruction that reads `inputs`, writes values of the sizes `outputs` and uses `workspace` bytes.
     fn op<const N: usize>(&mut self, inputs: &[Id], outputs: [u64; N], workspace: u64) -> [Id; N] {
         for &i in inputs {
             self.items[i].death = self.now;
@@ -48,15 +48,15 @@ pub(super) struct Shape {
     pub(super) heads: u64,
     /// Layers.
     pub(super) layers: usize,
-    /// Width of the head.
+    /// Number of logits per token.
     pub(super) vocab: u64,
     /// Bytes of an element.
     pub(super) elem: u64,
-    /// Scratch bytes of a linear; attention takes twice as much.
+    /// Workspace bytes of a linear; attention needs twice as much.
     pub(super) workspace: u64,
-    /// q, k and v by one linear.
+    /// Whether one linear computes q, k and v.
     pub(super) fused_qkv: bool,
-    /// The residual stream is updated in place, the activation applied in place.
+    /// Whether the residual stream is updated in place and the activation is applied in place.
     pub(super) in_place: bool,
 }
 
@@ -126,7 +126,7 @@ pub(super) fn bert_forward(s: Shape) -> Vec<Item> {
 struct Training {
     tape: Tape,
     shape: Shape,
-    /// Weight gradients that wait for the end of the step; `None` when each is used at once.
+    /// Weight gradients that live to the end of the step; `None` if the optimizer consumes each immediately.
     grads: Option<Vec<Id>>,
 }
 
@@ -144,13 +144,13 @@ impl Training {
         self.tape.op(inputs, [output], 0)[0]
     }
 
-    /// y, mean, rstd.
+    /// Layer norm; returns y, mean and rstd.
     fn norm(&mut self, x: Id) -> [Id; 3] {
         let sizes = [self.rows(self.shape.d), self.shape.tokens * 4, self.shape.tokens * 4];
         self.tape.op(&[x], sizes, 0)
     }
 
-    /// What becomes of gradients of weights: kept to the end, or taken by the optimizer at once.
+    /// Stores weight gradients to the end of the step, or consumes them immediately.
     fn update(&mut self, new: &[Id]) {
         match &mut self.grads {
             Some(grads) => grads.extend(new),
@@ -158,7 +158,7 @@ impl Training {
         }
     }
 
-    /// Gradients of a weight and its bias.
+    /// Computes the gradients of a weight and its bias.
     fn weight_grad(&mut self, x: Id, dy: Id, columns: u64) {
         let (d, elem) = (self.shape.d, self.shape.elem);
         let grads = self.linear(&[x, dy], [d * columns * elem, columns * elem]);
@@ -172,7 +172,7 @@ impl Training {
         dx
     }
 
-    /// One layer forward: its output and what backward reads.
+    /// Forward pass of a layer; returns its output and the values that the backward pass reads.
     fn forward(&mut self, x: Id) -> (Id, Saved) {
         let (td, tf, th) =
             (self.rows(self.shape.d), self.rows(self.shape.ffn), self.shape.tokens * self.shape.heads * 4);
@@ -189,7 +189,7 @@ impl Training {
         (y, Saved { x, n1, qkv, a, x2, n2, f, g })
     }
 
-    /// One layer backward: the gradient of its input.
+    /// Backward pass of a layer; returns the gradient of its input.
     fn backward(&mut self, s: Saved, dy: Id) -> Id {
         let (td, tf, d, ffn) =
             (self.rows(self.shape.d), self.rows(self.shape.ffn), self.shape.d, self.shape.ffn);
@@ -214,7 +214,7 @@ impl Training {
     }
 }
 
-/// What the backward of a layer reads; norms are (y, mean, rstd), attention (o, lse).
+/// Values that the backward pass of a layer reads: norms as (y, mean, rstd), attention as (output, log-sum-exp).
 struct Saved {
     x: Id,
     n1: [Id; 3],
@@ -226,8 +226,8 @@ struct Saved {
     g: Id,
 }
 
-/// ESM-2 forward and backward: activations wait in each layer and are read in reverse. Weight
-/// gradients live to the end of the step (`keep_grads`) or are taken by the optimizer at once.
+/// ESM-2 forward and backward. The backward pass reads the stored activations of the layers in reverse order. With
+/// `keep_grads` weight gradients live to the end of the step, otherwise the optimizer consumes them immediately.
 pub(super) fn esm2_training(shape: Shape, keep_grads: bool) -> Vec<Item> {
     let mut t = Training { tape: Tape::new(), shape, grads: keep_grads.then(Vec::new) };
     let (td, tv) = (t.rows(shape.d), t.rows(shape.vocab));

@@ -1,8 +1,8 @@
-//! The frontier against an oracle that tries everything: all ways of all layers together.
+//! Tests of the frontier against exhaustive search over all recomputation choices of all layers together.
 
 use super::*;
 
-/// Random blocks: nodes that read earlier ones.
+/// Random block of `n` nodes, each of which reads random earlier nodes and has one output.
 fn block(seed: u64, n: usize) -> Block {
     let mut state = seed;
     let mut next = |below: u64| {
@@ -16,7 +16,8 @@ fn block(seed: u64, n: usize) -> Block {
     Block { nodes: (0..n).map(NodeId::at).collect(), values, reads, seconds, free }
 }
 
-/// What a set of dropped nodes keeps and computes, by definition: clones are what is dropped and needed.
+/// Stored bytes and recomputation seconds of a set of dropped nodes, from the definition: a node is recomputed if it
+/// is dropped and its result is needed.
 fn by_definition(b: &Block, dropped: &[usize]) -> (u64, f64) {
     let mut needed: BTreeSet<usize> = (0..b.values.len()).filter(|&k| b.values[k].2).collect();
     loop {
@@ -38,7 +39,7 @@ fn the_frontier_is_that_of_all_combinations() {
         let blocks = [block(seed, 5), block(seed + 100, 4), block(seed, 5)];
         let ways: Vec<Vec<RecomputeChoice>> = blocks.iter().map(Block::ways).collect();
         let sums = Sums::of(&ways.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        // Everything that can be dropped in all layers, as one vector of bits.
+        // All nodes that can be dropped, as (block, node); a subset is a bit mask over this list.
         let free: Vec<(usize, usize)> = (0..3)
             .flat_map(|b| (0..blocks[b].nodes.len()).map(move |i| (b, i)))
             .filter(|&(b, i)| blocks[b].free[i])
