@@ -2,9 +2,8 @@
 //! logits never exists, and its gradient.
 //!
 //! Invariant: rows with a negative target are ignored and cost no computation: a chunk holds the next rows that are
-//! not ignored, copied to contiguous memory. Rows are taken in ascending order in chunks of a fixed size, so the bits
-//! of loss and gradients may depend on the chunk size but not on the number of threads; those of `lse` depend on
-//! neither.
+//! not ignored, copied to contiguous memory. Rows are taken in ascending order in chunks of a fixed size, so no
+//! result depends on the number of threads. Only dw and db, which are sums over rows, depend on the chunk size.
 
 use super::gemm::Epilogue;
 use super::isa::Kernel;
@@ -82,9 +81,9 @@ pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &
     Losses { sum: total as f32, cross_entropy: cross_entropy as f32, z: z as f32 }
 }
 
-/// Computes the gradients of [`loss`]. With g = dloss (softmax (1 + 2 z lse) - onehot(target)), zero for ignored rows:
-/// dx = g W, dw = g^T x and db = sum of g over rows. The logits are recomputed; `lse` is the output of [`loss`].
-/// `workspace` and panics as for [`loss`].
+/// Computes the gradients of [`loss`]. With g = dloss (softmax (1 + 2 z lse) - onehot(target)), zero for ignored
+/// rows: dx = g W, dw = g^T x and db = sum of g over rows. The logits are recomputed; `lse` is the output of
+/// [`loss`]. `workspace` and panics as for [`loss`].
 pub fn gradients(
     cpu: &Cpu,
     head: Head<'_>,
@@ -166,8 +165,8 @@ impl<'a> Room<'a> {
         Self { head, next: 0, units, logits, rows, sums, index: bytemuck::cast_slice_mut(rest) }
     }
 
-    /// Collects the next rows that are not ignored and computes their logits. Returns the number of rows, `None` after
-    /// the last.
+    /// Collects the next rows that are not ignored and computes their logits. Returns the number of rows, `None`
+    /// after the last.
     fn next(&mut self, cpu: &Cpu) -> Option<usize> {
         let (head, mut count) = (self.head, 0);
         while self.next < head.targets.len() && count < self.index.len() {
@@ -209,9 +208,9 @@ impl<'a> Room<'a> {
     }
 }
 
-/// ln sum exp of the rows `range`, for `Isa::run`. The largest element is subtracted first, so that exp cannot overflow
-/// (Blanchard, Higham and Higham 2021, "Accurately computing the log-sum-exp"). Blocks of 1024 elements are summed in
-/// f32, the sums of blocks in f64.
+/// ln sum exp of the rows `range`, for `Isa::run`. The largest element is subtracted first, so that exp cannot
+/// overflow (Blanchard, Higham and Higham 2021, "Accurately computing the log-sum-exp"). Blocks of 1024 elements
+/// are summed in f32, the sums of blocks in f64.
 struct LogSumExp<'a> {
     logits: Rows<'a>,
     sums: &'a RowsMut<'a>,
