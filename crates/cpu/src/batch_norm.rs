@@ -1,7 +1,8 @@
-//! Batch norm in training, by column: statistics of the batch, and the gradients of both forms.
+//! Batch norm in training: the forward pass with batch statistics, and the gradients of batch norm with batch or
+//! running statistics.
 //!
-//! Invariant: a column depends on itself alone; its sums are those of `columns`, its variance that of the
-//! differences from its mean.
+//! Invariant: a column's results depend on that column alone. Sums over rows are added in the order of `columns`;
+//! the variance is computed in two passes, from differences to the mean.
 
 use super::Cpu;
 use super::columns::{self, Terms};
@@ -9,25 +10,27 @@ use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 
-/// What batch norm reads in training.
+/// Inputs and attributes of batch norm in training. The vectors have one value per column.
 #[derive(Clone, Copy)]
 pub struct BatchNormTrain<'a> {
-    /// At least two rows.
+    /// Rows to normalise (N, C), at least two.
     pub x: Rows<'a>,
     /// Scale.
     pub gamma: &'a [f32],
     /// Shift.
     pub beta: &'a [f32],
-    /// Running mean and variance so far.
+    /// Running mean and running variance before this step.
     pub running: [&'a [f32]; 2],
     /// Added to the variance.
     pub eps: f32,
-    /// Weight of this batch in the running statistics.
+    /// Weight of this batch's statistics in the new running statistics.
     pub momentum: f32,
 }
 
-/// y = (x - mean) rstd gamma + beta with the mean and the biased variance of each column (Ioffe and Szegedy,
-/// 2015); `statistics` gets mean, rstd and the new running mean and (unbiased) variance, where wanted.
+/// Batch norm in training: y = (x - mean) rstd gamma + beta, with the mean and the biased variance of each column
+/// (Ioffe and Szegedy, 2015) and rstd = 1 / sqrt(var + eps). `statistics` are the outputs mean, rstd, new running
+/// mean and new running variance, which uses the unbiased variance; each is written if given. Panics if there are
+/// fewer than two rows or the shapes do not match.
 pub fn batch_norm_train(
     cpu: &Cpu,
     norm: BatchNormTrain<'_>,
@@ -43,32 +46,33 @@ pub fn batch_norm_train(
     by_columns(cpu, cols, &|columns| cpu.isa().run(Train { norm, y: y.as_ref(), outs, columns }));
 }
 
-/// What the gradients of batch norm are computed from.
+/// Inputs of the gradient of batch norm. The vectors have one value per column.
 #[derive(Clone, Copy)]
 pub struct BatchNormGrad<'a> {
-    /// The gradient of the result.
+    /// Gradient of the output (N, C).
     pub dy: Rows<'a>,
-    /// What was normalised.
+    /// Input of the batch norm (N, C).
     pub x: Rows<'a>,
     /// Scale.
     pub gamma: &'a [f32],
-    /// The mean of each column.
+    /// Mean that was subtracted.
     pub mean: &'a [f32],
-    /// The spread of each column.
+    /// Statistics that the columns were divided by.
     pub spread: Spread<'a>,
 }
 
-/// The spread of each column.
+/// Standard deviation of each column, from the batch or from running statistics.
 #[derive(Clone, Copy)]
 pub enum Spread<'a> {
-    /// 1 / deviation, of this batch: mean and spread depend on x.
+    /// rstd = 1 / sqrt(var + eps) of this batch. Mean and rstd are functions of x, so dx has their terms too.
     Batch(&'a [f32]),
-    /// Variance and what is added to it, of the past: constants.
+    /// Running variance and eps. Mean and variance are constants with respect to x.
     Running(&'a [f32], f32),
 }
 
-/// With h = (x - mean) rstd: dgamma = sum dy h, dbeta = sum dy; dx = gamma rstd dy for running statistics, and
-/// gamma rstd (dy - mean(dy) - h mean(dy h)) for those of the batch.
+/// Computes the gradients of batch norm. With h = (x - mean) rstd: dgamma = sum dy h and dbeta = sum dy over rows; dx
+/// = gamma rstd dy for running statistics and gamma rstd (dy - mean(dy) - h mean(dy h)) for batch statistics. Each
+/// output is written if given. Panics if the shapes do not match.
 pub fn batch_norm_grad(
     cpu: &Cpu,
     norm: BatchNormGrad<'_>,
@@ -85,7 +89,7 @@ pub fn batch_norm_grad(
     by_columns(cpu, cols, &|columns| cpu.isa().run(Grad { norm, dx: dx.as_ref(), outs, columns }));
 }
 
-/// Calls `work` for every vector of columns.
+/// Runs `work` in parallel, one task for each group of at most [`LANES`] columns.
 fn by_columns(cpu: &Cpu, cols: usize, work: &(dyn Fn(Columns) + Sync)) {
     cpu.pool().run(cols.div_ceil(LANES), &|task, _| {
         let j = task * LANES;
@@ -93,7 +97,7 @@ fn by_columns(cpu: &Cpu, cols: usize, work: &(dyn Fn(Columns) + Sync)) {
     });
 }
 
-/// A vector of columns: `n` of them from `j` on.
+/// The columns `j..j + n` of one task; `n` is at most [`LANES`].
 #[derive(Clone, Copy)]
 struct Columns {
     j: usize,
@@ -101,39 +105,39 @@ struct Columns {
 }
 
 impl Columns {
-    /// Their elements of `v`, which has one for every column.
+    /// Loads the elements of `v`, a vector with one element per column; zeros in the lanes past `n`.
     #[inline(always)]
     fn of<S: Simd>(self, s: S, v: &[f32]) -> S::V {
         let v = &v[self.j..self.j + self.n];
-        // SAFETY: n elements.
+        // SAFETY: the slice has n elements.
         unsafe { s.load_n(v.as_ptr(), self.n) }
     }
 
-    /// Their elements of row `r`.
+    /// Loads these columns of row `r`; zeros in the lanes past `n`.
     ///
     /// # Safety
     /// `x` must have the row and the columns.
     #[inline(always)]
     unsafe fn row<S: Simd>(self, s: S, x: Rows<'_>, r: usize) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { s.load_n(x.row(r).add(self.j), self.n) }
     }
 
-    /// Writes their elements of an output that starts at address `out`, if it is wanted.
+    /// Stores these columns of a per-column output that starts at address `out`; does nothing if `out` is 0.
     ///
     /// # Safety
-    /// `out` is 0 or the start of an output with one element for every column, those of these
-    /// columns written by nobody else.
+    /// `out` is 0 or the start of an output with one element per column, of which only this task accesses these
+    /// columns.
     #[inline(always)]
     unsafe fn put<S: Simd>(self, s: S, out: usize, v: S::V) {
         if out != 0 {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { s.store_n((out as *mut f32).add(self.j), v, self.n) };
         }
     }
 }
 
-/// x - mean, and its square. The mean is that of the columns from `j` on.
+/// Terms of mean and variance: x - mean and (x - mean)^2. `mean` holds the values of the task's columns.
 #[derive(Clone, Copy)]
 struct Moments<'a> {
     x: Rows<'a>,
@@ -151,6 +155,7 @@ impl Terms for Moments<'_> {
     }
 }
 
+/// Forward pass for the columns of one task, for `Isa::run`. An output with address 0 is not written.
 struct Train<'a> {
     norm: BatchNormTrain<'a>,
     y: Option<&'a RowsMut<'a>>,
@@ -168,9 +173,10 @@ impl Kernel for Train<'_> {
             unsafe { columns::sum(s, &Moments { x: norm.x, mean }, rows, columns.j, columns.n) }
         };
         let over = |sum: S::V, n: usize| s.div(sum, s.splat(n as f32));
+        // With a mean of zero, the first term is x itself.
         let mean = over(moments([0.0; LANES])[0], rows);
         let mut centre = [0.0; LANES];
-        // SAFETY: sixteen lanes.
+        // SAFETY: the array holds sixteen f32.
         unsafe { s.store(centre.as_mut_ptr(), mean) };
         let squares = moments(centre)[1];
         let rstd = s.div(s.splat(1.0), s.sqrt(s.add(over(squares, rows), s.splat(norm.eps))));
@@ -181,13 +187,13 @@ impl Kernel for Train<'_> {
         let new_mean = moved(norm.running[0], mean);
         let new_var = moved(norm.running[1], over(squares, rows - 1));
         for (out, v) in self.outs.into_iter().zip([mean, rstd, new_mean, new_var]) {
-            // SAFETY: each output has one element per column; these are this task's.
+            // SAFETY: each output has one element per column, and only this task accesses these columns.
             unsafe { columns.put(s, out, v) };
         }
         let Some(y) = self.y else { return };
         let (gamma, beta) = (columns.of(s, norm.gamma), columns.of(s, norm.beta));
         for r in 0..rows {
-            // SAFETY: row r of x and y has these columns, which this task alone writes.
+            // SAFETY: row r of x and y has these columns, which only this task writes.
             unsafe {
                 let h = s.mul(s.sub(columns.row(s, norm.x, r), mean), rstd);
                 s.store_n(y.row(r).add(columns.j), s.fma(h, gamma, beta), columns.n);
@@ -196,7 +202,8 @@ impl Kernel for Train<'_> {
     }
 }
 
-/// dy h and dy, where h = (x - mean) rstd; both vectors are those of the columns from `j` on.
+/// Terms of dgamma and dbeta: dy h and dy, with h = (x - mean) rstd. `mean` and `rstd` hold the values of the task's
+/// columns.
 #[derive(Clone, Copy)]
 struct Scaled<'a> {
     dy: Rows<'a>,
@@ -217,6 +224,7 @@ impl Terms for Scaled<'_> {
     }
 }
 
+/// Gradients of the columns of one task, for `Isa::run`. An output with address 0 is not written.
 struct Grad<'a> {
     norm: BatchNormGrad<'a>,
     dx: Option<&'a RowsMut<'a>>,
@@ -237,14 +245,14 @@ impl Kernel for Grad<'_> {
             }
         };
         let mut scaled = Scaled { dy: norm.dy, x: norm.x, mean: [0.0; LANES], rstd: [0.0; LANES] };
-        // SAFETY: sixteen lanes each; the columns exist in every row of dy and x.
+        // SAFETY: the arrays hold sixteen f32 each; the columns exist in every row of dy and x.
         let [dgamma, dbeta] = unsafe {
             s.store(scaled.mean.as_mut_ptr(), mean);
             s.store(scaled.rstd.as_mut_ptr(), rstd);
             columns::sum(s, &scaled, rows, columns.j, columns.n)
         };
         for (out, v) in self.outs.into_iter().zip([dgamma, dbeta]) {
-            // SAFETY: each output has one element per column; these are this task's.
+            // SAFETY: each output has one element per column, and only this task accesses these columns.
             unsafe { columns.put(s, out, v) };
         }
         let Some(dx) = self.dx else { return };
@@ -257,7 +265,7 @@ impl Kernel for Grad<'_> {
             Spread::Running(..) => (s.splat(0.0), s.splat(0.0)),
         };
         for r in 0..rows {
-            // SAFETY: row r of dy, x and dx has these columns, which this task alone writes.
+            // SAFETY: row r of dy, x and dx has these columns, which only this task writes.
             unsafe {
                 let h = s.mul(s.sub(columns.row(s, norm.x, r), mean), rstd);
                 let d = s.fma(h, minus_dyh, s.sub(columns.row(s, norm.dy, r), mean_dy));

@@ -1,7 +1,7 @@
-//! Numbers of 16 bits to f32 and back.
+//! Conversions between f32 and the 16-bit formats bf16 and f16.
 //!
-//! Invariant: widening is exact; narrowing rounds once, to nearest, ties to even (IEEE 754), by integer
-//! operations on each lane, so all instruction sets agree; NaN stays NaN.
+//! Invariant: widening is exact; narrowing rounds once, to nearest with ties to even (IEEE 754). NaN stays NaN. The
+//! bits are the same on every instruction set.
 
 use super::Cpu;
 use super::element::{Bf16, Element};
@@ -10,7 +10,7 @@ use super::simd::{LANES, Simd};
 use core::ops::Range;
 use plimsoll_exec::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 
-/// A format of 16 bits.
+/// A 16-bit floating-point format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// bfloat16.
@@ -19,45 +19,47 @@ pub enum Half {
     F16,
 }
 
-/// y = x.
+/// Converts 16-bit numbers to f32: y = x, exact. Panics if the lengths differ.
 pub fn widen(cpu: &Cpu, half: Half, x: &[u16], y: &mut [f32]) {
     assert_eq!(x.len(), y.len(), "x and y of one length");
     let to = y.as_mut_ptr() as usize;
     by_elements(cpu, x.len(), &|range| {
-        // SAFETY: tasks have ranges of y apart from each other, inside of it.
+        // SAFETY: the tasks' ranges are disjoint and inside y.
         let y = unsafe { core::slice::from_raw_parts_mut((to as *mut f32).add(range.start), range.len()) };
         cpu.isa().run(Widen { half, x: &x[range], y });
     });
 }
 
-/// y = x, rounded.
+/// Converts f32 to 16-bit numbers: y = x, rounded to nearest with ties to even. Panics if the lengths differ.
 pub fn narrow(cpu: &Cpu, half: Half, x: &[f32], y: &mut [u16]) {
     assert_eq!(x.len(), y.len(), "x and y of one length");
     let to = y.as_mut_ptr() as usize;
     by_elements(cpu, x.len(), &|range| {
-        // SAFETY: tasks have ranges of y apart from each other, inside of it.
+        // SAFETY: the tasks' ranges are disjoint and inside y.
         let y = unsafe { core::slice::from_raw_parts_mut((to as *mut u16).add(range.start), range.len()) };
         cpu.isa().run(Narrow { half, x: &x[range], y });
     });
 }
 
-/// y = x, from one format of 16 bits to the other.
+/// Converts numbers in the format `from` to the other 16-bit format, rounded once. Panics if the lengths differ.
 pub fn exchange(cpu: &Cpu, from: Half, x: &[u16], y: &mut [u16]) {
     assert_eq!(x.len(), y.len(), "x and y of one length");
     let to = y.as_mut_ptr() as usize;
     by_elements(cpu, x.len(), &|range| {
-        // SAFETY: tasks have ranges of y apart from each other, inside of it.
+        // SAFETY: the tasks' ranges are disjoint and inside y.
         let y = unsafe { core::slice::from_raw_parts_mut((to as *mut u16).add(range.start), range.len()) };
         cpu.isa().run(Exchange { from, x: &x[range], y });
     });
 }
 
+/// Runs `work` over `0..n` in parallel, in consecutive ranges.
 fn by_elements(cpu: &Cpu, n: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
-    /// Elements of a task: some microseconds of streaming.
+    /// Elements per task: some microseconds of streaming.
     const GRAIN: usize = 16 * 1024;
     cpu.pool().run(n.div_ceil(GRAIN), &|task, _| work(task * GRAIN..n.min((task + 1) * GRAIN)));
 }
 
+/// 16 bits to f32, for `Isa::run`.
 struct Widen<'a> {
     half: Half,
     x: &'a [u16],
@@ -74,6 +76,7 @@ impl Kernel for Widen<'_> {
     }
 }
 
+/// f32 to 16 bits, for `Isa::run`.
 struct Narrow<'a> {
     half: Half,
     x: &'a [f32],
@@ -90,6 +93,7 @@ impl Kernel for Narrow<'_> {
     }
 }
 
+/// One 16-bit format to the other, for `Isa::run`.
 struct Exchange<'a> {
     from: Half,
     x: &'a [u16],
@@ -106,16 +110,17 @@ impl Kernel for Exchange<'_> {
     }
 }
 
-/// y = x through lanes of f32.
+/// Copies x to y through SIMD vectors of f32, which convert the element types.
 #[inline(always)]
 fn copy<S: Simd, A: Element, B: Element>(s: S, x: &[A], y: &mut [B]) {
     for (x, y) in x.chunks(LANES).zip(y.chunks_mut(LANES)) {
-        // SAFETY: both have the elements of this chunk.
+        // SAFETY: x and y have one length, so both chunks hold x.len() elements.
         unsafe { B::store_n(s, y.as_mut_ptr(), A::load_n(s, x.as_ptr(), x.len()), y.len()) };
     }
 }
 
-/// `of` everywhere, sixteen elements at a time, which the compiler turns into vectors.
+/// Sets `y[i] = of(x[i])`. The inner loop has a fixed length of sixteen, so that the compiler vectorises it with the
+/// target features of the calling kernel.
 #[inline(always)]
 fn map<A: Copy, B>(x: &[A], y: &mut [B], of: impl Fn(A) -> B) {
     let (whole, rest) = x.as_chunks::<LANES>();

@@ -1,36 +1,37 @@
-//! Views of matrices of codes, as `plimsoll_graph::Layout::Scaled` and `ScaledTiles` have them. Invariant: rows end in zeros up to
-//! their stride, and each has one scale.
+//! Views of int8 matrices with one scale per row, in the layouts `graph::Layout::Scaled` and `ScaledTiles`.
+//! Invariant: each row is padded with zeros to its stride and has one scale.
 
 use core::marker::PhantomData;
 use plimsoll_exec::scaled::stride;
 use plimsoll_exec::tiles::codes_panel;
 
-/// A readable matrix of integers, row by row.
+/// A readable int8 matrix in row-major order, with one scale per row.
 #[derive(Clone, Copy)]
 pub struct CodeRows<'a> {
-    /// Rows of `stride` bytes.
+    /// Quantized values, in rows of [`CodeRows::stride`] bytes.
     pub codes: &'a [u8],
-    /// One for each row.
+    /// Scale of each row.
     pub scales: &'a [f32],
-    /// Columns of a row, without the zeros behind them.
+    /// Number of columns, without the padding.
     pub columns: usize,
 }
 
 impl<'a> CodeRows<'a> {
-    /// All bytes of a matrix of so many columns.
+    /// A view of `bytes`, a (rows, columns) matrix: first all rows, then all scales. Panics if the size is wrong.
     pub fn new(bytes: &'a [u8], rows: usize, columns: usize) -> Self {
         assert_eq!(bytes.len(), rows * (stride(columns) + 4), "codes of ({rows}, {columns})");
         let (codes, scales) = bytes.split_at(rows * stride(columns));
         Self { codes, scales: bytemuck::cast_slice(scales), columns }
     }
 
-    /// Bytes of a row.
+    /// Bytes from one row to the next.
     pub fn stride(&self) -> usize {
         stride(self.columns)
     }
 }
 
-/// A writable matrix of integers, row by row. Not `Copy`: while a kernel has it, nobody else writes there.
+/// A writable int8 matrix in row-major order, with one scale per row. Not `Copy`: while a kernel has it, no other
+/// code writes its elements.
 pub struct CodeRowsMut<'a> {
     codes: *mut u8,
     scales: *mut f32,
@@ -39,13 +40,13 @@ pub struct CodeRowsMut<'a> {
     life: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: the kernels write disjoint rows from their threads.
+// SAFETY: the threads of a kernel write disjoint rows.
 unsafe impl Send for CodeRowsMut<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for CodeRowsMut<'_> {}
 
 impl<'a> CodeRowsMut<'a> {
-    /// All bytes of a matrix of so many columns.
+    /// A view of `bytes`, a (rows, columns) matrix: first all rows, then all scales. Panics if the size is wrong.
     pub fn new(bytes: &'a mut [u8], rows: usize, columns: usize) -> Self {
         assert_eq!(bytes.len(), rows * (stride(columns) + 4), "codes of ({rows}, {columns})");
         let (codes, scales) = bytes.split_at_mut(rows * stride(columns));
@@ -58,23 +59,25 @@ impl<'a> CodeRowsMut<'a> {
         (self.rows, self.columns)
     }
 
-    /// The first code of row `r`, and its scale.
+    /// Addresses of the first value and of the scale of row `r`. May be called with any `r`, but accessed only inside
+    /// the matrix.
     pub(super) fn row(&self, r: usize) -> (*mut u8, *mut f32) {
         (self.codes.wrapping_add(r * stride(self.columns)), self.scales.wrapping_add(r))
     }
 }
 
-/// A weight of integers in tiles.
+/// An int8 weight in the tile order of the matmul kernels, with one scale per row.
 #[derive(Clone, Copy)]
 pub struct CodeTiles<'a> {
-    /// Panel after panel.
+    /// Quantized values, panel after panel of 32 rows.
     pub tiles: &'a [u8],
-    /// One for each row, zeros behind the last.
+    /// Scale of each row; zeros in the padding of the last panel.
     pub scales: &'a [f32],
 }
 
 impl<'a> CodeTiles<'a> {
-    /// All bytes of a weight of `panels` times 32 rows of `k`.
+    /// A view of `bytes`, a weight of `panels` panels of 32 rows with `k` columns: first the tiles, then the scales.
+    /// Panics if the bytes are too few.
     pub fn new(bytes: &'a [u8], panels: usize, k: usize) -> Self {
         let (tiles, scales) = bytes.split_at(panels * codes_panel(k));
         Self { tiles, scales: bytemuck::cast_slice(scales) }

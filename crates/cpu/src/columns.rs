@@ -1,28 +1,28 @@
-//! Sums over rows, column by column: gradients of scales and shifts, statistics of a batch.
+//! Column sums: sums over all rows for each column, for gradients of scales and shifts and for batch statistics.
 //!
-//! Invariant: a column's sum adds blocks of 64 rows in order, and in a block its rows in order: the number of rows
-//! alone fixes it.
+//! Invariant: rows are added in order within blocks of 64, and the sums of blocks are added in order, so the order of
+//! additions depends on the number of rows only.
 
 use super::Cpu;
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 
-/// Rows whose terms are added up before they join the total: errors grow with the root of both counts.
+/// Rows per partial sum. Two levels of sums keep the rounding error lower than one long f32 sum.
 const BLOCK: usize = 64;
 
-/// Vectors of columns that a task walks down together: whole cache lines side by side, sums in registers.
+/// Vectors of columns per task: each row contributes adjacent whole cache lines, and the sums fit in registers.
 const WIDTH: usize = 4;
 
-/// Two addends of every element.
+/// The two terms per element that a kernel sums over rows.
 pub(super) trait Terms: Copy + Send + Sync {
-    /// Those of row `r` in columns `j..j + n`; what the other lanes hold does not matter.
+    /// Computes the terms of row `r`, columns `j..j + n`; the other lanes may hold any value.
     ///
     /// # Safety
     /// The row and the columns must exist.
     unsafe fn at<S: Simd>(&self, s: S, r: usize, j: usize, n: usize) -> [S::V; 2];
 }
 
-/// The sums of both terms over `rows` rows of `cols` columns, where wanted.
+/// Sums both terms over `rows` rows of `cols` columns, in parallel; each sum is written if its output is given.
 pub(super) fn sums<T: Terms>(cpu: &Cpu, rows: usize, cols: usize, terms: T, outs: [Option<&mut [f32]>; 2]) {
     let outs = outs.map(|out| start_of(out, cols));
     if outs == [0, 0] {
@@ -35,24 +35,25 @@ pub(super) fn sums<T: Terms>(cpu: &Cpu, rows: usize, cols: usize, terms: T, outs
     });
 }
 
-/// Where a vector of `cols` elements starts, which tasks write apart; 0 where it is not wanted.
+/// Address of an output vector of `cols` elements, of which tasks write disjoint parts; 0 for `None`. Panics if the
+/// length is wrong.
 pub(super) fn start_of(out: Option<&mut [f32]>, cols: usize) -> usize {
     assert!(out.as_ref().is_none_or(|out| out.len() == cols), "one element per column");
     out.map_or(0, |out| out.as_mut_ptr() as usize)
 }
 
-/// The sums of both terms over all rows in columns `j..j + n`.
+/// Sums both terms over all rows, for the columns `j..j + n` (at most one vector).
 ///
 /// # Safety
 /// The columns must exist in each of the `rows` rows.
 #[inline(always)]
 pub(super) unsafe fn sum<S: Simd, T: Terms>(s: S, terms: &T, rows: usize, j: usize, n: usize) -> [S::V; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let [sums] = unsafe { side_by_side::<S, T, 1>(s, terms, rows, j, j + n) };
     sums
 }
 
-/// The sums in `N` vectors of columns from `first` on; those past `end` are not touched.
+/// Sums both terms over all rows, for `N` vectors of columns from `first` on. Columns from `end` on are not read.
 ///
 /// # Safety
 /// Columns `first..end` must exist in each of the `rows` rows.
@@ -71,7 +72,7 @@ unsafe fn side_by_side<S: Simd, T: Terms, const N: usize>(
             for (i, sums) in block.iter_mut().enumerate() {
                 let j = first + i * LANES;
                 if j < end {
-                    // SAFETY: columns j..end exist, by the caller's promise.
+                    // SAFETY: the caller promises columns up to `end`, and j < end.
                     let [a, b] = unsafe { terms.at(s, r, j, LANES.min(end - j)) };
                     *sums = [s.add(sums[0], a), s.add(sums[1], b)];
                 }
@@ -84,6 +85,7 @@ unsafe fn side_by_side<S: Simd, T: Terms, const N: usize>(
     totals
 }
 
+/// Sums of the columns `columns[0]..columns[1]`, for `Isa::run`. A null output is not written.
 struct Sums<T> {
     terms: T,
     rows: usize,
@@ -95,12 +97,13 @@ impl<T: Terms> Kernel for Sums<T> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let [first, end] = self.columns;
-        // SAFETY: these columns exist in every row.
+        // SAFETY: `sums` limits the columns to `cols`, which every row has.
         let totals = unsafe { side_by_side::<S, T, WIDTH>(s, &self.terms, self.rows, first, end) };
         for (i, total) in totals.iter().enumerate() {
             let j = first + i * LANES;
             for (out, &v) in self.outs.iter().zip(total).filter(|(out, _)| !out.is_null() && j < end) {
-                // SAFETY: a wanted output has one element per column; these are this task's.
+                // SAFETY: an output that is not null has one element per column, and only this task writes these
+                // columns.
                 unsafe { s.store_n(out.add(j), v, LANES.min(end - j)) };
             }
         }

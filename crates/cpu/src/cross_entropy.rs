@@ -1,8 +1,9 @@
-//! The last affine map and the cross-entropy of its softmax, a few rows of logits at a time; and the gradient.
+//! Linear layer fused with the cross-entropy loss, computed for a chunk of rows at a time so that the whole matrix of
+//! logits never exists, and its gradient.
 //!
-//! Invariant: rows whose target is negative cost nothing: a chunk is the next rows that count, side by side. Rows
-//! count in ascending order, in chunks of one size, and each logit is a product of its own row, so the loss and
-//! the gradients depend on the chunk's size but not on the threads; `lse` not even on the chunk's size.
+//! Invariant: rows with a negative target are ignored and cost no computation: a chunk holds the next rows that are
+//! not ignored, copied to contiguous memory. Rows are taken in ascending order in chunks of a fixed size, so no
+//! result depends on the number of threads. Only dw and db, which are sums over rows, depend on the chunk size.
 
 use super::gemm::Epilogue;
 use super::isa::Kernel;
@@ -14,34 +15,34 @@ use super::{Cpu, elementwise};
 use core::ops::Range;
 use plimsoll_plan::chunk_words;
 
-/// What the loss is of.
+/// Inputs and attributes of the fused linear layer and loss, for R rows, K input columns and V classes.
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
-    /// (R, K)
+    /// Input of the linear layer (R, K).
     pub x: Rows<'a>,
-    /// (V, K)
+    /// Weight (V, K).
     pub w: Rows<'a>,
-    /// (V)
+    /// Bias (V).
     pub bias: Option<&'a [f32]>,
-    /// R classes below V; negative where the row does not count.
+    /// Class of each row (R), below V; negative for an ignored row.
     pub targets: &'a [i32],
-    /// Most rows of logits that exist at a time.
+    /// Maximum number of rows of logits in memory at once.
     pub chunk: usize,
-    /// Weight of the squared lse.
+    /// Weight of the z loss, the sum of lse^2.
     pub z_loss: f32,
 }
 
-/// Where the gradients go; `None` is not wanted.
+/// Output gradients; `None` is not computed.
 pub struct Gradients<'a> {
-    /// (R, K)
+    /// Gradient of x (R, K).
     pub dx: Option<RowsMut<'a>>,
-    /// (V, K)
+    /// Gradient of the weight (V, K).
     pub dw: Option<RowsMut<'a>>,
-    /// (V)
+    /// Gradient of the bias (V).
     pub db: Option<&'a mut [f32]>,
 }
 
-/// What [`loss`] computes, each rounded from f64 by itself.
+/// Results of [`loss`], each rounded from f64 separately.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Losses {
     /// The sum of both terms.
@@ -52,11 +53,10 @@ pub struct Losses {
     pub z: f32,
 }
 
-/// The sum over rows that count of `lse - logit[target] + z lse^2`, in f64 and in the order of the rows, and the sums
-/// of its two terms; `lse` (R)
-/// gets ln sum exp(logit), 0 for the other rows. `workspace` holds a product's for
-/// each thread, and `plimsoll_plan::chunk_words`. Panics, as all here, on sizes
-/// that do not fit together and on targets past V.
+/// Computes the sum of `lse - logit[target] + z lse^2` over the rows that are not ignored, and the sums of its two
+/// terms, in f64 and in row order. `lse` (R), if given, receives ln sum exp(logit) of each row, 0 for ignored rows.
+/// `workspace` holds [`product::WORKSPACE_BYTES`] for each thread and `plan::chunk_words` words. Panics if the shapes
+/// do not match or a target is not below V.
 pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &mut [f32]) -> Losses {
     let (v, mut total, mut cross_entropy, mut z) = (head.w.rows(), 0.0, 0.0, 0.0);
     if let Some(lse) = lse.as_deref_mut() {
@@ -81,8 +81,9 @@ pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &
     Losses { sum: total as f32, cross_entropy: cross_entropy as f32, z: z as f32 }
 }
 
-/// With g = dloss (softmax (1 + 2 z lse) - onehot(target)), zero for rows that do not count: dx = g W, dw = g^T x,
-/// db = sum g. Logits are computed once more; `lse` is what `loss` gave.
+/// Computes the gradients of [`loss`]. With g = dloss (softmax (1 + 2 z lse) - onehot(target)), zero for ignored
+/// rows: dx = g W, dw = g^T x and db = sum of g over rows. The logits are recomputed; `lse` is the output of
+/// [`loss`]. `workspace` and panics as for [`loss`].
 pub fn gradients(
     cpu: &Cpu,
     head: Head<'_>,
@@ -108,7 +109,7 @@ pub fn gradients(
             column_sums(cpu, g, true, db);
         }
         if let Some(dx) = &to.dx {
-            // The rows of x have done their part.
+            // The chunk's rows of x are not needed after dw, so dx overwrites them.
             let y = RowsMut::new(room.rows, chunk, k, k);
             product(cpu, Factor::Stored(g), Factor::Stored(head.w), Epilogue::default(), y, room.units);
             room.scatter(cpu, chunk, dx);
@@ -116,7 +117,7 @@ pub fn gradients(
     }
 }
 
-/// Zeros where the chunks will add, and in the rows that no chunk has.
+/// Zeroes the gradients: chunks accumulate into dw and db, and write only the rows of dx that are not ignored.
 fn clear(cpu: &Cpu, head: &Head<'_>, to: &mut Gradients<'_>) {
     if let Some(dx) = &mut to.dx {
         assert!(dx.rows() == head.x.rows() && dx.cols() == head.x.cols(), "dx like x");
@@ -132,24 +133,25 @@ fn clear(cpu: &Cpu, head: &Head<'_>, to: &mut Gradients<'_>) {
     }
 }
 
-/// The workspace, and how far the rows have come.
+/// The partitioned workspace, and the position of the next chunk.
 struct Room<'a> {
     head: Head<'a>,
-    /// The first row that was not looked at.
+    /// First row that no chunk has examined.
     next: usize,
-    /// Each thread's, for products.
+    /// Workspace of the matmuls, for all threads.
     units: &'a mut [f32],
-    /// (chunk, V)
+    /// Logits of the chunk (chunk, V), or their gradients.
     logits: &'a mut [f32],
-    /// (chunk, K): the rows of x that count, side by side.
+    /// The chunk's rows of x (chunk, K), contiguous; later their gradients.
     rows: &'a mut [f32],
-    /// Their lse.
+    /// lse of the chunk's rows.
     sums: &'a mut [f32],
-    /// Which they are.
+    /// Index in x of each of the chunk's rows.
     index: &'a mut [u32],
 }
 
 impl<'a> Room<'a> {
+    /// Partitions the workspace. Panics if the shapes do not match or the workspace is too small.
     fn new(cpu: &Cpu, head: Head<'a>, workspace: &'a mut [f32]) -> Self {
         let (v, k) = (head.w.rows(), head.x.cols());
         assert_eq!(head.w.cols(), k, "columns of w");
@@ -163,7 +165,8 @@ impl<'a> Room<'a> {
         Self { head, next: 0, units, logits, rows, sums, index: bytemuck::cast_slice_mut(rest) }
     }
 
-    /// Takes the next rows that count and computes their logits; how many there are, if there are any.
+    /// Collects the next rows that are not ignored and computes their logits. Returns the number of rows, `None`
+    /// after the last.
     fn next(&mut self, cpu: &Cpu) -> Option<usize> {
         let (head, mut count) = (self.head, 0);
         while self.next < head.targets.len() && count < self.index.len() {
@@ -182,7 +185,7 @@ impl<'a> Room<'a> {
         let rows = RowsMut::new(self.rows, count, k, k);
         cpu.by_rows(count, k, &|range| {
             for i in range {
-                // SAFETY: rows of k f32 each; a task alone writes its own.
+                // SAFETY: both rows hold k f32; only this task writes row i.
                 unsafe { rows.row(i).copy_from_nonoverlapping(head.x.row(self.index[i] as usize), k) };
             }
         });
@@ -192,21 +195,22 @@ impl<'a> Room<'a> {
         Some(count)
     }
 
-    /// Copies what stands in `rows` to where those rows of x are.
+    /// Copies the chunk's contiguous `rows` to their rows of `to`, which has the shape of x.
     fn scatter(&self, cpu: &Cpu, chunk: usize, to: &RowsMut<'_>) {
         let k = self.head.x.cols();
         let rows = Rows::new(self.rows, chunk, k, k);
         cpu.by_rows(chunk, k, &|range| {
             for i in range {
-                // SAFETY: rows of k f32 each; the rows that count are distinct, and a task has its own.
+                // SAFETY: both rows hold k f32; the indices are distinct, so no other task writes this row.
                 unsafe { to.row(self.index[i] as usize).copy_from_nonoverlapping(rows.row(i), k) };
             }
         });
     }
 }
 
-/// ln sum exp of each row, from its largest element on (Blanchard, Higham and Higham 2021, "Accurately computing
-/// the log-sum-exp"); sums of 1024 elements add up in f64.
+/// ln sum exp of the rows `range`, for `Isa::run`. The largest element is subtracted first, so that exp cannot
+/// overflow (Blanchard, Higham and Higham 2021, "Accurately computing the log-sum-exp"). Blocks of 1024 elements
+/// are summed in f32, the sums of blocks in f64.
 struct LogSumExp<'a> {
     logits: Rows<'a>,
     sums: &'a RowsMut<'a>,
@@ -221,7 +225,7 @@ impl Kernel for LogSumExp<'_> {
         let width = |j: usize| LANES.min(cols - j);
         for r in self.range.clone() {
             let x = self.logits.row(r);
-            // SAFETY: row r holds `cols` f32, and j + width(j) <= cols; its sum is this task's to write.
+            // SAFETY: row r holds `cols` f32, and j + width(j) <= cols; its sum is written by this task only.
             unsafe {
                 let mut top = s.splat(f32::NEG_INFINITY);
                 for j in (0..cols).step_by(LANES) {
@@ -239,14 +243,14 @@ impl Kernel for LogSumExp<'_> {
                     }
                     total += f64::from(s.sum(sum));
                 }
-                // `libm`: the same bits on every machine.
+                // `libm` gives the same bits on every platform, the `ln` of the standard library need not.
                 *self.sums.row(r) = (f64::from(largest) + libm::log(total)) as f32;
             }
         }
     }
 }
 
-/// Logits to gradients of logits, in place.
+/// Replaces the logits of the chunk's rows `range` by their gradients, for `Isa::run`.
 struct Softmax<'a> {
     head: &'a Head<'a>,
     dloss: f32,
@@ -264,7 +268,7 @@ impl Kernel for Softmax<'_> {
             let (row, r) = (self.g.row(i), self.index[i] as usize);
             let lse = self.lse[r];
             let factor = s.splat(self.dloss * (1.0 + 2.0 * self.head.z_loss * lse));
-            // SAFETY: row i holds `cols` f32 and is this task's; the target is one of them.
+            // SAFETY: row i holds `cols` f32 and belongs to this task; the target is below `cols`.
             unsafe {
                 for j in (0..cols).step_by(LANES) {
                     let width = LANES.min(cols - j);

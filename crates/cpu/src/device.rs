@@ -1,6 +1,6 @@
-//! The CPU as a device: an arena of host memory and, for each op, the kernel that the target's table names.
-//! Invariant: operands come from a checked plan, so their ranges are inside the arena and overlap only where
-//! the op's alias rule allows it; token ids and spans come from outside and are checked at every launch.
+//! The CPU as an [`exec::Device`]: an arena in host memory, and for each op the kernel that the plan names.
+//! Invariant: operands come from a checked plan, so their ranges are inside the arena and overlap only where the op's
+//! alias rule allows it. Token ids and spans are user input and are checked at every launch.
 
 use super::operands::Operands;
 use super::{Bf16, Cpu, Isa, launch, reduce, widening};
@@ -11,16 +11,19 @@ use plimsoll_graph::Bytes;
 use plimsoll_plan::{CpuKernel, KernelId, Kernels, PlanError, Target};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// One of several devices that share the host's cores and their weights.
+/// A device's membership in a group of replicas that divide the host's cores and share their weights.
 struct Lane {
+    /// Index of this replica; replica 0 writes the weights.
     number: usize,
+    /// Number of replicas.
     count: usize,
-    /// Those of the program that they follow, while one of them does.
+    /// The shared weights, alive while an arena of any replica uses them.
     weights: Arc<Mutex<Weak<Weights>>>,
+    /// Size of the weights, the first bytes of the arena.
     persistent: Bytes,
 }
 
-/// Kernels on the host's cores.
+/// A device that runs kernels on the host's cores. Every call is synchronous.
 pub struct CpuDevice {
     cpu: Cpu,
     arena: Option<Arena>,
@@ -30,29 +33,30 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// On `threads` threads with the best instructions of this machine.
+    /// Creates a device with `threads` threads and the best instruction set of this machine. Panics if the operating
+    /// system refuses a thread.
     pub fn new(threads: usize) -> Self {
         Self::on(Cpu::new(threads))
     }
 
-    /// As [`CpuDevice::new`]; an error if the system refuses a thread.
+    /// As [`CpuDevice::new`], but returns an error if the operating system refuses a thread.
     pub fn open(threads: usize) -> Result<Self, DeviceError> {
         Ok(Self::on(Cpu::start(threads).map_err(|source| DeviceError::Thread { source })?))
     }
 
-    /// On `threads` threads with chosen instructions.
+    /// As [`CpuDevice::new`], with a given instruction set.
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
         Self::on(Cpu::with_isa(threads, isa))
     }
 
-    /// What plans for such a device are made for: the CPU in place, on so many threads with these instructions.
+    /// The target to plan for: the host CPU with `threads` threads and the instruction set `isa`.
     pub fn target(threads: usize, isa: Isa) -> Result<Target, PlanError> {
         let target = Target::named("cpu")?.with_units(threads as u64);
         Ok(Target { kernels: Kernels::Cpu(isa.set()), ..target })
     }
 
-    /// So many devices of `threads` threads each, whose weights are the same bytes: steps run beside each other from their
-    /// first op to their last, where threads of one device meet behind every op.
+    /// Creates `count` replicas of `threads` threads each that share one copy of the weights. Replicas run whole steps
+    /// independently of each other, while the threads of one device synchronise after every op.
     pub fn lanes(count: usize, threads: usize) -> Result<Vec<Self>, DeviceError> {
         let weights = Arc::new(Mutex::new(Weak::new()));
         let lane = |number| {
@@ -63,6 +67,7 @@ impl CpuDevice {
         (0..count).map(lane).collect()
     }
 
+    /// A device without an arena.
     fn on(cpu: Cpu) -> Self {
         Self { cpu, arena: None, lane: None, fetched: Fetched::default(), clock: Clock::default() }
     }
@@ -75,8 +80,10 @@ impl CpuDevice {
         self.arena.as_mut().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })
     }
 
+    /// Runs one launch: widens 16-bit operands if the kernel needs it, runs the kernel, and rounds its outputs back.
     fn compute(&self, launch: &Launch<'_>) -> Result<(), DeviceError> {
         let arena = self.arena()?;
+        // Until the launch ends, no replica writes the shared weights.
         let _unchanged = arena.reading();
         let KernelId::Cpu(kernel) = launch.kernel else {
             return Err(launch.wrong_kernel());
@@ -89,7 +96,7 @@ impl CpuDevice {
 }
 
 impl Lane {
-    /// The weights that all lanes have, made by the first that asks.
+    /// The shared weights. The first replica to ask allocates them, as does any replica that asks for another size.
     fn shared(&self) -> Result<Arc<Weights>, DeviceError> {
         let mut current = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(weights) = current.upgrade().filter(|weights| weights.are(self.persistent)) {
@@ -152,7 +159,7 @@ impl Device for CpuDevice {
     }
 
     fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
-        // What lanes share is the first one's to fill.
+        // Only the first replica fills shared bytes; the others fill their own part of the range.
         let first = if self.takes_weights() { at } else { self.arena()?.shared().max(at) };
         let end = at.saturating_add(bytes.0).max(first);
         self.arena_mut()?.fill(first, Bytes(end - first), byte)
@@ -218,12 +225,13 @@ impl Device for CpuDevice {
     }
 
     fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        // The arena is as large as it is asked for.
+        // `alloc_arena` frees a larger arena, so no memory beyond the current one is mapped.
         Ok(Bytes::ZERO)
     }
 }
 
-/// Runs a kernel.
+/// Runs `kernel` on the launch's operands. `Err` if the launch has an op that the kernel does not implement, or
+/// operands that it does not accept.
 fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError> {
     use CpuKernel as K;
     match kernel {

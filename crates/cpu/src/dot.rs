@@ -1,7 +1,9 @@
-//! Sums of dot products on sixteen lanes, of integers of 8 bits and of pairs of bf16: what `gemm_dots` is written in.
+//! Dot-product instructions on sixteen lanes, of int8 quads and of bf16 pairs: the operations that `gemm_dots` is
+//! written in.
 //!
-//! Invariant: sums of integers are exact, so they are the same on every instruction set. Codes are from -127 to 127: the
-//! product of a pair of pairs fits 16 bits. What a dot product of bf16 adds, and in which order, `Pairs` says.
+//! Invariant: integer sums are exact, so they are equal on every instruction set. int8 values are from -127 to
+//! 127, so the sum of two products fits in 16 bits: 2 * 127 * 127 = 32258. For the order of additions of a bf16
+//! dot product see `Pairs`.
 
 use super::simd::{LANES, Portable};
 #[cfg(target_arch = "x86_64")]
@@ -9,45 +11,46 @@ use super::simd_x86::{Avx2, Avx512};
 #[cfg(target_arch = "x86_64")]
 use core::arch::x86_64::*;
 
-/// Bytes of a row that one lane takes at once: four codes, or a pair of bf16.
+/// Bytes of a row that one lane multiplies at once: four int8 values or two bf16 values.
 pub(super) const QUAD: usize = 4;
 
-/// Sixteen sums of dot products: of quads of codes, or of pairs of bf16. A value of an implementing type is the proof that
-/// this CPU has the instructions.
+/// Operations on sixteen sums of dot products, of int8 quads or bf16 pairs. A value of an implementing type
+/// proves that this CPU has the instructions.
 pub(super) trait Dot: Copy {
-    /// Sixteen sums: i32 of codes, f32 of bf16.
+    /// Sixteen sums: i32 for int8, f32 for bf16.
     type I: Copy;
-    /// A line of a tile, made ready for many rows.
+    /// One line of a weight tile, prepared once for the dot products with many rows of x.
     type W: Copy;
     /// Rows of the tallest register tile, which is two vectors wide.
     const HEIGHT: usize;
 
-    /// What sums with this row of x begin with.
+    /// Initial value of all sums with the row `x` of `quads` quads. It compensates for an offset that `line` adds
+    /// to the weights; zero if there is none.
     /// # Safety
     /// `quads` times four bytes must be readable at `x`.
     #[inline(always)]
     unsafe fn offset(self, _x: *const u8, _quads: usize) -> i32 {
         0
     }
-    /// Sums that begin with that.
+    /// Sixteen sums with the initial value `offset`.
     fn begin(self, offset: i32) -> Self::I;
-    /// Sums that were stored.
+    /// Loads sums that `keep` stored.
     /// # Safety
     /// Sixteen words must be readable at `from`.
     unsafe fn resume(self, from: *const f32) -> Self::I;
-    /// Their bits.
+    /// Stores the bits of the sums, for `resume`.
     /// # Safety
     /// Sixteen words must be writable at `to`.
     unsafe fn keep(self, to: *mut f32, sum: Self::I);
-    /// The sums as f32, rounded to nearest even.
+    /// Stores the sums as f32, rounded to nearest with ties to even.
     /// # Safety
     /// Sixteen f32 must be writable at `to`.
     unsafe fn numbers(self, to: *mut f32, sum: Self::I);
-    /// Four bytes of each of sixteen rows of W.
+    /// Loads one line of a tile: four bytes of each of sixteen rows of W.
     /// # Safety
     /// 64 bytes must be readable at `w`.
     unsafe fn line(self, w: *const u8) -> Self::W;
-    /// sum + the products of four bytes of x with each row's.
+    /// Adds to each sum the dot product of the four bytes `x` with the four bytes of that lane's row of W.
     fn dot(self, sum: Self::I, x: i32, w: Self::W) -> Self::I;
 }
 
@@ -90,7 +93,9 @@ impl Dot for Portable {
     }
 }
 
-/// Products of |w|, as unsigned numbers, and x with w's sign.
+/// int8 dot products with `maddubs`, which multiplies unsigned by signed bytes: the product w x is computed as
+/// |w| times x with the sign of w. Its 16-bit sums of two products saturate, but never have to (see the module's
+/// invariant).
 #[cfg(target_arch = "x86_64")]
 impl Dot for Avx2 {
     type I = [__m256i; 2];
@@ -143,7 +148,8 @@ impl Dot for Avx2 {
     }
 }
 
-/// As on AVX2; w's signs are a mask.
+/// int8 dot products as on AVX2. AVX-512 has no `sign` instruction, so the signs of w are a mask of lanes in
+/// which x is negated.
 #[cfg(target_arch = "x86_64")]
 impl Dot for Avx512 {
     type I = __m512i;
@@ -190,14 +196,16 @@ impl Dot for Avx512 {
     }
 }
 
-/// AVX-512 with VNNI, whose products are of unsigned numbers and signed ones: w is w + 128, and a row's sums begin with 128
-/// times the sum of its x less.
+/// int8 dot products with AVX-512 VNNI, which multiplies unsigned by signed bytes: `line` computes w + 128, which is
+/// unsigned, and the sums of a row start at -128 times the sum of the row's x, which cancels the 128.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct Vnni(Avx512);
 
 #[cfg(target_arch = "x86_64")]
 impl Vnni {
+    /// Returns the proof that the CPU has the instructions.
+    ///
     /// # Safety
     /// The CPU must have AVX-512 F, BW, DQ, VL and VNNI, AVX2 and FMA.
     #[inline(always)]
@@ -221,6 +229,7 @@ impl Dot for Vnni {
             let mut sum = _mm512_setzero_si512();
             for quad in (0..quads).step_by(LANES) {
                 let left = (quads - quad).min(LANES);
+                // The row may end inside this vector: the mask keeps the load inside the row.
                 let there = ((1_u32 << left) - 1) as __mmask16;
                 sum =
                     _mm512_dpbusd_epi32(sum, ones, _mm512_maskz_loadu_epi32(there, x.add(quad * QUAD).cast()));
@@ -244,6 +253,7 @@ impl Dot for Vnni {
     }
     #[inline(always)]
     unsafe fn line(self, w: *const u8) -> Self::W {
+        // Flipping the top bit of a signed byte adds 128 to it, as an unsigned byte.
         // SAFETY: `self` proves the instructions; the caller promises the memory.
         unsafe { _mm512_xor_si512(_mm512_loadu_si512(w.cast()), _mm512_set1_epi8(-128)) }
     }
@@ -259,16 +269,18 @@ impl Dot for Vnni {
     }
 }
 
-/// AVX512-BF16, whose sums are of f32: such an instruction adds the product of a pair's second elements to the sum, then that
-/// of its first ones, each with one rounding to nearest (Intel 64 and IA-32 Software Developer's Manual, volume 2; the same
-/// on Zen 5, see `gemm_bf16`'s test). It takes denormals, in and out, as zero, where lanes keep them: of numbers below 2^-126
-/// the bits may differ.
+/// bf16 dot products with AVX512-BF16, with f32 sums. The instruction adds first the product of the pair's second
+/// elements to the sum, then the product of the first elements, each with one rounding to nearest (Intel 64 and
+/// IA-32 Software Developer's Manual, volume 2; equal on Zen 5, see the test of `gemm_bf16`). It treats denormal
+/// inputs and results as zero, which f32 lanes do not, so the bits may differ where numbers are below 2^-126.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub(super) struct Pairs(());
 
 #[cfg(target_arch = "x86_64")]
 impl Pairs {
+    /// Returns the proof that the CPU has the instructions.
+    ///
     /// # Safety
     /// The CPU must have AVX-512 F and BF16.
     #[inline(always)]
@@ -310,7 +322,7 @@ impl Dot for Pairs {
     }
     #[inline(always)]
     fn dot(self, sum: Self::I, x: i32, w: Self::W) -> Self::I {
-        // SAFETY: `self` proves the instructions; 64 bytes, any of which are 32 bf16.
+        // SAFETY: `self` proves the instructions; both types are 64 bytes, and every bit pattern is 32 bf16 values.
         unsafe {
             let bits = |v: __m512i| -> __m512bh { core::mem::transmute(v) };
             _mm512_dpbf16_ps(sum, bits(w), bits(_mm512_set1_epi32(x)))

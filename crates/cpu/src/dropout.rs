@@ -1,7 +1,7 @@
-//! Dropout by a counter-based generator.
+//! Dropout with a counter-based random number generator.
 //!
-//! Invariant: whether an element is kept is a function of seed, stream and position; so is the mask of a
-//! recomputation, on any instruction set.
+//! Invariant: whether an element is dropped is a function of seed, stream and position only, so a recomputation drops
+//! the same elements, on every instruction set.
 
 use super::Cpu;
 use super::isa::Kernel;
@@ -9,24 +9,25 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
 
-/// What decides about each element.
+/// Parameters of a dropout.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout {
-    /// The share that becomes zero, in 0..1.
+    /// Probability that an element is dropped, in 0..1.
     pub p: f32,
-    /// Tells one dropout of a step from another.
+    /// Distinguishes the dropouts of one step.
     pub stream: u32,
-    /// The key of the generator.
+    /// Key of the generator.
     pub seed: [u32; 2],
 }
 
-/// y = x / (1 - p) where element i = r cols + c is kept, and 0 elsewhere: kept is where word i % 4 of
-/// Philox4x32-10 (counter i / 4 in two words, stream, 0; key seed) is at least p 2^32. `y` may be exactly `x`.
+/// Dropout: y = x / (1 - p), and 0 for dropped elements. Element i = r cols + c is dropped if word i % 4 of
+/// Philox4x32-10 is below p 2^32; its counter is (i / 4 in two words, stream, 0) and its key the seed. `y` may be
+/// exactly `x`. Panics if the shapes differ or there are gaps between rows.
 pub fn dropout(cpu: &Cpu, dropout: Dropout, x: Rows<'_>, y: RowsMut<'_>) {
     let (rows, cols) = (x.rows(), x.cols());
     assert!(y.rows() == rows && y.cols() == cols, "y is ({rows}, {cols})");
     assert!((x.ld() == cols && y.ld() == cols) || rows <= 1, "elements count without gaps");
-    // Fewer than 2^32, since p < 1: p has 24 bits.
+    // Fits in 32 bits: p < 1 is an f32, so it is at most 1 - 2^-24.
     let threshold = (f64::from(dropout.p) * 4_294_967_296.0).ceil() as u32;
     let factor = 1.0 / (1.0 - dropout.p);
     let (n, elements) = (rows * cols, GROUP * 256);
@@ -36,9 +37,10 @@ pub fn dropout(cpu: &Cpu, dropout: Dropout, x: Rows<'_>, y: RowsMut<'_>) {
     });
 }
 
-/// Elements of one round of the generator on all lanes: four words a lane.
+/// Elements per call of the generator: sixteen counters of four words each.
 const GROUP: usize = 4 * LANES;
 
+/// Dropout of the elements `range`, for `Isa::run`.
 struct Drop {
     dropout: Dropout,
     threshold: u32,
@@ -55,8 +57,8 @@ impl Kernel for Drop {
             let words = philox(start as u64 / 4, self.dropout.stream, self.dropout.seed);
             let n = GROUP.min(self.range.end - start);
             let mut group = [0.0_f32; GROUP];
-            // SAFETY: n elements from `start` on lie in x and y; they are read before they are written, and
-            // this task alone writes them.
+            // SAFETY: x and y hold n elements from `start` on; they are read before they are written, and only this
+            // task writes them.
             unsafe { core::ptr::copy_nonoverlapping(self.x.add(start), group.as_mut_ptr(), n) };
             for (v, word) in group.iter_mut().zip(words.as_flattened()) {
                 *v = if *word >= self.threshold { *v * self.factor } else { 0.0 };
@@ -67,8 +69,8 @@ impl Kernel for Drop {
     }
 }
 
-/// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) of sixteen counters from `first` on: a loop over lanes in
-/// each step, so that the compiler takes vectors.
+/// Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) for the sixteen counters from `first` on; four words per
+/// counter. Each round is a loop over lanes, which the compiler vectorises.
 #[inline(always)]
 fn philox(first: u64, stream: u32, seed: [u32; 2]) -> [[u32; 4]; LANES] {
     let mut a: [u32; LANES] = core::array::from_fn(|i| (first + i as u64) as u32);

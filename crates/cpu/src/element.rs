@@ -1,34 +1,34 @@
-//! The element types of matrices that kernels read and write as they lie in memory.
+//! Element types of matrices that kernels read and write without a widened copy: f32 and bf16.
 //!
-//! Invariant: arithmetic is f32 on all of them. Loading bf16 is exact; storing rounds once, to nearest, ties to
-//! even, NaN stays NaN, with the same bits on every instruction set.
+//! Invariant: arithmetic is f32 for both types. Loading bf16 is exact; storing rounds once, to nearest with ties to
+//! even. NaN stays NaN. The bits are the same on every instruction set.
 
 use super::math;
 use super::simd::{LANES, Simd};
 use bytemuck::{Pod, Zeroable};
 use plimsoll_exec::half::bf16_to_f32;
 
-/// What lanes are loaded from and stored to.
+/// An element type in memory that SIMD vectors of f32 are loaded from and stored to.
 pub trait Element: Pod + Send + Sync {
-    /// The same number.
+    /// The value as f32.
     fn wide(self) -> f32;
-    /// Sixteen elements as lanes.
+    /// Loads sixteen elements.
     /// # Safety
     /// Sixteen elements must be readable at `p`.
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::V;
-    /// The first `n` (at most 16) lanes from memory, zeros after them.
+    /// Loads `n` (at most 16) elements into the first lanes; the others are zero.
     /// # Safety
     /// `n` elements must be readable at `p`.
     unsafe fn load_n<S: Simd>(s: S, p: *const Self, n: usize) -> S::V;
-    /// Writes all lanes.
+    /// Stores all lanes.
     /// # Safety
     /// Sixteen elements must be writable at `p`.
     unsafe fn store<S: Simd>(s: S, p: *mut Self, v: S::V);
-    /// Writes the first `n` (at most 16) lanes.
+    /// Stores the first `n` (at most 16) lanes.
     /// # Safety
     /// `n` elements must be writable at `p`.
     unsafe fn store_n<S: Simd>(s: S, p: *mut Self, v: S::V, n: usize);
-    /// GELU, as exact as what is then rounded to this type needs it.
+    /// GELU, with an accuracy that suffices for results that are rounded to this type.
     fn gelu<S: Simd>(s: S, x: S::V) -> S::V;
 }
 
@@ -63,12 +63,12 @@ impl Element for f32 {
     }
 }
 
-/// bfloat16, by its bits.
+/// A bfloat16 number, represented by its bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);
 
-// SAFETY: a u16 and nothing else, of which every pattern of bits is a value.
+// SAFETY: a transparent wrapper of u16, for which every bit pattern is valid.
 unsafe impl Zeroable for Bf16 {}
 // SAFETY: as above.
 unsafe impl Pod for Bf16 {}
@@ -90,7 +90,7 @@ impl Element for Bf16 {
             return unsafe { s.widen(p.cast()) };
         }
         let mut whole = [0_u16; LANES];
-        // SAFETY: the caller promises n <= 16 elements; `whole` holds sixteen.
+        // SAFETY: the caller promises n <= 16 readable elements; `whole` holds sixteen.
         unsafe {
             copy(p.cast(), whole.as_mut_ptr(), n);
             s.widen(whole.as_ptr())
@@ -108,7 +108,7 @@ impl Element for Bf16 {
             return unsafe { s.narrow(p.cast(), v) };
         }
         let mut whole = [0_u16; LANES];
-        // SAFETY: `whole` holds sixteen; the caller promises n <= 16 elements.
+        // SAFETY: `whole` holds sixteen elements; the caller promises n <= 16 writable elements.
         unsafe {
             s.narrow(whole.as_mut_ptr(), v);
             copy(whole.as_ptr(), p.cast(), n);
@@ -120,10 +120,10 @@ impl Element for Bf16 {
     }
 }
 
-/// The end of a ragged row, apart from the kernels that are to be small.
+/// Copies the `n` elements of a partial vector. Not inlined, to keep the code of the kernels small.
 ///
 /// # Safety
-/// `n` numbers must be readable at `from` and writable at `to`, apart from each other.
+/// `n` numbers must be readable at `from` and writable at `to`, and the two ranges must not overlap.
 #[inline(never)]
 unsafe fn copy(from: *const u16, to: *mut u16, n: usize) {
     // SAFETY: as the caller promises.

@@ -1,6 +1,7 @@
-//! Ops that look at one element at a time: add, GELU, ReLU, the gated product, their gradients, copy, fill.
+//! Element-wise ops: addition, GELU, ReLU, gated linear units and their gradients, scaling, copy and fill.
 //!
-//! Invariant: an output element depends on the input elements at its own place only.
+//! Invariant: an output element depends only on input elements of its own row, at its own column (gated linear units:
+//! at that column of both halves).
 
 use super::Cpu;
 use super::element::{Bf16, Element};
@@ -10,47 +11,48 @@ use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
 
-/// y = a + b. `y` may be exactly `a` or `b`.
+/// Addition: y = a + b. `y` may be exactly `a` or `b`.
 pub fn add<E: Element>(cpu: &Cpu, a: Rows<'_, E>, b: Rows<'_, E>, y: RowsMut<'_, E>) {
     assert!(a.rows() == b.rows() && a.cols() == b.cols(), "a and b of one shape");
     each(cpu, Op::Add, a, b, y);
 }
 
-/// y = x Phi(x), exact GELU (erf). `y` may be exactly `x`.
+/// GELU: y = x Phi(x) with the exact normal distribution Phi (erf), not its tanh approximation. `y` may be exactly
+/// `x`.
 pub fn gelu<E: Element>(cpu: &Cpu, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     each(cpu, Op::Gelu, x, x, y);
 }
 
-/// y = max(x, 0); NaN stays NaN. `y` may be exactly `x`.
+/// ReLU: y = max(x, 0). NaN stays NaN. `y` may be exactly `x`.
 pub fn relu<E: Element>(cpu: &Cpu, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     each(cpu, Op::Relu, x, x, y);
 }
 
-/// The function of a gate.
+/// Activation function of a gated linear unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// x Phi(x), exact.
+    /// x Phi(x), with the exact normal distribution Phi.
     Gelu,
     /// x / (1 + e^-x).
     Silu,
 }
 
-/// y (T, F) = f(x[.., ..F]) * x[.., F..] for x (T, 2F): a gated linear unit (Shazeer, 2020).
-/// `y` may be exactly the first F columns of `x`.
+/// Gated linear unit: y (T, F) = f(x[.., ..F]) * x[.., F..] for x (T, 2F) (Shazeer, 2020). `y` may be exactly the
+/// first F columns of `x`.
 pub fn glu<E: Element>(cpu: &Cpu, gate: Gate, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     let half = y.cols();
     assert_eq!(x.cols(), 2 * half, "columns of x");
     each(cpu, Op::Glu(gate), x.columns(0, half), x.columns(half, half), y);
 }
 
-/// The same for a few rows of bf16, with the lanes `s`.
+/// Gated linear unit of bf16 rows inside another kernel that runs with `s`; same bits as [`glu`].
 #[inline(always)]
 pub(super) fn glu_rows<S: Simd>(s: S, gate: Gate, x: Rows<'_, Bf16>, y: &RowsMut<'_, Bf16>) {
     let (half, range) = (y.cols(), 0..y.rows());
     Each { op: Op::Glu(gate), a: x.columns(0, half), b: x.columns(half, half), y, range }.run(s);
 }
 
-/// dx[.., ..F] = dy f'(x[.., ..F]) x[.., F..], dx[.., F..] = dy f(x[.., ..F]) for x (T, 2F).
+/// Gradient of [`glu`]: dx[.., ..F] = dy f'(x[.., ..F]) x[.., F..] and dx[.., F..] = dy f(x[.., ..F]) for x (T, 2F).
 /// `dx` may be exactly `x`.
 pub fn glu_grad(cpu: &Cpu, gate: Gate, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
     let (rows, half) = (dy.rows(), dy.cols());
@@ -59,35 +61,36 @@ pub fn glu_grad(cpu: &Cpu, gate: Gate, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_
     cpu.by_rows(rows, 2 * half, &|range| cpu.isa().run(GluGrad { gate, dy, x, dx: &dx, range }));
 }
 
-/// dx = dy (Phi(x) + x phi(x)). `dx` may be exactly `dy` or `x`.
+/// Gradient of [`gelu`]: dx = dy (Phi(x) + x phi(x)). `dx` may be exactly `dy` or `x`.
 pub fn gelu_grad(cpu: &Cpu, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
     assert!(dy.rows() == x.rows() && dy.cols() == x.cols(), "dy and x of one shape");
     each(cpu, Op::GeluGrad, dy, x, dx);
 }
 
-/// dx = dy, and 0 where x <= 0. `dx` may be exactly `dy` or `x`.
+/// Gradient of [`relu`]: dx = dy, and 0 where x <= 0. `dx` may be exactly `dy` or `x`.
 pub fn relu_grad(cpu: &Cpu, dy: Rows<'_>, x: Rows<'_>, dx: RowsMut<'_>) {
     assert!(dy.rows() == x.rows() && dy.cols() == x.cols(), "dy and x of one shape");
     each(cpu, Op::ReluGrad, dy, x, dx);
 }
 
-/// y = factor x. `y` may be exactly `x`.
+/// Scaling: y = factor x. `y` may be exactly `x`.
 pub fn scale<E: Element>(cpu: &Cpu, factor: f32, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     each(cpu, Op::Scale(factor), x, x, y);
 }
 
-/// y = x, for example into some columns of a concatenation.
+/// Copy: y = x, for example into some columns of a concatenation.
 pub fn copy<E: Element>(cpu: &Cpu, x: Rows<'_, E>, y: RowsMut<'_, E>) {
     each(cpu, Op::Copy, x, x, y);
 }
 
-/// y = value everywhere, for example zeros in the rows past the count.
+/// Sets all elements of `y` to `value`, for example zeros in rows past the last used row.
 pub fn fill(cpu: &Cpu, value: f32, y: RowsMut<'_>) {
-    // SAFETY: no column of this view is ever read.
+    // SAFETY: `Op::Fill` reads no element of this view.
     let nothing = unsafe { Rows::from_raw(core::ptr::null(), y.rows(), y.cols(), y.cols()) };
     each(cpu, Op::Fill(value), nothing, nothing, y);
 }
 
+/// An element-wise op.
 #[derive(Clone, Copy)]
 enum Op {
     Add,
@@ -101,15 +104,18 @@ enum Op {
     Fill(f32),
 }
 
+/// Runs an op over all rows, in parallel. Ops with one input receive it as both `a` and `b`. Panics if the shapes of
+/// `a` and `y` differ.
 fn each<E: Element>(cpu: &Cpu, op: Op, a: Rows<'_, E>, b: Rows<'_, E>, y: RowsMut<'_, E>) {
     let (rows, cols) = (y.rows(), y.cols());
     assert!(a.rows() == rows && a.cols() == cols, "x and y of one shape, ({rows}, {cols})");
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(Each { op, a, b, y: &y, range }));
 }
 
-/// The least positive f32: what is below it is at most 0.
+/// The smallest positive f32: a number is below it exactly if it is at most 0.
 const LEAST: f32 = f32::from_bits(1);
 
+/// An op on the rows `range`, for `Isa::run`.
 struct Each<'a, E> {
     op: Op,
     a: Rows<'a, E>,
@@ -126,15 +132,16 @@ impl<E: Element> Kernel for Each<'_, E> {
             for j in (0..cols).step_by(LANES) {
                 let n = LANES.min(cols - j);
                 let (a, b) = (self.a.row(r).wrapping_add(j), self.b.row(r).wrapping_add(j));
-                // SAFETY: columns j..j + n of row r, inside each view; this task alone writes row r of y.
+                // SAFETY: columns j..j + n of row r lie inside each view that the op reads, and only this task writes
+                // row r of y.
                 unsafe { E::store_n(s, self.y.row(r).add(j), value(s, self.op, a, b, n), n) };
             }
         }
     }
 }
 
-/// What an op makes of the `n` elements at `a` and, where it takes two, at `b`. A function and no closure: those are
-/// compiled inside of the instruction set only where the compiler sees fit.
+/// Computes an op on the `n` elements at `a` and, if it has two inputs, at `b`. A function rather than a closure,
+/// because only a function can be forced to be inlined into the caller that enables the target features.
 ///
 /// # Safety
 /// `n` elements, at most 16, must be readable at each place that the op reads.
@@ -157,6 +164,7 @@ unsafe fn value<S: Simd, E: Element>(s: S, op: Op, a: *const E, b: *const E, n: 
     }
 }
 
+/// Gradient of a gated linear unit for the rows `range`, for `Isa::run`.
 struct GluGrad<'a> {
     gate: Gate,
     dy: Rows<'a>,
@@ -173,8 +181,8 @@ impl Kernel for GluGrad<'_> {
             let (dy, x, dx) = (self.dy.row(r), self.x.row(r), self.dx.row(r));
             for j in (0..half).step_by(LANES) {
                 let n = LANES.min(half - j);
-                // SAFETY: columns j..j + n of row r of dy, and of either half of x and dx; both halves are
-                // read before they are written, and this task alone writes row r.
+                // SAFETY: columns j..j + n of row r exist in dy and in both halves of x and dx; both halves are read
+                // before they are written, and only this task writes row r.
                 unsafe {
                     let dy = s.load_n(dy.add(j), n);
                     let (gate, value) = (s.load_n(x.add(j), n), s.load_n(x.add(half + j), n));

@@ -1,7 +1,7 @@
-//! Rows of an embedding table, by token.
+//! Embedding lookup: gathers rows of an embedding table by token id.
 //!
-//! Invariant: a token's row depends on the token and, for ESM, on its own sequence's share of
-//! masks. An id outside the table panics: it is never read past.
+//! Invariant: a token's row depends on its id and, with ESM's token dropout, on the share of mask tokens in its own
+//! sequence. An id outside the table panics; memory outside the table is never read.
 
 use super::Cpu;
 use super::element::Element;
@@ -9,7 +9,8 @@ use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 
-/// `y[t] = table[ids[t]] + plus`, for example BERT's word and token-type embeddings.
+/// Embedding lookup: `y[t] = table[ids[t]] + plus`. `plus` is an optional row that is added to every token's, for
+/// example BERT's token-type embedding. Panics if the shapes do not match or an id is out of range.
 pub fn gather<E: Element>(cpu: &Cpu, ids: &[u32], table: Rows<'_, E>, plus: Option<&[E]>, y: RowsMut<'_, E>) {
     check(ids, table, plus, &y);
     cpu.by_rows(ids.len(), table.cols(), &|range| {
@@ -19,10 +20,11 @@ pub fn gather<E: Element>(cpu: &Cpu, ids: &[u32], table: Rows<'_, E>, plus: Opti
     });
 }
 
-/// ESM's token dropout at inference: `y[t] = table[ids[t]] * scale`, zeros for `mask_id`, where
-/// scale = keep / (1 - n_mask / n) over the n tokens of t's sequence, all in f32 (fair-esm,
-/// `esm2.py`; keep = 0.88 = 1 - 0.15 * 0.8 is the share of tokens seen in training). `spans` are
-/// ascending and disjoint; rows outside them are not written. `plus` is added before the scale.
+/// Embedding lookup with ESM's token dropout at inference: `y[t] = (table[ids[t]] + plus) * scale`, and zeros for
+/// tokens `mask_id`. scale = keep / (1 - n_mask / n) over the n tokens of t's sequence, all in f32 (fair-esm,
+/// `esm2.py`; keep = 0.88 = 1 - 0.15 * 0.8 is the share of tokens that were not masked in training). `spans` are
+/// the (start, end) of the sequences, ascending and disjoint; rows outside of them are not written. Panics as
+/// [`gather`].
 #[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
 pub fn gather_esm<E: Element>(
     cpu: &Cpu,
@@ -47,19 +49,20 @@ pub fn gather_esm<E: Element>(
     });
 }
 
+/// Panics unless the shapes match.
 fn check<E: Element>(ids: &[u32], table: Rows<'_, E>, plus: Option<&[E]>, y: &RowsMut<'_, E>) {
     assert!(plus.is_none_or(|p| p.len() == table.cols()), "the added row has the table's columns");
     assert_eq!(y.rows(), ids.len(), "one row per token");
     assert_eq!(y.cols(), table.cols(), "columns of the table");
 }
 
-/// Where the row of `id` starts.
+/// Address of the table's row `id`. Panics if it is out of range. The result is always `Some`.
 fn pick<E: Element>(table: Rows<'_, E>, id: u32) -> Option<*const E> {
     assert!((id as usize) < table.rows(), "token {id} of a table of {}", table.rows());
     Some(table.row(id as usize))
 }
 
-/// One row; `from` is `None` for zeros.
+/// Row `t` of y: (the row `from` + `plus`) times `scale`, or zeros if `from` is `None`. For `Isa::run`.
 struct Gather<'a, E> {
     from: Option<*const E>,
     scale: f32,
@@ -74,7 +77,8 @@ impl<E: Element> Kernel for Gather<'_, E> {
         let cols = self.y.cols();
         for j in (0..cols).step_by(LANES) {
             let n = LANES.min(cols - j);
-            // SAFETY: `from` is a row of a table of `cols` columns, as `plus` and y's row t.
+            // SAFETY: j + n <= cols, the length of the table's row `from`, of `plus` and of row t of y, which
+            // only this task writes.
             unsafe {
                 let v = match (self.from, self.plus) {
                     (Some(from), Some(plus)) => {

@@ -1,15 +1,17 @@
-//! The affine maps of experts over rows sorted by expert, and their gradients: one product for each expert.
+//! Linear layers of a mixture of experts over rows sorted by expert, and their gradients: one matmul per expert.
 //!
-//! Invariant: rows `offsets[e]..offsets[e + 1]` belong to expert e; rows behind the last offset belong to nobody,
-//! are not read, and give zeros. Each element has the bits of the expert's product alone.
+//! Invariant: rows `offsets[e]..offsets[e + 1]` belong to expert e. Rows past the last offset belong to no
+//! expert: they are not read, and their outputs are zero. Each element has the bits of a separate matmul for its
+//! expert.
 
 use super::gemm::Epilogue;
 use super::product::{Factor, column_sums, product};
 use super::view::{Rows, RowsMut};
 use super::{Cpu, elementwise};
 
-/// y = x W_e^T + b_e: x (R, K), w (E N, K), bias (E N), offsets of E + 1, y (R, N). `workspace` as for `product`.
-/// Panics, as all here, where the sizes do not fit together or the offsets do not ascend inside of R.
+/// Linear layers of the experts: y = x W_e^T + b_e for the rows of each expert e. x (R, K), w (E N, K), bias (E N),
+/// offsets (E + 1), y (R, N). `workspace` as for `product`. Panics if the shapes do not match, or unless the offsets
+/// start at 0, ascend and end within R.
 pub fn linear(
     cpu: &Cpu,
     x: Rows<'_>,
@@ -28,7 +30,8 @@ pub fn linear(
     zero_rest(cpu, offsets, y);
 }
 
-/// dx = dy W_e: dy (R, N), w (E N, K), dx (R, K).
+/// Gradient with respect to the rows: dx = dy W_e for the rows of each expert e. dy (R, N), w (E N, K), offsets
+/// (E + 1), dx (R, K). `workspace` and panics as for [`linear`].
 pub fn input_grad(
     cpu: &Cpu,
     dy: Rows<'_>,
@@ -45,7 +48,9 @@ pub fn input_grad(
     zero_rest(cpu, offsets, dx);
 }
 
-/// dW_e = dy^T x and db_e = sum dy over the expert's rows: dy (R, N), x (R, K), dw (E N, K), db (E N).
+/// Gradients with respect to weights and biases: dW_e = dy^T x and db_e = sum of dy over the rows of each expert
+/// e; zero for an expert without rows. dy (R, N), x (R, K), offsets (E + 1), dw (E N, K), db (E N); each output
+/// is written if given. `workspace` and panics as for [`linear`].
 pub fn weight_grad(
     cpu: &Cpu,
     dy: Rows<'_>,
@@ -69,7 +74,8 @@ pub fn weight_grad(
     }
 }
 
-/// (first row, rows) of each expert.
+/// (first row, number of rows) of each expert. Panics unless there are `stacked / n` experts and the offsets
+/// start at 0, ascend and end within `rows`.
 fn groups(offsets: &[u32], rows: usize, stacked: usize, n: usize) -> impl Iterator<Item = (usize, usize)> {
     assert!(offsets.len() > 1 && (offsets.len() - 1) * n == stacked, "{} offsets", offsets.len());
     assert!(offsets[0] == 0 && offsets.is_sorted(), "offsets from 0 on, ascending");
@@ -77,7 +83,7 @@ fn groups(offsets: &[u32], rows: usize, stacked: usize, n: usize) -> impl Iterat
     offsets.windows(2).map(|pair| (pair[0] as usize, (pair[1] - pair[0]) as usize))
 }
 
-/// Zeros behind the last offset.
+/// Zeroes the rows past the last offset.
 fn zero_rest(cpu: &Cpu, offsets: &[u32], mut y: RowsMut<'_>) {
     let end = offsets[offsets.len() - 1] as usize;
     let rest = y.rows() - end;

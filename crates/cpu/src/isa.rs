@@ -1,20 +1,21 @@
-//! The instruction set: detected once, carried by value, entered through one door.
+//! Detection of the CPU's vector instruction set, and dispatch of kernels to code compiled for it.
 //!
-//! Invariant: a `Simd` value exists only inside `Isa::run`, below a function that enables its
-//! target features, on a CPU that was seen to have them.
+//! Invariant: a `Simd` value exists only inside [`Isa::run`], within a function that enables its target features,
+//! on a CPU that was detected to have them.
 
 use super::simd::{Portable, Simd};
 #[cfg(target_arch = "x86_64")]
 use super::simd_x86::{Avx2, Avx512};
 use plimsoll_plan::InstructionSet;
 
-/// Which vector instructions the kernels use. A value proves that this CPU has them.
+/// The vector instruction set that kernels use. A value proves that this CPU supports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(Kind);
 
+/// The supported instruction sets, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// AVX-512, and products on the tiles of AMX.
+    /// AVX-512, and AMX tiles for matmuls.
     #[cfg(target_arch = "x86_64")]
     Amx,
     #[cfg(target_arch = "x86_64")]
@@ -25,12 +26,12 @@ enum Kind {
 }
 
 impl Isa {
-    /// The best one that this CPU has.
+    /// The best instruction set of this CPU.
     pub fn detect() -> Isa {
         Isa::available().next().unwrap_or(Isa(Kind::Portable))
     }
 
-    /// All that this CPU has, best first; the last is always `portable`.
+    /// All instruction sets of this CPU, best first; the last is always the portable one.
     pub fn available() -> impl Iterator<Item = Isa> {
         [
             #[cfg(target_arch = "x86_64")]
@@ -45,7 +46,8 @@ impl Isa {
         .filter_map(|(kind, has)| has.then_some(Isa(kind)))
     }
 
-    /// `avx512+amx`, `avx512+bf16`, `avx512`, `avx2`, `portable+fma` or `portable`: what bits may depend on.
+    /// Name of the arithmetic, on which the bits of results may depend: `avx512+amx`, `avx512+bf16`, `avx512`,
+    /// `avx2`, `portable+fma` or `portable`.
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -56,13 +58,14 @@ impl Isa {
             Kind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
-            // As on aarch64. x86-64 without FMA rounds twice: another arithmetic, so another name.
+            // Portable code on aarch64 has FMA. On x86-64 without FMA, `fma` rounds twice and gives other bits,
+            // so the name differs.
             Kind::Portable if self.has_fma() => "portable+fma",
             Kind::Portable => "portable",
         }
     }
 
-    /// What the kernel tables call it.
+    /// The instruction set as the kernel tables know it.
     pub fn set(self) -> InstructionSet {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -75,10 +78,11 @@ impl Isa {
         }
     }
 
-    /// What `--precision auto` takes of a CPU, best first: [`Isa::best`] is one of them.
+    /// What `--precision auto` uses on a CPU, best first: instruction sets, each with its precision.
+    /// [`Isa::best`] is one of these entries.
     pub const CHAIN: [&str; 4] = ["AMX bf16", "AVX-512 f32", "AVX2+FMA f32", "portable"];
 
-    /// Which of [`Isa::CHAIN`] this is.
+    /// The entry of [`Isa::CHAIN`] for this instruction set.
     pub fn best(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -91,8 +95,8 @@ impl Isa {
         }
     }
 
-    /// Whether products with weights run on the tiles of AMX, each in six bf16 products: to f32 accuracy, but
-    /// with bits of their own.
+    /// Whether matmuls with weights run on AMX tiles. There, an f32 matmul is computed as six bf16 matmuls: with the
+    /// accuracy of f32, but with other bits than on vector units.
     pub fn has_tiles(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -103,10 +107,12 @@ impl Isa {
         }
     }
 
-    /// Whether products of bf16 may be dot products of pairs (AVX512-BF16): twice the rate of the lanes, with their bits.
+    /// Whether bf16 matmuls may use dot products of pairs (AVX512-BF16): twice the rate of f32 lanes with the
+    /// same bits, except for denormals (see `dot::Pairs`).
     pub fn has_dots(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        // With VBMI, which attention by them needs: one name for one arithmetic.
+        // VBMI is required too, because attention with these dot products needs it: a CPU that had only one of the
+        // two would need a name of its own.
         return self.has_avx512()
             && is_x86_feature_detected!("avx512bf16")
             && is_x86_feature_detected!("avx512vbmi");
@@ -114,7 +120,8 @@ impl Isa {
         false
     }
 
-    /// Whether sums of products of codes may be VNNI's: twice the multiplications of a dot product of bf16.
+    /// Whether int8 matmuls may use VNNI dot products, which do twice the multiplications of a bf16 dot product per
+    /// instruction.
     pub fn has_vnni(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self.has_avx512() && is_x86_feature_detected!("avx512vnni");
@@ -122,7 +129,7 @@ impl Isa {
         false
     }
 
-    /// Whether lanes are of AVX-512.
+    /// Whether SIMD vectors are AVX-512 registers.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn has_avx512(self) -> bool {
         match self.0 {
@@ -131,7 +138,7 @@ impl Isa {
         }
     }
 
-    /// Whether `fma` rounds once: all such sets give the same bits, but for products on tiles.
+    /// Whether `fma` rounds once. All instruction sets that do give the same bits, except for matmuls on AMX tiles.
     pub fn has_fma(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -140,7 +147,7 @@ impl Isa {
         }
     }
 
-    /// Rows of the tallest register tile: row blocks are whole tiles of it.
+    /// Rows of the tallest register tile of a matmul. Row blocks are multiples of it.
     pub(super) fn tile_rows(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -151,33 +158,35 @@ impl Isa {
         }
     }
 
-    /// Runs `kernel` compiled for this instruction set.
+    /// Runs `kernel`, compiled for this instruction set.
     #[inline]
     pub(super) fn run<K: Kernel>(self, kernel: K) {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: both kinds are made only by `available`, after detection.
+            // SAFETY: only `available` makes these kinds, after it detected the instructions.
             Kind::Amx | Kind::Avx512 => unsafe { run_avx512(kernel) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `Kind::Avx2` is made only by `available`, after detection.
+            // SAFETY: only `available` makes this kind, after it detected the instructions.
             Kind::Avx2 => unsafe { run_avx2(kernel) },
             Kind::Portable => kernel.run(Portable),
         }
     }
 }
 
-/// A piece of work written once for all instruction sets. `run` must be `#[inline(always)]`,
-/// with everything it calls, so that it is compiled inside the function that enables them.
+/// Work that is written once, generic over the instruction set. `run` and everything that it calls must be
+/// `#[inline(always)]`, so that all of it is compiled inside the function that enables the target features.
 pub(super) trait Kernel {
-    /// Does the work with the lanes `s`.
+    /// Does the work with the SIMD operations of `s`.
     fn run<S: Simd>(self, s: S);
 }
 
+/// Whether this CPU has the features that `run_avx2` enables.
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
+/// Whether this CPU has the features that `run_avx512` enables.
 #[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
     has_avx2()
@@ -187,21 +196,25 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vl")
 }
 
+/// Runs a kernel compiled for AVX-512.
+///
 /// # Safety
-/// `has_avx512()` must hold.
+/// `has_avx512()` must be true.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn run_avx512<K: Kernel>(kernel: K) {
-    // SAFETY: the caller promises the instructions.
+    // SAFETY: the caller promises that the CPU has the instructions.
     kernel.run(unsafe { Avx512::assume() });
 }
 
+/// Runs a kernel compiled for AVX2 and FMA.
+///
 /// # Safety
-/// `has_avx2()` must hold.
+/// `has_avx2()` must be true.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn run_avx2<K: Kernel>(kernel: K) {
-    // SAFETY: the caller promises the instructions.
+    // SAFETY: the caller promises that the CPU has the instructions.
     kernel.run(unsafe { Avx2::assume() });
 }
 

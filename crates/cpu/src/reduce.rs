@@ -19,9 +19,9 @@ pub fn softmax(cpu: &Cpu, x: Rows<'_>, y: RowsMut<'_>) {
     }
 }
 
-/// Mean over each span's rows: `y[s]` is the mean of the rows of span s, without its first `skip_first` and last `skip_last`
-/// rows (ESM-2 averages residues only, so 1 and 1). The sums are f64, because an f32 sum over 3 000 rows would lose
-/// up to four digits. A span with no row left gives zeros.
+/// Mean over each span's rows: `y[s]` is the mean of the rows of span s, without its first `skip_first` and last
+/// `skip_last` rows (ESM-2 averages residues only, so 1 and 1). The sums are f64, because an f32 sum over 3 000
+/// rows would lose up to four digits. A span with no row left gives zeros.
 pub fn segment_mean<E: Element>(
     cpu: &Cpu,
     x: Rows<'_, E>,
@@ -51,7 +51,8 @@ pub fn softmax_grad(cpu: &Cpu, dy: Rows<'_>, y: Rows<'_>, dx: RowsMut<'_>) {
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(SoftmaxGrad { dy, y, dx: &dx, range }));
 }
 
-/// Gradient of `segment_mean`: `dx[t] = dy[s] / n` for the n rows of span s that are averaged; zero for all other rows.
+/// Gradient of `segment_mean`: `dx[t] = dy[s] / n` for the n rows of span s that are averaged; zero for all other
+/// rows.
 pub fn segment_mean_grad(
     cpu: &Cpu,
     dy: Rows<'_>,

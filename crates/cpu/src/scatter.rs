@@ -25,8 +25,9 @@ pub fn scatter(cpu: &Cpu, ids: &[u32], x: Rows<'_>, y: RowsMut<'_>) {
     embed_grad(cpu, ids, x, None, Some(y), None);
 }
 
-/// Gradient of an embedding: `dtable[ids[t]] += scale dx[t]` for every t in order, starting from zeros, and drow is the sum of
-/// `scale dx[t]`, where scale is the token's weight. Panics if the shapes do not match or an id is out of range.
+/// Gradient of an embedding: `dtable[ids[t]] += scale dx[t]` for every t in order, starting from zeros, and drow
+/// is the sum of `scale dx[t]`, where scale is the token's weight. Panics if the shapes do not match or an id is
+/// out of range.
 pub fn embed_grad(
     cpu: &Cpu,
     ids: &[u32],

@@ -45,6 +45,7 @@ pub(in super::super) fn cast(l: &Operands<'_>, cpu: &Cpu, _: &Cast) -> Launched 
         (Some(from), None) => cast::widen(cpu, from, l.stored(x)?, l.stored_mut(y)?),
         (Some(from), Some(to)) if from != to => cast::exchange(cpu, from, l.stored(x)?, l.stored_mut(y)?),
         (Some(_), Some(_)) => l.stored_mut::<u16>(y)?.copy_from_slice(l.stored(x)?),
+        // Neither type has 16 bits.
         (None, None) => elementwise::copy::<f32>(cpu, l.input(0)?, l.output(0)?),
     }
     Ok(())

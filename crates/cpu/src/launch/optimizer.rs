@@ -55,6 +55,7 @@ pub(in super::super) fn adamw_8bit(l: &Operands<'_>, cpu: &Cpu, op: &AdamW8bit) 
 
 pub(in super::super) fn grad_scale(l: &Operands<'_>, cpu: &Cpu, op: &GradScale) -> Result<(), DeviceError> {
     let last = l.launch.ins.len() - 1;
+    // Checks all gradients first: the iterator below, which avoids an allocation, cannot return an error.
     (0..last).try_for_each(|i| gradient(l, i).map(drop))?;
     let grads = (0..last).filter_map(|i| gradient(l, i).ok());
     let (scale, norm) = optimizer::grad_scale(cpu, op, grads, l.vector(last)?[0]);

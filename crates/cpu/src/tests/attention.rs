@@ -1,4 +1,4 @@
-//! `attention` against f64 and against itself.
+//! Tests of attention: values against an f64 reference, and equal bits for every way to pack sequences.
 
 #[cfg(target_arch = "x86_64")]
 mod registers;
@@ -11,6 +11,8 @@ use crate::{Bf16, Cpu, Element, Rows, RowsMut, rope};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 use plimsoll_graph::ops::Mask;
 
+/// An attention problem: configuration, fused q, k and v (T, 3D), and the tables of rotary embeddings and ALiBi
+/// slopes.
 struct Case {
     heads: usize,
     hd: usize,
@@ -24,6 +26,7 @@ struct Case {
     slopes: Vec<f32>,
 }
 
+/// Positions in the rotary tables.
 const LONGEST: usize = 1000;
 
 impl Case {
@@ -60,7 +63,7 @@ impl Case {
         }
     }
 
-    /// o and lse over the fused (T, 3D) rows `tokens` of the case's data.
+    /// Returns o and lse of `tokens` rows of the case's data from row `from` on. Rows outside of `spans` stay 5.
     fn run(&self, cpu: &Cpu, from: usize, tokens: usize, spans: &[[u32; 2]]) -> (Vec<f32>, Vec<f32>) {
         let d = self.heads * self.hd;
         let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
@@ -80,7 +83,7 @@ impl Case {
         (o, lse)
     }
 
-    /// The gradient of the fused (T, 3D) rows, for noise.
+    /// Returns the gradient of the fused rows (T, 3D), for a gradient of o that is uniform noise.
     fn gradient(&self, cpu: &Cpu, from: usize, tokens: usize, spans: &[[u32; 2]]) -> Vec<f32> {
         let (h, d) = (self.heads, self.heads * self.hd);
         let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
@@ -102,6 +105,8 @@ impl Case {
         (0..tokens).flat_map(row).collect()
     }
 
+    /// One head of q, k or v (`which` 0, 1 or 2) of row `t`, scaled, with rotary embedding for position `pos`
+    /// where the case has it, in f64. Values are not rotated.
     fn rotated(&self, which: usize, t: usize, pos: usize, head: usize, scale: f32) -> Vec<f64> {
         let at = (t * 3 + which) * self.heads * self.hd + head * self.hd;
         let x: Vec<f64> = self.qkv[at..][..self.hd].iter().map(|&v| f64::from(v * scale)).collect();
@@ -114,6 +119,7 @@ impl Case {
         low.chain((0..half).map(|j| x[j + half] * angle(j).0 + x[j] * angle(j).1)).collect()
     }
 
+    /// o and lse in f64, by the definition of attention with full masks. Rows outside of `spans` are 5.
     fn reference(&self, from: usize, tokens: usize, spans: &[[u32; 2]]) -> (Vec<f64>, Vec<f64>) {
         let (h, hd) = (self.heads, self.hd);
         let (mut o, mut lse) = (vec![5.0; tokens * h * hd], vec![5.0; tokens * h]);
@@ -147,7 +153,8 @@ impl Case {
 
 #[test]
 fn attention_is_softmax_of_scores_times_values() {
-    // Lengths about the strip (14), vector (16), panel (32), tile (192) and block (224).
+    // Lengths just below, at and just above the sizes of strip (14), vector (16), panel (32), tile (192) and
+    // block (224).
     let spans = [[0, 1], [1, 15], [17, 49], [49, 82], [82, 274], [274, 467], [467, 467], [467, 927]];
     for (hd, rope, alibi) in
         [(8, true, false), (24, true, false), (64, false, true), (17, false, false), (128, true, true)]
@@ -157,8 +164,8 @@ fn attention_is_softmax_of_scores_times_values() {
         for cpu in machines() {
             let (o, lse) = case.run(&cpu, 0, 930, &spans);
             let what = format!("{} head dim {hd}", cpu.isa().name());
-            // |q k| <= 4 sqrt(hd): scores are off by about eps sqrt(hd) times 4, o as they are
-            // times |v| <= 2, and the sums over keys add a few eps sqrt(S).
+            // |q k| <= 4 sqrt(hd), so scores have an error of about 4 eps sqrt(hd). The error of o is that error
+            // times |v| <= 2; the sums over S keys add a few eps sqrt(S).
             let tolerance = f64::from(f32::EPSILON) * 8.0 * (hd as f64).sqrt();
             close(&o, &want, tolerance, &what);
             close(&lse, &want_lse, 2.0 * tolerance, &format!("{what} lse"));
@@ -166,7 +173,8 @@ fn attention_is_softmax_of_scores_times_values() {
     }
 }
 
-/// Elements of bf16 are widened exactly and o is rounded once: every form has the bits of f32, rounded.
+/// bf16 elements are widened exactly and o is rounded once, so attention of bf16 has the bits of f32 attention,
+/// rounded, with every mask.
 #[test]
 fn in_bf16_it_is_that_of_f32_rounded() {
     let spans = [[2, 17], [17, 18], [18, 290]];
@@ -191,7 +199,8 @@ fn in_bf16_it_is_that_of_f32_rounded() {
     }
 }
 
-/// o and lse of columns of one matrix; rows outside of the spans keep `before`, which is 5.
+/// Returns o and lse of q, k and v that are `columns` (first, number) of one matrix. Rows of o outside of the
+/// spans keep the value `before`.
 fn fused<E: Element>(
     cpu: &Cpu,
     config: Attention<'_>,

@@ -10,11 +10,12 @@ pub(crate) struct Double<const INT8: bool = false> {
     b: [[[u16; 2]; STRIP]; SIDE],
 }
 
-/// Denormals count as zero.
+/// Replaces a denormal number by zero, as AMX does.
 fn flushed(x: f32) -> f32 {
     if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
 }
 
+/// A bf16 number as f32; denormals become zero.
 fn number(x: u16) -> f32 {
     flushed(f32::from_bits(u32::from(x) << 16))
 }
@@ -40,13 +41,13 @@ impl<const INT8: bool> Unit for Double<INT8> {
 
     unsafe fn load_a(&mut self, a: *const u8, row: usize, _near: bool) {
         for (r, to) in self.a.iter_mut().enumerate() {
-            // SAFETY: row r of those that the caller promises.
+            // SAFETY: row r of the rows that the caller promises.
             *to = unsafe { a.add(r * row).cast::<[u16; STEP]>().read_unaligned() };
         }
     }
 
     unsafe fn load_b(&mut self, b: *const u8) {
-        // SAFETY: two tiles of 16 lines of 16 pairs.
+        // SAFETY: the caller promises two tiles of 16 lines of 16 pairs.
         let tiles = unsafe { b.cast::<[[[[u16; 2]; SIDE]; SIDE]; 2]>().read_unaligned() };
         for (half, lines) in tiles.iter().enumerate() {
             for (line, to) in lines.iter().zip(&mut self.b) {

@@ -15,6 +15,7 @@ struct Routes {
     dropped: i32,
 }
 
+/// Routes logits (T, `experts`), with every output filled with invalid values before.
 fn routed(cpu: &Cpu, logits: &[f32], experts: usize, choice: Choice) -> Routes {
     let tokens = logits.len() / experts;
     let rows = tokens * choice.top_k;
@@ -132,7 +133,8 @@ fn rows_are_overwritten_only_once_they_were_read() {
         let wanted =
             grads(Rows::new(&rows, n, columns, columns), RowsMut::new(&mut apart, n, columns, columns));
         let start = rows.as_mut_ptr();
-        // SAFETY: both views are of the whole vector, which nobody else touches; the kernel allows it.
+        // SAFETY: both views are of the whole vector, which no other code accesses; `combine_grad` allows them to be
+        // equal.
         let found = unsafe {
             grads(Rows::from_raw(start, n, columns, columns), RowsMut::from_raw(start, n, columns, columns))
         };

@@ -33,6 +33,7 @@ pub(super) fn gelu_for_bf16(isa: Isa, x: &[f32]) -> Vec<f32> {
     y
 }
 
+/// Sets `y[i] = f(x[i])`, a vector at a time.
 #[inline(always)]
 fn each<S: Simd>(s: S, x: &[f32], y: &mut [f32], f: impl Fn(S::V) -> S::V) {
     for (x, y) in x.chunks(LANES).zip(y.chunks_mut(LANES)) {
@@ -67,6 +68,7 @@ fn exp_is_right_to_about_an_ulp() {
     }
 }
 
+/// GELU of a row of numbers.
 fn gelu_of(cpu: &Cpu, x: &[f32]) -> Vec<f32> {
     let mut y = vec![f32::NAN; x.len()];
     gelu(cpu, Rows::new(x, 1, x.len(), x.len()), RowsMut::new(&mut y, 1, x.len(), x.len()));

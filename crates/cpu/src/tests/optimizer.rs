@@ -40,6 +40,7 @@ impl States {
     }
 }
 
+/// Pairs old and new states: in place (`within`), with `new` as a copy of `old`, or as separate memory.
 fn places<'a, T: Copy, const N: usize>(
     old: &'a [Vec<T>],
     new: &'a mut [Vec<T>],

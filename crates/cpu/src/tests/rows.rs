@@ -10,6 +10,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&v| f64::from(v)).collect()
 }
 
+/// Layer norm of x (m, n) with (gamma, beta) = `gb`; returns y, mean and rstd.
 fn norm_of(cpu: &Cpu, x: &[f32], m: usize, n: usize, gb: [&[f32]; 2], eps: f32) -> [Vec<f32>; 3] {
     let (mut y, mut mean, mut rstd) = (vec![f32::NAN; m * n], vec![0.0; m], vec![0.0; m]);
     let (rows, out) = (Rows::new(x, m, n, n), RowsMut::new(&mut y, m, n, n));

@@ -32,6 +32,7 @@ fn written<E: Element>(fill: E, m: usize, n: usize, kernel: impl FnOnce(RowsMut<
     y
 }
 
+/// NaN, the content of outputs before a kernel writes them.
 const NONE: Bf16 = Bf16(0x7FC0);
 
 /// Panics unless the first equals the second, rounded to bf16.
@@ -74,7 +75,7 @@ fn element_wise_ops_round_once() {
         let (x, y, xf, yf) =
             (Rows::new(&a, m, n, n), Rows::new(&b, m, n, n), Rows::new(&af, m, n, n), Rows::new(&bf, m, n, n));
         for cpu in machines() {
-            // A kernel is generic but a closure is not, so each op is named twice.
+            // A closure cannot be generic over the element type, so each op is written twice.
             let wanted = |kernel: &dyn Fn(RowsMut<'_>)| written(f32::NAN, m, n, kernel);
             let found = |kernel: &dyn Fn(RowsMut<'_, Bf16>)| written(NONE, m, n, kernel);
             let add = wanted(&|out| elementwise::add(&cpu, xf, yf, out));
@@ -141,7 +142,7 @@ fn embeddings_and_means_round_once() {
                 });
                 rounded(&found, &wanted, "gather_esm");
             }
-            // Means are f32, of the same numbers.
+            // Means are f32 for both element types, so they must be equal without rounding.
             let mean = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows, &[[0, 20], [20, 33]], 1, 1, y);
             let mean_f = |y: RowsMut<'_>| reduce::segment_mean(&cpu, rows_f, &[[0, 20], [20, 33]], 1, 1, y);
             assert_eq!(written(f32::NAN, 2, n, mean), written(f32::NAN, 2, n, mean_f), "segment mean");

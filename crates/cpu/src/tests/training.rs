@@ -1,4 +1,4 @@
-//! Tests of expert matmuls and the windowed cross-entropy: the same bits for any number of threads, and rows that
+//! Tests of expert matmuls and the chunked cross-entropy: the same bits for any number of threads, and rows that
 //! must be ignored. Their values are compared with the reference in the op cases.
 
 use super::{numbers, same_bits, workspace};
@@ -9,7 +9,8 @@ const ROWS: usize = 130;
 const CLASSES: usize = 700;
 const WIDTH: usize = 40;
 
-/// loss, lse, dx, dw, db.
+/// Runs the loss and its gradients. Returns (sum and its two terms), lse, dx, dw and db; memory that the kernels must
+/// write is NaN before.
 fn head(cpu: &Cpu, x: &[f32], targets: &[i32], chunk: usize) -> [Vec<f32>; 5] {
     let (w, b) = (numbers(2, CLASSES * WIDTH), numbers(3, CLASSES));
     let (x, w) = (Rows::new(x, ROWS, WIDTH, WIDTH), Rows::new(&w, CLASSES, WIDTH, WIDTH));
@@ -29,6 +30,7 @@ fn head(cpu: &Cpu, x: &[f32], targets: &[i32], chunk: usize) -> [Vec<f32>; 5] {
     [vec![sum.sum, sum.cross_entropy, sum.z], lse, dx, dw, db]
 }
 
+/// A target for each row; every fourth row is ignored.
 fn targets() -> Vec<i32> {
     (0..ROWS).map(|r| if r % 4 == 1 { -1 } else { (r * 7919 % CLASSES) as i32 }).collect()
 }
@@ -42,7 +44,8 @@ fn a_loss_has_the_same_bits_on_any_threads() {
             let three = head(&Cpu::with_isa(3, isa), &x, &targets, chunk);
             one.iter().zip(&three).for_each(|(a, b)| same_bits(a, b, "threads"));
             let whole = head(&Cpu::with_isa(1, isa), &x, &targets, ROWS);
-            // The loss is added in one order; only sums over rows depend on the window size.
+            // The loss is added row by row, dx is computed row by row; only dw and db, sums over rows, depend on
+            // the chunk size.
             one.iter().zip(&whole).take(3).for_each(|(a, b)| same_bits(a, b, "chunks"));
         }
     }

@@ -1,17 +1,17 @@
-//! Tile registers in plain code, as the manual says what they do: for tests of kernels on tiles where there are none.
+//! AMX tile registers emulated in plain code, following the manual: for tests of tile kernels on CPUs without AMX.
 
 use crate::attention::tiles::{Registers, Shape};
 
-/// Eight registers of 16 rows of 64 bytes, but 2, 3 and 5 as the shape says.
+/// Eight registers of 16 rows of 64 bytes. Registers 2, 3 and 5 are smaller, as the shape says.
 pub(crate) struct Double([[[u8; 64]; 16]; 8], Shape);
 
 impl Double {
-    /// Whatever stands in them must not be read.
+    /// Registers with arbitrary content, which a kernel must not read.
     pub(crate) fn new(shape: Shape) -> Self {
         Self([[[0xff; 64]; 16]; 8], shape)
     }
 
-    /// Rows, and bytes of a row.
+    /// (rows, bytes per row) of register `t`.
     fn size(&self, t: usize) -> (usize, usize) {
         match t {
             2 => (16, 4 * self.1.pairs),
@@ -21,12 +21,12 @@ impl Double {
     }
 }
 
-/// A number that is not normal counts as zero.
+/// Replaces a denormal number by zero, as AMX does.
 fn flushed(x: f32) -> f32 {
     if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
 }
 
-/// The even and the odd numbers of each row of bf16.
+/// The bf16 numbers of each row as f32, those at even and those at odd positions separately. Denormals become zero.
 fn numbers(tile: &[[u8; 64]; 16]) -> [[[f32; 16]; 2]; 16] {
     tile.map(|row| {
         [0, 2].map(|at| {
@@ -41,10 +41,10 @@ fn numbers(tile: &[[u8; 64]; 16]) -> [[[f32; 16]; 2]; 16] {
 impl Registers for Double {
     unsafe fn load<const T: usize>(&mut self, from: *const u8, stride: isize) {
         let (rows, bytes) = self.size(T);
-        // What a register has not is zero: products then add nothing.
+        // Elements outside of the register's shape are zero, so that they contribute nothing to a sum.
         self.0[T] = [[0; 64]; 16];
         for (r, row) in self.0[T].iter_mut().enumerate().take(rows) {
-            // SAFETY: row r of those that the caller promises.
+            // SAFETY: row r of the rows that the caller promises.
             let from = unsafe { core::slice::from_raw_parts(from.offset(r as isize * stride), bytes) };
             row[..bytes].copy_from_slice(from);
         }
@@ -53,7 +53,7 @@ impl Registers for Double {
     unsafe fn store<const T: usize>(&mut self, to: *mut u8, stride: isize) {
         assert!(self.size(T) == (16, 64), "a whole register");
         for (r, row) in self.0[T].iter().enumerate() {
-            // SAFETY: row r of those that the caller promises.
+            // SAFETY: row r of the rows that the caller promises.
             unsafe { to.offset(r as isize * stride).cast::<[u8; 64]>().write(*row) };
         }
     }
@@ -62,8 +62,8 @@ impl Registers for Double {
         self.0[T] = [[0; 64]; 16];
     }
 
-    /// Of an element's 32 products the even and the odd ones are summed apart, then together, then added. A product of
-    /// two bf16 is exact in f32, so adding it to a sum rounds once.
+    /// Of the 32 products of an element, the even and the odd ones are summed separately; the two sums are added,
+    /// then added to C. A product of two bf16 numbers is exact in f32, so adding it to a sum rounds once.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
         let (a, b) = (numbers(&self.0[A]), numbers(&self.0[B]));
         for (c, a) in self.0[C].iter_mut().zip(&a) {

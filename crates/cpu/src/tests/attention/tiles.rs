@@ -1,5 +1,5 @@
-//! Attention of bf16 on tiles, by their double: everything but the products themselves runs here, where there are none. The
-//! same by dot products, where they are chosen.
+//! Tests of bf16 attention on AMX tiles with emulated tile registers, so that everything except the AMX
+//! instructions is tested on CPUs without AMX, and of bf16 attention with AVX512-BF16 dot products.
 
 use super::registers::Double;
 use super::{Case, same_bits, workspace};
@@ -8,13 +8,14 @@ use crate::attention::*;
 use crate::{Bf16, Cpu, Isa, Rows, RowsMut};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
-/// Where tiles are: a CPU whose own way is not taken, but their double's; or it is, by dot products.
+/// A CPU and the implementation to test: emulated tile registers if `double`, otherwise the implementation that
+/// the CPU's instruction set selects, which is dot products.
 struct On {
     cpu: Cpu,
     double: bool,
 }
 
-/// Each way on one thread and on three.
+/// Both implementations, each on one and on three threads; none on a CPU without the instructions.
 fn ways() -> Vec<[On; 2]> {
     if !has_lanes() {
         println!("skipped: no AVX-512 with VBMI and BF16 here");
@@ -28,17 +29,20 @@ fn ways() -> Vec<[On; 2]> {
     ]
 }
 
+/// Both implementations with all numbers of threads.
 fn cpus() -> Vec<On> {
     ways().into_iter().flatten().collect()
 }
 
-/// A case whose numbers are of bf16.
+/// Rounds the case's q, k and v to bf16 numbers.
 fn rounded(mut case: Case) -> Case {
     case.qkv.iter_mut().for_each(|x| *x = bf16_to_f32(f32_to_bf16(*x)));
     case
 }
 
-/// o over the fused (T, (H + 2 G) hd) rows `tokens` of the case's data; rows outside of `spans` stay 5.
+/// Returns o of the fused rows (T, (H + 2 G) hd) of the case's data with G key-value heads, `tokens` rows from
+/// row `from` on. Rows outside of `spans` stay 5. On a CPU with AMX, also checks that AMX gives the bits of the
+/// emulation.
 fn run(
     case: &Case,
     On { cpu, double }: &On,
@@ -67,19 +71,21 @@ fn run(
         out = RowsMut::new(&mut real, tokens, d, d);
         let [q, k, v] = qkv;
         attention_bf16(cpu, config, q, k, v, spans, out, None, &mut scratch);
-        // Not finite is NaN everywhere; a NaN's bits are nobody's.
+        // Any NaN equals any other: their bits are not specified.
         let same = |(a, b): (&Bf16, &Bf16)| a == b || bf16_to_f32(a.0).is_nan() && bf16_to_f32(b.0).is_nan();
         assert!(real.iter().zip(&o).all(same), "AMX does what its double does");
     }
     double
 }
 
+/// Relative L2 distance of `found` from `wanted`.
 fn distance(found: &[f32], wanted: &[f64]) -> f64 {
     let off: f64 = found.iter().zip(wanted).map(|(&f, &w)| (f64::from(f) - w).powi(2)).sum();
     (off / wanted.iter().map(|w| w * w).sum::<f64>()).sqrt()
 }
 
-/// Lengths about a tile (16), a step (32) and a block (256); head dims of one step and more, of whole tiles and not.
+/// The lengths are just below, at and just above a tile (16), a step (32) and a block (256); the head dimensions
+/// are of one and of several steps, some multiples of a tile and some not.
 #[test]
 fn it_is_softmax_of_scores_times_values() {
     let spans = [[0, 1], [1, 16], [18, 34], [34, 51], [51, 83], [83, 116], [116, 371], [371, 627], [627, 884]];
@@ -129,7 +135,7 @@ fn a_sequence_has_the_same_bits_in_any_company() {
     }
 }
 
-/// Heads that share keys and values have the bits of heads whose own are the same.
+/// Heads that share keys and values (grouped-query attention) have the bits of heads with their own copies of them.
 #[test]
 fn shared_heads_are_repeated_ones() {
     let (heads, kv, hd, t) = (4, 2, 32, 70);
@@ -150,7 +156,8 @@ fn shared_heads_are_repeated_ones() {
     }
 }
 
-/// Keys of later blocks, and queries of later strips, too long for a bound: maxima are then looked for, in company as alone.
+/// Keys of later blocks, or queries of later strips, are too large for the bound on scores, so the kernel
+/// computes row maxima instead. The bits of a sequence are the same alone and packed with others.
 #[test]
 fn rows_with_and_without_a_bound_are_softmax_too() {
     let (t, spans) = (600, [[0, 40], [40, 600]]);
@@ -177,8 +184,8 @@ fn rows_with_and_without_a_bound_are_softmax_too() {
     }
 }
 
-/// Scores far apart: the largest alone counts, and exponentials that are too small are zero. However large they are, up to
-/// where f32 ends, and whoever multiplies them.
+/// With scores far apart, only the largest counts and the exponentials of the others are zero: for scores of any
+/// size in the range of f32, with and without rotary embedding.
 #[test]
 fn peaked_rows_are_those_of_one_key() {
     let (hd, t) = (16, 300);
@@ -194,7 +201,7 @@ fn peaked_rows_are_those_of_one_key() {
                 let row = i * hd..(i + 1) * hd;
                 distance(&found[row.clone()], &want[row]) < 0.01
             });
-            // Where two keys nearly tie, the rounded q decides between them.
+            // Where two scores are nearly equal, rounding q decides which is larger, so a few rows may differ.
             let near = near.count();
             assert!(near > t * 9 / 10, "2^{power}, rotated {rope}: {near} of {t}");
         }
@@ -204,10 +211,11 @@ fn peaked_rows_are_those_of_one_key() {
 #[test]
 fn what_is_not_finite_shows() {
     let (t, spans) = (340, [[0, 15], [15, 335]]);
-    // Heads of 16 are packed two together.
+    // Two heads of 16 columns are packed together; heads of 24 columns are not.
     for (cpu, hd) in cpus().iter().flat_map(|cpu| [16, 24].map(|hd| (cpu, hd))) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            // A query spoils its row, a key and a value those of their sequence; all of their head only.
+            // A query with a bad element makes its row NaN, a key all rows of its sequence, a value one column of all
+            // rows of its sequence; all of them only in their own head.
             for (which, row) in [(0, 20), (1, 20), (1, 334), (2, 333)] {
                 let mut case = rounded(Case::new(2, hd, t, which < 2, false));
                 case.qkv[(row * 3 + which) * 2 * hd + hd + 5] = bad;
