@@ -234,7 +234,7 @@ fn a_pipe_is_held_to_its_share_of_the_line() {
     let refusals = [
         ("few.fa", None),
         ("few.fq", None),
-        ("long.fa", Some("'record_0': a record has more than 1562500 letters, the most that the memory")),
+        ("long.fa", Some("'record_0': a record has more than 1562500 letters, the limit under the memory")),
         ("long.fq", Some("'a': a record has more than 1562500 letters")),
         ("titled.fa", Some("a title has more than ")),
         ("many.fa", Some("there are more than 4")),

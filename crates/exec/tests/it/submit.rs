@@ -128,7 +128,7 @@ fn what_does_not_fit_is_refused_and_leaves_nothing_open() {
     let open: Vec<_> =
         (0..executor.depth()).map(|_| executor.submit_named(&[i, s], counts, &[("mean", 80)])).collect();
     let error = executor.submit_named(&[i, s], counts, &[]).expect_err("full");
-    assert!(error.to_string().contains("are open"), "{error}");
+    assert!(error.to_string().contains("are in flight, which is the maximum"), "{error}");
     for step in open {
         executor.collect(step.expect("there was room"), &mut [vec![]]).expect("collected");
     }

@@ -223,7 +223,7 @@ fn every_rule_can_be_broken() {
         (&["memory.remat=full", "memory.remat_layers=[0, 4]"], "the first and the last of 4 layers"),
         (
             &["memory.remat=full", "memory.remat_layers=[2, 1]"],
-            "memory.remat_layers [2, 1]: the first and the last",
+            "memory.remat_layers [2, 1]: give the first and the last",
         ),
         (&["model.lora={}", "model.kind=esm2"], "name the model with model.from"),
         (&["data.train=[]"], "give the files to train on"),
@@ -299,7 +299,7 @@ fn keys_of_others_lead_to_ours() {
         ("model.num_layers", "use `model.layers`"),
         ("training.mixed_precision", "use `precision.kind` (f32, bf16 or fp16)"),
         ("training.optimizer", "use `optimizer.kind` (auto, adamw"),
-        ("memory.enable_cpu_offload", "not supported: offload of states"),
+        ("memory.enable_cpu_offload", "not supported: there is no offload of states"),
         ("dynamic_batching.enabled", "not supported: the micro-batch is planned to fit"),
         ("data.max_length", "use `data.longest`"),
         ("gpu.float32_matmul_precision", "not supported: f32 matmuls are always computed in f32"),

@@ -489,7 +489,7 @@ mod tests {
         said(&t.became, "`fp16` false: not needed: this value has no effect");
         said(&t.missing, "`fsdp` full_shard: not supported: training uses a single device");
         said(&t.missing, "`unheard_of` 1: not supported: plimsoll has no such setting");
-        assert!(t.missing.iter().any(|line| line.starts_with("`tf32` true: not supported: f32 products")));
+        assert!(t.missing.iter().any(|line| line.starts_with("`tf32` true: not supported: f32 matmuls")));
         assert!(t.missing.iter().any(|line| line.starts_with("`data.train`: ")));
         // A key set by a flag is not missing.
         let t = translated(r#"{"output_dir": "out", "max_steps": 9}"#, &["data.train=[a.txt]"]);
@@ -604,6 +604,6 @@ mod tests {
         let error =
             translate_text("{\"max_steps\": 5, \"warmup_steps\": 9}", "theirs", Some(Source::HuggingFace), &[]);
         let error = error.expect_err("a warm-up beyond the end").to_string();
-        assert!(error.starts_with("theirs, translated: schedule.warmup 9 leaves nothing"), "{error}");
+        assert!(error.starts_with("theirs, translated: schedule.warmup 9 must be shorter"), "{error}");
     }
 }

@@ -270,8 +270,8 @@ fn lies_are_found() {
         "the server did not send the requested range, which starts at byte 10; \
         check that HF_ENDPOINT",
     );
-    check("fetch_lie_commit", |r| honest(r).with("X-Repo-Commit", "../../x"), "does not say the commit");
-    check("fetch_lie_etag", |r| honest(r).with("ETag", "../../x"), "does not say its digest");
+    check("fetch_lie_commit", |r| honest(r).with("X-Repo-Commit", "../../x"), "does not state the commit");
+    check("fetch_lie_etag", |r| honest(r).with("ETag", "../../x"), "does not state the digest");
     check("fetch_lie_nowhere", |_| Reply::status(302).with("Location", "ftp://a"), "a redirect to nowhere");
     check("fetch_lie_round", |r| Reply::status(302).with("Location", r.path.clone()), "more than 8 redirects");
 }
