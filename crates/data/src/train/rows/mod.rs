@@ -23,23 +23,23 @@ use crate::hex::hex;
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 
-/// Everything that decides which batches come.
+/// Settings that, with the data, determine the batches.
 #[derive(Clone, Debug)]
 pub struct RowSettings {
     /// The parts of an input, such as the embeddings of the nucleotides and of the protein. The rows are those of
     /// the first part, in its order.
     pub parts: Vec<Part>,
-    /// The class of each row: a table of names and classes.
+    /// Table of names and classes, which gives the class of each row.
     pub labels: PathBuf,
-    /// The classes that there are.
+    /// Names of the classes.
     pub classes: Classes,
-    /// The part of the rows that is validated on, below 1; 0 is none. Equal rows are on one side.
+    /// Fraction of the rows in the validation split, in [0, 1). Equal rows are in the same split.
     pub validation: f64,
-    /// Another seed is another choice of them.
+    /// Seed of the choice of validation rows.
     pub validation_seed: u64,
-    /// Of the order.
+    /// Seed of the order of training rows.
     pub seed: u64,
-    /// Rows of a batch.
+    /// Maximum number of rows of a batch.
     pub rows: usize,
 }
 
@@ -48,18 +48,18 @@ pub struct RowSettings {
 pub struct Part {
     /// Files of rows: `.npy` with their `.ids.txt`, `.safetensors` with a matrix or with a tensor for each name.
     pub files: Vec<PathBuf>,
-    /// What tensors are called that are rows, with `*` for the name: `*` or, say, `*.mean`.
+    /// Pattern of the names of tensors that are rows, with `*` for the name of the row: `*`, or for example `*.mean`.
     pub tensors: String,
 }
 
-/// Rows of one step.
+/// Rows and classes of one batch of S rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowBatch {
     /// Values of each part, (S, D) with the width D of the part.
     pub parts: Vec<Vec<f32>>,
-    /// The classes: (S).
+    /// Class of each row, (S).
     pub targets: Vec<i32>,
-    /// Where the data goes on; none before the first batch.
+    /// Position after this batch; `None` before the first batch.
     pub position_after: Option<RowPosition>,
 }
 
@@ -67,11 +67,11 @@ pub struct RowBatch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowPosition {
-    /// What it is a place in.
+    /// Digest of the data and its order, in hexadecimal, for which the position is valid.
     pub data: String,
-    /// From 0.
+    /// Epoch, counted from 0.
     pub epoch: u64,
-    /// Rows of the epoch that are consumed.
+    /// Number of rows of the epoch that are consumed.
     pub row: u64,
 }
 
@@ -81,10 +81,10 @@ pub struct RowSet {
     inner: Arc<Rows>,
 }
 
-/// What the streams of a set share.
+/// Data shared by the streams of a [`RowSet`].
 struct Rows {
     settings: RowSettings,
-    /// Of each part.
+    /// Files of each part.
     files: Vec<Vec<RowFile>>,
     widths: Vec<usize>,
     train: Vec<Row>,
@@ -93,11 +93,11 @@ struct Rows {
     digest: String,
 }
 
-/// Where the parts of a row stand.
+/// Class of a row and the locations of its parts.
 #[derive(Clone)]
 struct Row {
     class: i32,
-    /// Of each part the file and the row in it.
+    /// Index of the file and of the row in the file, for each part.
     places: Vec<(u32, u32)>,
 }
 
@@ -217,7 +217,7 @@ impl Rows {
         self.files[part][file as usize].read(at as usize, out)
     }
 
-    /// Reads every row, checks it, and puts it on its side.
+    /// Reads every row, checks that it is finite, and assigns it to the training or the validation split.
     fn split(&mut self, named: Vec<(String, Row)>) -> Result<(), DataError> {
         let below = (self.settings.validation * 18_446_744_073_709_551_616.0) as u64;
         let mut all = Sha256::new();
