@@ -140,22 +140,23 @@ impl RowSet {
         Ok(())
     }
 
-    /// Values of each part of a row.
+    /// Returns the number of values of a row in each part.
     pub fn widths(&self) -> &[usize] {
         &self.inner.widths
     }
 
-    /// What was found in the files: a document is a row.
+    /// Returns the number of rows (as documents) and bytes of each split.
     pub fn census(&self) -> &Census {
         &self.inner.census
     }
 
-    /// The name of the data: of the rows, their classes and their order, in hexadecimal.
+    /// Returns a digest of the values of the rows in file order, their classes, the validation fraction and the seeds,
+    /// in hexadecimal.
     pub fn digest(&self) -> &str {
         &self.inner.digest
     }
 
-    /// Host memory of the index, apart from batches.
+    /// Returns the host memory of the index, by purpose, without the batches.
     pub fn host_bytes(&self) -> Vec<Held> {
         let parts = self.inner.widths.len();
         let row = size_of::<Row>() + parts * size_of::<(u32, u32)>();
@@ -219,6 +220,7 @@ impl Rows {
 
     /// Reads every row, checks that it is finite, and assigns it to the training or the validation split.
     fn split(&mut self, named: Vec<(String, Row)>) -> Result<(), DataError> {
+        // 2^64 times the fraction: rows whose hash is below this value belong to the validation split.
         let below = (self.settings.validation * 18_446_744_073_709_551_616.0) as u64;
         let mut all = Sha256::new();
         let mut values = vec![0.0; self.widths.iter().copied().max().unwrap_or(0)];
@@ -274,7 +276,8 @@ impl Rows {
     }
 }
 
-/// The rows of the first part, with their places in all parts and their classes.
+/// Returns name, class and the locations in all parts of each row of the first part. Errors if a row is missing in
+/// another part or has no class.
 fn rows(
     settings: &RowSettings,
     files: &mut [Vec<RowFile>],
@@ -302,7 +305,7 @@ fn rows(
     names.into_iter().map(row).collect()
 }
 
-/// The rows of a part: in order, and by name. The names leave the files.
+/// Locations (file, row) of the rows of a part with their names: in the order of the files, and by name.
 type Places = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
 
 fn places(files: &mut [RowFile], part: &Part) -> Result<Places, DataError> {
@@ -319,7 +322,7 @@ fn places(files: &mut [RowFile], part: &Part) -> Result<Places, DataError> {
     Ok((order, by_name))
 }
 
-/// The width of a part's rows, if they have one.
+/// Returns the width of a part's rows; errors if its files differ in width.
 fn width(part: &Part, files: &[RowFile]) -> Result<usize, DataError> {
     let first = files[0].width();
     let other = files.iter().zip(&part.files).find(|(file, _)| file.width() != first);
