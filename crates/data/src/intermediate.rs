@@ -1,5 +1,5 @@
-//! The three files between VirNucPro's stages (`chunked.fa`, `nucleotide.fa`, `protein.faa`) and the
-//! names in them. Invariant: byte for byte what the original writes.
+//! Writers of VirNucPro's three intermediate files (`chunked.fa`, `nucleotide.fa`, `protein.faa`) and the names of
+//! their records. Invariant: the output is byte-identical to VirNucPro's.
 
 use std::io::{self, Write};
 
@@ -8,10 +8,10 @@ use crate::translate::{Frame, Orf};
 /// The line width of Biopython's FASTA writer.
 const WIDTH: usize = 60;
 
-/// Lines that are put together before they are handed on: those of a chunk of 500 bases.
+/// Number of full lines that one write combines; a chunk of 500 bases has eight.
 const LINES: usize = 8;
 
-/// Sets `name` to a chunk's: `RECORD_chunk_N`, where N counts from 1 and `chunk` from 0.
+/// Sets `name` to the name of a chunk, `RECORD_chunk_N`, where N counts from 1 and `chunk` from 0.
 pub fn chunk_name(record: &str, chunk: usize, name: &mut String) {
     name.clear();
     name.push_str(record);
@@ -19,19 +19,19 @@ pub fn chunk_name(record: &str, chunk: usize, name: &mut String) {
     push_number(chunk + 1, name);
 }
 
-/// Sets `name` to an open reading frame's: `RECORD_chunk_NF1` and so on.
+/// Sets `name` to the name of an open reading frame, the name of its chunk and frame: `RECORD_chunk_NF1`.
 pub fn orf_name(record: &str, chunk: usize, frame: Frame, name: &mut String) {
     chunk_name(record, chunk, name);
     name.push_str(frame.name());
 }
 
-/// Writes one record of `chunked.fa`: as in the input, wrapped at 60 columns.
+/// Writes one record of `chunked.fa`: the bases as in the input, wrapped at 60 columns.
 pub fn write_chunk(out: &mut impl Write, name: &str, bases: &[u8]) -> io::Result<()> {
     write_title(out, name)?;
     write_lines(out, bases)
 }
 
-/// Writes letters in lines of 60, the last one perhaps shorter; nothing of no letters.
+/// Writes `letters` in lines of 60 characters; the last line may be shorter. Writes nothing if `letters` is empty.
 pub fn write_lines(out: &mut impl Write, letters: &[u8]) -> io::Result<()> {
     let (lines, rest) = letters.as_chunks::<WIDTH>();
     let mut text = [[b'\n'; WIDTH + 1]; LINES];
@@ -64,7 +64,7 @@ fn write_unwrapped(out: &mut impl Write, name: &str, letters: &[u8]) -> io::Resu
     out.write_all(b"\n")
 }
 
-/// The pieces one by one: formatting them costs more than translating a frame.
+/// Writes the FASTA title line. Three plain writes, because `write!` would cost more than translating a frame.
 fn write_title(out: &mut impl Write, name: &str) -> io::Result<()> {
     out.write_all(b">")?;
     out.write_all(name.as_bytes())?;

@@ -1,6 +1,7 @@
-//! Sequences to token ids: ESM-2's alphabet by hand, DNABERT-S's BPE by own tables or by the library
-//! its authors used. Invariant: the ids are those that the model was trained with, special tokens
-//! included, and what the vocabulary does not know is counted, never dropped.
+//! Tokenizers, from sequences to token ids: ESM-2's one token per residue, and DNABERT-S's byte-pair encoding (BPE)
+//! with lookup tables of this crate or with the `tokenizers` crate, which the model's authors used. Invariant: token
+//! ids, special tokens included, equal the ids that the model was trained on, and unknown characters are counted, never
+//! dropped.
 
 pub mod bpe;
 pub mod esm;

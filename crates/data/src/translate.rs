@@ -1,19 +1,19 @@
-//! Six-frame translation as VirNucPro does it. Invariant: for one chunk, the open reading frames
-//! come in the order F1 F2 F3 R1 R2 R3, upper-cased, each without a stop and with at least one
-//! residue, and nothing is allocated once the scratch has grown to the longest chunk.
+//! Six-frame translation, as in VirNucPro. Invariant: the open reading frames (ORFs) of a chunk are emitted in the
+//! order F1 F2 F3 R1 R2 R3, in upper case, each without a stop codon and with at least one residue, and nothing is
+//! allocated after the [`Scratch`] has grown to the longest chunk.
 //!
-//! Three rules of the original that look odd and are kept, because its models were trained on them:
-//! a codon with a character other than A, C, G, T is dropped and not turned into `X`; the reverse
-//! complement leaves such characters as they are; and the nucleotide slice of a frame has **one base
-//! more** than its codons when the strand has one.
+//! Three unusual rules follow VirNucPro, because its models were trained on the resulting sequences: a codon with a
+//! character other than A, C, G, T is dropped rather than translated to `X`; the reverse complement leaves such
+//! characters unchanged; and the nucleotide sequence of an ORF has **one base more** than three per residue, if the
+//! strand is long enough.
 
 /// The standard genetic code (NCBI table 1), indexed `16 a + 4 b + c` with A, C, G, T = 0, 1, 2, 3.
 const CODE: &[u8; 64] = b"KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF";
 
-/// Marks the code of a base that is none of A, C, G, T, and of every codon that holds one.
+/// Flag bit of a base that is not A, C, G or T, and of every codon that contains such a base.
 const OTHER: u8 = 0x80;
 
-/// The residue of each codon as it stands on the forward strand; 0 for one that is dropped.
+/// Residue by codon on the forward strand; 0 for codons to drop, which have the bit [`OTHER`].
 const FORWARD: [u8; 256] = {
     let mut table = [0; 256];
     let mut codon = 0;
@@ -24,8 +24,8 @@ const FORWARD: [u8; 256] = {
     table
 };
 
-/// The residue of each codon's reverse complement, by the codon on the forward strand. The complement
-/// of a base is 3 minus its code.
+/// Residue of the reverse complement of a codon, indexed by the codon on the forward strand; 0 for codons to drop. The
+/// complement of base code `c` is `3 - c`.
 const REVERSE: [u8; 256] = {
     let mut table = [0; 256];
     let mut codon = 0;
@@ -55,10 +55,10 @@ pub enum Frame {
 }
 
 impl Frame {
-    /// All frames, in the order of the files.
+    /// All frames, in the order in which [`orfs`] emits them and output files list them.
     pub const ALL: [Frame; 6] = [Frame::F1, Frame::F2, Frame::F3, Frame::R1, Frame::R2, Frame::R3];
 
-    /// Its name, the last two characters of an id.
+    /// Returns the name, which is also the last two characters of an ORF's id.
     pub fn name(self) -> &'static str {
         match self {
             Frame::F1 => "F1",
@@ -70,7 +70,7 @@ impl Frame {
         }
     }
 
-    /// `+` or `-`, as BED writes it.
+    /// Returns the strand in BED notation: `+` (forward) or `-` (reverse complement).
     pub fn strand(self) -> char {
         match self {
             Frame::F1 | Frame::F2 | Frame::F3 => '+',
@@ -78,7 +78,7 @@ impl Frame {
         }
     }
 
-    /// The bases skipped at the start of its strand: 0, 1 or 2.
+    /// Returns the number of bases before the first codon of the strand: 0, 1 or 2.
     pub fn offset(self) -> usize {
         match self {
             Frame::F1 | Frame::R1 => 0,
@@ -87,43 +87,46 @@ impl Frame {
         }
     }
 
-    /// Its place in [`Frame::ALL`].
+    /// Returns the index in [`Frame::ALL`].
     pub fn index(self) -> usize {
         self as usize
     }
 }
 
-/// An open reading frame: a whole frame without a stop.
+/// An open reading frame (ORF): here an entire reading frame of a chunk without a stop codon; no start codon is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orf<'a> {
     /// Strand and offset.
     pub frame: Frame,
-    /// Upper case, on its own strand: `min(3 aa + 1, strand - offset)` bases from the offset.
+    /// Bases of the frame's strand from its offset on, in upper case: `min(3 * residues + 1, strand length - offset)`.
     pub nucleotide: &'a [u8],
-    /// The residues, one letter each, at least one, without a stop.
+    /// Residues, one letter each; at least one, and no stop.
     pub protein: &'a [u8],
 }
 
-/// Buffers of [`orfs`], reused from chunk to chunk: five times the longest chunk at most.
+/// Buffers of [`orfs`], reused for all chunks; they hold less than five bytes per base of the longest chunk.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// The code of each base: two bits, or [`OTHER`]. Two more of these at the end.
+    /// Code of each base: two bits, or [`OTHER`]. Two [`OTHER`] follow, so that a codon starts at every base.
     bases: Vec<u8>,
-    /// The codon that starts at each base of the forward strand: six bits, or [`OTHER`] and more.
+    /// The codon that starts at each base of the forward strand: six bits, with the bit [`OTHER`] if it is to be
+    /// dropped.
     codons: Vec<u8>,
-    /// Whether a codon is to be dropped.
+    /// Whether the chunk contains a base other than A, C, G and T, so that codons may have to be dropped.
     dropped: bool,
+    /// Residues of the current frame.
     protein: Vec<u8>,
-    /// The strands, upper case; built when a frame on them is open.
+    /// Forward strand in upper case; empty until a frame on it has an ORF.
     forward: Vec<u8>,
+    /// Reverse complement in upper case; empty until a frame on it has an ORF.
     reverse: Vec<u8>,
 }
 
-/// Calls `f` for every open reading frame of `chunk`, in the order of [`Frame::ALL`]. Frames with a
-/// stop, and frames without a residue, are skipped.
+/// Calls `f` for every ORF of `chunk`, in the order of [`Frame::ALL`]. Frames with a stop codon and frames without a
+/// residue are skipped.
 ///
-/// The bases are coded once, the stops of all six frames found in that code a vector at a time; only
-/// frames without a stop are translated, and only the strands that they are on are spelled.
+/// The bases are encoded once, and the stop codons of all six frames are searched in that encoding with SIMD. Only
+/// frames without a stop codon are translated, and only the strands of such frames are built.
 pub fn orfs(chunk: &[u8], scratch: &mut Scratch, mut f: impl FnMut(Orf<'_>)) {
     scratch.code(chunk);
     let stops = stops(&scratch.codons);
@@ -150,8 +153,8 @@ pub fn orfs(chunk: &[u8], scratch: &mut Scratch, mut f: impl FnMut(Orf<'_>)) {
 }
 
 impl Scratch {
-    /// Codes the bases of `chunk` and its codons. Written so that the compiler does it a vector at
-    /// a time.
+    /// Sets `bases`, `codons` and `dropped` from `chunk`. The loops have no branches, so that the compiler vectorizes
+    /// them.
     fn code(&mut self, chunk: &[u8]) {
         self.bases.clear();
         self.bases.extend(chunk.iter().map(|&b| base(b)));
@@ -164,8 +167,8 @@ impl Scratch {
     }
 }
 
-/// The base on the forward strand at which the first codon of `frame` starts (on the reverse strand:
-/// ends), if `bases` are enough for one. The others are multiples of three away.
+/// Returns the lowest forward-strand index of the three bases of the first codon of `frame`, or `None` if a chunk of
+/// `bases` bases is too short for a codon. The other codons of the frame are multiples of three away.
 fn first_codon(frame: Frame, bases: usize) -> Option<usize> {
     match frame.strand() {
         '+' => (bases >= frame.offset() + 3).then_some(frame.offset()),
@@ -173,15 +176,16 @@ fn first_codon(frame: Frame, bases: usize) -> Option<usize> {
     }
 }
 
-/// The bit of [`stops`] that stands for the strand of `frame`.
+/// Returns the bit of [`stops`] for the strand of `frame`.
 fn strand_bit(frame: Frame) -> u8 {
     1 << u8::from(frame.strand() == '-')
 }
 
-/// For the codons at 0, 3, 6, ..., those at 1, 4, 7, ... and those at 2, 5, 8, ...: bit 0 if one is
-/// a stop on the forward strand, bit 1 if one is a stop on the reverse strand.
+/// Returns flags for each phase `i mod 3` of the codon index `i`: bit 0 is set if any codon of the phase is a stop
+/// codon on the forward strand, bit 1 if any is a stop codon on the reverse strand.
 fn stops(codons: &[u8]) -> [u8; 3] {
-    /// Vectors of any length up to 32 bytes divide it, and three does.
+    /// A multiple of 3, so that a position in the block has the same phase in every block, and of 32, so that whole
+    /// SIMD vectors of up to 32 bytes fill it.
     const BLOCK: usize = 96;
     let mut found = [0; BLOCK];
     let (blocks, rest) = codons.as_chunks::<BLOCK>();
@@ -193,7 +197,7 @@ fn stops(codons: &[u8]) -> [u8; 3] {
     threes.iter().fold([0; 3], |[a, b, c], [x, y, z]| [a | x, b | y, c | z])
 }
 
-/// Bit 0 if `codon` is a stop, bit 1 if its reverse complement is.
+/// Returns bit 0 if `codon` is a stop codon, and bit 1 if its reverse complement is a stop codon.
 #[inline]
 fn stop(codon: u8) -> u8 {
     const TAA: u8 = 0b11_00_00;
@@ -207,7 +211,8 @@ fn stop(codon: u8) -> u8 {
     u8::from(forward) | u8::from(reverse) << 1
 }
 
-/// Sets `protein` to the residues of `frame`, which has no stop. There is a codon for each base.
+/// Sets `protein` to the residues of `frame`, which has no stop codon. `codons[i]` is the codon that starts at base
+/// `i`.
 fn translate(frame: Frame, codons: &[u8], dropped: bool, protein: &mut Vec<u8>) {
     let bases = codons.len();
     let whole = (bases - frame.offset()) / 3 * 3;
@@ -225,18 +230,18 @@ fn translate(frame: Frame, codons: &[u8], dropped: bool, protein: &mut Vec<u8>) 
     }
 }
 
-/// The code of a base of either case.
+/// Returns the code of a base in upper or lower case: A, C, G, T = 0, 1, 2, 3, anything else [`OTHER`].
 #[inline]
 fn base(letter: u8) -> u8 {
-    // Clears the bit of lower case; what becomes A, C, G or T thereby was one.
+    // Clears the ASCII lower-case bit; only the letters A, C, G, T of either case become A, C, G, T by this.
     let upper = letter & !0x20;
     let known = (upper == b'A') | (upper == b'C') | (upper == b'G') | (upper == b'T');
-    // In ASCII these bits of the four letters are 0, 1, 2, 3 in this order.
+    // The XOR of bits 1-2 and 2-3 of the ASCII codes of A, C, G, T is 0, 1, 2, 3.
     let code = (upper >> 1 ^ upper >> 2) & 3;
     if known { code } else { OTHER }
 }
 
-/// The strand that `strand` holds, or, when that is empty, that `spell` makes of `chunk`.
+/// Returns `strand`, after filling it from `chunk` with `spell` if it is empty.
 fn spelled<'a>(strand: &'a mut Vec<u8>, chunk: &[u8], spell: fn(&[u8], &mut Vec<u8>)) -> &'a [u8] {
     if strand.is_empty() {
         spell(chunk, strand);
@@ -248,9 +253,12 @@ fn spell_forward(chunk: &[u8], strand: &mut Vec<u8>) {
     strand.extend(chunk.iter().map(u8::to_ascii_uppercase));
 }
 
-/// The reverse complement; any letter but A, C, G, T is its own complement.
+/// Fills `strand` with the reverse complement of `chunk` in upper case. Letters other than A, C, G, T are their own
+/// complement.
 fn spell_reverse(chunk: &[u8], strand: &mut Vec<u8>) {
     let (rest, eights) = chunk.as_rchunks::<8>();
+    // Reverses eight letters at a time by a byte swap, then complements in place: XOR with `A ^ T` swaps A and T, XOR
+    // with `C ^ G` swaps C and G.
     strand.resize(8 * eights.len(), 0);
     for (to, from) in strand.as_chunks_mut::<8>().0.iter_mut().zip(eights.iter().rev()) {
         *to = u64::from_le_bytes(*from).to_be_bytes();
@@ -270,7 +278,7 @@ mod tests {
 
     use super::*;
 
-    /// `expected`: "frame protein/nucleotide" of every frame that is kept.
+    /// Compares the ORFs of `chunk` with `expected`, a list of "frame protein/nucleotide".
     fn check(chunk: &str, expected: &str) {
         let mut found = Vec::new();
         orfs(chunk.as_bytes(), &mut Scratch::default(), |o| {
@@ -313,7 +321,7 @@ mod tests {
         check("TAATAG", "F2 N/AATA, F3 I/ATAG, R1 LL/CTATTA, R2 Y/TATT, R3 I/ATTA");
     }
 
-    /// The definition, step by step: both strands spelled, each frame read codon by codon.
+    /// Reference implementation: builds both strands and translates each frame codon by codon.
     fn by_the_letter(chunk: &[u8]) -> Vec<(Frame, Vec<u8>, Vec<u8>)> {
         let forward: Vec<u8> = chunk.to_ascii_uppercase();
         let complement = |b: &u8| match b {

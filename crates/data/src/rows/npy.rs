@@ -1,5 +1,5 @@
-//! An array of f32 as numpy's `.npy`, version 1.0. Invariant: the header is 128 bytes for any number
-//! of rows, so that the number can be written when it is known.
+//! Writer of f32 arrays in numpy's `.npy` format, version 1.0. Invariant: the header has 128 bytes for any number of
+//! rows, so that it can be overwritten in place when the number of rows is known.
 //!
 //! Source: numpy's `numpy/lib/format.py`.
 
@@ -10,13 +10,13 @@ use super::little_endian;
 use crate::atomic::AtomicFile;
 use crate::{DataError, DataErrorKind};
 
-/// The whole header: magic, version, length and a padded dictionary; room for any two 64-bit sizes, or
-/// for one and two of 32 bits.
+/// Size of the header in bytes: magic, version, length and the padded dictionary. It fits the number of rows and either
+/// one 64-bit or two 32-bit dimensions of a row.
 const HEADER: usize = 128;
-/// What comes before the dictionary.
+/// Size in bytes of magic, version and length, which precede the dictionary.
 const START: usize = 10;
 
-/// Writes `[n, ..row]` f32, a row at a time.
+/// Writes an f32 array of shape `[n, ..row]`, one row at a time.
 #[derive(Debug)]
 pub struct NpyWriter {
     file: AtomicFile,
@@ -26,7 +26,8 @@ pub struct NpyWriter {
 }
 
 impl NpyWriter {
-    /// Starts the file that will be `path`; `row` is the shape of a row: `[d]`, or `[k, d]`.
+    /// Starts writing the file `path`, which appears only at [`finish`](Self::finish). `row` is the shape of a row:
+    /// `[d]` or `[k, d]`. Errors if the shape does not fit the header.
     pub fn create(path: impl AsRef<Path>, row: &[usize]) -> Result<Self, DataError> {
         let mut file = AtomicFile::create(path)?;
         if START + dictionary(u64::MAX, row).len() >= HEADER {
@@ -37,7 +38,7 @@ impl NpyWriter {
         Ok(NpyWriter { file, row: row.to_vec(), rows: 0, bytes: Vec::new() })
     }
 
-    /// Appends a row: as many values as its shape has.
+    /// Appends a row; errors unless `values` has the number of elements of the row's shape.
     pub fn row(&mut self, values: &[f32]) -> Result<(), DataError> {
         let wanted = self.row.iter().product();
         super::width(values.len(), wanted).map_err(|kind| DataError::at(self.file.target(), kind))?;
@@ -47,13 +48,14 @@ impl NpyWriter {
         Ok(())
     }
 
-    /// Writes what is left: a full disk shows here, before the file has its name. No row may follow.
+    /// Writes the number of rows to the header and flushes the buffer, so that a full disk is reported before the
+    /// file is renamed to its final path. No row may follow.
     pub fn complete(&mut self) -> Result<(), DataError> {
         self.file.patch(0, &header(self.rows, &self.row))?;
         self.file.flush().map_err(|e| self.file.error(e))
     }
 
-    /// Completes the file; the number of its rows.
+    /// Completes the file, gives it its final path, and returns the number of rows.
     pub fn finish(mut self) -> Result<u64, DataError> {
         self.complete()?;
         self.file.commit()?;

@@ -1,8 +1,8 @@
-//! Rows as a parquet table: `id`, `length`, and one column of embeddings or several. Invariant: rows are
-//! written in groups of about [`GROUP`] bytes, and no more than one group is held.
+//! Writer of rows as a parquet table with the columns `id`, `length`, and one or more columns of embeddings. Invariant:
+//! rows are written in row groups of about [`GROUP`] bytes, and at most one row group is in memory.
 //!
-//! Source: the parquet format; the key `ARROW:schema` that the library adds makes an embedding a list of
-//! a fixed size, for readers that know such lists.
+//! Source: the parquet format. The key `ARROW:schema`, which the library adds, declares an embedding as a list of fixed
+//! size, for readers that support such lists.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,27 +21,28 @@ use super::at;
 use crate::atomic::AtomicFile;
 use crate::{DataError, DataErrorKind};
 
-/// Bytes of a group of rows.
+/// Size of a row group in bytes, before encoding.
 const GROUP: usize = 16 << 20;
 
-/// Writes a table, a row at a time.
+/// Writes a parquet table, one row at a time.
 pub struct ParquetWriter {
     target: PathBuf,
     writer: ArrowWriter<AtomicFile>,
     schema: SchemaRef,
-    /// Values of a row in each column of embeddings.
+    /// Number of values of a row in each column of embeddings.
     width: usize,
     ids: Vec<String>,
     lengths: Vec<i64>,
-    /// Those of the group, by column.
+    /// Values of the current row group, by column of embeddings.
     values: Vec<Vec<f32>>,
     bytes: usize,
     rows: u64,
 }
 
 impl ParquetWriter {
-    /// Starts the file that will be `path`: `id` (text), `length` (64-bit whole number), and for each
-    /// name in `columns` a list of `width` f32; `metadata` as key-value pairs.
+    /// Starts writing the file `path`, which appears at [`finish`](Self::finish), with the columns `id` (text),
+    /// `length` (64-bit integer) and a list of `width` f32 for each name in `columns`; `metadata` becomes key-value
+    /// metadata.
     pub fn create(
         path: impl AsRef<Path>,
         columns: &[String],
@@ -58,7 +59,7 @@ impl ParquetWriter {
         Ok(ParquetWriter { target, writer, schema, width, ids, lengths, values, bytes: 0, rows: 0 })
     }
 
-    /// Appends a row: `values` are those of all columns, one column after the other.
+    /// Appends a row. `values` holds the values of all columns of embeddings, one column after the other.
     pub fn row(&mut self, id: &str, length: u64, values: &[f32]) -> Result<(), DataError> {
         super::width(values.len(), self.values.len() * self.width)
             .map_err(|kind| at(&self.target, id, kind))?;
@@ -72,7 +73,7 @@ impl ParquetWriter {
         if self.bytes >= GROUP { self.write_group() } else { Ok(()) }
     }
 
-    /// Completes the file; the number of its rows.
+    /// Completes the file, gives it its final path, and returns the number of rows.
     pub fn finish(mut self) -> Result<u64, DataError> {
         self.write_group()?;
         self.writer.into_inner().map_err(|e| refused(&self.target, e))?.commit()?;
@@ -101,13 +102,13 @@ impl ParquetWriter {
     }
 }
 
-/// A value of an embedding.
+/// Returns the field of a list element: an f32 that is never null.
 fn element() -> Arc<Field> {
     Arc::new(Field::new("element", DataType::Float32, false))
 }
 
-/// Some readers look for metadata in the schema that arrow keeps, others among the pairs of the file: it is
-/// in both.
+/// Returns the Arrow schema. `metadata` is stored in it and in the file's key-value metadata, because readers differ in
+/// which of the two they use.
 fn schema(columns: &[String], width: usize, metadata: &[(&str, &str)]) -> Schema {
     let list = DataType::FixedSizeList(element(), width as i32);
     let mut fields =
@@ -117,8 +118,8 @@ fn schema(columns: &[String], width: usize, metadata: &[(&str, &str)]) -> Schema
     Schema::new(fields).with_metadata(pairs.collect::<HashMap<_, _>>())
 }
 
-/// Nothing repeats in such columns, so dictionaries would only cost; the least and the largest value help
-/// to find an id or a length, and say nothing of an embedding.
+/// Returns the settings of the file. Dictionaries are disabled, because values rarely repeat. Minimum and maximum are
+/// stored for `id` and `length`, where they help readers to skip row groups, and not for embeddings.
 fn properties(metadata: &[(&str, &str)]) -> WriterProperties {
     let pairs = metadata.iter().map(|(key, value)| KeyValue::new((*key).to_owned(), (*value).to_owned()));
     WriterProperties::builder()

@@ -1,6 +1,6 @@
-//! Rows as safetensors: one tensor with the names in the metadata, or one tensor per name.
-//! Invariant: the header, which comes first in the file and holds every name, is written when all
-//! rows are known; until then they wait in a temporary file beside the output, not in memory.
+//! Writer of rows in the safetensors format: one tensor with the names in the metadata, or one tensor per name.
+//! Invariant: the header, which precedes the data and contains every name, is written when all rows are known. Until
+//! then the rows are in a temporary file beside the output, not in memory.
 //!
 //! Source: the safetensors format: header length (u64, little-endian), header (JSON, padded with
 //! spaces to 8 bytes), data.
@@ -14,29 +14,29 @@ use crate::atomic::AtomicFile;
 use crate::ids::IdSet;
 use crate::{DataError, DataErrorKind};
 
-/// The reference reader refuses longer headers.
+/// Maximum length of the header in bytes; the reference reader refuses longer headers.
 const LONGEST_HEADER: usize = 100_000_000;
-/// What the names may take of it, so that the rest always fits.
+/// Maximum number of header bytes for the names, which leaves 1 MiB for the other entries.
 const LONGEST_NAMES: usize = LONGEST_HEADER - (1 << 20);
 
-/// The name of the matrix.
+/// Name of the tensor in [`Layout::Matrix`].
 const MATRIX: &str = "embeddings";
-/// Where the format keeps what is no tensor.
+/// Key of the metadata in the header, which the format reserves.
 const METADATA: &str = "__metadata__";
 
-/// Writes f32 rows by name.
+/// Writes named rows of f32 to a safetensors file.
 pub struct SafetensorsWriter {
     target: PathBuf,
     spool: AtomicFile,
-    /// The shape of a row.
+    /// Shape of a row.
     row: Vec<usize>,
     layout: Layout,
-    /// The names as they will stand in the header: the inside of the array that the metadata holds
-    /// as a string, or the entries of the tensors, each with its comma.
+    /// Names in their form in the header, each followed by a comma: the elements of the JSON array that the metadata
+    /// contains as a string, or the entries of the tensors.
     names: String,
     seen: IdSet,
     sequences: u64,
-    /// Bytes of data so far.
+    /// Number of bytes of data written.
     end: u64,
     bytes: Vec<u8>,
 }
@@ -48,15 +48,15 @@ enum Layout {
 }
 
 impl SafetensorsWriter {
-    /// Starts the file that will be `path`: a tensor `embeddings [n, ..row]`, one row for each name, and
-    /// `ids` in the metadata, a JSON array of the names in the order of the rows. `row` is the shape of a
-    /// row: `[d]`, or `[k, d]`.
+    /// Starts writing the file `path`, which appears at [`finish`](Self::finish): a tensor `embeddings` of shape
+    /// `[n, ..row]` with one row per name, and the metadata entry `ids`, a JSON array of the names in the order of the
+    /// rows. `row` is the shape of a row: `[d]` or `[k, d]`.
     pub fn matrix(path: impl AsRef<Path>, row: &[usize]) -> Result<Self, DataError> {
         Self::create(path.as_ref(), row, Layout::Matrix)
     }
 
-    /// Starts the file that will be `path`: for each name a tensor of its rows, `[n, d]` where `row` is
-    /// `[d]`, and `[k, n, d]` where it is `[k, d]`.
+    /// Starts writing the file `path`, which appears at [`finish`](Self::finish): one tensor per name with the rows of
+    /// this name, of shape `[n, d]` if `row` is `[d]`, and `[k, n, d]` if `row` is `[k, d]`.
     pub fn tensor_per_id(path: impl AsRef<Path>, row: &[usize]) -> Result<Self, DataError> {
         Self::create(path.as_ref(), row, Layout::TensorPerId)
     }
@@ -75,8 +75,8 @@ impl SafetensorsWriter {
         })
     }
 
-    /// Appends the row of `id`, or its values in the order of its tensor. An error if there are some
-    /// already.
+    /// Appends the row, or the elements of the row-major tensor, of `id`. Errors if `values` has a wrong length, if
+    /// `id` was written before, or if the names no longer fit the header.
     pub fn write(&mut self, id: &str, values: &[f32]) -> Result<(), DataError> {
         let rows = self.check(id, values).map_err(|kind| at(&self.target, id, kind))?;
         let start = self.end;
@@ -85,6 +85,8 @@ impl SafetensorsWriter {
         // Writing to a String cannot fail.
         let _ = match self.layout {
             Layout::Matrix => {
+                // Quoted twice: the metadata value is a string that contains JSON. Its outer quotes are added once,
+                // around the whole array.
                 let again = quoted(&name);
                 write!(self.names, "{},", &again[1..again.len() - 1])
             }
@@ -100,7 +102,7 @@ impl SafetensorsWriter {
         Ok(())
     }
 
-    /// How many rows `values` are, if `id` may have them.
+    /// Returns the number of rows in `values`; errors if `values` or `id` is not acceptable.
     fn check(&mut self, id: &str, values: &[f32]) -> Result<u64, DataErrorKind> {
         let row: usize = self.row.iter().product();
         let rows = match self.layout {
@@ -121,7 +123,8 @@ impl SafetensorsWriter {
         Ok(rows as u64)
     }
 
-    /// Completes the file, with `metadata` as further pairs; the number of its names.
+    /// Completes the file with `metadata` as further metadata entries, gives it its final path, and returns the number
+    /// of names.
     pub fn finish(self, metadata: &[(&str, &str)]) -> Result<u64, DataError> {
         let mut header = self.header(metadata);
         header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
@@ -158,14 +161,14 @@ impl SafetensorsWriter {
     }
 }
 
-/// A tensor's description.
+/// Returns the header entry of an f32 tensor: type, shape and byte range in the data.
 fn entry(shape: &[u64], [start, end]: [u64; 2]) -> String {
     let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
     let shape = shape.join(",");
     format!("{{\"dtype\":\"F32\",\"shape\":[{shape}],\"data_offsets\":[{start},{end}]}}")
 }
 
-/// A JSON string.
+/// Returns `text` as a JSON string with its quotes.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -1,6 +1,6 @@
-//! DNABERT-S's byte-pair encoding, from the model's `tokenizer.json`. Invariant: the ids are those of
-//! the `tokenizers` crate for every input, whichever encoder makes them; they do not depend on what
-//! was encoded before or on which thread, and no sequence is cut or padded.
+//! DNABERT-S's byte-pair encoding (BPE), read from the model's `tokenizer.json`. Invariant: for every input, both
+//! encoders return the token ids of the `tokenizers` crate, independent of earlier calls and of the thread, and no
+//! sequence is truncated or padded.
 //!
 //! The crate `tokenizers` parses the file and is one of two encoders. The other is this module's `dna`, which is twenty
 //! times as fast and supports only files with merges over at most four letters, as those of DNABERT. The file alone
@@ -22,37 +22,39 @@ use dna::Dna;
 pub(crate) use file::makes_token;
 use rules::Rules;
 
-/// Bytes of a tokenizer.json: a vocabulary of a million tokens takes less.
+/// Maximum size of a `tokenizer.json` in bytes; a file with a vocabulary of a million tokens is smaller.
 pub const LARGEST: u64 = 64 << 20;
 
-/// A tokenizer for DNA. It can be shared between threads; encoding starts none of its own.
+/// A BPE tokenizer for DNA. It can be shared between threads; encoding starts no threads.
 pub struct Bpe {
     tokenizer: Tokenizer,
+    /// The table-based encoder, or the reason why it does not support the file.
     own: Result<Dna, &'static str>,
+    /// Largest token id plus one.
     vocab: usize,
+    /// Id of the unknown token.
     unknown: Option<i32>,
 }
 
 /// Which encoder a [`Bpe`] uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BpeKind {
-    /// Our own tables. A sequence with a character that an added token (`[MASK]`) starts with still
-    /// goes to the crate, which knows how to find such tokens.
+    /// The lookup tables of this crate. A sequence that contains the first character of an added token (the `[` of
+    /// `[MASK]`) is still encoded by the `tokenizers` crate, because only that crate searches for added tokens.
     Tables,
-    /// The `tokenizers` crate, for this reason.
+    /// The `tokenizers` crate; holds the reason why the tables do not support the file.
     Library(&'static str),
 }
 
 impl Bpe {
-    /// From the text of a `tokenizer.json`; `path` stands in errors.
+    /// Creates a tokenizer from the content of a `tokenizer.json`; errors name `path`.
     ///
-    /// The truncation and the fixed padding that the real file carries (2000 each) are dropped: they
-    /// are settings of its authors' training, not of the model. Parts that no tokenizer for DNA needs
-    /// (patterns, normalizers that make texts longer) are refused. The crate's cache of whole words is
-    /// off: a DNA read is one word and seldom comes twice, so it would cost megabytes on each thread
-    /// and save nothing.
+    /// The truncation and the padding of the published file (to 2000 tokens each) are removed: they are settings of the
+    /// authors' training, not of the model. Components that no DNA tokenizer needs (regular expressions, normalizers
+    /// that lengthen the text) are errors. The crate's cache of whole words is disabled: a DNA read is one word and
+    /// seldom occurs twice, so the cache would use megabytes per thread without benefit.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
-        // The crate's messages quote the file.
+        // The crate's messages quote the file, which is untrusted text: `Name` makes it printable.
         let refuse = |e: file::Refusal| {
             DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()))
         };
@@ -76,13 +78,13 @@ impl Bpe {
         Ok(new)
     }
 
-    /// From the file at `path`.
+    /// Reads a tokenizer from the `tokenizer.json` at `path`; errors if the file is larger than [`LARGEST`].
     pub fn from_file(path: &Path) -> Result<Self, DataError> {
         let bytes = bounded::read(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         Self::from_bytes(&bytes, path)
     }
 
-    /// The encoder that the file allows.
+    /// Returns the encoder that is used, which depends on the file alone.
     pub fn kind(&self) -> BpeKind {
         match &self.own {
             Ok(_) => BpeKind::Tables,
@@ -90,24 +92,24 @@ impl Bpe {
         }
     }
 
-    /// The ids that occur are less than this: at most the rows of the model's embedding table.
+    /// Returns the largest token id plus one. The model's embedding table must have at least this number of rows.
     pub fn vocab_size(&self) -> usize {
         self.vocab
     }
 
-    /// The id of what the vocabulary does not know.
+    /// Returns the id of the unknown token, if the file defines one.
     pub fn unknown_id(&self) -> Option<i32> {
         self.unknown
     }
 
-    /// The text that an id stands for.
+    /// Returns the text of a token id; `None` if no token has this id.
     pub fn token(&self, id: i32) -> Option<String> {
         self.tokenizer.id_to_token(u32::try_from(id).ok()?)
     }
 
-    /// Appends the tokens of `sequence` to `tokens`, `[CLS]` and `[SEP]` included; how many of them
-    /// are unknown. Case matters, as it does to the model: lower case is unknown. Bytes that are not
-    /// UTF-8 are unknown too.
+    /// Appends the token ids of `sequence` to `tokens`, including `[CLS]` and `[SEP]`, and returns the number of
+    /// unknown tokens among them. Encoding is case-sensitive, as it is for the model: with the published vocabulary
+    /// lower-case letters are unknown. Bytes that are not valid UTF-8 are unknown too.
     pub fn encode(&self, sequence: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
         if let Ok(own) = &self.own
             && let Some(unknown) = own.encode(sequence, tokens)
@@ -119,7 +121,7 @@ impl Bpe {
 
     fn encode_by_library(&self, sequence: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
         let text = String::from_utf8_lossy(sequence);
-        // `encode_fast` keeps no offsets.
+        // `encode_fast` does not compute the offsets of tokens in the text, which are not needed.
         let encoding = self
             .tokenizer
             .encode_fast(text.as_ref(), true)
@@ -130,7 +132,8 @@ impl Bpe {
         Ok(unknown)
     }
 
-    /// The mean over all tokens that a DNABERT-S embedding is contains those of `[CLS]` and `[SEP]`.
+    /// Errors unless the empty sequence is encoded as `[CLS] [SEP]`. A DNABERT-S embedding is the mean over all tokens,
+    /// including these two, so a tokenizer without them would change every embedding.
     fn check_ends(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let ends = ["[CLS]", "[SEP]"].map(|name| self.tokenizer.token_to_id(name));
         let empty = self.tokenizer.encode_fast("", true)?;

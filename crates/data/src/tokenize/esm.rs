@@ -1,27 +1,27 @@
-//! ESM-2's alphabet: `<cls> residues <eos>`, one token per residue. Invariant: a protein of n
-//! characters is n + 2 tokens; a character that is not in the alphabet is one `<unk>`.
+//! ESM-2's tokenizer: `<cls> residues <eos>`, one token per residue. Invariant: a protein of n characters, without one
+//! final `*`, becomes n + 2 tokens; each character outside the alphabet becomes one `<unk>`.
 //!
-//! Source: the models' `vocab.txt` (fair-esm calls it "ESM-1b"). Unknown characters differ between
-//! the references: fair-esm raises, the slow reference tokenizer merges a run of them into one
-//! `<unk>`; one for each keeps the positions of all residues.
+//! Source: the models' `vocab.txt` (fair-esm calls the alphabet "ESM-1b"). The reference implementations disagree on
+//! unknown characters: fair-esm raises an error, the slow reference tokenizer merges a run of them into one `<unk>`.
+//! Here each becomes its own `<unk>`, so that token positions still correspond to residue positions.
 
-/// The token before the first residue.
+/// Token id of `<cls>`, which precedes the first residue.
 pub const CLS: i32 = 0;
-/// Padding. Packs hold none; it is part of the alphabet.
+/// Token id of `<pad>`. The alphabet contains it, but packs contain no padding.
 pub const PAD: i32 = 1;
-/// The token after the last residue.
+/// Token id of `<eos>`, which follows the last residue.
 pub const EOS: i32 = 2;
-/// Any character that is not in the alphabet.
+/// Token id of `<unk>`: any character outside the alphabet.
 pub const UNK: i32 = 3;
-/// A masked residue. No character stands for it.
+/// Token id of `<mask>`, a masked residue. No character is encoded to it.
 pub const MASK: i32 = 32;
-/// Tokens in the alphabet: the rows of the embedding table.
+/// Number of tokens in the alphabet, which is the number of rows of the embedding table.
 pub const VOCAB: usize = 33;
 
-/// The tokens from 4 on that stand for one character each.
+/// Characters of the tokens with ids 4 to 30, in the order of the ids.
 const LETTERS: &[u8; 27] = b"LAGVSERTIDPKQNFYMHWCXBUZO.-";
 
-/// Token of each byte, upper-cased first.
+/// Token id of each byte; a lower-case letter has the id of its upper-case letter.
 const TOKEN: [u8; 256] = {
     let mut table = [UNK as u8; 256];
     let mut i = 0;
@@ -34,13 +34,13 @@ const TOKEN: [u8; 256] = {
     table
 };
 
-/// The character that a token stands for; `None` for special tokens.
+/// Returns the character of a token id; `None` for special tokens.
 pub fn letter(token: i32) -> Option<u8> {
     let place = usize::try_from(token).ok()?.checked_sub(4)?;
     LETTERS.get(place).copied()
 }
 
-/// The names of all tokens, a line each: the models' `vocab.txt`.
+/// Returns the content of the models' `vocab.txt`: the names of all tokens in the order of their ids, one per line.
 pub fn vocabulary() -> String {
     let letters = LETTERS.iter().map(|&letter| char::from(letter).to_string());
     let starts = ["<cls>", "<pad>", "<eos>", "<unk>"].map(str::to_owned);
@@ -51,16 +51,17 @@ pub fn vocabulary() -> String {
 /// A line of a `vocab.txt` that differs from [`vocabulary`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VocabularyDifference {
-    /// The line, counted from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// The token of the known alphabet; `None` after its end.
+    /// Token of [`vocabulary`] on this line; `None` after its last line.
     pub expected: Option<String>,
-    /// The token of the file; `None` after its end.
+    /// Token of the file on this line; `None` after its last line.
     pub found: Option<String>,
 }
 
-/// The first line in which `text`, a `vocab.txt`, differs from [`vocabulary`]. Lines are compared without the white
-/// space around them, and empty lines at the end do not count, as in the reference tokenizer.
+/// Returns the first line in which `text`, the content of a `vocab.txt`, differs from [`vocabulary`]; `None` if they
+/// agree. Leading and trailing whitespace of each line and empty lines at the end are ignored, as in the reference
+/// tokenizer.
 pub fn vocabulary_difference(text: &str) -> Option<VocabularyDifference> {
     let known = vocabulary();
     let (mut expected, mut found) = (known.lines(), text.trim_end().lines().map(str::trim));
@@ -77,14 +78,14 @@ pub fn vocabulary_difference(text: &str) -> Option<VocabularyDifference> {
     None
 }
 
-/// The residues of a protein as files give it: without one `*` at the end, which marks the stop.
+/// Returns `protein` without one `*` at its end, which in protein files marks the stop codon.
 pub fn residues(protein: &[u8]) -> &[u8] {
     protein.strip_suffix(b"*").unwrap_or(protein)
 }
 
-/// Appends the tokens of `protein` to `tokens`, [`CLS`] and [`EOS`] included; how many of them are
-/// [`UNK`]. Takes [`residues`] first: a `*` elsewhere is unknown. A character of several bytes
-/// (UTF-8) is one unknown.
+/// Appends the token ids of `protein` to `tokens`, including [`CLS`] and [`EOS`], and returns the number of [`UNK`]
+/// among them. One `*` at the end is removed first (see [`residues`]); a `*` elsewhere is unknown, and so is each
+/// multibyte UTF-8 character, as one token.
 pub fn encode(protein: &[u8], tokens: &mut Vec<i32>) -> usize {
     let protein = residues(protein);
     tokens.reserve(protein.len() + 2);
@@ -93,6 +94,7 @@ pub fn encode(protein: &[u8], tokens: &mut Vec<i32>) -> usize {
     if protein.is_ascii() {
         tokens.extend(protein.iter().map(|&b| i32::from(TOKEN[usize::from(b)])));
     } else {
+        // Continuation bytes of UTF-8 have the form 10xxxxxx; every other byte starts a character.
         let heads = protein.iter().filter(|&&b| b & 0xc0 != 0x80);
         tokens.extend(heads.map(|&b| i32::from(TOKEN[usize::from(b)])));
     }

@@ -35,7 +35,7 @@ const MARKS: usize = 16;
 /// takes 32 for each of them, its text, and its place in a table.
 const CACHED: u64 = 2048;
 const CACHED_BYTES: u64 = 256 * 33 + 256;
-/// Ids are less: the crate counts up to the largest.
+/// Exclusive upper bound of token ids, because the crate iterates up to the largest id.
 pub(super) const MOST_IDS: u64 = 1 << 20;
 
 pub(super) type Refusal = Box<dyn std::error::Error + Send + Sync>;
@@ -53,14 +53,14 @@ pub struct BytePairs {
 }
 
 impl BytePairs {
-    /// From the text of a `tokenizer.json`; `path` stands in errors.
+    /// Creates a tokenizer from the content of a `tokenizer.json`; errors name `path`.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
         let refuse =
             |e: Refusal| DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()));
         Self::parse(bytes).map_err(refuse)
     }
 
-    /// From the file at `path`.
+    /// Reads a tokenizer from the file at `path`.
     pub fn from_file(path: &Path) -> Result<Self, DataError> {
         let bytes = bounded::read(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         Self::from_bytes(&bytes, path)
@@ -86,8 +86,8 @@ impl BytePairs {
             }
             ModelWrapper::Unigram(model) => {
                 let mut pieces: Vec<(String, f64)> = model.iter().cloned().collect();
-                // A Unigram model finds every piece in a text, special ones too: these get names that no text has. Their
-                // ids are known to the tokenizer by then.
+                // A Unigram model finds every piece in a text, special ones too: these get names that no text has.
+                // Their ids are known to the tokenizer by then.
                 for (&id, token) in tokenizer.get_added_tokens_decoder().iter() {
                     if let Some((name, _)) = pieces.get_mut(id as usize).filter(|_| token.special) {
                         *name = format!("\u{ffff}special {id}\u{ffff}");
@@ -114,7 +114,7 @@ impl BytePairs {
         Ok(BytePairs { tokenizer, size, specials, unknown, parts })
     }
 
-    /// The ids that occur are less than this.
+    /// Returns an exclusive upper bound of the token ids.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -138,8 +138,8 @@ impl BytePairs {
         })
     }
 
-    /// Appends the tokens of `text`, without special ones; how many of them the vocabulary does not know. Text that is not
-    /// UTF-8 is an error, and so is one that normalizers make more than `MOST_TOKENS` tokens a byte of.
+    /// Appends the tokens of `text`, without special ones; how many of them the vocabulary does not know. Text that
+    /// is not UTF-8 is an error, and so is one that normalizers make more than `MOST_TOKENS` tokens a byte of.
     pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
         let start = tokens.len();
         let mut rest = self::text(text)?;

@@ -128,7 +128,7 @@ fn covers(model: &Value, unknown: Option<i32>, has: &dyn Fn(&str) -> bool) -> Re
     }
 }
 
-/// Base64 (RFC 4648, section 4).
+/// Decodes base64 (RFC 4648, section 4).
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let value = |c: u8| match c {
         b'A'..=b'Z' => Some(c - b'A'),

@@ -1,5 +1,5 @@
-//! The allow-list of what a pickle of weights may name. Invariant: nothing in it is ever called;
-//! a name maps to a meaning in our own data model, or is refused.
+//! Allow-list of the globals (module and name) that a pickle of weights may refer to. Invariant: no global is ever
+//! called; each allowed name maps to a [`Global`], and every other name is an error.
 
 use super::DType;
 
@@ -12,23 +12,24 @@ pub(super) enum Global {
     RebuildTensor,
     /// `torch._utils._rebuild_parameter{,_with_state}`: (tensor, requires_grad, hooks, ...).
     RebuildParameter,
-    /// `torch.FloatStorage` and the like: the element type in a persistent id.
+    /// `torch.FloatStorage` and similar classes, which state the element type in a persistent id.
     Storage(DType),
     /// `torch.Size`: (tuple).
     Size,
-    /// `copyreg._reconstructor`: (class, object, None), an instance before its state.
+    /// `copyreg._reconstructor`: (class, object, None), an instance whose state follows.
     Reconstructor,
-    /// `builtins.object`, the second argument of the former.
+    /// `builtins.object`, the second argument of `_reconstructor`.
     Object,
-    /// A constructor of plain data (`set`, `torch.device`): its call is kept as it stands.
+    /// A constructor of plain data (`set`, `torch.device`); a call becomes a node with the constructor and its
+    /// arguments.
     Data,
-    /// A class whose instances are kept as inert (class, state) pairs.
+    /// A class; an instance becomes an inert node with the class and the state.
     Class,
     /// A constant (`torch.float32`).
     Constant,
 }
 
-/// Looks a global up by module and name; `None` is refused.
+/// Looks up a global by module and name; `None` if it is not allowed.
 pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
     let found = match (module, name) {
         ("collections", "OrderedDict") => Global::OrderedDict,
@@ -40,7 +41,7 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
         ("copyreg" | "copy_reg", "_reconstructor") => Global::Reconstructor,
         ("builtins" | "__builtin__", "object") => Global::Object,
         ("builtins" | "__builtin__", "set" | "frozenset") => Global::Data,
-        // fair-esm's `.pt` files keep their training arguments so.
+        // fair-esm's `.pt` files contain their training arguments as a Namespace.
         ("argparse", "Namespace") => Global::Class,
         ("__main__", name) if is_identifier(name) => Global::Class,
         (module, name) if is_torch_layer(module) && is_identifier(name) => Global::Class,
@@ -66,7 +67,7 @@ fn storage(name: &str) -> Option<DType> {
     })
 }
 
-/// Element types as values, kept in configs beside the weights.
+/// Looks up the constants for element types (`torch.float32`), which occur in configurations stored with the weights.
 fn constant(name: &str) -> Option<Global> {
     let known = matches!(
         name,
@@ -84,14 +85,14 @@ fn constant(name: &str) -> Option<Global> {
     known.then_some(Global::Constant)
 }
 
-/// `torch.nn.modules` and what lies below it.
+/// Returns whether `module` is `torch.nn.modules` or a submodule of it.
 fn is_torch_layer(module: &str) -> bool {
     module.strip_prefix("torch.nn.modules").is_some_and(|rest| {
         rest.is_empty() || rest.strip_prefix('.').is_some_and(|parts| parts.split('.').all(is_identifier))
     })
 }
 
-/// A plain name: no dots, through which a pickle could reach into another module.
+/// Returns whether `name` is an ASCII identifier. A name with dots could refer to an attribute of another module.
 fn is_identifier(name: &str) -> bool {
     !name.starts_with(|c: char| c.is_ascii_digit())
         && !name.is_empty()

@@ -1,6 +1,5 @@
-//! What a pickle of weights turns into: a table of inert nodes. Invariant: a node is data in our
-//! own terms, never an object of the program that wrote it; containers hold ids, so shared and
-//! cyclic objects cost nothing extra.
+//! A parsed pickle of weights, as a table of inert nodes. Invariant: a node is plain data and never an instance of a
+//! Python class; containers hold node ids, so that shared and cyclic objects need no copies.
 
 use super::DType;
 use super::globals::Global;
@@ -16,7 +15,7 @@ pub(super) enum Node {
     None,
     Bool(bool),
     Int(i64),
-    /// An integer beyond 64 bits, which no size or offset can be.
+    /// An integer of more than 64 bits, which is not valid as a size or offset.
     BigInt,
     Float(f64),
     Str(Box<str>),
@@ -25,44 +24,44 @@ pub(super) enum Node {
     Tuple(Vec<NodeId>),
     Set(Vec<NodeId>),
     Dict(Vec<(NodeId, NodeId)>),
-    /// A name from the allow-list.
+    /// A global of the allow-list.
     Global {
         global: Global,
         module: NodeId,
         name: NodeId,
     },
-    /// torch's persistent id: a storage's key in the file, its type and length.
+    /// PyTorch's persistent id of a storage: its key in the file, element type and number of elements.
     Storage {
         key: NodeId,
         dtype: DType,
         elements: u64,
     },
-    /// A tensor: a view of a storage. `shape` and `stride` are tuples of integers.
+    /// A tensor, which is a view of a storage. `offset` is in elements; `shape` and `stride` are tuples.
     Tensor {
         storage: NodeId,
         offset: u64,
         shape: NodeId,
         stride: NodeId,
     },
-    /// An instance of a class that was never made: its class and its state.
+    /// An instance of a class, represented by class and state; the instance is never created.
     Object {
         class: NodeId,
         state: Option<NodeId>,
     },
 }
 
-/// Why a pickle was not accepted.
+/// Reason why a pickle is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PickleError {
-    /// A global outside the allow-list, or one that was to be called though it is only data.
+    /// A global outside the allow-list, or a call of an allowed global that is not allowed to be called.
     Global(String),
-    /// An opcode outside the allow-list, and where.
+    /// An opcode outside the allow-list, and its byte position.
     Opcode(u8, u64),
-    /// The pickle breaks its own rules at a position.
+    /// The pickle is malformed: what is wrong, and the byte position.
     Malformed(&'static str, u64),
 }
 
-/// A finished pickle.
+/// A parsed pickle.
 #[derive(Debug)]
 pub(super) struct Pickle {
     nodes: Vec<Node>,
@@ -88,7 +87,7 @@ impl Pickle {
         self.nodes.len()
     }
 
-    /// The value of a string key in a dict; the last of equal keys, as in Python.
+    /// Returns the value of a string key in a dict; the last value if the key occurs several times, as in Python.
     pub(super) fn get(&self, dict: NodeId, key: &str) -> Option<NodeId> {
         let Node::Dict(entries) = self.node(dict) else { return None };
         let found = entries.iter().rev().find(|(k, _)| self.str(*k) == Some(key));
@@ -102,7 +101,7 @@ impl Pickle {
         }
     }
 
-    /// `module.name` of a global.
+    /// Returns `module.name` of a global.
     pub(super) fn global_name(&self, id: NodeId) -> Option<String> {
         match self.node(id) {
             Node::Global { module, name, .. } => Some(format!("{}.{}", self.str(*module)?, self.str(*name)?)),

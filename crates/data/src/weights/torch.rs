@@ -1,7 +1,8 @@
-//! Torch zip files (`torch.save` since 1.6): the pickle's tensors joined to the zip's storages.
-//! Invariant: a tensor is handed out only when its storage is in the file with the length that
-//! type and count ask for, and the tensor's last element lies inside it. Source of the layout:
-//! torch/serialization.py, `_save` and `_load`.
+//! Reader of PyTorch's zip files (`torch.save` since 1.6): resolves the tensors of the pickle to byte ranges of the
+//! zip. Invariant: a tensor is returned only if its storage is in the file, has the length that element type and
+//! number of elements require, and contains the tensor's last element. Source of the format: torch/serialization.py,
+//! `_save` and
+//! `_load`.
 
 use super::pickle::{Node, NodeId, Pickle, PickleError};
 use super::source::Source;
@@ -10,11 +11,11 @@ use super::zip::{self, Zip};
 use super::{DType, WeightsError};
 use crate::printable::Name;
 
-/// A pickle of weights names tensors, about 150 bytes each; this much would be 28 000 of them.
+/// Maximum size of a pickle of weights in bytes: 28 000 tensors at about 150 bytes each.
 pub(super) const STATE_LIMIT: u64 = 4 << 20;
-/// Result files hold numbers in the pickle itself.
+/// Maximum size in bytes of the pickle of a result file, which contains the numbers themselves.
 pub(super) const OBJECT_LIMIT: u64 = 256 << 20;
-/// torch's first bytes before the zip format: PROTO 2, LONG1 of ten bytes, `MAGIC_NUMBER`.
+/// First bytes of PyTorch files before the zip format: PROTO 2, LONG1 of ten bytes, `MAGIC_NUMBER`.
 const LEGACY_MAGIC: [u8; 14] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
@@ -24,12 +25,13 @@ pub(super) struct TorchFile {
     pub(super) source: Source,
     pub(super) pickle: Pickle,
     zip: Zip,
-    /// The folder inside the zip that everything lies in.
+    /// Folder inside the zip that contains all entries.
     root: String,
 }
 
 impl TorchFile {
-    /// Reads the directory and the pickle, at most `limit` bytes of it.
+    /// Reads the zip directory and the pickle. Errors if the file is not a PyTorch zip file, if it is TorchScript or
+    /// big-endian, or if the pickle has more than `limit` bytes.
     pub(super) fn open(source: Source, limit: u64) -> Result<TorchFile, WeightsError> {
         let mut magic = [0; 4];
         if source.len() < 4 || source.read_at(0, &mut magic).is_err() || magic != zip::MAGIC {
@@ -59,14 +61,14 @@ impl TorchFile {
         Ok(TorchFile { source, pickle, zip, root })
     }
 
-    /// The tensors of the state dict or module in the file, by name; `file` is their file number.
+    /// Returns the named tensors of the state dict or module in the file; `file` is the file number that they get.
     pub(super) fn tensors(&self, file: usize) -> Result<Vec<Tensor>, WeightsError> {
         let named = super::state_dict::named_tensors(&self.pickle)
             .map_err(|why| WeightsError::NotWeights { path: self.source.path().to_owned(), why })?;
         named.into_iter().map(|(name, node)| self.tensor(name, node, file)).collect()
     }
 
-    /// Checks a tensor node against its storage and gives it a place in the file.
+    /// Checks a tensor node against its storage and returns the tensor with its byte offset in the file.
     pub(super) fn tensor(&self, name: String, node: NodeId, file: usize) -> Result<Tensor, WeightsError> {
         let unsupported = |why: &str| WeightsError::Unsupported {
             path: self.source.path().to_owned(),
@@ -95,7 +97,8 @@ impl TorchFile {
         Ok(Tensor { name, dtype, shape, layout, file, offset: start + offset * dtype.size() })
     }
 
-    /// Where a storage's bytes begin, once its length is what it should be.
+    /// Returns the offset of a storage's bytes in the file; errors if the storage is missing or has another length than
+    /// `elements` elements of `dtype`.
     fn storage_start(
         &self,
         key: NodeId,
@@ -126,7 +129,7 @@ impl TorchFile {
         }
     }
 
-    /// A tuple of sizes.
+    /// Returns a tuple of non-negative integers; `None` for other nodes and for more than [`MAX_DIMENSIONS`] items.
     fn sizes(&self, tuple: NodeId) -> Option<Vec<u64>> {
         let Node::Tuple(items) = self.pickle.node(tuple) else { return None };
         if items.len() > MAX_DIMENSIONS {
@@ -140,7 +143,7 @@ impl TorchFile {
     }
 }
 
-/// Names a file that is no zip, without trusting anything in it.
+/// Returns the error for a file that is not a zip file, with the format if it is recognized.
 fn explain_foreign(source: &Source) -> WeightsError {
     let head_len = source.len().min(STATE_LIMIT);
     let head = match source.read_vec(0, head_len, STATE_LIMIT, "its beginning") {
@@ -150,7 +153,7 @@ fn explain_foreign(source: &Source) -> WeightsError {
     if head.starts_with(&LEGACY_MAGIC) {
         return WeightsError::LegacyTorch { path: source.path().to_owned() };
     }
-    // A bare pickle holds no weights, but what it wanted to run deserves its name.
+    // A bare pickle is not a supported file, but if it refers to a refused global, the error names that global.
     if let Err(error @ PickleError::Global(_)) = Pickle::parse(&head) {
         return at_file(error, source);
     }
@@ -180,8 +183,8 @@ fn read_entry(source: &Source, zip: &Zip, name: &str, limit: u64) -> Result<Opti
     source.read_vec(start, size, limit, &format!("`{name}`")).map(Some)
 }
 
-/// Elements from a view's first to its last, both counted; 0 for an empty view. `None` when the
-/// view's element count or bytes overflow.
+/// Returns the number of storage elements from the first to the last element of a view, inclusive; 0 for an empty view.
+/// `None` if the number of elements, their size in bytes or the extent overflows.
 fn extent(shape: &[u64], stride: &[u64]) -> Option<u64> {
     let elements = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size))?;
     elements.checked_mul(8)?;
@@ -192,13 +195,13 @@ fn extent(shape: &[u64], stride: &[u64]) -> Option<u64> {
     steps.try_fold(1u64, |sum, step| sum.checked_add(step?))
 }
 
-/// The layout, when it is row-major or a 2-D view with one unit stride.
+/// Returns the layout of a view that is row-major, or that is two-dimensional with a unit stride; otherwise `None`.
 fn layout(shape: &[u64], stride: &[u64]) -> Option<Layout> {
-    // Without elements there are no steps, and sizes may be any.
+    // The strides of an empty tensor are never used.
     if shape.contains(&0) {
         return Some(Layout::Contiguous);
     }
-    // Dimensions of one element have no step.
+    // The stride of a dimension of size 1 is never used.
     let wide: Vec<(u64, u64)> =
         shape.iter().copied().zip(stride.iter().copied()).filter(|&(size, _)| size != 1).collect();
     let mut inner = 1;

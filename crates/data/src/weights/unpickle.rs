@@ -1,16 +1,15 @@
-//! A pickle interpreter that cannot run anything. Invariant: opcodes and globals outside the
-//! allow-lists end it with an error that names them, and its memory is linear in the pickle's
-//! length: an opcode makes at most three nodes and copies only bytes that stand in the pickle.
-//! Source of the opcodes: CPython's Lib/pickletools.py.
+//! Pickle interpreter that executes no code. Invariant: an opcode or global outside the allow-lists is an error that
+//! names it, and memory is linear in the length of the pickle: an opcode creates at most three nodes and copies only
+//! bytes of the pickle. Source of the opcodes: CPython's Lib/pickletools.py.
 
 use std::collections::BTreeMap;
 
 use super::globals::{self, Global};
 use super::pickle::{Node, NodeId, PickleError};
 
-/// Interprets `bytes` up to STOP; returns all nodes and the root.
+/// Interprets `bytes` up to STOP and returns all nodes and the id of the root.
 pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId), PickleError> {
-    // So that node ids, of which there are at most as many as bytes, fit 32 bits.
+    // Node ids have 32 bits, and the number of nodes is at most the number of bytes.
     if u32::try_from(bytes.len()).is_err() {
         return Err(PickleError::Malformed("more than 4 GiB", 0));
     }
@@ -32,7 +31,7 @@ struct Machine<'a> {
     at: usize,
     nodes: Vec<Node>,
     stack: Vec<NodeId>,
-    /// Stack heights at each open MARK.
+    /// Height of the stack at each open MARK, the innermost last.
     marks: Vec<usize>,
     memo: BTreeMap<u32, NodeId>,
 }
@@ -45,7 +44,7 @@ impl<'a> Machine<'a> {
         match opcode {
             b'.' => return Ok(true),
             0x80 => self.protocol()?,
-            // FRAME only groups reads.
+            // FRAME is a hint for buffered reading; its length is ignored.
             0x95 => drop(self.take_array::<8>()?),
             b'N' | 0x88 | 0x89 | b'J' | b'K' | b'M' | 0x8a | 0x8b | b'G' => self.scalar(opcode)?,
             b'X' | 0x8c | 0x8d | b'U' | b'T' | b'C' | b'B' | 0x8e | 0x96 => self.text(opcode)?,
@@ -55,7 +54,7 @@ impl<'a> Machine<'a> {
             b'q' | b'r' | b'h' | b'j' | 0x94 => self.memoise(opcode)?,
             b'c' => self.global()?,
             0x93 => self.stack_global()?,
-            // INST names a class too: it is refused by that name, or, were it allowed, as an opcode.
+            // INST names a class: an error names the class if it is not allowed, and otherwise the opcode.
             b'i' => {
                 self.global()?;
                 return Err(PickleError::Opcode(opcode, start as u64));
@@ -104,7 +103,7 @@ impl<'a> Machine<'a> {
         let node = match (opcode, std::str::from_utf8(bytes)) {
             (b'X' | 0x8c | 0x8d | b'U' | b'T', Ok(text)) => Node::Str(text.into()),
             (b'X' | 0x8c | 0x8d, Err(_)) => return Err(self.wrong("a string that is not UTF-8")),
-            // Python 2's str: bytes when they are no text.
+            // Bytes, and strings of Python 2 that are not UTF-8.
             _ => Node::Bytes(bytes.into()),
         };
         self.push(node);
@@ -131,7 +130,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// APPEND(S), SETITEM(S) and ADDITEMS: the container lies below the items.
+    /// APPEND(S), SETITEM(S) and ADDITEMS: adds items to the container, which is below them on the stack.
     fn fill(&mut self, opcode: u8) -> Result<(), PickleError> {
         let (items, pairs) = match opcode {
             b'a' => (self.pop_many(1)?, Vec::new()),
@@ -177,7 +176,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// GLOBAL: two lines of text.
+    /// GLOBAL: module and name are two lines of text.
     fn global(&mut self) -> Result<(), PickleError> {
         let module = self.line()?;
         let name = self.line()?;
@@ -185,7 +184,7 @@ impl<'a> Machine<'a> {
         self.push_global(module, name)
     }
 
-    /// STACK_GLOBAL: two strings from the stack.
+    /// STACK_GLOBAL: module and name are two strings on the stack.
     fn stack_global(&mut self) -> Result<(), PickleError> {
         let name = self.pop()?;
         let module = self.pop()?;
@@ -232,7 +231,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// REDUCE: what the call of an allowed global means here. Nothing is called.
+    /// REDUCE: replaces the call of an allowed global by an equivalent node. Nothing is called.
     fn reduce(&mut self) -> Result<(), PickleError> {
         let args_id = self.pop()?;
         let callee = self.pop()?;
@@ -247,7 +246,7 @@ impl<'a> Machine<'a> {
             (Global::RebuildTensor, &[storage, offset, shape, stride, ..]) => {
                 self.tensor(storage, offset, shape, stride)?
             }
-            // The parameter is its tensor, and torch.Size the tuple of its argument.
+            // A parameter is represented by its tensor, and torch.Size by its argument, a tuple.
             (Global::RebuildParameter, &[inner, ..]) | (Global::Size, &[inner]) => {
                 self.stack.push(inner);
                 return Ok(());
@@ -275,7 +274,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// NEWOBJ: class and arguments give an instance without state.
+    /// NEWOBJ: replaces class and arguments by an instance without state; the arguments are ignored.
     fn new_object(&mut self) -> Result<(), PickleError> {
         self.pop()?;
         let class = self.pop()?;
@@ -293,8 +292,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// BUILD: gives an instance its state. A dict's own attributes (`_metadata` of a state dict)
-    /// are no weights.
+    /// BUILD: sets the state of an instance. The attributes of a dict (`_metadata` of a state dict) are ignored,
+    /// because they contain no weights.
     fn build(&mut self) -> Result<(), PickleError> {
         let state = self.pop()?;
         let target = self.top()?;
@@ -318,7 +317,7 @@ impl<'a> Machine<'a> {
     }
 
     fn add(&mut self, node: Node) -> NodeId {
-        // Fits: an opcode of n bytes adds at most n nodes, and the pickle is below 4 GiB.
+        // The cast is lossless: an opcode of n bytes adds at most n nodes, and the pickle has less than 4 GiB.
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(node);
         id
@@ -329,7 +328,7 @@ impl<'a> Machine<'a> {
         self.stack.push(id);
     }
 
-    /// The lowest stack index that belongs to the innermost open MARK.
+    /// Returns the lowest stack index above the innermost open MARK; values below it must not be popped.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }
@@ -354,7 +353,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// All values above the innermost MARK, and the MARK itself.
+    /// Removes the innermost MARK and returns all values above it.
     fn pop_mark(&mut self) -> Result<Vec<NodeId>, PickleError> {
         let mark = self.marks.pop().ok_or_else(|| self.wrong("a mark that was never set"))?;
         Ok(self.stack.split_off(mark))
@@ -382,14 +381,14 @@ impl<'a> Machine<'a> {
         Ok(array)
     }
 
-    /// A little-endian length of N bytes; `take` checks it against what is left.
+    /// Reads a little-endian length of N bytes; `take` later checks it against the remaining bytes.
     fn length<const N: usize>(&mut self) -> Result<usize, PickleError> {
         let mut wide = [0; 8];
         wide[..N].copy_from_slice(self.take(N)?);
         usize::try_from(u64::from_le_bytes(wide)).map_err(|_| self.wrong("a length that is too large"))
     }
 
-    /// Text up to a newline.
+    /// Reads text up to a newline, which is removed, and so is a carriage return before it.
     fn line(&mut self) -> Result<Box<str>, PickleError> {
         let rest = &self.bytes[self.at..];
         let len = rest.iter().position(|&b| b == b'\n').ok_or_else(|| self.wrong("a line without an end"))?;
@@ -408,7 +407,7 @@ fn pair_up(items: Vec<NodeId>) -> Vec<(NodeId, NodeId)> {
     items.as_chunks::<2>().0.iter().map(|&[key, value]| (key, value)).collect()
 }
 
-/// LONG1 and LONG4: little-endian two's complement of any length.
+/// Decodes the integer of LONG1 and LONG4: little-endian two's complement of any length.
 fn long(bytes: &[u8]) -> Node {
     if bytes.len() > 8 {
         return Node::BigInt;

@@ -1,9 +1,9 @@
-//! The part of zip that torch files use: a directory of entries stored as they are. Invariant: an
-//! entry is handed out only if its bytes lie inside the file, and memory stays below a few times
-//! the directory's size. Source: PKWARE APPNOTE 6.3.10, sections 4.3.7, 4.3.12 and 4.3.14 to 4.3.16.
+//! Reader of the part of the zip format that PyTorch uses: a directory of uncompressed entries. Invariant: an entry is
+//! returned only if its bytes are inside the file, and memory is at most a few times the size of the directory. Source:
+//! PKWARE APPNOTE 6.3.10, sections 4.3.7, 4.3.12 and 4.3.14 to 4.3.16.
 //!
-//! Own code rather than a crate: what is needed is the position of stored bytes, about 100 lines;
-//! a general reader brings decompression, encryption and recovery that must not happen here.
+//! This is not a general zip crate, because only the positions of uncompressed bytes are needed, and decompression,
+//! decryption and recovery of damaged archives must not happen here.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +20,10 @@ const END_BYTES: u64 = 22;
 const LOCATOR64_BYTES: u64 = 20;
 const CENTRAL_BYTES: usize = 46;
 const LOCAL_BYTES: u64 = 30;
-/// A directory of 64 MiB would list half a million storages.
+/// Maximum size of the central directory in bytes, enough for half a million storages.
 const DIRECTORY_LIMIT: u64 = 64 << 20;
 
-/// What every zip file begins with (an entry's local header).
+/// First bytes of a zip file: the signature of the first entry's local header.
 pub(super) const MAGIC: [u8; 4] = LOCAL_SIGNATURE.to_le_bytes();
 
 /// The entries of a zip file by name.
@@ -32,16 +32,19 @@ pub(super) struct Zip {
     entries: BTreeMap<String, Entry>,
 }
 
-/// One entry, as the central directory has it.
+/// An entry of the central directory.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
+    /// Whether the bytes are neither compressed nor encrypted.
     stored: bool,
+    /// Size in bytes.
     size: u64,
+    /// File offset of the local header.
     header: u64,
 }
 
 impl Zip {
-    /// Reads the central directory.
+    /// Reads the central directory. Errors if it is damaged, outside the file, or lists a name twice.
     pub(super) fn open(source: &Source) -> Result<Zip, WeightsError> {
         let (offset, size, end) = find_directory(source)?;
         if offset.checked_add(size).is_none_or(|directory_end| directory_end > end) {
@@ -61,12 +64,13 @@ impl Zip {
         Ok(Zip { entries })
     }
 
-    /// The entries' names, sorted.
+    /// Returns the names of all entries in sorted order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// Position and size of an entry's bytes in the file; `None` when there is no such entry.
+    /// Returns file offset and size of an entry's bytes; `None` if no entry has this name. Errors if the entry is
+    /// compressed or encrypted, or reaches past the end of the file.
     pub(super) fn locate(&self, source: &Source, name: &str) -> Result<Option<(u64, u64)>, WeightsError> {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
         if !entry.stored {
@@ -78,7 +82,8 @@ impl Zip {
             let what = format!("the zip header of `{}` is not where the directory says", Name(name));
             return Err(source.malformed(what));
         }
-        // The local header's own name and extra field (torch pads the latter to align storages).
+        // The local header repeats the name and has its own extra field, which PyTorch pads to align storages; the
+        // lengths in the central directory may differ.
         let skip = [26, 28].map(|at| u64::from(u16_at(&header, at).unwrap_or(0)));
         let start = entry.header + LOCAL_BYTES + skip[0] + skip[1];
         let expected = start.saturating_add(entry.size);
@@ -93,14 +98,15 @@ impl Zip {
     }
 }
 
-/// Offset and size of the central directory, and where the records behind it begin.
+/// Returns offset and size of the central directory, and the offset of the end record that follows it.
 fn find_directory(source: &Source) -> Result<(u64, u64, u64), WeightsError> {
     let missing =
         || source.malformed("the zip directory at its end is missing, so the file is cut short or no zip file");
     let tail_len = source.len().min(END_BYTES + u64::from(u16::MAX));
     let tail_start = source.len() - tail_len;
     let tail = source.read_vec(tail_start, tail_len, tail_len, "the end")?;
-    // The record is followed by a comment of the length it states; torch writes none.
+    // The end record is followed by a comment whose length it states (PyTorch writes none). The search goes backwards
+    // and accepts a signature only if the stated length reaches exactly to the end of the file.
     let at = (0..tail.len().saturating_sub(END_BYTES as usize - 1))
         .rev()
         .find(|&at| {
@@ -118,7 +124,7 @@ fn find_directory(source: &Source) -> Result<(u64, u64, u64), WeightsError> {
     find_directory64(source, end)
 }
 
-/// The same from the zip64 records, which lie before the plain end record at `end`.
+/// Returns the result of [`find_directory`] from the zip64 records, which precede the plain end record at `end`.
 fn find_directory64(source: &Source, end: u64) -> Result<(u64, u64, u64), WeightsError> {
     let bad = || source.malformed("its zip64 end record is missing or wrong");
     let mut locator = [0; LOCATOR64_BYTES as usize];
@@ -138,7 +144,7 @@ fn find_directory64(source: &Source, end: u64) -> Result<(u64, u64, u64), Weight
     }
 }
 
-/// One central directory entry and what follows it.
+/// Parses the first entry of the central directory and returns its name, the entry, and the remaining bytes.
 fn parse_entry(bytes: &[u8]) -> Option<(String, Entry, &[u8])> {
     if u32_at(bytes, 0)? != CENTRAL_SIGNATURE {
         return None;
@@ -150,7 +156,7 @@ fn parse_entry(bytes: &[u8]) -> Option<(String, Entry, &[u8])> {
     let name = bytes.get(CENTRAL_BYTES..CENTRAL_BYTES + name_len)?;
     let extra = bytes.get(CENTRAL_BYTES + name_len..CENTRAL_BYTES + name_len + extra_len)?;
     let rest = bytes.get(CENTRAL_BYTES + name_len + extra_len + comment_len..)?;
-    // In the zip64 extra field stand, in this order, only those values that are 2^32 - 1 above.
+    // The zip64 extra field contains, in this order, only the values whose 32-bit fields are 2^32 - 1.
     let mut wide = zip64_extra(extra).unwrap_or(&[]);
     let mut widen = |value: u32| match value {
         u32::MAX => {
@@ -161,13 +167,13 @@ fn parse_entry(bytes: &[u8]) -> Option<(String, Entry, &[u8])> {
         _ => Some(u64::from(value)),
     };
     let (size, packed, header) = (widen(size)?, widen(packed)?, widen(header)?);
-    // Flag bit 0 says encrypted; method 0 says stored.
+    // Flag bit 0 means encrypted; method 0 means stored without compression.
     let stored = method == 0 && flags & 1 == 0 && size == packed;
     let name = std::str::from_utf8(name).ok()?.to_owned();
     Some((name, Entry { stored, size, header }, rest))
 }
 
-/// The body of the extra field with id 1.
+/// Returns the body of the zip64 extra field (id 1), if present.
 fn zip64_extra(mut extra: &[u8]) -> Option<&[u8]> {
     loop {
         let (id, len) = (u16_at(extra, 0)?, usize::from(u16_at(extra, 2)?));

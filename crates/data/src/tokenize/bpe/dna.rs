@@ -1,69 +1,70 @@
-//! The own encoder: byte-pair encoding of DNA in one walk from left to right. Invariant: the ids are
-//! those of the merge rules applied one by one, for every input.
+//! Table-based BPE encoder for DNA that reads a word from left to right. Invariant: for every input, the ids are the
+//! result of applying the merge rules one by one.
 //!
-//! An encoding is the one way to cut a word into pieces of which every two neighbours fit
-//! ([`Neighbours`]). So the walk takes the longest piece that fits the one before it, and steps back
-//! where none does. The cut of a prefix is as unique as that of the whole: no place is reached
-//! twice, and the work grows with the length of the word, whatever is in it.
+//! The encoding is the only segmentation of a word in which every two adjacent pieces fit ([`Neighbours`]). The encoder
+//! therefore takes the longest piece that fits the previous piece, and backtracks where no piece fits. The segmentation
+//! of a prefix is unique too, so no position is reached twice, and the work is linear in the length of the word for any
+//! content.
 //!
-//! The idea of cutting by pairs instead of merging is that of GitHub's `bpe` crate; the table of all
-//! pairs and the windows of eight letters are possible because the alphabet has four letters.
+//! Segmenting by pairs instead of merging is the idea of GitHub's `bpe` crate; the table of all pairs and the windows
+//! of eight letters are possible because the alphabet has at most four letters.
 
 use super::neighbours::Neighbours;
 use super::rules::Rules;
 
-/// The letters of a window: two bits each.
+/// Number of letters that index the table of longest pieces, two bits each.
 const WINDOW: usize = 8;
-/// Stands for "no piece".
+/// Represents the absence of a piece.
 const NONE: u16 = u16::MAX;
 
 /// The tables of the encoder.
 pub(super) struct Dna {
     pieces: Vec<Piece>,
     neighbours: Neighbours,
-    /// By the next eight letters: the longest piece they start with, or, from `pieces.len()` on,
-    /// the place in `long`.
+    /// Indexed by the code of the next eight letters: the longest piece that they start with, or, for values from
+    /// `pieces.len()` on, `pieces.len()` plus an index in `long`.
     longest: Vec<u16>,
     long: Vec<Long>,
-    /// The letters; the last one repeated if there are fewer than four.
+    /// The letters of the alphabet; the last letter is repeated if there are fewer than four.
     letters: [u8; 4],
-    /// Bits of a letter from here on tell it from the others.
+    /// Right shift after which the lowest two bits of a letter identify it.
     shift: u32,
     other: [Other; 256],
+    /// Ids of `[CLS]` and `[SEP]`.
     ends: [i32; 2],
     unknown: i32,
 }
 
 struct Piece {
     id: i32,
-    /// The longest shorter piece that it starts with.
+    /// The longest other piece that is a prefix of this piece, or [`NONE`].
     shorter: u16,
     len: u16,
 }
 
-/// The pieces of more than eight letters that start with the same eight.
+/// The pieces of more than eight letters that share their first eight letters.
 struct Long {
-    /// The longest first.
+    /// Number and text of each piece, the longest first.
     pieces: Vec<(u16, Vec<u8>)>,
-    /// The longest of the others.
+    /// The longest piece of at most eight letters that the shared letters start with.
     short: u16,
 }
 
-/// What a byte that is no letter is.
+/// Class of a byte that is not a letter of the alphabet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Other {
-    /// A character that is unknown.
+    /// An unknown ASCII character, encoded as the unknown token.
     Unknown,
-    /// A blank: it parts words and has no token.
+    /// ASCII whitespace, which separates words and has no token.
     Blank,
-    /// Part of a character of several bytes.
+    /// Part of a multibyte UTF-8 character.
     Multibyte,
-    /// The first byte of a token with its own markup.
+    /// The first byte of an added token such as `[MASK]`.
     Markup,
 }
 
 impl Dna {
-    /// The encoder of `rules`; why it cannot follow them, if so.
+    /// Builds the encoder of `rules`. Errors with the reason if the tables cannot represent them.
     pub(super) fn new(rules: &Rules) -> Result<Self, &'static str> {
         if rules.texts.iter().any(|text| text.len() > usize::from(u16::MAX)) {
             return Err("a piece is too long");
@@ -85,8 +86,8 @@ impl Dna {
         Ok(new)
     }
 
-    /// Appends the tokens of `sequence`, ends included; how many are unknown. None, and nothing
-    /// appended, if there may be a token with its own markup in it.
+    /// Appends the token ids of `sequence`, including `[CLS]` and `[SEP]`, and returns the number of unknown tokens.
+    /// Returns `None`, with nothing appended, if the sequence contains the first byte of an added token.
     pub(super) fn encode(&self, sequence: &[u8], tokens: &mut Vec<i32>) -> Option<usize> {
         let before = tokens.len();
         let mut unknown = 0;
@@ -120,12 +121,12 @@ impl Dna {
         Some(unknown)
     }
 
-    /// Appends the ids of a word of letters.
+    /// Appends the token ids of a word, which consists of letters of the alphabet only.
     fn word(&self, word: &[u8], tokens: &mut Vec<i32>) {
         if word.is_empty() {
             return;
         }
-        // Pieces first, ids at the end: a step back must know the pieces.
+        // `tokens` holds piece numbers until the end, because backtracking needs the pieces and not their ids.
         let start = tokens.len();
         let mut at = 0;
         let mut last = self.neighbours.edge();
@@ -143,7 +144,7 @@ impl Dna {
             }
             piece = self.pieces[usize::from(piece)].shorter;
             while piece == NONE {
-                // A word always has an encoding, so the way back ends before the first piece does.
+                // A word always has an encoding, so backtracking never runs out of pieces; `return` is unreachable.
                 let Some(wrong) = tokens.pop() else { return };
                 let wrong = &self.pieces[wrong as usize];
                 at -= usize::from(wrong.len);
@@ -156,7 +157,7 @@ impl Dna {
         }
     }
 
-    /// The longest piece that `word`, which is not empty, starts with.
+    /// Returns the longest piece that is a prefix of `word`, which must not be empty.
     #[inline]
     fn longest(&self, word: &[u8]) -> u16 {
         let window = match word.first_chunk() {
@@ -178,27 +179,28 @@ impl Dna {
         piece
     }
 
-    /// The two bits of each of eight letters, the first lowest.
+    /// Packs eight letters into 16 bits, two bits each, the first letter in the lowest bits.
     #[inline]
     fn code(&self, letters: [u8; WINDOW]) -> usize {
+        // Each step halves the number of groups of bits: 8 groups of 2, 4 of 4, 2 of 8, 1 of 16.
         let bits = u64::from_le_bytes(letters) >> self.shift & 0x0303_0303_0303_0303;
         let bits = (bits | bits >> 6) & 0x000f_000f_000f_000f;
         let bits = (bits | bits >> 12) & 0x0000_00ff_0000_00ff;
         ((bits | bits >> 24) & 0xffff) as usize
     }
 
-    /// How many letters `text` starts with.
+    /// Returns the length of the longest prefix of `text` that consists of letters of the alphabet.
     fn letters_at_start(&self, text: &[u8]) -> usize {
         let [a, b, c, d] = self.letters;
         let letter = |&x: &u8| (x == a) | (x == b) | (x == c) | (x == d);
-        // In blocks without a branch inside: the compiler compares a vector at a time.
+        // Blocks of 64 bytes without a branch inside, so that the compiler vectorizes the comparisons.
         let blocks =
             text.chunks_exact(64).take_while(|block| block.iter().fold(true, |all, x| all & letter(x)));
         let whole = 64 * blocks.count();
         whole + text[whole..].iter().position(|x| !letter(x)).unwrap_or(text.len() - whole)
     }
 
-    /// Sets `longest`, shorter pieces first, so that longer ones overwrite them.
+    /// Fills `longest` and `long` in the order of increasing length, so that longer pieces overwrite shorter pieces.
     fn fill_longest(&mut self, texts: &[Vec<u8>]) {
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|&piece| texts[piece].len());
@@ -231,7 +233,7 @@ impl Dna {
     }
 }
 
-/// The pieces with the next shorter ones that they start with.
+/// Returns the pieces of `rules`, each with the longest other piece that is a prefix of it.
 fn pieces(rules: &Rules) -> Vec<Piece> {
     let by_text: std::collections::HashMap<&[u8], u16> =
         rules.texts.iter().map(Vec::as_slice).zip(0..).collect();
@@ -243,15 +245,15 @@ fn pieces(rules: &Rules) -> Vec<Piece> {
     rules.texts.iter().zip(&rules.ids).map(piece).collect()
 }
 
-/// How far to the right the two bits are that differ between any two of `letters`.
+/// Returns the lowest right shift after which the lowest two bits differ between any two of `letters`, if one exists.
 fn shift(letters: &[u8]) -> Option<u32> {
     let code = |shift: u32, letter: u8| 1_u8 << (letter >> shift & 3);
     let different = |&shift: &u32| letters.iter().fold(0, |seen, &x| seen | code(shift, x)).count_ones();
     (0..7).find(|shift| different(shift) as usize == letters.len())
 }
 
-/// What each byte is when it is no letter. The regular expression of the pre-tokenizer counts as
-/// blank what Unicode does: of ASCII, the tab to the carriage return and the space.
+/// Returns the class of each byte that is not a letter. The pre-tokenizer's regular expression uses Unicode's
+/// definition of whitespace, which in ASCII is tab to carriage return and the space.
 fn others(markup: &[u8]) -> [Other; 256] {
     let mut table = [Other::Unknown; 256];
     table[0x80..].fill(Other::Multibyte);
@@ -261,8 +263,8 @@ fn others(markup: &[u8]) -> [Other; 256] {
     table
 }
 
-/// The characters in a run of bytes that are not ASCII, blanks excepted. What is not UTF-8 counts as
-/// the replacement characters it is decoded to.
+/// Returns the number of non-whitespace characters in a run of non-ASCII bytes. Invalid UTF-8 counts as the number of
+/// replacement characters that it is decoded to.
 #[cold]
 fn visible(bytes: &[u8]) -> usize {
     String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_whitespace()).count()

@@ -1,6 +1,6 @@
-//! What a `tokenizer.json` may ask of the `tokenizers` crate. Invariant: what passes makes the crate neither
-//! panic nor run a pattern of the file's, gives at most three tokens a byte, and ids that fit an embedding
-//! table; what encoding has no use for does not reach the crate.
+//! Validates a `tokenizer.json` before the `tokenizers` crate parses it. Invariant: with an accepted file the crate
+//! does not panic and runs no regular expression of the file, an encoding has at most three tokens per byte and ids
+//! that fit an embedding table; components that encoding does not use are removed.
 
 use std::error::Error;
 
@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 /// Why a file is refused.
 pub(super) type Refusal = Box<dyn Error + Send + Sync>;
 
-/// Ids are less: the crate counts up to the largest. DNABERT-2 has 4096 tokens.
+/// Exclusive upper bound of token ids, because the crate iterates up to the largest id. DNABERT-2 has 4096 tokens.
 const MOST_IDS: u64 = 1 << 20;
 
-/// What the crate gets of the file: without truncation, padding and decoder, which concern the training of
-/// its authors and the way back to text, and with the crate's own template for pairs.
+/// Checks a `tokenizer.json` and returns it for the crate: without truncation and padding, which are settings of the
+/// authors' training, without the decoder from ids to text, and with the crate's default template for pairs.
 pub(super) fn checked(bytes: &[u8]) -> Result<Vec<u8>, Refusal> {
     let mut file: Value = serde_json::from_slice(bytes)?;
     check(&file)?;
@@ -59,8 +59,8 @@ fn check(file: &Value) -> Result<(), &'static str> {
     rules.into_iter().find(|(kept, _)| !kept).map_or(Ok(()), |(_, why)| Err(why))
 }
 
-/// Whether both parts of a merge, which stand beside each other in an array or around a blank, make a token.
-/// What is no merge at all is left to the crate.
+/// Returns whether the product of a merge, written as an array of two strings or as a string with a space between the
+/// parts, is in the vocabulary. Also true for a value of any other form, which the crate reports.
 pub(crate) fn makes_token(merge: &Value, vocab: &Map<String, Value>) -> bool {
     let parts = match merge {
         Value::String(text) => text.split_once(' '),
@@ -69,7 +69,8 @@ pub(crate) fn makes_token(merge: &Value, vocab: &Map<String, Value>) -> bool {
     parts.is_none_or(|(left, right)| vocab.contains_key(&(left.to_owned() + right)))
 }
 
-/// Whether it is one of the two forms of `[CLS] A [SEP]`. Which ids these are is compared by encoding.
+/// Returns whether the post-processor is one of the two forms of `[CLS] A [SEP]`. The ids of `[CLS]` and `[SEP]` are
+/// checked later, by encoding an empty sequence.
 fn puts_ends(processor: &Value) -> bool {
     let special = &processor["special_tokens"];
     let is_one_id = |name: &str| special[name]["ids"].as_array().is_some_and(|ids| ids.len() == 1);

@@ -1,43 +1,44 @@
-//! Which pieces may stand beside each other in an encoding. Invariant: `fits(a, b)` is true exactly
-//! if the encoding of the letters of `a` followed by those of `b` is `a` `b`.
+//! Table of the pairs of pieces that may be adjacent in an encoding. A piece is a token of the merge rules: a letter
+//! or the result of a merge. Invariant: `fits(a, b)` is true if and only if the BPE encoding of the text of `a`
+//! followed by the text of `b` is `a` `b`.
 //!
-//! Byte-pair encoding merges, again and again, the leftmost of the adjacent pairs that make the
-//! oldest piece. A boundary between two letters that survives to the end never matters to what
-//! happens on its other side; so an encoding is right if and only if every two neighbours in it are
-//! the encoding of their own letters. (Proof idea: run the merges on the whole and on the two sides
-//! alone, in step; they differ only at the first merge across the boundary.)
+//! BPE repeatedly applies the merge of lowest rank that is possible, at its leftmost position. If no merge ever crosses
+//! the boundary between two letters, then neither side of the boundary affects the merges on the other side. Therefore
+//! an encoding is correct if and only if every two adjacent pieces are the encoding of their own text. (Proof idea: run
+//! the merges on the whole text and, in parallel, on the two sides alone; they first differ at a merge that crosses the
+//! boundary.)
 //!
-//! Pieces are numbered by age. Let V(a, b) say that the boundary lives until `a` and `b` are whole.
-//! Undo the later of the two merges that made them:
+//! Pieces are numbered in the order of the ranks of their merges. Let V(a, b) be true if no merge crosses the boundary
+//! before `a` and `b` are complete. V follows by undoing the later of the two merges that made `a` and `b`:
 //!
-//! * `a` = (x, r) made last: V(a, b) = V(r, b), unless (r, b) merges before `a` is made;
-//! * `b` = (l, y) made last: V(a, b) = V(a, l), unless (a, l) merges before `b` is made. When `a`
-//!   and `b` are the same piece, `b` is made last, since it is to the right; and when (a, l) is the
-//!   pair that makes `b` it comes first, since it is to the left.
+//! * `a` = (x, r) made last: V(a, b) = V(r, b), and false if (r, b) merges before `a` is made;
+//! * `b` = (l, y) made last: V(a, b) = V(a, l), and false if (a, l) merges before `b` is made. When `a`
+//!   and `b` are equal, `b` is made last, because it is on the right. When (a, l) is the pair that makes
+//!   `b`, this merge is applied first, because it is on the left.
 //!
-//! Then `a` and `b` fit if V(a, b) and they do not merge. So a row of the table begins as that of
-//! the right part of its piece and goes on from itself.
+//! `a` and `b` fit if V(a, b) is true and they do not merge. So the first part of the table row of `a` (pieces `b` with
+//! lower numbers) is derived from the row of `r`, and the rest from earlier bits of the row itself.
 
 use super::rules::Rules;
 
 const BITS: usize = u64::BITS as usize;
 
-/// A bit for each pair of pieces; a row for each left one, and one for the edge of a word.
+/// Bit matrix of the pairs of pieces that fit: a row for each left piece, and a last row for the start of a word.
 pub(super) struct Neighbours {
     bits: Vec<u64>,
-    /// Words in a row.
+    /// Number of 64-bit words in a row.
     width: usize,
 }
 
-/// That a piece merges with `right` to `product`.
+/// A merge of a given left piece with `right` to the piece `product`.
 struct Merge {
     right: usize,
     product: usize,
 }
 
 impl Neighbours {
-    /// The table of `rules`. An error if a piece is not the encoding of its own letters: the table
-    /// speaks only of pieces that occur.
+    /// Builds the table of `rules`. Errors if a piece is not the encoding of its own text, because the argument of the
+    /// module documentation holds only for pieces that can occur in an encoding.
     pub(super) fn new(rules: &Rules) -> Result<Self, &'static str> {
         let (pieces, letters) = (rules.texts.len(), rules.letters.len());
         let width = pieces.div_ceil(BITS);
@@ -45,7 +46,7 @@ impl Neighbours {
         for (product, &(left, right)) in (letters..).zip(&rules.merges) {
             merges[usize::from(left)].push(Merge { right: usize::from(right), product });
         }
-        // Of each piece, its left part; of a letter, nothing that is looked at.
+        // The left part of each piece. The zeros of the letters are never read: `continue_row` starts behind them.
         let lefts: Vec<usize> = vec![0; letters]
             .into_iter()
             .chain(rules.merges.iter().map(|&(left, _)| usize::from(left)))
@@ -53,7 +54,7 @@ impl Neighbours {
         let mut new = Neighbours { bits: vec![0; (pieces + 1) * width], width };
         for piece in 0..pieces {
             match piece.checked_sub(letters) {
-                // Between two letters there is a boundary from the start.
+                // V is true for two letters: they are complete before the first merge.
                 None => (0..letters).for_each(|letter| new.set(piece, letter)),
                 Some(merge) => {
                     let right = usize::from(rules.merges[merge].1);
@@ -67,19 +68,19 @@ impl Neighbours {
         Ok(new)
     }
 
-    /// The piece that stands for the edge of a word: every piece fits behind it.
+    /// Returns the row number of the start of a word, after which every piece fits.
     pub(super) fn edge(&self) -> usize {
         self.bits.len() / self.width - 1
     }
 
-    /// Whether `left` and `right` may be neighbours.
+    /// Returns whether `right` may follow `left` in an encoding.
     #[inline]
     pub(super) fn fits(&self, left: usize, right: usize) -> bool {
         self.bits[left * self.width + right / BITS] >> (right % BITS) & 1 != 0
     }
 
-    /// V(piece, b) of all b older than `piece`: what fits its right part, and what that merges with,
-    /// though not before `piece` is made.
+    /// Sets V(piece, b) for all b < `piece`: the row of its right part, which excludes the pieces that the right part
+    /// merges with, plus the pieces of these `merges` that are not applied before `piece` is made.
     fn begin_row(&mut self, piece: usize, right: usize, merges: &[Merge]) {
         let [from, to] = [right, piece].map(|p| p * self.width);
         self.bits.copy_within(from..=from + piece / BITS, to);
@@ -94,8 +95,9 @@ impl Neighbours {
     }
 }
 
-/// Continues the row of a piece from V(piece, b) of all b before `from` to what fits it, where
-/// `lefts` are the left parts of the pieces and `merges` those of the row's piece.
+/// Completes the row of a piece, which holds V(piece, b) for all b < `from`, to the pieces that fit. `lefts` are the
+/// left parts of all pieces, `merges` the merges that have the row's piece on the left, in the order of their products.
+/// Errors if V is false for a pair that merges, because its product then never occurs.
 fn continue_row(row: &mut [u64], from: usize, lefts: &[usize], merges: &[Merge]) -> Result<(), &'static str> {
     let mut merges = merges.iter().peekable();
     let mut at = from;
@@ -107,7 +109,9 @@ fn continue_row(row: &mut [u64], from: usize, lefts: &[usize], merges: &[Merge])
             }
             *word &= !bit;
         }
-        // Up to the next merge, or the end of the word of bits, which is kept at hand.
+        // Up to the next merge, which must clear its bit before later bits are derived from it, or to the end of the
+        // 64-bit word, which stays in a register. A left part in this word must be read from the register, because its
+        // bit may not have been stored.
         let end = (at / BITS + 1) * BITS;
         let end = end.min(lefts.len()).min(merges.peek().map_or(usize::MAX, |merge| merge.product));
         let mut word = row[at / BITS];

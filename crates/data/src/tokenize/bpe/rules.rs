@@ -1,9 +1,8 @@
-//! What a `tokenizer.json` says, reduced to merge rules over the four letters of DNA. Invariant: a
-//! file that [`Rules::read`] accepts asks for nothing that the rules do not say; the reason stands
-//! beside every other file.
+//! Extracts the merge rules over at most four letters from a `tokenizer.json`. Invariant: the rules describe a file
+//! that [`Rules::read`] accepts completely; for any other file it returns the reason.
 //!
-//! Pieces are numbered by age: the letters, then what each merge makes, by rank. So "is merged
-//! earlier" is "has the smaller number".
+//! Pieces are numbered in the order of their creation: the letters, then the product of each merge by rank. A piece
+//! with a smaller number is therefore merged earlier.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,36 +10,36 @@ use serde::Deserialize;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{PreTokenizerWrapper, Tokenizer};
 
-/// The most pieces: the table of neighbours is 8 MiB then.
+/// Maximum number of pieces; the table of neighbours then has 8 MiB.
 const MOST_PIECES: usize = 8192;
-/// The most letters: two bits each.
+/// Maximum number of letters, which are encoded with two bits each.
 const MOST_LETTERS: usize = 4;
 
 /// The merge rules of a file and the ids around them.
 pub(super) struct Rules {
-    /// The letters that are tokens, in no special order; they are the first pieces.
+    /// The letters of the alphabet in ascending order; they are the first pieces.
     pub letters: Vec<u8>,
-    /// The two parts of each later piece, both older than itself.
+    /// Left and right part of each further piece; both have smaller numbers than the piece.
     pub merges: Vec<(u16, u16)>,
-    /// The letters of every piece.
+    /// Text of every piece.
     pub texts: Vec<Vec<u8>>,
-    /// The id of every piece.
+    /// Token id of every piece.
     pub ids: Vec<i32>,
-    /// `[CLS]` and `[SEP]`.
+    /// Ids of `[CLS]` and `[SEP]`.
     pub ends: [i32; 2],
-    /// The id of every character that is neither a letter nor a blank.
+    /// Id of the unknown token, for every character that is neither a letter nor whitespace.
     pub unknown: i32,
-    /// The bytes a token with its own markup (`[MASK]`) starts with.
+    /// First bytes of the added tokens (`[MASK]`).
     pub markup: Vec<u8>,
 }
 
-/// The merges as the crate writes them: by rank, each pair once.
+/// The merges as the `tokenizers` crate serializes them: in the order of ranks, each pair once.
 #[derive(Deserialize)]
 struct Merges {
     merges: Vec<(String, String)>,
 }
 
-/// The part of the post-processor that matters to a single sequence.
+/// The fields of the post-processor that apply to a single sequence.
 #[derive(Deserialize)]
 struct Ends {
     single: serde_json::Value,
@@ -53,7 +52,8 @@ struct SpecialToken {
 }
 
 impl Rules {
-    /// The rules of a tokenizer without truncation and padding; why there are none, if so.
+    /// Reads the rules of a tokenizer without truncation and padding. Errors with the reason if they cannot represent
+    /// it.
     pub(super) fn read(tokenizer: &Tokenizer, model: &BPE) -> Result<Rules, &'static str> {
         check_frame(tokenizer, model)?;
         let vocab = model.get_vocab();
@@ -79,7 +79,7 @@ impl Rules {
         Ok(rules)
     }
 
-    /// Numbers what the merges make.
+    /// Appends the product of each merge as a piece.
     fn add_merges(&mut self, model: &BPE, id: impl Fn(&str) -> Option<i32>) -> Result<(), &'static str> {
         let text = serde_json::to_vec(model).map_err(|_| "its merges cannot be read")?;
         let Merges { merges } = serde_json::from_slice(&text).map_err(|_| "its merges cannot be read")?;
@@ -97,7 +97,7 @@ impl Rules {
             self.merges.push(parts);
             self.texts.push(token.clone().into_bytes());
             self.ids.push(id);
-            // At most `MOST_PIECES`.
+            // The cast is lossless: there are at most `MOST_PIECES` pieces.
             if known.insert(token, (self.ids.len() - 1) as u16).is_some() {
                 return Err("two merges make the same token");
             }
@@ -106,7 +106,7 @@ impl Rules {
     }
 }
 
-/// Everything around the merges: it must be what DNABERT-S has.
+/// Errors if a setting other than the merges differs from DNABERT-S.
 fn check_frame(tokenizer: &Tokenizer, model: &BPE) -> Result<(), &'static str> {
     let prefix = model.continuing_subword_prefix.is_some() || model.end_of_word_suffix.is_some();
     let whitespace = matches!(tokenizer.get_pre_tokenizer(), Some(PreTokenizerWrapper::Whitespace(_)));
@@ -121,12 +121,13 @@ fn check_frame(tokenizer: &Tokenizer, model: &BPE) -> Result<(), &'static str> {
     checks.into_iter().find(|(differs, _)| *differs).map_or(Ok(()), |(_, why)| Err(why))
 }
 
-/// The tokens of one character.
+/// Returns the letters of the alphabet: the tokens of one character, sorted. Errors unless they are one to four ASCII
+/// letters or digits.
 fn letters<'a>(tokens: impl Iterator<Item = &'a String>) -> Result<Vec<u8>, &'static str> {
     let mut letters = Vec::new();
     for token in tokens.filter(|token| token.chars().count() == 1) {
         match token.as_bytes() {
-            // The pre-tokenizer never cuts between two of them.
+            // The pre-tokenizer never splits between two ASCII letters or digits.
             [letter] if letter.is_ascii_alphanumeric() => letters.push(*letter),
             _ => return Err("a character of its alphabet is not an ASCII letter"),
         }
@@ -138,7 +139,8 @@ fn letters<'a>(tokens: impl Iterator<Item = &'a String>) -> Result<Vec<u8>, &'st
     }
 }
 
-/// `[CLS]` and `[SEP]`, if exactly they stand around a sequence.
+/// Returns the ids of the tokens that the post-processor puts before and after a sequence; errors unless it is the
+/// template of one special token, the sequence, and one special token.
 fn ends(tokenizer: &Tokenizer) -> Result<[i32; 2], &'static str> {
     const WHY: &str = "its post-processor is not the template [CLS] A [SEP]";
     let template = tokenizer.get_post_processor().and_then(|p| serde_json::to_value(p).ok()).ok_or(WHY)?;
@@ -155,7 +157,8 @@ fn ends(tokenizer: &Tokenizer) -> Result<[i32; 2], &'static str> {
     id(cls).zip(id(sep)).map(|(cls, sep)| [cls, sep]).ok_or(WHY)
 }
 
-/// The first bytes of the tokens that are found in the text before it is split into words.
+/// Returns the first bytes of the added tokens, which are searched in the text before it is split into words. Errors if
+/// an added token starts with a letter of the alphabet or a non-ASCII byte.
 fn markup(tokenizer: &Tokenizer, letters: &[u8]) -> Result<Vec<u8>, &'static str> {
     let mut firsts = Vec::new();
     for token in tokenizer.get_added_tokens_decoder().values() {

@@ -1,4 +1,4 @@
-//! Our encoder against the `tokenizers` crate: the ids must be the same for every input.
+//! Tests that the table-based encoder returns the token ids of the `tokenizers` crate for every input.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn load(file: &Value) -> Bpe {
     Bpe::from_bytes(file.to_string().as_bytes(), Path::new("tokenizer.json")).unwrap()
 }
 
-/// The two tokenizers that are at hand: the golden one and, if it is there, the real one.
+/// Loads the tokenizer of the test fixtures and, if the file exists, the published DNABERT-S tokenizer.
 fn tokenizers() -> Vec<Bpe> {
     let there = [GOLDEN, REAL].into_iter().filter(|path| Path::new(path).exists());
     let all: Vec<Bpe> = there.map(|path| Bpe::from_file(Path::new(path)).unwrap()).collect();
@@ -29,7 +29,7 @@ fn tokenizers() -> Vec<Bpe> {
     all
 }
 
-/// Both encoders append the same, and count the same.
+/// Asserts that both encoders append equal ids and return equal numbers of unknown tokens.
 fn check(bpe: &Bpe, sequence: &[u8]) {
     let (mut found, mut expected) = (vec![-7], vec![-7]);
     let unknown = bpe.encode(sequence, &mut found).unwrap();
@@ -109,13 +109,13 @@ proptest! {
     }
 }
 
-/// Loads the tokenizers once for all cases of a test.
+/// Calls `f` with each of [`tokenizers`], which are loaded once per process rather than once per test case.
 fn tokenizers_once(f: impl Fn(&Bpe)) {
     static ALL: std::sync::OnceLock<Vec<Bpe>> = std::sync::OnceLock::new();
     ALL.get_or_init(tokenizers).iter().for_each(f);
 }
 
-/// Byte-pair encoding as it is trained, on one word: the file of the `merges` first merges.
+/// Trains BPE on a single word and returns a `tokenizer.json` with its first `merges` merges.
 fn trained(word: &str, merges: usize) -> Value {
     let mut pieces: Vec<String> = word.chars().map(String::from).collect();
     let mut vocab: Vec<String> = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"].map(String::from).to_vec();
@@ -164,7 +164,8 @@ proptest! {
         words.iter().for_each(|word| check(&bpe, &spell(word)));
     }
 
-    /// Rules that no training gives: whatever of them our encoder takes, it must follow.
+    /// Random merge rules, which training would not produce. If the table-based encoder accepts a file, its ids must
+    /// still agree.
     #[test]
     fn any_rules_at_all(
         pairs in prop::collection::vec((any::<u16>(), any::<u16>()), 0..14),
@@ -224,7 +225,7 @@ fn a_file_that_asks_for_more_keeps_the_library() {
     let twice = |f: &mut Value| {
         let merges = f["model"]["merges"].as_array_mut().unwrap();
         for pair in [json!(["CA", "A"]), json!(["C", "AA"])] {
-            // A pair that comes again would only move to the end.
+            // A pair that the file already lists would only move to the end, not become a second merge.
             if !merges.contains(&pair) {
                 merges.push(pair);
             }
@@ -236,7 +237,7 @@ fn a_file_that_asks_for_more_keeps_the_library() {
     check_why(&twice, "two merges make the same token");
 }
 
-/// The change may make the vocabulary inconsistent with what the crate checks, so it is complete.
+/// Each case adds one token, with an unused id, to the vocabulary or to the added tokens of the golden file.
 #[test]
 fn odd_alphabets_keep_the_library() {
     let check_why = |token: &str, added: bool, expected: &'static str| {

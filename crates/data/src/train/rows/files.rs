@@ -16,11 +16,11 @@ use crate::printable::Name;
 use crate::weights::{Weights, WeightsError};
 use crate::{DataError, DataErrorKind};
 
-/// Bytes of a list of names.
+/// Maximum size of a list of names in bytes.
 const LONGEST_NAMES: u64 = 1 << 30;
-/// The matrix of a file that has one.
+/// Name of the tensor with all rows, in files of this form.
 const MATRIX: &str = "embeddings";
-/// What stands for the name of a row in the name of a tensor.
+/// Placeholder for the name of a row in a pattern of tensor names.
 const ANY: char = '*';
 
 /// An open file of rows.
@@ -33,15 +33,16 @@ pub(super) struct RowFile {
 }
 
 enum Kind {
-    /// Where the values start.
+    /// An `.npy` file and the byte offset of its values.
     Npy(File, u64),
+    /// A safetensors file with the tensor [`MATRIX`].
     Matrix(Weights),
-    /// The names of the tensors, by row.
+    /// A safetensors file with one tensor per row, and the names of the tensors by row.
     Tensors(Weights, Vec<String>),
 }
 
 impl RowFile {
-    /// `pattern` is what tensors are called, with `*` for the name of a row.
+    /// Opens the file at `path`. `pattern` is the pattern of the names of tensors, with `*` for the name of a row.
     pub(super) fn open(path: &Path, pattern: &str) -> Result<Self, DataError> {
         if path.extension().is_some_and(|e| e == "npy") {
             return Self::npy(path);
@@ -53,7 +54,7 @@ impl RowFile {
         }
     }
 
-    /// Values in a row.
+    /// Returns the number of values in a row.
     pub(super) fn width(&self) -> usize {
         self.width
     }

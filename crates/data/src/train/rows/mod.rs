@@ -23,23 +23,23 @@ use crate::hex::hex;
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 
-/// Everything that decides which batches come.
+/// Settings that, with the data, determine the batches.
 #[derive(Clone, Debug)]
 pub struct RowSettings {
     /// The parts of an input, such as the embeddings of the nucleotides and of the protein. The rows are those of
     /// the first part, in its order.
     pub parts: Vec<Part>,
-    /// The class of each row: a table of names and classes.
+    /// Table of names and classes, which gives the class of each row.
     pub labels: PathBuf,
-    /// The classes that there are.
+    /// Names of the classes.
     pub classes: Classes,
-    /// The part of the rows that is validated on, below 1; 0 is none. Equal rows are on one side.
+    /// Fraction of the rows in the validation split, in [0, 1). Equal rows are in the same split.
     pub validation: f64,
-    /// Another seed is another choice of them.
+    /// Seed of the choice of validation rows.
     pub validation_seed: u64,
-    /// Of the order.
+    /// Seed of the order of training rows.
     pub seed: u64,
-    /// Rows of a batch.
+    /// Maximum number of rows of a batch.
     pub rows: usize,
 }
 
@@ -48,18 +48,18 @@ pub struct RowSettings {
 pub struct Part {
     /// Files of rows: `.npy` with their `.ids.txt`, `.safetensors` with a matrix or with a tensor for each name.
     pub files: Vec<PathBuf>,
-    /// What tensors are called that are rows, with `*` for the name: `*` or, say, `*.mean`.
+    /// Pattern of the names of tensors that are rows, with `*` for the name of the row: `*`, or for example `*.mean`.
     pub tensors: String,
 }
 
-/// Rows of one step.
+/// Rows and classes of one batch of S rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RowBatch {
     /// Values of each part, (S, D) with the width D of the part.
     pub parts: Vec<Vec<f32>>,
-    /// The classes: (S).
+    /// Class of each row, (S).
     pub targets: Vec<i32>,
-    /// Where the data goes on; none before the first batch.
+    /// Position after this batch; `None` before the first batch.
     pub position_after: Option<RowPosition>,
 }
 
@@ -67,11 +67,11 @@ pub struct RowBatch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowPosition {
-    /// What it is a place in.
+    /// Digest of the data and its order, in hexadecimal, for which the position is valid.
     pub data: String,
-    /// From 0.
+    /// Epoch, counted from 0.
     pub epoch: u64,
-    /// Rows of the epoch that are consumed.
+    /// Number of rows of the epoch that are consumed.
     pub row: u64,
 }
 
@@ -81,10 +81,10 @@ pub struct RowSet {
     inner: Arc<Rows>,
 }
 
-/// What the streams of a set share.
+/// Data shared by the streams of a [`RowSet`].
 struct Rows {
     settings: RowSettings,
-    /// Of each part.
+    /// Files of each part.
     files: Vec<Vec<RowFile>>,
     widths: Vec<usize>,
     train: Vec<Row>,
@@ -93,11 +93,11 @@ struct Rows {
     digest: String,
 }
 
-/// Where the parts of a row stand.
+/// Class of a row and the locations of its parts.
 #[derive(Clone)]
 struct Row {
     class: i32,
-    /// Of each part the file and the row in it.
+    /// Index of the file and of the row in the file, for each part.
     places: Vec<(u32, u32)>,
 }
 
@@ -140,22 +140,23 @@ impl RowSet {
         Ok(())
     }
 
-    /// Values of each part of a row.
+    /// Returns the number of values of a row in each part.
     pub fn widths(&self) -> &[usize] {
         &self.inner.widths
     }
 
-    /// What was found in the files: a document is a row.
+    /// Returns the number of rows (as documents) and bytes of each split.
     pub fn census(&self) -> &Census {
         &self.inner.census
     }
 
-    /// The name of the data: of the rows, their classes and their order, in hexadecimal.
+    /// Returns a digest of the values of the rows in file order, their classes, the validation fraction and the seeds,
+    /// in hexadecimal.
     pub fn digest(&self) -> &str {
         &self.inner.digest
     }
 
-    /// Host memory of the index, apart from batches.
+    /// Returns the host memory of the index, by purpose, without the batches.
     pub fn host_bytes(&self) -> Vec<Held> {
         let parts = self.inner.widths.len();
         let row = size_of::<Row>() + parts * size_of::<(u32, u32)>();
@@ -217,8 +218,9 @@ impl Rows {
         self.files[part][file as usize].read(at as usize, out)
     }
 
-    /// Reads every row, checks it, and puts it on its side.
+    /// Reads every row, checks that it is finite, and assigns it to the training or the validation split.
     fn split(&mut self, named: Vec<(String, Row)>) -> Result<(), DataError> {
+        // 2^64 times the fraction: rows whose hash is below this value belong to the validation split.
         let below = (self.settings.validation * 18_446_744_073_709_551_616.0) as u64;
         let mut all = Sha256::new();
         let mut values = vec![0.0; self.widths.iter().copied().max().unwrap_or(0)];
@@ -274,7 +276,8 @@ impl Rows {
     }
 }
 
-/// The rows of the first part, with their places in all parts and their classes.
+/// Returns name, class and the locations in all parts of each row of the first part. Errors if a row is missing in
+/// another part or has no class.
 fn rows(
     settings: &RowSettings,
     files: &mut [Vec<RowFile>],
@@ -302,7 +305,7 @@ fn rows(
     names.into_iter().map(row).collect()
 }
 
-/// The rows of a part: in order, and by name. The names leave the files.
+/// Locations (file, row) of the rows of a part with their names: in the order of the files, and by name.
 type Places = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
 
 fn places(files: &mut [RowFile], part: &Part) -> Result<Places, DataError> {
@@ -319,7 +322,7 @@ fn places(files: &mut [RowFile], part: &Part) -> Result<Places, DataError> {
     Ok((order, by_name))
 }
 
-/// The width of a part's rows, if they have one.
+/// Returns the width of a part's rows; errors if its files differ in width.
 fn width(part: &Part, files: &[RowFile]) -> Result<usize, DataError> {
     let first = files[0].width();
     let other = files.iter().zip(&part.files).find(|(file, _)| file.width() != first);
