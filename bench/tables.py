@@ -1,0 +1,109 @@
+"""Writes BENCHMARKS.md from bench/results/*.json.
+
+    python3 bench/tables.py            # writes BENCHMARKS.md
+    python3 bench/tables.py --check    # exit code 1 if BENCHMARKS.md differs from what would be written
+
+Files of one `machine` form a section, each file one table. The fields are described in bench/README.md. Prints a warning
+for each row whose `ratio` is not the quotient of its two figures within their rounding. Standard library only.
+"""
+
+import json
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD = """# Benchmarks
+
+This file is written by `bench/tables.py` from `bench/results/*.json`; edit those. Both sides of a row run in turns on the
+same cores or the same GPU in one run, with random weights of the real shapes. Figures are medians; a list has one figure for
+each run; in brackets behind a ratio stand the ratios of single turns. A ratio above 1 means that Plimsoll is faster; ratios of
+bytes are Plimsoll's bytes over the peer's. The share of the limit compares with the rate that the device reaches in a bare loop or
+matmul, measured in turns with the work. A target is what was to be reached; targets that were missed say so. "Recorded" is the
+date of the commit that added the figures. Set-up of the peers: [bench/README.md](bench/README.md). Explanations, and
+what was tried without success: [docs/decisions](docs/decisions/README.md).
+"""
+COLUMNS = ["work", "peer", "peer's figure", "ours", "unit", "ratio", "share of the limit", "target", "note"]
+# Units of which less is better and whose ratios are nevertheless the peer's figure over ours: how many times as fast.
+TIMES = {"s", "ms", "us"}
+
+
+def shown(value):
+    """A figure with its digits in groups of three; a list of figures with commas; text as it is."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(map(shown, value))
+    return str(value) if isinstance(value, str) else f"{value:,}".replace(",", " ")
+
+
+def warn_about_ratio(file, row):
+    """Compares `ratio` with the quotient of the figures, all of them taken as rounded to their last digit."""
+    figures = [row.get(key) for key in ("ours", "peer", "ratio")]
+    if not all(isinstance(figure, int | Decimal) for figure in figures):
+        return
+    ours, peer, ratio = map(Decimal, figures)
+    above, below = (peer, ours) if row["unit"] in TIMES else (ours, peer)
+    half = lambda figure: Decimal(1).scaleb(figure.as_tuple().exponent) / 2
+    low = (above - half(above)) / (below + half(below)) - half(ratio)
+    high = (above + half(above)) / (below - half(below)) + half(ratio)
+    if not low <= ratio <= high:
+        print(f"{file.name}: {row['work']}: ratio {ratio}, quotient {above / below:.3f}", file=sys.stderr)
+
+
+def cells(row):
+    ratio = shown(row.get("ratio"))
+    if row.get("turns"):
+        ratio += f" ({row['turns']})"
+    given = {"peer": "peer_version", "peer's figure": "peer", "share of the limit": "share_of_limit"}
+    line = {name: shown(row.get(given.get(name, name))) for name in COLUMNS}
+    return line | {"ratio": ratio}
+
+
+def table(topic):
+    rows = [cells(row) for row in topic["rows"]]
+    names = [name for name in COLUMNS if any(row[name] for row in rows)]
+    units = {row["unit"] for row in rows}
+    heads = list(names)
+    if len(units) == 1 and "unit" in names:
+        # One unit for all rows stands in the head.
+        names.remove("unit")
+        unit = units.pop()
+        heads = [f"{name}, {unit}" if name == "ours" else name for name in names]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(names) + "|"]
+    lines += ["| " + " | ".join(row[name] for name in names) + " |" for row in rows]
+    software = ", ".join(f"{name} {version}" for name, version in topic["software"].items())
+    facts = [f"`{topic['command']}`"] if topic.get("command") else []
+    facts += [software] if software else []
+    facts += [f"recorded {topic['date']}"] if topic.get("date") else []
+    above = [f"### {topic['topic']}", "; ".join(facts), ""] if facts else [f"### {topic['topic']}"]
+    limits = [f"- {limit}" for limit in topic.get("limits", [])]
+    return "\n".join(above + lines + ([""] + limits if limits else [])) + "\n"
+
+
+def document():
+    machines = {}
+    for file in sorted((ROOT / "bench/results").glob("*.json")):
+        topic = json.loads(file.read_text(), parse_float=Decimal)
+        for row in topic["rows"]:
+            warn_about_ratio(file, row)
+        machines.setdefault(topic["machine"], []).append(topic)
+    parts = [HEAD]
+    for machine, topics in machines.items():
+        hardware = dict.fromkeys(topic["hardware"] for topic in topics)
+        parts.append(f"## {machine}\n" + "\n".join(hardware) + "\n")
+        parts += map(table, topics)
+    return "\n".join(parts)
+
+
+def main():
+    if sys.argv[1:] not in ([], ["--check"]):
+        sys.exit(__doc__)
+    path, text = ROOT / "BENCHMARKS.md", document()
+    if not sys.argv[1:]:
+        path.write_text(text)
+    elif path.read_text() != text:
+        sys.exit("BENCHMARKS.md is not what bench/results/*.json say: run `python3 bench/tables.py`")
+
+
+main()
