@@ -1,6 +1,9 @@
-"""Compares two prediction_results.txt: same header, rows, order and labels; scores within TOL.
+"""Compares two files prediction_results.txt.
 
-usage: compare_scores.py EXPECTED GOT TOL      exits 1 at the first difference, and says where
+Header, rows, order and labels must be equal; scores may differ by TOL. At the first difference, prints
+its line and exits with 1.
+
+usage: compare_scores.py EXPECTED GOT TOL
 """
 
 import sys
@@ -12,7 +15,7 @@ def rows(path):
 
 
 def difference(expected, got, tol):
-    """(what differs or None, the largest score difference)."""
+    """Returns the first difference as text, or None, and the largest difference of two scores."""
     worst = 0.0
     if len(expected) != len(got):
         return f"{len(got)} lines instead of {len(expected)}", worst

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints the folder of the pinned NVRTC, which compiles kernels where there is no GPU; brings it there with pip, once, into
-# a cache outside of the tree.
+# Prints the folder of the pinned version of NVRTC, which compiles CUDA kernels without a GPU. Installs it with pip, once,
+# into a cache outside the repository.
 set -euo pipefail
 pins=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/nvrtc.txt
 folder=${XDG_CACHE_HOME:-$HOME/.cache}/plimsoll/nvrtc-$(sha256sum "$pins" | cut -c1-12)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Makes the archive of a release for x86-64 Linux: one static binary that runs on any distribution, with
-# its manual, completions and licences; then checks what was promised. usage: release.sh [FOLDER]
-# Needs Rust, binutils and a C compiler for musl (Debian's musl-tools): TLS brings some C. Nothing of the machine goes in: no paths, owners or times of files.
+# Builds the release archive for x86-64 Linux: one static binary that runs on any distribution, with its manual,
+# completions and licences. Checks that the binary is static and runs alone. usage: release.sh [FOLDER]
+#
+# Needs Rust, binutils and a C compiler for musl (Debian's musl-tools), since the TLS library contains C code. The archive
+# contains nothing of the machine that builds it: no paths, and no owners or times of files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(realpath -m "${1:-dist}")
@@ -14,13 +16,13 @@ trap 'rm -rf "$work"' EXIT
 
 build() {
     if ! command -v musl-gcc x86_64-linux-musl-gcc >/dev/null; then
-        echo "there is no C compiler for musl; install musl-tools" >&2
+        echo "no C compiler for musl was found; install musl-tools" >&2
         return 1
     fi
     if command -v rustup >/dev/null; then
         rustup target add "$target"
     fi
-    # Paths of this machine do not belong into the binary, and would make its bytes differ.
+    # Replace the paths of this machine, which would make the bytes of the binary differ between machines.
     local flags="--remap-path-prefix=$PWD=plimsoll"
     flags+=" --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
     RUSTFLAGS=$flags CARGO_PROFILE_RELEASE_STRIP=symbols \
@@ -28,7 +30,8 @@ build() {
     binary=${CARGO_TARGET_DIR:-target}/$target/release/plimsoll
 }
 
-# An interpreter, a needed library or a symbol with a version would tie it to one distribution.
+# check_static BINARY: fails if the binary has an interpreter, needs a shared library or a versioned symbol of glibc. Any of
+# these would tie it to certain distributions.
 check_static() {
     local tied
     tied=$(
@@ -42,7 +45,7 @@ check_static() {
     fi
 }
 
-# It runs with nothing beside it: no environment, an empty folder.
+# check_runs BINARY: fails if the binary does not run in an empty environment and an empty folder.
 check_runs() {
     (
         cd "$work"
@@ -52,6 +55,7 @@ check_runs() {
     )
 }
 
+# Adds the manual and completions, and writes the archive and its checksum.
 pack() {
     local content=$work/$name shell
     mkdir -p "$content/completions" "$folder"

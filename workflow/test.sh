@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the example over three shards on this machine, and a larger input whose windows lie in all of
-# them; every result must equal one plain run's, byte for byte. usage: test.sh [PLIMSOLL]
-# Installs the pinned Snakemake into a cache outside of the tree, once; without it, this fails.
+# Runs the workflow with three shards on this machine, on the example and on a larger input that gives every
+# shard windows. All results must have the same bytes as a plain run. usage: test.sh [PLIMSOLL]
+# Installs the pinned version of Snakemake into a cache outside the repository, once; fails if it cannot.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 plimsoll=$(realpath "${1:-${CARGO_TARGET_DIR:-$root/target}/release/plimsoll}")
@@ -20,27 +20,27 @@ if [ ! -e "$venv/complete" ]; then
     touch "$venv/complete"
 fi
 
-# run SETTING...: the workflow, in a folder where the example's paths hold.
+# run SETTING...: runs the workflow in $work, which has the paths that the example names.
 run() {
     (cd "$work" && "$venv/bin/snakemake" --snakefile "$root/workflow/Snakefile" \
         --profile "$root/workflow/profiles/local" --cores 2 --quiet rules \
         --configfile config.yaml --config plimsoll="$plimsoll" "$@") 2>&1 | tee "$work/said"
 }
 
-# compare SAMPLE FLAG...: its results against one plain run's.
+# compare SAMPLE FLAG...: compares the results of SAMPLE with those of a plain run with FLAG.
 compare() {
     local sample=$1 files
     shift
-    # From the same folder: notes name the input as it was given.
+    # Run in the same folder, because result files contain the input's path as given.
     (cd "$work" && "$plimsoll" predict "examples/$sample.fa" "$@" --quiet -o "plain/$sample")
     files=$(ls "$work/plain/$sample")
     if [ "$files" != "$(ls "$work/results/$sample")" ]; then
         diff "$work/plain/$sample" "$work/results/$sample" || true
-        echo "$sample: other files than those of a plain run" >&2
+        echo "$sample: the files are not those of a plain run" >&2
         return 1
     fi
     for file in $files; do
-        # It holds times, and is compared where it does not.
+        # run.json contains times, which differ between runs.
         [ "$file" = run.json ] || cmp "$work/plain/$sample/$file" "$work/results/$sample/$file"
     done
     echo "$sample: $(wc -w <<<"$files") files, the same as of a plain run"
@@ -50,7 +50,7 @@ mkdir "$work/examples"
 ln -s "$root/examples/reads.fa" "$work/examples/reads.fa"
 ln -s "$root/fixtures/goldens" "$work/weights"
 cp "$root/workflow/example/config.yaml" "$work/config.yaml"
-# Windows are shared out in runs of some hundreds: this input has several for each shard.
+# Shards get windows in groups of some hundreds: this input has several groups for each shard.
 for copy in $(seq 40); do
     sed "s/^>/>copy${copy}_/" "$root/examples/reads.fa"
 done >"$work/examples/many.fa"

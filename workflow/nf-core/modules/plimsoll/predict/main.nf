@@ -3,7 +3,7 @@ process PLIMSOLL_PREDICT {
     label 'process_medium'
 
     conda "${moduleDir}/environment.yml"
-    // Built from packaging/Containerfile; the address of a published image stands here once there is one.
+    // Build this image with packaging/Containerfile: none is published yet.
     container "plimsoll:0.1.0"
 
     input:
@@ -30,7 +30,7 @@ process PLIMSOLL_PREDICT {
     def args = task.ext.args ?: ''
     def prefix = task.ext.prefix ?: "${meta.id}"
     def models = weights ? "--weights ${weights}" : ''
-    // The rest of the job's memory is for the program itself and what it reads ahead.
+    // 80 % of the job's memory; the rest is reserve.
     def memory = task.memory ? "--memory-budget ${task.memory.toMega().intdiv(5) * 4}MB" : ''
     """
     plimsoll predict \\
