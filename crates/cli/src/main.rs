@@ -60,7 +60,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            return said(&error);
+            return print_parse_error(&error);
         }
     };
     let done = match cli.command {
@@ -81,17 +81,17 @@ fn main() -> ExitCode {
         Command::Licenses(command) => command.run(),
     };
     done.unwrap_or_else(|error| {
-        terminal::complain(&error.chain());
+        terminal::print_error(&error.chain());
         ExitCode::from(error.exit_code())
     })
 }
 
 /// Prints the message of the argument parser, which is a help text or a usage error, and returns the exit code.
-fn said(error: &clap::Error) -> ExitCode {
+fn print_parse_error(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     match error.use_stderr() {
         true => {
-            terminal::complain(text.trim_end());
+            terminal::print_error(text.trim_end());
             ExitCode::FAILURE
         }
         false => ExitCode::from(u8::from(flags::print(text.trim_end()).is_err())),

@@ -5,7 +5,7 @@ use plimsoll_runtime::{Place, machine};
 use plimsoll_virus::Shard;
 
 /// Summary of a prediction, or of one shard of a prediction.
-pub fn predicted(report: &plimsoll_virus::Report) -> String {
+pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
     if let Some(Shard { number, of }) = report.shard {
         let rows = speed(report.seconds, report.tokens_per_second);
         let place = Place(&report.output_dir);
@@ -43,7 +43,7 @@ pub fn predicted(report: &plimsoll_virus::Report) -> String {
 }
 
 /// Summary of an embedding or a classification; `values` names the numbers in a row.
-pub fn embedded(report: &plimsoll_embed::Report, values: &'static str) -> String {
+pub fn embedded(report: &plimsoll_embed::EmbedReport, values: &'static str) -> String {
     let mut rows = vec![("sequences", report.sequences.to_string()), (values, report.width.to_string())];
     if report.empty > 0 {
         rows.push(("skipped, empty", report.empty.to_string()));

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Verbosity of messages on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loudness {
+pub enum Verbosity {
     /// Only warnings.
     Quiet,
     /// Warnings and information.
@@ -25,8 +25,8 @@ pub enum Loudness {
     Verbose,
 }
 
-impl Loudness {
-    fn hears(self, level: Level) -> bool {
+impl Verbosity {
+    fn shows(self, level: Level) -> bool {
         match level {
             Level::Warning => true,
             Level::Info => self != Self::Quiet,
@@ -37,7 +37,7 @@ impl Loudness {
 
 /// Observer that writes to standard error and to the log file.
 pub struct Terminal {
-    loudness: Loudness,
+    loudness: Verbosity,
     /// Progress bar; created by the first progress report if `shows_bar`.
     bar: Option<ProgressBar>,
     shows_bar: bool,
@@ -58,7 +58,7 @@ const BETWEEN_LINES: Duration = Duration::from_secs(30);
 impl Terminal {
     /// `progress` enables a progress bar if standard error is a terminal, and otherwise a line every
     /// [`BETWEEN_LINES`]. `Err` if the log file cannot be opened.
-    pub fn new(loudness: Loudness, progress: bool, log: Option<&Path>) -> Result<Self, CliError> {
+    pub fn new(loudness: Verbosity, progress: bool, log: Option<&Path>) -> Result<Self, CliError> {
         let terminal = stderr().is_terminal();
         let open = |path: &Path| {
             let file = OpenOptions::new().create(true).append(true).open(path);
@@ -158,7 +158,7 @@ impl Observer for Terminal {
             Level::Info | Level::Detail => text.to_owned(),
         };
         self.log(&line);
-        if !self.loudness.hears(level) {
+        if !self.loudness.shows(level) {
             return;
         }
         match level {
@@ -206,7 +206,7 @@ impl Observer for Terminal {
 }
 
 /// Writes an error to standard error without a [`Terminal`].
-pub fn complain(text: &str) {
+pub fn print_error(text: &str) {
     write(&Shown(text).to_string());
 }
 
@@ -303,11 +303,11 @@ mod tests {
     #[test]
     fn who_hears_what() {
         use Level::{Detail, Info, Warning};
-        use Loudness::{Normal, Quiet, Verbose};
+        use Verbosity::{Normal, Quiet, Verbose};
         for (loudness, wanted) in
             [(Quiet, [true, false, false]), (Normal, [true, true, false]), (Verbose, [true; 3])]
         {
-            assert_eq!([Warning, Info, Detail].map(|level| loudness.hears(level)), wanted, "{loudness:?}");
+            assert_eq!([Warning, Info, Detail].map(|level| loudness.shows(level)), wanted, "{loudness:?}");
         }
     }
 }

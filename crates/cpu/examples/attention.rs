@@ -6,7 +6,7 @@
 //! shapes in PyTorch, taking turns with this program.
 
 use plimsoll_cpu::attention::{
-    Attention, Given, Gradients, attention, attention_grad, grad_workspace_bytes, workspace_bytes,
+    Attention, Gradients, SavedForward, attention, attention_grad, grad_workspace_bytes, workspace_bytes,
 };
 use plimsoll_cpu::gemm::{self, Act, Epilogue};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
@@ -72,8 +72,14 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
         let (out, sums) = (RowsMut::new(&mut o, t, d, d), RowsMut::new(&mut lse, t, heads, heads));
         attention(cpu, config, q, k, v, &spans, out, Some(sums), &mut space);
         let forward = start.elapsed().as_secs_f64();
-        let given =
-            Given { q, k, v, o: Rows::new(&o, t, d, d), lse: Rows::new(&lse, t, heads, heads), gradient };
+        let given = SavedForward {
+            q,
+            k,
+            v,
+            o: Rows::new(&o, t, d, d),
+            lse: Rows::new(&lse, t, heads, heads),
+            gradient,
+        };
         let wanted = Gradients {
             q: Some(RowsMut::new(&mut dq, t, d, d)),
             k: Some(RowsMut::new(&mut dk, t, kv, kv)),

@@ -11,8 +11,8 @@ use plimsoll_cpu::attention::{self, Attention, Rope, attention};
 use plimsoll_cpu::gemm::{self, Act, Epilogue};
 use plimsoll_cpu::mlp_bf16::{self, Mlp, Norm};
 use plimsoll_cpu::{
-    Bf16, CodeRows, CodeTiles, Cpu, Element, Isa, Rows, RowsMut, elementwise, gemm_bf16, gemm_int8, norm, peak,
-    rope,
+    Bf16, Cpu, Element, Isa, QuantizedRows, QuantizedTiles, Rows, RowsMut, elementwise, gemm_bf16, gemm_int8,
+    norm, peak, rope,
 };
 use plimsoll_exec::tiles;
 use plimsoll_graph::ops::{Hidden, Mask};
@@ -218,8 +218,8 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     let (x, w, bias, r) = (halves(m * k), gemm_bf16::packed(&numbers(n * k), k), halves(n), halves(m * n));
     let (cx, cw) = (codes(m * k), codes(panels * tiles::codes_panel(k)));
     let (sx, sw) = (vec![0.01; m], vec![0.01; panels * tiles::STEP]);
-    let cx = CodeRows { codes: &cx, scales: &sx, columns: k };
-    let cw = CodeTiles { tiles: &cw, scales: &sw };
+    let cx = QuantizedRows { codes: &cx, scales: &sx, columns: k };
+    let cw = QuantizedTiles { tiles: &cw, scales: &sw };
     let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
     let mut space = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let residual = residual.then(|| Rows::new(&r, m, n, n));

@@ -6,7 +6,7 @@
 use plimsoll_cpu::adafactor::{Factored, adafactor};
 use plimsoll_cpu::optimizer::{Scale, adamw, grad_scale, sgd_momentum};
 use plimsoll_cpu::optimizer_8bit::{Moment, adamw_8bit};
-use plimsoll_cpu::place::{Gradient, Place};
+use plimsoll_cpu::optimizer_state::{Gradient, OptimizerState};
 use plimsoll_cpu::{Cpu, Rows, RowsMut, elementwise};
 use plimsoll_graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
 use std::time::Instant;
@@ -48,25 +48,32 @@ const SIDES: [Side; 6] = [
             cpu,
             &SGD,
             Gradient::F32(&t.g),
-            [Place::within(&mut t.p), Place::within(&mut t.m)],
+            [OptimizerState::in_place(&mut t.p), OptimizerState::in_place(&mut t.m)],
             SCALE,
             1e-3,
         );
     }),
     ("adamw", 28, |cpu, t| {
-        let states = [Place::within(&mut t.p), Place::within(&mut t.m), Place::within(&mut t.v)];
+        let states = [
+            OptimizerState::in_place(&mut t.p),
+            OptimizerState::in_place(&mut t.m),
+            OptimizerState::in_place(&mut t.v),
+        ];
         adamw(cpu, &ADAMW, Gradient::F32(&t.g), states, SCALE, HYPER);
     }),
     ("adamw_8bit", 16, |cpu, t| {
         let [m, v] = &mut t.codes;
         let [m_absmax, v_absmax] = &mut t.absmax;
-        let moments = [(m, m_absmax), (v, v_absmax)]
-            .map(|(codes, absmax)| Moment { codes: Place::within(codes), absmax: Place::within(absmax) });
-        adamw_8bit(cpu, &ADAMW, Gradient::F32(&t.g), Place::within(&mut t.p), moments, SCALE, HYPER);
+        let moments = [(m, m_absmax), (v, v_absmax)].map(|(codes, absmax)| Moment {
+            codes: OptimizerState::in_place(codes),
+            absmax: OptimizerState::in_place(absmax),
+        });
+        adamw_8bit(cpu, &ADAMW, Gradient::F32(&t.g), OptimizerState::in_place(&mut t.p), moments, SCALE, HYPER);
     }),
     ("adafactor", 24, |cpu, t| {
-        let (row, column) = (Some(Place::within(&mut t.row)), Place::within(&mut t.column));
-        let states = Factored { p: Place::within(&mut t.p), row, column };
+        let (row, column) =
+            (Some(OptimizerState::in_place(&mut t.row)), OptimizerState::in_place(&mut t.column));
+        let states = Factored { p: OptimizerState::in_place(&mut t.p), row, column };
         adafactor(cpu, &ADAFACTOR, Gradient::F32(&t.g), states, SCALE, [1e-3, 0.9]);
     }),
 ];

@@ -6,7 +6,7 @@
 
 use plimsoll_cpu::cross_entropy::{Gradients, Head, gradients, loss};
 use plimsoll_cpu::gemm::{self, Epilogue};
-use plimsoll_cpu::product::{self, Factor, product};
+use plimsoll_cpu::matmul::{self, Operand, product};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
     let targets: Vec<i32> = (0..m).map(|r| (r * 7919 % v) as i32).collect();
     let (xs, ws) = (Rows::new(&x, m, k, k), Rows::new(&w, v, k, k));
     let head = Head { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
-    let units = product::WORKSPACE_BYTES / 4 * cpu.threads();
+    let units = matmul::WORKSPACE_BYTES / 4 * cpu.threads();
     let mut space = vec![0.0; units + 512 * (v + k + 2)];
     let (mut lse, mut dx, mut dw) = (vec![0.0; m], vec![0.0; m * k], vec![0.0; v * k]);
     let mut seconds = [const { Vec::new() }; 2];
@@ -66,7 +66,7 @@ fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
     for (rows, out) in w.chunks(gemm::PANEL * k).zip(packed.chunks_exact_mut(gemm::PANEL * k)) {
         gemm::pack_panel(rows, k, out);
     }
-    let most = gemm::workspace_bytes(cpu.isa()).max(product::WORKSPACE_BYTES);
+    let most = gemm::workspace_bytes(cpu.isa()).max(matmul::WORKSPACE_BYTES);
     let mut space = vec![0.0; most / 4 * cpu.threads()];
     let (mut y, mut dx, mut dw) = (vec![0.0; m * n], vec![0.0; m * k], vec![0.0; n * k]);
     let (xs, ws, dys) = (Rows::new(&x, m, k, k), Rows::new(&w, n, k, k), Rows::new(&dy, m, n, n));
@@ -78,15 +78,15 @@ fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
             match side {
                 0 => gemm::linear(cpu, xs, &packed, e, RowsMut::new(&mut y, m, n, n), &mut space),
                 1 => {
-                    let (a, b) = (Factor::Stored(xs), Factor::Transposed(ws));
+                    let (a, b) = (Operand::Stored(xs), Operand::Transposed(ws));
                     product(cpu, a, b, e, RowsMut::new(&mut y, m, n, n), &mut space);
                 }
                 2 => {
-                    let (a, b) = (Factor::Stored(dys), Factor::Stored(ws));
+                    let (a, b) = (Operand::Stored(dys), Operand::Stored(ws));
                     product(cpu, a, b, e, RowsMut::new(&mut dx, m, k, k), &mut space);
                 }
                 _ => {
-                    let (a, b) = (Factor::Transposed(dys), Factor::Stored(xs));
+                    let (a, b) = (Operand::Transposed(dys), Operand::Stored(xs));
                     product(cpu, a, b, e, RowsMut::new(&mut dw, n, k, k), &mut space);
                 }
             }

@@ -5,7 +5,7 @@
 use super::Cpu;
 use super::cast::Half;
 use super::isa::Kernel;
-use super::place::{Gradient, Place, load_half};
+use super::optimizer_state::{Gradient, OptimizerState, load_half};
 use super::simd::{LANES, Simd};
 use super::total::GRAIN;
 use core::ops::Range;
@@ -14,9 +14,9 @@ use plimsoll_exec::half::{f32_to_bf16, f32_to_f16};
 /// A gradient accumulator and its element type.
 pub enum Accumulator<'a> {
     /// f32 elements.
-    F32(Place<'a, f32>),
+    F32(OptimizerState<'a, f32>),
     /// bf16 or f16 elements.
-    Half(Half, Place<'a, u16>),
+    Half(Half, OptimizerState<'a, u16>),
 }
 
 /// Computes `acc = if keep { acc + g } else { g }`. With `keep == false` (the first micro-batch) the accumulator is

@@ -7,7 +7,7 @@
 use super::Cpu;
 use super::isa::Kernel;
 use super::optimizer::Scale;
-use super::place::{Gradient, Place};
+use super::optimizer_state::{Gradient, OptimizerState};
 use super::simd::{LANES, Simd};
 use super::total::{GRAIN, add_squares, squares, total};
 use core::ops::Range;
@@ -21,11 +21,11 @@ const WIDTH: usize = 16 * LANES;
 /// (c). A one-dimensional p is a single row: it has no row means, and `column` is its second moment.
 pub struct Factored<'a> {
     /// The parameter p (r, c).
-    pub p: Place<'a, f32>,
+    pub p: OptimizerState<'a, f32>,
     /// Row means R (r); `None` for a vector.
-    pub row: Option<Place<'a, f32>>,
+    pub row: Option<OptimizerState<'a, f32>>,
     /// Column means C (c), or the second moment V of a vector.
-    pub column: Place<'a, f32>,
+    pub column: OptimizerState<'a, f32>,
 }
 
 /// Runs one optimizer step; `hyper` is (learning rate, beta2). If `scale.ok` is false the step is skipped: old values
@@ -39,10 +39,10 @@ pub fn adafactor(
     hyper: [f32; 2],
 ) {
     let Factored { p, row, column } = states;
-    let (rows, columns) = (row.as_ref().map_or(1, Place::len), column.len());
+    let (rows, columns) = (row.as_ref().map_or(1, OptimizerState::len), column.len());
     assert!(g.len() == rows * columns && p.len() == g.len(), "a gradient of ({rows}, {columns})");
     if !scale.ok {
-        return [Some(p), row, Some(column)].into_iter().flatten().for_each(Place::keep);
+        return [Some(p), row, Some(column)].into_iter().flatten().for_each(OptimizerState::keep);
     }
     if g.is_empty() {
         return;
@@ -70,7 +70,7 @@ pub fn adafactor(
 }
 
 /// Mean of the updated row means.
-fn average(row: &Place<'_, f32>) -> f64 {
+fn average(row: &OptimizerState<'_, f32>) -> f64 {
     // SAFETY: r is in range, and all elements have been updated, so the new values are initialized.
     let sum: f64 = (0..row.len()).map(|r| f64::from(unsafe { *row.write(r) })).sum();
     sum / row.len() as f64
@@ -102,7 +102,7 @@ impl Mean<'_> {
     /// # Safety
     /// The element must exist, and no other task may access it.
     #[inline(always)]
-    unsafe fn update(&self, place: &Place<'_, f32>, i: usize, sum: f64, n: usize) {
+    unsafe fn update(&self, place: &OptimizerState<'_, f32>, i: usize, sum: f64, n: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let old = f64::from(*place.read(i));
@@ -116,7 +116,7 @@ struct ColumnMeans<'a> {
     mean: Mean<'a>,
     rows: usize,
     range: Range<usize>,
-    column: &'a Place<'a, f32>,
+    column: &'a OptimizerState<'a, f32>,
 }
 
 impl Kernel for ColumnMeans<'_> {
@@ -141,7 +141,7 @@ impl Kernel for ColumnMeans<'_> {
 struct RowMeans<'a> {
     mean: Mean<'a>,
     range: Range<usize>,
-    row: &'a Place<'a, f32>,
+    row: &'a OptimizerState<'a, f32>,
 }
 
 impl Kernel for RowMeans<'_> {
@@ -162,8 +162,8 @@ impl Kernel for RowMeans<'_> {
 struct Direction<'a> {
     mean: Mean<'a>,
     /// The row means R and their mean; `None` for a vector.
-    row: Option<(&'a Place<'a, f32>, f64)>,
-    column: &'a Place<'a, f32>,
+    row: Option<(&'a OptimizerState<'a, f32>, f64)>,
+    column: &'a OptimizerState<'a, f32>,
 }
 
 impl Direction<'_> {
@@ -213,7 +213,7 @@ impl Kernel for Size<'_> {
 /// Kernel that computes p = left p - rate u for the rows `range`.
 struct Apply<'a> {
     u: Direction<'a>,
-    p: &'a Place<'a, f32>,
+    p: &'a OptimizerState<'a, f32>,
     left: f32,
     rate: f32,
     range: Range<usize>,

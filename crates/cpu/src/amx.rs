@@ -128,7 +128,7 @@ static CONFIG: Config = Config::WHOLE;
 /// Eight tile registers as a 32 x 32 accumulator and two factors. Registers 0 to 3 hold the accumulator, f32 or i32,
 /// as (upper left, upper right, lower left, lower right); 4 and 5 hold the two tiles of A, 6 and 7 those of B.
 /// Kernels are generic over this trait, so that their order of operations can be tested on any CPU.
-pub(super) trait Unit: Sized {
+pub(super) trait TileUnit: Sized {
     /// Configures the registers of this thread, until the value is dropped.
     ///
     /// # Safety
@@ -213,7 +213,7 @@ pub(super) trait Unit: Sized {
     /// `a` and `b` must hold `steps` steps of six tiles each, and `c` 32 rows of 32 f32, which `meanwhile` must not
     /// touch.
     #[inline(always)]
-    unsafe fn six(
+    unsafe fn bf16x3_product(
         &mut self,
         a: *const u8,
         b: *const u8,
@@ -300,7 +300,7 @@ unsafe fn product<const INT8: bool, const C: u8, const A: u8, const B: u8>() {
 pub(super) struct Tiles<const INT8: bool = false>(());
 
 impl<const INT8: bool> Tiles<INT8> {
-    /// Like `configure`, with other tile shapes. `Unit`'s products assume full tiles, so a caller that cuts registers
+    /// Like `configure`, with other tile shapes. `TileUnit`'s products assume full tiles, so a caller that cuts registers
     /// must not use them.
     ///
     /// # Safety
@@ -314,7 +314,7 @@ impl<const INT8: bool> Tiles<INT8> {
     }
 }
 
-impl<const INT8: bool> Unit for Tiles<INT8> {
+impl<const INT8: bool> TileUnit for Tiles<INT8> {
     unsafe fn configure() -> Self {
         // SAFETY: guaranteed by the caller.
         unsafe { Self::configure_as(&CONFIG) }

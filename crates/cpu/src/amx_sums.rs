@@ -16,7 +16,7 @@ use core::ops::Range;
 
 /// Accumulators of 32 columns of some rows, together with the epilogue still to be applied to them.
 #[derive(Clone, Copy)]
-pub(super) struct Sums {
+pub(super) struct PendingEpilogue {
     s: Avx512,
     /// Rows of 32 accumulators, f32 or i32.
     at: *mut f32,
@@ -24,7 +24,7 @@ pub(super) struct Sums {
     /// For integer accumulators, the scales: one per row, and one per column.
     scales: Option<(*const f32, [__m512; 2])>,
     bias: [__m512; 2],
-    then: Then,
+    then: Activation,
     /// Residual added last: pointer to its first row, and its row stride in elements.
     residual: Option<(*const Bf16, usize)>,
     /// Output: pointer to the first row, row stride in elements, and a mask of the columns that exist.
@@ -35,7 +35,7 @@ pub(super) struct Sums {
 
 /// Operation that follows the bias.
 #[derive(Clone, Copy)]
-pub(super) enum Then {
+pub(super) enum Activation {
     /// No activation.
     Nothing,
     /// GELU.
@@ -49,12 +49,23 @@ pub(super) enum Then {
     Through(*const f32),
 }
 
-impl Sums {
+impl PendingEpilogue {
     /// An empty set of accumulators; `finish` does nothing.
     #[inline(always)]
-    pub(super) fn none(s: Avx512) -> Sums {
+    pub(super) fn none(s: Avx512) -> PendingEpilogue {
         let (at, to, bias) = (core::ptr::null_mut(), core::ptr::null_mut(), [s.splat(0.0); 2]);
-        Sums { s, at, rows: 0, scales: None, bias, then: Then::Nothing, residual: None, to, ld: 0, mask: 0 }
+        PendingEpilogue {
+            s,
+            at,
+            rows: 0,
+            scales: None,
+            bias,
+            then: Activation::Nothing,
+            residual: None,
+            to,
+            ld: 0,
+            mask: 0,
+        }
     }
 
     /// `rows` rows of accumulators for the first `columns` (at most 32) columns at `to`, which has rows of `ld`
@@ -69,10 +80,10 @@ impl Sums {
         (at, rows): (*mut f32, usize),
         scales: Option<(&[f32], &[f32])>,
         bias: Option<&[Bf16]>,
-        then: Then,
+        then: Activation,
         residual: Option<(*const Bf16, usize)>,
         (to, ld, columns): (*mut Bf16, usize, usize),
-    ) -> Sums {
+    ) -> PendingEpilogue {
         let mask = first(columns);
         let scales = match scales {
             Some((x, w)) => {
@@ -87,7 +98,7 @@ impl Sums {
             Some(bias) => unsafe { widen(bias.as_ptr(), first(bias.len().min(PANEL))) },
             None => [s.splat(0.0); 2],
         };
-        Sums { s, at, rows, scales, bias, then, residual, to, ld, mask }
+        PendingEpilogue { s, at, rows, scales, bias, then, residual, to, ld, mask }
     }
 
     /// Loads row `r` of the accumulators as f32, with the scales applied to integer accumulators.
@@ -123,16 +134,16 @@ impl Sums {
                 // Not written with `map`: its closure would be compiled as a function without the AVX-512 target
                 // features.
                 let mut v = match self.then {
-                    Then::Nothing => v,
-                    Then::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
-                    Then::Relu => [s.max(s.splat(0.0), v[0]), s.max(s.splat(0.0), v[1])],
-                    Then::Open => {
+                    Activation::Nothing => v,
+                    Activation::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
+                    Activation::Relu => [s.max(s.splat(0.0), v[0]), s.max(s.splat(0.0), v[1])],
+                    Activation::Open => {
                         let x = wide(round(v));
                         s.store(sum, gelu_bf16(s, x[0]));
                         s.store(sum.add(LANES), gelu_bf16(s, x[1]));
                         continue;
                     }
-                    Then::Through(gate) => {
+                    Activation::Through(gate) => {
                         let (x, gate) = (wide(round(v)), gate.add(r * PANEL));
                         [s.mul(s.load(gate), x[0]), s.mul(s.load(gate.add(LANES)), x[1])]
                     }
@@ -150,7 +161,7 @@ impl Sums {
 /// Prefetches the 32 columns of some rows of output and residual that `finish` will write and read: output rows to
 /// L2, residual rows to L1.
 #[inline(always)]
-pub(super) fn ask_out(
+pub(super) fn prefetch_output(
     s: Avx512,
     rows: Range<usize>,
     panel: usize,

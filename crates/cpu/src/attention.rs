@@ -13,7 +13,7 @@ mod pack;
 pub(super) mod tiles;
 
 pub use forward::attention;
-pub use gradient::{Given, Gradients, attention_grad};
+pub use gradient::{Gradients, SavedForward, attention_grad};
 pub use plimsoll_plan::{flash_bytes as workspace_bytes, flash_grad_bytes as grad_workspace_bytes};
 
 use super::Cpu;
@@ -121,7 +121,7 @@ pub fn attention_bf16(
 
 /// A block of queries of one head: positions `queries` of the sequence of `len` rows that starts at row `start`.
 #[derive(Clone, Copy)]
-struct Block {
+struct QueryBlock {
     start: usize,
     len: usize,
     queries: (usize, usize),
@@ -129,7 +129,7 @@ struct Block {
 }
 
 /// The query blocks of one task, each with the block that follows it (for prefetching).
-type Places<'a> = dyn Iterator<Item = (Block, Option<Block>)> + 'a;
+type Places<'a> = dyn Iterator<Item = (QueryBlock, Option<QueryBlock>)> + 'a;
 
 /// Calls `work` for each task with its query blocks (at most `most` queries of one head each) and the worker's index.
 /// A task covers some heads within a window of `most` tokens: all blocks that start in that window, head by head. Up
@@ -159,11 +159,11 @@ fn blocks(
                 let block = start + from.saturating_sub(start).next_multiple_of(most);
                 (block..end.min(to)).step_by(most).map(move |block| {
                     let queries = (block - start, (block - start + most).min(end - start));
-                    Block { start, len: end - start, queries, head: first_head }
+                    QueryBlock { start, len: end - start, queries, head: first_head }
                 })
             })
             .flat_map(|block| {
-                (first_head..heads.min(first_head + together)).map(move |head| Block { head, ..block })
+                (first_head..heads.min(first_head + together)).map(move |head| QueryBlock { head, ..block })
             })
             .peekable();
         work(&mut core::iter::from_fn(|| Some((places.next()?, places.peek().copied()))), worker);

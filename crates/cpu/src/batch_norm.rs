@@ -58,12 +58,12 @@ pub struct BatchNormGrad<'a> {
     /// Mean that was subtracted.
     pub mean: &'a [f32],
     /// Statistics that the columns were divided by.
-    pub spread: Spread<'a>,
+    pub spread: BatchStatistics<'a>,
 }
 
 /// Standard deviation of each column, from the batch or from running statistics.
 #[derive(Clone, Copy)]
-pub enum Spread<'a> {
+pub enum BatchStatistics<'a> {
     /// rstd = 1 / sqrt(var + eps) of this batch. Mean and rstd are functions of x, so dx has their terms too.
     Batch(&'a [f32]),
     /// Running variance and eps. Mean and variance are constants with respect to x.
@@ -83,7 +83,7 @@ pub fn batch_norm_grad(
     let (rows, cols) = (norm.dy.rows(), norm.dy.cols());
     assert!(norm.x.rows() == rows && norm.x.cols() == cols, "x is ({rows}, {cols})");
     assert!(dx.as_ref().is_none_or(|dx| dx.rows() == rows && dx.cols() == cols), "dx is ({rows}, {cols})");
-    let (Spread::Batch(spread) | Spread::Running(spread, _)) = norm.spread;
+    let (BatchStatistics::Batch(spread) | BatchStatistics::Running(spread, _)) = norm.spread;
     assert!([norm.gamma, norm.mean, spread].iter().all(|v| v.len() == cols), "vectors of {cols} columns");
     let outs = [dgamma, dbeta].map(|out| columns::start_of(out, cols));
     by_columns(cpu, cols, &|columns| cpu.isa().run(Grad { norm, dx: dx.as_ref(), outs, columns }));
@@ -238,8 +238,8 @@ impl Kernel for Grad<'_> {
         let (norm, columns, rows) = (self.norm, self.columns, self.norm.dy.rows());
         let one = s.splat(1.0);
         let (mean, rstd) = match norm.spread {
-            Spread::Batch(rstd) => (columns.of(s, norm.mean), columns.of(s, rstd)),
-            Spread::Running(var, eps) => {
+            BatchStatistics::Batch(rstd) => (columns.of(s, norm.mean), columns.of(s, rstd)),
+            BatchStatistics::Running(var, eps) => {
                 let deviation = s.sqrt(s.add(columns.of(s, var), s.splat(eps)));
                 (columns.of(s, norm.mean), s.div(one, deviation))
             }
@@ -258,11 +258,11 @@ impl Kernel for Grad<'_> {
         let Some(dx) = self.dx else { return };
         let k = s.mul(columns.of(s, norm.gamma), rstd);
         let (mean_dy, minus_dyh) = match norm.spread {
-            Spread::Batch(_) => {
+            BatchStatistics::Batch(_) => {
                 let n = s.splat(rows as f32);
                 (s.div(dbeta, n), s.sub(s.splat(0.0), s.div(dgamma, n)))
             }
-            Spread::Running(..) => (s.splat(0.0), s.splat(0.0)),
+            BatchStatistics::Running(..) => (s.splat(0.0), s.splat(0.0)),
         };
         for r in 0..rows {
             // SAFETY: row r of dy, x and dx has these columns, which only this task writes.

@@ -8,7 +8,7 @@
 use super::gemm::Epilogue;
 use super::isa::Kernel;
 use super::math::exp;
-use super::product::{self, Factor, add_product, column_sums, product};
+use super::matmul::{self, Operand, add_matmul, column_sums, product};
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use super::{Cpu, elementwise};
@@ -55,14 +55,14 @@ pub struct Losses {
 
 /// Computes the sum of `lse - logit[target] + z lse^2` over the rows that are not ignored, and the sums of its two
 /// terms, in f64 and in row order. `lse` (R), if given, receives ln sum exp(logit) of each row, 0 for ignored rows.
-/// `workspace` holds [`product::WORKSPACE_BYTES`] for each thread and `plan::chunk_words` words. Panics if the shapes
+/// `workspace` holds [`matmul::WORKSPACE_BYTES`] for each thread and `plan::chunk_words` words. Panics if the shapes
 /// do not match or a target is not below V.
 pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &mut [f32]) -> Losses {
     let (v, mut total, mut cross_entropy, mut z) = (head.w.rows(), 0.0, 0.0, 0.0);
     if let Some(lse) = lse.as_deref_mut() {
         lse.fill(0.0);
     }
-    let mut room = Room::new(cpu, head, workspace);
+    let mut room = Scratch::new(cpu, head, workspace);
     while let Some(chunk) = room.next(cpu) {
         let (logits, sums) = (Rows::new(room.logits, chunk, v, v), RowsMut::new(room.sums, chunk, 1, 1));
         cpu.by_rows(chunk, v, &|range| cpu.isa().run(LogSumExp { logits, sums: &sums, range }));
@@ -95,7 +95,7 @@ pub fn gradients(
     assert_eq!(lse.len(), head.x.rows(), "an lse for each row");
     let (v, k) = (head.w.rows(), head.x.cols());
     clear(cpu, &head, &mut to);
-    let mut room = Room::new(cpu, head, workspace);
+    let mut room = Scratch::new(cpu, head, workspace);
     while let Some(chunk) = room.next(cpu) {
         let g = RowsMut::new(room.logits, chunk, v, v);
         cpu.by_rows(chunk, v, &|range| {
@@ -103,7 +103,7 @@ pub fn gradients(
         });
         let (g, x) = (Rows::new(room.logits, chunk, v, v), Rows::new(room.rows, chunk, k, k));
         if let Some(dw) = &mut to.dw {
-            add_product(cpu, Factor::Transposed(g), Factor::Stored(x), dw.part(0, v), room.units);
+            add_matmul(cpu, Operand::Transposed(g), Operand::Stored(x), dw.part(0, v), room.units);
         }
         if let Some(db) = &mut to.db {
             column_sums(cpu, g, true, db);
@@ -111,7 +111,7 @@ pub fn gradients(
         if let Some(dx) = &to.dx {
             // The chunk's rows of x are not needed after dw, so dx overwrites them.
             let y = RowsMut::new(room.rows, chunk, k, k);
-            product(cpu, Factor::Stored(g), Factor::Stored(head.w), Epilogue::default(), y, room.units);
+            product(cpu, Operand::Stored(g), Operand::Stored(head.w), Epilogue::default(), y, room.units);
             room.scatter(cpu, chunk, dx);
         }
     }
@@ -134,7 +134,7 @@ fn clear(cpu: &Cpu, head: &Head<'_>, to: &mut Gradients<'_>) {
 }
 
 /// The partitioned workspace, and the position of the next chunk.
-struct Room<'a> {
+struct Scratch<'a> {
     head: Head<'a>,
     /// First row that no chunk has examined.
     next: usize,
@@ -150,14 +150,14 @@ struct Room<'a> {
     index: &'a mut [u32],
 }
 
-impl<'a> Room<'a> {
+impl<'a> Scratch<'a> {
     /// Partitions the workspace. Panics if the shapes do not match or the workspace is too small.
     fn new(cpu: &Cpu, head: Head<'a>, workspace: &'a mut [f32]) -> Self {
         let (v, k) = (head.w.rows(), head.x.cols());
         assert_eq!(head.w.cols(), k, "columns of w");
         assert_eq!(head.targets.len(), head.x.rows(), "a target for each row");
         let chunk = head.chunk.min(head.x.rows());
-        let (units, rest) = workspace.split_at_mut(product::WORKSPACE_BYTES / 4 * cpu.threads());
+        let (units, rest) = workspace.split_at_mut(matmul::WORKSPACE_BYTES / 4 * cpu.threads());
         let rest = &mut rest[..chunk_words(chunk as u64, k as u64, v as u64) as usize];
         let (logits, rest) = rest.split_at_mut(chunk * v);
         let (rows, rest) = rest.split_at_mut(chunk * k);
@@ -189,7 +189,7 @@ impl<'a> Room<'a> {
                 unsafe { rows.row(i).copy_from_nonoverlapping(head.x.row(self.index[i] as usize), k) };
             }
         });
-        let (x, w) = (Factor::Stored(Rows::new(self.rows, count, k, k)), Factor::Transposed(head.w));
+        let (x, w) = (Operand::Stored(Rows::new(self.rows, count, k, k)), Operand::Transposed(head.w));
         let epilogue = Epilogue { bias: head.bias, ..Default::default() };
         product(cpu, x, w, epilogue, RowsMut::new(self.logits, count, v, v), self.units);
         Some(count)

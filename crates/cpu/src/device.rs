@@ -51,13 +51,13 @@ impl CpuDevice {
 
     /// The target to plan for: the host CPU with `threads` threads and the instruction set `isa`.
     pub fn target(threads: usize, isa: Isa) -> Result<Target, PlanError> {
-        let target = Target::named("cpu")?.with_units(threads as u64);
+        let target = Target::named("cpu")?.with_workers(threads as u64);
         Ok(Target { kernels: Kernels::Cpu(isa.set()), ..target })
     }
 
     /// Creates `count` replicas of `threads` threads each that share one copy of the weights. Replicas run whole steps
     /// independently of each other, while the threads of one device synchronise after every op.
-    pub fn lanes(count: usize, threads: usize) -> Result<Vec<Self>, DeviceError> {
+    pub fn replicas(count: usize, threads: usize) -> Result<Vec<Self>, DeviceError> {
         let weights = Arc::new(Mutex::new(Weak::new()));
         let lane = |number| {
             let weights = Arc::clone(&weights);
@@ -120,7 +120,7 @@ impl Device for CpuDevice {
         Kernels::Cpu(self.cpu.isa().set())
     }
 
-    fn units(&self) -> u64 {
+    fn workers(&self) -> u64 {
         self.cpu.threads() as u64
     }
 
@@ -212,7 +212,7 @@ impl Device for CpuDevice {
         self.upload(at, bytes)
     }
 
-    fn products_by(&self) -> Option<String> {
+    fn matmul_provider(&self) -> Option<String> {
         None
     }
 
@@ -267,9 +267,9 @@ fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError
         K::GluBf16 => launch::forward::glu::<Bf16>(l, cpu, l.launch.op_as()?),
         K::GluGradF32 => launch::backward::glu_grad(l, cpu, l.launch.op_as()?),
         K::GradScaleF32 => launch::optimizer::grad_scale(l, cpu, l.launch.op_as()?),
-        K::GroupedLinearF32 => launch::product::grouped_linear(l, cpu, l.launch.op_as()?),
-        K::GroupedLinearInputGradF32 => launch::product::grouped_linear_input_grad(l, cpu, l.launch.op_as()?),
-        K::GroupedLinearWeightGradF32 => launch::product::grouped_linear_weight_grad(l, cpu, l.launch.op_as()?),
+        K::GroupedLinearF32 => launch::matmul::grouped_linear(l, cpu, l.launch.op_as()?),
+        K::GroupedLinearInputGradF32 => launch::matmul::grouped_linear_input_grad(l, cpu, l.launch.op_as()?),
+        K::GroupedLinearWeightGradF32 => launch::matmul::grouped_linear_weight_grad(l, cpu, l.launch.op_as()?),
         K::LayerNormF32 => launch::forward::layer_norm::<f32>(l, cpu, l.launch.op_as()?),
         K::LayerNormBf16 => launch::forward::layer_norm::<Bf16>(l, cpu, l.launch.op_as()?),
         K::LayerNormGradF32 => launch::backward::layer_norm_grad(l, cpu, l.launch.op_as()?),
@@ -277,10 +277,10 @@ fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError
         K::GemmBf16 => launch::linear::tiles(l, cpu, l.launch.op_as()?),
         K::GemmInt8 => launch::linear::codes(l, cpu, l.launch.op_as()?),
         K::ProductF32 => launch::linear::rows(l, cpu, l.launch.op_as()?),
-        K::LinearCrossEntropyF32 => launch::product::linear_cross_entropy(l, cpu, l.launch.op_as()?),
-        K::LinearCrossEntropyGradF32 => launch::product::linear_cross_entropy_grad(l, cpu, l.launch.op_as()?),
-        K::LinearInputGradF32 => launch::product::linear_input_grad(l, cpu, l.launch.op_as()?),
-        K::LinearWeightGradF32 => launch::product::linear_weight_grad(l, cpu, l.launch.op_as()?),
+        K::LinearCrossEntropyF32 => launch::matmul::linear_cross_entropy(l, cpu, l.launch.op_as()?),
+        K::LinearCrossEntropyGradF32 => launch::matmul::linear_cross_entropy_grad(l, cpu, l.launch.op_as()?),
+        K::LinearInputGradF32 => launch::matmul::linear_input_grad(l, cpu, l.launch.op_as()?),
+        K::LinearWeightGradF32 => launch::matmul::linear_weight_grad(l, cpu, l.launch.op_as()?),
         K::MlpBf16 => launch::mlp::mlp(l, cpu, l.launch.op_as()?),
         K::QuantizeF32 => launch::forward::quantize::<f32>(l, cpu, l.launch.op_as()?),
         K::QuantizeBf16 => launch::forward::quantize::<Bf16>(l, cpu, l.launch.op_as()?),

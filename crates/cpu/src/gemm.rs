@@ -22,7 +22,7 @@ use super::amx::Tiles;
 use super::element::Element;
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
-use super::tile::{Begin, Feed, strip};
+use super::tile::{Begin, PrefetchPlan, strip};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
 use plimsoll_plan::InstructionSet;
@@ -115,7 +115,7 @@ pub fn linear(
     assert_eq!(w.len(), packed_len(n, k), "packed weights of ({n}, {k})");
     let each = workspace_bytes(cpu.isa()) / 4;
     assert!(workspace.len() >= each * cpu.threads(), "workspace for {} threads", cpu.threads());
-    let job = Job::new(x, w, epilogue, &y);
+    let job = GemmCall::new(x, w, epilogue, &y);
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
         // SAFETY: the instruction set has tiles and AVX-512; the size of the workspace was checked above.
@@ -130,7 +130,7 @@ pub fn linear(
         let scratch = scratch as *mut f32;
         // The workers of one run have distinct indices below `threads()`, so no two tasks share scratch.
         let scratch = scratch.wrapping_add(worker * each);
-        cpu.isa().run(Task { job, rows, panels, scratch });
+        cpu.isa().run(GemmTile { job, rows, panels, scratch });
     });
 }
 
@@ -182,14 +182,14 @@ impl Split {
 
 /// Operands of a GEMM.
 #[derive(Clone, Copy)]
-pub(super) struct Job<'a, E = f32> {
+pub(super) struct GemmCall<'a, E = f32> {
     pub(super) x: Rows<'a, E>,
     pub(super) w: &'a [E],
     pub(super) epilogue: Epilogue<'a, E>,
     pub(super) y: &'a RowsMut<'a, E>,
 }
 
-impl<'a, E: Element> Job<'a, E> {
+impl<'a, E: Element> GemmCall<'a, E> {
     /// Panics if the sizes of x, y, bias and residual are inconsistent. The size of `w` depends on its layout
     /// and is checked by the caller.
     pub(super) fn new(x: Rows<'a, E>, w: &'a [E], epilogue: Epilogue<'a, E>, y: &'a RowsMut<'a, E>) -> Self {
@@ -208,14 +208,14 @@ impl<'a, E: Element> Job<'a, E> {
 }
 
 /// One task, run by `Isa::run`. No other task uses `scratch` meanwhile.
-struct Task<'a> {
-    job: Job<'a>,
+struct GemmTile<'a> {
+    job: GemmCall<'a>,
     rows: Range<usize>,
     panels: Range<usize>,
     scratch: *mut f32,
 }
 
-impl Kernel for Task<'_> {
+impl Kernel for GemmTile<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let k = self.job.x.cols();
@@ -230,7 +230,7 @@ impl Kernel for Task<'_> {
     }
 }
 
-impl Task<'_> {
+impl GemmTile<'_> {
     /// Adds the products over the slice `ks` of one panel to the sums of all rows of the task. `more`: the sums
     /// of earlier slices are in the scratch; `last`: this is the last slice, so the sums go through the epilogue
     /// to y.
@@ -268,14 +268,14 @@ impl Task<'_> {
 /// Number of f32 in a cache line.
 const LINE: usize = 16;
 
-impl Task<'_> {
+impl GemmTile<'_> {
     /// Cache lines to prefetch during one strip: first the part of y that the strip will write, then the data
     /// needed next: while rows are still being copied, the rows of the next strip; after that, this strip's
     /// share of the next panel.
     #[inline(always)]
-    fn feeds<S: Simd>(&self, panel: usize, row: usize, ks: &Range<usize>, last: bool) -> [Feed; 2] {
+    fn feeds<S: Simd>(&self, panel: usize, row: usize, ks: &Range<usize>, last: bool) -> [PrefetchPlan; 2] {
         let (k, count, job) = (self.job.x.cols(), self.rows.len(), &self.job);
-        let out = Feed {
+        let out = PrefetchPlan {
             at: job.y.row(self.rows.start + row).wrapping_add(panel * PANEL),
             step: job.y.ld(),
             count: S::ROWS,
@@ -286,12 +286,12 @@ impl Task<'_> {
         if panel == self.panels.start && next_row < count {
             let at = job.x.row(self.rows.start + next_row).wrapping_add(ks.start);
             let lines = S::ROWS * ks.len().div_ceil(LINE);
-            return [out, Feed { at, step: job.x.ld(), count: S::ROWS, hop: LINE, lines }];
+            return [out, PrefetchPlan { at, step: job.x.ld(), count: S::ROWS, hop: LINE, lines }];
         }
         let lines = (ks.len() * PANEL / LINE).div_ceil(count.div_ceil(S::ROWS));
         let slice = job.w.as_ptr().wrapping_add(((panel + 1) * k + ks.start) * PANEL);
         let at = slice.wrapping_add(row / S::ROWS * lines * LINE);
-        [out, Feed { at, step: LINE, count: lines, hop: 0, lines }]
+        [out, PrefetchPlan { at, step: LINE, count: lines, hop: 0, lines }]
     }
 }
 

@@ -1,4 +1,4 @@
-//! f32 GEMM on AMX bf16 tiles: each operand is split into three bf16 values (`parts`), and six tile products
+//! f32 GEMM on AMX bf16 tiles: each operand is split into three bf16 values (`bf16x3`), and six tile products
 //! replace one f32 product.
 //!
 //! Invariant: the sum of an element takes the steps of 32 k in ascending order, and in each step the six
@@ -6,7 +6,7 @@
 //! f32 sum is stored and loaded again without rounding; zeros past M and K add zero. So the bits of a row depend
 //! only on that row and on the weights. They differ from the bits of the chain of fused multiply-adds in `gemm`,
 //! but are no less accurate: a step makes 6 roundings where the chain makes 32, and the omitted products are at
-//! most 2^-24 of |x| |w| (see `parts`).
+//! most 2^-24 of |x| |w| (see `bf16x3`).
 //!
 //! Loop order: a task computes a block of rows times a group of panels. For each slice of K it splits the rows
 //! into its workspace (they stay in L2), then multiplies all strips of rows by one split panel slice after
@@ -15,9 +15,9 @@
 //! prefetches later operands, and applies the epilogue to the previous strip.
 
 use super::Cpu;
-use super::amx::{STEP, STRIP, Unit};
-use super::gemm::{Job, Split, finish};
-use super::parts::{BYTES, LINES, split_panel, split_strip};
+use super::amx::{STEP, STRIP, TileUnit};
+use super::bf16x3::{BYTES, LINES, split_panel, split_strip};
+use super::gemm::{GemmCall, Split, finish};
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
 use super::tile::PANEL;
@@ -31,7 +31,7 @@ const DEPTH: usize = 10;
 /// Maximum panels of a task where K has several slices: the sums of all of them are stored in the workspace
 /// between slices.
 const GROUP: usize = 20;
-/// Tile products per step; `Chores::turn` is called after each.
+/// Tile products per step; `CoreWork::turn` is called after each.
 const TURNS: usize = 6;
 
 /// Bytes of the sums of one strip and one panel.
@@ -70,7 +70,7 @@ impl Shape {
 ///
 /// # Safety
 /// The CPU must have AVX-512 and the tile registers of `U`.
-pub(super) unsafe fn linear<U: Unit>(cpu: &Cpu, job: Job<'_>, workspace: *mut f32, each: usize) {
+pub(super) unsafe fn linear<U: TileUnit>(cpu: &Cpu, job: GemmCall<'_>, workspace: *mut f32, each: usize) {
     assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
     let shape = Shape::of(job.x.cols());
@@ -84,14 +84,14 @@ pub(super) unsafe fn linear<U: Unit>(cpu: &Cpu, job: Job<'_>, workspace: *mut f3
         let scratch = (workspace + worker * each) as *mut u8;
         // SAFETY: guaranteed by the caller; a worker runs one task at a time, and its index, hence its scratch,
         // is unique.
-        unsafe { Task { job, shape, rows, panels, next, scratch }.run::<U>() };
+        unsafe { GemmTile { job, shape, rows, panels, next, scratch }.run::<U>() };
     });
 }
 
 /// One task. `scratch` is `EACH` bytes that no other task uses meanwhile; `next` is a guess at the worker's next
 /// rows, for prefetching only.
-struct Task<'a> {
-    job: Job<'a>,
+struct GemmTile<'a> {
+    job: GemmCall<'a>,
     shape: Shape,
     rows: Range<usize>,
     panels: Range<usize>,
@@ -99,16 +99,16 @@ struct Task<'a> {
     scratch: *mut u8,
 }
 
-impl<'a> Task<'a> {
+impl<'a> GemmTile<'a> {
     /// Computes the task.
     ///
     /// # Safety
     /// The CPU must have AVX-512 and the tile registers of `U`, and this thread must hold no other value of `U`.
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn run<U: Unit>(self) {
+    unsafe fn run<U: TileUnit>(self) {
         // SAFETY: guaranteed by the caller.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
-        let mut chores = Chores::new(self.job, self.panel_of(0));
+        let mut chores = CoreWork::new(self.job, self.panel_of(0));
         chores.split_all(s);
         for slice in 0..self.shape.slices {
             let steps = self.steps(slice);
@@ -133,7 +133,7 @@ impl<'a> Task<'a> {
     /// # Safety
     /// Only for `run`: this slice of the strips and of the panel must have been split.
     #[inline(always)]
-    unsafe fn panel<U: Unit>(&self, unit: &mut U, chores: &mut Chores<'_>, panel: usize, slice: usize) {
+    unsafe fn panel<U: TileUnit>(&self, unit: &mut U, chores: &mut CoreWork<'_>, panel: usize, slice: usize) {
         let (steps, last) = (self.steps(slice), slice + 1 == self.shape.slices);
         let b = self.room((slice * self.panels.len() + panel) % 2);
         let sums = self.room(2).wrapping_add(panel % self.shape.rooms * (BLOCK / STRIP * SUMS)).cast::<f32>();
@@ -142,16 +142,16 @@ impl<'a> Task<'a> {
             let (a, c) = (self.split(strip, &steps), sums.wrapping_add(strip * STRIP * PANEL));
             let rows = self.strip(strip);
             let lines = if slice > 0 { STRIP * PANEL } else { 0 };
-            chores.sums = Ask::new(c.wrapping_add(STRIP * PANEL), 0, 1, lines);
+            chores.sums = OutputPrefetch::new(c.wrapping_add(STRIP * PANEL), 0, 1, lines);
             if last {
                 let at = self.job.y.row(rows.start).wrapping_add(panel * PANEL);
-                chores.out = Ask::new(at, self.job.y.ld(), rows.len(), PANEL);
+                chores.out = OutputPrefetch::new(at, self.job.y.ld(), rows.len(), PANEL);
             }
             // SAFETY: `a` and `b` hold `steps` split steps, `c` the strip's sums. Meanwhile `turn` splits into
             // the other panel buffer, and finishes the sums of another strip or of the other panel, so it does
             // not touch `c`.
             unsafe {
-                unit.six(a, b, c, steps.len(), slice > 0, || chores.turn());
+                unit.bf16x3_product(a, b, c, steps.len(), slice > 0, || chores.turn());
             }
             if last {
                 chores.finish_all();
@@ -198,12 +198,12 @@ impl<'a> Task<'a> {
     }
 
     /// Addresses of the rows of x that are split next: the next slice, or the first slice of the next block.
-    fn next_rows(&self, slice: usize) -> Ask {
+    fn next_rows(&self, slice: usize) -> OutputPrefetch {
         let (rows, slice) =
             if slice + 1 < self.shape.slices { (&self.rows, slice + 1) } else { (&self.next, 0) };
         let (steps, x) = (self.steps(slice), self.job.x);
         let at = x.row(rows.start).wrapping_add(steps.start * STEP);
-        Ask::new(at, x.ld(), rows.len(), steps.len() * STEP)
+        OutputPrefetch::new(at, x.ld(), rows.len(), steps.len() * STEP)
     }
 }
 
@@ -242,16 +242,16 @@ impl Panel {
 }
 
 /// Work that the core does while the tile unit multiplies.
-struct Chores<'a> {
-    job: Job<'a>,
+struct CoreWork<'a> {
+    job: GemmCall<'a>,
     /// Panel slice that is multiplied next.
     panel: Panel,
     /// Rows of x that are split next, prefetched into L2.
-    rows: Ask,
+    rows: OutputPrefetch,
     /// Sums that the next strip reads, prefetched into L1.
-    sums: Ask,
+    sums: OutputPrefetch,
     /// Rows of y that this strip will write, prefetched into L1.
-    out: Ask,
+    out: OutputPrefetch,
     done: Done,
 }
 
@@ -264,9 +264,9 @@ struct Done {
     sum: *const f32,
 }
 
-impl<'a> Chores<'a> {
-    fn new(job: Job<'a>, panel: Panel) -> Self {
-        let [rows, sums, out] = [(); 3].map(|()| Ask::new(core::ptr::null(), 0, 0, 0));
+impl<'a> CoreWork<'a> {
+    fn new(job: GemmCall<'a>, panel: Panel) -> Self {
+        let [rows, sums, out] = [(); 3].map(|()| OutputPrefetch::new(core::ptr::null(), 0, 0, 0));
         let done = Done { row: 0, rows: 0, panel: 0, sum: core::ptr::null() };
         Self { job, panel, rows, sums, out, done }
     }
@@ -316,13 +316,13 @@ impl<'a> Chores<'a> {
     /// again.
     #[inline(always)]
     fn finish_all(&mut self) {
-        // SAFETY: only `Task::run`, which requires AVX-512, creates `Chores`.
+        // SAFETY: only `Task::run`, which requires AVX-512, creates `CoreWork`.
         self.finish(unsafe { Avx512::assume() }, STRIP);
     }
 }
 
 /// Iterator over the addresses of cache lines to prefetch: `width` f32 of each of `rows` rows, `ld` f32 apart.
-struct Ask {
+struct OutputPrefetch {
     at: *const f32,
     ld: usize,
     rows: usize,
@@ -330,13 +330,13 @@ struct Ask {
     column: usize,
 }
 
-impl Ask {
+impl OutputPrefetch {
     fn new(at: *const f32, ld: usize, rows: usize, width: usize) -> Self {
         Self { at, ld, rows: if width > 0 { rows } else { 0 }, width, column: 0 }
     }
 }
 
-impl Iterator for Ask {
+impl Iterator for OutputPrefetch {
     type Item = *const f32;
 
     #[inline(always)]

@@ -14,7 +14,7 @@
 //! kernel of dot products (`gemm_dots`) reads panels without conversion.
 
 use super::element::Bf16;
-use super::gemm::{Epilogue, Job, Split, finish};
+use super::gemm::{Epilogue, GemmCall, Split, finish};
 use super::isa::{Isa, Kernel};
 use super::simd::{LANES, Simd};
 use super::tile::{Begin, PANEL, strip};
@@ -67,18 +67,18 @@ pub fn linear(
     let (k, n) = (x.cols(), y.cols());
     assert_eq!(w.len(), n.div_ceil(PANEL) * tiles::panel(k), "weights of ({n}, {k}) in tiles");
     assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
-    let job = Job::new(x, w, epilogue, &y);
+    let job = GemmCall::new(x, w, epilogue, &y);
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
         use super::{amx::Tiles, gemm_bf16_amx};
         // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
         return unsafe { gemm_bf16_amx::linear::<Tiles>(cpu, job, None, workspace.as_mut_ptr(), 4 * EACH) };
     }
-    linear_by(cpu, Form::of(cpu.isa()), job, workspace);
+    linear_by(cpu, Instructions::of(cpu.isa()), job, workspace);
 }
 
 /// `linear` after its checks, without AMX tiles.
-pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, workspace: &mut [f32]) {
+pub(super) fn linear_by(cpu: &Cpu, form: Instructions, job: GemmCall<'_, Bf16>, workspace: &mut [f32]) {
     assert!(workspace.len() >= cpu.threads() * EACH, "workspace for {} threads", cpu.threads());
     let (m, k, panels) = (job.x.rows(), job.x.cols(), job.y.cols().div_ceil(PANEL));
     let fewest = if k > DEPTH { panels.div_ceil(GROUP) } else { 1 };
@@ -88,13 +88,13 @@ pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, workspace: &m
         let (rows, panels) = split.task(task);
         // The workers of one run have distinct indices below `threads()`, so no two tasks share scratch.
         let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
-        cpu.isa().run(Task { form, job, rows, panels, scratch });
+        cpu.isa().run(GemmTile { form, job, rows, panels, scratch });
     });
 }
 
 /// Instructions that compute the sums. A value proves that this CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum Instructions {
     /// Fused multiply-adds of f32 lanes.
     Lanes,
     /// Dot products of bf16 pairs (AVX512-BF16).
@@ -102,16 +102,16 @@ pub(super) enum Form {
     Dots,
 }
 
-impl Form {
+impl Instructions {
     /// The fastest form that `isa` supports.
-    pub(super) fn of(isa: Isa) -> Form {
+    pub(super) fn of(isa: Isa) -> Instructions {
         match isa.has_dots() {
             #[cfg(target_arch = "x86_64")]
-            true => Form::Dots,
+            true => Instructions::Dots,
             // Only x86-64 has these dot products, so this arm is unreachable.
             #[cfg(not(target_arch = "x86_64"))]
-            true => Form::Lanes,
-            false => Form::Lanes,
+            true => Instructions::Lanes,
+            false => Instructions::Lanes,
         }
     }
 }
@@ -119,33 +119,33 @@ impl Form {
 /// Computes a GEMM of at most `BLOCK` rows on the calling thread, with the instructions of `s`. The caller owns
 /// the `EACH` f32 at `scratch`. Panics on more rows.
 #[inline(always)]
-pub(super) fn block<S: Simd>(s: S, form: Form, job: Job<'_, Bf16>, scratch: *mut f32) {
+pub(super) fn block<S: Simd>(s: S, form: Instructions, job: GemmCall<'_, Bf16>, scratch: *mut f32) {
     let (rows, panels) = (0..job.x.rows(), job.y.cols().div_ceil(PANEL));
     assert!(rows.len() <= BLOCK, "at most {BLOCK} rows");
     let group = if job.x.cols() > DEPTH { GROUP } else { panels.max(1) };
     for first in (0..panels).step_by(group) {
         let panels = first..panels.min(first + group);
-        Task { form, job, rows: rows.clone(), panels, scratch }.run(s);
+        GemmTile { form, job, rows: rows.clone(), panels, scratch }.run(s);
     }
 }
 
 /// One task, run by `Isa::run`. No other task uses the `EACH` f32 at `scratch` meanwhile.
-struct Task<'a> {
-    form: Form,
-    job: Job<'a, Bf16>,
+struct GemmTile<'a> {
+    form: Instructions,
+    job: GemmCall<'a, Bf16>,
     rows: Range<usize>,
     panels: Range<usize>,
     scratch: *mut f32,
 }
 
-impl Kernel for Task<'_> {
+impl Kernel for GemmTile<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         match self.form {
-            Form::Lanes => {}
+            Instructions::Lanes => {}
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the form proves the instructions; no other task uses the scratch.
-            Form::Dots => return unsafe { self.dots() },
+            Instructions::Dots => return unsafe { self.dots() },
         }
         for ks in slices(self.job.x.cols()) {
             for row in (0..self.rows.len()).step_by(S::ROWS) {
@@ -167,7 +167,7 @@ pub(super) fn slices(k: usize) -> impl Iterator<Item = Range<usize>> {
     (0..k.max(1)).step_by(depth).map(move |start| start..k.min(start + depth))
 }
 
-impl Task<'_> {
+impl GemmTile<'_> {
     /// Computes the task by dot products.
     ///
     /// # Safety
@@ -176,7 +176,7 @@ impl Task<'_> {
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn dots(self) {
         use super::{dot::Pairs, gemm_dots::Strips, simd_x86::Avx512};
-        let Task { job, rows, panels, scratch, .. } = self;
+        let GemmTile { job, rows, panels, scratch, .. } = self;
         // SAFETY: guaranteed by the caller.
         unsafe {
             Strips { job, scales: None, rows, panels, scratch }.run(Avx512::assume(), Pairs::assume());

@@ -22,10 +22,10 @@
 //! that was slower) and applies the epilogue to the previous sums: bias, activation, residual, one rounding.
 
 use super::Cpu;
-use super::amx::{NEAR, Near, SIDE, STEP, STRIP, TILE, Unit};
-use super::amx_sums::{Sums, Then, ask_out, lay};
+use super::amx::{NEAR, Near, SIDE, STEP, STRIP, TILE, TileUnit};
+use super::amx_sums::{Activation, PendingEpilogue, lay, prefetch_output};
 use super::element::Bf16;
-use super::gemm::{Act, Job};
+use super::gemm::{Act, GemmCall};
 use super::gemm_int8::Scales;
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
@@ -64,9 +64,9 @@ pub(super) const EACH: usize = SUMS + SLICE + ROWS / STRIP * GROUP * SUMS;
 /// # Safety
 /// The CPU must have AVX-512 with BF16 and the tile registers of `U`; `U` must multiply int8 exactly if there
 /// are scales.
-pub(super) unsafe fn linear<U: Unit>(
+pub(super) unsafe fn linear<U: TileUnit>(
     cpu: &Cpu,
-    job: Job<'_, Bf16>,
+    job: GemmCall<'_, Bf16>,
     scales: Option<Scales<'_>>,
     workspace: *mut f32,
     each: usize,
@@ -98,14 +98,14 @@ pub(super) unsafe fn linear<U: Unit>(
         // The workers of one run have distinct indices, so no two tasks share scratch.
         let scratch = (workspace + worker * each) as *mut u8;
         // SAFETY: guaranteed by the caller; a thread runs one task at a time.
-        unsafe { Task::<U> { job, scales, rows, panels, next, laid, scratch, unit: PhantomData }.run() };
+        unsafe { GemmTile::<U> { job, scales, rows, panels, next, laid, scratch, unit: PhantomData }.run() };
     });
 }
 
 /// One task. No other task uses the `EACH` bytes at `scratch` meanwhile; `next` is most likely the first row of
 /// this worker's next block.
-struct Task<'a, U> {
-    job: Job<'a, Bf16>,
+struct GemmTile<'a, U> {
+    job: GemmCall<'a, Bf16>,
     scales: Option<Scales<'a>>,
     rows: Range<usize>,
     panels: Range<usize>,
@@ -118,7 +118,7 @@ struct Task<'a, U> {
 
 /// One tile of sums within a task: index and number of strips, the strip's rows, its panel, and the steps of the
 /// slice.
-struct Block<'a> {
+struct GemmBlock<'a> {
     strip: usize,
     strips: usize,
     rows: &'a Range<usize>,
@@ -130,7 +130,7 @@ struct Block<'a> {
     near: (Near, usize),
 }
 
-impl<U: Unit> Task<'_, U> {
+impl<U: TileUnit> GemmTile<'_, U> {
     /// Computes the task.
     ///
     /// # Safety
@@ -140,7 +140,7 @@ impl<U: Unit> Task<'_, U> {
     unsafe fn run(self) {
         // SAFETY: guaranteed by the caller.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
-        let mut chores = Chores::new(self.job, self.scales, s);
+        let mut chores = CoreWork::new(self.job, self.scales, s);
         // SAFETY: guaranteed by the caller.
         unsafe {
             if self.laid {
@@ -158,7 +158,7 @@ impl<U: Unit> Task<'_, U> {
     /// # Safety
     /// Only for `run`.
     #[inline(always)]
-    unsafe fn by_strips(&self, unit: &mut U, chores: &mut Chores<'_>) {
+    unsafe fn by_strips(&self, unit: &mut U, chores: &mut CoreWork<'_>) {
         let total = self.job.x.cols().div_ceil(STEP);
         let (slices, strips) = (total.div_ceil(DEPTH), self.rows.len().div_ceil(STRIP));
         for slice in 0..slices {
@@ -174,7 +174,7 @@ impl<U: Unit> Task<'_, U> {
                 };
                 chores.x = self.job.x.row(row).wrapping_add(step * STEP);
                 for panel in self.panels.clone() {
-                    let block = Block { strip, strips, rows, at, panel, steps, near: (Near::A, DEPTH) };
+                    let block = GemmBlock { strip, strips, rows, at, panel, steps, near: (Near::A, DEPTH) };
                     // SAFETY: `at` is the result of `lay` for this strip and slice.
                     unsafe { self.block(unit, chores, block) };
                 }
@@ -187,7 +187,7 @@ impl<U: Unit> Task<'_, U> {
     /// # Safety
     /// Only for `run`: the scratch must have space for all strips.
     #[inline(always)]
-    unsafe fn by_panels(&self, unit: &mut U, chores: &mut Chores<'_>) {
+    unsafe fn by_panels(&self, unit: &mut U, chores: &mut CoreWork<'_>) {
         let steps = &(0..self.job.x.cols().div_ceil(STEP));
         let strips = self.rows.len().div_ceil(STRIP);
         let room = |strip: usize| self.scratch.wrapping_add(SUMS + strip * steps.len() * 2 * TILE);
@@ -198,7 +198,7 @@ impl<U: Unit> Task<'_, U> {
         for panel in self.panels.clone() {
             for strip in 0..strips {
                 let (rows, at) = (&self.strip(strip), (room(strip).cast_const(), TILES));
-                let block = Block { strip, strips, rows, at, panel, steps, near: (Near::B, NEAR) };
+                let block = GemmBlock { strip, strips, rows, at, panel, steps, near: (Near::B, NEAR) };
                 // SAFETY: the strip was copied to `room(strip)` above.
                 unsafe { self.block(unit, chores, block) };
             }
@@ -217,9 +217,16 @@ impl<U: Unit> Task<'_, U> {
     /// # Safety
     /// Only for `run`: `block.at` must be the address and strides of its strip and slice.
     #[inline(always)]
-    unsafe fn block(&self, unit: &mut U, chores: &mut Chores<'_>, block: Block<'_>) {
-        let Block { strip, strips, rows, at: (a, [step_bytes, row_bytes]), panel, steps, near: (near, most) } =
-            block;
+    unsafe fn block(&self, unit: &mut U, chores: &mut CoreWork<'_>, block: GemmBlock<'_>) {
+        let GemmBlock {
+            strip,
+            strips,
+            rows,
+            at: (a, [step_bytes, row_bytes]),
+            panel,
+            steps,
+            near: (near, most),
+        } = block;
         let total = self.job.x.cols().div_ceil(STEP);
         let (more, last) = (steps.start > 0, steps.end == total);
         let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((panel * total + steps.start) * 2 * TILE);
@@ -246,9 +253,9 @@ impl<U: Unit> Task<'_, U> {
                 chores.sums.finish(step * each, (step + 1) * each);
                 if last {
                     let asked = rows.start + step * each..rows.start + ((step + 1) * each).min(STRIP);
-                    ask_out(chores.s, asked, panel, self.job.y, self.job.epilogue.residual);
+                    prefetch_output(chores.s, asked, panel, self.job.y, self.job.epilogue.residual);
                 }
-                chores.ask_in(step);
+                chores.prefetch_input(step);
             }
             unit.end(if last { room } else { sums });
             if last {
@@ -292,8 +299,8 @@ impl<U: Unit> Task<'_, U> {
 }
 
 /// Work that the core does while the tile unit multiplies.
-struct Chores<'a> {
-    job: Job<'a, Bf16>,
+struct CoreWork<'a> {
+    job: GemmCall<'a, Bf16>,
     scales: Option<Scales<'a>>,
     s: Avx512,
     /// Operands to prefetch into L2: the next strip's slice, and the panel's next slice. Null if there is no
@@ -304,14 +311,14 @@ struct Chores<'a> {
     panels: (usize, usize),
     strips: (usize, usize),
     /// Sums whose epilogue is still to be applied.
-    sums: Sums,
+    sums: PendingEpilogue,
 }
 
-impl<'a> Chores<'a> {
+impl<'a> CoreWork<'a> {
     #[inline(always)]
-    fn new(job: Job<'a, Bf16>, scales: Option<Scales<'a>>, s: Avx512) -> Self {
+    fn new(job: GemmCall<'a, Bf16>, scales: Option<Scales<'a>>, s: Avx512) -> Self {
         let (x, w) = (core::ptr::null(), core::ptr::null());
-        Self { job, scales, s, x, w, panels: (0, 1), strips: (0, 1), sums: Sums::none(s) }
+        Self { job, scales, s, x, w, panels: (0, 1), strips: (0, 1), sums: PendingEpilogue::none(s) }
     }
 
     /// Sets the sums that the following blocks finish.
@@ -322,21 +329,22 @@ impl<'a> Chores<'a> {
     unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *mut f32) {
         let (e, y, column) = (&self.job.epilogue, self.job.y, panel * PANEL);
         let then = match e.act {
-            Act::None => Then::Nothing,
-            Act::Gelu => Then::Gelu,
-            Act::Relu => Then::Relu,
+            Act::None => Activation::Nothing,
+            Act::Gelu => Activation::Gelu,
+            Act::Relu => Activation::Relu,
         };
         let residual = e.residual.map(|x| (x.row(rows.start).wrapping_add(column), x.ld()));
         let bias = e.bias.map(|bias| &bias[column..]);
         let to = (y.row(rows.start).wrapping_add(column), y.ld(), (y.cols() - column).min(PANEL));
         let scales = self.scales.map(|s| (&s.x[rows.clone()], &s.w[column..]));
         // SAFETY: guaranteed by the caller.
-        self.sums = unsafe { Sums::new(self.s, (sum, rows.len()), scales, bias, then, residual, to) };
+        self.sums =
+            unsafe { PendingEpilogue::new(self.s, (sum, rows.len()), scales, bias, then, residual, to) };
     }
 
     /// Prefetches this block's share of one step of the next strip, and of the panel's next slice.
     #[inline(always)]
-    fn ask_in(&self, step: usize) {
+    fn prefetch_input(&self, step: usize) {
         if !self.x.is_null() {
             for r in (self.panels.0..STRIP).step_by(self.panels.1) {
                 self.s.prefetch_far(self.x.wrapping_add(r * self.job.x.ld() + step * STEP).cast());

@@ -11,7 +11,7 @@
 
 use super::dot::Dot;
 use super::element::Bf16;
-use super::gemm::{Job, finish_by};
+use super::gemm::{GemmCall, finish_by};
 use super::gemm_bf16::{BLOCK, DEPTH, EACH, GROUP, slices};
 use super::gemm_int8::Scales;
 use super::simd::{LANES, Simd};
@@ -35,7 +35,7 @@ const _: () = assert!(BLOCK * (STRIDE + GROUP * PANEL) <= EACH);
 /// One task: at most BLOCK rows and, where K has several slices, at most GROUP panels. `scales` covers all rows
 /// and panels of the GEMM and is present for int8. No other task uses the `EACH` words at `scratch` meanwhile.
 pub(super) struct Strips<'a> {
-    pub(super) job: Job<'a, Bf16>,
+    pub(super) job: GemmCall<'a, Bf16>,
     pub(super) scales: Option<Scales<'a>>,
     pub(super) rows: Range<usize>,
     pub(super) panels: Range<usize>,

@@ -11,12 +11,12 @@
 //!
 //! Loop order without AMX: that of `gemm_dots`.
 
-use super::codes::{CodeRows, CodeTiles};
 use super::element::Bf16;
-use super::gemm::{Job, Split};
+use super::gemm::{GemmCall, Split};
 use super::gemm_bf16::{BLOCK, DEPTH, EACH, EpilogueBf16, GROUP};
 use super::gemm_dots::Strips;
 use super::isa::{Isa, Kernel};
+use super::quantized::{QuantizedRows, QuantizedTiles};
 use super::simd::Simd;
 use super::tile::PANEL;
 use super::{Cpu, Rows, RowsMut};
@@ -42,8 +42,8 @@ pub(super) struct Scales<'a> {
 /// for each thread. `x` and `y` must not overlap. Panics if the sizes are inconsistent.
 pub fn linear(
     cpu: &Cpu,
-    x: CodeRows<'_>,
-    w: CodeTiles<'_>,
+    x: QuantizedRows<'_>,
+    w: QuantizedTiles<'_>,
     epilogue: EpilogueBf16<'_>,
     y: RowsMut<'_, Bf16>,
     workspace: &mut [f32],
@@ -53,7 +53,7 @@ pub fn linear(
     assert_eq!(w.tiles.len(), panels * codes_panel(k), "weights of ({}, {k}) in tiles", y.cols());
     assert_eq!(w.scales.len(), panels * PANEL, "scales of {} rows", y.cols());
     let scales = Scales { x: x.scales, w: w.scales };
-    let job = in_pairs(x, w, epilogue, &y);
+    let job = as_bf16_job(x, w, epilogue, &y);
     let each = 4 * workspace.len() / cpu.threads();
     assert!(each >= WORKSPACE_BYTES, "workspace for {} threads", cpu.threads());
     #[cfg(target_arch = "x86_64")]
@@ -64,25 +64,25 @@ pub fn linear(
             gemm_bf16_amx::linear::<Tiles<true>>(cpu, job, Some(scales), workspace.as_mut_ptr(), each)
         };
     }
-    linear_by(cpu, Form::of(cpu.isa()), job, scales, workspace);
+    linear_by(cpu, Instructions::of(cpu.isa()), job, scales, workspace);
 }
 
 /// The operands as a bf16 GEMM with two int8 values in place of each element: steps and panels have the same
 /// bytes.
-pub(super) fn in_pairs<'a>(
-    x: CodeRows<'a>,
-    w: CodeTiles<'a>,
+pub(super) fn as_bf16_job<'a>(
+    x: QuantizedRows<'a>,
+    w: QuantizedTiles<'a>,
     epilogue: EpilogueBf16<'a>,
     y: &'a RowsMut<'a, Bf16>,
-) -> Job<'a, Bf16> {
+) -> GemmCall<'a, Bf16> {
     let pairs = x.stride() / 2;
     let x = Rows::new(bytemuck::cast_slice(x.codes), x.scales.len(), pairs, pairs);
-    Job::new(x, bytemuck::cast_slice(w.tiles), epilogue, y)
+    GemmCall::new(x, bytemuck::cast_slice(w.tiles), epilogue, y)
 }
 
 /// Instructions that compute the sums. A value proves that this CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum Instructions {
     /// Those of the `Simd` implementation.
     Lanes,
     /// AVX-512 with VNNI.
@@ -90,20 +90,26 @@ pub(super) enum Form {
     Vnni,
 }
 
-impl Form {
+impl Instructions {
     /// The fastest form that `isa` supports.
-    pub(super) fn of(isa: Isa) -> Form {
+    pub(super) fn of(isa: Isa) -> Instructions {
         #[cfg(target_arch = "x86_64")]
         if isa.has_vnni() {
-            return Form::Vnni;
+            return Instructions::Vnni;
         }
         let _ = isa;
-        Form::Lanes
+        Instructions::Lanes
     }
 }
 
 /// `linear` after its checks, without AMX tiles.
-pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, scales: Scales<'_>, workspace: &mut [f32]) {
+pub(super) fn linear_by(
+    cpu: &Cpu,
+    form: Instructions,
+    job: GemmCall<'_, Bf16>,
+    scales: Scales<'_>,
+    workspace: &mut [f32],
+) {
     assert!(workspace.len() >= cpu.threads() * EACH, "workspace for {} threads", cpu.threads());
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
     let fewest = if job.x.cols() > DEPTH { panels.div_ceil(GROUP) } else { 1 };
@@ -113,20 +119,20 @@ pub(super) fn linear_by(cpu: &Cpu, form: Form, job: Job<'_, Bf16>, scales: Scale
         let (rows, panels) = split.task(task);
         // The workers of one run have distinct indices below `threads()`, so no two tasks share scratch.
         let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
-        let task = Task(Strips { job, scales: Some(scales), rows, panels, scratch });
+        let task = GemmTile(Strips { job, scales: Some(scales), rows, panels, scratch });
         match form {
-            Form::Lanes => cpu.isa().run(task),
+            Instructions::Lanes => cpu.isa().run(task),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the form proves the instructions.
-            Form::Vnni => unsafe { task.run_vnni() },
+            Instructions::Vnni => unsafe { task.run_vnni() },
         }
     });
 }
 
 /// One task, run by `Isa::run`. No other task uses its scratch meanwhile.
-struct Task<'a>(Strips<'a>);
+struct GemmTile<'a>(Strips<'a>);
 
-impl Kernel for Task<'_> {
+impl Kernel for GemmTile<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: no other task uses the scratch.
@@ -134,7 +140,7 @@ impl Kernel for Task<'_> {
     }
 }
 
-impl Task<'_> {
+impl GemmTile<'_> {
     /// Computes the task with VNNI.
     ///
     /// # Safety

@@ -5,12 +5,12 @@
 //! expert.
 
 use super::gemm::Epilogue;
-use super::product::{Factor, column_sums, product};
+use super::matmul::{Operand, column_sums, product};
 use super::view::{Rows, RowsMut};
 use super::{Cpu, elementwise};
 
 /// Linear layers of the experts: y = x W_e^T + b_e for the rows of each expert e. x (R, K), w (E N, K), bias (E N),
-/// offsets (E + 1), y (R, N). `workspace` as for `product`. Panics if the shapes do not match, or unless the offsets
+/// offsets (E + 1), y (R, N). `workspace` as for `matmul`. Panics if the shapes do not match, or unless the offsets
 /// start at 0, ascend and end within R.
 pub fn linear(
     cpu: &Cpu,
@@ -23,9 +23,9 @@ pub fn linear(
 ) {
     let n = y.cols();
     for (e, (start, rows)) in groups(offsets, x.rows(), w.rows(), n).enumerate() {
-        let w = Factor::Transposed(w.part(e * n, n));
+        let w = Operand::Transposed(w.part(e * n, n));
         let epilogue = Epilogue { bias: bias.map(|b| &b[e * n..][..n]), ..Default::default() };
-        product(cpu, Factor::Stored(x.part(start, rows)), w, epilogue, y.part(start, rows), workspace);
+        product(cpu, Operand::Stored(x.part(start, rows)), w, epilogue, y.part(start, rows), workspace);
     }
     zero_rest(cpu, offsets, y);
 }
@@ -42,7 +42,7 @@ pub fn input_grad(
 ) {
     let n = dy.cols();
     for (e, (start, rows)) in groups(offsets, dy.rows(), w.rows(), n).enumerate() {
-        let (dy, w) = (Factor::Stored(dy.part(start, rows)), Factor::Stored(w.part(e * n, n)));
+        let (dy, w) = (Operand::Stored(dy.part(start, rows)), Operand::Stored(w.part(e * n, n)));
         product(cpu, dy, w, Epilogue::default(), dx.part(start, rows), workspace);
     }
     zero_rest(cpu, offsets, dx);
@@ -63,7 +63,7 @@ pub fn weight_grad(
     let (n, experts) = (dy.cols(), offsets.len() - 1);
     if let Some(mut dw) = dw {
         for (e, (start, rows)) in groups(offsets, dy.rows(), dw.rows(), n).enumerate() {
-            let (dy, x) = (Factor::Transposed(dy.part(start, rows)), Factor::Stored(x.part(start, rows)));
+            let (dy, x) = (Operand::Transposed(dy.part(start, rows)), Operand::Stored(x.part(start, rows)));
             product(cpu, dy, x, Epilogue::default(), dw.part(e * n, n), workspace);
         }
     }

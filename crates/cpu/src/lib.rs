@@ -10,7 +10,8 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_sums;
-mod codes;
+#[cfg(target_arch = "x86_64")]
+mod bf16x3;
 mod columns;
 mod device;
 mod dot;
@@ -27,9 +28,8 @@ mod math;
 #[cfg(target_arch = "x86_64")]
 mod mlp_bf16_amx;
 mod operands;
-#[cfg(target_arch = "x86_64")]
-mod parts;
 mod pool;
+mod quantized;
 mod simd;
 #[cfg(target_arch = "x86_64")]
 mod simd_x86;
@@ -52,14 +52,14 @@ pub mod gemm;
 pub mod gemm_bf16;
 pub mod gemm_int8;
 pub mod grouped;
+pub mod matmul;
 pub mod mlp_bf16;
 pub mod norm;
 pub mod norm_grad;
 pub mod optimizer;
 pub mod optimizer_8bit;
+pub mod optimizer_state;
 pub mod peak;
-pub mod place;
-pub mod product;
 pub mod quantize;
 pub mod reduce;
 pub mod rope;
@@ -70,12 +70,12 @@ pub mod scatter;
 #[cfg(test)]
 mod tests;
 
-pub use codes::{CodeRows, CodeRowsMut, CodeTiles};
 pub use device::CpuDevice;
 pub use element::{Bf16, Element};
 pub use isa::Isa;
 pub use machine::CpuMachine;
 pub use pool::Pool;
+pub use quantized::{CodeRowsMut, QuantizedRows, QuantizedTiles};
 pub use view::{Rows, RowsMut};
 
 use core::ops::Range;

@@ -1,22 +1,22 @@
 //! The host CPU as an `plimsoll_exec::Machine`. Invariant: its planning target has the instruction set that its devices use.
 
 use super::{CpuDevice, Isa};
-use plimsoll_exec::{Device, DeviceError, Kind, Machine, memory};
+use plimsoll_exec::{Device, DeviceError, DeviceKind, Machine, memory};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Precision, Target};
 
 /// The host CPU: a number of replicas, each with its own threads, that compute steps concurrently.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuMachine {
-    lanes: usize,
+    replicas: usize,
     /// Threads of each replica.
     threads: usize,
 }
 
 impl CpuMachine {
     /// Describes `lanes` replicas of `threads` threads each.
-    pub fn new(lanes: usize, threads: usize) -> Self {
-        Self { lanes, threads }
+    pub fn new(replicas: usize, threads: usize) -> Self {
+        Self { replicas, threads }
     }
 
     /// Precisions for an encoder's weights and activations, best first. bf16 comes first only where matmuls run on
@@ -31,8 +31,8 @@ impl CpuMachine {
 }
 
 impl Machine for CpuMachine {
-    fn kind(&self) -> Kind {
-        Kind { family: "cpu", model: String::new() }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { family: "cpu", model: String::new() }
     }
 
     fn name(&self) -> String {
@@ -56,10 +56,10 @@ impl Machine for CpuMachine {
     }
 
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
-        if self.lanes == 1 {
+        if self.replicas == 1 {
             return Ok(vec![Box::new(CpuDevice::open(self.threads)?)]);
         }
-        let lanes = CpuDevice::lanes(self.lanes, self.threads)?;
+        let lanes = CpuDevice::replicas(self.replicas, self.threads)?;
         Ok(lanes.into_iter().map(|lane| Box::new(lane) as Box<dyn Device>).collect())
     }
 }

@@ -6,8 +6,8 @@
 
 use super::element::Bf16;
 use super::elementwise::{self, Gate};
-use super::gemm::{Act, Job, PANEL, Split};
-use super::gemm_bf16::{self, EpilogueBf16, Form};
+use super::gemm::{Act, GemmCall, PANEL, Split};
+use super::gemm_bf16::{self, EpilogueBf16, Instructions};
 use super::isa::Kernel;
 use super::norm;
 use super::simd::Simd;
@@ -97,12 +97,12 @@ pub fn mlp(cpu: &Cpu, x: Rows<'_, Bf16>, op: Mlp<'_>, y: RowsMut<'_, Bf16>, work
     let most = each.saturating_sub(gemm_bf16::EACH) * 2 / row.max(1) / height * height;
     assert!(most > 0, "workspace for a tile of rows");
     let split = Split::new(x.rows(), 1, cpu.threads(), height, most.min(BLOCK), 1);
-    let (form, scratch) = (Form::of(cpu.isa()), workspace.as_mut_ptr() as usize);
+    let (form, scratch) = (Instructions::of(cpu.isa()), workspace.as_mut_ptr() as usize);
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, _) = split.task(task);
         // The worker indices of one run are distinct and below `threads()`, so workspaces never overlap.
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        cpu.isa().run(Task { form, x, op, y: &y, rows, scratch });
+        cpu.isa().run(MlpTile { form, x, op, y: &y, rows, scratch });
     });
 }
 
@@ -111,8 +111,8 @@ const LINE: usize = 16;
 
 /// The work on one block of rows, for `Isa::run`. `scratch` is this worker's workspace: the matmul's scratch, n(x)
 /// and the hidden layer, in this order.
-struct Task<'a> {
-    form: Form,
+struct MlpTile<'a> {
+    form: Instructions,
     x: Rows<'a, Bf16>,
     op: Mlp<'a>,
     y: &'a RowsMut<'a, Bf16>,
@@ -120,7 +120,7 @@ struct Task<'a> {
     scratch: *mut f32,
 }
 
-impl Kernel for Task<'_> {
+impl Kernel for MlpTile<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (rows, op, k, n) = (self.rows.len(), self.op, self.x.cols(), self.y.cols());
@@ -144,7 +144,7 @@ impl Kernel for Task<'_> {
             Hidden::Gate => Act::None,
         };
         let e = EpilogueBf16 { bias: op.b1, act, residual: None };
-        gemm_bf16::block(s, self.form, Job::new(x, op.w1, e, &sums), self.scratch);
+        gemm_bf16::block(s, self.form, GemmCall::new(x, op.w1, e, &sums), self.scratch);
         // SAFETY: `gated` covers the first F columns of the same rows, where the gate's result is written over the
         // gate's input; `values` is read only after that.
         let (gated, values) = unsafe {
@@ -160,6 +160,6 @@ impl Kernel for Task<'_> {
         let e = EpilogueBf16 { bias: op.b2, act: Act::None, residual };
         // SAFETY: the block's rows of y, which only this task writes.
         let y = unsafe { RowsMut::from_raw(self.y.row(self.rows.start), rows, n, self.y.ld()) };
-        gemm_bf16::block(s, self.form, Job::new(values, op.w2, e, &y), self.scratch);
+        gemm_bf16::block(s, self.form, GemmCall::new(values, op.w2, e, &y), self.scratch);
     }
 }

@@ -10,8 +10,8 @@
 //! previous accumulators. If there are fewer blocks than threads, the threads divide the panels of the first matmul
 //! among them, then the panels of the second.
 
-use super::amx::{NEAR, Near, STEP, STRIP, TILE, Unit};
-use super::amx_sums::{Sums, Then, ask_out, lay};
+use super::amx::{NEAR, Near, STEP, STRIP, TILE, TileUnit};
+use super::amx_sums::{Activation, PendingEpilogue, lay, prefetch_output};
 use super::element::Bf16;
 use super::mlp_bf16::Mlp;
 use super::norm::layer_norm_rows;
@@ -80,7 +80,7 @@ impl Space {
 ///
 /// # Safety
 /// The CPU has AVX-512 with BF16, and the tile registers of `U`.
-pub(super) unsafe fn mlp<U: Unit>(
+pub(super) unsafe fn mlp<U: TileUnit>(
     cpu: &Cpu,
     x: Rows<'_, Bf16>,
     op: Mlp<'_>,
@@ -98,7 +98,7 @@ pub(super) unsafe fn mlp<U: Unit>(
         let rows = block * height..m.min((block + 1) * height);
         let (own, hidden) = ((workspace + worker * each) as *mut u8, (workspace + owner * each) as *mut u8);
         let hidden = hidden.wrapping_add(space.hidden());
-        Task::<U> { x, op, y, rows, space, own, hidden, unit: PhantomData }
+        MlpTile::<U> { x, op, y, rows, space, own, hidden, unit: PhantomData }
     };
     if blocks >= threads {
         let all = [0..usize::MAX, 0..usize::MAX];
@@ -165,7 +165,7 @@ impl Product<'_> {
 
 /// The work on one block of rows. `own` is this worker's workspace, `hidden` the block's hidden layer, which may be
 /// in another worker's workspace.
-struct Task<'a, U> {
+struct MlpTile<'a, U> {
     x: Rows<'a, Bf16>,
     op: Mlp<'a>,
     y: &'a RowsMut<'a, Bf16>,
@@ -178,7 +178,7 @@ struct Task<'a, U> {
 
 /// Position in a matmul: strip, k steps of the slice, panel, the panel's index in its group (`of`), and the number of
 /// accumulator rows to finish with each step (`each`).
-struct Block<'a> {
+struct MlpBlock<'a> {
     strip: usize,
     steps: &'a Range<usize>,
     panel: usize,
@@ -193,16 +193,16 @@ struct Next {
 }
 
 /// The core's side work while the tiles multiply: finishing accumulators and prefetching weights.
-struct Chores {
+struct CoreWork {
     s: Avx512,
     /// The accumulators being finished, in one of the `GROUP` buffers.
-    sums: Sums,
+    sums: PendingEpilogue,
     /// Weights to read next. Prefetched into L2, `lines` cache lines with each step.
     ahead: *const u8,
     lines: usize,
 }
 
-impl<U: Unit> Task<'_, U> {
+impl<U: TileUnit> MlpTile<'_, U> {
     /// Runs the given groups of panels of both matmuls.
     ///
     /// # Safety
@@ -211,7 +211,7 @@ impl<U: Unit> Task<'_, U> {
     unsafe fn run(self, groups: [Range<usize>; 2]) {
         // SAFETY: as the caller promises.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
-        let mut chores = Chores { s, sums: Sums::none(s), ahead: core::ptr::null(), lines: 0 };
+        let mut chores = CoreWork { s, sums: PendingEpilogue::none(s), ahead: core::ptr::null(), lines: 0 };
         if !groups[0].is_empty() {
             // SAFETY: this block's rows of x, and this worker's space for them.
             unsafe { self.lay(s) };
@@ -224,7 +224,7 @@ impl<U: Unit> Task<'_, U> {
             }
             // SAFETY: accumulators of this task.
             unsafe { chores.sums.finish(0, STRIP) };
-            chores.sums = Sums::none(s);
+            chores.sums = PendingEpilogue::none(s);
         }
     }
 
@@ -264,7 +264,7 @@ impl<U: Unit> Task<'_, U> {
     /// # Safety
     /// To be called by `run` only: the strips of this matmul are packed.
     #[inline(always)]
-    unsafe fn group(&self, unit: &mut U, chores: &mut Chores, product: Product<'_>, group: usize) {
+    unsafe fn group(&self, unit: &mut U, chores: &mut CoreWork, product: Product<'_>, group: usize) {
         let (total, strips) = (self.space.steps[product.of], self.rows.len().div_ceil(STRIP));
         let slices = total.div_ceil(DEPTH);
         let panels = group * product.group()..((group + 1) * product.group()).min(product.panels(self.y));
@@ -277,7 +277,7 @@ impl<U: Unit> Task<'_, U> {
                     let of = panel - panels.start;
                     (chores.ahead, chores.lines) = (next.panels[of], lines);
                     next.panels[of] = next.panels[of].wrapping_add(next.lines * 64);
-                    let block = Block { strip, steps, panel, of, each };
+                    let block = MlpBlock { strip, steps, panel, of, each };
                     // SAFETY: as the caller promises.
                     unsafe { self.block(unit, chores, product, block) };
                 }
@@ -302,8 +302,8 @@ impl<U: Unit> Task<'_, U> {
     /// # Safety
     /// As for `group`.
     #[inline(always)]
-    unsafe fn block(&self, unit: &mut U, chores: &mut Chores, product: Product<'_>, block: Block<'_>) {
-        let Block { strip, steps, panel, of, each } = block;
+    unsafe fn block(&self, unit: &mut U, chores: &mut CoreWork, product: Product<'_>, block: MlpBlock<'_>) {
+        let MlpBlock { strip, steps, panel, of, each } = block;
         let total = self.space.steps[product.of];
         let (more, last) = (steps.start > 0, steps.end == total);
         let strips = if product.of == 0 { self.own.wrapping_add(self.space.x()) } else { self.hidden };
@@ -325,9 +325,9 @@ impl<U: Unit> Task<'_, U> {
                 if last && product.of == 1 {
                     let first = self.rows.start + strip * STRIP;
                     let asked = first + step * each..first + ((step + 1) * each).min(STRIP);
-                    ask_out(chores.s, asked, panel, self.y, self.op.residual);
+                    prefetch_output(chores.s, asked, panel, self.y, self.op.residual);
                 }
-                chores.ask(step);
+                chores.prefetch(step);
             }
             if last {
                 let room = self.room(of);
@@ -335,7 +335,7 @@ impl<U: Unit> Task<'_, U> {
                 chores.sums = self.leave(chores.s, product, strip, panel, room);
             } else {
                 unit.end(sums);
-                chores.sums = Sums::none(chores.s);
+                chores.sums = PendingEpilogue::none(chores.s);
             }
         }
     }
@@ -357,7 +357,7 @@ impl<U: Unit> Task<'_, U> {
         strip: usize,
         panel: usize,
         room: *mut f32,
-    ) -> Sums {
+    ) -> PendingEpilogue {
         let start = strip * STRIP;
         let sums = (room, STRIP.min(self.rows.len() - start));
         let column = product.panel(panel) * PANEL;
@@ -367,24 +367,26 @@ impl<U: Unit> Task<'_, U> {
             let row = |r: Rows<'_, Bf16>| (r.row(self.rows.start + start).wrapping_add(column), r.ld());
             let bias = self.op.b2.map(|b| &b[column..]);
             // SAFETY: rows and columns of y and of the residual, which belong to this task.
-            return unsafe { Sums::new(s, sums, None, bias, Then::Nothing, self.op.residual.map(row), to) };
+            return unsafe {
+                PendingEpilogue::new(s, sums, None, bias, Activation::Nothing, self.op.residual.map(row), to)
+            };
         }
         let (then, step) = match (product.gated(), panel % 2) {
-            (false, _) => (Then::Gelu, panel),
-            (true, 0) => (Then::Open, panel / 2),
-            (true, _) => (Then::Through(self.room(0)), panel / 2),
+            (false, _) => (Activation::Gelu, panel),
+            (true, 0) => (Activation::Open, panel / 2),
+            (true, _) => (Activation::Through(self.room(0)), panel / 2),
         };
         let to = self.hidden.wrapping_add((strip * self.space.steps[1] + step) * 2 * TILE).cast();
         let bias = self.op.b1.map(|b| &b[column..]);
         // SAFETY: 32 columns of the hidden layer are one k step of its strip: one tile line per row.
-        unsafe { Sums::new(s, sums, None, bias, then, None, (to, STEP, PANEL)) }
+        unsafe { PendingEpilogue::new(s, sums, None, bias, then, None, (to, STEP, PANEL)) }
     }
 }
 
-impl Chores {
+impl CoreWork {
     /// Prefetches this step's share of the next weights.
     #[inline(always)]
-    fn ask(&self, step: usize) {
+    fn prefetch(&self, step: usize) {
         for line in step * self.lines..(step + 1) * self.lines {
             self.s.prefetch_far(self.ahead.wrapping_add(line * 64).cast());
         }

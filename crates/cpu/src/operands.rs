@@ -1,7 +1,7 @@
 //! Typed views of a launch's operands for the kernels. Invariant: every view lies inside the arena; token ids,
 //! indices and spans are checked before a kernel reads them.
 
-use super::{CodeRows, CodeRowsMut, Element, Rows, RowsMut, widening};
+use super::{CodeRowsMut, Element, QuantizedRows, Rows, RowsMut, widening};
 use bytemuck::Pod;
 use plimsoll_exec::arena::Arena;
 use plimsoll_exec::{DeviceError, Launch, Operand};
@@ -85,10 +85,10 @@ impl<'a> Operands<'a> {
     }
 
     /// Input `i` as int8 rows with their scales.
-    pub(super) fn codes(&self, i: usize) -> Result<CodeRows<'a>, DeviceError> {
+    pub(super) fn codes(&self, i: usize) -> Result<QuantizedRows<'a>, DeviceError> {
         let o = &self.launch.ins[i];
         let (rows, columns) = o.matrix(self.launch.counts);
-        Ok(CodeRows::new(self.bytes(o)?, rows, columns))
+        Ok(QuantizedRows::new(self.bytes(o)?, rows, columns))
     }
 
     /// Output `k` as int8 rows with their scales.

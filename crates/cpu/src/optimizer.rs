@@ -6,7 +6,7 @@
 
 use super::Cpu;
 use super::isa::Kernel;
-use super::place::{Gradient, Place};
+use super::optimizer_state::{Gradient, OptimizerState};
 use super::simd::{LANES, Simd};
 use super::total::{GRAIN, squares, total};
 use core::ops::Range;
@@ -26,7 +26,7 @@ pub fn adamw(
     cpu: &Cpu,
     op: &AdamW,
     g: Gradient<'_>,
-    states: [Place<'_, f32>; 3],
+    states: [OptimizerState<'_, f32>; 3],
     scale: Scale,
     hyper: [f32; 3],
 ) {
@@ -34,12 +34,19 @@ pub fn adamw(
 }
 
 /// One step of SGD without momentum on the parameter p.
-pub fn sgd(cpu: &Cpu, op: &Sgd, g: Gradient<'_>, p: Place<'_, f32>, scale: Scale, lr: f32) {
+pub fn sgd(cpu: &Cpu, op: &Sgd, g: Gradient<'_>, p: OptimizerState<'_, f32>, scale: Scale, lr: f32) {
     update(cpu, SgdStep { op: *op, lr }, g, [p], scale);
 }
 
 /// One step of SGD with momentum on the parameter p and its momentum buffer.
-pub fn sgd_momentum(cpu: &Cpu, op: &Sgd, g: Gradient<'_>, states: [Place<'_, f32>; 2], scale: Scale, lr: f32) {
+pub fn sgd_momentum(
+    cpu: &Cpu,
+    op: &Sgd,
+    g: Gradient<'_>,
+    states: [OptimizerState<'_, f32>; 2],
+    scale: Scale,
+    lr: f32,
+) {
     update(cpu, SgdStep { op: *op, lr }, g, states, scale);
 }
 
@@ -71,7 +78,7 @@ fn sum_of_squares(cpu: &Cpu, g: Gradient<'_>) -> f64 {
 }
 
 /// Element-wise update rule of an optimizer with K states; state 0 is the parameter.
-pub(super) trait Step<const K: usize>: Copy + Sync {
+pub(super) trait UpdateRule<const K: usize>: Copy + Sync {
     /// Returns the new values of the states, given the scaled gradient and the old values.
     fn step<S: Simd>(&self, s: S, g: S::V, old: [S::V; K]) -> [S::V; K];
 }
@@ -96,7 +103,7 @@ impl AdamWStep {
     }
 }
 
-impl Step<3> for AdamWStep {
+impl UpdateRule<3> for AdamWStep {
     #[inline(always)]
     fn step<S: Simd>(&self, s: S, g: S::V, [p, m, v]: [S::V; 3]) -> [S::V; 3] {
         let AdamW { beta1, beta2, eps, .. } = self.op;
@@ -129,14 +136,14 @@ impl SgdStep {
     }
 }
 
-impl Step<1> for SgdStep {
+impl UpdateRule<1> for SgdStep {
     #[inline(always)]
     fn step<S: Simd>(&self, s: S, g: S::V, [p]: [S::V; 1]) -> [S::V; 1] {
         [self.down(s, p, self.decayed(s, g, p))]
     }
 }
 
-impl Step<2> for SgdStep {
+impl UpdateRule<2> for SgdStep {
     #[inline(always)]
     fn step<S: Simd>(&self, s: S, g: S::V, [p, b]: [S::V; 2]) -> [S::V; 2] {
         let (g, momentum) = (self.decayed(s, g, p), s.splat(self.op.momentum));
@@ -149,14 +156,14 @@ impl Step<2> for SgdStep {
 /// Applies `step` to all elements in parallel. If the scale is not ok, the states keep their values.
 fn update<const K: usize>(
     cpu: &Cpu,
-    step: impl Step<K>,
+    step: impl UpdateRule<K>,
     g: Gradient<'_>,
-    states: [Place<'_, f32>; K],
+    states: [OptimizerState<'_, f32>; K],
     scale: Scale,
 ) {
     assert!(states.iter().all(|state| state.len() == g.len()), "states and gradient of one length");
     if !scale.ok {
-        return states.into_iter().for_each(Place::keep);
+        return states.into_iter().for_each(OptimizerState::keep);
     }
     let (n, factor) = (g.len(), scale.factor);
     cpu.pool().run(n.div_ceil(GRAIN), &|task, _| {
@@ -169,12 +176,12 @@ fn update<const K: usize>(
 struct Update<'a, T, const K: usize> {
     step: T,
     g: Gradient<'a>,
-    states: &'a [Place<'a, f32>; K],
+    states: &'a [OptimizerState<'a, f32>; K],
     factor: f32,
     range: Range<usize>,
 }
 
-impl<T: Step<K>, const K: usize> Kernel for Update<'_, T, K> {
+impl<T: UpdateRule<K>, const K: usize> Kernel for Update<'_, T, K> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for i in self.range.clone().step_by(LANES) {

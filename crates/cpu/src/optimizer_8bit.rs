@@ -4,11 +4,11 @@
 
 use super::Cpu;
 use super::isa::Kernel;
-use super::optimizer::{AdamWStep, Scale, Step};
-use super::place::{Gradient, Place};
+use super::optimizer::{AdamWStep, Scale, UpdateRule};
+use super::optimizer_state::{Gradient, OptimizerState};
 use super::simd::{LANES, Simd};
 use super::total::GRAIN;
-use plimsoll_exec::dynamic_codes::{Codes, SIGNED, UNSIGNED};
+use plimsoll_exec::dynamic_codes::{DynamicCodes, SIGNED, UNSIGNED};
 use plimsoll_graph::ops::AdamW;
 
 /// Elements per quantization block.
@@ -17,9 +17,9 @@ const BLOCK: usize = plimsoll_graph::ops::BLOCK as usize;
 /// An optimizer moment, quantized to 8 bits with the largest magnitude of each block as its scale.
 pub struct Moment<'a> {
     /// Quantized values, one per element.
-    pub codes: Place<'a, u8>,
+    pub codes: OptimizerState<'a, u8>,
     /// Largest magnitude of each block.
-    pub absmax: Place<'a, f32>,
+    pub absmax: OptimizerState<'a, f32>,
 }
 
 impl Moment<'_> {
@@ -36,7 +36,7 @@ pub fn adamw_8bit(
     cpu: &Cpu,
     op: &AdamW,
     g: Gradient<'_>,
-    p: Place<'_, f32>,
+    p: OptimizerState<'_, f32>,
     [m, v]: [Moment<'_>; 2],
     scale: Scale,
     hyper: [f32; 3],
@@ -53,23 +53,23 @@ pub fn adamw_8bit(
     let step = AdamWStep::new(op, hyper);
     cpu.pool().run(blocks.div_ceil(EACH), &|task, _| {
         for block in task * EACH..blocks.min((task + 1) * EACH) {
-            cpu.isa().run(Block { step, g, factor: scale.factor, p: &p, m: &m, v: &v, block });
+            cpu.isa().run(QuantBlock { step, g, factor: scale.factor, p: &p, m: &m, v: &v, block });
         }
     });
 }
 
 /// One optimizer step on one block, for `Isa::run`.
-struct Block<'a> {
+struct QuantBlock<'a> {
     step: AdamWStep,
     g: Gradient<'a>,
     factor: f32,
-    p: &'a Place<'a, f32>,
+    p: &'a OptimizerState<'a, f32>,
     m: &'a Moment<'a>,
     v: &'a Moment<'a>,
     block: usize,
 }
 
-impl Kernel for Block<'_> {
+impl Kernel for QuantBlock<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let first = self.block * BLOCK;
@@ -97,7 +97,7 @@ impl Kernel for Block<'_> {
 
 /// Dequantizes one block of a moment.
 #[inline(always)]
-fn decode(codes: &Codes, moment: &Moment<'_>, block: usize, to: &mut [f32]) {
+fn decode(codes: &DynamicCodes, moment: &Moment<'_>, block: usize, to: &mut [f32]) {
     // SAFETY: a block of this task, not yet overwritten, with as many elements as `to`.
     let (absmax, code) = unsafe {
         let code = core::slice::from_raw_parts(moment.codes.read(block * BLOCK), to.len());
@@ -110,7 +110,14 @@ fn decode(codes: &Codes, moment: &Moment<'_>, block: usize, to: &mut [f32]) {
 
 /// Quantizes the first `len` elements of `x` as one block; the other elements must be zero. Overwrites `x`.
 #[inline(always)]
-fn encode<S: Simd>(s: S, codes: &Codes, x: &mut [f32; BLOCK], len: usize, moment: &Moment<'_>, block: usize) {
+fn encode<S: Simd>(
+    s: S,
+    codes: &DynamicCodes,
+    x: &mut [f32; BLOCK],
+    len: usize,
+    moment: &Moment<'_>,
+    block: usize,
+) {
     let mut largest = s.splat(0.0);
     for lanes in x.chunks_exact(LANES) {
         // SAFETY: sixteen floats.

@@ -3,7 +3,7 @@
 
 use super::Cpu;
 #[cfg(target_arch = "x86_64")]
-use super::amx::{SIDE, TILE, Tiles, Unit};
+use super::amx::{SIDE, TILE, TileUnit, Tiles};
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use std::hint::black_box;

@@ -6,16 +6,16 @@
 //! set.
 
 use super::Cpu;
-use super::codes::CodeRowsMut;
 use super::element::Element;
 use super::elementwise::Gate;
 use super::isa::Kernel;
 use super::math::silu;
 use super::norm;
+use super::quantized::CodeRowsMut;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
-use plimsoll_exec::scaled::{Codes, ROUND, TINY};
+use plimsoll_exec::scaled::{QuantizedFormat, ROUND, TINY};
 
 /// The function f of x that is quantized.
 #[derive(Clone, Copy)]
@@ -37,7 +37,7 @@ pub enum Of<'a, P> {
     Glu(Gate),
 }
 
-/// Quantizes f(x) into `codes` and, if given, writes f(x) unquantized to `y`, which may be exactly `x` except with a
+/// Quantizes f(x) into `quantized` and, if given, writes f(x) unquantized to `y`, which may be exactly `x` except with a
 /// gate. `workspace` holds one row of f32, rounded up to whole vectors, for each thread. Panics if the shapes do not
 /// match.
 pub fn quantize<E: Element, P: Element>(
@@ -155,7 +155,7 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
     /// As for `numbers`, which must have run.
     #[inline(always)]
     unsafe fn encode<S: Simd>(&self, s: S, r: usize, most: f32) {
-        let largest = Codes::Int8.largest();
+        let largest = QuantizedFormat::Int8.largest();
         let (codes, scale) = self.codes.row(r);
         // int8 cannot represent NaN, so all values become 0 and the scale is NaN.
         let inverse = if most.is_nan() { 0.0 } else { largest / most };

@@ -72,7 +72,7 @@ pub fn segment_mean_grad(
             let counted = counted.filter(|counted| counted.contains(&t));
             let share = counted.map_or(0.0, |counted| 1.0 / counted.len() as f32);
             let from = (share > 0.0).then(|| dy.row(segment));
-            cpu.isa().run(Share { from, share, dx: &dx, t });
+            cpu.isa().run(RowShare { from, share, dx: &dx, t });
         }
     });
 }
@@ -183,14 +183,14 @@ impl Kernel for SoftmaxGrad<'_> {
 }
 
 /// Writes row `t` of dx: the row `from` times `share`, or zeros if `from` is `None`.
-struct Share<'a> {
+struct RowShare<'a> {
     from: Option<*const f32>,
     share: f32,
     dx: &'a RowsMut<'a>,
     t: usize,
 }
 
-impl Kernel for Share<'_> {
+impl Kernel for RowShare<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.dx.cols();

@@ -15,7 +15,7 @@ const AHEAD: usize = 8;
 /// Cache lines to prefetch into L2, one with each k of a tile: spread out like this, the prefetches do not delay the
 /// tile's own loads as a burst would.
 #[derive(Clone, Copy)]
-pub(super) struct Feed {
+pub(super) struct PrefetchPlan {
     /// Address of the first line.
     pub(super) at: *const f32,
     /// Distance between consecutive lines of a group, in f32.
@@ -58,7 +58,7 @@ pub(super) unsafe fn strip<S: Simd, const LDA: usize, const FEEDS: usize>(
     c: *mut f32,
     ldc: usize,
     begin: Begin,
-    feeds: &[Feed; FEEDS],
+    feeds: &[PrefetchPlan; FEEDS],
 ) {
     let (rows, vecs) = shape;
     // SAFETY: the caller's promise; each arm takes the lowest tile of at least `rows` rows.
@@ -100,7 +100,7 @@ unsafe fn tile<S: Simd, const ROWS: usize, const VECS: usize, const LDA: usize, 
     c: *mut f32,
     ldc: usize,
     begin: Begin,
-    feeds: &[Feed; FEEDS],
+    feeds: &[PrefetchPlan; FEEDS],
 ) {
     let mut sums = [[s.splat(0.0); VECS]; ROWS];
     // SAFETY: `k < depth`, `r < ROWS`, `v < VECS`: memory that the caller promises.

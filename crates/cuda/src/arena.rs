@@ -16,11 +16,11 @@ use std::ptr;
 /// A range of device memory, addressed by offsets from its start.
 pub(crate) struct Arena {
     bytes: Bytes,
-    room: Room,
+    room: ArenaSpace,
 }
 
 /// How the memory is allocated.
-enum Room {
+enum ArenaSpace {
     Plain(Plain),
     Segment(Segment),
 }
@@ -59,9 +59,9 @@ impl Arena {
             true => {
                 let mut segment = Segment::reserve(context)?;
                 segment.resize(bytes)?;
-                Ok(Room::Segment(segment))
+                Ok(ArenaSpace::Segment(segment))
             }
-            false => Plain::new(context.api, bytes).map(Room::Plain),
+            false => Plain::new(context.api, bytes).map(ArenaSpace::Plain),
         };
         Ok(Self { bytes, room: room().map_err(|error| refused(error, bytes))? })
     }
@@ -73,8 +73,8 @@ impl Arena {
         // which is freed first because both sizes at once may not fit.
         self.bytes = Bytes::ZERO;
         let resized = match &mut self.room {
-            Room::Segment(segment) => segment.resize(bytes),
-            Room::Plain(plain) => plain.replace(bytes),
+            ArenaSpace::Segment(segment) => segment.resize(bytes),
+            ArenaSpace::Plain(plain) => plain.replace(bytes),
         };
         resized.map_err(|error| refused(error, bytes))?;
         self.bytes = bytes;
@@ -84,17 +84,17 @@ impl Arena {
     /// Number of bytes that [`Arena::trim`] would give back.
     pub(crate) fn spare(&self) -> Bytes {
         match &self.room {
-            Room::Segment(segment) => {
+            ArenaSpace::Segment(segment) => {
                 Bytes(segment.mapped().saturating_sub(segment.rounded(self.bytes)) as u64)
             }
-            Room::Plain(_) => Bytes::ZERO,
+            ArenaSpace::Plain(_) => Bytes::ZERO,
         }
     }
 
     /// Unmaps the memory behind the arena and returns its size; no work may be running on the GPU.
     pub(crate) fn trim(&mut self) -> Bytes {
         let spare = self.spare();
-        if let Room::Segment(segment) = &mut self.room {
+        if let ArenaSpace::Segment(segment) = &mut self.room {
             segment.shrink(segment.rounded(self.bytes));
         }
         spare
@@ -103,8 +103,8 @@ impl Arena {
     /// Translates a range of offsets to a device address; an error unless the whole range lies inside the arena.
     pub(crate) fn range(&self, at: u64, bytes: Bytes) -> Result<u64, DeviceError> {
         let start = match &self.room {
-            Room::Segment(segment) => segment.start,
-            Room::Plain(plain) => plain.start,
+            ArenaSpace::Segment(segment) => segment.start,
+            ArenaSpace::Plain(plain) => plain.start,
         };
         let end = at.checked_add(bytes.0).filter(|&end| end <= self.bytes.0);
         end.map(|_| start + at).ok_or(DeviceError::OutsideArena { at, bytes })

@@ -13,7 +13,7 @@ use crate::staging::{Staging, affordable};
 use crate::trace::Track;
 use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
-use plimsoll_exec::{Device, DeviceError, Launch, Recorder, Repeat, Span, Ticket, Tracer};
+use plimsoll_exec::{Device, DeviceError, GraphCapture, Launch, Recorder, Span, Ticket, Tracer};
 use plimsoll_graph::{Bytes, Counts};
 use plimsoll_plan::{Capability, PIPELINE_DEPTH};
 use std::collections::VecDeque;
@@ -148,7 +148,7 @@ impl CudaDevice {
 
     /// Returns a line for each prepared matmul: output and input columns, element type, bias, residual, and the name
     /// of our kernel or of the library's algorithm that computes it.
-    pub fn products(&self) -> Vec<String> {
+    pub fn matmul_kernels(&self) -> Vec<String> {
         self.gemm.choices()
     }
 
@@ -251,7 +251,7 @@ impl Device for CudaDevice {
         plimsoll_plan::Kernels::Cuda(Capability(major, minor))
     }
 
-    fn units(&self) -> u64 {
+    fn workers(&self) -> u64 {
         1
     }
 
@@ -399,7 +399,7 @@ impl Device for CudaDevice {
         machine::arithmetic(&self.context.card)
     }
 
-    fn products_by(&self) -> Option<String> {
+    fn matmul_provider(&self) -> Option<String> {
         self.gemm.by()
     }
 
@@ -420,16 +420,16 @@ impl Device for CudaDevice {
 }
 
 impl Recorder for CudaDevice {
-    fn begin(&mut self, plan: usize, counts: Counts) -> Result<Repeat, DeviceError> {
+    fn begin(&mut self, plan: usize, counts: Counts) -> Result<GraphCapture, DeviceError> {
         self.context.enter()?;
         self.begin();
         if self.context.trace.is_on() {
-            return Ok(Repeat::Plain);
+            return Ok(GraphCapture::Plain);
         }
         Ok(self.graphs.repeat(&self.context, (plan, counts, self.kernels.status.current()))?)
     }
 
-    fn end(&mut self, whole: bool) -> Result<Repeat, DeviceError> {
+    fn end(&mut self, whole: bool) -> Result<GraphCapture, DeviceError> {
         self.context.enter()?;
         Ok(self.graphs.recorded(&self.context, whole)?)
     }

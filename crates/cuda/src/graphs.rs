@@ -9,7 +9,7 @@
 use crate::CudaError;
 use crate::context::Context;
 use cudarc::driver::sys as cu;
-use plimsoll_exec::Repeat;
+use plimsoll_exec::GraphCapture;
 use plimsoll_graph::Counts;
 use std::ffi::c_int;
 use std::ptr;
@@ -54,10 +54,10 @@ const TIMES: usize = 4;
 
 impl Graphs {
     /// Replays the graph of a step, or starts a capture if the same counts came often enough.
-    pub(crate) fn repeat(&mut self, context: &Context, key: Key) -> Result<Repeat, CudaError> {
+    pub(crate) fn repeat(&mut self, context: &Context, key: Key) -> Result<GraphCapture, CudaError> {
         match self.next(key) {
             Next::Kept(step) => return self.launch(context, step),
-            Next::Plain => return Ok(Repeat::Plain),
+            Next::Plain => return Ok(GraphCapture::Plain),
             Next::Record => {}
         }
         let (plan, counts, _) = key;
@@ -68,7 +68,7 @@ impl Graphs {
         // SAFETY: the stream is alive, and no capture is active in it.
         api.check("cuStreamBeginCapture", unsafe { (api.cuStreamBeginCapture_v2)(stream, mode) })?;
         self.recording = Some(key);
-        Ok(Repeat::Record)
+        Ok(GraphCapture::Record)
     }
 
     /// Counts a step and decides how it runs.
@@ -84,20 +84,20 @@ impl Graphs {
     }
 
     /// Replays a graph; [`Repeat::Plain`] if the GPU has no memory for it.
-    fn launch(&mut self, context: &Context, step: cu::CUgraphExec) -> Result<Repeat, CudaError> {
+    fn launch(&mut self, context: &Context, step: cu::CUgraphExec) -> Result<GraphCapture, CudaError> {
         // SAFETY: the graph is alive, and so are the kernels and the memory that it uses.
         let launched = unsafe { (context.api.cuGraphLaunch)(step, context.stream) };
         match has_room(launched) {
-            true => context.api.check("cuGraphLaunch", launched).map(|()| Repeat::Done),
+            true => context.api.check("cuGraphLaunch", launched).map(|()| GraphCapture::Done),
             false => Ok(self.without_room(context)),
         }
     }
 
     /// Frees all graphs and disables capture.
-    fn without_room(&mut self, context: &Context) -> Repeat {
+    fn without_room(&mut self, context: &Context) -> GraphCapture {
         self.clear(context);
         (self.full, self.unsaid) = (true, true);
-        Repeat::Plain
+        GraphCapture::Plain
     }
 
     /// Enables capture again, after device memory was given back.
@@ -116,10 +116,10 @@ impl Graphs {
 
     /// Ends a capture and replays the graph unless the capture is not `whole`; [`Repeat::Plain`] if the GPU has no
     /// memory for the graph.
-    pub(crate) fn recorded(&mut self, context: &Context, whole: bool) -> Result<Repeat, CudaError> {
+    pub(crate) fn recorded(&mut self, context: &Context, whole: bool) -> Result<GraphCapture, CudaError> {
         let (api, stream) = (context.api, context.stream);
         let (Some(key), mut graph, mut step) = (self.recording.take(), ptr::null_mut(), ptr::null_mut()) else {
-            return Ok(Repeat::Done);
+            return Ok(GraphCapture::Done);
         };
         // SAFETY: a capture is active; the pointers are to locals.
         api.check("cuStreamEndCapture", unsafe { (api.cuStreamEndCapture)(stream, &mut graph) })?;
@@ -134,7 +134,7 @@ impl Graphs {
         }
         api.check("cuGraphInstantiate", code)?;
         if !whole {
-            return Ok(Repeat::Done);
+            return Ok(GraphCapture::Done);
         }
         self.kept.push((key, step));
         self.launch(context, step)

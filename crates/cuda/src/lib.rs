@@ -28,5 +28,5 @@ pub use device::{CudaDevice, Options};
 pub use error::CudaError;
 pub use gemm::Candidate;
 pub use kernel::{File, Kernel, every_kernel};
-pub use library::{Found, Libraries};
+pub use library::{FoundLibrary, Libraries};
 pub use machine::CudaMachine;

@@ -23,12 +23,12 @@ pub struct Libraries {
     pub(crate) cublaslt: Result<CublasLt, CudaError>,
     /// Optional: without NVML, only its information about GPU memory and other processes is missing.
     pub(crate) nvml: Result<Nvml, CudaError>,
-    found: Vec<Found>,
+    found: Vec<FoundLibrary>,
 }
 
 /// A library that was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundLibrary {
     /// Display name, such as `cuBLASLt (libcublasLt)`.
     pub name: &'static str,
     /// Path the library was loaded from, or its bare file name where the dynamic loader found it.
@@ -104,7 +104,7 @@ impl Libraries {
     }
 
     /// The libraries that were loaded.
-    pub fn found(&self) -> &[Found] {
+    pub fn found(&self) -> &[FoundLibrary] {
         &self.found
     }
 
@@ -177,7 +177,7 @@ fn children(folder: &Path, start: &str) -> Vec<PathBuf> {
 fn open(
     wanted: &Wanted,
     folders: &[Option<PathBuf>],
-    found: &mut Vec<Found>,
+    found: &mut Vec<FoundLibrary>,
 ) -> Result<&'static Library, CudaError> {
     let mut tried = vec![];
     for file in wanted.files {
@@ -192,7 +192,7 @@ fn open(
             }
             match load(&path) {
                 Ok(library) => {
-                    found.push(Found { name: wanted.name, path: path.display().to_string() });
+                    found.push(FoundLibrary { name: wanted.name, path: path.display().to_string() });
                     return Ok(library);
                 }
                 Err(why) => tried.push(why),

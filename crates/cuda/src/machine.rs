@@ -4,7 +4,7 @@
 use crate::context::Context;
 use crate::gemm;
 use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
-use plimsoll_exec::{Device, DeviceError, Holder, Kind, Machine};
+use plimsoll_exec::{Device, DeviceError, DeviceKind, Holder, Machine};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Capability, Kernels, Precision, Target};
 use std::fmt;
@@ -71,8 +71,8 @@ impl CudaMachine {
 }
 
 impl Machine for CudaMachine {
-    fn kind(&self) -> Kind {
-        Kind { family: "cuda", model: self.card.name.clone() }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { family: "cuda", model: self.card.name.clone() }
     }
 
     fn precisions(&self) -> Vec<Precision> {

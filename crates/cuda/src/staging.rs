@@ -14,7 +14,7 @@ use std::{ptr, slice};
 /// A ring buffer of pinned memory, with an event for each range in use.
 pub(crate) struct Staging {
     memory: Pinned,
-    ring: Ring,
+    ring: StagingSlots,
     events: VecDeque<Event>,
     spare: Vec<Event>,
 }
@@ -23,7 +23,7 @@ impl Staging {
     /// Allocates a ring buffer of `bytes`.
     pub(crate) fn new(api: &'static Driver, bytes: Bytes) -> Result<Self, CudaError> {
         let memory = Pinned::new(api, bytes.0 as usize)?;
-        let ring = Ring { bytes: bytes.0 as usize, taken: VecDeque::new() };
+        let ring = StagingSlots { bytes: bytes.0 as usize, taken: VecDeque::new() };
         Ok(Self { memory, ring, events: VecDeque::new(), spare: vec![] })
     }
 
@@ -65,12 +65,12 @@ impl Staging {
 }
 
 /// Allocation of ranges in a ring buffer: taken behind the newest, freed from the oldest on.
-struct Ring {
+struct StagingSlots {
     bytes: usize,
     taken: VecDeque<Range<usize>>,
 }
 
-impl Ring {
+impl StagingSlots {
     /// Returns the offset at which a new range of `bytes` would start, if it fits. Ranges never wrap around the end.
     fn place(&self, bytes: usize) -> Option<usize> {
         let (Some(oldest), Some(newest)) = (self.taken.front(), self.taken.back()) else {
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn places_do_not_overlap_and_come_back() {
-        let mut ring = Ring { bytes: 1000, taken: VecDeque::new() };
+        let mut ring = StagingSlots { bytes: 1000, taken: VecDeque::new() };
         assert_eq!([ring.take(300), ring.take(300), ring.take(300)], [Some(0), Some(320), Some(640)]);
         assert_eq!(ring.take(300), None, "full");
         assert_eq!(ring.give(), Some(0..300));
@@ -179,7 +179,8 @@ mod tests {
         };
         for depth in 1..5 {
             let (widest, places) = (4096u64, 3);
-            let mut ring = Ring { bytes: (depth + 1) * (widest as usize) * places, taken: VecDeque::new() };
+            let mut ring =
+                StagingSlots { bytes: (depth + 1) * (widest as usize) * places, taken: VecDeque::new() };
             for step in 0..2000 {
                 if step >= depth {
                     (0..places).for_each(|_| assert!(ring.give().is_some()));

@@ -3,10 +3,10 @@
 //! scores. Invariant: the table has one line per sequence, in input order; the scores are the softmax of the
 //! logits.
 
-use crate::engine::{FileRows, Reading, Rows};
-use crate::front::Sequence;
+use crate::engine::{FileRows, OutputLayout, Rows};
+use crate::input::Sequence;
 use crate::output::Written;
-use crate::{Destination, EmbedError, Options as Embedding, Pool, Report, run};
+use crate::{Destination, EmbedError, EmbedReport, Options as Embedding, Pool, run};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::pack::Order;
 use plimsoll_data::printable::Name;
@@ -44,7 +44,7 @@ pub struct Options {
 }
 
 /// Classifies all sequences of `options.inputs` and writes the scores to `options.output`.
-pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report, EmbedError> {
+pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
     let output = &options.output;
     if output.exists() && !options.force {
@@ -54,7 +54,7 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<Report
     Reader::open(&options.inputs)?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
     let names = classes(&model)?;
-    let reading = Reading {
+    let reading = OutputLayout {
         pool: Pool::Mean,
         outputs: vec!["scores".to_owned()],
         width: names.len(),
@@ -117,7 +117,7 @@ impl Table {
 }
 
 impl FileRows for Table {
-    fn held(&self, _: Option<u64>, _: u64) -> u64 {
+    fn memory_bytes(&self, _: Option<u64>, _: u64) -> u64 {
         1 << 20
     }
 }

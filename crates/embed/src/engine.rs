@@ -2,7 +2,7 @@
 //! that is pushed is written once, in input order, with finite values; otherwise an error names it.
 
 use super::Pool;
-use super::front::Sequence;
+use super::input::Sequence;
 use super::output::Written;
 use crate::EmbedError;
 use plimsoll_data::pack::{Fill, Order};
@@ -28,7 +28,7 @@ pub(super) struct Engine<R> {
 }
 
 /// Layout of the values that a step returns for a sequence.
-pub(super) struct Reading {
+pub(super) struct OutputLayout {
     pub(super) pool: Pool,
     /// Names of the encoder's outputs that are concatenated to the values of a sequence.
     pub(super) outputs: Vec<String>,
@@ -53,14 +53,14 @@ pub(super) trait Rows {
 pub(super) trait FileRows: Rows<Written = Vec<Written>> {
     /// Bytes that the writer holds in memory for `sequences` sequences (`None` if unknown) with names of up to
     /// `name` bytes.
-    fn held(&self, sequences: Option<u64>, name: u64) -> u64;
+    fn memory_bytes(&self, sequences: Option<u64>, name: u64) -> u64;
 }
 
 impl<R: Rows> Engine<R> {
     pub(super) fn new(
         session: Session,
         encoder: &Encoder,
-        reading: Reading,
+        reading: OutputLayout,
         results: R,
     ) -> Result<Self, EmbedError> {
         let ends = match (reading.pool, encoder) {
@@ -166,7 +166,7 @@ impl<R: Rows> Engine<R> {
         };
         self.tokens += step.counts.tokens;
         for (i, &key) in step.keys.iter().enumerate() {
-            self.keep(key, &step, i)?;
+            self.store_values(key, &step, i)?;
         }
         self.session.recycle(step);
         let Self { waiting, results, .. } = self;
@@ -175,7 +175,7 @@ impl<R: Rows> Engine<R> {
     }
 
     /// Stores the values of every output for sequence `i` of a step. `Err` if a value is not finite.
-    fn keep(&mut self, key: u64, step: &Completed, i: usize) -> Result<(), EmbedError> {
+    fn store_values(&mut self, key: u64, step: &Completed, i: usize) -> Result<(), EmbedError> {
         let (sequence, kept) = self.waiting.values_of(key)?;
         for &(output, width) in &self.outputs {
             let (values, [start, end]) = (step.values(output, i), self.ends.map(|rows| rows * width));

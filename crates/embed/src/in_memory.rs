@@ -1,9 +1,9 @@
 //! Embeddings of sequences in memory. Invariant: the values are identical to the values that
 //! [`embed`](crate::embed) writes for a file with the same sequences.
 
-use crate::engine::{Engine, Reading, Rows};
-use crate::front::Sequence;
-use crate::states::States;
+use crate::engine::{Engine, OutputLayout, Rows};
+use crate::input::Sequence;
+use crate::states::LayerSelection;
 use crate::{EmbedError, Measured, Pool, request, start_of, warn};
 use plimsoll_data::alphabet::{Alphabet, uracil_to_thymine};
 use plimsoll_data::pack::Order;
@@ -51,7 +51,7 @@ pub fn embed_sequences(
     settings: &Settings,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Vec<f32>>, EmbedError> {
-    let states = States::new(pool, layers, &model.encoder)?;
+    let states = LayerSelection::new(pool, layers, &model.encoder)?;
     let mut encoded = vec![];
     for (position, letters) in sequences.iter().enumerate() {
         encoded.push(encode(model, position, letters.as_ref())?);
@@ -64,7 +64,7 @@ pub fn embed_sequences(
     };
 
     let outputs = states.outputs();
-    let reading = Reading {
+    let reading = OutputLayout {
         pool,
         outputs: outputs.iter().map(|output| output.name()).collect(),
         width: model.encoder.hidden_size() as usize,

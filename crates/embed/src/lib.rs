@@ -13,8 +13,8 @@
 pub mod classify;
 mod engine;
 mod error;
-mod front;
 mod in_memory;
+mod input;
 mod output;
 mod states;
 
@@ -24,21 +24,21 @@ use plimsoll_data::pack::{MOST_PACKS, Order};
 use plimsoll_data::sequence::{Extent, Reader};
 use plimsoll_data::weights::HubEnv;
 
-use engine::{ENCODER, Engine, FileRows, Reading, Rows};
-use front::{BATCH_LETTERS, BATCH_NAMES, Front, Limits, Renamed, Skipped, Unit};
-use output::{Kind, Results, Targets};
+use engine::{ENCODER, Engine, FileRows, OutputLayout, Rows};
+use input::{BATCH_LETTERS, BATCH_NAMES, InputPipeline, Limits, Renamed, Skipped, Unit};
+use output::{ResultSchema, Results, Targets};
 use plimsoll_graph::{Bounds, Bytes, Graph, VerifyError};
 use plimsoll_models::Encoder;
 use plimsoll_plan::Staging;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::{NAME, Process};
 use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
-use plimsoll_runtime::session::{Part, Request, Stage, Start, Stop, Usage, say_given_back};
+use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usage, say_given_back};
 use plimsoll_runtime::{
     Budget, EncoderModel, Level, Observer, Progress, RuntimeError, Settings, Tokenizer, replicas_for_input,
 };
 use serde_json::{Value, json};
-use states::States;
+use states::LayerSelection;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -132,7 +132,7 @@ impl Pool {
 
 /// Summary of a completed run of [`embed`] or [`classify`](classify::classify).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct EmbedReport {
     /// The files that were written.
     pub files: Vec<PathBuf>,
     /// Number of sequences in the files.
@@ -161,7 +161,7 @@ pub struct Report {
     pub devices: Vec<Usage>,
 }
 
-impl Report {
+impl EmbedReport {
     /// The report as JSON.
     pub fn to_json(&self) -> Value {
         let files: Vec<String> = self.files.iter().map(|p| p.display().to_string()).collect();
@@ -185,17 +185,17 @@ impl Report {
 }
 
 /// Computes the embeddings of all sequences of `options.inputs` and writes them to `options.output`.
-pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<Report, EmbedError> {
+pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedReport, EmbedError> {
     let start = Instant::now();
     let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
     // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
     Reader::open(&options.inputs)?;
     let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
-    let states = States::new(options.pool, options.layers.as_deref(), &model.encoder)?;
+    let states = LayerSelection::new(options.pool, options.layers.as_deref(), &model.encoder)?;
     let (metadata, outputs) = (metadata(options, &states), states.outputs());
-    let kind = Kind { states, width: model.encoder.hidden_size() as usize, metadata };
+    let kind = ResultSchema { states, width: model.encoder.hidden_size() as usize, metadata };
     let results = Results::create(targets, kind)?;
-    let reading = Reading {
+    let reading = OutputLayout {
         pool: options.pool,
         outputs: outputs.iter().map(|output| output.name()).collect(),
         width: model.encoder.hidden_size() as usize,
@@ -214,11 +214,11 @@ fn run(
     options: &Options,
     start: Instant,
     model: &EncoderModel,
-    reading: Reading,
+    reading: OutputLayout,
     results: impl FileRows,
     graph: GraphOf<'_>,
     observer: &mut dyn Observer,
-) -> Result<Report, EmbedError> {
+) -> Result<EmbedReport, EmbedError> {
     let settings = &options.settings;
     let limits = limits(options, &model.encoder)?;
     let width = reading.width as u64;
@@ -241,7 +241,7 @@ fn run(
     let most = pipe.map(|most| {
         // The number of records of a pipe is unknown: the budget for names must also hold the share of each
         // record in the writer, beside its entry in the set of names (`NAME` bytes).
-        let held = |records| results.held(Some(records), most.longest_name);
+        let held = |records| results.memory_bytes(Some(records), most.longest_name);
         let records = most.records * NAME / (NAME + held(1) - held(0));
         // Without a length limit, each of the `batches` batches in the queues can hold a record of maximum length, at
         // `LETTER` bytes per letter. The queues together get eight times the budget of the record that is being
@@ -255,7 +255,7 @@ fn run(
         measured.most = Some(most.clone());
     }
     let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
-    let process = process(options, &measured, limits, results.held(records, measured.name));
+    let process = process(options, &measured, limits, results.memory_bytes(records, measured.name));
     let worthwhile = replicas_for_input(&options.inputs);
     let plan = |measured: &Measured| {
         settings.plan(request(
@@ -287,7 +287,7 @@ fn run(
         let text = format!("the input contains no sequence: {} has no row", result.files[0].display());
         observer.say(Level::Warning, &text);
     }
-    Ok(Report {
+    Ok(EmbedReport {
         files: written.into_iter().flat_map(|result| result.files).collect(),
         sequences,
         width,
@@ -321,13 +321,13 @@ fn request<'a>(
         Order::Input => 0,
     };
     let longest = known.unwrap_or(SHORTEST).max(SHORTEST);
-    let part = Part {
+    let part = PlanPart {
         name: ENCODER,
         graph: Box::new(move |tokens| graph(bounds(tokens, known.map_or(tokens, |l| l.max(SHORTEST))))),
         policy: settings.policy()?,
         streams: true,
     };
-    let stage = Stage {
+    let stage = SearchStage {
         parts: vec![part],
         longest,
         finish: Box::new(move |program, replicas| with_outputs(program, copies(replicas), turns, sequences)),
@@ -343,7 +343,7 @@ fn start_of(model: &EncoderModel, order: Order) -> Start<'_> {
 }
 
 /// Metadata of the result files: model, pooling and, if requested, layers.
-fn metadata(options: &Options, states: &States) -> Vec<(&'static str, String)> {
+fn metadata(options: &Options, states: &LayerSelection) -> Vec<(&'static str, String)> {
     let pairs = [("model", options.model.clone()), ("pool", options.pool.name().to_owned())];
     pairs.into_iter().chain(states.text().map(|layers| ("layers", layers))).collect()
 }
@@ -354,12 +354,12 @@ fn open(
     model: &EncoderModel,
     limits: Limits,
     most: Option<Extent>,
-) -> Result<Front, RuntimeError> {
+) -> Result<InputPipeline, RuntimeError> {
     let per_input = match options.output {
         Destination::File(_) => false,
         Destination::PerInput { .. } => true,
     };
-    Front::open(&options.inputs, per_input, model.tokenizer.clone(), limits, most)
+    InputPipeline::open(&options.inputs, per_input, model.tokenizer.clone(), limits, most)
 }
 
 /// The length limit of the options, or the default of the model family. `Err` if sequences should be truncated
@@ -481,7 +481,7 @@ const MOST_LINES: u64 = 10;
 /// Reads, tokenizes and computes until the input ends.
 fn stream<R: Rows>(
     options: &Options,
-    front: Front,
+    front: InputPipeline,
     engine: &mut Engine<R>,
     observer: &mut dyn Observer,
 ) -> Result<Counts, EmbedError> {

@@ -3,8 +3,8 @@
 //! ids; with one result per input, the results complete in input order.
 
 use super::engine::{FileRows, Rows};
-use super::front::Sequence;
-use super::states::States;
+use super::input::Sequence;
+use super::states::LayerSelection;
 use super::{Destination, EmbedError, Format, Pool};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
@@ -101,15 +101,15 @@ pub(super) struct Written {
 }
 
 /// Properties that all results of a run share.
-pub(super) struct Kind {
-    pub(super) states: States,
+pub(super) struct ResultSchema {
+    pub(super) states: LayerSelection,
     /// Hidden size D of the model.
     pub(super) width: usize,
     /// Metadata, written by the formats that have a field for it.
     pub(super) metadata: Vec<(&'static str, String)>,
 }
 
-impl Kind {
+impl ResultSchema {
     fn metadata(&self) -> Vec<(&str, &str)> {
         self.metadata.iter().map(|(key, value)| (*key, value.as_str())).collect()
     }
@@ -118,7 +118,7 @@ impl Kind {
 /// Writes the results one after the other.
 pub(super) struct Results {
     targets: Targets,
-    kind: Kind,
+    kind: ResultSchema,
     /// The writer of result number `done.len()`.
     open: Sink,
     done: Vec<Written>,
@@ -126,7 +126,7 @@ pub(super) struct Results {
 
 impl Results {
     /// Creates the output folder if needed, and the first result.
-    pub(super) fn create(targets: Targets, kind: Kind) -> Result<Self, EmbedError> {
+    pub(super) fn create(targets: Targets, kind: ResultSchema) -> Result<Self, EmbedError> {
         if let Some(folder) = &targets.folder {
             fs::create_dir_all(folder).map_err(RuntimeError::io(folder))?;
         }
@@ -160,7 +160,7 @@ impl Rows for Results {
 }
 
 impl FileRows for Results {
-    fn held(&self, sequences: Option<u64>, name: u64) -> u64 {
+    fn memory_bytes(&self, sequences: Option<u64>, name: u64) -> u64 {
         /// Write buffers of the files of one result, and one row.
         const BUFFERS: u64 = 1 << 20;
         BUFFERS
@@ -182,7 +182,7 @@ enum Sink {
 }
 
 impl Sink {
-    fn create(targets: &Targets, at: usize, kind: &Kind) -> Result<Self, EmbedError> {
+    fn create(targets: &Targets, at: usize, kind: &ResultSchema) -> Result<Self, EmbedError> {
         let path = targets.paths[at].clone();
         let row = kind.states.row(kind.width);
         Ok(match targets.format {
@@ -219,7 +219,7 @@ impl Sink {
     }
 
     /// Completes the files and moves them to their final names.
-    fn finish(self, kind: &Kind) -> Result<Written, EmbedError> {
+    fn finish(self, kind: &ResultSchema) -> Result<Written, EmbedError> {
         Ok(match self {
             Self::Npy { mut matrix, ids, path } => {
                 let names = ids.target().to_owned();

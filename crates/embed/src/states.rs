@@ -6,13 +6,13 @@ use crate::EmbedError;
 use plimsoll_models::{Encoder, Output};
 
 /// The requested layers and their pooling.
-pub(super) struct States {
+pub(super) struct LayerSelection {
     pub(super) pool: Pool,
     /// `None` is the last layer, and results have no layer dimension.
     layers: Option<Vec<u32>>,
 }
 
-impl States {
+impl LayerSelection {
     /// Layers are numbered as in [`Output::HiddenOf`]; negative numbers count from the last layer. `Err` if a
     /// layer does not exist or is given twice.
     pub(super) fn new(pool: Pool, asked: Option<&[i64]>, encoder: &Encoder) -> Result<Self, EmbedError> {

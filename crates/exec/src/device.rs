@@ -15,7 +15,7 @@ pub trait Device: Send {
     fn kernels(&self) -> Kernels;
 
     /// Number of workers with a workspace of their own.
-    fn units(&self) -> u64;
+    fn workers(&self) -> u64;
 
     /// Allocates the arena. A second call resizes it, in place if the device can; its content is lost. On failure the
     /// arena is unchanged, or there is none.
@@ -81,7 +81,7 @@ pub trait Device: Send {
 
     /// Which implementation computes the GEMMs, with the number of GEMM shapes of each; `None` if the device has no
     /// choice.
-    fn products_by(&self) -> Option<String>;
+    fn matmul_provider(&self) -> Option<String>;
 
     /// Number of steps between two calls of [`Device::trim`]; 0 for never.
     fn clear_interval(&self) -> u64;
@@ -93,12 +93,12 @@ pub trait Device: Send {
 /// Captures the launches of a step and replays them as one unit (CUDA graphs).
 pub trait Recorder {
     /// Decides how to run a step of a plan whose launches have been `prepare`d.
-    fn begin(&mut self, plan: usize, counts: Counts) -> Result<Repeat, DeviceError>;
+    fn begin(&mut self, plan: usize, counts: Counts) -> Result<GraphCapture, DeviceError>;
 
-    /// Ends the capture that [`Repeat::Record`] began, and runs the captured step if `whole`, i.e. if all its
-    /// launches were captured. Returns [`Repeat::Plain`] if there was no memory for the capture; the step has not run
+    /// Ends the capture that [`GraphCapture::Record`] began, and runs the captured step if `whole`, i.e. if all its
+    /// launches were captured. Returns [`GraphCapture::Plain`] if there was no memory for the capture; the step has not run
     /// then.
-    fn end(&mut self, whole: bool) -> Result<Repeat, DeviceError>;
+    fn end(&mut self, whole: bool) -> Result<GraphCapture, DeviceError>;
 
     /// A message for the user about unusual events since the last call, if any.
     fn note(&mut self) -> Option<String>;
@@ -122,7 +122,7 @@ pub trait Tracer {
 
 /// How a step runs: by replay of a captured graph or by its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repeat {
+pub enum GraphCapture {
     /// It has been enqueued, by replay of a captured step with the same counts.
     Done,
     /// The caller issues its launches, which are captured until [`Recorder::end`].
@@ -158,14 +158,14 @@ pub struct Span {
 
 /// A class of machines. Machines of one kind compute the same bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct DeviceKind {
     /// `cpu` or `cuda`.
     pub family: &'static str,
     /// The model, such as `NVIDIA H200`; empty if the bits depend on the family's instruction set alone.
     pub model: String,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &*self.model {
             "" => f.write_str(self.family),
@@ -177,7 +177,7 @@ impl fmt::Display for Kind {
 /// A compute device that has not been opened: gives the [`Target`] to plan for, and opens [`Device`]s.
 pub trait Machine: Send + Sync + fmt::Debug {
     /// The machine's kind.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> DeviceKind;
 
     /// Name of the machine, for the run record. Two machines with one name are the same machine.
     fn name(&self) -> String;

@@ -16,7 +16,7 @@ const FIRST_CELL: usize = 0x3400;
 const CELLS: usize = 0x3F80 - FIRST_CELL + 1;
 
 /// A quantization table of 256 values in -1..=1, ascending. A quantized value is an index into it.
-pub struct Codes {
+pub struct DynamicCodes {
     values: [f32; 256],
     /// The largest number that is quantized to each index, rounded down to f32 so that comparing an f32 with it is
     /// exact.
@@ -26,13 +26,13 @@ pub struct Codes {
 }
 
 /// Table with negative values, for first moments.
-pub static SIGNED: Codes = Codes::new(true);
+pub static SIGNED: DynamicCodes = DynamicCodes::new(true);
 
 /// Table of values from zero on, for second moments. Only zero itself is quantized to zero: a second moment that
 /// became zero would no longer damp the step, and the remaining first moment could give a step of any size.
-pub static UNSIGNED: Codes = Codes::new(false);
+pub static UNSIGNED: DynamicCodes = DynamicCodes::new(false);
 
-impl Codes {
+impl DynamicCodes {
     /// Builds a table: zero, one, and in each decade the midpoints of equal parts of 0.1..1. The lowest decade has
     /// one part (two if unsigned) for each sign, and every following decade twice as many as the one before.
     const fn new(signed: bool) -> Self {

@@ -1,9 +1,9 @@
 //! Executor: runs the plans of a compiled program on one device. Invariant: `run` allocates nothing; every address
 //! was computed by the plan before the arena was allocated.
 
-use crate::device::{Device, DeviceError, Launch, Operand, Repeat};
+use crate::device::{Device, DeviceError, GraphCapture, Launch, Operand};
 use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
-use crate::submit::Open;
+use crate::submit::InFlightStep;
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec, ValueId};
 use plimsoll_plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ pub struct Executor {
     device: Box<dyn Device>,
     program: Program,
     /// The instructions of each plan, with addresses.
-    steps: Vec<Vec<Step>>,
+    steps: Vec<Vec<PlannedStep>>,
     /// Sources of the parameters that each plan's instructions load in every step, indexed by plan; `None` until
     /// attached.
     sources: Vec<Option<Source>>,
     /// State of in-flight steps.
-    pub(crate) open: Open,
+    pub(crate) open: InFlightStep,
     /// Steps since the device last trimmed its memory.
     since: u64,
     /// Bytes trimmed since `given_back` was last called.
@@ -30,7 +30,7 @@ pub struct Executor {
 
 /// One instruction of a plan, with its addresses in the arena: the load of a streamed parameter, a kernel launch, or a
 /// copy within the arena.
-enum Step {
+enum PlannedStep {
     Load(Weight),
     Launch {
         op: Op,
@@ -52,7 +52,15 @@ impl Executor {
     pub fn new(mut device: Box<dyn Device>, program: Program) -> Result<Self, DeviceError> {
         let steps = made(device.as_mut(), &program)?;
         let sources = steps.iter().map(|_| None).collect();
-        Ok(Self { device, program, steps, sources, open: Open::default(), since: 0, given_back: Bytes::ZERO })
+        Ok(Self {
+            device,
+            program,
+            steps,
+            sources,
+            open: InFlightStep::default(),
+            since: 0,
+            given_back: Bytes::ZERO,
+        })
     }
 
     /// Replaces the program on the same device, which keeps its compiled and selected kernels. The arena is resized
@@ -112,7 +120,7 @@ impl Executor {
     /// Keeps `source` for the parameters that every step of the plan reads. The resident parameters must have been
     /// loaded.
     pub fn attach_loaded(&mut self, plan: usize, source: ParamSource) {
-        let streamed = self.steps[plan].iter().filter_map(Step::weight);
+        let streamed = self.steps[plan].iter().filter_map(PlannedStep::weight);
         let buffers = Buffers::of(streamed);
         self.sources[plan] = Some(Source { read: source, buffers });
     }
@@ -166,16 +174,17 @@ impl Executor {
         let reads = steps[plan].iter().any(|step| step.weight().is_some());
         let repeat = match device.recorder().filter(|_| !reads) {
             Some(recorder) => recorder.begin(plan, counts)?,
-            None => Repeat::Plain,
+            None => GraphCapture::Plain,
         };
         match repeat {
-            Repeat::Done => {}
-            Repeat::Plain => run(device.as_mut())?,
-            Repeat::Record => {
+            GraphCapture::Done => {}
+            GraphCapture::Plain => run(device.as_mut())?,
+            GraphCapture::Record => {
                 let ran = run(device.as_mut());
-                let recorded = device.recorder().map_or(Ok(Repeat::Done), |recorder| recorder.end(ran.is_ok()));
+                let recorded =
+                    device.recorder().map_or(Ok(GraphCapture::Done), |recorder| recorder.end(ran.is_ok()));
                 ran?;
-                if recorded? == Repeat::Plain {
+                if recorded? == GraphCapture::Plain {
                     run(device.as_mut())?;
                 }
             }
@@ -287,7 +296,7 @@ impl Executor {
     }
 }
 
-impl Step {
+impl PlannedStep {
     /// Prepares the launch on the device, at the maximum counts.
     fn prepare(&self, device: &mut dyn Device, counts: Counts) -> Result<(), DeviceError> {
         match self {
@@ -343,20 +352,20 @@ fn unnamed(name: &str) -> DeviceError {
 fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceError> {
     let of = |kernels: Kernels, units: u64| format!("{kernels:?} with {units} workers");
     let target = program.target();
-    match (target.kernels, target.units) == (device.kernels(), device.units()) {
+    match (target.kernels, target.workers) == (device.kernels(), device.workers()) {
         true => Ok(()),
         false => Err(DeviceError::Kernels {
-            planned: of(target.kernels, target.units),
-            found: of(device.kernels(), device.units()),
+            planned: of(target.kernels, target.workers),
+            found: of(device.kernels(), device.workers()),
         }),
     }
 }
 
 /// Allocates the program's arena, fills it with NaN, prepares all launches, and returns the instructions of each
 /// plan.
-fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<Step>>, DeviceError> {
+fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<PlannedStep>>, DeviceError> {
     same_kernels(program, device)?;
-    let steps: Vec<Vec<Step>> =
+    let steps: Vec<Vec<PlannedStep>> =
         (0..program.plans().len()).map(|i| steps(program, i)).collect::<Result<_, _>>()?;
     let bytes = program.arena_bytes();
     device.persistent(program.persistent());
@@ -372,7 +381,7 @@ fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<Step>>, De
 
 /// The instructions of a plan with addresses. Every operand must have an address: a launch with fewer inputs than its
 /// op has would compute something else.
-fn steps(program: &Program, plan: usize) -> Result<Vec<Step>, DeviceError> {
+fn steps(program: &Program, plan: usize) -> Result<Vec<PlannedStep>, DeviceError> {
     let (name, p) = &program.plans()[plan];
     let missing =
         |op: &'static str, v: ValueId| DeviceError::NotPlaced { plan: name.clone(), op, value: v.index() };
@@ -384,7 +393,7 @@ fn steps(program: &Program, plan: usize) -> Result<Vec<Step>, DeviceError> {
             let node = p.graph.node(id);
             let operand =
                 |v: ValueId| Ok(Operand { at: at(node.op.name(), v)?, spec: p.graph.spec(v).clone() });
-            Ok(Step::Launch {
+            Ok(PlannedStep::Launch {
                 op: node.op,
                 kernel: p.kernels[id.index()],
                 ins: node.inputs.iter().map(|&v| operand(v)).collect::<Result<_, DeviceError>>()?,
@@ -392,10 +401,12 @@ fn steps(program: &Program, plan: usize) -> Result<Vec<Step>, DeviceError> {
                 workspace: p.memory.workspaces[i].map(|s| (program.address(plan, s), s.bytes)),
             })
         }
-        Instr::Load(v) => Weight::of(program, plan, v).map(Step::Load).ok_or_else(|| missing("load", v)),
-        Instr::Copy { from, to } => {
-            Ok(Step::Copy { from: at("copy", from)?, to: at("copy", to)?, spec: p.graph.spec(to).clone() })
-        }
+        Instr::Load(v) => Weight::of(program, plan, v).map(PlannedStep::Load).ok_or_else(|| missing("load", v)),
+        Instr::Copy { from, to } => Ok(PlannedStep::Copy {
+            from: at("copy", from)?,
+            to: at("copy", to)?,
+            spec: p.graph.spec(to).clone(),
+        }),
     };
     p.schedule.instrs.iter().enumerate().map(step).collect()
 }

@@ -20,10 +20,11 @@ mod submit;
 pub mod tiles;
 
 pub use device::{
-    Device, DeviceError, Holder, Kind, Launch, Machine, Operand, Recorder, Repeat, Span, Ticket, Tracer,
+    Device, DeviceError, DeviceKind, GraphCapture, Holder, Launch, Machine, Operand, Recorder, Span, Ticket,
+    Tracer,
 };
 pub use executor::Executor;
 pub use load::{ParamSource, ReadError, ReadParam, ReadShared, load_all};
-pub use persistent::{Resident, Survivor};
+pub use persistent::{PersistentKind, PersistentTensor};
 pub use plimsoll_graph::Param;
 pub use submit::{Data, Submitted};

@@ -4,7 +4,7 @@
 use crate::Executor;
 use crate::device::DeviceError;
 use crate::persistent::{element, round};
-use crate::scaled::{self, Codes};
+use crate::scaled::{self, QuantizedFormat};
 use crate::tiles;
 use plimsoll_graph::{DType, Layout, Param, TensorSpec};
 use plimsoll_plan::{PIECE as CHUNK, Plan, Program};
@@ -134,7 +134,7 @@ enum Shape {
     },
     /// Quantized (n, k), row-major, followed by one scale per row.
     Scaled {
-        of: Codes,
+        of: QuantizedFormat,
         n: u64,
         k: u64,
     },
@@ -235,7 +235,7 @@ impl Shape {
                 }
             }
             Layout::Scaled => {
-                let of = if spec.dtype == DType::I8 { Codes::Int8 } else { Codes::E4m3 };
+                let of = if spec.dtype == DType::I8 { QuantizedFormat::Int8 } else { QuantizedFormat::E4m3 };
                 Self::Scaled { of, n: spec.rows(full), k: spec.row_elements() }
             }
         }
@@ -344,7 +344,7 @@ fn scaled_rows(n: u64, k: u64) -> u64 {
 fn load_scaled(
     upload: Upload<'_>,
     at: u64,
-    of: Codes,
+    of: QuantizedFormat,
     (n, k): (u64, u64),
     buffers: &mut Buffers,
     read: ReadElements<'_>,
@@ -381,7 +381,7 @@ fn load_scaled_tiles(
         read(first * k..first * k + rows.len() as u64, rows)?;
         let codes = &mut buffers.codes[..rows.len() / k as usize * stride];
         for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
-            *scale = Codes::Int8.quantise_weights(row, codes);
+            *scale = QuantizedFormat::Int8.quantise_weights(row, codes);
         }
         tiles::pack_codes(codes, stride, &mut buffers.packed[..panel]);
         upload(at + (i * panel) as u64, &buffers.packed[..panel])?;

@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 
 /// A persistent tensor (a parameter or state) and its place in the arena.
 #[derive(Clone, Debug)]
-pub struct Resident {
+pub struct PersistentTensor {
     /// The parameter or state.
-    pub what: Survivor,
+    pub what: PersistentKind,
     /// Address of its first byte in the arena.
     pub at: u64,
     /// Its type and shape, which has no dynamic dimension.
@@ -23,7 +23,7 @@ pub struct Resident {
 
 /// Kind of a persistent tensor: its values survive from one step to the next.
 #[derive(Clone, Debug)]
-pub enum Survivor {
+pub enum PersistentKind {
     /// A parameter.
     Param(Param),
     /// An optimizer or other training state.
@@ -35,20 +35,20 @@ const PART: usize = 1 << 16;
 
 impl Executor {
     /// The parameters and states of all plans, each once, in the order of the program's plans.
-    pub fn residents(&self) -> Vec<Resident> {
+    pub fn persistent_tensors(&self) -> Vec<PersistentTensor> {
         let program = self.program();
         let (mut seen, mut residents) = (BTreeSet::new(), vec![]);
         for (i, (_, plan)) in program.plans().iter().enumerate() {
             for (v, value) in plan.graph.values() {
                 let what = match value.spec.role {
-                    Role::Param(p) => Survivor::Param(plan.graph.params[p.index()].clone()),
-                    Role::State(s) => Survivor::State(plan.graph.states[s.index()].clone()),
+                    Role::Param(p) => PersistentKind::Param(plan.graph.params[p.index()].clone()),
+                    Role::State(s) => PersistentKind::State(plan.graph.states[s.index()].clone()),
                     Role::Input | Role::Activation | Role::Grad | Role::Scratch => continue,
                 };
                 let slice = plan.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
                 let Some(at) = slice.map(|slice| program.address(i, slice)) else { continue };
                 if seen.insert(at) {
-                    residents.push(Resident { what, at, spec: value.spec.clone() });
+                    residents.push(PersistentTensor { what, at, spec: value.spec.clone() });
                 }
             }
         }
@@ -57,8 +57,8 @@ impl Executor {
 
     /// Sets every state to its initial value.
     pub fn start_states(&mut self) -> Result<(), DeviceError> {
-        for Resident { what, at, spec } in self.residents() {
-            let Survivor::State(state) = what else { continue };
+        for PersistentTensor { what, at, spec } in self.persistent_tensors() {
+            let PersistentKind::State(state) = what else { continue };
             let elements: u64 = spec.shape.iter().filter_map(|d| d.fixed()).product();
             let one = element(state.init, spec.dtype);
             let part = one.repeat(PART.min(elements as usize));

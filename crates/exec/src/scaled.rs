@@ -13,7 +13,7 @@ const NAN: u8 = 0x7F;
 
 /// Element type of quantized values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Codes {
+pub enum QuantizedFormat {
     /// 8-bit floats, e4m3.
     E4m3,
     /// 8-bit signed integers.
@@ -32,7 +32,7 @@ const LONG: usize = 1280;
 /// Maximum number of scales tried for a row.
 const MOST_TRIED: usize = 512;
 
-impl Codes {
+impl QuantizedFormat {
     /// The largest representable value.
     #[inline]
     pub fn largest(self) -> f32 {
@@ -204,11 +204,11 @@ mod tests {
     #[test]
     fn rows_of_integers_keep_their_largest_number() {
         let rows = [[1.0, -7.0, 0.0], [0.0; 3], [1e-38, 2e-38, 0.0], [3e38, 1e38, -1.0]];
-        let bytes = Codes::Int8.encode(&rows.concat(), 3);
+        let bytes = QuantizedFormat::Int8.encode(&rows.concat(), 3);
         // 127 / 7 is 18.14; the second row is all zero, and the third far below the smallest scale.
         assert_eq!(bytes[..16], [18, (-127i8) as u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!((&bytes[16..48], &bytes[48..51]), (&[0; 32][..], &[127, 42, 0][..]));
-        let back = Codes::Int8.decode(&bytes, 4, 3);
+        let back = QuantizedFormat::Int8.decode(&bytes, 4, 3);
         for (r, row) in rows.iter().enumerate() {
             let most = row.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
             for (x, y) in row.iter().zip(&back[3 * r..]) {
@@ -216,12 +216,12 @@ mod tests {
             }
         }
         for (x, code) in [(0.5, 0), (1.5, 2), (-2.5, -2), (126.6, 127), (1e9, 127), (f32::NAN, 0)] {
-            assert_eq!(Codes::Int8.round(x) as i8, code);
+            assert_eq!(QuantizedFormat::Int8.round(x) as i8, code);
         }
         for none in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            let bytes = Codes::Int8.encode(&[1.0, none, 2.0, 2.0], 2);
+            let bytes = QuantizedFormat::Int8.encode(&[1.0, none, 2.0, 2.0], 2);
             assert_eq!(bytes[..2], [0, 0]);
-            let back = Codes::Int8.decode(&bytes, 2, 2);
+            let back = QuantizedFormat::Int8.decode(&bytes, 2, 2);
             assert!(back[..2].iter().all(|x| x.is_nan()) && (back[2] - 2.0).abs() < 1e-6, "{back:?}");
         }
     }
@@ -229,10 +229,10 @@ mod tests {
     #[test]
     fn rows_keep_their_largest_number_and_zeros_stay() {
         let rows = [[1.0, -7.0, 0.0], [0.0; 3], [1e-38, 2e-38, 0.0], [3e38, 1e38, -1.0]];
-        let bytes = Codes::E4m3.encode(&rows.concat(), 3);
+        let bytes = QuantizedFormat::E4m3.encode(&rows.concat(), 3);
         assert_eq!(bytes.len(), 4 * (16 + 4));
         assert!(bytes[3..16].iter().all(|&code| code == 0), "padding");
-        let back = Codes::E4m3.decode(&bytes, 4, 3);
+        let back = QuantizedFormat::E4m3.decode(&bytes, 4, 3);
         for (r, row) in rows.iter().enumerate() {
             let most = row.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
             for (x, y) in row.iter().zip(&back[3 * r..]) {
@@ -242,16 +242,22 @@ mod tests {
         }
         // The error of weights is lower than with the scale of their largest magnitude.
         let row: Vec<f32> = (0..40).map(|i| (i as f32 * 0.7).sin()).collect();
-        for of in [Codes::E4m3, Codes::Int8] {
-            let error = |quantise: fn(Codes, &[f32], &mut [u8]) -> f32| {
+        for of in [QuantizedFormat::E4m3, QuantizedFormat::Int8] {
+            let error = |quantise: fn(QuantizedFormat, &[f32], &mut [u8]) -> f32| {
                 let mut codes = [0; 48];
                 let scale = quantise(of, &row, &mut codes);
                 row.iter().zip(codes).map(|(x, code)| (of.widen(code) * scale - x).powi(2)).sum::<f32>()
             };
-            assert!(error(Codes::quantise_weights) < 0.9 * error(Codes::quantise), "{of:?}");
+            assert!(
+                error(QuantizedFormat::quantise_weights) < 0.9 * error(QuantizedFormat::quantise),
+                "{of:?}"
+            );
         }
-        let lost = Codes::E4m3.decode(&Codes::E4m3.encode(&[f64::NAN, 1.0], 2), 1, 2);
+        let lost = QuantizedFormat::E4m3.decode(&QuantizedFormat::E4m3.encode(&[f64::NAN, 1.0], 2), 1, 2);
         assert!(lost[0].is_nan() && (lost[1] - 1.0).abs() < 1e-6);
-        assert!(Codes::E4m3.decode(&Codes::E4m3.encode(&[f64::INFINITY, 1.0], 2), 1, 2)[0].is_nan());
+        assert!(
+            QuantizedFormat::E4m3.decode(&QuantizedFormat::E4m3.encode(&[f64::INFINITY, 1.0], 2), 1, 2)[0]
+                .is_nan()
+        );
     }
 }

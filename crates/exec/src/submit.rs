@@ -28,7 +28,7 @@ pub struct Submitted {
 
 /// State of the in-flight steps.
 #[derive(Debug, Default)]
-pub(crate) struct Open {
+pub(crate) struct InFlightStep {
     /// Sequence number of the next step.
     next: u64,
     /// Number of in-flight steps.
@@ -37,7 +37,7 @@ pub(crate) struct Open {
     tickets: VecDeque<(Ticket, usize)>,
 }
 
-impl Open {
+impl InFlightStep {
     /// `Err` if a step is in flight, because `op` would overwrite its memory.
     pub(crate) fn none(&self, op: &'static str) -> Result<(), DeviceError> {
         match self.steps {
@@ -65,7 +65,7 @@ impl Executor {
         self.check(plan, inputs, counts, outputs)?;
         self.give(inputs)?;
         self.follow(plan, counts)?;
-        self.ask(outputs)?;
+        self.request_outputs(outputs)?;
         self.open.steps += 1;
         self.open.next += 1;
         Ok(Submitted { number: self.open.next - 1, outputs: outputs.len() })
@@ -91,7 +91,7 @@ impl Executor {
 
     /// Copies the outputs to a staging slot of this step and requests their transfer to the host, which runs
     /// concurrently with later steps.
-    fn ask(&mut self, outputs: &[(OutputId, usize)]) -> Result<(), DeviceError> {
+    fn request_outputs(&mut self, outputs: &[(OutputId, usize)]) -> Result<(), DeviceError> {
         let mut place = self.program().ring_address(self.open.next, Direction::Out);
         for &(output, n) in outputs {
             let (mut at, size) = (self.output_address(output)?, Bytes(DType::F32.size() * n as u64));

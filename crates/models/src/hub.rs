@@ -3,13 +3,13 @@
 //! checkpoint without missing or unexpected tensors.
 
 use crate::config::decimal;
-use crate::{Encoder, Task};
+use crate::{Encoder, TrainingTask};
 use plimsoll_graph::Piece;
 use serde_json::{Map, Value, json};
 
 /// A tensor of the checkpoint that is not trained.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct CarriedTensor {
     /// Name in the file.
     pub name: String,
     /// The tensor whose values it has, by its canonical name.
@@ -33,7 +33,7 @@ const OF_THE_SOURCE: [&str; 9] = [
 ];
 
 /// Merges configurations: the keys of `own`, and the other keys of `source` except [`OF_THE_SOURCE`].
-pub(crate) fn over(source: &str, own: Value) -> Map<String, Value> {
+pub(crate) fn merge_config(source: &str, own: Value) -> Map<String, Value> {
     let source: Map<String, Value> = serde_json::from_str(source).unwrap_or_default();
     let kept = source.into_iter().filter(|(key, _)| !OF_THE_SOURCE.contains(&key.as_str()));
     let own = own.as_object().cloned().unwrap_or_default();
@@ -47,12 +47,12 @@ impl Encoder {
     /// A classifier over the mean is written as a token classifier of transformers. Both are one linear map,
     /// which commutes with the mean: the mean of the token classifier's logits, over the tokens that are
     /// pooled, equals the logits of this classifier.
-    pub fn to_json(&self, task: Task, source: &str) -> String {
-        let mut value = over(source, self.keys());
+    pub fn to_json(&self, task: TrainingTask, source: &str) -> String {
+        let mut value = merge_config(source, self.keys());
         let source: Value = serde_json::from_str(source).unwrap_or_default();
         let labels = source.get("id2label").cloned();
         value.insert("architectures".to_owned(), json!([self.architecture(task)]));
-        if let Task::Classes(classes) = task {
+        if let TrainingTask::Classes(classes) = task {
             let same = labels.filter(|l| l.as_object().is_some_and(|l| l.len() as u64 == classes));
             let numbers = || (0..classes).map(|c| (c.to_string(), json!(c.to_string()))).collect();
             let names = same.unwrap_or_else(|| Value::Object(numbers()));
@@ -66,7 +66,7 @@ impl Encoder {
         format!("{:#}\n", Value::Object(value))
     }
 
-    /// Class names in the order of class numbers, from a config.json that was written for [`Task::Classes`];
+    /// Class names in the order of class numbers, from a config.json that was written for [`TrainingTask::Classes`];
     /// `None` for other models.
     pub fn classes(config: &str) -> Option<Vec<String>> {
         let value: Value = serde_json::from_str(config).ok()?;
@@ -75,12 +75,12 @@ impl Encoder {
     }
 
     /// Name of the model class, in transformers or in DNABERT's remote code, whose tensors are those of `task`.
-    fn architecture(&self, task: Task) -> &'static str {
+    fn architecture(&self, task: TrainingTask) -> &'static str {
         match (self, task) {
-            (Self::Esm2(_), Task::MaskedLm) => "EsmForMaskedLM",
-            (Self::Esm2(_), Task::Classes(_)) => "EsmForTokenClassification",
-            (Self::DnabertS(_), Task::MaskedLm) => "BertForMaskedLM",
-            (Self::DnabertS(_), Task::Classes(_)) => "BertForTokenClassification",
+            (Self::Esm2(_), TrainingTask::MaskedLm) => "EsmForMaskedLM",
+            (Self::Esm2(_), TrainingTask::Classes(_)) => "EsmForTokenClassification",
+            (Self::DnabertS(_), TrainingTask::MaskedLm) => "BertForMaskedLM",
+            (Self::DnabertS(_), TrainingTask::Classes(_)) => "BertForTokenClassification",
         }
     }
 
@@ -132,14 +132,14 @@ impl Encoder {
 
     /// Tensors that the transformers class has and the training graph does not: for ESM-2, the copies of the
     /// rotary frequencies in all layers after the first, and the contact prediction head.
-    pub fn kept(&self) -> Vec<Kept> {
+    pub fn carried_tensors(&self) -> Vec<CarriedTensor> {
         let Self::Esm2(c) = self else { return vec![] };
-        let kept = |name: String, tensor: &str, shape: &[u64]| Kept {
+        let kept = |name: String, tensor: &str, shape: &[u64]| CarriedTensor {
             name: self.hub_name(&name),
             piece: Piece::whole(tensor.to_owned(), shape.to_vec()),
         };
         let rotary = |i: u64| format!("encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq");
-        let mut all: Vec<Kept> =
+        let mut all: Vec<CarriedTensor> =
             (1..c.layers).map(|i| kept(rotary(i), &rotary(0), &[c.hidden_size / c.heads / 2])).collect();
         for (name, shape) in [(CONTACTS[0], &[1, c.layers * c.heads][..]), (CONTACTS[1], &[1])] {
             all.push(kept(name.to_owned(), name, shape));

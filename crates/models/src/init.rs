@@ -26,7 +26,7 @@ pub(crate) const DEVIATION: f32 = 0.02;
 
 /// The default initialisation: gains of norms and running variances are 1, other tensors of fewer than two dimensions
 /// 0, and matrices normal with [`DEVIATION`].
-pub(crate) fn usual(piece: &Piece) -> Init {
+pub(crate) fn default_init(piece: &Piece) -> Init {
     let vector = piece.shape.len() < 2;
     match (vector, piece.tensor.rsplit('.').next()) {
         (true, Some("weight" | "running_var")) => Init::Ones,

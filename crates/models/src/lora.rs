@@ -4,7 +4,7 @@
 
 use crate::Training;
 use crate::init::Init;
-use crate::training::Dropping;
+use crate::training::DropoutBuilder;
 use crate::tuning::TunedPart;
 use plimsoll_graph::ops::{Epilogue, Prologue, Scale};
 use plimsoll_graph::{Builder, Def, Graph, Op, Piece, Role, ValueId, VerifyError};
@@ -69,7 +69,7 @@ impl std::error::Error for TrainingError {
 pub(crate) struct Adapted {
     pub(crate) builder: Builder,
     /// Dropout for the head, with random streams that the rewritten graph does not use.
-    pub(crate) dropping: Dropping,
+    pub(crate) dropping: DropoutBuilder,
     /// For each value of the original graph, by index, the value of the rewritten graph that replaces it.
     pub(crate) values: Vec<ValueId>,
 }
@@ -84,7 +84,7 @@ pub(crate) fn adapt(
 ) -> Result<Adapted, TrainingError> {
     check(graph, lora)?;
     let (mut g, mut values) = sources(graph);
-    let mut dropping = Dropping::new(&mut g, training);
+    let mut dropping = DropoutBuilder::new(&mut g, training);
     for node in &graph.nodes {
         let inputs: Vec<ValueId> = node.inputs.iter().map(|v| values[v.index()]).collect();
         g.in_layer(node.layer);

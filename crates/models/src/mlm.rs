@@ -3,7 +3,7 @@
 
 use crate::config::Encoder;
 use crate::hub::CONTACTS;
-use crate::init::{Init, usual};
+use crate::init::{Init, default_init};
 use crate::layers::{Batch, Wanted};
 use crate::lora::{Adapted, adapt};
 use crate::{Lora, Training, TrainingError, derived, dnabert_s, esm2};
@@ -12,7 +12,7 @@ use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, Ver
 
 /// Training objective of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
+pub enum TrainingTask {
     /// Prediction of masked tokens (Devlin et al. 2019); `targets`: i32 (T).
     MaskedLm,
     /// Classification of sequences into this number of classes, from the mean of the last hidden states;
@@ -26,7 +26,7 @@ impl Encoder {
     pub fn train_graph(
         &self,
         bounds: Bounds,
-        task: Task,
+        task: TrainingTask,
         training: &Training,
         lora: Option<&Lora>,
     ) -> Result<Graph, TrainingError> {
@@ -38,12 +38,12 @@ impl Encoder {
         let Adapted { builder: mut g, mut dropping, values } = adapt(plain.graph(), training, lora, &adding)?;
         let [x, table, spans] = [x, table, batch.spans].map(|v| values[v.index()]);
         match task {
-            Task::MaskedLm => {
+            TrainingTask::MaskedLm => {
                 let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
                 let (x, bias) = self.lm_head(&mut g, x);
                 training.loss(&mut g, x, table, Some(bias), targets);
             }
-            Task::Classes(classes) => {
+            TrainingTask::Classes(classes) => {
                 let targets = g.input("targets", &[Dim::Sequences(1)], DType::I32);
                 let x = g.one(Op::SegmentMean(self.mean()), &[x, spans]); // (S, D)
                 let x = dropping.apply(&mut g, x);
@@ -83,7 +83,7 @@ impl Encoder {
             return Init::Zeros;
         }
         let given = derived(self, &piece.tensor).map(Init::Values);
-        given.or_else(|| Lora::init(piece)).unwrap_or_else(|| usual(piece))
+        given.or_else(|| Lora::init(piece)).unwrap_or_else(|| default_init(piece))
     }
 
     /// Builds the masked-language-model head before its output projection, which is tied to the embedding

@@ -1,8 +1,8 @@
 //! The head of VirNucPro: a multilayer perceptron with one hidden layer over the concatenated embeddings of a
 //! nucleotide sequence and its protein; class 1 is virus.
 
-use crate::init::{Init, usual};
-use crate::training::{Dropping, Training};
+use crate::init::{Init, default_init};
+use crate::training::{DropoutBuilder, Training};
 use plimsoll_graph::ops::{BatchNorm, BatchNormTrain, Concat, Relu, Softmax};
 use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
 
@@ -47,7 +47,7 @@ impl HeadConfig {
         let g = &mut Builder::new(bounds);
         let x = hidden(g, self);
         let targets = g.input("targets", &[Dim::Sequences(1)], DType::I32);
-        let mut dropping = Dropping::new(g, training);
+        let mut dropping = DropoutBuilder::new(g, training);
         let norm = norm(g, self);
         let op = BatchNormTrain { eps: EPS, momentum: MOMENTUM };
         let outs = g.node(Op::BatchNormTrain(op), &[&[x], &norm[..]].concat());
@@ -79,7 +79,7 @@ impl HeadConfig {
         match piece.tensor.split('.').next() {
             Some("hidden_layer") => Init::Uniform(((self.dna + self.protein) as f32).powf(-0.5)),
             Some("output_layer") => Init::Uniform((self.hidden as f32).powf(-0.5)),
-            Some(_) | None => usual(piece),
+            Some(_) | None => default_init(piece),
         }
     }
 }

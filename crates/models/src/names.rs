@@ -24,7 +24,7 @@ pub fn derived(encoder: &Encoder, tensor: &str) -> Option<Vec<f32>> {
 
 /// Pairs of a tensor in files and a canonical tensor. If a file contains the first, its values must equal the
 /// second, because the graph reads only the second.
-pub fn twins(encoder: &Encoder) -> Vec<(String, String)> {
+pub fn tied_tensors(encoder: &Encoder) -> Vec<(String, String)> {
     let Encoder::Esm2(c) = encoder else { return vec![] };
     let rotary = |i: u64| format!("encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq");
     let mut twins: Vec<_> = (1..c.layers).map(|i| (rotary(i), rotary(0))).collect();

@@ -40,13 +40,13 @@ impl Training {
 }
 
 /// Adds dropout ops; each has its own stream of random numbers, so that masks are independent.
-pub(crate) struct Dropping {
+pub(crate) struct DropoutBuilder {
     p: f32,
     seed: Option<ValueId>,
     streams: u32,
 }
 
-impl Dropping {
+impl DropoutBuilder {
     /// Adds the input `seed`: i32 (2), unless the probability is 0.
     pub(crate) fn new(g: &mut Builder, training: &Training) -> Self {
         let p = training.dropout;

@@ -12,7 +12,7 @@ pub struct Bill {
     /// Name of the memory space.
     pub space: String,
     /// Whether `budget` is a configured budget or the memory that is free.
-    pub line: Line,
+    pub line: LimitKind,
     /// The limit that the step exceeds, in bytes.
     pub budget: Bytes,
     /// Breakdown of the required bytes.
@@ -34,7 +34,7 @@ pub struct Bill {
 
 /// Kind of a memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum LimitKind {
     /// The configured budget.
     Budget,
     /// The memory that is free.
@@ -70,27 +70,29 @@ impl fmt::Display for Bill {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let total = self.ledger.total();
         let line = match self.line {
-            Line::Budget => format!("the budget is {}", self.budget),
-            Line::Free => format!("free are {}", self.budget),
+            LimitKind::Budget => format!("the budget is {}", self.budget),
+            LimitKind::Free => format!("free are {}", self.budget),
         };
         writeln!(f, "this step needs {total} on `{}`; {line} (short by {})", self.space, self.short_by())?;
         writeln!(f, "  peak at {}: {}", self.peak_at, self.ledger.line())?;
         self.notes.iter().try_for_each(|note| writeln!(f, "  {note}"))?;
         match self.line {
-            Line::Budget if self.remedies.is_empty() && self.memory > Bytes::ZERO && total > self.memory => {
+            LimitKind::Budget
+                if self.remedies.is_empty() && self.memory > Bytes::ZERO && total > self.memory =>
+            {
                 return write!(
                     f,
                     "  no smaller plan fits, and the target has {}; choose a target with more memory",
                     self.memory
                 );
             }
-            Line::Budget if self.remedies.is_empty() => {
+            LimitKind::Budget if self.remedies.is_empty() => {
                 return write!(f, "  no smaller plan fits; give {} {} or more", self.budget_flag, total.0);
             }
-            Line::Free if self.remedies.is_empty() => {
+            LimitKind::Free if self.remedies.is_empty() => {
                 return write!(f, "  no smaller plan fits; {total} must be free");
             }
-            Line::Budget | Line::Free => {}
+            LimitKind::Budget | LimitKind::Free => {}
         }
         let lines: Vec<String> = self
             .remedies

@@ -125,7 +125,7 @@ pub fn check_target(plan: &Plan, target: &Target) -> Result<(), CheckError> {
         if target.kernels.of(graph, node) != Some(kernel) {
             return Err(fail(format!("`{}` is not its kernel on `{}`", kernel.name(), target.name)));
         }
-        let wanted = target.kernels.workspace(kernel, graph, node, target.units);
+        let wanted = target.kernels.workspace(kernel, graph, node, target.workers);
         let given = memory.workspaces[i].map_or(Bytes::ZERO, |s| s.bytes);
         if given < wanted {
             return Err(fail(format!("its workspace is {given}, not {wanted}")));

@@ -2,12 +2,12 @@
 //! pass, and every plan returned from this file has been replayed by the checker.
 
 use crate::liveness::{Buffer, buffers};
-use crate::pack::{Item, Problem, solve};
+use crate::pack::{PackItem, Problem, solve};
 use crate::schedule::schedule;
 use crate::updates::Updates;
 use crate::{
-    Fuse, Fusions, Instr, KernelId, MemoryPlan, Persistent, PlanError, Policy, Precision, Region, Remat,
-    Schedule, Slice, Target, Weights, check, check_target, passes,
+    Fuse, Fusions, Instr, KernelId, MemoryPlan, Persistent, PlanError, Policy, Precision, RecomputePolicy,
+    Region, Schedule, Slice, Target, Weights, check, check_target, passes,
 };
 use plimsoll_graph::{Bytes, DType, Def, Graph, Node, Op, ValueId};
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ pub struct Plan {
 impl Plan {
     /// Name of the type in which matmuls are computed, taken from the first linear: the element type of its
     /// weight, or TF32.
-    pub fn products(&self) -> &'static str {
+    pub fn matmul_dtype(&self) -> &'static str {
         let linear = |node: &&Node| matches!(node.op, Op::Linear(_));
         let Some(first) = self.graph.nodes.iter().find(linear) else { return DType::F32.name() };
         match matches!(first.op, Op::Linear(linear) if linear.tf32) {
@@ -111,7 +111,7 @@ pub(crate) fn lowered(
     if let Some(policy) = &policy.autodiff {
         graph = verified("autodiff", passes::autodiff(&graph, policy)?)?;
     }
-    if policy.remat != Remat::None {
+    if policy.remat != RecomputePolicy::None {
         graph = verified("remat", passes::remat(&graph, &policy.remat)?)?;
     }
     if policy.fuse != Fuse::Nothing {
@@ -120,13 +120,13 @@ pub(crate) fn lowered(
     // Fusions that depend on the kernels of the target; they are for inference only, because fused ops have no
     // gradient.
     let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
-    let Fusions { gates, norms, mlp } = target.kernels.fusions();
+    let Fusions { fuse_gates: gates, fuse_norms: norms, mlp } = target.kernels.fusions();
     let halves = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
     if halves && gates {
-        graph = verified("gates", passes::gates(&graph))?;
+        graph = verified("gates", passes::fuse_gates(&graph))?;
     }
     if halves && norms > 0 {
-        graph = verified("norms", passes::norms(&graph, norms))?;
+        graph = verified("norms", passes::fuse_norms(&graph, norms))?;
     }
     let whole = fused && policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
     if whole && mlp {
@@ -187,7 +187,7 @@ fn place(
     place_persistent(graph, schedule, target, shared, &mut slices);
     let buffers = buffers(graph, schedule);
     let scratch = scratch(graph, schedule, kernels, target);
-    let item = |bytes: Bytes, birth, death| Item { size: bytes.0, birth, death };
+    let item = |bytes: Bytes, birth, death| PackItem { size: bytes.0, birth, death };
     let items = buffers.iter().map(|b: &Buffer| item(b.bytes, b.birth, b.death));
     let spaces = scratch.iter().map(|&(i, bytes)| item(bytes, i as u32 + 1, i as u32 + 1));
     let problem = Problem { items: items.chain(spaces).collect(), align: target.alignment };
@@ -245,7 +245,7 @@ fn scratch(graph: &Graph, schedule: &Schedule, kernels: &[KernelId], target: &Ta
     let workspace = |(i, instr): (usize, &Instr)| match *instr {
         Instr::Launch(id) => {
             let kernel = kernels[id.index()];
-            Some((i, target.kernels.workspace(kernel, graph, graph.node(id), target.units)))
+            Some((i, target.kernels.workspace(kernel, graph, graph.node(id), target.workers)))
         }
         Instr::Load(_) | Instr::Copy { .. } => None,
     };

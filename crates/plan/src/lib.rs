@@ -10,6 +10,7 @@ mod check;
 mod compile;
 mod cost;
 mod error;
+mod in_flight;
 mod kernels;
 mod largest;
 mod ledger;
@@ -19,29 +20,30 @@ pub mod pack;
 pub mod passes;
 mod policy;
 mod program;
-mod ring;
 mod schedule;
 mod search;
 mod target;
 pub mod training;
 mod updates;
 
-pub use bill::{Bill, Line, Remedy};
+pub use bill::{Bill, LimitKind, Remedy};
 pub use check::{CheckError, check, check_target};
 pub use compile::{Dump, Plan, compile, compile_shared, compile_with};
 pub use cost::{node_seconds, step_seconds};
 pub use error::PlanError;
+pub use in_flight::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use kernels::{
     CODES_STEP, Capability, CpuKernel, CudaKernel, Fusions, InstructionSet, KernelId, Kernels, MOST_HEADS,
     ReferenceKernel, TILE_STEP, WIDEST_HEAD, chunk_words, copy_bytes, flash_bytes, flash_grad_bytes,
 };
 pub use ledger::{Entry, Ledger};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};
-pub use passes::{Precision, Remat};
+pub use passes::{Precision, RecomputePolicy};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};
 pub use program::{InputId, OutputId, Program, Staging};
-pub use ring::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use schedule::{Instr, Schedule};
-pub use search::{Build, Search, Stream, fit, largest};
+pub use search::{Build, Search, Streaming, fit, largest};
 pub use target::{Rates, Reserved, Target};
-pub use training::{Candidate, Found, Group, Optimizer, Rejected, RematChoice, Training, TrainingSearch};
+pub use training::{
+    Candidate, Optimizer, ParameterGroup, Rejected, RematChoice, Training, TrainingChoice, TrainingSearch,
+};

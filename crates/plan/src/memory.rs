@@ -61,14 +61,14 @@ pub struct MemoryPlan {
 /// of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Persistent {
-    rows: Vec<(Resident, Slice)>,
+    rows: Vec<(PersistentSlot, Slice)>,
     by_name: BTreeMap<String, Vec<usize>>,
     end: Bytes,
 }
 
 /// Identity of a tensor in the persistent region, apart from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Resident {
+struct PersistentSlot {
     /// Row ranges of a parameter in the weight file; empty for a state, which is identified by its name.
     pieces: Vec<Piece>,
     spec: TensorSpec,
@@ -90,7 +90,7 @@ impl Persistent {
         };
         // The role holds an index into the tables of one graph, which is meaningless in another graph, so it is
         // replaced before comparing.
-        let resident = Resident { pieces, spec: spec.clone().with_role(Role::Scratch) };
+        let resident = PersistentSlot { pieces, spec: spec.clone().with_role(Role::Scratch) };
         let named = self.by_name.entry(name.clone()).or_default();
         if let Some(&known) = named.iter().find(|&&k| self.rows[k].0 == resident) {
             return Some(self.rows[known].1);

@@ -1,6 +1,6 @@
 //! Options of compilation, with one field per pass. Invariant: every field is read in one place.
 
-use crate::{Precision, Remat};
+use crate::{Precision, RecomputePolicy};
 
 /// Options of compilation. The default is inference with fusion and resident weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Policy {
     /// Outputs to differentiate; `None` for inference.
     pub autodiff: Option<AutodiffPolicy>,
     /// Values that the backward pass recomputes instead of keeping.
-    pub remat: Remat,
+    pub remat: RecomputePolicy,
     /// Ops to fuse.
     pub fuse: Fuse,
     /// Where parameters are stored between uses.
@@ -56,7 +56,7 @@ impl Default for Policy {
         Self {
             precision: Precision::F32,
             autodiff: None,
-            remat: Remat::None,
+            remat: RecomputePolicy::None,
             fuse: Fuse::default(),
             weights: Weights::Resident,
         }

@@ -2,8 +2,8 @@
 //! weights of all plans, staging buffers, and one transient region that the plans use in turn. Invariant: the
 //! size of the arena is the sum of these three.
 
-use crate::ring::Ring;
-use crate::{Bill, Instr, Ledger, Line, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
+use crate::in_flight::InFlightBuffers;
+use crate::{Bill, Instr, Ledger, LimitKind, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
 use plimsoll_graph::{Bytes, Def, Graph, Role, ValueId, node_label};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -56,13 +56,13 @@ pub struct Program {
     plans: Vec<(String, Plan)>,
     pub(crate) staging: Vec<Staging>,
     /// Bytes in the same memory space that are outside the arena.
-    beside: Vec<Staging>,
+    host_extra: Vec<Staging>,
     /// Whether all plans were compiled with one [`Persistent`](crate::Persistent), so that they share
     /// parameters and states.
     shared: bool,
-    pub(crate) ring: Option<Ring>,
+    pub(crate) ring: Option<InFlightBuffers>,
     /// Number of replicas: arenas that execute steps concurrently and share the weights at their start.
-    lanes: usize,
+    replicas: usize,
 }
 
 /// A buffer that belongs to no plan, inside or outside the arena, such as rows that wait between two plans.
@@ -95,30 +95,30 @@ pub struct OutputId {
 impl Program {
     /// Combines named plans for one target into a program.
     pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
-        Self { target, plans, staging, beside: vec![], shared: false, ring: None, lanes: 1 }
+        Self { target, plans, staging, host_extra: vec![], shared: false, ring: None, replicas: 1 }
     }
 
     /// Combines plans that were compiled with one [`Persistent`](crate::Persistent) and therefore share their
     /// parameters and states.
     pub fn sharing(target: Target, plans: Vec<(String, Plan)>) -> Self {
-        Self { target, plans, staging: vec![], beside: vec![], shared: true, ring: None, lanes: 1 }
+        Self { target, plans, staging: vec![], host_extra: vec![], shared: true, ring: None, replicas: 1 }
     }
 
     /// Adds memory that a run uses outside the arena, in the memory space to which the budget applies. It
     /// counts towards the peak like the arena.
-    pub fn beside(self, beside: Vec<Staging>) -> Self {
-        Self { beside, ..self }
+    pub fn host_extra(self, beside: Vec<Staging>) -> Self {
+        Self { host_extra: beside, ..self }
     }
 
     /// Sets the number of replicas. Replicas share their weights; each has its own staging and transient
     /// region.
-    pub fn with_lanes(self, lanes: usize) -> Self {
-        Self { lanes: lanes.max(1), ..self }
+    pub fn with_replicas(self, lanes: usize) -> Self {
+        Self { replicas: lanes.max(1), ..self }
     }
 
     /// Number of replicas that execute steps concurrently.
-    pub fn lanes(&self) -> usize {
-        self.lanes
+    pub fn replicas(&self) -> usize {
+        self.replicas
     }
 
     /// The target that the plans were made for.
@@ -179,7 +179,7 @@ impl Program {
     /// Memory of the replicas after the first, which do not allocate the shared weights again.
     fn more_lanes(&self) -> Bytes {
         let each = self.arena_bytes() - self.persistent();
-        Bytes(each.0 * (self.lanes as u64 - 1))
+        Bytes(each.0 * (self.replicas as u64 - 1))
     }
 
     /// Smallest memory use that any packing could reach: weights, staging, memory outside the arena, reserved
@@ -187,7 +187,7 @@ impl Program {
     pub fn lower_bound(&self) -> Bytes {
         let live = self.plans.iter().map(|(_, p)| p.memory.lower_bound).max().unwrap_or_default();
         let each = self.transient_base() - self.persistent() + live;
-        let all = Bytes(each.0 * self.lanes as u64);
+        let all = Bytes(each.0 * self.replicas as u64);
         self.persistent() + all + self.kept_beside() + self.target.reserved()
     }
 
@@ -220,11 +220,12 @@ impl Program {
             ledger.add(&format!("staging: {}", s.label), s.bytes);
             padding += s.bytes.align_up(self.target.alignment) - s.bytes;
         }
-        for s in &self.beside {
+        for s in &self.host_extra {
             ledger.add(&format!("beside the arena: {}", s.label), s.bytes);
         }
-        if self.lanes > 1 {
-            let more = if self.lanes == 2 { "1 lane".to_owned() } else { format!("{} lanes", self.lanes - 1) };
+        if self.replicas > 1 {
+            let more =
+                if self.replicas == 2 { "1 lane".to_owned() } else { format!("{} lanes", self.replicas - 1) };
             ledger.add(&format!("{more} beside the first"), self.more_lanes());
         }
         ledger.add("padding and packing", padding);
@@ -240,14 +241,14 @@ impl Program {
     pub fn digest(&self) -> Result<String, PlanError> {
         let t = &self.target;
         let mut hash = Sha256::new();
-        hash.update(saved(&(&t.name, t.alignment, t.units, &t.reserved, &t.kernels))?);
+        hash.update(saved(&(&t.name, t.alignment, t.workers, &t.reserved, &t.kernels))?);
         for named in &self.plans {
             hash.update(saved(named)?);
         }
-        if self.lanes > 1 {
-            hash.update(self.lanes.to_le_bytes());
+        if self.replicas > 1 {
+            hash.update(self.replicas.to_le_bytes());
         }
-        for s in self.staging.iter().chain(&self.beside) {
+        for s in self.staging.iter().chain(&self.host_extra) {
             hash.update(s.label.as_bytes());
             hash.update(s.bytes.0.to_le_bytes());
         }
@@ -284,7 +285,7 @@ impl Program {
     pub fn bill(&self, budget: Bytes, remedies: Vec<Remedy>) -> Bill {
         Bill {
             space: self.target.space.clone(),
-            line: Line::Budget,
+            line: LimitKind::Budget,
             budget,
             ledger: self.ledger(),
             peak_at: self.peak_at().1,
@@ -349,7 +350,7 @@ impl Program {
 
     /// Size of the memory outside the arena.
     fn kept_beside(&self) -> Bytes {
-        self.beside.iter().map(|s| s.bytes).sum()
+        self.host_extra.iter().map(|s| s.bytes).sum()
     }
 
     /// Offset of the transient region in the arena.

@@ -20,7 +20,7 @@ pub struct Search {
 
 /// When weights are streamed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stream {
+pub enum Streaming {
     /// If no step fits with resident weights.
     #[default]
     Auto,
@@ -55,18 +55,18 @@ pub type Build<'a> = &'a mut dyn FnMut(u64, Weights) -> Result<Program, PlanErro
 pub fn fit(
     tokens: Option<u64>,
     search: Search,
-    stream: Stream,
+    stream: Streaming,
     build: Build<'_>,
 ) -> Result<Program, PlanError> {
     let streamed = |build: Build<'_>| place(tokens, search.streamed(), &mut |t| build(t, Weights::Streamed));
-    if stream == Stream::Always {
+    if stream == Streaming::Always {
         return streamed(build);
     }
     let mut refused = match place(tokens, search, &mut |t| build(t, Weights::Resident)) {
         Err(PlanError::OverBudget(bill)) => bill,
         other => return other,
     };
-    if stream == Stream::Auto && refused.remedies.is_empty() {
+    if stream == Streaming::Auto && refused.remedies.is_empty() {
         return streamed(build);
     }
     match streamed(build) {

@@ -22,7 +22,7 @@ pub struct Target {
     /// Alignment of every slice in bytes.
     pub alignment: u64,
     /// Number of workers, each with its own workspace.
-    pub units: u64,
+    pub workers: u64,
     /// Number of tokens of a step beyond which throughput no longer grows.
     pub saturation: u64,
     /// Bytes that the process uses in that memory outside the arena.
@@ -154,7 +154,7 @@ impl Target {
         if !(0.0..=1e6).contains(&launch) {
             return Err(format!("rates.launch = {launch} is not a time between 0 and 1e6 s"));
         }
-        for (key, number) in [("units", self.units), ("saturation", self.saturation)] {
+        for (key, number) in [("workers", self.workers), ("saturation", self.saturation)] {
             if number == 0 {
                 return Err(format!("{key} = 0; it must be at least 1"));
             }
@@ -174,7 +174,7 @@ impl Target {
             false => Err(format!("{key} = {number}; at most {most} is taken")),
         };
         at_most("alignment", self.alignment, 1 << 30)?;
-        at_most("units", self.units, 1 << 16)?;
+        at_most("workers", self.workers, 1 << 16)?;
         at_most("saturation", self.saturation, 1 << 40)?;
         if let Kernels::Cuda(Capability(major, minor)) = self.kernels
             && Capability(major, minor) < Capability::LEAST
@@ -200,13 +200,13 @@ impl Target {
         }
     }
 
-    /// Returns the machine with `units` workers, each of which computes and moves as much as before.
-    pub fn with_units(mut self, units: u64) -> Self {
-        let more = units as f64 / self.units.max(1) as f64;
+    /// Returns the machine with `workers` workers, each of which computes and moves as much as before.
+    pub fn with_workers(mut self, workers: u64) -> Self {
+        let more = workers as f64 / self.workers.max(1) as f64;
         let Rates { f32, bf16, tf32, fp8, int8, memory, launch: _, storage: _ } = &mut self.rates;
         let rates = [f32, bf16, memory].into_iter().chain([tf32, fp8, int8].into_iter().flatten());
         rates.for_each(|rate| *rate *= more);
-        self.units = units;
+        self.workers = workers;
         self
     }
 
@@ -245,7 +245,7 @@ impl Target {
     /// Workspace of a node in bytes.
     pub fn workspace(&self, graph: &Graph, node: &Node) -> Result<Bytes, PlanError> {
         let kernel = self.kernel_of(graph, node)?;
-        Ok(self.kernels.workspace(kernel, graph, node, self.units))
+        Ok(self.kernels.workspace(kernel, graph, node, self.workers))
     }
 
     /// Total memory that the process uses outside the arena.
@@ -276,11 +276,11 @@ mod tests {
     #[test]
     fn rates_follow_the_workers_but_for_what_none_of_them_does() {
         let two = Target::named("cpu").expect("read");
-        let eight = two.clone().with_units(8);
+        let eight = two.clone().with_workers(8);
         let (a, b) = (two.rates, eight.rates);
         assert_eq!([b.f32, b.bf16, b.memory], [a.f32, a.bf16, a.memory].map(|rate| 4.0 * rate));
         assert_eq!((b.int8, b.launch, b.storage), (a.int8.map(|rate| 4.0 * rate), a.launch, a.storage));
-        assert_eq!(eight.with_units(2), two);
+        assert_eq!(eight.with_workers(2), two);
     }
 
     /// Files of `bench --calibrate` from before weights could be streamed.
@@ -297,8 +297,8 @@ mod tests {
         let text = include_str!("targets/h200.toml");
         assert!(Target::parse("h.toml", text).is_ok());
         for (from, to, says) in [
-            ("units", "cores", "unknown field `cores`"),
-            ("units = 1", "units = 0", "units = 0"),
+            ("workers", "cores", "unknown field `cores`"),
+            ("workers = 1", "workers = 0", "workers = 0"),
             ("alignment = 256", "alignment = 100", "not a power of two"),
             ("launch = 4e-6", "launch = nan", "rates.launch"),
             ("f32 = 6.7e+13", "f32 = 0.0", "rates.f32"),
@@ -311,12 +311,12 @@ mod tests {
                 "write it again with plimsoll bench --calibrate",
             ),
             ("name", "= name", "TOML"),
-            ("units = 1", "units = 70000", "units = 70000; at most 65536 is taken"),
+            ("workers = 1", "workers = 70000", "workers = 70000; at most 65536 is taken"),
             ("alignment = 256", "alignment = 2147483648", "at most 1073741824 is taken"),
             ("launch = 4e-6", "launch = 1e300", "rates.launch"),
             ("f32 = 6.7e+13", "f32 = 1e-300", "rates.f32"),
             ("name = \"h200\"", "name = \"\\u001b[2J\\nerror: none\"", "is not printable"),
-            ("units", "units\x1b[2J", "units?[2J"),
+            ("workers", "workers\x1b[2J", "workers?[2J"),
         ] {
             let error = Target::parse("h.toml", &text.replacen(from, to, 1)).expect_err(to).to_string();
             assert!(error.starts_with("target `h.toml`: ") && error.contains(says), "{error}");

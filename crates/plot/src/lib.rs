@@ -6,11 +6,11 @@
 mod draw;
 mod error;
 mod names;
-mod original;
 mod results;
 mod rows;
 mod survey;
 mod track;
+mod virnucpro;
 
 pub use error::PlotError;
 

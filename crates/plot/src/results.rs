@@ -1,10 +1,10 @@
 //! Reads a folder of results. Invariant: every row is checked, and tables that contradict each other or their
 //! run record are an error with path and line; predictions are not recomputed.
 
-use super::original::{self, Original};
 use super::rows::Rows;
 use super::survey::{CALLS, Entry, Survey};
 use super::track::{Track, Window};
+use super::virnucpro::{self, VirNucProResults};
 use crate::PlotError;
 use plimsoll_data::DataError;
 use plimsoll_data::translate::Frame;
@@ -53,7 +53,7 @@ enum Source {
     /// `predict`, with the numbers of rows according to its run record.
     Ours(RowCounts),
     /// VirNucPro or virnucpro-broad.
-    Original(Original),
+    Original(VirNucProResults),
 }
 
 /// Rows of the tables of `predict`.
@@ -73,9 +73,9 @@ impl Results {
             // `predict` writes its run record last: its tables without a run record are those of an interrupted
             // run.
             if !folder.join(PREDICTIONS).exists()
-                && let Some(tables) = original::tables_in(folder)?
+                && let Some(tables) = virnucpro::tables_in(folder)?
             {
-                let original = Original::open(&tables)?;
+                let original = VirNucProResults::open(&tables)?;
                 let (about, source) = (original.about.clone(), Source::Original(original));
                 return Ok(Results { folder: folder.to_owned(), about, source });
             }

@@ -14,7 +14,7 @@ pub const CALLS: [Call; 5] = [Call::Virus, Call::Other, Call::NoCall, Call::Skip
 pub type Tally = [u64; CALLS.len()];
 
 /// Index of a call in [`CALLS`].
-pub fn place(call: Call) -> usize {
+pub fn call_index(call: Call) -> usize {
     match call {
         Call::Virus => 0,
         Call::Other => 1,
@@ -47,16 +47,16 @@ pub struct Entry {
 
 /// Histogram of scores from 0 to 1 in [`BINS`] bins, by call.
 #[derive(Clone, Debug, Default)]
-pub struct Spread {
+pub struct ScoreHistogram {
     /// Counts by call for each bin.
     pub bins: [Tally; BINS],
 }
 
-impl Spread {
+impl ScoreHistogram {
     /// Adds a score. The last bin includes 1.0.
     pub fn add(&mut self, score: f64, call: Call) {
         let bin = ((score * BINS as f64) as usize).min(BINS - 1);
-        self.bins[bin][place(call)] += 1;
+        self.bins[bin][call_index(call)] += 1;
     }
 
     /// Count of the largest bin.
@@ -72,17 +72,17 @@ impl Spread {
 
 /// Streaming selection of the first few entries by an order.
 #[derive(Clone, Debug)]
-pub struct First {
+pub struct TopEntries {
     room: usize,
     order: fn(&Entry, &Entry) -> Ordering,
     /// Selected entries, in order.
     pub entries: Vec<Entry>,
 }
 
-impl First {
+impl TopEntries {
     /// Selects the first `room` entries by `order`.
     pub fn new(room: usize, order: fn(&Entry, &Entry) -> Ordering) -> Self {
-        First { room, order, entries: vec![] }
+        TopEntries { room, order, entries: vec![] }
     }
 
     /// Selects the entry if it is among the first so far; among equal entries, earlier ones come first.
@@ -117,13 +117,13 @@ pub struct Survey {
     /// Number of records by call.
     pub calls: Tally,
     /// Histogram of record scores.
-    pub record_scores: Spread,
+    pub record_scores: ScoreHistogram,
     /// Histogram of window scores.
-    pub window_scores: Spread,
+    pub window_scores: ScoreHistogram,
     /// The records with the highest scores.
-    pub best: First,
+    pub best: TopEntries,
     /// The records drawn with their windows, by [`by_call_and_windows`].
-    pub leading: First,
+    pub leading: TopEntries,
 }
 
 impl Survey {
@@ -133,10 +133,10 @@ impl Survey {
             records: 0,
             windows: 0,
             calls: Tally::default(),
-            record_scores: Spread::default(),
-            window_scores: Spread::default(),
-            best: First::new(names, by_score),
-            leading: First::new(tracks, by_call_and_windows),
+            record_scores: ScoreHistogram::default(),
+            window_scores: ScoreHistogram::default(),
+            best: TopEntries::new(names, by_score),
+            leading: TopEntries::new(tracks, by_call_and_windows),
         }
     }
 
@@ -144,7 +144,7 @@ impl Survey {
     pub fn add(&mut self, entry: &Entry) {
         self.records += 1;
         self.windows += entry.windows;
-        self.calls[place(entry.call)] += 1;
+        self.calls[call_index(entry.call)] += 1;
         if let Some(score) = entry.score {
             self.record_scores.add(score, entry.call);
         }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn scores_fall_into_bars() {
         let check = |score: f64, bin: usize| {
-            let mut spread = Spread::default();
+            let mut spread = ScoreHistogram::default();
             spread.add(score, Call::Virus);
             assert_eq!(spread.bins[bin][0], 1, "{score}");
         };
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn the_first_are_kept_in_order_and_equals_in_the_order_of_the_input() {
         let check = |order: fn(&Entry, &Entry) -> Ordering, wanted: &[u64]| {
-            let mut first = First::new(3, order);
+            let mut first = TopEntries::new(3, order);
             for (ordinal, (score, length, call)) in [
                 (Some(0.2), 900, Call::Other),
                 (Some(0.9), 100, Call::Virus),
@@ -198,7 +198,7 @@ mod tests {
         };
         check(by_score, &[4, 1, 3]);
         check(by_call_and_windows, &[4, 1, 3]);
-        let mut none = First::new(0, by_score);
+        let mut none = TopEntries::new(0, by_score);
         none.offer(&entry(0, None, 1, Call::NoCall));
         assert!(none.entries.is_empty());
     }

@@ -33,7 +33,7 @@ pub struct Track {
 
 /// Count, mean, minimum and maximum of a series of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Range {
+pub struct ScoreSummary {
     /// Number of values.
     pub count: u64,
     sum: f64,
@@ -43,7 +43,7 @@ pub struct Range {
     pub high: f64,
 }
 
-impl Range {
+impl ScoreSummary {
     fn add(&mut self, number: f64) {
         let first = self.count == 0;
         self.low = if first { number } else { self.low.min(number) };
@@ -66,9 +66,9 @@ pub struct Column {
     /// Number of windows without an open reading frame.
     pub silent: u64,
     /// Scores of the windows.
-    pub scores: Range,
+    pub scores: ScoreSummary,
     /// The scores of the strands, + and -.
-    pub strands: [Range; 2],
+    pub strands: [ScoreSummary; 2],
 }
 
 /// Summarizes the windows of a record of `length` bases in `count` intervals of equal width.
@@ -93,7 +93,7 @@ pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
 
 /// Intervals of a record, as bases from 0, that no window with an open reading frame covers; adjacent intervals
 /// are merged. Starts and ends of consecutive windows must both increase.
-pub fn silent(windows: &[Window]) -> Vec<(u64, u64)> {
+pub fn uncalled_intervals(windows: &[Window]) -> Vec<(u64, u64)> {
     let mut stretches: Vec<(u64, u64)> = vec![];
     // End of the last window with an open reading frame so far.
     let mut heard = 0;
@@ -146,7 +146,7 @@ mod tests {
         let check = |windows: &[(u64, u64, bool)], wanted: &[(u64, u64)]| {
             let windows: Vec<Window> =
                 windows.iter().map(|&(start, end, scored)| window(start, end, scored.then_some(0.5))).collect();
-            assert_eq!(silent(&windows), wanted);
+            assert_eq!(uncalled_intervals(&windows), wanted);
         };
         check(&[], &[]);
         check(&[(0, 500, true)], &[]);

@@ -11,7 +11,9 @@ use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::Bytes;
 use plimsoll_models::Output;
 use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
-use plimsoll_runtime::session::{Completed, InOrder, Next, Part, Push, Request, Session, Stage, Start};
+use plimsoll_runtime::session::{
+    Completed, InOrder, Next, PlanPart, Push, Request, SearchStage, Session, Start,
+};
 use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
 use std::path::PathBuf;
 
@@ -74,14 +76,14 @@ pub fn max_pooled(
 }
 
 /// A stage with one encoder and one output, the hidden states of all tokens `(T, D)`.
-fn stage<'a>(model: &'a EncoderModel, settings: &Settings) -> Result<Stage<'a>, RuntimeError> {
-    let part = Part {
+fn stage<'a>(model: &'a EncoderModel, settings: &Settings) -> Result<SearchStage<'a>, RuntimeError> {
+    let part = PlanPart {
         name: ENCODER,
         graph: Box::new(|tokens| model.encoder.graph(bounds(tokens, LONGEST), &[Output::Hidden])),
         policy: settings.policy()?,
         streams: true,
     };
-    Ok(Stage {
+    Ok(SearchStage {
         parts: vec![part],
         longest: LONGEST,
         finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), 0, None)),

@@ -5,7 +5,7 @@ use crate::process::NAME;
 use crate::{RuntimeError, machine};
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Bill, Ledger, Line, PlanError, Program, Staging};
+use plimsoll_plan::{Bill, Ledger, LimitKind, PlanError, Program, Staging};
 
 /// The memory budget of a run in bytes, and the memory entries of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Budget {
         let budget_flag = if self.on_host { "--memory-budget" } else { "--host-memory" };
         Err(PlanError::OverBudget(Box::new(Bill {
             space: "host".to_owned(),
-            line: Line::Budget,
+            line: LimitKind::Budget,
             budget,
             ledger,
             peak_at: what.to_owned(),

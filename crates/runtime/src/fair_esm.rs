@@ -4,8 +4,8 @@
 use crate::hub::CONFIG;
 use crate::{ModelError, RuntimeError};
 use plimsoll_data::tokenize::esm;
-use plimsoll_data::weights::{FOLDER_FILES, HubEnv, Kind, Value, Weights, read_pt_object};
-use plimsoll_models::{Encoder, Esm2Config, KNOWN, Task, known};
+use plimsoll_data::weights::{FOLDER_FILES, HubEnv, ObjectKind, Value, Weights, read_pt_object};
+use plimsoll_models::{Encoder, Esm2Config, KNOWN, TrainingTask, known};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -135,7 +135,7 @@ pub fn config(file: &Path) -> Result<String, RuntimeError> {
         token_dropout: sizes.token_dropout,
         mask_token_id: esm::MASK as u64,
     };
-    Ok(Encoder::Esm2(config).to_json(Task::MaskedLm, "{}"))
+    Ok(Encoder::Esm2(config).to_json(TrainingTask::MaskedLm, "{}"))
 }
 
 /// Sizes of a model. Head count and token dropout cannot be derived from tensors; layers and width must agree with
@@ -161,7 +161,7 @@ fn stated(file: &Path) -> Result<Option<Sizes>, RuntimeError> {
             hidden_size: size("encoder_embed_dim")?,
             heads: size("encoder_attention_heads")?,
             token_dropout: match member(arguments, "token_dropout")?.kind() {
-                Kind::Bool(dropout) => dropout,
+                ObjectKind::Bool(dropout) => dropout,
                 _ => return None,
             },
         })

@@ -7,7 +7,7 @@ use plimsoll_data::bounded;
 use plimsoll_data::printable::Place;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::weights::{
-    FOLDER_FILES, HubEnv, HubError, HubErrorKind, ModelPath, Repository, Step, WeightsError, find_in_hub,
+    FOLDER_FILES, FetchEvent, HubEnv, HubError, HubErrorKind, ModelPath, Repository, WeightsError, find_in_hub,
     is_hub_id, resolve_model, shard_files,
 };
 use plimsoll_graph::Bytes;
@@ -212,7 +212,7 @@ impl Fetch<'_> {
             }
             self.weights()?;
         }
-        Ok(self.repository.keep()?)
+        Ok(self.repository.write_ref()?)
     }
 
     /// Downloads the first known weight file that the repository has, with all shards if the file is an index. A file
@@ -236,7 +236,7 @@ impl Fetch<'_> {
     fn required(&mut self, name: &str) -> Result<PathBuf, RuntimeError> {
         match self.file(name)? {
             Some(path) => Ok(path),
-            None => Err(self.repository.lacks(name).into()),
+            None => Err(self.repository.missing_file_error(name).into()),
         }
     }
 
@@ -246,14 +246,14 @@ impl Fetch<'_> {
         let mut announced = false;
         let place = self.repository.fetch(name, &mut |file, total, step| {
             match step {
-                Step::Waiting => {
+                FetchEvent::Waiting => {
                     observer.say(Level::Info, &format!("{file}: another process is downloading it; waiting"))
                 }
-                Step::Again => {
+                FetchEvent::Again => {
                     observer.say(Level::Info, &format!("{file}: the connection failed; trying again"))
                 }
-                Step::Checking => observer.say(Level::Detail, &format!("{file}: checking its digest")),
-                Step::Bytes(bytes) => {
+                FetchEvent::Checking => observer.say(Level::Detail, &format!("{file}: checking its digest")),
+                FetchEvent::Bytes(bytes) => {
                     if !announced {
                         observer.say(Level::Info, &format!("{file}: {}", Bytes(total)));
                         announced = true;

@@ -11,19 +11,19 @@
 //! use plimsoll_graph::Bytes;
 //! use plimsoll_models::Output;
 //! use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
-//! use plimsoll_runtime::session::{Next, Part, Push, Request, Stage, Start};
+//! use plimsoll_runtime::session::{Next, PlanPart, Push, Request, SearchStage, Start};
 //! use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
 //!
 //! # fn main() -> Result<(), RuntimeError> {
 //! let model = EncoderModel::builtin_protein()?;
 //! let settings = Settings { budget: Some(Bytes(256 << 20)), ..Settings::default() };
-//! let encoder = Part {
+//! let encoder = PlanPart {
 //!     name: "encoder",
 //!     graph: Box::new(|tokens| model.encoder.graph(bounds(tokens, 128), &[Output::Mean])),
 //!     policy: settings.policy()?,
 //!     streams: true,
 //! };
-//! let stage = Stage {
+//! let stage = SearchStage {
 //!     parts: vec![encoder],
 //!     longest: 128,
 //!     finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), 0, None)),
@@ -58,12 +58,12 @@
 //!
 //! Planning alone, as `plimsoll plan` does:
 //! ```
-//! use plimsoll_plan::Stream;
+//! use plimsoll_plan::Streaming;
 //! use plimsoll_runtime::{machine, price};
 //!
 //! # fn main() -> Result<(), plimsoll_runtime::RuntimeError> {
 //! let target = price::target("cpu")?;
-//! let request = price::Request { tokens: Some(4096), budget: None, stream: Stream::Auto, precision: None, target };
+//! let request = price::Request { tokens: Some(4096), budget: None, stream: Streaming::Auto, precision: None, target };
 //! let program = price::program("facebook/esm2_t6_8M_UR50D", &request)?;
 //! assert_eq!(program.ledger().total(), program.peak());
 //!
@@ -104,7 +104,7 @@ pub use plimsoll_data::limits::Limit;
 pub use plimsoll_data::printable::{Place, is_printable};
 pub use plimsoll_exec::Machine;
 pub use plimsoll_exec::heap::{Heap, limit_slack};
-pub use plimsoll_plan::{Precision, Stream, Target};
+pub use plimsoll_plan::{Precision, Streaming, Target};
 pub use process::bill_whole_process;
 pub use session::Usage;
 pub use settings::{LETTERS_OF_REPLICA, Replicas, Settings, on_cpu, replicas_for_input};

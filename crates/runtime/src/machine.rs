@@ -61,12 +61,12 @@ fn decimal(number: &str, unit: u64) -> Option<u64> {
 /// Records resident memory at the end of each stage of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Tracker {
-    stages: Vec<Stage>,
+    stages: Vec<DeviceStage>,
 }
 
 /// Resident memory at the end of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct DeviceStage {
     /// Name of the stage.
     pub name: String,
     /// Resident memory at the end of the stage.
@@ -84,11 +84,11 @@ impl Tracker {
     /// Records the end of the stage `name`.
     pub fn track(&mut self, name: &str) {
         let (resident, peak) = resident();
-        self.stages.push(Stage { name: name.to_owned(), resident, peak });
+        self.stages.push(DeviceStage { name: name.to_owned(), resident, peak });
     }
 
     /// The stages recorded so far.
-    pub fn stages(&self) -> &[Stage] {
+    pub fn stages(&self) -> &[DeviceStage] {
         &self.stages
     }
 }

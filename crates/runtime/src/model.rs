@@ -11,7 +11,7 @@ use plimsoll_data::tokenize::{bpe, bpe::Bpe, esm};
 use plimsoll_data::weights::{HubEnv, Weights};
 use plimsoll_exec::ParamSource;
 use plimsoll_graph::{Bounds, Graph, Param, Piece};
-use plimsoll_models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, twins};
+use plimsoll_models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, tied_tensors};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
@@ -172,7 +172,7 @@ impl EncoderModel {
                 }
             }
         }
-        for (twin, tensor) in twins(&self.encoder) {
+        for (twin, tensor) in tied_tensors(&self.encoder) {
             self.check_twin(&twin, &tensor)?;
         }
         Ok(())

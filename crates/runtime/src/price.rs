@@ -2,7 +2,7 @@
 
 use crate::hub::{self, Need};
 use crate::session::bounds::{bounds, copies, with_outputs};
-use crate::session::{Part, Space, Stage, search, threads};
+use crate::session::{PlanPart, SearchStage, Space, search, threads};
 use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each};
 use crate::{Budget, RequestError, RuntimeError, Settings, Silent, machine, process};
 use plimsoll_cpu::{CpuDevice, Isa};
@@ -12,7 +12,7 @@ use plimsoll_data::printable::Place;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::Bytes;
 use plimsoll_models::{Encoder, Output, known};
-use plimsoll_plan::{Dump, HOST, PIPELINE_DEPTH, Policy, Precision, Program, Staging, Stream, Target};
+use plimsoll_plan::{Dump, HOST, PIPELINE_DEPTH, Policy, Precision, Program, Staging, Streaming, Target};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -25,7 +25,7 @@ pub struct Request {
     /// size.
     pub budget: Option<Bytes>,
     /// Whether weights may be streamed: left in their files and read in every step.
-    pub stream: Stream,
+    pub stream: Streaming,
     /// Element type of weights and activations; `None` takes the best type of the target.
     pub precision: Option<Precision>,
     /// The machine to plan for; a CPU's workers are the threads of the run.
@@ -43,7 +43,7 @@ impl Request {
 
     /// Threads of the run: the target's workers.
     fn threads(&self) -> usize {
-        usize::try_from(self.target.units).unwrap_or(usize::MAX)
+        usize::try_from(self.target.workers).unwrap_or(usize::MAX)
     }
 
     /// Element type of weights and activations, chosen as a run on the target would choose it.
@@ -120,7 +120,7 @@ pub fn encoder(model: &str) -> Result<Encoder, RuntimeError> {
 /// The target is a GPU, which has no number of threads to choose.
 pub fn with_threads(target: Target, threads: usize) -> Result<Target, RuntimeError> {
     match target.space == HOST {
-        true => Ok(target.with_units(threads as u64)),
+        true => Ok(target.with_workers(threads as u64)),
         false => Err(RequestError::ThreadsOfGpu { threads, target: target.name }.into()),
     }
 }
@@ -143,7 +143,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
     let budget = Budget { bytes, on_host: true, host_memory: None, process };
     let threads = request.threads();
     let space = Space {
-        target: &|replicas| Ok(request.target.clone().with_units(threads_of_each(threads, replicas) as u64)),
+        target: &|replicas| Ok(request.target.clone().with_workers(threads_of_each(threads, replicas) as u64)),
         depth: PIPELINE_DEPTH,
         threads,
         replicas: request.most_replicas(),
@@ -152,15 +152,15 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
         budgets: &[budget],
     };
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
-    let part = Part {
+    let part = PlanPart {
         name: "encoder",
         graph: Box::new(move |tokens| encoder.graph(bounds(tokens, longest), &[Output::Mean])),
         policy: Policy { precision, ..Policy::default() },
         streams: true,
     };
-    let stage = Stage {
+    let stage = SearchStage {
         finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), MOST_PACKS as u64, None)),
-        ..Stage::new(vec![part], longest)
+        ..SearchStage::new(vec![part], longest)
     };
     let mut found = search(&space, &[vec![stage]], dump)?;
     found.programs.pop().ok_or_else(|| RuntimeError::bug("a search chose no program"))
@@ -203,7 +203,7 @@ pub fn to_json(program: &Program) -> Result<Value, RuntimeError> {
     let bounds = program.plans().first().map(|(_, p)| p.graph.bounds);
     Ok(json!({
         "target": program.target().name,
-        "lanes": program.lanes(),
+        "lanes": program.replicas(),
         "bounds": bounds.map(|b| json!({"tokens": b.tokens, "sequences": b.sequences, "longest": b.longest})),
         "ledger": entries,
         "peak_bytes": program.peak().0,
@@ -230,7 +230,7 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
             b.tokens,
             b.sequences,
             b.longest,
-            plan.products()
+            plan.matmul_dtype()
         );
         text += &match program.streamed() {
             Bytes::ZERO => "weights are resident\n".to_owned(),
@@ -246,15 +246,15 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
     text += &format!("peak at {}\n", program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     let seconds = program.seconds();
-    let of_lanes = if program.lanes() > 1 { " in every replica" } else { "" };
+    let of_lanes = if program.replicas() > 1 { " in every replica" } else { "" };
     text += &format!("expected {seconds:.3} s a step{of_lanes}\ndigest {}", program.digest()?);
     Ok(text)
 }
 
 /// Text line that says how a CPU's threads are divided among replicas.
 fn lanes_line(program: &Program) -> String {
-    let each = threads(program.target().units);
-    match program.lanes() {
+    let each = threads(program.target().workers);
+    match program.replicas() {
         1 => format!("{each} in one replica, which compute a step together\n"),
         lanes => format!(
             "{lanes} replicas of {each}, which compute steps at the same time; fewer if the input of a run has \

@@ -6,7 +6,7 @@ use crate::{Device, Level, RequestError, RuntimeError, machine};
 use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::Machine;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Policy, Precision, Stream, Target};
+use plimsoll_plan::{Policy, Precision, Streaming, Target};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub struct Settings {
     /// Tokens of a step; `None` is the most that fit, up to the target's saturation.
     pub tokens: Option<u64>,
     /// Whether weights may be streamed: left in their files and read in every step.
-    pub stream: Stream,
+    pub stream: Streaming,
     /// Flags that were given but have no effect on this device, for run.json.
     pub unused_flags: Vec<&'static str>,
 }
@@ -56,7 +56,7 @@ impl Default for Settings {
             budget: None,
             host_memory: None,
             tokens: None,
-            stream: Stream::Auto,
+            stream: Streaming::Auto,
             unused_flags: vec![],
         }
     }
@@ -189,8 +189,8 @@ pub(crate) fn free(machines: &[Arc<dyn Machine>]) -> Result<Bytes, RuntimeError>
 
 /// Maximum number of replicas for `threads` threads and an input that justifies `worth` replicas. With streamed weights
 /// the result is 1, because each replica would read the weights.
-pub(crate) fn most_replicas(threads: usize, worth: usize, stream: Stream) -> usize {
-    if threads <= ONE_REPLICA || stream == Stream::Always { 1 } else { even(threads, worth) }
+pub(crate) fn most_replicas(threads: usize, worth: usize, stream: Streaming) -> usize {
+    if threads <= ONE_REPLICA || stream == Streaming::Always { 1 } else { even(threads, worth) }
 }
 
 /// The largest number of replicas, at most `replicas`, that have equal numbers of threads.
@@ -241,10 +241,10 @@ mod tests {
             (8, 8, 8),
             (64, 10, 9),
         ] {
-            let replicas = most_replicas(threads, worth, Stream::Auto);
+            let replicas = most_replicas(threads, worth, Streaming::Auto);
             assert_eq!(replicas, wanted, "{threads} threads, worth {worth}");
             assert!(replicas * threads_of_each(threads, replicas) <= threads);
-            assert_eq!(most_replicas(threads, worth, Stream::Always), 1);
+            assert_eq!(most_replicas(threads, worth, Streaming::Always), 1);
         }
     }
 }

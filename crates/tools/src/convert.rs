@@ -35,7 +35,7 @@ pub struct Options {
 
 /// Result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct ConvertReport {
     /// The safetensors file.
     pub output: PathBuf,
     /// The config.json, written for a fair-esm checkpoint.
@@ -48,7 +48,7 @@ pub struct Report {
     pub bytes: u64,
 }
 
-impl Report {
+impl ConvertReport {
     /// The report as JSON.
     pub fn to_json(&self) -> Value {
         json!({
@@ -65,7 +65,7 @@ impl Report {
 const PART: u64 = 1 << 18;
 
 /// Converts `options.input` to a safetensors file and compares the written file with the input.
-pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report, ToolError> {
+pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<ConvertReport, ToolError> {
     let Options { input, output, force } = options;
     check_output(output, *force)?;
     let checkpoint = fair_esm::in_folder(input)?.unwrap_or_else(|| input.clone());
@@ -83,10 +83,10 @@ pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report,
     observer.say(Level::Info, &format!("{} tensors, {}", tensors.len(), Bytes(bytes)));
 
     let mut file = AtomicFile::create(output)?;
-    write(&weights, &tensors, &names, &mut file, &mut Told { observer, file: output, bytes, done: 0 })?;
+    write(&weights, &tensors, &names, &mut file, &mut Progress { observer, file: output, bytes, done: 0 })?;
     let written = Weights::open(file.written()?)?;
     observer.say(Level::Detail, "reading it back");
-    compare(&weights, &written, &names, &mut Told { observer, file: output, bytes, done: 0 })?;
+    compare(&weights, &written, &names, &mut Progress { observer, file: output, bytes, done: 0 })?;
     file.commit()?;
     if let Some((path, text)) = &config {
         let mut file = AtomicFile::create(path)?;
@@ -95,7 +95,7 @@ pub fn convert(options: &Options, observer: &mut dyn Observer) -> Result<Report,
     }
     let elements = tensors.iter().map(|t| t.elements()).sum();
     let config = config.map(|(path, _)| path);
-    Ok(Report { output: output.clone(), config, tensors: tensors.len() as u64, elements, bytes })
+    Ok(ConvertReport { output: output.clone(), config, tensors: tensors.len() as u64, elements, bytes })
 }
 
 fn check_output(output: &Path, force: bool) -> Result<(), ToolError> {
@@ -147,7 +147,7 @@ fn write(
     tensors: &[&Tensor],
     names: &BTreeMap<String, String>,
     file: &mut AtomicFile,
-    told: &mut Told<'_>,
+    told: &mut Progress<'_>,
 ) -> Result<(), ToolError> {
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let header =
@@ -169,7 +169,7 @@ fn compare(
     input: &Weights,
     written: &Weights,
     names: &BTreeMap<String, String>,
-    told: &mut Told<'_>,
+    told: &mut Progress<'_>,
 ) -> Result<(), ToolError> {
     let differs = |name: &str| {
         let (path, tensor) = (input.path().to_owned(), name.to_owned());
@@ -204,14 +204,14 @@ fn parts(tensor: &Tensor) -> impl Iterator<Item = Range<u64>> {
 }
 
 /// Progress of one pass over the tensors, reported to the observer.
-struct Told<'a> {
+struct Progress<'a> {
     observer: &'a mut dyn Observer,
     file: &'a Path,
     bytes: u64,
     done: u64,
 }
 
-impl Told<'_> {
+impl Progress<'_> {
     fn add(&mut self, bytes: usize) {
         self.done += bytes as u64;
         let file = self.file.to_string_lossy();

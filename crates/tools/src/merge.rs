@@ -4,7 +4,7 @@
 use crate::ToolError;
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::weights::{DType, HubEnv, Tensor, Weights, f32_to_bf16, f32_to_f16, safetensors_header};
-use plimsoll_models::{Encoder, Task, TunedPart};
+use plimsoll_models::{Encoder, TrainingTask, TunedPart};
 use plimsoll_runtime::adapter::{self, Adapter};
 use plimsoll_runtime::hub::CONFIG;
 use plimsoll_runtime::hub::tokenizer_files;
@@ -31,7 +31,7 @@ pub struct Options {
 
 /// Result of a merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct MergeReport {
     /// The folder.
     pub output: PathBuf,
     /// Number of weights to which an adapter was added.
@@ -40,7 +40,7 @@ pub struct Report {
     pub tensors: u64,
 }
 
-impl Report {
+impl MergeReport {
     /// The report as JSON.
     pub fn to_json(&self) -> Value {
         let output = self.output.display().to_string();
@@ -49,7 +49,7 @@ impl Report {
 }
 
 /// Merges an adapter into its base model and writes a model folder.
-pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<Report, ToolError> {
+pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeReport, ToolError> {
     let Options { adapter: folder, base, output } = options;
     if output.exists() {
         return Err(ToolError::Exists { path: output.clone(), advice: "another name" });
@@ -74,7 +74,7 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<Report, T
         // Best effort: an error of the removal must not hide the first error.
         let _ = fs::remove_dir_all(&temporary);
     }
-    done.map(|()| Report { output: output.clone(), adapted, tensors: count })
+    done.map(|()| MergeReport { output: output.clone(), adapted, tensors: count })
 }
 
 /// The matrices A and B of an adapter, held in full because their ranks are small.
@@ -86,7 +86,7 @@ struct Pair {
 /// The inputs of a merge, validated against each other.
 struct Merging<'a> {
     model: &'a EncoderModel,
-    task: Task,
+    task: TrainingTask,
     /// Tensors of a classifier that was trained together with the adapter.
     classifier: Vec<&'a Tensor>,
     tensors: &'a Weights,
@@ -136,7 +136,7 @@ impl<'a> Merging<'a> {
         if adapter.classifier != (classifier.len() == 2 && classes.is_some()) {
             return Err(foreign("classifier"));
         }
-        let task = classes.map_or(Task::MaskedLm, Task::Classes);
+        let task = classes.map_or(TrainingTask::MaskedLm, TrainingTask::Classes);
         let scale = adapter.alpha / adapter.rank as f64;
         Ok(Self { model, task, classifier, tensors, pairs, rank: adapter.rank, scale })
     }
@@ -146,7 +146,7 @@ impl<'a> Merging<'a> {
         let all = self.model.weights.tensors().filter(|t| {
             let head = t.name().starts_with("lm_head.") || t.name().starts_with("cls.");
             let replaced = t.name().starts_with("classifier.");
-            self.task == Task::MaskedLm || !(head || replaced)
+            self.task == TrainingTask::MaskedLm || !(head || replaced)
         });
         all.chain(self.classifier.iter().copied()).collect()
     }

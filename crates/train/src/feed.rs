@@ -5,10 +5,10 @@
 use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
 use super::trainable::Taken;
 use crate::TrainError;
-use plimsoll_data::train::rows::{Part, RowBatch, RowPosition, RowSet, RowSettings, RowStream};
+use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowPosition, RowSet, RowSettings, RowStream};
 use plimsoll_data::train::{
-    Batch, Bounds, Classes, Dataset, Held, IdWidth, LabelsFrom, MaskRates, Position, Settings, Shuffle, Split,
-    Stream, Task, TextDocuments, Tokens, Validation, Vocabulary,
+    Batch, Bounds, Classes, Dataset, HostMemory, IdWidth, LabelsFrom, MaskRates, Objective, Position, Settings,
+    Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation, Vocabulary,
 };
 use plimsoll_runtime::{RuntimeError, machine};
 use serde_json::Value;
@@ -149,7 +149,7 @@ impl Feed {
 
     /// Returns upper bounds of the host memory that the data holds, including one batch; if the run `evaluates`,
     /// including a second stream.
-    pub fn host_bytes(&self, evaluates: bool) -> Vec<Held> {
+    pub fn host_bytes(&self, evaluates: bool) -> Vec<HostMemory> {
         let (mut held, batch) = match self {
             Self::Tokens(feed) => {
                 (feed.dataset.host_bytes(), Batch::host_bytes(&feed.dataset.settings().bounds))
@@ -157,8 +157,8 @@ impl Feed {
             Self::Rows(feed) => (feed.set.host_bytes(), feed.set.batch_bytes()),
         };
         let stream = held.iter().map(|h| h.bytes).sum();
-        held.push(Held { what: "batch", bytes: batch });
-        held.extend(evaluates.then_some(Held { what: "data of evaluations", bytes: stream }));
+        held.push(HostMemory { what: "batch", bytes: batch });
+        held.extend(evaluates.then_some(HostMemory { what: "data of evaluations", bytes: stream }));
         held
     }
 
@@ -226,10 +226,10 @@ pub fn settings(
     })
 }
 
-fn task(config: &TrainConfig) -> Task {
+fn task(config: &TrainConfig) -> Objective {
     let d = &config.data;
     match (config.model.classes, config.model.kind) {
-        (Some(classes), _) => Task::Classify {
+        (Some(classes), _) => Objective::Classify {
             labels: match &d.labels {
                 Some(table) => LabelsFrom::Table(PathBuf::from(table)),
                 None => LabelsFrom::Field(d.label_field.clone()),
@@ -239,9 +239,9 @@ fn task(config: &TrainConfig) -> Task {
         },
         (None, ModelKind::Esm2 | ModelKind::DnabertS) => {
             let m = d.masking;
-            Task::Masked(MaskRates { select: m.fraction, mask: m.mask, random: m.random })
+            Objective::Masked(MaskRates { select: m.fraction, mask: m.mask, random: m.random })
         }
-        (None, ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head) => Task::Causal,
+        (None, ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head) => Objective::Causal,
     }
 }
 
@@ -295,26 +295,26 @@ pub fn tokens(
     config: &TrainConfig,
     format: &plimsoll_data::train::Format,
     own: Option<&Path>,
-) -> Result<Tokens, TrainError> {
+) -> Result<TokenizerKind, TrainError> {
     let d = &config.data;
     if matches!(format, plimsoll_data::train::Format::Ids { .. }) {
         let vocab = config.model.vocabulary.ok_or(TrainError::IdsWithoutVocabulary)? as usize;
-        return Ok(Tokens::Ids { vocab });
+        return Ok(TokenizerKind::Ids { vocab });
     }
     let dna = config.model.kind == ModelKind::DnabertS;
-    let bytes = Tokens::Bytes { end: d.end_token.is_some() };
+    let bytes = TokenizerKind::Bytes { end: d.end_token.is_some() };
     match (d.tokenizer.as_str(), config.model.kind) {
         ("bytes", _) => Ok(bytes),
-        ("esm2", _) | ("auto", ModelKind::Esm2) => Ok(Tokens::Esm),
+        ("esm2", _) | ("auto", ModelKind::Esm2) => Ok(TokenizerKind::Esm),
         ("auto", ModelKind::DnabertS) => {
-            own.map(|file| Tokens::Dna(file.to_owned())).ok_or(TrainError::NoTokenizer)
+            own.map(|file| TokenizerKind::Dna(file.to_owned())).ok_or(TrainError::NoTokenizer)
         }
         ("auto", ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head) => Ok(match own {
-            Some(file) => Tokens::BytePairs { file: file.to_owned(), end: d.end_token.clone() },
+            Some(file) => TokenizerKind::BytePairs { file: file.to_owned(), end: d.end_token.clone() },
             None => bytes,
         }),
-        (file, _) if dna => Ok(Tokens::Dna(PathBuf::from(file))),
-        (file, _) => Ok(Tokens::BytePairs { file: PathBuf::from(file), end: d.end_token.clone() }),
+        (file, _) if dna => Ok(TokenizerKind::Dna(PathBuf::from(file))),
+        (file, _) => Ok(TokenizerKind::BytePairs { file: PathBuf::from(file), end: d.end_token.clone() }),
     }
 }
 
@@ -324,7 +324,7 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
     if !d.validation.is_empty() {
         return Err(TrainError::ValidationOfEmbeddings);
     }
-    let part = |names: &[String]| Part {
+    let part = |names: &[String]| RowGroupPart {
         files: names.iter().map(PathBuf::from).collect(),
         tensors: d.tensors.clone(),
     };

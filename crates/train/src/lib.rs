@@ -21,5 +21,5 @@ pub use engine::{Largest, Size, largest, open, plan_of};
 pub use error::{CheckpointError, ConfigDifference, ModelDifference, TrainError};
 pub use resume::Resume;
 pub use state::{Best, LossScale, State};
-pub use trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};
-pub use trainer::{Ended, Open, Report, Request, train_with};
+pub use trainable::{Applied, Auxiliary, Evaluated, FoundCheckpoint, StatePart, Stored, Taken, Trainable};
+pub use trainer::{Ended, Open, Request, TrainReport, train_with};

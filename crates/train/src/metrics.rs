@@ -82,7 +82,7 @@ pub struct Metrics {
 
 /// The field that every line has.
 #[derive(Deserialize)]
-struct Step {
+struct StepMetrics {
     step: u64,
 }
 
@@ -113,7 +113,7 @@ fn keep(path: &Path, step: u64) -> Result<(), TrainError> {
     };
     for line in old.into_iter().flat_map(BufRead::lines) {
         let line = line.map_err(RuntimeError::io(path))?;
-        match serde_json::from_str::<Step>(&line) {
+        match serde_json::from_str::<StepMetrics>(&line) {
             Ok(there) if there.step <= step => writeln!(kept, "{line}").map_err(|e| kept.error(e))?,
             Ok(_) | Err(_) => break,
         }

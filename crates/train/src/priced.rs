@@ -4,7 +4,7 @@ use super::config::{PrecisionKind, TrainConfig};
 use super::{Largest, plan_of};
 use crate::TrainError;
 use plimsoll_graph::{Bytes, Graph, Phase};
-use plimsoll_plan::{Found, Optimizer, Rejected, Target};
+use plimsoll_plan::{Optimizer, Rejected, Target, TrainingChoice};
 use plimsoll_runtime::{Observer, price};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -18,7 +18,11 @@ pub fn target(config: &TrainConfig, word: &str) -> Result<Target, TrainError> {
 }
 
 /// Searches the fastest plans of a configuration on a target within the budget `memory.budget`.
-pub fn found(config: &TrainConfig, target: &Target, observer: &mut dyn Observer) -> Result<Found, TrainError> {
+pub fn found(
+    config: &TrainConfig,
+    target: &Target,
+    observer: &mut dyn Observer,
+) -> Result<TrainingChoice, TrainError> {
     plan_of(config, target, budget(config, target)?, observer)
 }
 
@@ -28,7 +32,7 @@ pub fn budget(config: &TrainConfig, target: &Target) -> Result<Bytes, TrainError
 }
 
 /// Returns the plans as JSON: those of the program, and the values that were chosen.
-pub fn to_json(config: &TrainConfig, found: &Found) -> Result<Value, TrainError> {
+pub fn to_json(config: &TrainConfig, found: &TrainingChoice) -> Result<Value, TrainError> {
     let c = &found.candidate;
     let mut plan = price::to_json(&found.program)?;
     let of = |r: &Rejected| {
@@ -57,8 +61,8 @@ pub fn largest_to_json(largest: &Largest) -> Result<Value, TrainError> {
 }
 
 /// Formats the plans as text.
-pub fn to_text(config: &TrainConfig, found: &Found) -> Result<String, TrainError> {
-    let Found { program, candidate, .. } = found;
+pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, TrainError> {
+    let TrainingChoice { program, candidate, .. } = found;
     let target = program.target();
     let graph = &program.plans()[0].1.graph;
     let mut text = format!(

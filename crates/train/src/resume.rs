@@ -37,8 +37,8 @@ pub(super) fn choose(
     let found = match resume {
         Resume::Auto => newest(&own.list()?, observer)?,
         Resume::From(path) => {
-            let found = at(path, observer)?;
-            older_than_none(own, &found)?;
+            let found = open_named(path, observer)?;
+            refuse_older(own, &found)?;
             Some(found)
         }
         Resume::Never => match own.list()?.last() {
@@ -78,7 +78,7 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
 }
 
 /// Opens the checkpoint at `path`, or the newest usable checkpoint of the run at `path`.
-fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError> {
+fn open_named(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError> {
     if path.join("checkpoints").is_dir() {
         let found = newest(&Checkpoints::open(path)?.list()?, observer)?;
         return found.ok_or_else(|| TrainError::NoCheckpoint { folder: path.to_owned() });
@@ -88,7 +88,7 @@ fn at(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError
 
 /// `Err` if `own` has a checkpoint of a later step than `found`. A run that continued from `found` would reach
 /// the step of that checkpoint again.
-fn older_than_none(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainError> {
+fn refuse_older(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainError> {
     let newer = own.list()?.into_iter().rfind(|named| named.step > found.record.state.step);
     newer.map_or(Ok(()), |named| {
         Err(TrainError::OlderCheckpoint { path: found.path.clone(), newer: named.path })

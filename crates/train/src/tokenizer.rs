@@ -7,7 +7,7 @@ use crate::config::{ModelKind, TrainConfig};
 use crate::feed;
 use plimsoll_data::bounded;
 use plimsoll_data::tokenize::{bpe, esm};
-use plimsoll_data::train::Tokens;
+use plimsoll_data::train::TokenizerKind;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::hub::{TOKENIZER, tokenizer_files};
 use serde_json::json;
@@ -33,9 +33,9 @@ pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String,
     }
     let own = folder.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file());
     match feed::tokens(config, &feed::format(config)?, own.as_deref())? {
-        Tokens::Bytes { .. } => Ok(vec![]),
-        Tokens::Ids { .. } => Ok(folder.map_or(Ok(vec![]), tokenizer_files)?),
-        Tokens::Esm => {
+        TokenizerKind::Bytes { .. } => Ok(vec![]),
+        TokenizerKind::Ids { .. } => Ok(folder.map_or(Ok(vec![]), tokenizer_files)?),
+        TokenizerKind::Esm => {
             let mut files = folder.map_or(Ok(vec![]), tokenizer_files)?;
             for (name, bytes) in alphabet() {
                 if !files.iter().any(|(there, _)| *there == name) {
@@ -44,7 +44,7 @@ pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String,
             }
             Ok(files)
         }
-        Tokens::Dna(path) | Tokens::BytePairs { file: path, .. } => {
+        TokenizerKind::Dna(path) | TokenizerKind::BytePairs { file: path, .. } => {
             let named = path.file_name().is_some_and(|name| name == TOKENIZER);
             let found = match path.parent().filter(|_| named) {
                 Some(folder) => tokenizer_files(folder)?,

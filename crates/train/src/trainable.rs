@@ -22,7 +22,7 @@ pub trait Trainable {
     /// Runs the forward and backward pass of the micro-batch taken last. Its gradients are accumulated onto those of
     /// the current step if `keep`, otherwise they replace them. They are gradients of `loss_scale` times the
     /// cross-entropy summed over targets.
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, TrainError>;
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError>;
 
     /// Updates the weights with the accumulated gradients times `unscale`; skipped if a gradient is not finite.
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError>;
@@ -59,27 +59,27 @@ pub trait Trainable {
     /// Returns the tensors of a checkpoint file in the order in which they are written. Model tensors have the names
     /// and shapes of the Hugging Face Hub; the state has everything else that the next step depends on: master weights,
     /// moments, running statistics.
-    fn tensors(&self, part: Part) -> Vec<Stored>;
+    fn tensors(&self, part: StatePart) -> Vec<Stored>;
 
     /// Returns the file name of a part of the checkpoint.
-    fn file(&self, part: Part) -> &'static str {
+    fn file(&self, part: StatePart) -> &'static str {
         part.file()
     }
 
     /// Reads a range of elements of tensor number `tensor` into `out`, as little-endian bytes.
     fn read(
         &mut self,
-        part: Part,
+        part: StatePart,
         tensor: usize,
         elements: Range<u64>,
         out: &mut Vec<u8>,
     ) -> Result<(), TrainError>;
 
     /// Writes `bytes` to tensor number `tensor`, beginning at element `start`.
-    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError>;
+    fn write(&mut self, part: StatePart, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError>;
 
     /// Returns names and contents of small files stored next to the model: config.json, tokenizer files.
-    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError>;
+    fn extra_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError>;
 }
 
 /// Size of a micro-batch that was taken.
@@ -93,7 +93,7 @@ pub struct Taken {
 
 /// Results of a training micro-step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Found {
+pub struct FoundCheckpoint {
     /// Cross-entropy, summed over targets.
     pub loss: f64,
     /// Auxiliary losses.
@@ -153,16 +153,16 @@ pub struct Evaluated {
 
 /// The tensor files of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum StatePart {
     /// The weights, in a file that other programs can read.
     Model,
     /// All other tensors that the next step depends on.
     State,
 }
 
-impl Part {
+impl StatePart {
     /// Both files.
-    pub const ALL: [Part; 2] = [Part::Model, Part::State];
+    pub const ALL: [StatePart; 2] = [StatePart::Model, StatePart::State];
 
     /// Default name of the file.
     pub fn file(self) -> &'static str {

@@ -9,7 +9,7 @@ use super::metrics::{EvaluationLine, Metrics, StepLine, number};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
 use super::state::{Best, SKIPS_IN_A_ROW, State};
-use super::trainable::{Applied, Auxiliary, Found, Taken, Trainable};
+use super::trainable::{Applied, Auxiliary, FoundCheckpoint, Taken, Trainable};
 use crate::TrainError;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::Place;
@@ -65,7 +65,7 @@ impl Ended {
 
 /// Summary of a finished run.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct TrainReport {
     /// The run's folder.
     pub output: PathBuf,
     /// Path of the newest checkpoint.
@@ -91,7 +91,7 @@ pub fn train_with(
     request: &Request,
     open: Open<'_>,
     observer: &mut dyn Observer,
-) -> Result<Report, TrainError> {
+) -> Result<TrainReport, TrainError> {
     let tracker = Tracker::new();
     let output = &request.output;
     // Held until the run ends: two runs in one folder would overwrite each other's files.
@@ -156,7 +156,7 @@ fn train_from(
     open: Open<'_>,
     mut tracker: Tracker,
     observer: &mut dyn Observer,
-) -> Result<Report, TrainError> {
+) -> Result<TrainReport, TrainError> {
     let output = &request.output;
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
     // A percentage budget refers to the free memory, so it is resolved before the model is opened and takes some.
@@ -255,7 +255,7 @@ struct Group {
 }
 
 impl Group {
-    fn add(&mut self, taken: Taken, found: Found) {
+    fn add(&mut self, taken: Taken, found: FoundCheckpoint) {
         self.micro_steps += 1;
         self.tokens += taken.tokens;
         self.targets += taken.targets;
@@ -554,7 +554,7 @@ impl Trainer {
         Err(RuntimeError::Interrupted { signal, kept }.into())
     }
 
-    fn report(mut self, output: &Path, ended: Ended, tracker: &Tracker) -> Result<Report, TrainError> {
+    fn report(mut self, output: &Path, ended: Ended, tracker: &Tracker) -> Result<TrainReport, TrainError> {
         let checkpoint = self.save()?.to_owned();
         let seconds = self.clock.began.elapsed().as_secs_f64();
         let tokens_per_second = self.clock.rate(self.state.tokens);
@@ -580,7 +580,7 @@ impl Trainer {
             "memory": stages,
         });
         write_text(&output.join("run.json"), &format!("{run_record:#}\n"))?;
-        Ok(Report {
+        Ok(TrainReport {
             output: output.to_owned(),
             checkpoint,
             steps: self.state.step - self.clock.first_step,

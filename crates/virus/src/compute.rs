@@ -6,8 +6,8 @@ use super::Options;
 use super::engine::Totals;
 use super::produce::{Batch, OrfTokens};
 use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
-use super::queue::{PendingOrf, Place, Queue, State, Window};
-use super::stage::Stage;
+use super::queue::{OrfLocation, PendingOrf, Queue, State, Window};
+use super::stage::PredictStage;
 use plimsoll_data::pack::Fill;
 use plimsoll_exec::Executor;
 use plimsoll_plan::Program;
@@ -23,7 +23,7 @@ const SCORED_AT: usize = 16;
 /// Progress of the open reading frame in a slot.
 #[derive(Clone, Copy, Default)]
 struct Slot {
-    place: Place,
+    place: OrfLocation,
     /// Whether the slot has an embedding, by encoder.
     have: [bool; 2],
     /// Whether an embedding has a non-finite value.
@@ -40,9 +40,9 @@ pub(crate) struct Sink<'a> {
 /// The models of a prediction and the open reading frames in flight.
 pub(crate) struct Compute {
     session: Session,
-    stage: Stage,
+    stage: PredictStage,
     /// Whether slots keep their embeddings until the window is written.
-    holds_rows: bool,
+    keeps_embeddings: bool,
     /// The encoders that run in this session, by `DNA` and `PROTEIN`.
     encoders: [Option<ModelId>; 2],
     head: Option<Head>,
@@ -68,7 +68,7 @@ struct Head {
 impl Compute {
     pub(crate) fn new(
         session: Session,
-        stage: Stage,
+        stage: PredictStage,
         shape: &Shape,
         options: &Options,
     ) -> Result<Self, RuntimeError> {
@@ -85,7 +85,7 @@ impl Compute {
         let rows = [rows(true, widths[DNA]), rows(stage.runs(PROTEIN), widths[PROTEIN])];
         Ok(Self {
             stage,
-            holds_rows: options.save_embeddings.is_some() || stage == Stage::Nucleotide,
+            keeps_embeddings: options.save_embeddings.is_some() || stage == PredictStage::Nucleotide,
             encoders,
             head: head.transpose()?,
             widths,
@@ -104,7 +104,7 @@ impl Compute {
 
     /// Number of devices at the start of the run; all replicas of the CPU count as one device.
     pub(crate) fn devices(&self) -> usize {
-        self.usage().len().div_ceil(self.program().lanes())
+        self.usage().len().div_ceil(self.program().replicas())
     }
 
     /// Statistics of each device.
@@ -118,7 +118,7 @@ impl Compute {
     }
 
     /// Returns the executors, for another run of the same stage.
-    pub(crate) fn into_executors(self) -> (Stage, Vec<Executor>) {
+    pub(crate) fn into_executors(self) -> (PredictStage, Vec<Executor>) {
         (self.stage, self.session.into_executors())
     }
 
@@ -177,7 +177,7 @@ impl Compute {
 
     /// Waits for a step to complete. If devices would be idle, first flushes the waiting sequences, even into partly
     /// filled packs.
-    pub(crate) fn press(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn flush(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         if self.session.in_flight() < self.session.working() {
             self.session.flush();
             self.take_done(sink)?;
@@ -196,7 +196,7 @@ impl Compute {
     }
 
     /// Ends the run early: waits for the steps in flight and scores the slots that have both embeddings by then.
-    pub(crate) fn give_up(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn cancel(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {
         // The rows of cancelled steps are still in their slots, which are freed only with the scores.
         self.ready.extend(self.session.cancel().into_iter().map(|slot| slot as usize));
         loop {
@@ -211,16 +211,16 @@ impl Compute {
 
     /// Appends the embeddings of a window's frames to `rows`, in the order of frames, and frees their slots.
     pub(crate) fn release(&mut self, window: &Window, rows: &mut Vec<f32>) {
-        if !self.holds_rows {
+        if !self.keeps_embeddings {
             return;
         }
-        let encoders: &[usize] = if self.stage == Stage::Nucleotide { &[DNA] } else { &[DNA, PROTEIN] };
+        let encoders: &[usize] = if self.stage == PredictStage::Nucleotide { &[DNA] } else { &[DNA, PROTEIN] };
         for slot in window.embedded().filter_map(PendingOrf::slot) {
             for &encoder in encoders {
                 rows.extend_from_slice(self.row(encoder, slot));
             }
         }
-        // Includes the slots of failed frames: with `holds_rows`, `settle` frees no slots.
+        // Includes the slots of failed frames: with `keeps_embeddings`, `complete` frees no slots.
         self.free.extend(window.orfs().filter_map(PendingOrf::slot));
     }
 
@@ -289,7 +289,7 @@ impl Compute {
             Some(encoder) => {
                 for (i, &slot) in step.keys.iter().enumerate() {
                     self.keep(encoder, slot as usize, step.values(0, i));
-                    self.meet(slot as usize, sink);
+                    self.on_embedding(slot as usize, sink);
                 }
                 sink.totals.tokens[encoder] += step.counts.tokens;
                 sink.totals.seconds.encoders[encoder] += step.seconds;
@@ -299,7 +299,7 @@ impl Compute {
                     let scores = step.values(0, i);
                     let finite = scores.iter().all(|x| x.is_finite());
                     let state = if finite { State::Scored([scores[0], scores[1]]) } else { State::Failed };
-                    self.settle(slot as usize, state, sink);
+                    self.finish_slot(slot as usize, state, sink);
                 }
                 sink.totals.seconds.head += step.seconds;
             }
@@ -309,23 +309,23 @@ impl Compute {
 
     /// Advances a slot that has received an embedding. Once all embeddings of the stage are there, the frame
     /// has failed, is ready for the head, or, in a stage without the head, is finished.
-    fn meet(&mut self, slot: usize, sink: &mut Sink<'_>) {
+    fn on_embedding(&mut self, slot: usize, sink: &mut Sink<'_>) {
         let Slot { have, failed, .. } = self.slots[slot];
         let all = if self.stage.scores() { have == [true, true] } else { have[DNA] };
         match (all, failed, self.stage.scores()) {
             (false, _, _) => {}
-            (true, true, _) => self.settle(slot, State::Failed, sink),
+            (true, true, _) => self.finish_slot(slot, State::Failed, sink),
             (true, false, true) => self.ready.push(slot),
-            (true, false, false) => self.settle(slot, State::Embedded, sink),
+            (true, false, false) => self.finish_slot(slot, State::Embedded, sink),
         }
     }
 
     /// Marks the open reading frame in `slot` as finished, and frees the slot unless its embeddings are still
     /// needed.
-    fn settle(&mut self, slot: usize, state: State, sink: &mut Sink<'_>) {
+    fn finish_slot(&mut self, slot: usize, state: State, sink: &mut Sink<'_>) {
         sink.totals.orfs += 1;
-        sink.queue.settle(self.slots[slot].place, state);
-        if !self.holds_rows {
+        sink.queue.complete(self.slots[slot].place, state);
+        if !self.keeps_embeddings {
             self.free.push(slot);
         }
     }

@@ -3,11 +3,11 @@
 //! and the journal entry of a window holds exactly the results that are written.
 
 use super::compute::{Compute, Sink};
-use super::kept::{Entry, Keeper, KeptOrf, Shelf};
+use super::journal::{Entry, JournalReader, JournalWriter, OrfEntry};
 use super::output::{Note, OrfScore, OutputError, Outputs, RecordEnd, Window as OutputWindow};
 use super::produce::{Batch, Event, OrfTokens};
 use super::queue::{Item, PendingOrf, Queue, State, Window};
-use super::queues::Queues;
+use super::queues::QueueSizes;
 use crate::VirusError;
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::intermediate::orf_name;
@@ -77,11 +77,11 @@ pub(crate) struct Parts {
     /// Computes results that no journal has; without it, all results must be in journals.
     pub(crate) compute: Option<Compute>,
     /// Results journaled by an earlier run.
-    pub(crate) results: Shelf,
+    pub(crate) results: JournalReader,
     /// Nucleotide embeddings of an earlier stage.
-    pub(crate) embeddings: Option<Shelf>,
+    pub(crate) embeddings: Option<JournalReader>,
     /// Journal that finished results are written to.
-    pub(crate) keeper: Option<Keeper>,
+    pub(crate) keeper: Option<JournalWriter>,
     /// Result files.
     pub(crate) outputs: Option<Outputs>,
     /// Whether notes on the input are errors (`--strict`).
@@ -94,7 +94,7 @@ pub(crate) struct Engine {
     queue: Queue,
     /// Limits of `queue`. When they are exceeded behind an incomplete window, partly filled packs are flushed:
     /// input with few open reading frames would fill packs slowly and accumulate.
-    queues: Queues,
+    queues: QueueSizes,
     /// Reused buffer for the journal entry of the window being written.
     entry: Entry,
     /// Reused buffer for the scores of the window being written.
@@ -104,7 +104,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(parts: Parts, queues: Queues) -> Self {
+    pub(crate) fn new(parts: Parts, queues: QueueSizes) -> Self {
         let (queue, totals, started) = (Queue::default(), Totals::default(), Instant::now());
         Self { parts, queue, queues, entry: Entry::default(), scored: Vec::with_capacity(6), totals, started }
     }
@@ -134,9 +134,9 @@ impl Engine {
         }
         self.compute(stop, Compute::step)?;
         let devices = self.parts.compute.as_ref().map_or(1, Compute::devices);
-        let Queues { items, bytes, .. } = self.queues;
+        let QueueSizes { items, bytes, .. } = self.queues;
         while self.queue.len() > devices * items || self.queue.bytes() > devices * bytes {
-            self.compute(stop, Compute::press)?;
+            self.compute(stop, Compute::flush)?;
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Engine {
     /// Commits finished windows to the journal before the run ends early; returns the number of windows on disk.
     pub(crate) fn commit(&mut self) -> Result<u64, VirusError> {
         // The run already ends for another reason: a device error must not prevent the commit of finished windows.
-        let _ = self.compute(&|| Ok(()), Compute::give_up);
+        let _ = self.compute(&|| Ok(()), Compute::cancel);
         self.emit()?;
         let Some(keeper) = &mut self.parts.keeper else { return Ok(0) };
         keeper.commit()?;
@@ -230,7 +230,7 @@ impl Engine {
         stop: Stop<'_>,
     ) -> Result<(), VirusError> {
         while self.parts.compute.as_ref().is_some_and(|c| !c.has_room()) {
-            self.compute(stop, Compute::press)?;
+            self.compute(stop, Compute::flush)?;
         }
         match &mut self.parts.compute {
             Some(compute) => Ok(compute.admit(batch, orf, &mut self.queue, embedding)?),
@@ -305,9 +305,9 @@ impl Engine {
         self.entry.record.clear();
         self.entry.record.push_str(record);
         self.entry.orfs.clear();
-        let kept = |orf: &PendingOrf| KeptOrf { frame: orf.frame, bases: orf.bases, state: orf.state };
+        let kept = |orf: &PendingOrf| OrfEntry { frame: orf.frame, bases: orf.bases, state: orf.state };
         self.entry.orfs.extend(window.orfs().map(kept));
-        keeper.keep(&self.entry)
+        keeper.append(&self.entry)
     }
 
     /// Writes the notes on failed frames of a window. Done when the window is written, so that notes are in input order

@@ -15,7 +15,7 @@ use std::path::Path;
 pub const JOURNALS: [&str; 2] = [resume::RESULTS, resume::EMBEDDINGS];
 
 /// State of the output folder.
-pub enum Found {
+pub enum FolderState {
     /// Nothing that prevents writing results.
     Nothing,
     /// The run record of complete results.
@@ -27,13 +27,13 @@ pub enum Found {
 ///
 /// # Errors
 /// A file that is neither a result, a journal nor a temporary file of a prediction; a `run.json` that is not JSON.
-pub fn look(dir: &Path, force: bool) -> Result<Found, VirusError> {
+pub fn inspect(dir: &Path, force: bool) -> Result<FolderState, VirusError> {
     let record = dir.join(RUN_RECORD);
     if record.exists() && !force {
         let text = fs::read_to_string(&record).map_err(RuntimeError::io(&record))?;
         let value =
             serde_json::from_str(&text).map_err(|_| VirusError::NotARunRecord { path: record.clone() })?;
-        return Ok(Found::Record(value));
+        return Ok(FolderState::Record(value));
     }
     let mut leftovers = vec![];
     for entry in fs::read_dir(dir).map_err(RuntimeError::io(dir))? {
@@ -47,7 +47,7 @@ pub fn look(dir: &Path, force: bool) -> Result<Found, VirusError> {
     }
     // Only after the whole folder was inspected: nothing is removed from a folder with foreign files.
     leftovers.iter().try_for_each(|path| remove(path))?;
-    Ok(Found::Nothing)
+    Ok(FolderState::Nothing)
 }
 
 /// Describes the first difference between two identities (see `record::identity`); `None` if they are equal.

@@ -8,7 +8,7 @@ mod compute;
 mod engine;
 mod error;
 mod folder;
-mod kept;
+mod journal;
 mod options;
 pub mod output;
 pub mod planned;
@@ -25,8 +25,8 @@ pub use error::VirusError;
 pub use options::{Models, Options, Shard};
 pub use plimsoll_data::sequence::{files, stem};
 
-use folder::Found;
-use kept::Watch;
+use folder::FolderState;
+use journal::InputStamps;
 use output::Counts;
 use plimsoll_data::sequence::{Input, Reader, digests, extent};
 use plimsoll_data::weights::HubEnv;
@@ -39,18 +39,18 @@ use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::{Budget, EncoderModel, HeadModel, Level, Observer, replicas_for_input};
 use program::Shape;
-use queues::Queues;
+use queues::QueueSizes;
 use resume::Keys;
 use run::Run;
 use serde_json::Value;
-use stage::Stage;
+use stage::PredictStage;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Summary of a prediction.
 #[derive(Debug)]
-pub struct Report {
+pub struct PredictReport {
     /// Whether the results were already complete, so that nothing was computed.
     pub already_complete: bool,
     /// The shard that was computed; its journal is the result, to be merged later.
@@ -92,7 +92,7 @@ pub(crate) struct Opened {
 /// # Errors
 /// See [`VirusError`]. After an error or an interruption, finished windows are in the journal in the output
 /// folder, and an equal call without `force` resumes from it, unless the input can be read only once.
-pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report, VirusError> {
+pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<PredictReport, VirusError> {
     let start = Instant::now();
     look_at_inputs(options)?;
     let opened = open(options, observer)?;
@@ -105,7 +105,7 @@ pub fn predict(options: &Options, observer: &mut dyn Observer) -> Result<Report,
 /// # Errors
 /// Two inputs with the same folder, before anything is computed; otherwise as [`predict`], for the first input
 /// that fails.
-pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<Report>, VirusError> {
+pub fn predict_each(options: &Options, observer: &mut dyn Observer) -> Result<Vec<PredictReport>, VirusError> {
     let mut folders: Vec<(PathBuf, &PathBuf)> = vec![];
     for input in &options.inputs {
         let folder = match options.output_dir.as_os_str().is_empty() {
@@ -146,7 +146,7 @@ struct Shared {
 const MOST_GENES: usize = 1500;
 
 /// Executors with loaded weights, for the next run of the same stage with the same models.
-pub(crate) type Warm = Option<(Stage, Vec<Executor>)>;
+pub(crate) type Warm = Option<(PredictStage, Vec<Executor>)>;
 
 /// Runs a prediction over the inputs of `options` into its folder, or reports that the results are already
 /// complete. `warm` holds executors of the preceding input, and receives those of this one.
@@ -157,7 +157,7 @@ fn predict_one(
     start: Instant,
     warm: &mut Warm,
     observer: &mut dyn Observer,
-) -> Result<Report, VirusError> {
+) -> Result<PredictReport, VirusError> {
     let mut tracker = Tracker::new();
     // Held until the run ends: two runs in one folder would overwrite each other's files.
     let lock = plimsoll_runtime::lock::take(&options.output_dir, &folder::JOURNALS)?;
@@ -168,14 +168,14 @@ fn predict_one(
         observer.say(Level::Warning, &text);
     }
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
-    let watch = Watch::over(&options.inputs);
+    let watch = InputStamps::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
     let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, watch)).transpose()?;
     if let Some(report) = already_there(options, opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
     if !options.force {
-        resume::look(options, keys.as_ref())?;
+        resume::check_journals(options, keys.as_ref())?;
     }
     tracker.track("opened");
     let shape = shape(opened, options);
@@ -206,7 +206,7 @@ fn hosts(
     budget: &Budget,
     (before, files): (Option<&Process>, bool),
     observer: &dyn Observer,
-) -> Result<Vec<(Queues, Vec<Staging>)>, RuntimeError> {
+) -> Result<Vec<(QueueSizes, Vec<Staging>)>, RuntimeError> {
     let process = || before.cloned().or_else(|| Process::of(&options.settings));
     let measure = || match files {
         true => extent(&options.inputs, &|| stopped(observer, "nothing had begun")),
@@ -285,8 +285,10 @@ fn already_there(
     opened: &Opened,
     inputs: Option<&[Input]>,
     keys: Option<&Keys>,
-) -> Result<Option<Report>, VirusError> {
-    let Found::Record(old) = folder::look(&options.output_dir, options.force)? else { return Ok(None) };
+) -> Result<Option<PredictReport>, VirusError> {
+    let FolderState::Record(old) = folder::inspect(&options.output_dir, options.force)? else {
+        return Ok(None);
+    };
     let output_dir = || options.output_dir.clone();
     let Some(inputs) = inputs else {
         return Err(VirusError::ResultOfPipe { folder: output_dir() });
@@ -319,7 +321,7 @@ fn already_there(
     if options.strict && notes > 0 {
         return Err(VirusError::StrictNotes { folder: output_dir(), notes });
     }
-    Ok(Some(Report {
+    Ok(Some(PredictReport {
         already_complete: true,
         shard: None,
         failed: old["sequences"]["failed"].as_u64().unwrap_or(0),

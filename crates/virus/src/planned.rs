@@ -2,14 +2,14 @@
 //! both choose stages, steps and queue sizes with `choose` and `hosts`.
 
 use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
-use super::queues::Queues;
-use super::stage::Stage;
+use super::queues::QueueSizes;
+use super::stage::PredictStage;
 use super::{Models, Options};
 use crate::VirusError;
 use plimsoll_data::chunk::chunks;
 use plimsoll_data::sequence::{Extent, extent};
 use plimsoll_data::weights::HubEnv;
-use plimsoll_exec::{DeviceError, Kind, Machine};
+use plimsoll_exec::{DeviceError, DeviceKind, Machine};
 use plimsoll_graph::{Bytes, Counts};
 use plimsoll_models::{Encoder, HeadConfig};
 use plimsoll_plan::{HOST, Precision, Program, Staging, Target, step_seconds};
@@ -57,9 +57,9 @@ pub struct Planned {
     budget: Bytes,
     models: [String; 3],
     length: u64,
-    stages: Vec<(Stage, Program)>,
+    stages: Vec<(PredictStage, Program)>,
     process: Vec<Staging>,
-    queues: Queues,
+    queues: QueueSizes,
     reads: Reads,
 }
 
@@ -80,8 +80,8 @@ struct PlannedMachine {
 }
 
 impl Machine for PlannedMachine {
-    fn kind(&self) -> Kind {
-        Kind { family: "planned", model: self.target.name.clone() }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { family: "planned", model: self.target.name.clone() }
     }
 
     fn name(&self) -> String {
@@ -170,7 +170,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let chosen = planned.budget();
     // Held until here, so that the measurements of the process in `hosts` included the opened models.
     drop(opened);
-    let (queues, process) = hosts.into_iter().nth(chosen).unwrap_or((Queues::USUAL, vec![]));
+    let (queues, process) = hosts.into_iter().nth(chosen).unwrap_or((QueueSizes::USUAL, vec![]));
     let reads = reads(request, &stages)?;
     let (target, length) = (settings.target()?, shape.length);
     let budget = budget.bytes;
@@ -208,25 +208,25 @@ pub(crate) fn hosts(
     budget: &Budget,
     process: impl Fn() -> Option<Process>,
     measure: impl FnOnce() -> Result<Extent, RuntimeError>,
-) -> Result<Vec<(Queues, Vec<Staging>)>, RuntimeError> {
+) -> Result<Vec<(QueueSizes, Vec<Staging>)>, RuntimeError> {
     if process().is_none() {
-        return Ok(vec![(Queues::USUAL, vec![])]);
+        return Ok(vec![(QueueSizes::USUAL, vec![])]);
     }
     let extent = measure()?;
-    let Some(process) = process() else { return Ok(vec![(Queues::USUAL, vec![])]) };
+    let Some(process) = process() else { return Ok(vec![(QueueSizes::USUAL, vec![])]) };
     let line = budget.of_host();
-    let billed = |queues: Queues| {
+    let billed = |queues: QueueSizes| {
         let mut process = process.clone();
         queues.bill(options, &extent, trained, &mut process);
         (queues, process.lines)
     };
-    Ok(Queues::within(line, options, &extent).map(billed).collect())
+    Ok(QueueSizes::within(line, options, &extent).map(billed).collect())
 }
 
 /// Plans the stages with the largest queues that leave enough memory: one stage for all models, or the nucleotide
 /// encoder first if that does not fit. `reread` says whether the input can be read a second time.
 pub(crate) fn choose<'a>(
-    hosts: &[(Queues, Vec<Staging>)],
+    hosts: &[(QueueSizes, Vec<Staging>)],
     settings: &Settings,
     budget: &Budget,
     shape: &'a Shape,
@@ -234,7 +234,8 @@ pub(crate) fn choose<'a>(
     reread: bool,
 ) -> Result<session::Planned<'a>, RuntimeError> {
     let precision = settings.precision()?;
-    let stages = |stages: &[Stage]| stages.iter().map(|stage| shape.planned(*stage, precision)).collect();
+    let stages =
+        |stages: &[PredictStage]| stages.iter().map(|stage| shape.planned(*stage, precision)).collect();
     // An input that can be read only once has no second pass.
     let alternatives = if reread { ALTERNATIVES } else { &ALTERNATIVES[..1] };
     settings.plan(session::Request {
@@ -247,15 +248,19 @@ pub(crate) fn choose<'a>(
 
 /// Alternative divisions into stages, in order of preference. Two passes over the input cost less than streaming the
 /// weights in every step.
-const ALTERNATIVES: &[&[Stage]] = &[&[Stage::Whole], &[Stage::Nucleotide, Stage::Protein]];
+const ALTERNATIVES: &[&[PredictStage]] =
+    &[&[PredictStage::Whole], &[PredictStage::Nucleotide, PredictStage::Protein]];
 
 /// Returns the stages of a plan, in the order of its programs.
-pub(crate) fn stages(planned: &session::Planned<'_>) -> &'static [Stage] {
+pub(crate) fn stages(planned: &session::Planned<'_>) -> &'static [PredictStage] {
     ALTERNATIVES[planned.alternative()]
 }
 
 /// Returns the index of the queue sizes for a merge, which runs no models and only needs the memory of the process.
-pub(crate) fn choose_alone(hosts: &[(Queues, Vec<Staging>)], budget: &Budget) -> Result<usize, RuntimeError> {
+pub(crate) fn choose_alone(
+    hosts: &[(QueueSizes, Vec<Staging>)],
+    budget: &Budget,
+) -> Result<usize, RuntimeError> {
     let mut refusal = Ok(0);
     for (number, (_, process)) in hosts.iter().enumerate() {
         refusal = budget.with(process.clone()).admits_process("the merge").map(|()| number);
@@ -268,7 +273,7 @@ pub(crate) fn choose_alone(hosts: &[(Queues, Vec<Staging>)], budget: &Budget) ->
 
 /// Computes the expected throughput in reads per second, assuming that all steps are full and that an open
 /// reading frame takes the share of a step that corresponds to its tokens (encoders) or its row (head).
-fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, RuntimeError> {
+fn reads(request: &Request, stages: &[(PredictStage, Program)]) -> Result<Reads, RuntimeError> {
     let Request { options, read_length, orfs, .. } = request;
     let (mut windows, mut seconds) = (0, 0.0);
     for chunk in chunks(*read_length as usize, options.length) {
@@ -291,14 +296,14 @@ fn reads(request: &Request, stages: &[(Stage, Program)]) -> Result<Reads, Runtim
                 // Streamed weights are read from storage once in every step.
                 let reading = plan.streamed().0 as f64 / program.target().rates.storage;
                 let step = step_seconds(&plan.graph, program.target(), counts) + reading;
-                seconds += orfs * share * step / program.lanes() as f64;
+                seconds += orfs * share * step / program.replicas() as f64;
             }
         }
     }
     Ok(Reads { length: *read_length, windows, orfs: *orfs, per_second: 1.0 / seconds })
 }
 
-impl Stage {
+impl PredictStage {
     /// Describes the stage in words.
     fn about(self) -> &'static str {
         match self {
@@ -318,13 +323,13 @@ impl Planned {
 
     /// Formats the plan as JSON.
     pub fn to_json(&self) -> Result<Value, RuntimeError> {
-        let stage = |(stage, program): &(Stage, Program)| -> Result<Value, RuntimeError> {
+        let stage = |(stage, program): &(PredictStage, Program)| -> Result<Value, RuntimeError> {
             let mut plan = price::to_json(program)?;
             plan["stage"] = stage.about().into();
             Ok(plan)
         };
         let Reads { length, windows, orfs, per_second } = self.reads;
-        let Queues { job_bases, job_parts, items, bytes, block, sort } = self.queues;
+        let QueueSizes { job_bases, job_parts, items, bytes, block, sort } = self.queues;
         Ok(json!({
             "target": self.target.name,
             "budget_bytes": self.budget.0,
@@ -350,13 +355,13 @@ impl Planned {
             self.target.name, self.target.about, self.length
         );
         for (number, (stage, program)) in self.stages.iter().enumerate() {
-            let lanes = match program.lanes() {
+            let lanes = match program.replicas() {
                 1 => String::new(),
                 lanes => format!(" in each of {lanes} replicas"),
             };
             let tokens = program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(0);
             let precision =
-                program.plans().first().map_or_else(String::new, |(_, plan)| plan.products().to_string());
+                program.plans().first().map_or_else(String::new, |(_, plan)| plan.matmul_dtype().to_string());
             let weights = match program.streamed() {
                 Bytes::ZERO => "weights are resident".to_owned(),
                 streamed => format!("weights stream from disk: {streamed} per step"),

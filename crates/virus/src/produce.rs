@@ -1,11 +1,11 @@
 //! The front end: one thread reads records and cuts them into jobs, worker threads translate and tokenize the
 //! jobs, and the engine receives the results in input order. Invariant: number and size of the jobs in flight
-//! are bounded (see `Queues::held`), whatever the records look like.
+//! are bounded (see `QueueSizes::held`), whatever the records look like.
 
-use crate::kept::Coverage;
+use crate::journal::Coverage;
 use crate::options::Shard;
 use crate::output::{Field, HitsFormat, Note, RecordText};
-use crate::queues::Queues;
+use crate::queues::QueueSizes;
 use plimsoll_data::alphabet::{Alphabet, count_uracil, uracil_to_thymine};
 use plimsoll_data::chunk::{Chunk, chunks};
 use plimsoll_data::ids::IdSet;
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 /// Settings of the front end.
-pub(crate) struct Front {
+pub(crate) struct InputPipeline {
     /// Window length in bases.
     pub(crate) length: usize,
     pub(crate) dna: Tokenizer,
@@ -39,7 +39,7 @@ pub(crate) struct Front {
     /// Number of jobs in flight per worker thread.
     pub(crate) prefetch: usize,
     /// Size limits of jobs.
-    pub(crate) queues: Queues,
+    pub(crate) queues: QueueSizes,
     /// Windows with known results; they are passed on without open reading frames.
     pub(crate) kept: Arc<Coverage>,
     /// Shard to compute; windows of other shards are skipped.
@@ -129,7 +129,7 @@ impl Stream {
 }
 
 /// Starts the threads. They end at the end of the input, or after the stream was dropped.
-pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RuntimeError> {
+pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, RuntimeError> {
     let mut input = Reader::open(inputs)?;
     input.keep_qualities(front.hits.is_some_and(HitsFormat::has_qualities));
     front.most.iter().for_each(|most| input.hold_to(most.clone()));
@@ -154,7 +154,7 @@ pub(crate) fn start(front: Front, inputs: &[PathBuf]) -> Result<Stream, RuntimeE
 
 /// The reader thread: reads records and cuts them into jobs.
 struct Cutter {
-    front: Arc<Front>,
+    front: Arc<InputPipeline>,
     job: Job,
     feed: Feed<Job, Batch>,
     ids: IdSet,
@@ -301,7 +301,7 @@ impl Cutter {
 
     /// Sends the job if it is full. Called after every record, also after skipped ones, because notes take memory too.
     fn flush_full(&mut self) -> Result<(), Gone> {
-        let Queues { job_bases, job_parts, .. } = self.front.queues;
+        let QueueSizes { job_bases, job_parts, .. } = self.front.queues;
         match self.job.bases.len() >= job_bases || self.job.parts.len() >= job_parts {
             true => self.flush(),
             false => Ok(()),
@@ -337,7 +337,12 @@ fn odd_characters(sequence: &[u8]) -> Option<String> {
 
 /// Translates and tokenizes a job. Windows with known results get no open reading frames, but their
 /// intermediate text is produced.
-fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) -> Result<Batch, RuntimeError> {
+fn translate(
+    front: &InputPipeline,
+    job: Job,
+    scratch: &mut Scratch,
+    name: &mut String,
+) -> Result<Batch, RuntimeError> {
     let mut batch = Batch::default();
     for part in job.parts {
         match part {
@@ -390,7 +395,7 @@ fn translate(front: &Front, job: Job, scratch: &mut Scratch, name: &mut String) 
 }
 
 /// Appends the tokens of an open reading frame to the batch.
-fn tokenize(front: &Front, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RuntimeError> {
+fn tokenize(front: &InputPipeline, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RuntimeError> {
     let (dna, protein) = (batch.dna.len(), batch.protein.len());
     front.dna.encode(orf.nucleotide, &mut batch.dna)?;
     front.protein.encode(orf.protein, &mut batch.protein)?;
@@ -412,10 +417,10 @@ mod tests {
     /// parts.
     #[test]
     fn jobs_of_skipped_records_are_bounded() {
-        let job_parts = Queues::USUAL.job_parts;
+        let job_parts = QueueSizes::USUAL.job_parts;
         let path = std::env::temp_dir().join(format!("plimsoll-skipped-{}.fa", std::process::id()));
         std::fs::write(&path, ">empty\n".repeat(10 * job_parts)).expect("written");
-        let front = Front {
+        let front = InputPipeline {
             length: 500,
             dna: EncoderModel::builtin_dna().expect("built in").tokenizer,
             protein: Tokenizer::Esm,
@@ -424,7 +429,7 @@ mod tests {
             hits: None,
             workers: 2,
             prefetch: 2,
-            queues: Queues::USUAL,
+            queues: QueueSizes::USUAL,
             kept: Arc::default(),
             shard: None,
             most: None,

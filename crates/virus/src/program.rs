@@ -1,13 +1,13 @@
 //! The plans of a prediction: two encoders and the head over one arena. Invariant: embeddings wait in host memory; if
 //! the budget is for host memory, the ledger accounts for every byte of them.
 
-use super::stage::Stage;
+use super::stage::PredictStage;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_graph::{Graph, VerifyError};
 use plimsoll_models::{Encoder, HeadConfig, Output, mlp_head};
 use plimsoll_plan::{HOST, Policy, Precision, Program, Staging};
 use plimsoll_runtime::session::bounds::{bounds, copies, in_flight_target, tokens};
-use plimsoll_runtime::session::{self, Part};
+use plimsoll_runtime::session::{self, PlanPart};
 
 /// Index of the nucleotide encoder in [`PLANS`] and in arrays by encoder; likewise `PROTEIN` and `HEAD`.
 pub(crate) const DNA: usize = 0;
@@ -53,7 +53,7 @@ impl Shape {
 
     /// Returns the exact host memory of waiting data, as f32: embeddings of open reading frames, `copies` times
     /// the output embeddings of a step, and input rows for `open` steps of the head.
-    pub(crate) fn waiting(&self, stage: Stage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
+    pub(crate) fn waiting(&self, stage: PredictStage, tokens: u64, open: usize, copies: u64) -> Vec<Staging> {
         let wait = |label: &str, rows: u64, width: u64| Staging {
             label: label.to_owned(),
             bytes: Bytes(rows * width * 4),
@@ -76,8 +76,8 @@ impl Shape {
     }
 
     /// Describes a stage for the session planner. The head's weights are always resident, in f32.
-    pub(crate) fn planned(&self, stage: Stage, precision: Precision) -> session::Stage<'_> {
-        let encoder = |part: usize, encoder, longest| Part {
+    pub(crate) fn planned(&self, stage: PredictStage, precision: Precision) -> session::SearchStage<'_> {
+        let encoder = |part: usize, encoder, longest| PlanPart {
             name: PLANS[part],
             graph: graph_of(encoder, longest),
             policy: Policy { precision, ..Policy::default() },
@@ -93,19 +93,19 @@ impl Shape {
         if stage.scores() {
             let rows = Bounds { tokens: 1, sequences: HEAD_ROWS, longest: 1 };
             let graph = Box::new(move |_| mlp_head(&self.head, rows));
-            parts.push(Part { name: PLANS[HEAD], graph, policy: Policy::default(), streams: false });
+            parts.push(PlanPart { name: PLANS[HEAD], graph, policy: Policy::default(), streams: false });
         }
         let beside = move |program: &Program, steps: usize, copies: u64| {
             self.waiting(stage, tokens(program), steps, copies)
         };
-        session::Stage {
+        session::SearchStage {
             parts,
             longest: self.longest(stage),
-            // On a GPU the waiting data is not in the memory that the ledger accounts for; `kept` reports its size.
+            // On a GPU the waiting data is not in the memory that the ledger accounts for; `journal` reports its size.
             finish: Box::new(move |program, replicas| match program.target().space == HOST {
                 true => {
                     let waiting = beside(&program, in_flight_target(replicas), copies(replicas));
-                    program.beside(waiting)
+                    program.host_extra(waiting)
                 }
                 false => program,
             }),
@@ -116,17 +116,19 @@ impl Shape {
     }
 
     /// Maximum number of tokens of a sequence in a stage.
-    pub(crate) fn longest(&self, stage: Stage) -> u64 {
+    pub(crate) fn longest(&self, stage: PredictStage) -> u64 {
         let of = |encoder, longest| if stage.runs(encoder) { longest } else { 0 };
         of(DNA, self.longest_dna()).max(of(PROTEIN, self.longest_protein()))
     }
 
     /// Number of embedding values that the journal of a stage stores per open reading frame.
-    pub(crate) fn kept_width(&self, stage: Stage, embeddings: bool) -> usize {
+    pub(crate) fn kept_width(&self, stage: PredictStage, embeddings: bool) -> usize {
         match stage {
-            Stage::Nucleotide => self.head.dna as usize,
-            Stage::Whole | Stage::Protein if embeddings => (self.head.dna + self.head.protein) as usize,
-            Stage::Whole | Stage::Protein => 0,
+            PredictStage::Nucleotide => self.head.dna as usize,
+            PredictStage::Whole | PredictStage::Protein if embeddings => {
+                (self.head.dna + self.head.protein) as usize
+            }
+            PredictStage::Whole | PredictStage::Protein => 0,
         }
     }
 }

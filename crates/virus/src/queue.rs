@@ -1,7 +1,7 @@
 //! The queue of items that wait for their scores. Invariant: items leave in the order in which they arrived, and only
 //! when they are complete.
 
-use super::kept::{Entry, KeptOrf};
+use super::journal::{Entry, OrfEntry};
 use super::output::{OrfScore, RecordText};
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::translate::Frame;
@@ -83,7 +83,7 @@ impl Window {
     pub(crate) fn kept(record: Arc<str>, chunk: Chunk, entry: Entry) -> Self {
         let Entry { number, orfs, rows, .. } = entry;
         let mut window = Self { rows, kept: true, ..Self::new(number, record, chunk, 0) };
-        for KeptOrf { frame, bases, state } in orfs {
+        for OrfEntry { frame, bases, state } in orfs {
             window.orfs[frame.index()] = Some(PendingOrf { frame, bases, slot: None, state });
         }
         window
@@ -110,7 +110,7 @@ impl Window {
 
 /// Location of an open reading frame in the queue: item number and frame.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Place {
+pub(crate) struct OrfLocation {
     item: u64,
     frame: usize,
 }
@@ -119,7 +119,7 @@ pub(crate) struct Place {
 #[derive(Default)]
 pub(crate) struct Queue {
     items: VecDeque<Item>,
-    /// Number of the first item among all items ever queued, so that a [`Place`] stays valid when items leave.
+    /// Number of the first item among all items ever queued, so that a [`OrfLocation`] stays valid when items leave.
     first: u64,
     /// Bytes of sequences and texts held by the items.
     bytes: usize,
@@ -153,18 +153,18 @@ impl Queue {
 
     /// Adds an open reading frame to the last item, which must be its window: nothing else may be pushed before all
     /// frames of a window were added.
-    pub(crate) fn push_orf(&mut self, frame: Frame, bases: u32, slot: usize) -> Place {
+    pub(crate) fn push_orf(&mut self, frame: Frame, bases: u32, slot: usize) -> OrfLocation {
         let item = self.first + self.items.len() as u64 - 1;
         if let Some(Item::Window(window)) = self.items.back_mut() {
             window.orfs[frame.index()] =
                 Some(PendingOrf { frame, bases, slot: Some(slot as u32), state: State::Waiting });
         }
-        Place { item, frame: frame.index() }
+        OrfLocation { item, frame: frame.index() }
     }
 
     /// Stores the final state of an open reading frame. Its window is still in the queue, because the frame
     /// counted as waiting until now.
-    pub(crate) fn settle(&mut self, place: Place, state: State) {
+    pub(crate) fn complete(&mut self, place: OrfLocation, state: State) {
         if let Some(Item::Window(window)) = self.items.get_mut((place.item - self.first) as usize)
             && let Some(orf) = window.orfs[place.frame].as_mut()
         {

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// Sizes of the queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Queues {
+pub(crate) struct QueueSizes {
     /// Bases per job of the front end.
     pub(crate) job_bases: usize,
     /// Maximum number of windows, record ends and notes per job, for records with few or no bases.
@@ -28,7 +28,7 @@ pub(crate) struct Queues {
     pub(crate) sort: usize,
 }
 
-impl Queues {
+impl QueueSizes {
     /// Sizes for a run without memory pressure.
     pub(crate) const USUAL: Self = Self {
         job_bases: 64 << 10,

@@ -54,7 +54,7 @@ fn object(digests: impl IntoIterator<Item = (String, String)>) -> Value {
 }
 
 /// The data for the run record.
-pub(crate) struct Story<'a> {
+pub(crate) struct RunRecordInputs<'a> {
     pub(crate) options: &'a Options,
     pub(crate) opened: &'a Opened,
     /// The program that was run; `None` for a merge of shards.
@@ -74,7 +74,7 @@ pub(crate) struct Story<'a> {
     pub(crate) identity: Value,
 }
 
-impl Story<'_> {
+impl RunRecordInputs<'_> {
     /// Returns the contents of run.json without the counts, which `Outputs::finish` adds.
     pub(crate) fn record(&self) -> Result<Value, RuntimeError> {
         let t = self.totals;

@@ -1,8 +1,8 @@
 //! Resumption of interrupted runs: journals identified by a key that contains everything results depend on. Invariant:
 //! a damaged journal or a journal of another run is never used, mixed with this run's, or removed without `--force`.
 
-use super::kept::{Keeper, Looked, Shelf, Watch};
-use super::stage::Stage;
+use super::journal::{InputStamps, JournalReader, JournalWriter, ScannedJournal};
+use super::stage::PredictStage;
 use super::{Opened, Options, folder, record};
 use crate::VirusError;
 use plimsoll_data::journal::{Blocks, Journal};
@@ -24,15 +24,15 @@ pub(crate) struct Keys {
     key: Value,
     /// Interval between two commits.
     every: std::time::Duration,
-    watch: Watch,
+    watch: InputStamps,
 }
 
 /// A journal opened for a run.
-pub(crate) struct Opening {
+pub(crate) struct OpenedJournal {
     /// Reader of the results that the journal already has.
-    pub(crate) shelf: Shelf,
+    pub(crate) shelf: JournalReader,
     /// Writer for the remaining windows; `None` if the journal is complete.
-    pub(crate) keeper: Option<Keeper>,
+    pub(crate) keeper: Option<JournalWriter>,
 }
 
 impl Keys {
@@ -41,7 +41,7 @@ impl Keys {
         options: &Options,
         opened: &Opened,
         inputs: &[Input],
-        watch: Watch,
+        watch: InputStamps,
     ) -> Result<Self, VirusError> {
         let shard = options.shard.map(|p| format!("{}/{}", p.number, p.of));
         let key = json!({
@@ -67,28 +67,29 @@ impl Keys {
     /// Opens or creates the journal of a stage, with embeddings of `width` values and blocks of about `block` bytes.
     pub(crate) fn open(
         &self,
-        stage: Stage,
+        stage: PredictStage,
         (width, block): (usize, usize),
         observer: &mut dyn Observer,
-    ) -> Result<Opening, VirusError> {
+    ) -> Result<OpenedJournal, VirusError> {
         let (path, what) = match stage {
-            Stage::Whole | Stage::Protein => (self.dir.join(RESULTS), "windows are finished"),
-            Stage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows have passed the DNA encoder"),
+            PredictStage::Whole | PredictStage::Protein => (self.dir.join(RESULTS), "windows are finished"),
+            PredictStage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows have passed the DNA encoder"),
         };
         let Some(blocks) = self.of_this_run(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
-            let keeper = Some(Keeper::new(journal, self.watch.clone(), self.every, 0, block));
-            return Ok(Opening { shelf: Shelf::default(), keeper });
+            let keeper = Some(JournalWriter::new(journal, self.watch.clone(), self.every, 0, block));
+            return Ok(OpenedJournal { shelf: JournalReader::default(), keeper });
         };
-        let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
+        let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
         let count = looked.coverage.count();
         let (shelf, journal) = looked.open(width)?;
         if count > 0 {
             let text = format!("{count} {what} ({}): resuming after them", path.display());
             observer.say(Level::Info, &text);
         }
-        let keeper = journal.map(|journal| Keeper::new(journal, self.watch.clone(), self.every, count, block));
-        Ok(Opening { shelf, keeper })
+        let keeper =
+            journal.map(|journal| JournalWriter::new(journal, self.watch.clone(), self.every, count, block));
+        Ok(OpenedJournal { shelf, keeper })
     }
 
     /// Opens the existing journal of this run. A journal that holds only a key is ignored even if it belongs to another
@@ -104,17 +105,21 @@ impl Keys {
     }
 
     /// Opens the complete nucleotide embeddings left by the preceding stage.
-    pub(crate) fn embeddings(&self, width: usize) -> Result<Shelf, VirusError> {
+    pub(crate) fn embeddings(&self, width: usize) -> Result<JournalReader, VirusError> {
         let path = self.dir.join(EMBEDDINGS);
-        let Some(blocks) = open(&path)? else { return Ok(Shelf::default()) };
+        let Some(blocks) = open(&path)? else { return Ok(JournalReader::default()) };
         same_run(&path, blocks.key(), &self.key)?;
-        let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
-        Shelf::of([(path.as_path(), looked.coverage)], width)
+        let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
+        JournalReader::of([(path.as_path(), looked.coverage)], width)
     }
 
     /// Opens the journals of all shards, and returns how they were computed. Every shard must be complete and belong to
     /// this run.
-    pub(crate) fn merge(&self, folders: &[PathBuf], width: usize) -> Result<(Shelf, Value), VirusError> {
+    pub(crate) fn merge(
+        &self,
+        folders: &[PathBuf],
+        width: usize,
+    ) -> Result<(JournalReader, Value), VirusError> {
         let (mut all, mut shards) = (vec![], vec![]);
         let mut arithmetic: Option<Value> = None;
         for folder in folders {
@@ -130,7 +135,7 @@ impl Keys {
             let computed = arithmetic.get_or_insert_with(|| found["identity"]["arithmetic"].clone());
             wanted["identity"]["arithmetic"] = computed.clone();
             same_run(&path, blocks.key(), &wanted)?;
-            let looked = Looked::through(&path, blocks, width).map_err(unusable)?;
+            let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
             if !looked.complete {
                 let shard = found["shard"].as_str().unwrap_or("1/1").to_owned();
                 return Err(VirusError::ShardIncomplete { folder: folder.clone(), shard });
@@ -143,7 +148,7 @@ impl Keys {
         }
         all_there(&shards)?;
         let journals = all.iter().map(|journal| (journal.path.as_path(), journal.coverage.clone()));
-        Ok((Shelf::of(journals, width)?, arithmetic.unwrap_or_default()))
+        Ok((JournalReader::of(journals, width)?, arithmetic.unwrap_or_default()))
     }
 
     /// Removes journals of exactly this run that were left next to its complete results. Others are kept: they may
@@ -166,7 +171,7 @@ impl Keys {
 
 /// Checks all journals in the output folder, including those that the run will only remove at its end; an error if one
 /// holds results of another run.
-pub(crate) fn look(options: &Options, keys: Option<&Keys>) -> Result<(), VirusError> {
+pub(crate) fn check_journals(options: &Options, keys: Option<&Keys>) -> Result<(), VirusError> {
     // A merge into the folder of one of its shards: the journal there is an input, which `Keys::merge` checks.
     if super::among(&options.output_dir, &options.merge) {
         return Ok(());

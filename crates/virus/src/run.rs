@@ -4,16 +4,16 @@
 
 use super::compute::Compute;
 use super::engine::{Engine, Parts, Totals};
-use super::kept::{Keeper, Shelf, changed};
+use super::journal::{JournalReader, JournalWriter, changed};
 use super::output::{self, Counts, Outputs};
 use super::planned;
-use super::produce::{self, Event, Front};
+use super::produce::{self, Event, InputPipeline};
 use super::program::{DNA, PROTEIN, Shape};
-use super::queues::Queues;
-use super::record::{self, Story};
-use super::resume::{self, Keys, Opening};
-use super::stage::Stage;
-use super::{Opened, Options, Report, Warm};
+use super::queues::QueueSizes;
+use super::record::{self, RunRecordInputs};
+use super::resume::{self, Keys, OpenedJournal};
+use super::stage::PredictStage;
+use super::{Opened, Options, PredictReport, Warm};
 use crate::VirusError;
 use plimsoll_data::pack::{Fill, Order};
 use plimsoll_data::sequence::{Extent, Input};
@@ -45,7 +45,7 @@ pub(crate) struct Run<'a> {
     /// Digests of the inputs; `None` if they can be read only once.
     pub(crate) inputs: Option<Vec<Input>>,
     /// Candidate queue sizes, largest first, each with the memory lines of the process.
-    pub(crate) hosts: Vec<(Queues, Vec<Staging>)>,
+    pub(crate) hosts: Vec<(QueueSizes, Vec<Staging>)>,
     /// Index of the candidate in use; set when the plan is made.
     pub(crate) chosen: Cell<usize>,
 }
@@ -66,7 +66,7 @@ impl Run<'_> {
         mut tracker: Tracker,
         warm: &mut Warm,
         observer: &mut dyn Observer,
-    ) -> Result<Report, VirusError> {
+    ) -> Result<PredictReport, VirusError> {
         if self.keys.is_none() && self.options.shard.is_some() {
             return Err(VirusError::ShardOfPipe);
         }
@@ -87,14 +87,14 @@ impl Run<'_> {
         }
         let embeddings = self.options.save_embeddings.is_some();
         let width = self.shape.kept_width(last, embeddings);
-        let Opening { shelf: results, keeper } = self.journal(last, width, observer)?;
+        let OpenedJournal { shelf: results, keeper } = self.journal(last, width, observer)?;
         // Without a writer the journal of the shard is already complete, and the journal is the result.
         if self.options.shard.is_some() && keeper.is_none() {
             return Ok(self.shard(&Totals::default(), start, true));
         }
         let nucleotides = match (last, &self.keys) {
-            (Stage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.head.dna as usize)?),
-            (Stage::Whole | Stage::Nucleotide | Stage::Protein, _) => None,
+            (PredictStage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.head.dna as usize)?),
+            (PredictStage::Whole | PredictStage::Nucleotide | PredictStage::Protein, _) => None,
         };
         let memory_line = planned.memory_line(stages.len() - 1, KEPT);
         let compute = Some(self.compute((&planned, stages.len() - 1), warm, observer)?);
@@ -131,13 +131,13 @@ impl Run<'_> {
     ) -> Result<Totals, VirusError> {
         let stage = planned::stages(planned)[number];
         let width = self.shape.kept_width(stage, false);
-        let Opening { shelf: results, keeper } = self.journal(stage, width, observer)?;
+        let OpenedJournal { shelf: results, keeper } = self.journal(stage, width, observer)?;
         let Some(keeper) = keeper else { return Ok(Totals::default()) };
         let compute = Some(self.compute((planned, number), warm, observer)?);
         let strict = self.options.strict;
         let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
         let Done { parts, totals, .. } = self.stream(parts, observer)?;
-        parts.keeper.map_or(Ok(()), Keeper::finish)?;
+        parts.keeper.map_or(Ok(()), JournalWriter::finish)?;
         // The next stage runs on the same devices.
         *warm = parts.compute.map(Compute::into_executors);
         Ok(totals)
@@ -149,12 +149,12 @@ impl Run<'_> {
         start: Instant,
         mut tracker: Tracker,
         observer: &mut dyn Observer,
-    ) -> Result<Report, VirusError> {
+    ) -> Result<PredictReport, VirusError> {
         let Some(keys) = &self.keys else {
             return Err(VirusError::MergeOfPipe);
         };
         self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
-        let width = self.shape.kept_width(Stage::Whole, self.options.save_embeddings.is_some());
+        let width = self.shape.kept_width(PredictStage::Whole, self.options.save_embeddings.is_some());
         let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
         let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
@@ -172,10 +172,15 @@ impl Run<'_> {
     }
 
     /// Opens the journal of a stage; empty if the input can be read only once.
-    fn journal(&self, stage: Stage, width: usize, observer: &mut dyn Observer) -> Result<Opening, VirusError> {
+    fn journal(
+        &self,
+        stage: PredictStage,
+        width: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<OpenedJournal, VirusError> {
         match &self.keys {
             Some(keys) => keys.open(stage, (width, self.queues().block), observer),
-            None => Ok(Opening { shelf: Shelf::default(), keeper: None }),
+            None => Ok(OpenedJournal { shelf: JournalReader::default(), keeper: None }),
         }
     }
 
@@ -183,7 +188,7 @@ impl Run<'_> {
     fn outputs(&self) -> Result<Outputs, VirusError> {
         let options = output_options(self.options, self.opened, self.shape);
         let mut outputs = Outputs::create(&self.options.output_dir, options)?;
-        outputs.hold(self.queues().sort);
+        outputs.set_sort_bytes(self.queues().sort);
         Ok(outputs)
     }
 
@@ -238,8 +243,8 @@ impl Run<'_> {
     }
 
     /// Queue sizes in use.
-    fn queues(&self) -> Queues {
-        self.hosts.get(self.chosen.get()).map_or(Queues::USUAL, |(queues, _)| *queues)
+    fn queues(&self) -> QueueSizes {
+        self.hosts.get(self.chosen.get()).map_or(QueueSizes::USUAL, |(queues, _)| *queues)
     }
 
     /// Memory lines of the process with these queue sizes.
@@ -252,7 +257,7 @@ impl Run<'_> {
         let front = self.front(&parts);
         let mut engine = Engine::new(parts, self.queues());
         let start = Instant::now();
-        let poured = self.pour(front, &mut engine, observer);
+        let poured = self.pump(front, &mut engine, observer);
         engine.totals.seconds.streaming = start.elapsed().as_secs_f64();
         match poured {
             Ok(inputs) => {
@@ -309,8 +314,8 @@ impl Run<'_> {
 
     /// Returns the settings of the front end. Intermediate texts and record texts are produced only if outputs
     /// are written.
-    fn front(&self, parts: &Parts) -> Front {
-        Front {
+    fn front(&self, parts: &Parts) -> InputPipeline {
+        InputPipeline {
             length: self.options.length,
             dna: self.opened.dna.tokenizer.clone(),
             protein: self.opened.protein.tokenizer.clone(),
@@ -339,9 +344,9 @@ impl Run<'_> {
     /// # Errors
     /// An interruption, an error of the input or of the devices, or inputs that differ from those at the start
     /// of the run.
-    fn pour(
+    fn pump(
         &self,
-        front: Front,
+        front: InputPipeline,
         engine: &mut Engine,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Input>, VirusError> {
@@ -391,10 +396,10 @@ impl Run<'_> {
         start: Instant,
         tracker: &Tracker,
         (memory_line, arithmetic): (String, Value),
-    ) -> Result<Report, VirusError> {
+    ) -> Result<PredictReport, VirusError> {
         let Done { parts, totals, fill, inputs } = done;
         let seconds = start.elapsed().as_secs_f64();
-        let story = Story {
+        let story = RunRecordInputs {
             options: self.options,
             opened: self.opened,
             program: parts.compute.as_ref().map(Compute::program),
@@ -426,7 +431,7 @@ impl Run<'_> {
     }
 
     /// Builds the report of a shard, whose result is its journal.
-    fn shard(&self, totals: &Totals, start: Instant, already_complete: bool) -> Report {
+    fn shard(&self, totals: &Totals, start: Instant, already_complete: bool) -> PredictReport {
         let mut report = self.report(totals, start.elapsed().as_secs_f64());
         report.already_complete = already_complete;
         report.shard = self.options.shard;
@@ -446,9 +451,9 @@ impl Run<'_> {
     }
 
     /// Builds a report with the fields that runs and shards have in common.
-    fn report(&self, totals: &Totals, seconds: f64) -> Report {
+    fn report(&self, totals: &Totals, seconds: f64) -> PredictReport {
         let tokens: u64 = totals.tokens.iter().sum();
-        Report {
+        PredictReport {
             already_complete: false,
             shard: None,
             failed: totals.failed,

@@ -5,7 +5,7 @@ use super::program::{DNA, PROTEIN};
 
 /// The part of the work that a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum PredictStage {
     /// Both encoders and the head.
     Whole,
     /// The nucleotide encoder only; its embeddings are written to a journal.
@@ -14,7 +14,7 @@ pub(crate) enum Stage {
     Protein,
 }
 
-impl Stage {
+impl PredictStage {
     /// Whether `encoder` ([`DNA`] or [`PROTEIN`]) runs in this stage.
     pub(crate) fn runs(self, encoder: usize) -> bool {
         match self {

@@ -1,7 +1,7 @@
 //! Journals of interrupted runs. Invariant: the blocks that are read are a prefix of the blocks that were
 //! written under the journal's key; a damaged journal gives fewer blocks or an error.
 
-use super::{Format, Seen, Stock, fit, measured};
+use super::{CaseResult, Format, Seeds, check_error, measured};
 use plimsoll_data::DataError;
 use plimsoll_data::journal::{Blocks, Journal};
 use std::fs;
@@ -33,7 +33,7 @@ pub fn formats(folder: &Path) -> Vec<Format> {
         b"\xff\xff\xff\xff\xff\xff\xff\xff",
         b"\x01",
     ];
-    let stock = Stock { corpus, words: words.map(<[u8]>::to_vec).to_vec() };
+    let stock = Seeds { corpus, words: words.map(<[u8]>::to_vec).to_vec() };
     vec![Format {
         name: "journal",
         file: "progress.journal",
@@ -45,17 +45,17 @@ pub fn formats(folder: &Path) -> Vec<Format> {
 }
 
 /// Reads a case and compares its blocks with the blocks of its key in [`JOURNALS`].
-fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let (read, peak) = measured(|| blocks(path));
     let (accepted, key, found) = match read {
         Ok(None) => (true, vec![], vec![]),
         Ok(Some((key, found, None))) => (true, key, found),
         Ok(Some((key, found, Some(error)))) => {
-            fit(&error, path)?;
+            check_error(&error, path)?;
             (false, key, found)
         }
         Err(error) => {
-            fit(&error, path)?;
+            check_error(&error, path)?;
             (false, vec![], vec![])
         }
     };
@@ -63,7 +63,7 @@ fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     if found.len() > written.len() || found.iter().zip(written).any(|(found, written)| found != written) {
         return Err(format!("under the key '{}' it reads {found:?}", key.escape_ascii()));
     }
-    Ok(Seen { accepted, peak, allowed: (1 << 20) + 8 * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak, allowed: (1 << 20) + 8 * bytes.len() as u64 })
 }
 
 /// Key and blocks, and the error that ended reading.

@@ -12,7 +12,7 @@ mod texts;
 mod training;
 mod weights;
 
-use mutate::{Stock, damage, mutate};
+use mutate::{Seeds, damage, mutate};
 use random::Random;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -35,18 +35,18 @@ struct Format {
     name: &'static str,
     /// File name of a case, because readers also consider names.
     file: &'static str,
-    stock: Stock,
+    stock: Seeds,
     /// Encodes a mutated text, for example compresses it, so that the damage reaches the reader behind the
     /// decoder.
     wrap: fn(&[u8]) -> Vec<u8>,
     /// Files in the folder of the case, by name.
     beside: Vec<(&'static str, Vec<u8>)>,
     /// Reads a case; `Err` is a finding.
-    check: fn(&Path, &[u8]) -> Result<Seen, String>,
+    check: fn(&Path, &[u8]) -> Result<CaseResult, String>,
 }
 
 /// Result of a case without a finding.
-struct Seen {
+struct CaseResult {
     accepted: bool,
     /// Peak heap memory in bytes, and its limit.
     peak: u64,
@@ -161,11 +161,11 @@ impl Tally {
         watch.end();
         self.cases += 1;
         self.slowest = self.slowest.max(took);
-        let seen = seen.map_err(|panic| format!("it panics: {}", words_of(&*panic)))??;
+        let seen = seen.map_err(|panic| format!("it panics: {}", panic_message(&*panic)))??;
         self.accepted += u64::from(seen.accepted);
         self.peak = self.peak.max(seen.peak);
         if seen.peak > seen.allowed {
-            let (len, Seen { peak, allowed, .. }) = (bytes.len(), seen);
+            let (len, CaseResult { peak, allowed, .. }) = (bytes.len(), seen);
             return Err(format!("{peak} bytes of memory for {len} of input; {allowed} are allowed"));
         }
         if took > SLOW {
@@ -176,7 +176,7 @@ impl Tally {
 }
 
 /// The message of a panic.
-fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or_default().to_owned()
 }
@@ -212,18 +212,18 @@ fn messages(error: &dyn std::error::Error) -> Vec<String> {
     texts
 }
 
-/// Checks an error: it must name the file, and its messages must be [`plain`].
-fn fit(error: &dyn std::error::Error, path: &Path) -> Result<(), String> {
+/// Checks an error: it must name the file, and its messages must be [`check_message`].
+fn check_error(error: &dyn std::error::Error, path: &Path) -> Result<(), String> {
     let texts = messages(error);
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     if !texts[0].contains(&*file) {
         return Err(format!("the message does not name the file: {}", texts[0]));
     }
-    texts.iter().try_for_each(|text| plain(text))
+    texts.iter().try_for_each(|text| check_message(text))
 }
 
 /// Checks that a message is one printable line and not too long.
-fn plain(text: &str) -> Result<(), String> {
+fn check_message(text: &str) -> Result<(), String> {
     if text.chars().any(char::is_control) {
         return Err(format!("control characters in a message: {text:?}"));
     }

@@ -7,14 +7,14 @@ use super::random::Random;
 const LARGEST: usize = 1 << 20;
 
 /// Material for mutations of a format.
-pub struct Stock {
+pub struct Seeds {
     /// Files to mutate: valid, or close to valid.
     pub corpus: Vec<Vec<u8>>,
     /// Fragments with a meaning in the format.
     pub words: Vec<Vec<u8>>,
 }
 
-type Mutation = fn(&mut Random, &mut Vec<u8>, &Stock);
+type Mutation = fn(&mut Random, &mut Vec<u8>, &Seeds);
 
 const MUTATIONS: [Mutation; 16] = [
     |random, bytes, _| flip(random, bytes),
@@ -36,7 +36,7 @@ const MUTATIONS: [Mutation; 16] = [
 ];
 
 /// A file of the corpus with one to four mutations, or, in one of 50 cases, unchanged.
-pub fn mutate(random: &mut Random, stock: &Stock) -> Vec<u8> {
+pub fn mutate(random: &mut Random, stock: &Seeds) -> Vec<u8> {
     let mut bytes = random.pick(&stock.corpus).clone();
     if !random.once_in(50) {
         damage(random, &mut bytes, stock);
@@ -45,7 +45,7 @@ pub fn mutate(random: &mut Random, stock: &Stock) -> Vec<u8> {
 }
 
 /// Applies one to four mutations to `bytes`.
-pub fn damage(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
+pub fn damage(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
     let times = if random.once_in(2) { 1 } else { 1 + random.below(4) };
     for _ in 0..times {
         random.pick(&MUTATIONS)(random, bytes, stock);
@@ -68,51 +68,51 @@ fn overwrite(random: &mut Random, bytes: &mut [u8]) {
 }
 
 /// Truncates the file.
-fn cut(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn cut(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
     bytes.truncate(random.below(bytes.len() + 1));
 }
 
 /// Joins a prefix of this file and a suffix of another file of the corpus.
-fn splice(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
+fn splice(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
     let other = random.pick(&stock.corpus);
     bytes.truncate(random.below(bytes.len() + 1));
     bytes.extend_from_slice(&other[random.below(other.len() + 1)..]);
 }
 
 /// Repeats a block up to 128 times.
-fn repeat(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn repeat(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
     let block = block(random, bytes);
     let piece = bytes[block.clone()].repeat(1 << random.below(8));
     bytes.splice(block.end..block.end, piece.into_iter().take(LARGEST));
 }
 
 /// Removes a block.
-fn remove(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn remove(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
     bytes.drain(block(random, bytes));
 }
 
 /// Inserts a fragment.
-fn insert_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
+fn insert_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
     let at = random.below(bytes.len() + 1);
     bytes.splice(at..at, random.pick(&stock.words).iter().copied());
 }
 
 /// Inserts a sequence of fragments, which is a program in formats whose fragments are instructions.
-fn insert_words(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
+fn insert_words(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
     let at = random.below(bytes.len() + 1);
     let words: Vec<u8> = (0..1 + random.below(30)).flat_map(|_| random.pick(&stock.words).clone()).collect();
     bytes.splice(at..at, words);
 }
 
 /// Replaces a name, number or string by a fragment, which preserves the syntax of texts.
-fn replace_token(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
+fn replace_token(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
     if let Some(token) = some_token(random, bytes) {
         bytes.splice(token, random.pick(&stock.words).iter().copied());
     }
 }
 
 /// Replaces a name, number or string by another one of the file.
-fn copy_token(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn copy_token(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
     if let (Some(from), Some(to)) = (some_token(random, bytes), some_token(random, bytes)) {
         let copy = bytes[from].to_vec();
         bytes.splice(to, copy);
@@ -120,7 +120,7 @@ fn copy_token(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
 }
 
 /// Replaces a block by a fragment.
-fn replace_by_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Stock) {
+fn replace_by_word(random: &mut Random, bytes: &mut Vec<u8>, stock: &Seeds) {
     let block = block(random, bytes);
     bytes.splice(block, random.pick(&stock.words).iter().copied());
 }
@@ -136,7 +136,7 @@ fn size(random: &mut Random, bytes: &mut [u8]) {
 }
 
 /// Replaces a number of a text by a wrong number or another literal.
-fn number(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn number(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
     const LIES: &[&str] = &[
         "0",
         "-0",
@@ -178,7 +178,7 @@ fn number(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
 }
 
 /// Inserts brackets nested up to 16 384 deep, in place of a number or anywhere.
-fn nest(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn nest(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
     const KINDS: &[(&str, &str)] =
         &[("[", "]"), ("{\"a\":", "}"), ("(", ")"), ("(", "t"), ("]", "a"), ("{a=", "}")];
     let (open, close) = *random.pick(KINDS);
@@ -191,14 +191,14 @@ fn nest(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
 }
 
 /// Inserts a long run of one byte.
-fn run(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn run(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
     let at = random.below(bytes.len() + 1);
     let byte = bytes.get(at).copied().unwrap_or(random.next() as u8);
     bytes.splice(at..at, std::iter::repeat_n(byte, 1 << random.below(17)));
 }
 
 /// Moves a block to another position.
-fn swap(random: &mut Random, bytes: &mut Vec<u8>, _: &Stock) {
+fn swap(random: &mut Random, bytes: &mut Vec<u8>, _: &Seeds) {
     let block = block(random, bytes);
     let piece: Vec<u8> = bytes.drain(block).collect();
     let at = random.below(bytes.len() + 1);

@@ -1,7 +1,7 @@
 //! FASTA and FASTQ files, plain and compressed, against an independent reference reader. Invariant: both
 //! readers return equal records, or both refuse the file; each compression is one row of [`COMPRESSIONS`].
 
-use super::{Format, Seen, Stock, fit, measured};
+use super::{CaseResult, Format, Seeds, check_error, measured};
 use flate2::Compression as Level;
 use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
@@ -71,7 +71,7 @@ pub fn formats() -> Vec<Format> {
     rows
 }
 
-fn fasta() -> Stock {
+fn fasta() -> Seeds {
     let long = [&b">long\n"[..], &b"ACGTTGCATN".repeat(400)].concat();
     let members: [&[u8]; 7] = [
         b"",
@@ -82,10 +82,10 @@ fn fasta() -> Stock {
         b">a\n>b\n>c\n\n\n>d\nA>C\n >e\n",
         &long,
     ];
-    Stock { corpus: members.map(<[u8]>::to_vec).to_vec(), words: words() }
+    Seeds { corpus: members.map(<[u8]>::to_vec).to_vec(), words: words() }
 }
 
-fn fastq() -> Stock {
+fn fastq() -> Seeds {
     let (bases, quality) = ("ACGTTGCATN".repeat(60), "IIIIIFFF@+".repeat(60));
     let long = format!("@long\n{bases}\n+\n{quality}\n");
     let members: [&[u8]; 5] = [
@@ -95,7 +95,7 @@ fn fastq() -> Stock {
         b"@a\nACGT\n+\nIII",
         long.as_bytes(),
     ];
-    Stock { corpus: members.map(<[u8]>::to_vec).to_vec(), words: words() }
+    Seeds { corpus: members.map(<[u8]>::to_vec).to_vec(), words: words() }
 }
 
 fn words() -> Vec<Vec<u8>> {
@@ -131,12 +131,12 @@ fn words() -> Vec<Vec<u8>> {
 type Digest = (u64, u64, bool);
 
 /// Reads a case with the reader under test and with [`reference()`], and compares the digests.
-fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let (read, peak) = measured(|| ours(path));
     let found = match &read {
         (digest, None) => *digest,
         (digest, Some(error)) => {
-            fit(error, path)?;
+            check_error(error, path)?;
             *digest
         }
     };
@@ -146,7 +146,7 @@ fn check(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
         None => Some(bytes.to_vec()),
     };
     let window = compression.map_or(0, |compression| compression.window);
-    let seen = |len: usize| Seen { accepted: found.2, peak, allowed: BUFFERS + window + 3 * len as u64 };
+    let seen = |len: usize| CaseResult { accepted: found.2, peak, allowed: BUFFERS + window + 3 * len as u64 };
     let Some(text) = text else {
         // The length of the text before the damage is unknown. 1032 is the maximum compression ratio of
         // deflate, and these cases do not reach it in other formats.

@@ -2,7 +2,7 @@
 //! files are usable: a tokenizer encodes within its vocabulary, a configuration builds a graph, and a target
 //! gives plans with values in range.
 
-use super::{Format, Seen, Stock, fit, measured, messages, plain};
+use super::{CaseResult, Format, Seeds, check_error, check_message, measured, messages};
 use plimsoll_data::bounded::read_text;
 use plimsoll_data::tokenize::Bpe;
 use plimsoll_graph::{Bounds, Bytes, Graph};
@@ -37,7 +37,7 @@ pub fn formats(root: &Path) -> Vec<Format> {
     let targets = ["null", "h200", "cpu"].map(|name| read(&format!("crates/plan/src/targets/{name}.toml")));
     let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect();
     let row = |name, file, corpus: Vec<Vec<u8>>, words, check| {
-        let stock = Stock { corpus, words };
+        let stock = Seeds { corpus, words };
         Format { name, file, stock, wrap: <[u8]>::to_vec, beside: vec![], check }
     };
     vec![
@@ -141,7 +141,7 @@ const SEQUENCES: &[&[u8]] = &[
 ];
 
 /// Opens a tokenizer and encodes [`SEQUENCES`] with it.
-fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let long = b"ACGTTGCATCAGGATTACCA".repeat(50);
     let (read, peak) = measured(|| {
         let bpe = Bpe::from_file(path)?;
@@ -160,14 +160,14 @@ fn check_tokenizer(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     });
     let accepted = match read {
         Ok(used) => used.map(|()| true)?,
-        Err(error) => fit(&error, path).map(|()| false)?,
+        Err(error) => check_error(&error, path).map(|()| false)?,
     };
     // The tables of the encoder take at most 9 MiB.
-    Ok(Seen { accepted, peak, allowed: (24 << 20) + 64 * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak, allowed: (24 << 20) + 64 * bytes.len() as u64 })
 }
 
 /// Reads a configuration and builds its graph.
-fn check_config(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_config(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let bounds = Bounds { tokens: 8, sequences: 2, longest: 8 };
     let (read, peak) = measured(|| {
         let text = read_text(path, 1 << 20).ok()?;
@@ -177,9 +177,9 @@ fn check_config(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let accepted = match read {
         None => false,
         Some(Ok(graph)) => graph.map_err(|e| format!("its graph is broken: {e}"))??,
-        Some(Err(error)) => messages(&error).iter().try_for_each(|text| plain(text)).map(|()| false)?,
+        Some(Err(error)) => messages(&error).iter().try_for_each(|text| check_message(text)).map(|()| false)?,
     };
-    Ok(Seen { accepted, peak, allowed: (64 << 20) + 64 * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak, allowed: (64 << 20) + 64 * bytes.len() as u64 })
 }
 
 /// Checks that the size of the parameters does not overflow and that all constants are finite.
@@ -197,7 +197,7 @@ fn in_range(graph: &Graph) -> Result<bool, String> {
 }
 
 /// Reads a target and plans a model for it.
-fn check_target(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_target(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let name = path.display().to_string();
     let (read, peak) = measured(|| {
         let text = read_text(path, LARGEST_TARGET).ok()?;
@@ -209,14 +209,14 @@ fn check_target(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
         // The message consists of several lines: it shows the wrong line of the file with a mark below it.
         Some(Err(error)) => {
             let text = messages(&error).concat().replace('\n', " ");
-            plain(&text)?;
+            check_message(&text)?;
             if !text.contains(&name) {
                 return Err(format!("the message does not name the file: {text}"));
             }
             false
         }
     };
-    Ok(Seen { accepted, peak, allowed: (16 << 20) + 192 * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak, allowed: (16 << 20) + 192 * bytes.len() as u64 })
 }
 
 /// Compiles a small model for the target. The ledger must add up to the peak, and a budget of 1 KiB must be
@@ -233,7 +233,7 @@ fn use_target(target: &Target) -> Result<(), String> {
     }
     match program.within(Bytes(1 << 10)) {
         Ok(_) => Err(format!("{peak} fit into a kibibyte")),
-        Err(refused) => plain(&refused.to_string().replace('\n', " ")),
+        Err(refused) => check_message(&refused.to_string().replace('\n', " ")),
     }
 }
 

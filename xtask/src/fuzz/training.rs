@@ -2,12 +2,12 @@
 //! accepted data is used completely: every byte of a document is a target once, every id is in the vocabulary,
 //! every row is finite.
 
-use super::{Format, Seen, Stock, fit, measured};
+use super::{CaseResult, Format, Seeds, check_error, measured};
 use plimsoll_data::DataError;
-use plimsoll_data::train::rows::{Part, RowBatch, RowSet, RowSettings};
+use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowSet, RowSettings};
 use plimsoll_data::train::{
-    Batch, Bounds, BytePairs, Classes, Dataset, Format as Kind, IdWidth, Settings, Shuffle, Split, Task,
-    TextDocuments, Tokens, Validation,
+    Batch, Bounds, BytePairs, Classes, Dataset, Format as Kind, IdWidth, Objective, Settings, Shuffle, Split,
+    TextDocuments, TokenizerKind, Validation,
 };
 use std::path::Path;
 
@@ -21,7 +21,7 @@ const VOCAB: usize = 1000;
 /// One format for each kind of file.
 pub fn formats() -> Vec<Format> {
     let row = |name, file, corpus: Vec<Vec<u8>>, words: &[&[u8]], check| {
-        let stock = Stock { corpus, words: words.iter().map(|word| word.to_vec()).collect() };
+        let stock = Seeds { corpus, words: words.iter().map(|word| word.to_vec()).collect() };
         Format { name, file, stock, wrap: <[u8]>::to_vec, beside: vec![], check }
     };
     let texts =
@@ -107,13 +107,13 @@ fn npys() -> Vec<Vec<u8>> {
     vec![array(header, &[0.0, 1.0, 2.5, -3.0, 4.0, 5.0]), array(header, &[0.0, f32::NAN, 1.0, 2.0, 3.0, 4.0])]
 }
 
-fn settings(path: &Path, format: Kind, tokens: Tokens) -> Settings {
+fn settings(path: &Path, format: Kind, tokens: TokenizerKind) -> Settings {
     Settings {
         train: vec![path.to_owned()],
         validation: Validation::None,
         format,
         tokens,
-        task: Task::Causal,
+        task: Objective::Causal,
         bounds: Bounds { tokens: 64, sequences: 8, longest: 20 },
         seed: 1,
         shuffle: Shuffle { documents: 3, bytes: 100 },
@@ -123,33 +123,38 @@ fn settings(path: &Path, format: Kind, tokens: Tokens) -> Settings {
     }
 }
 
-fn check_text(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_text(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let format = Kind::Text(TextDocuments::Paragraphs);
-    check(path, bytes, settings(path, format, Tokens::Bytes { end: true }), |bytes, _| bytes)
+    check(path, bytes, settings(path, format, TokenizerKind::Bytes { end: true }), |bytes, _| bytes)
 }
 
-fn check_json(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_json(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let format = Kind::JsonLines { field: "text".to_owned() };
-    check(path, bytes, settings(path, format, Tokens::Bytes { end: true }), |bytes, _| bytes)
+    check(path, bytes, settings(path, format, TokenizerKind::Bytes { end: true }), |bytes, _| bytes)
 }
 
-fn check_ids(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_ids(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let format = Kind::Ids { width: IdWidth::U16, end: Some(9) };
     // The first id of a document is not a target.
     let targets = |bytes: u64, documents: u64| bytes / 2 - documents;
-    check(path, bytes, settings(path, format, Tokens::Ids { vocab: VOCAB }), targets)
+    check(path, bytes, settings(path, format, TokenizerKind::Ids { vocab: VOCAB }), targets)
 }
 
 /// Opens a data set and reads an epoch. `targets` gives the expected number of targets from the numbers of
 /// bytes and documents.
-fn check(path: &Path, bytes: &[u8], settings: Settings, targets: fn(u64, u64) -> u64) -> Result<Seen, String> {
+fn check(
+    path: &Path,
+    bytes: &[u8],
+    settings: Settings,
+    targets: fn(u64, u64) -> u64,
+) -> Result<CaseResult, String> {
     let vocab = match settings.tokens {
-        Tokens::Ids { vocab } => vocab,
+        TokenizerKind::Ids { vocab } => vocab,
         _ => 257,
     };
     let (opened, peak) = measured(|| Dataset::open(settings));
     let accepted = match opened.and_then(|data| Ok((epoch(&data, vocab)?, data))) {
-        Err(error) => fit(&error, path).map(|()| false)?,
+        Err(error) => check_error(&error, path).map(|()| false)?,
         Ok((Err(what), _)) => return Err(what),
         Ok((Ok(found), data)) => {
             let train = data.census().train;
@@ -160,7 +165,7 @@ fn check(path: &Path, bytes: &[u8], settings: Settings, targets: fn(u64, u64) ->
             true
         }
     };
-    Ok(Seen { accepted, peak, allowed: BUFFERS + 16 * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak, allowed: BUFFERS + 16 * bytes.len() as u64 })
 }
 
 /// Number of targets of an epoch. The outer error is a refusal of the data, the inner error a finding.
@@ -180,7 +185,7 @@ fn epoch(data: &Dataset, vocab: usize) -> Result<Result<u64, String>, DataError>
 }
 
 /// Opens a tokenizer and encodes a text with it.
-fn check_byte_pairs(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_byte_pairs(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let text = "the other's  way\n\u{e9}\u{4e2d} <|end|> <|x|>\t12".repeat(20);
     let (read, peak) = measured(|| {
         let pairs = BytePairs::from_file(path)?;
@@ -195,15 +200,15 @@ fn check_byte_pairs(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let accepted = match read {
         Ok((_, true, _)) => true,
         Ok((_, false, count)) => return Err(format!("{count} tokens, one of them special or out of range")),
-        Err(error) => fit(&error, path).map(|()| false)?,
+        Err(error) => check_error(&error, path).map(|()| false)?,
     };
-    Ok(Seen { accepted, peak, allowed: (24 << 20) + 64 * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak, allowed: (24 << 20) + 64 * bytes.len() as u64 })
 }
 
 /// Opens a data set of rows and reads all of them.
-fn check_rows(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_rows(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let settings = RowSettings {
-        parts: vec![Part { files: vec![path.to_owned()], tensors: "*".to_owned() }],
+        parts: vec![RowGroupPart { files: vec![path.to_owned()], tensors: "*".to_owned() }],
         labels: path.with_file_name("labels.tsv"),
         classes: Classes::Count(2),
         validation: 0.0,
@@ -225,7 +230,7 @@ fn check_rows(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     let accepted = match read {
         Ok(true) => true,
         Ok(false) => return Err("a row is missing, or not finite".to_owned()),
-        Err(error) => fit(&error, path).map(|()| false)?,
+        Err(error) => check_error(&error, path).map(|()| false)?,
     };
-    Ok(Seen { accepted, peak, allowed: BUFFERS + 16 * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak, allowed: BUFFERS + 16 * bytes.len() as u64 })
 }

@@ -2,8 +2,8 @@
 //! accepted files lie within the file and are readable, the safetensors crate agrees, no file outside of the
 //! folder is opened, and no instruction of a pickle is executed.
 
-use super::{Format, Seen, Stock, fit, measured};
-use plimsoll_data::weights::{Kind, PtObject, Tensor, Value, Weights, WeightsError, read_pt_object};
+use super::{CaseResult, Format, Seeds, check_error, measured};
+use plimsoll_data::weights::{ObjectKind, PtObject, Tensor, Value, Weights, WeightsError, read_pt_object};
 use safetensors::SafeTensors;
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ const MARKER: &str = "it-was-run";
 pub fn formats(root: &Path, folder: &Path) -> Vec<Format> {
     let head = fs::read(root.join("fixtures/goldens/head.pth")).unwrap_or_default();
     let row = |name, file, corpus: Vec<Vec<u8>>, words, wrap, check| {
-        let stock = Stock { corpus, words };
+        let stock = Seeds { corpus, words };
         Format { name, file, stock, wrap, beside: vec![], check }
     };
     let as_is: fn(&[u8]) -> Vec<u8> = <[u8]>::to_vec;
@@ -320,7 +320,7 @@ fn index_words(outside: &str) -> Vec<Vec<u8>> {
 }
 
 /// Reads a case, and compares its tensors with those of the safetensors crate.
-fn check_safetensors(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_safetensors(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let (read, peak) = measured(|| read_all(path, bytes.len() as u64));
     let theirs = SafeTensors::deserialize(bytes);
     let accepted = match (read, theirs) {
@@ -338,7 +338,7 @@ fn check_safetensors(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
         }
         (Ok(_), Err(error)) => return Err(format!("it is read, and the reference says {error}")),
         (Err(error), theirs) => {
-            fit(&error, path)?;
+            check_error(&error, path)?;
             // The reader supports fewer element types than the reference.
             if theirs.is_ok() && !matches!(error, WeightsError::Unsupported { .. }) {
                 return Err(format!("the reference reads it; ours says {error}"));
@@ -346,11 +346,11 @@ fn check_safetensors(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
             false
         }
     };
-    Ok(Seen { accepted, peak, allowed: PLUS + TIMES * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak, allowed: PLUS + TIMES * bytes.len() as u64 })
 }
 
 /// Reads a case as weights and as an object; the payload must not have been executed.
-fn check_torch(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_torch(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let (read, first) = measured(|| read_all(path, bytes.len() as u64));
     let (object, second) = measured(|| read_pt_object(path).map(|object| walk(&object)));
     if Path::new(MARKER).exists() {
@@ -358,16 +358,16 @@ fn check_torch(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
     }
     let accepted = match read {
         Ok(tensors) => tensors.map(|_| true)?,
-        Err(error) => fit(&error, path).map(|()| false)?,
+        Err(error) => check_error(&error, path).map(|()| false)?,
     };
     if let Err(error) = object {
-        fit(&error, path)?;
+        check_error(&error, path)?;
     }
-    Ok(Seen { accepted, peak: first.max(second), allowed: PLUS + TIMES * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak: first.max(second), allowed: PLUS + TIMES * bytes.len() as u64 })
 }
 
 /// Opens an index; all its files must be in its folder.
-fn check_index(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
+fn check_index(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let (read, peak) = measured(|| Weights::open(path));
     let accepted = match read {
         Ok(weights) => {
@@ -381,9 +381,9 @@ fn check_index(path: &Path, bytes: &[u8]) -> Result<Seen, String> {
         // A shard can be at fault, and the error then names the shard.
         Err(error) if error.to_string().contains("s1.safetensors") => false,
         Err(error) if error.to_string().contains("s2.safetensors") => false,
-        Err(error) => fit(&error, path).map(|()| false)?,
+        Err(error) => check_error(&error, path).map(|()| false)?,
     };
-    Ok(Seen { accepted, peak, allowed: PLUS + TIMES * bytes.len() as u64 })
+    Ok(CaseResult { accepted, peak, allowed: PLUS + TIMES * bytes.len() as u64 })
 }
 
 /// Opens a file and reads every tensor completely. The inner error is a finding.
@@ -420,19 +420,23 @@ fn walk(object: &PtObject) -> usize {
             break;
         }
         match value.kind() {
-            Kind::Tensor => drop(object.read_f32(value)),
-            Kind::Dict(_) => waiting.extend(value.entries().take(8).flat_map(|(key, value)| [key, value])),
-            Kind::List(_) | Kind::Tuple(_) | Kind::Set(_) => waiting.extend(value.items().take(8)),
-            Kind::None
-            | Kind::Bool(_)
-            | Kind::Int(_)
-            | Kind::BigInt
-            | Kind::Float(_)
-            | Kind::Str(_)
-            | Kind::Bytes(_)
-            | Kind::Storage
-            | Kind::Object(_)
-            | Kind::Global(_) => {}
+            ObjectKind::Tensor => drop(object.read_f32(value)),
+            ObjectKind::Dict(_) => {
+                waiting.extend(value.entries().take(8).flat_map(|(key, value)| [key, value]))
+            }
+            ObjectKind::List(_) | ObjectKind::Tuple(_) | ObjectKind::Set(_) => {
+                waiting.extend(value.items().take(8))
+            }
+            ObjectKind::None
+            | ObjectKind::Bool(_)
+            | ObjectKind::Int(_)
+            | ObjectKind::BigInt
+            | ObjectKind::Float(_)
+            | ObjectKind::Str(_)
+            | ObjectKind::Bytes(_)
+            | ObjectKind::Storage
+            | ObjectKind::Object(_)
+            | ObjectKind::Global(_) => {}
         }
     }
     seen

@@ -1,7 +1,7 @@
 //! The floors of ARCHITECTURE.md: which crates of the workspace a crate may depend on, and a reason beside
 //! every external dependency. Parses the text of the manifests, because the reason is a comment.
 
-use super::{Hit, hit};
+use super::{Violation, hit};
 use crate::source::File;
 
 /// A crate of the workspace.
@@ -37,7 +37,7 @@ const TABLE: &[Row] = &[
 ];
 
 /// Every manifest in `crates/` depends on crates of the workspace only as the table allows.
-pub fn floors(file: &File) -> Vec<Hit> {
+pub fn floors(file: &File) -> Vec<Violation> {
     if !file.path.starts_with("crates/") || !file.path.ends_with("/Cargo.toml") {
         return Vec::new();
     }
@@ -57,7 +57,7 @@ pub fn floors(file: &File) -> Vec<Hit> {
 
 /// Every external dependency has a comment with its reason beside or above it. A dependency with `workspace =
 /// true` has it in the manifest of the workspace.
-pub fn reason(file: &File) -> Vec<Hit> {
+pub fn reason(file: &File) -> Vec<Violation> {
     if !file.path.ends_with("Cargo.toml") {
         return Vec::new();
     }

@@ -1,10 +1,10 @@
 //! Rule about the first line of a file.
 
-use super::{Hit, hit};
+use super::{Violation, hit};
 use crate::source::File;
 
 /// Every Rust file starts with a `//!` comment that describes the file and its invariant.
-pub fn opening(file: &File) -> Vec<Hit> {
+pub fn opening(file: &File) -> Vec<Violation> {
     if !file.is_rust() || file.text.starts_with("//!") {
         return Vec::new();
     }

@@ -2,7 +2,7 @@
 //! is added. The rule is a heuristic on text, without types: it inspects matches with a pattern that names the
 //! enum.
 
-use super::{Hit, hit};
+use super::{Violation, hit};
 use crate::source::{File, in_word};
 
 /// Enums whose variants every match must list.
@@ -12,7 +12,7 @@ const CRATES: &[&str] =
     &["graph", "plan", "exec", "cpu", "models", "cuda", "runtime", "embed", "tools", "train", "virus"];
 
 /// Finds catch-all arms in matches on a closed enum.
-pub fn catch_all(file: &File) -> Vec<Hit> {
+pub fn catch_all(file: &File) -> Vec<Violation> {
     if !file.is_rust() || !CRATES.contains(&file.crate_name()) {
         return Vec::new();
     }
@@ -20,7 +20,7 @@ pub fn catch_all(file: &File) -> Vec<Hit> {
 }
 
 /// Violations of the match at `at`.
-fn catch_alls(file: &File, at: usize) -> Vec<Hit> {
+fn catch_alls(file: &File, at: usize) -> Vec<Violation> {
     let arms = arms(file, at);
     let own = enclosing_type(&file.code[..at]);
     let Some(closed) = CLOSED.iter().find(|name| {

@@ -14,7 +14,7 @@ mod whole;
 
 /// Violation of a rule in one file.
 #[derive(Debug, PartialEq)]
-pub struct Hit {
+pub struct Violation {
     /// Line number from 1.
     pub line: usize,
     /// The violation and, where helpful, how to fix it.
@@ -25,7 +25,7 @@ pub struct Hit {
 pub struct Finding {
     path: String,
     rule: &'static str,
-    hit: Hit,
+    hit: Violation,
 }
 
 impl fmt::Display for Finding {
@@ -35,8 +35,8 @@ impl fmt::Display for Finding {
     }
 }
 
-type FileRule = fn(&File) -> Vec<Hit>;
-type TreeRule = fn(&[File]) -> Vec<(String, Hit)>;
+type FileRule = fn(&File) -> Vec<Violation>;
+type TreeRule = fn(&[File]) -> Vec<(String, Violation)>;
 
 /// Rules about a single file. Each rule selects the files it applies to.
 const FILE_RULES: &[(&str, FileRule)] = &[
@@ -80,8 +80,8 @@ pub fn names() -> Vec<&'static str> {
     file_rules.chain(TREE_RULES.iter().map(|(name, _)| *name)).collect()
 }
 
-fn hit(line: usize, what: impl Into<String>) -> Hit {
-    Hit { line, what: what.into() }
+fn hit(line: usize, what: impl Into<String>) -> Violation {
+    Violation { line, what: what.into() }
 }
 
 #[cfg(test)]

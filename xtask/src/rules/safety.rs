@@ -1,7 +1,7 @@
 //! Rules about `unsafe`: it is allowed only in the files and crates of `HOMES`, and every use has a comment why
 //! it is sound.
 
-use super::{Hit, hit};
+use super::{Violation, hit};
 use crate::source::File;
 
 /// Files and crates in which `unsafe` is allowed.
@@ -20,7 +20,7 @@ const SAFE_CRATES: &[&str] = &[
 ];
 
 /// `unsafe` occurs only in `HOMES`.
-pub fn home(file: &File) -> Vec<Hit> {
+pub fn home(file: &File) -> Vec<Violation> {
     if !file.is_rust() || HOMES.iter().any(|home| file.path.starts_with(home)) {
         return Vec::new();
     }
@@ -29,7 +29,7 @@ pub fn home(file: &File) -> Vec<Hit> {
 }
 
 /// Every `unsafe` block and impl has a `SAFETY:` comment in its line or directly above.
-pub fn why(file: &File) -> Vec<Hit> {
+pub fn why(file: &File) -> Vec<Violation> {
     if !file.is_rust() {
         return Vec::new();
     }
@@ -55,7 +55,7 @@ fn explained(text: &[&str], code: &[&str], line: usize) -> bool {
 }
 
 /// The root file of a crate without `unsafe` forbids it.
-pub fn forbidden(file: &File) -> Vec<Hit> {
+pub fn forbidden(file: &File) -> Vec<Violation> {
     let root = ["src/lib.rs", "src/main.rs"].iter().any(|root| file.path.ends_with(root));
     let safe = SAFE_CRATES.contains(&file.crate_name());
     if !root || !safe || file.code.contains("#![forbid(unsafe_code)]") {

@@ -1,7 +1,7 @@
 //! Rules about words and names: no unfinished code, no file names without meaning, no paths of a single
 //! machine.
 
-use super::{Hit, hit};
+use super::{Violation, hit};
 use crate::source::{File, in_word};
 
 /// Signs of unfinished work, and the remedy.
@@ -39,7 +39,7 @@ const MACHINES: &[&str] = &[
 ];
 
 /// Code contains no unfinished work.
-pub fn unfinished(file: &File) -> Vec<Hit> {
+pub fn unfinished(file: &File) -> Vec<Violation> {
     let mut hits = Vec::new();
     for &(word, instead) in UNFINISHED.iter().filter(|_| file.is_rust()) {
         for at in whole(&file.code, word) {
@@ -50,14 +50,14 @@ pub fn unfinished(file: &File) -> Vec<Hit> {
 }
 
 /// No Rust file or folder has a name of `DRAWERS`.
-pub fn file_name(file: &File) -> Vec<Hit> {
+pub fn file_name(file: &File) -> Vec<Violation> {
     let stems = file.path.split('/').map(|part| part.split('.').next().unwrap_or(part));
     let drawers = stems.filter(|stem| file.is_rust() && DRAWERS.contains(stem));
     drawers.map(|stem| hit(1, format!("`{stem}` says nothing: name the file for what it does"))).collect()
 }
 
 /// Only files of `MACRO_HOMES` define macros.
-pub fn macros(file: &File) -> Vec<Hit> {
+pub fn macros(file: &File) -> Vec<Violation> {
     if !file.is_rust() || MACRO_HOMES.contains(&file.path.as_str()) {
         return Vec::new();
     }
@@ -66,7 +66,7 @@ pub fn macros(file: &File) -> Vec<Hit> {
 }
 
 /// A crate has one binary of integration tests: `tests/it/main.rs`.
-pub fn test_binary(file: &File) -> Vec<Hit> {
+pub fn test_binary(file: &File) -> Vec<Violation> {
     let folder = format!("crates/{}/tests/", file.crate_name());
     let Some(inside) = file.path.strip_prefix(&folder).filter(|_| file.is_rust()) else {
         return Vec::new();
@@ -76,7 +76,7 @@ pub fn test_binary(file: &File) -> Vec<Hit> {
 }
 
 /// No file contains an absolute path of a machine or the host of a package registry.
-pub fn machine_paths(file: &File) -> Vec<Hit> {
+pub fn machine_paths(file: &File) -> Vec<Violation> {
     // The lock file names its sources by necessity; the `lock` rule checks them.
     if file.path == "Cargo.lock" {
         return Vec::new();

@@ -1,13 +1,13 @@
 //! Rules about the whole tree: the lock file.
 
-use super::{Hit, hit};
+use super::{Violation, hit};
 use crate::source::File;
 
 /// The only allowed source of a locked package.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// `Cargo.lock` exists, and every package in it belongs to the workspace or comes from the public registry.
-pub fn lock(files: &[File]) -> Vec<(String, Hit)> {
+pub fn lock(files: &[File]) -> Vec<(String, Violation)> {
     let path = "Cargo.lock".to_owned();
     let Some(lock) = files.iter().find(|file| file.path == path) else {
         return vec![(path, hit(1, "missing: it is committed, so that every build is the same"))];

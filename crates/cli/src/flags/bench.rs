@@ -4,7 +4,7 @@ use super::machine::Machine;
 use super::{at_least, print};
 use crate::error::CliError;
 use clap::{ArgGroup, Args};
-use plimsoll_tools::bench::{Lengths, Request, Work, bench, calibrate};
+use plimsoll_tools::bench::{BenchWork, Lengths, Request, bench, calibrate};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -116,10 +116,10 @@ impl Bench {
             return Ok(ExitCode::SUCCESS);
         }
         let work = match (self.shape, self.model) {
-            (Some([rows, n, k]), _) => Work::Linear { rows, n, k },
+            (Some([rows, n, k]), _) => BenchWork::Linear { rows, n, k },
             (None, model) => {
                 let (sequences, lengths) = self.batch.unwrap_or(BATCH);
-                Work::Model { model: model.unwrap_or_default(), sequences, lengths }
+                BenchWork::Model { model: model.unwrap_or_default(), sequences, lengths }
             }
         };
         let report = bench(&Request { work, settings, repeats, trace: self.trace })?;

@@ -1,7 +1,7 @@
 //! `plimsoll classify`: the flags.
 
 use super::embed::{letters, prefetch};
-use super::machine::{Machine, Sorting, Streaming};
+use super::machine::{Machine, Sorting, StreamingFlags};
 use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
@@ -48,7 +48,7 @@ pub struct Classify {
     machine: Machine,
 
     #[command(flatten)]
-    streaming: Streaming,
+    streaming: StreamingFlags,
 
     /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of in-flight
     /// steps

@@ -1,6 +1,6 @@
 //! Flags of `plimsoll embed`. Invariant: every flag has its default and help here.
 
-use super::machine::{Machine, Sorting, Streaming};
+use super::machine::{Machine, Sorting, StreamingFlags};
 use super::voice::Voice;
 use super::{at_least_one, print};
 use crate::error::CliError;
@@ -64,7 +64,7 @@ pub struct Embed {
     machine: Machine,
 
     #[command(flatten)]
-    streaming: Streaming,
+    streaming: StreamingFlags,
 
     /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of in-flight
     /// steps

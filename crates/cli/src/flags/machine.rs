@@ -6,7 +6,7 @@ use super::card::Card;
 use super::device::DeviceName;
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
-use plimsoll_runtime::{Device, Settings, Stream, machine};
+use plimsoll_runtime::{Device, Settings, Streaming, machine};
 
 /// Flags that select the machine.
 #[derive(Debug, Args)]
@@ -51,7 +51,7 @@ const DEPTH: usize = 2;
 
 /// Flag of the commands that can stream weights.
 #[derive(Debug, Args)]
-pub struct Streaming {
+pub struct StreamingFlags {
     /// When to read weights from disk in every step, which takes less memory and more time
     #[arg(long, value_enum, default_value_t = When::Auto, value_name = "WHEN", help_heading = "Machine")]
     stream_weights: When,
@@ -88,13 +88,13 @@ impl Sorting {
     }
 }
 
-impl Streaming {
+impl StreamingFlags {
     /// The streaming mode, as the planner's type.
-    pub fn stream(&self) -> Stream {
+    pub fn stream(&self) -> Streaming {
         match self.stream_weights {
-            When::Auto => Stream::Auto,
-            When::Never => Stream::Never,
-            When::Always => Stream::Always,
+            When::Auto => Streaming::Auto,
+            When::Never => Streaming::Never,
+            When::Always => Streaming::Always,
         }
     }
 }

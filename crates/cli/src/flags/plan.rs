@@ -3,14 +3,14 @@
 
 use super::card;
 use super::device::DeviceName;
-use super::machine::{Precision, Streaming, threads};
+use super::machine::{Precision, StreamingFlags, threads};
 use super::predict::{ModelFlags, PREFETCH, length, usual_options};
 use super::{at_least_one, print};
 use crate::error::{CliError, usage};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
 use plimsoll_runtime::price::{self, Request};
-use plimsoll_runtime::{Device, Failure, RuntimeError, Settings, Silent, Stream, Target, machine};
+use plimsoll_runtime::{Device, Failure, RuntimeError, Settings, Silent, Streaming, Target, machine};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{self, priced};
 use plimsoll_virus::{Models, files, planned};
@@ -76,7 +76,7 @@ pub struct Plan {
     precision: Precision,
 
     #[command(flatten)]
-    streaming: Streaming,
+    streaming: StreamingFlags,
 
     /// Output format of the plan
     #[arg(long, value_enum, default_value_t = Format::Text)]
@@ -331,8 +331,8 @@ impl Plan {
         // builds one graph for each number of replicas tried, the last of which fits.
         request.tokens = program.plans().first().map(|(_, plan)| plan.graph.bounds.tokens);
         request.stream = match program.is_streamed() {
-            true => Stream::Always,
-            false => Stream::Never,
+            true => Streaming::Always,
+            false => Streaming::Never,
         };
         let (mut passes, mut text) = (vec![], None);
         price::program_with(model, &request, &mut |name, graph| {

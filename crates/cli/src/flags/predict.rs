@@ -1,6 +1,6 @@
 //! Flags of `plimsoll predict`. Invariant: contradicting flags are refused before a model is opened.
 
-use super::machine::{Machine, Sorting, Streaming};
+use super::machine::{Machine, Sorting, StreamingFlags};
 use super::virnucpro::VirnucproFlags;
 use super::voice::Voice;
 use super::{at_least, at_least_one, print};
@@ -11,7 +11,7 @@ use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use plimsoll_runtime::{HeadModel, Level, Observer, Settings, machine};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
-use plimsoll_virus::{Models, Options, Report, Shard, files, predict, predict_each, stem};
+use plimsoll_virus::{Models, Options, PredictReport, Shard, files, predict, predict_each, stem};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -74,7 +74,7 @@ pub struct Predict {
     machine: Machine,
 
     #[command(flatten)]
-    streaming: Streaming,
+    streaming: StreamingFlags,
 
     #[command(flatten)]
     sorting: Sorting,
@@ -236,7 +236,7 @@ impl Predict {
         Ok(())
     }
 
-    fn tell(&self, report: &Report, terminal: &mut Terminal) -> Result<(), CliError> {
+    fn tell(&self, report: &PredictReport, terminal: &mut Terminal) -> Result<(), CliError> {
         if report.already_complete {
             let what = if report.shard.is_some() { "shard" } else { "result" };
             let text =

@@ -9,7 +9,7 @@ use clap::builder::PossibleValuesParser;
 use plimsoll_runtime::{Level, Observer, Place};
 use plimsoll_train::config::schema::schema;
 use plimsoll_train::config::{Source, TrainConfig, translate};
-use plimsoll_train::{self, Report, Request, Resume};
+use plimsoll_train::{self, Request, Resume, TrainReport};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -142,7 +142,7 @@ fn source_parser() -> PossibleValuesParser {
     PossibleValuesParser::new(Source::ALL.map(Source::word))
 }
 
-fn summary(report: &Report) -> String {
+fn summary(report: &TrainReport) -> String {
     let state = &report.state;
     let loss = report.loss.map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
     let best = state

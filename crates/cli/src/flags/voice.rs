@@ -1,7 +1,7 @@
 //! Flags that control messages and summaries, shared by long-running commands. Invariant: each flag has one definition.
 
 use crate::error::CliError;
-use crate::terminal::{Loudness, Terminal};
+use crate::terminal::{Terminal, Verbosity};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -34,9 +34,9 @@ impl Voice {
     /// Returns a terminal configured by these flags.
     pub fn terminal(&self) -> Result<Terminal, CliError> {
         let loudness = match (self.quiet, self.verbose) {
-            (true, _) => Loudness::Quiet,
-            (false, true) => Loudness::Verbose,
-            (false, false) => Loudness::Normal,
+            (true, _) => Verbosity::Quiet,
+            (false, true) => Verbosity::Verbose,
+            (false, false) => Verbosity::Normal,
         };
         Terminal::new(loudness, !self.no_progress && !self.quiet, self.log_file.as_deref())
     }

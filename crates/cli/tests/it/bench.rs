@@ -5,7 +5,7 @@ use serde_json::Value;
 
 fn bench(folder: &Folder, words: &[&str]) -> Value {
     let ran = folder.run(&[&["bench", "--json", "--repeats", "1", "--threads", "2"], words].concat());
-    let text = ran.ended(0).stdout();
+    let text = ran.assert_code(0).stdout();
     assert_eq!(text.lines().count(), 1, "{text}");
     serde_json::from_str(&text).expect("JSON")
 }
@@ -65,7 +65,7 @@ fn a_model_is_timed() {
     assert_eq!((&dense["op"], &dense["launches"]), (&"linear".into(), &4.into()));
 
     let words = ["bench", "--model", &config, "--batch", "2x20", "--repeats", "1", "--precision", "f32"];
-    let text = folder.run(&words).ended(0).stdout();
+    let text = folder.run(&words).assert_code(0).stdout();
     for part in ["2 x 20 tokens", "tokens per second", "utilisation", "planned peak", "linear encoder.layer.*"]
     {
         assert!(text.contains(part), "{part}: {text}");
@@ -104,7 +104,7 @@ fn a_trace_has_every_lane() {
     let words =
         ["bench", "--json", "--repeats", "1", "--model", &config, "--batch", "31x100", "--device", "cpu"];
     let ran = folder.run(&[&words[..], &["--threads", "3", "--trace", "trace.json"]].concat());
-    let report: Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+    let report: Value = serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON");
     assert_eq!((&report["lanes"], &report["threads"], &report["steps"]), (&3.into(), &3.into(), &3.into()));
     let launches: u64 =
         report["kernels"].as_array().expect("kernels").iter().filter_map(|k| k["launches"].as_u64()).sum();
@@ -138,15 +138,15 @@ fn a_product_is_timed() {
 fn a_bench_has_a_memory_line() {
     let folder = Folder::new("bench_line");
     let config = golden("esm2/config.json");
-    folder.run(&["bench", "--model", &config, "--memory-budget", "1kB"]).ended(4);
-    folder.run(&["bench", "--shape", "1000x1000x1000", "--memory-budget", "1MB"]).ended(4);
+    folder.run(&["bench", "--model", &config, "--memory-budget", "1kB"]).assert_code(4);
+    folder.run(&["bench", "--shape", "1000x1000x1000", "--memory-budget", "1MB"]).assert_code(4);
 }
 
 #[test]
 fn a_calibration_is_a_target() {
     let folder = Folder::new("bench_calibrate");
     let words = ["bench", "--calibrate", "this machine.toml", "--repeats", "1", "--threads", "2"];
-    let said = folder.run(&words).ended(0).stdout();
+    let said = folder.run(&words).assert_code(0).stdout();
     assert!(said.contains("wrote this machine.toml"), "{said}");
     // The file has the factors of training kernels.
     let file = String::from_utf8(folder.read("this machine.toml")).expect("text");
@@ -167,13 +167,16 @@ fn a_calibration_is_a_target() {
     let words = [&words[..], &["--precision", "f32"]].concat();
     let plan = |target: &[&str]| -> Value {
         let ran = folder.run(&[&words[..], &["--target"], target].concat());
-        serde_json::from_str(&ran.ended(0).stdout()).expect("JSON")
+        serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON")
     };
     // The target has the number of threads of the calibration.
     let (here, cpu) = (plan(&["this machine.toml"]), plan(&["cpu", "--threads", "2"]));
     assert_eq!(here["target"], "this machine");
     let json: Value = serde_json::from_str(
-        &folder.run(&["bench", "--calibrate", "again.toml", "--repeats", "1", "--json"]).ended(0).stdout(),
+        &folder
+            .run(&["bench", "--calibrate", "again.toml", "--repeats", "1", "--json"])
+            .assert_code(0)
+            .stdout(),
     )
     .expect("JSON");
     let storage = &json["rates"]["storage"];
@@ -200,20 +203,20 @@ fn bad_requests_are_refused() {
         "1x99999999999999999999",
         "2000000x2",
     ] {
-        let said = folder.run(&[&model[..], &["--batch", batch]].concat()).ended(1).stderr();
+        let said = folder.run(&[&model[..], &["--batch", batch]].concat()).assert_code(1).stderr();
         assert!(said.contains("--batch"), "{said}");
     }
     for shape in ["4", "4x5", "0x4x5", "4x5x6x7", "4x5xsix"] {
-        let said = folder.run(&["bench", "--shape", shape]).ended(1).stderr();
+        let said = folder.run(&["bench", "--shape", shape]).assert_code(1).stderr();
         assert!(said.contains("--shape"), "{said}");
     }
     let both = ["bench", "--shape", "4x4x4", "--calibrate", "a.toml"];
     let ignored = ["bench", "--shape", "4x4x4", "--tokens", "4"];
     let wrong_suffix = ["bench", "--calibrate", "rates.json"];
     for words in [&["bench"][..], &both, &ignored, &wrong_suffix, &["bench", "--calibrate", "no/such.toml"]] {
-        folder.run(words).ended(1);
+        folder.run(words).assert_code(1);
     }
-    folder.run(&[&model[..], &["--batch", "2x20", "--tokens", "19"]].concat()).ended(1);
+    folder.run(&[&model[..], &["--batch", "2x20", "--tokens", "19"]].concat()).assert_code(1);
     assert!(!folder.path("rates.json").exists());
 }
 
@@ -229,7 +232,7 @@ fn a_gpu_in_place_is_planned_for_or_refused() {
             continue;
         }
         println!("skipped: no CUDA device");
-        let said = ran.ended(1).stderr();
+        let said = ran.assert_code(1).stderr();
         assert!(said.contains(&format!("--target {target}: ")), "{said}");
     }
 }
@@ -239,7 +242,8 @@ fn a_bad_target_file_is_named() {
     let folder = Folder::new("bench_target");
     folder.write("bad.toml", "name = \"x\"\ncolour = 3\n");
     for (file, says) in [("bad.toml", "colour"), ("nowhere.toml", "No such file")] {
-        let said = folder.run(&["plan", "--model", "esm2_t6_8M_UR50D", "--target", file]).ended(1).stderr();
+        let said =
+            folder.run(&["plan", "--model", "esm2_t6_8M_UR50D", "--target", file]).assert_code(1).stderr();
         assert!(said.contains(file) && said.contains(says), "{said}");
     }
 }

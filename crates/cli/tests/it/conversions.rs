@@ -22,7 +22,7 @@ fn torch_files_become_safetensors() {
     for (input, output) in
         [("head.pth", "head.safetensors"), ("dnabert_s", "d.safetensors"), ("esm2", "e.safetensors")]
     {
-        folder.run(&["convert", &golden(input), "-o", output]).ended(0);
+        folder.run(&["convert", &golden(input), "-o", output]).assert_code(0);
         let (wanted, found) = (everything(golden(input).as_ref()), everything(&folder.path(output)));
         assert!(wanted == found, "{input}");
         let bytes = folder.read(output);
@@ -42,10 +42,10 @@ fn a_converted_model_computes_the_same() {
         folder.write(&format!("m/{file}"), fs::read(golden("dnabert_s/") + file).expect("golden"));
     }
     let input = golden("dnabert_s/pytorch_model.bin");
-    folder.run(&["convert", &input, "-o", "m/model.safetensors", "-q"]).ended(0);
+    folder.run(&["convert", &input, "-o", "m/model.safetensors", "-q"]).assert_code(0);
     let (reads, original) = (golden("dnabert_s/reads.fa"), golden("dnabert_s"));
     for (model, out) in [("m", "a.npy"), (original.as_str(), "b.npy")] {
-        folder.run(&["embed", "--model", model, &reads, "-o", out]).ended(0);
+        folder.run(&["embed", "--model", model, &reads, "-o", out]).assert_code(0);
     }
     assert_eq!(folder.read("a.npy"), folder.read("b.npy"));
 }
@@ -57,7 +57,7 @@ fn what_is_there_is_not_replaced() {
     let (head, json) = (golden("head.pth"), golden("esm2/config.json"));
     let refused = |words: &[&str], why: &str| {
         let ran = folder.run(&[&["convert"], words].concat());
-        assert!(ran.ended(1).stderr().contains(why), "{}", ran.stderr());
+        assert!(ran.assert_code(1).stderr().contains(why), "{}", ran.stderr());
         assert_eq!(folder.read("out.safetensors"), b"precious");
     };
     refused(&[&head, "-o", "out.safetensors"], "out.safetensors already exists; use --force or another name");
@@ -65,10 +65,10 @@ fn what_is_there_is_not_replaced() {
     refused(&[&json, "-o", "new.safetensors"], "is not a weight file");
     refused(&["nowhere.pt", "-o", "new.safetensors"], "cannot read `nowhere.pt`");
     let ran = folder.run(&["convert", &head, "-o", "out.safetensors", "--force", "--json"]);
-    let report: Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+    let report: Value = serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON");
     assert_eq!(report["tensors"], everything(head.as_ref()).len());
     // A file converted onto itself: the old file is read until the new file is renamed over it.
     let before = everything(&folder.path("out.safetensors"));
-    folder.run(&["convert", "out.safetensors", "-o", "out.safetensors", "--force"]).ended(0);
+    folder.run(&["convert", "out.safetensors", "-o", "out.safetensors", "--force"]).assert_code(0);
     assert!(before == everything(&folder.path("out.safetensors")));
 }

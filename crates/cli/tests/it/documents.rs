@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 
 const DOCUMENT: &str = include_str!("../../../../docs/training-memory.md");
 
@@ -59,7 +60,7 @@ fn training_memory_has_the_numbers_of_plans() {
         }
         let flags = cells[1].trim_matches('`').split_whitespace();
         let words: Vec<&str> = command.split_whitespace().chain(flags).chain(["--json"]).collect();
-        let plan: Value = serde_json::from_str(&folder.run(&words).ended(0).stdout()).expect("JSON");
+        let plan: Value = serde_json::from_str(&folder.run(&words).assert_code(0).stdout()).expect("JSON");
         for (column, cell) in columns.iter().zip(&cells[2..]) {
             let number = match *column {
                 "peak" => plan["peak_bytes"].as_f64(),
@@ -117,7 +118,7 @@ fn run_page(name: &str, commands: usize) {
                 words.push("--help");
             }
             let refused = REFUSED.iter().find(|(refused, _)| *refused == command);
-            folder.run(&words).ended(refused.map_or(0, |(_, code)| *code));
+            folder.run(&words).assert_code(refused.map_or(0, |(_, code)| *code));
             found += 1;
         }
     }
@@ -163,6 +164,16 @@ fn commands_of_the_other_pages() {
 fn parsing_refuses_unknown_flags() {
     let folder = Folder::new("page-flags");
     for words in [["embed", "--modle", "m", "--help"], ["predict", "--weigths", "w", "--help"]] {
-        folder.run(&words).ended(1);
+        folder.run(&words).assert_code(1);
+    }
+}
+
+/// BENCHMARKS.md is what `bench/tables.py` writes from `bench/results/*.json`.
+#[test]
+fn benchmarks_are_written_from_results() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    match Command::new("python3").arg(root.join("bench/tables.py")).arg("--check").output() {
+        Ok(checked) => assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr)),
+        Err(error) => println!("skipped: python3 does not start: {error}"),
     }
 }

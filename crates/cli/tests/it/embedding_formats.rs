@@ -74,7 +74,7 @@ fn a_prediction_saves_its_embeddings_as_a_table() {
     let predict = |words: &[&str]| {
         let all =
             ["predict", &reads, "--weights", &golden(""), "-q", "--keep-intermediate", "--save-embeddings"];
-        folder.run(&[&all[..], words].concat()).ended(0);
+        folder.run(&[&all[..], words].concat()).assert_code(0);
     };
     predict(&["npy", "-o", "n"]);
     predict(&["parquet", "-o", "p", "--tokens", "4096"]);
@@ -91,7 +91,7 @@ fn the_order_of_work_changes_packs_and_nothing_else() {
     let run = |words: &[&str]| -> (Vec<u8>, f64) {
         let all = ["embed", "--model", &golden("esm2"), "many.faa", "-o", "e.npy", "--force", "--json", "-q"];
         let ran = folder.run(&[&all[..], &["--tokens", "256"], words].concat());
-        let report: Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+        let report: Value = serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON");
         (folder.read("e.npy"), report["packing_fill_but_last"].as_f64().expect("several packs"))
     };
     let (bytes, fill) = run(&[]);
@@ -116,7 +116,7 @@ fn a_result_for_each_input() {
     for format in ["npy", "safetensors", "parquet"] {
         let words = ["embed", "--model", &golden("esm2"), "--per-input", "--format", format, "-o", "out/here"];
         let ran = folder.run(&[&words[..], &["--precision", "f32"], &inputs].concat());
-        assert!(ran.ended(0).stderr().contains("'s0' occurs more than once"), "{}", ran.stderr());
+        assert!(ran.assert_code(0).stderr().contains("'s0' occurs more than once"), "{}", ran.stderr());
         assert!(ran.stderr().contains(&format!("no sequence: out/here/empty.{format}")), "{}", ran.stderr());
         for (input, stem) in inputs.iter().zip(["a", "b.c", "empty", "z"]) {
             let file = format!("{stem}.{format}");
@@ -128,8 +128,12 @@ fn a_result_for_each_input() {
     // The default format is npy.
     let words = ["embed", "--model", &golden("esm2"), "--per-input", "-o", "out/here", "a.faa"];
     let ran = folder.run(&words);
-    assert!(ran.ended(1).stderr().contains("out/here/a.npy: the file already exists"), "{}", ran.stderr());
-    folder.run(&[&words[..], &["--force"]].concat()).ended(0);
+    assert!(
+        ran.assert_code(1).stderr().contains("out/here/a.npy: the file already exists"),
+        "{}",
+        ran.stderr()
+    );
+    folder.run(&[&words[..], &["--force"]].concat()).assert_code(0);
 }
 
 #[test]
@@ -139,7 +143,7 @@ fn what_cannot_be_asked_for() {
     folder.write("b/a.faa", ">a\nMKV\n");
     let check = |words: &[&str], wanted: &str| {
         let ran = folder.run(&[&["embed", "--model", &golden("esm2"), "a.fa"], words].concat());
-        assert!(ran.ended(1).stderr().contains(wanted), "{}", ran.stderr());
+        assert!(ran.assert_code(1).stderr().contains(wanted), "{}", ran.stderr());
     };
     check(&["b/a.faa", "--per-input", "-o", "o"], "a.fa and b/a.faa would both be written to o/a.npy");
     check(&["--per-input", "-o", "a.fa"], "a.fa");

@@ -122,7 +122,7 @@ fn first_block(folder: &Folder, model: &str, input: &str) -> Weights {
     });
     let words =
         ["embed", "--precision", "f32", "--model", model, input, "-o", "one.safetensors", "--pool", "tokens"];
-    folder.run(&words).ended(0);
+    folder.run(&words).assert_code(0);
     open(folder.path("one.safetensors"))
 }
 

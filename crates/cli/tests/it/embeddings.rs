@@ -14,7 +14,7 @@ pub const READS: &str = "dnabert_s/reads.fa";
 /// Runs `embed` in f32, the precision of the goldens, whatever precision the machine would choose.
 pub fn embed(folder: &Folder, model: &str, words: &[&str]) {
     let (model, command) = (golden(model), ["embed", "--no-progress", "--precision", "f32", "--model"]);
-    folder.run(&[&command[..], &[&model], words].concat()).ended(0);
+    folder.run(&[&command[..], &[&model], words].concat()).assert_code(0);
 }
 
 /// Ids and rows of a `.npy` file and its `.ids.txt`; a row with several layers has them in sequence. Parsed as
@@ -155,7 +155,7 @@ fn the_same_bits_however_it_is_run() {
         assert!(folder.read("e.npy") == wanted, "{words:?}");
     }
     let words = ["embed", "--precision", "f32", "--model", &golden("esm2"), "-", "-o", "e.npy", "--force"];
-    folder.run_with(&words, many().as_bytes()).ended(0);
+    folder.run_with(&words, many().as_bytes()).assert_code(0);
     assert!(folder.read("e.npy") == wanted, "standard input");
 }
 
@@ -196,7 +196,7 @@ fn what_is_skipped_is_said() {
     folder.write("p.faa", ">a\nMKV\n>empty\n>a\nAAAA\n>stop\n*\n>b\nMKVLAT*\n");
     let words = ["embed", "--precision", "f32", "--model", &golden("esm2"), "p.faa", "-o", "e.npy", "--json"];
     let ran = folder.run(&words);
-    let summary: serde_json::Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+    let summary: serde_json::Value = serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON");
     assert_eq!(summary["skipped"], serde_json::json!({"empty": 2}));
     assert_eq!(summary["renamed"], 1);
     for line in ["warning: 'empty' is empty", "warning: 'a' occurs more than once", "warning: 'stop' is empty"]
@@ -218,10 +218,14 @@ fn longer_sequences_are_cut_or_refused() {
     folder.write("cut.faa", format!(">a\nMKV\n>long\n{}\n", &long[..1022]));
     let esm = golden("esm2");
     let ran = folder.run(&["embed", "--model", &esm, "p.faa", "-o", "e.npy"]);
-    assert!(ran.ended(1).stderr().contains("'long': 1100 letters, the limit is 1022"), "{}", ran.stderr());
+    assert!(
+        ran.assert_code(1).stderr().contains("'long': 1100 letters, the limit is 1022"),
+        "{}",
+        ran.stderr()
+    );
     // From standard input the record is refused when it is read.
     let ran = folder.run_with(&["embed", "--model", &esm, "-", "-o", "e.npy"], &folder.read("p.faa"));
-    assert!(ran.ended(1).stderr().contains("'long': 1100 letters"), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains("'long': 1100 letters"), "{}", ran.stderr());
     assert!(!folder.path("e.npy").exists() && !folder.path("e.ids.txt").exists());
     embed(&folder, "esm2", &["p.faa", "-o", "e.npy", "--truncate"]);
     embed(&folder, "esm2", &["cut.faa", "-o", "c.npy"]);
@@ -231,7 +235,7 @@ fn longer_sequences_are_cut_or_refused() {
     // DNABERT-S has no maximum length to which --truncate could cut.
     folder
         .run(&["embed", "--model", &golden("dnabert_s"), &golden(READS), "-o", "d.npy", "--truncate"])
-        .ended(1);
+        .assert_code(1);
 }
 
 #[test]
@@ -240,9 +244,9 @@ fn dna_from_a_pipe_names_the_tokens_it_needs() {
     let reads = std::fs::read(golden(READS)).expect("golden");
     let words = ["embed", "--model", &golden("dnabert_s"), "-", "-o", "d.npy", "--tokens"];
     let ran = folder.run_with(&[&words[..], &["256"]].concat(), &reads);
-    assert!(ran.ended(1).stderr().contains("'d5' has 627 tokens"), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains("'d5' has 627 tokens"), "{}", ran.stderr());
     assert!(ran.stderr().contains("--tokens 627"), "{}", ran.stderr());
-    folder.run_with(&[&words[..], &["627"]].concat(), &reads).ended(0);
+    folder.run_with(&[&words[..], &["627"]].concat(), &reads).assert_code(0);
 }
 
 #[test]
@@ -250,7 +254,7 @@ fn an_empty_input_has_an_empty_result() {
     let folder = Folder::new("nothing");
     folder.write("p.faa", "");
     let ran = folder.run(&["embed", "--model", &golden("esm2"), "p.faa", "-o", "e.npy"]);
-    assert!(ran.ended(0).stderr().contains("no sequence"), "{}", ran.stderr());
+    assert!(ran.assert_code(0).stderr().contains("no sequence"), "{}", ran.stderr());
     assert_eq!(folder.read("e.npy").len(), 128);
 }
 
@@ -266,7 +270,7 @@ fn weights_that_give_no_numbers_are_an_error() {
     folder.write("p.faa", ">first\nMKV\n>second\nMK\n");
     let ran = folder.run(&["embed", "--model", "m", "p.faa", "-o", "e.npy"]);
     assert!(
-        ran.ended(1).stderr().contains("'first': its embedding contains a NaN or infinite value"),
+        ran.assert_code(1).stderr().contains("'first': its embedding contains a NaN or infinite value"),
         "{}",
         ran.stderr()
     );
@@ -290,6 +294,6 @@ fn an_esm2_folder_with_another_vocabulary_is_refused() {
     folder.write("p.faa", ">a\nMKVLA\n");
     let ran = folder.run(&["embed", "--model", "esm2", "p.faa", "-o", "e.npy"]);
     let wanted = "vocab.txt, line 5: expected `L`, found `A`";
-    assert!(ran.ended(1).stderr().contains(wanted), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains(wanted), "{}", ran.stderr());
     assert!(!folder.path("e.npy").exists());
 }

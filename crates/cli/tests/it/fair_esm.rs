@@ -88,7 +88,9 @@ fn hub_model(folder: &Folder, half: bool) {
 }
 
 fn embedded(folder: &Folder, model: &str) -> Vec<u8> {
-    folder.run(&["embed", "--model", model, &golden("esm2/proteins.faa"), "-o", "e.npy", "--force"]).ended(0);
+    folder
+        .run(&["embed", "--model", model, &golden("esm2/proteins.faa"), "-o", "e.npy", "--force"])
+        .assert_code(0);
     folder.read("e.npy")
 }
 
@@ -103,7 +105,7 @@ fn a_checkpoint_in_half_precision_is_the_hubs_model() {
     assert_eq!(embedded(&folder, "m"), wanted);
     fs::create_dir(folder.path("c")).expect("a folder");
     let ran = folder.run(&["convert", "m", "-o", "c/model.safetensors", "--json"]);
-    let report: Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+    let report: Value = serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON");
     assert_eq!(report["config"], "c/config.json");
     assert_eq!(embedded(&folder, "c"), wanted);
     let converted = Weights::open(&folder.path("c")).expect("weights");
@@ -127,7 +129,7 @@ fn training_starts_from_a_checkpoint() {
             golden("esm2/proteins.faa")
         );
         folder.write("train.yaml", config);
-        folder.run(&["train", "train.yaml", "-q", "-o", output]).ended(0);
+        folder.run(&["train", "train.yaml", "-q", "-o", output]).assert_code(0);
         let checkpoint = format!("{output}/checkpoints/step-00000002");
         assert!(folder.path(&format!("{checkpoint}/config.json")).is_file(), "{from}");
         folder.read(&format!("{checkpoint}/model.safetensors"))
@@ -146,7 +148,7 @@ fn verify_passes_on_a_checkpoint() {
         folder.write(file, fs::read(golden("esm2/") + file).expect("golden"));
     }
     let ran = folder.run(&["verify", "--model", CHECKPOINT]);
-    assert!(ran.ended(0).stdout().contains("logits of"), "{}", ran.stdout());
+    assert!(ran.assert_code(0).stdout().contains("logits of"), "{}", ran.stdout());
 }
 
 #[test]
@@ -158,7 +160,7 @@ fn sizes_that_contradict_the_tensors_are_refused() {
     ] {
         folder.write(CHECKPOINT, checkpoint(true, layers));
         let ran = folder.run(&["embed", "--model", CHECKPOINT, &golden("esm2/proteins.faa"), "-o", "e.npy"]);
-        assert!(ran.ended(1).stderr().contains(why), "{}", ran.stderr());
+        assert!(ran.assert_code(1).stderr().contains(why), "{}", ran.stderr());
     }
     // A file with the name of a released model must have the sizes of that model.
     folder.write("torch/hub/checkpoints/esm2_t6_8M_UR50D.pt", checkpoint(true, None));

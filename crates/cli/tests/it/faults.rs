@@ -63,7 +63,7 @@ fn check_input(folder: &Folder, input: &str, says: &str) {
         fresh(folder);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let ran = folder.run(&words);
-        let said = ran.ended(1).stderr();
+        let said = ran.assert_code(1).stderr();
         assert!(said.starts_with(&format!("error: {input}")) && said.contains(says), "{said}");
         assert_eq!(files(folder, "out"), Files::new(), "{words:?}");
     }
@@ -152,7 +152,7 @@ fn an_output_in_the_place_of_something_else() {
     let esm = golden("esm2");
     let check = |words: &[&str], path: &str| {
         let ran = folder.run(words);
-        assert!(ran.ended(1).stderr().contains(path), "{}", ran.stderr());
+        assert!(ran.assert_code(1).stderr().contains(path), "{}", ran.stderr());
         assert_eq!(folder.read("file"), b"mine");
         let names: Vec<String> = files(&folder, "").into_keys().collect();
         assert_eq!(names, ["file", "folder.npy", "p.faa", "reads.fa"], "{words:?}");
@@ -197,7 +197,7 @@ fn whole(folder: &Folder) -> [Whole; 2] {
     predict.extend(["--keep-intermediate", "--save-embeddings", "npy"].map(str::to_owned));
     [(predict, RUN_RECORD), (embed("p.faa"), "e.npy")].map(|(words, last)| {
         fresh(folder);
-        folder.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).ended(0);
+        folder.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).assert_code(0);
         (words, files(folder, "out"), last)
     })
 }
@@ -222,7 +222,7 @@ fn files_that_may_not_grow() {
             failed += 1;
             if last == RUN_RECORD {
                 // Without the limit the same command continues and gives identical results.
-                folder.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).ended(0);
+                folder.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).assert_code(0);
                 let mut found = files(&folder, "out");
                 found.insert(RUN_RECORD.to_owned(), whole[RUN_RECORD].clone());
                 assert!(found == whole, "{words:?} with {blocks} blocks");

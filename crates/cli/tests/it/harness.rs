@@ -57,7 +57,7 @@ impl Folder {
     }
 
     /// Runs `plimsoll` in this folder.
-    pub fn run(&self, words: &[&str]) -> Ran {
+    pub fn run(&self, words: &[&str]) -> Finished {
         self.run_with(words, b"")
     }
 
@@ -75,24 +75,24 @@ impl Folder {
     }
 
     /// Runs `plimsoll` in this folder with bytes on standard input.
-    pub fn run_with(&self, words: &[&str], input: &[u8]) -> Ran {
+    pub fn run_with(&self, words: &[&str], input: &[u8]) -> Finished {
         self.finish(words, self.command(words), input)
     }
 
     /// Runs `plimsoll` in this folder with a hub at `endpoint`. Only commands run by this function may use the
     /// network.
-    pub fn run_online(&self, words: &[&str], endpoint: &str) -> Ran {
+    pub fn run_online(&self, words: &[&str], endpoint: &str) -> Finished {
         let mut command = self.command(words);
         command.env("HF_HUB_OFFLINE", "0").env("HF_ENDPOINT", endpoint).env("NO_PROXY", "127.0.0.1");
         self.finish(words, command, b"")
     }
 
-    fn finish(&self, words: &[&str], mut command: Command, input: &[u8]) -> Ran {
+    fn finish(&self, words: &[&str], mut command: Command, input: &[u8]) -> Finished {
         let mut child = command.spawn().expect("the binary starts");
         // Writing fails if the process ends without reading its input, which is not an error of the test.
         let _ = child.stdin.take().expect("piped").write_all(input);
         let output = child.wait_with_output().expect("it ends");
-        Ran { words: words.join(" "), output, folder: self.0.clone() }
+        Finished { words: words.join(" "), output, folder: self.0.clone() }
     }
 }
 
@@ -116,13 +116,13 @@ pub fn example(name: &str) -> String {
 }
 
 /// Exit status and output of a finished command.
-pub struct Ran {
+pub struct Finished {
     words: String,
     output: Output,
     folder: PathBuf,
 }
 
-impl Ran {
+impl Finished {
     pub fn code(&self) -> i32 {
         self.output.status.code().unwrap_or(-1)
     }
@@ -137,7 +137,7 @@ impl Ran {
 
     /// Asserts that the output has no control characters other than newline and tab, no right-to-left override,
     /// and no line that begins with `forged`.
-    pub fn is_plain(&self, forged: &str) -> &Self {
+    pub fn assert_printable(&self, forged: &str) -> &Self {
         for text in [self.stdout(), self.stderr()] {
             let bad = |c: char| (c.is_control() && !matches!(c, '\n' | '\t')) || c == '\u{202e}';
             assert!(!text.contains(bad), "plimsoll {}: {text:?}", self.words);
@@ -147,7 +147,7 @@ impl Ran {
     }
 
     /// Asserts the exit code; on failure shows the output.
-    pub fn ended(&self, code: i32) -> &Self {
+    pub fn assert_code(&self, code: i32) -> &Self {
         assert_eq!(self.code(), code, "plimsoll {}\n{}{}", self.words, self.stdout(), self.stderr());
         self
     }

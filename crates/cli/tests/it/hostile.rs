@@ -66,7 +66,7 @@ fn ids_stay_in_their_fields() {
     let bundle = golden("");
     let words = ["predict", "in/reads.fa", "--weights", &bundle, "--threshold", "0", "-v", "-o", "in/out"];
     let more = ["--keep-intermediate", "--save-embeddings", "npy", "--log-file", "in/log"];
-    folder.run(&[&words[..], &more].concat()).ended(0).is_plain(FORGED);
+    folder.run(&[&words[..], &more].concat()).assert_code(0).assert_printable(FORGED);
     assert_eq!(entries(&folder, ""), ["in"].map(str::to_owned).into());
     assert_eq!(entries(&folder, "in"), ["log", "out", "reads.fa"].map(str::to_owned).into());
     // The record with a duplicate id gets a unique name.
@@ -122,7 +122,7 @@ fn ids_are_kept_in_embeddings() {
         ids().into_iter().chain([format!("{}#1.23", ids()[3]), "odd\x1b[31m".to_owned()]).collect();
     for (name, pool) in [("e.npy", "mean"), ("e.safetensors", "mean"), ("t.safetensors", "tokens")] {
         let words = ["embed", "--model", &esm, "p.faa", "-o", name, "--pool", pool, "-v"];
-        folder.run(&words).ended(0).is_plain(FORGED);
+        folder.run(&words).assert_code(0).assert_printable(FORGED);
     }
     let there = ["e.ids.txt", "e.npy", "e.safetensors", "p.faa", "t.safetensors"];
     assert_eq!(entries(&folder, ""), there.map(str::to_owned).into());
@@ -137,7 +137,7 @@ fn ids_are_kept_in_embeddings() {
     folder.write("reserved.faa", ">__metadata__\nMKV\n");
     let words = ["embed", "--model", &esm, "reserved.faa", "-o", "r.safetensors", "--pool", "tokens"];
     let ran = folder.run(&words);
-    assert!(ran.ended(1).stderr().contains("'__metadata__'"), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains("'__metadata__'"), "{}", ran.stderr());
     assert!(!folder.path("r.safetensors").exists());
 }
 
@@ -148,7 +148,7 @@ fn check_model(name: &str, edit: impl Fn(&Folder), words: &[&str], says: &str) {
     folder.write("p.faa", ">a\nMKV\n");
     edit(&folder);
     let ran = folder.run(words);
-    ran.ended(1).is_plain(FORGED);
+    ran.assert_code(1).assert_printable(FORGED);
     assert!(ran.stderr().contains(says), "{}", ran.stderr());
 }
 
@@ -197,16 +197,16 @@ fn file_names_are_text() {
     let name = "\x1b[2J\nerror: none.fa";
     folder.write(name, ">a\nACGAAAGCAGCAGCAGCA\n");
     let ran = folder.run(&["predict", name]);
-    ran.ended(0).is_plain(FORGED);
+    ran.assert_code(0).assert_printable(FORGED);
     assert!(ran.stdout().contains("results in \\u{1b}[2J\\nerror: none_plimsoll"), "{}", ran.stdout());
-    folder.run(&["predict", name]).ended(0).is_plain(FORGED);
-    folder.run(&["predict", name, "--json"]).ended(0).is_plain(FORGED);
-    folder.run(&["predict", "nowhere\x1b[2J\nerror: none"]).ended(1).is_plain(FORGED);
-    folder.run(&["predict", "--\x1b[2J", name]).ended(1).is_plain(FORGED);
-    folder.run(&["predict", name, "--length", "\x1b[2J"]).ended(1).is_plain(FORGED);
+    folder.run(&["predict", name]).assert_code(0).assert_printable(FORGED);
+    folder.run(&["predict", name, "--json"]).assert_code(0).assert_printable(FORGED);
+    folder.run(&["predict", "nowhere\x1b[2J\nerror: none"]).assert_code(1).assert_printable(FORGED);
+    folder.run(&["predict", "--\x1b[2J", name]).assert_code(1).assert_printable(FORGED);
+    folder.run(&["predict", name, "--length", "\x1b[2J"]).assert_code(1).assert_printable(FORGED);
     let model = "\x1b[2J\nerror: none";
     folder.write(&format!("{model}/config.json"), fs::read(golden("esm2/config.json")).expect("golden"));
-    folder.run(&["plan", "--model", model]).ended(0).is_plain(FORGED);
+    folder.run(&["plan", "--model", model]).assert_code(0).assert_printable(FORGED);
     folder.write(&format!("{model}/config.json"), "{");
-    folder.run(&["plan", "--model", model]).ended(1).is_plain(FORGED);
+    folder.run(&["plan", "--model", model]).assert_code(1).assert_printable(FORGED);
 }

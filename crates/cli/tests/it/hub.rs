@@ -31,7 +31,8 @@ fn file(models: &Path, request: &Request) -> Option<Reply> {
 }
 
 fn list(folder: &Folder) -> Vec<Value> {
-    let json: Value = serde_json::from_str(&folder.run(&["list", "--json"]).ended(0).stdout()).expect("JSON");
+    let json: Value =
+        serde_json::from_str(&folder.run(&["list", "--json"]).assert_code(0).stdout()).expect("JSON");
     json["models"].as_array().expect("models").clone()
 }
 
@@ -44,22 +45,22 @@ fn what_is_missing_is_fetched_and_nothing_else() {
         let gets = hub.asked().into_iter().skip(from).filter(|r| r.method == "GET");
         gets.map(|r| r.path.rsplit('/').next().expect("a name").to_owned()).collect::<Vec<_>>()
     };
-    folder.run_online(&["plan", "--model", "org/esm2", "--tokens", "64"], &hub.address()).ended(0);
+    folder.run_online(&["plan", "--model", "org/esm2", "--tokens", "64"], &hub.address()).assert_code(0);
     assert_eq!(paths(0), ["config.json"]);
     let from = hub.asked().len();
     let embed = |model: &str, input: &str, out: &str| {
         folder.run_online(&["embed", "--model", model, input, "-o", out], &hub.address())
     };
     let ran = embed("org/esm2", "p.faa", "e.npy");
-    assert!(ran.ended(0).stderr().contains("model.safetensors: 347 420 B"), "{}", ran.stderr());
+    assert!(ran.assert_code(0).stderr().contains("model.safetensors: 347 420 B"), "{}", ran.stderr());
     assert_eq!(paths(from), ["model.safetensors"]);
     let from = hub.asked().len();
-    embed("org/dnabert_s", "d.fna", "f.npy").ended(0);
+    embed("org/dnabert_s", "d.fna", "f.npy").assert_code(0);
     assert_eq!(paths(from), ["config.json", "tokenizer.json", "pytorch_model.bin"]);
     let from = hub.asked().len();
-    embed("org/esm2", "p.faa", "g.npy").ended(0);
+    embed("org/esm2", "p.faa", "g.npy").assert_code(0);
     assert_eq!((hub.asked().len(), folder.read("g.npy")), (from, folder.read("e.npy")));
-    folder.run(&["embed", "--model", &golden("esm2"), "p.faa", "-o", "h.npy"]).ended(0);
+    folder.run(&["embed", "--model", &golden("esm2"), "p.faa", "-o", "h.npy"]).assert_code(0);
     assert_eq!(folder.read("h.npy"), folder.read("e.npy"));
     let cached = list(&folder);
     let state = |id: &str| cached.iter().find(|m| m["id"] == id).map(|m| m["cached"].clone());
@@ -86,10 +87,10 @@ fn a_language_model_of_the_hub_is_trained() {
         let gets = hub.asked().into_iter().skip(from).filter(|r| r.method == "GET");
         gets.map(|r| r.path.rsplit('/').next().expect("a name").to_owned()).collect::<Vec<_>>()
     };
-    folder.run_online(&["train", "run.yaml", "--print-config"], &hub.address()).ended(0);
+    folder.run_online(&["train", "run.yaml", "--print-config"], &hub.address()).assert_code(0);
     assert_eq!(gets(0), ["config.json"]);
     let from = hub.asked().len();
-    folder.run_online(&["train", "run.yaml"], &hub.address()).ended(0);
+    folder.run_online(&["train", "run.yaml"], &hub.address()).assert_code(0);
     assert!(gets(from).contains(&"model.safetensors".to_owned()), "{:?}", gets(from));
     let ran = String::from_utf8(folder.read("out/config.yaml")).expect("text");
     for line in ["kind: dense_lm", "from: org/llama", "hidden: 16", "kv_heads: 2", "intermediate: 24"] {
@@ -97,7 +98,7 @@ fn a_language_model_of_the_hub_is_trained() {
     }
     let refused = folder.run_online(&["train", "run.yaml", "--set", "model.hidden=64"], &hub.address());
     let wanted = "--set: `model.hidden` is 64, and 16 in org/llama, the model of model.from";
-    assert!(refused.ended(1).stderr().contains(wanted), "{}", refused.stderr());
+    assert!(refused.assert_code(1).stderr().contains(wanted), "{}", refused.stderr());
 }
 
 /// Writes the golden ESM-2 as two safetensors shards with an index.
@@ -128,7 +129,7 @@ fn shards_are_fetched_and_those_that_are_missing_later() {
     let hub = hub_of(folder.path("models"));
     let embed = |out: &str| {
         let words = ["embed", "--model", "org/sharded", "p.faa", "-o", out];
-        folder.run_online(&words, &hub.address()).ended(0);
+        folder.run_online(&words, &hub.address()).assert_code(0);
     };
     embed("a.npy");
     let snapshot = "hf/hub/models--org--sharded/snapshots/0123abcd";
@@ -139,7 +140,7 @@ fn shards_are_fetched_and_those_that_are_missing_later() {
         (&json!("incomplete"), &json!(["model-1-of-2.safetensors"]))
     );
     embed("b.npy");
-    folder.run(&["embed", "--model", &golden("esm2"), "p.faa", "-o", "c.npy"]).ended(0);
+    folder.run(&["embed", "--model", &golden("esm2"), "p.faa", "-o", "c.npy"]).assert_code(0);
     assert_eq!(folder.read("a.npy"), folder.read("c.npy"));
     assert_eq!(folder.read("b.npy"), folder.read("c.npy"));
 }
@@ -152,7 +153,7 @@ fn a_model_that_cannot_be_run_is_not_fetched() {
     folder.write("p.faa", ">a\nMKVLA\n");
     let hub = hub_of(folder.path("models"));
     let ran = folder.run_online(&["embed", "--model", "org/other", "p.faa", "-o", "e.npy"], &hub.address());
-    assert!(ran.ended(1).stderr().contains("model_type `gpt2` is not known"), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains("model_type `gpt2` is not known"), "{}", ran.stderr());
     assert!(hub.asked().iter().all(|r| r.path.ends_with("config.json")));
 }
 
@@ -163,13 +164,13 @@ fn a_model_that_the_hub_has_not() {
     let ran = folder.run_online(&["embed", "--model", "org/other", "p.faa", "-o", "e.npy"], &hub.address());
     let said = "model `org/other`, config.json: the hub answered with status 404: there is no such model or file; \
             check the id";
-    assert!(ran.ended(1).stderr().contains(said), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains(said), "{}", ran.stderr());
 }
 
 #[test]
 fn the_list_has_all_known_models() {
     let folder = Folder::new("list");
-    folder.run(&["list"]).ended(0).matches("list");
+    folder.run(&["list"]).assert_code(0).matches("list");
     let models = list(&folder);
     let ids: Vec<&str> = models.iter().filter_map(|m| m["id"].as_str()).collect();
     assert_eq!(ids, plimsoll_models::KNOWN.iter().map(|(id, _)| *id).collect::<Vec<_>>());
@@ -180,7 +181,7 @@ fn the_list_has_all_known_models() {
     {
         folder.write(&format!("torch/hub/checkpoints/{file}"), "12345");
     }
-    let text = folder.run(&["list"]).ended(0).stdout();
+    let text = folder.run(&["list"]).assert_code(0).stdout();
     let row = text.lines().find(|line| line.contains("esm2_t12_35M_UR50D")).expect("a row");
     assert!(row.ends_with("  torch hub, 5 B") && text.matches("torch hub, ").count() == 1, "{text}");
     assert!(

@@ -77,7 +77,7 @@ fn check(test: &str, limit: &str, values: &[u64], by_nobody: bool) {
     }
     let folder = Folder::new(test);
     fs::set_permissions(folder.path(""), fs::Permissions::from_mode(0o777)).expect("ours");
-    folder.run(&["predict", &example("reads.fa"), "-o", "results", "-q"]).ended(0);
+    folder.run(&["predict", &example("reads.fa"), "-o", "results", "-q"]).assert_code(0);
     let by_nobody = by_nobody && limited(&folder, "--core=0", &["--version".to_owned()], true).status.success();
     let mut met = 0;
     for words in commands() {

@@ -123,11 +123,11 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
          batch: {{tokens: 512}}\nschedule: {{warmup: 0}}\nrun: {{steps: 1}}\n"
     );
     folder.write("classifier.yaml", classifier);
-    folder.run(&["train", "classifier.yaml", "-q", "-o", "classifier"]).ended(0);
+    folder.run(&["train", "classifier.yaml", "-q", "-o", "classifier"]).assert_code(0);
     for shard in ["1/2", "2/2"] {
         folder
             .run(&["predict", "few.fa", "-q", "--shard", shard, "-o", &format!("shard{}", &shard[..1])])
-            .ended(0);
+            .assert_code(0);
     }
     let data = format!("data.train=[\"{}\"]", example("corpus.txt"));
     let (mut ran, mut refused) = (0, 0);

@@ -8,7 +8,7 @@ fn check(name: &str, prepare: impl Fn(&Folder), words: &[&str], code: i32) -> Fo
     let folder = Folder::new(name);
     prepare(&folder);
     let ran = folder.run(words);
-    ran.ended(code).matches(name);
+    ran.assert_code(code).matches(name);
     folder
 }
 
@@ -62,7 +62,7 @@ fn malicious(name: &str, head: &[u8]) {
     let folder = Folder::new(name);
     folder.write("reads.fa", READS);
     folder.write("head.pth", head);
-    folder.run(&words).ended(1).matches(name);
+    folder.run(&words).assert_code(1).matches(name);
     assert!(!folder.path("PWNED").exists(), "the payload was executed");
 }
 
@@ -109,7 +109,7 @@ fn a_budget_that_is_too_small() {
     let (bundle, folder) = (golden(""), Folder::new("budget"));
     folder.write("reads.fa", READS);
     let words = ["predict", "reads.fa", "--weights", &bundle, "--memory-budget", "1MB", "--threads", "1"];
-    let said = folder.run(&words).ended(4).stderr();
+    let said = folder.run(&words).assert_code(4).stderr();
     for part in [
         "error: refused: this step needs ",
         "the budget is 1 000 000 B (short by ",
@@ -129,7 +129,10 @@ fn a_budget_that_is_too_small_for_the_tokens() {
     folder.write("p.faa", ">a\nMKV\n");
     let refused = |budget: &str| {
         let words = ["embed", "--model", &esm, "p.faa", "-o", "e.npy", "--tokens", "4096", "--threads", "1"];
-        folder.run(&[&words[..], &["--memory-budget", budget, "--precision", "f32"]].concat()).ended(4).stderr()
+        folder
+            .run(&[&words[..], &["--memory-budget", budget, "--precision", "f32"]].concat())
+            .assert_code(4)
+            .stderr()
     };
     let said = refused("1kB");
     let needs = said.split("this step needs ").nth(1).and_then(|text| text.split(" B on").next());
@@ -230,11 +233,11 @@ fn help_is_a_success() {
         &["--version"],
     ] {
         let ran = folder.run(words);
-        ran.ended(0);
+        ran.assert_code(0);
         assert!(ran.stdout().contains("plimsoll") && ran.stderr().is_empty(), "{words:?}");
     }
     for flag in ["--expected-length", "--length"] {
         let ran = folder.run(&["predict", "nowhere.fa", flag, "300"]);
-        assert!(ran.ended(1).stderr().contains("no such file"), "{}", ran.stderr());
+        assert!(ran.assert_code(1).stderr().contains("no such file"), "{}", ran.stderr());
     }
 }

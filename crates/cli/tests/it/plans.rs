@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 fn plan(folder: &Folder, words: &[&str]) -> Value {
     let ran = folder.run(&[&["plan", "--format", "json"], words].concat());
-    serde_json::from_str(&ran.ended(0).stdout()).expect("JSON")
+    serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON")
 }
 
 #[test]
@@ -67,10 +67,10 @@ fn a_configuration_is_enough() {
 fn a_plan_as_text() {
     let folder = Folder::new("text");
     let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "h200"];
-    folder.run(&words).ended(0).matches("plan_3b_h200");
+    folder.run(&words).assert_code(0).matches("plan_3b_h200");
     let words =
         ["plan", "--model", &golden("esm2"), "--tokens", "64", "--dump-after", "layout", "--target", "null"];
-    folder.run(&words).ended(0).matches("plan_dump");
+    folder.run(&words).assert_code(0).matches("plan_dump");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn the_budget_changes_the_plan() {
     let model = ["--model", "esm2_t12_35M_UR50D", "--precision", "f32", "--threads", "2"];
     let tokens = |words: &[&str]| plan(&folder, &[&model[..], words].concat())["bounds"]["tokens"].as_u64();
     assert!(tokens(&["--budget", "200MB"]) < tokens(&["--budget", "1GB"]));
-    folder.run(&["plan", model[0], model[1], "--budget", "10MB"]).ended(4);
+    folder.run(&["plan", model[0], model[1], "--budget", "10MB"]).assert_code(4);
 }
 
 /// With three threads or more, the CPU's program runs in one replica per thread. `--threads` is refused for a
@@ -94,11 +94,11 @@ fn threads_are_lanes() {
         let more = format!("{} lanes beside the first", lanes - 1);
         assert_eq!(plan["ledger"][more].is_u64(), lanes > 1, "{plan}");
     }
-    let text = folder.run(&[&["plan"], &model[..], &["--threads", "8"]].concat()).ended(0).stdout();
+    let text = folder.run(&[&["plan"], &model[..], &["--threads", "8"]].concat()).assert_code(0).stdout();
     assert!(text.contains("8 replicas of 1 thread, "), "{text}");
     let said = folder
         .run(&[&["plan"], &model[..], &["--threads", "4", "--target", "h200"]].concat())
-        .ended(1)
+        .assert_code(1)
         .stderr();
     assert!(said.contains("`h200` is not a CPU"), "{said}");
 }
@@ -108,7 +108,7 @@ fn a_percentage_is_of_the_target() {
     let folder = Folder::new("percentage");
     let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", "1%"];
     let ran = folder.run(&words);
-    assert!(ran.ended(4).stderr().contains("the budget is 257 572 208 B"), "{}", ran.stderr());
+    assert!(ran.assert_code(4).stderr().contains("the budget is 257 572 208 B"), "{}", ran.stderr());
 }
 
 #[test]
@@ -116,15 +116,19 @@ fn a_file_without_a_configuration_is_no_model() {
     let folder = Folder::new("no_configuration");
     folder.write("p.faa", ">a\nMKV\n");
     let ran = folder.run(&["plan", "--model", "p.faa"]);
-    assert!(ran.ended(1).stderr().contains("must contain config.json and the weights"), "{}", ran.stderr());
+    assert!(
+        ran.assert_code(1).stderr().contains("must contain config.json and the weights"),
+        "{}",
+        ran.stderr()
+    );
     let words = ["plan", "--model", "esm2_t6_8M_UR50D", "--dump-after", "fuse", "--format", "json"];
-    folder.run(&words).ended(1);
+    folder.run(&words).assert_code(1);
 }
 
 #[test]
 fn the_doctor_looks() {
     let folder = Folder::new("doctor");
-    let text = folder.run(&["doctor"]).ended(0).stdout();
+    let text = folder.run(&["doctor"]).assert_code(0).stdout();
     assert!(text.contains("no models"), "{text}");
     assert!(text.contains(&folder.path("hf/hub").display().to_string()), "{text}");
     // The sections are in this order; kernels are listed only with --kernels.
@@ -133,9 +137,10 @@ fn the_doctor_looks() {
     assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{text}");
     assert!(text.contains("(--precision auto), also ") && text.contains(" free in "), "{text}");
     assert!(!text.contains("gemm_f32"), "{text}");
-    let text = folder.run(&["doctor", "--kernels"]).ended(0).stdout();
+    let text = folder.run(&["doctor", "--kernels"]).assert_code(0).stdout();
     assert!(text.contains("\nkernels, compiled for ") && text.contains("gemm_f32"), "{text}");
-    let json: Value = serde_json::from_str(&folder.run(&["doctor", "--json"]).ended(0).stdout()).expect("JSON");
+    let json: Value =
+        serde_json::from_str(&folder.run(&["doctor", "--json"]).assert_code(0).stdout()).expect("JSON");
     assert_eq!(json["plimsoll"], env!("CARGO_PKG_VERSION"));
     assert!(json["disk"][0]["free_bytes"].as_u64().is_some_and(|free| free > 0), "{json}");
     assert!(json.get("kernels").is_none(), "{json}");
@@ -148,7 +153,8 @@ fn the_doctor_looks() {
         }
     }
     folder.write("hf/hub/models--org--partial/blobs/x.incomplete", "");
-    let json: Value = serde_json::from_str(&folder.run(&["doctor", "--json"]).ended(0).stdout()).expect("JSON");
+    let json: Value =
+        serde_json::from_str(&folder.run(&["doctor", "--json"]).assert_code(0).stdout()).expect("JSON");
     let wanted = serde_json::json!({
         "org/whole": "ESM-2",
         "org/planned": "ESM-2, without weights",
@@ -157,11 +163,11 @@ fn the_doctor_looks() {
     assert_eq!(json["hub_cache"]["models"], wanted);
     assert_eq!(json["torch_hub_cache"]["checkpoints"], serde_json::json!([]));
     folder.write("torch/hub/checkpoints/esm2_t6_8M_UR50D.pt", "12345");
-    let text = folder.run(&["doctor"]).ended(0).stdout();
+    let text = folder.run(&["doctor"]).assert_code(0).stdout();
     assert!(text.contains("facebook/esm2_t6_8M_UR50D: ESM-2, 5 B"), "{text}");
     folder.write("p.faa", ">a\nMKV\n");
-    folder.run(&["embed", "--model", "org/whole", "p.faa", "-o", "e.npy"]).ended(0);
-    folder.run(&["embed", "--model", "org/planned", "p.faa", "-o", "f.npy"]).ended(1);
+    folder.run(&["embed", "--model", "org/whole", "p.faa", "-o", "e.npy"]).assert_code(0);
+    folder.run(&["embed", "--model", "org/planned", "p.faa", "-o", "f.npy"]).assert_code(1);
 }
 
 /// A training configuration of a language model. Planning it reads no other file.
@@ -183,11 +189,11 @@ fn training_as_text() {
     let folder = Folder::new("plan_train");
     folder.write("run.yaml", TRAINED);
     let words = ["plan", "--train", "run.yaml", "--target", "cpu"];
-    folder.run(&[&words[..], &["--budget", "45MB"]].concat()).ended(0).matches("plan_train");
+    folder.run(&[&words[..], &["--budget", "45MB"]].concat()).assert_code(0).matches("plan_train");
     let set =
         ["--set", "optimizer.kind=adamw", "--set", "batch.micro_tokens=2048", "--set", "memory.remat=none"];
     let refused = [&words[..], &["--budget", "70MB"], &set].concat();
-    folder.run(&refused).ended(4).matches("plan_train_refused");
+    folder.run(&refused).assert_code(4).matches("plan_train_refused");
 }
 
 /// Training cannot be planned for GPUs, which have no training kernels; the error lists all missing kernels.
@@ -197,7 +203,7 @@ fn training_on_a_card_is_refused_by_its_ops() {
     folder.write("run.yaml", TRAINED);
     for target in ["4090", "h200", "a100-80"] {
         let ran = folder.run(&["plan", "--train", "run.yaml", "--target", target]);
-        let said = ran.ended(1).stderr();
+        let said = ran.assert_code(1).stderr();
         assert!(said.contains(&format!("target `{target}` has no kernel for ")), "{said}");
         for op in ["`adamw` in f32", "`attention_grad` in f32", "`linear_cross_entropy` in f32"] {
             assert!(said.contains(op), "{said}");
@@ -211,15 +217,15 @@ fn a_budget_above_the_targets_memory_is_refused() {
     let folder = Folder::new("plan_budget_above");
     for budget in ["24GiB", "106GB"] {
         let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", budget];
-        let said = folder.run(&words).ended(1).stderr();
+        let said = folder.run(&words).assert_code(1).stderr();
         assert!(said.contains("is more than `4090` has: 25 757 220 864 B"), "{said}");
     }
     let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", "22GiB"];
-    folder.run(&words).ended(0);
+    folder.run(&words).assert_code(0);
     // The refusal suggests no budget above the target's memory.
     let words =
         ["plan", "--model", "facebook/esm2_t48_15B_UR50D", "--target", "4090", "--stream-weights", "never"];
-    let said = folder.run(&words).ended(4).stderr();
+    let said = folder.run(&words).assert_code(4).stderr();
     assert!(!said.contains("or more"), "{said}");
 }
 
@@ -244,7 +250,7 @@ fn remedies_of_training_are_true() {
         let flags = set(&asked);
         let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--budget", budget];
         let words: Vec<&str> = words.into_iter().chain(flags.iter().map(String::as_str)).collect();
-        let said = folder.run(&words).ended(4).stderr();
+        let said = folder.run(&words).assert_code(4).stderr();
         let (_, list) = said.trim_end().split_once("what fits, cheapest first:  ").expect("remedies");
         let mut costs = vec![];
         for remedy in list.split("   |   ") {
@@ -310,10 +316,14 @@ fn the_largest_that_trains() {
         };
         let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--set", &set];
         let refused = folder.run(&[&words[..], &budget, &also].concat());
-        assert!(refused.ended(4).stderr().contains("refused: this step needs"), "{size}: {}", refused.stderr());
+        assert!(
+            refused.assert_code(4).stderr().contains("refused: this step needs"),
+            "{size}: {}",
+            refused.stderr()
+        );
     }
     let words = ["plan", "--train", "run.yaml", "--target", "cpu", "--largest", "layers", "--budget", "1MB"];
-    folder.run(&words).ended(4);
+    folder.run(&words).assert_code(4);
 }
 
 #[test]
@@ -330,7 +340,7 @@ fn flags_of_the_other_plan() {
         &["--model", "esm2_t6_8M_UR50D", "--set", "run.steps=1"],
         &[],
     ] {
-        folder.run(&[&["plan"], words].concat()).ended(1);
+        folder.run(&[&["plan"], words].concat()).assert_code(1);
     }
 }
 
@@ -352,7 +362,7 @@ fn a_planned_prediction_is_the_one_that_runs() {
             words.extend(tokens.iter().flat_map(|tokens| ["--tokens".to_owned(), (*tokens).to_owned()]));
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let of_run = [&["predict", &reads, "-o", "out", "--force", "-q"], &words[..]].concat();
-            folder.run(&of_run).ended(0);
+            folder.run(&of_run).assert_code(0);
             let record: Value = serde_json::from_slice(&folder.read("out/run.json")).expect("JSON");
             let planned = plan(&folder, &[&["--predict", "--input", &reads], &words[..]].concat());
             let stages = planned["stages"].as_array().expect("stages");
@@ -380,9 +390,10 @@ fn a_prediction_that_does_not_fit_has_a_refused_plan() {
     let folder = Folder::new("plan_predict_refused");
     let (reads, words) = (golden("pipeline/reads.fa"), prediction(&["--memory-budget", "20MB"]));
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let ran = folder.run(&[&["predict", &reads, "-o", "out", "-q"], &words[..]].concat()).ended(4).stderr();
+    let ran =
+        folder.run(&[&["predict", &reads, "-o", "out", "-q"], &words[..]].concat()).assert_code(4).stderr();
     let planned =
-        folder.run(&[&["plan", "--predict", "--input", &reads], &words[..]].concat()).ended(4).stderr();
+        folder.run(&[&["plan", "--predict", "--input", &reads], &words[..]].concat()).assert_code(4).stderr();
     for said in [ran, planned] {
         assert!(
             said.contains("the budget is 20 000 000 B") && said.contains("process: code and tables "),
@@ -416,19 +427,19 @@ fn a_prediction_is_planned_for_cards_that_are_not_here() {
     // In 6.5 GB each encoder fits alone, but not both together, so the prediction runs in two stages.
     let (_, stages) = speed(&["--target", "4090", "--budget", "6.5GB"]);
     assert_eq!(stages, Some(2));
-    folder.run(&["plan", "--predict", "--target", "4090", "--budget", "100MB"]).ended(4);
-    let text = folder.run(&["plan", "--predict", "--target", "h200"]).ended(0).stdout();
+    folder.run(&["plan", "--predict", "--target", "4090", "--budget", "100MB"]).assert_code(4);
+    let text = folder.run(&["plan", "--predict", "--target", "h200"]).assert_code(0).stdout();
     assert!(text.contains("stage 1 of 1: both encoders and the head"), "{text}");
     assert!(
         text.contains(" reads/s of 150 bases, at 1 window a read and 1 open reading frame a window"),
         "{text}"
     );
-    let said = folder.run(&["plan", "--predict", "--target", "cuda"]).ended(1).stderr();
+    let said = folder.run(&["plan", "--predict", "--target", "cuda"]).assert_code(1).stderr();
     assert!(said.contains("give --budget"), "{said}");
-    let said = folder.run(&["plan", "--predict", "--target", "null"]).ended(1).stderr();
+    let said = folder.run(&["plan", "--predict", "--target", "null"]).assert_code(1).stderr();
     assert!(said.contains("--target cpu"), "{said}");
     for flag in [["--read-length", "100"], ["--orfs", "2"], ["--length", "300"], ["--input", "reads.fa"]] {
-        folder.run(&[&["plan", "--model", "esm2_t6_8M_UR50D"], &flag[..]].concat()).ended(1);
+        folder.run(&[&["plan", "--model", "esm2_t6_8M_UR50D"], &flag[..]].concat()).assert_code(1);
     }
 }
 
@@ -442,7 +453,7 @@ fn a_plan_has_the_lines_of_the_process() {
     for label in ["code and tables", "heap", "thread stacks"] {
         assert!(here["process"][label].as_u64().is_some_and(|bytes| bytes > 0), "{label}: {here}");
     }
-    let text = folder.run(&[&["plan"], &model[..]].concat()).ended(0).stdout();
+    let text = folder.run(&[&["plan"], &model[..]].concat()).assert_code(0).stdout();
     let (_, process) = text.split_once("of the budget the process takes").expect("the lines of the process");
     assert!(process.contains("\n  code and tables ") && process.contains("\n  thread stacks "), "{text}");
     // The budget covers the process and the plan: with 8 MiB more than the process lines, the plan has at most
@@ -455,11 +466,11 @@ fn a_plan_has_the_lines_of_the_process() {
     let peak = here["peak_bytes"].as_u64().expect("bytes");
     assert!(peak <= 8 << 20, "{here}");
     let none = ["--model", &golden("esm2"), "--threads", "2", "--budget", "20MB"];
-    let said = folder.run(&[&["plan"], &none[..]].concat()).ended(4).stderr();
+    let said = folder.run(&[&["plan"], &none[..]].concat()).assert_code(4).stderr();
     assert!(said.contains("process: code and tables"), "{said}");
     let proteins = golden("esm2/proteins.faa");
     let words = ["embed", "--model", &golden("esm2"), &proteins, "-o", "e.npy", "--threads", "2", "--json"];
-    let report: Value = serde_json::from_str(&folder.run(&words).ended(0).stdout()).expect("JSON");
+    let report: Value = serde_json::from_str(&folder.run(&words).assert_code(0).stdout()).expect("JSON");
     assert_eq!(report["process"]["thread stacks"], here["process"]["thread stacks"], "{report}");
     let card = plan(&folder, &["--model", &golden("esm2"), "--target", "h200"]);
     assert_eq!(card["process"], serde_json::json!({}));

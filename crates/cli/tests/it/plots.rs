@@ -26,7 +26,7 @@ fn results(folder: &Folder) {
 fn check(name: &str, words: &[&str], code: i32) {
     let folder = Folder::new(name);
     results(&folder);
-    folder.run(words).ended(code).matches(name);
+    folder.run(words).assert_code(code).matches(name);
 }
 
 #[test]
@@ -49,9 +49,9 @@ fn what_cannot_be_drawn() {
 fn pictures_that_are_there_are_kept() {
     let folder = Folder::new("plot_there");
     results(&folder);
-    folder.run(&["plot", "out"]).ended(0);
-    folder.run(&["plot", "out"]).ended(1).matches("plot_there");
-    folder.run(&["plot", "out", "--force"]).ended(0);
+    folder.run(&["plot", "out"]).assert_code(0);
+    folder.run(&["plot", "out"]).assert_code(1).matches("plot_there");
+    folder.run(&["plot", "out", "--force"]).assert_code(0);
 }
 
 /// Pictures are written beside the result folder, so that `predict --force` can still replace the results.
@@ -59,11 +59,11 @@ fn pictures_that_are_there_are_kept() {
 fn a_prediction_can_be_drawn_and_then_replaced() {
     let folder = Folder::new("plot_predicted");
     let words = ["predict", &golden("pipeline/reads.fa"), "-o", "out", "-q"];
-    folder.run(&words).ended(0);
-    folder.run(&["plot", "out", "--format", "svg"]).ended(0);
+    folder.run(&words).assert_code(0);
+    folder.run(&["plot", "out", "--format", "svg"]).assert_code(0);
     let picture = String::from_utf8(folder.read("out_plots/overview.svg")).expect("text");
     assert!(picture.contains(">reads.fa<"));
-    folder.run(&[&words[..], &["--force"]].concat()).ended(0);
+    folder.run(&[&words[..], &["--force"]].concat()).assert_code(0);
 }
 
 /// Writes the golden results in VirNucPro's layout: `reads_chunked500.fa` and `reads_merged/`.
@@ -81,10 +81,10 @@ fn results_of_the_original_are_drawn() {
     let folder = Folder::new("plot_original");
     original(&folder);
     let words = ["predict", &golden("pipeline/reads.fa"), "--weights", &golden(""), "--precision", "f32", "-q"];
-    folder.run(&[&words[..], &["-o", "out", "--length", "500"]].concat()).ended(0);
+    folder.run(&[&words[..], &["-o", "out", "--length", "500"]].concat()).assert_code(0);
     let drawn = |results: &str, output: &str| {
         let record = ["--record", "read_10", "--format", "svg"];
-        folder.run(&[&["plot", results, "-o", output], &record[..]].concat()).ended(0);
+        folder.run(&[&["plot", results, "-o", output], &record[..]].concat()).assert_code(0);
         ["overview", "record_read_10"].map(|name| {
             let text = String::from_utf8(folder.read(&format!("{output}/{name}.svg"))).expect("text");
             assert!(text.contains("VirNucPro") != text.contains("plimsoll 0."), "{text}");
@@ -112,8 +112,9 @@ fn results_of_the_original_are_drawn() {
 #[test]
 fn results_of_the_original_that_contradict_each_other() {
     let folder = Folder::new("plot_original_torn");
-    let said =
-        |words: &str| folder.run(&["plot", "o/reads_merged", "-o", "p"]).ended(1).stderr().contains(words);
+    let said = |words: &str| {
+        folder.run(&["plot", "o/reads_merged", "-o", "p"]).assert_code(1).stderr().contains(words)
+    };
     let edit = |file: &str, from: &str, to: &str| {
         original(&folder);
         let text = String::from_utf8(folder.read(file)).expect("text");

@@ -16,7 +16,7 @@ fn the_goldens() {
     for length in ["300", "500"] {
         let words = ["predict", &golden(READS), "--weights", &golden(""), "--length", length, "-o", length];
         let ran = folder.run(&[&words[..], &["--precision", "f32", "--keep-intermediate", "-q"]].concat());
-        assert!(ran.ended(0).stdout().is_empty(), "{}", ran.stdout());
+        assert!(ran.assert_code(0).stdout().is_empty(), "{}", ran.stdout());
         for file in ["chunked.fa", "nucleotide.fa", "protein.faa", "prediction_results_highestscore.csv"] {
             let wanted = fs::read(golden(&format!("pipeline/expected_{length}/{file}"))).expect("golden");
             assert!(folder.read(&format!("{length}/{file}")) == wanted, "{length}/{file}");
@@ -30,11 +30,11 @@ fn a_second_run_is_complete_and_another_is_refused() {
     fs::copy(golden(READS), folder.path("reads.fa")).expect("copied");
     let ran = folder.run(&["predict", "reads.fa", "--threads", "1"]);
     let warning = "warning: the built-in models are UNTRAINED";
-    assert!(ran.ended(0).stderr().contains(warning), "{}", ran.stderr());
+    assert!(ran.assert_code(0).stderr().contains(warning), "{}", ran.stderr());
     assert!(ran.stdout().contains("results in reads_plimsoll"), "{}", ran.stdout());
-    folder.run(&["predict", "reads.fa", "--threads", "2"]).ended(0).matches("complete");
-    folder.run(&["predict", "reads.fa", "--length", "300"]).ended(3).matches("other_run");
-    folder.run(&["predict", "reads.fa", "--length", "300", "--force"]).ended(0);
+    folder.run(&["predict", "reads.fa", "--threads", "2"]).assert_code(0).matches("complete");
+    folder.run(&["predict", "reads.fa", "--length", "300"]).assert_code(3).matches("other_run");
+    folder.run(&["predict", "reads.fa", "--length", "300", "--force"]).assert_code(0);
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn a_model_by_itself_wins_over_the_bundle() {
     let reads = golden(READS);
     let run = |words: &[&str]| {
         let ran = folder.run(&[&["predict", &reads, "--json", "--force", "-o", "out"], words].concat());
-        let record: serde_json::Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+        let record: serde_json::Value = serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON");
         record["models"].clone()
     };
     fs::copy(golden("head.pth"), folder.path("500_model.pth")).expect("copied");
@@ -58,7 +58,7 @@ fn a_model_by_itself_wins_over_the_bundle() {
 fn a_shard_of_standard_input_is_refused() {
     let folder = Folder::new("shard_of_a_pipe");
     let ran = folder.run_with(&["predict", "-", "--shard", "1/2", "-o", "out"], b">a\nACGTACGTACGT\n");
-    ran.ended(1);
+    ran.assert_code(1);
     assert!(ran.stderr().contains("--shard: the input must be files"), "{}", ran.stderr());
 }
 
@@ -66,9 +66,9 @@ fn a_shard_of_standard_input_is_refused() {
 fn standard_input_has_a_folder_too() {
     let folder = Folder::new("stdin");
     let reads = fs::read(golden(READS)).expect("golden");
-    folder.run_with(&["predict", "-"], &reads).ended(0);
+    folder.run_with(&["predict", "-"], &reads).assert_code(0);
     assert!(folder.path("stdin_plimsoll/run.json").exists());
-    folder.run_with(&["predict", "-"], &reads).ended(3);
+    folder.run_with(&["predict", "-"], &reads).assert_code(3);
 }
 
 /// An error that occurs while the input pipe is still open ends the command without waiting for the end of the
@@ -146,7 +146,7 @@ fn sequences_that_fail_are_exit_code_2() {
     folder.write("reads.fa", ">a\nACGAAAGCAGCAGCAGCA\n");
     let words = ["predict", "reads.fa", "--weights", &golden(""), "--protein-model", "esm2"];
     for _ in 0..2 {
-        folder.run(&words).ended(2);
+        folder.run(&words).assert_code(2);
     }
     let notes = String::from_utf8(folder.read("reads_plimsoll/notes.tsv")).expect("text");
     assert!(notes.contains("a\tfailed\twindow 1 frame F1"), "{notes}");
@@ -164,9 +164,9 @@ fn the_head_names_the_length_of_windows() {
     };
     let ran = run(&["--length", "500", "-o", "refused"]);
     let wanted = "300_model.pth is a head for windows of 300 bases, --length is 500; omit --length";
-    assert!(ran.ended(1).stderr().contains(wanted), "{}", ran.stderr());
-    run(&["--length", "300", "-o", "given"]).ended(0);
-    run(&["-o", "named"]).ended(0);
+    assert!(ran.assert_code(1).stderr().contains(wanted), "{}", ran.stderr());
+    run(&["--length", "300", "-o", "given"]).assert_code(0);
+    run(&["-o", "named"]).assert_code(0);
     assert_eq!(folder.read("named/windows.tsv"), folder.read("given/windows.tsv"));
 }
 
@@ -177,11 +177,11 @@ fn virnucpros_heads_are_found_in_a_folder_of_weights() {
     let esm2 = golden("esm2");
     let run = |more: &[&str]| folder.run(&[&words[..], &["--protein-model", &esm2], more].concat());
     folder.write("w/300_model.pth", fs::read(golden("head.pth")).expect("golden"));
-    run(&["-o", "one"]).ended(0);
+    run(&["-o", "one"]).assert_code(0);
     folder.write("w/500_model.pth", fs::read(golden("head.pth")).expect("golden"));
     let ran = run(&["-o", "two"]);
-    assert!(ran.ended(1).stderr().contains("300_model.pth and 500_model.pth"), "{}", ran.stderr());
-    run(&["-o", "three", "--length", "300"]).ended(0);
+    assert!(ran.assert_code(1).stderr().contains("300_model.pth and 500_model.pth"), "{}", ran.stderr());
+    run(&["-o", "three", "--length", "300"]).assert_code(0);
     assert_eq!(folder.read("one/windows.tsv"), folder.read("three/windows.tsv"));
 }
 
@@ -191,10 +191,10 @@ fn a_head_alone_takes_the_encoders_of_the_hub() {
     fs::copy(golden("head.pth"), folder.path("500_model.pth")).expect("copied");
     // The hub cache is empty and the network is disabled, so the encoders cannot be opened.
     let ran = folder.run(&["predict", &golden(READS), "--head", "500_model.pth"]);
-    assert!(ran.ended(1).stderr().contains("zhihan1996/DNABERT-S"), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains("zhihan1996/DNABERT-S"), "{}", ran.stderr());
     let dna = golden("dnabert_s");
     let ran = folder.run(&["predict", &golden(READS), "--head", "500_model.pth", "--dna-model", &dna]);
-    assert!(ran.ended(1).stderr().contains("facebook/esm2_t36_3B_UR50D"), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains("facebook/esm2_t36_3B_UR50D"), "{}", ran.stderr());
 }
 
 /// The fields of predictions.tsv, without its header.
@@ -213,7 +213,7 @@ fn rna_gives_what_its_dna_gives() {
     folder.write("rna.fa", format!(">a\n{rna}\n>b\n{}\n", rna[7..200].to_lowercase()));
     let words = ["--weights", &golden(""), "--precision", "f32", "--keep-intermediate", "-q", "-o"];
     for (file, out) in [("dna.fa", "dna"), ("rna.fa", "rna")] {
-        folder.run(&[&["predict", file][..], &words, &[out]].concat()).ended(0);
+        folder.run(&[&["predict", file][..], &words, &[out]].concat()).assert_code(0);
     }
     assert_eq!(predictions(&folder, "rna/predictions.tsv"), predictions(&folder, "dna/predictions.tsv"));
     let notes = String::from_utf8(folder.read("rna/notes.tsv")).expect("text");
@@ -222,7 +222,7 @@ fn rna_gives_what_its_dna_gives() {
     // frame is open.
     folder
         .run(&[&["predict", "rna.fa", "--original-alphabet"][..], &words, &["as_original"]].concat())
-        .ended(0);
+        .assert_code(0);
     let read = |name: &str| String::from_utf8(folder.read(name)).expect("text");
     let frames = |name: &str| read(name).matches('>').count();
     assert_eq!(frames("as_original/protein.faa"), 12, "six frames of both records");
@@ -238,7 +238,7 @@ fn proteins_are_refused_by_the_name_of_the_first() {
     folder.write("later.fa", format!(">fine\n{}\n>prot_2\n{protein}\n", "ACGT".repeat(50)));
     for (file, name, line) in [("first.faa", "prot_1", "line 1"), ("later.fa", "prot_2", "line 3")] {
         let ran = folder.run(&["predict", file, "-o", "out", "-q"]);
-        let text = ran.ended(1).stderr();
+        let text = ran.assert_code(1).stderr();
         for part in [file, name, line, "no nucleotide sequence", "plimsoll embed"] {
             assert!(text.contains(part), "{part}: {text}");
         }
@@ -255,13 +255,13 @@ fn a_folder_stands_for_its_sequence_files() {
     folder.write("samples/a.fa", &reads[..half]);
     folder.write("samples/README.txt", "no sequences");
     folder.write("samples/.fa", "a hidden file without a name");
-    folder.run(&["predict", "samples", "--weights", &golden(""), "-q"]).ended(0);
-    folder.run(&["predict", &golden(READS), "--weights", &golden(""), "-q", "-o", "whole"]).ended(0);
+    folder.run(&["predict", "samples", "--weights", &golden(""), "-q"]).assert_code(0);
+    folder.run(&["predict", &golden(READS), "--weights", &golden(""), "-q", "-o", "whole"]).assert_code(0);
     let (got, wanted) = (folder.read("samples_plimsoll/predictions.tsv"), folder.read("whole/predictions.tsv"));
     assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(&wanted));
     folder.write("nothing/README.txt", "no sequences");
     let ran = folder.run(&["predict", "nothing", "-q"]);
-    assert!(ran.ended(1).stderr().contains("a folder without sequence files"), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains("a folder without sequence files"), "{}", ran.stderr());
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_gpu_flag_under_auto_is_a_warning_where_the_cpu_computes() {
     let words =
         ["predict", &golden(READS), "--weights", &golden(""), "-o", "out", "--no-cuda-streams", "--json"];
     let ran = folder.run(&words);
-    let record: serde_json::Value = serde_json::from_str(&ran.ended(0).stdout()).expect("JSON");
+    let record: serde_json::Value = serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON");
     if record["device"].as_str().is_some_and(|name| name.contains("NVIDIA")) {
         println!("skipped: this machine has a GPU");
         return;
@@ -295,8 +295,8 @@ fn mates_and_samples_that_share_names_are_all_computed() {
         format!(">x\n{}\n>y\n{}\n>x#2\n{}\n>y#2\n{}\n", sequence(0), sequence(1), sequence(2), sequence(3)),
     );
     let words = ["--weights", &golden(""), "--precision", "f32", "-q", "-o"];
-    folder.run(&[&["predict", "r1.fa", "r2.fa"][..], &words, &["both"]].concat()).ended(0);
-    folder.run(&[&["predict", "apart.fa"][..], &words, &["apart"]].concat()).ended(0);
+    folder.run(&[&["predict", "r1.fa", "r2.fa"][..], &words, &["both"]].concat()).assert_code(0);
+    folder.run(&[&["predict", "apart.fa"][..], &words, &["apart"]].concat()).assert_code(0);
     for file in
         ["predictions.tsv", "windows.tsv", "prediction_results.txt", "prediction_results_highestscore.csv"]
     {
@@ -308,10 +308,12 @@ fn mates_and_samples_that_share_names_are_all_computed() {
     // Shards give duplicate records the names that the whole run gives.
     for shard in ["1/2", "2/2"] {
         let out = format!("shard{}", &shard[..1]);
-        folder.run(&[&["predict", "r1.fa", "r2.fa", "--shard", shard][..], &words, &[&out]].concat()).ended(0);
+        folder
+            .run(&[&["predict", "r1.fa", "r2.fa", "--shard", shard][..], &words, &[&out]].concat())
+            .assert_code(0);
     }
     let merge = ["--merge", "shard1", "--merge", "shard2"];
-    folder.run(&[&["predict", "r1.fa", "r2.fa"][..], &merge, &words, &["merged"]].concat()).ended(0);
+    folder.run(&[&["predict", "r1.fa", "r2.fa"][..], &merge, &words, &["merged"]].concat()).assert_code(0);
     assert!(folder.read("merged/predictions.tsv") == folder.read("both/predictions.tsv"));
 }
 
@@ -333,7 +335,7 @@ fn records_called_virus_keep_their_titles_letters_and_qualities() {
         folder.run(&words)
     };
     let ran = run("in.fa", "fasta", "fasta");
-    ran.ended(0);
+    ran.assert_code(0);
     let hits = String::from_utf8(folder.read("fasta/virus.fna")).expect("text");
     let titles: Vec<&str> = hits.lines().filter(|line| line.starts_with('>')).collect();
     let table = String::from_utf8(folder.read("fasta/predictions.tsv")).expect("text");
@@ -348,7 +350,7 @@ fn records_called_virus_keep_their_titles_letters_and_qualities() {
     assert_eq!(table.lines().nth(2), Some("empty\t0\t0\t0\t0\tNA\tskipped"), "{table}");
 
     let ran = run("in.fastq", "fastq.gz", "fastq");
-    ran.ended(0);
+    ran.assert_code(0);
     let packed = std::fs::File::open(folder.path("fastq/virus.fastq.gz")).expect("there");
     let mut hits = String::new();
     std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(packed), &mut hits).expect("gzip");
@@ -358,7 +360,7 @@ fn records_called_virus_keep_their_titles_letters_and_qualities() {
     assert!(!folder.path("fastq/virus.fna").exists());
 
     let ran = run("in.fa", "fastq", "refused");
-    let said = ran.ended(1).stderr();
+    let said = ran.assert_code(1).stderr();
     assert!(said.contains("in.fa") && said.contains("--hits-format fasta"), "{said}");
 }
 
@@ -370,7 +372,7 @@ fn windows_that_no_open_reading_frame_fills_are_told_of() {
     folder.write("in.fa", format!(">a\n{}\n", "TAGCTAACTGA".repeat(200)));
     let check = |length: &str, genes: bool| {
         let ran = folder.run(&["predict", "in.fa", "--length", length, "--force", "-o", "out"]);
-        let said = ran.ended(0).stderr();
+        let said = ran.assert_code(0).stderr();
         assert_eq!(said.contains("longer than most genes"), genes, "{said}");
         assert!(said.contains("has an open reading frame"), "{said}");
     };

@@ -48,7 +48,7 @@ fn embeddings_in_less_memory_than_the_weights() {
     folder.write("p.faa", PROTEINS);
     let run = |words: &[&str], code| {
         let ran = folder.run(&[&EMBED, words].concat());
-        ran.ended(code).stderr()
+        ran.assert_code(code).stderr()
     };
     let said = run(&[], 0);
     assert!(!said.contains("stream"), "{said}");
@@ -83,7 +83,7 @@ fn embeddings_in_less_memory_than_the_weights() {
 
 fn plan(folder: &Folder, words: &[&str]) -> Value {
     let model = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--precision", "f32", "--format", "json"];
-    serde_json::from_str(&folder.run(&[&model[..], words].concat()).ended(0).stdout()).expect("JSON")
+    serde_json::from_str(&folder.run(&[&model[..], words].concat()).assert_code(0).stdout()).expect("JSON")
 }
 
 #[test]
@@ -105,8 +105,8 @@ fn plans_say_what_streams() {
     assert!(tokens(&smaller) > Some(1024) && tokens(&smaller) < tokens(&small), "{smaller}");
 
     let words = ["plan", "--model", "facebook/esm2_t36_3B_UR50D", "--target", "4090", "--budget", "2GB"];
-    folder.run(&words).ended(0).matches("plan_3b_streamed");
-    folder.run(&[&words[..], &["--stream-weights", "never"]].concat()).ended(4).matches("plan_3b_never");
+    folder.run(&words).assert_code(0).matches("plan_3b_streamed");
+    folder.run(&[&words[..], &["--stream-weights", "never"]].concat()).assert_code(4).matches("plan_3b_never");
     let dump = folder.run(&[&words[..], &["--dump-after", "stream"]].concat());
-    assert!(dump.ended(0).stdout().starts_with("graph T <= "), "{}", dump.stdout());
+    assert!(dump.assert_code(0).stdout().starts_with("graph T <= "), "{}", dump.stdout());
 }

@@ -34,7 +34,7 @@ thresholds:
 fn keys_of_another_trainer() {
     let folder = Folder::new("train_ava");
     folder.write("ava.yaml", AVA);
-    folder.run(&["train", "ava.yaml", "--print-config"]).ended(1).matches("train_ava");
+    folder.run(&["train", "ava.yaml", "--print-config"]).assert_code(1).matches("train_ava");
 }
 
 #[test]
@@ -45,10 +45,10 @@ fn values_that_make_no_sense() {
         "data: {train: [a.txt]}\nrun: {steps: 10}\nmodel: {heads: 7}\noptimizer: {lr: -1}\n",
     );
     let words = ["train", "run.yaml", "--print-config", "--set", "batch.tokens=many"];
-    folder.run(&words).ended(1).matches("train_values");
+    folder.run(&words).assert_code(1).matches("train_values");
     let words = ["train", "run.yaml", "--print-config", "--set", "optimizer.lr=1e-4", "--budget", "much"];
-    folder.run(&words).ended(1).matches("train_rules");
-    folder.run(&["train", "nowhere.yaml", "--print-config"]).ended(1).matches("train_nowhere");
+    folder.run(&words).assert_code(1).matches("train_rules");
+    folder.run(&["train", "nowhere.yaml", "--print-config"]).assert_code(1).matches("train_nowhere");
 }
 
 #[test]
@@ -56,14 +56,14 @@ fn a_configuration_with_every_key() {
     let folder = Folder::new("train_printed");
     folder.write("run.yaml", "data: {train: [a.txt]}\nrun: {steps: 10}\n");
     let words = ["train", "run.yaml", "--print-config", "--set", "model.preset=small", "--budget", "24GiB"];
-    let printed = folder.run(&words).ended(0).stdout();
+    let printed = folder.run(&words).assert_code(0).stdout();
     for line in ["  hidden: 512\n", "  preset: small\n", "  budget: \"24GiB\"\n", "  micro_tokens: auto\n"] {
         assert!(printed.contains(line), "{line}: {printed}");
     }
     folder.write("again.yaml", &printed);
-    assert_eq!(folder.run(&["train", "again.yaml", "--print-config"]).ended(0).stdout(), printed);
+    assert_eq!(folder.run(&["train", "again.yaml", "--print-config"]).assert_code(0).stdout(), printed);
     let schema: serde_json::Value =
-        serde_json::from_str(&folder.run(&["train", "--schema"]).ended(0).stdout()).expect("JSON");
+        serde_json::from_str(&folder.run(&["train", "--schema"]).assert_code(0).stdout()).expect("JSON");
     assert_eq!(schema["properties"]["optimizer"]["properties"]["lr"]["exclusiveMinimum"], 0);
 }
 
@@ -82,7 +82,7 @@ fn steps_that_overflow_are_said_and_counted() {
          run: {steps: 2, threads: 1, output: out, evaluate_every: null}\n",
     );
     let ran = folder.run(&["train", "run.yaml", "--budget", "2GB"]);
-    ran.ended(0);
+    ran.assert_code(0);
     for (step, scale) in [(1, 500_000_000u64), (2, 250_000_000)] {
         let line = format!("step {step} skipped: gradient not finite; the loss scale is now {scale}");
         assert!(ran.stderr().contains(&line), "{line}: {}", ran.stderr());
@@ -98,7 +98,7 @@ fn the_examples_are_configurations() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     for name in ["moe-mini.yaml", "moe-base.yaml", "moe-4b.yaml", "dense-7b.yaml", "head.yaml"] {
         let path = examples.join(name).display().to_string();
-        folder.run(&["train", &path, "--print-config"]).ended(0);
+        folder.run(&["train", &path, "--print-config"]).assert_code(0);
     }
 }
 
@@ -113,7 +113,7 @@ fn a_file_of_another_trainer_is_translated() {
     );
     let words = ["train", "--from-config", "ds.json", "--print-config", "--set", "data.train=[a.txt]"];
     let ran = folder.run(&[&words[..], &["--set", "run.steps=10"]].concat());
-    let said = ran.ended(0).stderr();
+    let said = ran.assert_code(0).stderr();
     for line in [
         "ds.json: a configuration of deepspeed",
         "`optimizer.params.lr` 3e-5: `optimizer.lr` 3e-5",
@@ -127,13 +127,17 @@ fn a_file_of_another_trainer_is_translated() {
     let printed = ran.stdout();
     assert!(printed.contains("  lr: 3e-5\n") && printed.contains("  kind: bf16\n"), "{printed}");
     folder.write("run.yaml", &printed);
-    assert_eq!(folder.run(&["train", "run.yaml", "--print-config"]).ended(0).stdout(), printed);
+    assert_eq!(folder.run(&["train", "run.yaml", "--print-config"]).assert_code(0).stdout(), printed);
     // A file that is not recognised needs `--from-format`.
     folder.write("other.json", "{\"max_steps\": 5}");
     let words = ["train", "--from-config", "other.json", "--print-config"];
     assert!(
-        folder.run(&words).ended(1).stderr().contains("--from-format: ava, deepspeed, huggingface, torchtitan")
+        folder
+            .run(&words)
+            .assert_code(1)
+            .stderr()
+            .contains("--from-format: ava, deepspeed, huggingface, torchtitan")
     );
-    folder.run(&[&words[..], &["--from-format", "huggingface"]].concat()).ended(0);
-    folder.run(&["train", "--from-config", "other.json"]).ended(1);
+    folder.run(&[&words[..], &["--from-format", "huggingface"]].concat()).assert_code(0);
+    folder.run(&["train", "--from-config", "other.json"]).assert_code(1);
 }

@@ -122,7 +122,7 @@ fn presets_are_planned() {
             "optimizer.kind=adamw",
         ];
         let words = [&words[..], &fixed].concat();
-        let plan: Value = serde_json::from_str(&folder.run(&words).ended(0).stdout()).expect("JSON");
+        let plan: Value = serde_json::from_str(&folder.run(&words).assert_code(0).stdout()).expect("JSON");
         let found = plan["parameters"].as_u64().expect("a number");
         assert_eq!((found + 5_000_000) / 10_000_000, tens, "{name}: {found} parameters");
         let ledger = plan["ledger"].as_object().expect("lines");
@@ -136,5 +136,5 @@ fn presets_are_planned() {
     let fixed =
         ["--set", "memory.remat=full", "--set", "batch.micro_tokens=16384", "--set", "optimizer.kind=adamw"];
     let words: Vec<&str> = words.into_iter().chain(keys.iter().map(String::as_str)).chain(fixed).collect();
-    folder.run(&words).ended(4);
+    folder.run(&words).assert_code(4);
 }

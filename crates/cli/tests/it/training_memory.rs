@@ -15,7 +15,7 @@ fn run(name: &str, more: &[&str]) -> Value {
     for value in base.iter().chain(more) {
         words.extend(["--set", value]);
     }
-    folder.run(&words).ended(0);
+    folder.run(&words).assert_code(0);
     serde_json::from_slice(&folder.read("out/run.json")).expect("a record")
 }
 

@@ -10,9 +10,9 @@ use std::fs;
 fn the_goldens_pass() {
     let folder = Folder::new("verify");
     let ran = folder.run(&["verify", "--weights", &golden("")]);
-    assert!(ran.ended(0).stdout().ends_with("pass: 3 of 3 models\n"), "{}", ran.stdout());
+    assert!(ran.assert_code(0).stdout().ends_with("pass: 3 of 3 models\n"), "{}", ran.stdout());
     let words = ["verify", "--model", &golden("esm2"), "--model", &golden("dnabert_s"), "--json"];
-    let report: Value = serde_json::from_str(&folder.run(&words).ended(0).stdout()).expect("JSON");
+    let report: Value = serde_json::from_str(&folder.run(&words).assert_code(0).stdout()).expect("JSON");
     assert_eq!((&report["passes"], report["models"].as_array().map(Vec::len)), (&Value::Bool(true), Some(2)));
 }
 
@@ -22,18 +22,18 @@ fn a_model_that_does_not_pass_is_exit_code_1() {
     let edit = |text: &str| text.replace("\"layer_norm_eps\": 1e-05", "\"layer_norm_eps\": 1e-02");
     folder.model("esm2", "config.json", edit);
     let ran = folder.run(&["verify", "--model", "esm2", "-q", "--json"]);
-    let report: Value = serde_json::from_str(&ran.ended(1).stdout()).expect("JSON");
+    let report: Value = serde_json::from_str(&ran.assert_code(1).stdout()).expect("JSON");
     let checks = report["models"][0]["checks"].as_array().expect("checks");
     let failed: Vec<&str> =
         checks.iter().filter(|c| c["outcome"] == "FAIL").filter_map(|c| c["check"].as_str()).collect();
     assert_eq!(failed, ["answers"; 3]);
     let ran = folder.run(&["verify", "--model", "org/none"]);
-    assert!(ran.ended(1).stdout().contains("HF_HUB_OFFLINE prevents the download"), "{}", ran.stdout());
+    assert!(ran.assert_code(1).stdout().contains("HF_HUB_OFFLINE prevents the download"), "{}", ran.stdout());
     let ran = folder.run(&["verify"]);
-    assert!(ran.ended(1).stderr().contains("--weights <DIR>"), "{}", ran.stderr());
+    assert!(ran.assert_code(1).stderr().contains("--weights <DIR>"), "{}", ran.stderr());
     // A budget that is too small is refused with exit code 4.
     let words = ["verify", "--model", "esm2", "--memory-budget", "100kB", "--threads", "1"];
-    folder.run(&words).ended(4);
+    folder.run(&words).assert_code(4);
 }
 
 /// Writes the files with the inputs and outputs of the head in a VirNucPro run on the golden reads:
@@ -80,24 +80,24 @@ fn a_head_alone_is_compared_with_the_reference() {
     reference(&folder, "r/reads", |text| text);
     folder.write("r/reads_chunked500.fa", "");
     let words = ["verify", "--head", "500_model.pth", "--reference", "r", "--json"];
-    let report: Value = serde_json::from_str(&folder.run(&words).ended(0).stdout()).expect("JSON");
+    let report: Value = serde_json::from_str(&folder.run(&words).assert_code(0).stdout()).expect("JSON");
     let rows = fs::read_to_string(golden("pipeline/expected_500/prediction_results.txt")).expect("golden");
     let (outcome, detail) = of_reference(&report).pop().expect("a check");
     assert_eq!(outcome, "pass");
     assert!(detail.starts_with(&format!("reads: {} scores: off by ", rows.lines().count() - 1)), "{detail}");
     // A score in the reference that the head does not compute.
     reference(&folder, "r/reads", |text| text.replace("0.11324274\t0.8867572", "0.11320000\t0.8868000"));
-    let report: Value = serde_json::from_str(&folder.run(&words).ended(1).stdout()).expect("JSON");
+    let report: Value = serde_json::from_str(&folder.run(&words).assert_code(1).stdout()).expect("JSON");
     assert_eq!(of_reference(&report)[0].0, "FAIL");
     // Scores for windows of another length are not compared, and a row that cannot be parsed is an error.
     let other = ["verify", "--head", "300_model.pth", "--reference", "r", "--json"];
-    let report: Value = serde_json::from_str(&folder.run(&other).ended(0).stdout()).expect("JSON");
+    let report: Value = serde_json::from_str(&folder.run(&other).assert_code(0).stdout()).expect("JSON");
     let note = "reads: its windows have 500 bases, this head is for 300".to_owned();
     assert_eq!(of_reference(&report), [("note".to_owned(), note)]);
     reference(&folder, "r/reads", |text| format!("{text}cut off\n"));
-    let said = folder.run(&words).ended(1).stderr();
+    let said = folder.run(&words).assert_code(1).stderr();
     assert!(said.contains(&format!("prediction_results.txt, line {}: ", rows.lines().count() + 1)), "{said}");
-    let said = folder.run(&["verify", "--head", "none.pth"]).ended(1).stderr();
+    let said = folder.run(&["verify", "--head", "none.pth"]).assert_code(1).stderr();
     assert!(said.contains("--head none.pth: there is no such file"), "{said}");
 }
 
@@ -114,7 +114,7 @@ fn every_head_of_a_bundle_is_found_by_its_name() {
     for head in ["500_model.pth", "300_model.pth"] {
         fs::copy(golden("head.pth"), folder.path(&format!("w/{head}"))).expect("copied");
     }
-    let said = folder.run(&["verify", "--weights", "w"]).ended(0).stdout();
+    let said = folder.run(&["verify", "--weights", "w"]).assert_code(0).stdout();
     assert!(said.contains("w/300_model.pth: ") && said.contains("w/500_model.pth: "), "{said}");
     assert!(said.ends_with("pass: 4 of 4 models\n"), "{said}");
 }

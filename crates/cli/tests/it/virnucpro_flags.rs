@@ -77,7 +77,7 @@ fn ran(folder: &Folder, words: &[&str]) -> (Value, Vec<String>) {
             true => &[],
             false => &["--threads", "2"],
         };
-    folder.run(&[&base[..], to, threads, words].concat()).ended(0);
+    folder.run(&[&base[..], to, threads, words].concat()).assert_code(0);
     let record: Value = serde_json::from_slice(&folder.read(&format!("{output}/run.json"))).expect("JSON");
     let mut settings = record["settings"].clone();
     // The budget is 80 % of the memory that is free when the run starts.
@@ -111,7 +111,7 @@ fn every_flag_works_or_names_ours() {
             }
             Refused(ours) => {
                 let base = ["predict", "read.fa", "--weights", "w", "-o", "refused"];
-                let said = folder.run(&[&base[..], &words].concat()).ended(1).stderr();
+                let said = folder.run(&[&base[..], &words].concat()).assert_code(1).stderr();
                 assert!(said.contains(ours), "{words:?}: {said}");
                 assert!(!folder.path("refused/run.json").exists(), "{words:?}");
             }
@@ -125,9 +125,9 @@ fn every_flag_works_or_names_ours() {
 fn a_model_type_alone_names_the_heads_file() {
     let folder = Folder::new("virnucpro_model_type");
     folder.write("read.fa", ">a\nACGT\n");
-    let said = folder.run(&["predict", "read.fa", "-m", "300"]).ended(1).stderr();
+    let said = folder.run(&["predict", "read.fa", "-m", "300"]).assert_code(1).stderr();
     assert!(said.contains("--head 300_model.pth"), "{said}");
-    let help = folder.run(&["predict", "--help"]).ended(0).stdout();
+    let help = folder.run(&["predict", "--help"]).assert_code(0).stdout();
     for hidden in ["--model-type", "--gpus", "--parallel", "--resume", "--esm-batch-size"] {
         assert!(!help.contains(hidden), "{hidden}: {help}");
     }

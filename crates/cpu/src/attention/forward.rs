@@ -15,7 +15,7 @@ use super::super::tile::{Begin, PANEL, strip};
 use super::super::view::{Rows, RowsMut};
 use super::pack::{Head, gather, rotate, transpose};
 use super::workspace_bytes;
-use super::{Attention, Block, ROW, STRIP, View, blocks, keys_of, show};
+use super::{Attention, QueryBlock, ROW, STRIP, View, blocks, keys_of, show};
 
 /// Distance, in rows, by which rows of v are prefetched.
 const AHEAD: usize = 16;
@@ -47,21 +47,21 @@ pub fn attention<E: Element>(
     workspace: &mut [f32],
 ) {
     config.check(&[q, o.as_rows()], [k, v], lse.as_ref().map(RowsMut::as_rows), spans);
-    let parts = Parts::new(config.head_dim);
+    let parts = WorkspaceLayout::new(config.head_dim);
     let (threads, each) = (cpu.threads(), workspace_bytes(config.head_dim) / 4);
     assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
     debug_assert!(parts.len <= each, "the parts fit");
     let scratch = workspace.as_mut_ptr() as usize;
-    let job = Job { config, q, k, v, o: &o, lse: lse.as_ref() };
+    let job = ForwardCall { config, q, k, v, o: &o, lse: lse.as_ref() };
     blocks(cpu, spans, (config.heads, QUERIES), 1, &|places, worker| {
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        places.for_each(|(place, _)| cpu.isa().run(Task { job: &job, place, parts, scratch }));
+        places.for_each(|(place, _)| cpu.isa().run(ForwardBlock { job: &job, place, parts, scratch }));
     });
 }
 
 /// Offsets of the buffers in a thread's workspace, in f32.
 #[derive(Clone, Copy)]
-struct Parts {
+struct WorkspaceLayout {
     /// Rotated keys: [panel of 32 keys][head_dim][32]
     keys: usize,
     /// Values: [panel of 32 columns][KEYS][32]
@@ -78,8 +78,8 @@ struct Parts {
     len: usize,
 }
 
-impl Parts {
-    const fn new(head_dim: usize) -> Parts {
+impl WorkspaceLayout {
+    const fn new(head_dim: usize) -> WorkspaceLayout {
         let keys = 0;
         let values = keys + KEYS * head_dim;
         let queries = values + KEYS * head_dim.next_multiple_of(PANEL);
@@ -87,12 +87,12 @@ impl Parts {
         let out = scores + STRIP * SCORES;
         let top = out + QUERIES * head_dim.next_multiple_of(LANES);
         let sum = top + QUERIES;
-        Parts { keys, values, queries, scores, out, top, sum, len: sum + QUERIES }
+        WorkspaceLayout { keys, values, queries, scores, out, top, sum, len: sum + QUERIES }
     }
 }
 
 /// Inputs and outputs of one call, shared by all its tasks.
-struct Job<'a, E> {
+struct ForwardCall<'a, E> {
     config: Attention<'a>,
     q: Rows<'a, E>,
     k: Rows<'a, E>,
@@ -103,19 +103,19 @@ struct Job<'a, E> {
 
 /// Kernel that processes one block of queries of one head against all keys of its sequence. `scratch` is this
 /// worker's own workspace of `workspace_bytes`.
-struct Task<'a, E> {
-    job: &'a Job<'a, E>,
-    place: Block,
-    parts: Parts,
+struct ForwardBlock<'a, E> {
+    job: &'a ForwardCall<'a, E>,
+    place: QueryBlock,
+    parts: WorkspaceLayout,
     scratch: *mut f32,
 }
 
-impl<E: Element> Kernel for Task<'_, E> {
+impl<E: Element> Kernel for ForwardBlock<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let ((first, last), hd) = (self.place.queries, self.job.config.head_dim);
         let (rope, scale) = (self.job.config.rope, self.job.config.scale);
-        // SAFETY: the scratch is laid out by `parts`; every row and column below lies in the block's sequence and
+        // SAFETY: the scratch is laid out by `bf16x3`; every row and column below lies in the block's sequence and
         // head, which `attention` has checked.
         unsafe {
             let q = self.head(self.job.q, self.place.head);
@@ -150,7 +150,7 @@ impl<E: Element> Kernel for Task<'_, E> {
     }
 }
 
-impl<E: Element> Task<'_, E> {
+impl<E: Element> ForwardBlock<'_, E> {
     /// Pointer to the workspace buffer at `offset`.
     #[inline(always)]
     fn part(&self, offset: usize) -> *mut f32 {
@@ -235,7 +235,7 @@ impl<E: Element> Task<'_, E> {
                 strip::<S, ROW, 0>(s, shape, hd, q, k, scores.add(j), SCORES, Begin::Zero, &[]);
             }
             for r in (0..rows).step_by(PAIR) {
-                let two = self.soften(s, tile, view, row + r, scores.add(r * SCORES));
+                let two = self.softmax_row(s, tile, view, row + r, scores.add(r * SCORES));
                 decay[r..r + PAIR].copy_from_slice(&two);
             }
             let begin = if view.first { Begin::Zero } else { Begin::Scaled(decay.as_ptr()) };
@@ -256,7 +256,7 @@ impl<E: Element> Task<'_, E> {
     /// # Safety
     /// `scores` holds two rows of the view, rounded up to vectors; `row` lies in the block.
     #[inline(always)]
-    unsafe fn soften<S: Simd>(
+    unsafe fn softmax_row<S: Simd>(
         &self,
         s: S,
         tile: usize,
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn the_parts_fit_in_the_workspace() {
         for head_dim in 1..=MAX_HEAD_DIM {
-            assert!(4 * Parts::new(head_dim).len <= workspace_bytes(head_dim), "{head_dim}");
+            assert!(4 * WorkspaceLayout::new(head_dim).len <= workspace_bytes(head_dim), "{head_dim}");
         }
     }
 }

@@ -27,7 +27,7 @@ const SCORES: usize = QUERIES + 16;
 
 /// Inputs of the backward pass: inputs and outputs of the forward pass, and the gradient of o.
 #[derive(Clone, Copy)]
-pub struct Given<'a> {
+pub struct SavedForward<'a> {
     /// Queries, (T, H hd).
     pub q: Rows<'a>,
     /// Keys, (T, G hd).
@@ -59,7 +59,7 @@ pub struct Gradients<'a> {
 pub fn attention_grad(
     cpu: &Cpu,
     config: Attention<'_>,
-    given: Given<'_>,
+    given: SavedForward<'_>,
     spans: &[[u32; 2]],
     wanted: Gradients<'_>,
     workspace: &mut [f32],
@@ -67,7 +67,7 @@ pub fn attention_grad(
     let queries = [given.q, given.o, given.gradient, shape(&wanted.q, given.q)];
     config.check(&queries, [given.k, given.v], Some(given.lse), spans);
     config.check(&queries, [shape(&wanted.k, given.k), shape(&wanted.v, given.v)], None, spans);
-    let parts = Parts::new(config.head_dim);
+    let parts = WorkspaceLayout::new(config.head_dim);
     let (threads, each) = (cpu.threads(), grad_workspace_bytes(config.head_dim) / 4);
     assert!(workspace.len() >= each * threads, "workspace for {threads} threads");
     debug_assert!(parts.len <= each, "the parts fit");
@@ -78,12 +78,12 @@ pub fn attention_grad(
         row = end as usize;
     }
     let scratch = workspace.as_mut_ptr() as usize;
-    let job = Job { config, given, wanted: &wanted };
+    let job = GradientCall { config, given, wanted: &wanted };
     cpu.pool().run(spans.len() * config.kv_heads, &|task, worker| {
         let [start, end] = spans[task / config.kv_heads].map(|row| row as usize);
         let scratch = (scratch as *mut f32).wrapping_add(worker * each);
-        let place = Place { start, len: end - start, shared: task % config.kv_heads };
-        cpu.isa().run(Task { job, place, parts, scratch });
+        let place = KeyHead { start, len: end - start, shared: task % config.kv_heads };
+        cpu.isa().run(GradientBlock { job, place, parts, scratch });
     });
 }
 
@@ -102,7 +102,7 @@ fn clear(wanted: &Gradients<'_>, rows: core::ops::Range<usize>) {
 
 /// Offsets of the buffers in a thread's workspace, in f32.
 #[derive(Clone, Copy)]
-struct Parts {
+struct WorkspaceLayout {
     /// [KEYS + STRIP][ROW] each: rotated keys, values
     keys: usize,
     values: usize,
@@ -131,8 +131,8 @@ struct Parts {
     len: usize,
 }
 
-impl Parts {
-    const fn new(head_dim: usize) -> Parts {
+impl WorkspaceLayout {
+    const fn new(head_dim: usize) -> WorkspaceLayout {
         let (wide, panels) = (head_dim.next_multiple_of(LANES), head_dim.next_multiple_of(PANEL));
         let keys = 0;
         let values = keys + (KEYS + STRIP) * ROW;
@@ -150,7 +150,7 @@ impl Parts {
         let ds_turned = ds + (KEYS + STRIP) * SCORES;
         let dq = ds_turned + (QUERIES + STRIP) * TURNED;
         let len = dq + STRIP * wide;
-        Parts {
+        WorkspaceLayout {
             keys,
             values,
             key_panels,
@@ -173,15 +173,15 @@ impl Parts {
 
 /// Inputs and outputs of one call, shared by all its tasks.
 #[derive(Clone, Copy)]
-struct Job<'a> {
+struct GradientCall<'a> {
     config: Attention<'a>,
-    given: Given<'a>,
+    given: SavedForward<'a>,
     wanted: &'a Gradients<'a>,
 }
 
 /// A key/value head (`shared`) of the sequence of `len` rows that starts at row `start`.
 #[derive(Clone, Copy)]
-struct Place {
+struct KeyHead {
     start: usize,
     len: usize,
     shared: usize,
@@ -196,21 +196,21 @@ struct Run {
 
 /// Kernel that computes the gradients of one key/value head of one sequence. `scratch` is this worker's own workspace
 /// of `grad_workspace_bytes`.
-struct Task<'a> {
-    job: Job<'a>,
-    place: Place,
-    parts: Parts,
+struct GradientBlock<'a> {
+    job: GradientCall<'a>,
+    place: KeyHead,
+    parts: WorkspaceLayout,
     scratch: *mut f32,
 }
 
-impl Kernel for Task<'_> {
+impl Kernel for GradientBlock<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (len, config) = (self.place.len, self.job.config);
         let group = self.place.shared * config.group()..(self.place.shared + 1) * config.group();
         let runs =
             |size: usize| (0..len).step_by(size).map(move |first| Run { first, count: size.min(len - first) });
-        // SAFETY: the scratch is laid out by `parts`; every row and column below lies in the task's sequence and
+        // SAFETY: the scratch is laid out by `bf16x3`; every row and column below lies in the task's sequence and
         // heads, which `attention_grad` has checked, and no other task writes there.
         unsafe {
             for head in group.clone() {
@@ -241,7 +241,7 @@ impl Kernel for Task<'_> {
     }
 }
 
-impl Task<'_> {
+impl GradientBlock<'_> {
     /// Pointer to the workspace buffer at `offset`.
     #[inline(always)]
     fn part(&self, offset: usize) -> *mut f32 {
@@ -520,7 +520,7 @@ mod tests {
     #[test]
     fn the_parts_fit_in_the_workspace() {
         for head_dim in 1..=MAX_HEAD_DIM {
-            assert!(4 * Parts::new(head_dim).len <= grad_workspace_bytes(head_dim), "{head_dim}");
+            assert!(4 * WorkspaceLayout::new(head_dim).len <= grad_workspace_bytes(head_dim), "{head_dim}");
         }
     }
 }

@@ -33,16 +33,16 @@ use super::super::simd::Simd;
 use super::super::simd_x86::Avx512;
 use super::super::view::{Rows, RowsMut};
 use super::pack::Head;
-use super::{Attention, Block, blocks, workspace_bytes};
+use super::{Attention, QueryBlock, blocks, workspace_bytes};
 use core::arch::x86_64::*;
 use core::f32::consts::LOG2_E;
 use dots::Dots;
-use pack::{Cut, Order, Pairs, columns};
-use places::{Next, Parts};
+use pack::{HeadSplit, PairPermutation, Pairs, columns};
+use places::{Next, WorkspaceLayout};
 use plimsoll_graph::ops::Mask;
 use products::{Gather, pairs};
 pub(in super::super) use registers::{Registers, Shape};
-use weights::{Running, Scores, UNITS, bounded, rest, soften, soften_far};
+use weights::{Running, Scores, UNITS, bounded, rest, softmax_row, softmax_row_far};
 
 /// Bytes of a row of a tile.
 const LINE: usize = 64;
@@ -116,8 +116,8 @@ pub(in super::super) fn attention_on<R: Registers>(
     config.check(&[q, o.as_rows()], [k, v], None, spans);
     let each = workspace_bytes(config.head_dim) / 4;
     assert!(has_lanes() && workspace.len() >= each * cpu.threads(), "lanes, workspace");
-    let cut = Cut::new(config.head_dim, config.heads, config.group());
-    let job = Job { config, q, k, v, o, cut, order: Order::new(cut) };
+    let cut = HeadSplit::new(config.head_dim, config.heads, config.group());
+    let job = TiledCall { config, q, k, v, o, cut, order: PairPermutation::new(cut) };
     let shape = Shape { pairs: if cut.together == 2 { cut.half } else { SIDE } };
     let scratch = workspace.as_mut_ptr() as usize;
     let heads = config.heads / cut.together;
@@ -141,17 +141,17 @@ pub(in super::super) fn attention_on<R: Registers>(
 }
 
 /// Inputs and outputs of one call, shared by all its tasks.
-struct Job<'a> {
+struct TiledCall<'a> {
     config: Attention<'a>,
     q: Rows<'a, Bf16>,
     k: Rows<'a, Bf16>,
     v: Rows<'a, Bf16>,
     o: &'a RowsMut<'a, Bf16>,
-    cut: Cut,
-    order: Order,
+    cut: HeadSplit,
+    order: PairPermutation,
 }
 
-impl Job<'_> {
+impl TiledCall<'_> {
     /// Processes one block of queries of one head, or of the heads packed together. `DIM` and `HEADS` are the
     /// head dimension and the number of heads packed together as compile-time constants, for specialized code; 0
     /// stands for any.
@@ -162,31 +162,32 @@ impl Job<'_> {
     #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
     unsafe fn run<R: Registers, const DIM: usize, const HEADS: usize>(
         &self,
-        (place, next): (Block, Option<Block>),
+        (place, next): (QueryBlock, Option<QueryBlock>),
         scratch: *mut f32,
         tiles: &mut R,
     ) {
-        let cut = if DIM > 0 { Cut { dim: DIM, half: DIM.div_ceil(2), together: HEADS } } else { self.cut };
-        let parts = Parts::new(cut);
+        let cut =
+            if DIM > 0 { HeadSplit { dim: DIM, half: DIM.div_ceil(2), together: HEADS } } else { self.cut };
+        let parts = WorkspaceLayout::new(cut);
         debug_assert!(parts.len <= workspace_bytes(self.config.head_dim), "the parts fit");
         // SAFETY: as the caller promises.
         let s = unsafe { Avx512::assume() };
         let units = self.config.scale * LOG2_E * UNITS;
         let [factor, scale] = if self.config.rope.is_some() { [units, 1.0] } else { [1.0, units] };
         let next = next.map(|next| Next::new(self, cut, next));
-        let task = Task { job: self, place, next, parts, cut, scratch: scratch.cast(), s, factor, scale };
+        let task = TiledBlock { job: self, place, next, parts, cut, scratch: scratch.cast(), s, factor, scale };
         // SAFETY: as the caller promises.
         unsafe { task.run(tiles) };
     }
 }
 
 /// One block of queries of one head, or of the heads packed together.
-struct Task<'a> {
-    job: &'a Job<'a>,
-    place: Block,
+struct TiledBlock<'a> {
+    job: &'a TiledCall<'a>,
+    place: QueryBlock,
     next: Option<Next>,
-    parts: Parts,
-    cut: Cut,
+    parts: WorkspaceLayout,
+    cut: HeadSplit,
     scratch: *mut u8,
     s: Avx512,
     /// Queries are multiplied by `factor` when they are rotated, scores by `scale` otherwise; either way scores come
@@ -212,7 +213,7 @@ struct Strip {
     bounded: bool,
 }
 
-impl Task<'_> {
+impl TiledBlock<'_> {
     /// Runs the queries of the block against all key blocks.
     ///
     /// # Safety
@@ -233,7 +234,7 @@ impl Task<'_> {
                 let largest = self.pack_keys(keys);
                 for head in 0..self.cut.together {
                     self.pack_bias(keys, head);
-                    self.know(keys, head, &squares[..strips], largest[head], &mut running[head]);
+                    self.check_bounds(keys, head, &squares[..strips], largest[head], &mut running[head]);
                     self.attend(tiles, keys, head, strips, &mut running);
                 }
             }
@@ -246,7 +247,7 @@ impl Task<'_> {
     /// # Safety
     /// The keys are packed.
     #[inline(always)]
-    unsafe fn know(
+    unsafe fn check_bounds(
         &self,
         keys: Keys,
         head: usize,
@@ -260,7 +261,7 @@ impl Task<'_> {
         let tiles = self.at(self.parts.keys);
         // SAFETY: as the caller promises.
         if !largest.is_finite() && unsafe { !pack::finite(self.cut, head, tiles, keys.len.div_ceil(SIDE)) } {
-            running.iter_mut().for_each(|r| r.spoil());
+            running.iter_mut().for_each(|r| r.fill_nan());
         }
     }
 
@@ -292,7 +293,7 @@ impl Task<'_> {
             }
             for strip in 0..strips {
                 let next = (strip + 1 < strips).then(|| running[head][strip + 1].bounded);
-                self.soften(tiles, keys, (head, strip), next, &mut running[head][strip]);
+                self.softmax_strip(tiles, keys, (head, strip), next, &mut running[head][strip]);
                 if last && strip > 0 {
                     self.finish(strip - 1, running);
                 }
@@ -315,7 +316,7 @@ impl Task<'_> {
     /// # Safety
     /// The scores of the strip are stored.
     #[inline(always)]
-    unsafe fn soften<R: Registers>(
+    unsafe fn softmax_strip<R: Registers>(
         &self,
         tiles: &mut R,
         keys: Keys,
@@ -341,12 +342,12 @@ impl Task<'_> {
             for (r, sums) in sums.iter_mut().enumerate() {
                 let row = scores.add(r * SCORES);
                 *sums = match (ready, far) {
-                    (true, _) => soften(row, keys.len, keys.rest, Scores::Ready),
-                    (_, true) => soften_far(row, keys.len, keys.rest, self.scale, offsets[r]),
-                    _ => soften(row, keys.len, keys.rest, Scores::Times(self.scale, offsets[r])),
+                    (true, _) => softmax_row(row, keys.len, keys.rest, Scores::Ready),
+                    (_, true) => softmax_row_far(row, keys.len, keys.rest, self.scale, offsets[r]),
+                    _ => softmax_row(row, keys.len, keys.rest, Scores::Times(self.scale, offsets[r])),
                 };
                 if head == 0 && keys.start == 0 {
-                    self.ask(strip * SIDE + r);
+                    self.prefetch(strip * SIDE + r);
                 }
                 for _ in 0..gathers(r, turns) {
                     self.gather(tiles, keys, &mut gather);
@@ -370,10 +371,10 @@ impl Task<'_> {
         // SAFETY: as the caller promises.
         unsafe {
             if running.bounded {
-                running.hold();
+                running.use_fixed_offset();
                 return _mm512_set1_ps(1.0);
             }
-            let decay = running.raise(self.scores(strip), keys.len, self.scale);
+            let decay = running.update_max(self.scores(strip), keys.len, self.scale);
             if keys.start > 0 {
                 self.decay(head, strip, decay);
             }
@@ -383,7 +384,7 @@ impl Task<'_> {
 
     /// Prefetches the cache lines that the next block reads and writes at its row `row`.
     #[inline(always)]
-    fn ask(&self, row: usize) {
+    fn prefetch(&self, row: usize) {
         let Some(next) = self.next.filter(|next| row < next.count) else { return };
         for (x, apart) in next.rows {
             for line in 0..next.lines {

@@ -1,6 +1,6 @@
 //! Launches of attention and its gradient. Invariant: every precondition of a kernel is checked here.
 
-use super::super::attention::{self, Given, Gradients, Rope};
+use super::super::attention::{self, Gradients, Rope, SavedForward};
 use super::super::operands::Operands;
 use super::super::{Cpu, Element, Rows};
 use plimsoll_exec::DeviceError;
@@ -33,7 +33,7 @@ pub(in super::super) fn attention_grad(
     let op = &op.forward;
     let [q, k, v] = qkv(l, op, 1)?;
     let (o, lse) = (l.input(1 + op.inputs())?, l.input(2 + op.inputs())?);
-    let given = Given { q, k, v, o, lse, gradient: l.input(0)? };
+    let given = SavedForward { q, k, v, o, lse, gradient: l.input(0)? };
     let spans = l.spans(1 + op.operands(), q.rows())?;
     let mut slopes = [0.0; MAX_HEADS];
     let config = config(l, op, 1, &mut slopes)?;

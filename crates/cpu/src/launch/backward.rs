@@ -1,7 +1,7 @@
 //! Launches of norms, gated activations and other small training ops, and of their gradients. Invariant: every
 //! precondition of a kernel is checked here.
 
-use super::super::batch_norm::{self, Spread};
+use super::super::batch_norm::{self, BatchStatistics};
 use super::super::cast;
 use super::super::elementwise::{self, Gate};
 use super::super::operands::Operands;
@@ -12,7 +12,7 @@ use super::Launched;
 use plimsoll_graph::ops::*;
 
 pub(in super::super) fn batch_norm_grad(l: &Operands<'_>, cpu: &Cpu, op: &BatchNormGrad) -> Launched {
-    let (gamma, mean, spread) = (l.vector(2)?, l.vector(3)?, Spread::Running(l.vector(4)?, op.eps));
+    let (gamma, mean, spread) = (l.vector(2)?, l.vector(3)?, BatchStatistics::Running(l.vector(4)?, op.eps));
     let norm = batch_norm::BatchNormGrad { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
     batch_norm::batch_norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
     Ok(())
@@ -32,7 +32,7 @@ pub(in super::super) fn batch_norm_train(l: &Operands<'_>, cpu: &Cpu, op: &Batch
 }
 
 pub(in super::super) fn batch_norm_train_grad(l: &Operands<'_>, cpu: &Cpu, _: &BatchNormTrainGrad) -> Launched {
-    let (mean, spread, gamma) = (l.vector(2)?, Spread::Batch(l.vector(3)?), l.vector(4)?);
+    let (mean, spread, gamma) = (l.vector(2)?, BatchStatistics::Batch(l.vector(3)?), l.vector(4)?);
     let norm = batch_norm::BatchNormGrad { dy: l.input(0)?, x: l.input(1)?, gamma, mean, spread };
     batch_norm::batch_norm_grad(cpu, norm, l.output_if(0)?, l.vector_out(1)?, l.vector_out(2)?);
     Ok(())

@@ -2,9 +2,9 @@
 //! here.
 
 use super::super::gemm::{self, Act};
+use super::super::matmul::{Operand, product};
 use super::super::operands::Operands;
-use super::super::product::{Factor, product};
-use super::super::{CodeTiles, Cpu, Element, gemm_bf16, gemm_int8};
+use super::super::{Cpu, Element, QuantizedTiles, gemm_bf16, gemm_int8};
 use super::Launched;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, Linear};
@@ -24,14 +24,14 @@ pub(in super::super) fn tiles(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launc
 /// Linear layer with an int8 weight, packed in tiles, and quantized activations.
 pub(in super::super) fn codes(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     let (x, y) = (l.codes(0)?, l.output(0)?);
-    let w = CodeTiles::new(l.bytes(&l.launch.ins[1])?, y.cols().div_ceil(gemm::PANEL), x.columns);
+    let w = QuantizedTiles::new(l.bytes(&l.launch.ins[1])?, y.cols().div_ceil(gemm::PANEL), x.columns);
     gemm_int8::linear(cpu, x, w, epilogue(l, op)?, y, l.workspace()?);
     Ok(())
 }
 
 /// Linear layer with an unpacked, row-major weight, as in training.
 pub(in super::super) fn rows(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
-    let (x, w) = (Factor::Stored(l.input(0)?), Factor::Transposed(l.input(1)?));
+    let (x, w) = (Operand::Stored(l.input(0)?), Operand::Transposed(l.input(1)?));
     product(cpu, x, w, epilogue(l, op)?, l.output(0)?, l.workspace()?);
     Ok(())
 }

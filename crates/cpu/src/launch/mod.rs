@@ -5,10 +5,10 @@ pub(super) mod attention;
 pub(super) mod backward;
 pub(super) mod forward;
 pub(super) mod linear;
+pub(super) mod matmul;
 pub(super) mod mlp;
 pub(super) mod moe;
 pub(super) mod optimizer;
-pub(super) mod product;
 
 use plimsoll_exec::DeviceError;
 

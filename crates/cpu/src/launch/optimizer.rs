@@ -8,7 +8,7 @@ use super::super::cast::Half;
 use super::super::operands::Operands;
 use super::super::optimizer::{self, Scale};
 use super::super::optimizer_8bit::{self, Moment};
-use super::super::place::{Gradient, Place};
+use super::super::optimizer_state::{Gradient, OptimizerState};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::*;
@@ -81,7 +81,12 @@ pub(in super::super) fn sgd(l: &Operands<'_>, cpu: &Cpu, op: &Sgd) -> Result<(),
 }
 
 /// Pairs input `i`, the old values, with output `k`, the new values. `Err` if the input's type is not `dtype`.
-fn place<'a, T>(l: &Operands<'a>, i: usize, k: usize, dtype: DType) -> Result<Place<'a, T>, DeviceError> {
+fn place<'a, T>(
+    l: &Operands<'a>,
+    i: usize,
+    k: usize,
+    dtype: DType,
+) -> Result<OptimizerState<'a, T>, DeviceError> {
     let (old, new) = (&l.launch.ins[i], l.wanted(k)?);
     if old.spec.dtype != dtype || dtype.size() != size_of::<T>() as u64 {
         return Err(l.refuse(format!("no kernel for {}", old.spec)));
@@ -90,7 +95,7 @@ fn place<'a, T>(l: &Operands<'a>, i: usize, k: usize, dtype: DType) -> Result<Pl
     let len = old.spec.elements_at(l.launch.counts) as usize;
     // SAFETY: both ranges lie inside the arena and have the same type; the output overlaps this input exactly or no
     // operand.
-    Ok(unsafe { Place::from_raw(start(old.at)?, start(new.at)?, len) })
+    Ok(unsafe { OptimizerState::from_raw(start(old.at)?, start(new.at)?, len) })
 }
 
 /// Input `i` as a gradient, in f32, bf16 or f16.

@@ -89,7 +89,7 @@ impl Case {
         let x = Rows::new(&self.qkv[from * 3 * d..], tokens, 3 * d, 3 * d);
         let (o, lse) = self.run(cpu, from, tokens, spans);
         let noise = numbers(12, (from + tokens) * d);
-        let given = Given {
+        let given = SavedForward {
             q: x.columns(0, d),
             k: x.columns(d, d),
             v: x.columns(2 * d, d),

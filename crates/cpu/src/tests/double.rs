@@ -1,6 +1,6 @@
 //! Tile registers emulated in plain code, following the manual: for tests of tile kernels on CPUs without AMX.
 
-use crate::amx::{SIDE, STEP, STRIP, Unit};
+use crate::amx::{SIDE, STEP, STRIP, TileUnit};
 
 /// The accumulators as bits, the rows of A, and for each pair of k one line of B with its 32 columns. For int8, a
 /// pair is four values.
@@ -20,7 +20,7 @@ fn number(x: u16) -> f32 {
     flushed(f32::from_bits(u32::from(x) << 16))
 }
 
-impl<const INT8: bool> Unit for Double<INT8> {
+impl<const INT8: bool> TileUnit for Double<INT8> {
     unsafe fn configure() -> Self {
         Self { c: [[f32::NAN; STRIP]; STRIP], a: [[0x7fc0; STEP]; STRIP], b: [[[0x7fc0; 2]; STRIP]; SIDE] }
     }

@@ -3,7 +3,7 @@
 
 use super::double::Double;
 use super::{numbers, same_bits, workspace};
-use crate::amx::{Tiles, Unit};
+use crate::amx::{TileUnit, Tiles};
 use crate::gemm::*;
 use crate::{Cpu, Isa, Rows, RowsMut, gemm_amx};
 
@@ -21,7 +21,7 @@ fn pack((_, k, n): Size, w: &[f32]) -> Vec<f32> {
 ///
 /// # Safety
 /// The CPU has AVX-512 and the registers of `U`.
-unsafe fn by<U: Unit>(
+unsafe fn by<U: TileUnit>(
     threads: usize,
     size @ (m, k, n): Size,
     x: &[f32],
@@ -33,7 +33,7 @@ unsafe fn by<U: Unit>(
     let (mut scratch, w) = (workspace(&cpu, each), pack(size, w));
     let mut y = vec![f32::NAN; m * n];
     let (rows, out) = (Rows::new(x, m, k, k), RowsMut::new(&mut y, m, n, n));
-    let job = Job::new(rows, &w, e, &out);
+    let job = GemmCall::new(rows, &w, e, &out);
     // SAFETY: as the caller promises; the workspace is that of all threads.
     unsafe { gemm_amx::linear::<U>(&cpu, job, scratch.as_mut_ptr(), each) };
     y

@@ -7,7 +7,7 @@ use super::{machines, numbers, workspace};
 #[cfg(target_arch = "x86_64")]
 use crate::Isa;
 use crate::gemm::Act;
-use crate::gemm::Job;
+use crate::gemm::GemmCall;
 use crate::gemm_bf16::*;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm_bf16_amx;
@@ -52,7 +52,7 @@ pub(super) fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
 }
 
 const IN_LANES: Linear =
-    |cpu, x, w, e, y, workspace| linear_by(cpu, Form::Lanes, Job::new(x, w, e, &y), workspace);
+    |cpu, x, w, e, y, workspace| linear_by(cpu, Instructions::Lanes, GemmCall::new(x, w, e, &y), workspace);
 
 /// Whether this CPU has the vector instructions that the kernels use around the tile products; says so if not.
 #[cfg(target_arch = "x86_64")]
@@ -69,7 +69,7 @@ const ON_DOUBLE: Linear = |cpu, x, w, e, y, workspace| {
     if x.cols() == 0 {
         return linear(cpu, x, w, e, y, workspace);
     }
-    let (job, each) = (Job::new(x, w, e, &y), workspace.len() / cpu.threads() * 4);
+    let (job, each) = (GemmCall::new(x, w, e, &y), workspace.len() / cpu.threads() * 4);
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
     unsafe { gemm_bf16_amx::linear::<Double>(cpu, job, None, workspace.as_mut_ptr(), each) }
 };

@@ -11,12 +11,12 @@ use crate::gemm_bf16::EpilogueBf16;
 #[cfg(target_arch = "x86_64")]
 use crate::gemm_bf16_amx;
 use crate::gemm_int8::*;
-use crate::{Bf16, CodeRows, CodeTiles, Cpu, Rows, RowsMut};
+use crate::{Bf16, Cpu, QuantizedRows, QuantizedTiles, Rows, RowsMut};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
-use plimsoll_exec::scaled::Codes;
+use plimsoll_exec::scaled::QuantizedFormat;
 use plimsoll_exec::tiles::{STEP, codes_stride, pack_codes};
 
-type Linear = fn(&Cpu, CodeRows<'_>, CodeTiles<'_>, EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
+type Linear = fn(&Cpu, QuantizedRows<'_>, QuantizedTiles<'_>, EpilogueBf16<'_>, RowsMut<'_, Bf16>, &mut [f32]);
 
 /// All implementations by name, and whether GELU has the bits of fused multiply-adds.
 fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
@@ -24,7 +24,7 @@ fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
         (format!("{} x {}", cpu.isa().name(), cpu.threads()), cpu.isa().has_fma(), cpu, linear as Linear)
     });
     // AVX-512 without VNNI must be tested even if the machine has VNNI.
-    let lanes = machines().filter(|cpu| Form::of(cpu.isa()) != Form::Lanes).map(|cpu| {
+    let lanes = machines().filter(|cpu| Instructions::of(cpu.isa()) != Instructions::Lanes).map(|cpu| {
         let name = format!("{} in lanes x {}", cpu.isa().name(), cpu.threads());
         (name, cpu.isa().has_fma(), cpu, IN_LANES)
     });
@@ -38,20 +38,20 @@ fn ways() -> impl Iterator<Item = (String, bool, Cpu, Linear)> {
 
 const IN_LANES: Linear = |cpu, x, w, e, y, workspace| {
     let scales = Scales { x: x.scales, w: w.scales };
-    linear_by(cpu, Form::Lanes, in_pairs(x, w, e, &y), scales, workspace);
+    linear_by(cpu, Instructions::Lanes, as_bf16_job(x, w, e, &y), scales, workspace);
 };
 
 #[cfg(target_arch = "x86_64")]
 fn on_double(
     cpu: &Cpu,
-    x: CodeRows<'_>,
-    w: CodeTiles<'_>,
+    x: QuantizedRows<'_>,
+    w: QuantizedTiles<'_>,
     e: EpilogueBf16<'_>,
     y: RowsMut<'_, Bf16>,
     workspace: &mut [f32],
 ) {
     let scales = Scales { x: x.scales, w: w.scales };
-    let (job, each) = (in_pairs(x, w, e, &y), workspace.len() / cpu.threads() * 4);
+    let (job, each) = (as_bf16_job(x, w, e, &y), workspace.len() / cpu.threads() * 4);
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
     unsafe { gemm_bf16_amx::linear::<Double<true>>(cpu, job, Some(scales), workspace.as_mut_ptr(), each) }
 }
@@ -81,13 +81,13 @@ fn coded(codes: &[f32], columns: usize) -> (Vec<f64>, Vec<f32>) {
         .enumerate()
         .flat_map(|(r, row)| row.iter().map(move |&code| f64::from(code) * (1.0 + r as f64 % 3.0) / 64.0))
         .collect();
-    let bytes = Codes::Int8.encode(&values, columns);
-    (Codes::Int8.decode(&bytes, rows, columns), words(&bytes))
+    let bytes = QuantizedFormat::Int8.encode(&values, columns);
+    (QuantizedFormat::Int8.decode(&bytes, rows, columns), words(&bytes))
 }
 
 /// Packs quantized rows as tiles, with their scales.
 fn packed(bytes: &[u8], n: usize, k: usize) -> Vec<f32> {
-    let rows = CodeRows::new(bytes, n, k);
+    let rows = QuantizedRows::new(bytes, n, k);
     let mut tiles = vec![];
     let stride = codes_stride(k);
     for band in rows.codes.chunks(STEP * rows.stride()) {
@@ -139,10 +139,10 @@ impl Case {
     /// Computes rows `from..from + m` alone, with a stride in y; elements between its rows must not change.
     fn run(&self, cpu: &Cpu, linear: Linear, from: usize, m: usize) -> Vec<Bf16> {
         let (_, k, n) = self.size;
-        let all = CodeRows::new(bytemuck::cast_slice(&self.x.1), self.size.0, k);
+        let all = QuantizedRows::new(bytemuck::cast_slice(&self.x.1), self.size.0, k);
         let codes = &all.codes[from * all.stride()..(from + m) * all.stride()];
-        let x = CodeRows { codes, scales: &all.scales[from..from + m], columns: k };
-        let w = CodeTiles::new(bytemuck::cast_slice(&self.w.1), n.div_ceil(STEP), k);
+        let x = QuantizedRows { codes, scales: &all.scales[from..from + m], columns: k };
+        let w = QuantizedTiles::new(bytemuck::cast_slice(&self.w.1), n.div_ceil(STEP), k);
         let ldy = n + 3;
         let mut y = vec![Bf16(7); m * ldy];
         let mut scratch = workspace(cpu, WORKSPACE_BYTES);

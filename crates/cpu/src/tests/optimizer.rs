@@ -7,7 +7,7 @@ use crate::adafactor::{Factored, adafactor};
 use crate::cast::{Half, narrow, widen};
 use crate::optimizer::{Scale, adamw, grad_scale, sgd, sgd_momentum};
 use crate::optimizer_8bit::{Moment, adamw_8bit};
-use crate::place::{Gradient, Place};
+use crate::optimizer_state::{Gradient, OptimizerState};
 use crate::{Cpu, Isa};
 use plimsoll_graph::ops::{Adafactor, AdamW, BLOCK, GradScale, Sgd};
 
@@ -45,13 +45,13 @@ fn places<'a, T: Copy, const N: usize>(
     old: &'a [Vec<T>],
     new: &'a mut [Vec<T>],
     within: bool,
-) -> [Place<'a, T>; N] {
+) -> [OptimizerState<'a, T>; N] {
     let mut places = old.iter().zip(new).map(|(old, new)| match within {
         true => {
             new.copy_from_slice(old);
-            Place::within(new)
+            OptimizerState::in_place(new)
         }
-        false => Place::apart(old, new),
+        false => OptimizerState::out_of_place(old, new),
     });
     std::array::from_fn(|_| places.next().expect("a state"))
 }
@@ -119,13 +119,23 @@ fn gradients_of_16_bits_are_widened() {
         assert_eq!(norm(Gradient::F32(&g)), norm(Gradient::Half(half, &bits)));
 
         let (other, mut sum) = (numbers(32, n), g.clone());
-        accumulate(&cpu, Accumulator::F32(Place::within(&mut sum)), Gradient::F32(&other), true);
+        accumulate(&cpu, Accumulator::F32(OptimizerState::in_place(&mut sum)), Gradient::F32(&other), true);
         let mut rounded = vec![0; n];
         narrow(&cpu, half, &sum, &mut rounded);
         let mut kept = bits.clone();
-        accumulate(&cpu, Accumulator::Half(half, Place::within(&mut kept)), Gradient::F32(&other), true);
+        accumulate(
+            &cpu,
+            Accumulator::Half(half, OptimizerState::in_place(&mut kept)),
+            Gradient::F32(&other),
+            true,
+        );
         assert!(kept == rounded, "{half:?}");
-        accumulate(&cpu, Accumulator::Half(half, Place::within(&mut kept)), Gradient::Half(half, &bits), false);
+        accumulate(
+            &cpu,
+            Accumulator::Half(half, OptimizerState::in_place(&mut kept)),
+            Gradient::Half(half, &bits),
+            false,
+        );
         assert!(kept == bits, "{half:?}");
     }
 }
@@ -153,7 +163,7 @@ fn the_first_gradient_replaces_the_sum() {
     let g = numbers(34, 100);
     let mut acc = vec![f32::NAN; 100];
     for (keep, times) in [(false, 1.0), (true, 2.0), (false, 1.0)] {
-        accumulate(&Cpu::new(2), Accumulator::F32(Place::within(&mut acc)), Gradient::F32(&g), keep);
+        accumulate(&Cpu::new(2), Accumulator::F32(OptimizerState::in_place(&mut acc)), Gradient::F32(&g), keep);
         assert!(acc.iter().zip(&g).all(|(acc, g)| *acc == times * g));
     }
 }

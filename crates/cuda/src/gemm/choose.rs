@@ -1,5 +1,5 @@
 //! Chooses the kernel that computes a matmul. Invariant: the bits of a matmul depend on the GPU model and the form
-//! alone. Every form has one canonical summation order ([`Order`]), computed by a kernel of ours or, for fp8, by one
+//! alone. Every form has one canonical summation order ([`SumOrder`]), computed by a kernel of ours or, for fp8, by one
 //! pinned algorithm of cuBLASLt. Another algorithm is admitted only if it gave the same bits in at least [`OUTPUTS`]
 //! outputs, for full steps and for few rows, on operands made to reveal other orders (`revealing` of `matmul.cu`).
 //! Timing therefore chooses only among kernels with equal results.
@@ -10,7 +10,7 @@ use super::description::Description;
 use super::hopper::{TILES, Tile};
 use super::mma::MMA_TILES;
 use super::normed::{NORMED, Normed};
-use super::{Choice, Choosing, Form, LIBRARY, Operands, table};
+use super::{Choice, Choosing, GemmForm, LIBRARY, Operands, table};
 use crate::CudaError;
 use crate::api::Driver;
 use crate::context::Context;
@@ -26,9 +26,9 @@ use std::{mem, ptr};
 /// The canonical summation order of a form on a GPU, determined by the form and the compute capability. The bias is
 /// added to the f32 sum, then GELU or the gate is applied, and the result is rounded. A residual is added to the
 /// rounded result and the sum is rounded again, as separate layers do, and as the library does if the residual is in
-/// y's place. Only [`Order::Loops`] adds the residual before the bias.
+/// y's place. Only [`SumOrder::Loops`] adds the residual before the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum SumOrder {
     /// `wgmma.cu`: wgmma instructions of 16 columns of k, in order.
     Wgmma,
     /// `mma.cu`: `mma.sync` instructions of 16 columns of k (8 for TF32), in order.
@@ -39,9 +39,9 @@ pub(super) enum Order {
     Pinned,
 }
 
-impl Order {
+impl SumOrder {
     /// Returns the order of a form on a GPU.
-    pub(super) fn of(context: &Context, form: Form) -> Self {
+    pub(super) fn of(context: &Context, form: GemmForm) -> Self {
         match form.dtype {
             DType::F8 => Self::Pinned,
             DType::F32 if !form.tf32 => Self::Loops,
@@ -94,7 +94,7 @@ const ROWS: [u64; 14] = [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 4096, 16_38
 /// bindings' enum lacks.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Found {
+struct FoundAlgorithm {
     algorithm: lt::cublasLtMatmulAlgo_t,
     workspace: usize,
     state: c_int,
@@ -102,9 +102,9 @@ struct Found {
     reserved: [c_int; 4],
 }
 
-const _: () = assert!(size_of::<Found>() == size_of::<lt::cublasLtMatmulHeuristicResult_t>());
+const _: () = assert!(size_of::<FoundAlgorithm>() == size_of::<lt::cublasLtMatmulHeuristicResult_t>());
 
-const NOTHING: Found = Found {
+const NOTHING: FoundAlgorithm = FoundAlgorithm {
     algorithm: lt::cublasLtMatmulAlgo_t { data: [0; 8] },
     workspace: 0,
     state: 0,
@@ -117,14 +117,14 @@ pub(super) struct Trial<'a> {
     pub(super) context: &'a Context,
     pub(super) kernels: &'a mut Kernels,
     pub(super) description: &'a Description,
-    pub(super) form: Form,
+    pub(super) form: GemmForm,
     pub(super) operands: Operands,
 }
 
 /// A kernel or algorithm for a matmul, with its time and its comparison with the canonical kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Name, as listed by [`crate::CudaDevice::products`] and accepted by [`crate::CudaDevice::with_product`].
+    /// Name, as listed by [`crate::CudaDevice::matmul_kernels`] and accepted by [`crate::CudaDevice::with_product`].
     pub name: String,
     /// Median time of a full step, in milliseconds.
     pub milliseconds: f32,
@@ -162,12 +162,12 @@ impl Trial<'_> {
                 false => Err(self.without_norms()),
             };
         }
-        Ok(match Order::of(self.context, form) {
-            Order::Wgmma => self.tiles().map(Choice::Hopper).collect(),
-            Order::Mma => MMA_TILES.map(Choice::Mma).to_vec(),
-            Order::Loops => vec![Choice::Own],
+        Ok(match SumOrder::of(self.context, form) {
+            SumOrder::Wgmma => self.tiles().map(Choice::Hopper).collect(),
+            SumOrder::Mma => MMA_TILES.map(Choice::Mma).to_vec(),
+            SumOrder::Loops => vec![Choice::Own],
             // For widths that cuBLASLt does not support, our kernel is the canonical one, at every number of rows.
-            Order::Pinned => match self.pinned()? {
+            SumOrder::Pinned => match self.pinned()? {
                 Some(algorithm) => vec![Choice::Library(algorithm)],
                 None if form.scaled() => vec![Choice::Own],
                 None => MMA_TILES.map(Choice::Mma).to_vec(),
@@ -200,7 +200,7 @@ impl Trial<'_> {
             let text = table::text(choice);
             text == name || text.split(' ').next_back() == Some(name)
         });
-        let rounds_once = matches!(Order::of(self.context, self.form), Order::Wgmma | Order::Mma);
+        let rounds_once = matches!(SumOrder::of(self.context, self.form), SumOrder::Wgmma | SumOrder::Mma);
         let other = || {
             table::parse(name).filter(|choice| match choice {
                 Choice::Library(_) => true,
@@ -240,16 +240,16 @@ impl Trial<'_> {
 
     /// Times and compares every candidate; returns the fastest that is admitted, and all of them.
     pub(super) fn survey(&mut self) -> Result<(Choice, Vec<Candidate>), CudaError> {
-        let (own, order) = (self.own()?, Order::of(self.context, self.form));
+        let (own, order) = (self.own()?, SumOrder::of(self.context, self.form));
         // Includes kernels of other orders, to compare the speed of the canonical order with the fastest possible.
         let mut others = match self.form.gate() || self.form.norm.is_some() {
             true => vec![],
             false => self.algorithms()?,
         };
-        if order == Order::Wgmma && self.form.norm.is_none() {
+        if order == SumOrder::Wgmma && self.form.norm.is_none() {
             others.extend(MMA_TILES.map(Choice::Mma));
         }
-        if order == Order::Mma {
+        if order == SumOrder::Mma {
             others.push(Choice::Own);
         }
         self.prepare(&own)?;
@@ -398,7 +398,7 @@ impl Trial<'_> {
     /// Returns the median time of [`RUNS`] runs, in milliseconds.
     fn time(&self, candidate: &Choice) -> Result<f32, CudaError> {
         let (context, api) = (self.context, self.context.api);
-        let events: Vec<Event> = (0..=RUNS).map(|_| Event::new(api)).collect::<Result<_, _>>()?;
+        let events: Vec<TimingEvent> = (0..=RUNS).map(|_| TimingEvent::new(api)).collect::<Result<_, _>>()?;
         for _ in 0..WARM {
             self.run(candidate, &self.operands)?;
         }
@@ -517,13 +517,13 @@ impl Trial<'_> {
 
     /// Fills the operands with numbers whose sums depend on the summation order, and y with NaN.
     fn reveal(&mut self, operands: &Operands, seed: usize) -> Result<(), CudaError> {
-        let Form { n, k, .. } = self.form;
+        let GemmForm { n, k, .. } = self.form;
         self.poison((operands.y, operands.rows * n, self.form.out()))?;
         for (i, (address, elements, dtype)) in self.extents_of(operands).into_iter().enumerate() {
             if address == operands.y && address != operands.residual {
                 continue;
             }
-            let kernel = Form { dtype, ..self.form }.kernel("revealing");
+            let kernel = GemmForm { dtype, ..self.form }.kernel("revealing");
             self.kernels.prepare(self.context, &kernel, 0)?;
             let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
             let (role, columns) = if i < 2 { (i, k) } else { (2, n) };
@@ -540,7 +540,7 @@ impl Trial<'_> {
 
     /// Returns the address, number of elements and element type of each operand that the form has, x and w first.
     fn extents_of(&self, operands: &Operands) -> Vec<Extent> {
-        let (form @ Form { n, k, dtype, .. }, out) = (self.form, self.form.out());
+        let (form @ GemmForm { n, k, dtype, .. }, out) = (self.form, self.form.out());
         let &Operands { x, w, scales, bias, residual, norm, y, rows, .. } = operands;
         let scales = if form.scaled() { scales } else { (0, 0) };
         let params = form.norm.unwrap_or(DType::F32);
@@ -567,7 +567,7 @@ impl Trial<'_> {
     }
 
     fn noise(&mut self, (address, elements, dtype): Extent, seed: usize) -> Result<(), CudaError> {
-        let kernel = Form { dtype, ..self.form }.kernel("noise");
+        let kernel = GemmForm { dtype, ..self.form }.kernel("noise");
         self.kernels.prepare(self.context, &kernel, 0)?;
         let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
         let args = [Arg::pointer(address), Arg::long(elements), Arg::int(seed)];
@@ -614,7 +614,7 @@ struct Preference<'a> {
 }
 
 impl<'a> Preference<'a> {
-    fn new(description: &'a Description, form: Form, workspace: u64) -> Result<Self, CudaError> {
+    fn new(description: &'a Description, form: GemmForm, workspace: u64) -> Result<Self, CudaError> {
         use lt::cublasLtMatmulPreferenceAttributes_t as A;
         let mut made = Self { description, raw: ptr::null_mut() };
         // SAFETY: the pointer is to a field of a local.
@@ -655,12 +655,12 @@ impl Drop for Preference<'_> {
 }
 
 /// A timing event.
-struct Event {
+struct TimingEvent {
     api: &'static Driver,
     raw: cu::CUevent,
 }
 
-impl Event {
+impl TimingEvent {
     fn new(api: &'static Driver) -> Result<Self, CudaError> {
         let mut made = Self { api, raw: ptr::null_mut() };
         // SAFETY: the pointer is to a field of a local.
@@ -683,7 +683,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for TimingEvent {
     fn drop(&mut self) {
         if !self.raw.is_null() {
             // SAFETY: the event is owned, and the driver keeps it while it is needed.

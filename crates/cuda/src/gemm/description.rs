@@ -5,7 +5,7 @@
 //! (N, K) x^T (K, R)`, where W is stored as (K, N) and hence passed as transposed. Quantized operands have a scale for
 //! each row of W and each column of x^T: "outer vectors" (cublasLt.h), by which its Hopper kernels multiply the sums.
 
-use super::{Form, Operands};
+use super::{GemmForm, Operands};
 use crate::CudaError;
 use crate::api::CublasLt;
 use cudarc::cublaslt::sys as lt;
@@ -82,7 +82,7 @@ const TRANSPOSED: i32 = 1;
 /// Descriptors of a matmul; those not created yet are null.
 pub(super) struct Description {
     pub(super) handle: Arc<Handle>,
-    form: Form,
+    form: GemmForm,
     pub(super) operation: lt::cublasLtMatmulDesc_t,
     pub(super) w: lt::cublasLtMatrixLayout_t,
     pub(super) x: lt::cublasLtMatrixLayout_t,
@@ -95,10 +95,10 @@ unsafe impl Send for Description {}
 
 impl Description {
     /// Creates descriptors for one row, without addresses of bias and scales.
-    pub(super) fn new(handle: Arc<Handle>, form: Form) -> Result<Self, CudaError> {
+    pub(super) fn new(handle: Arc<Handle>, form: GemmForm) -> Result<Self, CudaError> {
         use lt::cublasLtEpilogue_t as E;
         use lt::cublasLtMatmulDescAttributes_t as A;
-        let (Form { n, k, bias, .. }, api) = (form, handle.api);
+        let (GemmForm { n, k, bias, .. }, api) = (form, handle.api);
         let (given, out) = (element(form.dtype), element(form.out()));
         let (operation, w, x, y) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let mut made = Self { handle, form, operation, w, x, y };

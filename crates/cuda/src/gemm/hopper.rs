@@ -2,7 +2,7 @@
 //! the terms of an element in the same order, so tiles differ in speed only, and a row's bits depend on the row and
 //! the form alone.
 
-use super::{Form, Operands};
+use super::{GemmForm, Operands};
 use crate::CudaError;
 use crate::context::Context;
 use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape};
@@ -60,7 +60,7 @@ impl Tile {
 
     /// Whether the tile supports a form on this GPU. Rows must be multiples of 16 bytes, as TMA requires of strides.
     /// Quantized values are left to cuBLASLt, which is faster in all but one form of the supported models (H200).
-    pub(super) fn suits(&self, context: &Context, form: Form) -> bool {
+    pub(super) fn suits(&self, context: &Context, form: GemmForm) -> bool {
         let narrow = match form.dtype {
             DType::Bf16 | DType::F16 => true,
             DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => false,
@@ -81,7 +81,7 @@ impl Tile {
     }
 
     /// Columns of y of a block's tile.
-    fn outputs(&self, form: Form) -> u32 {
+    fn outputs(&self, form: GemmForm) -> u32 {
         if form.gate() { self.columns / 2 } else { self.columns }
     }
 
@@ -100,7 +100,7 @@ impl Tile {
         self.stages * (self.rows() + self.columns) * 128 + BUFFERS + (2 * self.stages + 2) * 8
     }
 
-    pub(super) fn kernel(&self, form: Form) -> Kernel {
+    pub(super) fn kernel(&self, form: GemmForm) -> Kernel {
         let epilogue = match form.epilogue {
             Epilogue::None => 0,
             Epilogue::Gelu => 1,
@@ -122,7 +122,7 @@ impl Tile {
         &self,
         context: &Context,
         kernels: &mut Kernels,
-        form: Form,
+        form: GemmForm,
     ) -> Result<(), CudaError> {
         kernels.prepare(context, &self.kernel(form), self.shared())
     }
@@ -132,10 +132,10 @@ impl Tile {
         &self,
         context: &Context,
         kernels: &Kernels,
-        form: Form,
+        form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
-        let Form { n, k, dtype, .. } = form;
+        let GemmForm { n, k, dtype, .. } = form;
         let &Operands { x, w, bias, residual, y, rows, .. } = operands;
         // The kernel does not read a missing residual, but its tensor map must be valid.
         let r = if residual == 0 { y } else { residual };
@@ -161,7 +161,7 @@ impl Tile {
 /// Returns a sample of the kernel's forms.
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let form =
-        |dtype, epilogue| Form { n: 2560, k: 2560, dtype, tf32: false, bias: true, epilogue, norm: None };
+        |dtype, epilogue| GemmForm { n: 2560, k: 2560, dtype, tf32: false, bias: true, epilogue, norm: None };
     let [none, gelu, residual, gate] =
         [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate].map(|e| form(DType::Bf16, e));
     let of = |tile: Tile| {

@@ -2,7 +2,7 @@
 //! columns. Invariant: every tile sums the terms of an element in the same order, so tiles differ in speed only, and
 //! the bits of a row depend on the row and the form alone.
 
-use super::{Form, Operands};
+use super::{GemmForm, Operands};
 use crate::CudaError;
 use crate::context::Context;
 use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
@@ -42,7 +42,7 @@ impl MmaTile {
         self.stages * (self.rows + self.columns) * 128
     }
 
-    pub(super) fn kernel(&self, form: Form) -> Kernel {
+    pub(super) fn kernel(&self, form: GemmForm) -> Kernel {
         let epilogue = match form.epilogue {
             Epilogue::None => 0,
             Epilogue::Gelu => 1,
@@ -66,7 +66,7 @@ impl MmaTile {
         &self,
         context: &Context,
         kernels: &mut Kernels,
-        form: Form,
+        form: GemmForm,
     ) -> Result<(), CudaError> {
         kernels.prepare(context, &self.kernel(form), self.shared())
     }
@@ -76,7 +76,7 @@ impl MmaTile {
         &self,
         context: &Context,
         kernels: &Kernels,
-        form: Form,
+        form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
         let &Operands { x, w, bias, residual, y, rows, .. } = operands;
@@ -103,7 +103,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         ] {
             for epilogue in [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate] {
                 let form =
-                    Form { n: 33, k, dtype, tf32: dtype == DType::F32, bias: true, epilogue, norm: None };
+                    GemmForm { n: 33, k, dtype, tf32: dtype == DType::F32, bias: true, epilogue, norm: None };
                 kernels.push(tile.kernel(form));
             }
         }

@@ -34,7 +34,7 @@ pub(crate) use normed::WIDEST;
 
 /// The shape and kind of a matmul: everything but its number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Form {
+pub(crate) struct GemmForm {
     /// Columns of y.
     pub(crate) n: u64,
     /// Columns of x, the length of the dot products.
@@ -51,7 +51,7 @@ pub(crate) struct Form {
     pub(crate) norm: Option<DType>,
 }
 
-impl Form {
+impl GemmForm {
     fn residual(&self) -> bool {
         match self.epilogue {
             Epilogue::Residual => true,
@@ -90,7 +90,7 @@ impl Form {
     }
 }
 
-impl fmt::Display for Form {
+impl fmt::Display for GemmForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { n, k, dtype, tf32, bias, epilogue, norm } = *self;
         let factors = if tf32 { "tf32" } else { dtype.name() };
@@ -174,7 +174,7 @@ pub(crate) struct Gemm {
     handle: Arc<Handle>,
     table: Table,
     choosing: Choosing,
-    products: HashMap<Form, (Description, Choice)>,
+    matmuls: HashMap<GemmForm, (Description, Choice)>,
     candidates: Vec<Candidate>,
 }
 
@@ -183,7 +183,7 @@ impl Gemm {
     pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
         let table = Table::of(&context.card, handle.version());
-        Ok(Self { handle: Arc::new(handle), table, choosing, products: HashMap::new(), candidates: vec![] })
+        Ok(Self { handle: Arc::new(handle), table, choosing, matmuls: HashMap::new(), candidates: vec![] })
     }
 
     /// Chooses and compiles the kernel of a form, unless that was done before. Overwrites the operands.
@@ -191,10 +191,10 @@ impl Gemm {
         &mut self,
         context: &Context,
         kernels: &mut Kernels,
-        form: Form,
+        form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
-        if self.products.contains_key(&form) {
+        if self.matmuls.contains_key(&form) {
             return Ok(());
         }
         let description = Description::new(Arc::clone(&self.handle), form)?;
@@ -221,7 +221,7 @@ impl Gemm {
             }
         };
         choice.prepare(context, kernels, form, operands)?;
-        self.products.insert(form, (description, choice));
+        self.matmuls.insert(form, (description, choice));
         Ok(())
     }
 
@@ -235,28 +235,25 @@ impl Gemm {
         &self,
         context: &Context,
         kernels: &Kernels,
-        form: Form,
+        form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
         let unprepared = || CudaError::Unprepared { what: format!("the product {form}") };
-        let (description, choice) = self.products.get(&form).ok_or_else(unprepared)?;
+        let (description, choice) = self.matmuls.get(&form).ok_or_else(unprepared)?;
         choice.run(context, kernels, description, form, operands)
     }
 
     /// Returns the choices, sorted, a line for each matmul.
     pub(crate) fn choices(&self) -> Vec<String> {
-        let mut lines: Vec<String> = self
-            .products
-            .iter()
-            .map(|(form, (_, choice))| format!("{form}: {}", table::text(choice)))
-            .collect();
+        let mut lines: Vec<String> =
+            self.matmuls.iter().map(|(form, (_, choice))| format!("{form}: {}", table::text(choice))).collect();
         lines.sort();
         lines
     }
 
     /// Summarizes how many forms each kind of kernel computes: `cuBLASLt (5 forms) and wgmma (12 forms)`.
     pub(crate) fn by(&self) -> Option<String> {
-        by(self.products.values().map(|(_, choice)| choice))
+        by(self.matmuls.values().map(|(_, choice)| choice))
     }
 }
 
@@ -279,7 +276,7 @@ fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
 /// Copies the residual to y and returns the operands with `residual == y`. With the residual in place, the library
 /// rounds a product to 16 bits before it adds the residual; from another address it adds the residual to the f32 sum.
 /// The bits of a form must not depend on where a plan puts the residual.
-fn in_place(context: &Context, form: Form, operands: &Operands) -> Result<Operands, CudaError> {
+fn in_place(context: &Context, form: GemmForm, operands: &Operands) -> Result<Operands, CudaError> {
     let Operands { residual, y, rows, .. } = *operands;
     let bytes = (rows * form.n * form.out().size()) as usize;
     if form.residual() && form.out() != DType::F32 && residual != y && bytes > 0 {
@@ -305,7 +302,7 @@ impl Choice {
         &self,
         context: &Context,
         kernels: &mut Kernels,
-        form: Form,
+        form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
         match self {
@@ -326,7 +323,7 @@ impl Choice {
         context: &Context,
         kernels: &Kernels,
         description: &Description,
-        form: Form,
+        form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
         match self {
@@ -354,7 +351,7 @@ impl Choice {
 }
 
 /// Returns the CUDA-core kernel (`product` of `matmul.cu`) of a form, its grid and its arguments.
-fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
+fn own(form: GemmForm, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
     const TILE: u64 = 64;
     let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
     let blocks = (rows.div_ceil(TILE) as u32, form.n.div_ceil(TILE) as u32, 1);
@@ -367,12 +364,12 @@ fn own(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
 
 /// Returns the kernel that applies GELU to y in place, for matmuls without a fused GELU. cuBLASLt's own GELU epilogue
 /// is the tanh approximation; ours is exact (erf).
-fn pass(form: Form, operands: &Operands) -> (Kernel, Shape, [Arg; 3]) {
+fn pass(form: GemmForm, operands: &Operands) -> (Kernel, Shape, [Arg; 3]) {
     gelu_in_place(form.out(), operands.y, operands.rows * form.n)
 }
 
 /// Whether a form with a layer norm in front has a fused kernel on this GPU.
-pub(crate) fn has_norms(context: &Context, form: Form) -> bool {
+pub(crate) fn has_norms(context: &Context, form: GemmForm) -> bool {
     Normed::suits(context, form)
 }
 
@@ -389,9 +386,9 @@ pub(crate) fn own_norms() -> Vec<&'static str> {
 /// Returns a sample of every kernel in this folder, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
     let form =
-        |dtype| Form { n: 1, k: 1, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None };
+        |dtype| GemmForm { n: 1, k: 1, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None };
     let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
-    let gate = |dtype| Form { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("product");
+    let gate = |dtype| GemmForm { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("product");
     let gates = [DType::F32, DType::Bf16].map(gate);
     let matmul = forms
         .iter()

@@ -3,7 +3,7 @@
 //! on that row alone; the number of blocks among which the columns of the same rows are split affects speed only.
 
 use super::hopper;
-use super::{Form, Norm, Operands};
+use super::{GemmForm, Norm, Operands};
 use crate::CudaError;
 use crate::context::Context;
 use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape, code};
@@ -62,7 +62,7 @@ impl Normed {
     }
 
     /// Whether the kernel supports a form on this GPU. Rows must be multiples of 16 bytes, as TMA requires of strides.
-    pub(super) fn suits(context: &Context, form: Form) -> bool {
+    pub(super) fn suits(context: &Context, form: GemmForm) -> bool {
         let narrow = match form.dtype {
             DType::Bf16 | DType::F16 => true,
             DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => false,
@@ -75,8 +75,8 @@ impl Normed {
         context.card.capability == HOPPER && form.norm.is_some() && narrow && whole && kept
     }
 
-    fn kernel(&self, form: Form) -> Kernel {
-        let room = Room::beside(form.k);
+    fn kernel(&self, form: GemmForm) -> Kernel {
+        let room = SharedMemory::shared_beside_tiles(form.k);
         Kernel::new(File::WgmmaNorm, "wgmma_norm", form.dtype)
             .with("EPILOGUE", i64::from(form.epilogue == Epilogue::Gelu))
             .with("PARAM", code(types(form).1))
@@ -94,11 +94,11 @@ impl Normed {
         &self,
         context: &Context,
         kernels: &mut Kernels,
-        form: Form,
+        form: GemmForm,
     ) -> Result<(), CudaError> {
-        kernels.prepare(context, &self.kernel(form), Room::beside(form.k).shared)?;
+        kernels.prepare(context, &self.kernel(form), SharedMemory::shared_beside_tiles(form.k).shared)?;
         kernels.prepare(context, &norm_of(types(form), (1, form.k), [0; 4], 0.0).0, 0)?;
-        hopper::FEW.prepare(context, kernels, Form { norm: None, ..form })
+        hopper::FEW.prepare(context, kernels, GemmForm { norm: None, ..form })
     }
 
     /// Launches the matmul.
@@ -106,10 +106,10 @@ impl Normed {
         &self,
         context: &Context,
         kernels: &Kernels,
-        form: Form,
+        form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
-        let Form { n, k, dtype, .. } = form;
+        let GemmForm { n, k, dtype, .. } = form;
         if operands.rows < self.few && operands.rows * k * dtype.size() <= operands.workspace.1 {
             return apart(context, kernels, form, operands);
         }
@@ -127,21 +127,21 @@ impl Normed {
         let [gamma, beta, bias] = [gamma, beta, bias].map(Arg::pointer);
         let args = [gamma, beta, bias, Arg::int(rows), Arg::int(n), Arg::int(parts), Arg::float(eps)];
         let blocks = (heights * parts).min(u64::from(clusters)) * u64::from(self.cluster);
-        let shape = Shape { shared: Room::beside(k).shared, ..Shape::of(blocks, THREADS) };
+        let shape = Shape { shared: SharedMemory::shared_beside_tiles(k).shared, ..Shape::of(blocks, THREADS) };
         kernels.call_with(context, &self.kernel(form), || form.to_string(), shape, &maps, &args)
     }
 }
 
 /// Launches the norm and the matmul as separate kernels.
-fn apart(context: &Context, kernels: &Kernels, form: Form, operands: &Operands) -> Result<(), CudaError> {
+fn apart(context: &Context, kernels: &Kernels, form: GemmForm, operands: &Operands) -> Result<(), CudaError> {
     let &Operands { x, norm: Norm { gamma, beta, eps }, rows, workspace: (scratch, _), .. } = operands;
     let (kernel, shape, args) = norm_of(types(form), (rows, form.k), [x, gamma, beta, scratch], eps);
     kernels.call(context, &kernel, shape, &args)?;
-    hopper::FEW.run(context, kernels, Form { norm: None, ..form }, &Operands { x: scratch, ..*operands })
+    hopper::FEW.run(context, kernels, GemmForm { norm: None, ..form }, &Operands { x: scratch, ..*operands })
 }
 
 /// Element types of x, and of gamma and beta.
-fn types(form: Form) -> (DType, DType) {
+fn types(form: GemmForm) -> (DType, DType) {
     (form.dtype, form.norm.unwrap_or(DType::F32))
 }
 
@@ -156,7 +156,7 @@ fn parts(heights: u64, tiles: u64, clusters: u64) -> u64 {
 }
 
 /// Division of a block's shared memory, beside the rows of x.
-struct Room {
+struct SharedMemory {
     /// Pipeline stages of w.
     stages: u32,
     /// Output buffers of a warp.
@@ -167,10 +167,10 @@ struct Room {
     shared: u32,
 }
 
-impl Room {
+impl SharedMemory {
     /// Two output buffers a warp if at least five stages fit beside them, else one if five stages fit, else one for
     /// two warps.
-    fn beside(k: u64) -> Self {
+    fn shared_beside_tiles(k: u64) -> Self {
         let rows = k.div_ceil(64) as u32 * PIECE;
         let of = |buffers: u32, lent: bool| {
             let fixed = rows + buffers * BUFFER * if lent { WARPS / 2 } else { WARPS } + BARRIERS;
@@ -190,7 +190,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
             (Epilogue::Gelu, DType::Bf16, DType::F32),
             (Epilogue::Gelu, DType::F16, DType::F16),
         ] {
-            let form = Form { n: 4 * k, k, dtype, tf32: false, bias: true, epilogue, norm: Some(params) };
+            let form = GemmForm { n: 4 * k, k, dtype, tf32: false, bias: true, epilogue, norm: Some(params) };
             kernels.extend(NORMED.map(|normed| normed.kernel(form)));
         }
     }
@@ -204,11 +204,14 @@ mod tests {
     #[test]
     fn rows_of_every_width_leave_room_for_three_stages() {
         for k in (8..=WIDEST).step_by(8) {
-            let room = Room::beside(k);
+            let room = SharedMemory::shared_beside_tiles(k);
             assert!(room.stages >= 3 && room.shared <= SHARED, "{k}");
         }
         assert_eq!(
-            [320, 480, 640].map(|k| (Room::beside(k).stages, Room::beside(k).lent)),
+            [320, 480, 640].map(|k| (
+                SharedMemory::shared_beside_tiles(k).stages,
+                SharedMemory::shared_beside_tiles(k).lent
+            )),
             [(5, false), (5, true), (3, true)]
         );
     }

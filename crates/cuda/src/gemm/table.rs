@@ -4,7 +4,7 @@
 use super::hopper::Tile;
 use super::mma::MmaTile;
 use super::normed::Normed;
-use super::{Choice, Form};
+use super::{Choice, GemmForm};
 use crate::compile::{cache, digest, keep};
 use crate::context::Card;
 use cudarc::cublaslt::sys as lt;
@@ -57,12 +57,12 @@ impl Entries {
     }
 
     /// Returns the choice for a form at about this number of rows.
-    pub(super) fn get(&self, form: &Form, rows: u64) -> Option<Choice> {
+    pub(super) fn get(&self, form: &GemmForm, rows: u64) -> Option<Choice> {
         self.choices.get(&key(form, rows)).copied()
     }
 
     /// Adds a choice and writes the table. A table that cannot be written only costs time in later processes.
-    pub(super) fn insert(&mut self, form: &Form, rows: u64, choice: Choice) {
+    pub(super) fn insert(&mut self, form: &GemmForm, rows: u64, choice: Choice) {
         self.choices.insert(key(form, rows), choice);
         let Some(file) = &self.file else { return };
         // Merge choices that other processes wrote since; where both have timed the same form, our choice stays.
@@ -75,7 +75,7 @@ impl Entries {
 
 /// Key of a form and a number of rows, which is rounded up to a power of two: within a factor of two of the rows, the
 /// fastest algorithm differs little.
-fn key(form: &Form, rows: u64) -> String {
+fn key(form: &GemmForm, rows: u64) -> String {
     format!("{form} {}", rows.next_power_of_two())
 }
 
@@ -136,7 +136,7 @@ mod tests {
     use plimsoll_graph::DType;
     use plimsoll_graph::ops::Epilogue;
 
-    const FORM: Form = Form {
+    const FORM: GemmForm = GemmForm {
         n: 10240,
         k: 2560,
         dtype: DType::F32,
@@ -145,9 +145,9 @@ mod tests {
         epilogue: Epilogue::None,
         norm: None,
     };
-    const OTHER: Form = Form { epilogue: Epilogue::Residual, ..FORM };
-    const THIRD: Form = Form { epilogue: Epilogue::Gelu, ..FORM };
-    const CUT: Form = Form { tf32: true, ..FORM };
+    const OTHER: GemmForm = GemmForm { epilogue: Epilogue::Residual, ..FORM };
+    const THIRD: GemmForm = GemmForm { epilogue: Epilogue::Gelu, ..FORM };
+    const CUT: GemmForm = GemmForm { tf32: true, ..FORM };
 
     fn words(choice: Option<Choice>) -> Option<String> {
         choice.as_ref().map(text)

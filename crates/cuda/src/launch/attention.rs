@@ -36,7 +36,7 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     let mut args = arguments(call, op, [q, k, v])?;
     let table = if op.rotary { call.input(op.operands() + 1)?.dtype } else { DType::F32 };
     let (preparing, counts, capability) = (call.preparing, call.launch.counts, call.context.card.capability);
-    let mut call_form = |form: Form| {
+    let mut call_form = |form: AttentionForm| {
         let blocks = (counts.tokens / form.rows + counts.sequences) * u64::from(op.heads.div_ceil(form.heads));
         let blocks = form.staying(&call.context.card).map_or(blocks, |most| blocks.min(most));
         let shape = Shape { shared: form.shared, ..Shape::of(blocks, form.threads) };
@@ -49,9 +49,9 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     };
     match q.dtype {
         // Prepare every variant that any step may launch.
-        DType::Bf16 | DType::F16 if preparing => Form::all(op, capability).try_for_each(call_form),
-        DType::Bf16 | DType::F16 => call_form(Form::for_counts(op, counts, capability)),
-        DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => call_form(Form::f32(op)),
+        DType::Bf16 | DType::F16 if preparing => AttentionForm::all(op, capability).try_for_each(call_form),
+        DType::Bf16 | DType::F16 => call_form(AttentionForm::for_counts(op, counts, capability)),
+        DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => call_form(AttentionForm::f32(op)),
     }
 }
 
@@ -73,7 +73,7 @@ fn stay(
 }
 
 /// A variant of a kernel, with its launch parameters.
-struct Form {
+struct AttentionForm {
     file: File,
     /// Constants that define the variant; none for f32. An array, since a step must not allocate.
     constants: [Option<(&'static str, u32)>; 6],
@@ -87,7 +87,7 @@ struct Form {
     resident: Option<u32>,
 }
 
-impl Form {
+impl AttentionForm {
     /// `attention_f32.cu`; shared memory holds queries, keys or values, and weights.
     fn f32(op: &Attention) -> Self {
         let words = op.head_dim.div_ceil(4) | 1; // of 16 bytes, of a row
@@ -326,14 +326,15 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
     ops.push(op(20, Mask::Full, Bias::None, false));
     ops.push(op(128, Mask::Causal, Bias::Alibi, true));
-    let sixteen = |op: &Attention, warps, dtype| Form::of_warps(op, warps).kernel(op, dtype, DType::F32);
+    let sixteen =
+        |op: &Attention, warps, dtype| AttentionForm::of_warps(op, warps).kernel(op, dtype, DType::F32);
     let of = |op: &Attention| {
-        let f32 = Form::f32(op).kernel(op, DType::F32, DType::F32);
+        let f32 = AttentionForm::f32(op).kernel(op, DType::F32, DType::F32);
         let mut kernels = vec![f32, sixteen(op, WARPS[1], DType::F16)];
         kernels.extend(WARPS.map(|warps| sixteen(op, warps, DType::Bf16)));
-        if Form::is_narrow(op) || Form::hoppers(op, HOPPER).is_some() {
+        if AttentionForm::is_narrow(op) || AttentionForm::hoppers(op, HOPPER).is_some() {
             for dtype in [DType::Bf16, DType::F16] {
-                kernels.extend(Form::all(op, HOPPER).map(|form| form.kernel(op, dtype, DType::F32)));
+                kernels.extend(AttentionForm::all(op, HOPPER).map(|form| form.kernel(op, dtype, DType::F32)));
             }
         }
         kernels
@@ -342,11 +343,14 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     let small = [20, 64].map(|head_dim| op(head_dim, Mask::Full, Bias::None, true));
     let narrow = [DType::Bf16, DType::F16];
     let tables = small.iter().flat_map(|op| {
-        let of_f32 = Form::f32(op).kernel(op, DType::F32, DType::Bf16);
-        narrow.into_iter().map(|dtype| Form::of_warps(op, WARPS[1]).kernel(op, dtype, dtype)).chain([of_f32])
+        let of_f32 = AttentionForm::f32(op).kernel(op, DType::F32, DType::Bf16);
+        narrow
+            .into_iter()
+            .map(|dtype| AttentionForm::of_warps(op, WARPS[1]).kernel(op, dtype, dtype))
+            .chain([of_f32])
     });
     // Plain attention has a variant of its own. (`attention_hopper.cu` with four blocks spills a register for it.)
     let plain = op(64, Mask::Full, Bias::None, false);
-    let four = narrow.map(|dtype| Form::stay(&plain, STAY[1]).kernel(&plain, dtype, DType::F32));
+    let four = narrow.map(|dtype| AttentionForm::stay(&plain, STAY[1]).kernel(&plain, dtype, DType::F32));
     ops.iter().flat_map(of).chain(tables).chain(four).collect()
 }

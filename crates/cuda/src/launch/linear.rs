@@ -2,7 +2,7 @@
 //! sums are rounded once; or x and w are quantized and all others are bf16.
 
 use super::{Call, Tensor};
-use crate::gemm::{self, Form, Norm, Operands};
+use crate::gemm::{self, GemmForm, Norm, Operands};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use plimsoll_graph::{DType, Layout};
@@ -52,7 +52,8 @@ fn product(
     let (scratch, bytes) = call.workspace()?;
     let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
     let (params, norm) = norm(call, op)?.unzip();
-    let form = Form { n, k, dtype, tf32: op.tf32, bias: bias.is_some(), epilogue: op.epilogue, norm: params };
+    let form =
+        GemmForm { n, k, dtype, tf32: op.tf32, bias: bias.is_some(), epilogue: op.epilogue, norm: params };
     if form.norm.is_some() && !gemm::has_norms(call.context, form) {
         let widest = gemm::WIDEST;
         return Err(call.refused(format!(

@@ -2,7 +2,7 @@
 //! in any batch.
 
 use plimsoll_cuda::{CudaDevice, cards};
-use plimsoll_exec::scaled::Codes;
+use plimsoll_exec::scaled::QuantizedFormat;
 use plimsoll_exec::{Device, Launch, Operand};
 use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
@@ -149,7 +149,7 @@ impl Case {
     }
 
     fn name(&self) -> String {
-        format!("{:?} {} x {}, {:?}", self.op, self.ins[1].spec, self.ins[0].spec, self.device.products())
+        format!("{:?} {} x {}, {:?}", self.op, self.ins[1].spec, self.ins[0].spec, self.device.matmul_kernels())
     }
 
     /// Returns (value, allowed error) of an element. The error of f32 sums grows with the square root of their
@@ -288,7 +288,7 @@ fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
         (bits >> 16 & 0x8000 | magnitude) as u16
     };
     match spec.dtype {
-        DType::F8 => Codes::E4m3.encode(values, spec.row_elements() as usize),
+        DType::F8 => QuantizedFormat::E4m3.encode(values, spec.row_elements() as usize),
         DType::F32 => values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
         DType::Bf16 => {
             values.iter().flat_map(|v| (((*v as f32).to_bits() >> 16) as u16).to_le_bytes()).collect()
@@ -313,7 +313,7 @@ fn decode(bytes: &[u8], spec: &TensorSpec) -> Vec<f64> {
         DType::F8 => {
             let columns = spec.row_elements() as usize;
             let row = columns.next_multiple_of(GRANULE as usize) + 4;
-            Codes::E4m3.decode(bytes, bytes.len() / row, columns)
+            QuantizedFormat::E4m3.decode(bytes, bytes.len() / row, columns)
         }
         DType::F32 => {
             bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
@@ -402,7 +402,7 @@ fn f32_is_cut_to_tf32_by_name_alone() {
         let found = (0..64).map(|row| found[row * n as usize + row]);
         let error: f64 = found.zip(&wanted).map(|(f, w)| (f - w).powi(2)).sum();
         let distance = (error / wanted.iter().map(|w| w * w).sum::<f64>()).sqrt();
-        println!("{:?}: relative L2 {distance:.2e}", case.device.products());
+        println!("{:?}: relative L2 {distance:.2e}", case.device.matmul_kernels());
         distance
     };
     for timed in [false, true] {
@@ -427,7 +427,7 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
                     let linear = Linear::new(n != 320 && epilogue != Epilogue::Gate, epilogue);
                     let device = CudaDevice::with_product(0, name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, in_place);
-                    let chosen = case.device.products();
+                    let chosen = case.device.matmul_kernels();
                     // The largest tile has no registers for a residual, and its halves are no whole pieces; a
                     // gate takes two blocks.
                     let without: &[&str] = match epilogue {
@@ -492,7 +492,7 @@ fn a_norm_in_front_has_the_bits_of_the_two_apart() {
                 let linear = Linear { prologue: Prologue::LayerNorm(norm), ..plain };
                 let device = CudaDevice::with_product(0, name).expect("a card");
                 let mut case = Case::on(device, (n, k), dtype, linear, false);
-                assert!(case.device.products()[0].ends_with(&format!("wgmma {name}")), "{}", case.name());
+                assert!(case.device.matmul_kernels()[0].ends_with(&format!("wgmma {name}")), "{}", case.name());
                 let full = case.check(linear);
                 case.check_batches(&full);
                 let device = CudaDevice::with_product(0, CudaDevice::own_products()[0]).expect("a card");
@@ -578,9 +578,9 @@ fn what_is_chosen_is_told_and_is_no_part_of_the_arithmetic() {
     }
     let linear = Linear::new(true, Epilogue::None);
     let [one, same, other] = [640, 640, 320].map(|n| Case::new(n, 320, DType::Bf16, linear, false).device);
-    assert!(one.products()[0].starts_with("640 320 bf16 bias -: "), "{:?}", one.products());
-    assert_eq!(one.products(), same.products());
-    assert_ne!(one.products(), other.products());
+    assert!(one.matmul_kernels()[0].starts_with("640 320 bf16 bias -: "), "{:?}", one.matmul_kernels());
+    assert_eq!(one.matmul_kernels(), same.matmul_kernels());
+    assert_ne!(one.matmul_kernels(), other.matmul_kernels());
     assert_eq!(one.arithmetic(), other.arithmetic());
     let name = &one.card().name;
     assert!(
@@ -633,7 +633,7 @@ fn check_every_candidate(dtype: DType, tf32: bool) {
             for one in candidates.iter().filter(|one| one.equal != Some(false)) {
                 let device = CudaDevice::with_product(0, &one.name).expect("a card");
                 let mut case = Case::on(device, (n, k), dtype, linear, false);
-                let chosen = case.device.products().join("");
+                let chosen = case.device.matmul_kernels().join("");
                 assert!(chosen.ends_with(&format!(": {}", one.name)), "{chosen}: not {}", one.name);
                 assert!(case.run(FULL, 0) == expected, "{}: other bits", case.name());
                 assert_eq!(case.device.arithmetic(), arithmetic);

@@ -10,9 +10,9 @@ use sha2::{Digest, Sha256};
 
 use super::files;
 use super::labels::{Labels, LabelsFrom};
-use super::ledger::{self, Held, Known};
+use super::ledger::{self, HostMemory, Known};
 use super::position::{Position, Window};
-use super::settings::{Bounds, Format, Settings, Task, Tokens, Validation};
+use super::settings::{Bounds, Format, Objective, Settings, TokenizerKind, Validation};
 use super::source::{Document, Documents};
 use super::split::{Split, Splitter};
 use super::stream::Stream;
@@ -35,7 +35,7 @@ pub(super) struct Inner {
     pub train: Files,
     /// Validation files; empty if the validation documents are a fraction of the training files, or if there are none.
     pub validation: Files,
-    pub census: Census,
+    pub census: DatasetStats,
     /// Largest capacity in bytes of a reader's growing buffers, and of its document buffer alone.
     pub reader: [usize; 2],
     /// Whether any file is compressed.
@@ -54,11 +54,11 @@ pub(super) struct Files {
 
 /// Statistics of the documents, collected when the data set is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct DatasetStats {
     /// Training split.
-    pub train: Side,
+    pub train: SplitSize,
     /// Validation split.
-    pub validation: Side,
+    pub validation: SplitSize,
     /// Number of empty documents; they are skipped.
     pub empty: u64,
     /// Number of documents excluded from the validation files because they also occur in the training files.
@@ -69,7 +69,7 @@ pub struct Census {
 
 /// Size of a split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Side {
+pub struct SplitSize {
     /// Number of documents.
     pub documents: u64,
     /// Total bytes of the documents as passed to the tokenizer: decompressed, without JSON or FASTA syntax.
@@ -87,8 +87,10 @@ impl Dataset {
         let vocabulary = Vocabulary::open(&settings)?;
         check_task(&settings, &vocabulary)?;
         let labels = match &settings.task {
-            Task::Classify { labels: LabelsFrom::Table(path), classes, .. } => Labels::read(path, classes)?,
-            Task::Classify { .. } | Task::Causal | Task::Masked(_) => Labels::default(),
+            Objective::Classify { labels: LabelsFrom::Table(path), classes, .. } => {
+                Labels::read(path, classes)?
+            }
+            Objective::Classify { .. } | Objective::Causal | Objective::Masked(_) => Labels::default(),
         };
         let mut scan = Scan::new(&settings, &vocabulary, &labels);
         let (train, validation) = scan.both()?;
@@ -138,7 +140,7 @@ impl Dataset {
     }
 
     /// The statistics of the documents.
-    pub fn census(&self) -> &Census {
+    pub fn census(&self) -> &DatasetStats {
         &self.inner.census
     }
 
@@ -150,17 +152,17 @@ impl Dataset {
 
     /// Maximum host memory of one stream apart from its batches. [`Settings::host_bytes`] gives a larger bound without
     /// reading the data, for documents of the maximum allowed length.
-    pub fn host_bytes(&self) -> Vec<Held> {
+    pub fn host_bytes(&self) -> Vec<HostMemory> {
         let inner = &self.inner;
-        let Census { train, validation, longest, .. } = inner.census;
-        let side = Side {
+        let DatasetStats { train, validation, longest, .. } = inner.census;
+        let side = SplitSize {
             documents: train.documents.max(validation.documents),
             bytes: train.bytes.max(validation.bytes),
         };
         let known = Known { longest, side, reader: inner.reader[0], compressed: inner.compressed };
         let mut held = ledger::held(&inner.settings, &inner.vocabulary, &known);
-        held.push(Held { what: "labels", bytes: inner.labels.bytes() });
-        held.push(Held { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
+        held.push(HostMemory { what: "labels", bytes: inner.labels.bytes() });
+        held.push(HostMemory { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
         held
     }
 
@@ -208,7 +210,7 @@ impl Inner {
     }
 
     /// The size of a split.
-    pub(super) fn side(&self, split: Split) -> &Side {
+    pub(super) fn side(&self, split: Split) -> &SplitSize {
         match split {
             Split::Train => &self.census.train,
             Split::Validation => &self.census.validation,
@@ -232,13 +234,13 @@ impl Inner {
 fn check_task(settings: &Settings, vocabulary: &Vocabulary) -> Result<(), DataError> {
     let ends = vocabulary.frame().iter().flatten().count();
     let why = match settings.task {
-        Task::Masked(_) if vocabulary.mask().is_none() => {
+        Objective::Masked(_) if vocabulary.mask().is_none() => {
             "this tokenizer has no mask token; masked tokens need the one of ESM-2 or DNABERT-S"
         }
-        Task::Masked(_) | Task::Classify { .. } if settings.bounds.longest <= ends => {
+        Objective::Masked(_) | Objective::Classify { .. } if settings.bounds.longest <= ends => {
             "the longest sequence has no room for a token between its two ends"
         }
-        Task::Causal | Task::Masked(_) | Task::Classify { .. } => return Ok(()),
+        Objective::Causal | Objective::Masked(_) | Objective::Classify { .. } => return Ok(()),
     };
     Err(DataError::new(DataErrorKind::Malformed(why.to_owned())))
 }
@@ -249,7 +251,7 @@ struct Scan<'a> {
     vocabulary: &'a Vocabulary,
     labels: &'a Labels,
     splitter: Splitter,
-    census: Census,
+    census: DatasetStats,
     /// Digest over the content hashes and classes of all documents, in file order.
     hash: Sha256,
     reader: [usize; 2],
@@ -259,7 +261,7 @@ struct Scan<'a> {
 impl<'a> Scan<'a> {
     fn new(settings: &'a Settings, vocabulary: &'a Vocabulary, labels: &'a Labels) -> Self {
         let splitter = Splitter::new(&settings.validation, &settings.format);
-        let (census, hash) = (Census::default(), Sha256::new());
+        let (census, hash) = (DatasetStats::default(), Sha256::new());
         Scan { settings, vocabulary, labels, splitter, census, hash, reader: [0; 2], compressed: false }
     }
 
@@ -274,7 +276,7 @@ impl<'a> Scan<'a> {
         // validation documents from the statistics, each distinct hash once.
         let (mut sizes, mut trained) = (std::collections::HashMap::new(), HashSet::new());
         let validation = self.files(files::list(paths, format)?, |scan, hash, bytes| {
-            let size: &mut Side = sizes.entry(hash).or_default();
+            let size: &mut SplitSize = sizes.entry(hash).or_default();
             size.documents += 1;
             size.bytes += bytes;
             scan.census.validation.documents += 1;
@@ -342,11 +344,11 @@ impl<'a> Scan<'a> {
     }
 }
 
-impl Census {
+impl DatasetStats {
     /// Reports an empty training split or an empty requested validation split as an error with the cause.
     fn check(&self, settings: &Settings, files: usize) -> Result<(), DataError> {
         let all = self.train.documents + self.validation.documents;
-        let Census { train, validation, empty, dropped, .. } = self;
+        let DatasetStats { train, validation, empty, dropped, .. } = self;
         let why = match &settings.validation {
             _ if all + dropped == 0 => format!(
                 "no document to train on in {files} files, of which {empty} documents are empty; {}",
@@ -389,7 +391,7 @@ fn look_at(format: &Format) -> &'static str {
 /// the batches are left out, so that a run can be resumed with other batch sizes.
 fn digest(mut hash: Sha256, settings: &Settings) -> Result<String, DataError> {
     let Settings { format, tokens, task, seed, shuffle, validation, .. } = settings;
-    if let Tokens::Dna(path) | Tokens::BytePairs { file: path, .. } = tokens {
+    if let TokenizerKind::Dna(path) | TokenizerKind::BytePairs { file: path, .. } = tokens {
         let bytes = bounded::read(path, crate::tokenize::bpe::LARGEST);
         hash.update(bytes.map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?);
     }
@@ -400,16 +402,16 @@ fn digest(mut hash: Sha256, settings: &Settings) -> Result<String, DataError> {
         Validation::Files(_) => "files".to_owned(),
     };
     let tokens = match tokens {
-        Tokens::Bytes { end } => format!("bytes {end}"),
-        Tokens::Esm => "esm".to_owned(),
-        Tokens::Dna(_) => "dna".to_owned(),
-        Tokens::BytePairs { end, .. } => format!("pairs {end:?}"),
-        Tokens::Ids { vocab } => format!("ids {vocab}"),
+        TokenizerKind::Bytes { end } => format!("bytes {end}"),
+        TokenizerKind::Esm => "esm".to_owned(),
+        TokenizerKind::Dna(_) => "dna".to_owned(),
+        TokenizerKind::BytePairs { end, .. } => format!("pairs {end:?}"),
+        TokenizerKind::Ids { vocab } => format!("ids {vocab}"),
     };
     let task = match task {
-        Task::Causal => "causal",
-        Task::Masked(_) => "masked",
-        Task::Classify { .. } => "classify",
+        Objective::Causal => "causal",
+        Objective::Masked(_) => "masked",
+        Objective::Classify { .. } => "classify",
     };
     hash.update(format!("{format:?} {tokens} {task} {seed} {shuffle:?} {validation}"));
     let digest: [u8; 32] = hash.finalize().into();

@@ -1,7 +1,7 @@
 //! Host memory used by the training data. Invariant: each figure is the size of a buffer that is allocated with that
 //! size at the start, or an upper bound of a library's allocations; `tests/it/train/memory.rs` measures them.
 
-use super::dataset::{Dataset, Side};
+use super::dataset::{Dataset, SplitSize};
 use super::pieces::Batch;
 use super::pipeline::{self, Carried};
 use super::settings::{Bounds, Format, Settings};
@@ -15,7 +15,7 @@ const DECODER: u64 = 128 << 20;
 
 /// Host memory for one purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HostMemory {
     /// Purpose of the memory.
     pub what: &'static str,
     /// Maximum number of bytes.
@@ -25,13 +25,13 @@ pub struct Held {
 impl Settings {
     /// Maximum host memory of a stream apart from its batches, computed before the data is read: it assumes documents
     /// of the maximum allowed length.
-    pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<Held> {
+    pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<HostMemory> {
         held(
             self,
             vocabulary,
             &Known {
                 longest: self.longest_document,
-                side: Side { documents: u64::MAX, bytes: u64::MAX },
+                side: SplitSize { documents: u64::MAX, bytes: u64::MAX },
                 reader: document(&self.format, self.longest_document),
                 compressed: !matches!(self.format, Format::Ids { .. }),
             },
@@ -58,7 +58,7 @@ pub(super) struct Known {
     /// Length of the longest document in bytes.
     pub longest: usize,
     /// Size of the larger split.
-    pub side: Side,
+    pub side: SplitSize,
     /// Final size in bytes of a reader's growing buffers.
     pub reader: usize,
     /// Whether any file is compressed.
@@ -66,18 +66,18 @@ pub(super) struct Known {
 }
 
 /// Maximum host memory of a stream, by purpose, apart from its batches.
-pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) -> Vec<Held> {
+pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) -> Vec<HostMemory> {
     let Settings { shuffle, workers, prefetch, .. } = settings;
-    let (bytes, documents) = windows::room(shuffle, known.longest, &known.side);
+    let (bytes, documents) = windows::window_capacity(shuffle, known.longest, &known.side);
     let count = pipeline::parcels(*workers, *prefetch) as u64;
     let text = pipeline::PARCEL + known.longest;
     let one = parcel(text, vocabulary.most_tokens(text), pipeline::DOCUMENTS);
     vec![
-        Held { what: "reader", bytes: READER + known.reader as u64 },
-        Held { what: "decompression", bytes: if known.compressed { DECODER } else { 0 } },
-        Held { what: "shuffle window", bytes: (bytes + documents * size_of::<Entry>()) as u64 },
-        Held { what: "parcels", bytes: count * one },
-        Held { what: "tokenizers", bytes: *workers as u64 * vocabulary.scratch(known.longest) },
+        HostMemory { what: "reader", bytes: READER + known.reader as u64 },
+        HostMemory { what: "decompression", bytes: if known.compressed { DECODER } else { 0 } },
+        HostMemory { what: "shuffle window", bytes: (bytes + documents * size_of::<Entry>()) as u64 },
+        HostMemory { what: "parcels", bytes: count * one },
+        HostMemory { what: "tokenizers", bytes: *workers as u64 * vocabulary.scratch(known.longest) },
     ]
 }
 

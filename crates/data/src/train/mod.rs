@@ -29,14 +29,14 @@ mod vocabulary;
 mod windows;
 
 pub use byte_pairs::BytePairs;
-pub use dataset::{Census, Dataset, Side};
+pub use dataset::{Dataset, DatasetStats, SplitSize};
 pub use entropy::order_1;
 pub use labels::{Classes, LabelsFrom};
-pub use ledger::Held;
+pub use ledger::HostMemory;
 pub use pieces::Batch;
 pub use position::{Position, Window};
 pub use settings::{
-    Bounds, Format, IdWidth, MaskRates, Settings, Shuffle, Task, TextDocuments, Tokens, Validation,
+    Bounds, Format, IdWidth, MaskRates, Objective, Settings, Shuffle, TextDocuments, TokenizerKind, Validation,
 };
 pub use split::Split;
 pub use stream::{Counts, Stream};

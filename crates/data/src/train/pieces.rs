@@ -11,7 +11,7 @@
 use super::mask::Masking;
 use super::position::Position;
 use super::random::Key;
-use super::settings::{Bounds, Task};
+use super::settings::{Bounds, Objective};
 use super::vocabulary::Vocabulary;
 use crate::{DataError, DataErrorKind};
 
@@ -81,14 +81,14 @@ pub(super) enum Cut {
 
 /// Cuts documents into pieces according to the task.
 pub(super) struct Cutter {
-    task: Task,
+    task: Objective,
     bounds: Bounds,
     /// Start and end token of a sequence.
     frame: [Option<i32>; 2],
 }
 
 impl Cutter {
-    pub(super) fn new(task: &Task, bounds: Bounds, vocabulary: &Vocabulary) -> Self {
+    pub(super) fn new(task: &Objective, bounds: Bounds, vocabulary: &Vocabulary) -> Self {
         Cutter { task: task.clone(), bounds, frame: vocabulary.frame() }
     }
 
@@ -110,21 +110,21 @@ impl Cutter {
                 false => 0,
             };
             let taken = match &self.task {
-                Task::Causal => self.causal(document, from, room, batch),
-                Task::Masked(rates) => {
+                Objective::Causal => self.causal(document, from, room, batch),
+                Objective::Masked(rates) => {
                     let ordinary = vocabulary.ordinary();
                     // `Dataset::open` rejects a vocabulary without a mask token, so the default is never used.
                     let mask = vocabulary.mask().unwrap_or(IGNORED);
                     self.masked(document, from, room, &Masking { rates: *rates, mask, ordinary }, batch)
                 }
-                Task::Classify { truncate, .. } => self.classify(document, room, *truncate, batch)?,
+                Objective::Classify { truncate, .. } => self.classify(document, room, *truncate, batch)?,
             };
             match taken {
                 Some(0) => return Ok(Cut::Done),
                 Some(tokens) => from += tokens,
                 None => return Ok(Cut::Full(from)),
             }
-            if matches!(self.task, Task::Classify { .. }) {
+            if matches!(self.task, Objective::Classify { .. }) {
                 return Ok(Cut::Done);
             }
         }
@@ -160,7 +160,7 @@ impl Cutter {
         masking: &Masking<'_>,
         batch: &mut Batch,
     ) -> Option<usize> {
-        let inside = self.inside(document.tokens);
+        let inside = self.without_frame(document.tokens);
         let rest = &inside[from.min(inside.len())..];
         let ends = self.frame.iter().flatten().count();
         let taken = rest.len().min(self.bounds.longest - ends);
@@ -211,7 +211,7 @@ impl Cutter {
         } else {
             let ends = self.frame.iter().flatten().count();
             batch.ids.extend(self.frame[0]);
-            batch.ids.extend_from_slice(&self.inside(tokens)[..longest - ends]);
+            batch.ids.extend_from_slice(&self.without_frame(tokens)[..longest - ends]);
             batch.ids.extend(self.frame[1]);
         }
         batch.targets.push(document.class);
@@ -221,7 +221,7 @@ impl Cutter {
     }
 
     /// The tokens of a document without its start and end tokens.
-    fn inside<'a>(&self, tokens: &'a [i32]) -> &'a [i32] {
+    fn without_frame<'a>(&self, tokens: &'a [i32]) -> &'a [i32] {
         let [first, last] = self.frame.map(|end| usize::from(end.is_some()));
         &tokens[first..tokens.len() - last]
     }

@@ -22,7 +22,7 @@ pub(super) const PARCEL: usize = 32 << 10;
 pub(super) const DOCUMENTS: usize = 256;
 
 /// A group of consecutive documents of one shuffle window: text and tokens in reusable buffers.
-pub(super) struct Parcel {
+pub(super) struct DocumentGroup {
     pub epoch: u64,
     pub window: Window,
     /// Index of the first document in its window.
@@ -52,9 +52,9 @@ pub(super) struct Carried {
 /// The threads of a stream and the consumer's ends of their channels.
 pub(super) struct Pipeline {
     /// Tokenized parcels, by worker.
-    outputs: Vec<Receiver<Parcel>>,
+    outputs: Vec<Receiver<DocumentGroup>>,
     /// Returns parcels to the reader.
-    free: SyncSender<Parcel>,
+    free: SyncSender<DocumentGroup>,
     /// The worker from which the next parcel is received.
     next: usize,
     threads: Vec<JoinHandle<()>>,
@@ -70,7 +70,7 @@ impl Pipeline {
     /// Allocates the parcels and starts the threads at a position.
     ///
     /// # Errors
-    /// A thread that cannot be started. Errors of the data arrive as [`Parcel::error`].
+    /// A thread that cannot be started. Errors of the data arrive as [`DocumentGroup::error`].
     pub(super) fn start(inner: &Arc<Inner>, split: Split, from: Position) -> Result<Self, DataError> {
         let refused = |error| DataError::new(DataErrorKind::Thread(error));
         let workers = inner.settings.workers;
@@ -79,11 +79,12 @@ impl Pipeline {
         let longest = inner.census.longest;
         for _ in 0..count {
             // Cannot block: the capacity of the channel is the number of parcels.
-            let _ = free.send(Parcel::new(PARCEL + longest, inner.vocabulary.most_tokens(PARCEL + longest)));
+            let _ =
+                free.send(DocumentGroup::new(PARCEL + longest, inner.vocabulary.most_tokens(PARCEL + longest)));
         }
         let (mut inputs, mut outputs, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..workers {
-            let (input, work) = sync_channel::<Parcel>(count);
+            let (input, work) = sync_channel::<DocumentGroup>(count);
             let (done, output) = sync_channel(count);
             let inner = inner.clone();
             let worker = spawn("tokenizer", move || {
@@ -104,14 +105,14 @@ impl Pipeline {
     }
 
     /// Waits for the next parcel in reading order; `None` after the last parcel.
-    pub(super) fn next(&mut self) -> Option<Parcel> {
+    pub(super) fn next(&mut self) -> Option<DocumentGroup> {
         let parcel = self.outputs[self.next].recv().ok();
         self.next = (self.next + 1) % self.outputs.len();
         parcel
     }
 
     /// Returns a parcel to the reader for reuse.
-    pub(super) fn give_back(&self, parcel: Parcel) {
+    pub(super) fn give_back(&self, parcel: DocumentGroup) {
         // Fails only after the reader has ended, and then the parcel can be dropped.
         let _ = self.free.send(parcel);
     }
@@ -130,10 +131,10 @@ impl Drop for Pipeline {
     }
 }
 
-impl Parcel {
+impl DocumentGroup {
     /// An empty parcel with buffers for `text` bytes and `tokens` token ids.
     fn new(text: usize, tokens: usize) -> Self {
-        Parcel {
+        DocumentGroup {
             epoch: 0,
             window: Window::default(),
             place: 0,
@@ -183,9 +184,9 @@ struct Reader {
     inner: Arc<Inner>,
     split: Split,
     /// Free parcels.
-    pool: Receiver<Parcel>,
+    pool: Receiver<DocumentGroup>,
     /// Queues of the workers.
-    inputs: Vec<SyncSender<Parcel>>,
+    inputs: Vec<SyncSender<DocumentGroup>>,
     /// The worker to which the next parcel is sent.
     next: usize,
 }
@@ -225,7 +226,7 @@ impl Reader {
 
     /// Sends the documents of a window from index `first` on. A parcel never spans two windows.
     fn window(&mut self, windows: &Windows, first: u32) -> Result<(), Stopped> {
-        let mut open: Option<Parcel> = None;
+        let mut open: Option<DocumentGroup> = None;
         for (place, (entry, text)) in (0_u32..).zip(windows.documents()).skip(first as usize) {
             let mut parcel = match open.take() {
                 Some(parcel) => parcel,
@@ -254,12 +255,12 @@ impl Reader {
     }
 
     /// Waits for a free parcel.
-    fn parcel(&self) -> Result<Parcel, Stopped> {
+    fn parcel(&self) -> Result<DocumentGroup, Stopped> {
         self.pool.recv().map_err(|_| Stopped)
     }
 
     /// Sends a parcel to the workers in turn.
-    fn send(&mut self, parcel: Parcel) -> Result<(), Stopped> {
+    fn send(&mut self, parcel: DocumentGroup) -> Result<(), Stopped> {
         let sent = self.inputs[self.next].send(parcel).map_err(|_| Stopped);
         self.next = (self.next + 1) % self.inputs.len();
         sent

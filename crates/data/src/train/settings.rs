@@ -16,9 +16,9 @@ pub struct Settings {
     /// Format of the files.
     pub format: Format,
     /// Tokenizer.
-    pub tokens: Tokens,
+    pub tokens: TokenizerKind,
     /// Training objective.
-    pub task: Task,
+    pub task: Objective,
     /// Maximum size of a micro-batch.
     pub bounds: Bounds,
     /// Seed of the shuffling and of the token masking.
@@ -47,7 +47,7 @@ pub enum Validation {
         seed: u64,
     },
     /// Separate files and folders. A validation document that also occurs in the training files is removed from the
-    /// validation split and counted in [`Census::dropped`](super::Census::dropped).
+    /// validation split and counted in [`DatasetStats::dropped`](super::DatasetStats::dropped).
     Files(Vec<PathBuf>),
 }
 
@@ -107,7 +107,7 @@ impl IdWidth {
 
 /// Tokenizer of the training data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Tokens {
+pub enum TokenizerKind {
     /// Byte-level tokens: the id of a byte is its value, 0 to 255.
     Bytes {
         /// Whether the end-of-document id 256 is appended to each document.
@@ -133,7 +133,7 @@ pub enum Tokens {
 
 /// Training objective.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Task {
+pub enum Objective {
     /// Causal language modelling: predict the next token.
     Causal,
     /// Masked language modelling: predict the masked tokens.
@@ -189,7 +189,7 @@ pub struct Shuffle {
 
 impl Shuffle {
     /// Whether shuffling is enabled.
-    pub fn moves(&self) -> bool {
+    pub fn is_enabled(&self) -> bool {
         self.documents > 1
     }
 }
@@ -203,8 +203,8 @@ impl Settings {
         let Bounds { tokens, sequences, longest } = self.bounds;
         let ids = matches!(self.format, Format::Ids { .. });
         let rates = match self.task {
-            Task::Masked(rates) => rates,
-            Task::Causal | Task::Classify { .. } => MaskRates::BERT,
+            Objective::Masked(rates) => rates,
+            Objective::Causal | Objective::Classify { .. } => MaskRates::BERT,
         };
         let part = |x: f64| (0.0..=1.0).contains(&x);
         let rules = [
@@ -217,11 +217,11 @@ impl Settings {
             (longest <= tokens, "the longest sequence has more tokens than a micro-batch"),
             (tokens <= i32::MAX as usize, "a micro-batch has more tokens than spans can count"),
             (
-                ids == matches!(self.tokens, Tokens::Ids { .. }),
+                ids == matches!(self.tokens, TokenizerKind::Ids { .. }),
                 "token ids go with files of ids, and only with them",
             ),
             (
-                !ids || self.task == Task::Causal,
+                !ids || self.task == Objective::Causal,
                 "files of ids are for the next token: they do not say which ids are special",
             ),
             (rates.select > 0.0 && part(rates.select), "the masked part must be above 0, at most 1"),
@@ -252,11 +252,11 @@ impl Settings {
 
     fn labels_are_there(&self) -> bool {
         match &self.task {
-            Task::Causal | Task::Masked(_) => true,
-            Task::Classify { labels: LabelsFrom::Field(_), .. } => {
+            Objective::Causal | Objective::Masked(_) => true,
+            Objective::Classify { labels: LabelsFrom::Field(_), .. } => {
                 matches!(self.format, Format::JsonLines { .. })
             }
-            Task::Classify { labels: LabelsFrom::Table(_), .. } => self.format == Format::Sequences,
+            Objective::Classify { labels: LabelsFrom::Table(_), .. } => self.format == Format::Sequences,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::dataset::Inner;
 use super::pieces::{Batch, Cut, Cutter, Tokenized};
-use super::pipeline::{Parcel, Pipeline};
+use super::pipeline::{DocumentGroup, Pipeline};
 use super::position::{Position, Window};
 use super::random::Key;
 use super::split::Split;
@@ -21,7 +21,7 @@ pub struct Stream {
     pipeline: Pipeline,
     cutter: Cutter,
     /// The parcel that is partly consumed.
-    parcel: Option<Parcel>,
+    parcel: Option<DocumentGroup>,
     /// Index of the next document in the parcel.
     next: usize,
     /// Position after the last batch.
@@ -122,7 +122,7 @@ impl Stream {
     }
 
     /// Moves documents of a parcel into the batch. Returns whether the batch is full; otherwise the parcel is consumed.
-    fn take_from(&mut self, parcel: &Parcel, batch: &mut Batch) -> Result<bool, DataError> {
+    fn take_from(&mut self, parcel: &DocumentGroup, batch: &mut Batch) -> Result<bool, DataError> {
         let Position { epoch, window, place, .. } = &mut self.at;
         // A parcel that carries only an error has no valid window and must not change the position.
         let placed = !parcel.documents.is_empty() || parcel.ends_epoch;
@@ -158,7 +158,7 @@ impl Stream {
     }
 
     /// Returns a consumed parcel to the pipeline, and its error, if it has one, to the caller.
-    fn give_back(&mut self, mut parcel: Parcel) -> Result<(), DataError> {
+    fn give_back(&mut self, mut parcel: DocumentGroup) -> Result<(), DataError> {
         self.next = 0;
         let error = parcel.error.take();
         self.pipeline.give_back(parcel);

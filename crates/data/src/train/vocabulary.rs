@@ -2,7 +2,7 @@
 //! tokens are added only by the program, so text that spells a special token is not encoded as that token.
 
 use super::byte_pairs::BytePairs;
-use super::settings::{Format, IdWidth, Settings, Tokens};
+use super::settings::{Format, IdWidth, Settings, TokenizerKind};
 use crate::tokenize::{Bpe, BpeKind, esm};
 use crate::{DataError, DataErrorKind};
 
@@ -35,23 +35,23 @@ impl Vocabulary {
     /// A tokenizer file that cannot be read or is not supported; an end-of-document token that it does not define.
     pub fn open(settings: &Settings) -> Result<Self, DataError> {
         match &settings.tokens {
-            Tokens::Bytes { end } => {
+            TokenizerKind::Bytes { end } => {
                 let last = end.then_some(256);
                 Ok(Self::new(Kind::Bytes, 256 + usize::from(*end), [None, last], None, |id| id < 256))
             }
-            Tokens::Esm => {
+            TokenizerKind::Esm => {
                 let letter = |id| esm::letter(id).is_some();
                 Ok(Self::new(Kind::Esm, esm::VOCAB, [Some(esm::CLS), Some(esm::EOS)], Some(esm::MASK), letter))
             }
-            Tokens::Dna(path) => Self::dna(Bpe::from_file(path)?),
-            Tokens::BytePairs { file, end } => {
+            TokenizerKind::Dna(path) => Self::dna(Bpe::from_file(path)?),
+            TokenizerKind::BytePairs { file, end } => {
                 let pairs = BytePairs::from_file(file)?;
                 let last = end.as_deref().map(|name| pairs.special(name, file)).transpose()?;
                 let (size, special) = (pairs.size(), pairs.specials().to_vec());
                 let kind = Kind::BytePairs(Box::new(pairs));
                 Ok(Self::new(kind, size, [None, last], None, |id| !special.contains(&id)))
             }
-            Tokens::Ids { vocab } => {
+            TokenizerKind::Ids { vocab } => {
                 let width = match settings.format {
                     Format::Ids { width, .. } => width,
                     Format::Text(_) | Format::JsonLines { .. } | Format::Sequences => IdWidth::U16,

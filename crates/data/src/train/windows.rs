@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::dataset::{Inner, Side};
+use super::dataset::{Inner, SplitSize};
 use super::position::{Position, Window};
 use super::random::Key;
 use super::settings::Shuffle;
@@ -63,7 +63,8 @@ pub(super) struct Entry {
 impl Windows {
     /// Opens the window sequence at a position; the first call of [`Windows::fill`] reads the position's window.
     pub(super) fn new(inner: Arc<Inner>, split: Split, from: &Position) -> Result<Self, DataError> {
-        let (bytes, documents) = room(&inner.settings.shuffle, inner.census.longest, inner.side(split));
+        let (bytes, documents) =
+            window_capacity(&inner.settings.shuffle, inner.census.longest, inner.side(split));
         let mut new = Windows {
             split,
             epoch: from.epoch,
@@ -135,7 +136,7 @@ impl Windows {
 
     /// Whether documents are shuffled; validation documents never are.
     fn moves(&self) -> bool {
-        self.split == Split::Train && self.inner.settings.shuffle.moves()
+        self.split == Split::Train && self.inner.settings.shuffle.is_enabled()
     }
 
     /// Computes the file order of the epoch.
@@ -198,13 +199,13 @@ impl Windows {
 
 /// Nominal size in bytes and maximum number of documents of a window; its last document may exceed the size.
 fn most(shuffle: &Shuffle) -> (usize, usize) {
-    let Shuffle { documents, bytes } = if shuffle.moves() { *shuffle } else { UNMOVED };
+    let Shuffle { documents, bytes } = if shuffle.is_enabled() { *shuffle } else { UNMOVED };
     (bytes, documents)
 }
 
 /// Buffer capacity of a window, in bytes and documents, including an overhanging last document of `longest` bytes; at
 /// most the size of the split.
-pub(super) fn room(shuffle: &Shuffle, longest: usize, side: &Side) -> (usize, usize) {
+pub(super) fn window_capacity(shuffle: &Shuffle, longest: usize, side: &SplitSize) -> (usize, usize) {
     let (bytes, documents) = most(shuffle);
     let least = |most: usize, there: u64| usize::try_from(there).map_or(most, |there| most.min(there));
     (least(bytes.saturating_add(longest), side.bytes), least(documents, side.documents))

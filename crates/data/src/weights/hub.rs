@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use error::{HubError, HubErrorKind};
-pub use fetch::{Repository, Step, Told};
+pub use fetch::{FetchEvent, Progress, Repository};
 
 use super::WeightsError;
 
@@ -52,7 +52,7 @@ pub struct HubEnv {
     /// Whether to use the proxies that `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` of the process name.
     pub proxies: bool,
     /// Timeouts and retries; `HF_HUB_DOWNLOAD_TIMEOUT` sets `answer`, in seconds.
-    pub patience: Patience,
+    pub patience: RetryPolicy,
 }
 
 /// An access token. Its `Debug` output does not contain the secret.
@@ -67,18 +67,18 @@ impl fmt::Debug for Token {
 
 /// Timeouts and retries of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// Timeout of each of: resolving the name, connecting, the response's headers, and each read of the body.
-    pub answer: Duration,
+    pub timeout: Duration,
     /// Pause before the second attempt; doubled before each further attempt.
-    pub pause: Duration,
+    pub backoff: Duration,
     /// Maximum number of consecutive attempts without progress.
-    pub tries: u32,
+    pub attempts: u32,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     fn default() -> Self {
-        Patience { answer: Duration::from_secs(30), pause: Duration::from_secs(1), tries: 5 }
+        RetryPolicy { timeout: Duration::from_secs(30), backoff: Duration::from_secs(1), attempts: 5 }
     }
 }
 
@@ -112,10 +112,10 @@ impl HubEnv {
         };
         let text = |name| Some(lookup(name)?.to_str()?.trim().to_owned()).filter(|text| !text.is_empty());
         let is_true = |text: String| matches!(&*text.to_uppercase(), "1" | "ON" | "YES" | "TRUE");
-        let mut patience = Patience::default();
+        let mut patience = RetryPolicy::default();
         let seconds = text("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.parse().ok());
         if let Some(seconds) = seconds.filter(|seconds| *seconds > 0) {
-            patience.answer = Duration::from_secs(seconds);
+            patience.timeout = Duration::from_secs(seconds);
         }
         HubEnv {
             hub_cache: path("HF_HUB_CACHE"),

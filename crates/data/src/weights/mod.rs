@@ -28,11 +28,11 @@ use sha2::{Digest, Sha256};
 pub use dtype::{DType, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use error::WeightsError;
 pub use hub::{
-    HubEnv, HubError, HubErrorKind, ModelPath, Patience, Repository, Step, Token, Told, find_in_hub, is_hub_id,
-    resolve_model,
+    FetchEvent, HubEnv, HubError, HubErrorKind, ModelPath, Progress, Repository, RetryPolicy, Token,
+    find_in_hub, is_hub_id, resolve_model,
 };
 pub use index::shard_files;
-pub use object::{Kind, PtObject, Value, read_pt_object};
+pub use object::{ObjectKind, PtObject, Value, read_pt_object};
 pub use tensor::Tensor;
 pub use write::{StoredAs, TensorData, safetensors_bytes, safetensors_header, write_safetensors};
 

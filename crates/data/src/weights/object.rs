@@ -24,7 +24,7 @@ pub struct Value<'a> {
 
 /// The type of a `Value`, with the value itself for scalars, text and bytes.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Kind<'a> {
+pub enum ObjectKind<'a> {
     /// `None`.
     None,
     /// A boolean.
@@ -97,24 +97,24 @@ impl PtObject {
 
 impl<'a> Value<'a> {
     /// The type of the value.
-    pub fn kind(self) -> Kind<'a> {
+    pub fn kind(self) -> ObjectKind<'a> {
         let name = |id| self.object.file.pickle.global_name(id).unwrap_or_default();
         match self.node() {
-            Node::None => Kind::None,
-            Node::Bool(value) => Kind::Bool(*value),
-            Node::Int(value) => Kind::Int(*value),
-            Node::BigInt => Kind::BigInt,
-            Node::Float(value) => Kind::Float(*value),
-            Node::Str(text) => Kind::Str(text),
-            Node::Bytes(bytes) => Kind::Bytes(bytes),
-            Node::List(items) => Kind::List(items.len()),
-            Node::Tuple(items) => Kind::Tuple(items.len()),
-            Node::Set(items) => Kind::Set(items.len()),
-            Node::Dict(entries) => Kind::Dict(entries.len()),
-            Node::Tensor { .. } => Kind::Tensor,
-            Node::Storage { .. } => Kind::Storage,
-            Node::Object { class, .. } => Kind::Object(name(*class)),
-            Node::Global { .. } => Kind::Global(name(self.id)),
+            Node::None => ObjectKind::None,
+            Node::Bool(value) => ObjectKind::Bool(*value),
+            Node::Int(value) => ObjectKind::Int(*value),
+            Node::BigInt => ObjectKind::BigInt,
+            Node::Float(value) => ObjectKind::Float(*value),
+            Node::Str(text) => ObjectKind::Str(text),
+            Node::Bytes(bytes) => ObjectKind::Bytes(bytes),
+            Node::List(items) => ObjectKind::List(items.len()),
+            Node::Tuple(items) => ObjectKind::Tuple(items.len()),
+            Node::Set(items) => ObjectKind::Set(items.len()),
+            Node::Dict(entries) => ObjectKind::Dict(entries.len()),
+            Node::Tensor { .. } => ObjectKind::Tensor,
+            Node::Storage { .. } => ObjectKind::Storage,
+            Node::Object { class, .. } => ObjectKind::Object(name(*class)),
+            Node::Global { .. } => ObjectKind::Global(name(self.id)),
         }
     }
 

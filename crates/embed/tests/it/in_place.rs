@@ -2,7 +2,7 @@
 
 use crate::ALLOCATOR;
 use crate::cards::{Card, Memory};
-use crate::rig::{Folder, alone, fixture};
+use crate::rig::{Folder, fixture, in_own_process};
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_embed::{Destination, Options, Pool, embed};
 use plimsoll_exec::Executor;
@@ -10,7 +10,7 @@ use plimsoll_graph::Bytes;
 use plimsoll_plan::{PlanError, Program, Reserved};
 use plimsoll_runtime::price::{Request, program, to_json, to_text};
 use plimsoll_runtime::session::Site;
-use plimsoll_runtime::{Device, Precision, RuntimeError, Settings, Silent, Stream};
+use plimsoll_runtime::{Device, Precision, RuntimeError, Settings, Silent, Streaming};
 use stats_alloc::Region;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn planned_bytes_are_the_arena() {
         let mut target = settings.target().expect("a target");
         target.reserved.push(Reserved { label: "context".to_owned(), bytes: Bytes(12_345) });
         let model = fixture("goldens/esm2/config.json").display().to_string();
-        let (precision, stream) = (None, Stream::Never);
+        let (precision, stream) = (None, Streaming::Never);
         let request = Request { tokens: Some(tokens), budget: None, stream, precision, target };
         let program = program(&model, &request).expect("planned");
         let (peak, executors) = (program.peak(), start(&settings, 1, program));
@@ -38,7 +38,7 @@ fn planned_bytes_are_the_arena() {
 /// arenas. Runs in a process of its own, because the allocation counter covers all threads of a process.
 #[test]
 fn planned_bytes_are_those_of_lanes() {
-    if !alone("in_place::planned_bytes_are_those_of_lanes") {
+    if !in_own_process("in_place::planned_bytes_are_those_of_lanes") {
         return;
     }
     let folder = Folder::new("in-place-lanes");
@@ -48,7 +48,7 @@ fn planned_bytes_are_those_of_lanes() {
         let tokens = planned.plans()[0].1.graph.bounds.tokens;
         let settings = settings(threads, None);
         assert_eq!(
-            (planned.lanes(), to_json(&planned).expect("JSON")["lanes"].as_u64()),
+            (planned.replicas(), to_json(&planned).expect("JSON")["lanes"].as_u64()),
             (lanes, Some(lanes as u64))
         );
 
@@ -94,7 +94,7 @@ fn a_plan_has_the_lanes_that_fit() {
     let most = planned(4, None).expect("planned");
     let budget = Some(most.peak() - Bytes(1));
     let fewer = planned(4, budget).expect("planned");
-    assert_eq!((most.lanes(), fewer.lanes()), (4, 2));
+    assert_eq!((most.replicas(), fewer.replicas()), (4, 2));
     let line = embedded(&folder, &input, &settings(4, budget));
     let says = format!("planned {} at", fewer.peak());
     assert!(line.contains(&says) && line.contains(" in 2 replicas ("), "{line}\n{says}");

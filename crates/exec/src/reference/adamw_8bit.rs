@@ -2,7 +2,7 @@
 
 use super::optimizer::{Scale, adamw};
 use super::{Operands, ReferenceError, Tensor};
-use crate::dynamic_codes::{Codes, SIGNED, UNSIGNED};
+use crate::dynamic_codes::{DynamicCodes, SIGNED, UNSIGNED};
 use plimsoll_graph::ops::{AdamW8bit, BLOCK};
 
 const LENGTH: usize = BLOCK as usize;
@@ -29,13 +29,13 @@ pub(super) fn eval(op: &AdamW8bit, ins: &mut Operands<'_>) -> Result<Vec<Tensor>
     Ok(result(p, encode(&SIGNED, &m), encode(&UNSIGNED, &v)))
 }
 
-fn decode(codes: &Codes, (code, absmax): (&[u8], &[f64])) -> Vec<f64> {
+fn decode(codes: &DynamicCodes, (code, absmax): (&[u8], &[f64])) -> Vec<f64> {
     let number = |(i, &code): (usize, &u8)| f64::from(codes.value(code)) * absmax[i / LENGTH];
     code.iter().enumerate().map(number).collect()
 }
 
 /// Quantized values, and the largest magnitude of each block. A block of zeros stays zero for any divisor.
-fn encode(codes: &Codes, x: &[f64]) -> (Vec<u8>, Vec<f64>) {
+fn encode(codes: &DynamicCodes, x: &[f64]) -> (Vec<u8>, Vec<f64>) {
     let largest = |block: &[f64]| block.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
     let absmax: Vec<f64> = x.chunks(LENGTH).map(largest).collect();
     let code = |(i, x): (usize, &f64)| match absmax[i / LENGTH] {

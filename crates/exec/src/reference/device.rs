@@ -6,7 +6,7 @@ use super::half::{BF16, F16};
 use super::{Data, Tensor, eval};
 use crate::device::{Device, DeviceError, Launch, Operand, Recorder, Ticket, Tracer};
 use crate::host::{Clock, Fetched};
-use crate::scaled::Codes;
+use crate::scaled::QuantizedFormat;
 use plimsoll_graph::{Bytes, Counts, DType, TensorSpec};
 use plimsoll_plan::{KernelId, Kernels};
 
@@ -39,8 +39,8 @@ impl ReferenceDevice {
             DType::F32 => Data::Float(words.map(|b| f64::from(f32::from_le_bytes(b))).collect()),
             DType::Bf16 => Data::Float(halves.map(|b| BF16.widen(b)).collect()),
             DType::F16 => Data::Float(halves.map(|b| F16.widen(b)).collect()),
-            DType::F8 => Data::Float(Codes::E4m3.decode(bytes, shape[0], shape[1])),
-            DType::I8 => Data::Float(Codes::Int8.decode(bytes, shape[0], shape[1])),
+            DType::F8 => Data::Float(QuantizedFormat::E4m3.decode(bytes, shape[0], shape[1])),
+            DType::I8 => Data::Float(QuantizedFormat::Int8.decode(bytes, shape[0], shape[1])),
             DType::I32 => Data::I32(words.map(i32::from_le_bytes).collect()),
             DType::U8 => Data::U8(bytes.to_vec()),
         };
@@ -55,8 +55,8 @@ fn bytes_of(tensor: &Tensor, dtype: DType) -> Option<Vec<u8>> {
         (Data::Float(data), DType::F32) => data.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
         (Data::Float(data), DType::Bf16) => data.iter().flat_map(|&x| BF16.round(x).to_le_bytes()).collect(),
         (Data::Float(data), DType::F16) => data.iter().flat_map(|&x| F16.round(x).to_le_bytes()).collect(),
-        (Data::Float(data), DType::F8) => Codes::E4m3.encode(data, columns),
-        (Data::Float(data), DType::I8) => Codes::Int8.encode(data, columns),
+        (Data::Float(data), DType::F8) => QuantizedFormat::E4m3.encode(data, columns),
+        (Data::Float(data), DType::I8) => QuantizedFormat::Int8.encode(data, columns),
         (Data::I32(data), DType::I32) => data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         (Data::U8(data), DType::U8) => data.clone(),
         (Data::Float(_), DType::I32 | DType::U8)
@@ -79,7 +79,7 @@ impl Device for ReferenceDevice {
         Kernels::Reference
     }
 
-    fn units(&self) -> u64 {
+    fn workers(&self) -> u64 {
         1
     }
 
@@ -145,7 +145,7 @@ impl Device for ReferenceDevice {
         self.upload(at, bytes)
     }
 
-    fn products_by(&self) -> Option<String> {
+    fn matmul_provider(&self) -> Option<String> {
         None
     }
 

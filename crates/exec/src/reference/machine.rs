@@ -2,7 +2,7 @@
 //! planned for the target `null` run anywhere.
 
 use super::ReferenceDevice;
-use crate::device::{Device, DeviceError, Kind, Machine};
+use crate::device::{Device, DeviceError, DeviceKind, Machine};
 use crate::memory;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Precision, Target};
@@ -12,8 +12,8 @@ use plimsoll_plan::{Precision, Target};
 pub struct ReferenceMachine;
 
 impl Machine for ReferenceMachine {
-    fn kind(&self) -> Kind {
-        Kind { family: "reference", model: String::new() }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { family: "reference", model: String::new() }
     }
 
     fn name(&self) -> String {

@@ -6,7 +6,7 @@ use crate::rig::{ByName, On, load_as, output, output_i32, output_u8, run};
 use plimsoll_cpu::Isa;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Data;
-use plimsoll_exec::scaled::Codes;
+use plimsoll_exec::scaled::QuantizedFormat;
 use plimsoll_graph::ops::{Epilogue, Mask, Quantize, Quantized};
 use plimsoll_graph::{Counts, DType, Op, Role, TensorSpec};
 use plimsoll_plan::{PlanError, Precision, Weights};
@@ -48,8 +48,8 @@ pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
 }
 
 /// Quantization format of an element type.
-fn codes(dtype: DType) -> Codes {
-    if dtype == DType::I8 { Codes::Int8 } else { Codes::E4m3 }
+fn codes(dtype: DType) -> QuantizedFormat {
+    if dtype == DType::I8 { QuantizedFormat::Int8 } else { QuantizedFormat::E4m3 }
 }
 
 /// Dequantizes an output.
@@ -67,8 +67,8 @@ pub fn compare_codes(at: &str, op: &Op, found: &[f64], wanted: &[f64]) {
     // whose values are of order 1; adjacent int8 values have a constant distance.
     let most = wanted.iter().fold(0.0, |most: f64, w| most.max(w.abs()));
     let near = |f: f64, w: f64| match codes(to) {
-        Codes::E4m3 => 0.126 * w.abs().max(f.abs()) + 1e-4,
-        Codes::Int8 => most / 126.0,
+        QuantizedFormat::E4m3 => 0.126 * w.abs().max(f.abs()) + 1e-4,
+        QuantizedFormat::Int8 => most / 126.0,
     };
     let mut apart = 0;
     for (j, (f, w)) in found.iter().zip(wanted).enumerate() {

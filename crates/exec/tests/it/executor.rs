@@ -103,7 +103,7 @@ fn lanes_share_their_weights() {
     };
     let (graph, on) = (small("esm2").expect("verified"), On::Cpu(Isa::detect(), 1));
     let (target, plan) = on.plan(&graph, true, Weights::Resident).expect("planned");
-    let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]).with_lanes(LANES);
+    let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]).with_replicas(LANES);
     let step = |executor: &mut Executor, first: i32| {
         let ids: Vec<i32> = (0..20).map(|i| 4 + (first + i * 7) % 20).collect();
         let give = |e: &mut Executor| {
@@ -117,7 +117,7 @@ fn lanes_share_their_weights() {
     load_all(&mut one, 0, 1, &read).expect("loaded");
     let once = reads.swap(0, Ordering::Relaxed);
     let region = Region::new(ALLOCATOR);
-    let devices = CpuDevice::lanes(LANES, 1).expect("threads").into_iter();
+    let devices = CpuDevice::replicas(LANES, 1).expect("threads").into_iter();
     let mut lanes: Vec<Executor> =
         devices.map(|device| Executor::new(Box::new(device), program.clone()).expect("started")).collect();
     let held = region.change().bytes_allocated as u64;

@@ -8,7 +8,7 @@ use crate::rig::{ByName, On, bare, output, run};
 use fixture::{Fixture, Model, check, largest};
 use plimsoll_exec::Executor;
 use plimsoll_graph::{Graph, Param};
-use plimsoll_models::{Lora, Output, Task, Training};
+use plimsoll_models::{Lora, Output, Training, TrainingTask};
 use plimsoll_plan::{AutodiffPolicy, Weights, passes};
 
 /// Each gradient is compared relative to at least this share of the model's largest gradient: the gradient of a key's
@@ -112,7 +112,8 @@ fn adapters_equal_merged_weights() {
     };
     let training = Training::default();
     let graph = |lora| {
-        let graph = encoder.train_graph(fixture.bounds(), Task::MaskedLm, &training, lora).expect("a graph");
+        let graph =
+            encoder.train_graph(fixture.bounds(), TrainingTask::MaskedLm, &training, lora).expect("a graph");
         differentiated(&graph)
     };
     // Arbitrary numbers, so that neither A nor B is zero.
@@ -189,7 +190,7 @@ fn classifiers_read_the_pooled_state() {
             loaded(On::Reference, &encoder.graph(fixture.bounds(), &[Output::Mean]).expect("ok"), value);
         run(&mut pooled, tokens, counts);
         let mean = output(&mut pooled, "mean", counts.sequences as usize * d);
-        let task = Task::Classes(CLASSES as u64);
+        let task = TrainingTask::Classes(CLASSES as u64);
         let graph = encoder.train_graph(fixture.bounds(), task, &Training::default(), None).expect("a graph");
         let of = |leaf: &str| value(graph.params.iter().find(|p| p.name == leaf).expect(leaf));
         let (w, b) = (of("classifier.weight"), of("classifier.bias"));

@@ -106,7 +106,7 @@ impl Attention {
     /// Multiply-adds of one of the two matmuls (scores, or weighted values) over all heads in a step of
     /// `counts`. Every token is assumed to be in a sequence of the longest length, the worst case of a packed
     /// step.
-    pub(super) fn products(&self, bounds: &Bounds, counts: Counts) -> u64 {
+    pub(super) fn matmul_flops(&self, bounds: &Bounds, counts: Counts) -> u64 {
         let longest = bounds.longest.min(counts.tokens).max(1);
         let pairs = u128::from(counts.tokens) * u128::from(self.mask.pairs(longest)) / u128::from(longest);
         u64::try_from(pairs).unwrap_or(u64::MAX).saturating_mul(self.width())
@@ -162,7 +162,7 @@ impl OpRules for Attention {
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, counts: Counts) -> Cost {
         // Two matmuls (scores and weighted values), two operations per multiply-add.
-        streaming(4 * self.products(bounds, counts), ins, outs, counts)
+        streaming(4 * self.matmul_flops(bounds, counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -204,7 +204,8 @@ mod tests {
             rotary: false,
             qkv: Qkv::Separate,
         };
-        let of = |mask, tokens| Attention { mask, ..full }.products(&bounds, Counts { tokens, sequences: 1 });
+        let of =
+            |mask, tokens| Attention { mask, ..full }.matmul_flops(&bounds, Counts { tokens, sequences: 1 });
         assert_eq!(of(Mask::Full, 1000), 1000 * 100 * 32);
         assert_eq!(of(Mask::Full, 10), 10 * 10 * 32);
         assert_eq!(of(Mask::Causal, 1000), 10 * 5050 * 32);

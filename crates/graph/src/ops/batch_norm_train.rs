@@ -1,7 +1,7 @@
 //! Batch normalisation with the statistics of the batch (Ioffe and Szegedy 2015), the form used in training,
 //! and the gradients of both forms. Numerics follow torch.nn.BatchNorm1d.
 
-use super::terminal::{Terminal, f32_is, f32s, like};
+use super::terminal::{GradientOrUpdateOp, f32_is, f32s, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ impl OpRules for BatchNormTrain {
     }
 }
 
-impl Terminal for BatchNormTrainGrad {
+impl GradientOrUpdateOp for BatchNormTrainGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         gradient_types(ins, &["mean", "rstd", "gamma"], 4)
     }
@@ -94,7 +94,7 @@ impl Terminal for BatchNormTrainGrad {
     }
 }
 
-impl Terminal for BatchNormGrad {
+impl GradientOrUpdateOp for BatchNormGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         gradient_types(ins, &["gamma", "mean", "var"], 2)
     }

@@ -1,7 +1,7 @@
 //! Concatenation of matrices along the columns, used to join the embeddings of the two encoders in the
 //! classification head, and its gradient.
 
-use super::terminal::Terminal;
+use super::terminal::GradientOrUpdateOp;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,7 @@ impl OpRules for Concat {
     }
 }
 
-impl Terminal for ConcatGrad {
+impl GradientOrUpdateOp for ConcatGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 1)?;
         float("dy", ins[0])?;

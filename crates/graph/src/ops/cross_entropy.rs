@@ -3,7 +3,7 @@
 //! of 65 536 they would need more memory than all layers of a small model.
 
 use super::gelu::TRANSCENDENTAL;
-use super::terminal::{Terminal, f32_is, f32s, i32_is, like};
+use super::terminal::{GradientOrUpdateOp, f32_is, f32s, i32_is, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -110,7 +110,7 @@ impl OpRules for LinearCrossEntropy {
     }
 }
 
-impl Terminal for LinearCrossEntropyGrad {
+impl GradientOrUpdateOp for LinearCrossEntropyGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         let bias = usize::from(self.forward.bias);
         arity(ins, 5 + bias)?;

@@ -1,7 +1,7 @@
 //! Mixture-of-experts dispatch and combine: moves rows of tokens to their experts (gather) and back (weighted
 //! sum), and the gradients of both.
 
-use super::terminal::{Terminal, f32_is, i32_is, like};
+use super::terminal::{GradientOrUpdateOp, f32_is, i32_is, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -104,7 +104,7 @@ impl OpRules for Dispatch {
     }
 }
 
-impl Terminal for DispatchGrad {
+impl GradientOrUpdateOp for DispatchGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
         let columns = columns_of("drows", ins[0], self.top_k)?;
@@ -160,7 +160,7 @@ impl OpRules for Combine {
     }
 }
 
-impl Terminal for CombineGrad {
+impl GradientOrUpdateOp for CombineGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 5)?;
         let columns = columns_of("dy", ins[0], 1)?;

@@ -1,6 +1,6 @@
 //! Gradient of token embedding: rows summed by token id.
 
-use super::terminal::{Terminal, i32_is};
+use super::terminal::{GradientOrUpdateOp, i32_is};
 use super::*;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub struct EmbedGrad {
     pub dtype: DType,
 }
 
-impl Terminal for EmbedGrad {
+impl GradientOrUpdateOp for EmbedGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2 + usize::from(self.token_dropout.is_some()))?;
         float("dx", ins[0])?;

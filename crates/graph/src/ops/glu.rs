@@ -2,7 +2,7 @@
 //! its gradient.
 
 use super::gelu::TRANSCENDENTAL;
-use super::terminal::{Terminal, like};
+use super::terminal::{GradientOrUpdateOp, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -68,7 +68,7 @@ impl OpRules for Glu {
     }
 }
 
-impl Terminal for GluGrad {
+impl GradientOrUpdateOp for GluGrad {
     fn types(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
         let y = Glu { activation: self.activation }.infer(&ins[1..], bounds)?;

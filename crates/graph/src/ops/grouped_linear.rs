@@ -1,6 +1,6 @@
 //! Linear maps of all experts in one op, over rows sorted by expert, and their gradients.
 
-use super::terminal::{Terminal, i32_is};
+use super::terminal::{GradientOrUpdateOp, i32_is};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -99,7 +99,7 @@ impl OpRules for GroupedLinear {
     }
 }
 
-impl Terminal for GroupedLinearInputGrad {
+impl GradientOrUpdateOp for GroupedLinearInputGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 3)?;
         float("dy", ins[0])?;
@@ -125,7 +125,7 @@ impl Terminal for GroupedLinearInputGrad {
     }
 }
 
-impl Terminal for GroupedLinearWeightGrad {
+impl GradientOrUpdateOp for GroupedLinearWeightGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 3)?;
         float("dy", ins[0])?;

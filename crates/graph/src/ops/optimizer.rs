@@ -3,7 +3,7 @@
 //! with overflowed gradients is skipped entirely. `hyper` holds the values that change from step to step.
 //! Parameters and moments are f32; g may be 16-bit.
 
-use super::terminal::{Terminal, f32_is, f32s, like};
+use super::terminal::{GradientOrUpdateOp, f32_is, f32s, like};
 use super::*;
 use serde::{Deserialize, Serialize};
 
@@ -88,7 +88,7 @@ fn elements(p: &TensorSpec) -> Result<u64, RuleError> {
     fixed.ok_or_else(|| RuleError(format!("{p} is not a parameter: its size changes")))
 }
 
-impl Terminal for AdamW {
+impl GradientOrUpdateOp for AdamW {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         around(ins, 2, 3)?;
         f32_is("m", ins[2], &ins[0].shape)?;
@@ -109,7 +109,7 @@ impl Terminal for AdamW {
     }
 }
 
-impl Terminal for AdamW8bit {
+impl GradientOrUpdateOp for AdamW8bit {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         around(ins, 4, 3)?;
         let blocks = [Dim::Fixed(elements(ins[0])?.div_ceil(BLOCK))];
@@ -136,7 +136,7 @@ impl Terminal for AdamW8bit {
     }
 }
 
-impl Terminal for Adafactor {
+impl GradientOrUpdateOp for Adafactor {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         match ins.first().map(|p| &p.shape[..]) {
             Some(&[r, c]) => {
@@ -166,7 +166,7 @@ impl Terminal for Adafactor {
     }
 }
 
-impl Terminal for Sgd {
+impl GradientOrUpdateOp for Sgd {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         let states = usize::from(self.momentum != 0.0);
         around(ins, states, 1)?;
@@ -207,7 +207,7 @@ pub struct GradScale {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Accumulate {}
 
-impl Terminal for GradScale {
+impl GradientOrUpdateOp for GradScale {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         let Some((unscale, grads)) = ins.split_last() else {
             return Err(RuleError("takes gradients and a factor".to_owned()));
@@ -230,7 +230,7 @@ impl Terminal for GradScale {
     }
 }
 
-impl Terminal for Accumulate {
+impl GradientOrUpdateOp for Accumulate {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 3)?;
         float("acc", ins[0])?;

@@ -1,6 +1,6 @@
 //! Quantization of rows to 8 bits with one scale per row, the operands of 8-bit matmuls.
 
-use super::terminal::Terminal;
+use super::terminal::GradientOrUpdateOp;
 use super::*;
 use serde::{Deserialize, Serialize};
 
@@ -46,7 +46,7 @@ impl Quantized {
     }
 }
 
-impl Terminal for Quantize {
+impl GradientOrUpdateOp for Quantize {
     fn types(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         let y = match self.of.rules() {
             Some(op) => Some(op.infer(ins, bounds)?.swap_remove(0)),

@@ -1,6 +1,6 @@
 //! The rectified linear unit and its gradient.
 
-use super::terminal::Terminal;
+use super::terminal::GradientOrUpdateOp;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,7 @@ impl OpRules for Relu {
     }
 }
 
-impl Terminal for ReluGrad {
+impl GradientOrUpdateOp for ReluGrad {
     fn types(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         GeluGrad {}.infer(ins, bounds)
     }

@@ -1,6 +1,6 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019) and its gradient.
 
-use super::terminal::{Terminal, f32_is, like};
+use super::terminal::{GradientOrUpdateOp, f32_is, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,7 @@ impl OpRules for RmsNorm {
     }
 }
 
-impl Terminal for RmsNormGrad {
+impl GradientOrUpdateOp for RmsNormGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 4)?;
         float("dy", ins[0])?;

@@ -3,7 +3,7 @@
 //! experts together always have tokens x top_k rows and the plan's sizes are exact.
 
 use super::gelu::TRANSCENDENTAL;
-use super::terminal::{Terminal, f32_is, f32s, i32_is, like};
+use super::terminal::{GradientOrUpdateOp, f32_is, f32s, i32_is, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -120,7 +120,7 @@ impl OpRules for Route {
     }
 }
 
-impl Terminal for RouteGrad {
+impl GradientOrUpdateOp for RouteGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 4)?;
         choices(&ins[1..3])?;
@@ -189,7 +189,7 @@ impl OpRules for RouterLoss {
     }
 }
 
-impl Terminal for RouterLossGrad {
+impl GradientOrUpdateOp for RouterLossGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 3)?;
         f32_is("dloss", ins[0], &[Dim::Fixed(1)])?;

@@ -1,6 +1,6 @@
 //! Mean over the rows of each sequence (mean pooling to a sequence embedding), and its gradient.
 
-use super::terminal::Terminal;
+use super::terminal::GradientOrUpdateOp;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -67,7 +67,7 @@ impl OpRules for SegmentMean {
     }
 }
 
-impl Terminal for SegmentMeanGrad {
+impl GradientOrUpdateOp for SegmentMeanGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
         float("dy", ins[0])?;

@@ -1,7 +1,7 @@
 //! Selection of rows of a matrix by index: the first token of every sequence (CLS pooling), or the masked
 //! tokens that a masked-language-model head processes.
 
-use super::terminal::Terminal;
+use super::terminal::GradientOrUpdateOp;
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,7 @@ impl OpRules for SelectRows {
     }
 }
 
-impl Terminal for SelectRowsGrad {
+impl GradientOrUpdateOp for SelectRowsGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
         float("dy", ins[0])?;

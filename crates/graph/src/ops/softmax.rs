@@ -1,7 +1,7 @@
 //! Softmax over rows, used for classifier scores (attention computes its own softmax), and its gradient.
 
 use super::gelu::TRANSCENDENTAL;
-use super::terminal::{Terminal, like};
+use super::terminal::{GradientOrUpdateOp, like};
 use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,7 @@ impl OpRules for Softmax {
     }
 }
 
-impl Terminal for SoftmaxGrad {
+impl GradientOrUpdateOp for SoftmaxGrad {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         arity(ins, 2)?;
         float("dy", ins[0])?;

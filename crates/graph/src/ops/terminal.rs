@@ -4,7 +4,7 @@
 use super::*;
 
 /// The rules in which gradient and update ops differ; every implementor gets [`OpRules`] from them.
-pub(super) trait Terminal {
+pub(super) trait GradientOrUpdateOp {
     /// Infers the output types; see [`OpRules::infer`].
     fn types(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError>;
 
@@ -19,7 +19,7 @@ pub(super) trait Terminal {
     fn class(&self) -> PrecisionClass;
 }
 
-impl<T: Terminal> OpRules for T {
+impl<T: GradientOrUpdateOp> OpRules for T {
     fn infer(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         self.types(ins, bounds)
     }

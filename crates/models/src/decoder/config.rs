@@ -2,7 +2,7 @@
 //! computation is either implemented, or an error names it.
 
 use crate::config::{ConfigError, Keys, decimal};
-use crate::hub::over;
+use crate::hub::merge_config;
 use plimsoll_graph::ops::Mask;
 use serde_json::{Map, Value, json};
 
@@ -111,7 +111,7 @@ impl DecoderConfig {
     /// `source`, the configuration of the pretrained model, are copied. Special token ids that `source` does
     /// not give are null, because the defaults of transformers would be ordinary tokens of another vocabulary.
     pub fn to_json(&self, source: &str) -> String {
-        let mut value = over(source, self.as_hub().unwrap_or_else(|| self.as_own()));
+        let mut value = merge_config(source, self.as_hub().unwrap_or_else(|| self.as_own()));
         for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
             value.entry(key).or_insert(Value::Null);
         }

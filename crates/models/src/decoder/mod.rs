@@ -9,8 +9,8 @@ mod moe;
 pub use config::{DecoderConfig, Experts, Mlp, Norm, Positions};
 pub use moe::active_parameters;
 
-use crate::init::{DEVIATION, Init, usual};
-use crate::training::{Dropping, Training};
+use crate::init::{DEVIATION, Init, default_init};
+use crate::training::{DropoutBuilder, Training};
 use plimsoll_graph::ops::{Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable};
 use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Param, Piece, ValueId, VerifyError};
 
@@ -20,7 +20,7 @@ struct Stack<'a> {
     spans: ValueId,
     /// Cosine and sine tables: (longest, d/2) each; empty without rotary position embedding.
     rotary: Vec<ValueId>,
-    dropping: Dropping,
+    dropping: DropoutBuilder,
     /// Auxiliary losses of each block's router.
     aux: Vec<moe::RouterLosses>,
 }
@@ -36,7 +36,7 @@ impl DecoderConfig {
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
         let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
         let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
-        let dropping = Dropping::new(g, training);
+        let dropping = DropoutBuilder::new(g, training);
         let mut stack = Stack { c: self, spans, rotary: vec![], dropping, aux: vec![] };
         let x = stack.hidden(g, ids); // (T, D)
         let name = if self.tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
@@ -65,7 +65,7 @@ impl DecoderConfig {
             return Init::Values(values);
         }
         let adds = ["o_proj.weight", "down_proj.weight", "w2.weight"].iter().any(|n| piece.tensor.ends_with(n));
-        if adds { Init::Normal(DEVIATION / (2.0 * self.layers as f32).sqrt()) } else { usual(piece) }
+        if adds { Init::Normal(DEVIATION / (2.0 * self.layers as f32).sqrt()) } else { default_init(piece) }
     }
 
     /// Computed value of a tensor that no file contains: the rotary frequencies `theta^(-2j/d)` in f32.
@@ -104,15 +104,15 @@ impl Stack<'_> {
         for i in 0..c.layers {
             let prefix = format!("model.layers.{i}.");
             g.scope(&prefix, Some(i as u32));
-            x = self.attend(g, x);
-            x = self.feed(g, &prefix, x, i);
+            x = self.attention_block(g, x);
+            x = self.mlp_block(g, &prefix, x, i);
         }
         g.scope("", None);
         self.norm(g, x, "model.norm")
     }
 
     /// Attention with residual: x + attention(norm(x)). x: (T, D).
-    fn attend(&mut self, g: &mut Builder, x: ValueId) -> ValueId {
+    fn attention_block(&mut self, g: &mut Builder, x: ValueId) -> ValueId {
         let c = self.c;
         let h = self.norm(g, x, "input_layernorm");
         let parts = [("q", c.heads), ("k", c.kv_heads), ("v", c.kv_heads)];
@@ -127,7 +127,7 @@ impl Stack<'_> {
     }
 
     /// MLP or mixture of experts with residual: x + mlp(norm(x)). x: (T, D).
-    fn feed(&mut self, g: &mut Builder, prefix: &str, x: ValueId, layer: u64) -> ValueId {
+    fn mlp_block(&mut self, g: &mut Builder, prefix: &str, x: ValueId, layer: u64) -> ValueId {
         let h = self.norm(g, x, "post_attention_layernorm");
         let y = match &self.c.experts {
             Some(experts) => self.moe(g, prefix, h, experts, layer),

@@ -81,7 +81,8 @@ fn weights_are_those_of_the_hub() {
     }
     for name in ["esm2", "dnabert_s"] {
         let encoder = encoder(name);
-        let graph = encoder.train_graph(BOUNDS, Task::MaskedLm, &Training::default(), None).expect("a graph");
+        let graph =
+            encoder.train_graph(BOUNDS, TrainingTask::MaskedLm, &Training::default(), None).expect("a graph");
         check(name, &graph, &|tensor| candidates(&encoder, tensor), &[]);
     }
     let head = HeadConfig { dna: 6, protein: 5, hidden: 8, classes: 2 };
@@ -114,7 +115,7 @@ fn inputs_and_outputs_have_the_trainers_names() {
     let graph = c.train_graph(BOUNDS, &plain).expect("verified");
     check(graph, &["ids", "spans", "targets"], &["dropped.0", "dropped.1", "loss"]);
     for name in ["esm2", "dnabert_s"] {
-        for task in [Task::MaskedLm, Task::Classes(3)] {
+        for task in [TrainingTask::MaskedLm, TrainingTask::Classes(3)] {
             let graph = encoder(name).train_graph(BOUNDS, task, &plain, None).expect("a graph");
             check(graph, &["ids", "spans", "targets"], &["loss"]);
             let graph = encoder(name).train_graph(BOUNDS, task, &dropping, None).expect("a graph");
@@ -140,8 +141,8 @@ fn dropouts_have_streams_of_their_own() {
     check(decoder("moe_swiglu").train_graph(BOUNDS, &training).expect("verified"), 1 + 2 * 2);
     for name in ["esm2", "dnabert_s"] {
         let graph = |task| encoder(name).train_graph(BOUNDS, task, &training, None).expect("a graph");
-        check(graph(Task::MaskedLm), 2 * 2);
-        check(graph(Task::Classes(2)), 2 * 2 + 1);
+        check(graph(TrainingTask::MaskedLm), 2 * 2);
+        check(graph(TrainingTask::Classes(2)), 2 * 2 + 1);
     }
 }
 
@@ -166,7 +167,7 @@ fn configurations_survive_being_written() {
     assert_eq!([kind(&llama), kind(&mixtral)], ["mistral", "plimsoll_decoder"]);
     for (id, _) in KNOWN {
         let encoder = known(id).expect("known");
-        assert_eq!(Encoder::from_json(&encoder.to_json(Task::MaskedLm, "{}")).expect(id), encoder);
+        assert_eq!(Encoder::from_json(&encoder.to_json(TrainingTask::MaskedLm, "{}")).expect(id), encoder);
     }
     for size in ["tiny", "small", "base", "large"] {
         let c = moe(size).expect("known");
@@ -247,24 +248,25 @@ fn adapters_stand_beside_what_they_adapt() {
     let graph = |targets: &[&str], task| {
         encoder("esm2").train_graph(BOUNDS, task, &Training::default(), Some(&lora(targets)))
     };
-    let adapted = graph(&["query", "attention.self.value"], Task::Classes(3)).expect("a graph");
+    let adapted = graph(&["query", "attention.self.value"], TrainingTask::Classes(3)).expect("a graph");
     let trained = modules(&adapted, |p| trains(Tuning::Adapters, p));
     assert_eq!(trained.len(), 2 * 2 * 2 + 2, "{trained:?}");
     assert!(trained.contains("encoder.layer.1.attention.self.query.lora_A.weight"), "{trained:?}");
     assert!(trained.contains("classifier.bias"), "{trained:?}");
     assert_eq!(modules(&adapted, |p| trains(Tuning::Head, p)).len(), 2);
     // Each adapter adds four nodes: two linear maps, a scaling and a sum.
-    let plain =
-        encoder("esm2").train_graph(BOUNDS, Task::Classes(3), &Training::default(), None).expect("a graph");
+    let plain = encoder("esm2")
+        .train_graph(BOUNDS, TrainingTask::Classes(3), &Training::default(), None)
+        .expect("a graph");
     assert_eq!(adapted.nodes.len(), plain.nodes.len() + 4 * 4);
-    let refused = |targets: &[&str]| graph(targets, Task::MaskedLm).expect_err("refused").to_string();
+    let refused = |targets: &[&str]| graph(targets, TrainingTask::MaskedLm).expect_err("refused").to_string();
     assert_eq!(
         refused(&["query", "uery"]),
         "the model has no linear layer `uery`; its linear layers are `attention.output.dense`, `attention.self.key`, \
          `attention.self.query`, `attention.self.value`, `intermediate.dense`, `output.dense`"
     );
     let none = Lora { rank: 0, ..lora(&["query"]) };
-    let error = encoder("esm2").train_graph(BOUNDS, Task::MaskedLm, &Training::default(), Some(&none));
+    let error = encoder("esm2").train_graph(BOUNDS, TrainingTask::MaskedLm, &Training::default(), Some(&none));
     assert!(matches!(error, Err(TrainingError::Rank)));
 }
 

@@ -130,9 +130,9 @@ pub enum Kernels {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusions {
     /// 16-bit matmuls can compute a subsequent gated linear unit.
-    pub gates: bool,
+    pub fuse_gates: bool,
     /// Maximum columns of rows for which 16-bit matmuls can compute a preceding layer norm; 0 if unsupported.
-    pub norms: u64,
+    pub fuse_norms: u64,
     /// A kernel computes a whole bf16 MLP with its hidden layer in the workspace.
     pub mlp: bool,
 }
@@ -165,8 +165,8 @@ impl Kernels {
     /// Fusions that the kernels support.
     pub fn fusions(self) -> Fusions {
         match self {
-            Self::Reference => Fusions { gates: false, norms: 0, mlp: false },
-            Self::Cpu(_) => Fusions { gates: false, norms: 0, mlp: true },
+            Self::Reference => Fusions { fuse_gates: false, fuse_norms: 0, mlp: false },
+            Self::Cpu(_) => Fusions { fuse_gates: false, fuse_norms: 0, mlp: true },
             Self::Cuda(capability) => cuda::fusions(capability),
         }
     }

@@ -16,6 +16,6 @@ mod solve;
 mod tests;
 mod validate;
 
-pub use problem::{Item, Peak, Problem};
+pub use problem::{PackItem, Peak, Problem};
 pub use solve::{Packing, solve};
 pub use validate::{PackingError, validate};

@@ -4,7 +4,7 @@
 
 /// Buffer to place: its size and its lifetime in instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Item {
+pub struct PackItem {
     /// Size in bytes before rounding up to the alignment. May be zero; such an item takes no space.
     pub size: u64,
     /// Index of the first instruction at which the item is live: its writer.
@@ -17,7 +17,7 @@ pub struct Item {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Items to place; results are in this order.
-    pub items: Vec<Item>,
+    pub items: Vec<PackItem>,
     /// Alignment in bytes, positive: each offset is a multiple of it, and each size is rounded up to a multiple.
     pub align: u64,
 }
@@ -64,7 +64,7 @@ impl Problem {
 
     /// Indices of the items of nonzero size that are live at `instant`, ascending.
     pub fn live_at(&self, instant: u32) -> Vec<usize> {
-        let alive = |item: &Item| item.size > 0 && item.birth <= instant && instant <= item.death;
+        let alive = |item: &PackItem| item.size > 0 && item.birth <= instant && instant <= item.death;
         (0..self.items.len()).filter(|&i| alive(&self.items[i])).collect()
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn order(
 
 /// A maximal interval of time at constant height, `first` and `last` inclusive.
 #[derive(Clone, Copy)]
-struct Step {
+struct SkylineStep {
     first: u32,
     last: u32,
     floor: u64,
@@ -64,56 +64,56 @@ impl Skyline {
     }
 
     /// The lowest step; the earliest of equally low ones.
-    fn lowest(&self) -> Step {
+    fn lowest(&self) -> SkylineStep {
         let &(floor, first) = self.by_floor.first().expect("time has a step");
-        Step { first, last: self.by_time[&first].0, floor }
+        SkylineStep { first, last: self.by_time[&first].0, floor }
     }
 
     /// The steps before and after a step.
-    fn beside(&self, step: &Step) -> [Option<Step>; 2] {
-        let of = |(&first, &(last, floor)): (&u32, &(u32, u64))| Step { first, last, floor };
+    fn neighbours(&self, step: &SkylineStep) -> [Option<SkylineStep>; 2] {
+        let of = |(&first, &(last, floor)): (&u32, &(u32, u64))| SkylineStep { first, last, floor };
         [
             self.by_time.range(..step.first).next_back().map(of),
             self.by_time.range(step.last + 1..).next().map(of),
         ]
     }
 
-    fn remove(&mut self, step: &Step) {
+    fn remove(&mut self, step: &SkylineStep) {
         self.by_time.remove(&step.first);
         self.by_floor.remove(&(step.floor, step.first));
     }
 
-    fn insert(&mut self, step: &Step) {
+    fn insert(&mut self, step: &SkylineStep) {
         self.by_time.insert(step.first, (step.last, step.floor));
         self.by_floor.insert((step.floor, step.first));
     }
 
     /// Raises a step on which no further block fits to the height of its lower neighbour, and merges them.
-    fn fill(&mut self, step: Step) {
+    fn fill(&mut self, step: SkylineStep) {
         self.remove(&step);
-        let floor = self.beside(&step).iter().flatten().map(|s| s.floor).min().unwrap_or(u64::MAX);
-        self.join(Step { floor, ..step });
+        let floor = self.neighbours(&step).iter().flatten().map(|s| s.floor).min().unwrap_or(u64::MAX);
+        self.join(SkylineStep { floor, ..step });
     }
 
     /// Places a block on a step, which divides it into up to three steps.
-    fn build(&mut self, old: Step, block: &Block, end: u64) {
+    fn build(&mut self, old: SkylineStep, block: &Block, end: u64) {
         self.remove(&old);
         if old.first < block.birth {
-            self.insert(&Step { last: block.birth - 1, ..old });
+            self.insert(&SkylineStep { last: block.birth - 1, ..old });
         }
         if block.death < old.last {
-            self.insert(&Step { first: block.death + 1, ..old });
+            self.insert(&SkylineStep { first: block.death + 1, ..old });
         }
-        self.join(Step { first: block.birth, last: block.death, floor: end });
+        self.join(SkylineStep { first: block.birth, last: block.death, floor: end });
     }
 
     /// Inserts a step and merges it with neighbours of equal height.
-    fn join(&mut self, mut step: Step) {
+    fn join(&mut self, mut step: SkylineStep) {
         let floor = step.floor;
-        for neighbour in self.beside(&step).into_iter().flatten().filter(|s| s.floor == floor) {
+        for neighbour in self.neighbours(&step).into_iter().flatten().filter(|s| s.floor == floor) {
             self.remove(&neighbour);
             let (first, last) = (step.first.min(neighbour.first), step.last.max(neighbour.last));
-            step = Step { first, last, floor };
+            step = SkylineStep { first, last, floor };
         }
         self.insert(&step);
     }
@@ -148,7 +148,7 @@ impl<'a> Waiting<'a> {
 
     /// Removes and returns the block of highest priority whose lifetime is within the step, and returns the number of
     /// blocks that are born in it.
-    fn take(&mut self, step: &Step) -> (Option<usize>, usize) {
+    fn take(&mut self, step: &SkylineStep) -> (Option<usize>, usize) {
         let from = self.blocks.partition_point(|b| b.birth < step.first);
         let to = self.blocks.partition_point(|b| b.birth <= step.last);
         // Blocks are in order of birth, so those born in the step are a range of leaves.

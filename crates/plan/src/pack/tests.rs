@@ -14,7 +14,7 @@ use lifetimes::{Shape, bert_forward, esm2_forward, esm2_training};
 type Row = (u64, u32, u32);
 
 fn problem(rows: &[Row], align: u64) -> Problem {
-    let items = rows.iter().map(|&(size, birth, death)| Item { size, birth, death }).collect();
+    let items = rows.iter().map(|&(size, birth, death)| PackItem { size, birth, death }).collect();
     Problem { items, align }
 }
 
@@ -76,7 +76,7 @@ fn shape(row: usize, tokens: u64, workspace: u64, fused_qkv: bool, in_place: boo
 }
 
 /// Packs the items, prints the waste above the lower bound, and asserts that it is at most `most` thousandths of it.
-fn check_waste(name: &str, items: Vec<Item>, most: u64) {
+fn check_waste(name: &str, items: Vec<PackItem>, most: u64) {
     let p = Problem { items, align: 64 };
     let (height, bound) = (solved(&p).height, p.lower_bound().bytes);
     let waste = height - bound;

@@ -30,7 +30,7 @@ pub fn fuse(graph: Graph, weights: Weights) -> Graph {
 /// Returns the graph with each 16-bit linear without bias and the GEGLU after it fused into one linear with a gate
 /// epilogue, if the rows of input and output are multiples of 16 bytes. For targets whose GEMM kernels apply the gate
 /// in registers.
-pub fn gates(graph: &Graph) -> Graph {
+pub fn fuse_gates(graph: &Graph) -> Graph {
     let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
     (0..graph.nodes.len()).for_each(|i| fusion.gate(i));
     dce(&fusion.g)
@@ -40,7 +40,7 @@ pub fn gates(graph: &Graph) -> Graph {
 /// reader. For targets whose GEMM kernels hold whole rows of the input. A norm stays separate if the linear has a
 /// gate or a residual epilogue, or if rows of its input or output are not multiples of 16 bytes, such as the scores
 /// of a few classes.
-pub fn norms(graph: &Graph, widest: u64) -> Graph {
+pub fn fuse_norms(graph: &Graph, widest: u64) -> Graph {
     let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
     (0..graph.nodes.len()).for_each(|i| fusion.norm(i, widest));
     dce(&fusion.g)

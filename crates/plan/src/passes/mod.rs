@@ -2,12 +2,12 @@
 //! graph.
 
 mod autodiff;
-mod codes;
 mod dce;
 mod fuse;
 mod layout;
 mod mlp;
 mod precision;
+mod quantize;
 mod remat;
 mod stream;
 mod tf32;
@@ -16,13 +16,13 @@ use plimsoll_graph::{Def, Graph, Node, NodeId};
 
 pub use autodiff::autodiff;
 pub(crate) use autodiff::differentiate;
-pub use codes::codes;
 pub use dce::dce;
-pub use fuse::{fuse, gates, norms};
+pub use fuse::{fuse, fuse_gates, fuse_norms};
 pub use layout::layout;
 pub use mlp::mlp;
 pub use precision::{Precision, inference, precision};
-pub use remat::{Remat, remat};
+pub use quantize::codes;
+pub use remat::{RecomputePolicy, remat};
 pub use stream::stream;
 pub(crate) use stream::streamed;
 pub use tf32::tf32;

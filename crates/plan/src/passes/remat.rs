@@ -1,6 +1,6 @@
 //! Rematerialization (Chen et al. 2016, arXiv:1604.06174): values that the backward pass reads are recomputed
 //! immediately before use instead of being stored since the forward pass. Invariant: recomputation runs the same ops
-//! on the same operands, so the gradients are bitwise equal; under [`Remat::Full`] and [`Remat::EveryN`] a value that
+//! on the same operands, so the gradients are bitwise equal; under [`RecomputePolicy::Full`] and [`RecomputePolicy::EveryN`] a value that
 //! is read by another group of layers is always stored.
 
 use super::push_node;
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 /// Rematerialization policy: the values that the backward pass recomputes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Remat {
+pub enum RecomputePolicy {
     /// No recomputation: all values that the backward pass reads are stored.
     #[default]
     None,
@@ -29,7 +29,7 @@ pub enum Remat {
         /// Last layer, inclusive.
         last: u32,
         /// Policy of these layers.
-        of: Box<Remat>,
+        of: Box<RecomputePolicy>,
     },
 }
 
@@ -37,7 +37,7 @@ pub enum Remat {
 ///
 /// # Errors
 /// [`PlanError::BadPolicy`] if the policy names an unknown op or has groups of 0 layers.
-pub fn remat(graph: &Graph, policy: &Remat) -> Result<Graph, PlanError> {
+pub fn remat(graph: &Graph, policy: &RecomputePolicy) -> Result<Graph, PlanError> {
     let dropped = dropped(graph, policy)?;
     let mut rewriter = Rewriter {
         old: graph,
@@ -64,22 +64,24 @@ pub fn remat(graph: &Graph, policy: &Remat) -> Result<Graph, PlanError> {
 }
 
 /// Whether the results of each node are recomputed instead of stored. Indexed by node.
-fn dropped(graph: &Graph, policy: &Remat) -> Result<Vec<bool>, PlanError> {
+fn dropped(graph: &Graph, policy: &RecomputePolicy) -> Result<Vec<bool>, PlanError> {
     let bad = |why: String| Err(PlanError::BadPolicy { field: "remat", why });
     let forward = |node: &Node| node.phase == Phase::Forward;
     Ok(match policy {
-        Remat::None => vec![false; graph.nodes.len()],
-        Remat::Full => inner(graph, 1),
-        Remat::EveryN(0) => return bad("groups of 0 layers".to_owned()),
-        Remat::EveryN(n) => inner(graph, *n),
-        Remat::Selective(names) => {
+        RecomputePolicy::None => vec![false; graph.nodes.len()],
+        RecomputePolicy::Full => inner(graph, 1),
+        RecomputePolicy::EveryN(0) => return bad("groups of 0 layers".to_owned()),
+        RecomputePolicy::EveryN(n) => inner(graph, *n),
+        RecomputePolicy::Selective(names) => {
             if let Some(name) = names.iter().find(|name| !Op::NAMES.contains(&name.as_str())) {
                 return bad(format!("there is no op `{name}`; ops are {}", Op::NAMES.join(", ")));
             }
             graph.nodes.iter().map(|n| forward(n) && names.iter().any(|name| name == n.op.name())).collect()
         }
-        Remat::Nodes(nodes) => graph.nodes().map(|(id, n)| forward(n) && nodes.contains(&id)).collect(),
-        Remat::Layers { first, last, of } => {
+        RecomputePolicy::Nodes(nodes) => {
+            graph.nodes().map(|(id, n)| forward(n) && nodes.contains(&id)).collect()
+        }
+        RecomputePolicy::Layers { first, last, of } => {
             let inside = |node: &Node| node.layer.is_some_and(|layer| (*first..=*last).contains(&layer));
             let of = dropped(graph, of)?;
             graph.nodes.iter().zip(of).map(|(node, dropped)| dropped && inside(node)).collect()

@@ -8,7 +8,7 @@
 
 use crate::cost::node_seconds;
 use crate::liveness::{Buffer, buffers};
-use crate::{Instr, PlanError, Remat, Schedule, Target, step_seconds};
+use crate::{Instr, PlanError, RecomputePolicy, Schedule, Target, step_seconds};
 use plimsoll_graph::{Bytes, Graph, Node, Phase};
 
 /// Maximum number of units of a run in the small model.
@@ -52,20 +52,26 @@ impl Layers {
     }
 
     /// Layers of a model with a recomputation policy: layers that it treats equally form runs.
-    pub fn under(remat: &Remat, layers: u32) -> Self {
+    pub fn under(remat: &RecomputePolicy, layers: u32) -> Self {
         match remat {
-            Remat::None | Remat::Full | Remat::Selective(_) => Self::alike(layers),
-            Remat::EveryN(n) => {
+            RecomputePolicy::None | RecomputePolicy::Full | RecomputePolicy::Selective(_) => {
+                Self::alike(layers)
+            }
+            RecomputePolicy::EveryN(n) => {
                 let n = (*n).clamp(1, layers.max(1));
                 let rest = Run { layers: layers % n, units: u32::from(!layers.is_multiple_of(n)) };
                 Self { runs: vec![Run { layers: n, units: layers / n }, rest] }
             }
-            Remat::Layers { first, last, of } if !matches!(**of, Remat::EveryN(_) | Remat::Nodes(_)) => {
+            RecomputePolicy::Layers { first, last, of }
+                if !matches!(**of, RecomputePolicy::EveryN(_) | RecomputePolicy::Nodes(_)) =>
+            {
                 let inside = |layer: u32| (*first..=*last).contains(&layer);
                 Self::of(&(0..layers).map(inside).collect::<Vec<_>>())
             }
             // Node ids refer to the full model, so every layer is its own run and the small model is the full model.
-            Remat::Layers { .. } | Remat::Nodes(_) => Self::of(&(0..layers).collect::<Vec<_>>()),
+            RecomputePolicy::Layers { .. } | RecomputePolicy::Nodes(_) => {
+                Self::of(&(0..layers).collect::<Vec<_>>())
+            }
         }
     }
 
@@ -105,15 +111,17 @@ impl Layers {
     }
 
     /// Converts a recomputation policy of the full model to the layer numbers of the small model.
-    pub fn shrunk(&self, remat: &Remat) -> Remat {
-        let Remat::Layers { first, last, of } = remat else { return remat.clone() };
+    pub fn shrunk(&self, remat: &RecomputePolicy) -> RecomputePolicy {
+        let RecomputePolicy::Layers { first, last, of } = remat else { return remat.clone() };
         let originals = self.originals();
         let inside = |layer: &u32| (first..=last).contains(&layer);
         let start = originals.iter().position(inside);
         let end = originals.iter().rposition(inside);
         match start.zip(end) {
-            Some((start, end)) => Remat::Layers { first: start as u32, last: end as u32, of: of.clone() },
-            None => Remat::None,
+            Some((start, end)) => {
+                RecomputePolicy::Layers { first: start as u32, last: end as u32, of: of.clone() }
+            }
+            None => RecomputePolicy::None,
         }
     }
 

@@ -7,10 +7,10 @@ mod layers;
 mod search;
 
 pub use frontier::{Frontier, LayerWay, Solver};
-pub use search::{Candidate, Found, Rejected, RematChoice, TrainingSearch};
+pub use search::{Candidate, Rejected, RematChoice, TrainingChoice, TrainingSearch};
 
 use crate::compile::compile_owned;
-use crate::passes::{Precision, Remat, dce, differentiate, precision};
+use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision};
 use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights};
 use plimsoll_graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};
 use plimsoll_graph::{
@@ -34,11 +34,11 @@ pub struct Training<'a> {
     /// Element type of weights and activations.
     pub precision: Precision,
     /// Values that the backward pass recomputes instead of keeping.
-    pub remat: Remat,
+    pub remat: RecomputePolicy,
     /// Optimizer.
     pub optimizer: Optimizer,
     /// Returns how a parameter is trained.
-    pub group: &'a dyn Fn(&Param) -> Group,
+    pub group: &'a dyn Fn(&Param) -> ParameterGroup,
     /// Number of micro-batches per optimizer step.
     pub accumulation: u64,
     /// Largest global gradient norm; 0 disables clipping.
@@ -47,7 +47,7 @@ pub struct Training<'a> {
 
 /// How a parameter is trained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
+pub enum ParameterGroup {
     /// Not trained.
     Frozen,
     /// Trained with weight decay.
@@ -144,16 +144,16 @@ impl Training<'_> {
     pub fn program_of(
         &self,
         micro: Graph,
-        remat: &Remat,
+        remat: &RecomputePolicy,
         evaluation: &Graph,
         target: &Target,
     ) -> Result<Program, PlanError> {
         let mut persistent = Persistent::new();
-        let mut plan = |graph: Graph, remat: &Remat| {
+        let mut plan = |graph: Graph, remat: &RecomputePolicy| {
             compile_owned(graph, &policy(remat), target, &mut persistent, &mut |_, _| {})
         };
-        let apply = self.apply(&micro)?.map(|graph| plan(graph, &Remat::None)).transpose()?;
-        let evaluate = plan(precision(evaluation, self.precision)?, &Remat::None)?;
+        let apply = self.apply(&micro)?.map(|graph| plan(graph, &RecomputePolicy::None)).transpose()?;
+        let evaluate = plan(precision(evaluation, self.precision)?, &RecomputePolicy::None)?;
         let micro = plan(micro, remat)?;
         let named = |name: &str, plan: Plan| (name.to_owned(), plan);
         let after =
@@ -173,7 +173,7 @@ impl Training<'_> {
         let graph = precision(forward, self.precision)?;
         let outputs: Vec<String> =
             ["loss", "aux"].iter().filter(|n| graph.output(n).is_some()).map(|n| (*n).to_owned()).collect();
-        let trained = |param: &Param| (self.group)(param) != Group::Frozen;
+        let trained = |param: &Param| (self.group)(param) != ParameterGroup::Frozen;
         let mut common: Option<Common> = None;
         // For immediate optimizer steps: the scale that guarded the last update, and its gradient norm.
         let mut guard: Option<[ValueId; 2]> = None;
@@ -277,7 +277,7 @@ impl Training<'_> {
     fn step(&self, g: &mut Builder, param: &Param, p: ValueId, grad: ValueId, scale: ValueId, hyper: ValueId) {
         let name = &param.name;
         let spec = g.graph().spec(p).clone();
-        let (op, states) = self.optimizer.with_decay((self.group)(param) == Group::Decay).of(&spec);
+        let (op, states) = self.optimizer.with_decay((self.group)(param) == ParameterGroup::Decay).of(&spec);
         let master = match spec.dtype {
             DType::F32 => p,
             DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
@@ -304,7 +304,7 @@ impl Training<'_> {
 }
 
 /// Compilation policy of training graphs.
-fn policy(remat: &Remat) -> Policy {
+fn policy(remat: &RecomputePolicy) -> Policy {
     Policy { weights: Weights::Trained, remat: remat.clone(), ..Policy::default() }
 }
 

@@ -7,7 +7,7 @@ use super::frontier::Frontier;
 use super::layers::{Layers, Size, full};
 use super::{Optimizer, Solver, Training, policy};
 use crate::compile::lowered;
-use crate::{Bill, Persistent, PlanError, Program, Remat, Target, passes};
+use crate::{Bill, Persistent, PlanError, Program, RecomputePolicy, Target, passes};
 use plimsoll_graph::{Bytes, Def, Graph};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::btree_map::Entry;
@@ -41,7 +41,7 @@ pub struct TrainingSearch<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RematChoice {
     /// Fixed by the caller.
-    Given(Remat),
+    Given(RecomputePolicy),
     /// Chosen by the search.
     Auto,
 }
@@ -61,13 +61,13 @@ pub struct Candidate {
 
 /// Result of a search: the fastest combination that fits.
 #[derive(Debug)]
-pub struct Found {
+pub struct TrainingChoice {
     /// Compiled program.
     pub program: Program,
     /// Settings of the program.
     pub candidate: Candidate,
     /// Recomputation policy.
-    pub remat: Remat,
+    pub remat: RecomputePolicy,
     /// Predicted seconds of an optimizer step.
     pub seconds: f64,
     /// Predicted tokens per second.
@@ -97,7 +97,7 @@ pub struct Rejected {
 pub type BuildTraining<'a> = &'a dyn Fn(u64, u32, u32) -> Result<(Graph, Graph), PlanError>;
 
 /// A candidate under consideration.
-struct Open {
+struct OpenCandidate {
     candidate: Candidate,
     step: Rc<MicroStep>,
     apply: Apply,
@@ -149,7 +149,7 @@ impl TrainingSearch<'_> {
     ///
     /// # Errors
     /// [`PlanError::OverBudget`] with the bill of the smallest program if none fits.
-    pub fn run(&self, target: &Target, build: BuildTraining<'_>) -> Result<Found, PlanError> {
+    pub fn run(&self, target: &Target, build: BuildTraining<'_>) -> Result<TrainingChoice, PlanError> {
         let look = Look { search: self, target, build };
         let open = look.open(&self.tokens)?;
         match look.found(&open)? {
@@ -159,7 +159,7 @@ impl TrainingSearch<'_> {
     }
 
     /// Like [`Self::run`], but returns `None` if nothing fits.
-    pub fn find(&self, target: &Target, build: BuildTraining<'_>) -> Result<Option<Found>, PlanError> {
+    pub fn find(&self, target: &Target, build: BuildTraining<'_>) -> Result<Option<TrainingChoice>, PlanError> {
         let look = Look { search: self, target, build };
         look.found(&look.open(&self.tokens)?)
     }
@@ -185,7 +185,7 @@ impl TrainingSearch<'_> {
     /// Training options of a candidate.
     fn training(&self, candidate: &Candidate) -> Training<'_> {
         let (optimizer, accumulation) = (candidate.optimizer, candidate.accumulation);
-        Training { optimizer, accumulation, remat: Remat::None, ..self.training }
+        Training { optimizer, accumulation, remat: RecomputePolicy::None, ..self.training }
     }
 }
 
@@ -199,18 +199,18 @@ struct Look<'a> {
 /// The fastest candidate within the budget, planned, and the others considered for it.
 struct Fitting {
     program: Program,
-    remat: Remat,
+    remat: RecomputePolicy,
     best: Tried,
     others: Vec<Tried>,
 }
 
 impl Look<'_> {
     /// All combinations with these micro-batch sizes, the potentially fastest first.
-    fn open(&self, tokens: &[u64]) -> Result<Vec<Open>, PlanError> {
+    fn open(&self, tokens: &[u64]) -> Result<Vec<OpenCandidate>, PlanError> {
         let search = self.search;
         let mut solver = Solver::default();
         let mut applied: BTreeMap<(usize, bool), Apply> = BTreeMap::new();
-        let mut open: Vec<(usize, Open)> = vec![];
+        let mut open: Vec<(usize, OpenCandidate)> = vec![];
         for (&tokens, &chunk) in tokens.iter().flat_map(|t| search.chunks.iter().map(move |c| (t, c))) {
             let mut shared: Option<Rc<MicroStep>> = None;
             let accumulation = search.step_tokens.div_ceil(tokens).max(1);
@@ -227,11 +227,11 @@ impl Look<'_> {
                     Entry::Vacant(place) => *place.insert(self.apply(&candidate)?),
                 };
                 let below = Cell::new(step.choices.len());
-                open.push((rank, Open { candidate, step, apply, below }));
+                open.push((rank, OpenCandidate { candidate, step, apply, below }));
             }
         }
         open.sort_by_key(|(rank, _)| *rank);
-        let mut open: Vec<Open> = open.into_iter().map(|(_, open)| open).collect();
+        let mut open: Vec<OpenCandidate> = open.into_iter().map(|(_, open)| open).collect();
         // The sort is stable: among equal candidates the preferred one comes first.
         open.sort_by(|a, b| b.most(search.budget).total_cmp(&a.most(search.budget)));
         Ok(open)
@@ -294,7 +294,7 @@ impl Look<'_> {
                 }
             }
             if let Some(apply) = &apply {
-                live.set(self.live(apply, &Layers::alike(layers), &Remat::None)?.0);
+                live.set(self.live(apply, &Layers::alike(layers), &RecomputePolicy::None)?.0);
             }
             let seconds = apply.as_ref().map_or(0.0, |graph| full(graph, target));
             Ok(Size { persistent: persistent.bytes(), seconds })
@@ -304,15 +304,20 @@ impl Look<'_> {
 
     /// Largest sum of live bytes in a step of the full model, computed from the graph of the small model, and
     /// the number of recomputed nodes.
-    fn live(&self, graph: &Graph, layers: &Layers, remat: &Remat) -> Result<(Bytes, usize), PlanError> {
+    fn live(
+        &self,
+        graph: &Graph,
+        layers: &Layers,
+        remat: &RecomputePolicy,
+    ) -> Result<(Bytes, usize), PlanError> {
         let (graph, schedule) = lowered(graph.clone(), &policy(remat), self.target, &mut |_, _| {})?;
         let live = layers.live(&graph, &schedule, self.target)?;
         Ok((live, layers.recomputed(&graph, self.target).0))
     }
 
-    fn found(&self, open: &[Open]) -> Result<Option<Found>, PlanError> {
+    fn found(&self, open: &[OpenCandidate]) -> Result<Option<TrainingChoice>, PlanError> {
         let Some(Fitting { program, remat, best, others }) = self.fitting(open)? else { return Ok(None) };
-        Ok(Some(Found {
+        Ok(Some(TrainingChoice {
             program,
             candidate: best.candidate,
             seconds: best.seconds,
@@ -323,7 +328,7 @@ impl Look<'_> {
     }
 
     /// Fastest candidate that fits when planned, for the first optimizer that has one.
-    fn fitting(&self, open: &[Open]) -> Result<Option<Fitting>, PlanError> {
+    fn fitting(&self, open: &[OpenCandidate]) -> Result<Option<Fitting>, PlanError> {
         let budget = self.search.budget;
         for &optimizer in &self.search.optimizers {
             loop {
@@ -352,7 +357,7 @@ impl Look<'_> {
     /// Finds the choice of a candidate that fits with the least recomputation. Peak memory grows with the kept
     /// bytes, so bisection applies, over the same positions for every budget: a larger budget never ends at an
     /// earlier position.
-    fn squeezed(&self, open: &Open) -> Result<Option<Tried>, PlanError> {
+    fn squeezed(&self, open: &OpenCandidate) -> Result<Option<Tried>, PlanError> {
         let budget = self.search.budget;
         let fitting = |k: usize| match open.floor(k) <= budget {
             true => Ok(Some(self.tried(open, k)?).filter(|t| t.fits(budget))),
@@ -379,10 +384,15 @@ impl Look<'_> {
 
     /// Reports the candidates not chosen: the fastest within and the fastest outside the budget, one per size
     /// and optimizer.
-    fn rejected(&self, open: &[Open], best: &Tried, tried: Vec<Tried>) -> Result<Vec<Rejected>, PlanError> {
+    fn rejected(
+        &self,
+        open: &[OpenCandidate],
+        best: &Tried,
+        tried: Vec<Tried>,
+    ) -> Result<Vec<Rejected>, PlanError> {
         let budget = self.search.budget;
         let mut others = tried;
-        let like = |t: &Tried, o: &Open| {
+        let like = |t: &Tried, o: &OpenCandidate| {
             (t.candidate.tokens, t.candidate.optimizer) == (o.candidate.tokens, o.candidate.optimizer)
         };
         for open in open {
@@ -390,8 +400,8 @@ impl Look<'_> {
                 others.extend(self.squeezed(open)?);
             }
         }
-        let fastest = |o: &Open| o.rate(o.step.choices.len() - 1);
-        let mut faster: Vec<&Open> = open.iter().filter(|o| fastest(o) > best.rate()).collect();
+        let fastest = |o: &OpenCandidate| o.rate(o.step.choices.len() - 1);
+        let mut faster: Vec<&OpenCandidate> = open.iter().filter(|o| fastest(o) > best.rate()).collect();
         faster.sort_by(|a, b| fastest(b).total_cmp(&fastest(a)));
         let mut outside: Vec<Tried> = vec![];
         for open in faster {
@@ -406,7 +416,7 @@ impl Look<'_> {
     }
 
     /// Bill of the smallest program that the search considers: with one byte less the search fails.
-    fn bill(&self, open: &[Open]) -> Result<Bill, PlanError> {
+    fn bill(&self, open: &[OpenCandidate]) -> Result<Bill, PlanError> {
         let mut ways: Vec<Tried> = vec![];
         for open in open {
             let last = open.step.choices.len() - 1;
@@ -433,7 +443,7 @@ impl Look<'_> {
     }
 
     /// Predicts memory and time of choice `k` of a candidate.
-    fn tried(&self, open: &Open, k: usize) -> Result<Tried, PlanError> {
+    fn tried(&self, open: &OpenCandidate, k: usize) -> Result<Tried, PlanError> {
         self.search.proceed()?;
         let step = &open.step;
         let all = self.search.layers;
@@ -443,7 +453,7 @@ impl Look<'_> {
                 let layers = Layers::of(&ways);
                 let graph = self.small(open, &layers)?;
                 let shown: Vec<_> = layers.originals().into_iter().map(|layer| ways[layer as usize]).collect();
-                let remat = Remat::Nodes(frontier.nodes(&graph, &shown));
+                let remat = RecomputePolicy::Nodes(frontier.nodes(&graph, &shown));
                 (layers, graph, remat)
             }
             (None, RematChoice::Given(remat)) => {
@@ -451,7 +461,7 @@ impl Look<'_> {
                 let remat = layers.shrunk(remat);
                 (layers.clone(), self.small(open, &layers)?, remat)
             }
-            (_, _) => (Layers::alike(all), self.small(open, &Layers::alike(all))?, Remat::None),
+            (_, _) => (Layers::alike(all), self.small(open, &Layers::alike(all))?, RecomputePolicy::None),
         };
         let (live, recomputed) = self.live(&graph, &layers, &remat)?;
         let live = live.max(open.apply.live).max(self.evaluated(step)?);
@@ -461,7 +471,7 @@ impl Look<'_> {
     }
 
     /// Graph of the small model, built once.
-    fn small(&self, open: &Open, layers: &Layers) -> Result<Rc<Graph>, PlanError> {
+    fn small(&self, open: &OpenCandidate, layers: &Layers) -> Result<Rc<Graph>, PlanError> {
         let shown = layers.shown();
         if let Some(known) = open.step.graphs.borrow().get(&shown) {
             return Ok(Rc::clone(known));
@@ -475,12 +485,13 @@ impl Look<'_> {
         if let Some(&known) = step.evaluated.get() {
             return Ok(known);
         }
-        let (live, _) = self.live(&step.evaluation, &Layers::alike(self.search.layers), &Remat::None)?;
+        let (live, _) =
+            self.live(&step.evaluation, &Layers::alike(self.search.layers), &RecomputePolicy::None)?;
         Ok(*step.evaluated.get_or_init(|| live))
     }
 
     /// Plans the full model for a tried choice, and returns its recomputation policy.
-    fn whole(&self, open: &[Open], tried: &Tried) -> Result<(Program, Remat), PlanError> {
+    fn whole(&self, open: &[OpenCandidate], tried: &Tried) -> Result<(Program, RecomputePolicy), PlanError> {
         self.search.proceed()?;
         let nothing = || PlanError::BadPolicy { field: "batch", why: "it was never tried".to_owned() };
         let open = open.iter().find(|o| o.candidate == tried.candidate).ok_or_else(nothing)?;
@@ -491,17 +502,17 @@ impl Look<'_> {
         drop(forward);
         let remat = match (&open.step.frontier, &self.search.remat) {
             (Some(frontier), _) if tried.choice + 1 < open.step.choices.len() => {
-                Remat::Nodes(frontier.nodes(&micro, &frontier.ways(open.step.choices[tried.choice])))
+                RecomputePolicy::Nodes(frontier.nodes(&micro, &frontier.ways(open.step.choices[tried.choice])))
             }
             (None, RematChoice::Given(remat)) => remat.clone(),
-            (_, _) => Remat::None,
+            (_, _) => RecomputePolicy::None,
         };
         let program = training.program_of(micro, &remat, &evaluation, self.target)?;
         Ok((program, remat))
     }
 }
 
-impl Open {
+impl OpenCandidate {
     /// Last choice that is not excluded: the one with the least recomputation.
     fn last(&self) -> Option<usize> {
         self.below.get().checked_sub(1)
@@ -577,7 +588,7 @@ fn thinned(n: usize) -> Vec<usize> {
 mod tests {
     use super::*;
     use crate::Precision;
-    use crate::training::Group;
+    use crate::training::ParameterGroup;
     use plimsoll_graph::Bounds;
     use plimsoll_graph::ops::{AdamW, Mask};
     use plimsoll_models::{DecoderConfig, Experts, Mlp, Norm, Positions};
@@ -618,18 +629,18 @@ mod tests {
             balance: 0.01,
             z: 0.001,
         };
-        let selective = Remat::Selective(vec!["rms_norm".to_owned(), "glu".to_owned()]);
-        let some = |of: Remat| Remat::Layers { first: 2, last: 8, of: Box::new(of) };
+        let selective = RecomputePolicy::Selective(vec!["rms_norm".to_owned(), "glu".to_owned()]);
+        let some = |of: RecomputePolicy| RecomputePolicy::Layers { first: 2, last: 8, of: Box::new(of) };
         let policies = [
             RematChoice::Auto,
-            RematChoice::Given(Remat::None),
-            RematChoice::Given(Remat::Full),
+            RematChoice::Given(RecomputePolicy::None),
+            RematChoice::Given(RecomputePolicy::Full),
             RematChoice::Given(selective.clone()),
-            RematChoice::Given(Remat::EveryN(2)),
-            RematChoice::Given(Remat::EveryN(3)),
-            RematChoice::Given(some(Remat::Full)),
+            RematChoice::Given(RecomputePolicy::EveryN(2)),
+            RematChoice::Given(RecomputePolicy::EveryN(3)),
+            RematChoice::Given(some(RecomputePolicy::Full)),
             RematChoice::Given(some(selective)),
-            RematChoice::Given(some(Remat::EveryN(2))),
+            RematChoice::Given(some(RecomputePolicy::EveryN(2))),
         ];
         let mut compared = 0;
         for (config, precision) in [(decoder(None), Precision::F32), (decoder(Some(experts)), Precision::Bf16)]
@@ -653,9 +664,9 @@ mod tests {
                 let search = TrainingSearch {
                     training: Training {
                         precision,
-                        remat: Remat::None,
+                        remat: RecomputePolicy::None,
                         optimizer: Optimizer::AdamW(ADAM),
-                        group: &|_| Group::Decay,
+                        group: &|_| ParameterGroup::Decay,
                         accumulation: 1,
                         max_norm,
                     },

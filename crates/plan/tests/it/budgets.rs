@@ -8,7 +8,8 @@ use crate::training::{language_model, search};
 use plimsoll_graph::ops::{AdamW, Sgd};
 use plimsoll_graph::{Bytes, Graph, Param};
 use plimsoll_plan::{
-    Found, Group, Optimizer, PlanError, Precision, Remat, RematChoice, Training, TrainingSearch,
+    Optimizer, ParameterGroup, PlanError, Precision, RecomputePolicy, RematChoice, Training, TrainingChoice,
+    TrainingSearch,
 };
 use proptest::prelude::*;
 
@@ -48,8 +49,8 @@ fn recipes() -> impl Strategy<Value = Recipe> {
     )
 }
 
-fn everything_decays(_: &Param) -> Group {
-    Group::Decay
+fn everything_decays(_: &Param) -> ParameterGroup {
+    ParameterGroup::Decay
 }
 
 impl Recipe {
@@ -67,7 +68,7 @@ impl Recipe {
         };
         // Three of four recipes leave recomputation to the search.
         let remat = match self.remat {
-            0 => RematChoice::Given(Remat::Full),
+            0 => RematChoice::Given(RecomputePolicy::Full),
             _ => RematChoice::Auto,
         };
         let base = search(budget, remat);
@@ -90,7 +91,7 @@ impl Recipe {
         }
     }
 
-    fn run(&self, budget: Bytes) -> Result<Found, PlanError> {
+    fn run(&self, budget: Bytes) -> Result<TrainingChoice, PlanError> {
         let build = |tokens, _, layers| Ok((self.graph(tokens, layers), self.graph(tokens, layers)));
         self.search(budget).run(&target("null"), &build)
     }
@@ -128,7 +129,7 @@ fn a_thousand_configurations_stay_inside_their_lines() {
             assert!(found.tokens_per_second >= before_it, "{recipe:?}: {budget} is slower than less");
             before = found.tokens_per_second;
             planned += 1;
-            recomputing += u32::from(found.remat != Remat::None && recipe.remat != 0);
+            recomputing += u32::from(found.remat != RecomputePolicy::None && recipe.remat != 0);
             smaller += u32::from(found.candidate.tokens < recipe.tokens);
         }
         assert!((before - whole.tokens_per_second).abs() <= 1e-9 * before, "{recipe:?}");

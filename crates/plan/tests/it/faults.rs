@@ -15,7 +15,7 @@ use proptest::prelude::*;
 /// Plans of different kinds. Those for the CPU have workspaces, so that the rules for workspaces are tested too.
 fn plans() -> Vec<(&'static str, Plan)> {
     let with_scratch = |id: &str, layers, plan: fn(&Graph, &Target) -> Plan| {
-        let t = target("cpu").with_units(3);
+        let t = target("cpu").with_workers(3);
         let graph = narrow(id, layers).graph(bounds(256), MEAN).expect("verified");
         plan(&graph, &t)
     };

@@ -13,8 +13,8 @@
 use crate::symbolic::meaning;
 use plimsoll_graph::{Bytes, Graph};
 use plimsoll_plan::{
-    AutodiffPolicy, Fuse, Instr, Plan, PlanError, Policy, Precision, Program, Region, Remat, Slice, Target,
-    Weights, compile, passes,
+    AutodiffPolicy, Fuse, Instr, Plan, PlanError, Policy, Precision, Program, RecomputePolicy, Region, Slice,
+    Target, Weights, compile, passes,
 };
 use std::fmt::Write as _;
 use std::fs;
@@ -116,21 +116,21 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
             let outputs = outputs.iter().map(|name| (*name).to_owned()).collect();
             Ok(passes::autodiff(graph, &AutodiffPolicy { outputs }))
         }
-        ("remat", ["full"]) => Ok(passes::remat(graph, &Remat::Full)),
+        ("remat", ["full"]) => Ok(passes::remat(graph, &RecomputePolicy::Full)),
         ("remat", ["every", n]) => {
             let n = n.parse().map_err(|_| format!("`{n}` is not a number"))?;
-            Ok(passes::remat(graph, &Remat::EveryN(n)))
+            Ok(passes::remat(graph, &RecomputePolicy::EveryN(n)))
         }
         ("remat", ["ops", ops @ ..]) => {
             let ops = ops.iter().map(|op| (*op).to_owned()).collect();
-            Ok(passes::remat(graph, &Remat::Selective(ops)))
+            Ok(passes::remat(graph, &RecomputePolicy::Selective(ops)))
         }
         ("precision", [precision]) => Ok(passes::inference(graph, precision_of(precision)?)),
         ("fuse", []) => kept(passes::fuse(graph.clone(), Weights::Resident)),
         ("fuse", ["trained"]) => kept(passes::fuse(graph.clone(), Weights::Trained)),
-        ("gates", []) => kept(passes::gates(graph)),
+        ("gates", []) => kept(passes::fuse_gates(graph)),
         ("norms", [widest]) => {
-            kept(passes::norms(graph, widest.parse().map_err(|_| format!("`{widest}` is not a number"))?))
+            kept(passes::fuse_norms(graph, widest.parse().map_err(|_| format!("`{widest}` is not a number"))?))
         }
         ("mlp", []) => kept(passes::mlp(graph)),
         ("dce", []) => kept(passes::dce(graph)),

@@ -155,7 +155,7 @@ fn tf32_changes_the_products_and_nothing_else() {
     };
     for name in ["h200", "a100-40", "4090", "cuda", "null"] {
         let (wide, cut) = (of(Precision::F32, name), of(Precision::Tf32, name));
-        assert_eq!((wide.products(), cut.products()), ("f32", "tf32"));
+        assert_eq!((wide.matmul_dtype(), cut.matmul_dtype()), ("f32", "tf32"));
         assert_eq!(wide.memory, cut.memory);
         let [wide, cut] = [&wide.graph, &cut.graph];
         assert_eq!(wide.values, cut.values);

@@ -52,16 +52,16 @@ fn lanes_are_in_the_ledger() {
     let each = one.arena_bytes() - one.persistent();
     assert!(each > Bytes::ZERO && one.persistent() > each);
     for (lanes, label) in [(2, "1 lane beside the first"), (5, "4 lanes beside the first")] {
-        let several = one.clone().with_lanes(lanes);
+        let several = one.clone().with_replicas(lanes);
         let more = Bytes(each.0 * (lanes as u64 - 1));
-        assert_eq!(several.lanes(), lanes);
+        assert_eq!(several.replicas(), lanes);
         assert_eq!(several.arena_bytes(), one.arena_bytes());
         assert_eq!(several.peak(), one.peak() + more);
         assert_eq!(several.ledger().total(), several.peak());
         assert_eq!(several.ledger().get(label), more);
         assert!(several.lower_bound() > one.lower_bound() && several.lower_bound() <= several.peak());
         assert_ne!(several.digest().expect("saved"), one.digest().expect("saved"));
-        assert_eq!(several.with_lanes(1), one);
+        assert_eq!(several.with_replicas(1), one);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cases::{MEAN, bill, bounds, encoder, plan, target};
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim};
-use plimsoll_plan::{Ledger, Line, PlanError, Program, Search, Target, largest};
+use plimsoll_plan::{Ledger, LimitKind, PlanError, Program, Search, Target, largest};
 
 fn tokens_of(program: &Program) -> u64 {
     program.plans()[0].1.graph.bounds.tokens
@@ -137,7 +137,7 @@ fn the_bill_in_words() {
 fn the_bill_of_what_is_free() {
     let program = synthetic_model(8192).expect("planned");
     let mut bill = program.bill(Bytes(200_000_000), vec![]);
-    bill.line = Line::Free;
+    bill.line = LimitKind::Free;
     bill.notes = vec!["of this card process 7 (python) holds 1 B".to_owned()];
     let text = bill.to_string();
     let start =

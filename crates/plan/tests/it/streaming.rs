@@ -6,7 +6,7 @@ use plimsoll_graph::ops::Embed;
 use plimsoll_graph::{Builder, Bytes, DType, Dim, Graph, Op, Role};
 use plimsoll_models::KNOWN;
 use plimsoll_plan::{
-    Instr, Plan, PlanError, Policy, Program, Region, Search, Stream, Weights, check, compile, fit,
+    Instr, Plan, PlanError, Policy, Program, Region, Search, Streaming, Weights, check, compile, fit,
 };
 use std::time::{Duration, Instant};
 
@@ -158,13 +158,13 @@ fn tokens_of(program: &Program) -> u64 {
 /// remedies.
 #[test]
 fn resident_as_long_as_a_step_fits() {
-    use Stream::{Always, Auto, Never};
+    use Streaming::{Always, Auto, Never};
     let less = |bytes: Bytes| Bytes(bytes.0 - 1);
     let (enough, least) = (peak(4096, Weights::Resident), peak(512, Weights::Resident));
     let (widest, floor) = (peak(1 << 16, Weights::Streamed), peak(512, Weights::Streamed));
     assert!(floor < least && least < enough && enough < widest);
     type Outcome<'a> = Result<(u64, bool), &'a [&'a str]>;
-    let cases: &[(Option<u64>, Bytes, Stream, Outcome<'_>)] = &[
+    let cases: &[(Option<u64>, Bytes, Streaming, Outcome<'_>)] = &[
         (None, enough, Auto, Ok((4096, false))),
         (None, widest, Auto, Ok((4096, false))),
         (None, least, Auto, Ok((512, false))),
@@ -204,7 +204,7 @@ fn resident_as_long_as_a_step_fits() {
 #[test]
 fn streamed_steps_are_as_large_as_fits() {
     let below = Bytes(peak(512, Weights::Resident).0 - 1);
-    let program = fit(None, search(below), Stream::Auto, &mut build).expect("streamed");
+    let program = fit(None, search(below), Streaming::Auto, &mut build).expect("streamed");
     let tokens = tokens_of(&program);
     assert!(program.streamed() > Bytes::ZERO && tokens > 4096, "{tokens} tokens");
     assert!(program.peak() <= below && peak(tokens + 128, Weights::Streamed) > below, "{tokens} tokens");
@@ -214,7 +214,7 @@ fn streamed_steps_are_as_large_as_fits() {
 #[test]
 fn the_bill_names_the_streamed_minimum() {
     let floor = peak(512, Weights::Streamed);
-    let refused = bill(fit(None, search(Bytes(1000)), Stream::Auto, &mut build));
+    let refused = bill(fit(None, search(Bytes(1000)), Streaming::Auto, &mut build));
     assert_eq!(refused.ledger.total(), floor);
     assert!(refused.to_string().ends_with(&format!("--memory-budget {} or more", floor.0)), "{refused}");
 }
@@ -222,7 +222,7 @@ fn the_bill_names_the_streamed_minimum() {
 #[test]
 fn streaming_is_priced() {
     let budget = Bytes(peak(512, Weights::Resident).0 - 1);
-    let refused = bill(fit(Some(512), search(budget), Stream::Never, &mut build));
+    let refused = bill(fit(Some(512), search(budget), Streaming::Never, &mut build));
     let [remedy] = &refused.remedies[..] else { panic!("{refused}") };
     let (resident, streamed) = (build(512, Weights::Resident), build(512, Weights::Streamed));
     let (resident, streamed) = (resident.expect("planned"), streamed.expect("planned"));

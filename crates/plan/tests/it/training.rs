@@ -7,8 +7,8 @@ use plimsoll_graph::ops::{
 };
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
-    Group, Kernels, Optimizer, PlanError, Precision, Program, Region, Remat, RematChoice, Target, Training,
-    TrainingSearch, check, passes,
+    Kernels, Optimizer, ParameterGroup, PlanError, Precision, Program, RecomputePolicy, Region, RematChoice,
+    Target, Training, TrainingSearch, check, passes,
     training::{Solver, plans},
 };
 
@@ -58,14 +58,14 @@ fn block(g: &mut Builder, x: ValueId, spans: ValueId, hidden: u64) -> ValueId {
     g.add(x, h)
 }
 
-fn decay(param: &Param) -> Group {
-    if param.name.contains("norm") { Group::NoDecay } else { Group::Decay }
+fn decay(param: &Param) -> ParameterGroup {
+    if param.name.contains("norm") { ParameterGroup::NoDecay } else { ParameterGroup::Decay }
 }
 
 pub fn training(optimizer: Optimizer) -> Training<'static> {
     Training {
         precision: Precision::F32,
-        remat: Remat::None,
+        remat: RecomputePolicy::None,
         optimizer,
         group: &decay,
         accumulation: 2,
@@ -198,7 +198,7 @@ fn a_step_at_once_keeps_no_gradients() {
 fn what_is_frozen_has_no_gradient_and_no_state() {
     let graph = small();
     let second = |param: &Param| param.name.starts_with("layers.1.");
-    let group = |param: &Param| if second(param) { Group::Decay } else { Group::Frozen };
+    let group = |param: &Param| if second(param) { ParameterGroup::Decay } else { ParameterGroup::Frozen };
     let t = Training { group: &group, ..training(Optimizer::AdamW(ADAM)) };
     let program = program(&t, &graph).expect("planned");
     let micro = &program.plans()[0].1.graph;
@@ -207,7 +207,7 @@ fn what_is_frozen_has_no_gradient_and_no_state() {
     // The frozen first layer has no backward nodes.
     let backward = micro.nodes.iter().filter(|n| n.phase == Phase::Backward);
     assert!(backward.clone().all(|n| n.layer != Some(0)) && backward.count() > 0);
-    let all = Training { group: &|_| Group::Frozen, ..training(Optimizer::AdamW(ADAM)) };
+    let all = Training { group: &|_| ParameterGroup::Frozen, ..training(Optimizer::AdamW(ADAM)) };
     let error = all.program(&graph, &graph, &target("null")).expect_err("nothing to train");
     assert_eq!(error.to_string(), "policy `group`: no parameter is trained: all are frozen");
 }
@@ -219,13 +219,14 @@ fn recomputation_keeps_less_and_computes_more() {
         let t = Training { remat, ..training(Optimizer::AdamW(ADAM)) };
         program(&t, &graph).expect("planned")
     };
-    let none = of(Remat::None);
+    let none = of(RecomputePolicy::None);
     let recomputed =
         |p: &Program| p.plans()[0].1.graph.nodes.iter().filter(|n| n.phase == Phase::Recompute).count();
     assert_eq!(recomputed(&none), 0);
-    let selective = |ops: &[&str]| Remat::Selective(ops.iter().map(|op| (*op).to_owned()).collect());
+    let selective = |ops: &[&str]| RecomputePolicy::Selective(ops.iter().map(|op| (*op).to_owned()).collect());
     let mut before = none.plans()[0].1.memory.transient;
-    for remat in [selective(&["rms_norm"]), selective(&["rms_norm", "glu", "attention"]), Remat::Full] {
+    for remat in [selective(&["rms_norm"]), selective(&["rms_norm", "glu", "attention"]), RecomputePolicy::Full]
+    {
         let program = of(remat.clone());
         let after = program.plans()[0].1.memory.transient;
         assert!(after < before && recomputed(&program) > 0, "{remat:?}: {after}, before {before}");
@@ -233,9 +234,9 @@ fn recomputation_keeps_less_and_computes_more() {
     }
     // Groups of two layers store half of the layer inputs, but hold the activations of two layers at a time, so the
     // memory is not compared.
-    assert!(recomputed(&of(Remat::EveryN(2))) > 0);
+    assert!(recomputed(&of(RecomputePolicy::EveryN(2))) > 0);
     for (remat, why) in [
-        (Remat::EveryN(0), "policy `remat`: groups of 0 layers"),
+        (RecomputePolicy::EveryN(0), "policy `remat`: groups of 0 layers"),
         (selective(&["norms"]), "policy `remat`: there is no op `norms`; ops are "),
     ] {
         let t = Training { remat, ..training(Optimizer::AdamW(ADAM)) };
@@ -348,7 +349,7 @@ fn the_search_is_monotone_in_the_budget() {
         Ok((graph.clone(), graph))
     };
     let whole = search(Bytes(u64::MAX), RematChoice::Auto).run(&target, &build).expect("any fits");
-    assert_eq!(whole.remat, Remat::None);
+    assert_eq!(whole.remat, RecomputePolicy::None);
     let error = search(Bytes(1000), RematChoice::Auto).run(&target, &build).expect_err("too little");
     let PlanError::OverBudget(bill) = error else { panic!("{error}") };
     let (least, most) = (bill.ledger.total().0, whole.program.peak().0);
@@ -368,9 +369,9 @@ fn the_search_is_monotone_in_the_budget() {
         eight_bits += u64::from(is_8bit);
         assert!(found.tokens_per_second >= before, "{budget}: {} after {before}", found.tokens_per_second);
         before = found.tokens_per_second;
-        recomputing += usize::from(found.remat != Remat::None);
+        recomputing += usize::from(found.remat != RecomputePolicy::None);
         // A recomputation policy fixed by the caller is not faster than the choice of the search.
-        let full = search(budget, RematChoice::Given(Remat::Full)).run(&target, &build);
+        let full = search(budget, RematChoice::Given(RecomputePolicy::Full)).run(&target, &build);
         if let Ok(full) = full
             && full.candidate.optimizer == found.candidate.optimizer
         {
@@ -397,7 +398,7 @@ fn what_is_kept_bounds_every_plan() {
         assert!(frontier.len() > 20, "{}", frontier.len());
         let mut tight = 0;
         for k in (0..frontier.len()).step_by(frontier.len() / 12) {
-            let remat = Remat::Nodes(frontier.nodes(&micro, &frontier.ways(k)));
+            let remat = RecomputePolicy::Nodes(frontier.nodes(&micro, &frontier.ways(k)));
             let program = t.program_of(micro.clone(), &remat, &graph, &target).expect("planned");
             let (floor, peak) = (program.persistent() + target.reserved() + frontier.kept(k), program.peak());
             assert!(floor <= peak, "{k}: {floor}, {peak}");

@@ -125,7 +125,7 @@ pub fn score(score: f64) -> String {
 /// Separates labels that would overlap. `places` are their centres in ascending order, `gaps` their sizes.
 /// Moves the centres, in a forward and a backward pass, so that labels do not overlap and lie between `low` and
 /// `high` if they fit there.
-pub fn spread(places: &mut [f64], gaps: &[f64], low: f64, high: f64) {
+pub fn separate_labels(places: &mut [f64], gaps: &[f64], low: f64, high: f64) {
     let mut least = low;
     for (place, gap) in places.iter_mut().zip(gaps) {
         *place = place.max(least + gap / 2.0);
@@ -207,7 +207,7 @@ mod tests {
     fn labels_do_not_touch() {
         let check = |places: &[f64], wanted: &[f64]| {
             let mut found = places.to_vec();
-            spread(&mut found, &vec![10.0; places.len()], 0.0, 100.0);
+            separate_labels(&mut found, &vec![10.0; places.len()], 0.0, 100.0);
             assert_eq!(found, wanted);
         };
         check(&[50.0], &[50.0]);

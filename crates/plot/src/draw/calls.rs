@@ -1,7 +1,7 @@
 //! Stacked bar of the number of records by call. Invariant: lengths are proportional to counts, and the label
 //! of each call stands below its segment without overlapping others.
 
-use super::axis::{count, percent, spread};
+use super::axis::{count, percent, separate_labels};
 use super::font;
 use super::scene::{Anchor, Scene};
 use super::style::{self, LABEL, REMARK};
@@ -28,11 +28,11 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, tally: &Tally) -> f64
         from += length;
     }
     let middles = places.clone();
-    spread(&mut places, &widths, x - 4.0, x + width + 4.0);
+    separate_labels(&mut places, &widths, x - 4.0, x + width + 4.0);
     for (((call, words), place), middle) in there.into_iter().zip(places).zip(middles) {
         // A short line connects a segment with its label, which may have been moved.
         scene.line((middle, y + BAR), (place, y + BAR + 4.0), style::ink(call), 0.6);
-        let kind = super::scene::Type { ink: style::word_ink(call), bold: true, ..LABEL };
+        let kind = super::scene::TextStyle { ink: style::word_ink(call), bold: true, ..LABEL };
         let [name, number] = words;
         scene.text(place, y + BAR + 4.0 + LINE - 1.0, Anchor::Middle, kind, name);
         scene.text(place, y + BAR + 4.0 + 2.0 * LINE - 1.0, Anchor::Middle, REMARK, number);

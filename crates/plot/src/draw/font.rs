@@ -1,7 +1,7 @@
 //! Text metrics and outlines of the embedded font, Noto Sans. Invariant: a width is exactly that of the text in
 //! the PNG. An SVG is displayed with fonts of the reader's system; the common ones are not wider.
 
-use super::scene::Type;
+use super::scene::TextStyle;
 use std::sync::LazyLock;
 use ttf_parser::{Face, GlyphId, OutlineBuilder};
 
@@ -11,13 +11,13 @@ static FACES: LazyLock<[Face<'static>; 2]> = LazyLock::new(|| {
 });
 
 /// Width of a text in points.
-pub fn width(text: &str, kind: Type) -> f64 {
+pub fn width(text: &str, kind: TextStyle) -> f64 {
     let face = face(kind);
     text.chars().map(|letter| advance(face, glyph(face, letter), kind)).sum()
 }
 
 /// Returns the text, or its beginning and its end joined by an ellipsis if it is wider than `room` points.
-pub fn shorten(text: &str, kind: Type, room: f64) -> String {
+pub fn shorten(text: &str, kind: TextStyle, room: f64) -> String {
     if width(text, kind) <= room {
         return text.to_owned();
     }
@@ -41,7 +41,7 @@ pub fn shorten(text: &str, kind: Type, room: f64) -> String {
 }
 
 /// Calls `draw` with the outline of each character. The text starts at `x` and has its baseline at `y`.
-pub fn outline<B: OutlineBuilder + Placed>(text: &str, kind: Type, x: f64, y: f64, draw: &mut B) {
+pub fn outline<B: OutlineBuilder + Placed>(text: &str, kind: TextStyle, x: f64, y: f64, draw: &mut B) {
     let face = face(kind);
     let mut x = x;
     for letter in text.chars() {
@@ -60,7 +60,7 @@ pub trait Placed {
 }
 
 /// The regular or the bold face.
-fn face(kind: Type) -> &'static Face<'static> {
+fn face(kind: TextStyle) -> &'static Face<'static> {
     &FACES[usize::from(kind.bold)]
 }
 
@@ -70,7 +70,7 @@ fn glyph(face: &Face<'_>, letter: char) -> GlyphId {
 }
 
 /// Advance width of a glyph in points.
-fn advance(face: &Face<'_>, glyph: GlyphId, kind: Type) -> f64 {
+fn advance(face: &Face<'_>, glyph: GlyphId, kind: TextStyle) -> f64 {
     let units = face.glyph_hor_advance(glyph).unwrap_or_default();
     f64::from(units) * kind.size / f64::from(face.units_per_em())
 }
@@ -78,9 +78,9 @@ fn advance(face: &Face<'_>, glyph: GlyphId, kind: Type) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draw::scene::Ink;
+    use crate::draw::scene::Color;
 
-    const KIND: Type = Type { size: 7.0, bold: false, ink: Ink(0, 0, 0) };
+    const KIND: TextStyle = TextStyle { size: 7.0, bold: false, ink: Color(0, 0, 0) };
 
     #[test]
     fn a_shortened_text_fits_and_keeps_both_ends() {

@@ -5,10 +5,10 @@ use super::axis::{Scale, count, score};
 use super::font;
 use super::scene::{Anchor, Scene};
 use super::style::{self, AXIS, DARK, GRID, REMARK};
-use crate::survey::{BINS, CALLS, Spread};
+use crate::survey::{BINS, CALLS, ScoreHistogram};
 
 /// Position of a histogram, and its decision boundary.
-pub struct Place {
+pub struct HistogramFrame {
     /// Left edge, including the axis labels.
     pub x: f64,
     /// Top edge.
@@ -27,7 +27,7 @@ const HEIGHT: f64 = 58.0;
 const ABOVE: f64 = 9.0;
 
 /// Draws the histogram; returns the bottom coordinate.
-pub fn draw(scene: &mut Scene, place: &Place, spread: &Spread) -> f64 {
+pub fn draw(scene: &mut Scene, place: &HistogramFrame, spread: &ScoreHistogram) -> f64 {
     let (top, bottom) = (place.y + ABOVE, place.y + ABOVE + HEIGHT);
     let across = Scale { from: place.x + LEFT, to: place.x + place.width, end: 1.0 };
     let up = Scale { from: bottom, to: top, end: spread.highest().max(1) as f64 };

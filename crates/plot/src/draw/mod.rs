@@ -14,7 +14,7 @@ pub mod svg;
 mod track;
 
 use super::results::About;
-use super::survey::{Spread, Survey};
+use super::survey::{ScoreHistogram, Survey};
 use super::track::Track;
 use axis::{count, counted, score};
 use page::{GAP, MARGIN, Page};
@@ -103,7 +103,7 @@ fn records(page: &mut Page, survey: &Survey, about: &About) {
 }
 
 /// Title, scores, decision boundary and label of the boundary.
-type Histogram<'a> = (&'a str, &'a Spread, f64, &'static str);
+type Histogram<'a> = (&'a str, &'a ScoreHistogram, f64, &'static str);
 
 /// Draws histograms side by side on a wide page, else below each other.
 fn histograms(page: &mut Page, all: &[Histogram<'_>]) {
@@ -115,7 +115,7 @@ fn histograms(page: &mut Page, all: &[Histogram<'_>]) {
         let x = MARGIN + (width + GAP) * (index % columns) as f64;
         let y = if index < columns { top } else { page.y };
         page.name(x, y + GAP, width, name);
-        let place = histogram::Place { x, y: y + GAP + 5.0, width, line, line_name };
+        let place = histogram::HistogramFrame { x, y: y + GAP + 5.0, width, line, line_name };
         page.y = histogram::draw(&mut page.scene, &place, spread);
     }
 }

@@ -2,7 +2,7 @@
 //! of text is wider than the page.
 
 use super::font;
-use super::scene::{Anchor, Scene, Type};
+use super::scene::{Anchor, Scene, TextStyle};
 use super::style::{DARK, LABEL, NAME, REMARK, WARNING};
 use crate::results::About;
 
@@ -35,7 +35,7 @@ impl Page {
     }
 
     /// Adds a line of text.
-    pub fn text(&mut self, kind: Type, text: &str, height: f64) {
+    pub fn text(&mut self, kind: TextStyle, text: &str, height: f64) {
         let text = font::shorten(text, kind, self.room());
         self.scene.text(MARGIN, self.y + kind.size * 0.8, Anchor::Start, kind, text);
         self.y += height + 2.0;
@@ -63,7 +63,7 @@ impl Page {
         }
         let room = self.room();
         self.scene.rectangle(MARGIN, self.y, room, 14.0, WARNING);
-        let bold = Type { bold: true, ink: DARK, ..LABEL };
+        let bold = TextStyle { bold: true, ink: DARK, ..LABEL };
         let text = font::shorten("UNTRAINED WEIGHTS: no scores and no calls", bold, room - 10.0);
         self.scene.text(MARGIN + 5.0, self.y + 9.4, Anchor::Start, bold, text);
         self.y += 20.0;

@@ -2,12 +2,10 @@
 //! not used.
 
 use super::font::{self, Placed};
-use super::scene::{Anchor, Ink, Item, Paint, Scene, Step, Type};
+use super::scene::{Anchor, Color, Item, Paint, PathStep, Scene, TextStyle};
 use std::collections::HashMap;
 use std::io;
-use tiny_skia::{
-    Color, FillRule, Path, PathBuilder, Pixmap, PremultipliedColorU8, Stroke, StrokeDash, Transform,
-};
+use tiny_skia::{FillRule, Path, PathBuilder, Pixmap, PremultipliedColorU8, Stroke, StrokeDash, Transform};
 use ttf_parser::OutlineBuilder;
 
 /// Points per inch.
@@ -26,7 +24,7 @@ pub fn write(scene: &Scene, dpi: u32) -> io::Result<Vec<u8>> {
         return Err(io::Error::other(text));
     }
     let mut pixels = Pixmap::new(width as u32, height as u32).ok_or(io::ErrorKind::OutOfMemory)?;
-    pixels.fill(Color::WHITE);
+    pixels.fill(tiny_skia::Color::WHITE);
     let mut canvas = Canvas { pixels, scale };
     for item in &scene.items {
         match item {
@@ -45,14 +43,14 @@ struct Canvas {
 }
 
 impl Canvas {
-    fn shape(&mut self, steps: &[Step], paint: &Paint) {
+    fn shape(&mut self, steps: &[PathStep], paint: &Paint) {
         let mut path = PathBuilder::new();
         let at = |number: f64| (number * self.scale) as f32;
         for step in steps {
             match *step {
-                Step::Move(x, y) => path.move_to(at(x), at(y)),
-                Step::Line(x, y) => path.line_to(at(x), at(y)),
-                Step::Close => path.close(),
+                PathStep::Move(x, y) => path.move_to(at(x), at(y)),
+                PathStep::Line(x, y) => path.line_to(at(x), at(y)),
+                PathStep::Close => path.close(),
             }
         }
         let Some(path) = path.finish() else { return };
@@ -67,7 +65,7 @@ impl Canvas {
         }
     }
 
-    fn letters(&mut self, (x, y): (f64, f64), anchor: Anchor, kind: &Type, text: &str) {
+    fn letters(&mut self, (x, y): (f64, f64), anchor: Anchor, kind: &TextStyle, text: &str) {
         let width = font::width(text, *kind);
         let start = match anchor {
             Anchor::Start => x,
@@ -81,12 +79,12 @@ impl Canvas {
         }
     }
 
-    fn fill(&mut self, path: &Path, ink: Ink, smooth: bool) {
+    fn fill(&mut self, path: &Path, ink: Color, smooth: bool) {
         self.pixels.fill_path(path, &solid(ink, smooth), FillRule::Winding, Transform::identity(), None);
     }
 }
 
-fn solid(Ink(r, g, b): Ink, smooth: bool) -> tiny_skia::Paint<'static> {
+fn solid(Color(r, g, b): Color, smooth: bool) -> tiny_skia::Paint<'static> {
     let mut paint = tiny_skia::Paint { anti_alias: smooth, ..tiny_skia::Paint::default() };
     paint.set_color_rgba8(r, g, b, 255);
     paint

@@ -3,7 +3,7 @@
 
 use super::axis::{Scale, bases, count, score};
 use super::font;
-use super::scene::{Anchor, Scene, Type};
+use super::scene::{Anchor, Scene, TextStyle};
 use super::style::{self, AXIS, DARK, GRID, LABEL, REMARK};
 use crate::survey::Entry;
 use plimsoll_virus::output::Call;
@@ -80,7 +80,7 @@ fn row(scene: &mut Scene, columns: &Columns, y: f64, entry: &Entry) {
             scene.text(bars.to + 5.0, foot, Anchor::Start, LABEL, format!("{number:.3}"));
         }
         None => {
-            let kind = Type { ink: style::word_ink(Call::NoCall), ..LABEL };
+            let kind = TextStyle { ink: style::word_ink(Call::NoCall), ..LABEL };
             scene.text(bars.to + 5.0, foot, Anchor::Start, kind, style::word(Call::NoCall));
         }
     }

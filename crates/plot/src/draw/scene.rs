@@ -3,20 +3,20 @@
 
 /// An opaque colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ink(pub u8, pub u8, pub u8);
+pub struct Color(pub u8, pub u8, pub u8);
 
-impl Ink {
+impl Color {
     /// Linear interpolation to `other`; `part` is clamped to 0..=1.
-    pub fn towards(self, other: Ink, part: f64) -> Ink {
+    pub fn towards(self, other: Color, part: f64) -> Color {
         let mix =
             |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * part.clamp(0.0, 1.0)).round() as u8;
-        Ink(mix(self.0, other.0), mix(self.1, other.1), mix(self.2, other.2))
+        Color(mix(self.0, other.0), mix(self.1, other.1), mix(self.2, other.2))
     }
 }
 
 /// Segment of a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Step {
+pub enum PathStep {
     /// Starts a subpath at this point.
     Move(f64, f64),
     /// Straight line to this point.
@@ -29,13 +29,13 @@ pub enum Step {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Paint {
     /// Fills the interior.
-    Fill(Ink),
+    Fill(Color),
     /// Fills the interior without anti-aliasing, so that adjacent cells have no gap between them.
-    Cells(Ink),
+    Cells(Color),
     /// Strokes the path.
     Stroke {
         /// Colour.
-        ink: Ink,
+        ink: Color,
         /// Line width in points.
         width: f64,
         /// Lengths of dashes and gaps in points; `None` for a solid line.
@@ -56,20 +56,20 @@ pub enum Anchor {
 
 /// Style of a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Type {
+pub struct TextStyle {
     /// Font size in points.
     pub size: f64,
     /// Whether the text is bold.
     pub bold: bool,
     /// Colour.
-    pub ink: Ink,
+    pub ink: Color,
 }
 
 /// Element of a picture; later elements are painted on top.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
     /// A path of lines and areas.
-    Shape(Vec<Step>, Paint),
+    Shape(Vec<PathStep>, Paint),
     /// A text on one line.
     Text {
         /// Coordinate of the anchor.
@@ -79,7 +79,7 @@ pub enum Item {
         /// Which point of the text is at `x`.
         anchor: Anchor,
         /// Style.
-        kind: Type,
+        kind: TextStyle,
         /// The text.
         text: String,
     },
@@ -105,48 +105,54 @@ impl Scene {
     }
 
     /// Adds a path, unless it is empty.
-    pub fn shape(&mut self, steps: Vec<Step>, paint: Paint) {
+    pub fn shape(&mut self, steps: Vec<PathStep>, paint: Paint) {
         if !steps.is_empty() {
             self.items.push(Item::Shape(steps, paint));
         }
     }
 
     /// Adds a straight line.
-    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink, width: f64) {
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Color, width: f64) {
         self.shape(segment(from, to).to_vec(), Paint::Stroke { ink, width, dash: None });
     }
 
     /// Adds a dashed line.
-    pub fn dashed(&mut self, from: (f64, f64), to: (f64, f64), ink: Ink, width: f64) {
+    pub fn dashed(&mut self, from: (f64, f64), to: (f64, f64), ink: Color, width: f64) {
         self.shape(segment(from, to).to_vec(), Paint::Stroke { ink, width, dash: Some([2.4, 1.8]) });
     }
 
     /// Adds a filled rectangle.
-    pub fn rectangle(&mut self, x: f64, y: f64, width: f64, height: f64, ink: Ink) {
+    pub fn rectangle(&mut self, x: f64, y: f64, width: f64, height: f64, ink: Color) {
         if width > 0.0 && height > 0.0 {
             self.shape(rectangle(x, y, width, height).to_vec(), Paint::Fill(ink));
         }
     }
 
     /// Adds a text.
-    pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, kind: Type, text: impl Into<String>) {
+    pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, kind: TextStyle, text: impl Into<String>) {
         self.items.push(Item::Text { x, y, anchor, kind, text: text.into() });
     }
 }
 
 /// Path of a straight line.
-pub fn segment(from: (f64, f64), to: (f64, f64)) -> [Step; 2] {
-    [Step::Move(from.0, from.1), Step::Line(to.0, to.1)]
+pub fn segment(from: (f64, f64), to: (f64, f64)) -> [PathStep; 2] {
+    [PathStep::Move(from.0, from.1), PathStep::Line(to.0, to.1)]
 }
 
 /// Path of a rectangle.
-pub fn rectangle(x: f64, y: f64, width: f64, height: f64) -> [Step; 5] {
+pub fn rectangle(x: f64, y: f64, width: f64, height: f64) -> [PathStep; 5] {
     let (right, below) = (x + width, y + height);
-    [Step::Move(x, y), Step::Line(right, y), Step::Line(right, below), Step::Line(x, below), Step::Close]
+    [
+        PathStep::Move(x, y),
+        PathStep::Line(right, y),
+        PathStep::Line(right, below),
+        PathStep::Line(x, below),
+        PathStep::Close,
+    ]
 }
 
 /// Path of 45-degree hatching that fills a rectangle and continues across adjacent rectangles.
-pub fn hatch(x: f64, y: f64, width: f64, height: f64, gap: f64) -> Vec<Step> {
+pub fn hatch(x: f64, y: f64, width: f64, height: f64, gap: f64) -> Vec<PathStep> {
     // On each line, x + y is a constant multiple of `gap`, so that lines of adjacent rectangles meet.
     let first = ((x + y) / gap).ceil() as i64;
     let last = ((x + width + y + height) / gap).floor() as i64;
@@ -170,7 +176,7 @@ mod tests {
         for (x, y, width, height) in [(0.0, 0.0, 10.0, 10.0), (3.3, 7.1, 0.4, 12.0), (100.0, 2.0, 55.0, 1.0)] {
             let steps = hatch(x, y, width, height, 2.5);
             for step in &steps {
-                let (Step::Move(a, b) | Step::Line(a, b)) = *step else { panic!("closed") };
+                let (PathStep::Move(a, b) | PathStep::Line(a, b)) = *step else { panic!("closed") };
                 let (a, b) = (a - x, b - y);
                 assert!(a > -1e-9 && a < width + 1e-9 && b > -1e-9 && b < height + 1e-9, "{step:?}");
             }
@@ -180,7 +186,7 @@ mod tests {
 
     #[test]
     fn colours_mix() {
-        let (a, b) = (Ink(0, 100, 200), Ink(100, 0, 200));
-        assert_eq!([a.towards(b, 0.0), a.towards(b, 0.5), a.towards(b, 7.0)], [a, Ink(50, 50, 200), b]);
+        let (a, b) = (Color(0, 100, 200), Color(100, 0, 200));
+        assert_eq!([a.towards(b, 0.0), a.towards(b, 0.5), a.towards(b, 7.0)], [a, Color(50, 50, 200), b]);
     }
 }

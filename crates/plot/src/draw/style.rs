@@ -3,40 +3,40 @@
 //!
 //! Vermilion and blue are from the palette of Okabe and Ito (2008), which is safe for colour-blind readers.
 
-use super::scene::{Ink, Type};
+use super::scene::{Color, TextStyle};
 use plimsoll_virus::output::Call;
 
 /// Primary text.
-pub const DARK: Ink = Ink(34, 34, 34);
+pub const DARK: Color = Color(34, 34, 34);
 /// Secondary text.
-pub const SOFT: Ink = Ink(98, 98, 98);
+pub const SOFT: Color = Color(98, 98, 98);
 /// Axes.
-pub const AXIS: Ink = Ink(140, 140, 140);
+pub const AXIS: Color = Color(140, 140, 140);
 /// Grid lines behind data.
-pub const GRID: Ink = Ink(226, 226, 226);
+pub const GRID: Color = Color(226, 226, 226);
 /// Background of the page.
-pub const WHITE: Ink = Ink(255, 255, 255);
+pub const WHITE: Color = Color(255, 255, 255);
 /// Colour of scores midway between both calls.
-pub const MIDDLE: Ink = Ink(230, 228, 224);
+pub const MIDDLE: Color = Color(230, 228, 224);
 /// Background of a warning.
-pub const WARNING: Ink = Ink(255, 236, 179);
+pub const WARNING: Color = Color(255, 236, 179);
 
-const VERMILION: Ink = Ink(213, 94, 0);
-const BLUE: Ink = Ink(0, 114, 178);
-const GREY: Ink = Ink(190, 190, 190);
-const SLATE: Ink = Ink(120, 120, 130);
+const VERMILION: Color = Color(213, 94, 0);
+const BLUE: Color = Color(0, 114, 178);
+const GREY: Color = Color(190, 190, 190);
+const SLATE: Color = Color(120, 120, 130);
 
 /// Style of titles.
-pub const TITLE: Type = Type { size: 9.0, bold: true, ink: DARK };
+pub const TITLE: TextStyle = TextStyle { size: 9.0, bold: true, ink: DARK };
 /// Style of panel and record names.
-pub const NAME: Type = Type { size: 7.5, bold: true, ink: DARK };
+pub const NAME: TextStyle = TextStyle { size: 7.5, bold: true, ink: DARK };
 /// Style of labels.
-pub const LABEL: Type = Type { size: 6.5, bold: false, ink: DARK };
+pub const LABEL: TextStyle = TextStyle { size: 6.5, bold: false, ink: DARK };
 /// Style of numbers on axes, and of remarks.
-pub const REMARK: Type = Type { size: 6.5, bold: false, ink: SOFT };
+pub const REMARK: TextStyle = TextStyle { size: 6.5, bold: false, ink: SOFT };
 
 /// Colour of the areas of a call.
-pub fn ink(call: Call) -> Ink {
+pub fn ink(call: Call) -> Color {
     match call {
         Call::Virus => VERMILION,
         Call::Other => BLUE,
@@ -46,10 +46,10 @@ pub fn ink(call: Call) -> Ink {
 }
 
 /// Text colour of a call, dark enough for contrast on white.
-pub fn word_ink(call: Call) -> Ink {
+pub fn word_ink(call: Call) -> Color {
     match call {
-        Call::Virus => Ink(176, 72, 0),
-        Call::Other => Ink(0, 92, 148),
+        Call::Virus => Color(176, 72, 0),
+        Call::Other => Color(0, 92, 148),
         Call::NoCall | Call::Skipped | Call::Untrained => SOFT,
     }
 }
@@ -67,7 +67,7 @@ pub fn word(call: Call) -> &'static str {
 
 /// Colour of a score: blue at 0, a light neutral in the middle, vermilion at 1. Quantized to 16 steps, so that
 /// cells of equal colour become one shape.
-pub fn shade(score: f64) -> Ink {
+pub fn shade(score: f64) -> Color {
     const STEPS: f64 = 16.0;
     let score = (score * STEPS).round() / STEPS;
     match score < 0.5 {

@@ -1,7 +1,7 @@
 //! SVG encoding of a scene. Invariant: equal scenes give equal bytes, and the file is well-formed XML for any
 //! text.
 
-use super::scene::{Anchor, Item, Paint, Scene, Step, Type};
+use super::scene::{Anchor, Item, Paint, PathStep, Scene, TextStyle};
 use std::fmt::{self, Display, Write};
 
 /// Points per millimetre.
@@ -40,7 +40,7 @@ fn write_to(scene: &Scene, out: &mut String) -> fmt::Result {
 }
 
 /// Writes a path. Horizontal and vertical lines use the shorter commands `H` and `V`.
-fn shape(out: &mut String, steps: &[Step], paint: &Paint) -> fmt::Result {
+fn shape(out: &mut String, steps: &[PathStep], paint: &Paint) -> fmt::Result {
     match paint {
         Paint::Fill(ink) => write!(out, "<path fill=\"{}\" d=\"", Hex(*ink))?,
         Paint::Cells(ink) => write!(out, "<path shape-rendering=\"crispEdges\" fill=\"{}\" d=\"", Hex(*ink))?,
@@ -55,20 +55,20 @@ fn shape(out: &mut String, steps: &[Step], paint: &Paint) -> fmt::Result {
     let mut at = (f64::NAN, f64::NAN);
     for step in steps {
         match *step {
-            Step::Move(x, y) => write!(out, "M{} {}", Short(x), Short(y))?,
-            Step::Line(x, y) if y == at.1 => write!(out, "H{}", Short(x))?,
-            Step::Line(x, y) if x == at.0 => write!(out, "V{}", Short(y))?,
-            Step::Line(x, y) => write!(out, "L{} {}", Short(x), Short(y))?,
-            Step::Close => out.write_str("Z")?,
+            PathStep::Move(x, y) => write!(out, "M{} {}", Short(x), Short(y))?,
+            PathStep::Line(x, y) if y == at.1 => write!(out, "H{}", Short(x))?,
+            PathStep::Line(x, y) if x == at.0 => write!(out, "V{}", Short(y))?,
+            PathStep::Line(x, y) => write!(out, "L{} {}", Short(x), Short(y))?,
+            PathStep::Close => out.write_str("Z")?,
         }
-        if let Step::Move(x, y) | Step::Line(x, y) = *step {
+        if let PathStep::Move(x, y) | PathStep::Line(x, y) = *step {
             at = (x, y);
         }
     }
     out.write_str("\"/>\n")
 }
 
-fn letters(out: &mut String, (x, y): (f64, f64), anchor: Anchor, kind: &Type, text: &str) -> fmt::Result {
+fn letters(out: &mut String, (x, y): (f64, f64), anchor: Anchor, kind: &TextStyle, text: &str) -> fmt::Result {
     let anchor = match anchor {
         Anchor::Start => "",
         Anchor::Middle => " text-anchor=\"middle\"",
@@ -80,11 +80,11 @@ fn letters(out: &mut String, (x, y): (f64, f64), anchor: Anchor, kind: &Type, te
     writeln!(out, "<text x=\"{x}\" y=\"{y}\" font-size=\"{size}\"{anchor}{weight} fill=\"{ink}\">{text}</text>")
 }
 
-struct Hex(super::scene::Ink);
+struct Hex(super::scene::Color);
 
 impl Display for Hex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let super::scene::Ink(r, g, b) = self.0;
+        let super::scene::Color(r, g, b) = self.0;
         write!(f, "#{r:02x}{g:02x}{b:02x}")
     }
 }

@@ -2,13 +2,13 @@
 //! its score, in the colour of its call. If there are too many windows to draw each, every column shows the
 //! minimum, mean and maximum of its scores.
 
-use super::axis::{Scale, base_labels, bases, count, score, spread};
+use super::axis::{Scale, base_labels, bases, count, score, separate_labels};
 use super::font;
-use super::scene::{Anchor, Ink, Paint, Scene, Step, Type, hatch, rectangle, segment};
+use super::scene::{Anchor, Color, Paint, PathStep, Scene, TextStyle, hatch, rectangle, segment};
 use super::style::{self, AXIS, DARK, GRID, LABEL, NAME, REMARK, WHITE};
 use crate::results::About;
 use crate::survey::Entry;
-use crate::track::{Column, Track, columns, silent};
+use crate::track::{Column, Track, columns, uncalled_intervals};
 use plimsoll_virus::output::Call;
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &Entry) {
     let room = width - font::width(&length, REMARK) - 10.0;
     scene.text(x, y + 7.5, Anchor::Start, NAME, font::shorten(&entry.id, NAME, room));
     scene.text(x + width, y + 7.5, Anchor::End, REMARK, length);
-    let kind = Type { bold: true, ink: style::word_ink(entry.call), ..LABEL };
+    let kind = TextStyle { bold: true, ink: style::word_ink(entry.call), ..LABEL };
     let word = style::word(entry.call);
     scene.text(x, y + 16.5, Anchor::Start, kind, word);
     let silent = entry.windows - entry.scored;
@@ -107,7 +107,7 @@ fn grid(scene: &mut Scene, axes: &Axes) {
 /// Draws every window individually.
 fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
     let place = |base: u64| axes.across.at(base as f64);
-    let mut edges: BTreeMap<usize, (Call, Vec<Step>)> = BTreeMap::new();
+    let mut edges: BTreeMap<usize, (Call, Vec<PathStep>)> = BTreeMap::new();
     let (mut tints, mut cells) = (Cells::default(), Cells::default());
     let even = axes.up.at(EVEN);
     for window in &track.windows {
@@ -116,7 +116,7 @@ fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
             let y = axes.up.at(number);
             let tint = style::ink(window.call).towards(WHITE, 0.78);
             tints.add(tint, rectangle(left, y.min(even), right - left, (y - even).abs()));
-            let key = crate::survey::place(window.call);
+            let key = crate::survey::call_index(window.call);
             edges.entry(key).or_insert((window.call, vec![])).1.extend(segment((left, y), (right, y)));
         }
         for (strand, top) in window.strands.into_iter().zip(axes.strands) {
@@ -130,7 +130,7 @@ fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
         scene.shape(steps, Paint::Stroke { ink: style::ink(call), width: 1.5, dash: None });
     }
     let stretches: Vec<(f64, f64)> =
-        silent(&track.windows).into_iter().map(|(start, end)| (place(start), place(end))).collect();
+        uncalled_intervals(&track.windows).into_iter().map(|(start, end)| (place(start), place(end))).collect();
     no_call(scene, axes, &stretches);
     cells.draw(scene);
 }
@@ -144,7 +144,7 @@ fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
     let (mut above, mut below) = (vec![], vec![]);
     for (from, to) in runs(columns.len(), scored) {
         // The band between minimum and maximum, cut at `EVEN`: each half has the colour of its call.
-        let band = |low: f64, high: f64| -> Vec<Step> {
+        let band = |low: f64, high: f64| -> Vec<PathStep> {
             let edge = |index: usize, end: usize, number: f64| {
                 (place(index + end), axes.up.at(number.clamp(low, high)))
             };
@@ -156,7 +156,7 @@ fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
         below.extend(band(0.0, EVEN));
     }
     let mean = |index: usize| columns[index].scores.mean();
-    let line = |is_virus: bool| -> Vec<Step> {
+    let line = |is_virus: bool| -> Vec<PathStep> {
         let here = |index: usize| mean(index).is_some_and(|mean| (mean >= EVEN) == is_virus);
         let step = |i: usize| [0, 1].map(|end| (place(i + end), axes.up.at(mean(i).unwrap_or(EVEN))));
         let runs = runs(columns.len(), here).into_iter();
@@ -195,15 +195,15 @@ fn runs(count: usize, is: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
 }
 
 /// Path through the points.
-fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<Step> {
-    let mut steps: Vec<Step> = points.map(|(x, y)| Step::Line(x, y)).collect();
+fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<PathStep> {
+    let mut steps: Vec<PathStep> = points.map(|(x, y)| PathStep::Line(x, y)).collect();
     if let Some(first) = steps.first_mut()
-        && let Step::Line(x, y) = *first
+        && let PathStep::Line(x, y) = *first
     {
-        *first = Step::Move(x, y);
+        *first = PathStep::Move(x, y);
     }
     if close && !steps.is_empty() {
-        steps.push(Step::Close);
+        steps.push(PathStep::Close);
     }
     steps
 }
@@ -217,10 +217,10 @@ fn no_call(scene: &mut Scene, axes: &Axes, stretches: &[(f64, f64)]) {
 
 /// Rectangles grouped by colour, so that each colour is one path.
 #[derive(Default)]
-struct Cells(BTreeMap<Ink, Vec<Step>>);
+struct Cells(BTreeMap<Color, Vec<PathStep>>);
 
 impl Cells {
-    fn add(&mut self, ink: Ink, outline: [Step; 5]) {
+    fn add(&mut self, ink: Color, outline: [PathStep; 5]) {
         self.0.entry(ink).or_default().extend(outline);
     }
 
@@ -243,7 +243,7 @@ fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
         scene.line((right, y), (right + 3.0, y), DARK, 1.4);
         words.push((y, format!("mean {mean:.3}"), LABEL));
     }
-    let shown = |call| Type {
+    let shown = |call| TextStyle {
         bold: true,
         ink: style::word_ink(if about.trained { call } else { Call::Untrained }),
         ..LABEL
@@ -252,7 +252,7 @@ fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
     words.push((axes.up.from, style::word(Call::Other).to_owned(), shown(Call::Other)));
     words.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut places: Vec<f64> = words.iter().map(|(y, _, _)| *y).collect();
-    spread(&mut places, &vec![7.6; words.len()], axes.up.to - 3.8, axes.up.from + 3.8);
+    separate_labels(&mut places, &vec![7.6; words.len()], axes.up.to - 3.8, axes.up.from + 3.8);
     for ((_, word, kind), y) in words.into_iter().zip(places) {
         scene.text(right + 5.0, y + 2.3, Anchor::Start, kind, word);
     }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     /// The steps of all paths whose paint is `wanted`.
-    fn painted(scene: &Scene, wanted: impl Fn(&Paint) -> bool) -> Vec<Step> {
+    fn painted(scene: &Scene, wanted: impl Fn(&Paint) -> bool) -> Vec<PathStep> {
         let shapes = scene.items.iter().filter_map(|item| match item {
             super::super::scene::Item::Shape(steps, paint) if wanted(paint) => Some(steps.clone()),
             _ => None,
@@ -332,7 +332,7 @@ mod tests {
         let found: Vec<(f64, f64, f64)> = painted(&scene, edge)
             .chunks(2)
             .map(|pair| match pair {
-                [Step::Move(left, y), Step::Line(right, _)] => {
+                [PathStep::Move(left, y), PathStep::Line(right, _)] => {
                     (left - LEFT, right - LEFT, (32.0 + HEIGHT - y) / HEIGHT)
                 }
                 other => panic!("{other:?}"),
@@ -359,9 +359,9 @@ mod tests {
             let scene = drawn(1000, windows);
             let lines =
                 painted(&scene, |p| matches!(p, Paint::Stroke { ink, .. } if *ink == style::ink(Call::NoCall)));
-            let x = |step: &Step| match *step {
-                Step::Move(x, _) | Step::Line(x, _) => x - LEFT,
-                Step::Close => panic!("closed"),
+            let x = |step: &PathStep| match *step {
+                PathStep::Move(x, _) | PathStep::Line(x, _) => x - LEFT,
+                PathStep::Close => panic!("closed"),
             };
             // The hatching to the right of the axis belongs to the legend.
             let inside: Vec<f64> = lines.iter().map(x).filter(|x| *x <= 400.0 + 1e-9).collect();
@@ -382,10 +382,10 @@ mod tests {
         let windows: Vec<(u64, u64, Option<f64>)> =
             (0..100_000).map(|i| (i * 500, (i + 1) * 500, Some(score(i)))).collect();
         let scene = drawn(50_000_000, &windows);
-        let heights = |steps: Vec<Step>| -> Vec<(f64, f64)> {
-            let at = |step: &Step| match *step {
-                Step::Move(x, y) | Step::Line(x, y) => Some((x - LEFT, (32.0 + HEIGHT - y) / HEIGHT)),
-                Step::Close => None,
+        let heights = |steps: Vec<PathStep>| -> Vec<(f64, f64)> {
+            let at = |step: &PathStep| match *step {
+                PathStep::Move(x, y) | PathStep::Line(x, y) => Some((x - LEFT, (32.0 + HEIGHT - y) / HEIGHT)),
+                PathStep::Close => None,
             };
             steps.iter().filter_map(at).collect()
         };

@@ -3,14 +3,14 @@
 //! become smaller with a warning, or the run is refused with a bill.
 
 use super::bounds::{TOKEN_STEP, tokens};
-use super::search::{Point, Stage};
+use super::search::{SearchPoint, SearchStage};
 use crate::budget::Budget;
 use crate::settings::free;
 use crate::{Level, Observer, RequestError, RuntimeError, Settings};
 use plimsoll_data::limits;
 use plimsoll_exec::{DeviceError, Executor, Machine};
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Bill, Build, Ledger, Line, PlanError, Program, Search, Stream, Weights, fit};
+use plimsoll_plan::{Bill, Build, Ledger, LimitKind, PlanError, Program, Search, Streaming, Weights, fit};
 use std::sync::Arc;
 
 /// Number of largest tensors that a bill names.
@@ -28,7 +28,7 @@ pub struct Site {
     budget: Budget,
     /// Tokens of a step requested by the user; `None` if chosen by the search.
     tokens: Option<u64>,
-    stream: Stream,
+    stream: Streaming,
 }
 
 impl Site {
@@ -91,12 +91,12 @@ impl Site {
     pub(crate) fn start_smaller(
         &self,
         mut program: Program,
-        stage: &Stage<'_>,
+        stage: &SearchStage<'_>,
         mut running: Vec<Executor>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RuntimeError> {
         let (target, depth) = (program.target().clone(), program.depth());
-        let point = Point { target: &target, depth, replicas: self.replicas };
+        let point = SearchPoint { target: &target, depth, replicas: self.replicas };
         let build: Build<'_> = &mut |tokens, weights| stage.program(&point, tokens, weights, &mut |_, _| {});
         let longest = stage.longest;
         if let Some(free) = self.without_room(&program, &running)? {
@@ -207,7 +207,7 @@ impl Site {
     fn bill(&self, program: &Program, free: Bytes, phase: &str) -> Bill {
         let mut bill = program.bill(free, vec![]);
         let largest = Ledger { entries: program.largest_tensors(LARGEST) };
-        bill.line = Line::Free;
+        bill.line = LimitKind::Free;
         bill.notes = vec![phase.to_owned(), format!("largest tensors: {}", largest.line())];
         let scarce = self.machines.iter().min_by_key(|machine| machine.free().unwrap_or_default());
         bill.notes.extend(scarce.and_then(holders));
@@ -225,7 +225,7 @@ impl Site {
         let ceiling = tokens(program);
         let search = Search { floor: longest.min(ceiling), ceiling, step: TOKEN_STEP, budget: bill.budget };
         // A program that already streams its weights has no streaming remedy.
-        let stream = if program.is_streamed() { Stream::Always } else { self.stream };
+        let stream = if program.is_streamed() { Streaming::Always } else { self.stream };
         match fit(Some(ceiling), search, stream, build) {
             Err(PlanError::OverBudget(priced)) => bill.remedies = priced.remedies,
             Err(error) => return Err(error.into()),

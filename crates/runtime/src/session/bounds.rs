@@ -43,7 +43,7 @@ pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option
         let bytes = Bytes((full * turns).min(all));
         beside.push(Staging { label: "rows that wait for their turn".to_owned(), bytes });
     }
-    program.beside(beside)
+    program.host_extra(beside)
 }
 
 /// Number of full steps whose outputs a run holds at a time: the in-flight steps, and for each replica a completed step

@@ -3,21 +3,21 @@
 
 use super::Session;
 use super::admission::Site;
-use super::report::{computing_lines, memory_lines};
-use super::search::{Choice, Rejected, Space, Stage, search};
+use super::report::{device_lines, memory_line_with_host};
+use super::search::{Choice, Rejected, SearchStage, Space, search};
 use super::weights::{WeightSource, load_all};
 use crate::budget::Budget;
 use crate::{Level, Observer, RequestError, RuntimeError, Settings};
 use plimsoll_data::pack::Order;
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Program, Stream};
+use plimsoll_plan::{Program, Streaming};
 
 /// Request for the plan of a session.
 pub struct Request<'a> {
     /// Alternative ways to compute the same results, in order of preference: each is a list of stages that run one
     /// after the other.
-    pub alternatives: Vec<Vec<Stage<'a>>>,
+    pub alternatives: Vec<Vec<SearchStage<'a>>>,
     /// Maximum number of replicas to try, see [`Settings::most_replicas`].
     pub replicas: usize,
     /// Tokens of a step: [`Settings::tokens`], or a number chosen by the client.
@@ -29,7 +29,7 @@ pub struct Request<'a> {
 /// The plan of a session: one program per stage.
 pub struct Planned<'a> {
     settings: Settings,
-    stages: Vec<Stage<'a>>,
+    stages: Vec<SearchStage<'a>>,
     choice: Choice,
     site: Site,
 }
@@ -54,7 +54,8 @@ impl Settings {
     pub fn plan<'a>(&self, request: Request<'a>) -> Result<Planned<'a>, RuntimeError> {
         let Request { mut alternatives, replicas, tokens, budgets } = request;
         let stages = || alternatives.iter().flatten();
-        if self.stream == Stream::Always && !stages().flat_map(|stage| &stage.parts).any(|part| part.streams) {
+        if self.stream == Streaming::Always && !stages().flat_map(|stage| &stage.parts).any(|part| part.streams)
+        {
             return Err(RequestError::NotStreamed.into());
         }
         let longest = stages().map(|stage| stage.longest).max().unwrap_or(0);
@@ -107,7 +108,7 @@ impl Planned<'_> {
     /// in-flight steps.
     pub fn memory_line(&self, stage: usize, kept: &str) -> String {
         let program = &self.choice.programs[stage];
-        memory_lines(self.site.budget(), program, self.kept(stage, program), kept)
+        memory_line_with_host(self.site.budget(), program, self.kept(stage, program), kept)
     }
 
     /// Bytes that the host keeps for the in-flight steps of a stage.
@@ -131,7 +132,7 @@ impl Planned<'_> {
         self.settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
         let mut executors =
             self.site.start_smaller(program.clone(), &self.stages[stage], start.running, observer)?;
-        for line in computing_lines(&executors, self.settings.precision()?) {
+        for line in device_lines(&executors, self.settings.precision()?) {
             observer.say(self.settings.computing_level(), &line);
         }
         for (plan, weights) in start.weights.into_iter().enumerate() {

@@ -205,7 +205,7 @@ impl<T: Send + 'static> Replicas<T> {
         let (program, lanes) = (first.program().clone(), executors.len());
         let target = match program.target().space == HOST {
             // On the host, waiting steps use the same memory as running steps, so few are kept.
-            true if program.lanes() == 1 => lanes,
+            true if program.replicas() == 1 => lanes,
             true => in_flight_target(lanes),
             false => executors.iter().map(|e| e.depth() + 1).sum(),
         };

@@ -9,19 +9,19 @@ use plimsoll_plan::HOST;
 use plimsoll_plan::{Precision, Program};
 
 /// One line per device with its precision and kernels. All CPU replicas together are one device.
-pub(super) fn computing_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
+pub(super) fn device_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
     // On the CPU all executors are replicas of one program, so the first of them stands for all.
-    let alike = executors.first().map_or(1, |executor| executor.program().lanes());
-    executors.iter().step_by(alike).map(|executor| computing_line(executor, precision)).collect()
+    let alike = executors.first().map_or(1, |executor| executor.program().replicas());
+    executors.iter().step_by(alike).map(|executor| device_line(executor, precision)).collect()
 }
 
 /// Name of an executor's device; for one of several CPU replicas, the CPU with the number of replicas and the
 /// threads of each.
 pub(super) fn name(executor: &Executor) -> String {
     let device = executor.device();
-    match executor.program().lanes() {
+    match executor.program().replicas() {
         1 => device.name(),
-        lanes => format!("cpu ({}, {lanes} replicas of {})", device.arithmetic(), threads(device.units())),
+        lanes => format!("cpu ({}, {lanes} replicas of {})", device.arithmetic(), threads(device.workers())),
     }
 }
 
@@ -32,20 +32,20 @@ pub fn threads(count: u64) -> String {
 
 /// Device, precision, attention kernel, GEMM kernel, and the device properties that determine the bits of
 /// results. The kernels are those of the program's first attention and first linear node.
-fn computing_line(executor: &Executor, precision: Precision) -> String {
+fn device_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
     let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels));
     let kernel = |is: fn(&Op) -> bool| Some(nodes().find(|(node, _)| is(&node.op))?.1.name());
     let attention = kernel(|op| matches!(op, Op::Attention(_))).unwrap_or("none");
     let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
     let (device, with) = (name(executor), executor.device().arithmetic());
-    let by = executor.device().products_by().map_or_else(String::new, |by| format!(" by {by}"));
+    let by = executor.device().matmul_provider().map_or_else(String::new, |by| format!(" by {by}"));
     format!("{device}: precision {}, attention: {attention}, products: {linear}{by} ({with})", precision.name())
 }
 
 /// The line of `memory_line`, extended by memory outside the plan: on a CPU, the bytes of the budget reserved
 /// for the process; on a GPU, the host memory (`kept`) for the values named by `what` of in-flight steps.
-pub(crate) fn memory_lines(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
+pub(crate) fn memory_line_with_host(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
     let line = memory_line(program, budget.bytes);
     if program.target().space == HOST {
         return match budget.process_bytes() {
@@ -60,7 +60,7 @@ pub(crate) fn memory_lines(budget: &Budget, program: &Program, kept: Bytes, what
 /// weights that each step streams from disk; parts that are zero are left out.
 fn memory_line(program: &Program, budget: Bytes) -> String {
     let (tokens, peak, ledger) = (tokens(program), program.peak(), program.ledger().line());
-    let lanes = match program.lanes() {
+    let lanes = match program.replicas() {
         1 => String::new(),
         lanes => format!(" in {lanes} replicas"),
     };

@@ -8,7 +8,7 @@ use crate::budget::Budget;
 use crate::settings::even;
 use plimsoll_graph::{Bytes, Graph, VerifyError};
 use plimsoll_plan::{
-    Bill, Build, Dump, PlanError, Policy, Program, Search, Stream, Target, Weights, compile_with, fit,
+    Bill, Build, Dump, PlanError, Policy, Program, Search, Streaming, Target, Weights, compile_with, fit,
 };
 
 /// The space of plans to search.
@@ -24,13 +24,13 @@ pub struct Space<'a> {
     /// Tokens of a step; `None` searches for the most that fit, up to the target's saturation.
     pub tokens: Option<u64>,
     /// When weights are streamed.
-    pub stream: Stream,
+    pub stream: Streaming,
     /// Memory budgets to try, in this order; they differ in the entries of the process itself.
     pub budgets: &'a [Budget],
 }
 
 /// A model in a stage.
-pub struct Part<'a> {
+pub struct PlanPart<'a> {
     /// Name of the model's plan.
     pub name: &'static str,
     /// Builds the graph for a step of the given number of tokens.
@@ -49,9 +49,9 @@ pub type Finish<'a> = Box<dyn Fn(Program, usize) -> Program + 'a>;
 pub type Kept<'a> = Box<dyn Fn(&Program, usize) -> Bytes + 'a>;
 
 /// Models that are in memory together: the plans of one program.
-pub struct Stage<'a> {
+pub struct SearchStage<'a> {
     /// The models, in the order of their plans.
-    pub parts: Vec<Part<'a>>,
+    pub parts: Vec<PlanPart<'a>>,
     /// Minimum number of tokens of a step: the length of the longest sequence.
     pub longest: u64,
     /// Adds the buffers that a run holds beside the arena.
@@ -60,9 +60,9 @@ pub struct Stage<'a> {
     pub kept: Kept<'a>,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> SearchStage<'a> {
     /// A stage that holds no memory beside its arena.
-    pub fn new(parts: Vec<Part<'a>>, longest: u64) -> Self {
+    pub fn new(parts: Vec<PlanPart<'a>>, longest: u64) -> Self {
         let (finish, kept): (Finish<'a>, Kept<'a>) =
             (Box::new(|program, _| program), Box::new(|_, _| Bytes::ZERO));
         Self { parts, longest, finish, kept }
@@ -70,7 +70,7 @@ impl<'a> Stage<'a> {
 }
 
 /// A candidate of the search.
-pub(crate) struct Point<'a> {
+pub(crate) struct SearchPoint<'a> {
     /// Target of one replica.
     pub(crate) target: &'a Target,
     /// Pipeline depth.
@@ -116,7 +116,7 @@ pub struct Rejected {
 /// [`PlanError::OverBudget`] with the bill of the last candidate, or any other error of planning.
 pub fn search(
     space: &Space<'_>,
-    alternatives: &[Vec<Stage<'_>>],
+    alternatives: &[Vec<SearchStage<'_>>],
     dump: Dump<'_>,
 ) -> Result<Choice, RuntimeError> {
     let mut rejected: Vec<Rejected> = vec![];
@@ -124,15 +124,16 @@ pub fn search(
         let mut replicas = space.replicas.max(1);
         loop {
             let target = (space.target)(replicas)?;
-            let point = Point { target: &target, depth: space.depth, replicas };
+            let point = SearchPoint { target: &target, depth: space.depth, replicas };
             let tried = if replicas == 1 { alternatives.len() } else { 1 };
             for (alternative, stages) in alternatives[..tried].iter().enumerate() {
                 let stream = match space.stream {
-                    _ if replicas > 1 => Stream::Never,
-                    Stream::Auto if alternative + 1 < alternatives.len() => Stream::Never,
+                    _ if replicas > 1 => Streaming::Never,
+                    Streaming::Auto if alternative + 1 < alternatives.len() => Streaming::Never,
                     stream => stream,
                 };
-                let fit = |stage: &Stage<'_>, dump: Dump<'_>| point.fit(space, stage, stream, budget, dump);
+                let fit =
+                    |stage: &SearchStage<'_>, dump: Dump<'_>| point.fit(space, stage, stream, budget, dump);
                 match all(stages.iter().map(|stage| fit(stage, &mut *dump)))? {
                     Ok(programs) => {
                         return Ok(Choice { budget: number, replicas, alternative, programs, rejected });
@@ -177,13 +178,13 @@ fn all(
     })
 }
 
-impl Point<'_> {
+impl SearchPoint<'_> {
     /// Plans a stage with the most tokens that fit, or with the requested number of tokens.
     fn fit(
         &self,
         space: &Space<'_>,
-        stage: &Stage<'_>,
-        stream: Stream,
+        stage: &SearchStage<'_>,
+        stream: Streaming,
         budget: &Budget,
         dump: Dump<'_>,
     ) -> Result<Program, PlanError> {
@@ -215,16 +216,16 @@ impl Point<'_> {
     }
 }
 
-impl Stage<'_> {
+impl SearchStage<'_> {
     /// Compiles the stage's program for steps of `tokens` tokens.
     pub(crate) fn program(
         &self,
-        point: &Point<'_>,
+        point: &SearchPoint<'_>,
         tokens: u64,
         weights: Weights,
         dump: Dump<'_>,
     ) -> Result<Program, PlanError> {
-        let plan = |part: &Part<'_>, dump: Dump<'_>| {
+        let plan = |part: &PlanPart<'_>, dump: Dump<'_>| {
             let graph = (part.graph)(tokens).map_err(|source| PlanError::Verify { after: "build", source })?;
             let weights = if part.streams { weights } else { part.policy.weights };
             let policy = Policy { weights, ..part.policy.clone() };
@@ -232,7 +233,7 @@ impl Stage<'_> {
         };
         let plans = self.parts.iter().map(|part| plan(part, &mut *dump)).collect::<Result<_, PlanError>>()?;
         let program = Program::new(point.target.clone(), plans, vec![]);
-        Ok((self.finish)(program, point.replicas).with_ring(point.depth).with_lanes(point.replicas))
+        Ok((self.finish)(program, point.replicas).with_ring(point.depth).with_replicas(point.replicas))
     }
 }
 
@@ -243,8 +244,8 @@ mod tests {
     use plimsoll_plan::Staging;
 
     /// Stage of models with one square matrix each: a plan holds the weight and one row per token.
-    fn stage(widths: &[u64]) -> Stage<'static> {
-        let part = |&width: &u64| Part {
+    fn stage(widths: &[u64]) -> SearchStage<'static> {
+        let part = |&width: &u64| PlanPart {
             name: "matrix",
             graph: Box::new(move |tokens| {
                 let mut g = Builder::new(plimsoll_graph::Bounds { tokens, sequences: 1, longest: tokens });
@@ -256,13 +257,13 @@ mod tests {
             policy: Policy::default(),
             streams: true,
         };
-        Stage::new(widths.iter().map(part).collect(), 1)
+        SearchStage::new(widths.iter().map(part).collect(), 1)
     }
 
     fn found(
         replicas: usize,
         budgets: &[(u64, u64)],
-        alternatives: &[Vec<Stage<'_>>],
+        alternatives: &[Vec<SearchStage<'_>>],
     ) -> Result<Choice, RuntimeError> {
         let budget = |&(bytes, process): &(u64, u64)| Budget {
             bytes: Bytes(bytes),
@@ -272,12 +273,12 @@ mod tests {
         };
         let budgets: Vec<Budget> = budgets.iter().map(budget).collect();
         let space = Space {
-            target: &|replicas| Ok(Target::named("cpu")?.with_units((8 / replicas) as u64)),
+            target: &|replicas| Ok(Target::named("cpu")?.with_workers((8 / replicas) as u64)),
             depth: 1,
             threads: 8,
             replicas,
             tokens: None,
-            stream: Stream::Auto,
+            stream: Streaming::Auto,
             budgets: &budgets,
         };
         search(&space, alternatives, &mut |_, _| {})

@@ -4,7 +4,7 @@
 
 use super::admission::Site;
 use crate::RuntimeError;
-use plimsoll_exec::{DeviceError, Executor, ParamSource, Resident, Survivor};
+use plimsoll_exec::{DeviceError, Executor, ParamSource, PersistentKind, PersistentTensor};
 use plimsoll_graph::{Bounds, Counts, DType};
 use plimsoll_plan::training::{master, plans};
 use plimsoll_plan::{InputId, OutputId, Program};
@@ -146,11 +146,12 @@ impl TrainSession {
             executor.load(plan, &mut *source)?;
         }
         executor.start_states()?;
-        let residents = executor.residents();
-        for Resident { what, .. } in &residents {
-            let Survivor::Param(param) = what else { continue };
+        let residents = executor.persistent_tensors();
+        for PersistentTensor { what, .. } in &residents {
+            let PersistentKind::Param(param) = what else { continue };
             let wanted = master(&param.name);
-            let is_master = |r: &&Resident| matches!(&r.what, Survivor::State(state) if *state == wanted);
+            let is_master =
+                |r: &&PersistentTensor| matches!(&r.what, PersistentKind::State(state) if *state == wanted);
             let Some(copy) = residents.iter().find(is_master) else { continue };
             let elements = copy.spec.shape.iter().filter_map(|d| d.fixed()).product::<u64>();
             let mut part = vec![0f32; PART.min(elements) as usize];
@@ -254,8 +255,8 @@ impl TrainSession {
 
     /// The persistent tensors (parameters and states), with their addresses for [`TrainSession::read`] and
     /// [`TrainSession::write`].
-    pub fn residents(&self) -> Vec<Resident> {
-        self.executor.residents()
+    pub fn residents(&self) -> Vec<PersistentTensor> {
+        self.executor.persistent_tensors()
     }
 
     /// Reads bytes of a persistent tensor from address `at`.

@@ -53,7 +53,7 @@ pub(super) fn load(
 }
 
 /// Maximum number of threads that read weights; with more, the disk or the bus is the bottleneck.
-const READERS: usize = 8;
+const MAX_READER_THREADS: usize = 8;
 
 /// Loads the resident weights of plan `plan` into every arena, and attaches the source of streamed weights to every
 /// executor.
@@ -68,8 +68,8 @@ pub(crate) fn load_all(
     // On the CPU, the number of compute threads, which the user may have limited. Before a GPU run starts, all
     // cores of the host are idle.
     let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
-    let of_all = |executor: &Executor| executors.len() * executor.device().units() as usize;
-    let readers = of_host.map_or_else(machine::cores, of_all).min(READERS);
+    let of_all = |executor: &Executor| executors.len() * executor.device().workers() as usize;
+    let readers = of_host.map_or_else(machine::cores, of_all).min(MAX_READER_THREADS);
     limits::room_for_threads(readers + executors.len()).map_err(RuntimeError::thread("weights"))?;
     plimsoll_exec::load_all(executors, plan, readers, &read)?;
     for executor in executors {

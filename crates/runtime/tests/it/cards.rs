@@ -2,7 +2,9 @@
 //! own. They can be slow, fail at a given launch, refuse arenas, and report any amount of free memory.
 
 use plimsoll_cpu::{CpuDevice, Isa};
-use plimsoll_exec::{Device, DeviceError, Holder, Kind, Launch, Machine, Recorder, Repeat, Ticket, Tracer};
+use plimsoll_exec::{
+    Device, DeviceError, DeviceKind, GraphCapture, Holder, Launch, Machine, Recorder, Ticket, Tracer,
+};
 use plimsoll_graph::{Bytes, Counts};
 use plimsoll_plan::{Kernels, Precision, Target};
 use std::sync::Arc;
@@ -143,8 +145,8 @@ impl Card {
 }
 
 impl Machine for Card {
-    fn kind(&self) -> Kind {
-        Kind { family: "card", model: self.model.clone() }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { family: "card", model: self.model.clone() }
     }
 
     fn precisions(&self) -> Vec<Precision> {
@@ -224,8 +226,8 @@ impl Device for CardDevice {
         self.cpu.kernels()
     }
 
-    fn units(&self) -> u64 {
-        self.cpu.units()
+    fn workers(&self) -> u64 {
+        self.cpu.workers()
     }
 
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
@@ -311,8 +313,8 @@ impl Device for CardDevice {
         self.cpu.takes_weights()
     }
 
-    fn products_by(&self) -> Option<String> {
-        self.cpu.products_by()
+    fn matmul_provider(&self) -> Option<String> {
+        self.cpu.matmul_provider()
     }
 
     fn arithmetic(&self) -> String {
@@ -329,16 +331,16 @@ impl Device for CardDevice {
 }
 
 impl Recorder for Recording {
-    fn begin(&mut self, _: usize, _: Counts) -> Result<Repeat, DeviceError> {
+    fn begin(&mut self, _: usize, _: Counts) -> Result<GraphCapture, DeviceError> {
         self.steps += 1;
         self.on = self.at == Some(self.steps);
-        Ok(if self.on { Repeat::Record } else { Repeat::Plain })
+        Ok(if self.on { GraphCapture::Record } else { GraphCapture::Plain })
     }
 
-    fn end(&mut self, _: bool) -> Result<Repeat, DeviceError> {
+    fn end(&mut self, _: bool) -> Result<GraphCapture, DeviceError> {
         self.on = false;
         self.note = Some("there is no room for a record".to_owned());
-        Ok(Repeat::Plain)
+        Ok(GraphCapture::Plain)
     }
 
     fn note(&mut self) -> Option<String> {

@@ -38,7 +38,7 @@ pub fn fixture(name: &str) -> PathBuf {
 
 /// Whether the current process runs only the test `name`. If not, runs that test in a child process, which must
 /// succeed, and returns false. For tests that measure the memory of the whole process.
-pub fn alone(name: &str) -> bool {
+pub fn in_own_process(name: &str) -> bool {
     const ALONE: &str = "PLIMSOLL_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
         return true;

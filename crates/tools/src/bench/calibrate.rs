@@ -3,9 +3,9 @@
 //! algorithms. Invariant: the text is parsed before the file is renamed to its path, so an existing file is
 //! always a valid target.
 
+use super::case::{BenchCase, one_sequence};
 use super::ceiling::raw_products;
-use super::subject::{Subject, one_sequence};
-use super::{Work, median, storage, training};
+use super::{BenchWork, median, storage, training};
 use crate::ToolError;
 use crate::doctor;
 use plimsoll_cpu::Cpu;
@@ -68,7 +68,7 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     let target = Target::parse(&path.display().to_string(), &text)?;
     // Only the CPU has kernels for training.
     let slower = match settings.is_on_host() {
-        true => training::slower(settings, &target)?,
+        true => training::training_kernel_factors(settings, &target)?,
         false => BTreeMap::new(),
     };
     let text = text + &slower_text(&slower);
@@ -119,7 +119,7 @@ fn where_known(
 fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let (mut flops, mut seconds) = (0.0, 0.0);
     for (rows, n, k) in PRODUCTS {
-        let mut product = Subject::start(&Work::Linear { rows, n, k }, settings)?;
+        let mut product = BenchCase::start(&BenchWork::Linear { rows, n, k }, settings)?;
         flops += 2.0 * (rows * n * k) as f64;
         seconds += product.seconds(repeats)?;
     }
@@ -136,7 +136,7 @@ fn products(settings: &Settings) -> Result<Vec<(String, String)>, ToolError> {
     for (id, _) in KNOWN {
         let Some(encoder) = known(id) else { continue };
         let graph = Box::new(|bounds| encoder.graph(bounds, &[Output::Mean]));
-        match Subject::planned(settings, 1, LONGEST, graph) {
+        match BenchCase::planned(settings, 1, LONGEST, graph) {
             Err(RuntimeError::Plan(PlanError::OverBudget(_))) => {}
             planned => {
                 let planned = planned?;
@@ -157,7 +157,7 @@ fn copy_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let both = g.one(Op::Concat(Concat {}), &[x, y]);
     g.output("both", both);
     // The inputs stay as the arena has them: the time of a copy does not depend on the values.
-    let mut copy = Subject::single(settings, &Policy::default(), rows, g.finish())?;
+    let mut copy = BenchCase::single(settings, &Policy::default(), rows, g.finish())?;
     let (_, bytes) = copy.cost(copy.plan().schedule.instrs[0]);
     Ok(bytes / copy.seconds(repeats)?)
 }
@@ -172,16 +172,16 @@ fn launch(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
         x = g.one(Op::Relu(Relu {}), &[x]);
     }
     g.output("y", x);
-    let mut chain = Subject::single(settings, &Policy::default(), 1, g.finish())?;
+    let mut chain = BenchCase::single(settings, &Policy::default(), 1, g.finish())?;
     let meeting = match settings.is_on_host() {
-        true => meeting(&Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?),
+        true => barrier_seconds(&Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?),
         false => 0.0,
     };
     Ok(chain.seconds(repeats)? / f64::from(CHAIN) + meeting)
 }
 
 /// Median time in seconds of a call of the thread pool in which every thread waits until all threads have started.
-fn meeting(cpu: &Cpu) -> f64 {
+fn barrier_seconds(cpu: &Cpu) -> f64 {
     /// Spins before a waiting thread yields its core: with more threads than cores, spinning alone could block
     /// the others.
     const SPINS: usize = 1000;
@@ -214,13 +214,13 @@ fn text(
         true => {
             let machine = doctor::report(doctor::Options::default())?;
             let processor = machine.cpu.unwrap_or_else(|| "an unknown processor".to_owned());
-            format!("{processor}, {} threads, {}", target.units, machine.isa)
+            format!("{processor}, {} threads, {}", target.workers, machine.isa)
         }
         false => format!("{}, {}", settings.machine().name(), settings.machine().arithmetic()),
     };
     let about = format!("{machine}; rates measured by plimsoll {}", env!("CARGO_PKG_VERSION"));
     let (name, about) = (quoted(&name), quoted(&about));
-    let Target { space, memory, alignment, units, saturation, kernels, reserved, .. } = &target;
+    let Target { space, memory, alignment, workers: units, saturation, kernels, reserved, .. } = &target;
     let reserved = reserved
         .iter()
         .map(|row| format!("[[reserved]]\nlabel = {}\nbytes = {}\n\n", quoted(&row.label), row.bytes.0));
@@ -240,7 +240,7 @@ fn text(
     Ok(format!(
         "# Written by `plimsoll bench --calibrate`; `plimsoll plan --target` reads it.\n\
          name = {name}\nabout = {about}\nspace = {space}\nmemory = {memory}\nalignment = {alignment}\n\
-         units = {units}\nsaturation = {saturation}\nkernels = {kernels}\n\n{reserved}\
+         workers = {units}\nsaturation = {saturation}\nkernels = {kernels}\n\n{reserved}\
          # Operations, bytes and seconds.\n\
          [rates]\nf32 = {f32:.3e}\nbf16 = {bf16:.3e}\n{some}memory = {bandwidth:.3e}\nlaunch = {launch:.3e}\n\
          # {of_storage}\nstorage = {storage:.3e}\n"
@@ -332,7 +332,7 @@ mod tests {
             let path = PathBuf::from(format!("{stem}.toml"));
             let text = text(&path, &settings, rates, storage).expect("text");
             let target = Target::parse("test", &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
-            assert_eq!((target.rates, target.units, &target.kernels), (rates, 7, &cpu.kernels));
+            assert_eq!((target.rates, target.workers, &target.kernels), (rates, 7, &cpu.kernels));
             assert_eq!(text.contains("Not measured"), !storage);
         }
     }

@@ -1,7 +1,7 @@
 //! Peak arithmetic rate of a device, against which the rate of the work is compared. Invariant: the peak is
 //! measured in the precision of the work, alternating with it in one process.
 
-use super::subject::Subject;
+use super::case::BenchCase;
 use plimsoll_cpu::Cpu;
 use plimsoll_cpu::peak::{self, Factors};
 use plimsoll_graph::DType;
@@ -13,18 +13,18 @@ const PRODUCT: u64 = 8192;
 const COUNT: u32 = 3;
 
 /// Measurement of the peak rate.
-pub(super) enum Ceiling {
+pub(super) enum PeakRate {
     /// CPU: loops of arithmetic instructions on registers, without memory traffic.
     Loops(Cpu),
     /// Other devices: large GEMMs with the same kernels as a model's linear layers.
-    Products(Box<Subject>),
+    Products(Box<BenchCase>),
 }
 
-impl Ceiling {
+impl PeakRate {
     pub(super) fn of(settings: &Settings) -> Result<Self, RuntimeError> {
         match settings.is_on_host() {
             true => Ok(Self::Loops(Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?)),
-            false => Ok(Self::Products(Box::new(Subject::products(settings, PRODUCT, PRODUCT, COUNT)?))),
+            false => Ok(Self::Products(Box::new(BenchCase::products(settings, PRODUCT, PRODUCT, COUNT)?))),
         }
     }
 
@@ -49,7 +49,7 @@ pub(super) fn raw_products(settings: &Settings) -> Result<f64, RuntimeError> {
     /// Minimum duration of the measurement.
     const SECONDS: f64 = 0.3;
     let (rows, width) = if settings.is_on_host() { (2048, 1280) } else { (16_384, 2560) };
-    let mut products = Subject::products(settings, rows, width, COUNT)?;
+    let mut products = BenchCase::products(settings, rows, width, COUNT)?;
     products.passes(1)?;
     Ok(1e9 * products.linear_gflops(SECONDS)?)
 }
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn the_rate_of_products_is_theirs_alone() {
         let settings = Settings { threads: 1, ..Settings::default() };
-        let mut products = Subject::products(&settings, 64, 96, 2).expect("planned");
+        let mut products = BenchCase::products(&settings, 64, 96, 2).expect("planned");
         let rate = products.linear_gflops(0.0).expect("timed");
         assert!(rate.is_finite() && rate > 0.0, "{rate}");
         let seconds = products.instructions().expect("timed");

@@ -1,7 +1,7 @@
 //! Lengths of the generated sequences of a benchmark. Invariant: they are deterministic and do not depend on
 //! the machine.
 
-use super::subject::numbers;
+use super::case::numbers;
 use serde_json::{Value, json};
 use std::fmt;
 

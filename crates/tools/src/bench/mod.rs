@@ -5,28 +5,28 @@
 //! real counts of each step.
 
 mod calibrate;
+mod case;
 mod ceiling;
 mod lengths;
 mod report;
 mod steps;
 mod storage;
-mod subject;
 mod trace;
 mod training;
 
 pub use calibrate::{Calibration, calibrate};
 pub use lengths::Lengths;
-pub use report::{Kernel, Report};
+pub use report::{BenchReport, Kernel};
 
 use crate::ToolError;
-use ceiling::Ceiling;
+use case::BenchCase;
+use ceiling::PeakRate;
 use plimsoll_runtime::Settings;
 use std::path::PathBuf;
-use subject::Subject;
 
 /// Work that a benchmark times. Weights and inputs are pseudo-random with fixed seeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum BenchWork {
     /// The forward pass of an encoder over a batch of sequences, including mean pooling.
     Model {
         /// A known hub id, a config.json, or a model folder; weights are not read.
@@ -51,7 +51,7 @@ pub enum Work {
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Work to time.
-    pub work: Work,
+    pub work: BenchWork,
     /// Device, threads, precision and memory budget. A batch is split into steps of at most `tokens` tokens.
     pub settings: Settings,
     /// Number of measurements, each of the peak loop and then of the work, after the warm-up; at least one is made.
@@ -61,14 +61,14 @@ pub struct Request {
 }
 
 /// Runs a benchmark and writes the trace if one was requested.
-pub fn bench(request: &Request) -> Result<Report, ToolError> {
-    let mut subject = Subject::start(&request.work, &request.settings)?;
-    let mut ceiling = Ceiling::of(&request.settings)?;
+pub fn bench(request: &Request) -> Result<BenchReport, ToolError> {
+    let mut subject = BenchCase::start(&request.work, &request.settings)?;
+    let mut ceiling = PeakRate::of(&request.settings)?;
     let turns = subject.time(request.repeats, &mut |dtype, seconds| ceiling.rate(dtype, seconds))?;
     if let Some(path) = &request.trace {
         trace::write(path, &mut subject)?;
     }
-    Ok(Report::new(request, &subject, turns))
+    Ok(BenchReport::new(request, &subject, turns))
 }
 
 /// Median: for an even number of values the mean of the two in the middle, and zero for no values.
@@ -99,7 +99,7 @@ mod tests {
         // 5 sequences of 12 tokens in steps of 2, 2 and 1: the last step is smaller.
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/goldens/esm2/config.json");
         let lengths = Lengths::Equal(12);
-        let work = |sequences| Work::Model { model: config.to_owned(), sequences, lengths };
+        let work = |sequences| BenchWork::Model { model: config.to_owned(), sequences, lengths };
         let settings = Settings { threads: 1, tokens: Some(25), ..Settings::default() };
         let report = |sequences| {
             let (work, settings) = (work(sequences), settings.clone());
@@ -107,7 +107,7 @@ mod tests {
         };
         let (five, one) = (report(5), report(1));
         assert_eq!((five.steps, five.step_tokens, one.steps, one.step_tokens), (3, 24, 1, 12));
-        let attention = |r: &Report| r.kernels.iter().find(|k| k.op == "attention").map(|k| k.flops);
+        let attention = |r: &BenchReport| r.kernels.iter().find(|k| k.op == "attention").map(|k| k.flops);
         // 4 operations (2 in each of the 2 matmuls) for each pair of tokens and each column; 2 layers with 40
         // columns.
         assert_eq!(attention(&one), Some(2.0 * 4.0 * 12.0 * 12.0 * 40.0));
@@ -121,7 +121,7 @@ mod tests {
     fn lanes_share_the_steps() {
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/goldens/esm2/config.json");
         let work =
-            |sequences| Work::Model { model: config.to_owned(), sequences, lengths: Lengths::Equal(105) };
+            |sequences| BenchWork::Model { model: config.to_owned(), sequences, lengths: Lengths::Equal(105) };
         let report = |threads, sequences| {
             let settings = Settings { threads, budget: Some(Bytes(1 << 30)), ..Settings::default() };
             bench(&Request { work: work(sequences), settings, repeats: 1, trace: None }).expect("timed")
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!((four.tokens, four.step_tokens), (40 * 105, 5 * 105));
         // Rotary tables are computed once per step, so their operations depend on the number of steps.
         let of_tokens = |k: &&Kernel| k.op != "rotary_table";
-        let sorted = |r: &Report| {
+        let sorted = |r: &BenchReport| {
             let flops = r.kernels.iter().filter(of_tokens).map(|k| (k.op, k.label.clone(), k.flops));
             let mut flops: Vec<_> = flops.collect();
             flops.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));

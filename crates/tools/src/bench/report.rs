@@ -1,8 +1,8 @@
 //! Report of a benchmark, as text and as JSON. Invariant: the shares of the kernels sum to one; every rate is
 //! the number of operations or bytes by the ops' cost rules, divided by measured seconds.
 
-use super::subject::{Subject, Turns};
-use super::{Request, Work, median};
+use super::case::{BenchCase, Measurements};
+use super::{BenchWork, Request, median};
 use plimsoll_graph::ops::{Epilogue, Hidden, Prologue};
 use plimsoll_graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plimsoll_plan::Instr;
@@ -12,9 +12,9 @@ use std::fmt;
 
 /// Result of a benchmark.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct BenchReport {
     /// Work that was timed.
-    pub work: Work,
+    pub work: BenchWork,
     /// Arithmetic of the matmuls.
     pub dtype: &'static str,
     /// Name of the device.
@@ -75,13 +75,13 @@ pub struct Kernel {
 /// Maximum number of kernels in the text; the others are summed in one line.
 const SLOWEST: usize = 12;
 
-impl Report {
-    pub(super) fn new(request: &Request, subject: &Subject, turns: Turns) -> Self {
+impl BenchReport {
+    pub(super) fn new(request: &Request, subject: &BenchCase, turns: Measurements) -> Self {
         let kernels = kernels(subject, &turns);
         let tokens = |f: fn(u64, u64) -> u64| subject.steps.iter().map(|step| step.counts.tokens).fold(0, f);
         Self {
             work: request.work.clone(),
-            dtype: subject.plan().products(),
+            dtype: subject.plan().matmul_dtype(),
             device: subject.device(),
             threads: request.settings.threads,
             lanes: subject.replicas(),
@@ -145,12 +145,12 @@ impl Report {
             "kernels": self.kernels.iter().map(Kernel::to_json).collect::<Vec<_>>(),
         });
         match &self.work {
-            Work::Model { model, sequences, lengths } => {
+            BenchWork::Model { model, sequences, lengths } => {
                 json["model"] = json!(model);
                 json["batch"] = json!(sequences);
                 json["length"] = lengths.to_json();
             }
-            Work::Linear { rows, n, k } => json["shape"] = json!([rows, n, k]),
+            BenchWork::Linear { rows, n, k } => json["shape"] = json!([rows, n, k]),
         }
         json
     }
@@ -181,10 +181,10 @@ impl Kernel {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.work {
-            Work::Model { model, sequences, lengths } => write!(
+            BenchWork::Model { model, sequences, lengths } => write!(
                 f,
                 "{model}, {sequences} x {lengths} tokens in {}",
                 match self.steps {
@@ -192,12 +192,12 @@ impl fmt::Display for Report {
                     n => format!("{n} steps of up to {}", self.step_tokens),
                 }
             )?,
-            Work::Linear { rows, n, k } => write!(f, "linear, {rows} rows, {n} x {k} weights")?,
+            BenchWork::Linear { rows, n, k } => write!(f, "linear, {rows} rows, {n} x {k} weights")?,
         }
         writeln!(f, "; {} on {}; medians of {}", self.dtype, self.device, self.seconds.len())?;
         let unit = match self.work {
-            Work::Model { .. } => "tokens per second",
-            Work::Linear { .. } => "rows per second",
+            BenchWork::Model { .. } => "tokens per second",
+            BenchWork::Linear { .. } => "rows per second",
         };
         writeln!(f, "  {unit:<18} {:>20.0}", self.tokens_per_second())?;
         writeln!(f, "  {:<18} {:>20.3}", "TFLOP/s", self.tflops())?;
@@ -247,7 +247,7 @@ fn rate(amount: f64, seconds: f64) -> f64 {
 
 /// Groups the plan's instructions by (op, label, shape), slowest first. A group's time is the median over the
 /// measurements of the sum of its instructions.
-fn kernels(subject: &Subject, turns: &Turns) -> Vec<Kernel> {
+fn kernels(subject: &BenchCase, turns: &Measurements) -> Vec<Kernel> {
     let plan = subject.plan();
     let mut kernels: Vec<(Kernel, Vec<f64>)> = vec![];
     for (i, &instr) in plan.schedule.instrs.iter().enumerate() {

@@ -4,7 +4,7 @@
 use plimsoll_graph::{Bounds, Counts};
 
 /// A step of a pass.
-pub(super) struct Step {
+pub(super) struct PackedStep {
     pub(super) counts: Counts,
     /// Start and end row of each sequence.
     pub(super) spans: Vec<i32>,
@@ -13,7 +13,7 @@ pub(super) struct Step {
     pub(super) longest: u64,
 }
 
-impl Step {
+impl PackedStep {
     pub(super) fn of(lengths: &[u64]) -> Self {
         let (mut spans, mut end) = (Vec::with_capacity(2 * lengths.len()), 0);
         for length in lengths {
@@ -88,7 +88,7 @@ mod tests {
         for lanes in [1, 2, 3, 8, 300] {
             let packs = packs(&lengths, &bounds, lanes);
             assert_eq!(packs.concat(), lengths, "{lanes} lanes");
-            for step in packs.into_iter().map(Step::of) {
+            for step in packs.into_iter().map(PackedStep::of) {
                 assert!(bounds.admits(step.counts), "{:?}", step.counts);
             }
         }

@@ -2,7 +2,7 @@
 //! Invariant: the file has the JSON object form of the Trace Event Format; times are measured by the device, in
 //! microseconds.
 
-use super::subject::Subject;
+use super::case::BenchCase;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_exec::Span;
 use plimsoll_graph::{Graph, node_label};
@@ -19,7 +19,7 @@ const PASSES: u32 = 2;
 const TRACKS: [&str; 3] = ["in", "compute", "out"];
 
 /// Traces [`PASSES`] passes and writes the trace to `path`.
-pub(super) fn write(path: &Path, subject: &mut Subject) -> Result<(), RuntimeError> {
+pub(super) fn write(path: &Path, subject: &mut BenchCase) -> Result<(), RuntimeError> {
     let mut file = AtomicFile::create(path)?;
     let spans = subject.spans(PASSES)?;
     let text = to_json(&spans, &Order::of(subject.plan())).to_string();

@@ -2,15 +2,16 @@
 //! measured on GEMMs with prepacked weights. Times each launch of training steps of two small decoders.
 //! Invariant: every step updates the weights, so that the optimizer kernels do their full work.
 
+use super::case::numbers;
 use super::median;
-use super::subject::numbers;
 use plimsoll_exec::Data;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
 use plimsoll_graph::{Bounds, Counts};
 use plimsoll_models::{DecoderConfig, Training as Loss};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
-    Group, InputId, Instr, Optimizer, Precision, Program, Remat, Target, Training, node_seconds,
+    InputId, Instr, Optimizer, ParameterGroup, Precision, Program, RecomputePolicy, Target, Training,
+    node_seconds,
 };
 use plimsoll_runtime::session::{TimedSession, TimedStep};
 use plimsoll_runtime::{RuntimeError, Settings};
@@ -36,7 +37,10 @@ const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0
 /// Measured time of each kernel divided by its time by the rates of `target`: the median over the
 /// configurations that use the kernel. `target` must not have such factors already, because they would be part
 /// of the expected time.
-pub(super) fn slower(settings: &Settings, target: &Target) -> Result<BTreeMap<String, f64>, RuntimeError> {
+pub(super) fn training_kernel_factors(
+    settings: &Settings,
+    target: &Target,
+) -> Result<BTreeMap<String, f64>, RuntimeError> {
     let adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };
     let sgd = Sgd { momentum: 0.9, weight_decay: 0.1, nesterov: false };
     let mut factors: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -72,9 +76,9 @@ fn times(
     let forward = config.train_graph(bounds, &Loss::default()).map_err(verified)?;
     let training = Training {
         precision: Precision::F32,
-        remat: Remat::None,
+        remat: RecomputePolicy::None,
         optimizer,
-        group: &|_| Group::Decay,
+        group: &|_| ParameterGroup::Decay,
         // Accumulation and clipping are enabled, because they have their own kernels, which are timed too.
         accumulation: 2,
         max_norm: 1.0,

@@ -6,7 +6,9 @@ use plimsoll_exec::Param;
 use plimsoll_graph::Graph;
 use plimsoll_models::Output;
 use plimsoll_runtime::session::bounds::bounds;
-use plimsoll_runtime::session::{ModelId, Next, Part, Push, Request, Session, Stage, Start, WeightSource};
+use plimsoll_runtime::session::{
+    ModelId, Next, PlanPart, Push, Request, SearchStage, Session, Start, WeightSource,
+};
 use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +52,7 @@ impl WeightSource for Counted<'_> {
 
 /// Outputs of the encoder for one sequence of T tokens, with D columns and a vocabulary of V.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Answer {
+pub(super) struct EncoderOutputs {
     /// Hidden states of the last layer, `(T, D)`.
     pub(super) hidden: Vec<f32>,
     /// Mean of the hidden states over the sequence, `(D)`.
@@ -59,7 +61,7 @@ pub(super) struct Answer {
     pub(super) logits: Vec<f32>,
 }
 
-impl Answer {
+impl EncoderOutputs {
     /// All output values, in the order hidden states, mean, logits.
     pub(super) fn values(&self) -> impl Iterator<Item = f32> {
         [&self.hidden, &self.mean, &self.logits].into_iter().flatten().copied()
@@ -91,13 +93,13 @@ impl Runner {
             true => &[Output::Hidden, Output::Mean, Output::Logits],
             false => &[Output::Hidden, Output::Mean],
         };
-        let part = Part {
+        let part = PlanPart {
             name: ENCODER,
             graph: Box::new(|tokens| model.encoder.graph(bounds(tokens, longest), outputs)),
             policy: settings.policy()?,
             streams: false,
         };
-        let stage = Stage::new(vec![part], longest);
+        let stage = SearchStage::new(vec![part], longest);
         let planned = settings.plan(Request {
             alternatives: vec![vec![stage]],
             replicas: 1,
@@ -120,7 +122,7 @@ impl Runner {
     pub(super) fn answers<'a>(
         &mut self,
         sequences: impl Iterator<Item = &'a [i32]>,
-    ) -> Result<Vec<Answer>, RuntimeError> {
+    ) -> Result<Vec<EncoderOutputs>, RuntimeError> {
         let mut answers = vec![];
         for sequence in sequences {
             let key = answers.len() as u64;
@@ -140,12 +142,12 @@ impl Runner {
     }
 
     /// Outputs of one sequence computed alone.
-    pub(super) fn answer(&mut self, sequence: &[i32]) -> Result<Answer, RuntimeError> {
+    pub(super) fn answer(&mut self, sequence: &[i32]) -> Result<EncoderOutputs, RuntimeError> {
         self.answers(std::iter::once(sequence))?.pop().ok_or_else(unanswered)
     }
 
     /// Waits for the next step and stores its outputs; `false` if no step is in flight.
-    fn collect(&mut self, answers: &mut [Option<Answer>]) -> Result<bool, RuntimeError> {
+    fn collect(&mut self, answers: &mut [Option<EncoderOutputs>]) -> Result<bool, RuntimeError> {
         let step = match self.session.next(&|| Ok(()))? {
             Next::Ready(step) => step,
             Next::Pending | Next::Finished => return Ok(false),
@@ -154,7 +156,7 @@ impl Runner {
             let values = |output: usize| step.values(output, i).to_vec();
             let logits = self.logits.map_or_else(Vec::new, values);
             answers[key as usize] =
-                Some(Answer { hidden: values(self.hidden), mean: values(self.mean), logits });
+                Some(EncoderOutputs { hidden: values(self.hidden), mean: values(self.mean), logits });
         }
         self.session.recycle(step);
         Ok(true)

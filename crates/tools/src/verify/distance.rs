@@ -2,7 +2,7 @@
 //! sequences. Invariant: both sides are computed here; the tolerances are constants of this module.
 
 use super::Verdict;
-use super::compute::Answer;
+use super::compute::EncoderOutputs;
 use plimsoll_plan::Precision;
 
 /// Difference between the two f32 scores of a row below which its label may change with the precision.
@@ -30,12 +30,14 @@ fn bound(precision: Precision) -> f64 {
 /// the hidden states is a check; the others are notes.
 pub(super) fn answers(
     precision: Precision,
-    wide: &[Answer],
-    narrow: &[Answer],
+    wide: &[EncoderOutputs],
+    narrow: &[EncoderOutputs],
     verdict: &mut Verdict,
 ) -> Means {
     let (name, count) = (precision.name(), wide.len());
-    let l2 = |of: fn(&Answer) -> &Vec<f32>| relative_l2(narrow.iter().flat_map(of), wide.iter().flat_map(of));
+    let l2 = |of: fn(&EncoderOutputs) -> &Vec<f32>| {
+        relative_l2(narrow.iter().flat_map(of), wide.iter().flat_map(of))
+    };
     let (hidden, most) = (l2(|a| &a.hidden), bound(precision));
     let detail = format!(
         "hidden states of {count} sequences in {name}: relative L2 {hidden:.2e} off f32, {most:.0e} allowed"
@@ -45,14 +47,16 @@ pub(super) fn answers(
         "distance",
         format!("means of {count} sequences in {name}: relative L2 {:.2e} off f32", l2(|a| &a.mean)),
     );
-    let tokens: usize = wide.iter().map(Answer::tokens).sum();
-    let letters = |answers: &[Answer]| answers.iter().flat_map(Answer::most_likely).collect::<Vec<usize>>();
+    let tokens: usize = wide.iter().map(EncoderOutputs::tokens).sum();
+    let letters = |answers: &[EncoderOutputs]| {
+        answers.iter().flat_map(EncoderOutputs::most_likely).collect::<Vec<usize>>()
+    };
     let (wanted, found) = (letters(wide), letters(narrow));
     if !wanted.is_empty() {
         let same = wanted.iter().zip(&found).filter(|(w, f)| w == f).count();
         verdict.note("distance", format!("{same} of {tokens} most likely letters are those of f32"));
     }
-    let means = |answers: &[Answer]| answers.iter().map(|answer| answer.mean.clone()).collect();
+    let means = |answers: &[EncoderOutputs]| answers.iter().map(|answer| answer.mean.clone()).collect();
     Means { wide: means(wide), narrow: means(narrow) }
 }
 
@@ -89,9 +93,13 @@ mod tests {
     use super::super::Outcome;
     use super::*;
 
-    fn answer(scale: f32) -> Answer {
+    fn answer(scale: f32) -> EncoderOutputs {
         // Two tokens of width 1, two letters.
-        Answer { hidden: vec![3.0, 4.0 * scale], mean: vec![4.0 * scale], logits: vec![0.0, scale, -1.0, 1.0] }
+        EncoderOutputs {
+            hidden: vec![3.0, 4.0 * scale],
+            mean: vec![4.0 * scale],
+            logits: vec![0.0, scale, -1.0, 1.0],
+        }
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! Checks of an encoder. Invariant: checks do not modify the model; a model that cannot be opened is a failed
 //! check and does not end the verification.
 
-use super::compute::{Answer, Runner};
+use super::compute::{EncoderOutputs, Runner};
 use super::distance::{self, Means};
-use super::facts::{ANCHORS, CORNER_BOUND, Corner, DNA_WIDTH, MEAN_BOUND, PROTEIN_WIDTH, RELEASED, SUM_BOUND};
-use super::reference::{Side, sets};
+use super::facts::{
+    ANCHORS, CORNER_BOUND, DNA_WIDTH, MEAN_BOUND, PROTEIN_WIDTH, PublishedCorner, RELEASED, SUM_BOUND,
+};
+use super::reference::{RunSide, sets};
 use super::sequences::{self, Golden, Sequence};
 use super::{Options, Verdict, chain, facts, worst};
 use crate::ToolError;
@@ -79,7 +81,7 @@ pub(super) fn verify(
     for reference in &references {
         reference.check(&mut runner, &mut verdict)?;
     }
-    company(&own, &mut runner, &mut verdict)?;
+    batch_invariance(&own, &mut runner, &mut verdict)?;
     if has_head && golden.is_none() {
         language(&own, &mut runner, &mut verdict)?;
     }
@@ -92,7 +94,7 @@ pub(super) fn verify(
     let mut runner = Runner::start(&model, has_head, &options.settings, longest)?;
     let found = runner.answers(all().map(|s| &s.tokens[..]))?;
     let means = distance::answers(precision, &wanted, &found, &mut verdict);
-    company(&own, &mut runner, &mut verdict)?;
+    batch_invariance(&own, &mut runner, &mut verdict)?;
     Ok((verdict, Some(Opened { width, means: Some(means) })))
 }
 
@@ -155,7 +157,7 @@ fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), ToolError> 
 fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let ids: Vec<&str> = released(&model.encoder).collect();
     let facts = RELEASED.iter().filter(|facts| ids.contains(&facts.id));
-    for Corner { ids, of_logits, values } in facts.flat_map(|facts| facts.corners) {
+    for PublishedCorner { ids, is_logits: of_logits, values } in facts.flat_map(|facts| facts.corners) {
         let answer = runner.answer(ids)?;
         let (rows, what) = match of_logits {
             true => (&answer.logits, "logits"),
@@ -174,7 +176,7 @@ fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> 
 fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let found = runner.answers(golden.sequences.iter().map(|s| &s.tokens[..]))?;
     for (output, of) in [
-        ("hidden", (|a: &Answer| &a.hidden) as fn(&Answer) -> &Vec<f32>),
+        ("hidden", (|a: &EncoderOutputs| &a.hidden) as fn(&EncoderOutputs) -> &Vec<f32>),
         ("mean", |a| &a.mean),
         ("logits", |a| &a.logits),
     ] {
@@ -199,11 +201,11 @@ fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Resul
 
 /// Checks that outputs are finite, and bitwise equal whether sequences are computed alone, together, or
 /// together in reverse order.
-fn company(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn batch_invariance(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let together = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
     let mut reversed = runner.answers(own.iter().rev().map(|s| &s.tokens[..]))?;
     reversed.reverse();
-    let bits = |answer: &Answer| answer.values().map(f32::to_bits).collect::<Vec<_>>();
+    let bits = |answer: &EncoderOutputs| answer.values().map(f32::to_bits).collect::<Vec<_>>();
     let mut differ = vec![];
     for ((sequence, answer), other) in own.iter().zip(&together).zip(&reversed) {
         let alone = runner.answer(&sequence.tokens)?;
@@ -246,7 +248,7 @@ fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Res
     let share = seen.0 as f64 / f64::from(seen.1.max(1));
     let detail =
         format!("{} of {} residues of known proteins are named, more than half is needed", seen.0, seen.1);
-    verdict.add("language", share > facts::MOST, detail);
+    verdict.add("language", share > facts::MIN_UNMASKED_ACCURACY, detail);
     verdict.note(
         "masked",
         format!("{} of {} masked residues are named; chance is about 1 in 20", masked.0, masked.1),
@@ -256,7 +258,12 @@ fn language(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Res
 
 /// Compares the most likely residue with `wanted` at each of `places` and adds to the counts (right, all).
 /// Special tokens are not considered.
-fn count(answer: &Answer, wanted: &[i32], places: impl Iterator<Item = usize>, (right, all): &mut (u32, u32)) {
+fn count(
+    answer: &EncoderOutputs,
+    wanted: &[i32],
+    places: impl Iterator<Item = usize>,
+    (right, all): &mut (u32, u32),
+) {
     let columns = answer.logits.len() / wanted.len();
     for at in places {
         let row = &answer.logits[at * columns..(at + 1) * columns];
@@ -271,8 +278,8 @@ fn count(answer: &Answer, wanted: &[i32], places: impl Iterator<Item = usize>, (
 /// the encoder that VirNucPro uses.
 fn references(model: &EncoderModel, options: &Options) -> Result<Vec<Reference>, ToolError> {
     let side = match (&model.tokenizer, model.encoder.hidden_size()) {
-        (Tokenizer::Bpe(_), DNA_WIDTH) => Side::Dna,
-        (Tokenizer::Esm, PROTEIN_WIDTH) => Side::Protein,
+        (Tokenizer::Bpe(_), DNA_WIDTH) => RunSide::Dna,
+        (Tokenizer::Esm, PROTEIN_WIDTH) => RunSide::Protein,
         (Tokenizer::Bpe(_) | Tokenizer::Esm, _) => return Ok(vec![]),
     };
     let Some(folder) = &options.reference else { return Ok(vec![]) };
@@ -292,7 +299,7 @@ fn references(model: &EncoderModel, options: &Options) -> Result<Vec<Reference>,
 
 /// Sequences and embeddings of one VirNucPro run for one encoder.
 struct Reference {
-    side: Side,
+    side: RunSide,
     name: String,
     sequences: Vec<Sequence>,
     wanted: Vec<(String, Vec<f32>)>,
@@ -302,14 +309,14 @@ impl Reference {
     fn check(&self, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
         let found = runner.answers(self.sequences.iter().map(|s| &s.tokens[..]))?;
         let (mut vectors, mut anchors) = ((0, 0f32), (0, 0f32, 0f32));
-        for (sequence, Answer { mean, .. }) in self.sequences.iter().zip(&found) {
+        for (sequence, EncoderOutputs { mean, .. }) in self.sequences.iter().zip(&found) {
             if let Some((_, wanted)) = self.wanted.iter().find(|(id, _)| *id == sequence.name) {
                 vectors = (vectors.0 + 1, vectors.1.max(worst(mean, wanted)));
             }
             if let Some(anchor) = ANCHORS.iter().find(|anchor| anchor.id == sequence.name) {
                 let (first, sum, norm) = match self.side {
-                    Side::Dna => anchor.dna,
-                    Side::Protein => anchor.protein,
+                    RunSide::Dna => anchor.dna,
+                    RunSide::Protein => anchor.protein,
                 };
                 let values = mean.iter().map(|&x| f64::from(x));
                 let totals = [values.clone().sum(), values.map(|x| x * x).sum::<f64>().sqrt()];

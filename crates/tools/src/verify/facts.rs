@@ -6,17 +6,17 @@ pub(super) struct Released {
     pub(super) id: &'static str,
     /// First and last hexadecimal digits of the SHA-256 of the hub's `model.safetensors`.
     pub(super) sha256: (&'static str, &'static str),
-    pub(super) corners: &'static [Corner],
+    pub(super) corners: &'static [PublishedCorner],
 }
 
 /// Published corner of an output: the first three columns of the first three tokens.
-pub(super) struct Corner {
+pub(super) struct PublishedCorner {
     pub(super) ids: &'static [i32],
-    pub(super) of_logits: bool,
+    pub(super) is_logits: bool,
     pub(super) values: [[f32; 3]; 3],
 }
 
-/// Tolerance of [`Corner`]: that of the source's tests, which print four digits.
+/// Tolerance of [`PublishedCorner`]: that of the source's tests, which print four digits.
 pub(super) const CORNER_BOUND: f32 = 1e-4;
 
 /// Released models; the corners are those of transformers' own tests (`tests/models/esm/test_modeling_esm.py`).
@@ -25,18 +25,18 @@ pub(super) const RELEASED: &[Released] = &[
         id: "facebook/esm2_t6_8M_UR50D",
         sha256: ("24c5fa47", "34189"),
         corners: &[
-            Corner {
+            PublishedCorner {
                 ids: &[0, 1, 2, 3, 4, 5],
-                of_logits: true,
+                is_logits: true,
                 values: [
                     [8.9215, -10.5898, -6.4671],
                     [-6.3967, -13.9114, -1.1212],
                     [-7.7812, -13.9516, -3.7406],
                 ],
             },
-            Corner {
+            PublishedCorner {
                 ids: &[0, 6, 4, 13, 5, 4, 16, 12, 11, 7, 2],
-                of_logits: false,
+                is_logits: false,
                 values: [[0.1444, 0.5413, 0.3248], [0.3034, 0.0053, 0.3108], [0.3228, -0.2499, 0.3415]],
             },
         ],
@@ -136,4 +136,4 @@ pub(super) const PROTEINS: [(&str, &str); 3] = [
 pub(super) const ODD_PROTEINS: [(&str, &str); 2] = [("M", "M"), ("alphabet", "LAGVSERTIDPKQNFYMHWCXBUZO")];
 
 /// Minimum share of unmasked residues that a trained language model must predict correctly.
-pub(super) const MOST: f64 = 0.5;
+pub(super) const MIN_UNMASKED_ACCURACY: f64 = 0.5;

@@ -11,7 +11,7 @@ use plimsoll_data::weights::Weights;
 use plimsoll_graph::Bounds;
 use plimsoll_models::{HeadConfig, mlp_head};
 use plimsoll_plan::Policy;
-use plimsoll_runtime::session::{ModelId, Next, Part, Request, Session, Stage, Start};
+use plimsoll_runtime::session::{ModelId, Next, PlanPart, Request, SearchStage, Session, Start};
 use plimsoll_runtime::{HeadModel, RuntimeError, Settings, Silent};
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ const OWN_ROWS: usize = 300;
 const LENGTH: usize = 500;
 
 /// A head to verify, and its context.
-pub(super) struct Subject<'a> {
+pub(super) struct HeadCase<'a> {
     pub(super) path: &'a Path,
     pub(super) encoders: Encoders<'a>,
     /// Folder that may contain reference outputs.
@@ -45,7 +45,7 @@ pub(super) enum Encoders<'a> {
 }
 
 /// Verifies a head.
-pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict, ToolError> {
+pub(super) fn verify(subject: &HeadCase<'_>, options: &Options) -> Result<Verdict, ToolError> {
     let mut verdict = Verdict::new(&subject.path.display().to_string());
     let opened = match subject.encoders {
         Encoders::Opened(dna, protein) => HeadModel::open(subject.path, dna.width, protein.width),
@@ -73,7 +73,7 @@ pub(super) fn verify(subject: &Subject<'_>, options: &Options) -> Result<Verdict
     let mut runner = Runner::start(&head, &options.settings)?;
     answers(subject.bundle, &mut runner, &mut verdict)?;
     reference(&head, options, &mut runner, &mut verdict)?;
-    company(&mut runner, &mut verdict)?;
+    batch_invariance(&mut runner, &mut verdict)?;
     let means = match subject.encoders {
         Encoders::Opened(dna, protein) => dna.means.as_ref().zip(protein.means.as_ref()),
         Encoders::Missing | Encoders::Unknown => None,
@@ -181,7 +181,7 @@ fn reference(
 
 /// Checks on random rows that the two scores sum to 1, and that they are bitwise equal whether rows are
 /// computed alone or together.
-fn company(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+fn batch_invariance(runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let columns = runner.columns;
     let mut state = 0u64;
     // Knuth's linear congruential generator; its upper 24 bits give a number in [-1, 1).
@@ -223,13 +223,13 @@ struct Runner {
 impl Runner {
     fn start(head: &HeadModel, settings: &Settings) -> Result<Self, RuntimeError> {
         let rows = Bounds { tokens: 1, sequences: ROWS, longest: 1 };
-        let part = Part {
+        let part = PlanPart {
             name: HEAD,
             graph: Box::new(|_| mlp_head(&head.config, rows)),
             policy: Policy::default(),
             streams: false,
         };
-        let stage = Stage::new(vec![part], 1);
+        let stage = SearchStage::new(vec![part], 1);
         let planned = settings.plan(Request {
             alternatives: vec![vec![stage]],
             replicas: 1,

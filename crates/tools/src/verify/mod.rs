@@ -39,7 +39,7 @@ pub struct Options {
 
 /// Result of a verification.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct VerifyReport {
     /// One verdict per model.
     pub models: Vec<Verdict>,
 }
@@ -83,8 +83,9 @@ pub(crate) const PROTEIN: &str = "esm2";
 
 /// Verifies the given folder, encoders and heads, in this order. A model that cannot be opened is a failed
 /// check, not an `Err`.
-pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, ToolError> {
-    let mut story = Story { options, env: HubEnv::from_process(), observer, report: Report::default() };
+pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<VerifyReport, ToolError> {
+    let mut story =
+        Verification { options, env: HubEnv::from_process(), observer, report: VerifyReport::default() };
     if let Some(folder) = &options.weights {
         story.folder(folder)?;
     }
@@ -96,20 +97,20 @@ pub fn verify(options: &Options, observer: &mut dyn Observer) -> Result<Report, 
             return Err(ToolError::NoHead { path: path.clone() });
         }
         let bundle = path.parent().unwrap_or(Path::new("."));
-        story.head(&head::Subject { path, encoders: head::Encoders::Unknown, bundle })?;
+        story.head(&head::HeadCase { path, encoders: head::Encoders::Unknown, bundle })?;
     }
     Ok(story.report)
 }
 
 /// State of a verification in progress.
-struct Story<'a> {
+struct Verification<'a> {
     options: &'a Options,
     env: HubEnv,
     observer: &'a mut dyn Observer,
-    report: Report,
+    report: VerifyReport,
 }
 
-impl Story<'_> {
+impl Verification<'_> {
     /// Verifies a model folder, or a bundle of two encoders and its heads.
     fn folder(&mut self, folder: &Path) -> Result<(), ToolError> {
         if folder.join(plimsoll_runtime::hub::CONFIG).exists() {
@@ -136,12 +137,12 @@ impl Story<'_> {
             self.report.models.push(verdict);
         }
         for path in &heads {
-            self.head(&head::Subject { path, encoders, bundle: folder })?;
+            self.head(&head::HeadCase { path, encoders, bundle: folder })?;
         }
         Ok(())
     }
 
-    fn head(&mut self, subject: &head::Subject<'_>) -> Result<(), ToolError> {
+    fn head(&mut self, subject: &head::HeadCase<'_>) -> Result<(), ToolError> {
         self.observer.say(Level::Info, &format!("verifying {}", Place(subject.path)));
         self.report.models.push(head::verify(subject, self.options)?);
         Ok(())
@@ -212,7 +213,7 @@ fn chain(error: &RuntimeError) -> String {
     text
 }
 
-impl Report {
+impl VerifyReport {
     /// Whether no check of any model failed.
     pub fn passes(&self) -> bool {
         self.models.iter().all(Verdict::passes)
@@ -240,7 +241,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for VerifyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for verdict in &self.models {
             writeln!(f, "{}: {}", Name(&verdict.model), verdict.about)?;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// The two encoders of VirNucPro, each with a subfolder of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum RunSide {
     /// Nucleotide sequences, embedded with DNABERT-S.
     Dna,
     /// Protein sequences, embedded with ESM-2.
@@ -20,7 +20,7 @@ pub(super) enum Side {
 }
 
 /// The files of one VirNucPro run: `NAME_nucleotide`, `NAME_protein` and `NAME_merged`.
-pub(super) struct Set {
+pub(super) struct VirNucProRun {
     folder: PathBuf,
     pub(super) name: String,
 }
@@ -29,21 +29,22 @@ pub(super) struct Set {
 pub(super) type Row = (String, Vec<f32>);
 
 /// The runs in `folder` that have encoder files, sorted by name. `Err` if there are none.
-pub(super) fn sets(folder: &Path) -> Result<Vec<Set>, ToolError> {
+pub(super) fn sets(folder: &Path) -> Result<Vec<VirNucProRun>, ToolError> {
     sets_with(folder, "nucleotide")
 }
 
 /// The runs in `folder` that have merged embeddings for the head, sorted by name. `Err` if there are none.
-pub(super) fn merged_sets(folder: &Path) -> Result<Vec<Set>, ToolError> {
+pub(super) fn merged_sets(folder: &Path) -> Result<Vec<VirNucProRun>, ToolError> {
     sets_with(folder, "merged")
 }
 
 /// The runs that have the subfolder `NAME_<part>`, sorted by name. `Err` if there are none.
-fn sets_with(folder: &Path, part: &'static str) -> Result<Vec<Set>, ToolError> {
+fn sets_with(folder: &Path, part: &'static str) -> Result<Vec<VirNucProRun>, ToolError> {
     let entries = fs::read_dir(folder).map_err(RuntimeError::io(folder))?.flatten();
     let suffix = format!("_{part}");
     let names = entries.filter_map(|e| e.file_name().to_str()?.strip_suffix(&suffix).map(str::to_owned));
-    let mut sets: Vec<Set> = names.map(|name| Set { folder: folder.to_owned(), name }).collect();
+    let mut sets: Vec<VirNucProRun> =
+        names.map(|name| VirNucProRun { folder: folder.to_owned(), name }).collect();
     sets.sort_by(|a, b| a.name.cmp(&b.name));
     match sets.is_empty() {
         true => Err(ToolError::NoReference { folder: folder.to_owned(), part }),
@@ -51,18 +52,18 @@ fn sets_with(folder: &Path, part: &'static str) -> Result<Vec<Set>, ToolError> {
     }
 }
 
-impl Set {
+impl VirNucProRun {
     /// Input sequences of an encoder: (id, letters).
-    pub(super) fn sequences(&self, side: Side) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
+    pub(super) fn sequences(&self, side: RunSide) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
         let records = Reader::open([self.path(side).join("output_1.fa")])?.records();
         records.map(|record| record.map(|r| (r.id, r.seq)).map_err(ToolError::from)).collect()
     }
 
     /// Embeddings that the encoder computed; `None` if the file does not exist.
-    pub(super) fn embeddings(&self, side: Side) -> Result<Option<Vec<Row>>, ToolError> {
+    pub(super) fn embeddings(&self, side: RunSide) -> Result<Option<Vec<Row>>, ToolError> {
         let name = match side {
-            Side::Dna => "output_1_DNABERT_S.pt",
-            Side::Protein => "output_1_ESM.pt",
+            RunSide::Dna => "output_1_DNABERT_S.pt",
+            RunSide::Protein => "output_1_ESM.pt",
         };
         let path = self.path(side).join(name);
         if !path.exists() {
@@ -70,8 +71,8 @@ impl Set {
         }
         let object = read_pt_object(&path)?;
         let rows = match side {
-            Side::Dna => labelled(object.root()),
-            Side::Protein => listed(&object),
+            RunSide::Dna => labelled(object.root()),
+            RunSide::Protein => listed(&object),
         };
         rows.map(Some).ok_or_else(|| unreadable(&path))
     }
@@ -134,10 +135,10 @@ impl Set {
         self.folder.join(format!("{}_merged", self.name)).join(file)
     }
 
-    fn path(&self, side: Side) -> PathBuf {
+    fn path(&self, side: RunSide) -> PathBuf {
         let side = match side {
-            Side::Dna => "nucleotide",
-            Side::Protein => "protein",
+            RunSide::Dna => "nucleotide",
+            RunSide::Protein => "protein",
         };
         self.folder.join(format!("{}_{side}", self.name))
     }
@@ -201,7 +202,7 @@ mod tests {
         };
         let mut anchors = 0;
         for set in sets(&folder).expect("sets") {
-            let [dna, protein] = [Side::Dna, Side::Protein].map(|side| {
+            let [dna, protein] = [RunSide::Dna, RunSide::Protein].map(|side| {
                 let (ids, rows) =
                     (set.sequences(side).expect("sequences"), set.embeddings(side).expect("rows"));
                 let mut rows = rows.expect("embeddings");

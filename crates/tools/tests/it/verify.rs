@@ -6,7 +6,7 @@ use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_graph::Bounds;
 use plimsoll_models::{Encoder, Output, candidates};
 use plimsoll_runtime::{Precision, Settings, Silent};
-use plimsoll_tools::verify::{Options, Outcome, Report, verify};
+use plimsoll_tools::verify::{Options, Outcome, VerifyReport, verify};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,18 +16,18 @@ fn options() -> Options {
     Options { weights: None, models: vec![], heads: vec![], reference: None, settings }
 }
 
-fn folder(weights: &Path) -> Report {
+fn folder(weights: &Path) -> VerifyReport {
     verify(&Options { weights: Some(weights.to_owned()), ..options() }, &mut Silent)
         .unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// (name, detail) of the checks of all models that have this outcome.
-fn ended(report: &Report, outcome: Outcome) -> Vec<(&'static str, String)> {
+fn ended(report: &VerifyReport, outcome: Outcome) -> Vec<(&'static str, String)> {
     let checks = report.models.iter().flat_map(|v| &v.checks).filter(|c| c.outcome == outcome);
     checks.map(|c| (c.name, c.detail.clone())).collect()
 }
 
-fn failed(report: &Report) -> Vec<&'static str> {
+fn failed(report: &VerifyReport) -> Vec<&'static str> {
     ended(report, Outcome::Fail).into_iter().map(|(name, _)| name).collect()
 }
 
@@ -109,7 +109,7 @@ fn the_goldens_pass_in_bf16_as_well() {
     assert_eq!(failed(&report), [""; 0], "{report}");
     let passed = ended(&report, Outcome::Pass);
     let about = |name: &str| passed.iter().filter(|(n, _)| *n == name).count();
-    // `distance`: hidden states of both encoders and the head's labels. `company` is checked in both precisions
+    // `distance`: hidden states of both encoders and the head's labels. `batch_invariance` is checked in both precisions
     // for the encoders.
     assert_eq!((about("distance"), about("answers"), about("company")), (3, 7, 5), "{report}");
 }

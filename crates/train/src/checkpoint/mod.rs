@@ -40,10 +40,10 @@ pub struct Record {
 /// Contents of the file [`RECORD`]: the record, the digests of all other files, and a hash over both.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sealed {
+struct SealedRecord {
     record: Record,
     /// Size and hash of every other file of the checkpoint, by file name.
-    files: BTreeMap<String, Digest>,
+    files: BTreeMap<String, FileDigest>,
     /// SHA-256 of `(record, files)`, serialised as JSON without whitespace.
     sha256: String,
 }
@@ -51,7 +51,7 @@ struct Sealed {
 /// Size and SHA-256 of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Digest {
+struct FileDigest {
     bytes: u64,
     sha256: String,
 }

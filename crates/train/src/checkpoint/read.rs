@@ -2,9 +2,9 @@
 //! of all files have been verified.
 
 use super::write::{parts, seal};
-use super::{Digest, RECORD, Record, Sealed};
+use super::{FileDigest, RECORD, Record, SealedRecord};
 use crate::error::{CheckpointError, ModelDifference, TrainError};
-use crate::trainable::{Part, Trainable};
+use crate::trainable::{StatePart, Trainable};
 use plimsoll_data::bounded;
 use plimsoll_data::hex::hex;
 use plimsoll_data::weights::Weights;
@@ -14,7 +14,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Maximum size of the record file in bytes; a larger file is refused.
-const LARGEST: u64 = 16 << 20;
+const MAX_RECORD_BYTES: u64 = 16 << 20;
 
 /// A checkpoint whose files have all been verified against their recorded sizes and hashes.
 #[derive(Debug)]
@@ -37,8 +37,8 @@ impl Checkpoint {
             move |source| CheckpointError::Unreadable { file, source }
         };
         let damaged = |file: &str| CheckpointError::Damaged { file: file.to_owned() };
-        let text = bounded::read_text(&path.join(RECORD), LARGEST).map_err(unreadable(RECORD))?;
-        let sealed: Sealed = serde_json::from_str(&text)
+        let text = bounded::read_text(&path.join(RECORD), MAX_RECORD_BYTES).map_err(unreadable(RECORD))?;
+        let sealed: SealedRecord = serde_json::from_str(&text)
             .map_err(|source| CheckpointError::NotARecord { file: RECORD, source })?;
         if seal(&sealed.record, &sealed.files).ok().as_ref() != Some(&sealed.sha256) {
             return Err(damaged(RECORD));
@@ -58,7 +58,7 @@ impl Checkpoint {
     /// reading and of the model.
     pub fn restore(&self, model: &mut dyn Trainable) -> Result<(), TrainError> {
         let mut buffer = vec![];
-        for part in Part::ALL {
+        for part in StatePart::ALL {
             let file = model.file(part);
             let weights = Weights::open(&self.path.join(file))?;
             let tensors = model.tensors(part);
@@ -91,11 +91,11 @@ impl Checkpoint {
 }
 
 /// Computes the size and SHA-256 of a file.
-fn digest(path: &Path) -> io::Result<Digest> {
+fn digest(path: &Path) -> io::Result<FileDigest> {
     let (mut file, mut hash, mut buffer, mut bytes) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20], 0);
     loop {
         match file.read(&mut buffer)? {
-            0 => return Ok(Digest { bytes, sha256: hex(&hash.finalize()) }),
+            0 => return Ok(FileDigest { bytes, sha256: hex(&hash.finalize()) }),
             n => {
                 hash.update(&buffer[..n]);
                 bytes += n as u64;

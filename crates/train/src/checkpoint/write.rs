@@ -1,9 +1,9 @@
 //! Writes the files of a checkpoint. Invariant: every file is hashed while it is written and is synced to disk
 //! before the folder gets its final name; tensors are streamed through one small buffer.
 
-use super::{Digest, RECORD, Record, Sealed};
+use super::{FileDigest, RECORD, Record, SealedRecord};
 use crate::TrainError;
-use crate::trainable::{Part, Stored, Trainable};
+use crate::trainable::{StatePart, Stored, Trainable};
 use plimsoll_data::hex::hex;
 use plimsoll_data::weights::safetensors_header;
 use plimsoll_runtime::RuntimeError;
@@ -19,23 +19,23 @@ pub(super) const PART: u64 = 1 << 18;
 /// Writes all files of a checkpoint into the empty folder `folder`.
 pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) -> Result<(), TrainError> {
     let mut files = BTreeMap::new();
-    for part in Part::ALL {
+    for part in StatePart::ALL {
         let file = model.file(part);
         files.insert(file.to_owned(), tensors(&folder.join(file), part, model)?);
     }
-    for (name, bytes) in model.beside()? {
+    for (name, bytes) in model.extra_files()? {
         let digest = whole(&folder.join(&name), &bytes)?;
         files.insert(name, digest);
     }
     let sha256 = seal(record, &files)?;
-    let sealed = Sealed { record: record.clone(), files, sha256 };
+    let sealed = SealedRecord { record: record.clone(), files, sha256 };
     let text = serde_json::to_vec_pretty(&sealed).map_err(unwritable)?;
     whole(&folder.join(RECORD), &text)?;
     Ok(File::open(folder).and_then(|folder| folder.sync_all()).map_err(RuntimeError::io(folder))?)
 }
 
 /// Computes the SHA-256 of a record together with the digests of the other files.
-pub(super) fn seal(record: &Record, files: &BTreeMap<String, Digest>) -> Result<String, TrainError> {
+pub(super) fn seal(record: &Record, files: &BTreeMap<String, FileDigest>) -> Result<String, TrainError> {
     // Serialised through `Value`, whose object keys are sorted, so that a record that was read back gives the
     // same text and hash.
     let text = serde_json::to_value((record, files)).map_err(unwritable)?.to_string();
@@ -47,7 +47,7 @@ fn unwritable(e: serde_json::Error) -> RuntimeError {
 }
 
 /// Writes one safetensors file with all tensors of `part`, [`PART`] elements at a time.
-fn tensors(path: &Path, part: Part, model: &mut dyn Trainable) -> Result<Digest, TrainError> {
+fn tensors(path: &Path, part: StatePart, model: &mut dyn Trainable) -> Result<FileDigest, TrainError> {
     let all = model.tensors(part);
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let header = safetensors_header(all.iter().map(|t| (t.name.as_str(), t.dtype, &t.shape[..])), &metadata);
@@ -76,7 +76,7 @@ pub(super) fn parts(tensor: &Stored) -> impl Iterator<Item = std::ops::Range<u64
 }
 
 /// Writes a file with the given contents.
-fn whole(path: &Path, bytes: &[u8]) -> Result<Digest, TrainError> {
+fn whole(path: &Path, bytes: &[u8]) -> Result<FileDigest, TrainError> {
     let mut file = Hashed::create(path)?;
     file.put(bytes)?;
     file.finish()
@@ -102,9 +102,9 @@ impl Hashed {
         Ok(self.file.write_all(bytes).map_err(RuntimeError::io(&self.path))?)
     }
 
-    fn finish(self) -> Result<Digest, TrainError> {
+    fn finish(self) -> Result<FileDigest, TrainError> {
         let synced = self.file.into_inner().map_err(io::Error::from).and_then(|file| file.sync_all());
         synced.map_err(RuntimeError::io(&self.path))?;
-        Ok(Digest { bytes: self.bytes, sha256: hex(&self.hash.finalize()) })
+        Ok(FileDigest { bytes: self.bytes, sha256: hex(&self.hash.finalize()) })
     }
 }

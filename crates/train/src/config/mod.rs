@@ -166,8 +166,8 @@ fn unheld(name: &str, error: &serde_json::Error) -> ConfigError {
 /// Sets all line numbers to 0: the value comes from a flag, so its lines would refer to no file.
 fn unplaced(node: Node) -> Node {
     let kind = match node.kind {
-        yaml::Kind::Map(entries) => {
-            yaml::Kind::Map(entries.into_iter().map(|(k, v)| (k, unplaced(v))).collect())
+        yaml::NodeKind::Map(entries) => {
+            yaml::NodeKind::Map(entries.into_iter().map(|(k, v)| (k, unplaced(v))).collect())
         }
         other => other,
     };

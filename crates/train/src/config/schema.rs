@@ -2,7 +2,7 @@
 //! words and descriptions are defined once, on the configuration structs; all other code queries this schema.
 
 use super::TrainConfig;
-use super::yaml::{Kind, Node};
+use super::yaml::{Node, NodeKind};
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
@@ -86,7 +86,7 @@ pub fn faults(node: &Node, schema: &Value) -> Vec<Fault> {
 }
 
 fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
-    let Kind::Map(entries) = &node.kind else {
+    let NodeKind::Map(entries) = &node.kind else {
         if !fits(node, schema) {
             let (found_text, allowed) = (node.inline(), allowed(schema));
             let what = Wrong::Value { found: found_text, allowed };
@@ -111,7 +111,7 @@ fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
 /// Reports every key inside an unknown section separately, because each key may have its own equivalent.
 fn unknown(node: &Node, path: String, found: &mut Vec<Fault>) {
     match &node.kind {
-        Kind::Map(entries) if !entries.is_empty() => {
+        NodeKind::Map(entries) if !entries.is_empty() => {
             for (key, value) in entries {
                 unknown(value, format!("{path}.{key}"), found);
             }
@@ -141,21 +141,23 @@ fn fits(node: &Node, schema: &Value) -> bool {
 
 fn is_type(node: &Node, name: &str) -> bool {
     match &node.kind {
-        Kind::Null => name == "null",
-        Kind::Bool(_) => name == "boolean",
-        Kind::Integer(_) => name == "integer" || name == "number",
-        Kind::Float(x) => name == "number" && x.is_finite(),
-        Kind::Text(_) => name == "string",
-        Kind::List(_) => name == "array",
-        Kind::Map(_) => name == "object",
+        NodeKind::Null => name == "null",
+        NodeKind::Bool(_) => name == "boolean",
+        NodeKind::Integer(_) => name == "integer" || name == "number",
+        NodeKind::Float(x) => name == "number" && x.is_finite(),
+        NodeKind::Text(_) => name == "string",
+        NodeKind::List(_) => name == "array",
+        NodeKind::Map(_) => name == "object",
     }
 }
 
 fn in_range(node: &Node, schema: &Value) -> bool {
     let number = match node.kind {
-        Kind::Integer(n) => n as f64,
-        Kind::Float(x) => x,
-        Kind::Null | Kind::Bool(_) | Kind::Text(_) | Kind::List(_) | Kind::Map(_) => return true,
+        NodeKind::Integer(n) => n as f64,
+        NodeKind::Float(x) => x,
+        NodeKind::Null | NodeKind::Bool(_) | NodeKind::Text(_) | NodeKind::List(_) | NodeKind::Map(_) => {
+            return true;
+        }
     };
     let limit = |word: &str| schema[word].as_f64();
     limit("minimum").is_none_or(|least| number >= least)
@@ -165,7 +167,7 @@ fn in_range(node: &Node, schema: &Value) -> bool {
 }
 
 fn items(node: &Node, schema: &Value) -> bool {
-    let Kind::List(values) = &node.kind else { return true };
+    let NodeKind::List(values) = &node.kind else { return true };
     let size = |word: &str| schema[word].as_u64();
     size("minItems").is_none_or(|least| values.len() as u64 >= least)
         && size("maxItems").is_none_or(|most| values.len() as u64 <= most)

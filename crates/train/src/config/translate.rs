@@ -4,7 +4,7 @@
 
 use super::foreign::{Answer, Convert, Row, row};
 use super::schema::{faults, schema};
-use super::yaml::{Kind, Node, parse};
+use super::yaml::{Node, NodeKind, parse};
 use super::{LARGEST, TrainConfig, Wrong};
 use crate::ConfigError;
 use crate::TrainError;
@@ -130,7 +130,7 @@ fn translate_text(
         Some(Convert::Accumulation) => 2,
         _ => 0,
     });
-    let mut made = Made { tree: Node::of(&json!({}))?, became: vec![], missing: vec![], unset: vec![] };
+    let mut made = Translation { tree: Node::of(&json!({}))?, became: vec![], missing: vec![], unset: vec![] };
     for (path, node, row) in leaves {
         made.take(&path, node, row)?;
     }
@@ -168,7 +168,7 @@ fn recognise(tree: &Node) -> Option<Source> {
 /// Appends all values of a tree with their dotted paths to `found`; lists are values.
 fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) {
     match &node.kind {
-        Kind::Map(entries) => {
+        NodeKind::Map(entries) => {
             for (key, value) in entries {
                 let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
                 flatten(value, &path, found);
@@ -179,7 +179,7 @@ fn flatten<'a>(node: &'a Node, path: &str, found: &mut Vec<(String, &'a Node)>) 
 }
 
 /// A translation in progress.
-struct Made {
+struct Translation {
     /// The translated configuration.
     tree: Node,
     /// As [`Translated::became`].
@@ -200,7 +200,7 @@ enum Outcome {
     No(String),
 }
 
-impl Made {
+impl Translation {
     /// Translates one key of the file, `row` being its row in the table of equivalent keys, and records the
     /// outcome.
     fn take(&mut self, path: &str, node: &Node, row: Option<&'static Row>) -> Result<(), TrainError> {
@@ -358,7 +358,7 @@ impl Made {
 
     /// Whether the translation has set a key to a value other than null.
     fn has(&self, key: &str) -> bool {
-        self.tree.at(key).is_some_and(|node| node.kind != Kind::Null)
+        self.tree.at(key).is_some_and(|node| node.kind != NodeKind::Null)
     }
 
     /// Sets a key of the translation.
@@ -369,9 +369,9 @@ impl Made {
 
     /// Removes a key of a section from the translation.
     fn remove(&mut self, section: &str, key: &str) {
-        let Kind::Map(sections) = &mut self.tree.kind else { return };
+        let NodeKind::Map(sections) = &mut self.tree.kind else { return };
         for (name, node) in sections {
-            if let (true, Kind::Map(keys)) = (name == section, &mut node.kind) {
+            if let (true, NodeKind::Map(keys)) = (name == section, &mut node.kind) {
                 keys.retain(|(name, _)| name != key);
             }
         }

@@ -14,14 +14,14 @@ use std::fmt::Write as _;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// The value.
-    pub kind: Kind,
+    pub kind: NodeKind,
     /// Line of the value, or of its key in a mapping, from 1; 0 for values of flags.
     pub line: usize,
 }
 
 /// A YAML value.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum NodeKind {
     /// `null`, `~` or an empty scalar.
     Null,
     /// `true` or `false`.
@@ -39,7 +39,7 @@ pub enum Kind {
 }
 
 /// Maximum nesting depth, which bounds the recursion on hostile input.
-const DEEPEST: usize = 16;
+const MAX_DEPTH: usize = 16;
 
 /// Error of parsing YAML.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,11 +76,11 @@ pub fn parse(text: &str) -> Result<Node, SyntaxError> {
                 one",
                 ));
             }
-            (event, at) => root = Some(node(event, at, DEEPEST, &mut next)?),
+            (event, at) => root = Some(node(event, at, MAX_DEPTH, &mut next)?),
         }
     }
-    let empty = Node { kind: Kind::Map(vec![]), line: 1 };
-    Ok(root.filter(|node| node.kind != Kind::Null).unwrap_or(empty))
+    let empty = Node { kind: NodeKind::Map(vec![]), line: 1 };
+    Ok(root.filter(|node| node.kind != NodeKind::Null).unwrap_or(empty))
 }
 
 fn line(span: &Span) -> usize {
@@ -117,17 +117,17 @@ fn node<'a>(
     }
     let kind = match event {
         Event::Scalar(text, ScalarStyle::Plain, ..) => scalar(&text),
-        Event::Scalar(text, ..) => Kind::Text(text.into_owned()),
+        Event::Scalar(text, ..) => NodeKind::Text(text.into_owned()),
         Event::SequenceStart(..) => {
             let mut values = vec![];
             loop {
                 match next()? {
-                    (Event::SequenceEnd, _) => break Kind::List(values),
+                    (Event::SequenceEnd, _) => break NodeKind::List(values),
                     (event, line) => values.push(node(event, line, depth - 1, next)?),
                 }
             }
         }
-        Event::MappingStart(..) => Kind::Map(mapping(depth, next)?),
+        Event::MappingStart(..) => NodeKind::Map(mapping(depth, next)?),
         _ => return refuse("not a value"),
     };
     Ok(Node { kind, line })
@@ -156,11 +156,11 @@ fn mapping<'a>(
 }
 
 /// Value of an unquoted scalar.
-fn scalar(text: &str) -> Kind {
+fn scalar(text: &str) -> NodeKind {
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => return Kind::Null,
-        "true" | "True" | "TRUE" => return Kind::Bool(true),
-        "false" | "False" | "FALSE" => return Kind::Bool(false),
+        "" | "~" | "null" | "Null" | "NULL" => return NodeKind::Null,
+        "true" | "True" | "TRUE" => return NodeKind::Bool(true),
+        "false" | "False" | "FALSE" => return NodeKind::Bool(false),
         _ => {}
     }
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
@@ -170,23 +170,23 @@ fn scalar(text: &str) -> Kind {
     let float =
         || text.parse::<f64>().ok().filter(|_| is_number && digits.contains(|c: char| c.is_ascii_digit()));
     match (integer(), float()) {
-        (Some(n), _) => Kind::Integer(n),
+        (Some(n), _) => NodeKind::Integer(n),
         (None, Some(x)) => number(x),
         (None, None) => match digits {
-            ".inf" | ".Inf" | ".INF" if text.starts_with('-') => Kind::Float(f64::NEG_INFINITY),
-            ".inf" | ".Inf" | ".INF" => Kind::Float(f64::INFINITY),
-            ".nan" | ".NaN" | ".NAN" => Kind::Float(f64::NAN),
-            _ => Kind::Text(text.to_owned()),
+            ".inf" | ".Inf" | ".INF" if text.starts_with('-') => NodeKind::Float(f64::NEG_INFINITY),
+            ".inf" | ".Inf" | ".INF" => NodeKind::Float(f64::INFINITY),
+            ".nan" | ".NaN" | ".NAN" => NodeKind::Float(f64::NAN),
+            _ => NodeKind::Text(text.to_owned()),
         },
     }
 }
 
 /// Converts a float without a fractional part to an integer, as JSON Schema does, if its magnitude is below
 /// 2^53. From there on a float no longer represents every integer exactly.
-fn number(x: f64) -> Kind {
+fn number(x: f64) -> NodeKind {
     match x.fract() == 0.0 && x.abs() < (1u64 << 53) as f64 {
-        true => Kind::Integer(x as i64),
-        false => Kind::Float(x),
+        true => NodeKind::Integer(x as i64),
+        false => NodeKind::Float(x),
     }
 }
 
@@ -197,14 +197,14 @@ impl Node {
         let text = serde_json::to_string(value).map_err(|e| RuntimeError::bug(e.to_string()))?;
         // `parse` treats a document that is only `null` as an empty mapping.
         if text == "null" {
-            return Ok(Self { kind: Kind::Null, line: 0 });
+            return Ok(Self { kind: NodeKind::Null, line: 0 });
         }
         Ok(parse(&text).map_err(|e| RuntimeError::bug(e.to_string()))?)
     }
 
     /// Returns the value of a key; `None` if this is not a mapping or does not have the key.
     pub fn get(&self, key: &str) -> Option<&Node> {
-        let Kind::Map(entries) = &self.kind else { return None };
+        let NodeKind::Map(entries) = &self.kind else { return None };
         entries.iter().find(|(name, _)| name == key).map(|(_, node)| node)
     }
 
@@ -220,12 +220,12 @@ impl Node {
             *self = value;
             return;
         };
-        if !matches!(self.kind, Kind::Map(_)) {
-            *self = Node { kind: Kind::Map(vec![]), line: 0 };
+        if !matches!(self.kind, NodeKind::Map(_)) {
+            *self = Node { kind: NodeKind::Map(vec![]), line: 0 };
         }
-        let Kind::Map(entries) = &mut self.kind else { return };
+        let NodeKind::Map(entries) = &mut self.kind else { return };
         let position = entries.iter().position(|(name, _)| name == key).unwrap_or_else(|| {
-            entries.push(((*key).to_owned(), Node { kind: Kind::Null, line: 0 }));
+            entries.push(((*key).to_owned(), Node { kind: NodeKind::Null, line: 0 }));
             entries.len() - 1
         });
         entries[position].1.set(rest, value);
@@ -234,13 +234,13 @@ impl Node {
     /// Converts the tree to JSON. Infinities and NaN become null; the schema rejects them before.
     pub fn to_json(&self) -> Value {
         match &self.kind {
-            Kind::Null => Value::Null,
-            Kind::Bool(b) => Value::from(*b),
-            Kind::Integer(n) => Value::from(*n),
-            Kind::Float(x) => Number::from_f64(*x).map_or(Value::Null, Value::Number),
-            Kind::Text(text) => Value::from(text.as_str()),
-            Kind::List(values) => values.iter().map(Node::to_json).collect(),
-            Kind::Map(entries) => entries.iter().map(|(k, v)| (k.clone(), v.to_json())).collect(),
+            NodeKind::Null => Value::Null,
+            NodeKind::Bool(b) => Value::from(*b),
+            NodeKind::Integer(n) => Value::from(*n),
+            NodeKind::Float(x) => Number::from_f64(*x).map_or(Value::Null, Value::Number),
+            NodeKind::Text(text) => Value::from(text.as_str()),
+            NodeKind::List(values) => values.iter().map(Node::to_json).collect(),
+            NodeKind::Map(entries) => entries.iter().map(|(k, v)| (k.clone(), v.to_json())).collect(),
         }
     }
 
@@ -253,15 +253,15 @@ impl Node {
 
     /// Appends the block form, indented by `indent` spaces, to `out`.
     fn block(&self, indent: usize, out: &mut String) {
-        let Kind::Map(entries) = &self.kind else {
+        let NodeKind::Map(entries) = &self.kind else {
             *out += &self.inline();
             return;
         };
         for (key, value) in entries {
-            let key = Node { kind: Kind::Text(key.clone()), line: 0 }.inline();
+            let key = Node { kind: NodeKind::Text(key.clone()), line: 0 }.inline();
             // Writing to a String cannot fail.
             let _ = match &value.kind {
-                Kind::Map(entries) if !entries.is_empty() => {
+                NodeKind::Map(entries) if !entries.is_empty() => {
                     let written = writeln!(out, "{:indent$}{key}:", "");
                     value.block(indent + 2, out);
                     written
@@ -274,14 +274,14 @@ impl Node {
     /// Formats the value on one line, in YAML's flow style.
     pub fn inline(&self) -> String {
         match &self.kind {
-            Kind::Text(text) => quoted(text),
-            Kind::List(values) => format!("[{}]", joined(values.iter().map(Node::inline))),
-            Kind::Map(entries) => {
+            NodeKind::Text(text) => quoted(text),
+            NodeKind::List(values) => format!("[{}]", joined(values.iter().map(Node::inline))),
+            NodeKind::Map(entries) => {
                 format!("{{{}}}", joined(entries.iter().map(|(k, v)| format!("{}: {}", quoted(k), v.inline()))))
             }
             // `Debug` prints the shortest digits that parse to the same number.
-            Kind::Float(x) => format!("{x:?}"),
-            Kind::Null | Kind::Bool(_) | Kind::Integer(_) => self.to_json().to_string(),
+            NodeKind::Float(x) => format!("{x:?}"),
+            NodeKind::Null | NodeKind::Bool(_) | NodeKind::Integer(_) => self.to_json().to_string(),
         }
     }
 }
@@ -295,7 +295,7 @@ fn joined(parts: impl Iterator<Item = String>) -> String {
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '/' | '.' | '-');
     let starts = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '/' | '.'));
-    match starts && text.chars().all(plain) && scalar(text) == Kind::Text(text.to_owned()) {
+    match starts && text.chars().all(plain) && scalar(text) == NodeKind::Text(text.to_owned()) {
         true => text.to_owned(),
         false => Value::from(text).to_string(),
     }
@@ -307,20 +307,20 @@ mod tests {
 
     #[test]
     fn scalars_follow_the_core_schema() {
-        let text = |t: &str| Kind::Text(t.to_owned());
+        let text = |t: &str| NodeKind::Text(t.to_owned());
         for (written, wanted) in [
-            ("1e-5", Kind::Float(1e-5)),
-            ("3E4", Kind::Integer(30_000)),
-            ("-2", Kind::Integer(-2)),
-            (".5", Kind::Float(0.5)),
-            ("1.", Kind::Integer(1)),
-            ("true", Kind::Bool(true)),
+            ("1e-5", NodeKind::Float(1e-5)),
+            ("3E4", NodeKind::Integer(30_000)),
+            ("-2", NodeKind::Integer(-2)),
+            (".5", NodeKind::Float(0.5)),
+            ("1.", NodeKind::Integer(1)),
+            ("true", NodeKind::Bool(true)),
             ("no", text("no")),
             ("off", text("off")),
-            ("~", Kind::Null),
+            ("~", NodeKind::Null),
             ("inf", text("inf")),
             ("nan", text("nan")),
-            (".inf", Kind::Float(f64::INFINITY)),
+            (".inf", NodeKind::Float(f64::INFINITY)),
             ("1e", text("1e")),
             (".", text(".")),
             ("24GiB", text("24GiB")),
@@ -360,14 +360,14 @@ mod tests {
             "a: 1e-5\nb:\n  c: [x, \"7\", \"no way\"]\n  d: {}\ne: \"\"\nf: null\ng: \"true\"\nh: \"a: b\"\n";
         let tree = parse(text).expect("YAML");
         assert_eq!(tree.to_yaml(), text);
-        assert_eq!(parse("").expect("nothing").kind, Kind::Map(vec![]));
+        assert_eq!(parse("").expect("nothing").kind, NodeKind::Map(vec![]));
     }
 
     proptest::proptest! {
         /// Every mapping that can be parsed is equal to the tree parsed from its printed form.
         #[test]
         fn no_text_breaks_it(text in "[\\[\\]{}:,\\- \n#&*!|>'\"%@`?ab1.~\t\u{e9}]{0,60}") {
-            if let Ok(tree) = parse(&text) && matches!(tree.kind, Kind::Map(_)) {
+            if let Ok(tree) = parse(&text) && matches!(tree.kind, NodeKind::Map(_)) {
                 let again = parse(&tree.to_yaml()).expect("what is printed is YAML");
                 proptest::prop_assert_eq!(again.to_json(), tree.to_json());
             }

@@ -3,7 +3,7 @@
 //! next larger value was rejected.
 
 use super::super::config::{Auto, ModelKind, TrainConfig};
-use super::subject::MOST_LAYERS;
+use super::trained_model::MOST_LAYERS;
 use super::{program, subject};
 use crate::TrainError;
 use plimsoll_graph::Bytes;
@@ -33,7 +33,7 @@ pub struct Largest {
     /// The configuration with the largest value set.
     pub config: TrainConfig,
     /// The plans of that configuration.
-    pub found: plimsoll_plan::Found,
+    pub found: plimsoll_plan::TrainingChoice,
 }
 
 /// Tokens of a micro-batch are searched in multiples of this number; rows of a head are searched one by one.

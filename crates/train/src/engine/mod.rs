@@ -5,17 +5,17 @@ mod largest;
 mod program;
 mod remedies;
 mod store;
-mod subject;
+mod trained_model;
 
 pub use largest::{Largest, Size, largest};
 
 use super::config::{Device, ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
 use super::priced;
-use super::trainable::{Applied, Auxiliary, Evaluated, Found, Part, Stored, Taken, Trainable};
+use super::trainable::{Applied, Auxiliary, Evaluated, FoundCheckpoint, StatePart, Stored, Taken, Trainable};
 use crate::TrainError;
 use crate::config::PROCESS;
-use plimsoll_data::train::Held;
+use plimsoll_data::train::HostMemory;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_plan::{PlanError, Program, Staging, Target};
@@ -27,7 +27,7 @@ use plimsoll_runtime::{Budget, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use store::Store;
-use subject::Subject;
+use trained_model::TrainedModel;
 
 /// Plans the training of a configuration on a target within a memory budget. Reads no weights and no training data
 /// except a tokenizer, the row widths of a head's embeddings, and the `config.json` of the initial model.
@@ -36,7 +36,7 @@ pub fn plan_of(
     target: &Target,
     budget: Bytes,
     observer: &mut dyn Observer,
-) -> Result<plimsoll_plan::Found, TrainError> {
+) -> Result<plimsoll_plan::TrainingChoice, TrainError> {
     program::search(config, &subject(config, observer)?, target, budget, observer)
 }
 
@@ -61,7 +61,7 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     })?;
     let bounds = program::bounds(config, found.candidate.tokens);
     feed.bound(of_data(bounds))?;
-    let plimsoll_plan::Found { program, candidate, .. } = found;
+    let plimsoll_plan::TrainingChoice { program, candidate, .. } = found;
     let site = Site::new(&settings, 1, None, whole);
     let session = TrainSession::start(&site, program, subject.source(config.run.seed))?;
     site.budget().admits_held(session.program(), Bytes::ZERO)?;
@@ -117,7 +117,7 @@ fn of_data(bounds: Bounds) -> plimsoll_data::train::Bounds {
 }
 
 /// Adds the memory held by the data to the bill of an over-budget error, so that the bill covers the whole process.
-fn with_data(error: RuntimeError, budget: Bytes, held: &[Held]) -> RuntimeError {
+fn with_data(error: RuntimeError, budget: Bytes, held: &[HostMemory]) -> RuntimeError {
     let RuntimeError::Plan(PlanError::OverBudget(mut bill)) = error else { return error };
     bill.budget = budget;
     held.iter().for_each(|h| bill.ledger.add(&format!("data: {}", h.what), Bytes(h.bytes)));
@@ -125,9 +125,9 @@ fn with_data(error: RuntimeError, budget: Bytes, held: &[Held]) -> RuntimeError 
 }
 
 /// Builds the model description of a configuration. For a head, opens the embeddings to read their widths.
-fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject, TrainError> {
+fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<TrainedModel, TrainError> {
     if config.model.kind != ModelKind::Head {
-        return Subject::open(
+        return TrainedModel::open(
             config,
             feed::vocabulary(config, tokenizer(config, observer)?.as_deref())?,
             &[],
@@ -136,7 +136,7 @@ fn subject(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Subject,
     }
     let rows = plimsoll_data::train::rows::RowSet::open(feed::row_settings(config, 2)?)?;
     let widths: Vec<u64> = rows.widths().iter().map(|&w| w as u64).collect();
-    Subject::open(config, 0, &widths, observer)
+    TrainedModel::open(config, 0, &widths, observer)
 }
 
 /// Returns the tokenizer.json next to the initial weights, if there is one.
@@ -160,14 +160,14 @@ fn micro_steps(position: &Value) -> Result<u64, TrainError> {
 struct Engine {
     session: TrainSession,
     feed: Feed,
-    subject: Subject,
+    subject: TrainedModel,
     store: Store,
     bounds: Bounds,
     kind: OptimizerKind,
     choices: Vec<(String, Value)>,
     seed: u64,
     /// Host memory held by the data outside the arena.
-    held: Vec<Held>,
+    held: Vec<HostMemory>,
     taken: Option<Taken>,
     /// Number of micro-steps of the run so far, part of the dropout seed: every micro-step must draw a different mask.
     micro_steps: u64,
@@ -198,7 +198,7 @@ impl Trainable for Engine {
         hyper.clone_into(&mut self.hyper);
     }
 
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, TrainError> {
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError> {
         let targets = self.taken.map_or(0, |taken| taken.targets);
         let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
         let (hyper, seed) = (&self.hyper[..], [word, self.micro_steps as i32]);
@@ -210,7 +210,7 @@ impl Trainable for Engine {
         // at the same time.
         self.at_once = moved.map(|ok| Applied { norm: f64::NAN, ok });
         let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
-        Ok(Found { loss: cross_entropy, auxiliary, dropped })
+        Ok(FoundCheckpoint { loss: cross_entropy, auxiliary, dropped })
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError> {
@@ -264,17 +264,17 @@ impl Trainable for Engine {
         self.program().peak() + self.held.iter().map(|h| Bytes(h.bytes)).sum()
     }
 
-    fn tensors(&self, part: Part) -> Vec<Stored> {
+    fn tensors(&self, part: StatePart) -> Vec<Stored> {
         self.store.tensors(part)
     }
 
-    fn file(&self, part: Part) -> &'static str {
+    fn file(&self, part: StatePart) -> &'static str {
         self.subject.file(part)
     }
 
     fn read(
         &mut self,
-        part: Part,
+        part: StatePart,
         tensor: usize,
         elements: std::ops::Range<u64>,
         out: &mut Vec<u8>,
@@ -282,12 +282,12 @@ impl Trainable for Engine {
         self.store.read(&mut self.session, &self.subject, part, tensor, elements, out)
     }
 
-    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError> {
+    fn write(&mut self, part: StatePart, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError> {
         self.store.write(&mut self.session, part, tensor, start, bytes)
     }
 
-    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
-        Ok(self.subject.beside(&self.store.tensors(Part::Model)))
+    fn extra_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
+        Ok(self.subject.extra_files(&self.store.tensors(StatePart::Model)))
     }
 }
 

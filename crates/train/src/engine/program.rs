@@ -2,12 +2,14 @@
 //! explicit value of a key is planned as given; only `auto` is chosen.
 
 use super::remedies::with_remedies;
-use super::subject::Subject;
+use super::trained_model::TrainedModel;
 use crate::TrainError;
 use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
 use plimsoll_graph::{Bounds, Bytes, Graph, Param};
-use plimsoll_plan::{Found, Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingSearch};
+use plimsoll_plan::{
+    Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingChoice, TrainingSearch,
+};
 use plimsoll_runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
 
@@ -26,11 +28,11 @@ const CHEAP: [&str; 7] = ["layer_norm", "rms_norm", "gelu", "glu", "relu", "drop
 /// Searches the fastest plans for a configuration within a memory budget on a target.
 pub(super) fn search(
     config: &TrainConfig,
-    subject: &Subject,
+    subject: &TrainedModel,
     target: &Target,
     budget: Bytes,
     observer: &dyn Observer,
-) -> Result<Found, TrainError> {
+) -> Result<TrainingChoice, TrainError> {
     let stopped = || observer.stop().is_some();
     let other = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
@@ -61,7 +63,7 @@ pub(super) fn search(
 /// Whether any plan of a configuration fits the memory budget.
 pub(super) fn fits(
     config: &TrainConfig,
-    subject: &Subject,
+    subject: &TrainedModel,
     target: &Target,
     budget: Bytes,
     observer: &dyn Observer,
@@ -83,7 +85,7 @@ fn interrupted(observer: &dyn Observer) -> RuntimeError {
 /// Builds the search space, that is the choices that a configuration leaves open, and passes it to `ask`.
 fn with_search<T>(
     config: &TrainConfig,
-    subject: &Subject,
+    subject: &TrainedModel,
     budget: Bytes,
     stopped: &dyn Fn() -> bool,
     ask: impl FnOnce(&TrainingSearch<'_>) -> Result<T, PlanError>,
@@ -99,7 +101,7 @@ fn with_search<T>(
     let search = TrainingSearch {
         training: Training {
             precision: precision(config.precision.kind),
-            remat: plimsoll_plan::Remat::None,
+            remat: plimsoll_plan::RecomputePolicy::None,
             optimizer: optimizers[0],
             group: &group,
             accumulation: 1,
@@ -182,19 +184,23 @@ fn precision(kind: PrecisionKind) -> Precision {
 }
 
 fn remat(config: &TrainConfig) -> RematChoice {
-    let ops = |ops: &[&str]| plimsoll_plan::Remat::Selective(ops.iter().map(|op| (*op).to_owned()).collect());
+    let ops = |ops: &[&str]| {
+        plimsoll_plan::RecomputePolicy::Selective(ops.iter().map(|op| (*op).to_owned()).collect())
+    };
     let of = match &config.memory.remat {
         Remat::Policy(RematPolicy::Auto) => return RematChoice::Auto,
-        Remat::Policy(RematPolicy::None) => plimsoll_plan::Remat::None,
-        Remat::Policy(RematPolicy::Full) => plimsoll_plan::Remat::Full,
-        Remat::Policy(RematPolicy::EveryN) => plimsoll_plan::Remat::EveryN(config.memory.remat_every as u32),
+        Remat::Policy(RematPolicy::None) => plimsoll_plan::RecomputePolicy::None,
+        Remat::Policy(RematPolicy::Full) => plimsoll_plan::RecomputePolicy::Full,
+        Remat::Policy(RematPolicy::EveryN) => {
+            plimsoll_plan::RecomputePolicy::EveryN(config.memory.remat_every as u32)
+        }
         Remat::Policy(RematPolicy::Selective) => ops(&CHEAP),
-        Remat::Ops(names) => plimsoll_plan::Remat::Selective(names.clone()),
+        Remat::Ops(names) => plimsoll_plan::RecomputePolicy::Selective(names.clone()),
     };
     RematChoice::Given(match config.memory.remat_layers {
         None => of,
         Some([first, last]) => {
-            plimsoll_plan::Remat::Layers { first: first as u32, last: last as u32, of: Box::new(of) }
+            plimsoll_plan::RecomputePolicy::Layers { first: first as u32, last: last as u32, of: Box::new(of) }
         }
     })
 }

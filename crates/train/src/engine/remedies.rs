@@ -3,7 +3,7 @@
 //! the plan of the bill.
 
 use crate::config::{Memory, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
-use plimsoll_plan::{Bill, Found, PlanError};
+use plimsoll_plan::{Bill, PlanError, TrainingChoice};
 use serde_json::{Value, json};
 
 /// Keys and values of one remedy, as passed to `--set`.
@@ -14,7 +14,7 @@ type Settings = Vec<(String, Value)>;
 pub(super) fn with_remedies(
     mut bill: Bill,
     config: &TrainConfig,
-    plan: &dyn Fn(&TrainConfig) -> Result<Option<Found>, PlanError>,
+    plan: &dyn Fn(&TrainConfig) -> Result<Option<TrainingChoice>, PlanError>,
 ) -> Bill {
     let single = settings(config);
     let mut offer = |settings: &Settings| {

@@ -2,11 +2,11 @@
 //! and the optimizer state. Invariant: elements are read and written in place; a parameter that stacks several tensors
 //! is stored as several tensors of the file.
 
-use super::subject::Subject;
+use super::trained_model::TrainedModel;
 use crate::TrainError;
-use crate::{Part, Stored};
+use crate::{StatePart, Stored};
 use plimsoll_data::weights::{DType, f32_to_bf16, f32_to_f16};
-use plimsoll_exec::{Resident, Survivor};
+use plimsoll_exec::{PersistentKind, PersistentTensor};
 use plimsoll_graph::{Piece, StateKind};
 use plimsoll_runtime::session::TrainSession;
 use std::ops::Range;
@@ -30,11 +30,11 @@ struct Tensor {
 
 impl Store {
     /// Builds the tables from the persistent tensors of a session.
-    pub fn of(session: &TrainSession, subject: &Subject, seed: u64) -> Self {
+    pub fn of(session: &TrainSession, subject: &TrainedModel, seed: u64) -> Self {
         let (mut model, mut state) = (vec![], vec![]);
         for resident in session.residents() {
             match &resident.what {
-                Survivor::Param(param) => {
+                PersistentKind::Param(param) => {
                     let mut at = resident.at;
                     for piece in &param.pieces {
                         let tensor = piece_of(&resident, piece, at, subject);
@@ -43,8 +43,8 @@ impl Store {
                     }
                 }
                 // Gradients are consumed within a step and therefore not part of a checkpoint.
-                Survivor::State(s) if s.kind == StateKind::Gradient => {}
-                Survivor::State(s) => {
+                PersistentKind::State(s) if s.kind == StateKind::Gradient => {}
+                PersistentKind::State(s) => {
                     let shape: Vec<u64> = resident.spec.shape.iter().filter_map(|d| d.fixed()).collect();
                     let stored = Stored { name: s.name.clone(), dtype: dtype(resident.spec.dtype), shape };
                     let there = 0..stored.elements();
@@ -63,15 +63,15 @@ impl Store {
         Self { model, state, seed }
     }
 
-    fn part(&self, part: Part) -> &[Tensor] {
+    fn part(&self, part: StatePart) -> &[Tensor] {
         match part {
-            Part::Model => &self.model,
-            Part::State => &self.state,
+            StatePart::Model => &self.model,
+            StatePart::State => &self.state,
         }
     }
 
     /// Returns the tensors of a checkpoint file, sorted by name.
-    pub fn tensors(&self, part: Part) -> Vec<Stored> {
+    pub fn tensors(&self, part: StatePart) -> Vec<Stored> {
         self.part(part).iter().map(|t| t.stored.clone()).collect()
     }
 
@@ -79,8 +79,8 @@ impl Store {
     pub fn read(
         &self,
         session: &mut TrainSession,
-        subject: &Subject,
-        part: Part,
+        subject: &TrainedModel,
+        part: StatePart,
         tensor: usize,
         elements: Range<u64>,
         out: &mut Vec<u8>,
@@ -115,7 +115,7 @@ impl Store {
     pub fn write(
         &self,
         session: &mut TrainSession,
-        part: Part,
+        part: StatePart,
         tensor: usize,
         start: u64,
         bytes: &[u8],
@@ -137,7 +137,7 @@ fn row(piece: &Piece) -> u64 {
 }
 
 /// Describes one piece of a stacked parameter as a tensor of the model file; `None` if the file does not contain it.
-fn piece_of(resident: &Resident, piece: &Piece, at: u64, subject: &Subject) -> Option<Tensor> {
+fn piece_of(resident: &PersistentTensor, piece: &Piece, at: u64, subject: &TrainedModel) -> Option<Tensor> {
     let stored = Stored {
         name: subject.hub_name(&piece.tensor)?,
         dtype: dtype(resident.spec.dtype),

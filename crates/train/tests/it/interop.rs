@@ -249,7 +249,7 @@ fn merged(
     adapter: &Path,
     base: Option<&Path>,
     output: &Path,
-) -> Result<merge::Report, plimsoll_tools::ToolError> {
+) -> Result<merge::MergeReport, plimsoll_tools::ToolError> {
     let base = base.map(|path| path.display().to_string());
     let options = merge::Options { adapter: adapter.to_owned(), base, output: output.to_owned() };
     merge(&options, &mut Silent)
@@ -317,8 +317,8 @@ fn adapters_of_a_model_without_its_head_are_refused() {
         fixture("goldens/dnabert_s").display(),
         fixture("goldens/pipeline/reads.fa").display()
     );
-    let error =
-        try_train(&folder.path("run"), ESM, &flags, &mut crate::train::Ear::default()).expect_err("refused");
+    let error = try_train(&folder.path("run"), ESM, &flags, &mut crate::train::RecordingObserver::default())
+        .expect_err("refused");
     let why = "has no `cls.predictions.transform.dense.weight`, and adapters would leave it untrained";
     assert!(error.to_string().contains(why), "{error}");
 }

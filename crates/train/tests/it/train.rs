@@ -9,8 +9,8 @@ use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
 use plimsoll_train::checkpoint::Checkpoints;
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
-    Applied, Auxiliary, Ended, Evaluated, Found, Part, Report, Request, Resume, Stored, Taken, TrainError,
-    Trainable, train_with,
+    Applied, Auxiliary, Ended, Evaluated, FoundCheckpoint, Request, Resume, StatePart, Stored, Taken,
+    TrainError, TrainReport, Trainable, train_with,
 };
 use serde_json::{Value, json};
 use std::fs;
@@ -62,11 +62,11 @@ impl Toy {
         (x % 1000) as f32 / 1000.0
     }
 
-    fn values(&mut self, part: Part, tensor: usize) -> &mut [f32] {
+    fn values(&mut self, part: StatePart, tensor: usize) -> &mut [f32] {
         match (part, tensor) {
-            (Part::Model, 0) => &mut self.weights[..2],
-            (Part::Model, _) => &mut self.weights[2..],
-            (Part::State, _) => &mut self.momentum,
+            (StatePart::Model, 0) => &mut self.weights[..2],
+            (StatePart::Model, _) => &mut self.weights[2..],
+            (StatePart::State, _) => &mut self.momentum,
         }
     }
 }
@@ -85,7 +85,7 @@ impl Trainable for Toy {
         Ok(taken)
     }
 
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<Found, TrainError> {
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError> {
         self.log.push((keep, loss_scale));
         let mut loss = 0.0;
         for i in 0..5 {
@@ -96,7 +96,11 @@ impl Trainable for Toy {
             self.gradient[i] = if keep { self.gradient[i] + gradient } else { gradient };
             loss += f64::from(error * error);
         }
-        Ok(Found { loss, auxiliary: Auxiliary { balance: Some(0.25), ..Auxiliary::default() }, dropped: 1 })
+        Ok(FoundCheckpoint {
+            loss,
+            auxiliary: Auxiliary { balance: Some(0.25), ..Auxiliary::default() },
+            dropped: 1,
+        })
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError> {
@@ -146,17 +150,17 @@ impl Trainable for Toy {
         Bytes(60)
     }
 
-    fn tensors(&self, part: Part) -> Vec<Stored> {
+    fn tensors(&self, part: StatePart) -> Vec<Stored> {
         let stored = |name: &str, n: u64| Stored { name: name.to_owned(), dtype: DType::F32, shape: vec![n] };
         match part {
-            Part::Model => vec![stored("a", 2), stored("b", 3)],
-            Part::State => vec![stored("momentum", 5)],
+            StatePart::Model => vec![stored("a", 2), stored("b", 3)],
+            StatePart::State => vec![stored("momentum", 5)],
         }
     }
 
     fn read(
         &mut self,
-        part: Part,
+        part: StatePart,
         tensor: usize,
         range: Range<u64>,
         out: &mut Vec<u8>,
@@ -167,7 +171,7 @@ impl Trainable for Toy {
         Ok(())
     }
 
-    fn write(&mut self, part: Part, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError> {
+    fn write(&mut self, part: StatePart, tensor: usize, start: u64, bytes: &[u8]) -> Result<(), TrainError> {
         let values = &mut self.values(part, tensor)[start as usize..];
         for (value, bytes) in values.iter_mut().zip(bytes.chunks(4)) {
             *value = f32::from_le_bytes(bytes.try_into().expect("four"));
@@ -175,26 +179,26 @@ impl Trainable for Toy {
         Ok(())
     }
 
-    fn beside(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
+    fn extra_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
         Ok(vec![("config.json".to_owned(), b"{}".to_vec())])
     }
 }
 
 /// Observer that records all messages and requests the end of the run after step `stop_after`.
 #[derive(Default)]
-pub struct Ear {
+pub struct RecordingObserver {
     stop_after: Option<u64>,
     step: u64,
     heard: Vec<(Level, String)>,
 }
 
-impl Ear {
+impl RecordingObserver {
     pub fn until(step: u64) -> Self {
         Self { stop_after: Some(step), ..Self::default() }
     }
 }
 
-impl Observer for Ear {
+impl Observer for RecordingObserver {
     fn say(&mut self, level: Level, text: &str) {
         self.heard.push((level, text.to_owned()));
     }
@@ -221,7 +225,12 @@ fn config(flags: &str) -> TrainConfig {
     TrainConfig::parse(BASE, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"))
 }
 
-fn go(folder: &Path, flags: &str, ear: &mut Ear, change: impl Fn(&mut Toy)) -> Result<Report, TrainError> {
+fn go(
+    folder: &Path,
+    flags: &str,
+    ear: &mut RecordingObserver,
+    change: impl Fn(&mut Toy),
+) -> Result<TrainReport, TrainError> {
     let request = Request { config: config(flags), output: folder.to_owned(), resume: Resume::Auto };
     let mut open = |config: &TrainConfig, _: &mut dyn Observer| {
         let mut toy = Toy::new(config);
@@ -231,8 +240,8 @@ fn go(folder: &Path, flags: &str, ear: &mut Ear, change: impl Fn(&mut Toy)) -> R
     train_with(&request, &mut open, ear)
 }
 
-fn train(folder: &Path, flags: &str) -> Result<Report, TrainError> {
-    go(folder, flags, &mut Ear::default(), |_| {})
+fn train(folder: &Path, flags: &str) -> Result<TrainReport, TrainError> {
+    go(folder, flags, &mut RecordingObserver::default(), |_| {})
 }
 
 /// Everything that a run of the toy writes, except times: metrics, newest checkpoint, budget.
@@ -240,12 +249,12 @@ pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
     let request = Request { config: config.clone(), output: folder.0.clone(), resume: Resume::Auto };
     let mut open =
         |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
-    let report = train_with(&request, &mut open, &mut Ear::default()).expect("trained");
+    let report = train_with(&request, &mut open, &mut RecordingObserver::default()).expect("trained");
     format!("{:?} {:?} {}", lines(folder), bits(&report), report.run_record["budget_bytes"])
 }
 
 /// The files of the newest checkpoint: model tensors, state tensors; and the state of the loop.
-pub fn bits(report: &Report) -> (Vec<u8>, Vec<u8>, Value) {
+pub fn bits(report: &TrainReport) -> (Vec<u8>, Vec<u8>, Value) {
     let read = |name: &str| fs::read(report.checkpoint.join(name)).expect("read");
     let state = serde_json::to_value(&report.state).expect("JSON");
     (read("model.safetensors"), read("state.safetensors"), state)
@@ -279,7 +288,7 @@ fn broken_runs_have_the_bits_of_whole_ones() {
 
     let broken = Folder::new("train-broken");
     for stop in [20, 23] {
-        let mut ear = Ear::until(stop);
+        let mut ear = RecordingObserver::until(stop);
         let error = go(&broken.0, flags, &mut ear, |_| {}).expect_err("stopped");
         assert_eq!(error.exit_code(), 143);
         let text = error.to_string();
@@ -310,7 +319,8 @@ fn child() {
         return;
     };
     let slow = |toy: &mut Toy| toy.slow = Duration::from_micros(200);
-    go(Path::new(&folder), "run.steps=100000 run.save_every=1", &mut Ear::default(), slow).expect("trained");
+    go(Path::new(&folder), "run.steps=100000 run.save_every=1", &mut RecordingObserver::default(), slow)
+        .expect("trained");
 }
 
 /// The step of the newest checkpoint, by the names of folders alone: [`Checkpoints::open`] would delete the
@@ -344,7 +354,7 @@ fn a_kill_at_any_moment_leaves_a_usable_checkpoint() {
     let reached = reached(&folder);
     assert!(reached >= 50, "{reached}");
     let flags = format!("run.save_every=1 run.steps={}", reached + 3);
-    let mut ear = Ear::default();
+    let mut ear = RecordingObserver::default();
     let found = go(&folder.0, &flags, &mut ear, |_| {}).expect("goes on");
     assert!(ear.heard.iter().all(|(level, _)| *level != Level::Warning), "{:?}", ear.heard);
     assert_eq!(found.steps, 3);
@@ -365,7 +375,7 @@ fn damage_is_found_and_an_older_checkpoint_taken() {
         fs::write(&path, bytes).expect("written");
     };
     damage(9, "state.safetensors");
-    let mut ear = Ear::default();
+    let mut ear = RecordingObserver::default();
     let report =
         go(&folder.0, "run.steps=9 run.save_every=3 run.keep_last=3", &mut ear, |_| {}).expect("again");
     assert_eq!((report.steps, bits(&report)), (3, wanted));
@@ -402,7 +412,7 @@ fn a_checkpoint_of_another_configuration_is_refused() {
     let never = Request { config: config("run.steps=5"), output: folder.0.clone(), resume: Resume::Never };
     let mut open =
         |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
-    let error = train_with(&never, &mut open, &mut Ear::default()).expect_err("there is one");
+    let error = train_with(&never, &mut open, &mut RecordingObserver::default()).expect_err("there is one");
     assert!(error.to_string().starts_with("--resume never: "), "{error}");
 
     // A decaying learning rate depends on the last step of the schedule.
@@ -424,7 +434,7 @@ fn a_run_can_begin_at_a_checkpoint_of_another_folder() {
         let request = Request { config: config("run.steps=6"), output: output.to_owned(), resume };
         let mut open =
             |config: &TrainConfig, _: &mut dyn Observer| Ok(Box::new(Toy::new(config)) as Box<dyn Trainable>);
-        train_with(&request, &mut open, &mut Ear::default())
+        train_with(&request, &mut open, &mut RecordingObserver::default())
     };
     let report = from(&first.path("checkpoints/step-00000002"), &second.0).expect("goes on");
     assert_eq!((report.steps, bits(&report)), (4, whole));
@@ -455,7 +465,7 @@ fn overflows_are_skipped_counted_and_overcome() {
     let flags = "run.steps=8 precision.kind=fp16 precision.initial_scale=16 precision.growth_interval=3";
     // Positions 1 to 7 are the first epoch and its three steps, 8 is its end; 10 is the second micro-batch of
     // step 4, the first of the second epoch.
-    let mut ear = Ear::default();
+    let mut ear = RecordingObserver::default();
     let report = go(&folder.0, flags, &mut ear, |toy| toy.overflow = Some(10)).expect("trained");
     assert_eq!((report.state.skipped, report.state.updates, report.state.step), (1, 7, 8));
     assert_eq!(report.run_record["state"]["skipped"], 1);
@@ -470,9 +480,9 @@ fn overflows_are_skipped_counted_and_overcome() {
 
     let plain = Folder::new("train-inf");
     let whole = "run.steps=8 precision.kind=fp16 precision.initial_scale=1";
-    assert!(go(&plain.0, whole, &mut Ear::default(), |toy| toy.overflow = Some(10)).is_ok());
+    assert!(go(&plain.0, whole, &mut RecordingObserver::default(), |toy| toy.overflow = Some(10)).is_ok());
     let nan = Folder::new("train-nan");
-    let error = go(&nan.0, "run.steps=8 run.save_every=1", &mut Ear::default(), |toy| {
+    let error = go(&nan.0, "run.steps=8 run.save_every=1", &mut RecordingObserver::default(), |toy| {
         toy.weights[0] = f32::NAN;
     })
     .expect_err("no number");
@@ -484,7 +494,7 @@ fn steps_whose_gradients_are_not_finite_are_skipped_and_end_the_run() {
     for precision in ["f32", "bf16"] {
         let flags = format!("run.steps=8 precision.kind={precision}");
         let folder = Folder::new("train-skips");
-        let mut ear = Ear::default();
+        let mut ear = RecordingObserver::default();
         // Positions 4 to 7 are the micro-batches of steps 2 and 3.
         let report = go(&folder.0, &flags, &mut ear, |toy| toy.infinite = 4..8).expect("trained");
         assert_eq!((report.state.skipped, report.state.updates, report.state.step), (2, 6, 8));
@@ -506,7 +516,8 @@ fn the_best_and_the_newest_are_kept() {
     // The validation loss is the sum of squared weights. They start at zero, so the first evaluation is the best.
     let flags = "run.steps=100 run.evaluate_every=2 run.patience=3 run.save_every=1 optimizer.lr=0.3 \
                  schedule.warmup=0 run.keep_last=1";
-    let report = go(&folder.0, flags, &mut Ear::default(), |toy| toy.weights = [0.0; 5]).expect("trained");
+    let report =
+        go(&folder.0, flags, &mut RecordingObserver::default(), |toy| toy.weights = [0.0; 5]).expect("trained");
     let best = report.state.best.expect("an evaluation");
     assert_eq!((report.ended, report.state.stale), (Ended::Patience, 3));
     assert!(report.state.step >= best.step + 6);
@@ -554,14 +565,14 @@ fn the_record_says_how_a_run_goes() {
         seen.borrow_mut().push(status);
         toy.weights[0] = f32::NAN;
     };
-    let error = go(&folder.0, "run.steps=8", &mut Ear::default(), look).expect_err("no number");
+    let error = go(&folder.0, "run.steps=8", &mut RecordingObserver::default(), look).expect_err("no number");
     assert_eq!(*seen.borrow(), ["running"]);
     assert_eq!(
         (&record(&folder)["status"], &record(&folder)["error"]),
         (&json!("failed"), &json!(error.to_string()))
     );
     let folder = Folder::new("train-status-stopped");
-    let mut ear = Ear { stop_after: Some(2), ..Ear::default() };
+    let mut ear = RecordingObserver { stop_after: Some(2), ..RecordingObserver::default() };
     go(&folder.0, "run.steps=8", &mut ear, |_| {}).expect_err("stopped");
     assert_eq!(record(&folder)["status"], "interrupted");
     train(&folder.0, "run.steps=8").expect("trained");
@@ -583,7 +594,7 @@ fn checkpoints_by_time() {
 #[test]
 fn a_run_introduces_itself() {
     let folder = Folder::new("train-introduced");
-    let mut ear = Ear::default();
+    let mut ear = RecordingObserver::default();
     go(&folder.0, "run.steps=2 data.workers=1", &mut ear, |_| {}).expect("trained");
     let said = ear.heard.into_iter().map(|(_, text)| text).collect::<Vec<_>>().join("\n");
     for wanted in [

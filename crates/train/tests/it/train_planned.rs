@@ -3,9 +3,9 @@
 //! every configuration can be trained.
 
 use crate::ALLOCATOR;
-use crate::folders::{Folder, alone, fixture};
+use crate::folders::{Folder, fixture, in_own_process};
 use crate::train::lines;
-use plimsoll_exec::{Executor, Survivor};
+use plimsoll_exec::{Executor, PersistentKind};
 use plimsoll_graph::StateKind;
 use plimsoll_plan::{Program, check};
 use plimsoll_runtime::session::Site;
@@ -194,10 +194,10 @@ fn survives(label: &str) -> bool {
 fn survivors(executor: &Executor) -> BTreeMap<&'static str, u64> {
     let mut sums = BTreeMap::new();
     let mut seen = BTreeSet::new();
-    for resident in executor.residents() {
+    for resident in executor.persistent_tensors() {
         let label = match &resident.what {
-            Survivor::Param(_) => "params",
-            Survivor::State(state) => state.kind.label(),
+            PersistentKind::Param(_) => "params",
+            PersistentKind::State(state) => state.kind.label(),
         };
         assert!(seen.insert(resident.at), "two tensors at {}", resident.at);
         let elements: u64 = resident.spec.shape.iter().filter_map(|d| d.fixed()).product();
@@ -208,7 +208,7 @@ fn survivors(executor: &Executor) -> BTreeMap<&'static str, u64> {
 
 #[test]
 fn planned_is_held_for_three_hundred_configurations() {
-    if !alone("train_planned::planned_is_held_for_three_hundred_configurations") {
+    if !in_own_process("train_planned::planned_is_held_for_three_hundred_configurations") {
         return;
     }
     let folder = Folder::new("train-planned");
@@ -224,7 +224,7 @@ fn planned_is_held_for_three_hundred_configurations() {
         let found = priced::found(&config, &target, &mut Silent).unwrap_or_else(|e| panic!("{what}: {e}"));
         let (peak, digest) = (found.program.peak(), found.program.digest().expect("hashed"));
         peaks.insert(peak);
-        holds(found.program, target.units as usize, &what);
+        holds(found.program, target.workers as usize, &what);
         if k % STEPS == 0 {
             let output = Folder::new("train-planned-run");
             let request = Request { config, output: output.0.clone(), resume: Resume::Never };

@@ -2,7 +2,7 @@
 //! Invariant: allocations of all threads are counted, in a process that runs one test alone.
 
 use crate::ALLOCATOR;
-use crate::folders::{Folder, alone, fixture};
+use crate::folders::{Folder, fixture, in_own_process};
 use plimsoll_runtime::Silent;
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
@@ -73,7 +73,7 @@ const PATIENCE: u64 = 10;
 
 #[test]
 fn a_training_step_allocates_nothing() {
-    if !alone("train_quiet::a_training_step_allocates_nothing") {
+    if !in_own_process("train_quiet::a_training_step_allocates_nothing") {
         return;
     }
     for (what, flags) in SUBJECTS {
@@ -111,7 +111,7 @@ const LOOP: usize = 32;
 
 #[test]
 fn the_loop_around_a_step_allocates_its_line() {
-    if !alone("train_quiet::the_loop_around_a_step_allocates_its_line") {
+    if !in_own_process("train_quiet::the_loop_around_a_step_allocates_its_line") {
         return;
     }
     let (what, flags) = SUBJECTS[0];

@@ -2,11 +2,11 @@
 //! the run, and the fusion of a single micro-step with the update do not change a bit of the weights.
 
 use crate::rig::{Folder, fixture};
-use crate::train::{Ear, bits, lines};
+use crate::train::{RecordingObserver, bits, lines};
 use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_runtime::{Failure, Level, Observer, Progress, Silent};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{Ended, Report, Request, Resume, TrainError, open, priced, train_with};
+use plimsoll_train::{Ended, Request, Resume, TrainError, TrainReport, open, priced, train_with};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,19 +35,24 @@ pub fn root(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
 }
 
-pub fn try_train(output: &Path, text: &str, flags: &str, ear: &mut Ear) -> Result<Report, TrainError> {
+pub fn try_train(
+    output: &Path,
+    text: &str,
+    flags: &str,
+    ear: &mut RecordingObserver,
+) -> Result<TrainReport, TrainError> {
     let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(text, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"));
     let request = Request { config, output: output.to_owned(), resume: Resume::Auto };
     train_with(&request, &mut |config, observer| open(config, observer), ear)
 }
 
-pub fn train(output: &Path, text: &str, flags: &str) -> Report {
-    try_train(output, text, flags, &mut Ear::default()).unwrap_or_else(|e| panic!("{flags}: {e}"))
+pub fn train(output: &Path, text: &str, flags: &str) -> TrainReport {
+    try_train(output, text, flags, &mut RecordingObserver::default()).unwrap_or_else(|e| panic!("{flags}: {e}"))
 }
 
 /// The model and state tensors of the newest checkpoint, without the state of the loop.
-fn tensors(report: &Report) -> (Vec<u8>, Vec<u8>) {
+fn tensors(report: &TrainReport) -> (Vec<u8>, Vec<u8>) {
     let (model, state, _) = bits(report);
     (model, state)
 }
@@ -86,7 +91,7 @@ fn a_broken_run_has_the_bits_of_a_whole_one() {
         let (whole, broken) = (Folder::new("training-whole"), Folder::new("training-broken"));
         let wanted = train(&whole.0, TINY, &flags);
         assert_eq!((wanted.steps, wanted.ended), (12, Ended::Steps));
-        let mut ear = Ear::until(6);
+        let mut ear = RecordingObserver::until(6);
         let error = try_train(&broken.0, TINY, &flags, &mut ear).expect_err("stopped");
         assert_eq!(error.exit_code(), 143, "{error}");
         let found = train(&broken.0, TINY, &flags);
@@ -330,7 +335,7 @@ pub fn esm(flags: &str) -> String {
 
 /// Names of the checkpoint's tensors whose bits differ from the golden ESM-2. The contact head is left out,
 /// because the golden model does not have it.
-fn moved(report: &Report) -> Vec<String> {
+fn moved(report: &TrainReport) -> Vec<String> {
     let before = values(&fixture("goldens/esm2"));
     let same = |name: &str, now: &[f32]| {
         before.iter().any(|(other, then)| {
@@ -506,7 +511,8 @@ fn a_language_model_reads_sentence_pieces() {
     let config: Vec<String> = format!("{flags} run.steps=13").split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(TINY, "test", &config).expect("a configuration");
     let request = Request { config, output: folder.path("run"), resume: Resume::Auto };
-    let error = train_with(&request, &mut |config, observer| open(config, observer), &mut Ear::default())
-        .expect_err("other data");
+    let error =
+        train_with(&request, &mut |config, observer| open(config, observer), &mut RecordingObserver::default())
+            .expect_err("other data");
     assert!(error.to_string().contains("the saved position belongs to other data"), "{error}");
 }

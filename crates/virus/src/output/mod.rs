@@ -258,9 +258,9 @@ struct OpenRecord {
 
 impl Outputs {
     /// Sets the number of bytes of lines that the sort of `prediction_results_highestscore.csv` holds in memory.
-    pub fn hold(&mut self, bytes: usize) {
+    pub fn set_sort_bytes(&mut self, bytes: usize) {
         if let Some(files) = &mut self.virnucpro {
-            files.hold(bytes);
+            files.set_sort_bytes(bytes);
         }
     }
 

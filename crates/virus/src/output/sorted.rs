@@ -56,7 +56,7 @@ impl Sorter {
     }
 
     /// Changes the maximum size of a run in memory to `run_bytes`.
-    pub fn hold(&mut self, run_bytes: usize) {
+    pub fn set_sort_bytes(&mut self, run_bytes: usize) {
         self.limits.run_bytes = run_bytes;
     }
 

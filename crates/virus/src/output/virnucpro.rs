@@ -40,8 +40,8 @@ impl VirNucPro {
     }
 
     /// Sets the number of bytes of lines that are sorted in memory.
-    pub fn hold(&mut self, bytes: usize) {
-        self.consensus.hold(bytes);
+    pub fn set_sort_bytes(&mut self, bytes: usize) {
+        self.consensus.set_sort_bytes(bytes);
     }
 
     /// Adds the chunk `name`, which has at least one scored frame, with its consensus `said`.

@@ -40,7 +40,7 @@ fn on(memory: &Arc<Memory>, output: &Path) -> plimsoll_virus::Options {
 }
 
 /// Returns the plan's peak in bytes according to the run record.
-fn planned(report: &plimsoll_virus::Report) -> u64 {
+fn planned(report: &plimsoll_virus::PredictReport) -> u64 {
     report.run_record["plan"]["peak_bytes"].as_u64().expect("a number")
 }
 

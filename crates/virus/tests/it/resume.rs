@@ -6,7 +6,7 @@ use plimsoll_data::journal::Journal;
 use plimsoll_data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
 use plimsoll_runtime::{Failure, Level, Observer, Progress};
 use plimsoll_virus::output::EmbeddingFormat;
-use plimsoll_virus::{Options, Report, Shard, VirusError, predict};
+use plimsoll_virus::{Options, PredictReport, Shard, VirusError, predict};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs;
@@ -100,7 +100,7 @@ pub fn break_off_with_results(options: &Options) -> VirusError {
 }
 
 /// Number of windows whose results came from the journal.
-pub fn kept(report: &Report) -> u64 {
+pub fn kept(report: &PredictReport) -> u64 {
     report.run_record["windows_from_journal"].as_u64().expect("a count")
 }
 

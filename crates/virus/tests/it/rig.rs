@@ -3,7 +3,7 @@
 pub use crate::folders::{Folder, fixture};
 use plimsoll_runtime::{Precision, Settings, Silent};
 use plimsoll_virus::output::HitsFormat;
-use plimsoll_virus::{Models, Options, Report, VirusError, predict};
+use plimsoll_virus::{Models, Options, PredictReport, VirusError, predict};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
 }
 
 /// Runs a prediction without an observer.
-pub fn run(options: &Options) -> Result<Report, VirusError> {
+pub fn run(options: &Options) -> Result<PredictReport, VirusError> {
     predict(options, &mut Silent)
 }
 

@@ -19,7 +19,7 @@ use core::arch::x86_64::*;
 /// How the columns of a head are split, and how many heads are packed together: two heads of 16 columns fill a cache
 /// line.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct HeadSplit {
     /// Columns of a head.
     pub(super) dim: usize,
     /// Columns of the first half; the second half has equally many or one less.
@@ -28,11 +28,11 @@ pub(super) struct Cut {
     pub(super) together: usize,
 }
 
-impl Cut {
+impl HeadSplit {
     /// The split for `heads` heads of `dim` columns, where `group` query heads share one key/value head.
-    pub(super) const fn new(dim: usize, heads: usize, group: usize) -> Cut {
+    pub(super) const fn new(dim: usize, heads: usize, group: usize) -> HeadSplit {
         let two = dim == SIDE && heads.is_multiple_of(2) && group == 1;
-        Cut { dim, half: dim.div_ceil(2), together: if two { 2 } else { 1 } }
+        HeadSplit { dim, half: dim.div_ceil(2), together: if two { 2 } else { 1 } }
     }
 
     /// Columns of all heads packed together.
@@ -64,15 +64,15 @@ impl Cut {
 
 /// Permutation that gathers the pairs of narrow heads from a row, and a mask of the words that exist.
 #[derive(Clone, Copy)]
-pub(super) struct Order {
+pub(super) struct PairPermutation {
     words: [u16; STEP],
     there: __mmask32,
 }
 
-impl Order {
+impl PairPermutation {
     /// The permutation for `cut`; empty if the heads are wide.
-    pub(super) fn new(cut: Cut) -> Order {
-        let mut order = Order { words: [0; STEP], there: 0 };
+    pub(super) fn new(cut: HeadSplit) -> PairPermutation {
+        let mut order = PairPermutation { words: [0; STEP], there: 0 };
         for at in 0..if cut.narrow() { cut.columns() } else { 0 } {
             let (head, at) = (at / cut.dim * cut.dim, at % cut.dim);
             let word = head + if at < cut.half { 2 * at } else { 2 * (at - cut.half) + 1 };
@@ -98,12 +98,12 @@ fn words(n: usize) -> __mmask32 {
 /// Rows of q or k that are read as pairs and rotated.
 #[derive(Clone, Copy)]
 pub(super) struct Pairs<'a> {
-    pub(super) cut: Cut,
+    pub(super) cut: HeadSplit,
     pub(super) head: Head<'a, Bf16>,
     pub(super) rope: Option<Rope<'a>>,
     /// Factor applied together with a rotation; ignored without one.
     pub(super) factor: Option<f32>,
-    pub(super) order: &'a Order,
+    pub(super) order: &'a PairPermutation,
 }
 
 impl Pairs<'_> {
@@ -161,7 +161,7 @@ impl Pairs<'_> {
     /// As `row`.
     #[inline(always)]
     unsafe fn stored(&self, i: usize, at: usize) -> __m512i {
-        let (Cut { dim, half, .. }, x) = (self.cut, self.head.row(i));
+        let (HeadSplit { dim, half, .. }, x) = (self.cut, self.head.row(i));
         // SAFETY: masks exclude the elements past either half.
         unsafe {
             if half <= SIDE {
@@ -294,7 +294,7 @@ pub(super) unsafe fn keys(
 ///
 /// # Safety
 /// The tiles must have been written.
-pub(super) unsafe fn finite(cut: Cut, head: usize, tiles: *const u8, count: usize) -> bool {
+pub(super) unsafe fn finite(cut: HeadSplit, head: usize, tiles: *const u8, count: usize) -> bool {
     let lines = if cut.together == 2 { head * cut.half..(head + 1) * cut.half } else { 0..SIDE };
     (0..count * cut.steps()).flat_map(|tile| lines.clone().map(move |j| tile * TILE + j * LINE)).all(|at| {
         // SAFETY: a line of the tiles.
@@ -312,7 +312,7 @@ pub(super) unsafe fn finite(cut: Cut, head: usize, tiles: *const u8, count: usiz
 #[inline(always)]
 pub(super) unsafe fn values(
     s: Avx512,
-    cut: Cut,
+    cut: HeadSplit,
     head: Head<'_, Bf16>,
     (first, count): (usize, usize),
     to: *mut u8,
@@ -367,7 +367,7 @@ unsafe fn value(head: Head<'_, Bf16>, row: usize, column: usize, n: usize) -> __
 /// # Safety
 /// `sums` holds whole tiles of columns, `o` the columns of the head.
 #[inline(always)]
-pub(super) unsafe fn columns(cut: Cut, sums: *const f32, factors: [f32; 2], o: *mut Bf16) {
+pub(super) unsafe fn columns(cut: HeadSplit, sums: *const f32, factors: [f32; 2], o: *mut Bf16) {
     // SAFETY: as the caller promises.
     unsafe {
         for column in (0..cut.columns()).step_by(STEP) {

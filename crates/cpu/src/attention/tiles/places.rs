@@ -2,13 +2,13 @@
 //!
 //! Invariant: every buffer consists of whole cache lines, and all fit in `workspace_bytes` for every head dimension.
 
-use super::super::Block;
-use super::pack::Cut;
-use super::{Job, KEYS, LINE, QUERIES, SCORES, SIDE, STEPS, STRIPS, TILE};
+use super::super::QueryBlock;
+use super::pack::HeadSplit;
+use super::{KEYS, LINE, QUERIES, SCORES, SIDE, STEPS, STRIPS, TILE, TiledCall};
 
 /// Offsets of the buffers in a thread's workspace, in bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Parts {
+pub(super) struct WorkspaceLayout {
     /// Packed queries: one AMX tile for each strip of query rows and each block of head columns, in this order.
     pub(super) queries: usize,
     /// Packed keys: one AMX tile for each group of 16 keys and each block of head columns, in this order.
@@ -25,16 +25,24 @@ pub(super) struct Parts {
     pub(super) len: usize,
 }
 
-impl Parts {
+impl WorkspaceLayout {
     /// The layout for heads split as `cut`.
-    pub(super) const fn new(cut: Cut) -> Parts {
+    pub(super) const fn new(cut: HeadSplit) -> WorkspaceLayout {
         let queries = 0;
         let keys = queries + STRIPS * cut.steps() * TILE;
         let values = keys + KEYS / SIDE * cut.steps() * TILE;
         let scores = values + cut.together * cut.tiles() * STEPS * TILE;
         let out = scores + 2 * SIDE * SCORES * 4;
         let bias = out + QUERIES * cut.together * cut.tiles() * LINE;
-        Parts { queries, keys, values, scores, out, bias, len: bias + (QUERIES + KEYS + 2 * SIDE) * 4 }
+        WorkspaceLayout {
+            queries,
+            keys,
+            values,
+            scores,
+            out,
+            bias,
+            len: bias + (QUERIES + KEYS + 2 * SIDE) * 4,
+        }
     }
 }
 
@@ -52,7 +60,7 @@ pub(super) struct Next {
 
 impl Next {
     /// The rows of `block`.
-    pub(super) fn new(job: &Job<'_>, cut: Cut, block: Block) -> Next {
+    pub(super) fn new(job: &TiledCall<'_>, cut: HeadSplit, block: QueryBlock) -> Next {
         let row = block.start + block.queries.0;
         let (column, shared) = (block.head * cut.columns(), block.head / job.config.group() * cut.columns());
         let places = [(job.q, column), (job.k, shared), (job.v, shared), (job.o.as_rows(), column)];
@@ -75,7 +83,7 @@ mod tests {
     fn the_parts_fit_in_the_workspace() {
         for head_dim in 1..=MAX_HEAD_DIM {
             for heads in [1, 2] {
-                let parts = Parts::new(Cut::new(head_dim, heads, 1));
+                let parts = WorkspaceLayout::new(HeadSplit::new(head_dim, heads, 1));
                 assert!(parts.len <= workspace_bytes(head_dim), "{head_dim}");
                 assert!([parts.queries, parts.out, parts.bias].iter().all(|at| at % LINE == 0));
             }

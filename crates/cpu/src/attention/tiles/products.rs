@@ -8,7 +8,7 @@
 
 use super::registers::Registers;
 use super::weights::BEGIN;
-use super::{Keys, LINE, QUERIES, SCORES, SIDE, STEP, STEPS, Strip, TILE, Task, WIDE};
+use super::{Keys, LINE, QUERIES, SCORES, SIDE, STEP, STEPS, Strip, TILE, TiledBlock, WIDE};
 
 /// Progress of multiplying a strip's weights by the values.
 pub(super) struct Gather {
@@ -25,7 +25,7 @@ impl Gather {
     }
 }
 
-impl Task<'_> {
+impl TiledBlock<'_> {
     /// Computes the scores of a strip with the key tiles `2 * pair` and, if it exists, `2 * pair + 1`. Pair 0 must
     /// come first, because it loads the queries.
     ///

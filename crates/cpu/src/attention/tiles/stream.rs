@@ -12,18 +12,18 @@
 
 use super::products::{add, each, pairs};
 use super::registers::Registers;
-use super::weights::{BEGIN, Running, soften_rest, soften_rows};
-use super::{Keys, LINE, SCORES, SIDE, STEP, STEPS, STRIPS, TILE, Task};
+use super::weights::{BEGIN, Running, softmax_rest, softmax_rows};
+use super::{Keys, LINE, SCORES, SIDE, STEP, STEPS, STRIPS, TILE, TiledBlock};
 use core::arch::x86_64::*;
 
 /// Number of pairs by which scores are computed ahead of weights.
 const AHEAD: usize = 2;
 /// Capacity of the circular buffers in pairs: `AHEAD` pairs of scores, the current pair and the previous one.
-const RING: usize = 4;
+const BUFFERED_PAIRS: usize = 4;
 
 // Per pair, the scores take two tiles and the weights one tile; both buffers lie in the memory for the scores of two
 // whole strips.
-const _: () = assert!(3 * RING * TILE <= 8 * SIDE * SCORES);
+const _: () = assert!(3 * BUFFERED_PAIRS * TILE <= 8 * SIDE * SCORES);
 
 /// Position of the loop: a pair of key tiles of a strip, and the number of pairs before it, over all strips.
 #[derive(Clone, Copy, Default)]
@@ -42,7 +42,7 @@ impl Turn {
     }
 }
 
-impl Task<'_> {
+impl TiledBlock<'_> {
     /// Processes all strips of a head against one block of keys; with `last`, also writes the strips to o.
     ///
     /// # Safety
@@ -90,12 +90,12 @@ impl Task<'_> {
                     now = now.next(pairs);
                     if head == 0 && keys.start == 0 {
                         for r in pair * SIDE / pairs..(pair + 1) * SIDE / pairs {
-                            self.ask(strip * SIDE + r);
+                            self.prefetch(strip * SIDE + r);
                         }
                     }
                 }
                 // The offset never changes while scores are bounded, so previous sums are scaled by 1.
-                running[head][strip].hold();
+                running[head][strip].use_fixed_offset();
                 let sums = core::mem::transmute::<[[__m512; 4]; 4], [__m512; SIDE]>(sums);
                 running[head][strip].add(_mm512_set1_ps(1.0), sums);
             }
@@ -128,8 +128,8 @@ impl Task<'_> {
             for (four, sums) in sums[FIRST..FIRST + 2].iter_mut().enumerate() {
                 let (from, to) = (from.add(four * 4 * STEP), to.add(four * 4 * LINE));
                 match rest {
-                    0 => *sums = soften_rows(from, to, *sums),
-                    _ => soften_rest(from, to, rest, sums),
+                    0 => *sums = softmax_rows(from, to, *sums),
+                    _ => softmax_rest(from, to, rest, sums),
                 }
             }
         }
@@ -223,12 +223,12 @@ impl Task<'_> {
     /// Circular buffer slot for the scores of the pair number `count`: f32 (16, 32).
     #[inline(always)]
     fn ring_scores(&self, count: usize) -> *mut u8 {
-        self.at(self.parts.scores + count % RING * 2 * TILE)
+        self.at(self.parts.scores + count % BUFFERED_PAIRS * 2 * TILE)
     }
 
     /// Circular buffer slot for the weights of the pair number `count`: one tile, bf16 (16, 32).
     #[inline(always)]
     fn ring_weights(&self, count: usize) -> *mut u8 {
-        self.at(self.parts.scores + RING * 2 * TILE + count % RING * TILE)
+        self.at(self.parts.scores + BUFFERED_PAIRS * 2 * TILE + count % BUFFERED_PAIRS * TILE)
     }
 }

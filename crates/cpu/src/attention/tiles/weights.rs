@@ -83,14 +83,14 @@ impl Running {
 
     /// Sets the offset for another block of keys with bounded scores; all earlier scores must have been bounded.
     #[inline(always)]
-    pub(super) fn hold(&mut self) {
+    pub(super) fn use_fixed_offset(&mut self) {
         // SAFETY: a `Running` exists only if the CPU has AVX-512 (`new`).
         self.top = unsafe { _mm512_set1_ps(SHIFT) };
     }
 
     /// Sets all sums to NaN, because a key is not finite.
     #[inline(always)]
-    pub(super) fn spoil(&mut self) {
+    pub(super) fn fill_nan(&mut self) {
         // SAFETY: a `Running` exists only if the CPU has AVX-512 (`new`).
         self.sum = unsafe { _mm512_set1_ps(f32::NAN) };
     }
@@ -102,7 +102,7 @@ impl Running {
     /// # Safety
     /// `scores` holds 16 rows; the CPU has AVX-512.
     #[inline(always)]
-    pub(super) unsafe fn raise(&mut self, scores: *const f32, keys: usize, scale: f32) -> __m512 {
+    pub(super) unsafe fn update_max(&mut self, scores: *const f32, keys: usize, scale: f32) -> __m512 {
         // SAFETY: as the caller promises.
         unsafe {
             let mut tops = [_mm512_setzero_ps(); SIDE];
@@ -238,7 +238,7 @@ pub(super) fn rest(keys: usize) -> __mmask32 {
 /// # Safety
 /// `row` holds the scores, readable up to a whole number of steps; the CPU has AVX-512 with VBMI and BF16.
 #[inline(always)]
-pub(super) unsafe fn soften(row: *mut f32, keys: usize, rest: __mmask32, scores: Scores) -> __m512 {
+pub(super) unsafe fn softmax_row(row: *mut f32, keys: usize, rest: __mmask32, scores: Scores) -> __m512 {
     // SAFETY: as the caller promises; the 64 bytes written for a step lie before all scores that are still to be
     // read.
     unsafe {
@@ -261,9 +261,15 @@ pub(super) unsafe fn soften(row: *mut f32, keys: usize, rest: __mmask32, scores:
 /// As `soften`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512bf16")]
 #[cold]
-pub(super) unsafe fn soften_far(row: *mut f32, keys: usize, rest: __mmask32, scale: f32, taken: f32) -> __m512 {
+pub(super) unsafe fn softmax_row_far(
+    row: *mut f32,
+    keys: usize,
+    rest: __mmask32,
+    scale: f32,
+    taken: f32,
+) -> __m512 {
     // SAFETY: as the caller promises.
-    unsafe { soften(row, keys, rest, Scores::Far(scale, taken)) }
+    unsafe { softmax_row(row, keys, rest, Scores::Far(scale, taken)) }
 }
 
 /// Turns four rows of 32 scores (two cache lines each) in the form `Scores::Ready` into four cache lines of weights,
@@ -277,7 +283,7 @@ pub(super) unsafe fn soften_far(row: *mut f32, keys: usize, rest: __mmask32, sca
 /// `from` points to eight readable lines and `to` to four writable ones; the CPU has the features named below.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512bf16")]
 #[inline]
-pub(super) unsafe fn soften_rows(from: *const f32, to: *mut u8, sums: [__m512; 4]) -> [__m512; 4] {
+pub(super) unsafe fn softmax_rows(from: *const f32, to: *mut u8, sums: [__m512; 4]) -> [__m512; 4] {
     let [mut a, mut b, mut c, mut d] = sums;
     let (_y, _t): (__m512i, __m512i);
     let (_upper, _low): (u32, u64);
@@ -334,12 +340,12 @@ pub(super) unsafe fn soften_rows(from: *const f32, to: *mut u8, sums: [__m512; 4
     [a, b, c, d]
 }
 
-/// `soften_rows` for a partial step: words outside `rest` become zero.
+/// `softmax_rows` for a partial step: words outside `rest` become zero.
 ///
 /// # Safety
-/// As `soften_rows`.
+/// As `softmax_rows`.
 #[inline(always)]
-pub(super) unsafe fn soften_rest(from: *const f32, to: *mut u8, rest: __mmask32, sums: &mut [__m512; 4]) {
+pub(super) unsafe fn softmax_rest(from: *const f32, to: *mut u8, rest: __mmask32, sums: &mut [__m512; 4]) {
     // SAFETY: as the caller promises.
     unsafe {
         for (r, sums) in sums.iter_mut().enumerate() {
@@ -447,7 +453,7 @@ mod tests {
                 let begin = if matches!(form, Scores::Ready) { BEGIN.0[0] } else { 0.0 };
                 let mut row: [f32; STEP] = core::array::from_fn(|j| begin + score(j));
                 // SAFETY: `has_lanes`; a step of scores.
-                unsafe { soften(row.as_mut_ptr(), STEP, 0, form) };
+                unsafe { softmax_row(row.as_mut_ptr(), STEP, 0, form) };
                 core::array::from_fn::<u32, SIDE, _>(|lane| row[lane].to_bits())
             });
             assert_eq!(found[0], found[1]);
@@ -476,11 +482,11 @@ mod tests {
                 let (from, to) = (scores.as_ptr().cast(), lines.as_mut_ptr());
                 let mut sums = [_mm512_set1_ps(3.0); 4];
                 match keys == STEP {
-                    false => soften_rest(from, to, rest(keys), &mut sums),
-                    true => sums = soften_rows(from, to, sums),
+                    false => softmax_rest(from, to, rest(keys), &mut sums),
+                    true => sums = softmax_rows(from, to, sums),
                 }
                 for (r, mut row) in scores.into_iter().enumerate() {
-                    let whole = soften(row.as_mut_ptr(), keys, rest(keys), Scores::Ready);
+                    let whole = softmax_row(row.as_mut_ptr(), keys, rest(keys), Scores::Ready);
                     let weights: Vec<u8> = row[..SIDE].iter().flat_map(|x| x.to_le_bytes()).collect();
                     assert_eq!(lines[r * LINE..][..LINE], weights[..], "row {r} of {keys} keys");
                     let sum = |x| _mm512_reduce_add_ps(x);

@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use self::files::RowFile;
-use super::dataset::{Census, Side};
+use super::dataset::{DatasetStats, SplitSize};
 use super::labels::{Classes, Labels};
-use super::ledger::Held;
+use super::ledger::HostMemory;
 use super::random::Key;
 use super::split::Split;
 use crate::hex::hex;
@@ -28,7 +28,7 @@ use crate::{DataError, DataErrorKind};
 pub struct RowSettings {
     /// The parts of an input, such as the embeddings of the nucleotides and of the protein. The rows are those of
     /// the first part, in its order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<RowGroupPart>,
     /// Table of names and classes, which gives the class of each row.
     pub labels: PathBuf,
     /// Names of the classes.
@@ -45,7 +45,7 @@ pub struct RowSettings {
 
 /// One part of an input.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct RowGroupPart {
     /// Files of rows: `.npy` with their `.ids.txt`, `.safetensors` with a matrix or with a tensor for each name.
     pub files: Vec<PathBuf>,
     /// Pattern of the names of tensors that are rows, with `*` for the name of the row: `*`, or for example `*.mean`.
@@ -89,7 +89,7 @@ struct Rows {
     widths: Vec<usize>,
     train: Vec<Row>,
     validation: Vec<Row>,
-    census: Census,
+    census: DatasetStats,
     digest: String,
 }
 
@@ -124,7 +124,8 @@ impl RowSet {
         let widths = widths.collect::<Result<Vec<_>, _>>()?;
         let named = rows(&settings, &mut files, &labels)?;
         let (train, validation, digest) = (Vec::new(), Vec::new(), String::new());
-        let mut new = Rows { settings, files, widths, train, validation, census: Census::default(), digest };
+        let mut new =
+            Rows { settings, files, widths, train, validation, census: DatasetStats::default(), digest };
         new.split(named)?;
         new.check()?;
         Ok(RowSet { inner: Arc::new(new) })
@@ -146,7 +147,7 @@ impl RowSet {
     }
 
     /// Returns the number of rows (as documents) and bytes of each split.
-    pub fn census(&self) -> &Census {
+    pub fn census(&self) -> &DatasetStats {
         &self.inner.census
     }
 
@@ -157,14 +158,14 @@ impl RowSet {
     }
 
     /// Returns the host memory of the index, by purpose, without the batches.
-    pub fn host_bytes(&self) -> Vec<Held> {
+    pub fn host_bytes(&self) -> Vec<HostMemory> {
         let parts = self.inner.widths.len();
         let row = size_of::<Row>() + parts * size_of::<(u32, u32)>();
         let rows = self.inner.train.capacity() + self.inner.validation.capacity();
         let order = size_of::<u32>() * self.inner.train.len();
         vec![
-            Held { what: "index of rows", bytes: (rows * row) as u64 },
-            Held { what: "order of rows", bytes: order as u64 },
+            HostMemory { what: "index of rows", bytes: (rows * row) as u64 },
+            HostMemory { what: "order of rows", bytes: order as u64 },
         ]
     }
 
@@ -257,7 +258,7 @@ impl Rows {
     }
 
     fn check(&self) -> Result<(), DataError> {
-        let (Side { documents: train, .. }, all) =
+        let (SplitSize { documents: train, .. }, all) =
             (self.census.train, self.train.len() + self.validation.len());
         let fraction = self.settings.validation;
         let why = match (train, self.validation.len()) {
@@ -308,7 +309,7 @@ fn rows(
 /// Locations (file, row) of the rows of a part with their names: in the order of the files, and by name.
 type Places = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
 
-fn places(files: &mut [RowFile], part: &Part) -> Result<Places, DataError> {
+fn places(files: &mut [RowFile], part: &RowGroupPart) -> Result<Places, DataError> {
     let (mut order, mut by_name) = (Vec::new(), HashMap::new());
     for (number, (file, path)) in (0..).zip(files.iter_mut().zip(&part.files)) {
         for (row, name) in (0..).zip(std::mem::take(&mut file.names)) {
@@ -323,7 +324,7 @@ fn places(files: &mut [RowFile], part: &Part) -> Result<Places, DataError> {
 }
 
 /// Returns the width of a part's rows; errors if its files differ in width.
-fn width(part: &Part, files: &[RowFile]) -> Result<usize, DataError> {
+fn width(part: &RowGroupPart, files: &[RowFile]) -> Result<usize, DataError> {
     let first = files[0].width();
     let other = files.iter().zip(&part.files).find(|(file, _)| file.width() != first);
     let refuse = |(file, path): (&RowFile, &PathBuf)| {

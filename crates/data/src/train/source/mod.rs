@@ -11,7 +11,7 @@ use self::ids::Ids;
 use self::json::JsonLines;
 use self::text::Text;
 use super::labels::{Classes, Labels, LabelsFrom};
-use super::settings::{Format, Settings, Task};
+use super::settings::{Format, Objective, Settings};
 use crate::sequence::{Reader, Record};
 use crate::{DataError, DataErrorKind};
 
@@ -39,10 +39,10 @@ impl Documents {
             Format::Text(how) => Self::Text(Text::open(path, how.clone(), most)?),
             Format::JsonLines { field } => {
                 let label = match &settings.task {
-                    Task::Classify { labels: LabelsFrom::Field(name), classes, .. } => {
+                    Objective::Classify { labels: LabelsFrom::Field(name), classes, .. } => {
                         Some((name.clone(), classes.clone()))
                     }
-                    Task::Classify { .. } | Task::Causal | Task::Masked(_) => None,
+                    Objective::Classify { .. } | Objective::Causal | Objective::Masked(_) => None,
                 };
                 Self::JsonLines(JsonLines::open(path, field.clone(), label, most)?)
             }

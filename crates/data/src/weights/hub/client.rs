@@ -11,7 +11,7 @@ use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
 
 use super::error::HubErrorKind;
-use super::{HubEnv, Patience};
+use super::{HubEnv, RetryPolicy};
 use crate::printable::Place;
 
 /// Maximum number of redirects that are followed for one request.
@@ -27,23 +27,23 @@ pub(super) struct Client {
     agent: Agent,
     endpoint: String,
     token: Option<String>,
-    pub(super) patience: Patience,
+    pub(super) patience: RetryPolicy,
 }
 
 /// Metadata of a file from the hub's response headers.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Facts {
+pub(super) struct FileMetadata {
     pub(super) commit: Option<String>,
     pub(super) etag: Option<String>,
     pub(super) size: Option<u64>,
 }
 
 /// The error of a request, with whether to retry it.
-pub(super) enum Trouble {
+pub(super) enum RequestError {
     /// A transient error: a retry may succeed.
-    Passing(HubErrorKind),
+    Transient(HubErrorKind),
     /// A permanent error: a retry would fail again.
-    Lasting(HubErrorKind),
+    Permanent(HubErrorKind),
 }
 
 impl Client {
@@ -61,17 +61,22 @@ impl Client {
             .user_agent(concat!("plimsoll/", env!("CARGO_PKG_VERSION")))
             .proxy(if env.proxies { Proxy::try_from_env() } else { None })
             .tls_config(TlsConfig::builder().root_certs(roots(env)?).build())
-            .timeout_resolve(Some(env.patience.answer))
-            .timeout_connect(Some(env.patience.answer))
-            .timeout_recv_response(Some(env.patience.answer))
-            .timeout_per_read(Some(env.patience.answer));
+            .timeout_resolve(Some(env.patience.timeout))
+            .timeout_connect(Some(env.patience.timeout))
+            .timeout_recv_response(Some(env.patience.timeout))
+            .timeout_per_read(Some(env.patience.timeout));
         let agent = config.build().new_agent();
         Ok(Client { agent, endpoint, token: env.token(), patience: env.patience })
     }
 
     /// Requests the metadata of `file` at `revision` (HTTP HEAD); `None` if the hub has no such file (404).
-    pub(super) fn facts(&self, id: &str, revision: &str, file: &str) -> Result<Option<Facts>, Trouble> {
-        let (answer, facts) = self.ask(&self.address(id, revision, file), None)?;
+    pub(super) fn facts(
+        &self,
+        id: &str,
+        revision: &str,
+        file: &str,
+    ) -> Result<Option<FileMetadata>, RequestError> {
+        let (answer, facts) = self.request(&self.address(id, revision, file), None)?;
         match answer.status().as_u16() {
             200..=399 => Ok(Some(facts)),
             404 => Ok(None),
@@ -85,8 +90,8 @@ impl Client {
         &self,
         (id, revision, file): (&str, &str, &str),
         start: u64,
-    ) -> Result<Response<Body>, Trouble> {
-        let (answer, _) = self.ask(&self.address(id, revision, file), Some(start))?;
+    ) -> Result<Response<Body>, RequestError> {
+        let (answer, _) = self.request(&self.address(id, revision, file), Some(start))?;
         match answer.status().as_u16() {
             200 | 206 | 416 => Ok(answer),
             status => Err(refused(status)),
@@ -100,13 +105,17 @@ impl Client {
     /// Sends a request and follows redirects. With `start` it is a GET from that byte on, and all redirects are
     /// followed; without it is a HEAD, and only redirects within the hub are followed, because other hosts are not
     /// trusted for metadata.
-    fn ask(&self, address: &str, start: Option<u64>) -> Result<(Response<Body>, Facts), Trouble> {
-        let (mut address, mut facts) = (address.to_owned(), Facts::default());
+    fn request(
+        &self,
+        address: &str,
+        start: Option<u64>,
+    ) -> Result<(Response<Body>, FileMetadata), RequestError> {
+        let (mut address, mut facts) = (address.to_owned(), FileMetadata::default());
         for _ in 0..=MOST_REDIRECTS {
             let at_hub = origin(&address) == origin(&self.endpoint);
             let answer = self.send(&address, start, at_hub)?;
             if at_hub {
-                facts = Facts::of(&answer).or(facts);
+                facts = FileMetadata::of(&answer).or(facts);
             }
             if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok((answer, facts));
@@ -117,10 +126,10 @@ impl Client {
             }
             address = next;
         }
-        Err(Trouble::Lasting(HubErrorKind::Answer(format!("more than {MOST_REDIRECTS} redirects"))))
+        Err(RequestError::Permanent(HubErrorKind::Answer(format!("more than {MOST_REDIRECTS} redirects"))))
     }
 
-    fn send(&self, address: &str, start: Option<u64>, at_hub: bool) -> Result<Response<Body>, Trouble> {
+    fn send(&self, address: &str, start: Option<u64>, at_hub: bool) -> Result<Response<Body>, RequestError> {
         let mut request = match start {
             None => self.agent.head(address),
             Some(0) => self.agent.get(address),
@@ -130,23 +139,23 @@ impl Client {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         request.call().map_err(|error| match error {
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Trouble::Lasting(HubErrorKind::Setting(
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => RequestError::Permanent(HubErrorKind::Setting(
                 "the address or the token has a character that cannot be sent; check HF_ENDPOINT and HF_TOKEN"
                     .to_owned(),
             )),
             // `InvalidData` is how a TLS failure appears, such as a certificate that rustls does not trust: a retry
             // would fail again.
             ureq::Error::Io(io) if io.kind() == std::io::ErrorKind::InvalidData => {
-                Trouble::Lasting(HubErrorKind::Unreachable(Box::new(ureq::Error::Io(io))))
+                RequestError::Permanent(HubErrorKind::Unreachable(Box::new(ureq::Error::Io(io))))
             }
-            error => Trouble::Passing(HubErrorKind::Unreachable(Box::new(error))),
+            error => RequestError::Transient(HubErrorKind::Unreachable(Box::new(error))),
         })
     }
 
     /// The address that a redirect response of `from` names. Refuses a redirect from https to http.
-    fn next(&self, from: &str, headers: &HeaderMap) -> Result<String, Trouble> {
+    fn next(&self, from: &str, headers: &HeaderMap) -> Result<String, RequestError> {
         let location = headers.get(LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let bad = |what: &str| Err(Trouble::Lasting(HubErrorKind::Answer(format!("a redirect {what}"))));
+        let bad = |what: &str| Err(RequestError::Permanent(HubErrorKind::Answer(format!("a redirect {what}"))));
         if location.starts_with('/') && !location.starts_with("//") {
             return Ok(format!("{}{location}", origin(from).unwrap_or_default()));
         }
@@ -161,22 +170,22 @@ impl Client {
     }
 }
 
-impl Facts {
-    fn of(answer: &Response<Body>) -> Facts {
+impl FileMetadata {
+    fn of(answer: &Response<Body>) -> FileMetadata {
         let text = |name: &str| Some(answer.headers().get(name)?.to_str().ok()?.trim().to_owned());
         let is_file = answer.status().is_success();
         let length = || text(CONTENT_LENGTH.as_str()).filter(|_| is_file);
         let etag = text(LINKED_ETAG).or_else(|| text(ETAG.as_str()));
         let bare = |etag: String| etag.trim_start_matches("W/").trim_matches('"').to_owned();
-        Facts {
+        FileMetadata {
             commit: text(COMMIT),
             etag: etag.map(bare),
             size: text(LINKED_SIZE).or_else(length).and_then(|size| size.parse().ok()),
         }
     }
 
-    fn or(self, other: Facts) -> Facts {
-        Facts {
+    fn or(self, other: FileMetadata) -> FileMetadata {
+        FileMetadata {
             commit: self.commit.or(other.commit),
             etag: self.etag.or(other.etag),
             size: self.size.or(other.size),
@@ -191,10 +200,10 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, u64)> {
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()?))
 }
 
-fn refused(status: u16) -> Trouble {
+fn refused(status: u16) -> RequestError {
     match status {
-        408 | 429 | 500.. => Trouble::Passing(HubErrorKind::Status(status)),
-        _ => Trouble::Lasting(HubErrorKind::Status(status)),
+        408 | 429 | 500.. => RequestError::Transient(HubErrorKind::Status(status)),
+        _ => RequestError::Permanent(HubErrorKind::Status(status)),
     }
 }
 
@@ -234,10 +243,10 @@ fn roots(env: &HubEnv) -> Result<RootCerts, HubErrorKind> {
     }
 }
 
-impl Patience {
+impl RetryPolicy {
     /// The pause after failed attempt number `attempt` (from 1): doubles with each attempt, at most 64 times `pause`.
     pub(super) fn pause_before(&self, attempt: u32) -> Duration {
-        self.pause * 2u32.pow(attempt.saturating_sub(1).min(6))
+        self.backoff * 2u32.pow(attempt.saturating_sub(1).min(6))
     }
 }
 

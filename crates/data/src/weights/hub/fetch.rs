@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::client::{Client, Facts, Trouble, content_range};
+use super::client::{Client, FileMetadata, RequestError, content_range};
 use super::digest::Digest;
 use super::error::{HubError, HubErrorKind as Kind};
 use super::{HubEnv, cached_commit, repository_folder};
@@ -30,7 +30,7 @@ const PROGRESS: u64 = 1 << 20;
 
 /// A progress event of fetching a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum FetchEvent {
     /// Another process holds the file's lock; this process waits for it.
     Waiting,
     /// A request failed, or the digest was wrong, and the request is repeated.
@@ -44,10 +44,10 @@ pub enum Step {
 /// Progress callback, called with the file's name, its size in bytes (0 while unknown) and the event. If it returns
 /// [`ControlFlow::Break`], the fetch ends with [`HubErrorKind::Stopped`](super::HubErrorKind::Stopped). The bytes
 /// received so far stay in the cache, and the next fetch of the file continues after them.
-pub type Told<'a> = &'a mut dyn FnMut(&str, u64, Step) -> ControlFlow<()>;
+pub type Progress<'a> = &'a mut dyn FnMut(&str, u64, FetchEvent) -> ControlFlow<()>;
 
 /// Progress callback for one file, called with its size in bytes and the event; `Err(Stopped)` ends the fetch.
-type Tell<'a> = &'a mut dyn FnMut(u64, Step) -> Result<(), Kind>;
+type Tell<'a> = &'a mut dyn FnMut(u64, FetchEvent) -> Result<(), Kind>;
 
 /// A model's repository: its folder in the cache, and a client of the hub for files that are missing there.
 pub struct Repository {
@@ -88,7 +88,7 @@ impl Repository {
     ///
     /// # Errors
     /// `Hub`.
-    pub fn fetch(&mut self, file: &str, told: Told<'_>) -> Result<Option<PathBuf>, WeightsError> {
+    pub fn fetch(&mut self, file: &str, told: Progress<'_>) -> Result<Option<PathBuf>, WeightsError> {
         if let Some(place) = self.snapshot().map(|folder| folder.join(file)).filter(|path| path.exists()) {
             return Ok(Some(place));
         }
@@ -100,7 +100,7 @@ impl Repository {
     }
 
     /// The error for a required file that the repository does not have.
-    pub fn lacks(&self, file: &str) -> WeightsError {
+    pub fn missing_file_error(&self, file: &str) -> WeightsError {
         self.error(file, Kind::Status(404))
     }
 
@@ -109,7 +109,7 @@ impl Repository {
     ///
     /// # Errors
     /// `Hub` where the cache cannot be written.
-    pub fn keep(&self) -> Result<(), WeightsError> {
+    pub fn write_ref(&self) -> Result<(), WeightsError> {
         let Some(commit) = self.commit.as_ref().filter(|_| cached_commit(&self.folder).is_err()) else {
             return Ok(());
         };
@@ -133,7 +133,7 @@ impl Repository {
         }
         let revision = self.commit.clone().unwrap_or_else(|| "main".to_owned());
         let Some(facts) = self.facts(&revision, file, tell)? else { return Ok(None) };
-        let known = Known::of(facts)?;
+        let known = RequiredMetadata::of(facts)?;
         // All further files are requested at the commit of the first file, so that a snapshot is not mixed from two
         // commits if `main` moves in the meantime.
         let commit = self.commit.get_or_insert(known.commit.clone()).clone();
@@ -151,7 +151,7 @@ impl Repository {
     }
 
     /// Requests a file's metadata, with retries.
-    fn facts(&self, revision: &str, file: &str, tell: Tell<'_>) -> Result<Option<Facts>, Kind> {
+    fn facts(&self, revision: &str, file: &str, tell: Tell<'_>) -> Result<Option<FileMetadata>, Kind> {
         let mut attempt = 0;
         loop {
             match self.client.facts(&self.id, revision, file) {
@@ -163,27 +163,27 @@ impl Repository {
 
     /// Counts a failed attempt and sleeps before the next one. Returns the error if it is permanent or the number of
     /// attempts is exhausted.
-    fn wait(&self, attempt: &mut u32, trouble: Trouble, size: u64, tell: Tell<'_>) -> Result<(), Kind> {
+    fn wait(&self, attempt: &mut u32, trouble: RequestError, size: u64, tell: Tell<'_>) -> Result<(), Kind> {
         *attempt += 1;
         match trouble {
-            Trouble::Passing(_) if *attempt < self.client.patience.tries => {
-                tell(size, Step::Again)?;
+            RequestError::Transient(_) if *attempt < self.client.patience.attempts => {
+                tell(size, FetchEvent::Again)?;
                 sleep(self.client.patience.pause_before(*attempt));
                 Ok(())
             }
-            Trouble::Passing(kind) | Trouble::Lasting(kind) => Err(kind),
+            RequestError::Transient(kind) | RequestError::Permanent(kind) => Err(kind),
         }
     }
 
     /// Takes the file lock that huggingface_hub takes for this blob. `None` if the file system has no locks: two
     /// processes may then write one partial file, which the digest detects.
-    fn lock(&self, known: &Known, tell: Tell<'_>) -> Result<Option<File>, Kind> {
+    fn lock(&self, known: &RequiredMetadata, tell: Tell<'_>) -> Result<Option<File>, Kind> {
         let path = self.locks.join(format!("{}.lock", known.etag));
         make_parent(&path)?;
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Kind::disk(&path))?;
         match file.try_lock() {
             Ok(()) => return Ok(Some(file)),
-            Err(TryLockError::WouldBlock) => tell(known.size, Step::Waiting)?,
+            Err(TryLockError::WouldBlock) => tell(known.size, FetchEvent::Waiting)?,
             Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
                 return Ok(None);
             }
@@ -199,7 +199,7 @@ impl Repository {
         &self,
         commit: &str,
         file: &str,
-        known: &Known,
+        known: &RequiredMetadata,
         blob: &Path,
         tell: Tell<'_>,
     ) -> Result<(), Kind> {
@@ -212,7 +212,7 @@ impl Repository {
             self.transfer((&self.id, commit, file), known, (&mut out, &partial), tell)?;
             // Before the rename: a name in `blobs` says that the bytes are on disk.
             out.sync_all().map_err(failed())?;
-            tell(known.size, Step::Checking)?;
+            tell(known.size, FetchEvent::Checking)?;
             let found = known.digest.of(&partial, known.size).map_err(failed())?;
             if found == known.etag {
                 return fs::rename(&partial, blob).map_err(Kind::disk(blob));
@@ -226,7 +226,7 @@ impl Repository {
                 return Err(Kind::Hash { found, expected: known.etag.clone() });
             }
             is_resumed = false;
-            tell(known.size, Step::Again)?;
+            tell(known.size, FetchEvent::Again)?;
         }
     }
 
@@ -234,7 +234,7 @@ impl Repository {
     fn transfer(
         &self,
         what: (&str, &str, &str),
-        known: &Known,
+        known: &RequiredMetadata,
         (out, path): (&mut File, &Path),
         tell: Tell<'_>,
     ) -> Result<(), Kind> {
@@ -245,12 +245,14 @@ impl Repository {
                 out.set_len(0).map_err(Kind::disk(path))?;
                 have = 0;
             }
-            tell(known.size, Step::Bytes(have))?;
+            tell(known.size, FetchEvent::Bytes(have))?;
             if have == known.size {
                 return Ok(());
             }
             let trouble = match self.append(what, known, (out, path), have, tell) {
-                Ok(()) => Trouble::Passing(Kind::Broken { found: length(out, path)?, expected: known.size }),
+                Ok(()) => {
+                    RequestError::Transient(Kind::Broken { found: length(out, path)?, expected: known.size })
+                }
                 Err(trouble) => trouble,
             };
             let there = length(out, path)?;
@@ -268,12 +270,12 @@ impl Repository {
     fn append(
         &self,
         what: (&str, &str, &str),
-        known: &Known,
+        known: &RequiredMetadata,
         (out, path): (&mut File, &Path),
         mut have: u64,
         tell: Tell<'_>,
-    ) -> Result<(), Trouble> {
-        let disk = |error| Trouble::Lasting(Kind::disk(path)(error));
+    ) -> Result<(), RequestError> {
+        let disk = |error| RequestError::Permanent(Kind::disk(path)(error));
         let answer = self.client.body(what, have)?;
         let total = match answer.status().as_u16() {
             206 => {
@@ -281,7 +283,7 @@ impl Repository {
                 let Some((_, total)) = range.filter(|(start, _)| *start == have) else {
                     let why =
                         format!("the server did not send the requested range, which starts at byte {have}");
-                    return Err(Trouble::Lasting(Kind::Answer(why)));
+                    return Err(RequestError::Permanent(Kind::Answer(why)));
                 };
                 Some(total)
             }
@@ -293,49 +295,52 @@ impl Repository {
                     have = 0;
                 }
                 if status == 416 {
-                    return Err(Trouble::Passing(Kind::Status(status)));
+                    return Err(RequestError::Transient(Kind::Status(status)));
                 }
                 answer.body().content_length()
             }
         };
         if let Some(found) = total.filter(|&total| total != known.size) {
-            return Err(Trouble::Lasting(Kind::Size { found, expected: known.size }));
+            return Err(RequestError::Permanent(Kind::Size { found, expected: known.size }));
         }
         let mut body = answer.into_body().into_reader();
         let mut buffer = vec![0; BUFFER];
         loop {
-            let broken = |_| Trouble::Passing(Kind::Broken { found: have, expected: known.size });
+            let broken = |_| RequestError::Transient(Kind::Broken { found: have, expected: known.size });
             let n = body.read(&mut buffer).map_err(broken)?;
             if n == 0 {
                 return Ok(());
             }
             if have + n as u64 > known.size {
-                return Err(Trouble::Lasting(Kind::Size { found: have + n as u64, expected: known.size }));
+                return Err(RequestError::Permanent(Kind::Size {
+                    found: have + n as u64,
+                    expected: known.size,
+                }));
             }
             out.write_all(&buffer[..n]).map_err(disk)?;
             have += n as u64;
-            tell(known.size, Step::Bytes(have)).map_err(Trouble::Lasting)?;
+            tell(known.size, FetchEvent::Bytes(have)).map_err(RequestError::Permanent)?;
         }
     }
 }
 
 /// Metadata that is required before a file is fetched.
-struct Known {
+struct RequiredMetadata {
     commit: String,
     etag: String,
     digest: Digest,
     size: u64,
 }
 
-impl Known {
-    fn of(facts: Facts) -> Result<Known, Kind> {
+impl RequiredMetadata {
+    fn of(facts: FileMetadata) -> Result<RequiredMetadata, Kind> {
         let lacks = |what: &str| Kind::Answer(format!("the response does not state {what}"));
         let commit = facts.commit.filter(|commit| is_hex(commit)).ok_or_else(|| lacks("the commit"))?;
         let size = facts.size.ok_or_else(|| lacks("the size of the file"))?;
         let etag = facts.etag.filter(|etag| is_hex(etag));
         let digest = etag.as_deref().and_then(Digest::of_etag);
         let (etag, digest) = etag.zip(digest).ok_or_else(|| lacks("the digest of the file (etag)"))?;
-        Ok(Known { commit, etag, digest, size })
+        Ok(RequiredMetadata { commit, etag, digest, size })
     }
 }
 

@@ -1,8 +1,8 @@
 //! What is in batches: everything once, in its bounds, with its own targets.
 
 use plimsoll_data::train::{
-    Batch, Bounds, Classes, Dataset, Format, IdWidth, LabelsFrom, MaskRates, Settings, Shuffle, Split, Task,
-    TextDocuments, Tokens, Validation,
+    Batch, Bounds, Classes, Dataset, Format, IdWidth, LabelsFrom, MaskRates, Objective, Settings, Shuffle,
+    Split, TextDocuments, TokenizerKind, Validation,
 };
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ fn pieces_of_a_document_follow_each_other() {
     assert_eq!(batches[0].spans, [[0, 8], [8, 10]]);
     assert_eq!(batches[0].targets, b"bcdefghijk".map(i32::from));
     // Without an end the last byte is a target only, and a document of one byte teaches nothing.
-    let tokens = Tokens::Bytes { end: false };
+    let tokens = TokenizerKind::Bytes { end: false };
     let data = Dataset::open(Settings { bounds, shuffle, tokens, ..settings(&[&path]) }).unwrap();
     assert_eq!(texts(&epoch(&data, Split::Train)), ["abcdefghi", "ijk", "kl", "xyz"]);
 }
@@ -118,7 +118,7 @@ fn files_of_ids_are_documents() {
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     let path = file(&folder, "a.bin", bytes);
     let format = Format::Ids { width: IdWidth::U16, end: Some(9) };
-    let base = Settings { format, tokens: Tokens::Ids { vocab: 2000 }, ..settings(&[&path]) };
+    let base = Settings { format, tokens: TokenizerKind::Ids { vocab: 2000 }, ..settings(&[&path]) };
     let base = Settings { shuffle: Shuffle { documents: 1, bytes: 1 }, ..base };
     let data = Dataset::open(base.clone()).unwrap();
     let batches = epoch(&data, Split::Train);
@@ -131,7 +131,7 @@ fn files_of_ids_are_documents() {
     };
     assert_eq!((inputs, targets), (expected(0), expected(1)));
     // An id that the model does not have.
-    let error = refusal(Settings { tokens: Tokens::Ids { vocab: 500 }, ..base });
+    let error = refusal(Settings { tokens: TokenizerKind::Ids { vocab: 500 }, ..base });
     assert!(error.contains("a.bin, 'document 14': the id 500 is not below 500"), "{error}");
 }
 
@@ -139,8 +139,9 @@ fn files_of_ids_are_documents() {
 fn masked_pieces_have_their_ends() {
     let path = golden("esm2/proteins.faa");
     let bounds = Bounds { tokens: 128, sequences: 8, longest: 50 };
-    let task = Task::Masked(MaskRates::BERT);
-    let base = Settings { format: Format::Sequences, tokens: Tokens::Esm, task, bounds, ..settings(&[&path]) };
+    let task = Objective::Masked(MaskRates::BERT);
+    let base =
+        Settings { format: Format::Sequences, tokens: TokenizerKind::Esm, task, bounds, ..settings(&[&path]) };
     let data = Dataset::open(base).unwrap();
     let batches = epoch(&data, Split::Train);
     let (mut residues, mut chosen) = (0, 0);
@@ -167,8 +168,9 @@ fn masked_pieces_have_their_ends() {
 fn dna_keeps_its_special_tokens_apart() {
     let (reads, tokenizer) = (golden("dnabert_s/reads.fa"), golden("dnabert_s/tokenizer.json"));
     let bounds = Bounds { tokens: 256, sequences: 8, longest: 200 };
-    let base = Settings { format: Format::Sequences, tokens: Tokens::Dna(tokenizer), ..settings(&[&reads]) };
-    let base = Settings { bounds, task: Task::Masked(MaskRates::BERT), ..base };
+    let base =
+        Settings { format: Format::Sequences, tokens: TokenizerKind::Dna(tokenizer), ..settings(&[&reads]) };
+    let base = Settings { bounds, task: Objective::Masked(MaskRates::BERT), ..base };
     let data = Dataset::open(base).unwrap();
     assert_eq!((data.vocabulary().mask(), data.vocabulary().frame()), (Some(4), [Some(1), Some(2)]));
     for batch in epoch(&data, Split::Train) {
@@ -187,7 +189,7 @@ fn a_sequence_has_a_class() {
         "{\"text\":\"abc\",\"y\":\"in\"}\n{\"y\":\"out\",\"text\":\"defghijklmnopq\"}\n",
     );
     let classes = Classes::Names(vec!["out".into(), "in".into()]);
-    let task = |labels, truncate| Task::Classify { labels, classes: classes.clone(), truncate };
+    let task = |labels, truncate| Objective::Classify { labels, classes: classes.clone(), truncate };
     let bounds = Bounds { tokens: 20, sequences: 4, longest: 8 };
     let base = Settings {
         format: Format::JsonLines { field: "text".into() },
@@ -210,7 +212,7 @@ fn a_sequence_has_a_class() {
         (file(&folder, "a.fa", ">p x\nMKV\n>q\nMK\n"), file(&folder, "a.tsv", "q\tin\np\tout\n"));
     let task = task(LabelsFrom::Table(table), false);
     let settings =
-        Settings { format: Format::Sequences, tokens: Tokens::Esm, task, train: vec![fasta], ..base };
+        Settings { format: Format::Sequences, tokens: TokenizerKind::Esm, task, train: vec![fasta], ..base };
     let batches = epoch(&Dataset::open(settings).unwrap(), Split::Train);
     assert_eq!(batches[0].targets, [0, 1]);
     assert_eq!(batches[0].ids, [0, 20, 15, 7, 2, 0, 20, 15, 2]);

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use plimsoll_data::train::{Batch, BytePairs, Dataset, Format, Settings, Shuffle, Split, Tokens, Vocabulary};
+use plimsoll_data::train::{
+    Batch, BytePairs, Dataset, Format, Settings, Shuffle, Split, TokenizerKind, Vocabulary,
+};
 use serde_json::{Map, Value, json};
 
 use super::{file, settings};
@@ -115,7 +117,7 @@ fn sentence_pieces_hold_less_than_the_ledger_says() {
     for model in ["Unigram", "whole", "BPE"] {
         let tokenizer = file(&folder, &format!("{model}.json"), sentence_pieces(model));
         let settings = Settings {
-            tokens: Tokens::BytePairs { file: tokenizer, end: None },
+            tokens: TokenizerKind::BytePairs { file: tokenizer, end: None },
             longest_document: 1 << 16,
             workers: 1,
             ..settings(&[&text])
@@ -144,7 +146,7 @@ fn words_that_the_library_keeps_are_in_the_ledger() {
     let folder = folder("train_memory_words");
     let (text, tokenizer) = (file(&folder, "a.txt", "a"), file(&folder, "tokenizer.json", byte_pairs()));
     let settings = Settings {
-        tokens: Tokens::BytePairs { file: tokenizer, end: None },
+        tokens: TokenizerKind::BytePairs { file: tokenizer, end: None },
         longest_document: 1 << 20,
         workers: 1,
         ..settings(&[&text])

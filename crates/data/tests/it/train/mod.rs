@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_data::DataError;
 use plimsoll_data::train::{
-    Batch, Bounds, Dataset, Format, Settings, Shuffle, Split, Task, TextDocuments, Tokens, Validation,
+    Batch, Bounds, Dataset, Format, Objective, Settings, Shuffle, Split, TextDocuments, TokenizerKind,
+    Validation,
 };
 
 /// Text by bytes, a document a line, everything in one window.
@@ -21,8 +22,8 @@ pub fn settings(train: &[&Path]) -> Settings {
         train: train.iter().map(PathBuf::from).collect(),
         validation: Validation::None,
         format: Format::Text(TextDocuments::Lines),
-        tokens: Tokens::Bytes { end: true },
-        task: Task::Causal,
+        tokens: TokenizerKind::Bytes { end: true },
+        task: Objective::Causal,
         bounds: Bounds { tokens: 64, sequences: 8, longest: 32 },
         seed: 7,
         shuffle: Shuffle { documents: 1000, bytes: 1 << 20 },

@@ -1,7 +1,7 @@
 //! What is refused, and with which words.
 
 use plimsoll_data::train::{
-    Batch, Bounds, Dataset, Format, MaskRates, Position, Settings, Split, Task, Tokens, Validation,
+    Batch, Bounds, Dataset, Format, MaskRates, Objective, Position, Settings, Split, TokenizerKind, Validation,
 };
 
 use super::{file, lines, refusal, settings};
@@ -36,7 +36,8 @@ fn no_data_says_which_and_why() {
 
     // Documents, but nothing to predict in them.
     let short = file(&folder, "short.txt", "a\nb\nc\n");
-    let data = Dataset::open(Settings { tokens: Tokens::Bytes { end: false }, ..settings(&[&short]) }).unwrap();
+    let data =
+        Dataset::open(Settings { tokens: TokenizerKind::Bytes { end: false }, ..settings(&[&short]) }).unwrap();
     let error = data.stream(Split::Train, &data.start()).unwrap().fill(&mut Batch::default()).unwrap_err();
     assert!(error.to_string().contains("short.txt: no document contains a target"), "{error}");
 }
@@ -48,14 +49,20 @@ fn settings_that_contradict_themselves() {
     let base = settings(&[&path]);
     let bounds =
         |tokens, sequences, longest| Settings { bounds: Bounds { tokens, sequences, longest }, ..base.clone() };
-    let mask = Task::Masked(MaskRates { select: 0.0, ..MaskRates::BERT });
+    let mask = Objective::Masked(MaskRates { select: 0.0, ..MaskRates::BERT });
     for (settings, expected) in [
         (bounds(8, 1, 9), "the longest sequence has more tokens than a micro-batch"),
         (bounds(8, 0, 8), "must hold a sequence"),
         (Settings { workers: 0, ..base.clone() }, "at least one worker"),
-        (Settings { tokens: Tokens::Ids { vocab: 5 }, ..base.clone() }, "token ids go with files of ids"),
+        (
+            Settings { tokens: TokenizerKind::Ids { vocab: 5 }, ..base.clone() },
+            "token ids go with files of ids",
+        ),
         (Settings { task: mask, ..base.clone() }, "the masked part must be above 0"),
-        (Settings { task: Task::Masked(MaskRates::BERT), ..base.clone() }, "this tokenizer has no mask token"),
+        (
+            Settings { task: Objective::Masked(MaskRates::BERT), ..base.clone() },
+            "this tokenizer has no mask token",
+        ),
         (
             Settings { validation: Validation::Fraction { fraction: 1.0, seed: 0 }, ..base.clone() },
             "the validation fraction must be above 0 and below 1",
@@ -84,7 +91,10 @@ fn a_position_is_one_in_its_data() {
     assert_eq!(refused(Settings { bounds, workers: 1, ..base.clone() }, &start), "", "batches of another size");
     let other = "the saved position belongs to other data";
     assert!(refused(Settings { seed: 8, ..base.clone() }, &start).contains(other));
-    assert!(refused(Settings { tokens: Tokens::Bytes { end: false }, ..base.clone() }, &start).contains(other));
+    assert!(
+        refused(Settings { tokens: TokenizerKind::Bytes { end: false }, ..base.clone() }, &start)
+            .contains(other)
+    );
     let mut damaged = start.clone();
     damaged.window.file = 2;
     assert!(refused(base.clone(), &damaged).contains("after the last file"));

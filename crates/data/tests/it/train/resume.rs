@@ -1,7 +1,8 @@
 //! Cut anywhere, continue, equal.
 
 use plimsoll_data::train::{
-    Batch, Bounds, Dataset, Format, MaskRates, Position, Settings, Shuffle, Split, Task, Tokens, Validation,
+    Batch, Bounds, Dataset, Format, MaskRates, Objective, Position, Settings, Shuffle, Split, TokenizerKind,
+    Validation,
 };
 use proptest::prelude::*;
 
@@ -68,8 +69,8 @@ proptest! {
             bounds: Bounds { tokens: 70, sequences: 5, longest: 30 },
             shuffle: Shuffle { documents: 8, bytes: 1 << 16 },
             format: Format::Sequences,
-            tokens: Tokens::Esm,
-            task: Task::Masked(MaskRates::BERT),
+            tokens: TokenizerKind::Esm,
+            task: Objective::Masked(MaskRates::BERT),
             seed,
             ..settings(&[&path])
         }, cut);

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use plimsoll_data::rows::{NpyWriter, SafetensorsWriter};
-use plimsoll_data::train::rows::{Part, RowBatch, RowPosition, RowSet, RowSettings};
+use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowPosition, RowSet, RowSettings};
 use plimsoll_data::train::{Classes, Split};
 
 use super::file;
 use crate::support::{folder, golden};
 
-fn part(path: &Path) -> Part {
-    Part { files: vec![path.to_owned()], tensors: "*".to_owned() }
+fn part(path: &Path) -> RowGroupPart {
+    RowGroupPart { files: vec![path.to_owned()], tensors: "*".to_owned() }
 }
 
 /// Row i of a part of `width`.
@@ -38,7 +38,7 @@ fn settings(folder: &Path, count: usize) -> RowSettings {
     first.finish(&[]).unwrap();
     second.finish(&[]).unwrap();
     let table: String = names.iter().enumerate().map(|(i, name)| format!("{name}\t{}\n", i % 2)).collect();
-    let protein = Part { files: vec![matrix, single], tensors: "*".to_owned() };
+    let protein = RowGroupPart { files: vec![matrix, single], tensors: "*".to_owned() };
     RowSettings {
         parts: vec![part(&npy), protein],
         labels: file(folder, "labels.tsv", table),
@@ -105,7 +105,8 @@ fn rows_continue_anywhere() {
 #[test]
 fn golden_embeddings_are_rows() {
     let folder = folder("train_rows_golden");
-    let part = |file: &str, tensors: &str| Part { files: vec![golden(file)], tensors: tensors.to_owned() };
+    let part =
+        |file: &str, tensors: &str| RowGroupPart { files: vec![golden(file)], tensors: tensors.to_owned() };
     let set = RowSet::open(RowSettings {
         parts: vec![
             part("dnabert_s/golden.safetensors", "d*.mean"),
@@ -152,7 +153,7 @@ fn rows_that_cannot_be_trained_on() {
     (0..8).for_each(|i| writer.row(&[f32::NAN, i as f32, 0.0]).unwrap());
     writer.finish().unwrap();
     check(settings, "'r0': it contains a NaN or infinite value");
-    let width = Part {
+    let width = RowGroupPart {
         files: vec![folder.join("p.safetensors"), PathBuf::from(&golden("esm2/golden.safetensors"))],
         tensors: "p*.mean".into(),
     };

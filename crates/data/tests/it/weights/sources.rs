@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use plimsoll_data::weights::{DType, Kind, StoredAs, TensorData, Weights, read_pt_object, write_safetensors};
+use plimsoll_data::weights::{
+    DType, ObjectKind, StoredAs, TensorData, Weights, read_pt_object, write_safetensors,
+};
 
 use super::build::{Pickler, STORED, View, ZipFile, counting, one_tensor, torch_file};
 use super::{all, file, folder, golden, message, refusal};
@@ -121,7 +123,7 @@ fn real_result_files_read_as_objects() {
     let proteins = protein.root().get("proteins").expect("it has ids").items();
     let place = proteins.map(|id| id.as_str()).position(|id| id == Some(ids[0])).expect("the id is there");
     let tensor = protein.root().get("data").expect("it has data").items().nth(place).expect("its row is there");
-    assert_eq!(tensor.kind(), Kind::Tensor);
+    assert_eq!(tensor.kind(), ObjectKind::Tensor);
     assert_eq!(vectors[768..3328], protein.read_f32(tensor).expect("it reads"));
 }
 

@@ -4,7 +4,7 @@ use crate::rig::ByName;
 use plimsoll_data::weights::Weights as File;
 use plimsoll_exec::Executor;
 use plimsoll_graph::{Bounds, Counts, Graph, Param, Piece};
-use plimsoll_models::{DecoderConfig, Encoder, HeadConfig, Task, Training, candidates, derived};
+use plimsoll_models::{DecoderConfig, Encoder, HeadConfig, Training, TrainingTask, candidates, derived};
 use std::path::PathBuf;
 
 /// Tolerance relative to the largest value of a tensor.
@@ -47,7 +47,9 @@ impl Fixture {
         let training = Training { chunk: 8, dropout, ..Training::default() };
         match &self.model {
             Model::Decoder(c) => c.train_graph(bounds, &training).expect("verified"),
-            Model::Encoder(c) => c.train_graph(bounds, Task::MaskedLm, &training, None).expect("a graph"),
+            Model::Encoder(c) => {
+                c.train_graph(bounds, TrainingTask::MaskedLm, &training, None).expect("a graph")
+            }
             Model::Head(c) => c.train_graph(bounds, &training).expect("verified"),
         }
     }

@@ -3,11 +3,11 @@
 use super::fixture::{Fixture, Model, check};
 use super::{DENSE, MASKED, MIXTURES};
 use crate::rig::{ByName, On};
-use plimsoll_exec::{Executor, Resident, Survivor};
+use plimsoll_exec::{Executor, PersistentKind, PersistentTensor};
 use plimsoll_graph::ops::{AdamW, Sgd};
 use plimsoll_graph::{Counts, Graph, Param};
 use plimsoll_plan::training::plans;
-use plimsoll_plan::{Group, Optimizer, Precision, Remat, Training};
+use plimsoll_plan::{Optimizer, ParameterGroup, Precision, RecomputePolicy, Training};
 use std::collections::BTreeMap;
 
 const STEPS: usize = 5;
@@ -21,7 +21,13 @@ struct Run<'a> {
 }
 
 /// How the fixture's steps were taken, except for what a test varies.
-fn start<'a>(fixture: &'a Fixture, graph: &Graph, on: On, accumulation: u64, remat: Remat) -> Run<'a> {
+fn start<'a>(
+    fixture: &'a Fixture,
+    graph: &Graph,
+    on: On,
+    accumulation: u64,
+    remat: RecomputePolicy,
+) -> Run<'a> {
     let head = matches!(fixture.model, Model::Head(_));
     let training = Training {
         precision: Precision::F32,
@@ -45,11 +51,11 @@ fn start<'a>(fixture: &'a Fixture, graph: &Graph, on: On, accumulation: u64, rem
     Run { fixture, executor, accumulation, what }
 }
 
-fn group(param: &Param) -> Group {
+fn group(param: &Param) -> ParameterGroup {
     match plimsoll_models::group(param) {
-        plimsoll_models::Group::Matrix | plimsoll_models::Group::Embedding => Group::Decay,
-        plimsoll_models::Group::Vector => Group::NoDecay,
-        plimsoll_models::Group::Buffer => Group::Frozen,
+        plimsoll_models::Group::Matrix | plimsoll_models::Group::Embedding => ParameterGroup::Decay,
+        plimsoll_models::Group::Vector => ParameterGroup::NoDecay,
+        plimsoll_models::Group::Buffer => ParameterGroup::Frozen,
     }
 }
 
@@ -150,8 +156,8 @@ impl Run<'_> {
     /// The present values of all parameters.
     fn parameters(&mut self) -> BTreeMap<String, Vec<f32>> {
         let mut all = BTreeMap::new();
-        for Resident { what, at, spec } in self.executor.residents() {
-            let Survivor::Param(param) = what else { continue };
+        for PersistentTensor { what, at, spec } in self.executor.persistent_tensors() {
+            let PersistentKind::Param(param) = what else { continue };
             let elements: u64 = spec.shape.iter().filter_map(|d| d.fixed()).product();
             let mut values = vec![f32::NAN; elements as usize];
             self.executor.download_f32(at, &mut values).expect("inside the arena");
@@ -184,7 +190,7 @@ fn five_steps(name: &'static str, on: On) {
     let fixture = Fixture::open(name);
     let graph = fixture.graph(fixture.bounds());
     for accumulation in [1, 2] {
-        let mut run = start(&fixture, &graph, on, accumulation, Remat::None);
+        let mut run = start(&fixture, &graph, on, accumulation, RecomputePolicy::None);
         run.compared();
         let found = run.parameters();
         // With two micro-batches the running statistics move twice in a step.
@@ -233,7 +239,7 @@ fn a_gradient_that_is_not_finite_moves_nothing_behind_it() {
     let fixture = Fixture::open("head");
     let graph = fixture.graph(fixture.bounds());
     for on in std::iter::once(On::Reference).chain(On::every_cpu()) {
-        let mut run = start(&fixture, &graph, on, 1, Remat::None);
+        let mut run = start(&fixture, &graph, on, 1, RecomputePolicy::None);
         let k = run.executor.program().index(plans::MICRO).expect("a plan");
         assert!(run.executor.program().index(plans::APPLY).is_none(), "updates follow their gradients");
         let weights = |run: &mut Run<'_>| {
@@ -264,7 +270,8 @@ fn a_gradient_that_is_not_finite_moves_nothing_behind_it() {
 /// Recomputation performs the same arithmetic, including dropout masks, and so gives the same bits.
 #[test]
 fn recomputation_changes_no_bit() {
-    let selective = Remat::Selective(["glu", "gelu", "rms_norm", "dropout"].map(str::to_owned).to_vec());
+    let selective =
+        RecomputePolicy::Selective(["glu", "gelu", "rms_norm", "dropout"].map(str::to_owned).to_vec());
     for name in ["moe_swiglu", "dnabert_s"] {
         let fixture = Fixture::open(name);
         let graph = fixture.dropping(fixture.bounds(), 0.2);
@@ -274,12 +281,12 @@ fn recomputation_changes_no_bit() {
                 let losses = [1, 2].map(|t| run.step(t));
                 (losses, run.parameters())
             };
-            let plain = steps(Remat::None);
+            let plain = steps(RecomputePolicy::None);
             assert!(
                 plain.0[0].0.is_finite() && plain.0[0].0 != fixture.floats("losses")[0],
                 "nothing is dropped"
             );
-            for remat in [Remat::Full, Remat::EveryN(2), selective.clone()] {
+            for remat in [RecomputePolicy::Full, RecomputePolicy::EveryN(2), selective.clone()] {
                 assert!(steps(remat.clone()) == plain, "{name} on {}: {remat:?}", on.name());
             }
         }

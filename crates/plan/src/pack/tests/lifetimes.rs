@@ -2,11 +2,11 @@
 //!
 //! Invariant: a value is live from the instruction that writes it to the last instruction that reads it.
 
-use super::Item;
+use super::PackItem;
 
 /// Records lifetimes from a sequence of instructions.
 struct Tape {
-    items: Vec<Item>,
+    items: Vec<PackItem>,
     now: u32,
 }
 
@@ -23,7 +23,7 @@ impl Tape {
             self.items[i].death = self.now;
         }
         let mut add = |size| {
-            self.items.push(Item { size, birth: self.now, death: self.now });
+            self.items.push(PackItem { size, birth: self.now, death: self.now });
             self.items.len() - 1
         };
         let ids = outputs.map(&mut add);
@@ -61,7 +61,7 @@ pub(super) struct Shape {
 }
 
 /// ESM-2 forward (pre-LN).
-pub(super) fn esm2_forward(s: Shape) -> Vec<Item> {
+pub(super) fn esm2_forward(s: Shape) -> Vec<PackItem> {
     let mut t = Tape::new();
     let (td, tf, th, ws) =
         (s.tokens * s.d * s.elem, s.tokens * s.ffn * s.elem, s.tokens * s.heads * 4, s.workspace);
@@ -101,7 +101,7 @@ pub(super) fn esm2_forward(s: Shape) -> Vec<Item> {
 }
 
 /// DNABERT-S forward (post-LN, gated MLP).
-pub(super) fn bert_forward(s: Shape) -> Vec<Item> {
+pub(super) fn bert_forward(s: Shape) -> Vec<PackItem> {
     let mut t = Tape::new();
     let (td, tf, th, ws) =
         (s.tokens * s.d * s.elem, s.tokens * s.ffn * s.elem, s.tokens * s.heads * 4, s.workspace);
@@ -228,7 +228,7 @@ struct Saved {
 
 /// ESM-2 forward and backward. The backward pass reads the stored activations of the layers in reverse order. With
 /// `keep_grads` weight gradients live to the end of the step, otherwise the optimizer consumes them immediately.
-pub(super) fn esm2_training(shape: Shape, keep_grads: bool) -> Vec<Item> {
+pub(super) fn esm2_training(shape: Shape, keep_grads: bool) -> Vec<PackItem> {
     let mut t = Training { tape: Tape::new(), shape, grads: keep_grads.then(Vec::new) };
     let (td, tv) = (t.rows(shape.d), t.rows(shape.vocab));
     let mut x = t.pointwise(&[], td);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use plimsoll_data::weights::{HubEnv, Patience, Repository, Step, WeightsError, find_in_hub};
+use plimsoll_data::weights::{FetchEvent, HubEnv, Repository, RetryPolicy, WeightsError, find_in_hub};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
@@ -17,7 +17,8 @@ use super::server::{Reply, Request, Server};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const CONFIG: &[u8] = b"{\"model_type\": \"esm\"}";
-const QUICK: Patience = Patience { answer: Duration::from_secs(5), pause: Duration::ZERO, tries: 3 };
+const QUICK: RetryPolicy =
+    RetryPolicy { timeout: Duration::from_secs(5), backoff: Duration::ZERO, attempts: 3 };
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -49,7 +50,7 @@ fn honest(request: &Request) -> Reply {
 struct Rig {
     cache: PathBuf,
     env: HubEnv,
-    steps: Vec<Step>,
+    steps: Vec<FetchEvent>,
 }
 
 impl Rig {
@@ -132,7 +133,7 @@ fn a_model_arrives_in_the_layout_of_the_cache() {
     assert_eq!(fetch("vocab.txt"), None);
     assert_eq!(fetch("weights.bin"), Some(snapshot.join("weights.bin")));
     assert!(find_in_hub("org/name", &rig.env).is_err(), "half a model must not be found");
-    repository.keep().expect("kept");
+    repository.write_ref().expect("kept");
     assert_eq!(find_in_hub("org/name", &rig.env).expect("found"), snapshot);
     assert_eq!(fs::read(rig.path("refs/main")).expect("a reference"), COMMIT.as_bytes());
     assert_eq!(fs::read(snapshot.join("config.json")).expect("it is there"), CONFIG);
@@ -143,7 +144,7 @@ fn a_model_arrives_in_the_layout_of_the_cache() {
     let mut blobs = vec![git(CONFIG), lfs(&weights())];
     blobs.sort();
     assert_eq!(names(&rig.path("blobs")), blobs);
-    assert_eq!(told.last(), Some(&("weights.bin".to_owned(), 300_000, Step::Checking)));
+    assert_eq!(told.last(), Some(&("weights.bin".to_owned(), 300_000, FetchEvent::Checking)));
 
     let asked = hub.asked();
     assert!(asked.iter().all(|r| r.headers.get("authorization").is_some_and(|t| t == "Bearer secret")));
@@ -175,7 +176,7 @@ fn a_broken_connection_goes_on_where_it_ended() {
     assert_eq!(rig.weights(), weights());
     let starts: Vec<_> = hub.asked().iter().filter(|r| r.method == "GET").map(Request::start).collect();
     assert_eq!(starts, [None, Some(100_000)]);
-    assert!(rig.steps.contains(&Step::Again));
+    assert!(rig.steps.contains(&FetchEvent::Again));
 }
 
 #[test]
@@ -232,7 +233,7 @@ fn refusals_say_what_to_do() {
         None
     );
     assert_eq!(
-        message(&repository.lacks("config.json")),
+        message(&repository.missing_file_error("config.json")),
         "model `org/name`, config.json: the hub answered with status 404: there is no such model or file; check \
             the id"
     );
@@ -286,7 +287,7 @@ fn a_hub_that_is_not_there() {
         Reply::status(200)
     });
     let mut rig = Rig::new("fetch_silent", &silent.address());
-    rig.env.patience = Patience { answer: Duration::from_millis(50), tries: 2, ..QUICK };
+    rig.env.patience = RetryPolicy { timeout: Duration::from_millis(50), attempts: 2, ..QUICK };
     assert!(rig.refusal("weights.bin").contains("cannot be reached"));
     assert_eq!(silent.asked().len(), 2);
     let rig = Rig::new("fetch_endpoint", "huggingface");
@@ -338,7 +339,7 @@ fn two_at_once_fetch_one_file_once() {
         assert_eq!(one.join().expect("it ends"), weights());
     }
     assert_eq!(hub.asked().iter().filter(|r| r.method == "GET").count(), 1);
-    assert!(steps.lock().expect("not poisoned").contains(&Step::Waiting));
+    assert!(steps.lock().expect("not poisoned").contains(&FetchEvent::Waiting));
 }
 
 #[test]
@@ -346,7 +347,7 @@ fn a_fetch_can_be_stopped_and_goes_on_later() {
     let hub = Server::start(|request, _| honest(request));
     let mut rig = Rig::new("fetch_stopped", &hub.address());
     let mut told = |_: &str, _: u64, step| match step {
-        Step::Bytes(bytes) if bytes > 0 => ControlFlow::Break(()),
+        FetchEvent::Bytes(bytes) if bytes > 0 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     };
     let error = rig.repository().fetch("weights.bin", &mut told).expect_err("it is stopped");

@@ -1,6 +1,6 @@
 //! Operand types of optimizers: states, which are read and written, and gradients of every element type.
 //!
-//! Invariant: a [`Place`] may be read and written at the same address. A kernel accesses each element of it from one
+//! Invariant: a [`OptimizerState`] may be read and written at the same address. A kernel accesses each element of it from one
 //! task only, and reads it before it writes it.
 
 use super::cast::Half;
@@ -10,7 +10,7 @@ use plimsoll_exec::half::{bf16_to_f32, f16_to_f32};
 
 /// An optimizer state: where its old values are read and where its new values are written, either the same memory or
 /// memory that does not overlap.
-pub struct Place<'a, T> {
+pub struct OptimizerState<'a, T> {
     old: *const T,
     new: *mut T,
     len: usize,
@@ -18,19 +18,19 @@ pub struct Place<'a, T> {
 }
 
 // SAFETY: tasks access disjoint elements, which are plain numbers.
-unsafe impl<T: Send> Send for Place<'_, T> {}
+unsafe impl<T: Send> Send for OptimizerState<'_, T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Place<'_, T> {}
+unsafe impl<T: Send> Sync for OptimizerState<'_, T> {}
 
-impl<'a, T> Place<'a, T> {
+impl<'a, T> OptimizerState<'a, T> {
     /// A state that is updated in place.
-    pub fn within(state: &'a mut [T]) -> Self {
+    pub fn in_place(state: &'a mut [T]) -> Self {
         let new = state.as_mut_ptr();
         Self { old: new, new, len: state.len(), life: PhantomData }
     }
 
     /// A state whose new values go to other memory. Panics if the lengths differ.
-    pub fn apart(old: &'a [T], new: &'a mut [T]) -> Self {
+    pub fn out_of_place(old: &'a [T], new: &'a mut [T]) -> Self {
         assert_eq!(old.len(), new.len(), "old and new values of one length");
         Self { old: old.as_ptr(), new: new.as_mut_ptr(), len: old.len(), life: PhantomData }
     }

@@ -1,7 +1,7 @@
 //! The journal reader: reads windows back in ascending order. Invariant: one block of each journal is in memory at a
 //! time; a window's results are returned only for the record and index they were written for.
 
-use super::{Bytes, END, Entry, nonsense};
+use super::{Bytes, END, Entry, inconsistent};
 use crate::VirusError;
 use plimsoll_data::journal::{Blocks, Journal};
 use std::ops::Range;
@@ -51,14 +51,14 @@ impl Coverage {
 
 /// Reads several journals window by window.
 #[derive(Default)]
-pub(crate) struct Shelf {
+pub(crate) struct JournalReader {
     sources: Vec<Source>,
     /// Windows that at least one of the journals has.
     pub(crate) coverage: Arc<Coverage>,
 }
 
 /// A journal that has been scanned: the windows it covers and whether it is complete.
-pub(crate) struct Looked {
+pub(crate) struct ScannedJournal {
     pub(crate) path: PathBuf,
     pub(crate) coverage: Coverage,
     /// Whether the journal ends with the block [`END`].
@@ -67,7 +67,7 @@ pub(crate) struct Looked {
     blocks: Blocks,
 }
 
-impl Looked {
+impl ScannedJournal {
     /// Scans a journal whose embeddings have `width` values; the caller has checked its key.
     pub(crate) fn through(path: &Path, mut blocks: Blocks, width: usize) -> Result<Self, VirusError> {
         let (mut coverage, mut complete) = (Coverage::default(), false);
@@ -79,9 +79,9 @@ impl Looked {
                 continue;
             }
             let mut bytes = Bytes(&block);
-            while entry.decode(&mut bytes, width).ok_or_else(|| nonsense(path, "it holds no results"))? {
+            while entry.decode(&mut bytes, width).ok_or_else(|| inconsistent(path, "it holds no results"))? {
                 if entry.number < next {
-                    return Err(nonsense(path, "its windows are out of order"));
+                    return Err(inconsistent(path, "its windows are out of order"));
                 }
                 next = entry.number + 1;
                 coverage.push(entry.number);
@@ -92,14 +92,14 @@ impl Looked {
 
     /// Opens the journal for reading, and for appending if it is incomplete. An incomplete frame at its end is
     /// cut off.
-    pub(crate) fn open(self, width: usize) -> Result<(Shelf, Option<Journal>), VirusError> {
+    pub(crate) fn open(self, width: usize) -> Result<(JournalReader, Option<Journal>), VirusError> {
         let Self { path, coverage, complete, blocks } = self;
         let journal = (!complete).then(|| blocks.into_journal()).transpose()?;
-        Ok((Shelf::of([(path.as_path(), coverage)], width)?, journal))
+        Ok((JournalReader::of([(path.as_path(), coverage)], width)?, journal))
     }
 }
 
-impl Shelf {
+impl JournalReader {
     /// Opens several journals as one reader.
     pub(crate) fn of<'a>(
         journals: impl IntoIterator<Item = (&'a Path, Coverage)>,
@@ -139,13 +139,13 @@ impl Shelf {
                     input",
                     entry.record
                 );
-                return Err(nonsense(&source.path, &what));
+                return Err(inconsistent(&source.path, &what));
             }
             source.advance()?;
             return Ok(Some(entry));
         }
         let path = self.sources.first().map_or(Path::new("journal"), |s| s.path.as_path());
-        Err(nonsense(path, &format!("window {number} is not in it any more")))
+        Err(inconsistent(path, &format!("window {number} is not in it any more")))
     }
 }
 
@@ -188,7 +188,7 @@ impl Source {
         let mut entry = Entry { record: std::mem::take(&mut self.record), ..Entry::default() };
         match entry.decode(&mut bytes, self.width) {
             Some(true) => {}
-            Some(false) | None => return Err(nonsense(&self.path, "it changed while it was read")),
+            Some(false) | None => return Err(inconsistent(&self.path, "it changed while it was read")),
         }
         self.at = self.block.len() - bytes.0.len();
         self.record.clone_from(&entry.record);

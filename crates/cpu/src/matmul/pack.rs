@@ -3,9 +3,9 @@
 //! operand.
 
 use super::super::simd::{LANES, Simd};
-use super::super::tile::{Feed, PANEL};
+use super::super::tile::{PANEL, PrefetchPlan};
 use super::super::view::Rows;
-use super::{Factor, STRIDE};
+use super::{Operand, STRIDE};
 use core::ops::Range;
 
 /// Packs the given rows and k of `a` as rows of stride `STRIDE`, with zero rows up to whole tiles.
@@ -13,10 +13,10 @@ use core::ops::Range;
 /// # Safety
 /// The rows and `ks` lie in `a`; `to` has space for the rows in whole tiles, and for `ks` in whole vectors.
 #[inline(always)]
-pub(super) unsafe fn rows<S: Simd>(s: S, a: Factor<'_>, rows: &Range<usize>, ks: &Range<usize>, to: *mut f32) {
+pub(super) unsafe fn rows<S: Simd>(s: S, a: Operand<'_>, rows: &Range<usize>, ks: &Range<usize>, to: *mut f32) {
     let height = rows.len().next_multiple_of(S::ROWS);
     match a {
-        Factor::Stored(x) => {
+        Operand::Stored(x) => {
             for r in 0..height {
                 let to = to.wrapping_add(r * STRIDE);
                 // SAFETY: as the caller promises.
@@ -30,7 +30,7 @@ pub(super) unsafe fn rows<S: Simd>(s: S, a: Factor<'_>, rows: &Range<usize>, ks:
                 }
             }
         }
-        Factor::Transposed(x) => {
+        Operand::Transposed(x) => {
             for k in ks.clone().step_by(LANES) {
                 for r in (0..height).step_by(LANES) {
                     let columns = rows.len().saturating_sub(r).min(LANES);
@@ -54,7 +54,7 @@ pub(super) unsafe fn rows<S: Simd>(s: S, a: Factor<'_>, rows: &Range<usize>, ks:
 #[inline(always)]
 pub(super) unsafe fn panel<S: Simd>(
     s: S,
-    b: Factor<'_>,
+    b: Operand<'_>,
     columns: &Range<usize>,
     ks: &Range<usize>,
     to: *mut f32,
@@ -63,7 +63,7 @@ pub(super) unsafe fn panel<S: Simd>(
         let width = columns.len().saturating_sub(half).min(LANES);
         let (start, to) = (columns.start + half, to.wrapping_add(half));
         match b {
-            Factor::Stored(x) => {
+            Operand::Stored(x) => {
                 for (i, k) in ks.clone().enumerate() {
                     // SAFETY: as the caller promises.
                     unsafe {
@@ -71,7 +71,7 @@ pub(super) unsafe fn panel<S: Simd>(
                     }
                 }
             }
-            Factor::Transposed(x) => {
+            Operand::Transposed(x) => {
                 for k in ks.clone().step_by(LANES) {
                     let deep = (ks.end - k).min(LANES);
                     let to = to.wrapping_add((k - ks.start) * PANEL);
@@ -115,15 +115,20 @@ unsafe fn square<S: Simd>(
 
 /// Prefetch addresses of the memory that a panel of b will be packed from: share `part.0` of `part.1`.
 #[inline(always)]
-pub(super) fn ask(b: Factor<'_>, columns: &Range<usize>, ks: &Range<usize>, part: (usize, usize)) -> Feed {
+pub(super) fn prefetch_plan(
+    b: Operand<'_>,
+    columns: &Range<usize>,
+    ks: &Range<usize>,
+    part: (usize, usize),
+) -> PrefetchPlan {
     let (x, rows, across) = match b {
-        Factor::Stored(x) => (x, ks, columns),
-        Factor::Transposed(x) => (x, columns, ks),
+        Operand::Stored(x) => (x, ks, columns),
+        Operand::Transposed(x) => (x, columns, ks),
     };
     let share = rows.len().div_ceil(part.1);
     let start = part.0 * share;
     let count = rows.len().saturating_sub(start).min(share);
-    Feed {
+    PrefetchPlan {
         at: x.row(rows.start + start).wrapping_add(across.start),
         step: x.ld(),
         count,

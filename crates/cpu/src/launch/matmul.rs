@@ -3,8 +3,8 @@
 
 use super::super::cross_entropy::{self, Gradients, Head};
 use super::super::gemm::Epilogue;
+use super::super::matmul::{Operand, column_sums, product};
 use super::super::operands::Operands;
-use super::super::product::{Factor, column_sums, product};
 use super::super::{Cpu, grouped};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::*;
@@ -81,7 +81,7 @@ pub(in super::super) fn linear_input_grad(
     cpu: &Cpu,
     _: &LinearInputGrad,
 ) -> Result<(), DeviceError> {
-    let (dy, w) = (Factor::Stored(l.input(0)?), Factor::Stored(l.input(1)?));
+    let (dy, w) = (Operand::Stored(l.input(0)?), Operand::Stored(l.input(1)?));
     product(cpu, dy, w, Epilogue::default(), l.output(0)?, l.workspace()?);
     Ok(())
 }
@@ -93,7 +93,7 @@ pub(in super::super) fn linear_weight_grad(
 ) -> Result<(), DeviceError> {
     let (dy, x) = (l.input(0)?, l.input(1)?);
     if l.launch.outs[0].is_some() {
-        let factors = (Factor::Transposed(dy), Factor::Stored(x));
+        let factors = (Operand::Transposed(dy), Operand::Stored(x));
         product(cpu, factors.0, factors.1, Epilogue::default(), l.output(0)?, l.workspace()?);
     }
     if op.bias

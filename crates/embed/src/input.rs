@@ -119,7 +119,7 @@ impl Batch {
 }
 
 /// Reader of the input records, which applies the limits and makes ids unique.
-pub(super) struct Front {
+pub(super) struct InputPipeline {
     reader: Reader,
     record: Record,
     /// Ids of the present result file.
@@ -132,7 +132,7 @@ pub(super) struct Front {
     limits: Limits,
 }
 
-impl Front {
+impl InputPipeline {
     /// Opens the inputs. With `per_input` every input has its own result file, and ids are unique per input.
     /// `most` limits the records of a pipe.
     pub(super) fn open(
@@ -211,7 +211,7 @@ impl Front {
 
     /// Starts one reading thread and `workers` tokenizing threads, which run up to `workers * ahead` batches
     /// ahead. With `Unit::Letters` batches are not tokenized.
-    pub(super) fn start(self, workers: usize, ahead: usize, unit: Unit) -> Result<Stream, RuntimeError> {
+    pub(super) fn start(self, workers: usize, ahead: usize, unit: Unit) -> Result<RunningInput, RuntimeError> {
         let worker = |_| -> Worker<Batch, Batch> {
             let tokenizer = self.tokenizer.clone();
             match unit {
@@ -221,7 +221,7 @@ impl Front {
         };
         let (feed, batches) = start((0..workers.max(1)).map(worker).collect(), workers.max(1) * ahead)?;
         let thread = spawn("reader", move || self.run(&feed)).map_err(RuntimeError::thread("reader"))?;
-        Ok(Stream { batches, thread: Some(thread) })
+        Ok(RunningInput { batches, thread: Some(thread) })
     }
 
     /// Reads until the input ends or fails, or the receiver is dropped.
@@ -252,12 +252,12 @@ impl Front {
 
 /// A running input pipeline. Dropping it does not join the threads, because the reader may block on a pipe;
 /// they end by themselves.
-pub(super) struct Stream {
+pub(super) struct RunningInput {
     batches: Results<Batch>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Stream {
+impl RunningInput {
     /// Waits for the next batch; `None` at the end of the input. While it waits, it calls `wait` regularly,
     /// which may cancel with an error.
     pub(super) fn next(
@@ -285,7 +285,8 @@ mod tests {
         let text = format!(">a\n{}\n", "M".repeat(BATCH_LETTERS));
         std::fs::write(&path, &text).unwrap();
         let limits = Limits { letters: None, truncate: false };
-        let front = Front::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None).unwrap();
+        let front =
+            InputPipeline::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None).unwrap();
         let mut stream = front.start(1, 1, Unit::Tokens).unwrap();
         let mut read = vec![];
         while let Some(batch) = stream.next(&mut || Ok(())).unwrap() {

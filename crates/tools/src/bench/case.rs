@@ -3,8 +3,8 @@
 //! token ids on the host to pooled means on the host, a single linear layer with its input already on the
 //! device.
 
-use super::steps::{Step, packs};
-use super::{Work, median};
+use super::steps::{PackedStep, packs};
+use super::{BenchWork, median};
 use crate::ToolError;
 use plimsoll_exec::Data;
 use plimsoll_graph::ops::{Embed, SegmentMean};
@@ -12,7 +12,9 @@ use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError}
 use plimsoll_models::{Encoder, Output};
 use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
 use plimsoll_runtime::session::bounds::{LEAST_OF_REPLICA, bounds, with_outputs};
-use plimsoll_runtime::session::{Part, Planned, ReplicaSpans, Request, Stage, TimedSession, TimedStep};
+use plimsoll_runtime::session::{
+    PlanPart, Planned, ReplicaSpans, Request, SearchStage, TimedSession, TimedStep,
+};
 use plimsoll_runtime::{RuntimeError, Settings, price};
 use std::time::Instant;
 
@@ -33,10 +35,10 @@ const MOST_PASSES: f64 = 1000.0;
 const OUTPUTS: u64 = 2;
 
 /// A program in a session that can be timed.
-pub(super) struct Subject {
+pub(super) struct BenchCase {
     session: TimedSession,
     /// The steps of a pass.
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<PackedStep>,
     /// Inputs and output of a model's steps; `None` if the inputs are already on the device.
     model: Option<ModelInputs>,
 }
@@ -51,7 +53,7 @@ struct ModelInputs {
 }
 
 /// Results of a benchmark; the vectors have an entry for each measurement.
-pub(super) struct Turns {
+pub(super) struct Measurements {
     /// Passes per measurement.
     pub(super) passes: u32,
     /// Name of the peak measurement; `None` without one.
@@ -67,15 +69,15 @@ pub(super) struct Turns {
 /// Peak measurement for a type and a duration in seconds: returns its name and GFLOP/s, or `None` without one.
 pub(super) type Raw<'a> = &'a mut dyn FnMut(DType, f64) -> Result<Option<(&'static str, f64)>, RuntimeError>;
 
-impl Subject {
+impl BenchCase {
     /// Plans the work, and fills its weights and inputs with pseudo-random numbers.
-    pub(super) fn start(work: &Work, settings: &Settings) -> Result<Self, ToolError> {
+    pub(super) fn start(work: &BenchWork, settings: &Settings) -> Result<Self, ToolError> {
         match *work {
-            Work::Model { ref model, sequences, lengths } => {
+            BenchWork::Model { ref model, sequences, lengths } => {
                 let lengths = lengths.of(sequences);
                 Ok(Self::model(settings, &price::encoder(model)?, &lengths)?)
             }
-            Work::Linear { rows, n, k } => {
+            BenchWork::Linear { rows, n, k } => {
                 let precision = settings.precision()?;
                 let dtype = element(precision)?;
                 // The graph is built in bf16 or binary16 directly. TF32 is not an element type of tensors, so the
@@ -118,7 +120,8 @@ impl Subject {
         let planned = Self::planned(settings, replicas, longest, Box::new(graph))?;
         let program = planned.programs()[0].clone();
         let bounds = program.plans()[0].1.graph.bounds;
-        let steps: Vec<Step> = packs(lengths, &bounds, program.lanes()).into_iter().map(Step::of).collect();
+        let steps: Vec<PackedStep> =
+            packs(lengths, &bounds, program.replicas()).into_iter().map(PackedStep::of).collect();
         let session = TimedSession::start(planned.site(), program)?;
         Self::of_model(session, steps, ids(encoder, bounds.tokens))
     }
@@ -131,15 +134,15 @@ impl Subject {
         longest: u64,
         graph: Box<dyn Fn(Bounds) -> Result<Graph, VerifyError> + 'a>,
     ) -> Result<Planned<'a>, RuntimeError> {
-        let part = Part {
+        let part = PlanPart {
             name: "bench",
             graph: Box::new(move |tokens| graph(bounds(tokens, longest))),
             policy: settings.policy()?,
             streams: false,
         };
-        let stage = Stage {
+        let stage = SearchStage {
             finish: Box::new(|program, replicas| with_outputs(program, OUTPUTS * replicas as u64, 0, None)),
-            ..Stage::new(vec![part], longest)
+            ..SearchStage::new(vec![part], longest)
         };
         settings.plan(Request {
             alternatives: vec![vec![stage]],
@@ -173,7 +176,7 @@ impl Subject {
         g.output("mean", mean);
         let program = settings.single_program(&settings.policy()?, g.finish())?;
         let ids = (0..rows).map(|i| (i * 7919 % VOCABULARY) as i32).collect();
-        Self::of_model(TimedSession::start_single(settings, program)?, vec![Step::of(&[rows])], ids)
+        Self::of_model(TimedSession::start_single(settings, program)?, vec![PackedStep::of(&[rows])], ids)
     }
 
     /// One step of `rows` rows of a graph. Its inputs are uninitialized: they contain the bytes that the arena has.
@@ -185,11 +188,11 @@ impl Subject {
     ) -> Result<Self, RuntimeError> {
         let program = settings.single_program(policy, graph)?;
         let session = TimedSession::start_single(settings, program)?;
-        Self::new(session, vec![Step::whole(one_sequence(rows).full())], None)
+        Self::new(session, vec![PackedStep::whole(one_sequence(rows).full())], None)
     }
 
     /// Steps that read token ids and return the output `mean`.
-    fn of_model(session: TimedSession, steps: Vec<Step>, tokens: Vec<i32>) -> Result<Self, RuntimeError> {
+    fn of_model(session: TimedSession, steps: Vec<PackedStep>, tokens: Vec<i32>) -> Result<Self, RuntimeError> {
         let program = session.program();
         let missing = || RuntimeError::bug("a graph to time lacks ids, spans or mean");
         let (ids, spans) = program.input(0, "ids").zip(program.input(0, "spans")).ok_or_else(missing)?;
@@ -199,7 +202,7 @@ impl Subject {
 
     fn new(
         mut session: TimedSession,
-        steps: Vec<Step>,
+        steps: Vec<PackedStep>,
         model: Option<ModelInputs>,
     ) -> Result<Self, RuntimeError> {
         // A repeated cycle of numbers: generating billions of numbers one by one would take longer than the
@@ -232,12 +235,13 @@ impl Subject {
 
     /// Alternates the peak measurement `raw` and the work, `repeats` times, after one pass to warm up and one to
     /// determine the number of passes per measurement.
-    pub(super) fn time(&mut self, repeats: usize, raw: Raw<'_>) -> Result<Turns, RuntimeError> {
+    pub(super) fn time(&mut self, repeats: usize, raw: Raw<'_>) -> Result<Measurements, RuntimeError> {
         self.passes(1)?;
         let warm = self.passes(1)?;
         let passes = (TURN / warm).ceil().clamp(1.0, MOST_PASSES) as u32;
         let dtype = self.dtype();
-        let mut turns = Turns { passes, raw_loop: None, raw: vec![], seconds: vec![], instructions: vec![] };
+        let mut turns =
+            Measurements { passes, raw_loop: None, raw: vec![], seconds: vec![], instructions: vec![] };
         for _ in 0..repeats.max(1) {
             // The peak is measured for as long as the work, but at most 5 * `TURN` seconds.
             if let Some((raw_loop, rate)) = raw(dtype, (f64::from(passes) * warm).min(5.0 * TURN))? {
@@ -300,7 +304,7 @@ impl Subject {
     /// Operations and bytes of an instruction in a pass, with the real number of attention pairs in each step.
     pub(super) fn cost(&self, instr: Instr) -> (f64, f64) {
         let graph = &self.plan().graph;
-        let of_step = |&Step { counts, longest, .. }: &Step| match instr {
+        let of_step = |&PackedStep { counts, longest, .. }: &PackedStep| match instr {
             Instr::Launch(id) => {
                 let bounds = Bounds { longest, ..graph.bounds };
                 let node = graph.node(id);
@@ -368,8 +372,8 @@ pub(super) fn one_sequence(tokens: u64) -> Bounds {
 }
 
 /// Resolves the inputs and outputs of the steps of a pass.
-fn timed<'a>(steps: &'a [Step], model: Option<&'a ModelInputs>) -> Vec<TimedStep<'a>> {
-    let step = |Step { counts, spans, .. }: &'a Step| {
+fn timed<'a>(steps: &'a [PackedStep], model: Option<&'a ModelInputs>) -> Vec<TimedStep<'a>> {
+    let step = |PackedStep { counts, spans, .. }: &'a PackedStep| {
         let (inputs, outputs) = match model {
             Some(model) => (
                 vec![

@@ -19,19 +19,19 @@ pub fn column_sums(cpu: &Cpu, x: Rows<'_>, add: bool, y: &mut [f32]) {
     let to = y.as_mut_ptr() as usize;
     cpu.pool().run(x.cols().div_ceil(COLUMNS), &|task, _| {
         let columns = task * COLUMNS..x.cols().min((task + 1) * COLUMNS);
-        cpu.isa().run(Sums { x, columns, add, y: to as *mut f32 });
+        cpu.isa().run(ColumnSums { x, columns, add, y: to as *mut f32 });
     });
 }
 
 /// Sums of the columns of one task, the only one that writes them.
-struct Sums<'a> {
+struct ColumnSums<'a> {
     x: Rows<'a>,
     columns: Range<usize>,
     add: bool,
     y: *mut f32,
 }
 
-impl Kernel for Sums<'_> {
+impl Kernel for ColumnSums<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         const VECS: usize = COLUMNS / LANES;

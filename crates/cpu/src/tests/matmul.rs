@@ -1,8 +1,8 @@
-//! Tests of `product::product` against f64, against `gemm::linear`, and of its bits against itself.
+//! Tests of `matmul::matmul` against f64, against `gemm::linear`, and of its bits against itself.
 
 use super::{close, machines, numbers, same_bits, workspace};
 use crate::gemm::{self, Act, Epilogue};
-use crate::product::*;
+use crate::matmul::*;
 use crate::{Cpu, Isa, Rows, RowsMut};
 
 /// A matrix (rows, cols) stored with a stride, as is or transposed.
@@ -25,9 +25,9 @@ impl Held {
         Self { data, shape, transposed }
     }
 
-    fn factor(&self) -> Factor<'_> {
+    fn factor(&self) -> Operand<'_> {
         let x = Rows::new(&self.data, self.shape.0, self.shape.1, self.shape.1 + 5);
-        if self.transposed { Factor::Transposed(x) } else { Factor::Stored(x) }
+        if self.transposed { Operand::Transposed(x) } else { Operand::Stored(x) }
     }
 }
 
@@ -126,7 +126,7 @@ fn it_adds_to_what_stands_in_y() {
         let mut y = r.clone();
         let at = y.as_mut_ptr();
         let mut scratch = workspace(&cpu, WORKSPACE_BYTES);
-        // SAFETY: the residual is exactly y, which `product` allows.
+        // SAFETY: the residual is exactly y, which `matmul` allows.
         let (residual, out) = unsafe { (Rows::from_raw(at, m, n, n), RowsMut::from_raw(at, m, n, n)) };
         let e = Epilogue { residual: Some(residual), ..Default::default() };
         product(&cpu, a.factor(), b.factor(), e, out, &mut scratch);

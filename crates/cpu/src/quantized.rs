@@ -7,8 +7,8 @@ use plimsoll_exec::tiles::codes_panel;
 
 /// A readable int8 matrix in row-major order, with one scale per row.
 #[derive(Clone, Copy)]
-pub struct CodeRows<'a> {
-    /// Quantized values, in rows of [`CodeRows::stride`] bytes.
+pub struct QuantizedRows<'a> {
+    /// Quantized values, in rows of [`QuantizedRows::stride`] bytes.
     pub codes: &'a [u8],
     /// Scale of each row.
     pub scales: &'a [f32],
@@ -16,7 +16,7 @@ pub struct CodeRows<'a> {
     pub columns: usize,
 }
 
-impl<'a> CodeRows<'a> {
+impl<'a> QuantizedRows<'a> {
     /// A view of `bytes`, a (rows, columns) matrix: first all rows, then all scales. Panics if the size is wrong.
     pub fn new(bytes: &'a [u8], rows: usize, columns: usize) -> Self {
         assert_eq!(bytes.len(), rows * (stride(columns) + 4), "codes of ({rows}, {columns})");
@@ -68,14 +68,14 @@ impl<'a> CodeRowsMut<'a> {
 
 /// An int8 weight in the tile order of the matmul kernels, with one scale per row.
 #[derive(Clone, Copy)]
-pub struct CodeTiles<'a> {
+pub struct QuantizedTiles<'a> {
     /// Quantized values, panel after panel of 32 rows.
     pub tiles: &'a [u8],
     /// Scale of each row; zeros in the padding of the last panel.
     pub scales: &'a [f32],
 }
 
-impl<'a> CodeTiles<'a> {
+impl<'a> QuantizedTiles<'a> {
     /// A view of `bytes`, a weight of `panels` panels of 32 rows with `k` columns: first the tiles, then the scales.
     /// Panics if the bytes are too few.
     pub fn new(bytes: &'a [u8], panels: usize, k: usize) -> Self {

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Size and modification time of the input files at the start of the run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Watch(Vec<(PathBuf, Option<(u64, SystemTime)>)>);
+pub(crate) struct InputStamps(Vec<(PathBuf, Option<(u64, SystemTime)>)>);
 
-impl Watch {
+impl InputStamps {
     /// Records the present size and modification time of the inputs; nothing for files without them, such as a
     /// missing file.
     pub(crate) fn over(inputs: &[PathBuf]) -> Self {
@@ -50,9 +50,9 @@ fn stamp(path: &PathBuf) -> std::io::Result<Option<(u64, SystemTime)>> {
 }
 
 /// Writes windows to the journal in blocks.
-pub(crate) struct Keeper {
+pub(crate) struct JournalWriter {
     journal: Journal,
-    watch: Watch,
+    watch: InputStamps,
     /// Encoded entries that are not on disk yet.
     block: Vec<u8>,
     /// Record of the last entry in the block.
@@ -69,14 +69,20 @@ pub(crate) struct Keeper {
     waiting: u64,
 }
 
-impl Keeper {
-    pub(crate) fn new(journal: Journal, watch: Watch, every: Duration, committed: u64, most: usize) -> Self {
+impl JournalWriter {
+    pub(crate) fn new(
+        journal: Journal,
+        watch: InputStamps,
+        every: Duration,
+        committed: u64,
+        most: usize,
+    ) -> Self {
         let (block, record, last) = (vec![], String::new(), Instant::now());
         Self { journal, watch, block, record, most, every, last, committed, waiting: 0 }
     }
 
     /// Appends the results of a window.
-    pub(crate) fn keep(&mut self, entry: &Entry) -> Result<(), VirusError> {
+    pub(crate) fn append(&mut self, entry: &Entry) -> Result<(), VirusError> {
         let before = (self.waiting > 0).then_some(self.record.as_str());
         entry.encode(before, &mut self.block);
         self.record.clone_from(&entry.record);

@@ -30,7 +30,7 @@ const MERGED: &str = "_merged";
 const THRESHOLD: f32 = 0.5;
 
 /// The results of VirNucPro, entirely in memory.
-pub struct Original {
+pub struct VirNucProResults {
     pub about: About,
     tracks: Vec<Track>,
 }
@@ -55,7 +55,7 @@ pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
     }
 }
 
-impl Original {
+impl VirNucProResults {
     /// Reads the tables of a folder and the file of windows. `Err` if they contradict each other.
     pub fn open(tables: &Path) -> Result<Self, PlotError> {
         let (path, length) = windows_file(tables)?;

@@ -1,11 +1,11 @@
 //! Format of the journal: each window with the results of its open reading frames, in input order. Invariant: an entry
 //! identifies its window (number, record, index in the record), so a result can never be assigned to another window.
 
-mod keeper;
-mod shelf;
+mod reader;
+mod writer;
 
-pub(crate) use keeper::{Keeper, Watch, changed};
-pub(crate) use shelf::{Coverage, Looked, Shelf};
+pub(crate) use reader::{Coverage, JournalReader, ScannedJournal};
+pub(crate) use writer::{InputStamps, JournalWriter, changed};
 
 use super::queue::State;
 use crate::VirusError;
@@ -13,7 +13,7 @@ use plimsoll_data::translate::Frame;
 
 /// Journaled result of an open reading frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct KeptOrf {
+pub(crate) struct OrfEntry {
     pub(crate) frame: Frame,
     /// Length of the nucleotide sequence in bases.
     pub(crate) bases: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Entry {
     /// Index of the window in the record, from 0.
     pub(crate) index: u64,
     /// Open reading frames in the order of frames.
-    pub(crate) orfs: Vec<KeptOrf>,
+    pub(crate) orfs: Vec<OrfEntry>,
     /// Concatenated embeddings of the frames that did not fail; empty if embeddings are not journaled.
     pub(crate) rows: Vec<f32>,
 }
@@ -68,7 +68,7 @@ impl Entry {
             block.extend_from_slice(self.record.as_bytes());
         }
         block.push(self.orfs.len() as u8);
-        for KeptOrf { frame, bases, state } in &self.orfs {
+        for OrfEntry { frame, bases, state } in &self.orfs {
             let (code, scores) = match state {
                 // Does not occur: only complete windows are journaled. `decode` refuses the code.
                 State::Waiting => (0, [0.0; 2]),
@@ -107,7 +107,7 @@ impl Entry {
                 _ => return None,
             };
             let frame = *Frame::ALL.get(frame as usize)?;
-            self.orfs.push(KeptOrf { frame, bases, state });
+            self.orfs.push(OrfEntry { frame, bases, state });
         }
         self.rows.clear();
         let values = bytes.take(self.with_rows() * width * 4)?;
@@ -146,7 +146,7 @@ impl<'a> Bytes<'a> {
 }
 
 /// Returns the error for a journal whose blocks are undamaged and whose entries are inconsistent.
-fn nonsense(path: &std::path::Path, what: &str) -> VirusError {
+fn inconsistent(path: &std::path::Path, what: &str) -> VirusError {
     VirusError::JournalEntry { path: path.to_owned(), what: what.to_owned() }
 }
 
@@ -156,7 +156,7 @@ mod tests {
 
     fn entries() -> Vec<Entry> {
         let entry = |number, record: &str, index, orfs: Vec<(Frame, State)>| {
-            let kept = |(i, (frame, state))| KeptOrf { frame, bases: 301 + i as u32, state };
+            let kept = |(i, (frame, state))| OrfEntry { frame, bases: 301 + i as u32, state };
             let orfs = orfs.into_iter().enumerate().map(kept).collect();
             let mut entry = Entry { number, record: record.to_owned(), index, orfs, rows: vec![] };
             entry.rows = (0..2 * entry.with_rows()).map(|i| i as f32 + number as f32).collect();

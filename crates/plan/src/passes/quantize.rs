@@ -24,7 +24,7 @@ pub fn codes(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
         wanted[node.inputs[0].index()] = true;
     }
     let codes = vec![None; graph.values.len()];
-    let mut pass = Pass { g: Graph { nodes: vec![], ..graph.clone() }, codes, dtype };
+    let mut pass = QuantizePass { g: Graph { nodes: vec![], ..graph.clone() }, codes, dtype };
     for (node, &chosen) in graph.nodes.iter().zip(&chosen) {
         let mut node = node.clone();
         if chosen {
@@ -49,7 +49,7 @@ fn in_codes(graph: &Graph, node: &Node) -> bool {
 }
 
 /// State of the rewrite.
-struct Pass {
+struct QuantizePass {
     /// The new graph: all values of the old graph under their old ids, and the nodes rewritten so far.
     g: Graph,
     /// Quantized form of each value of the old graph, if it exists already.
@@ -58,7 +58,7 @@ struct Pass {
     dtype: DType,
 }
 
-impl Pass {
+impl QuantizePass {
     /// Appends `node`, whose first output `v` is needed in quantized form. Layer norm, GELU, GLU and the GELU of a
     /// linear become the fused function of a [`Quantize`]; after any other op a separate one follows.
     fn quantise(&mut self, node: Node, v: ValueId) {

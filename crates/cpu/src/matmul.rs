@@ -17,7 +17,7 @@ use super::Cpu;
 use super::gemm::{Epilogue, Split, finish};
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
-use super::tile::{Begin, Feed, PANEL, strip};
+use super::tile::{Begin, PANEL, PrefetchPlan, strip};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
 use plimsoll_plan::CpuKernel;
@@ -54,19 +54,19 @@ const ALONE: usize = 64 * 1024;
 
 /// An operand of a matmul.
 #[derive(Clone, Copy)]
-pub enum Factor<'a> {
+pub enum Operand<'a> {
     /// The matrix as stored.
     Stored(Rows<'a>),
     /// The transpose of the stored matrix.
     Transposed(Rows<'a>),
 }
 
-impl Factor<'_> {
+impl Operand<'_> {
     /// (rows, columns) of the operand, after transposition.
     pub fn shape(self) -> (usize, usize) {
         match self {
-            Factor::Stored(x) => (x.rows(), x.cols()),
-            Factor::Transposed(x) => (x.cols(), x.rows()),
+            Operand::Stored(x) => (x.rows(), x.cols()),
+            Operand::Transposed(x) => (x.cols(), x.rows()),
         }
     }
 }
@@ -76,8 +76,8 @@ impl Factor<'_> {
 /// shapes do not match.
 pub fn product(
     cpu: &Cpu,
-    a: Factor<'_>,
-    b: Factor<'_>,
+    a: Operand<'_>,
+    b: Operand<'_>,
     epilogue: Epilogue<'_>,
     y: RowsMut<'_>,
     workspace: &mut [f32],
@@ -89,19 +89,19 @@ pub fn product(
     let fits = |r: Rows<'_>| r.rows() == m && r.cols() == n;
     assert!(epilogue.residual.is_none_or(fits), "residual of ({m}, {n})");
     assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
-    let job = Job { a, b, k, epilogue, y: &y };
+    let job = MatmulCall { a, b, k, epilogue, y: &y };
     let split = split((m, k, n), cpu.threads(), cpu.isa().tile_rows());
     let scratch = workspace.as_mut_ptr() as usize;
     cpu.pool().run(split.tasks(), &|task, worker| {
         let (rows, panels) = split.task(task);
         // The worker indices of one run are distinct and below `threads()`, so workspaces never overlap.
         let scratch = (scratch as *mut f32).wrapping_add(worker * EACH);
-        cpu.isa().run(Task { job, rows, panels, scratch });
+        cpu.isa().run(MatmulTile { job, rows, panels, scratch });
     });
 }
 
 /// Accumulating matmul, y += a b. `workspace` as for [`product`].
-pub fn add_product(cpu: &Cpu, a: Factor<'_>, b: Factor<'_>, y: RowsMut<'_>, workspace: &mut [f32]) {
+pub fn add_matmul(cpu: &Cpu, a: Operand<'_>, b: Operand<'_>, y: RowsMut<'_>, workspace: &mut [f32]) {
     // SAFETY: y's own rows; `product` reads each element of the residual before it writes the same element of y.
     let residual = unsafe { Rows::from_raw(y.row(0), y.rows(), y.cols(), y.ld()) };
     product(cpu, a, b, Epilogue { residual: Some(residual), ..Default::default() }, y, workspace);
@@ -123,23 +123,23 @@ fn split((m, k, n): (usize, usize, usize), threads: usize, height: usize) -> Spl
 
 /// Operands of a matmul.
 #[derive(Clone, Copy)]
-struct Job<'a> {
-    a: Factor<'a>,
-    b: Factor<'a>,
+struct MatmulCall<'a> {
+    a: Operand<'a>,
+    b: Operand<'a>,
     k: usize,
     epilogue: Epilogue<'a>,
     y: &'a RowsMut<'a>,
 }
 
 /// One task of a matmul, for `Isa::run`. `scratch` is this worker's workspace of `EACH` f32.
-struct Task<'a> {
-    job: Job<'a>,
+struct MatmulTile<'a> {
+    job: MatmulCall<'a>,
     rows: Range<usize>,
     panels: Range<usize>,
     scratch: *mut f32,
 }
 
-impl Kernel for Task<'_> {
+impl Kernel for MatmulTile<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let k = self.job.k;
@@ -156,7 +156,7 @@ impl Kernel for Task<'_> {
     }
 }
 
-impl Task<'_> {
+impl MatmulTile<'_> {
     /// Adds the slice `ks` of one panel to the partial sums of all rows; after the last slice the sums are finished
     /// and written to y.
     #[inline(always)]
@@ -189,9 +189,9 @@ impl Task<'_> {
 
     /// Prefetches during one strip: the part of y that the strip will write, and its share of the next panel.
     #[inline(always)]
-    fn feeds<S: Simd>(&self, panel: usize, row: usize, ks: &Range<usize>, last: bool) -> [Feed; 2] {
+    fn feeds<S: Simd>(&self, panel: usize, row: usize, ks: &Range<usize>, last: bool) -> [PrefetchPlan; 2] {
         let y = self.job.y;
-        let out = Feed {
+        let out = PrefetchPlan {
             at: y.row(self.rows.start + row).wrapping_add(panel * PANEL),
             step: y.ld(),
             count: S::ROWS,
@@ -201,6 +201,6 @@ impl Task<'_> {
         let next = if panel + 1 < self.panels.end { panel + 1 } else { self.panels.start };
         let columns = next * PANEL..(next + 1) * PANEL;
         let part = (row / S::ROWS, self.rows.len().div_ceil(S::ROWS));
-        [out, pack::ask(self.job.b, &columns, ks, part)]
+        [out, pack::prefetch_plan(self.job.b, &columns, ks, part)]
     }
 }

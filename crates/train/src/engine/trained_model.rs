@@ -5,16 +5,16 @@ use crate::ConfigError;
 use crate::TrainError;
 use crate::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
 use crate::tokenizer;
-use crate::{Part, Stored};
+use crate::{StatePart, Stored};
 use plimsoll_data::weights::{HubEnv, Weights};
 use plimsoll_exec::ParamSource;
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bounds, Graph, Param, Piece};
 use plimsoll_models::{
-    DecoderConfig, Encoder, Experts, HeadConfig, Init, Kept, Lora, Mlp, Positions, Task, Training, TunedPart,
-    Tuning, group, init, init_param, trains,
+    CarriedTensor, DecoderConfig, Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, Training,
+    TrainingTask, TunedPart, Tuning, group, init, init_param, trains,
 };
-use plimsoll_plan::{Group, PlanError};
+use plimsoll_plan::{ParameterGroup, PlanError};
 use plimsoll_runtime::adapter::{self, Adapter};
 use plimsoll_runtime::hub::{CONFIG, Need, trainable};
 use plimsoll_runtime::model::read_config;
@@ -27,7 +27,7 @@ pub(super) const MOST_LAYERS: u64 = 1024;
 
 /// The model to train, with the weights and files it starts from.
 #[derive(Clone)]
-pub(super) struct Subject {
+pub(super) struct TrainedModel {
     kind: Kind,
     loss: Training,
     /// Weights to start from; `None` for random initialisation.
@@ -43,7 +43,7 @@ pub(super) struct Subject {
 #[derive(Clone)]
 enum Kind {
     Decoder(DecoderConfig),
-    Encoder { encoder: Encoder, task: Task, lora: Option<Lora> },
+    Encoder { encoder: Encoder, task: TrainingTask, lora: Option<Lora> },
     Head(HeadConfig),
 }
 
@@ -54,7 +54,7 @@ enum From {
     Head(Weights),
 }
 
-impl Subject {
+impl TrainedModel {
     /// Builds the model of a configuration. `vocabulary` is the number of tokens; `widths` are the widths of a head's
     /// two inputs.
     pub fn open(
@@ -162,7 +162,7 @@ impl Subject {
     }
 
     /// Returns the parameter group: frozen, trained with weight decay, or trained without.
-    pub fn group(&self, config: &TrainConfig, param: &Param) -> Group {
+    pub fn group(&self, config: &TrainConfig, param: &Param) -> ParameterGroup {
         let tuning = match &self.kind {
             Kind::Encoder { lora: Some(_), .. } => Tuning::Adapters,
             Kind::Encoder { .. } if config.model.freeze_encoder => Tuning::Head,
@@ -170,7 +170,7 @@ impl Subject {
         };
         let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
         if !trains(tuning, param) {
-            return Group::Frozen;
+            return ParameterGroup::Frozen;
         }
         let decays = match (group(param), config.optimizer.decay) {
             (plimsoll_models::Group::Matrix, _) | (_, Decay::All) => true,
@@ -181,7 +181,11 @@ impl Subject {
                 Decay::Matrices,
             ) => false,
         };
-        if decays && !named(&config.optimizer.no_decay) { Group::Decay } else { Group::NoDecay }
+        if decays && !named(&config.optimizer.no_decay) {
+            ParameterGroup::Decay
+        } else {
+            ParameterGroup::NoDecay
+        }
     }
 
     /// Returns the source of the initial parameter values: the weights of `from`, and random values drawn from `seed`
@@ -241,23 +245,23 @@ impl Subject {
     }
 
     /// Tensors of the weight file that no graph uses; they are copied into checkpoints.
-    pub fn kept(&self) -> Vec<Kept> {
+    pub fn kept(&self) -> Vec<CarriedTensor> {
         match &self.kind {
-            Kind::Encoder { encoder, lora: None, .. } => encoder.kept(),
+            Kind::Encoder { encoder, lora: None, .. } => encoder.carried_tensors(),
             Kind::Encoder { lora: Some(_), .. } | Kind::Decoder(_) | Kind::Head(_) => vec![],
         }
     }
 
     /// Returns the file name of a part of the checkpoint.
-    pub fn file(&self, part: Part) -> &'static str {
+    pub fn file(&self, part: StatePart) -> &'static str {
         match (part, &self.kind) {
-            (Part::Model, Kind::Encoder { lora: Some(_), .. }) => adapter::WEIGHTS,
-            (Part::Model | Part::State, _) => part.file(),
+            (StatePart::Model, Kind::Encoder { lora: Some(_), .. }) => adapter::WEIGHTS,
+            (StatePart::Model | StatePart::State, _) => part.file(),
         }
     }
 
     /// Returns the files stored next to the tensors named `tensors`: the configuration and the tokenizer.
-    pub fn beside(&self, tensors: &[Stored]) -> Vec<(String, Vec<u8>)> {
+    pub fn extra_files(&self, tensors: &[Stored]) -> Vec<(String, Vec<u8>)> {
         let (name, text) = match &self.kind {
             Kind::Decoder(c) => (CONFIG, c.to_json(&self.config)),
             Kind::Encoder { encoder, task, lora: None } => (CONFIG, encoder.to_json(*task, &self.config)),
@@ -269,7 +273,7 @@ impl Subject {
         std::iter::once((name.to_owned(), text.into_bytes())).chain(self.tokenizer.clone()).collect()
     }
 
-    fn adapter(&self, task: Task, lora: &Lora, tensors: &[Stored]) -> String {
+    fn adapter(&self, task: TrainingTask, lora: &Lora, tensors: &[Stored]) -> String {
         let module = |t: &Stored| match TunedPart::of(t.name.strip_prefix(adapter::PREFIX)?) {
             TunedPart::AdapterA { module } => Some(module.to_owned()),
             TunedPart::AdapterB { .. } | TunedPart::Classifier | TunedPart::Base => None,
@@ -279,7 +283,7 @@ impl Subject {
             rank: lora.rank,
             alpha: f64::from(lora.alpha),
             modules: tensors.iter().filter_map(module).collect(),
-            classifier: task != Task::MaskedLm,
+            classifier: task != TrainingTask::MaskedLm,
         };
         adapter.to_json()
     }
@@ -409,7 +413,7 @@ fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), TrainError>
 }
 
 fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), TrainError> {
-    let task = m.classes.map_or(Task::MaskedLm, Task::Classes);
+    let task = m.classes.map_or(TrainingTask::MaskedLm, TrainingTask::Classes);
     let Some(from) = &m.from else {
         return Err(TrainError::NoModel { kind: m.kind.name() });
     };
@@ -423,7 +427,7 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
         return Err(TrainError::OtherFamily { kind: m.kind.name(), family: encoder.family() });
     }
     let lora = m.lora.as_ref().map(|l| adapters(l, &encoder));
-    if let (From::Encoder(model), Some(_), Task::MaskedLm) = (&from, &lora, task) {
+    if let (From::Encoder(model), Some(_), TrainingTask::MaskedLm) = (&from, &lora, task) {
         adapts_whole(model)?;
     }
     Ok((Kind::Encoder { encoder, task, lora }, Some(from)))
@@ -433,7 +437,7 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
 /// missing head would stay at random values that no user of the base model could reproduce.
 fn adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
     let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
-    let graph = model.encoder.train_graph(bounds, Task::MaskedLm, &Training::default(), None);
+    let graph = model.encoder.train_graph(bounds, TrainingTask::MaskedLm, &Training::default(), None);
     let graph = graph.map_err(|e| RuntimeError::bug(e.to_string()))?;
     let lacks = |piece: &&Piece| {
         model.find(&piece.tensor).is_none() && plimsoll_models::derived(&model.encoder, &piece.tensor).is_none()

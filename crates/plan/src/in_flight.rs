@@ -23,7 +23,7 @@ const MOST: usize = 32;
 
 /// Location of the inputs and outputs of in-flight steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ring {
+pub(crate) struct InFlightBuffers {
     depth: usize,
     /// Index of the first of its two staging buffers; `None` for a depth of one, where a step uses the plan's
     /// own addresses.
@@ -62,7 +62,7 @@ impl Program {
             };
             self.staging.extend([waits("inputs ahead", step[0]), waits("outputs waiting", step[1])]);
         }
-        self.ring = Some(Ring { depth, first, step });
+        self.ring = Some(InFlightBuffers { depth, first, step });
         self
     }
 
@@ -82,7 +82,9 @@ impl Program {
     /// Size of the host buffers for in-flight steps: inputs together with weights, and outputs. They are not in
     /// the ledger, which describes the arena.
     pub fn host_staging(&self) -> [Bytes; 2] {
-        let Some(Ring { depth, step: [inputs, outputs], .. }) = self.ring else { return [Bytes::ZERO; 2] };
+        let Some(InFlightBuffers { depth, step: [inputs, outputs], .. }) = self.ring else {
+            return [Bytes::ZERO; 2];
+        };
         let of_plan = |p: &Plan| p.schedule.loads().map(|v| p.graph.spec(v).bytes(&p.graph.bounds)).max();
         let weight = self.plans().iter().filter_map(|(_, p)| of_plan(p)).max().unwrap_or_default();
         // One more step than the depth: if the space at the end of the ring is too short for the next step, it
