@@ -76,9 +76,8 @@ def table(topic):
     facts = [f"`{topic['command']}`"] if topic.get("command") else []
     facts += [software] if software else []
     facts += [f"recorded {topic['date']}"] if topic.get("date") else []
-    above = [f"### {topic['topic']}", "; ".join(facts), ""] if facts else [f"### {topic['topic']}"]
-    limits = [f"- {limit}" for limit in topic.get("limits", [])]
-    return "\n".join(above + lines + ([""] + limits if limits else [])) + "\n"
+    below = [f"- {fact}" for fact in ["; ".join(facts), *topic.get("limits", [])] if fact]
+    return "\n".join([f"### {topic['topic']}", *lines, "", *below]) + "\n"
 
 
 def document():
