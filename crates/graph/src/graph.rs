@@ -3,6 +3,7 @@
 
 use crate::{Bounds, NodeId, Op, ParamId, Role, StateId, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// A computation in SSA form whose steps hold at most [`Bounds`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,6 +82,25 @@ pub struct Param {
     pub name: String,
     /// Row ranges to read, in order along dimension 0.
     pub pieces: Vec<Piece>,
+}
+
+impl Param {
+    /// Splits the elements `range` of the parameter by piece. Returns for each piece that overlaps `range`, in order:
+    /// the index of the piece, the first overlapping element as an index in the piece's tensor, and the number of
+    /// overlapping elements.
+    pub fn split_by_piece(&self, range: Range<u64>) -> impl Iterator<Item = (usize, u64, usize)> + '_ {
+        let mut start = 0;
+        self.pieces.iter().enumerate().filter_map(move |(i, piece)| {
+            // `start..end`: the elements of the parameter in this piece; `a..b`: those that `range` selects.
+            let row: u64 = piece.shape.iter().skip(1).product();
+            let end = start + (piece.rows.1 - piece.rows.0) * row;
+            let (a, b) = (range.start.max(start), range.end.min(end));
+            // A piece that begins at a later row of its tensor skips the rows before it.
+            let first = piece.rows.0 * row + a - start;
+            start = end;
+            (a < b).then(|| (i, first, (b - a) as usize))
+        })
+    }
 }
 
 /// A range of rows of one tensor of the weight file.

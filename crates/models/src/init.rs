@@ -38,20 +38,12 @@ pub(crate) fn default_init(piece: &Piece) -> Init {
 /// Writes the initial values of elements `range` of `param` to `out`, with the distribution `rule(piece)` for
 /// each piece. `out` has one element for each index of `range`.
 pub fn init_param(rule: impl Fn(&Piece) -> Init, seed: u64, param: &Param, range: Range<u64>, out: &mut [f32]) {
-    let (mut start, mut out) = (0, out);
-    for piece in &param.pieces {
-        // `start..end`: the elements of `param` in this piece; `a..b`: those that `range` selects.
-        let row: u64 = piece.shape.iter().skip(1).product();
-        let end = start + (piece.rows.1 - piece.rows.0) * row;
-        let (a, b) = (range.start.max(start), range.end.min(end));
-        if a < b {
-            let (part, rest) = std::mem::take(&mut out).split_at_mut((b - a) as usize);
-            out = rest;
-            // Elements are drawn by their index in the tensor, so a piece that begins at a later row skips the rows
-            // before it.
-            init(&rule(piece), seed, &piece.tensor, piece.rows.0 * row + a - start, part);
-        }
-        start = end;
+    let mut rest = out;
+    for (i, first, count) in param.split_by_piece(range) {
+        let (part, after) = std::mem::take(&mut rest).split_at_mut(count);
+        rest = after;
+        let piece = &param.pieces[i];
+        init(&rule(piece), seed, &piece.tensor, first, part);
     }
 }
 

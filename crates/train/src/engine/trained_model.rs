@@ -199,18 +199,12 @@ impl TrainedModel {
                 init_param(|piece| kind.init(piece), seed, param, range, out);
                 return Ok(());
             };
-            let (mut start, mut out) = (0, out);
-            for (piece, (from, name)) in param.pieces.iter().zip(found) {
-                let row: u64 = piece.shape.iter().skip(1).product();
-                let end = start + (piece.rows.1 - piece.rows.0) * row;
-                let (a, b) = (range.start.max(start), range.end.min(end));
-                if a < b {
-                    let (part, rest) = std::mem::take(&mut out).split_at_mut((b - a) as usize);
-                    out = rest;
-                    let first = piece.rows.0 * row + a - start;
-                    from.weights().read_f32(&name, first..first + part.len() as u64, part)?;
-                }
-                start = end;
+            let mut rest = out;
+            for (i, first, count) in param.split_by_piece(range) {
+                let (part, after) = std::mem::take(&mut rest).split_at_mut(count);
+                rest = after;
+                let (from, name) = &found[i];
+                from.weights().read_f32(name, first..first + count as u64, part)?;
             }
             Ok(())
         })
