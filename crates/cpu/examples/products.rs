@@ -6,7 +6,7 @@
 
 use plimsoll_cpu::cross_entropy::{Gradients, Head, gradients, loss};
 use plimsoll_cpu::gemm::{self, Epilogue};
-use plimsoll_cpu::matmul::{self, Operand, product};
+use plimsoll_cpu::matmul::{self, Operand, matmul};
 use plimsoll_cpu::{Cpu, Rows, RowsMut};
 use std::time::Instant;
 
@@ -79,15 +79,15 @@ fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
                 0 => gemm::linear(cpu, xs, &packed, e, RowsMut::new(&mut y, m, n, n), &mut space),
                 1 => {
                     let (a, b) = (Operand::Stored(xs), Operand::Transposed(ws));
-                    product(cpu, a, b, e, RowsMut::new(&mut y, m, n, n), &mut space);
+                    matmul(cpu, a, b, e, RowsMut::new(&mut y, m, n, n), &mut space);
                 }
                 2 => {
                     let (a, b) = (Operand::Stored(dys), Operand::Stored(ws));
-                    product(cpu, a, b, e, RowsMut::new(&mut dx, m, k, k), &mut space);
+                    matmul(cpu, a, b, e, RowsMut::new(&mut dx, m, k, k), &mut space);
                 }
                 _ => {
                     let (a, b) = (Operand::Transposed(dys), Operand::Stored(xs));
-                    product(cpu, a, b, e, RowsMut::new(&mut dw, n, k, k), &mut space);
+                    matmul(cpu, a, b, e, RowsMut::new(&mut dw, n, k, k), &mut space);
                 }
             }
             if turn > 0 {

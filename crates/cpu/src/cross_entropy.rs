@@ -8,7 +8,7 @@
 use super::gemm::Epilogue;
 use super::isa::Kernel;
 use super::math::exp;
-use super::matmul::{self, Operand, add_matmul, column_sums, product};
+use super::matmul::{self, Operand, add_matmul, column_sums, matmul};
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use super::{Cpu, elementwise};
@@ -111,7 +111,7 @@ pub fn gradients(
         if let Some(dx) = &to.dx {
             // The chunk's rows of x are not needed after dw, so dx overwrites them.
             let y = RowsMut::new(room.rows, chunk, k, k);
-            product(cpu, Operand::Stored(g), Operand::Stored(head.w), Epilogue::default(), y, room.units);
+            matmul(cpu, Operand::Stored(g), Operand::Stored(head.w), Epilogue::default(), y, room.units);
             room.scatter(cpu, chunk, dx);
         }
     }
@@ -191,7 +191,7 @@ impl<'a> Scratch<'a> {
         });
         let (x, w) = (Operand::Stored(Rows::new(self.rows, count, k, k)), Operand::Transposed(head.w));
         let epilogue = Epilogue { bias: head.bias, ..Default::default() };
-        product(cpu, x, w, epilogue, RowsMut::new(self.logits, count, v, v), self.units);
+        matmul(cpu, x, w, epilogue, RowsMut::new(self.logits, count, v, v), self.units);
         Some(count)
     }
 

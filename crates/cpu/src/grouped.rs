@@ -5,7 +5,7 @@
 //! expert.
 
 use super::gemm::Epilogue;
-use super::matmul::{Operand, column_sums, product};
+use super::matmul::{Operand, column_sums, matmul};
 use super::view::{Rows, RowsMut};
 use super::{Cpu, elementwise};
 
@@ -25,7 +25,7 @@ pub fn linear(
     for (e, (start, rows)) in groups(offsets, x.rows(), w.rows(), n).enumerate() {
         let w = Operand::Transposed(w.part(e * n, n));
         let epilogue = Epilogue { bias: bias.map(|b| &b[e * n..][..n]), ..Default::default() };
-        product(cpu, Operand::Stored(x.part(start, rows)), w, epilogue, y.part(start, rows), workspace);
+        matmul(cpu, Operand::Stored(x.part(start, rows)), w, epilogue, y.part(start, rows), workspace);
     }
     zero_rest(cpu, offsets, y);
 }
@@ -43,7 +43,7 @@ pub fn input_grad(
     let n = dy.cols();
     for (e, (start, rows)) in groups(offsets, dy.rows(), w.rows(), n).enumerate() {
         let (dy, w) = (Operand::Stored(dy.part(start, rows)), Operand::Stored(w.part(e * n, n)));
-        product(cpu, dy, w, Epilogue::default(), dx.part(start, rows), workspace);
+        matmul(cpu, dy, w, Epilogue::default(), dx.part(start, rows), workspace);
     }
     zero_rest(cpu, offsets, dx);
 }
@@ -64,7 +64,7 @@ pub fn weight_grad(
     if let Some(mut dw) = dw {
         for (e, (start, rows)) in groups(offsets, dy.rows(), dw.rows(), n).enumerate() {
             let (dy, x) = (Operand::Transposed(dy.part(start, rows)), Operand::Stored(x.part(start, rows)));
-            product(cpu, dy, x, Epilogue::default(), dw.part(e * n, n), workspace);
+            matmul(cpu, dy, x, Epilogue::default(), dw.part(e * n, n), workspace);
         }
     }
     if let Some(db) = db {

@@ -74,7 +74,7 @@ impl Operand<'_> {
 /// Matmul: y (M, N) = residual + act(a (M, K) b (K, N) + bias). `workspace` holds `WORKSPACE_BYTES` for each thread.
 /// The residual may be exactly `y`, which accumulates into `y`; `a` and `b` must not overlap `y`. Panics if the
 /// shapes do not match.
-pub fn product(
+pub fn matmul(
     cpu: &Cpu,
     a: Operand<'_>,
     b: Operand<'_>,
@@ -100,11 +100,11 @@ pub fn product(
     });
 }
 
-/// Accumulating matmul, y += a b. `workspace` as for [`product`].
+/// Accumulating matmul, y += a b. `workspace` as for [`matmul()`].
 pub fn add_matmul(cpu: &Cpu, a: Operand<'_>, b: Operand<'_>, y: RowsMut<'_>, workspace: &mut [f32]) {
-    // SAFETY: y's own rows; `product` reads each element of the residual before it writes the same element of y.
+    // SAFETY: y's own rows; `matmul` reads each element of the residual before it writes the same element of y.
     let residual = unsafe { Rows::from_raw(y.row(0), y.rows(), y.cols(), y.ld()) };
-    product(cpu, a, b, Epilogue { residual: Some(residual), ..Default::default() }, y, workspace);
+    matmul(cpu, a, b, Epilogue { residual: Some(residual), ..Default::default() }, y, workspace);
 }
 
 /// Divides a matmul into tasks: by blocks of rows if there are several, otherwise by panels, so that each panel is

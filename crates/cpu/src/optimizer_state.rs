@@ -1,6 +1,6 @@
 //! Operand types of optimizers: states, which are read and written, and gradients of every element type.
 //!
-//! Invariant: a [`OptimizerState`] may be read and written at the same address. A kernel accesses each element of it from one
+//! Invariant: an [`OptimizerState`] may be read and written at the same address. A kernel accesses each element of it from one
 //! task only, and reads it before it writes it.
 
 use super::cast::Half;

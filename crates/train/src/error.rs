@@ -218,7 +218,7 @@ pub enum TrainError {
         /// Error of the parser.
         source: serde_json::Error,
     },
-    /// The tensors of a checkpoint are not those of the model.
+    /// A checkpoint has other tensors (names, shapes or element types) than the model.
     #[error("{} was written for another model: {difference}", Place(path))]
     OtherModel {
         /// Path of the checkpoint.

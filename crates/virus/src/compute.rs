@@ -220,7 +220,7 @@ impl Compute {
                 rows.extend_from_slice(self.row(encoder, slot));
             }
         }
-        // Includes the slots of failed frames: with `keeps_embeddings`, `complete` frees no slots.
+        // Includes the slots of failed frames: with `keeps_embeddings`, `finish_slot` frees no slots.
         self.free.extend(window.orfs().filter_map(PendingOrf::slot));
     }
 

@@ -81,7 +81,7 @@ pub(crate) struct Parts {
     /// Nucleotide embeddings of an earlier stage.
     pub(crate) embeddings: Option<JournalReader>,
     /// Journal that finished results are written to.
-    pub(crate) keeper: Option<JournalWriter>,
+    pub(crate) writer: Option<JournalWriter>,
     /// Result files.
     pub(crate) outputs: Option<Outputs>,
     /// Whether notes on the input are errors (`--strict`).
@@ -152,9 +152,9 @@ impl Engine {
         // The run already ends for another reason: a device error must not prevent the commit of finished windows.
         let _ = self.compute(&|| Ok(()), Compute::cancel);
         self.emit()?;
-        let Some(keeper) = &mut self.parts.keeper else { return Ok(0) };
-        keeper.commit()?;
-        Ok(keeper.committed)
+        let Some(writer) = &mut self.parts.writer else { return Ok(0) };
+        writer.commit()?;
+        Ok(writer.committed)
     }
 
     /// Returns the warnings that were raised since the last call.
@@ -212,8 +212,8 @@ impl Engine {
             |what| VirusError::MissingWindow { what, window: chunk.index + 1, record: record.to_string() };
         let Some(compute) = &self.parts.compute else { return Err(missing("the results")) };
         let mut rows = vec![];
-        if let Some(shelf) = &mut self.parts.embeddings {
-            let entry = shelf.take(number, &record, chunk.index)?.filter(|e| e.orfs.len() == orfs);
+        if let Some(reader) = &mut self.parts.embeddings {
+            let entry = reader.take(number, &record, chunk.index)?.filter(|e| e.orfs.len() == orfs);
             let entry = entry.ok_or_else(|| missing("the nucleotide embeddings"))?;
             rows = entry.rows_of_all(compute.nucleotide_width());
         }
@@ -269,8 +269,8 @@ impl Engine {
                 Item::Text(text) => self.written(|outputs| outputs.intermediate(&text))?,
             }
         }
-        if let Some(keeper) = &mut self.parts.keeper {
-            keeper.commit_if_due()?;
+        if let Some(writer) = &mut self.parts.writer {
+            writer.commit_if_due()?;
         }
         self.totals.seconds.writing += start.elapsed().as_secs_f64();
         Ok(())
@@ -300,14 +300,14 @@ impl Engine {
             let (start, end, orfs) = (chunk.start, chunk.end(), &self.scored[..]);
             outputs.window(&OutputWindow { record, index: chunk.index, start, end, orfs })?;
         }
-        let Some(keeper) = self.parts.keeper.as_mut().filter(|_| !window.kept) else { return Ok(()) };
+        let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.kept) else { return Ok(()) };
         (self.entry.number, self.entry.index) = (window.number, chunk.index as u64);
         self.entry.record.clear();
         self.entry.record.push_str(record);
         self.entry.orfs.clear();
         let kept = |orf: &PendingOrf| OrfEntry { frame: orf.frame, bases: orf.bases, state: orf.state };
         self.entry.orfs.extend(window.orfs().map(kept));
-        keeper.append(&self.entry)
+        writer.append(&self.entry)
     }
 
     /// Writes the notes on failed frames of a window. Done when the window is written, so that notes are in input order

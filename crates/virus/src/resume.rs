@@ -30,9 +30,9 @@ pub(crate) struct Keys {
 /// A journal opened for a run.
 pub(crate) struct OpenedJournal {
     /// Reader of the results that the journal already has.
-    pub(crate) shelf: JournalReader,
+    pub(crate) reader: JournalReader,
     /// Writer for the remaining windows; `None` if the journal is complete.
-    pub(crate) keeper: Option<JournalWriter>,
+    pub(crate) writer: Option<JournalWriter>,
 }
 
 impl Keys {
@@ -77,19 +77,19 @@ impl Keys {
         };
         let Some(blocks) = self.of_this_run(&path)? else {
             let journal = Journal::create(&path, self.key.to_string().as_bytes())?;
-            let keeper = Some(JournalWriter::new(journal, self.watch.clone(), self.every, 0, block));
-            return Ok(OpenedJournal { shelf: JournalReader::default(), keeper });
+            let writer = Some(JournalWriter::new(journal, self.watch.clone(), self.every, 0, block));
+            return Ok(OpenedJournal { reader: JournalReader::default(), writer });
         };
         let looked = ScannedJournal::through(&path, blocks, width).map_err(unusable)?;
         let count = looked.coverage.count();
-        let (shelf, journal) = looked.open(width)?;
+        let (reader, journal) = looked.open(width)?;
         if count > 0 {
             let text = format!("{count} {what} ({}): resuming after them", path.display());
             observer.say(Level::Info, &text);
         }
-        let keeper =
+        let writer =
             journal.map(|journal| JournalWriter::new(journal, self.watch.clone(), self.every, count, block));
-        Ok(OpenedJournal { shelf, keeper })
+        Ok(OpenedJournal { reader, writer })
     }
 
     /// Opens the existing journal of this run. A journal that holds only a key is ignored even if it belongs to another

@@ -87,9 +87,9 @@ impl Run<'_> {
         }
         let embeddings = self.options.save_embeddings.is_some();
         let width = self.shape.kept_width(last, embeddings);
-        let OpenedJournal { shelf: results, keeper } = self.journal(last, width, observer)?;
+        let OpenedJournal { reader: results, writer } = self.journal(last, width, observer)?;
         // Without a writer the journal of the shard is already complete, and the journal is the result.
-        if self.options.shard.is_some() && keeper.is_none() {
+        if self.options.shard.is_some() && writer.is_none() {
             return Ok(self.shard(&Totals::default(), start, true));
         }
         let nucleotides = match (last, &self.keys) {
@@ -104,7 +104,7 @@ impl Run<'_> {
             None => Some(self.outputs()?),
         };
         let parts =
-            Parts { compute, results, embeddings: nucleotides, keeper, outputs, strict: self.options.strict };
+            Parts { compute, results, embeddings: nucleotides, writer, outputs, strict: self.options.strict };
         let mut done = self.stream(parts, observer)?;
         tracker.track("computed");
         if let Some(compute) = &done.parts.compute {
@@ -112,8 +112,8 @@ impl Run<'_> {
         }
         done.totals.add_stage(&earlier);
         if self.options.shard.is_some() {
-            if let Some(keeper) = done.parts.keeper {
-                keeper.finish()?;
+            if let Some(writer) = done.parts.writer {
+                writer.finish()?;
             }
             return Ok(self.shard(&done.totals, start, false));
         }
@@ -131,13 +131,13 @@ impl Run<'_> {
     ) -> Result<Totals, VirusError> {
         let stage = planned::stages(planned)[number];
         let width = self.shape.kept_width(stage, false);
-        let OpenedJournal { shelf: results, keeper } = self.journal(stage, width, observer)?;
-        let Some(keeper) = keeper else { return Ok(Totals::default()) };
+        let OpenedJournal { reader: results, writer } = self.journal(stage, width, observer)?;
+        let Some(writer) = writer else { return Ok(Totals::default()) };
         let compute = Some(self.compute((planned, number), warm, observer)?);
         let strict = self.options.strict;
-        let parts = Parts { compute, results, embeddings: None, keeper: Some(keeper), outputs: None, strict };
+        let parts = Parts { compute, results, embeddings: None, writer: Some(writer), outputs: None, strict };
         let Done { parts, totals, .. } = self.stream(parts, observer)?;
-        parts.keeper.map_or(Ok(()), JournalWriter::finish)?;
+        parts.writer.map_or(Ok(()), JournalWriter::finish)?;
         // The next stage runs on the same devices.
         *warm = parts.compute.map(Compute::into_executors);
         Ok(totals)
@@ -158,7 +158,7 @@ impl Run<'_> {
         let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
         let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
-        let parts = Parts { compute: None, results, embeddings: None, keeper: None, outputs, strict };
+        let parts = Parts { compute: None, results, embeddings: None, writer: None, outputs, strict };
         let done = self.stream(parts, observer)?;
         tracker.track("merged");
         self.finish(done, (None, &mut None), start, &tracker, (String::new(), arithmetic))
@@ -180,7 +180,7 @@ impl Run<'_> {
     ) -> Result<OpenedJournal, VirusError> {
         match &self.keys {
             Some(keys) => keys.open(stage, (width, self.queues().block), observer),
-            None => Ok(OpenedJournal { shelf: JournalReader::default(), keeper: None }),
+            None => Ok(OpenedJournal { reader: JournalReader::default(), writer: None }),
         }
     }
 

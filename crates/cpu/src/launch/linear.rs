@@ -2,7 +2,7 @@
 //! here.
 
 use super::super::gemm::{self, Act};
-use super::super::matmul::{Operand, product};
+use super::super::matmul::{Operand, matmul};
 use super::super::operands::Operands;
 use super::super::{Cpu, Element, QuantizedTiles, gemm_bf16, gemm_int8};
 use super::Launched;
@@ -32,7 +32,7 @@ pub(in super::super) fn codes(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launc
 /// Linear layer with an unpacked, row-major weight, as in training.
 pub(in super::super) fn rows(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
     let (x, w) = (Operand::Stored(l.input(0)?), Operand::Transposed(l.input(1)?));
-    product(cpu, x, w, epilogue(l, op)?, l.output(0)?, l.workspace()?);
+    matmul(cpu, x, w, epilogue(l, op)?, l.output(0)?, l.workspace()?);
     Ok(())
 }
 

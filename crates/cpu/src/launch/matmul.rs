@@ -3,7 +3,7 @@
 
 use super::super::cross_entropy::{self, Gradients, Head};
 use super::super::gemm::Epilogue;
-use super::super::matmul::{Operand, column_sums, product};
+use super::super::matmul::{Operand, column_sums, matmul};
 use super::super::operands::Operands;
 use super::super::{Cpu, grouped};
 use plimsoll_exec::DeviceError;
@@ -82,7 +82,7 @@ pub(in super::super) fn linear_input_grad(
     _: &LinearInputGrad,
 ) -> Result<(), DeviceError> {
     let (dy, w) = (Operand::Stored(l.input(0)?), Operand::Stored(l.input(1)?));
-    product(cpu, dy, w, Epilogue::default(), l.output(0)?, l.workspace()?);
+    matmul(cpu, dy, w, Epilogue::default(), l.output(0)?, l.workspace()?);
     Ok(())
 }
 
@@ -94,7 +94,7 @@ pub(in super::super) fn linear_weight_grad(
     let (dy, x) = (l.input(0)?, l.input(1)?);
     if l.launch.outs[0].is_some() {
         let factors = (Operand::Transposed(dy), Operand::Stored(x));
-        product(cpu, factors.0, factors.1, Epilogue::default(), l.output(0)?, l.workspace()?);
+        matmul(cpu, factors.0, factors.1, Epilogue::default(), l.output(0)?, l.workspace()?);
     }
     if op.bias
         && let Some(db) = l.vector_out(1)?

@@ -37,7 +37,7 @@ fn run(cpu: &Cpu, [a, b]: [&Held; 2], e: Epilogue<'_>) -> Vec<f32> {
     let ld = n + 3;
     let mut y = vec![7.0; m * ld];
     let mut scratch = workspace(cpu, WORKSPACE_BYTES);
-    product(cpu, a.factor(), b.factor(), e, RowsMut::new(&mut y, m, n, ld), &mut scratch);
+    matmul(cpu, a.factor(), b.factor(), e, RowsMut::new(&mut y, m, n, ld), &mut scratch);
     assert!(y.chunks(ld).all(|row| row[n..].iter().all(|&v| v == 7.0)), "wrote past the row");
     y.chunks(ld).flat_map(|row| row[..n].to_vec()).collect()
 }
@@ -129,7 +129,7 @@ fn it_adds_to_what_stands_in_y() {
         // SAFETY: the residual is exactly y, which `matmul` allows.
         let (residual, out) = unsafe { (Rows::from_raw(at, m, n, n), RowsMut::from_raw(at, m, n, n)) };
         let e = Epilogue { residual: Some(residual), ..Default::default() };
-        product(&cpu, a.factor(), b.factor(), e, out, &mut scratch);
+        matmul(&cpu, a.factor(), b.factor(), e, out, &mut scratch);
         same_bits(&y, &want, "in place");
     }
 }

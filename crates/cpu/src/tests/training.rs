@@ -89,7 +89,7 @@ fn an_expert_has_the_bits_of_its_product_alone() {
     let mut space = workspace(&cpu, matmul::WORKSPACE_BYTES);
     let mut y = vec![0.0; 287 * n];
     let (a, b) = (matmul::Operand::Stored(xs.part(3, 287)), matmul::Operand::Transposed(ws.part(2 * n, n)));
-    matmul::product(&cpu, a, b, Default::default(), RowsMut::new(&mut y, 287, n, n), &mut space);
+    matmul::matmul(&cpu, a, b, Default::default(), RowsMut::new(&mut y, 287, n, n), &mut space);
     same_bits(&one[0][3 * n..290 * n], &y, "the third expert");
     assert!(one[0][380 * n..].iter().all(|&v| v == 0.0) && one[2][n * k..2 * n * k].iter().all(|&v| v == 0.0));
 }

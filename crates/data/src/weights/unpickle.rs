@@ -274,7 +274,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// NEWOBJ: replaces class and arguments by an instance without state; the arguments are ignored.
+    /// Executes the opcode NEWOBJ: pops the arguments, which are ignored, and the class, and pushes an instance of
+    /// the class without state.
     fn new_object(&mut self) -> Result<(), PickleError> {
         self.pop()?;
         let class = self.pop()?;

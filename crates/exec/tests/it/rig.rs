@@ -118,7 +118,7 @@ pub fn load(
     load_as(on, graph, fuse, Weights::Resident, read)
 }
 
-/// A loaded executor of one graph whose weights are `PersistentTensor` or `Trained`.
+/// A loaded executor of one graph whose weights are `Resident` or `Trained`.
 pub fn load_as(
     on: On,
     graph: &Graph,

@@ -28,9 +28,9 @@ struct Stack<'a> {
 impl DecoderConfig {
     /// Builds the training graph for next-token prediction. Inputs `ids`: i32 (T), `spans`: i32 (S, 2),
     /// `targets`: i32 (T), with dropout also `seed`: i32 (2). Output `loss`: f32 (1), the sum over all targets
-    /// that are not negative. If a router loss has a weight, `aux`: f32 (1), the weighted sum of the router
-    /// losses, and its terms with a weight, `balance_loss` and `router_z_loss`. With an expert capacity,
-    /// `dropped.{i}`: i32 (1) for each layer.
+    /// that are not negative. If a router loss has a nonzero weight, output `aux`: f32 (1), the weighted
+    /// sum of the router losses. Its two terms are the outputs `balance_loss` and `router_z_loss`, each f32 (1) and
+    /// present if its own weight is not 0. With an expert capacity, `dropped.{i}`: i32 (1) for each layer.
     pub fn train_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);

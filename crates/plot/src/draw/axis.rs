@@ -72,7 +72,7 @@ pub fn bases(length: u64) -> String {
     format!("{number:.decimals$} {name}")
 }
 
-/// The unit of a length: its number of bases and its name.
+/// Returns the unit in which a length of `length` bases is shown: the number of bases in the unit, and its name.
 fn unit(length: u64) -> (u64, &'static str) {
     match length {
         0..1000 => (1, "bp"),

@@ -160,8 +160,8 @@ fn tree(text: &str) -> Result<Node, String> {
 fn recognise(tree: &Node) -> Option<Source> {
     use Source::{Ava, DeepSpeed, HuggingFace, Torchtitan};
     let has = |source: &Source| source.signs().iter().any(|key| tree.get(key).is_some());
-    // The section names of the Ava guide, such as `model` and `training`, also occur in files of other
-    // trainers, so the guide is tried last.
+    // Files of Ava have sections such as `model` and `training`, which files of other trainers have too, so Ava is
+    // tried last.
     [Torchtitan, DeepSpeed, HuggingFace, Ava].into_iter().find(has)
 }
 

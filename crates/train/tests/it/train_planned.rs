@@ -161,7 +161,7 @@ fn held(region: &Region<'_, std::alloc::System>) -> u64 {
     (change.bytes_allocated as u64).saturating_sub(change.bytes_deallocated as u64)
 }
 
-/// Asserts that an executor of the program holds its arena and at most [`DEVICE`] plus [`PER_INSTRUCTION`]
+/// Asserts that an executor of the program allocates its arena and at most [`DEVICE`] plus [`PER_INSTRUCTION`]
 /// bytes for each instruction, and that its persistent tensors have exactly the bytes of the ledger.
 fn holds(program: Program, threads: usize, what: &str) {
     let (arena, ledger) = (program.arena_bytes().0, program.ledger());

@@ -105,14 +105,14 @@ impl JournalReader {
         journals: impl IntoIterator<Item = (&'a Path, Coverage)>,
         width: usize,
     ) -> Result<Self, VirusError> {
-        let mut shelf = Self::default();
+        let mut reader = Self::default();
         let mut all = Coverage::default();
         for (path, coverage) in journals {
             all = all.union(coverage);
-            shelf.sources.extend(Source::open(path, width)?);
+            reader.sources.extend(Source::open(path, width)?);
         }
-        shelf.coverage = Arc::new(all);
-        Ok(shelf)
+        reader.coverage = Arc::new(all);
+        Ok(reader)
     }
 
     /// Returns the results of window `number`, which must be window `index` of `record`; `None` if no journal has it.

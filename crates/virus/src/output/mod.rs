@@ -257,7 +257,7 @@ struct OpenRecord {
 }
 
 impl Outputs {
-    /// Sets the number of bytes of lines that the sort of `prediction_results_highestscore.csv` holds in memory.
+    /// Sets how many bytes of lines are held in memory while `prediction_results_highestscore.csv` is sorted.
     pub fn set_sort_bytes(&mut self, bytes: usize) {
         if let Some(files) = &mut self.virnucpro {
             files.set_sort_bytes(bytes);
