@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("f32", DType::F32, false),
     ];
     let mut logs = 0.0;
-    let mut products = 0;
+    let mut matmuls = 0;
     for (name, dtype, tf32) in types {
         if !wanted(&asked, name, &types.map(|(name, ..)| name.to_owned())) {
             continue;
@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                         continue;
                     }
                     let linear = Linear { tf32, ..Linear::new(bias, epilogue) };
-                    let candidates = Product::new(rows, k, n, dtype, linear).survey()?;
+                    let candidates = GemmBench::new(rows, k, n, dtype, linear).survey()?;
                     let of = |admitted: bool| {
                         let all = candidates.iter().filter(|one| !admitted || one.equal != Some(false));
                         all.map(|one| one.milliseconds).fold(f32::INFINITY, f32::min)
@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     let (ours, all) = (of(true), of(false));
                     let each: Vec<String> = candidates.iter().map(tell).collect();
                     logs += f64::from(all / ours).ln();
-                    products += 1;
+                    matmuls += 1;
                     println!(
                         "{rows:6} {k:6} {n:6} {name:5} {epilogue:?} {ours:.4} {all:.4} {:.3} {}",
                         all / ours,
@@ -80,7 +80,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    println!("geometric mean of the ratios: {:.4}", (logs / f64::from(products)).exp());
+    println!("geometric mean of the ratios: {:.4}", (logs / f64::from(matmuls)).exp());
     Ok(())
 }
 
@@ -102,7 +102,7 @@ fn tell(one: &Candidate) -> String {
     }
 }
 
-struct Product {
+struct GemmBench {
     op: Op,
     ins: Vec<Operand>,
     out: Operand,
@@ -110,15 +110,15 @@ struct Product {
     counts: Counts,
 }
 
-impl Product {
+impl GemmBench {
     fn new(rows: u64, k: u64, n: u64, dtype: DType, linear: Linear) -> Self {
         let counts = Counts { tokens: rows, sequences: 1 };
         let (t, n_, k_) = (Dim::Tokens(1), Dim::Fixed(n), Dim::Fixed(k));
-        let products = if linear.epilogue == Epilogue::Gate { Dim::Fixed(2 * n) } else { n_ };
+        let weight_rows = if linear.epilogue == Epilogue::Gate { Dim::Fixed(2 * n) } else { n_ };
         // With quantized x and w, all other operands are bf16.
         let others = if dtype == DType::F8 { DType::Bf16 } else { dtype };
-        let mut shapes = vec![(vec![t, k_], dtype), (vec![products, k_], dtype)];
-        shapes.extend(linear.bias.then(|| (vec![products], others)));
+        let mut shapes = vec![(vec![t, k_], dtype), (vec![weight_rows, k_], dtype)];
+        shapes.extend(linear.bias.then(|| (vec![weight_rows], others)));
         let residual = linear.epilogue == Epilogue::Residual;
         shapes.extend(residual.then(|| (vec![t, n_], others)));
         shapes.push((vec![t, n_], others));

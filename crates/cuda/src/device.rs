@@ -45,7 +45,7 @@ pub struct CudaDevice {
     options: Options,
     arena: Option<Arena>,
     /// Pinned buffers for host-to-device and device-to-host copies; `None` where copies use the caller's memory.
-    ways: [Option<Staging>; 2],
+    staging: [Option<Staging>; 2],
     /// Device-to-host copies that were requested and not collected, oldest first.
     fetched: VecDeque<Fetched>,
     /// Events of collected copies, for reuse.
@@ -88,10 +88,10 @@ impl CudaDevice {
         Self::open(ordinal, Choosing::First, Options::default())
     }
 
-    /// Opens a GPU whose matmuls use the kernel or algorithm of the given name ([`Self::own_products`],
+    /// Opens a GPU whose matmuls use the kernel or algorithm of the given name ([`Self::hopper_tiles`],
     /// [`Self::candidates`]) wherever it supports their form; the name `cuBLASLt` selects the library's fastest
     /// algorithm, whose bits may differ from the canonical ones. For tests and measurements.
-    pub fn with_product(ordinal: usize, name: &str) -> Result<Self, CudaError> {
+    pub fn with_matmul(ordinal: usize, name: &str) -> Result<Self, CudaError> {
         Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
     }
 
@@ -106,14 +106,14 @@ impl CudaDevice {
         self.gemm.candidates()
     }
 
-    /// Names of our own Hopper matmul kernels, as accepted by [`Self::with_product`].
-    pub fn own_products() -> Vec<&'static str> {
-        gemm::own_products()
+    /// Names of our own Hopper matmul kernels, as accepted by [`Self::with_matmul`].
+    pub fn hopper_tiles() -> Vec<&'static str> {
+        gemm::hopper_tiles()
     }
 
-    /// Names of our own Hopper kernels of matmuls with a layer norm in front, as accepted by [`Self::with_product`].
-    pub fn own_norms() -> Vec<&'static str> {
-        gemm::own_norms()
+    /// Names of our own Hopper kernels of matmuls with a layer norm in front, as accepted by [`Self::with_matmul`].
+    pub fn hopper_norm_tiles() -> Vec<&'static str> {
+        gemm::hopper_norm_tiles()
     }
 
     fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
@@ -123,7 +123,7 @@ impl CudaDevice {
         Ok(Self {
             options,
             arena: None,
-            ways: [None, None],
+            staging: [None, None],
             fetched,
             spare: vec![],
             next: 0,
@@ -183,7 +183,7 @@ impl CudaDevice {
     /// waits.
     fn send(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let to = self.arena()?.range(at, Bytes(bytes.len() as u64))?;
-        let Self { context, ways: [inward, _], .. } = self;
+        let Self { context, staging: [inward, _], .. } = self;
         let (api, stream) = (context.api, context.inward);
         let place = inward.as_mut().map(|staging| staging.wait_and_take(bytes.len())).transpose()?.flatten();
         let (from, event) = match place {
@@ -272,8 +272,8 @@ impl Device for CudaDevice {
     fn stage(&mut self, [inward, outward]: [Bytes; 2]) -> Result<(), DeviceError> {
         self.context.enter()?;
         self.context.synchronize()?;
-        self.ways = [None, None];
-        self.ways = [self.pinned(inward)?, self.pinned(outward)?];
+        self.staging = [None, None];
+        self.staging = [self.pinned(inward)?, self.pinned(outward)?];
         Ok(())
     }
 
@@ -335,7 +335,7 @@ impl Device for CudaDevice {
     fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
         self.context.enter()?;
         let from = self.arena()?.range(at, bytes)?;
-        let Self { context, ways: [_, outward], fetched, spare, kernels, .. } = self;
+        let Self { context, staging: [_, outward], fetched, spare, kernels, .. } = self;
         let place = outward.as_mut().map(|staging| staging.take(bytes.0 as usize)).transpose()?.flatten();
         let done = match place {
             Some((pinned, event)) => {
@@ -362,7 +362,7 @@ impl Device for CudaDevice {
         let open = self.fetched.front().filter(|f| ticket.0 == oldest && f.bytes.0 == out.len() as u64);
         open.ok_or_else(|| ticket.refused(oldest))?;
         let Some(Fetched { at, bytes, word, done }) = self.fetched.pop_front() else { return Ok(()) };
-        match (done, &mut self.ways[1]) {
+        match (done, &mut self.staging[1]) {
             (None, Some(staging)) => {
                 staging.wait_and_give(|pinned| out.copy_from_slice(&pinned[..out.len()]))?
             }

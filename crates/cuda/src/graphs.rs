@@ -22,23 +22,23 @@ pub(crate) struct Graphs {
     /// Number of steps in a row that had this plan and these counts.
     times: usize,
     /// Instantiated graphs, all of one plan and counts.
-    kept: Vec<(Key, cu::CUgraphExec)>,
+    instantiated: Vec<(Key, cu::CUgraphExec)>,
     /// Key of the step that is being captured.
-    recording: Option<Key>,
+    capturing: Option<Key>,
     /// Whether the GPU had no memory for a graph. Capture is then not tried again before the arena or the prepared
     /// launches change, since a failed capture takes as long as several steps.
     full: bool,
     /// Whether the lack of memory is still to be reported by `note`.
-    unsaid: bool,
+    unreported: bool,
 }
 
 /// How the next step runs.
 #[derive(Debug, PartialEq)]
 enum Next {
     /// Replay this graph.
-    Kept(cu::CUgraphExec),
+    Replay(cu::CUgraphExec),
     /// Capture the step while it is launched.
-    Record,
+    Capture,
     /// Launch the step kernel by kernel.
     Plain,
 }
@@ -50,24 +50,24 @@ pub(crate) type Key = (usize, Counts, usize);
 unsafe impl Send for Graphs {}
 
 /// Number of steps in a row with the same plan and counts after which a step is captured.
-const TIMES: usize = 4;
+const STEPS_BEFORE_CAPTURE: usize = 4;
 
 impl Graphs {
     /// Replays the graph of a step, or starts a capture if the same counts came often enough.
     pub(crate) fn repeat(&mut self, context: &Context, key: Key) -> Result<GraphCapture, CudaError> {
         match self.next(key) {
-            Next::Kept(step) => return self.launch(context, step),
+            Next::Replay(step) => return self.launch(context, step),
             Next::Plain => return Ok(GraphCapture::Plain),
-            Next::Record => {}
+            Next::Capture => {}
         }
         let (plan, counts, _) = key;
-        let others = self.kept.extract_if(.., |((p, c, _), _)| (*p, *c) != (plan, counts));
+        let others = self.instantiated.extract_if(.., |((p, c, _), _)| (*p, *c) != (plan, counts));
         others.for_each(|(_, step)| forget(context, step));
         let (api, stream) = (context.api, context.stream);
         let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive, and no capture is active in it.
         api.check("cuStreamBeginCapture", unsafe { (api.cuStreamBeginCapture_v2)(stream, mode) })?;
-        self.recording = Some(key);
+        self.capturing = Some(key);
         Ok(GraphCapture::Record)
     }
 
@@ -76,27 +76,27 @@ impl Graphs {
         let (plan, counts, _) = key;
         self.times = if self.last == Some((plan, counts)) { self.times + 1 } else { 1 };
         self.last = Some((plan, counts));
-        match self.kept.iter().find(|(kept, _)| *kept == key) {
-            Some((_, step)) => Next::Kept(*step),
-            None if self.times < TIMES || self.full => Next::Plain,
-            None => Next::Record,
+        match self.instantiated.iter().find(|(of, _)| *of == key) {
+            Some((_, step)) => Next::Replay(*step),
+            None if self.times < STEPS_BEFORE_CAPTURE || self.full => Next::Plain,
+            None => Next::Capture,
         }
     }
 
-    /// Replays a graph; [`Repeat::Plain`] if the GPU has no memory for it.
+    /// Replays a graph; [`GraphCapture::Plain`] if the GPU has no memory for it.
     fn launch(&mut self, context: &Context, step: cu::CUgraphExec) -> Result<GraphCapture, CudaError> {
         // SAFETY: the graph is alive, and so are the kernels and the memory that it uses.
         let launched = unsafe { (context.api.cuGraphLaunch)(step, context.stream) };
-        match has_room(launched) {
+        match has_memory(launched) {
             true => context.api.check("cuGraphLaunch", launched).map(|()| GraphCapture::Done),
-            false => Ok(self.without_room(context)),
+            false => Ok(self.disable(context)),
         }
     }
 
     /// Frees all graphs and disables capture.
-    fn without_room(&mut self, context: &Context) -> GraphCapture {
+    fn disable(&mut self, context: &Context) -> GraphCapture {
         self.clear(context);
-        (self.full, self.unsaid) = (true, true);
+        (self.full, self.unreported) = (true, true);
         GraphCapture::Plain
     }
 
@@ -107,18 +107,18 @@ impl Graphs {
 
     /// Returns the message that capture is disabled, once.
     pub(crate) fn note(&mut self) -> Option<String> {
-        std::mem::take(&mut self.unsaid).then(|| {
+        std::mem::take(&mut self.unreported).then(|| {
             "the GPU does not have enough free memory for a CUDA graph of the step; kernels are launched one by one, \
                 with the same results"
                 .to_owned()
         })
     }
 
-    /// Ends a capture and replays the graph unless the capture is not `whole`; [`Repeat::Plain`] if the GPU has no
+    /// Ends a capture and replays the graph unless the capture is not `whole`; [`GraphCapture::Plain`] if the GPU has no
     /// memory for the graph.
     pub(crate) fn recorded(&mut self, context: &Context, whole: bool) -> Result<GraphCapture, CudaError> {
         let (api, stream) = (context.api, context.stream);
-        let (Some(key), mut graph, mut step) = (self.recording.take(), ptr::null_mut(), ptr::null_mut()) else {
+        let (Some(key), mut graph, mut step) = (self.capturing.take(), ptr::null_mut(), ptr::null_mut()) else {
             return Ok(GraphCapture::Done);
         };
         // SAFETY: a capture is active; the pointers are to locals.
@@ -129,27 +129,27 @@ impl Graphs {
             (api.cuGraphDestroy)(graph);
             code
         };
-        if !has_room(code) {
-            return Ok(self.without_room(context));
+        if !has_memory(code) {
+            return Ok(self.disable(context));
         }
         api.check("cuGraphInstantiate", code)?;
         if !whole {
             return Ok(GraphCapture::Done);
         }
-        self.kept.push((key, step));
+        self.instantiated.push((key, step));
         self.launch(context, step)
     }
 
     /// Drops all graphs and enables capture; no stream may still need them.
     pub(crate) fn clear(&mut self, context: &Context) {
-        self.kept.drain(..).for_each(|(_, step)| forget(context, step));
+        self.instantiated.drain(..).for_each(|(_, step)| forget(context, step));
         self.last = None;
         self.full = false;
     }
 }
 
 /// Whether a status code is anything but `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
-fn has_room(code: c_int) -> bool {
+fn has_memory(code: c_int) -> bool {
     code != 2
 }
 
@@ -167,30 +167,30 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_come_in_a_row_are_recorded_and_kept() {
+    fn counts_that_come_in_a_row_are_captured_and_kept() {
         let mut graphs = Graphs::default();
         let key = |tokens| (0, counts(tokens), 0);
         let steps = [7, 7, 7, 8, 7, 7, 7, 7].map(|tokens| graphs.next(key(tokens)));
         assert!(steps[..7].iter().all(|next| *next == Next::Plain), "{steps:?}");
-        assert_eq!(steps[7], Next::Record);
+        assert_eq!(steps[7], Next::Capture);
         let step = ptr::without_provenance_mut(8);
-        graphs.kept.push((key(7), step));
-        assert_eq!([graphs.next(key(7)), graphs.next(key(8))], [Next::Kept(step), Next::Plain]);
+        graphs.instantiated.push((key(7), step));
+        assert_eq!([graphs.next(key(7)), graphs.next(key(8))], [Next::Replay(step), Next::Plain]);
         assert_eq!(graphs.next((0, counts(7), 1)), Next::Plain, "another status word is another record");
     }
 
     #[test]
     fn a_full_card_is_said_once_and_not_asked_again() {
-        let mut graphs = Graphs { full: true, unsaid: true, ..Graphs::default() };
+        let mut graphs = Graphs { full: true, unreported: true, ..Graphs::default() };
         assert!((0..20).all(|_| graphs.next((0, counts(7), 0)) == Next::Plain));
         let notes = [graphs.note(), graphs.note()];
         assert!(matches!(&notes, [Some(note), None] if note.contains("one by one")), "{notes:?}");
         graphs.given_back();
-        assert_eq!(graphs.next((0, counts(7), 0)), Next::Record);
+        assert_eq!(graphs.next((0, counts(7), 0)), Next::Capture);
     }
 
     #[test]
     fn only_want_of_memory_is_no_error() {
-        assert_eq!([0, 1, 2, 700, 900].map(has_room), [true, true, false, true, true]);
+        assert_eq!([0, 1, 2, 700, 900].map(has_memory), [true, true, false, true, true]);
     }
 }

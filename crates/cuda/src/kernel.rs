@@ -22,8 +22,8 @@ pub enum File {
     AttentionHopper,
     /// `attention_narrow.cu`
     AttentionNarrow,
-    /// `attention_stay.cu`: for compute capability 9.0 only.
-    AttentionStay,
+    /// `attention_persistent.cu`: for compute capability 9.0 only.
+    AttentionPersistent,
     /// `elementwise.cu`
     Elementwise,
     /// `matmul.cu`
@@ -50,7 +50,7 @@ impl File {
             Self::AttentionF32 => "attention_f32.cu",
             Self::AttentionHopper => "attention_hopper.cu",
             Self::AttentionNarrow => "attention_narrow.cu",
-            Self::AttentionStay => "attention_stay.cu",
+            Self::AttentionPersistent => "attention_persistent.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Matmul => "matmul.cu",
             Self::Mma => "mma.cu",
@@ -79,15 +79,15 @@ impl File {
             Self::AttentionNarrow => concat!(
                 include_str!("kernels/attention.cuh"),
                 include_str!("kernels/copies.cuh"),
-                include_str!("kernels/attention_servers.cuh"),
+                include_str!("kernels/attention_narrow_loads.cuh"),
                 include_str!("kernels/attention_narrow.cu")
             ),
-            Self::AttentionStay => concat!(
+            Self::AttentionPersistent => concat!(
                 include_str!("kernels/attention.cuh"),
                 include_str!("kernels/warpgroup.cuh"),
                 include_str!("kernels/copies.cuh"),
-                include_str!("kernels/attention_ring.cuh"),
-                include_str!("kernels/attention_stay.cu")
+                include_str!("kernels/attention_persistent_loads.cuh"),
+                include_str!("kernels/attention_persistent.cu")
             ),
             Self::Elementwise => {
                 concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
@@ -146,16 +146,18 @@ impl Kernel {
         Self { file, entry, constants }
     }
 
-    /// Returns this kernel compiled for quantized values (`CODES`): it reads or writes e4m3.
-    pub fn on_codes(self) -> Self {
-        self.with("CODES", 1)
+    /// Returns this kernel compiled for quantized values (`QUANTIZED`): it reads or writes e4m3.
+    pub fn quantized(self) -> Self {
+        self.with("QUANTIZED", 1)
     }
 
     /// Whether the kernel can run on a GPU of the given compute capability.
     pub fn runs_on(&self, capability: (u32, u32)) -> bool {
-        let codes = self.constants().any(|(name, _)| name == "CODES");
+        let quantized = self.constants().any(|(name, _)| name == "QUANTIZED");
         match self.file {
-            File::AttentionHopper | File::AttentionStay | File::Wgmma | File::WgmmaNorm => capability == HOPPER,
+            File::AttentionHopper | File::AttentionPersistent | File::Wgmma | File::WgmmaNorm => {
+                capability == HOPPER
+            }
             File::Attention
             | File::AttentionF32
             | File::AttentionNarrow
@@ -164,7 +166,7 @@ impl Kernel {
             | File::Mma
             | File::Norm
             | File::Quantize
-            | File::Sequence => capability >= if codes { FP8 } else { (8, 0) },
+            | File::Sequence => capability >= if quantized { FP8 } else { (8, 0) },
         }
     }
 

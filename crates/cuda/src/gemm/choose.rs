@@ -1,7 +1,7 @@
 //! Chooses the kernel that computes a matmul. Invariant: the bits of a matmul depend on the GPU model and the form
 //! alone. Every form has one canonical summation order ([`SumOrder`]), computed by a kernel of ours or, for fp8, by one
 //! pinned algorithm of cuBLASLt. Another algorithm is admitted only if it gave the same bits in at least [`OUTPUTS`]
-//! outputs, for full steps and for few rows, on operands made to reveal other orders (`revealing` of `matmul.cu`).
+//! outputs, for full steps and for few rows, on operands made to reveal other orders (`order_probe` of `matmul.cu`).
 //! Timing therefore chooses only among kernels with equal results.
 //!
 //! Candidates are timed on noise, since multiplying zeros draws less power and runs faster.
@@ -79,7 +79,7 @@ const PINNED_WORKSPACE: u64 = 32 << 20;
 const OUTPUTS: u64 = 1 << 26;
 /// With fewer outputs in a step, only our own kernels are used: comparing [`OUTPUTS`] outputs would take too many runs.
 const FEWEST_OUTPUTS: u64 = 1 << 12;
-/// Kinds of operands that `revealing` makes; the kind is the seed modulo this number.
+/// Kinds of operands that `order_probe` makes; the kind is the seed modulo this number.
 const MODES: usize = 4;
 
 /// Maximum number of algorithms requested from the library.
@@ -124,7 +124,7 @@ pub(super) struct Trial<'a> {
 /// A kernel or algorithm for a matmul, with its time and its comparison with the canonical kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Name, as listed by [`crate::CudaDevice::matmul_kernels`] and accepted by [`crate::CudaDevice::with_product`].
+    /// Name, as listed by [`crate::CudaDevice::matmul_kernels`] and accepted by [`crate::CudaDevice::with_matmul`].
     pub name: String,
     /// Median time of a full step, in milliseconds.
     pub milliseconds: f32,
@@ -322,7 +322,7 @@ impl Trial<'_> {
     }
 
     fn without_norms(&self) -> CudaError {
-        CudaError::Unprepared { what: format!("a product with a layer norm in front of it, {}", self.form) }
+        CudaError::Unprepared { what: format!("a matmul with a layer norm in front of it, {}", self.form) }
     }
 
     /// Times the candidates and returns those that ran, the fastest first.
@@ -414,7 +414,7 @@ impl Trial<'_> {
         Ok(times[RUNS / 2])
     }
 
-    /// Whether a candidate has the canonical bits on the revealing operands, at the step's rows and at fewer.
+    /// Whether a candidate has the canonical bits on the operands of `order_probe`, at the step's rows and at fewer.
     /// `digests` caches the canonical kernel's digests by group.
     fn equals(
         &mut self,
@@ -461,7 +461,7 @@ impl Trial<'_> {
             if whole? != part? {
                 let form = self.form;
                 let what = format!(
-                    "the product {form}: cuBLASLt's algorithm for it gives rows other bits among {rows} rows than among \
+                    "the matmul {form}: cuBLASLt's algorithm for it gives rows other bits among {rows} rows than among \
                      {full}, so --tokens would change results; use another --precision or version of cuBLASLt"
                 );
                 return Err(CudaError::Unprepared { what });
@@ -523,7 +523,7 @@ impl Trial<'_> {
             if address == operands.y && address != operands.residual {
                 continue;
             }
-            let kernel = GemmForm { dtype, ..self.form }.kernel("revealing");
+            let kernel = GemmForm { dtype, ..self.form }.kernel("order_probe");
             self.kernels.prepare(self.context, &kernel, 0)?;
             let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
             let (role, columns) = if i < 2 { (i, k) } else { (2, n) };

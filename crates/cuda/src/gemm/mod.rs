@@ -45,7 +45,7 @@ pub(crate) struct GemmForm {
     pub(crate) tf32: bool,
     /// Whether a bias is added.
     pub(crate) bias: bool,
-    /// Operation fused behind the product.
+    /// Operation fused behind the matmul.
     pub(crate) epilogue: Epilogue,
     /// Element type of gamma and beta of the layer norm that is applied to the rows of x, if there is one.
     pub(crate) norm: Option<DType>,
@@ -85,8 +85,8 @@ impl GemmForm {
     /// Returns the kernel of `matmul.cu` with the given entry, compiled for this form's element types.
     fn kernel(&self, entry: &'static str) -> Kernel {
         let kernel = Kernel::new(File::Matmul, entry, self.out());
-        let kernel = if self.scaled() { kernel.on_codes() } else { kernel };
-        if self.gate() && entry == "product" { kernel.with("GATE", 1) } else { kernel }
+        let kernel = if self.scaled() { kernel.quantized() } else { kernel };
+        if self.gate() && entry == "matmul" { kernel.with("GATE", 1) } else { kernel }
     }
 }
 
@@ -238,7 +238,7 @@ impl Gemm {
         form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
-        let unprepared = || CudaError::Unprepared { what: format!("the product {form}") };
+        let unprepared = || CudaError::Unprepared { what: format!("the matmul {form}") };
         let (description, choice) = self.matmuls.get(&form).ok_or_else(unprepared)?;
         choice.run(context, kernels, description, form, operands)
     }
@@ -274,7 +274,7 @@ fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
 }
 
 /// Copies the residual to y and returns the operands with `residual == y`. With the residual in place, the library
-/// rounds a product to 16 bits before it adds the residual; from another address it adds the residual to the f32 sum.
+/// rounds a result to 16 bits before it adds the residual; from another address it adds the residual to the f32 sum.
 /// The bits of a form must not depend on where a plan puts the residual.
 fn in_place(context: &Context, form: GemmForm, operands: &Operands) -> Result<Operands, CudaError> {
     let Operands { residual, y, rows, .. } = *operands;
@@ -350,7 +350,7 @@ impl Choice {
     }
 }
 
-/// Returns the CUDA-core kernel (`product` of `matmul.cu`) of a form, its grid and its arguments.
+/// Returns the CUDA-core kernel (`matmul` of `matmul.cu`) of a form, its grid and its arguments.
 fn own(form: GemmForm, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
     const TILE: u64 = 64;
     let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
@@ -359,7 +359,7 @@ fn own(form: GemmForm, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
     let scales = [Arg::pointer(scales.0), Arg::pointer(scales.1)];
     let sizes = [Arg::long(rows), Arg::int(form.n), Arg::int(form.k)];
     let args = [x, w, scales[0], scales[1], bias, residual, y, sizes[0], sizes[1], sizes[2]];
-    (form.kernel("product"), Shape { blocks, threads: 256, shared: 0 }, args)
+    (form.kernel("matmul"), Shape { blocks, threads: 256, shared: 0 }, args)
 }
 
 /// Returns the kernel that applies GELU to y in place, for matmuls without a fused GELU. cuBLASLt's own GELU epilogue
@@ -374,12 +374,12 @@ pub(crate) fn has_norms(context: &Context, form: GemmForm) -> bool {
 }
 
 /// Names of the tiles of our Hopper kernel.
-pub(crate) fn own_products() -> Vec<&'static str> {
+pub(crate) fn hopper_tiles() -> Vec<&'static str> {
     hopper::TILES.iter().map(|tile| tile.name).collect()
 }
 
 /// Names of the variants of our Hopper kernel with a layer norm in front.
-pub(crate) fn own_norms() -> Vec<&'static str> {
+pub(crate) fn hopper_norm_tiles() -> Vec<&'static str> {
     normed::NORMED.iter().map(|normed| normed.name).collect()
 }
 
@@ -388,11 +388,11 @@ pub(crate) fn every_kernel() -> Vec<Kernel> {
     let form =
         |dtype| GemmForm { n: 1, k: 1, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None };
     let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
-    let gate = |dtype| GemmForm { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("product");
+    let gate = |dtype| GemmForm { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("matmul");
     let gates = [DType::F32, DType::Bf16].map(gate);
     let matmul = forms
         .iter()
-        .flat_map(|form| ["product", "noise", "revealing", "digest"].map(|entry| form.kernel(entry)))
+        .flat_map(|form| ["matmul", "noise", "order_probe", "digest"].map(|entry| form.kernel(entry)))
         .chain(gates);
     matmul.chain(mma::every_kernel()).chain(hopper::every_kernel()).chain(normed::every_kernel()).collect()
 }
@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_line_names_all_that_compute_products() {
+    fn the_start_line_names_all_that_compute_matmuls() {
         let library = Choice::Library(lt::cublasLtMatmulAlgo_t { data: [0; 8] });
         let hopper = Choice::Hopper(hopper::TILES[0]);
         for (choices, wanted) in [

@@ -76,7 +76,7 @@ impl Normed {
     }
 
     fn kernel(&self, form: GemmForm) -> Kernel {
-        let room = SharedMemory::shared_beside_tiles(form.k);
+        let layout = SharedMemory::shared_beside_tiles(form.k);
         Kernel::new(File::WgmmaNorm, "wgmma_norm", form.dtype)
             .with("EPILOGUE", i64::from(form.epilogue == Epilogue::Gelu))
             .with("PARAM", code(types(form).1))
@@ -84,9 +84,9 @@ impl Normed {
             .with("GROUP", 32)
             .with("BN", i64::from(COLUMNS))
             .with("CLUSTER", i64::from(self.cluster))
-            .with("STAGES", i64::from(room.stages))
-            .with("BUFFERS", i64::from(room.buffers))
-            .with("LENT", i64::from(room.lent))
+            .with("STAGES", i64::from(layout.stages))
+            .with("BUFFERS", i64::from(layout.buffers))
+            .with("SHARED_BUFFERS", i64::from(layout.shared_buffers))
     }
 
     /// Compiles the kernels for a form: the fused one, and the separate norm and matmul for few rows.
@@ -162,7 +162,7 @@ struct SharedMemory {
     /// Output buffers of a warp.
     buffers: u32,
     /// Whether the two pairs of warpgroups share the output buffers.
-    lent: bool,
+    shared_buffers: bool,
     /// Total bytes of shared memory, including the rows of x.
     shared: u32,
 }
@@ -172,12 +172,12 @@ impl SharedMemory {
     /// two warps.
     fn shared_beside_tiles(k: u64) -> Self {
         let rows = k.div_ceil(64) as u32 * PIECE;
-        let of = |buffers: u32, lent: bool| {
-            let fixed = rows + buffers * BUFFER * if lent { WARPS / 2 } else { WARPS } + BARRIERS;
+        let of = |buffers: u32, shared_buffers: bool| {
+            let fixed = rows + buffers * BUFFER * if shared_buffers { WARPS / 2 } else { WARPS } + BARRIERS;
             let stages = ((SHARED - fixed) / STAGE).min(8);
-            Self { stages, buffers, lent, shared: fixed + stages * STAGE }
+            Self { stages, buffers, shared_buffers, shared: fixed + stages * STAGE }
         };
-        [of(2, false), of(1, false)].into_iter().find(|room| room.stages >= 5).unwrap_or(of(1, true))
+        [of(2, false), of(1, false)].into_iter().find(|layout| layout.stages >= 5).unwrap_or(of(1, true))
     }
 }
 
@@ -204,13 +204,13 @@ mod tests {
     #[test]
     fn rows_of_every_width_leave_room_for_three_stages() {
         for k in (8..=WIDEST).step_by(8) {
-            let room = SharedMemory::shared_beside_tiles(k);
-            assert!(room.stages >= 3 && room.shared <= SHARED, "{k}");
+            let layout = SharedMemory::shared_beside_tiles(k);
+            assert!(layout.stages >= 3 && layout.shared <= SHARED, "{k}");
         }
         assert_eq!(
             [320, 480, 640].map(|k| (
                 SharedMemory::shared_beside_tiles(k).stages,
-                SharedMemory::shared_beside_tiles(k).lent
+                SharedMemory::shared_beside_tiles(k).shared_buffers
             )),
             [(5, false), (5, true), (3, true)]
         );

@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn choices_survive_on_disk_and_damage_does_not() {
-        let folder = std::env::temp_dir().join(format!("plimsoll-products-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("plimsoll-matmuls-{}", std::process::id()));
         let file = folder.join("table.txt");
         let algorithm = Choice::Library(lt::cublasLtMatmulAlgo_t { data: [1, u64::MAX, 3, 4, 5, 6, 7, 0] });
         let open = |identity: &str| Entries::open(identity.to_owned(), Some(file.clone()));

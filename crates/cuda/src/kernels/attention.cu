@@ -55,16 +55,16 @@ template <int N> struct __align__(N * 2) Vector { u16 x[N]; };
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Copies N adjacent elements to shared memory asynchronously; stores zeros unless `there` (the address must be
+// Copies N adjacent elements to shared memory asynchronously; stores zeros unless `valid` (the address must be
 // valid all the same). cp.async copies at least 4 bytes, so that one element is copied synchronously.
-template <int N> __device__ __forceinline__ void copy(u16 *to, const u16 *from, bool there) {
+template <int N> __device__ __forceinline__ void copy(u16 *to, const u16 *from, bool valid) {
   if constexpr (N == 8) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0));
   } else if constexpr (N > 1) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(N * 2),
-                 "r"(there ? N * 2 : 0));
+                 "r"(valid ? N * 2 : 0));
   } else {
-    *to = there ? *from : (u16)0;
+    *to = valid ? *from : (u16)0;
   }
 }
 
@@ -79,8 +79,8 @@ template <int N> __device__ __forceinline__ void fetch(u16 *to, const u16 *from,
   for (int at = 0; at < N * per; at += THREADS) {
     int i = at + thread, r = i / per, c = i % per * CHUNK;
     if (N * per % THREADS == 0 || i < N * per) {
-      bool there = r < rows;
-      copy<CHUNK>(to + r * LD + c, from + (there ? r * stride : 0) + c, there);
+      bool valid = r < rows;
+      copy<CHUNK>(to + r * LD + c, from + (valid ? r * stride : 0) + c, valid);
     }
   }
 }
@@ -95,10 +95,10 @@ template <int N> __device__ __forceinline__ void fetch_pairs(u16 *to, const u16 
   for (int at = 0; at < N * per; at += THREADS) {
     int i = at + thread, r = i / per, c = i % per * PAIR;
     if (N * per % THREADS == 0 || i < N * per) {
-      bool there = r < rows;
-      const u16 *row = from + (there ? r * stride : 0) + c;
-      copy<PAIR>(to + r * LD + c, row, there);
-      copy<PAIR>(to + r * LD + c + HALF, row + HALF, there);
+      bool valid = r < rows;
+      const u16 *row = from + (valid ? r * stride : 0) + c;
+      copy<PAIR>(to + r * LD + c, row, valid);
+      copy<PAIR>(to + r * LD + c + HALF, row + HALF, valid);
     }
   }
 #else
@@ -108,7 +108,7 @@ template <int N> __device__ __forceinline__ void fetch_pairs(u16 *to, const u16 
 
 // Applies rotary embedding (Su et al. 2021, half-split) in place to rows in shared memory; row 0 is number
 // `position` of its sequence. (a, b) -> (a cos - b sin, b cos + a sin), where b is d/2 columns behind a. cos,
-// sin: (longest, d/2) One product is rounded before the fused multiply-add, in every attention kernel alike, so
+// sin: (longest, d/2). One product is rounded before the fused multiply-add, in every attention kernel alike, so
 // that their bits agree.
 typedef Element<TABLE>::type Angle;
 template <int N>
@@ -151,11 +151,11 @@ __device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[4], u32 at) {
 // c += a b: (16, 16) (16, 8) -> (16, 8)
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #if TYPE == 1
-#define PRODUCT "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 #else
-#define PRODUCT "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 #endif
-  asm(PRODUCT " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm(MMA " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -166,8 +166,8 @@ __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.f
 // of mma).
 struct Rows {
   u32 q[MT][DP / 16][4];
-  float o[MT][DP / 8][4]; // sums of exp2(score - top) v
-  float top[MT][2];       // reference maximum, in units of log2: at most 8 below the row's true maximum so far
+  float o[MT][DP / 8][4]; // sums of exp2(score - row_max) v
+  float row_max[MT][2];       // reference maximum, in units of log2: at most 8 below the row's true maximum so far
   float sum[MT][2];       // of the weights of this thread's keys; the four threads of a row are added at the end
 };
 
@@ -236,9 +236,9 @@ __device__ __forceinline__ void values(Rows &rows, const float (&p)[MT][STEP / 8
   }
 }
 
-// Online softmax of one step: replaces scores by exp2(score - top) and updates `top` and `sum`. The reference
+// Online softmax of one step: replaces scores by exp2(score - row_max) and updates `row_max` and `sum`. The reference
 // maximum is raised only when the maximum has grown by more than 8, so that o is rescaled seldom; the result
-// stays exact, because o and sum refer to the same top, and weights are at most 2^8 (after Zadouri et al. 2026,
+// stays exact, because o and sum refer to the same row_max, and weights are at most 2^8 (after Zadouri et al. 2026,
 // FlashAttention-4).
 //
 // `row` and `key` are this thread's first row and key in the sequence, `keys` the number of keys of the step;
@@ -247,14 +247,14 @@ template <bool MASKED>
 __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows, int row, int key, int keys, float factor,
                                         float slope) {
   int left = MASKED ? keys - thread_now() % 4 * 2 : 0; // keys from the thread's first one on
-  bool grown = false;
-  float shrink[MT][2];
+  bool max_grew = false;
+  float correction[MT][2];
 #pragma unroll
   for (int m = 0; m < MT; m++) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       int i = row + m * 16 + h * 8;
-      float most = -INFINITY;
+      float maximum = -INFINITY;
 #pragma unroll
       for (int n = 0; n < STEP / 8; n++) {
 #pragma unroll
@@ -265,35 +265,35 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
           x = fmaf(x, factor, __fmul_rn(fabsf((float)(i - key) - (float)j), -slope));
 #endif
           if (MASKED && (j >= left || (CAUSAL && key + j > i))) x = -INFINITY;
-          most = fmaxf(most, x);
+          maximum = fmaxf(maximum, x);
         }
       }
       // Four neighbouring lanes share a row.
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
+      maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
 #if !ALIBI
       // Without ALiBi the scores are scaled inside of the exponential's multiply-add, and here only the maximum.
-      most = __fmul_rn(most, factor);
+      maximum = __fmul_rn(maximum, factor);
 #endif
-      shrink[m][h] = 1.0f;
-      if (most > rows.top[m][h] + 8.0f) {
-        shrink[m][h] = exp2_fast(rows.top[m][h] - most);
-        rows.top[m][h] = most;
-        grown = true;
+      correction[m][h] = 1.0f;
+      if (maximum > rows.row_max[m][h] + 8.0f) {
+        correction[m][h] = exp2_fast(rows.row_max[m][h] - maximum);
+        rows.row_max[m][h] = maximum;
+        max_grew = true;
       }
     }
   }
   // The branch is uniform in the warp; rows that have not grown are multiplied by 1, which changes no bit.
-  if (__any_sync(~0u, grown)) {
+  if (__any_sync(~0u, max_grew)) {
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        rows.sum[m][h] = __fmul_rn(rows.sum[m][h], shrink[m][h]);
+        rows.sum[m][h] = __fmul_rn(rows.sum[m][h], correction[m][h]);
 #pragma unroll
         for (int n = 0; n < DP / 8; n++)
 #pragma unroll
-          for (int e = 0; e < 2; e++) rows.o[m][n][h * 2 + e] = __fmul_rn(rows.o[m][n][h * 2 + e], shrink[m][h]);
+          for (int e = 0; e < 2; e++) rows.o[m][n][h * 2 + e] = __fmul_rn(rows.o[m][n][h * 2 + e], correction[m][h]);
       }
   }
 #pragma unroll
@@ -303,11 +303,11 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         float &x = s[m][n][e];
-        float top = rows.top[m][e / 2];
+        float row_max = rows.row_max[m][e / 2];
 #if ALIBI
-        x = exp2_fast(x - top);
+        x = exp2_fast(x - row_max);
 #else
-        x = exp2_fast(fmaf(x, factor, -top));
+        x = exp2_fast(fmaf(x, factor, -row_max));
 #endif
         rows.sum[m][e / 2] += x;
       }
@@ -317,7 +317,7 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
 // `lse` point to the warp's first row, `rows` is the number of rows from there to the sequence's end. The
 // fragments go through `mine`, the warp's own rows of q in shared memory (no other warp reads them), to be
 // written to memory in wide, coalesced accesses.
-__device__ __forceinline__ void finish(Rows &w, u16 *mine, u16 *to, long long stride, float *lse, int heads, int rows) {
+__device__ __forceinline__ void write_rows(Rows &w, u16 *mine, u16 *to, long long stride, float *lse, int heads, int rows) {
   int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < MT; m++)
@@ -333,7 +333,7 @@ __device__ __forceinline__ void finish(Rows &w, u16 *mine, u16 *to, long long st
       for (int n = 0; n < DP / 8; n++)
         *(u32 *)(mine + r * LD + n * 8 + lane % 4 * 2) =
             pack<TYPE>(__fmul_rn(w.o[m][n][h * 2], inverse), __fmul_rn(w.o[m][n][h * 2 + 1], inverse));
-      if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.top[m][h] + log2f(sum)) * 0.6931471805599453f;
+      if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.row_max[m][h] + log2f(sum)) * 0.6931471805599453f;
     }
   __syncwarp();
   constexpr int per = HEAD_DIM / CHUNK;
@@ -387,7 +387,7 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   int tiles = (keys + TILE - 1) / TILE;
   // Starts the copies of k and v of a tile. A group is committed even behind the last tile, so that waiting for
   // all groups but STAGES - 2 always means that the current tile has arrived.
-  auto ask = [&](int tile) {
+  auto start_copies = [&](int tile) {
     if (tile < tiles) {
       u16 *to = stages + tile % STAGES * 2 * TILE * LD;
       long long at = (long long)(block.start + tile * TILE) * kv_stride + head / group * HEAD_DIM;
@@ -398,7 +398,7 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   };
   fetch_pairs<ROWS>(memory, q, q_stride, length - block.first);
 #pragma unroll
-  for (int tile = 0; tile < STAGES - 1; tile++) ask(tile);
+  for (int tile = 0; tile < STAGES - 1; tile++) start_copies(tile);
   if (ALIBI && threadIdx.x == 0) shared_slope = alibi_slope(head, heads);
 
   wait<STAGES - 2>(); // q and the first tile are one group
@@ -413,7 +413,7 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
       ldmatrix(rows.q[m][c], shared_address(memory) + ((mine + m * 16) * LD + c * 16) * 2 + by_row());
 #pragma unroll
     for (int n = 0; n < DP / 8; n++) rows.o[m][n][0] = rows.o[m][n][1] = rows.o[m][n][2] = rows.o[m][n][3] = 0.0f;
-    rows.top[m][0] = rows.top[m][1] = -INFINITY;
+    rows.row_max[m][0] = rows.row_max[m][1] = -INFINITY;
     rows.sum[m][0] = rows.sum[m][1] = 0.0f;
   }
   float factor = __fmul_rn(scale, LOG2E), slope = ALIBI ? __fmul_rn(shared_slope, LOG2E) : 0.0f;
@@ -424,7 +424,7 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     rotate<TILE>(stage, cosines, sines, tile * TILE, length - tile * TILE);
     // All warps see this tile, and none reads the previous tile any longer, whose buffer the next copies overwrite.
     __syncthreads();
-    ask(tile + STAGES - 1);
+    start_copies(tile + STAGES - 1);
     if (first >= length) continue; // a warp without queries still copies, rotates and takes part in barriers
     int mine_keys = CAUSAL ? min(keys, first + MT * 16) : keys;
 #pragma unroll 1
@@ -443,6 +443,6 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   if (first >= length) return;
   long long row = block.start + first;
   long long stride = (long long)heads * HEAD_DIM;
-  finish(rows, memory + mine * LD, o + row * stride + head * HEAD_DIM, stride, lse ? lse + row * heads + head : lse, heads,
+  write_rows(rows, memory + mine * LD, o + row * stride + head * HEAD_DIM, stride, lse ? lse + row * heads + head : lse, heads,
          length - first);
 }

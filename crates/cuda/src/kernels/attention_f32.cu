@@ -74,7 +74,7 @@ __device__ __forceinline__ void scores(float (&s)[4][4], const float *q, const f
 
 // Maximum and sum over the 16 lanes of a row. A butterfly adds equal pairs in every lane, so that all have
 // equal bits.
-__device__ __forceinline__ float most_of_row(float x) {
+__device__ __forceinline__ float max_of_row(float x) {
 #pragma unroll
   for (int lane = 1; lane < 16; lane *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
   return x;
@@ -108,9 +108,9 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
   k += (long long)block.start * kv_stride + head / group * HEAD_DIM;
   v += (long long)block.start * kv_stride + head / group * HEAD_DIM;
   fetch(queries, q, q_stride, here, scale, true, cosines, sines, block.first);
-  float sums[4][WIDTH] = {}, top[4], sum[4] = {};
+  float sums[4][WIDTH] = {}, row_max[4], sum[4] = {};
 #pragma unroll
-  for (int i = 0; i < 4; i++) top[i] = -INFINITY;
+  for (int i = 0; i < 4; i++) row_max[i] = -INFINITY;
 
   int end = CAUSAL ? min(length, block.first + ROWS) : length;
   for (int key = 0; key < end; key += TILE) {
@@ -122,27 +122,27 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       int row = block.first + y + 16 * i;
-      float most = top[i];
+      float maximum = row_max[i];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         int at = key + x + 16 * j;
         if (ALIBI) s[i][j] = fmaf(-slope, fabsf((float)(row - at)), s[i][j]);
         if (at >= length || (CAUSAL && at > row)) s[i][j] = -INFINITY;
-        most = fmaxf(most, s[i][j]);
+        maximum = fmaxf(maximum, s[i][j]);
       }
       // Every row sees key 0, so that the maximum is finite from the first tile on and -inf - -inf never occurs.
-      most = most_of_row(most);
-      float shrink = expf(top[i] - most);
-      top[i] = most;
-      sum[i] = __fmul_rn(sum[i], shrink);
+      maximum = max_of_row(maximum);
+      float correction = expf(row_max[i] - maximum);
+      row_max[i] = maximum;
+      sum[i] = __fmul_rn(sum[i], correction);
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        float p = expf(s[i][j] - most);
+        float p = expf(s[i][j] - maximum);
         sum[i] += p;
         weights[(y + 16 * i) * (TILE + 4) + x + 16 * j] = p;
       }
 #pragma unroll
-      for (int j = 0; j < WIDTH; j++) sums[i][j] = __fmul_rn(sums[i][j], shrink);
+      for (int j = 0; j < WIDTH; j++) sums[i][j] = __fmul_rn(sums[i][j], correction);
     }
     __syncthreads(); // k has been read and may be overwritten by v; all weights are written
     fetch(keys, v + key * kv_stride, kv_stride, there, 1.0f, false, cosines, sines, key);
@@ -167,7 +167,7 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
     int r = y + 16 * i;
     if (r >= here) continue;
     long long row = block.start + block.first + r;
-    if (lse && x == 0) lse[row * heads + head] = top[i] + logf(total);
+    if (lse && x == 0) lse[row * heads + head] = row_max[i] + logf(total);
 #pragma unroll
     for (int j = 0; j < WIDTH; j++)
       if (x + 16 * j < HEAD_DIM) o[(row * heads + head) * HEAD_DIM + x + 16 * j] = sums[i][j] / total;

@@ -40,9 +40,9 @@ __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.f
 // recomputed and do not occupy registers between their uses.
 __device__ __forceinline__ int thread_now() { int r; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r)); return r; }
 
-// Copies 16 bytes to shared memory asynchronously; stores zeros unless `there`.
-__device__ __forceinline__ void copy(u32 to, const u16 *from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+// Copies 16 bytes to shared memory asynchronously; stores zeros unless `valid`.
+__device__ __forceinline__ void copy(u32 to, const u16 *from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -55,13 +55,13 @@ __device__ __forceinline__ void store_shared(u32 at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w));
 }
 
-// The 16-byte words of a step that this thread copies and rotates: in row `row` and every NEXT-th row after it,
-// the word at offset `low` and its rotary partner, half a head further, at `high`. The rows are assigned so
-// that eight neighbouring lanes access different banks; NEXT is a multiple of 8, so that the swizzle does not
+// The 16-byte words of a step that this thread copies and rotates: in row `row` and the rows at multiples of
+// ROW_STEP from it, the word at offset `low` and its rotary partner, half a head further, at `high`. The rows are assigned so
+// that eight neighbouring lanes access different banks; ROW_STEP is a multiple of 8, so that the swizzle does not
 // change.
-#define NEXT (THREADS / PAIRS)
-#define MANY (STEP / NEXT)
-static_assert(NEXT % 8 == 0 && STEP % NEXT == 0, "the swizzle is the same in all of a thread's rows");
+#define ROW_STEP (THREADS / PAIRS)
+#define ROWS_PER_THREAD (STEP / ROW_STEP)
+static_assert(ROW_STEP % 8 == 0 && STEP % ROW_STEP == 0, "the swizzle is the same in all of a thread's rows");
 struct Pairs { int row, column; u32 low, high; };
 __device__ __forceinline__ Pairs pairs_now() {
   int thread = thread_now(), line = thread / PAIRS, word = thread % PAIRS;
@@ -76,11 +76,11 @@ __device__ __forceinline__ void fetch_pairs(u32 to, const u16 *from, long long s
   Pairs pairs = pairs_now();
   const u16 *x = from + pairs.row * stride + pairs.column;
 #pragma unroll
-  for (int i = 0; i < MANY; i++) {
-    bool there = pairs.row + i * NEXT < rows;
-    const u16 *low = there ? x + i * NEXT * stride : from;
-    copy(to + pairs.low + i * NEXT * 128, low, there);
-    copy(to + pairs.high + i * NEXT * 128, low + HALF, there);
+  for (int i = 0; i < ROWS_PER_THREAD; i++) {
+    bool valid = pairs.row + i * ROW_STEP < rows;
+    const u16 *low = valid ? x + i * ROW_STEP * stride : from;
+    copy(to + pairs.low + i * ROW_STEP * 128, low, valid);
+    copy(to + pairs.high + i * ROW_STEP * 128, low + HALF, valid);
   }
 }
 
@@ -92,8 +92,8 @@ __device__ __forceinline__ void fetch(u32 to, const u16 *from, long long stride,
   const u16 *x = from + row * stride + word * 8;
 #pragma unroll
   for (int i = 0; i < STEP / next; i++) {
-    bool there = row + i * next < rows;
-    copy(at + i * next * 128, there ? x + i * next * stride : from, there);
+    bool valid = row + i * next < rows;
+    copy(at + i * next * 128, valid ? x + i * next * stride : from, valid);
   }
 }
 
@@ -120,15 +120,15 @@ __device__ __forceinline__ void rotate(u32 one, u32 two, const Angle *cosines, c
 #if ROTARY
   Pairs pairs = pairs_now();
 #pragma unroll 1
-  for (int i = 0; i < MANY; i++) {
-    int row = pairs.row + i * NEXT;
+  for (int i = 0; i < ROWS_PER_THREAD; i++) {
+    int row = pairs.row + i * ROW_STEP;
     if (row >= rows) break; // rows behind the sequence are zeros and need no rotation
     float cosine[8], sine[8];
     int entry = (position + row) * HALF + pairs.column;
     load_many<TABLE, 8>(cosines + entry, cosine), load_many<TABLE, 8>(sines + entry, sine);
     rotate_words(one + pairs.low, one + pairs.high, cosine, sine);
     if (TWO) rotate_words(two + pairs.low, two + pairs.high, cosine, sine);
-    pairs.low += NEXT * 128, pairs.high += NEXT * 128;
+    pairs.low += ROW_STEP * 128, pairs.high += ROW_STEP * 128;
   }
 #endif
 }
@@ -143,30 +143,30 @@ struct Keys {
 
   __device__ __forceinline__ u32 stage(int t) const { return stages + t % STAGES * STAGE; }
   __device__ __forceinline__ u32 values(int t) const { return stage(t) + STAGE / 2; }
-  __device__ __forceinline__ void ask_keys(int t) const {
+  __device__ __forceinline__ void copy_keys(int t) const {
     fetch_pairs(stage(t), k + (long long)t * STEP * stride, stride, length - t * STEP);
   }
-  __device__ __forceinline__ void ask_values(int t) const {
+  __device__ __forceinline__ void copy_values(int t) const {
     fetch(values(t), v + (long long)t * STEP * stride, stride, length - t * STEP);
   }
   // Starts the copies of step t. Behind the last step the group is empty, but is committed, so that `wait`
   // counts right.
-  __device__ __forceinline__ void ask(int t) const {
-    if (t < steps) ask_keys(t), ask_values(t);
+  __device__ __forceinline__ void start_copies(int t) const {
+    if (t < steps) copy_keys(t), copy_values(t);
     commit();
   }
-  __device__ __forceinline__ void turn(int t) const {
+  __device__ __forceinline__ void rotate_keys(int t) const {
     rotate<false>(stage(t), 0, cosines, sines, t * STEP, length - t * STEP);
   }
   // Makes step t visible to all warps: waits for this thread's copies, rotates the keys, and passes the barrier. All
   // warps have then finished with step t - 2, whose stage receives step t + STAGES - 2. The fence comes before the
   // barrier, since it orders the writes of its own thread only.
-  __device__ __forceinline__ void arrive(int t) const {
+  __device__ __forceinline__ void make_visible(int t) const {
     wait<STAGES - 3>();
-    turn(t);
+    rotate_keys(t);
     fence_async();
     __syncthreads();
-    if (t > 0) ask(t + STAGES - 2);
+    if (t > 0) start_copies(t + STAGES - 2);
   }
 };
 
@@ -178,41 +178,41 @@ __device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
 // State of a warp's 16 queries. A thread has rows lane / 4 and lane / 4 + 8.
 struct Rows {
   u32 q[HEAD_DIM / 16][4];
-  float o[PANELS][32];    // sums of exp2(score - top) v
-  float top[2], sum[2];   // as in attention.cu; the sum is of this thread's keys
-  float shrink[2];        // factor that o must be multiplied by after the running P V has finished
+  float o[PANELS][32];    // sums of exp2(score - row_max) v
+  float row_max[2], sum[2];   // as in attention.cu; the sum is of this thread's keys
+  float correction[2];        // factor that o must be multiplied by after the running P V has finished
 };
 
 // Issues s = q k^T of the warpgroup's rows and the keys of a step, asynchronously. (64, d) (STEP, d) -> (64, STEP)
 __device__ __forceinline__ void scores(float (&s)[32], const Rows &rows, u32 k) {
-  products_begin();
+  wgmma_fence();
 #pragma unroll
-  for (int c = 0; c < HEAD_DIM / 16; c++) product<0>(s, rows.q[c], tile_of(k + c / 4 * TILE + c % 4 * 32), c > 0);
-  products_commit();
+  for (int c = 0; c < HEAD_DIM / 16; c++) wgmma<0>(s, rows.q[c], tile_of(k + c / 4 * TILE + c % 4 * 32), c > 0);
+  wgmma_commit();
 }
 
 // Issues o += p v for the first 16 N keys of a step, asynchronously. (64, STEP) (STEP, d) -> (64, d)
 template <int N> __device__ __forceinline__ void values(Rows &rows, const u32 (&p)[STEP / 16][4], u32 v) {
-  products_begin();
+  wgmma_fence();
 #pragma unroll
   for (int n = 0; n < N; n++)
 #pragma unroll
-    for (int c = 0; c < PANELS; c++) product<1>(rows.o[c], p[n], tile_of(v + c * TILE + n * 2048), 1);
-  products_commit();
+    for (int c = 0; c < PANELS; c++) wgmma<1>(rows.o[c], p[n], tile_of(v + c * TILE + n * 2048), 1);
+  wgmma_commit();
 }
 
-// Online softmax of one step as in attention.cu: replaces scores by exp2(score - top), updates `top` and `sum`,
-// and sets `shrink`. Returns whether o must be rescaled for any row of the warp; the caller does it, because P
+// Online softmax of one step as in attention.cu: replaces scores by exp2(score - row_max), updates `row_max` and `sum`,
+// and sets `correction`. Returns whether o must be rescaled for any row of the warp; the caller does it, because P
 // V of the previous step may still be writing o. `row` and `key` are this thread's first row and key; `factor`
 // and `slope` include log2(e).
 template <bool MASKED>
 __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int key, int keys, float factor, float slope) {
   int left = MASKED ? keys - thread_now() % 4 * 2 : 0; // from the thread's own first key on
-  bool grown = false;
+  bool max_grew = false;
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     int i = row + h * 8;
-    float most = -INFINITY;
+    float maximum = -INFINITY;
 #pragma unroll
     for (int n = 0; n < STEP / 8; n++) {
       if (MASKED && n % 2 == 0 && n * 8 >= keys) break;
@@ -224,21 +224,21 @@ __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int
         x = fmaf(x, factor, __fmul_rn(fabsf((float)(i - key) - (float)j), -slope));
 #endif
         if (MASKED && (j >= left || (CAUSAL && key + j > i))) x = -INFINITY;
-        most = fmaxf(most, x);
+        maximum = fmaxf(maximum, x);
       }
     }
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
+    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
 #if !ALIBI
-    most = __fmul_rn(most, factor);
+    maximum = __fmul_rn(maximum, factor);
 #endif
-    rows.shrink[h] = 1.0f;
-    if (most > rows.top[h] + 8.0f) {
-      rows.shrink[h] = exp2_fast(rows.top[h] - most);
-      rows.top[h] = most;
-      grown = true;
+    rows.correction[h] = 1.0f;
+    if (maximum > rows.row_max[h] + 8.0f) {
+      rows.correction[h] = exp2_fast(rows.row_max[h] - maximum);
+      rows.row_max[h] = maximum;
+      max_grew = true;
     }
-    rows.sum[h] = __fmul_rn(rows.sum[h], rows.shrink[h]);
+    rows.sum[h] = __fmul_rn(rows.sum[h], rows.correction[h]);
   }
 #pragma unroll
   for (int n = 0; n < STEP / 8; n++) {
@@ -247,26 +247,26 @@ __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int
     for (int e = 0; e < 4; e++) {
       float &x = s[n * 4 + e];
 #if ALIBI
-      x = exp2_fast(x - rows.top[e / 2]);
+      x = exp2_fast(x - rows.row_max[e / 2]);
 #else
-      x = exp2_fast(fmaf(x, factor, -rows.top[e / 2]));
+      x = exp2_fast(fmaf(x, factor, -rows.row_max[e / 2]));
 #endif
       rows.sum[e / 2] += x;
     }
   }
-  return __any_sync(~0u, grown);
+  return __any_sync(~0u, max_grew);
 }
 
-// Multiplies o by `shrink`. Accumulators i and i ^ 1 are neighbours in one row, so that the row is bit 1 of i.
+// Multiplies o by `correction`. Accumulators i and i ^ 1 are neighbours in one row, so that the row is bit 1 of i.
 __device__ __forceinline__ void rescale(Rows &rows) {
 #pragma unroll
   for (int c = 0; c < PANELS; c++)
 #pragma unroll
-    for (int i = 0; i < 32; i++) rows.o[c][i] = __fmul_rn(rows.o[c][i], rows.shrink[i / 2 % 2]);
+    for (int i = 0; i < 32; i++) rows.o[c][i] = __fmul_rn(rows.o[c][i], rows.correction[i / 2 % 2]);
 }
 
 // Rounds the weights to 16 bits as operand a of wgmma, whose register layout is that of the accumulators.
-__device__ __forceinline__ void weights(u32 (&p)[STEP / 16][4], const float (&s)[32]) {
+__device__ __forceinline__ void pack_weights(u32 (&p)[STEP / 16][4], const float (&s)[32]) {
 #pragma unroll
   for (int n = 0; n < STEP / 16; n++)
 #pragma unroll
@@ -277,7 +277,7 @@ __device__ __forceinline__ void weights(u32 (&p)[STEP / 16][4], const float (&s)
 // `lse` point to the warp's first row, `rows` is the number of rows from there to the sequence's end; rows beyond
 // it are not written. The fragments go through the warp's own rows of q in shared memory (`mine`), to be written to
 // memory in 16-byte accesses.
-__device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *lse, int heads, int rows) {
+__device__ __forceinline__ void write_rows(const Rows &w, u32 mine, u16 *to, float *lse, int heads, int rows) {
   int lane = threadIdx.x % 32;
   float inverse[2];
 #pragma unroll
@@ -287,7 +287,7 @@ __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     inverse[h] = 1.0f / sum;
-    if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.top[h] + log2f(sum)) * 0.6931471805599453f;
+    if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.row_max[h] + log2f(sum)) * 0.6931471805599453f;
   }
 #pragma unroll
   for (int n = 0; n < HEAD_DIM / 16; n++) { // 16 columns, as ldmatrix reads them
@@ -312,9 +312,9 @@ __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *
 }
 
 // Computes o of a warpgroup's 64 queries, from number `first` of the sequence on; `mine` is the address of this
-// warp's 16 queries in shared memory and `many` the number of keys that the block's queries see. In the loop, Q
+// warp's 16 queries in shared memory and `visible_keys` the number of keys that the block's queries see. In the loop, Q
 // K^T of step t and P V of step t - 1 are in flight together; the softmax of step t runs while P V finishes.
-__device__ __forceinline__ void attend(Rows &rows, const Keys &keys, bool resident, int many, int first, u32 mine,
+__device__ __forceinline__ void attend(Rows &rows, const Keys &keys, bool resident, int visible_keys, int first, u32 mine,
                                        float factor, float slope) {
   int lane = threadIdx.x % 32, row = first + threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
@@ -324,78 +324,78 @@ __device__ __forceinline__ void attend(Rows &rows, const Keys &keys, bool reside
   for (int c = 0; c < PANELS; c++)
 #pragma unroll
     for (int i = 0; i < 32; i++) rows.o[c][i] = 0.0f;
-  rows.top[0] = rows.top[1] = -INFINITY;
+  rows.row_max[0] = rows.row_max[1] = -INFINITY;
   rows.sum[0] = rows.sum[1] = 0.0f;
   float s[32];
   u32 p[STEP / 16][4];
-  auto weigh = [&](int t) {
-    int key = t * STEP, left = many - key, mine = key + lane % 4 * 2;
+  auto mask_and_softmax = [&](int t) {
+    int key = t * STEP, left = visible_keys - key, mine = key + lane % 4 * 2;
     bool whole = left >= STEP && (!CAUSAL || key + STEP <= first + 1);
     return whole ? softmax<false>(s, rows, row, mine, STEP, factor, slope)
                  : softmax<true>(s, rows, row, mine, left, factor, slope);
   };
-  if (!resident) keys.arrive(0);
+  if (!resident) keys.make_visible(0);
   scores(s, rows, keys.stage(0));
-  products_wait<0>();
-  settle(s);
-  weigh(0);
-  weights(p, s);
+  wgmma_wait<0>();
+  pin_accumulators(s);
+  mask_and_softmax(0);
+  pack_weights(p, s);
   for (int t = 1; t < keys.steps; t++) {
-    if (!resident) keys.arrive(t);
+    if (!resident) keys.make_visible(t);
     scores(s, rows, keys.stage(t));
     values<STEP / 16>(rows, p, keys.values(t - 1));
-    products_wait<1>(); // groups finish in order: the scores have arrived, P V may still run
-    settle(s);
-    bool grown = weigh(t);
-    products_wait<0>();
+    wgmma_wait<1>(); // groups finish in order: the scores have arrived, P V may still run
+    pin_accumulators(s);
+    bool max_grew = mask_and_softmax(t);
+    wgmma_wait<0>();
 #pragma unroll
-    for (int c = 0; c < PANELS; c++) settle(rows.o[c]);
-    if (grown) rescale(rows);
-    weights(p, s);
+    for (int c = 0; c < PANELS; c++) pin_accumulators(rows.o[c]);
+    if (max_grew) rescale(rows);
+    pack_weights(p, s);
   }
   // The last step has 1 to 64 keys; weights behind the last block of 16 keys were not computed and are not used.
-  int left = many - (keys.steps - 1) * STEP;
+  int left = visible_keys - (keys.steps - 1) * STEP;
   u32 last = keys.values(keys.steps - 1);
   if (left > 48) values<4>(rows, p, last);
   else if (left > 32) values<3>(rows, p, last);
   else if (left > 16) values<2>(rows, p, last);
   else values<1>(rows, p, last);
-  products_wait<0>();
+  wgmma_wait<0>();
 #pragma unroll
-  for (int c = 0; c < PANELS; c++) settle(rows.o[c]);
+  for (int c = 0; c < PANELS; c++) pin_accumulators(rows.o[c]);
 }
 
-// Loads and rotates the block's `here` queries, and starts the copies of keys and values: all of them if
+// Loads and rotates the block's `remaining` queries, and starts the copies of keys and values: all of them if
 // `resident`, else the first STAGES - 1 steps. `together`: queries and keys have equal positions and are
 // rotated in one pass.
 __device__ __forceinline__ void begin(const Keys &keys, bool resident, bool together, u32 queries, const u16 *q,
-                                      long long q_stride, int first, int here) {
-  int tiles = min(GROUPS * MT, (here + STEP - 1) / STEP);
+                                      long long q_stride, int first, int remaining) {
+  int tiles = min(GROUPS * MT, (remaining + STEP - 1) / STEP);
 #pragma unroll 1
   for (int m = 0; m < tiles; m++)
-    fetch_pairs(queries + m * PANELS * TILE, q + (long long)m * STEP * q_stride, q_stride, here - m * STEP);
+    fetch_pairs(queries + m * PANELS * TILE, q + (long long)m * STEP * q_stride, q_stride, remaining - m * STEP);
   if (resident) {
 #pragma unroll 1
-    for (int t = 0; t < keys.steps; t++) keys.ask_keys(t);
+    for (int t = 0; t < keys.steps; t++) keys.copy_keys(t);
     commit();
 #pragma unroll 1
-    for (int t = 0; t < keys.steps; t++) keys.ask_values(t);
+    for (int t = 0; t < keys.steps; t++) keys.copy_values(t);
     commit();
     wait<1>(); // q and k have arrived; the copies of v continue while k is rotated
   } else {
     commit();
-    for (int t = 0; t < STAGES - 1; t++) keys.ask(t);
+    for (int t = 0; t < STAGES - 1; t++) keys.start_copies(t);
     wait<STAGES - 1>();
   }
 #pragma unroll 1
   for (int m = 0; m < tiles; m++) {
     u32 at = queries + m * PANELS * TILE;
-    if (together) rotate<true>(at, keys.stage(m), keys.cosines, keys.sines, m * STEP, here - m * STEP);
-    else rotate<false>(at, 0, keys.cosines, keys.sines, first + m * STEP, here - m * STEP);
+    if (together) rotate<true>(at, keys.stage(m), keys.cosines, keys.sines, m * STEP, remaining - m * STEP);
+    else rotate<false>(at, 0, keys.cosines, keys.sines, first + m * STEP, remaining - m * STEP);
   }
   if (resident) {
 #pragma unroll 1
-    for (int t = together ? tiles : 0; t < keys.steps; t++) keys.turn(t);
+    for (int t = together ? tiles : 0; t < keys.steps; t++) keys.rotate_keys(t);
     wait<0>();
     fence_async();
   }
@@ -403,56 +403,58 @@ __device__ __forceinline__ void begin(const Keys &keys, bool resident, bool toge
 }
 
 // Computes o of the block's queries for one head. `o` and `lse` point to the first query's row.
-__device__ __forceinline__ void attend_block(const Keys &keys, bool resident, int many, u32 queries, int first, int here,
+__device__ __forceinline__ void attend_block(const Keys &keys, bool resident, int visible_keys, u32 queries, int first, int remaining,
                                              u16 *o, float *lse, int heads, float factor, float slope) {
 #pragma unroll 1
   for (int i = 0; i < MT; i++) {
     int m = i * GROUPS + threadIdx.x / 128, warp = threadIdx.x / 32 % 4, mine = m * STEP + warp * 16;
-    // Without resident keys all warpgroups take part in the barriers of `arrive`, so that they must leave together.
-    if ((resident ? m : i * GROUPS) * STEP >= here) break;
+    // Without resident keys all warpgroups take part in the barriers of `make_visible`, so that they must leave together.
+    if ((resident ? m : i * GROUPS) * STEP >= remaining) break;
     if (i > 0 && !resident) {
       __syncthreads(); // all warps have read the stages for the last time in the round before
-      for (int t = 0; t < STAGES - 1; t++) keys.ask(t);
+      for (int t = 0; t < STAGES - 1; t++) keys.start_copies(t);
     }
     Rows rows;
-    u32 place = queries + m * PANELS * TILE + warp * 2048;
-    attend(rows, keys, resident, many, first + m * STEP, place, factor, slope);
-    if (mine >= here) continue;
-    finish(rows, place, o + (long long)mine * heads * HEAD_DIM, lse ? lse + (long long)mine * heads : lse, heads, here - mine);
+    u32 staging = queries + m * PANELS * TILE + warp * 2048;
+    attend(rows, keys, resident, visible_keys, first + m * STEP, staging, factor, slope);
+    if (mine >= remaining) continue;
+    write_rows(rows, staging, o + (long long)mine * heads * HEAD_DIM, lse ? lse + (long long)mine * heads : lse, heads,
+               remaining - mine);
   }
 }
 
 // q: (T, H d), k, v: (T, G d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
-// (T, H d); lse: (T, H) or null. Grid: a block for every `many_heads` heads (1 if GROUPS > 1) and each number
+// (T, H d); lse: (T, H) or null. Grid: a block for every `heads_per_block` heads (1 if GROUPS > 1) and each number
 // below T / ROWS + S (`block_of`).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
-          int group, float scale, u32 *status, int many_heads) {
+          int group, float scale, u32 *status, int heads_per_block) {
   after_predecessors();
   extern __shared__ __align__(1024) u16 memory[]; // (ROWS, d) of q, later o; STAGES times k and v: (STEP, d) each
-  int parts = (heads + many_heads - 1) / many_heads, number = blockIdx.x / parts, head = blockIdx.x % parts * many_heads;
+  int head_groups = (heads + heads_per_block - 1) / heads_per_block;
+  int number = blockIdx.x / head_groups, head = blockIdx.x % head_groups * heads_per_block;
   if (head == 0 && threadIdx.x == 0) check_span(spans, sequences, tokens, ROTARY ? longest : tokens, number, status);
   Block block = block_of<ROWS>(spans, sequences, number);
-  int length = block.end - block.start, here = length - block.first;
+  int length = block.end - block.start, remaining = length - block.first;
   if (block.first >= length || block.first < 0 || block.start < 0 || block.end > tokens) return;
   if (ROTARY && length > longest) return;
 
   u32 queries = shared_address(memory);
-  int many = CAUSAL ? min(length, block.first + ROWS) : length; // keys that any row of the block sees
-  Keys keys = {k, v, kv_stride, cosines, sines, length, (many + STEP - 1) / STEP, queries + ROWS * PANELS * 128};
+  int visible_keys = CAUSAL ? min(length, block.first + ROWS) : length; // keys that any row of the block sees
+  Keys keys = {k, v, kv_stride, cosines, sines, length, (visible_keys + STEP - 1) / STEP, queries + ROWS * PANELS * 128};
   bool resident = keys.steps <= STAGES;
   float factor = __fmul_rn(scale, LOG2E);
   long long row = block.start + block.first;
-  int last = GROUPS > 1 ? head + 1 : min(heads, head + many_heads);
+  int last = GROUPS > 1 ? head + 1 : min(heads, head + heads_per_block);
 #pragma unroll 1
   while (true) {
     long long at = (long long)block.start * kv_stride + head / group * HEAD_DIM;
     keys.k = k + at, keys.v = v + at;
     begin(keys, resident, resident && block.first == 0 && !CAUSAL, queries, q + row * q_stride + head * HEAD_DIM, q_stride,
-          block.first, here);
+          block.first, remaining);
     float slope = ALIBI ? __fmul_rn(alibi_slope(head, heads), LOG2E) : 0.0f;
-    attend_block(keys, resident, many, queries, block.first, here, o + (row * heads + head) * HEAD_DIM,
+    attend_block(keys, resident, visible_keys, queries, block.first, remaining, o + (row * heads + head) * HEAD_DIM,
                  lse ? lse + row * heads + head : lse, heads, factor, slope);
     if (GROUPS > 1 || ++head >= last) return;
     __syncthreads(); // all warps have read this head's keys before the next head's are copied over them

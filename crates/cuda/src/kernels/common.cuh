@@ -57,25 +57,25 @@ __device__ __forceinline__ void after_predecessors() {
 #endif
 }
 
-// Conversions of several adjacent elements. CODE is an element type as in TYPE, so that a kernel can use several types.
-template <int CODE> struct Element { typedef u16 type; };
+// Conversions of several adjacent elements. DTYPE is an element type as in TYPE, so that a kernel can use several types.
+template <int DTYPE> struct Element { typedef u16 type; };
 template <> struct Element<0> { typedef float type; };
 
-template <int CODE> __device__ __forceinline__ float widen(typename Element<CODE>::type x) {
-  if constexpr (CODE == 0) return x;
-  else if constexpr (CODE == 1) return bf16_to_float(x);
+template <int DTYPE> __device__ __forceinline__ float widen(typename Element<DTYPE>::type x) {
+  if constexpr (DTYPE == 0) return x;
+  else if constexpr (DTYPE == 1) return bf16_to_float(x);
   else return f16_to_float(x);
 }
 
-template <int CODE> __device__ __forceinline__ typename Element<CODE>::type narrow(float x) {
-  if constexpr (CODE == 0) return x;
-  else if constexpr (CODE == 1) return float_to_bf16(x);
+template <int DTYPE> __device__ __forceinline__ typename Element<DTYPE>::type narrow(float x) {
+  if constexpr (DTYPE == 0) return x;
+  else if constexpr (DTYPE == 1) return float_to_bf16(x);
   else return float_to_f16(x);
 }
 
 // Unpacks a word of two 16-bit elements.
-template <int CODE> __device__ __forceinline__ void unpack(u32 pair, float &low, float &high) {
-  if constexpr (CODE == 1) {
+template <int DTYPE> __device__ __forceinline__ void unpack(u32 pair, float &low, float &high) {
+  if constexpr (DTYPE == 1) {
     low = __uint_as_float(pair << 16);
     high = __uint_as_float(pair & 0xFFFF0000u);
   } else {
@@ -84,19 +84,19 @@ template <int CODE> __device__ __forceinline__ void unpack(u32 pair, float &low,
   }
 }
 
-template <int CODE> __device__ __forceinline__ u32 pack(float low, float high) {
+template <int DTYPE> __device__ __forceinline__ u32 pack(float low, float high) {
   u32 pair;
-  if constexpr (CODE == 1) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  if constexpr (DTYPE == 1) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 
 // Loads MANY elements, aligned to 16 bytes (8 bytes if they are no longer), or one element of any alignment.
-template <int CODE, int MANY>
-__device__ __forceinline__ void load_many(const typename Element<CODE>::type *from, float (&x)[MANY]) {
+template <int DTYPE, int MANY>
+__device__ __forceinline__ void load_many(const typename Element<DTYPE>::type *from, float (&x)[MANY]) {
   if constexpr (MANY == 1) {
-    x[0] = widen<CODE>(from[0]);
-  } else if constexpr (CODE == 0) {
+    x[0] = widen<DTYPE>(from[0]);
+  } else if constexpr (DTYPE == 0) {
 #pragma unroll
     for (int i = 0; i < MANY / 4; i++) {
       float4 v = ((const float4 *)from)[i];
@@ -104,28 +104,28 @@ __device__ __forceinline__ void load_many(const typename Element<CODE>::type *fr
     }
   } else if constexpr (MANY == 4) {
     uint2 v = *(const uint2 *)from;
-    unpack<CODE>(v.x, x[0], x[1]), unpack<CODE>(v.y, x[2], x[3]);
+    unpack<DTYPE>(v.x, x[0], x[1]), unpack<DTYPE>(v.y, x[2], x[3]);
   } else {
     static_assert(MANY == 8, "16 bytes");
     uint4 v = *(const uint4 *)from;
-    unpack<CODE>(v.x, x[0], x[1]), unpack<CODE>(v.y, x[2], x[3]);
-    unpack<CODE>(v.z, x[4], x[5]), unpack<CODE>(v.w, x[6], x[7]);
+    unpack<DTYPE>(v.x, x[0], x[1]), unpack<DTYPE>(v.y, x[2], x[3]);
+    unpack<DTYPE>(v.z, x[4], x[5]), unpack<DTYPE>(v.w, x[6], x[7]);
   }
 }
 
-template <int CODE, int MANY>
-__device__ __forceinline__ void store_many(typename Element<CODE>::type *to, const float (&x)[MANY]) {
+template <int DTYPE, int MANY>
+__device__ __forceinline__ void store_many(typename Element<DTYPE>::type *to, const float (&x)[MANY]) {
   if constexpr (MANY == 1) {
-    to[0] = narrow<CODE>(x[0]);
-  } else if constexpr (CODE == 0) {
+    to[0] = narrow<DTYPE>(x[0]);
+  } else if constexpr (DTYPE == 0) {
 #pragma unroll
     for (int i = 0; i < MANY / 4; i++)
       ((float4 *)to)[i] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
   } else if constexpr (MANY == 4) {
-    *(uint2 *)to = make_uint2(pack<CODE>(x[0], x[1]), pack<CODE>(x[2], x[3]));
+    *(uint2 *)to = make_uint2(pack<DTYPE>(x[0], x[1]), pack<DTYPE>(x[2], x[3]));
   } else {
     static_assert(MANY == 8, "16 bytes");
-    *(uint4 *)to = make_uint4(pack<CODE>(x[0], x[1]), pack<CODE>(x[2], x[3]), pack<CODE>(x[4], x[5]),
-                              pack<CODE>(x[6], x[7]));
+    *(uint4 *)to = make_uint4(pack<DTYPE>(x[0], x[1]), pack<DTYPE>(x[2], x[3]), pack<DTYPE>(x[4], x[5]),
+                              pack<DTYPE>(x[6], x[7]));
   }
 }

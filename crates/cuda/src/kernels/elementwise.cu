@@ -16,26 +16,26 @@ __device__ __forceinline__ float positive_part(float x) {
 }
 
 // Loads and stores elements at .. at + MANY of n: by one access, or one by one at the end of the array.
-template <int CODE, int MANY>
-__device__ __forceinline__ void load_some(const typename Element<CODE>::type *x, long long at, long long n,
+template <int DTYPE, int MANY>
+__device__ __forceinline__ void load_some(const typename Element<DTYPE>::type *x, long long at, long long n,
                                           float (&v)[MANY]) {
   if (at + MANY <= n) {
-    load_many<CODE, MANY>(x + at, v);
+    load_many<DTYPE, MANY>(x + at, v);
   } else {
 #pragma unroll
-    for (int i = 0; i < MANY; i++) v[i] = at + i < n ? widen<CODE>(x[at + i]) : 0.0f;
+    for (int i = 0; i < MANY; i++) v[i] = at + i < n ? widen<DTYPE>(x[at + i]) : 0.0f;
   }
 }
 
-template <int CODE, int MANY>
-__device__ __forceinline__ void store_some(typename Element<CODE>::type *y, long long at, long long n,
+template <int DTYPE, int MANY>
+__device__ __forceinline__ void store_some(typename Element<DTYPE>::type *y, long long at, long long n,
                                            const float (&v)[MANY]) {
   if (at + MANY <= n) {
-    store_many<CODE, MANY>(y + at, v);
+    store_many<DTYPE, MANY>(y + at, v);
   } else {
 #pragma unroll
     for (int i = 0; i < MANY; i++)
-      if (at + i < n) y[at + i] = narrow<CODE>(v[i]);
+      if (at + i < n) y[at + i] = narrow<DTYPE>(v[i]);
   }
 }
 

@@ -9,15 +9,15 @@
 
 #define TILE 64   // rows of x and rows of w per block
 #define DEPTH 16  // columns of k per iteration
-#define PART 4    // rows and columns of y per thread
+#define PER_THREAD 4    // rows and columns of y per thread
 #define THREADS 256
 
-#if defined(CODES)
+#if defined(QUANTIZED)
 typedef u8 X;
 
-__device__ __forceinline__ float widen_operand(u8 code) {
+__device__ __forceinline__ float widen_operand(u8 x) {
   u32 pair;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)x));
   return f16_to_float((u16)pair);
 }
 #else
@@ -26,11 +26,11 @@ typedef T X;
 __device__ __forceinline__ float widen_operand(T x) { return load(x); }
 #endif
 
-// y (R, N) = x (R, K) w (N, K)^T + b (N) + r (R, N); b and r may be null, r may be y. With CODES, x and w are
+// y (R, N) = x (R, K) w (N, K)^T + b (N) + r (R, N); b and r may be null, r may be y. With QUANTIZED, x and w are
 // e4m3 with scales `x_scales` (R) and `w_scales` (N), and b, r and y have type TYPE. With GATE, w has 2 N rows
 // (below). Grid: (tiles of R, tiles of N). Threads: 256, 16 along rows by 16 along columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
-product(const X *__restrict__ x, const X *__restrict__ w, const float *__restrict__ x_scales,
+matmul(const X *__restrict__ x, const X *__restrict__ w, const float *__restrict__ x_scales,
         const float *__restrict__ w_scales, const T *__restrict__ b, const T *r, T *y, long long rows, int n, int k) {
   after_predecessors();
   // Rows have four elements of padding: float4 reads stay aligned, and writes are spread over banks.
@@ -38,12 +38,12 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
   __shared__ __align__(16) float ws[DEPTH][TILE + 4];
   const long long row0 = (long long)blockIdx.x * TILE;
   const int column0 = blockIdx.y * TILE;
-  const int lane_row = threadIdx.x / 16 * PART, lane_column = threadIdx.x % 16 * PART;
-  float sums[PART][PART] = {};
+  const int lane_row = threadIdx.x / 16 * PER_THREAD, lane_column = threadIdx.x % 16 * PER_THREAD;
+  float sums[PER_THREAD][PER_THREAD] = {};
 #if defined(GATE)
   // w (2 N, K), b (2 N): y = gelu(x w[..N]^T + b[..N]) (x w[N..]^T + b[N..]).
   __shared__ __align__(16) float vs[DEPTH][TILE + 4];
-  float passed[PART][PART] = {};
+  float values[PER_THREAD][PER_THREAD] = {};
 #endif
   for (int k0 = 0; k0 < k; k0 += DEPTH) {
     // Elements outside of the matrices are zeros, which change no sum.
@@ -64,41 +64,41 @@ product(const X *__restrict__ x, const X *__restrict__ w, const float *__restric
     for (int depth = 0; depth < DEPTH; depth++) {
       const float4 a = *(const float4 *)&xs[depth][lane_row];
       const float4 c = *(const float4 *)&ws[depth][lane_column];
-      const float as[PART] = {a.x, a.y, a.z, a.w}, cs[PART] = {c.x, c.y, c.z, c.w};
+      const float as[PER_THREAD] = {a.x, a.y, a.z, a.w}, cs[PER_THREAD] = {c.x, c.y, c.z, c.w};
 #pragma unroll
-      for (int i = 0; i < PART; i++)
+      for (int i = 0; i < PER_THREAD; i++)
 #pragma unroll
-        for (int j = 0; j < PART; j++) {
+        for (int j = 0; j < PER_THREAD; j++) {
           sums[i][j] = fmaf(as[i], cs[j], sums[i][j]);
 #if defined(GATE)
-          passed[i][j] = fmaf(as[i], vs[depth][lane_column + j], passed[i][j]);
+          values[i][j] = fmaf(as[i], vs[depth][lane_column + j], values[i][j]);
 #endif
         }
     }
     __syncthreads();
   }
 #pragma unroll
-  for (int i = 0; i < PART; i++)
+  for (int i = 0; i < PER_THREAD; i++)
 #pragma unroll
-    for (int j = 0; j < PART; j++) {
+    for (int j = 0; j < PER_THREAD; j++) {
       const long long row = row0 + lane_row + i;
       const int column = column0 + lane_column + j;
       if (row < rows && column < n) {
         float s = sums[i][j];
-#if defined(CODES)
+#if defined(QUANTIZED)
         s *= x_scales[row] * w_scales[column];
 #endif
         if (r) s += load(r[row * n + column]); // before the bias, the order of cuBLASLt
         if (b) s += load(b[column]);
 #if defined(GATE)
-        s = x_phi(s) * (b ? passed[i][j] + load(b[n + column]) : passed[i][j]);
+        s = x_phi(s) * (b ? values[i][j] + load(b[n + column]) : values[i][j]);
 #endif
         y[row * n + column] = store(s);
       }
     }
 }
 
-// Fills out (count) with pseudo-random numbers in [-1, 1), with CODES times 448 as e4m3, which depend only on
+// Fills out (count) with pseudo-random numbers in [-1, 1), with QUANTIZED times 448 as e4m3, which depend only on
 // their index and the seed. Grid: any number of blocks (grid-stride loop).
 extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long count, int seed) {
   after_predecessors();
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long co
     h *= 0xc2b2ae35u;
     h ^= h >> 16;
     const float number = (float)(h >> 8) * 0x1p-23f - 1.0f;
-#if defined(CODES)
+#if defined(QUANTIZED)
     u16 pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(pair) : "f"(448.0f * number));
     out[i] = (u8)pair;
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long co
 //   first (2) or repeats it (3). Bias and residual are then of the magnitude of these errors.
 //
 // Grid: any number of blocks (grid-stride loop).
-extern "C" __global__ void __launch_bounds__(THREADS) revealing(X *out, long long count, int columns, int seed, int role) {
+extern "C" __global__ void __launch_bounds__(THREADS) order_probe(X *out, long long count, int columns, int seed, int role) {
   after_predecessors();
   const long long stride = (long long)gridDim.x * THREADS;
   const int mode = seed & 3, half = columns / 2;
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) revealing(X *out, long lon
     if (negative) number = -number;
     // Some rows of x are zeros, which tests the sign of a sum of zeros.
     if (mode == 1 && role == 0 && i / columns % 64 == 5) number = 0.0f;
-#if defined(CODES)
+#if defined(QUANTIZED)
     u16 pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(pair) : "f"(mode == 0 ? 448.0f * number : 8.0f * number));
     out[i] = (u8)pair;
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) revealing(X *out, long lon
 extern "C" __global__ void __launch_bounds__(THREADS) digest(const T *y, long long count, u64 *sum) {
   after_predecessors();
   const long long stride = (long long)gridDim.x * THREADS;
-  u64 mine = 0;
+  u64 partial = 0;
   for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride) {
 #if TYPE == 0
     const u64 bits = __float_as_uint(y[i]);
@@ -189,9 +189,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) digest(const T *y, long lo
     h *= 0xff51afd7ed558ccdull;
     h ^= h >> 33;
     h *= 0xc4ceb9fe1a85ec53ull;
-    mine += h ^ h >> 33;
+    partial += h ^ h >> 33;
   }
 #pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) mine += __shfl_xor_sync(~0u, mine, lane);
-  if (threadIdx.x % 32 == 0) atomicAdd(sum, mine);
+  for (int lane = 16; lane > 0; lane /= 2) partial += __shfl_xor_sync(~0u, partial, lane);
+  if (threadIdx.x % 32 == 0) atomicAdd(sum, partial);
 }

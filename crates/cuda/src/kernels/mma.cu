@@ -34,11 +34,11 @@
 static_assert(NA % 2 == 0, "two pieces of w are loaded at a time");
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-template <int BYTES> __device__ __forceinline__ void copy(u32 to, const void *from, bool there) {
+template <int BYTES> __device__ __forceinline__ void copy(u32 to, const void *from, bool valid) {
   if constexpr (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid ? 4 : 0) : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -48,14 +48,14 @@ __device__ __forceinline__ void ldmatrix(u32 &a, u32 &b, u32 &c, u32 &d, u32 at)
 }
 
 #if TYPE == 0
-#define OPERATION "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
+#define MMA "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"
 #elif TYPE == 1
-#define OPERATION "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 #else
-#define OPERATION "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 #endif
-__device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-  asm(OPERATION " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+__device__ __forceinline__ void mma_sync(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm(MMA " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
@@ -84,21 +84,21 @@ __device__ __forceinline__ void fetch(unsigned char *to, const T *from, int k0, 
   // Narrow copies are many; unrolled further, the addresses of their rows would take all registers.
 #pragma unroll(ALIGN == 16 ? 8 : 4)
   for (int i = 0; i < (LINES * PER_ROW + THREADS - 1) / THREADS; i++) {
-    const int at = i * THREADS + threadIdx.x, line = at / PER_ROW, place = at % PER_ROW;
+    const int at = i * THREADS + threadIdx.x, line = at / PER_ROW, word = at % PER_ROW;
     if (LINES * PER_ROW % THREADS != 0 && line >= LINES) break;
-    const int column = k0 + place * MANY;
+    const int column = k0 + word * MANY;
     const long long begin = row(line); // -1: outside of the matrix
-    const bool there = begin >= 0 && column < k;
-    const int byte = place * BYTES;
-    unsigned char *const here = to + line * 128 + ((byte / 16 ^ line % 8) * 16 + byte % 16);
-    const T *const source = from + (there ? begin + column : 0);
+    const bool valid = begin >= 0 && column < k;
+    const int byte = word * BYTES;
+    unsigned char *const address = to + line * 128 + ((byte / 16 ^ line % 8) * 16 + byte % 16);
+    const T *const source = from + (valid ? begin + column : 0);
     if constexpr (ALIGN >= 4) {
-      copy<BYTES>(shared_address(here), source, there);
+      copy<BYTES>(shared_address(address), source, valid);
     } else {
       // Rows of an odd number of 16-bit elements: cp.async cannot copy 2 bytes, so that two elements are loaded
       // and stored.
-      const u32 low = there ? (u32)source[0] : 0, high = there && column + 1 < k ? (u32)source[1] : 0;
-      *(u32 *)here = low | high << 16;
+      const u32 low = valid ? (u32)source[0] : 0, high = valid && column + 1 < k ? (u32)source[1] : 0;
+      *(u32 *)address = low | high << 16;
     }
   }
 }
@@ -162,7 +162,7 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
 #pragma unroll
       for (int m = 0; m < MA; m++)
 #pragma unroll
-        for (int j = 0; j < NA; j++) multiply(sums[m][j], a[m], c[j]);
+        for (int j = 0; j < NA; j++) mma_sync(sums[m][j], a[m], c[j]);
     }
   }
 
@@ -171,12 +171,12 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
 #pragma unroll
   for (int j = 0; j < OUT; j++) {
     const int column = column0 + (EPILOGUE == 3 ? warp_column / 2 : warp_column) + j * 8 + lane % 4 * 2;
-    float bias[2] = {0.0f, 0.0f}, passed[2] = {0.0f, 0.0f};
+    float bias[2] = {0.0f, 0.0f}, value_bias[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int e = 0; e < 2; e++)
       if (b && column + e < n) {
         bias[e] = load(b[column + e]);
-        if (EPILOGUE == 3) passed[e] = load(b[n + column + e]);
+        if (EPILOGUE == 3) value_bias[e] = load(b[n + column + e]);
       }
 #pragma unroll
     for (int m = 0; m < MA; m++)
@@ -194,7 +194,7 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
           s += bias[e];
           if (EPILOGUE == 2 && (e == 0 || second)) s = load(store(s)) + load(r[at + e]); // as in wgmma.cu
           if (EPILOGUE == 1) s = x_phi(s);
-          if (EPILOGUE == 3) s = x_phi(s) * (sums[m][(j + OUT) % NA][h * 2 + e] + passed[e]);
+          if (EPILOGUE == 3) s = x_phi(s) * (sums[m][(j + OUT) % NA][h * 2 + e] + value_bias[e]);
           out[e] = s;
         }
         if (pairs) {

@@ -8,26 +8,26 @@
 typedef typename Element<PARAM>::type P;
 // Whether gamma and beta stay in registers for all rows of a group, together with the next row, which is loaded
 // ahead. Wide rows have too few registers for it.
-constexpr bool KEPT = GROUP <= 512 && VECTORS * WIDTH <= 24;
+constexpr bool PARAMS_IN_REGISTERS = GROUP <= 512 && VECTORS * WIDTH <= 24;
 
 // Layer norm (Ba, Kiros and Hinton 2016): mean = sum x / D; rstd = 1 / sqrt(sum (x - mean)^2 / D + eps); y = (x
 // - mean) rstd gamma + beta. x, y: (R, COLUMNS), gamma, beta: (COLUMNS) of type PARAM, means, rstds: (R) or
-// null. A group processes `each` adjacent rows. With CODES, y is also quantized from f32 to codes (R, STRIDE)
+// null. A group processes `each` adjacent rows. With QUANTIZED, y is also quantized from f32 to `quantized` (R, STRIDE)
 // and scales (R), and y may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     layer_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, T *y, float *means,
                float *rstds, long long rows, int each, float eps
-#if defined(CODES)
-               , u8 *codes, float *scales
+#if defined(QUANTIZED)
+               , u8 *quantized, float *scales
 #endif
     ) {
   after_predecessors();
   const int lane = threadIdx.x % GROUP;
   const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * each;
   Raw raw[1][VECTORS], next[VECTORS];
-  if constexpr (KEPT) load_raw(x, first, rows, lane, next);
-  float g[KEPT ? VECTORS : 1][WIDTH], b[KEPT ? VECTORS : 1][WIDTH];
-  if constexpr (KEPT) {
+  if constexpr (PARAMS_IN_REGISTERS) load_raw(x, first, rows, lane, next);
+  float g[PARAMS_IN_REGISTERS ? VECTORS : 1][WIDTH], b[PARAMS_IN_REGISTERS ? VECTORS : 1][WIDTH];
+  if constexpr (PARAMS_IN_REGISTERS) {
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
       const int at = v * GROUP + lane;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
   // All groups of a block run `each` rounds, even behind the last row: the sums contain barriers.
   for (int i = 0; i < each; i++) {
     const long long row = first + i;
-    if constexpr (KEPT) {
+    if constexpr (PARAMS_IN_REGISTERS) {
 #pragma unroll
       for (int v = 0; v < VECTORS; v++) raw[0][v] = next[v];
       if (i + 1 < each) load_raw(x, row + 1, rows, lane, next);
@@ -52,20 +52,20 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     for (int v = 0; v < VECTORS; v++) {
       const int at = v * GROUP + lane;
       if (at >= ACCESSES) continue;
-      if constexpr (!KEPT) {
+      if constexpr (!PARAMS_IN_REGISTERS) {
         load_many<PARAM, WIDTH>(gamma + at * WIDTH, g[0]);
         load_many<PARAM, WIDTH>(beta + at * WIDTH, b[0]);
       }
       widen_raw(raw[0][v], f[v]);
 #pragma unroll
       for (int k = 0; k < WIDTH; k++)
-        f[v][k] = fmaf((f[v][k] - mean[0]) * rstd[0], g[KEPT ? v : 0][k], b[KEPT ? v : 0][k]);
+        f[v][k] = fmaf((f[v][k] - mean[0]) * rstd[0], g[PARAMS_IN_REGISTERS ? v : 0][k], b[PARAMS_IN_REGISTERS ? v : 0][k]);
       if (row < rows && y) store_many<TYPE, WIDTH>(y + row * COLUMNS + at * WIDTH, f[v]);
     }
     if (row < rows && lane == 0 && means) means[row] = mean[0];
     if (row < rows && lane == 0 && rstds) rstds[row] = rstd[0];
-#if defined(CODES)
-    write_codes(f, row, rows, lane, codes, scales);
+#if defined(QUANTIZED)
+    write_quantized(f, row, rows, lane, quantized, scales);
 #endif
   }
 }
@@ -99,13 +99,13 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const T *x, T *y, long
   if (row >= rows) return;
   const T *from = x + row * columns;
   T *to = y + row * columns;
-  float most = __int_as_float(0xFF800000), sum = 0.0f;
-  for (int c = lane; c < columns; c += 32) most = fmaxf(most, load(from[c]));
+  float maximum = __int_as_float(0xFF800000), sum = 0.0f;
+  for (int c = lane; c < columns; c += 32) maximum = fmaxf(maximum, load(from[c]));
 #pragma unroll
-  for (int other = 16; other > 0; other >>= 1) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, other));
-  for (int c = lane; c < columns; c += 32) sum += expf(load(from[c]) - most);
+  for (int other = 16; other > 0; other >>= 1) maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, other));
+  for (int c = lane; c < columns; c += 32) sum += expf(load(from[c]) - maximum);
   sum = warp_sum(sum);
-  for (int c = lane; c < columns; c += 32) to[c] = store(expf(load(from[c]) - most) / sum);
+  for (int c = lane; c < columns; c += 32) to[c] = store(expf(load(from[c]) - maximum) / sum);
 }
 
 #endif

@@ -11,10 +11,10 @@
 #define GLU_SILU 3
 constexpr bool GATED = OF >= GLU_GELU;
 
-// y = f(x), quantized to codes (R, STRIDE) and scales (R), and written to y (R, COLUMNS) unless that is null. x: (R,
+// y = f(x), quantized to `quantized` (R, STRIDE) and scales (R), and written to y (R, COLUMNS) unless that is null. x: (R,
 // COLUMNS), or (R, 2 COLUMNS) with the gate first. One group of threads per row; y may be x.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    quantize(const T *x, T *y, u8 *__restrict__ codes, float *__restrict__ scales,
+    quantize(const T *x, T *y, u8 *__restrict__ quantized, float *__restrict__ scales,
              long long rows) {
   after_predecessors();
   const int lane = threadIdx.x % GROUP;
@@ -44,5 +44,5 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     }
     if (y) store_many<TYPE, WIDTH>(y + row * COLUMNS + at * WIDTH, f[v]);
   }
-  write_codes(f, row, rows, lane, codes, scales);
+  write_quantized(f, row, rows, lane, quantized, scales);
 }

@@ -1,7 +1,7 @@
 // Rows held in registers by a group of threads: loads, sums, the statistics of layer norm, and quantization to
 // e4m3. Shared by the kernels of norms and quantization.
 //
-// Constants: COLUMNS, the columns of a row; GROUP, the threads of a row (a multiple of 32); CODES, if rows are
+// Constants: COLUMNS, the columns of a row; GROUP, the threads of a row (a multiple of 32); QUANTIZED, if rows are
 // quantized.
 //
 // Invariant: the order of a row's sums depends on COLUMNS and GROUP only, not on the number of rows or the
@@ -24,9 +24,9 @@ constexpr int WIDTH = COLUMNS * (int)sizeof(T) % 16 == 0 ? 16 / (int)sizeof(T) :
 constexpr int ACCESSES = COLUMNS / WIDTH;
 constexpr int VECTORS = (ACCESSES + GROUP - 1) / GROUP;
 
-template <int W> struct Chunk { typedef uint4 type; };
-template <> struct Chunk<1> { typedef T type; };
-typedef Chunk<WIDTH>::type Raw;
+template <int W> struct Access { typedef uint4 type; };
+template <> struct Access<1> { typedef T type; };
+typedef Access<WIDTH>::type Raw;
 
 __device__ __forceinline__ void widen_raw(const Raw &raw, float (&x)[WIDTH]) {
   load_many<TYPE, WIDTH>((const T *)&raw, x);
@@ -95,16 +95,16 @@ __device__ __forceinline__ void load_raw(const T *x, long long row, long long ro
   }
 }
 
-#if defined(CODES)
+#if defined(QUANTIZED)
 
 // The largest magnitude of e4m3, and the lower bound of a row's largest magnitude, 2^-100, which keeps the
 // scale of a row of zeros positive.
-#define LARGEST 448.0f
-#define TINY __uint_as_float(27u << 23)
+#define E4M3_MAX 448.0f
+#define MIN_ROW_MAX __uint_as_float(27u << 23)
 // Bytes of a row of quantized values, padded to 16.
 constexpr int STRIDE = (COLUMNS + 15) / 16 * 16;
 
-// Converts two numbers to e4m3, the first in the low byte; rounds to nearest even and saturates at LARGEST.
+// Converts two numbers to e4m3, the first in the low byte; rounds to nearest even and saturates at E4M3_MAX.
 __device__ __forceinline__ u16 e4m3_pair(float low, float high) {
   u16 pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -114,34 +114,34 @@ __device__ __forceinline__ u16 e4m3_pair(float low, float high) {
 // Returns the maximum of x over the group; all threads of the block must call it. Values must not be negative
 // or NaN: their bits as integers then have the order of the numbers.
 __device__ __forceinline__ float group_max(float x) {
-  u32 most = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(x));
+  u32 maximum = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(x));
   if constexpr (GROUP > 32) {
     __shared__ u32 maxima[BLOCK / 32];
-    if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = most;
+    if (threadIdx.x % 32 == 0) maxima[threadIdx.x / 32] = maximum;
     __syncthreads();
     const u32 *mine = maxima + threadIdx.x / GROUP * (GROUP / 32);
 #pragma unroll
-    for (int w = 0; w < GROUP / 32; w++) most = max(most, mine[w]);
+    for (int w = 0; w < GROUP / 32; w++) maximum = max(maximum, mine[w]);
   }
-  return __uint_as_float(most);
+  return __uint_as_float(maximum);
 }
 
-// Quantizes a row: writes its e4m3 values to codes (R, STRIDE), with zeros as padding, and its scale to scales
+// Quantizes a row: writes its e4m3 values to `quantized` (R, STRIDE), with zeros as padding, and its scale to scales
 // (R), as graph/src/ops/quantize.rs defines them. All threads of a block must call it; nothing is written for
 // rows from `rows` on.
-__device__ __forceinline__ void write_codes(const float (&f)[VECTORS][WIDTH], long long row, long long rows, int lane,
-                                            u8 *codes, float *scales) {
-  float most = TINY;
+__device__ __forceinline__ void write_quantized(const float (&f)[VECTORS][WIDTH], long long row, long long rows, int lane,
+                                            u8 *quantized, float *scales) {
+  float maximum = MIN_ROW_MAX;
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
     if (v * GROUP + lane >= ACCESSES) continue;
 #pragma unroll
-    for (int k = 0; k < WIDTH; k++) most = fmaxf(most, fabsf(f[v][k]));
+    for (int k = 0; k < WIDTH; k++) maximum = fmaxf(maximum, fabsf(f[v][k]));
   }
-  most = group_max(most);
+  maximum = group_max(maximum);
   if (row >= rows) return;
-  const float inverse = LARGEST / most;
-  u8 *to = codes + row * STRIDE;
+  const float inverse = E4M3_MAX / maximum;
+  u8 *to = quantized + row * STRIDE;
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
     const int at = v * GROUP + lane;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void write_codes(const float (&f)[VECTORS][WIDTH], lo
     }
   }
   if (COLUMNS + lane < STRIDE) to[COLUMNS + lane] = 0;
-  if (lane == 0) scales[row] = most / LARGEST;
+  if (lane == 0) scales[row] = maximum / E4M3_MAX;
 }
 
 #endif

@@ -12,15 +12,15 @@ __device__ __forceinline__ u32 tile_at(int row, int word) { return row * 128 + (
 // Orders this thread's writes to shared memory before later reads by wgmma, which go through the asynchronous proxy.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void products_wait() {
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// Keeps the compiler from moving reads of c before the preceding `products_wait`: it does not know that wgmma
+// Keeps the compiler from moving reads of c before the preceding `wgmma_wait`: it does not know that wgmma
 // writes c asynchronously.
-__device__ __forceinline__ void settle(float (&c)[32]) {
+__device__ __forceinline__ void pin_accumulators(float (&c)[32]) {
 #pragma unroll
   for (int i = 0; i < 32; i++) asm volatile("" : "+f"(c[i])::"memory");
 }
@@ -30,9 +30,9 @@ __device__ __forceinline__ void settle(float (&c)[32]) {
 __device__ __forceinline__ u64 tile_of(u32 at) { return (u64)(at >> 4 & 0x3FFF) | 64ull << 16 | 64ull << 32 | 1ull << 62; }
 
 #if TYPE == 1
-#define OF_TYPE ".f32.bf16.bf16"
+#define WGMMA_TYPES ".f32.bf16.bf16"
 #else
-#define OF_TYPE ".f32.f16.f16"
+#define WGMMA_TYPES ".f32.f16.f16"
 #endif
 // Asm operands of eight accumulators, and the matching lists of operand numbers.
 #define C8(i) \
@@ -45,10 +45,10 @@ __device__ __forceinline__ u64 tile_of(u32 at) { return (u64)(at >> 4 & 0x3FFF) 
 // Issues c += a b, or c = a b without `add`: (64, 16) (16, 64) -> (64, 64). A warp has 16 rows of a and c, in
 // the register layout of mma.sync m16n8k16. BY_ROWS: each row of b in shared memory has one index of k
 // (values); otherwise each row has one column of b (keys). It runs asynchronously: c must not be read before
-// `products_wait`.
-template <int BY_ROWS> __device__ __forceinline__ void product(float (&c)[32], const u32 (&a)[4], u64 b, int add) {
+// `wgmma_wait`.
+template <int BY_ROWS> __device__ __forceinline__ void wgmma(float (&c)[32], const u32 (&a)[4], u64 b, int add) {
   asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16" OF_TYPE " {" UP_TO_31 "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n}"
+               "wgmma.mma_async.sync.aligned.m64n64k16" WGMMA_TYPES " {" UP_TO_31 "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n}"
                : C8(0), C8(8), C8(16), C8(24)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_ROWS));
 }

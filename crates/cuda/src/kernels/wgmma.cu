@@ -1,5 +1,5 @@
 // Matmul on Hopper's tensor cores: y (R, N) = f(x (R, K) w (N, K)^T + b (N)) + r (R, N), row-major. Warp-specialised
-// and persistent: one producer thread loads tiles by TMA into a ring of STAGES stages in shared memory (the third
+// and persistent: one producer thread loads tiles by TMA into a circular buffer of STAGES stages in shared memory (the third
 // warpgroup); two consumer warpgroups multiply them (wgmma) and run the epilogue in registers.
 //
 // Invariant: one thread sums an element over k in order, 16 columns of k per instruction, from whole stages that are
@@ -16,13 +16,13 @@
 // processed over all columns before the next rows, so that their loads hit L2.
 
 #define WM (64 * MA)                         // rows of a warpgroup's tile
-#define SHARE (PINGPONG ? 1 : 2)             // warpgroups that share a tile
-#define TURNS (PINGPONG ? 2 : 1)             // tiles at a time
-#define BM (SHARE * WM)                      // rows of a block's tile
+#define GROUPS_PER_TILE (PINGPONG ? 1 : 2)             // warpgroups that share a tile
+#define TILES_IN_FLIGHT (PINGPONG ? 2 : 1)             // tiles at a time
+#define BM (GROUPS_PER_TILE * WM)                      // rows of a block's tile
 #define A_BYTES (BM * 128)
 #define STAGE_BYTES (A_BYTES + B_BYTES)
-#define IN_STAGE (STAGE_BYTES / A_BYTES)     // pieces of r that fit into a stage
-#define EXTRA (EPILOGUE == 2 ? (CHUNKS + IN_STAGE - 1) / IN_STAGE : 0)
+#define PIECES_PER_STAGE (STAGE_BYTES / A_BYTES)     // pieces of r that fit into a stage
+#define RESIDUAL_STAGES (EPILOGUE == 2 ? (Y_PIECES + PIECES_PER_STAGE - 1) / PIECES_PER_STAGE : 0)
 #define BUFFERS 2
 #define THREADS 384
 static_assert(EPILOGUE != 3 || CLUSTER == 2, "a block fetches the gates, the other what they pass");
@@ -41,18 +41,18 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map y,
       const __grid_constant__ Map r, const u16 *b, int rows, int n, int k) {
   extern __shared__ __align__(1024) unsigned char memory[]; // STAGES of x and w; 8 warps' BUFFERS of y; barriers
-  const u32 ring = shared_address(memory);
-  const u32 buffers = ring + STAGES * STAGE_BYTES, full = buffers + 8 * BUFFERS * PIECE, empty = full + STAGES * 8,
-            turns = empty + STAGES * 8;
+  const u32 stages = shared_address(memory);
+  const u32 buffers = stages + STAGES * STAGE_BYTES, full = buffers + 8 * BUFFERS * PIECE, empty = full + STAGES * 8,
+            turn_barriers = empty + STAGES * 8;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = threadIdx.x / 128;
   u32 rank = 0;
   if (CLUSTER > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) {
       init(full + s * 8, 1);
-      init(empty + s * 8, 4 * SHARE * CLUSTER); // warps
+      init(empty + s * 8, 4 * GROUPS_PER_TILE * CLUSTER); // warps
     }
-    init(turns, SHARE), init(turns + 8, SHARE);
+    init(turn_barriers, GROUPS_PER_TILE), init(turn_barriers + 8, GROUPS_PER_TILE);
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
   }
   __syncthreads();
@@ -66,77 +66,77 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
   if (group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == 256) {
-      Place place(0);
+      StageCursor cursor(0);
       for (int t = first; t < tiles; t += step) {
         Tile tile = tile_of(t, row_tiles, column_tiles);
         const int row = (tile.row * CLUSTER + rank) * BM, column = tile.column * YN;
         const int w_row = column + rank * (EPILOGUE == 3 ? n : BN / CLUSTER);
-        for (int i = 0; i < blocks; i++, place.next()) {
-          const u32 to = ring + place.stage * STAGE_BYTES, barrier = full + place.stage * 8;
-          wait(empty + place.stage * 8, place.parity ^ 1);
+        for (int i = 0; i < blocks; i++, cursor.next()) {
+          const u32 to = stages + cursor.stage * STAGE_BYTES, barrier = full + cursor.stage * 8;
+          wait(empty + cursor.stage * 8, cursor.parity ^ 1);
           expect(barrier, STAGE_BYTES);
           fetch(to, x, barrier, i * DEPTH, row);
           fetch_for_all(to + A_BYTES + rank * (B_BYTES / CLUSTER), w, barrier, i * DEPTH, w_row);
         }
-        for (int i = 0; i < EXTRA; i++, place.next()) {
-          const u32 to = ring + place.stage * STAGE_BYTES, barrier = full + place.stage * 8;
-          const int pieces = min(IN_STAGE, CHUNKS - i * IN_STAGE);
-          wait(empty + place.stage * 8, place.parity ^ 1);
+        for (int i = 0; i < RESIDUAL_STAGES; i++, cursor.next()) {
+          const u32 to = stages + cursor.stage * STAGE_BYTES, barrier = full + cursor.stage * 8;
+          const int pieces = min(PIECES_PER_STAGE, Y_PIECES - i * PIECES_PER_STAGE);
+          wait(empty + cursor.stage * 8, cursor.parity ^ 1);
           expect(barrier, pieces * A_BYTES);
-          for (int c = 0; c < pieces; c++) fetch(to + c * A_BYTES, r, barrier, column + (i * IN_STAGE + c) * 64, row);
+          for (int c = 0; c < pieces; c++) fetch(to + c * A_BYTES, r, barrier, column + (i * PIECES_PER_STAGE + c) * 64, row);
         }
       }
     }
     __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
-    const int side = group / SHARE, first_row = group % SHARE * WM; // whose turn, and its rows
+    const int side = group / GROUPS_PER_TILE, first_row = group % GROUPS_PER_TILE * WM; // whose turn, and its rows
     const u32 buffer = buffers + warp * (BUFFERS * PIECE);
     auto release = [&](int stage) { arrive_in_all(empty + stage * 8, lane); };
-    u32 number = side * (blocks + EXTRA), turn = 0;
-    for (int t = first + side * step; t < tiles; t += TURNS * step) {
+    u32 number = side * (blocks + RESIDUAL_STAGES), turn = 0;
+    for (int t = first + side * step; t < tiles; t += TILES_IN_FLIGHT * step) {
       Tile tile = tile_of(t, row_tiles, column_tiles);
       const int row = (tile.row * CLUSTER + rank) * BM + first_row + warp % 4 * 16, column = tile.column * YN;
       float sums[MA][BN / 2];
       Columns columns;
       columns.load(b, column, n);
-      Place place(number);
-      number += TURNS * (blocks + EXTRA);
-      if (TURNS == 2) {
-        // The first tile of the first warpgroup must not wait: nobody has passed the turn yet.
-        if (turn + side > 0) wait(turns + side * 8, turn + side - 1 & 1);
+      StageCursor cursor(number);
+      number += TILES_IN_FLIGHT * (blocks + RESIDUAL_STAGES);
+      if (TILES_IN_FLIGHT == 2) {
+        // The first tile of the first warpgroup must not wait: no warpgroup has passed the turn yet.
+        if (turn + side > 0) wait(turn_barriers + side * 8, turn + side - 1 & 1);
         turn++;
       }
       int before = 0;
       for (int i = 0; i < blocks; i++) {
-        wait(full + place.stage * 8, place.parity);
-        const u32 at = ring + place.stage * STAGE_BYTES;
+        wait(full + cursor.stage * 8, cursor.parity);
+        const u32 at = stages + cursor.stage * STAGE_BYTES;
         const u64 a = operand(at + first_row * 128), c = operand(at + A_BYTES);
-        pin(sums);
+        pin_accumulators(sums);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int s = 0; s < 4; s++)
 #pragma unroll
           for (int m = 0; m < MA; m++) multiply(sums[m], a + m * (64 * 128 >> 4) + s * 2, c + s * 2, s > 0 ? 1 : i);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        pin(sums);
-        wait_products<1>();
+        pin_accumulators(sums);
+        wgmma_wait<1>();
         if (i > 0) release(before);
-        before = place.stage;
-        place.next();
+        before = cursor.stage;
+        cursor.next();
       }
-      Place extra = place;
+      StageCursor residual_cursor = cursor;
 #if EPILOGUE == 2
 #pragma unroll
-      for (int i = 0; i < EXTRA; i++, place.next()) wait(full + place.stage * 8, place.parity);
+      for (int i = 0; i < RESIDUAL_STAGES; i++, cursor.next()) wait(full + cursor.stage * 8, cursor.parity);
 #endif
-      if (TURNS == 2 && threadIdx.x % 128 == 0) arrive(turns + (1 - side) * 8);
-      wait_products<0>();
-      pin(sums);
+      if (TILES_IN_FLIGHT == 2 && threadIdx.x % 128 == 0) arrive(turn_barriers + (1 - side) * 8);
+      wgmma_wait<0>();
+      pin_accumulators(sums);
       release(before);
 
       // Epilogue: turns the sums of piece c into the values to store.
-      auto finish = [&](int c) {
+      auto apply_epilogue = [&](int c) {
 #pragma unroll
         for (int j = c * 8; j < c * 8 + 8; j += 2) {
           float bias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -144,10 +144,10 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
 #pragma unroll
           for (int m = 0; m < MA; m++) {
 #if EPILOGUE == 2
-            u32 there[4];
-            const u32 from = ring + extra.stage * STAGE_BYTES + c % IN_STAGE * A_BYTES +
+            u32 residual[4];
+            const u32 from = stages + residual_cursor.stage * STAGE_BYTES + c % PIECES_PER_STAGE * A_BYTES +
                              (first_row + m * 64 + warp % 4 * 16) * 128;
-            load_pieces(there, from + lane_at(j % 8));
+            load_pieces(residual, from + lane_at(j % 8));
 #endif
 #pragma unroll
             for (int q = 0; q < 4; q++) { // 8 columns j or j + 1, rows lane / 4 or that + 8
@@ -159,7 +159,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
 #elif EPILOGUE == 2
               // Rounded before the residual is added, as in separate layers; these are also cuBLASLt's bits with the
               // residual in y.
-              unpack<TYPE>(add_pairs<TYPE>(pack<TYPE>(u, v), there[q]), u, v);
+              unpack<TYPE>(add_pairs<TYPE>(pack<TYPE>(u, v), residual[q]), u, v);
 #elif EPILOGUE == 3
               u = x_phi(u) * sums[m][at + BN / 4], v = x_phi(v) * sums[m][at + 1 + BN / 4];
 #endif
@@ -170,29 +170,29 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
 #if EPILOGUE == 2
       // Stages of the residual are released before anything is stored, so that the producer can continue.
 #pragma unroll
-      for (int c = 0; c < CHUNKS; c++) {
-        finish(c);
-        if (c % IN_STAGE == IN_STAGE - 1 || c == CHUNKS - 1) {
+      for (int c = 0; c < Y_PIECES; c++) {
+        apply_epilogue(c);
+        if (c % PIECES_PER_STAGE == PIECES_PER_STAGE - 1 || c == Y_PIECES - 1) {
           // Reads of the residual must have completed before TMA may overwrite the stage: the other warpgroup's wgmma
           // has priority at shared memory, so a read may take longer than the next copy. Hence the proxy fence before
           // the release.
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           __syncwarp();
-          release(extra.stage);
-          extra.next();
+          release(residual_cursor.stage);
+          residual_cursor.next();
         }
       }
 #endif
 #pragma unroll
-      for (int c = 0; c < CHUNKS; c++) {
+      for (int c = 0; c < Y_PIECES; c++) {
 #if EPILOGUE != 2
-        finish(c);
+        apply_epilogue(c);
 #endif
 #pragma unroll
         for (int m = 0; m < MA; m++) {
           const bool there = row + m * 64 < rows && column + c * 64 < n;
           const u32 to = buffer + (c * MA + m) % BUFFERS * PIECE;
-          put_piece<BUFFERS>(y, sums[m], c, to, column + c * 64, row + m * 64, there);
+          store_piece<BUFFERS>(y, sums[m], c, to, column + c * 64, row + m * 64, there);
         }
       }
     }

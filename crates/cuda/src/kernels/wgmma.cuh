@@ -9,7 +9,7 @@
 #define DEPTH 64                             // of k in a stage: 128 bytes, as wide as shared memory is swizzled
 #define B_BYTES (BN * 128)                   // of w in a stage
 #define YN (EPILOGUE == 3 ? BN / 2 : BN)     // columns of y
-#define CHUNKS (YN / 64)                     // pieces of y of 64 columns
+#define Y_PIECES (YN / 64)                     // pieces of y of 64 columns
 #define PIECE 2048                           // bytes of a warp's 16 rows of a piece
 static_assert(YN % 64 == 0, "pieces are 64 columns");
 
@@ -39,7 +39,7 @@ __device__ __forceinline__ void fetch_for_all(u32 to, const Map &map, u32 barrie
   fetch(to, map, barrier, column, row);
 #endif
 }
-__device__ __forceinline__ void put(const Map &map, u32 from, int column, int row) {
+__device__ __forceinline__ void store_box(const Map &map, u32 from, int column, int row) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
                ::"l"(&map), "r"(from), "r"(column), "r"(row) : "memory");
 }
@@ -48,9 +48,9 @@ __device__ __forceinline__ void put(const Map &map, u32 from, int column, int ro
 #define NAME_(x) #x
 #define NAME(x) NAME_(x)
 #if TYPE == 1
-#define OPERATION "wgmma.mma_async.sync.aligned.m64n" NAME(BN) "k16.f32.bf16.bf16 "
+#define WGMMA "wgmma.mma_async.sync.aligned.m64n" NAME(BN) "k16.f32.bf16.bf16 "
 #else
-#define OPERATION "wgmma.mma_async.sync.aligned.m64n" NAME(BN) "k16.f32.f16.f16 "
+#define WGMMA "wgmma.mma_async.sync.aligned.m64n" NAME(BN) "k16.f32.f16.f16 "
 #endif
 #define N0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define N1 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -80,7 +80,7 @@ __device__ __forceinline__ void put(const Map &map, u32 from, int column, int ro
 #define ADD "%130"
 #endif
 __device__ __forceinline__ void multiply(float (&d)[BN / 2], u64 a, u64 b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" OPERATION "{" NUMBERS "}, " INPUTS ", 1, 1, 0, 0;\n}"
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" WGMMA "{" NUMBERS "}, " INPUTS ", 1, 1, 0, 0;\n}"
                : SUMS : "l"(a), "l"(b), "r"(add));
 }
 // Matrix descriptor of an operand in shared memory: K-major rows of 128 bytes, 128-byte swizzle in groups of eight
@@ -89,21 +89,21 @@ __device__ __forceinline__ u64 operand(u32 address) {
   return (u64)(address >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 // Keeps the compiler from moving the sums to other registers while asynchronous wgmma instructions write them.
-template <int ATOMS> __device__ __forceinline__ void pin(float (&d)[ATOMS][BN / 2]) {
+template <int ATOMS> __device__ __forceinline__ void pin_accumulators(float (&d)[ATOMS][BN / 2]) {
 #pragma unroll
   for (int m = 0; m < ATOMS; m++)
 #pragma unroll
     for (int i = 0; i < BN / 2; i++) asm volatile("" : "+f"(d[m][i])::"memory");
 }
-template <int N> __device__ __forceinline__ void wait_products() {
+template <int N> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// A position in the ring of stages, with the parity of its round.
-struct Place {
+// A position in the circular buffer of stages, with the parity of its round.
+struct StageCursor {
   int stage;
   u32 parity;
-  __device__ __forceinline__ explicit Place(u32 number) : stage(number % STAGES), parity(number / STAGES & 1) {}
+  __device__ __forceinline__ explicit StageCursor(u32 number) : stage(number % STAGES), parity(number / STAGES & 1) {}
   __device__ __forceinline__ void next() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
@@ -125,9 +125,9 @@ __device__ __forceinline__ u32 lane_at(int word) {
 }
 
 // Adds pairs of 16-bit elements; each sum is rounded to the element type.
-template <int CODE> __device__ __forceinline__ u32 add_pairs(u32 a, u32 b) {
+template <int DTYPE> __device__ __forceinline__ u32 add_pairs(u32 a, u32 b) {
   u32 sums;
-  if constexpr (CODE == 1) asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sums) : "r"(a), "r"(b));
+  if constexpr (DTYPE == 1) asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sums) : "r"(a), "r"(b));
   else asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sums) : "r"(a), "r"(b));
   return sums;
 }
@@ -156,12 +156,13 @@ struct Columns {
 };
 
 // Writes piece c of a warp's sums to `to` in shared memory and from there, by TMA of one lane, to y. Waiting counts
-// commit groups to know that a buffer of the DEEP was read, so a group is committed even if there is nothing to store.
-template <int DEEP>
-__device__ __forceinline__ void put_piece(const Map &y, const float (&sums)[BN / 2], int c, u32 to, int column, int row,
+// commit groups to know that one of the BUFFERS_IN_FLIGHT was read, so a group is
+// committed even if there is nothing to store.
+template <int BUFFERS_IN_FLIGHT>
+__device__ __forceinline__ void store_piece(const Map &y, const float (&sums)[BN / 2], int c, u32 to, int column, int row,
                                           bool there) {
   const int lane = threadIdx.x % 32;
-  if (lane == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(DEEP - 1) : "memory");
+  if (lane == 0) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(BUFFERS_IN_FLIGHT - 1) : "memory");
   __syncwarp();
 #pragma unroll
   for (int j = 0; j < 8; j += 2) {
@@ -176,7 +177,7 @@ __device__ __forceinline__ void put_piece(const Map &y, const float (&sums)[BN /
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncwarp();
   if (lane == 0) {
-    if (there) put(y, to, column, row);
+    if (there) store_box(y, to, column, row);
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
   }
 }

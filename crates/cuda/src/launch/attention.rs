@@ -15,15 +15,15 @@ const MAX_HEAD_DIM: u32 = plimsoll_plan::WIDEST_HEAD;
 const WARPS: [u32; 3] = [2, 4, 6];
 /// Variants of `attention_hopper.cu` for heads of 64 columns: [warpgroups of a block, tiles of 64 queries per
 /// warpgroup, stages of 64 keys, blocks per multiprocessor, heads of a block]. A short sequence is computed by one
-/// block; several heads share the search for it. Longer sequences use `attention_stay.cu`, which gives the same bits.
+/// block; several heads share the search for it. Longer sequences use `attention_persistent.cu`, which gives the same bits.
 const FORMS: [[u32; 5]; 2] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2]];
-/// Variants of `attention_stay.cu` for heads of 64 columns: [consumer warpgroups, warpgroups that load and rotate,
+/// Variants of `attention_persistent.cu` for heads of 64 columns: [consumer warpgroups, warpgroups that load and rotate,
 /// tiles of 64 rows in shared memory]. The second has registers for plain attention only (H200, 40 heads, 65 536
 /// tokens in sequences of 1 024 and 4 096: 1 612 and 6 052 us, against 1 820 and 6 623 for the first).
-const STAY: [[u32; 3]; 2] = [[3, 2, 25], [4, 1, 23]];
+const PERSISTENT: [[u32; 3]; 2] = [[3, 2, 25], [4, 1, 23]];
 /// Variants for heads of 128 columns, for all lengths (H200, 20 heads, 65 536 tokens in sequences of 51, 168 and 4 096:
 /// 507, 668 and 9 561 us, against 1 053, 1 027 and 12 664 of `attention_hopper.cu`).
-const STAY_WIDE: [[u32; 3]; 1] = [[2, 2, 12]];
+const PERSISTENT_WIDE: [[u32; 3]; 1] = [[2, 2, 12]];
 /// Variants of `attention_narrow.cu`: [consumer warps of a block, warps that load and rotate, tiles of 16 queries per
 /// consumer warp, keys of a slot, slots, blocks per multiprocessor]. (H200, 20 heads of 16, 24 and 32 columns, 16 300
 /// tokens: in sequences of 168 38, 52 and 52 us, of 51 30, 44 and 42 us, of 1 000 157, 197 and 200 us.)
@@ -38,11 +38,11 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     let (preparing, counts, capability) = (call.preparing, call.launch.counts, call.context.card.capability);
     let mut call_form = |form: AttentionForm| {
         let blocks = (counts.tokens / form.rows + counts.sequences) * u64::from(op.heads.div_ceil(form.heads));
-        let blocks = form.staying(&call.context.card).map_or(blocks, |most| blocks.min(most));
+        let blocks = form.resident_blocks(&call.context.card).map_or(blocks, |limit| blocks.min(limit));
         let shape = Shape { shared: form.shared, ..Shape::of(blocks, form.threads) };
         let kernel = form.kernel(op, q.dtype, table);
-        if form.file == File::AttentionStay {
-            return stay(call, op, [q, k, v], (&kernel, shape), args);
+        if form.file == File::AttentionPersistent {
+            return persistent(call, op, [q, k, v], (&kernel, shape), args);
         }
         args[17] = Arg::int(form.heads);
         call.kernel(&kernel, shape, &args)
@@ -56,7 +56,7 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
 }
 
 /// Launches the kernel that loads its operands by TMA. `args` are the arguments of the other kernels.
-fn stay(
+fn persistent(
     call: &mut Call<'_>,
     op: &Attention,
     [q, k, v]: [Tensor; 3],
@@ -133,30 +133,30 @@ impl AttentionForm {
         Self { file, constants, rows: u64::from(rows), heads, threads: groups * 128, shared, resident: None }
     }
 
-    /// `attention_stay.cu`; shared memory holds tiles, each with three barriers and a 32-byte item, and output staging.
-    fn stay(op: &Attention, [groups, servers, slots]: [u32; 3]) -> Self {
-        let constants = constants([("GROUPS", groups), ("SERVERS", servers), ("SLOTS", slots)]);
+    /// `attention_persistent.cu`; shared memory holds tiles, each with three barriers and a 32-byte item, and output staging.
+    fn persistent(op: &Attention, [groups, load_groups, slots]: [u32; 3]) -> Self {
+        let constants = constants([("GROUPS", groups), ("LOAD_GROUPS", load_groups), ("SLOTS", slots)]);
         let shared = (slots + groups) * 64 * op.head_dim * 2 + slots.next_multiple_of(2) * (3 * 8 + 32);
-        let (rows, threads) = (u64::from(groups * 64), (groups + servers) * 128);
-        Self { file: File::AttentionStay, constants, rows, heads: 1, threads, shared, resident: Some(1) }
+        let (rows, threads) = (u64::from(groups * 64), (groups + load_groups) * 128);
+        Self { file: File::AttentionPersistent, constants, rows, heads: 1, threads, shared, resident: Some(1) }
     }
 
     /// `attention_narrow.cu`; shared memory holds the queries of two items, each with the item and a barrier, and the
     /// stages of keys and values, each with two barriers.
-    fn narrow(op: &Attention, [warps, servers, m_tiles, tile, stages, blocks]: [u32; 6]) -> Self {
-        let names = ["WARPS", "SERVERS", "MT", "TILE", "STAGES", "BLOCKS"];
-        let values = [warps, servers, m_tiles, tile, stages, blocks];
+    fn narrow(op: &Attention, [warps, load_warps, m_tiles, tile, stages, blocks]: [u32; 6]) -> Self {
+        let names = ["WARPS", "LOAD_WARPS", "MT", "TILE", "STAGES", "BLOCKS"];
+        let values = [warps, load_warps, m_tiles, tile, stages, blocks];
         let constants = std::array::from_fn(|i| Some((names[i], values[i])));
         let rows = warps * m_tiles * 16;
         let shared = (rows + stages * tile) * 2 * op.head_dim * 2 + 2 * (16 + 8) + stages * 2 * 8;
-        let (file, threads) = (File::AttentionNarrow, (warps + servers) * 32);
+        let (file, threads) = (File::AttentionNarrow, (warps + load_warps) * 32);
         Self { file, constants, rows: u64::from(rows), heads: 1, threads, shared, resident: Some(blocks) }
     }
 
     /// Number of blocks that the GPU runs at once, for a persistent kernel. A multiprocessor has 1 KiB more shared
     /// memory than a block may use, and reserves 1 KiB per block (CUDA programming guide, "Technical Specifications
     /// per Compute Capability").
-    fn staying(&self, card: &Card) -> Option<u64> {
+    fn resident_blocks(&self, card: &Card) -> Option<u64> {
         let fit = (card.shared + 1024) / (self.shared + 1024);
         self.resident.map(|each| u64::from(each.min(fit.max(1)) * card.multiprocessors))
     }
@@ -167,18 +167,18 @@ impl AttentionForm {
         plain && op.rotary && [16, 24, 32].contains(&op.head_dim)
     }
 
-    /// The variants of `attention_stay.cu` for this op.
-    fn stays(op: &Attention) -> &'static [[u32; 3]] {
+    /// The variants of `attention_persistent.cu` for this op.
+    fn persistent_variants(op: &Attention) -> &'static [[u32; 3]] {
         let plain = op.mask == Mask::Full && op.bias == Bias::None && !op.rotary;
         match op.head_dim {
-            64 if plain => &STAY,
-            64 => &STAY[..1],
-            _ => &STAY_WIDE,
+            64 if plain => &PERSISTENT,
+            64 => &PERSISTENT[..1],
+            _ => &PERSISTENT_WIDE,
         }
     }
 
     /// The variants for short sequences by wgmma; `None` if wgmma is not used.
-    fn hoppers(op: &Attention, capability: (u32, u32)) -> Option<&'static [[u32; 5]]> {
+    fn hopper_variants(op: &Attention, capability: (u32, u32)) -> Option<&'static [[u32; 5]]> {
         match op.head_dim {
             64 if capability == HOPPER => Some(&FORMS),
             128 if capability == HOPPER => Some(&[]),
@@ -188,8 +188,8 @@ impl AttentionForm {
 
     /// All 16-bit variants, which belong to one kernel; the last is for sequences longer than a block's queries.
     fn all(op: &Attention, capability: (u32, u32)) -> impl Iterator<Item = Self> {
-        let hoppers = Self::hoppers(op, capability).filter(|_| !Self::is_narrow(op));
-        let stays = if hoppers.is_some() { Self::stays(op) } else { &[] };
+        let hoppers = Self::hopper_variants(op, capability).filter(|_| !Self::is_narrow(op));
+        let persistent_variants = if hoppers.is_some() { Self::persistent_variants(op) } else { &[] };
         let narrow = match op.head_dim {
             _ if !Self::is_narrow(op) => &[][..],
             16 => &NARROW,
@@ -197,7 +197,7 @@ impl AttentionForm {
         };
         let warps = if hoppers.is_none() && narrow.is_empty() { &WARPS[..] } else { &[] };
         let hoppers = hoppers.into_iter().flatten().map(|&form| Self::hopper(op, form));
-        let hoppers = hoppers.chain(stays.iter().map(|&form| Self::stay(op, form)));
+        let hoppers = hoppers.chain(persistent_variants.iter().map(|&form| Self::persistent(op, form)));
         let narrow = narrow.iter().map(|&form| Self::narrow(op, form));
         narrow.chain(hoppers).chain(warps.iter().map(|&warps| Self::of_warps(op, warps)))
     }
@@ -207,7 +207,7 @@ impl AttentionForm {
     /// one such block.
     fn for_counts(op: &Attention, counts: Counts, capability: (u32, u32)) -> Self {
         let average = counts.tokens / counts.sequences.max(1);
-        if Self::is_narrow(op) || Self::hoppers(op, capability).is_some() {
+        if Self::is_narrow(op) || Self::hopper_variants(op, capability).is_some() {
             let last = Self::all(op, capability).count() - 1;
             let mut forms = Self::all(op, capability).enumerate();
             if let Some((_, form)) = forms.find(|(i, form)| *i == last || average <= form.rows) {
@@ -215,8 +215,8 @@ impl AttentionForm {
             }
         }
         let wide = op.head_dim > 64;
-        let six = wide || (op.head_dim > 48 && op.bias == Bias::None);
-        let mut forms = WARPS[..if six { 3 } else { 2 }].iter().map(|&warps| Self::of_warps(op, warps));
+        let has_six = wide || (op.head_dim > 48 && op.bias == Bias::None);
+        let mut forms = WARPS[..if has_six { 3 } else { 2 }].iter().map(|&warps| Self::of_warps(op, warps));
         let whole = forms.find(|form| average <= form.rows);
         whole.unwrap_or_else(|| Self::of_warps(op, WARPS[if wide { 2 } else { 1 }]))
     }
@@ -326,13 +326,13 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
     ops.push(op(20, Mask::Full, Bias::None, false));
     ops.push(op(128, Mask::Causal, Bias::Alibi, true));
-    let sixteen =
+    let sixteen_bit =
         |op: &Attention, warps, dtype| AttentionForm::of_warps(op, warps).kernel(op, dtype, DType::F32);
     let of = |op: &Attention| {
         let f32 = AttentionForm::f32(op).kernel(op, DType::F32, DType::F32);
-        let mut kernels = vec![f32, sixteen(op, WARPS[1], DType::F16)];
-        kernels.extend(WARPS.map(|warps| sixteen(op, warps, DType::Bf16)));
-        if AttentionForm::is_narrow(op) || AttentionForm::hoppers(op, HOPPER).is_some() {
+        let mut kernels = vec![f32, sixteen_bit(op, WARPS[1], DType::F16)];
+        kernels.extend(WARPS.map(|warps| sixteen_bit(op, warps, DType::Bf16)));
+        if AttentionForm::is_narrow(op) || AttentionForm::hopper_variants(op, HOPPER).is_some() {
             for dtype in [DType::Bf16, DType::F16] {
                 kernels.extend(AttentionForm::all(op, HOPPER).map(|form| form.kernel(op, dtype, DType::F32)));
             }
@@ -351,6 +351,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     });
     // Plain attention has a variant of its own. (`attention_hopper.cu` with four blocks spills a register for it.)
     let plain = op(64, Mask::Full, Bias::None, false);
-    let four = narrow.map(|dtype| AttentionForm::stay(&plain, STAY[1]).kernel(&plain, dtype, DType::F32));
-    ops.iter().flat_map(of).chain(tables).chain(four).collect()
+    let plain_persistent =
+        narrow.map(|dtype| AttentionForm::persistent(&plain, PERSISTENT[1]).kernel(&plain, dtype, DType::F32));
+    ops.iter().flat_map(of).chain(tables).chain(plain_persistent).collect()
 }

@@ -12,18 +12,18 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
     let [x, w, y] = [call.input(0)?, call.input(1)?, call.output(0)?];
     let (bias, residual) = added(call, op)?;
     accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
-    product(call, op, [x, w, y], bias, residual)
+    matmul(call, op, [x, w, y], bias, residual)
 }
 
 /// A linear layer with quantized x and w, and bf16 for the others.
-pub(super) fn codes(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
+pub(super) fn quantized(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
     let [x, w, y] = [call.input(0)?, call.input(1)?, call.output(0)?];
     let (bias, residual) = added(call, op)?;
-    accepted_beside_codes(call, &[bias, residual, Some(y)])?;
+    accepted_beside_quantized(call, &[bias, residual, Some(y)])?;
     if op.epilogue == Epilogue::Gate {
-        return Err(call.refused("products of codes have no gate behind them".to_owned()));
+        return Err(call.refused("fp8 matmuls have no gate behind them".to_owned()));
     }
-    product(call, op, [x, w, y], bias, residual)
+    matmul(call, op, [x, w, y], bias, residual)
 }
 
 /// Returns the bias and the residual.
@@ -36,7 +36,8 @@ fn added(call: &Call<'_>, op: &Linear) -> Result<(Option<Tensor>, Option<Tensor>
     Ok((bias, residual))
 }
 
-fn product(
+/// Prepares or runs the matmul, whose operands have been checked.
+fn matmul(
     call: &mut Call<'_>,
     op: &Linear,
     [x, w, y]: [Tensor; 3],
@@ -57,7 +58,7 @@ fn product(
     if form.norm.is_some() && !gemm::has_norms(call.context, form) {
         let widest = gemm::WIDEST;
         return Err(call.refused(format!(
-            "norms are in front of products of 16 bits with at most {widest} columns, in multiples of 8, and no gate or \
+            "norms are in front of matmuls of 16 bits with at most {widest} columns, in multiples of 8, and no gate or \
              residual behind them, on compute capability 9.0: this is {form}"
         )));
     }
@@ -94,11 +95,14 @@ fn norm(call: &Call<'_>, op: &Linear) -> Result<Option<(DType, Norm)>, DeviceErr
 }
 
 /// Checks that the GPU has fp8 matmuls and that the other operands have their output type.
-fn accepted_beside_codes(call: &Call<'_>, others: &[Option<Tensor>]) -> Result<(), DeviceError> {
-    call.has_codes(DType::F8)?;
+fn accepted_beside_quantized(call: &Call<'_>, others: &[Option<Tensor>]) -> Result<(), DeviceError> {
+    call.check_quantized_type(DType::F8)?;
     match others.iter().flatten().find(|other| other.dtype != DType::Bf16) {
         None => Ok(()),
-        Some(other) => Err(call.refused(format!("beside codes operands are bf16, not {}", other.dtype.name()))),
+        Some(other) => {
+            Err(call
+                .refused(format!("the operands beside quantized x and w are bf16, not {}", other.dtype.name())))
+        }
     }
 }
 

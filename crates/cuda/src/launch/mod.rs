@@ -123,9 +123,9 @@ impl Call<'_> {
     }
 
     /// Checks that the GPU has matmuls of this quantized element type.
-    pub(crate) fn has_codes(&self, of: DType) -> Result<(), DeviceError> {
+    pub(crate) fn check_quantized_type(&self, of: DType) -> Result<(), DeviceError> {
         if of != DType::F8 {
-            return Err(self.refused(format!("GPUs compute with codes of f8, not of {}", of.name())));
+            return Err(self.refused(format!("GPUs compute with f8, not with {}", of.name())));
         }
         let (major, minor) = self.context.card.capability;
         match (major, minor) >= FP8 {
@@ -173,7 +173,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
         K::Glu => rows::glu(call, call.launch.op_as()?),
         K::LayerNorm => rows::layer_norm(call, call.launch.op_as()?),
         K::Gemm => linear::linear(call, call.launch.op_as()?),
-        K::GemmFp8 => linear::codes(call, call.launch.op_as()?),
+        K::GemmFp8 => linear::quantized(call, call.launch.op_as()?),
         K::Quantize => quantize::quantize(call, call.launch.op_as()?),
         K::Relu => rows::relu(call),
         K::RotaryTable => sequence::rotary_table(call),

@@ -11,28 +11,28 @@ use plimsoll_graph::ops::{Activation, Glu, Quantize, Quantized};
 /// Largest number of elements of a row that a thread keeps in registers. Fewer threads per row wait less for each
 /// other: rows of 10 240 with GELU take 481 us with 128 threads, 551 with 256, 670 with 512 (H200, 65 536 rows; 2.0
 /// GB).
-const KEPT: u64 = 80;
-/// As `KEPT`, if the gate is kept beside the elements.
-const KEPT_GATED: u64 = 48;
+const ELEMENTS_PER_THREAD: u64 = 80;
+/// As `ELEMENTS_PER_THREAD`, if the gate is kept beside the elements.
+const GATED_ELEMENTS_PER_THREAD: u64 = 48;
 
 pub(super) fn quantize(call: &mut Call<'_>, op: &Quantize) -> Result<(), DeviceError> {
-    call.has_codes(op.to)?;
-    let (x, codes, y) = (call.input(0)?, call.output(0)?, call.output_if(1)?);
+    call.check_quantized_type(op.to)?;
+    let (x, quantized, y) = (call.input(0)?, call.output(0)?, call.output_if(1)?);
     let of = match op.of {
-        Quantized::LayerNorm(op) => return norm(call, &op, [y, None, None], Some(codes)),
+        Quantized::LayerNorm(op) => return norm(call, &op, [y, None, None], Some(quantized)),
         Quantized::Rows => Of::Rows,
         Quantized::Gelu(_) => Of::Gelu,
         Quantized::Glu(Glu { activation: Activation::Gelu }) => Of::GluGelu,
         Quantized::Glu(Glu { activation: Activation::Silu }) => Of::GluSilu,
     };
-    let Some(group) = group(x.dtype, of, codes.columns) else {
-        return Err(call.refused(format!("rows of {} columns are too wide for a block", codes.columns)));
+    let Some(group) = group(x.dtype, of, quantized.columns) else {
+        return Err(call.refused(format!("rows of {} columns are too wide for a block", quantized.columns)));
     };
     let threads = group.max(128);
     let shape = Shape::of(x.rows.div_ceil(threads / group), threads as u32);
     let y = Arg::pointer(y.map_or(0, |y: Tensor| y.address));
-    let args = [x.pointer(), y, codes.pointer(), Arg::pointer(codes.scales()), Arg::long(x.rows)];
-    call.kernel(&kernel(x.dtype, of, codes.columns, group), shape, &args)
+    let args = [x.pointer(), y, quantized.pointer(), Arg::pointer(quantized.scales()), Arg::long(x.rows)];
+    call.kernel(&kernel(x.dtype, of, quantized.columns, group), shape, &args)
 }
 
 /// Number of the op in front of the quantization in `quantize.cu`.
@@ -45,19 +45,19 @@ enum Of {
 }
 
 fn kernel(dtype: DType, of: Of, columns: u64, group: u64) -> Kernel {
-    let kernel = Kernel::new(File::Quantize, "quantize", dtype).on_codes().with("OF", of as i64);
+    let kernel = Kernel::new(File::Quantize, "quantize", dtype).quantized().with("OF", of as i64);
     kernel.with("COLUMNS", columns as i64).with("GROUP", group as i64)
 }
 
 /// Returns the smallest number of threads that can keep a row in registers.
 fn group(dtype: DType, of: Of, columns: u64) -> Option<u64> {
-    let most = match of {
-        Of::Rows | Of::Gelu => KEPT,
-        Of::GluGelu | Of::GluSilu => KEPT_GATED,
+    let limit = match of {
+        Of::Rows | Of::Gelu => ELEMENTS_PER_THREAD,
+        Of::GluGelu | Of::GluSilu => GATED_ELEMENTS_PER_THREAD,
     };
     let width = row_width(dtype, columns);
     let kept = |group: u64| (columns / width).div_ceil(group) * width;
-    [32, 64, 128, 256, 512, 1024].into_iter().find(|&group| kept(group) <= most)
+    [32, 64, 128, 256, 512, 1024].into_iter().find(|&group| kept(group) <= limit)
 }
 
 pub(super) fn every_kernel() -> Vec<Kernel> {

@@ -12,9 +12,9 @@ const THREADS: u32 = 256;
 /// Memory accesses of a thread of an elementwise kernel.
 const STEPS: u64 = 4;
 /// Largest number of elements of a row that a thread of a norm keeps in registers, with the parameters beside them.
-const KEPT: u64 = 24;
-/// As `KEPT`, for rows that need the largest block.
-const MOST_KEPT: u64 = 32;
+const ELEMENTS_PER_THREAD: u64 = 24;
+/// As `ELEMENTS_PER_THREAD`, for rows that need the largest block.
+const WIDEST_ELEMENTS_PER_THREAD: u64 = 32;
 
 pub(super) fn add(call: &mut Call<'_>) -> Result<(), DeviceError> {
     let (a, b, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
@@ -95,7 +95,7 @@ pub(super) fn norm(
     call: &mut Call<'_>,
     op: &LayerNorm,
     [y, mean, rstd]: [Option<Tensor>; 3],
-    codes: Option<Tensor>,
+    quantized: Option<Tensor>,
 ) -> Result<(), DeviceError> {
     let (x, gamma, beta) = (call.input(0)?, call.input(1)?, call.input(2)?);
     if gamma.dtype != beta.dtype {
@@ -105,20 +105,21 @@ pub(super) fn norm(
         return Err(call.refused(format!("rows of {} columns are too wide for a block", x.columns)));
     };
     let (shape, each) = norm_shape(x.rows, group);
-    let [y, mean, rstd, codes_at] = [y, mean, rstd, codes].map(|t| Arg::pointer(t.map_or(0, |t| t.address)));
-    let scales = Arg::pointer(codes.map_or(0, |codes| codes.scales()));
+    let [y, mean, rstd, quantized_at] =
+        [y, mean, rstd, quantized].map(|t| Arg::pointer(t.map_or(0, |t| t.address)));
+    let scales = Arg::pointer(quantized.map_or(0, |quantized| quantized.scales()));
     let [x_at, gamma_at, beta_at] = [x, gamma, beta].map(|t| t.pointer());
     let rows = [Arg::long(x.rows), Arg::int(each), Arg::float(op.eps)];
-    let args = [x_at, gamma_at, beta_at, y, mean, rstd, rows[0], rows[1], rows[2], codes_at, scales];
+    let args = [x_at, gamma_at, beta_at, y, mean, rstd, rows[0], rows[1], rows[2], quantized_at, scales];
     let kernel = layer_norm_kernel(x.dtype, gamma.dtype, x.columns, group);
     // Without quantized output the kernel does not have the last two parameters.
-    match codes {
-        Some(_) => call.kernel(&kernel.on_codes(), shape, &args),
+    match quantized {
+        Some(_) => call.kernel(&kernel.quantized(), shape, &args),
         None => call.kernel(&kernel, shape, &args[..9]),
     }
 }
 
-/// Returns the kernel, grid and arguments of a layer norm in front of a matmul, for rows of at most [`KEPT`] elements
+/// Returns the kernel, grid and arguments of a layer norm in front of a matmul, for rows of at most [`ELEMENTS_PER_THREAD`] elements
 /// per lane of a warp.
 pub(crate) fn norm_of(
     (dtype, params): (DType, DType),
@@ -151,8 +152,8 @@ fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> K
 fn group(dtype: DType, columns: u64) -> Option<u64> {
     let width = row_width(dtype, columns);
     let kept = |group: u64| (columns / width).div_ceil(group) * width;
-    let few = [32, 64, 128, 256, 512].into_iter().find(|&group| kept(group) <= KEPT);
-    few.or_else(|| (kept(1024) <= MOST_KEPT).then_some(1024))
+    let few = [32, 64, 128, 256, 512].into_iter().find(|&group| kept(group) <= ELEMENTS_PER_THREAD);
+    few.or_else(|| (kept(1024) <= WIDEST_ELEMENTS_PER_THREAD).then_some(1024))
 }
 
 pub(super) fn batch_norm(call: &mut Call<'_>, op: &BatchNorm) -> Result<(), DeviceError> {
@@ -213,7 +214,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         for columns in [320, 480, 640, 768, 1280, 2560, 33, 16384] {
             let group = group(dtype, columns).unwrap_or_default();
             let norm = layer_norm_kernel(dtype, DType::F32, columns, group);
-            kernels.extend([norm, norm.on_codes(), layer_norm_kernel(dtype, dtype, columns, group)]);
+            kernels.extend([norm, norm.quantized(), layer_norm_kernel(dtype, dtype, columns, group)]);
         }
     }
     kernels.dedup();

@@ -4,5 +4,5 @@
 mod arena;
 mod attention;
 mod compile;
-mod products;
+mod matmuls;
 mod whole;

@@ -93,7 +93,7 @@ fn check(precision: Precision) {
                 let found = run(Box::new(device.expect("a card")), tokens);
                 assert!(
                     found == expected,
-                    "width {width}, {precision:?}: products chosen anew have other bits"
+                    "width {width}, {precision:?}: matmul kernels chosen anew have other bits"
                 );
             }
         }

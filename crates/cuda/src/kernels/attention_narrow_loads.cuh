@@ -1,13 +1,13 @@
-// Loads of attention_narrow.cu, whose constants apply here: server warps copy queries, keys and values to
+// Loads of attention_narrow.cu, whose constants apply here: loader warps copy queries, keys and values to
 // shared memory by cp.async and apply rotary embedding in place, while the other warps compute. Blocks are
 // persistent: each loops over items, an item being one head of up to ROWS queries of one sequence with all its
-// keys, TILE at a time. The servers walk through the sequence spans and load the next item while the current
+// keys, TILE at a time. The loader warps walk through the sequence spans and load the next item while the current
 // one is computed.
 //
 // Invariant: slots are filled, read and released in the order of their numbers, synchronised by barriers alone;
 // the rotation of a row is a function of the row and its position.
 
-#define THREADS ((WARPS + SERVERS) * 32)
+#define THREADS ((WARPS + LOAD_WARPS) * 32)
 #define ROWS (WARPS * MT * 16)        // queries of an item
 #define HALF (HEAD_DIM / 2)
 #define CHUNKS (HEAD_DIM / 8)         // 16-byte words of a row
@@ -25,7 +25,7 @@ __device__ __forceinline__ u32 lane_now() { u32 x; asm volatile("mov.u32 %0, %%t
 
 // Byte offset of a row's 16-byte word in shared memory, swizzled so that an equal word of eight rows, as
 // ldmatrix reads them, falls into different banks. Rows of 48 bytes need no swizzle.
-__device__ __forceinline__ u32 word_at(u32 row, u32 word) {
+__device__ __forceinline__ u32 swizzled_offset(u32 row, u32 word) {
   const u32 turned = HEAD_DIM == 16 ? word ^ row / 4 % 2 : HEAD_DIM == 32 ? word ^ row / 2 % 4 : word;
   return row * ROW + turned * 16;
 }
@@ -35,29 +35,29 @@ __device__ __forceinline__ u32 word_at(u32 row, u32 word) {
 struct __align__(16) Item { int start, length, first, head; };
 
 // Shared memory: STAGES slots with a tile of keys and of values each, and two buffers for an item and its
-// queries, used alternately. Barriers: `full`, the servers have filled the slot (and the buffer of queries, if
-// an item begins there); `empty`, all computing warps have released the slot; `answered`, they have released
+// queries, used alternately. Barriers: `full`, the loader warps have filled the slot (and the buffer of queries, if
+// an item begins there); `empty`, all computing warps have released the slot; `item_released`, they have released
 // the item and its queries.
 struct Memory {
   u16 queries[2][ROWS * HEAD_DIM];
   u16 keys[STAGES][TILE * HEAD_DIM], values[STAGES][TILE * HEAD_DIM];
   Item items[2];
-  u64 full[STAGES], empty[STAGES], answered[2];
+  u64 full[STAGES], empty[STAGES], item_released[2];
 };
-__device__ __forceinline__ void await(const u64 &barrier, u32 parity) { wait(shared_address(&barrier), parity); }
+__device__ __forceinline__ void wait_for(const u64 &barrier, u32 parity) { wait(shared_address(&barrier), parity); }
 // Arrives, by every lane. One lane behind a __syncwarp would suffice in PTX's memory model, but compute-sanitizer's
 // racecheck does not follow that order.
-__device__ __forceinline__ void done(const u64 &barrier) { arrive(shared_address(&barrier)); }
+__device__ __forceinline__ void signal(const u64 &barrier) { arrive(shared_address(&barrier)); }
 
 // A warp's position: the slot and the buffer of queries, each with the parity of its current round.
-struct Place {
+struct SlotCursor {
   int slot, queries;
-  u32 parity, answers;
+  u32 parity, item_parity;
   __device__ __forceinline__ void next() {
     if (++slot == STAGES) slot = 0, parity ^= 1;
   }
   __device__ __forceinline__ void next_item() {
-    if (++queries == 2) queries = 0, answers ^= 1;
+    if (++queries == 2) queries = 0, item_parity ^= 1;
   }
 };
 
@@ -101,8 +101,8 @@ typedef Vector<Angle, PAIRS> Angles;
 template <bool SCALED>
 __device__ __forceinline__ void rotate_row(u16 *tile, u32 row, u32 column, const Angles &cosines, const Angles &sines, float factor) {
   const u32 partner = column + HALF;
-  Pairs::Word *low = (Pairs::Word *)((char *)tile + word_at(row, column / 8) + column % 8 * 2);
-  Pairs::Word *high = (Pairs::Word *)((char *)tile + word_at(row, partner / 8) + partner % 8 * 2);
+  Pairs::Word *low = (Pairs::Word *)((char *)tile + swizzled_offset(row, column / 8) + column % 8 * 2);
+  Pairs::Word *high = (Pairs::Word *)((char *)tile + swizzled_offset(row, partner / 8) + partner % 8 * 2);
   Pairs a, b;
   a.whole[0] = *low, b.whole[0] = *high;
 #pragma unroll
@@ -146,7 +146,7 @@ __device__ __forceinline__ void fetch(u16 *to, const u16 *from, long long stride
 #pragma unroll
   for (int j = 0; j < MANY; j++) {
     const u32 i = lane + j * 32;
-    row[j] = i / CHUNKS, at[j] = shared_address(to) + word_at(i / CHUNKS, i % CHUNKS), x[j] = from + row[j] * stride + i % CHUNKS * 8;
+    row[j] = i / CHUNKS, at[j] = shared_address(to) + swizzled_offset(i / CHUNKS, i % CHUNKS), x[j] = from + row[j] * stride + i % CHUNKS * 8;
   }
 #pragma unroll 4
   for (int i = 0; i < padded; i += STEP)
@@ -163,37 +163,37 @@ __device__ __forceinline__ void fetched() {
   __syncwarp();
 }
 
-// Loads an item's queries, and its keys and values tile by tile. Each of the SERVERS warps has a share of the rows, a
+// Loads an item's queries, and its keys and values tile by tile. Each of the LOAD_WARPS warps has a share of the rows, a
 // multiple of 16, and copies and rotates it alone.
-__device__ __forceinline__ void serve(Memory &m, Place &place, const Operands &x, const Item &item, int server) {
+__device__ __forceinline__ void load_item(Memory &m, SlotCursor &cursor, const Operands &x, const Item &item, int load_warp) {
   const long long head = item.head * HEAD_DIM, kv = item.start * x.kv_stride + head;
   const u16 *q = x.q + (item.start + item.first) * x.q_stride + head;
 #pragma unroll 1
   for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll 1
-    for (int from = 0; from < item.length; from += TILE, place.next()) {
+    for (int from = 0; from < item.length; from += TILE, cursor.next()) {
       const bool begins = from == 0 && pass == 0;
-      const int slot = place.slot, keys = min(item.length - from, TILE), queries = begins ? min(item.length - item.first, ROWS) : 0;
-      const int share = (max(keys, queries) + SERVERS * 16 - 1) / (SERVERS * 16) * 16, row = server * share;
-      const int n = max(0, min(keys - row, share)), many = max(0, min(queries - row, share));
-      u16 *to_q = m.queries[place.queries] + row * HEAD_DIM, *to_k = m.keys[slot] + row * HEAD_DIM;
-      await(m.empty[slot], place.parity ^ 1);
+      const int slot = cursor.slot, keys = min(item.length - from, TILE), queries = begins ? min(item.length - item.first, ROWS) : 0;
+      const int rows_per_warp = (max(keys, queries) + LOAD_WARPS * 16 - 1) / (LOAD_WARPS * 16) * 16, row = load_warp * rows_per_warp;
+      const int n = max(0, min(keys - row, rows_per_warp)), query_rows = max(0, min(queries - row, rows_per_warp));
+      u16 *to_q = m.queries[cursor.queries] + row * HEAD_DIM, *to_k = m.keys[slot] + row * HEAD_DIM;
+      wait_for(m.empty[slot], cursor.parity ^ 1);
       if (begins) {
-        await(m.answered[place.queries], place.answers ^ 1);
-        if (server == 0 && lane_now() == 0) m.items[place.queries] = item;
-        fetch(to_q, q + row * x.q_stride, x.q_stride, many);
+        wait_for(m.item_released[cursor.queries], cursor.item_parity ^ 1);
+        if (load_warp == 0 && lane_now() == 0) m.items[cursor.queries] = item;
+        fetch(to_q, q + row * x.q_stride, x.q_stride, query_rows);
       }
       fetch(to_k, x.k + kv + (from + row) * x.kv_stride, x.kv_stride, n);
       fetch(m.values[slot] + row * HEAD_DIM, x.v + kv + (from + row) * x.kv_stride, x.kv_stride, n);
       fetched();
-      // In the first item of a sequence, queries and first keys have equal positions and share the loads of the
+      // In the first item of a sequence, queries and first keys have equal positions and rows_per_warp the loads of the
       // angles.
-      rotate_rows(x, to_k, n, to_q, item.first == 0 ? many : 0, from + row);
-      if (item.first > 0) rotate_rows(x, to_k, 0, to_q, many, item.first + row);
+      rotate_rows(x, to_k, n, to_q, item.first == 0 ? query_rows : 0, from + row);
+      if (item.first > 0) rotate_rows(x, to_k, 0, to_q, query_rows, item.first + row);
       __syncwarp();
-      done(m.full[slot]);
+      signal(m.full[slot]);
     }
-  place.next_item();
+  cursor.next_item();
 }
 
 // One of 32 sequences per lane: its rows, its number of items, and the inclusive prefix sum of items over the lanes.
@@ -225,12 +225,12 @@ __device__ __forceinline__ Sequences sequences_of(int2 span, bool there, int &en
   return x;
 }
 
-// A server warp: loads every gridDim.x-th item from the block's own number on, then an item of length 0. Spans
+// A loader warp: loads every gridDim.x-th item from the block's own number on, then an item of length 0. Spans
 // are loaded two rounds of 32 sequences ahead to hide their latency. Items are numbered as `number` (over
 // queries) times heads + head; adding the grid to this pair needs no division in the loop.
-__device__ __forceinline__ void serve_all(Memory &m, const Operands &operands, const int *spans, int sequences, int tokens,
-                                          int longest, int heads, u32 *status, int server) {
-  Place place = {0, 0, 0, 0};
+__device__ __forceinline__ void load_items(Memory &m, const Operands &operands, const int *spans, int sequences, int tokens,
+                                          int longest, int heads, u32 *status, int load_warp) {
+  SlotCursor cursor = {0, 0, 0, 0};
   int number = blockIdx.x / heads, head = blockIdx.x % heads, before = 0, end = 0;
   const int step = gridDim.x / heads, rest = gridDim.x % heads, lane = threadIdx.x % 32;
   int2 next = span_of(spans, sequences, lane), later = span_of(spans, sequences, lane + 32);
@@ -244,14 +244,14 @@ __device__ __forceinline__ void serve_all(Memory &m, const Operands &operands, c
       const int at = __popc(__ballot_sync(~0u, before + some.sum <= number)); // lane of its sequence
       const int first = number - before - __shfl_sync(~0u, some.sum - some.items, at);
       const Item item = {__shfl_sync(~0u, some.start, at), __shfl_sync(~0u, some.length, at), first * ROWS, head};
-      serve(m, place, operands, item, server);
+      load_item(m, cursor, operands, item, load_warp);
       number += step, head += rest;
       if (head >= heads) head -= heads, number++;
     }
     before = total;
   }
-  await(m.empty[place.slot], place.parity ^ 1);
-  await(m.answered[place.queries], place.answers ^ 1);
-  if (server == 0 && lane == 0) m.items[place.queries] = {0, 0, 0, 0};
-  done(m.full[place.slot]);
+  wait_for(m.empty[cursor.slot], cursor.parity ^ 1);
+  wait_for(m.item_released[cursor.queries], cursor.item_parity ^ 1);
+  if (load_warp == 0 && lane == 0) m.items[cursor.queries] = {0, 0, 0, 0};
+  signal(m.full[cursor.slot]);
 }

@@ -1,4 +1,4 @@
-// Loads of attention_stay.cu, whose constants apply here: the shared-memory ring of slots for tiles of queries, keys
+// Loads of attention_persistent.cu, whose constants apply here: the circular buffer of shared-memory slots for tiles of queries, keys
 // and values, the producer warp that fills it by TMA, and the helper warps that apply rotary positions in place.
 //
 // Invariant: slots are filled, rotated, read and released in order of their numbers, synchronised by barriers alone;
@@ -7,19 +7,19 @@
 #define STEP 64
 #define PANELS (HEAD_DIM / 64) // tiles of 64 columns, side by side
 #define ROWS (GROUPS * 64)
-#define HELPERS (SERVERS * 4 - 1)
-#define THREADS ((GROUPS + SERVERS) * 128)
-// Registers per thread after setmaxnreg, FEW for the warpgroups of producer and helpers, MOST for the
-// consumers: a multiprocessor has 64 Ki. With four consumer warpgroups the queries stay in shared memory
-// (SHARED) instead of registers, and the helper warps have too few registers to rotate.
-#define FEW (GROUPS == 4 ? 32 : GROUPS == 3 ? 48 : 56)
-#define MOST (GROUPS == 4 ? 112 : GROUPS == 3 ? 128 : 200)
-#define SHARED (GROUPS == 4)
+#define HELPERS (LOAD_GROUPS * 4 - 1)
+#define THREADS ((GROUPS + LOAD_GROUPS) * 128)
+// Registers per thread after setmaxnreg, LOAD_REGISTERS for the warpgroups of producer and helpers,
+// CONSUMER_REGISTERS for the consumers: a multiprocessor has 64 Ki. With four consumer warpgroups the queries stay in shared memory
+// (QUERIES_IN_SHARED) instead of registers, and the helper warps have too few registers to rotate.
+#define LOAD_REGISTERS (GROUPS == 4 ? 32 : GROUPS == 3 ? 48 : 56)
+#define CONSUMER_REGISTERS (GROUPS == 4 ? 112 : GROUPS == 3 ? 128 : 200)
+#define QUERIES_IN_SHARED (GROUPS == 4)
 #define HALF (HEAD_DIM / 2)
 #define TILE (STEP * 128) // bytes of 64 columns of a step
 #define SLOT (PANELS * TILE)
 static_assert(HEAD_DIM % 64 == 0, "tiles have 64 columns");
-static_assert(!SHARED || (PANELS == 1 && SERVERS == 1 && !ROTARY && !ALIBI && !CAUSAL), "no registers for more");
+static_assert(!QUERIES_IN_SHARED || (PANELS == 1 && LOAD_GROUPS == 1 && !ROTARY && !ALIBI && !CAUSAL), "no registers for more");
 typedef Element<TABLE>::type Angle;
 
 __device__ __forceinline__ uint4 load_shared(u32 at) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void store_shared(u32 at, uint4 v) {
 
 // Reads 16 bytes by lane 0 and broadcasts them to the warp. A thread that has waited for a barrier sees the
 // writes of each arriving thread before its arrival and also, through __syncwarp, those of the other lanes of
-// its warp; compute-sanitizer's racecheck knows only the former. So data that many lanes access is arrived for
+// its warp; compute-sanitizer's racecheck models only the former. So data that many lanes access is arrived for
 // by all lanes, and data that one lane arrives for is read by one lane.
 __device__ __forceinline__ uint4 load_for_all(u32 at) {
   uint4 v = make_uint4(0, 0, 0, 0);
@@ -52,10 +52,10 @@ struct Item {
   }
 };
 
-// What a helper warp does with a slot: PASS nothing, TURN applies rotary embedding (row 0 has number `position`
+// What a helper warp does with a slot: NOTHING, ROTATE applies rotary embedding (row 0 has number `position`
 // in the sequence), CLEAR writes zeros to the rows from `rows` on, END makes the helper return.
-enum Kind { PASS, TURN, CLEAR, END };
-struct Task {
+enum HelperAction { NOTHING, ROTATE, CLEAR, END };
+struct HelperTask {
   int kind, position, rows;
 };
 
@@ -63,7 +63,7 @@ struct Task {
 // item that begins in this slot) and three barriers: `full`, TMA has filled the slot; `ready`, its helper has
 // processed it; `empty`, all readers have released it. An item occupies consecutive slots: its tiles of
 // queries, then keys and values of each step, alternating.
-struct Ring {
+struct RingBuffer {
   u32 base;
   __device__ __forceinline__ u32 slot(int i) const { return base + i * SLOT; }
   __device__ __forceinline__ u32 staging() const { return base + SLOTS * SLOT; }
@@ -75,19 +75,19 @@ struct Ring {
     uint4 x = load_for_all(note(i));
     return {(int)x.x, (int)x.y, (int)x.z, (int)x.w};
   }
-  __device__ __forceinline__ Task task(int i) const {
+  __device__ __forceinline__ HelperTask task(int i) const {
     uint4 x = load_for_all(note(i) + 16);
     return {(int)x.x, (int)x.y, (int)x.z};
   }
-  __device__ __forceinline__ void tell(int i, const Item &x) const {
+  __device__ __forceinline__ void write_note(int i, const Item &x) const {
     store_shared(note(i), make_uint4(x.start, x.length, x.first, x.head));
   }
-  __device__ __forceinline__ void tell(int i, const Task &x) const {
+  __device__ __forceinline__ void write_note(int i, const HelperTask &x) const {
     store_shared(note(i) + 16, make_uint4(x.kind, x.position, x.rows, 0));
   }
 };
 // A warp's position in the circular buffer: the slot and the parity of its current round.
-struct Place {
+struct SlotCursor {
   int slot;
   u32 parity;
   __device__ __forceinline__ void skip(int slots) {
@@ -124,14 +124,14 @@ static_assert(PAIRS == 4 || PAIRS == 8, "the swizzle comes again");
 // Rotates LINES rows of a slot, one pair of words per lane; nothing in lanes without `there`, whose row is
 // behind the sequence. For d = 64 the partner word is 4 words further in the same swizzled row (xor 64 bytes),
 // else in the next tile.
-__device__ __forceinline__ void rotate_rows(u32 low, const Angle *c, const Angle *s, bool there) {
+__device__ __forceinline__ void rotate_lines(u32 low, const Angle *c, const Angle *s, bool there) {
   if (!there) return;
   float cosine[8], sine[8];
   load_many<TABLE, 8>(c, cosine), load_many<TABLE, 8>(s, sine);
   rotate_words(low, PAIRS == 4 ? low ^ 64 : low + TILE, cosine, sine);
 }
 
-__device__ __forceinline__ void rotate(u32 slot, const Angle *cosines, const Angle *sines, const Task &task) {
+__device__ __forceinline__ void rotate(u32 slot, const Angle *cosines, const Angle *sines, const HelperTask &task) {
   int lane = threadIdx.x % 32, line = lane / PAIRS, word = lane % PAIRS;
   // With 4 pairs per row, a permutation of the 8 rows keeps eight neighbouring lanes in different banks.
   int row = PAIRS == 4 ? line % 2 * 4 + line / 2 : line, rows = min(task.rows, STEP), i = 0;
@@ -141,10 +141,10 @@ __device__ __forceinline__ void rotate(u32 slot, const Angle *cosines, const Ang
   for (; i + CYCLE * LINES <= rows; i += CYCLE * LINES)
 #pragma unroll
     for (int j = 0; j < CYCLE; j++)
-      rotate_rows(slot + i * 128 + tile_at(row + j * LINES, word), c + (i + j * LINES) * HALF, s + (i + j * LINES) * HALF, true);
+      rotate_lines(slot + i * 128 + tile_at(row + j * LINES, word), c + (i + j * LINES) * HALF, s + (i + j * LINES) * HALF, true);
 #pragma unroll 1
   for (; i < rows; i += LINES)
-    rotate_rows(slot + tile_at(row + i, word), c + i * HALF, s + i * HALF, row + i < rows);
+    rotate_lines(slot + tile_at(row + i, word), c + i * HALF, s + i * HALF, row + i < rows);
 }
 
 // Writes zeros to the rows of values behind the sequence. TMA loads rows of the next sequence there; their
@@ -157,24 +157,24 @@ __device__ __forceinline__ void clear(u32 slot, int rows) {
 }
 
 // A helper warp: processes the slots with numbers helper, helper + HELPERS, ..., counted through all rounds.
-__device__ __forceinline__ void help(const Ring &ring, int helper, const Angle *cosines, const Angle *sines) {
-  Place place = {helper, 0};
+__device__ __forceinline__ void run_helper(const RingBuffer &ring, int helper, const Angle *cosines, const Angle *sines) {
+  SlotCursor cursor = {helper, 0};
   while (true) {
     // First wait until the previous round of this slot has been released. Copies may complete out of order, and
     // without this wait a helper could be two rounds ahead of the `full` barrier, whose parity then looks like that
     // of the completed phase.
-    wait(ring.empty(place.slot), place.parity ^ 1);
-    wait(ring.full(place.slot), place.parity);
-    Task task = ring.task(place.slot);
-    u32 slot = ring.slot(place.slot);
+    wait(ring.empty(cursor.slot), cursor.parity ^ 1);
+    wait(ring.full(cursor.slot), cursor.parity);
+    HelperTask task = ring.task(cursor.slot);
+    u32 slot = ring.slot(cursor.slot);
 #if ROTARY
-    if (task.kind == TURN) rotate(slot, cosines, sines, task);
+    if (task.kind == ROTATE) rotate(slot, cosines, sines, task);
 #endif
     if (task.kind == CLEAR) clear(slot, task.rows);
     fence_async();
-    arrive(ring.ready(place.slot));
+    arrive(ring.ready(cursor.slot));
     if (task.kind == END) return;
-    place.skip(HELPERS);
+    cursor.skip(HELPERS);
   }
 }
 
@@ -186,15 +186,15 @@ struct Operands {
 
 // Loads an item's tiles into the next slots by TMA, by one thread. The note must be written before `expect`,
 // the arrival that publishes it. (STEP, d) for each slot
-__device__ __forceinline__ void fetch_item(const Ring &ring, Place &place, const Operands &operands, const Item &item) {
+__device__ __forceinline__ void fetch_item(const RingBuffer &ring, SlotCursor &cursor, const Operands &operands, const Item &item) {
   int tiles = item.tiles(), slots = tiles + 2 * item.steps();
-  for (int i = 0; i < slots; i++, place.next()) {
-    u32 to = ring.slot(place.slot), full = ring.full(place.slot);
+  for (int i = 0; i < slots; i++, cursor.next()) {
+    u32 to = ring.slot(cursor.slot), full = ring.full(cursor.slot);
     bool queries = i < tiles, values = !queries && (i - tiles) % 2;
     int at = queries ? item.first + i * 64 : (i - tiles) / 2 * STEP, left = item.length - at;
-    wait(ring.empty(place.slot), place.parity ^ 1);
-    if (i == 0) ring.tell(place.slot, item);
-    ring.tell(place.slot, Task{values ? (left < STEP ? CLEAR : PASS) : ROTARY ? TURN : PASS, at, left});
+    wait(ring.empty(cursor.slot), cursor.parity ^ 1);
+    if (i == 0) ring.write_note(cursor.slot, item);
+    ring.write_note(cursor.slot, HelperTask{values ? (left < STEP ? CLEAR : NOTHING) : ROTARY ? ROTATE : NOTHING, at, left});
     expect(full, SLOT);
     const Map &map = queries ? operands.q : values ? operands.v : operands.k;
     int column = queries ? 0 : values ? operands.v_column : operands.k_column;
@@ -206,9 +206,9 @@ __device__ __forceinline__ void fetch_item(const Ring &ring, Place &place, const
 
 // The producer warp: loads every gridDim.x-th item from the block's own number on, then sends END to every
 // helper and an empty item to the consumers.
-__device__ __forceinline__ void feed(const Ring &ring, const Operands &operands, const int *spans, int sequences, int tokens,
+__device__ __forceinline__ void produce(const RingBuffer &ring, const Operands &operands, const int *spans, int sequences, int tokens,
                                      int longest, int heads, u32 *status) {
-  Place place = {0, 0};
+  SlotCursor cursor = {0, 0};
   int lane = threadIdx.x % 32, items = (tokens / ROWS + sequences) * heads;
   for (int i = blockIdx.x; i < items; i += gridDim.x) {
     int number = i / heads, head = i % heads;
@@ -217,13 +217,13 @@ __device__ __forceinline__ void feed(const Ring &ring, const Operands &operands,
     Item item = {block.start, block.end - block.start, block.first, head};
     if (item.first >= item.length || item.first < 0 || item.start < 0 || block.end > tokens) continue;
     if (ROTARY && item.length > longest) continue;
-    if (lane == 0) fetch_item(ring, place, operands, item);
+    if (lane == 0) fetch_item(ring, cursor, operands, item);
     __syncwarp();
   }
-  for (int i = 0; i < HELPERS && lane == 0; i++, place.next()) { // consecutive slots belong to different helpers
-    wait(ring.empty(place.slot), place.parity ^ 1);
-    ring.tell(place.slot, Item{0, 0, 0, 0});
-    ring.tell(place.slot, Task{END, 0, 0});
-    arrive(ring.full(place.slot));
+  for (int i = 0; i < HELPERS && lane == 0; i++, cursor.next()) { // consecutive slots belong to different helpers
+    wait(ring.empty(cursor.slot), cursor.parity ^ 1);
+    ring.write_note(cursor.slot, Item{0, 0, 0, 0});
+    ring.write_note(cursor.slot, HelperTask{END, 0, 0});
+    arrive(ring.full(cursor.slot));
   }
 }

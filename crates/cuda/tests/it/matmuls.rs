@@ -67,9 +67,9 @@ impl Case {
         in_place: bool,
     ) -> Self {
         let t = Dim::Tokens(1);
-        let products = if linear.epilogue == Epilogue::Gate { 2 * n } else { n };
-        let mut shapes = vec![vec![t, Dim::Fixed(k)], vec![Dim::Fixed(products), Dim::Fixed(k)]];
-        shapes.extend(linear.bias.then(|| vec![Dim::Fixed(products)]));
+        let weight_rows = if linear.epilogue == Epilogue::Gate { 2 * n } else { n };
+        let mut shapes = vec![vec![t, Dim::Fixed(k)], vec![Dim::Fixed(weight_rows), Dim::Fixed(k)]];
+        shapes.extend(linear.bias.then(|| vec![Dim::Fixed(weight_rows)]));
         let residual = linear.epilogue == Epilogue::Residual;
         shapes.extend(residual.then(|| vec![t, Dim::Fixed(n)]));
         let norm = linear.prologue != Prologue::None;
@@ -176,7 +176,7 @@ impl Case {
             DType::F32 => 2f64.powi(-23),
             DType::Bf16 => 2f64.powi(-8),
             DType::F16 => 2f64.powi(-11),
-            DType::F8 | DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
+            DType::F8 | DType::I8 | DType::I32 | DType::U8 => panic!("no matmul"),
         };
         let mut summing = 2f64.powi(-22) * (k as f64 * squares).sqrt().max(s.abs()) + 1e-7;
         if linear.tf32 {
@@ -294,7 +294,7 @@ fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
             values.iter().flat_map(|v| (((*v as f32).to_bits() >> 16) as u16).to_le_bytes()).collect()
         }
         DType::F16 => values.iter().flat_map(|v| half(*v).to_le_bytes()).collect(),
-        DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
+        DType::I8 | DType::I32 | DType::U8 => panic!("no matmul"),
     }
 }
 
@@ -320,7 +320,7 @@ fn decode(bytes: &[u8], spec: &TensorSpec) -> Vec<f64> {
         }
         DType::Bf16 => words().map(|bits| f64::from(f32::from_bits(u32::from(bits) << 16))).collect(),
         DType::F16 => words().map(half).collect(),
-        DType::I8 | DType::I32 | DType::U8 => panic!("no product"),
+        DType::I8 | DType::I32 | DType::U8 => panic!("no matmul"),
     }
 }
 
@@ -354,8 +354,8 @@ fn every_form_is_the_sum_in_f64() {
                     (Epilogue::Residual, true),
                     (Epilogue::Gate, false),
                 ];
-                let codes = |epilogue| dtype == DType::F8 && epilogue == Epilogue::Gate;
-                for (epilogue, in_place) in forms.into_iter().filter(|&(epilogue, _)| !codes(epilogue)) {
+                let unsupported = |epilogue| dtype == DType::F8 && epilogue == Epilogue::Gate;
+                for (epilogue, in_place) in forms.into_iter().filter(|&(epilogue, _)| !unsupported(epilogue)) {
                     let linear = Linear::new(bias, epilogue);
                     Case::new(n, k, dtype, linear, in_place).check(linear);
                     if dtype == DType::F32 {
@@ -417,7 +417,7 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
     if !on_hopper() {
         return;
     }
-    for name in CudaDevice::own_products() {
+    for name in CudaDevice::hopper_tiles() {
         for dtype in [DType::Bf16, DType::F16] {
             // Complete and incomplete tiles, several tiles per block, and sums that end inside of a stage.
             for (n, k) in [(2560, 640), (320, 480), (200, 16), (8, 8), (1032, 1288)] {
@@ -425,7 +425,7 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
                 for epilogue in forms {
                     let in_place = epilogue == Epilogue::Residual;
                     let linear = Linear::new(n != 320 && epilogue != Epilogue::Gate, epilogue);
-                    let device = CudaDevice::with_product(0, name).expect("a card");
+                    let device = CudaDevice::with_matmul(0, name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, in_place);
                     let chosen = case.device.matmul_kernels();
                     // The largest tile has no registers for a residual, and its halves are no whole pieces; a
@@ -483,19 +483,20 @@ fn a_norm_in_front_has_the_bits_of_the_two_apart() {
         return;
     }
     let norm = LayerNorm { eps: 1e-5 };
-    for (name, dtype) in CudaDevice::own_norms().into_iter().zip([DType::Bf16, DType::F16].into_iter().cycle())
+    for (name, dtype) in
+        CudaDevice::hopper_norm_tiles().into_iter().zip([DType::Bf16, DType::F16].into_iter().cycle())
     {
         // Shapes of ESM-2, incomplete tiles, and rows that end inside of a stage or of a lane's access.
         for (n, k) in [(1280, 320), (1440, 480), (1920, 640), (200, 72), (8, 8), (264, 536)] {
             for epilogue in [Epilogue::None, Epilogue::Gelu] {
                 let plain = Linear::new(n != 1440, epilogue);
                 let linear = Linear { prologue: Prologue::LayerNorm(norm), ..plain };
-                let device = CudaDevice::with_product(0, name).expect("a card");
+                let device = CudaDevice::with_matmul(0, name).expect("a card");
                 let mut case = Case::on(device, (n, k), dtype, linear, false);
                 assert!(case.device.matmul_kernels()[0].ends_with(&format!("wgmma {name}")), "{}", case.name());
                 let full = case.check(linear);
                 case.check_batches(&full);
-                let device = CudaDevice::with_product(0, CudaDevice::own_products()[0]).expect("a card");
+                let device = CudaDevice::with_matmul(0, CudaDevice::hopper_tiles()[0]).expect("a card");
                 let mut apart = Case::on(device, (n, k), dtype, plain, false);
                 apart.normalised_of(&case, linear, norm);
                 assert!(apart.run(FULL, 0) == full, "{}: not the bits of {}", case.name(), apart.name());
@@ -517,13 +518,13 @@ fn a_norm_in_front_of_two_tiles() {
         return;
     }
     let norm = LayerNorm { eps: 1e-5 };
-    for name in CudaDevice::own_norms() {
+    for name in CudaDevice::hopper_norm_tiles() {
         for k in [8, 72] {
             let ([rows, n], dtype) = ([131, 72], DType::Bf16);
             let plain = Linear::new(true, Epilogue::Gelu);
             let linear = Linear { prologue: Prologue::LayerNorm(norm), ..plain };
-            let [one, two] = [name, CudaDevice::own_products()[0]]
-                .map(|name| CudaDevice::with_product(0, name).expect("a card"));
+            let [one, two] = [name, CudaDevice::hopper_tiles()[0]]
+                .map(|name| CudaDevice::with_matmul(0, name).expect("a card"));
             let mut case = Case::of(one, [rows, n, k], dtype, linear, false);
             let mut apart = Case::of(two, [rows, n, k], dtype, plain, false);
             apart.normalised_of(&case, linear, norm);
@@ -564,10 +565,7 @@ fn norms_that_no_kernel_has_are_refused() {
             counts: full(FULL),
         };
         let error = case.device.prepare(&launch).expect_err("no such kernel").to_string();
-        assert!(
-            error.contains("norms are in front of products of 16 bits with at most 640 columns"),
-            "{error}"
-        );
+        assert!(error.contains("norms are in front of matmuls of 16 bits with at most 640 columns"), "{error}");
     }
 }
 
@@ -631,14 +629,14 @@ fn check_every_candidate(dtype: DType, tf32: bool) {
             let candidates = surveyed.device.candidates();
             refused += candidates.iter().filter(|one| one.equal == Some(false)).count();
             for one in candidates.iter().filter(|one| one.equal != Some(false)) {
-                let device = CudaDevice::with_product(0, &one.name).expect("a card");
+                let device = CudaDevice::with_matmul(0, &one.name).expect("a card");
                 let mut case = Case::on(device, (n, k), dtype, linear, false);
                 let chosen = case.device.matmul_kernels().join("");
                 assert!(chosen.ends_with(&format!(": {}", one.name)), "{chosen}: not {}", one.name);
                 assert!(case.run(FULL, 0) == expected, "{}: other bits", case.name());
                 assert_eq!(case.device.arithmetic(), arithmetic);
                 if linear.epilogue == Epilogue::Residual {
-                    let device = CudaDevice::with_product(0, &one.name).expect("a card");
+                    let device = CudaDevice::with_matmul(0, &one.name).expect("a card");
                     let mut case = Case::on(device, (n, k), dtype, linear, true);
                     assert!(case.run(FULL, 0) == expected, "{}: other bits in place", case.name());
                 }
