@@ -121,22 +121,22 @@ pub(crate) fn lowered(
     // gradient.
     let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
     let Fusions { fuse_gates: gates, fuse_norms: norms, mlp } = target.kernels.fusions();
-    let halves = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
-    if halves && gates {
-        graph = verified("gates", passes::fuse_gates(&graph))?;
+    let sixteen_bit = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
+    if sixteen_bit && gates {
+        graph = verified("fuse_gates", passes::fuse_gates(&graph))?;
     }
-    if halves && norms > 0 {
-        graph = verified("norms", passes::fuse_norms(&graph, norms))?;
+    if sixteen_bit && norms > 0 {
+        graph = verified("fuse_norms", passes::fuse_norms(&graph, norms))?;
     }
     let whole = fused && policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
     if whole && mlp {
-        graph = verified("mlp", passes::mlp(&graph))?;
+        graph = verified("fuse_mlp", passes::fuse_mlp(&graph))?;
     }
     // The fusion pass already removes unread values, so a separate dead-code elimination is needed only without
     // it.
     graph = verified("dce", if policy.fuse != Fuse::Nothing { graph } else { passes::dce(&graph) })?;
-    if policy.precision.codes().is_some() {
-        graph = verified("codes", passes::codes(&graph, policy.precision)?)?;
+    if policy.precision.quantized().is_some() {
+        graph = verified("quantize", passes::quantize(&graph, policy.precision)?)?;
     }
     if policy.precision == Precision::Tf32 {
         graph = verified("tf32", passes::tf32(&graph)?)?;
@@ -160,10 +160,10 @@ fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
     let (rate, what, who) = match policy.precision {
         Precision::F32 | Precision::Bf16 | Precision::Fp16 => return Ok(()),
         Precision::Tf32 => {
-            (rates.tf32, "products of TF32", "an NVIDIA GPU; of a calibrated file, one by this version")
+            (rates.tf32, "TF32 matmuls", "an NVIDIA GPU; of a calibrated file, one by this version")
         }
-        Precision::Fp8 => (rates.fp8, "products of e4m3", "an NVIDIA GPU of compute capability 8.9 or later"),
-        Precision::Int8 => (rates.int8, "products of integers of 8 bits", "a CPU, calibrated by this version"),
+        Precision::Fp8 => (rates.fp8, "e4m3 matmuls", "an NVIDIA GPU of compute capability 8.9 or later"),
+        Precision::Int8 => (rates.int8, "int8 matmuls", "a CPU, calibrated by this version"),
     };
     let why = if rate.is_none() {
         format!("{name} needs {what}, which `{}` does not have: {who}", target.name)

@@ -112,8 +112,8 @@ impl Program {
 
     /// Sets the number of replicas. Replicas share their weights; each has its own staging and transient
     /// region.
-    pub fn with_replicas(self, lanes: usize) -> Self {
-        Self { replicas: lanes.max(1), ..self }
+    pub fn with_replicas(self, replicas: usize) -> Self {
+        Self { replicas: replicas.max(1), ..self }
     }
 
     /// Number of replicas that execute steps concurrently.
@@ -173,11 +173,11 @@ impl Program {
 
     /// Total memory use: the arena, the memory outside it, and the memory reserved by the target.
     pub fn peak(&self) -> Bytes {
-        self.arena_bytes() + self.more_lanes() + self.kept_beside() + self.target.reserved()
+        self.arena_bytes() + self.more_replicas() + self.kept_beside() + self.target.reserved()
     }
 
     /// Memory of the replicas after the first, which do not allocate the shared weights again.
-    fn more_lanes(&self) -> Bytes {
+    fn more_replicas(&self) -> Bytes {
         let each = self.arena_bytes() - self.persistent();
         Bytes(each.0 * (self.replicas as u64 - 1))
     }
@@ -224,9 +224,12 @@ impl Program {
             ledger.add(&format!("beside the arena: {}", s.label), s.bytes);
         }
         if self.replicas > 1 {
-            let more =
-                if self.replicas == 2 { "1 lane".to_owned() } else { format!("{} lanes", self.replicas - 1) };
-            ledger.add(&format!("{more} beside the first"), self.more_lanes());
+            let more = if self.replicas == 2 {
+                "1 replica".to_owned()
+            } else {
+                format!("{} replicas", self.replicas - 1)
+            };
+            ledger.add(&format!("{more} beside the first"), self.more_replicas());
         }
         ledger.add("padding and packing", padding);
         for r in &self.target.reserved {

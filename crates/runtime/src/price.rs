@@ -203,7 +203,7 @@ pub fn to_json(program: &Program) -> Result<Value, RuntimeError> {
     let bounds = program.plans().first().map(|(_, p)| p.graph.bounds);
     Ok(json!({
         "target": program.target().name,
-        "lanes": program.replicas(),
+        "replicas": program.replicas(),
         "bounds": bounds.map(|b| json!({"tokens": b.tokens, "sequences": b.sequences, "longest": b.longest})),
         "ledger": entries,
         "peak_bytes": program.peak().0,
@@ -256,8 +256,8 @@ fn lanes_line(program: &Program) -> String {
     let each = threads(program.target().workers);
     match program.replicas() {
         1 => format!("{each} in one replica, which compute a step together\n"),
-        lanes => format!(
-            "{lanes} replicas of {each}, which compute steps at the same time; fewer if the input of a run has \
+        replicas => format!(
+            "{replicas} replicas of {each}, which compute steps at the same time; fewer if the input of a run has \
                 less than {} for each\n",
             Bytes(LETTERS_OF_REPLICA)
         ),

@@ -355,9 +355,9 @@ impl Planned {
             self.target.name, self.target.about, self.length
         );
         for (number, (stage, program)) in self.stages.iter().enumerate() {
-            let lanes = match program.replicas() {
+            let replicas = match program.replicas() {
                 1 => String::new(),
-                lanes => format!(" in each of {lanes} replicas"),
+                replicas => format!(" in each of {replicas} replicas"),
             };
             let tokens = program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(0);
             let precision =
@@ -368,7 +368,8 @@ impl Planned {
             };
             let (count, about) = (self.stages.len(), stage.about());
             let _ = writeln!(text, "stage {} of {count}: {about}", number + 1);
-            let _ = writeln!(text, "  steps of up to {tokens} tokens{lanes}, precision {precision}, {weights}");
+            let _ =
+                writeln!(text, "  steps of up to {tokens} tokens{replicas}, precision {precision}, {weights}");
             for line in program.ledger().to_string().lines() {
                 let _ = writeln!(text, "{line}");
             }

@@ -56,7 +56,7 @@ pub struct Bench {
 const JSON_KEYS: &str = "\
 Keys of --json:
   side, model, batch, length | shape    the work; length may be lognormal, shape is [M, N, K]
-  dtype, device, threads, lanes         number format of the matmuls, device, threads, and replicas (groups of threads,
+  dtype, device, threads, replicas         number format of the matmuls, device, threads, and replicas (groups of threads,
                                         or GPUs, that each compute their own steps)
   steps, step_tokens, passes            steps in a pass over the batch, tokens of the largest step, passes per
                                         measurement
@@ -64,7 +64,7 @@ Keys of --json:
   tokens_per_s, flops, tflops           tokens per second (for --shape rows per second), operations in a pass, and
                                         TFLOP/s, from the median of seconds
   raw_loop                              measurement of the peak rate: fma, amx (bf16), amx/6 (f32 as six bf16 matmuls),
-                                        amx/int8, dots (AVX512-BF16) or vnni (int8) on a CPU, product (8192 x 8192 x
+                                        amx/int8, dots (AVX512-BF16) or vnni (int8) on a CPU, gemm (8192 x 8192 x
                                         8192 matmuls in the precision of the work) on a GPU
   raw_tflops, utilisation               median peak rate, and rate of the work divided by it; null without a peak rate
   planned_peak_bytes                    peak memory of the plan
@@ -75,7 +75,7 @@ Keys of --calibrate --json:
   target, about                         target file, and its description
   rates                                 f32, tf32, bf16, fp8, int8, memory, launch, and storage (null where the cache of
                                         the disk cannot be bypassed)
-  products                              on a GPU, by model: the matmul algorithms that the bits of its results depend on";
+  matmuls                               on a GPU, by model: the matmul algorithms that the bits of its results depend on";
 
 /// Default batch: number of sequences and their lengths in tokens.
 const BATCH: (u64, Lengths) = (64, Lengths::Equal(168));

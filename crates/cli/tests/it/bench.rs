@@ -18,7 +18,7 @@ fn check(report: &Value, keys: &[&str]) {
         "dtype",
         "device",
         "threads",
-        "lanes",
+        "replicas",
         "steps",
         "step_tokens",
         "passes",
@@ -105,18 +105,18 @@ fn a_trace_has_every_lane() {
         ["bench", "--json", "--repeats", "1", "--model", &config, "--batch", "31x100", "--device", "cpu"];
     let ran = folder.run(&[&words[..], &["--threads", "3", "--trace", "trace.json"]].concat());
     let report: Value = serde_json::from_str(&ran.assert_code(0).stdout()).expect("JSON");
-    assert_eq!((&report["lanes"], &report["threads"], &report["steps"]), (&3.into(), &3.into(), &3.into()));
+    assert_eq!((&report["replicas"], &report["threads"], &report["steps"]), (&3.into(), &3.into(), &3.into()));
     let launches: u64 =
         report["kernels"].as_array().expect("kernels").iter().filter_map(|k| k["launches"].as_u64()).sum();
     let text = std::fs::read_to_string(folder.path("trace.json")).expect("written");
     let trace: Value = serde_json::from_str(&text).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
-    let lanes: Vec<&str> = events
+    let replicas: Vec<&str> = events
         .iter()
         .filter(|event| event["name"] == "process_name")
         .filter_map(|event| event["args"]["name"].as_str())
         .collect();
-    assert!(lanes.len() == 3 && lanes[1].starts_with("cpu (replica 2 of 3, "), "{lanes:?}");
+    assert!(replicas.len() == 3 && replicas[1].starts_with("cpu (replica 2 of 3, "), "{replicas:?}");
     let kernels = events.iter().filter(|event| event["cat"] == "kernel").count() as u64;
     assert_eq!(kernels, 2 * launches);
 }

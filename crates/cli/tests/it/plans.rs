@@ -23,7 +23,7 @@ fn every_known_model_has_a_plan_on_every_target() {
                 "bounds",
                 "digest",
                 "host_staging_bytes",
-                "lanes",
+                "replicas",
                 "ledger",
                 "lower_bound_bytes",
                 "peak_bytes",
@@ -88,11 +88,11 @@ fn the_budget_changes_the_plan() {
 fn threads_are_lanes() {
     let folder = Folder::new("plan_threads");
     let model = ["--model", "esm2_t6_8M_UR50D", "--budget", "4GB"];
-    for (threads, lanes) in [("1", 1), ("2", 1), ("3", 3), ("4", 4), ("8", 8)] {
+    for (threads, replicas) in [("1", 1), ("2", 1), ("3", 3), ("4", 4), ("8", 8)] {
         let plan = plan(&folder, &[&model[..], &["--threads", threads]].concat());
-        assert_eq!(plan["lanes"], lanes, "{threads}");
-        let more = format!("{} lanes beside the first", lanes - 1);
-        assert_eq!(plan["ledger"][more].is_u64(), lanes > 1, "{plan}");
+        assert_eq!(plan["replicas"], replicas, "{threads}");
+        let more = format!("{} replicas beside the first", replicas - 1);
+        assert_eq!(plan["ledger"][more].is_u64(), replicas > 1, "{plan}");
     }
     let text = folder.run(&[&["plan"], &model[..], &["--threads", "8"]].concat()).assert_code(0).stdout();
     assert!(text.contains("8 replicas of 1 thread, "), "{text}");
@@ -367,7 +367,7 @@ fn a_planned_prediction_is_the_one_that_runs() {
             let planned = plan(&folder, &[&["--predict", "--input", &reads], &words[..]].concat());
             let stages = planned["stages"].as_array().expect("stages");
             let last = stages.last().expect("a stage");
-            for key in ["ledger", "peak_bytes", "bounds", "lanes", "digest", "host_staging_bytes"] {
+            for key in ["ledger", "peak_bytes", "bounds", "replicas", "digest", "host_staging_bytes"] {
                 assert_eq!(last[key], record["plan"][key], "{budget}: {key}");
             }
             let labels = |process: &Value| -> Vec<String> {

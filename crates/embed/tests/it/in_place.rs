@@ -41,18 +41,18 @@ fn planned_bytes_are_those_of_lanes() {
     if !in_own_process("in_place::planned_bytes_are_those_of_lanes") {
         return;
     }
-    let folder = Folder::new("in-place-lanes");
+    let folder = Folder::new("in-place-replicas");
     let input = long(&folder);
-    for (threads, lanes) in [(1, 1), (2, 1), (3, 3), (4, 4), (8, 8)] {
+    for (threads, replicas) in [(1, 1), (2, 1), (3, 3), (4, 4), (8, 8)] {
         let planned = planned(threads, None).expect("planned");
         let tokens = planned.plans()[0].1.graph.bounds.tokens;
         let settings = settings(threads, None);
         assert_eq!(
-            (planned.replicas(), to_json(&planned).expect("JSON")["lanes"].as_u64()),
-            (lanes, Some(lanes as u64))
+            (planned.replicas(), to_json(&planned).expect("JSON")["replicas"].as_u64()),
+            (replicas, Some(replicas as u64))
         );
 
-        let in_lanes = if lanes > 1 { format!(" in {lanes} replicas") } else { String::new() };
+        let in_lanes = if replicas > 1 { format!(" in {replicas} replicas") } else { String::new() };
         let line = embedded(&folder, &input, &settings);
         let says = format!(
             "planned {} at {tokens} tokens a step{in_lanes} ({})",
@@ -64,17 +64,17 @@ fn planned_bytes_are_those_of_lanes() {
         // Expected outputs: the means of every in-flight step, and of one completed step per replica that is
         // not yet taken.
         let means = Bytes(planned.plans()[0].1.graph.bounds.sequences * 40 * 4);
-        let outputs = if lanes == 1 { Bytes(2 * means.0) } else { Bytes(3 * lanes as u64 * means.0) };
+        let outputs = if replicas == 1 { Bytes(2 * means.0) } else { Bytes(3 * replicas as u64 * means.0) };
         assert_eq!(planned.ledger().get("beside the arena: outputs on their way"), outputs);
         let rows = planned.ledger().get("beside the arena: rows that wait for their turn");
         let (peak, region) = (planned.peak(), Region::new(ALLOCATOR));
-        let executors = start(&settings, lanes, planned);
+        let executors = start(&settings, replicas, planned);
         let change = region.change();
         let held = Bytes((change.bytes_allocated - change.bytes_deallocated) as u64);
         // Beside its arena, each executor allocates its plan and instructions.
-        let (arenas, instructions) = (peak - outputs - rows, Bytes(50_000 * lanes as u64));
+        let (arenas, instructions) = (peak - outputs - rows, Bytes(50_000 * replicas as u64));
         assert!(
-            executors.len() == lanes && held >= arenas && held < arenas + instructions,
+            executors.len() == replicas && held >= arenas && held < arenas + instructions,
             "{held} for {arenas}"
         );
     }

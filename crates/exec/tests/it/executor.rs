@@ -93,7 +93,7 @@ fn an_operand_without_a_place_is_refused() {
 /// Replicas share one copy of the weights, which is loaded once; their concurrent steps are independent.
 #[test]
 fn lanes_share_their_weights() {
-    const LANES: usize = 3;
+    const REPLICAS: usize = 3;
     let value = |param: &Param, at: u64| ((param.name.len() as u64 * 31 + at) % 101) as f32 / 500.0 - 0.1;
     let reads = AtomicU64::new(0);
     let read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
@@ -103,7 +103,7 @@ fn lanes_share_their_weights() {
     };
     let (graph, on) = (small("esm2").expect("verified"), On::Cpu(Isa::detect(), 1));
     let (target, plan) = on.plan(&graph, true, Weights::Resident).expect("planned");
-    let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]).with_replicas(LANES);
+    let program = Program::new(target, vec![("encoder".to_owned(), plan)], vec![]).with_replicas(REPLICAS);
     let step = |executor: &mut Executor, first: i32| {
         let ids: Vec<i32> = (0..20).map(|i| 4 + (first + i * 7) % 20).collect();
         let give = |e: &mut Executor| {
@@ -117,22 +117,27 @@ fn lanes_share_their_weights() {
     load_all(&mut one, 0, 1, &read).expect("loaded");
     let once = reads.swap(0, Ordering::Relaxed);
     let region = Region::new(ALLOCATOR);
-    let devices = CpuDevice::replicas(LANES, 1).expect("threads").into_iter();
-    let mut lanes: Vec<Executor> =
+    let devices = CpuDevice::replicas(REPLICAS, 1).expect("threads").into_iter();
+    let mut replicas: Vec<Executor> =
         devices.map(|device| Executor::new(Box::new(device), program.clone()).expect("started")).collect();
     let held = region.change().bytes_allocated as u64;
     assert!(held >= program.peak().0, "{held} for {}", program.peak());
-    load_all(&mut lanes, 0, 1, &read).expect("loaded");
-    assert_eq!(reads.into_inner(), once, "one lane takes the weights");
-    let wanted: Vec<_> = (0..LANES as i32).map(|lane| step(&mut one[0], lane)).collect();
+    load_all(&mut replicas, 0, 1, &read).expect("loaded");
+    assert_eq!(reads.into_inner(), once, "one replica takes the weights");
+    let wanted: Vec<_> = (0..REPLICAS as i32).map(|replica| step(&mut one[0], replica)).collect();
     std::thread::scope(|scope| {
-        for (lane, (executor, wanted)) in lanes.iter_mut().zip(&wanted).enumerate() {
+        for (replica, (executor, wanted)) in replicas.iter_mut().zip(&wanted).enumerate() {
             let step = &step;
-            scope
-                .spawn(move || (0..20).for_each(|_| assert!(&step(executor, lane as i32) == wanted, "{lane}")));
+            scope.spawn(move || {
+                (0..20).for_each(|_| assert!(&step(executor, replica as i32) == wanted, "{replica}"))
+            });
         }
     });
-    assert!(lanes[1].device().name().starts_with("cpu (replica 2 of 3, "), "{}", lanes[1].device().name());
+    assert!(
+        replicas[1].device().name().starts_with("cpu (replica 2 of 3, "),
+        "{}",
+        replicas[1].device().name()
+    );
 }
 
 /// The counter includes all threads of the process, also those of concurrent tests, so this test runs alone in a

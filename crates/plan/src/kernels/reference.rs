@@ -14,29 +14,30 @@ pub enum ReferenceKernel {
 }
 
 impl ReferenceKernel {
-    pub(super) const ALL: &[Self] = &[Self::Any, Self::Codes];
+    pub(super) const ALL: &[Self] = &[Self::Any, Self::Quantized];
 
     pub(super) fn weights(self) -> Layout {
         match self {
             Self::Any => Layout::RowMajor,
-            Self::Codes => Layout::Scaled,
+            Self::Quantized => Layout::Scaled,
         }
     }
 
     pub(super) fn dtypes(self) -> &'static [DType] {
         match self {
             Self::Any => &[DType::F32, DType::Bf16, DType::F16],
-            Self::Codes => &[DType::F8, DType::I8, DType::Bf16],
+            Self::Quantized => &[DType::F8, DType::I8, DType::Bf16],
         }
     }
 
     /// Whether the kernel accepts a node's op and attributes; the element types of the inputs are checked
     /// separately.
     pub(super) fn accepts(self, graph: &Graph, node: &Node) -> bool {
-        let of_codes = |op: &Op| matches!(op, Op::Linear(_)) && graph.spec(node.inputs[0]).dtype.size() == 1;
+        let is_quantized =
+            |op: &Op| matches!(op, Op::Linear(_)) && graph.spec(node.inputs[0]).dtype.size() == 1;
         match self {
             Self::Any => true,
-            Self::Codes => of_codes(&node.op),
+            Self::Quantized => is_quantized(&node.op),
         }
     }
 }

@@ -10,7 +10,7 @@ use plimsoll_graph::{DType, Def, Graph, Node, Op, ValueId};
 
 /// Returns the graph with each bf16 MLP block replaced by one [`Mlp`] op. The epilogues of linears must have been
 /// fused before, see [`fuse`](super::fuse()).
-pub fn mlp(graph: &Graph) -> Graph {
+pub fn fuse_mlp(graph: &Graph) -> Graph {
     let chain = Chain { g: graph, reads: graph.reads() };
     let mut g = graph.clone();
     for (i, node) in graph.nodes.iter().enumerate() {

@@ -38,7 +38,7 @@ impl Precision {
     }
 
     /// Element type of quantized weights and activations; `None` if the precision does not quantize.
-    pub fn codes(self) -> Option<DType> {
+    pub fn quantized(self) -> Option<DType> {
         match self {
             Self::F32 | Self::Tf32 | Self::Bf16 | Self::Fp16 => None,
             Self::Fp8 => Some(DType::F8),
@@ -181,6 +181,6 @@ fn cast(g: &mut Graph, v: ValueId, layer: Option<u32>) -> ValueId {
 /// Whether the parameters of an op are converted: matmul weights and embedding tables are, scales and offsets of
 /// norms are not.
 fn reads_weights(op: &Op) -> bool {
-    let products = op.rules().precision() == plimsoll_graph::PrecisionClass::Matmul;
-    products || matches!(op, Op::Embed(_))
+    let is_matmul = op.rules().precision() == plimsoll_graph::PrecisionClass::Matmul;
+    is_matmul || matches!(op, Op::Embed(_))
 }

@@ -12,9 +12,9 @@ use plimsoll_graph::{DType, Def, Graph, Node, Op, Role, TensorSpec, Value, Value
 ///
 /// # Errors
 /// [`PlanError::BadPolicy`] if the graph has no linear that can be quantized.
-pub fn codes(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
-    let Some(dtype) = precision.codes() else { return Ok(graph.clone()) };
-    let chosen: Vec<bool> = graph.nodes.iter().map(|node| in_codes(graph, node)).collect();
+pub fn quantize(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
+    let Some(dtype) = precision.quantized() else { return Ok(graph.clone()) };
+    let chosen: Vec<bool> = graph.nodes.iter().map(|node| is_quantized(graph, node)).collect();
     if !chosen.contains(&true) {
         let why = format!("{} is for the linear layers of encoders, and the model has none", precision.name());
         return Err(PlanError::BadPolicy { field: "precision", why });
@@ -23,16 +23,16 @@ pub fn codes(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
     for (node, _) in graph.nodes.iter().zip(&chosen).filter(|(_, chosen)| **chosen) {
         wanted[node.inputs[0].index()] = true;
     }
-    let codes = vec![None; graph.values.len()];
-    let mut pass = QuantizePass { g: Graph { nodes: vec![], ..graph.clone() }, codes, dtype };
+    let quantized = vec![None; graph.values.len()];
+    let mut pass = QuantizePass { g: Graph { nodes: vec![], ..graph.clone() }, quantized, dtype };
     for (node, &chosen) in graph.nodes.iter().zip(&chosen) {
         let mut node = node.clone();
         if chosen {
-            node.inputs[0] = pass.codes[node.inputs[0].index()].expect("quantised where it was made");
-            node.inputs[1] = pass.codes_of_weight(node.inputs[1]);
+            node.inputs[0] = pass.quantized[node.inputs[0].index()].expect("quantised where it was made");
+            node.inputs[1] = pass.quantized_weight(node.inputs[1]);
         }
         match node.outputs[0].filter(|v| wanted[v.index()]) {
-            Some(v) => pass.quantise(node, v),
+            Some(v) => pass.push_quantized(node, v),
             None => push_node(&mut pass.g, node),
         }
     }
@@ -41,7 +41,7 @@ pub fn codes(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
 
 /// Whether a node is computed on quantized operands: a linear that belongs to a layer, with a bf16 input computed by
 /// another node and a bf16 parameter as weight.
-fn in_codes(graph: &Graph, node: &Node) -> bool {
+fn is_quantized(graph: &Graph, node: &Node) -> bool {
     let Op::Linear(_) = node.op else { return false };
     let [x, w] = [node.inputs[0], node.inputs[1]].map(|v| graph.value(v));
     let given = matches!((x.def, w.spec.role), (Def::Node(..), Role::Param(_)));
@@ -53,7 +53,7 @@ struct QuantizePass {
     /// The new graph: all values of the old graph under their old ids, and the nodes rewritten so far.
     g: Graph,
     /// Quantized form of each value of the old graph, if it exists already.
-    codes: Vec<Option<ValueId>>,
+    quantized: Vec<Option<ValueId>>,
     /// Element type of the quantized values.
     dtype: DType,
 }
@@ -61,7 +61,7 @@ struct QuantizePass {
 impl QuantizePass {
     /// Appends `node`, whose first output `v` is needed in quantized form. Layer norm, GELU, GLU and the GELU of a
     /// linear become the fused function of a [`Quantize`]; after any other op a separate one follows.
-    fn quantise(&mut self, node: Node, v: ValueId) {
+    fn push_quantized(&mut self, node: Node, v: ValueId) {
         let Node { layer, phase, .. } = node;
         let (of, inputs) = if let (Op::LayerNorm(op), [_, None, None]) = (node.op, &node.outputs[..]) {
             (Quantized::LayerNorm(op), node.inputs)
@@ -78,10 +78,10 @@ impl QuantizePass {
             push_node(&mut self.g, node);
             (Quantized::Rows, vec![v])
         };
-        let codes = self.value(TensorSpec::activation(self.g.spec(v).shape.clone(), self.dtype));
-        self.codes[v.index()] = Some(codes);
+        let quantized = self.value(TensorSpec::activation(self.g.spec(v).shape.clone(), self.dtype));
+        self.quantized[v.index()] = Some(quantized);
         let y = (of != Quantized::Rows).then_some(Some(v));
-        let outputs = [Some(codes)].into_iter().chain(y).collect();
+        let outputs = [Some(quantized)].into_iter().chain(y).collect();
         push_node(
             &mut self.g,
             Node { op: Op::Quantize(Quantize { of, to: self.dtype }), inputs, outputs, layer, phase },
@@ -90,12 +90,12 @@ impl QuantizePass {
 
     /// Returns the quantized form of a parameter, as a second value with the same role. Other readers continue to read
     /// the parameter in its own type.
-    fn codes_of_weight(&mut self, w: ValueId) -> ValueId {
+    fn quantized_weight(&mut self, w: ValueId) -> ValueId {
         let role = self.g.spec(w).role;
         let spec = TensorSpec::activation(self.g.spec(w).shape.clone(), self.dtype).with_role(role);
-        let codes = self.codes[w.index()].unwrap_or_else(|| self.value(spec));
-        self.codes[w.index()] = Some(codes);
-        codes
+        let quantized = self.quantized[w.index()].unwrap_or_else(|| self.value(spec));
+        self.quantized[w.index()] = Some(quantized);
+        quantized
     }
 
     /// Adds a value; `push_node` sets its definition when a node outputs it.

@@ -128,14 +128,14 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
         ("precision", [precision]) => Ok(passes::inference(graph, precision_of(precision)?)),
         ("fuse", []) => kept(passes::fuse(graph.clone(), Weights::Resident)),
         ("fuse", ["trained"]) => kept(passes::fuse(graph.clone(), Weights::Trained)),
-        ("gates", []) => kept(passes::fuse_gates(graph)),
-        ("norms", [widest]) => {
+        ("fuse_gates", []) => kept(passes::fuse_gates(graph)),
+        ("fuse_norms", [widest]) => {
             kept(passes::fuse_norms(graph, widest.parse().map_err(|_| format!("`{widest}` is not a number"))?))
         }
-        ("mlp", []) => kept(passes::mlp(graph)),
+        ("fuse_mlp", []) => kept(passes::fuse_mlp(graph)),
         ("dce", []) => kept(passes::dce(graph)),
         ("stream", []) => kept(passes::stream(graph)),
-        ("quantize", [precision]) => Ok(passes::codes(graph, precision_of(precision)?)),
+        ("quantize", [precision]) => Ok(passes::quantize(graph, precision_of(precision)?)),
         ("tf32", []) => Ok(passes::tf32(graph)),
         ("layout", [target]) => Ok(passes::layout(graph, &target_of(target)?)),
         _ => Err(format!("unknown pass `{name} {}`", arguments.join(" "))),

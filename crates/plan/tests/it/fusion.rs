@@ -127,7 +127,7 @@ fn what_others_read_of_an_mlp_stays() {
         for node in before.nodes.iter().filter(|node| matches!(node.op, Op::Linear(_))) {
             node.inputs[1..].iter().for_each(|v| narrow.values[v.index()].spec.dtype = DType::Bf16);
         }
-        let after = passes::mlp(&passes::fuse(narrow.clone(), Weights::Resident));
+        let after = passes::fuse_mlp(&passes::fuse(narrow.clone(), Weights::Resident));
         after.verify().unwrap_or_else(|e| panic!("{e}\n{after}"));
         assert_eq!(meaning(&narrow), meaning(&after), "{narrow}{after}");
         (parts(&after), count(&after, "add"))

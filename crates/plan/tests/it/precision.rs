@@ -36,10 +36,10 @@ fn outputs_and_the_last_norm_are_f32_and_the_rest_is_narrow() {
                 // Parameters of norms stay f32 for operands of any type.
                 let params = node.inputs.iter().filter(|&&v| matches!(g.spec(v).role, Role::Param(_)));
                 for &v in params {
-                    let products = matches!(node.op, Op::Linear(_) | Op::Embed(_));
+                    let is_matmul = matches!(node.op, Op::Linear(_) | Op::Embed(_));
                     assert_eq!(
                         g.spec(v).dtype,
-                        if products { dtype } else { DType::F32 },
+                        if is_matmul { dtype } else { DType::F32 },
                         "{id}: {}",
                         node.op.name()
                     );
@@ -177,7 +177,7 @@ fn tf32_is_refused_where_it_cannot_be() {
     let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(512), &[Output::Mean]).expect("verified");
     let policy = Policy { precision: Precision::Tf32, ..Policy::default() };
     let error = compile(&graph, &policy, &target("cpu")).expect_err("cpu").to_string();
-    assert!(error.contains("tf32 needs products of TF32, which `cpu` does not have: an NVIDIA GPU"), "{error}");
+    assert!(error.contains("tf32 needs TF32 matmuls, which `cpu` does not have: an NVIDIA GPU"), "{error}");
     let trained = Policy { weights: Weights::Trained, ..policy.clone() };
     let error = compile(&graph, &trained, &target("h200")).expect_err("training").to_string();
     assert!(error.contains("tf32 is for inference"), "{error}");
@@ -201,7 +201,7 @@ fn codes_are_refused_where_they_cannot_be() {
     let policy = Policy { precision: Precision::Int8, ..Policy::default() };
     for name in ["cuda", "h200", "3090"] {
         let error = compile(&graph, &policy, &target(name)).expect_err(name).to_string();
-        assert!(error.contains("int8 needs products of integers") && error.contains(name), "{error}");
+        assert!(error.contains("int8 needs int8 matmuls") && error.contains(name), "{error}");
     }
     for (precision, on, ..) in CODES {
         let trained = Policy { precision, weights: Weights::Trained, ..Policy::default() };

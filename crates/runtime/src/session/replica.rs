@@ -27,8 +27,8 @@ struct State<T> {
 }
 
 impl<T> Shared<T> {
-    pub(super) fn new(lanes: usize) -> Self {
-        let state = State { queue: VecDeque::new(), idle: lanes, closed: false };
+    pub(super) fn new(replicas: usize) -> Self {
+        let state = State { queue: VecDeque::new(), idle: replicas, closed: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -189,9 +189,9 @@ impl<T: Send> Replica<T> {
         self.since = now;
         self.ended();
         // Sending fails if the run has failed and dropped the receiver.
-        let (lane, done) = (self.number, Done { work, seconds });
+        let (replica, done) = (self.number, Done { work, seconds });
         let (given_back, note) = (self.executor.given_back(), self.executor.note());
-        let _ = self.events.send(Event::Done { lane, done, given_back, note });
+        let _ = self.events.send(Event::Done { replica, done, given_back, note });
         Ok(())
     }
 
@@ -207,9 +207,9 @@ impl<T: Send> Replica<T> {
     fn retire(&mut self, error: DeviceError, work: Work<T>) {
         let works: Vec<Work<T>> =
             std::iter::once(work).chain(self.open.drain(..).map(|(work, _)| work)).collect();
-        let (lane, handed_back) = (self.number, works.len());
+        let (replica, handed_back) = (self.number, works.len());
         self.shared.hand_back(works);
-        let _ = self.events.send(Event::Retired { lane, error, handed_back });
+        let _ = self.events.send(Event::Retired { replica, error, handed_back });
     }
 }
 

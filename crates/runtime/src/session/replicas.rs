@@ -179,7 +179,7 @@ pub(super) struct Replicas<T> {
 /// Event reported by a device thread.
 pub(super) enum Event<T> {
     Done {
-        lane: usize,
+        replica: usize,
         done: Done<T>,
         given_back: Bytes,
         /// The device's remark about an unusual event.
@@ -187,7 +187,7 @@ pub(super) enum Event<T> {
     },
     /// The device failed, and `handed_back` steps were returned to the queue.
     Retired {
-        lane: usize,
+        replica: usize,
         error: DeviceError,
         handed_back: usize,
     },
@@ -202,11 +202,11 @@ impl<T: Send + 'static> Replicas<T> {
         let Some(first) = executors.first() else {
             return Err(RuntimeError::bug("there is no device to compute on"));
         };
-        let (program, lanes) = (first.program().clone(), executors.len());
+        let (program, replicas) = (first.program().clone(), executors.len());
         let target = match program.target().space == HOST {
             // On the host, waiting steps use the same memory as running steps, so few are kept.
-            true if program.replicas() == 1 => lanes,
-            true => in_flight_target(lanes),
+            true if program.replicas() == 1 => replicas,
+            true => in_flight_target(replicas),
             false => executors.iter().map(|e| e.depth() + 1).sum(),
         };
         let usage = executors.iter().map(|e| {
@@ -214,15 +214,15 @@ impl<T: Send + 'static> Replicas<T> {
             Usage { name, arithmetic, ..Usage::default() }
         });
         let usage = usage.collect();
-        let shared = Arc::new(Shared::new(lanes));
+        let shared = Arc::new(Shared::new(replicas));
         let queue = Arc::clone(&shared);
         let (sender, events) = channel();
         let start = |(number, executor)| {
             let (shared, events) = (Arc::clone(&queue), sender.clone());
-            let lane = Replica::new(number, executor, shared, events);
-            spawn("device", move || lane.run()).map_err(RuntimeError::thread("device"))
+            let replica = Replica::new(number, executor, shared, events);
+            spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))
         };
-        let (in_flight, working, warnings) = (0, lanes, vec![]);
+        let (in_flight, working, warnings) = (0, replicas, vec![]);
         let threads = vec![];
         // From here on, an error drops `all`, which ends the threads that were started.
         let mut all = Self { shared, events, threads, program, usage, in_flight, target, working, warnings };
@@ -321,9 +321,9 @@ impl<T: Send + 'static> Replicas<T> {
     /// Processes an event; returns the step if one was completed.
     fn hear(&mut self, event: Event<T>) -> Result<Option<Done<T>>, RuntimeError> {
         match event {
-            Event::Done { lane, done, given_back, note } => {
+            Event::Done { replica, done, given_back, note } => {
                 self.in_flight -= 1;
-                let usage = &mut self.usage[lane];
+                let usage = &mut self.usage[replica];
                 usage.steps += 1;
                 usage.tokens += done.work.counts.tokens;
                 usage.busy += done.seconds;
@@ -331,15 +331,15 @@ impl<T: Send + 'static> Replicas<T> {
                 self.warnings.extend(note.map(|note| format!("{}: {note}", usage.name)));
                 Ok(Some(done))
             }
-            Event::Retired { lane, error, handed_back } => {
+            Event::Retired { replica, error, handed_back } => {
                 self.working -= 1;
-                let (name, why) = (&self.usage[lane].name, told(&error));
+                let (name, why) = (&self.usage[replica].name, told(&error));
                 let steps = if handed_back == 1 { "step" } else { "steps" };
                 self.warnings.push(format!(
                     "{name} failed and is no longer used: {why}; its {handed_back} in-flight {steps} are \
                         computed by the other devices"
                 ));
-                self.usage[lane].failed = Some(why);
+                self.usage[replica].failed = Some(why);
                 if self.working > 0 {
                     return Ok(None);
                 }

@@ -21,7 +21,9 @@ pub(super) fn name(executor: &Executor) -> String {
     let device = executor.device();
     match executor.program().replicas() {
         1 => device.name(),
-        lanes => format!("cpu ({}, {lanes} replicas of {})", device.arithmetic(), threads(device.workers())),
+        replicas => {
+            format!("cpu ({}, {replicas} replicas of {})", device.arithmetic(), threads(device.workers()))
+        }
     }
 }
 
@@ -40,7 +42,7 @@ fn device_line(executor: &Executor, precision: Precision) -> String {
     let linear = kernel(|op| matches!(op, Op::Linear(_))).unwrap_or("none");
     let (device, with) = (name(executor), executor.device().arithmetic());
     let by = executor.device().matmul_provider().map_or_else(String::new, |by| format!(" by {by}"));
-    format!("{device}: precision {}, attention: {attention}, products: {linear}{by} ({with})", precision.name())
+    format!("{device}: precision {}, attention: {attention}, matmuls: {linear}{by} ({with})", precision.name())
 }
 
 /// The line of `memory_line`, extended by memory outside the plan: on a CPU, the bytes of the budget reserved
@@ -60,11 +62,11 @@ pub(crate) fn memory_line_with_host(budget: &Budget, program: &Program, kept: By
 /// weights that each step streams from disk; parts that are zero are left out.
 fn memory_line(program: &Program, budget: Bytes) -> String {
     let (tokens, peak, ledger) = (tokens(program), program.peak(), program.ledger().line());
-    let lanes = match program.replicas() {
+    let replicas = match program.replicas() {
         1 => String::new(),
-        lanes => format!(" in {lanes} replicas"),
+        replicas => format!(" in {replicas} replicas"),
     };
-    let line = format!("memory budget {budget}; planned {peak} at {tokens} tokens a step{lanes} ({ledger})");
+    let line = format!("memory budget {budget}; planned {peak} at {tokens} tokens a step{replicas} ({ledger})");
     let staging: Bytes = program.host_staging().into_iter().sum();
     let line = match staging {
         Bytes::ZERO => line,

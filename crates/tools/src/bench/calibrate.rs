@@ -4,7 +4,7 @@
 //! always a valid target.
 
 use super::case::{BenchCase, one_sequence};
-use super::ceiling::raw_products;
+use super::ceiling::raw_gemm_rate;
 use super::{BenchWork, median, storage, training};
 use crate::ToolError;
 use crate::doctor;
@@ -37,11 +37,11 @@ pub struct Calibration {
     pub storage: bool,
     /// Known models with timed GEMMs, as (id, description of the arithmetic that determines the bits of the
     /// device's results); empty on the CPU.
-    pub products: Vec<(String, String)>,
+    pub matmuls: Vec<(String, String)>,
 }
 
 /// `(rows, N, K)` of the GEMMs that give the CPU's rates: one linear layer each of ESM-2 35M, 150M and 650M.
-const PRODUCTS: [(u64, u64, u64); 3] = [(2048, 1920, 480), (2048, 640, 2560), (2048, 1280, 1280)];
+const CPU_GEMMS: [(u64, u64, u64); 3] = [(2048, 1920, 480), (2048, 640, 2560), (2048, 1280, 1280)];
 
 /// Tokens of the longest sequence of ESM-2, including the start and end tokens.
 const LONGEST: u64 = 1024;
@@ -73,10 +73,10 @@ pub fn calibrate(path: &Path, settings: &Settings, repeats: usize) -> Result<Cal
     };
     let text = text + &slower_text(&slower);
     let target = Target::parse(&path.display().to_string(), &text)?;
-    let products = products(settings)?;
+    let matmuls = matmuls(settings)?;
     file.write_all(text.as_bytes()).map_err(|e| file.error(e))?;
     file.commit()?;
-    Ok(Calibration { path: path.to_owned(), target, storage: storage.is_some(), products })
+    Ok(Calibration { path: path.to_owned(), target, storage: storage.is_some(), matmuls })
 }
 
 fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Rates, ToolError> {
@@ -84,11 +84,11 @@ fn rates(settings: &Settings, repeats: usize, storage: Option<f64>) -> Result<Ra
     let (f32, tf32, bf16, fp8, int8) = match settings.is_on_host() {
         true => {
             let of = |precision| products_rate(&with(precision), repeats);
-            let int8 = raw_products(&with(Precision::Int8))?;
+            let int8 = raw_gemm_rate(&with(Precision::Int8))?;
             (of(Precision::F32)?, None, of(Precision::Bf16)?, None, Some(int8))
         }
         false => {
-            let of = |precision| raw_products(&with(precision));
+            let of = |precision| raw_gemm_rate(&with(precision));
             let tf32 = Some(of(Precision::Tf32)?);
             let fp8 = where_known(settings.target()?.rates.fp8, || of(Precision::Fp8))?;
             (of(Precision::F32)?, tf32, of(Precision::Bf16)?, fp8, None)
@@ -115,20 +115,20 @@ fn where_known(
     Ok(planned.map(|_| measure()).transpose()?)
 }
 
-/// Operations per second of the GEMMs of [`PRODUCTS`] on the CPU, in the precision of the settings.
+/// Operations per second of the GEMMs of [`CPU_GEMMS`] on the CPU, in the precision of the settings.
 fn products_rate(settings: &Settings, repeats: usize) -> Result<f64, ToolError> {
     let (mut flops, mut seconds) = (0.0, 0.0);
-    for (rows, n, k) in PRODUCTS {
-        let mut product = BenchCase::start(&BenchWork::Linear { rows, n, k }, settings)?;
+    for (rows, n, k) in CPU_GEMMS {
+        let mut case = BenchCase::start(&BenchWork::Linear { rows, n, k }, settings)?;
         flops += 2.0 * (rows * n * k) as f64;
-        seconds += product.seconds(repeats)?;
+        seconds += case.seconds(repeats)?;
     }
     Ok(flops / seconds)
 }
 
 /// Opens each known model on the GPU. Opening times the GEMMs that are not yet in the device's table. Models
 /// that do not fit into the memory budget are skipped; their GEMMs are timed on the device that runs them.
-fn products(settings: &Settings) -> Result<Vec<(String, String)>, ToolError> {
+fn matmuls(settings: &Settings) -> Result<Vec<(String, String)>, ToolError> {
     if settings.is_on_host() {
         return Ok(vec![]);
     }
@@ -267,8 +267,8 @@ impl Calibration {
     pub fn to_json(&self) -> Value {
         let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage } = self.target.rates;
         let storage = self.storage.then_some(storage);
-        let products: Value =
-            self.products.iter().cloned().map(|(model, with)| (model, Value::from(with))).collect();
+        let matmuls: Value =
+            self.matmuls.iter().cloned().map(|(model, with)| (model, Value::from(with))).collect();
         json!({
             "target": self.path.display().to_string(),
             "about": self.target.about,
@@ -277,7 +277,7 @@ impl Calibration {
                 "launch": launch, "storage": storage
             },
             "slower": self.target.slower,
-            "products": products,
+            "matmuls": matmuls,
         })
     }
 }
@@ -303,7 +303,7 @@ impl fmt::Display for Calibration {
                     cache"
             )?,
         }
-        for (model, with) in &self.products {
+        for (model, with) in &self.matmuls {
             writeln!(f, "  matmuls of {model}: {with}")?;
         }
         write!(f, "to use it: plimsoll plan --target {path}")

@@ -25,7 +25,7 @@ const TURN: f64 = 0.1;
 /// equal size start at different positions of the cycle.
 const RANDOM: usize = 1_048_573;
 
-/// Rows of the embedding table before the GEMMs of [`Subject::products`]: the vocabulary of ESM-2.
+/// Rows of the embedding table before the GEMMs of [`BenchCase::gemm_chain`]: the vocabulary of ESM-2.
 const VOCABULARY: u64 = 33;
 
 /// Maximum number of passes in a measurement.
@@ -84,7 +84,7 @@ impl BenchCase {
                 // policy applies it to an f32 graph.
                 let precision = if dtype == DType::F32 { precision } else { Precision::F32 };
                 let policy = Policy { precision, ..Policy::default() };
-                let mut subject = Self::single(settings, &policy, rows, product(rows, n, k, dtype))?;
+                let mut subject = Self::single(settings, &policy, rows, single_linear(rows, n, k, dtype))?;
                 let numbers = numbers(1).take((rows * k) as usize);
                 match dtype {
                     DType::F32 => {
@@ -155,7 +155,7 @@ impl BenchCase {
     /// A chain of `count` linear layers from `width` to `width` features on `rows` rows, in the precision of
     /// the settings and with the kernels of models. The rate of its linear layers is the attainable rate of a
     /// model's.
-    pub(super) fn products(
+    pub(super) fn gemm_chain(
         settings: &Settings,
         rows: u64,
         width: u64,
@@ -169,7 +169,7 @@ impl BenchCase {
         let mut x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table]);
         for i in 0..count {
             g.scope(format!("layer.{i}."), Some(i));
-            x = g.linear(x, "product", width, true);
+            x = g.linear(x, "linear", width, true);
         }
         g.scope("", None);
         let mean = g.one(Op::SegmentMean(SegmentMean { skip_first: 0, skip_last: 0 }), &[x, spans]);
@@ -356,10 +356,10 @@ fn element(precision: Precision) -> Result<DType, ToolError> {
 }
 
 /// A graph of one linear layer with all operands of `dtype`.
-fn product(rows: u64, n: u64, k: u64, dtype: DType) -> Result<Graph, VerifyError> {
+fn single_linear(rows: u64, n: u64, k: u64, dtype: DType) -> Result<Graph, VerifyError> {
     let mut g = Builder::new(one_sequence(rows));
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(k)], DType::F32);
-    let y = g.linear(x, "product", n, true);
+    let y = g.linear(x, "linear", n, true);
     g.output("y", y);
     let mut graph = g.finish()?;
     graph.values.iter_mut().for_each(|value| value.spec.dtype = dtype);

@@ -8,7 +8,7 @@ use plimsoll_graph::DType;
 use plimsoll_runtime::{RuntimeError, Settings};
 
 /// M, N and K of the GEMMs on devices other than the CPU.
-const PRODUCT: u64 = 8192;
+const GEMM_SIZE: u64 = 8192;
 /// Number of consecutive GEMMs in a step.
 const COUNT: u32 = 3;
 
@@ -17,14 +17,14 @@ pub(super) enum PeakRate {
     /// CPU: loops of arithmetic instructions on registers, without memory traffic.
     Loops(Cpu),
     /// Other devices: large GEMMs with the same kernels as a model's linear layers.
-    Products(Box<BenchCase>),
+    Gemms(Box<BenchCase>),
 }
 
 impl PeakRate {
     pub(super) fn of(settings: &Settings) -> Result<Self, RuntimeError> {
         match settings.is_on_host() {
             true => Ok(Self::Loops(Cpu::start(settings.threads).map_err(RuntimeError::thread("compute"))?)),
-            false => Ok(Self::Products(Box::new(BenchCase::products(settings, PRODUCT, PRODUCT, COUNT)?))),
+            false => Ok(Self::Gemms(Box::new(BenchCase::gemm_chain(settings, GEMM_SIZE, GEMM_SIZE, COUNT)?))),
         }
     }
 
@@ -38,20 +38,20 @@ impl PeakRate {
     ) -> Result<Option<(&'static str, f64)>, RuntimeError> {
         match self {
             Self::Loops(cpu) => Ok(raw_loop(cpu, dtype, seconds)),
-            Self::Products(products) => Ok(Some(("product", products.linear_gflops(seconds)?))),
+            Self::Gemms(case) => Ok(Some(("gemm", case.linear_gflops(seconds)?))),
         }
     }
 }
 
 /// Operations per second of square linear layers in the precision of the settings: with the width of ESM-2 3B
 /// on GPUs, of ESM-2 650M on the CPU.
-pub(super) fn raw_products(settings: &Settings) -> Result<f64, RuntimeError> {
+pub(super) fn raw_gemm_rate(settings: &Settings) -> Result<f64, RuntimeError> {
     /// Minimum duration of the measurement.
     const SECONDS: f64 = 0.3;
     let (rows, width) = if settings.is_on_host() { (2048, 1280) } else { (16_384, 2560) };
-    let mut products = BenchCase::products(settings, rows, width, COUNT)?;
-    products.passes(1)?;
-    Ok(1e9 * products.linear_gflops(SECONDS)?)
+    let mut gemms = BenchCase::gemm_chain(settings, rows, width, COUNT)?;
+    gemms.passes(1)?;
+    Ok(1e9 * gemms.linear_gflops(SECONDS)?)
 }
 
 fn raw_loop(cpu: &Cpu, dtype: DType, seconds: f64) -> Option<(&'static str, f64)> {
@@ -82,10 +82,10 @@ mod tests {
     #[test]
     fn the_rate_of_products_is_theirs_alone() {
         let settings = Settings { threads: 1, ..Settings::default() };
-        let mut products = BenchCase::products(&settings, 64, 96, 2).expect("planned");
-        let rate = products.linear_gflops(0.0).expect("timed");
+        let mut gemms = BenchCase::gemm_chain(&settings, 64, 96, 2).expect("planned");
+        let rate = gemms.linear_gflops(0.0).expect("timed");
         assert!(rate.is_finite() && rate > 0.0, "{rate}");
-        let seconds = products.instructions().expect("timed");
-        assert_eq!(seconds.len(), products.plan().schedule.instrs.len());
+        let seconds = gemms.instructions().expect("timed");
+        assert_eq!(seconds.len(), gemms.plan().schedule.instrs.len());
     }
 }

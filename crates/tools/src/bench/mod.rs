@@ -127,7 +127,7 @@ mod tests {
             bench(&Request { work: work(sequences), settings, repeats: 1, trace: None }).expect("timed")
         };
         let (one, four, small) = (report(1, 40), report(4, 40), report(4, 9));
-        assert_eq!([&one, &four, &small].map(|r| (r.lanes, r.steps)), [(1, 2), (4, 8), (1, 1)]);
+        assert_eq!([&one, &four, &small].map(|r| (r.replicas, r.steps)), [(1, 2), (4, 8), (1, 1)]);
         assert_eq!((four.tokens, four.step_tokens), (40 * 105, 5 * 105));
         // Rotary tables are computed once per step, so their operations depend on the number of steps.
         let of_tokens = |k: &&Kernel| k.op != "rotary_table";

@@ -22,7 +22,7 @@ pub struct BenchReport {
     /// Number of compute threads.
     pub threads: usize,
     /// Number of replicas: devices or groups of CPU threads that each compute their own steps, at the same time.
-    pub lanes: usize,
+    pub replicas: usize,
     /// Number of steps in a pass over the batch.
     pub steps: u64,
     /// Tokens of the largest step.
@@ -84,7 +84,7 @@ impl BenchReport {
             dtype: subject.plan().matmul_dtype(),
             device: subject.device(),
             threads: request.settings.threads,
-            lanes: subject.replicas(),
+            replicas: subject.replicas(),
             steps: subject.steps.len() as u64,
             step_tokens: tokens(u64::max),
             tokens: tokens(|a, b| a + b),
@@ -128,7 +128,7 @@ impl BenchReport {
             "dtype": self.dtype,
             "device": self.device,
             "threads": self.threads,
-            "lanes": self.lanes,
+            "replicas": self.replicas,
             "steps": self.steps,
             "step_tokens": self.step_tokens,
             "passes": self.passes,
@@ -212,7 +212,7 @@ impl fmt::Display for BenchReport {
             writeln!(f, "  {name:<18} {bytes:>20}")?;
         }
         write!(f, "\n   share  launches        ms            rate  kernel")?;
-        if self.lanes > 1 {
+        if self.replicas > 1 {
             write!(f, " (times are means over the replicas)")?;
         }
         self.kernels.iter().take(SLOWEST).try_for_each(|kernel| write!(f, "\n{kernel}"))?;

@@ -32,13 +32,13 @@ impl PackedStep {
 }
 
 /// Splits `lengths` into steps within the bounds, preserving their order. One replica gets full steps; several
-/// replicas get steps of about equal size, where possible in a number that is a multiple of `lanes`.
-pub(super) fn packs<'a>(lengths: &'a [u64], bounds: &Bounds, lanes: usize) -> Vec<&'a [u64]> {
+/// replicas get steps of about equal size, where possible in a number that is a multiple of `replicas`.
+pub(super) fn packs<'a>(lengths: &'a [u64], bounds: &Bounds, replicas: usize) -> Vec<&'a [u64]> {
     let full = cut(lengths, bounds, |_| u64::MAX);
-    if lanes == 1 {
+    if replicas == 1 {
         return full;
     }
-    let (tokens, steps) = (lengths.iter().sum::<u64>(), full.len().next_multiple_of(lanes) as u64);
+    let (tokens, steps) = (lengths.iter().sum::<u64>(), full.len().next_multiple_of(replicas) as u64);
     cut(lengths, bounds, |step| tokens * (step as u64 + 1) / steps)
 }
 
@@ -68,12 +68,15 @@ mod tests {
     #[test]
     fn lanes_have_equal_steps() {
         let bounds = Bounds { tokens: 1024, sequences: 128, longest: 168 };
-        for (lanes, wanted) in [(1, vec![6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 4]), (8, vec![4; 16]), (16, vec![4; 16])]
+        for (replicas, wanted) in
+            [(1, vec![6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 4]), (8, vec![4; 16]), (16, vec![4; 16])]
         {
-            let sizes: Vec<usize> = packs(&[168; 64], &bounds, lanes).iter().map(|step| step.len()).collect();
-            assert_eq!(sizes, wanted, "{lanes} lanes");
+            let sizes: Vec<usize> =
+                packs(&[168; 64], &bounds, replicas).iter().map(|step| step.len()).collect();
+            assert_eq!(sizes, wanted, "{replicas} replicas");
         }
-        let sizes = |lanes| packs(&[168; 64], &bounds, lanes).iter().map(|step| step.len()).collect::<Vec<_>>();
+        let sizes =
+            |replicas| packs(&[168; 64], &bounds, replicas).iter().map(|step| step.len()).collect::<Vec<_>>();
         assert!(sizes(4).len() == 12 && sizes(4).iter().all(|n| (5..=6).contains(n)), "{:?}", sizes(4));
         assert!(sizes(3).len() == 12 && sizes(5).len() == 15);
     }
@@ -85,9 +88,9 @@ mod tests {
             .map(|i| [1, 100, 40, 7, 60][i % 5] + (i as u64 * i as u64) % 30)
             .map(|n| n.min(100))
             .collect();
-        for lanes in [1, 2, 3, 8, 300] {
-            let packs = packs(&lengths, &bounds, lanes);
-            assert_eq!(packs.concat(), lengths, "{lanes} lanes");
+        for replicas in [1, 2, 3, 8, 300] {
+            let packs = packs(&lengths, &bounds, replicas);
+            assert_eq!(packs.concat(), lengths, "{replicas} replicas");
             for step in packs.into_iter().map(PackedStep::of) {
                 assert!(bounds.admits(step.counts), "{:?}", step.counts);
             }

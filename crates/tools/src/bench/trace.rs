@@ -78,9 +78,9 @@ fn launch(graph: &Graph, id: plimsoll_graph::NodeId) -> (&'static str, Launch) {
 }
 
 /// The trace as JSON, with one process for each replica.
-fn to_json(lanes: &[(String, Vec<Span>)], order: &Order) -> Value {
+fn to_json(replicas: &[(String, Vec<Span>)], order: &Order) -> Value {
     let events: Vec<Value> =
-        lanes.iter().enumerate().flat_map(|(pid, (name, spans))| events(pid, name, spans, order)).collect();
+        replicas.iter().enumerate().flat_map(|(pid, (name, spans))| events(pid, name, spans, order)).collect();
     json!({"displayTimeUnit": "ms", "traceEvents": events})
 }
 
@@ -147,8 +147,8 @@ mod tests {
             names.iter().enumerate().map(|(i, name)| span("compute", name, i as f64)).collect();
         spans.insert(0, span("out", "copy out, 8 B", 20.0));
         spans.push(span("in", "copy in, 16 B", 0.5));
-        let lanes = [("a device".to_owned(), spans), ("another".to_owned(), vec![])];
-        let json = to_json(&lanes, &order());
+        let replicas = [("a device".to_owned(), spans), ("another".to_owned(), vec![])];
+        let json = to_json(&replicas, &order());
         let events = json["traceEvents"].as_array().expect("events");
         assert_eq!(events[0]["args"]["name"], "a device");
         let tracks: Vec<&str> = events[1..4].iter().filter_map(|e| e["args"]["name"].as_str()).collect();

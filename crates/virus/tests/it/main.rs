@@ -7,9 +7,9 @@ mod cards;
 #[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
 #[path = "../../../runtime/tests/it/rig.rs"]
 mod folders;
-mod lanes;
 mod memory;
 mod narrow;
 mod predict;
+mod replicas;
 mod resume;
 mod rig;

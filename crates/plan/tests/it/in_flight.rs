@@ -51,10 +51,10 @@ fn lanes_are_in_the_ledger() {
     let one = program("cpu", Weights::Resident);
     let each = one.arena_bytes() - one.persistent();
     assert!(each > Bytes::ZERO && one.persistent() > each);
-    for (lanes, label) in [(2, "1 lane beside the first"), (5, "4 lanes beside the first")] {
-        let several = one.clone().with_replicas(lanes);
-        let more = Bytes(each.0 * (lanes as u64 - 1));
-        assert_eq!(several.replicas(), lanes);
+    for (replicas, label) in [(2, "1 replica beside the first"), (5, "4 replicas beside the first")] {
+        let several = one.clone().with_replicas(replicas);
+        let more = Bytes(each.0 * (replicas as u64 - 1));
+        assert_eq!(several.replicas(), replicas);
         assert_eq!(several.arena_bytes(), one.arena_bytes());
         assert_eq!(several.peak(), one.peak() + more);
         assert_eq!(several.ledger().total(), several.peak());

@@ -87,7 +87,7 @@ fn steps(record: &serde_json::Value) -> Vec<u64> {
 
 #[test]
 fn any_number_of_devices_predicts_the_same_bytes() {
-    let folder = Folder::new("lanes-predict");
+    let folder = Folder::new("replicas-predict");
     let wanted = folder.path("cpu");
     predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
     for count in [1, 2, 3, 8] {
@@ -103,8 +103,8 @@ fn any_number_of_devices_predicts_the_same_bytes() {
 
 /// The 29 kB of reads justify three replicas, which have equal numbers of threads; two threads are one replica.
 #[test]
-fn lanes_of_a_cpu_predict_the_bytes_of_one() {
-    let folder = Folder::new("lanes-threads");
+fn replicas_of_a_cpu_predict_the_bytes_of_one() {
+    let folder = Folder::new("replicas-threads");
     let wanted = folder.path("one");
     predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
     let run = |name: &str, settings: Settings| {
@@ -115,10 +115,10 @@ fn lanes_of_a_cpu_predict_the_bytes_of_one() {
         (steps(&report.run_record), report.memory_line, report.run_record["plan"]["peak_bytes"].as_u64())
     };
     let mut peaks = vec![];
-    for (threads, lanes) in [(2, 1), (3, 3), (4, 2)] {
+    for (threads, replicas) in [(2, 1), (3, 3), (4, 2)] {
         let (steps, line, peak) = run(&format!("{threads}"), Settings { threads, ..on_cpu() });
-        assert!(shared(&steps, lanes), "{steps:?}");
-        assert_eq!(line.contains(&format!(" in {lanes} replicas (")), lanes > 1, "{line}");
+        assert!(shared(&steps, replicas), "{steps:?}");
+        assert_eq!(line.contains(&format!(" in {replicas} replicas (")), replicas > 1, "{line}");
         peaks.extend(peak);
     }
     // A budget one byte below the plan with three replicas leaves one.
@@ -128,8 +128,8 @@ fn lanes_of_a_cpu_predict_the_bytes_of_one() {
 }
 
 #[test]
-fn lanes_of_a_cpu_embed_the_bytes_of_one() {
-    let folder = Folder::new("lanes-threads-embed");
+fn replicas_of_a_cpu_embed_the_bytes_of_one() {
+    let folder = Folder::new("replicas-threads-embed");
     let run = |name: &str, settings| {
         let long: String = fs::read_to_string(proteins(&folder)).expect("text").repeat(4);
         let mut options = embedding(&folder, name, Pool::Tokens, settings);
@@ -156,7 +156,7 @@ fn renamed(fasta: &str) -> String {
 /// If the device fails to record a step, the step did not run: it is run by single launches, with one warning.
 #[test]
 fn a_step_that_cannot_be_recorded_is_run_and_said() {
-    let folder = Folder::new("lanes-unrecorded");
+    let folder = Folder::new("replicas-unrecorded");
     let wanted = folder.path("cpu");
     predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
     let (out, mut listener) = (folder.path("card"), Listener::default());
@@ -193,7 +193,7 @@ fn proteins(folder: &Folder) -> PathBuf {
 
 #[test]
 fn any_number_of_devices_embeds_the_same_bytes() {
-    let folder = Folder::new("lanes-embed");
+    let folder = Folder::new("replicas-embed");
     let run = |name: &str, pool, settings| {
         let options = embedding(&folder, name, pool, settings);
         let report = embed(&options, &mut Listener::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -213,7 +213,7 @@ fn any_number_of_devices_embeds_the_same_bytes() {
 
 #[test]
 fn a_device_that_fails_is_left_out() {
-    let folder = Folder::new("lanes-failing");
+    let folder = Folder::new("replicas-failing");
     let wanted = folder.path("cpu");
     predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
     let slow = |number| Card::new(number).slow(Duration::from_millis(2));
@@ -240,7 +240,7 @@ fn a_device_that_fails_is_left_out() {
 
 #[test]
 fn without_a_device_the_run_ends_and_goes_on_later() {
-    let folder = Folder::new("lanes-none");
+    let folder = Folder::new("replicas-none");
     let (wanted, out) = (folder.path("cpu"), folder.path("out"));
     predict(&prediction(&wanted, on_cpu()), &mut Listener::default()).unwrap_or_else(|e| panic!("{e}"));
     let settings = on([Card::new(0).failing_at(350), Card::new(1).failing_at(250)]);
@@ -258,7 +258,7 @@ fn without_a_device_the_run_ends_and_goes_on_later() {
 
 #[test]
 fn who_is_free_takes_the_next() {
-    let folder = Folder::new("lanes-slow");
+    let folder = Folder::new("replicas-slow");
     let settings = on([Card::new(0).slow(Duration::from_millis(20)), Card::new(1)]);
     let report = predict(&prediction(&folder.path("out"), settings), &mut Listener::default());
     let steps = steps(&report.unwrap_or_else(|e| panic!("{e}")).run_record);
@@ -268,7 +268,7 @@ fn who_is_free_takes_the_next() {
 /// The journal does not depend on number and names of the devices.
 #[test]
 fn a_run_goes_on_with_other_devices() {
-    let folder = Folder::new("lanes-others");
+    let folder = Folder::new("replicas-others");
     let out = folder.path("out");
     let broken = on([Card::new(0).failing_at(600)]);
     predict(&prediction(&out, broken), &mut Listener::default()).expect_err("its device fails");
