@@ -12,7 +12,7 @@ pub struct Capability(pub u32, pub u32);
 
 impl Capability {
     /// Minimum compute capability of the kernels.
-    pub const LEAST: Self = Self(8, 0);
+    pub const MIN: Self = Self(8, 0);
     /// Minimum compute capability of e4m3 matmuls.
     pub const FP8: Self = Self(8, 9);
     /// Hopper: warpgroup matmuls, with fused gates and layer norms.
@@ -21,36 +21,36 @@ impl Capability {
 
 table! {
     /// A kernel for NVIDIA GPUs.
-    CudaKernel: Row {
-        Add = "rows": Add Row::Rows,
-        Flash = "flash": Attention Row::Rows,
-        BatchNorm = "rows": BatchNorm Row::Rows,
-        Cast = "rows": Cast Row::Rows,
-        Concat = "rows": Concat Row::Rows,
-        Embed = "rows": Embed Row::Rows,
-        Gelu = "rows": Gelu Row::Rows,
-        Glu = "rows": Glu Row::Rows,
-        LayerNorm = "rows": LayerNorm Row::Rows,
-        Gemm = "gemm": Linear Row::Product,
-        GemmFp8 = "gemm": Linear Row::Codes,
-        Quantize = "rows": Quantize Row::Rows,
-        Relu = "rows": Relu Row::Rows,
-        RotaryTable = "sequence": RotaryTable Row::Rows,
-        SegmentMean = "sequence": SegmentMean Row::Rows,
-        SelectRows = "rows": SelectRows Row::Rows,
-        Softmax = "rows": Softmax Row::Rows,
+    CudaKernel: Operands {
+        Add = "rows": Add Operands::Rows,
+        Flash = "flash": Attention Operands::Rows,
+        BatchNorm = "rows": BatchNorm Operands::Rows,
+        Cast = "rows": Cast Operands::Rows,
+        Concat = "rows": Concat Operands::Rows,
+        Embed = "rows": Embed Operands::Rows,
+        Gelu = "rows": Gelu Operands::Rows,
+        Glu = "rows": Glu Operands::Rows,
+        LayerNorm = "rows": LayerNorm Operands::Rows,
+        Gemm = "gemm": Linear Operands::Matmul,
+        GemmFp8 = "gemm": Linear Operands::Quantized,
+        Quantize = "rows": Quantize Operands::Rows,
+        Relu = "rows": Relu Operands::Rows,
+        RotaryTable = "sequence": RotaryTable Operands::Rows,
+        SegmentMean = "sequence": SegmentMean Operands::Rows,
+        SelectRows = "rows": SelectRows Operands::Rows,
+        Softmax = "rows": Softmax Operands::Rows,
     }
 }
 
 /// Accepted element types and workspace of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Row {
+enum Operands {
     /// Rows of one floating-point type; no workspace.
     Rows,
     /// Rows of one floating-point type, and workspace for cuBLASLt algorithms.
-    Product,
+    Matmul,
     /// Quantized values with their scales, and bf16; the same workspace.
-    Codes,
+    Quantized,
 }
 
 /// Widest rows for which Hopper's matmul fuses a preceding layer norm. Measured on an H200: with 640 columns a
@@ -68,23 +68,23 @@ pub(super) fn fusions(capability: Capability) -> Fusions {
 impl CudaKernel {
     pub(super) fn dtypes(self) -> &'static [DType] {
         match self.row() {
-            Row::Rows | Row::Product => &[DType::F32, DType::Bf16, DType::F16],
-            Row::Codes => &[DType::F8, DType::Bf16],
+            Operands::Rows | Operands::Matmul => &[DType::F32, DType::Bf16, DType::F16],
+            Operands::Quantized => &[DType::F8, DType::Bf16],
         }
     }
 
     pub(super) fn weights(self) -> Layout {
         match self.row() {
-            Row::Rows | Row::Product => Layout::RowMajor,
-            Row::Codes => Layout::Scaled,
+            Operands::Rows | Operands::Matmul => Layout::RowMajor,
+            Operands::Quantized => Layout::Scaled,
         }
     }
 
     /// Whether the kernel accepts a node's op and attributes; the element types of the inputs are checked
     /// separately.
     pub(super) fn accepts(self, capability: Capability, node: &Node) -> bool {
-        let has_codes = self.row() != Row::Codes || capability >= Capability::FP8;
-        self.op() == node.op.kind() && has_codes && self.has(capability, &node.op)
+        let has_fp8 = self.row() != Operands::Quantized || capability >= Capability::FP8;
+        self.op() == node.op.kind() && has_fp8 && self.has(capability, &node.op)
     }
 
     /// Whether the kernel implements an op with these attributes.
@@ -93,7 +93,7 @@ impl CudaKernel {
             matches!(op.mask, Mask::Full | Mask::Causal) && op.head_dim <= WIDEST_HEAD
         } else if let Op::Linear(op) = op {
             let plain = op.epilogue != Epilogue::Gate && op.prologue == Prologue::None;
-            self.row() != Row::Codes || plain
+            self.row() != Operands::Quantized || plain
         } else if let Op::Quantize(op) = op {
             op.to == DType::F8 && capability >= Capability::FP8
         } else {
@@ -103,8 +103,8 @@ impl CudaKernel {
 
     pub(super) fn workspace(self) -> Bytes {
         match self.row() {
-            Row::Rows => Bytes::ZERO,
-            Row::Product | Row::Codes => GEMM,
+            Operands::Rows => Bytes::ZERO,
+            Operands::Matmul | Operands::Quantized => GEMM,
         }
     }
 }
