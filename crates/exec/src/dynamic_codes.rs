@@ -76,7 +76,7 @@ impl DynamicCodes {
     }
 
     /// The same for an f64, directly by the definition; slower.
-    pub fn nearest_exact(&self, x: f64) -> u8 {
+    pub(crate) fn nearest_exact(&self, x: f64) -> u8 {
         (0..255).position(|i| x <= boundary(&self.values, i)).unwrap_or(255) as u8
     }
 }

@@ -114,10 +114,4 @@ impl MemoryPlan {
     pub fn slice(&self, value: ValueId) -> Option<Slice> {
         self.slices[value.index()]
     }
-
-    /// Transient bytes above the lower bound, in thousandths of the lower bound, rounded up.
-    pub fn waste_permille(&self) -> u64 {
-        let waste = self.transient.saturating_sub(self.lower_bound).0;
-        (waste * 1000).div_ceil(self.lower_bound.0.max(1))
-    }
 }

@@ -37,7 +37,7 @@ pub struct VirNucProResults {
 
 /// The folder of tables: `folder` or a subfolder; `None` if there is none. `Err` if there are several
 /// subfolders.
-pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
+pub(crate) fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
     if folder.join(FRAMES).is_file() {
         return Ok(Some(folder.to_owned()));
     }

@@ -130,7 +130,7 @@ impl Settings {
 
     /// Severity at which a run reports its device and kernels: only a detail for f32 on the CPU, which is the
     /// reference.
-    pub fn computing_level(&self) -> Level {
+    pub(crate) fn computing_level(&self) -> Level {
         match (self.is_on_host(), self.precision()) {
             (true, Ok(Precision::F32)) => Level::Detail,
             (true | false, _) => Level::Info,

@@ -90,7 +90,7 @@ impl Feed {
     }
 
     /// Reads the next validation micro-batch; `None` at the end of the validation data.
-    pub fn take_validation(&mut self) -> Result<Option<Taken>, TrainError> {
+    pub(crate) fn take_validation(&mut self) -> Result<Option<Taken>, TrainError> {
         match self {
             Self::Tokens(feed) => {
                 let Some(stream) = &mut feed.validation else { return Ok(None) };

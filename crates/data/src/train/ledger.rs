@@ -39,13 +39,6 @@ impl Settings {
     }
 }
 
-impl Dataset {
-    /// Sum of [`Dataset::host_bytes`], in bytes.
-    pub fn host_total(&self) -> u64 {
-        self.host_bytes().iter().map(|held| held.bytes).sum()
-    }
-}
-
 impl Batch {
     /// Size in bytes of the buffers of a batch with these bounds: ids, targets and spans.
     pub fn host_bytes(bounds: &Bounds) -> u64 {

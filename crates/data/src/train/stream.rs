@@ -76,17 +76,6 @@ impl Stream {
         filled
     }
 
-    /// Fills the micro-batches of one gradient-accumulation step and returns the number of batches filled: fewer than
-    /// `batches.len()` at the end of an epoch, and 0 if the epoch ended with the preceding group.
-    pub fn fill_group(&mut self, batches: &mut [Batch]) -> Result<usize, DataError> {
-        for (filled, batch) in batches.iter_mut().enumerate() {
-            if !self.fill(batch)? {
-                return Ok(filled);
-            }
-        }
-        Ok(batches.len())
-    }
-
     /// The position of the next batch.
     pub fn position(&self) -> &Position {
         &self.at

@@ -139,7 +139,7 @@ pub struct Fusions {
 
 impl Kernels {
     /// Kernels that accept a node, preferred ones first; they differ in the layout of weights.
-    pub fn accepting(self, graph: &Graph, node: &Node) -> impl Iterator<Item = KernelId> {
+    pub(crate) fn accepting(self, graph: &Graph, node: &Node) -> impl Iterator<Item = KernelId> {
         self.all().filter(move |&id| self.accepts(id, graph, node))
     }
 
@@ -163,7 +163,7 @@ impl Kernels {
     }
 
     /// Fusions that the kernels support.
-    pub fn fusions(self) -> Fusions {
+    pub(crate) fn fusions(self) -> Fusions {
         match self {
             Self::Reference => Fusions { fuse_gates: false, fuse_norms: 0, mlp: false },
             Self::Cpu(_) => Fusions { fuse_gates: false, fuse_norms: 0, mlp: true },

@@ -1,6 +1,6 @@
 //! Tests of streamed weights: memory saved, predicted cost, and when streaming is chosen.
 
-use crate::cases::{MEAN, bill, bounds, encoder, plan, streamed_plan, target, with_updates};
+use crate::cases::{MEAN, bill, bounds, encoder, plan, streamed_plan, target, waste_permille, with_updates};
 use crate::oracle;
 use plimsoll_graph::ops::Embed;
 use plimsoll_graph::{Builder, Bytes, DType, Dim, Graph, Op, Role};
@@ -40,7 +40,7 @@ fn streaming_never_takes_more() {
                 let resident = alone(plan(&graph, &t), target_name);
                 let streamed = alone(streamed_plan(&graph, &t), target_name);
                 let p = &streamed.plans()[0].1;
-                let waste = p.memory.waste_permille();
+                let waste = waste_permille(&p.memory);
                 let peaks = (resident.peak().0, streamed.peak().0);
                 println!(
                     "{id:<30} {target_name:<6} {tokens:>6} {:>16} {:>16} {waste:>4} permille",

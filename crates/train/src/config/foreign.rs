@@ -110,7 +110,7 @@ pub fn table() -> &'static [Trainer] {
 }
 
 /// Returns the equivalent of a key that is not in this schema; `None` if no trainer's table has the key.
-pub fn counterpart(path: &str) -> Option<Answer> {
+pub(crate) fn counterpart(path: &str) -> Option<Answer> {
     row(path, None).map(ForeignKey::answer)
 }
 
@@ -160,7 +160,7 @@ impl Answer {
 }
 
 /// Formats all faults of a configuration file as one error message.
-pub fn complaint(name: &str, faults: &[Fault]) -> String {
+pub(crate) fn complaint(name: &str, faults: &[Fault]) -> String {
     let lines: Vec<String> = faults.iter().map(|fault| sentence(name, fault)).collect();
     match lines.as_slice() {
         [only] => only.clone(),

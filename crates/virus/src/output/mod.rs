@@ -191,7 +191,7 @@ pub struct Counts {
 
 impl Counts {
     /// Returns the counts in a run record; 0 for missing ones.
-    pub fn from_record(record: &Value) -> Self {
+    pub(crate) fn from_record(record: &Value) -> Self {
         let mut counts = Counts::default();
         for (name, count) in counts.by_name() {
             *count = record["counts"][name].as_u64().unwrap_or(0);

@@ -51,7 +51,7 @@ fn a_stream_holds_at_most_what_the_ledger_says() {
 
 fn measure() {
     let data = open(&folder("train_memory_measured"));
-    let ledger = data.host_total();
+    let ledger = data.host_bytes().iter().map(|held| held.bytes).sum::<u64>();
     let before = status("VmRSS").unwrap();
     let mut stream = data.stream(Split::Train, &data.start()).unwrap();
     let mut batch = Batch::default();
