@@ -191,16 +191,16 @@ impl<U: TileUnit> GemmTile<'_, U> {
     unsafe fn by_panels(&self, unit: &mut U, chores: &mut CoreWork<'_>) {
         let steps = &(0..self.job.x.cols().div_ceil(STEP));
         let strips = self.rows.len().div_ceil(STRIP);
-        let room = |strip: usize| self.scratch.wrapping_add(SUMS + strip * steps.len() * 2 * TILE);
+        let copy_of = |strip: usize| self.scratch.wrapping_add(SUMS + strip * steps.len() * 2 * TILE);
         for strip in 0..strips {
             // SAFETY: a strip of this task's rows, and its space.
-            unsafe { self.copy(&self.strip(strip), steps, room(strip)) };
+            unsafe { self.copy(&self.strip(strip), steps, copy_of(strip)) };
         }
         for panel in self.panels.clone() {
             for strip in 0..strips {
-                let (rows, at) = (&self.strip(strip), (room(strip).cast_const(), TILES));
+                let (rows, at) = (&self.strip(strip), (copy_of(strip).cast_const(), TILES));
                 let block = GemmBlock { strip, strips, rows, at, panel, steps, near: (Near::B, NEAR) };
-                // SAFETY: the strip was copied to `room(strip)` above.
+                // SAFETY: the strip was copied to `copy_of(strip)` above.
                 unsafe { self.block(unit, chores, block) };
             }
         }
@@ -234,14 +234,14 @@ impl<U: TileUnit> GemmTile<'_, U> {
         let of = panel - self.panels.start;
         // Finished sums are written to y while the next sums accumulate in the tile registers, so one buffer in
         // L1 is enough: it is free again before `unit.end`.
-        let room = self.scratch.cast::<f32>();
+        let finished_sums = self.scratch.cast::<f32>();
         let sums = self.scratch.wrapping_add(SUMS + SLICE + (of * strips + strip) * SUMS).cast::<f32>();
         chores.panels = (of, self.panels.len());
         chores.strips = (strip, strips);
         chores.w = if last { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
         let each = STRIP.div_ceil(steps.len());
         // SAFETY: `steps` steps of the strip and of the panel are readable; `sums` is the place of these sums.
-        // All 32 rows of `room` are finished within the loop (`each` rows per step), before `end` overwrites
+        // All 32 rows of `finished_sums` are finished within the loop (`each` rows per step), before `end` overwrites
         // them.
         unsafe {
             if more {
@@ -258,9 +258,9 @@ impl<U: TileUnit> GemmTile<'_, U> {
                 }
                 chores.prefetch_input(step);
             }
-            unit.end(if last { room } else { sums });
+            unit.end(if last { finished_sums } else { sums });
             if last {
-                chores.begin(rows, panel, room);
+                chores.begin(rows, panel, finished_sums);
             }
         }
     }

@@ -330,9 +330,9 @@ impl<U: TileUnit> MlpTile<'_, U> {
                 chores.prefetch(step);
             }
             if last {
-                let room = self.room(of);
-                unit.end(room);
-                chores.sums = self.leave(chores.s, product, strip, panel, room);
+                let finished_sums = self.finished_sums(of);
+                unit.end(finished_sums);
+                chores.sums = self.leave(chores.s, product, strip, panel, finished_sums);
             } else {
                 unit.end(sums);
                 chores.sums = PendingEpilogue::none(chores.s);
@@ -341,7 +341,7 @@ impl<U: TileUnit> MlpTile<'_, U> {
     }
 
     /// Buffer of finished accumulators of the `i`-th panel of a group.
-    fn room(&self, i: usize) -> *mut f32 {
+    fn finished_sums(&self, i: usize) -> *mut f32 {
         self.own.wrapping_add(i * SUMS).cast()
     }
 
@@ -356,10 +356,10 @@ impl<U: TileUnit> MlpTile<'_, U> {
         product: Product<'_>,
         strip: usize,
         panel: usize,
-        room: *mut f32,
+        finished_sums: *mut f32,
     ) -> PendingEpilogue {
         let start = strip * STRIP;
-        let sums = (room, STRIP.min(self.rows.len() - start));
+        let sums = (finished_sums, STRIP.min(self.rows.len() - start));
         let column = product.panel(panel) * PANEL;
         if product.of == 1 {
             let to = self.y.row(self.rows.start + start).wrapping_add(column);
@@ -374,7 +374,7 @@ impl<U: TileUnit> MlpTile<'_, U> {
         let (then, step) = match (product.gated(), panel % 2) {
             (false, _) => (Activation::Gelu, panel),
             (true, 0) => (Activation::Open, panel / 2),
-            (true, _) => (Activation::Through(self.room(0)), panel / 2),
+            (true, _) => (Activation::Through(self.finished_sums(0)), panel / 2),
         };
         let to = self.hidden.wrapping_add((strip * self.space.steps[1] + step) * 2 * TILE).cast();
         let bias = self.op.b1.map(|b| &b[column..]);

@@ -8,9 +8,9 @@
 pub mod attention;
 pub mod experts;
 pub mod linear;
+mod matmuls;
 mod mlp;
 pub mod optimizer;
-mod products;
 mod quantize;
 mod rows;
 mod sequences;
@@ -81,7 +81,7 @@ pub fn cases() -> Vec<Case> {
         rows::cases(),
         linear::cases(),
         mlp::cases(),
-        products::cases(),
+        matmuls::cases(),
         quantize::cases(),
         attention::cases(),
         sequences::cases(),

@@ -84,13 +84,13 @@ mod tests {
 
     #[test]
     fn a_shortened_text_fits_and_keeps_both_ends() {
-        let check = |text: &str, room: f64, wanted: &str| assert_eq!(shorten(text, KIND, room), wanted);
+        let check = |text: &str, room: f64, wanted: &str| assert_eq!(shorten(text, KIND, inner_width), wanted);
         check("NC_001422.1", 100.0, "NC_001422.1");
         check("NODE_1_length_248973_cov_17.2", 60.0, "NODE_1_…v_17.2");
         check("x", 1.0, "…");
         let long = "é".repeat(1000);
         for room in [0.0, 5.0, 33.0, 99.0] {
-            let short = shorten(&long, KIND, room);
+            let short = shorten(&long, KIND, inner_width);
             assert!(short.contains('…') && (width(&short, KIND) <= room || short == "…"), "{short}");
         }
     }
