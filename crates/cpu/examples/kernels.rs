@@ -130,11 +130,11 @@ fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
         gemm::pack_panel(rows, k, out);
     }
     let [mut product, mut y, mut z, mut gelu] = [(); 4].map(|()| vec![0.0; m * n]);
-    let space = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
-    let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| space.clone());
-    let ours = |cpu: &Cpu, act, y: &mut [f32], space: &mut [f32]| {
+    let scratch = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
+    let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| scratch.clone());
+    let ours = |cpu: &Cpu, act, y: &mut [f32], scratch: &mut [f32]| {
         let e = Epilogue { bias: Some(&bias), act, residual: None };
-        gemm::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), space);
+        gemm::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), scratch);
     };
     let flops = 2.0 * (m * n * k) as f64;
     let (mut raws, mut amxs) = (Vec::new(), Vec::new());
@@ -170,7 +170,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
     let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), gemm_bf16::packed(&numbers(n * k), k));
     let mut y = vec![Bf16::default(); m * n];
-    let mut space = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let raw = || raw_of(cpu, peak::Factors::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
     let (mut raws, mut rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     let mut before = raw();
@@ -178,7 +178,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
         let residual = residual.then(|| Rows::new(&r, m, n, n));
         let e = Epilogue { bias: Some(&bias[..]), act, residual };
         let start = Instant::now();
-        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut space);
+        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
         let rate = 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
         let after = raw();
         if turn > 0 {
@@ -221,7 +221,7 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     let cx = QuantizedRows { codes: &cx, scales: &sx, columns: k };
     let cw = QuantizedTiles { tiles: &cw, scales: &sw };
     let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
-    let mut space = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let residual = residual.then(|| Rows::new(&r, m, n, n));
     let e = Epilogue { bias: Some(&bias[..]), act: Act::None, residual };
     let (mut raw, mut int8, mut bf16) = (0.0_f64, 0.0_f64, 0.0_f64);
@@ -229,10 +229,10 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     for _ in 0..TURNS {
         raw = raw.max(raw_of(cpu, peak::Factors::Int8).unwrap_or_default());
         let start = Instant::now();
-        gemm_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut space);
+        gemm_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
         int8 = int8.max(rate(start));
         let start = Instant::now();
-        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut space);
+        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut scratch);
         bf16 = bf16.max(rate(start));
     }
     println!(
@@ -264,7 +264,7 @@ fn mlp(cpu: &Cpu, (m, k, f): (usize, usize, usize), hidden: Hidden) {
     let [mut normed, mut y, mut z] = [(); 3].map(|()| vec![Bf16::default(); m * k]);
     let (mut sums, mut gated) = (vec![Bf16::default(); m * width], vec![Bf16::default(); m * f]);
     let bytes = mlp_bf16::workspace_bytes(f);
-    let [mut space, mut parts_space] = [(); 2].map(|()| vec![0.0; bytes as usize / 4 * cpu.threads()]);
+    let [mut scratch, mut parts_space] = [(); 2].map(|()| vec![0.0; bytes as usize / 4 * cpu.threads()]);
     let flops = 2.0 * (m * k * (width + f)) as f64;
     let rows = Rows::new(&x, m, k, k);
     let norm = Norm { gamma: &gamma, beta: &gamma, eps: 1e-5 };
@@ -305,7 +305,7 @@ fn mlp(cpu: &Cpu, (m, k, f): (usize, usize, usize), hidden: Hidden) {
         },
         &mut || {
             let start = Instant::now();
-            mlp_bf16::mlp(cpu, rows, op, RowsMut::new(&mut z, m, k, k), &mut space);
+            mlp_bf16::mlp(cpu, rows, op, RowsMut::new(&mut z, m, k, k), &mut scratch);
             whole.push(start.elapsed().as_secs_f64());
         },
     ]);
@@ -336,13 +336,13 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
         slopes: alibi.then_some(&slopes[..]),
     };
     let mut o = vec![0.0; t * d];
-    let mut space = vec![0.0; attention::workspace_bytes(hd) / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; attention::workspace_bytes(hd) / 4 * cpu.threads()];
     let x = Rows::new(&qkv, t, 3 * d, 3 * d);
     let flops = 4.0 * (t * len * d) as f64;
     let mut raws = Vec::new();
     let [_, ours_s] = by_turns([&mut || raws.push(raw(cpu, flops)), &mut || {
         let [q, k, v] = [0, 1, 2].map(|i| x.columns(i * d, d));
-        attention(cpu, config, q, k, v, &spans, RowsMut::new(&mut o, t, d, d), None, &mut space);
+        attention(cpu, config, q, k, v, &spans, RowsMut::new(&mut o, t, d, d), None, &mut scratch);
     }]);
     let (raw, ours) = (median(raws), flops / ours_s / 1e9);
     let what = format!("{heads} heads x {hd}, {sequences} x {len}{}", if alibi { " alibi" } else { "" });

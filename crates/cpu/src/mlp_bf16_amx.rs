@@ -37,16 +37,17 @@ const SUMS: usize = STRIP * PANEL * 4;
 /// Layout of a thread's workspace, in bytes: the `GROUP` buffers of accumulators, one row of n(x), and then for all
 /// strips of a block the partial sums between slices, x, and the hidden layer.
 #[derive(Clone, Copy)]
-struct Space {
+struct ScratchLayout {
     /// Number of k steps of the first and of the second matmul.
     steps: [usize; 2],
     /// Number of strips of a block.
     strips: usize,
 }
 
-impl Space {
-    fn of(x: Rows<'_, Bf16>, op: &Mlp<'_>, each: usize) -> Space {
-        let mut space = Space { steps: [x.cols().div_ceil(STEP), op.columns.div_ceil(STEP)], strips: 1 };
+impl ScratchLayout {
+    fn of(x: Rows<'_, Bf16>, op: &Mlp<'_>, each: usize) -> ScratchLayout {
+        let mut space =
+            ScratchLayout { steps: [x.cols().div_ceil(STEP), op.columns.div_ceil(STEP)], strips: 1 };
         let strip = space.end() - space.strip();
         space.strips = (each.saturating_sub(space.strip()) / strip).min(STRIPS);
         assert!(space.strips > 0, "workspace for a strip");
@@ -88,7 +89,7 @@ pub(super) unsafe fn mlp<U: TileUnit>(
     workspace: *mut f32,
     each: usize,
 ) {
-    let (m, threads, space) = (x.rows(), cpu.threads(), Space::of(x, &op, each));
+    let (m, threads, space) = (x.rows(), cpu.threads(), ScratchLayout::of(x, &op, each));
     let wanted = m.div_ceil(space.strips * STRIP).next_multiple_of(threads).max(1);
     let height = m.div_ceil(wanted).next_multiple_of(STRIP).max(STRIP);
     let blocks = m.div_ceil(height);
@@ -126,7 +127,7 @@ pub(super) unsafe fn mlp<U: TileUnit>(
 struct Product<'a> {
     of: usize,
     op: &'a Mlp<'a>,
-    space: Space,
+    space: ScratchLayout,
 }
 
 impl Product<'_> {
@@ -170,7 +171,7 @@ struct MlpTile<'a, U> {
     op: Mlp<'a>,
     y: &'a RowsMut<'a, Bf16>,
     rows: Range<usize>,
-    space: Space,
+    space: ScratchLayout,
     own: *mut u8,
     hidden: *mut u8,
     unit: PhantomData<U>,
