@@ -1,7 +1,7 @@
 //! Host memory used by the training data. Invariant: each figure is the size of a buffer that is allocated with that
 //! size at the start, or an upper bound of a library's allocations; `tests/it/train/memory.rs` measures them.
 
-use super::dataset::{Dataset, SplitSize};
+use super::dataset::SplitSize;
 use super::pieces::Batch;
 use super::pipeline::{self, Carried};
 use super::settings::{Bounds, Format, Settings};

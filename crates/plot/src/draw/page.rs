@@ -30,7 +30,7 @@ impl Page {
     }
 
     /// Width without the margins.
-    pub fn room(&self) -> f64 {
+    pub fn inner_width(&self) -> f64 {
         self.scene.width - 2.0 * MARGIN
     }
 

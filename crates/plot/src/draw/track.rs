@@ -44,10 +44,10 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
     };
     grid(scene, &axes);
     let inner_width = axes.across.to - axes.across.from;
-    if track.windows.len() as f64 * NARROWEST <= room {
+    if track.windows.len() as f64 * NARROWEST <= inner_width {
         windows(scene, &axes, track);
     } else {
-        let columns = columns(&track.windows, track.entry.length, room as usize);
+        let columns = columns(&track.windows, track.entry.length, inner_width as usize);
         envelope(scene, &axes, &columns);
         let each = bases(track.entry.length / columns.len().max(1) as u64);
         let text = font::shorten(&format!("range and mean of each {each}"), REMARK, inner_width);

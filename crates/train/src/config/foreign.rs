@@ -110,7 +110,7 @@ pub fn table() -> &'static [Trainer] {
 }
 
 /// Returns the equivalent of a key that is not in this schema; `None` if no trainer's table has the key.
-pub(crate) fn counterpart(path: &str) -> Option<Answer> {
+pub fn counterpart(path: &str) -> Option<Answer> {
     row(path, None).map(ForeignKey::answer)
 }
 
