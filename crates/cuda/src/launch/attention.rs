@@ -19,8 +19,8 @@ const WARPS: [u32; 3] = [2, 4, 6];
 /// bits.
 const FORMS: [[u32; 5]; 2] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2]];
 /// Variants of `attention_persistent.cu` for heads of 64 columns: [consumer warpgroups, warpgroups that load and
-/// rotate, /// tiles of 64 rows in shared memory]. The second has registers for plain attention only (H200, 40 heads, 65 536
-/// tokens in sequences of 1 024 and 4 096: 1 612 and 6 052 us, against 1 820 and 6 623 for the first).
+/// rotate, tiles of 64 rows in shared memory]. The second has registers for plain attention only (H200, 40 heads,
+/// 65 536 tokens in sequences of 1 024 and 4 096: 1 612 and 6 052 us, against 1 820 and 6 623 for the first).
 const PERSISTENT: [[u32; 3]; 2] = [[3, 2, 25], [4, 1, 23]];
 /// Variants for heads of 128 columns, for all lengths (H200, 20 heads, 65 536 tokens in sequences of 51, 168 and 4 096:
 /// 507, 668 and 9 561 us, against 1 053, 1 027 and 12 664 of `attention_hopper.cu`).
