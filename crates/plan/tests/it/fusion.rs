@@ -46,7 +46,7 @@ fn layers_of_models_are_fused_whole() {
 }
 
 #[test]
-fn gates_are_fused_where_products_compute_them() {
+fn gates_are_fused_where_matmuls_compute_them() {
     let plan = |target_name, precision| {
         let graph = encoder("zhihan1996/DNABERT-S").graph(bounds(512), MEAN).expect("verified");
         compile(&graph, &Policy { precision, ..Policy::default() }, &target(target_name))
@@ -140,7 +140,7 @@ fn what_others_read_of_an_mlp_stays() {
 }
 
 #[test]
-fn norms_are_fused_where_products_hold_whole_rows() {
+fn norms_are_fused_where_matmuls_hold_whole_rows() {
     let fused_norms = |id: &str, name: &str, precision| {
         let graph = encoder(id).graph(bounds(512), MEAN).expect("verified");
         let target = target(name);
