@@ -316,7 +316,7 @@ impl Program {
                 let label = match value.spec.role {
                     Role::Param(_) => "params",
                     Role::State(s) => plan.graph.states[s.index()].kind.label(),
-                    Role::Input | Role::Activation | Role::Grad | Role::Scratch => continue,
+                    Role::Input | Role::Activation | Role::Grad => continue,
                 };
                 if slice.bytes > Bytes::ZERO && seen.insert(self.address(i, slice)) {
                     ledger.add(label, slice.bytes);
@@ -391,8 +391,8 @@ fn add_transient(plan: &Plan, ledger: &mut Ledger) -> Bytes {
     for &v in &plan.memory.live_at_peak {
         let label = match graph.spec(v).role {
             Role::Input => "inputs",
-            Role::Activation | Role::Grad | Role::Scratch if is_output(v) => "outputs",
-            Role::Activation | Role::Scratch => "activations",
+            Role::Activation | Role::Grad if is_output(v) => "outputs",
+            Role::Activation => "activations",
             Role::Grad => "activation gradients",
             Role::Param(_) => STREAMED,
             Role::State(s) => graph.states[s.index()].kind.label(),

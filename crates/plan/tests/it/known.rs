@@ -54,7 +54,7 @@ fn addresses(program: &Program) {
             assert!(start + slice.bytes.0 <= program.arena_bytes().0);
             match value.spec.role {
                 Role::Param(_) | Role::State(_) => ranges.push((start, start + slice.bytes.0)),
-                Role::Input | Role::Activation | Role::Grad | Role::Scratch => transient = transient.min(start),
+                Role::Input | Role::Activation | Role::Grad => transient = transient.min(start),
             }
         }
     }
