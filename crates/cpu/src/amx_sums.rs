@@ -40,8 +40,6 @@ pub(super) enum Activation {
     Nothing,
     /// GELU.
     Gelu,
-    /// ReLU, max(x, 0).
-    Relu,
     /// First half of a gated MLP: rounds to bf16 and stores GELU of the result over the accumulators, as the gate for
     /// the columns of the second half. Writes no output.
     Open,
@@ -136,7 +134,6 @@ impl PendingEpilogue {
                 let mut v = match self.then {
                     Activation::Nothing => v,
                     Activation::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
-                    Activation::Relu => [s.max(s.splat(0.0), v[0]), s.max(s.splat(0.0), v[1])],
                     Activation::Open => {
                         let x = wide(round(v));
                         s.store(sum, gelu_bf16(s, x[0]));

@@ -332,7 +332,6 @@ impl<'a> CoreWork<'a> {
         let then = match e.act {
             Act::None => Activation::Nothing,
             Act::Gelu => Activation::Gelu,
-            Act::Relu => Activation::Relu,
         };
         let residual = e.residual.map(|x| (x.row(rows.start).wrapping_add(column), x.ld()));
         let bias = e.bias.map(|bias| &bias[column..]);

@@ -36,7 +36,7 @@ pub fn node_label(graph: &Graph, id: NodeId) -> String {
     let spec = |v: ValueId| graph.values.get(v.index()).map(|value| &value.spec);
     let param = weights.chain(&node.inputs).find_map(|&v| match spec(v)?.role {
         Role::Param(p) => graph.params.get(p.index()).map(|param| param.name.as_str()),
-        Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
+        Role::Input | Role::Activation | Role::Grad | Role::State(_) => None,
     });
     match (param, node.layer) {
         (Some(name), _) => format!("{} {}", node.op.name(), name.trim_end_matches(".weight")),
@@ -78,7 +78,6 @@ fn typed(graph: &Graph, id: ValueId) -> String {
     let role = match spec.role {
         Role::Param(_) | Role::Input | Role::Activation | Role::State(_) => "",
         Role::Grad => " grad",
-        Role::Scratch => " scratch",
     };
     let placement = match spec.placement {
         Placement::Replicate => String::new(),
@@ -433,8 +432,6 @@ impl<'a> Cursor<'a> {
         }
         if self.take(" grad") {
             spec.role = Role::Grad;
-        } else if self.take(" scratch") {
-            spec.role = Role::Scratch;
         }
         if self.take(" shard ") {
             spec.placement = Placement::Shard(self.number()?);

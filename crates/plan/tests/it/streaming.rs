@@ -23,7 +23,7 @@ fn model(id: &str, tokens: u64) -> Graph {
 fn params(p: &Plan) -> Bytes {
     let bytes = |v: &plimsoll_graph::Value| match v.spec.role {
         Role::Param(_) => v.spec.bytes(&p.graph.bounds),
-        Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => Bytes::ZERO,
+        Role::Input | Role::Activation | Role::Grad | Role::State(_) => Bytes::ZERO,
     };
     p.graph.values.iter().map(bytes).sum()
 }
@@ -97,7 +97,7 @@ fn loads_stand_before_their_readers() {
             match value.spec.role {
                 Role::Param(_) => assert_eq!((loads, region), (1, Some(Region::Transient))),
                 Role::State(_) => assert_eq!((loads, region), (0, Some(Region::Persistent))),
-                Role::Input | Role::Activation | Role::Grad | Role::Scratch => assert_eq!(loads, 0),
+                Role::Input | Role::Activation | Role::Grad => assert_eq!(loads, 0),
             }
         }
     }

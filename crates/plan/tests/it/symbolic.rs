@@ -33,7 +33,7 @@ pub fn meaning(g: &Graph) -> Meaning {
             Role::Param(p) => term(("param", pieces(&g.params[p.index()].pieces))),
             // States are identified by the position of their update.
             Role::State(_) => term(("state", g.updates.iter().position(|(s, _)| *s == v))),
-            Role::Activation | Role::Grad | Role::Scratch => 0,
+            Role::Activation | Role::Grad => 0,
         };
     }
     for node in &g.nodes {
@@ -127,7 +127,7 @@ fn plain_terms(g: &Graph, inputs: &[ValueId], x: Term) -> Vec<Term> {
             Role::Param(p) => {
                 g.params[p.index()].pieces.iter().map(|p| pieces(std::slice::from_ref(p))).collect()
             }
-            Role::Input | Role::State(_) | Role::Activation | Role::Grad | Role::Scratch => vec![term(v)],
+            Role::Input | Role::State(_) | Role::Activation | Role::Grad => vec![term(v)],
         }
     };
     let weights: Vec<Vec<Term>> = inputs[1..].iter().map(|&v| parts(v)).collect();
