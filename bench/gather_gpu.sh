@@ -13,7 +13,8 @@ profile=${PROFILE:-release}
 folder=${CARGO_TARGET_DIR:-$root/target}/$([ "$profile" = dev ] && echo debug || echo "$profile")
 mkdir -p "$to/bin" "$to/bench/peers" "$to/fixtures"
 
-# built PATTERN ARGUMENT...: the file that cargo says it has made, whose line has the pattern.
+# built PATTERN ARGUMENT...: runs cargo with the arguments and prints the path of the built file from the line that
+# contains PATTERN.
 built() {
     local pattern=$1
     shift

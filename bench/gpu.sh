@@ -22,7 +22,7 @@ declare -A id=(
     [35M]=facebook/esm2_t12_35M_UR50D [8M]=facebook/esm2_t6_8M_UR50D
 )
 
-# run COMMAND...: its lines of JSON are kept; what it says beside them goes to stderr.
+# run COMMAND...: runs a command within the time limit and appends its standard output, lines of JSON, to the results.
 run() {
     timeout "$limit" "$@" | tee -a "$lines" || echo "gpu.sh: failed or longer than $limit s: $*" >&2
 }

@@ -3,7 +3,7 @@
 #
 #   bench/sanitize.sh TEST_EXEC TEST_CUDA      the test binaries of both crates, as gather_gpu.sh gathers them
 #
-# racecheck also lists hazards inside of cuBLASLt's kernels: only those of ours count. (It is not told to leave others out: version
+# racecheck also lists hazards inside of cuBLASLt's kernels: only hazards in kernels of this project count. (It is not told to leave out cuBLASLt: version
 # 2025.3 then fails at the first kernel that it leaves out.) LIMIT is the most seconds of one run (memcheck slows kernels ten to a
 # hundred times). Ends with a line for each: what was run, the sanitizer's summary, and
 # how the tests ended; 1 where any found something, 2 where any was not run to its end.
@@ -61,7 +61,8 @@ check() {
 }
 
 for which in memcheck racecheck; do
-    # As little of attention and of norms in front of products as has every form: seconds, where the suites take minutes.
+    # The smallest tests that cover every form of attention and of norms fused into matmuls: seconds, where the suites
+    # take minutes.
     check "$which" "$cuda_tests" few_tokens two_tiles
     check "$which" "$exec_tests" cuda_runs_every_case cuda_runs_cases both_models_on_cuda
     # The arena's tests launch nothing: they read what is free, and are refused on purpose.

@@ -24,7 +24,7 @@ date of the commit that added the figures. Set-up of the peers: [bench/README.md
 what was tried without success: [docs/decisions](docs/decisions/README.md).
 """
 COLUMNS = ["work", "peer", "peer's figure", "ours", "unit", "ratio", "share of the limit", "target", "note"]
-# Units of which less is better and whose ratios are nevertheless the peer's figure over ours: how many times as fast.
+# Units of time. Their ratio is the peer's figure divided by ours, so that a ratio above 1 always means faster.
 TIMES = {"s", "ms", "us"}
 
 

@@ -180,8 +180,8 @@ fn rows_of(batch: &RowBatch) -> Taken {
     Taken { tokens: rows, targets: rows }
 }
 
-/// Returns the number of entries of the embedding table: that of the configuration, or else that of the tokenizer. An
-/// explicit number must not be smaller than the tokenizer's.
+/// Returns the number of entries of the embedding table: the configured number, or else the size of the tokenizer's
+/// vocabulary. A configured number must not be smaller than that size.
 pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64, TrainError> {
     let bounds = Bounds { tokens: 2, sequences: 1, longest: 2 };
     let known = match config.model.vocabulary {

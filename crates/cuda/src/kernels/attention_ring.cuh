@@ -52,7 +52,7 @@ struct Item {
   }
 };
 
-// What a helper warp does with a slot: PASS nothing, TURN applies rotary embedding (row 0 has number `position`
+// Work of a helper warp on a slot: PASS does nothing, TURN applies rotary embedding (row 0 has number `position`
 // in the sequence), CLEAR writes zeros to the rows from `rows` on, END makes the helper return.
 enum Kind { PASS, TURN, CLEAR, END };
 struct Task {

@@ -169,7 +169,7 @@ __device__ __forceinline__ void finish(const Rows &w, u32 mine, u16 *to, float *
     inverse[h] = 1.0f / sum;
     if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.top[h] + log2f(sum)) * 0.6931471805599453f;
   }
-  __syncwarp(); // what was there is no longer read
+  __syncwarp(); // all lanes have read the earlier contents
 #pragma unroll
   for (int n = 0; n < HEAD_DIM / 16; n++) { // 16 columns, as ldmatrix reads them
     u32 r[4];

@@ -16,7 +16,7 @@ const SGD: Sgd = Sgd { momentum: 0.0, weight_decay: 0.05, nesterov: false };
 const MOMENTUM: Sgd = Sgd { momentum: 0.9, ..SGD };
 const ONE: Counts = Counts { tokens: 1, sequences: 1 };
 
-/// An optimizer as a graph of its own, and what it updates: p and its states.
+/// A graph that consists of an optimizer, and the values that it updates: p and its states.
 struct Stepper {
     executor: Executor,
     states: Vec<State>,

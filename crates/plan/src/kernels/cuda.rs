@@ -49,7 +49,7 @@ enum Row {
     Rows,
     /// Rows of one floating-point type, and workspace for cuBLASLt algorithms.
     Product,
-    /// Quantized values with their scales, and bf16; the same workspace.
+    /// Quantized values with their scales, and bf16; both need equal workspaces.
     Codes,
 }
 

@@ -12,7 +12,7 @@ pub(super) const MOST_BLOCKS: usize = 32;
 /// Returns an order in which first fit keeps the end of every block at or below `limit`; `None` if there is no such
 /// order or if `steps` ran out, in which case it is 0.
 ///
-/// The order is that of the offsets in the packing found. First fit places each block at or below its offset in that
+/// Blocks are ordered by their offsets in the packing found. First fit places each block at or below its offset in that
 /// packing: by induction no earlier block is higher than there, so that offset is still free.
 pub(super) fn below(blocks: &[Block], limit: u64, steps: &mut u64) -> Option<Vec<u32>> {
     let waiting = loads(blocks);

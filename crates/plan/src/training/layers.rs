@@ -169,7 +169,7 @@ impl Layers {
     }
 
     /// Largest sum of live bytes during a step of the full model: a lower bound on every packing. `graph` and
-    /// `schedule` are those of the small model.
+    /// `schedule` belong to the small model.
     pub fn live(&self, graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Bytes, PlanError> {
         let mut live = Timeline::new(schedule.instrs.len() + 2);
         for (i, instr) in schedule.instrs.iter().enumerate() {
