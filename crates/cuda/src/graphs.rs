@@ -83,7 +83,7 @@ impl Graphs {
         }
     }
 
-    /// Replays a graph; [`Repeat::Plain`] if the GPU has no memory for it.
+    /// Replays a graph; [`GraphCapture::Plain`] if the GPU has no memory for it.
     fn launch(&mut self, context: &Context, step: cu::CUgraphExec) -> Result<GraphCapture, CudaError> {
         // SAFETY: the graph is alive, and so are the kernels and the memory that it uses.
         let launched = unsafe { (context.api.cuGraphLaunch)(step, context.stream) };
@@ -114,7 +114,7 @@ impl Graphs {
         })
     }
 
-    /// Ends a capture and replays the graph unless the capture is not `whole`; [`Repeat::Plain`] if the GPU has no
+    /// Ends a capture and, if it is `whole`, replays the graph. Returns [`GraphCapture::Plain`] if the GPU has no
     /// memory for the graph.
     pub(crate) fn recorded(&mut self, context: &Context, whole: bool) -> Result<GraphCapture, CudaError> {
         let (api, stream) = (context.api, context.stream);

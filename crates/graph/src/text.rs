@@ -12,8 +12,9 @@
 //!   update %3 = %5
 //! ```
 //! `_` is an output that nobody reads. The type of a value is followed by its role (` grad`) and its placement
-//! (` shard 0`, ` partial`) where they differ from the default. After ` ; ` follow the layer of a node, and its phase if
-//! that is not the forward pass. Attributes are the JSON of the op. Empty lines and lines that begin with `;` are skipped.
+//! (` shard 0`, ` partial`) where they differ from the default. After ` ; ` follow the layer of a node, and its phase
+//! unless it is the forward pass. Attributes are the JSON of the op. Empty lines and lines that begin with `;` are
+//! skipped.
 //!
 //! Invariant: parsing the text of a graph gives an equal graph, if its parameters and states are numbered in the order
 //! of their values.
@@ -128,7 +129,7 @@ fn node_line(graph: &Graph, node: &Node) -> Result<String, fmt::Error> {
     let outs: Vec<String> =
         node.outputs.iter().map(|o| o.map_or_else(|| "_".to_owned(), |v| typed(graph, v))).collect();
     let ins: Vec<String> = node.inputs.iter().map(ValueId::to_string).collect();
-    // {"gelu":{}} -> {}: the attributes as JSON; the name stands before them.
+    // {"gelu":{}} -> {}: the attributes as JSON, without the name of the op, which was written before.
     let json = serde_json::to_string(&node.op).map_err(|_| fmt::Error)?;
     let attributes = json.split_once(':').and_then(|(_, a)| a.strip_suffix('}')).filter(|a| *a != "{}");
     let mut line = format!("{} = {}", outs.join(", "), node.op.name());

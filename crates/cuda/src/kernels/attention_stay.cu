@@ -331,7 +331,7 @@ __device__ __forceinline__ void attend(const Ring &ring, Place &place, const Ite
   place = walk.place;
   pass(ring, place, 2 * (steps - mine));
 #if SHARED
-  together(); // nobody's products read queries any more
+  together(); // no warpgroup reads these queries any more
 #endif
 
   int at = first + warp * 16, here = item.length - at;

@@ -148,7 +148,7 @@ fn pieces_of_any_size_give_the_same_records() {
     }
 }
 
-/// Also where blanks stand between the title and what differs, in whatever pieces they come.
+/// Also if spaces precede the difference in the title, for any division of the input into pieces.
 #[test]
 fn a_title_behind_plus_differs_in_pieces_of_any_size() {
     let text = b"@a\nACGTACGT\n+a          X\nIIIIIIII\n";

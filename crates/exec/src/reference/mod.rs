@@ -1,6 +1,7 @@
 //! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in
-//! `plimsoll_graph::ops`; all arithmetic is f64, weights are in C order. The kernels round nothing, except where an op's definition says f32
-//! (ESM's dropout scale, rotary angles); the [`ReferenceDevice`] rounds results to element types.
+//! `plimsoll_graph::ops`; all arithmetic is f64, weights are in C order. The kernels round nothing, except where an
+//! op's definition says f32 (ESM's dropout scale, rotary angles); the [`ReferenceDevice`] rounds results to element
+//! types.
 //!
 //! Invariant: invalid data gives a [`ReferenceError`], never a panic; the same input gives the same bits on every
 //! machine, whatever else is in the batch.
