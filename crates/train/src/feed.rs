@@ -1,6 +1,6 @@
 //! The data of a run: translates the configuration into settings of the `data` crate, and reads batches from its
-//! streams. Invariant: the saved position in the training data is the one after the batch taken last, regardless of
-//! evaluations since.
+//! streams. Invariant: the saved position in the training data is the position after the batch taken last, regardless
+//! of evaluations since.
 
 use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
 use super::trainable::Taken;

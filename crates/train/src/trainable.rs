@@ -161,7 +161,7 @@ pub enum StatePart {
 }
 
 impl StatePart {
-    /// Both files.
+    /// Both parts.
     pub const ALL: [StatePart; 2] = [StatePart::Model, StatePart::State];
 
     /// Default name of the file.

@@ -239,8 +239,8 @@ fn a_step_that_is_not_ok_changes_no_bit() {
     }
 }
 
-/// As torch.nn.utils.clip_grad_norm_, on the unscaled gradients: the norm is of all of them, and where it is no
-/// number or infinite, nothing is done.
+/// Clips like torch.nn.utils.clip_grad_norm_, on the unscaled gradients. The norm is over all gradients; if it is NaN
+/// or infinite, nothing is changed.
 #[test]
 fn the_norm_of_all_gradients_is_clipped() {
     let large = 1e20;

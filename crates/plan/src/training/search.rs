@@ -101,8 +101,8 @@ struct OpenCandidate {
     candidate: Candidate,
     step: Rc<MicroStep>,
     apply: Apply,
-    /// Recomputation choices from this index on are excluded: one that was predicted to fit did not when it was
-    /// planned.
+    /// Recomputation choices from this index on are excluded, because a choice that was predicted to fit exceeded the
+    /// budget when it was planned.
     below: Cell<usize>,
 }
 

@@ -66,7 +66,7 @@ pub(super) const SUM_BOUND: f32 = 5e-3;
 pub(super) const DNA_WIDTH: u64 = 768;
 pub(super) const PROTEIN_WIDTH: u64 = 2560;
 
-/// Computed from the files of the Broad Institute's port (f32); the scores are the ones it prints.
+/// Computed from the files of the Broad Institute's port (f32); the scores are copied from its output.
 pub(super) const ANCHORS: &[Anchor] = &[
     Anchor {
         id: "synthetic_seq_1_chunk_1R1",
