@@ -1,6 +1,6 @@
 //! Times attention, forward and backward, against our own f32 GEMM, taking turns in one process; prints medians.
-//! The operations counted are those of the pairs of query and key that the mask allows: 4 for each pair and
-//! column forward, 10 backward.
+//! Operations are counted for the pairs of query and key that the mask allows: 4 for each pair and column in the
+//! forward pass, 10 in the backward pass.
 //!
 //! `cargo run --release -p plimsoll-cpu --example attention [-- threads]`; `bench/cpu_attention.py` runs these
 //! shapes in PyTorch, taking turns with this program.

@@ -192,7 +192,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     println!("{m:>8},{n:>6},{k:>6} {raw:>8.1} {ours:>8.1} | {share:>9.2}");
 }
 
-/// Peak rate of AMX tiles in GFLOP/s, or without AMX that of dot products; `None` without either.
+/// Peak rate of AMX tiles in GFLOP/s, or of dot products on a CPU without AMX; `None` without either.
 fn raw_of(cpu: &Cpu, of: peak::Factors) -> Option<f64> {
     peak::amx_gflops(cpu, of, 1e-3).or_else(|| peak::dot_gflops(cpu, of, 1e-3))
 }

@@ -1,5 +1,5 @@
-//! Times the matmuls of training, whose operands change in every step, against those of inference, whose weights
-//! are packed once: forward, gradient of the input and gradient of the weight; then the chunked cross-entropy.
+//! Times the matmuls of training, where both operands change in every step, against the matmuls of inference, where
+//! weights are packed once: forward, gradient of the input and gradient of the weight; then the chunked cross-entropy.
 //! All sides take turns in one process; prints medians.
 //!
 //! `cargo run --release -p plimsoll-cpu --example matmuls [-- threads [rows]]`

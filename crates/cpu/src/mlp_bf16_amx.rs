@@ -349,7 +349,7 @@ impl<U: TileUnit> MlpTile<'_, U> {
     /// Prepares finished accumulators to be written to the hidden layer's tiles (first matmul) or to y (second).
     ///
     /// # Safety
-    /// The accumulators are complete and, for a value panel, so are those of its gate panel.
+    /// The accumulators are complete and, for a value panel, so are the accumulators of its gate panel.
     #[inline(always)]
     unsafe fn leave(
         &self,

@@ -96,8 +96,8 @@ pub trait Recorder {
     fn begin(&mut self, plan: usize, counts: Counts) -> Result<GraphCapture, DeviceError>;
 
     /// Ends the capture that [`GraphCapture::Record`] began, and runs the captured step if `whole`, i.e. if all its
-    /// launches were captured. Returns [`GraphCapture::Plain`] if there was no memory for the capture; the step has not run
-    /// then.
+    /// launches were captured. Returns [`GraphCapture::Plain`] if there was no memory for the capture; the step has
+    /// then not run.
     fn end(&mut self, whole: bool) -> Result<GraphCapture, DeviceError>;
 
     /// A message for the user about unusual events since the last call, if any.
@@ -123,11 +123,11 @@ pub trait Tracer {
 /// How a step runs: by replay of a captured graph or by its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphCapture {
-    /// It has been enqueued, by replay of a captured step with the same counts.
+    /// The device has enqueued the step by replaying a captured step with equal counts.
     Done,
-    /// The caller issues its launches, which are captured until [`Recorder::end`].
+    /// The caller issues the launches of the step, which are captured until [`Recorder::end`].
     Record,
-    /// The caller issues its launches, without a capture.
+    /// The caller issues the launches of the step, without a capture.
     Plain,
 }
 

@@ -17,7 +17,7 @@ pub struct PersistentTensor {
     pub what: PersistentKind,
     /// Address of its first byte in the arena.
     pub at: u64,
-    /// Its type and shape, which has no dynamic dimension.
+    /// Type and shape of the tensor. The shape has no dynamic dimension.
     pub spec: TensorSpec,
 }
 

@@ -1,6 +1,6 @@
 //! Quantized matrices in [`plimsoll_graph::Layout::Scaled`]: rows of quantized values, followed by one scale per row.
-//! Invariant: quantized values and scales of activations are those of `plimsoll_graph::ops::Quantize`, bit for bit, on every
-//! device; those of weights are computed here for all devices.
+//! Invariant: quantized values and scales of activations equal the definition of `plimsoll_graph::ops::Quantize`, bit
+//! for bit, on every device; weights are quantized here for all devices.
 
 use plimsoll_graph::GRANULE;
 

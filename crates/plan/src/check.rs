@@ -106,7 +106,7 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
     replay.end().map_err(|what| CheckError { instr: None, what })
 }
 
-/// Checks what kernels rely on: every node's kernel is the one of the target's table, slices have the target's
+/// Checks what kernels rely on: every node's kernel is the kernel of the target's table, slices have the target's
 /// alignment, and every launch has a large enough workspace.
 pub fn check_target(plan: &Plan, target: &Target) -> Result<(), CheckError> {
     let Plan { graph, schedule, kernels, memory } = plan;

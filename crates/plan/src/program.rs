@@ -357,7 +357,7 @@ impl Program {
         self.persistent() + self.staging_before(self.staging.len())
     }
 
-    /// Size of the transient region, which plans use in turn: that of the plan with the largest.
+    /// Size of the transient region, which plans use in turn: the largest transient size of a plan.
     fn transient(&self) -> Bytes {
         self.plans.iter().map(|(_, p)| p.memory.transient).max().unwrap_or_default()
     }

@@ -240,7 +240,7 @@ pub enum CheckpointError {
         /// Error of the system.
         source: io::Error,
     },
-    /// The record is not valid JSON, or its fields are not those of a record.
+    /// The record is not valid JSON, or its fields differ from a record's.
     #[error("{file} is damaged: {source}")]
     NotARecord {
         /// Name of the file.

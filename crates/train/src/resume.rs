@@ -56,7 +56,7 @@ pub(super) fn choose(
     Ok(found)
 }
 
-/// Opens the newest checkpoint that is complete and undamaged, with a warning for each newer one that is not;
+/// Opens the newest checkpoint that is complete and undamaged, with a warning for each newer damaged checkpoint;
 /// `None` if `all` is empty. `Err` if none of them is usable.
 fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, TrainError> {
     let mut last = None;

@@ -82,7 +82,7 @@ pub struct Models {
 }
 
 impl Options {
-    /// Returns the settings that can change results, except those of the machine, which [`Settings::arithmetic`]
+    /// Returns the settings that can change results, except settings of the machine, which [`Settings::arithmetic`]
     /// returns.
     pub(crate) fn result_key(&self) -> Value {
         json!({

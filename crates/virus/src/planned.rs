@@ -143,7 +143,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
         None => HeadConfig { dna: d, protein: p, hidden: HIDDEN, classes: 2 },
     };
     // Models that are present are opened, because the headers of their weights and tokenizers are in the heap of a real
-    // run; those of missing models are covered by the margin of the heap's memory line.
+    // run. For missing models they are covered by the margin of the heap's memory line.
     let offline = HubEnv { offline: true, ..HubEnv::from_process() };
     let opened: Vec<EncoderModel> =
         names[..HEAD].iter().filter_map(|name| EncoderModel::open(name, &offline, &mut Silent).ok()).collect();

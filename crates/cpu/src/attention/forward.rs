@@ -301,7 +301,7 @@ impl<E: Element> ForwardBlock<'_, E> {
     /// those past the view, by -inf.
     ///
     /// # Safety
-    /// As `soften`.
+    /// As for `softmax_row`.
     #[inline(always)]
     unsafe fn highest<S: Simd>(
         &self,

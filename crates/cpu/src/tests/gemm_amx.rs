@@ -34,7 +34,7 @@ unsafe fn by<U: TileUnit>(
     let mut y = vec![f32::NAN; m * n];
     let (rows, out) = (Rows::new(x, m, k, k), RowsMut::new(&mut y, m, n, n));
     let job = GemmCall::new(rows, &w, e, &out);
-    // SAFETY: as the caller promises; the workspace is that of all threads.
+    // SAFETY: as the caller promises; `scratch` holds the workspace of all threads.
     unsafe { gemm_amx::linear::<U>(&cpu, job, scratch.as_mut_ptr(), each) };
     y
 }

@@ -48,7 +48,7 @@ fn transpose(x: &[f32], rows: usize) -> Vec<f32> {
     (0..x.len()).map(|at| x[at % rows * cols + at / rows]).collect()
 }
 
-/// As in the tests of `gemm`.
+/// Permitted error for sums of `k` products, as in the tests of `gemm`.
 fn tolerance(k: usize) -> f64 {
     2.0 * f64::from(f32::EPSILON) * (k as f64).sqrt() * ((k as f64).sqrt() / 3.0 + 1.0)
 }

@@ -65,7 +65,7 @@ fn persistent(
     mut args: [Arg; 18],
 ) -> Result<(), DeviceError> {
     if q.rows == 0 {
-        return Ok(()); // what has no rows cannot be described
+        return Ok(()); // no tensor map can describe a tensor without rows
     }
     let map = |x: Tensor| tensor_map(call.context, x.dtype, (x.address, x.rows, x.columns), 64);
     let maps = [map(q)?, map(k)?, map(v)?];

@@ -23,8 +23,8 @@ pub struct HostMemory {
 }
 
 impl Settings {
-    /// Maximum host memory of a stream apart from its batches, computed before the data is read: it assumes documents
-    /// of the maximum allowed length.
+    /// Maximum host memory of a stream by purpose, apart from its batches. It is computed before the data is read and
+    /// assumes documents of the maximum allowed length.
     pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<HostMemory> {
         held(
             self,
@@ -92,7 +92,7 @@ fn document(format: &Format, most: usize) -> usize {
         // string, and the document is a copy of that string.
         Format::JsonLines { .. } => 4 * most + 3 * most + 2 * most,
         Format::Ids { .. } => 2 * most,
-        // A record grows by an eighth.
+        // The record's buffer grows by an eighth at a time and the document doubles: less than 4 * most together.
         Format::Sequences => 4 * most,
     }
 }

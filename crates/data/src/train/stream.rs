@@ -102,8 +102,8 @@ impl Stream {
                 self.give_back(parcel)?;
                 return self.end_epoch();
             } else {
-                // This is the last batch of the epoch, and it need not be full. The parcel is kept, although all of its
-                // documents are consumed: the next call finds it again, fills no batch and ends the epoch.
+                // This is the last batch of the epoch, and it need not be full. The parcel is stored, although all
+                // of its documents are consumed: the next call finds it again, fills no batch and ends the epoch.
                 self.parcel = Some(parcel);
                 return Ok(self.given(batch));
             }

@@ -86,7 +86,7 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
 }
 
 /// An aliased output must have the type of the input: otherwise its elements would be at other addresses than
-/// those of the input.
+/// the elements of the input.
 #[test]
 fn an_output_takes_over_only_storage_of_its_own_type() {
     for (op, ins) in in_place() {

@@ -49,7 +49,7 @@ enum Operands {
     Rows,
     /// Rows of one floating-point type, and workspace for cuBLASLt algorithms.
     Matmul,
-    /// Quantized values with their scales, and bf16; the same workspace.
+    /// Quantized values with their scales, and bf16; both need equal workspaces.
     Quantized,
 }
 

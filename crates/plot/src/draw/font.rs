@@ -1,5 +1,5 @@
-//! Text metrics and outlines of the embedded font, Noto Sans. Invariant: a width is exactly that of the text in
-//! the PNG. An SVG is displayed with fonts of the reader's system; the common ones are not wider.
+//! Text metrics and outlines of the embedded font, Noto Sans. Invariant: a width is exactly the width of the
+//! text in the PNG. An SVG is displayed with fonts of the reader's system; common fonts are not wider.
 
 use super::scene::TextStyle;
 use std::sync::LazyLock;

@@ -146,7 +146,7 @@ fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), ToolError> 
     match relative {
         0.0 => verdict.add("rotary", true, detail),
         // Rounding to the 11-bit significand of binary16 changes a normal value by at most 2^-11 relative, so a
-        // difference of up to that is that of exact frequencies, which no released file has.
+        // difference of up to 2^-11 means that the file has exact frequencies, which no released file has.
         r if r <= 1.0 / 2048.0 => verdict.note("rotary", detail + ": not rounded, as no released file is"),
         _ => verdict.add("rotary", false, detail),
     }

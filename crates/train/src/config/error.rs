@@ -87,7 +87,7 @@ pub enum ConfigError {
         /// The supported trainers, separated by commas.
         known: String,
     },
-    /// The table of equivalent keys maps a key to one that is not in the schema.
+    /// The table of equivalent keys maps a key to a key that is not in the schema.
     #[error("{written}: there is no key `{key}`")]
     NoSuchKey {
         /// The other trainer's key and value.

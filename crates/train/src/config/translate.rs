@@ -52,7 +52,7 @@ impl Source {
     }
 
     /// Top-level keys by which a file is recognised: a file with any of them is taken for a file of this
-    /// trainer. The order in which trainers are tried is that of `recognise`.
+    /// trainer. `recognise` determines the order in which trainers are tried.
     fn signs(self) -> &'static [&'static str] {
         match self {
             Self::DeepSpeed => &[

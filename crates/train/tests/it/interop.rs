@@ -337,7 +337,7 @@ fn a_head_that_was_trained_predicts() {
         assert!(report.trained);
         fs::read_to_string(output.join("windows.tsv")).expect("a table")
     };
-    // The folder and the file in it give the same scores, which differ from those of the golden head.
+    // The folder and the file in it give equal scores, which differ from the scores of the golden head.
     let found = scores(head.clone(), "folder");
     assert_eq!(found, scores(head.join("model.safetensors"), "file"));
     assert!(found != scores(fixture("goldens/head.pth"), "golden"));

@@ -1,4 +1,4 @@
-//! Every kind of source against facts read off the files by other means.
+//! Tests of every weight format against values that were read from the files with other tools.
 
 use std::fs;
 
@@ -227,7 +227,8 @@ fn views_of_storages_read_in_c_order() {
 
 #[test]
 fn long_reads_pass_through_the_small_buffer() {
-    // 70 000 elements are several buffers; a transposed view has runs longer than its own buffer.
+    // 70 000 elements fill the 32 kB read buffer several times. The view is transposed, and its 7 000 consecutive
+    // elements of a column exceed the 1024 values that are scattered at a time.
     let (rows, columns) = (7_000u64, 10u64);
     let (shape, stride) = ([rows, columns], [1, rows]);
     let view = View::rows("0", &shape, &stride);
