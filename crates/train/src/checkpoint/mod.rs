@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 
 /// Name of the manifest inside a checkpoint folder; it is written last.
 const RECORD: &str = "trainer.json";
+/// Name of the folder of checkpoints inside the folder of a run.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
 /// Prefix of a checkpoint folder's name, before the step number.
 const PREFIX: &str = "step-";
 
@@ -75,7 +77,7 @@ impl Checkpoints {
     /// Opens the checkpoints of the run in `folder` and creates the folder if it is missing. Removes half-written and
     /// half-deleted checkpoints of a killed process, so no other process may be writing to the same run.
     pub fn open(folder: &Path) -> Result<Self, TrainError> {
-        let folder = folder.join("checkpoints");
+        let folder = folder.join(CHECKPOINTS);
         fs::create_dir_all(&folder).map_err(RuntimeError::io(&folder))?;
         let this = Self { folder };
         for (name, path) in this.entries()? {
@@ -84,6 +86,12 @@ impl Checkpoints {
             }
         }
         Ok(this)
+    }
+
+    /// Lists the checkpoints of the run in `folder`, oldest first, and changes nothing there: another process may be
+    /// writing to that run.
+    pub fn list_in(folder: &Path) -> Result<Vec<Named>, TrainError> {
+        Self { folder: folder.join(CHECKPOINTS) }.list()
     }
 
     /// Lists all checkpoints, oldest first.
