@@ -53,6 +53,16 @@ pub enum ModelError {
         /// The file.
         path: PathBuf,
     },
+    /// The configuration of an adapter does not exist.
+    #[error(
+        "{}: there is no such file; give the folder of an adapter, such as a checkpoint that `plimsoll train` wrote with \
+            model.lora",
+        path.display()
+    )]
+    NoAdapter {
+        /// The file.
+        path: PathBuf,
+    },
     /// The tokenizer has more tokens than the embedding has rows.
     #[error(
         "{name}: its tokenizer has {tokens} tokens, its embedding only {rows} rows; they belong to different models"
