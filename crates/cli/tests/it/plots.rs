@@ -110,6 +110,18 @@ fn results_of_the_original_are_drawn() {
 }
 
 #[test]
+fn a_resolution_without_png_pictures_is_refused() {
+    let folder = Folder::new("plot_dpi");
+    original(&folder);
+    for words in [["-o", "p.svg"], ["--format", "svg"]] {
+        let words = [&["plot", "o/reads_merged", "--dpi", "300"], &words[..]].concat();
+        let said = folder.run(&words).assert_code(1).stderr();
+        assert!(said.contains("--dpi: only PNG pictures have a resolution"), "{said}");
+    }
+    folder.run(&["plot", "o/reads_merged", "--dpi", "300", "-o", "p.png"]).assert_code(0);
+}
+
+#[test]
 fn results_of_the_original_that_contradict_each_other() {
     let folder = Folder::new("plot_original_torn");
     let said = |words: &str| {
