@@ -121,6 +121,7 @@ fn inputs_that_are_no_files() {
 fn what_a_new_user_gets_wrong() {
     let folder = Folder::new("fault_user");
     folder.write("p.faa", ">a\nMKV\n");
+    folder.write("text", "hello\n");
     let esm = golden("esm2");
     for (words, says) in [
         (
@@ -134,6 +135,8 @@ fn what_a_new_user_gets_wrong() {
             "none/e.npy: cannot be written, because its folder",
         ),
         (&["embed", "p.faa", "--model", &esm, "-o", "p.faa", "--per-input"], "p.faa is not a folder"),
+        (&["plan", "--predict", "--input", "nowhere.fa"], "nowhere.fa: there is no such file"),
+        (&["plan", "--predict", "--target", "h100", "--input", "text"], "text, line 1: not FASTA or FASTQ"),
         (
             &["merge", &esm, "-o", "m"],
             "adapter_config.json: there is no such file; give the folder of an adapter",
