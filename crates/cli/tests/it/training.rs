@@ -67,6 +67,14 @@ fn a_configuration_with_every_key() {
     assert_eq!(schema["properties"]["optimizer"]["properties"]["lr"]["exclusiveMinimum"], 0);
 }
 
+#[test]
+fn an_own_configuration_is_not_translated() {
+    let folder = Folder::new("train_own");
+    folder.write("run.yaml", "data: {train: [a.txt]}\nrun: {steps: 10}\nmodel: {kind: esm2}\n");
+    let said = folder.run(&["train", "--from-config", "run.yaml", "--print-config"]).assert_code(1).stderr();
+    assert!(said.contains("run.yaml: this is a configuration of plimsoll already"), "{said}");
+}
+
 /// A flag that has no effect together with another one is refused, and -o is part of the printed configuration.
 #[test]
 fn flags_of_a_printed_configuration_act_or_are_refused() {
