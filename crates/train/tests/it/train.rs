@@ -446,6 +446,13 @@ fn a_run_can_begin_at_a_checkpoint_of_another_folder() {
     assert!(others.iter().all(|path| path.is_dir()), "another run's folder was changed");
     let error = from(&first.path("checkpoints/step-00000002"), &first.0).expect_err("a newer one is there");
     assert!(error.to_string().contains("step-00000006 is newer"), "{error}");
+    let fourth = Folder::new("train-fourth");
+    let error = from(&second.path("nothing"), &fourth.path("run")).expect_err("nothing");
+    assert!(
+        error.exit_code() == 3 && error.to_string().contains("give a checkpoint, or the folder of a run"),
+        "{error}"
+    );
+    assert!(!fourth.path("run").exists(), "a run that has written nothing leaves no folder");
     assert_eq!(from(&second.path("nothing"), &first.0).expect_err("nothing").exit_code(), 3);
 }
 
