@@ -157,16 +157,16 @@ fn without_a_device_the_error_is_that_of_the_devices() {
                 "{text}"
             );
         };
-        check(retire(0).expect_err("none is left"));
+        check(retire(0).map(drop).expect_err("none is left"));
         assert_eq!(replicas.warnings().len(), count - 1);
         // The threads of failed devices have ended.
         replicas.join();
         let work = step(&replicas, 1, 1);
         replicas.send(work);
-        check(replicas.wait(&|| Ok(())).expect_err("none is left"));
+        check(replicas.wait(&|| Ok(())).map(drop).expect_err("none is left"));
         let work = step(&replicas, 2, 1);
         replicas.send(work);
-        check(replicas.poll().expect_err("none is left"));
+        check(replicas.poll().map(drop).expect_err("none is left"));
         assert_eq!(replicas.in_flight(), 0);
     }
 }
