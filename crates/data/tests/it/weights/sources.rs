@@ -342,7 +342,7 @@ fn wrong_names_shapes_and_ranges_are_explained() {
     let error = weights.read_f32("lm_head.bias", 30..34, &mut [0.0; 4]).expect_err("past the end");
     assert_eq!(
         text(error),
-        "elements 30..34 of tensor `lm_head.bias` (33 elements) asked for into a buffer of 4"
+        "esm2/model.safetensors: elements 30..34 of tensor `lm_head.bias` (33 elements) asked for into a buffer of 4"
     );
     weights.read_f32("lm_head.bias", 0..2, &mut [0.0; 3]).expect_err("another length");
     weights.read_f32("lm_head.bias", 33..33, &mut []).expect("nothing reads");
