@@ -4,6 +4,7 @@
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec};
 use plimsoll_plan::{KernelId, Kernels, Precision, Target};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An opened compute device with one arena. All addresses are byte offsets from the start of the arena.
@@ -365,6 +366,32 @@ pub enum DeviceError {
         /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// All devices that shared the work failed.
+    NoneLeft {
+        /// Names of the devices, in the order in which they failed.
+        devices: Vec<String>,
+        /// Error of the device that failed first.
+        first: Arc<DeviceError>,
+    },
+}
+
+impl DeviceError {
+    /// Whether a device had too little memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory { .. } => true,
+            Self::NoneLeft { first, .. } => first.is_out_of_memory(),
+            Self::OutsideArena { .. }
+            | Self::Kernels { .. }
+            | Self::WrongKernel { .. }
+            | Self::NotPlaced { .. }
+            | Self::OverBounds { .. }
+            | Self::Kernel { .. }
+            | Self::Load { .. }
+            | Self::Thread { .. }
+            | Self::Machine { .. } => false,
+        }
+    }
 }
 
 impl fmt::Display for DeviceError {
@@ -394,6 +421,10 @@ impl fmt::Display for DeviceError {
             Self::Load { param, .. } => write!(f, "cannot load `{param}`"),
             Self::Thread { .. } => f.write_str("a compute thread cannot be started"),
             Self::Machine { .. } => f.write_str("the device failed"),
+            Self::NoneLeft { devices, .. } => match &devices[..] {
+                [only] => write!(f, "{only} failed, and there is no other device"),
+                all => write!(f, "all {} devices failed, in this order: {}", all.len(), all.join(", ")),
+            },
         }
     }
 }
@@ -403,6 +434,7 @@ impl std::error::Error for DeviceError {
         match self {
             Self::Load { source, .. } | Self::Machine { source } => Some(source.as_ref()),
             Self::Thread { source } => Some(source),
+            Self::NoneLeft { first, .. } => Some(first.as_ref()),
             Self::OutOfMemory { .. }
             | Self::OutsideArena { .. }
             | Self::Kernels { .. }

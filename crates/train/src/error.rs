@@ -193,7 +193,10 @@ pub enum TrainError {
         folder: PathBuf,
     },
     /// The checkpoint given to `--resume` is not usable.
-    #[error("--resume {}: {why}", EscapedPath(path))]
+    #[error(
+        "--resume {}: {why}; give a checkpoint, or the folder of a run, whose newest checkpoint is used",
+        EscapedPath(path)
+    )]
     BadCheckpoint {
         /// Path of the checkpoint.
         path: PathBuf,

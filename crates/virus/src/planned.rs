@@ -135,6 +135,8 @@ pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
 pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let Request { options, .. } = request;
     let settings = &options.settings;
+    // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
+    super::look_at_inputs(options)?;
     let names = names(&options.models);
     let (dna, protein) = (encoder(&names[DNA], "DNABERT-S")?, encoder(&names[PROTEIN], "ESM-2")?);
     let (d, p) = (dna.hidden_size(), protein.hidden_size());

@@ -49,7 +49,7 @@ fn a_file_appears_whole_or_not_at_all() {
 fn what_cannot_be_written_is_refused() {
     let folder = folder("atomic_refused");
     let error = AtomicFile::create(folder.join("absent/out")).unwrap_err();
-    assert!(error.to_string().contains("absent/out: cannot be written; check the folder's"));
+    assert!(error.to_string().contains("absent/out: cannot be written, because its folder does not exist"));
     let error = AtomicFile::create(&folder).unwrap_err();
     assert!(error.to_string().contains("not a regular file"));
     if cfg!(unix) {

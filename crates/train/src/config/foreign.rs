@@ -172,7 +172,7 @@ fn sentence(name: &str, fault: &Fault) -> String {
     let path = &fault.path;
     let place = if fault.line == 0 { "--set".to_owned() } else { format!("{name}, line {}", fault.line) };
     match &fault.what {
-        Wrong::Value { found, allowed } if path.is_empty() => format!("{place}: {found} is no {allowed}"),
+        Wrong::Value { found, allowed } if path.is_empty() => format!("{place}: {found} is not {allowed}"),
         Wrong::Value { found, allowed } => format!("{place}: `{path}` is {found}; it must be {allowed}"),
         Wrong::Unknown => {
             let answer = match (counterpart(path), nearest(path)) {
