@@ -83,20 +83,6 @@ pub fn batch_norm(cpu: &Cpu, x: Rows<'_>, norm: BatchNorm<'_>, y: RowsMut<'_>) {
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(Batch { x, norm, y: &y, range }));
 }
 
-/// Layer norm of bf16 rows inside another kernel that runs with `s`; same bits as `layer_norm`.
-#[inline(always)]
-pub(super) fn layer_norm_rows<S: Simd>(
-    s: S,
-    x: Rows<'_, Bf16>,
-    gamma: &[f32],
-    beta: &[f32],
-    eps: f32,
-    y: &RowsMut<'_, Bf16>,
-) {
-    let none = core::ptr::null_mut();
-    LayerNorm { x, gamma, beta, eps, y: Some(y), mean: none, rstd: none, range: 0..x.rows() }.run(s);
-}
-
 /// Layer norm of the rows `range`, for `Isa::run`. Null pointers stand for statistics that are not stored.
 struct LayerNorm<'a, E, P> {
     x: Rows<'a, E>,

@@ -120,17 +120,13 @@ pub(crate) fn lowered(
     // Fusions that depend on the kernels of the target; they are for inference only, because fused ops have no
     // gradient.
     let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
-    let Fusions { fuse_gates: gates, fuse_norms: norms, mlp } = target.kernels.fusions();
+    let Fusions { fuse_gates: gates, fuse_norms: norms } = target.kernels.fusions();
     let halves = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
     if halves && gates {
         graph = verified("gates", passes::fuse_gates(&graph))?;
     }
     if halves && norms > 0 {
         graph = verified("norms", passes::fuse_norms(&graph, norms))?;
-    }
-    let whole = fused && policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
-    if whole && mlp {
-        graph = verified("mlp", passes::mlp(&graph))?;
     }
     // The fusion pass already removes unread values, so a separate dead-code elimination is needed only without
     // it.

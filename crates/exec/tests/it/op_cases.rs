@@ -8,7 +8,6 @@
 pub mod attention;
 pub mod experts;
 pub mod linear;
-mod mlp;
 pub mod optimizer;
 mod products;
 mod quantize;
@@ -80,7 +79,6 @@ pub fn cases() -> Vec<Case> {
     [
         rows::cases(),
         linear::cases(),
-        mlp::cases(),
         products::cases(),
         quantize::cases(),
         attention::cases(),
