@@ -4,7 +4,7 @@
 //! at that column of both halves).
 
 use super::Cpu;
-use super::element::{Bf16, Element};
+use super::element::Element;
 use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};

@@ -76,7 +76,8 @@ pub(super) unsafe fn linear<U: TileUnit>(
     let steps = job.x.cols().div_ceil(STEP);
     let laid = (steps > SHORT).then(|| (each - SUMS) / (steps * 2 * TILE)).filter(|&strips| strips >= FEWEST);
     let (rows, most) = match laid {
-        Some(strips) => (ROWS.min(strips * STRIP), panels),
+        // At least one, because a matmul may have no panels.
+        Some(strips) => (ROWS.min(strips * STRIP), panels.max(1)),
         None if steps > DEPTH => (ROWS, GROUP),
         None => (ROWS, WEIGHTS / steps),
     };

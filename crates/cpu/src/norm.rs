@@ -4,7 +4,7 @@
 //! a fixed tree, so the order of additions depends on the row's length only.
 
 use super::Cpu;
-use super::element::{Bf16, Element};
+use super::element::Element;
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};

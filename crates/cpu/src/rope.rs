@@ -15,7 +15,8 @@ pub fn table(inv_freq: &[f32], longest: usize, cos: &mut [f32], sin: &mut [f32])
     for (pos, (cos, sin)) in rows.enumerate() {
         for ((cos, sin), &freq) in cos.iter_mut().zip(sin).zip(inv_freq) {
             let angle = f64::from(pos as f32 * freq);
-            (*cos, *sin) = (libm::cos(angle) as f32, libm::sin(angle) as f32);
+            let (s, c) = libm::sincos(angle);
+            (*cos, *sin) = (c as f32, s as f32);
         }
     }
 }
