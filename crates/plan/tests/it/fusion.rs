@@ -3,9 +3,9 @@
 use crate::cases::{MEAN, attention_block, bounds, count, encoder, state, target};
 use crate::symbolic::meaning;
 use plimsoll_graph::ops::{Epilogue, Prologue};
-use plimsoll_graph::{Builder, DType, Dim, Graph, Layout, Node, Op, ValueId};
+use plimsoll_graph::{Builder, DType, Dim, Graph, Node, Op, ValueId};
 use plimsoll_models::{KNOWN, Output};
-use plimsoll_plan::{Fuse, Policy, Precision, Weights, compile, passes};
+use plimsoll_plan::{Policy, Precision, Weights, compile, passes};
 
 fn epilogues(graph: &Graph, wanted: Epilogue) -> usize {
     graph.nodes.iter().filter(|n| matches!(n.op, Op::Linear(l) if l.epilogue == wanted)).count()
