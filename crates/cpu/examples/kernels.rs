@@ -2,20 +2,18 @@
 //! against our own kernel without AMX; attention against the peak rate of FMA; and the bandwidth of layer norm
 //! and GELU. All sides of a ratio take turns in one process; prints medians.
 //!
-//! `cargo run --release -p plimsoll-cpu --example kernels [-- threads [avx512|avx2|portable|bf16|int8|mlp]]`.
+//! `cargo run --release -p plimsoll-cpu --example kernels [-- threads [avx512|avx2|portable|bf16|int8]]`.
 //! `bf16` times bf16 GEMMs only, against the peak rate of AMX tiles, of dot products or of FMA, whichever this
-//! CPU has first; `int8` times int8 GEMMs against bf16 GEMMs; `mlp` times the fused MLP against separate
-//! kernels.
+//! CPU has first; `int8` times int8 GEMMs against bf16 GEMMs.
 
 use plimsoll_cpu::attention::{self, Attention, Rope, attention};
 use plimsoll_cpu::gemm::{self, Act, Epilogue};
-use plimsoll_cpu::mlp_bf16::{self, Mlp, Norm};
 use plimsoll_cpu::{
     Bf16, Cpu, Element, Isa, QuantizedRows, QuantizedTiles, Rows, RowsMut, elementwise, gemm_bf16, gemm_int8,
     norm, peak, rope,
 };
 use plimsoll_exec::tiles;
-use plimsoll_graph::ops::{Hidden, Mask};
+use plimsoll_graph::ops::Mask;
 use std::time::Instant;
 
 #[path = "../src/tests/peer.rs"]
@@ -30,9 +28,6 @@ fn main() {
     }
     if std::env::args().nth(2).is_some_and(|a| a == "int8") {
         return products_of_int8(&Cpu::new(threads));
-    }
-    if std::env::args().nth(2).is_some_and(|a| a == "mlp") {
-        return mlps(&Cpu::new(threads));
     }
     // The name of the portable instruction set is `portable+fma` where the compiler may use FMA.
     let named = |name: String| {
@@ -239,82 +234,6 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
         "{m:>8},{n:>6},{k:>6} {raw:>8.1} {int8:>8.1} {bf16:>8.1} | {:>9.2} {:>4.2}",
         int8 / raw,
         int8 / bf16
-    );
-}
-
-/// Times a layer's norm, MLP and residual in bf16: fused, and as separate kernels.
-fn mlps(cpu: &Cpu) {
-    println!("{} x {}; medians of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
-    println!("{:>28} {:>8} {:>8} {:>8} | fused/raw fused/parts by turns", "mlp M,K,F", "raw", "parts", "fused");
-    for (m, k, f) in [(10_752, 320, 1280), (10_752, 480, 1920), (10_752, 640, 2560), (8192, 1280, 5120)] {
-        mlp(cpu, (m, k, f), Hidden::Gelu);
-    }
-    mlp(cpu, (8192, 768, 3072), Hidden::Gate);
-    mlp(cpu, (512, 640, 2560), Hidden::Gelu);
-    mlp(cpu, (64, 640, 2560), Hidden::Gelu);
-}
-
-fn mlp(cpu: &Cpu, (m, k, f): (usize, usize, usize), hidden: Hidden) {
-    let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
-    let gate = hidden == Hidden::Gate;
-    let width = if gate { 2 * f } else { f };
-    let (x, w1, w2) =
-        (halves(m * k), gemm_bf16::packed(&numbers(width * k), k), gemm_bf16::packed(&numbers(k * f), f));
-    let (b1, b2, gamma) = (halves(width), halves(k), numbers(k));
-    let [mut normed, mut y, mut z] = [(); 3].map(|()| vec![Bf16::default(); m * k]);
-    let (mut sums, mut gated) = (vec![Bf16::default(); m * width], vec![Bf16::default(); m * f]);
-    let bytes = mlp_bf16::workspace_bytes(f);
-    let [mut scratch, mut parts_space] = [(); 2].map(|()| vec![0.0; bytes as usize / 4 * cpu.threads()]);
-    let flops = 2.0 * (m * k * (width + f)) as f64;
-    let rows = Rows::new(&x, m, k, k);
-    let norm = Norm { gamma: &gamma, beta: &gamma, eps: 1e-5 };
-    let (b1, b2, residual) = (Some(&b1[..]), Some(&b2[..]), Some(rows));
-    let op = Mlp { norm: Some(norm), hidden, columns: f, w1: &w1, b1, w2: &w2, b2, residual };
-    let mut raws = Vec::new();
-    let (mut apart, mut whole) = (Vec::new(), Vec::new());
-    let [_, parts, fused] = by_turns([
-        &mut || {
-            raws.push(
-                peak::amx_gflops(cpu, peak::Factors::Bf16, 3e-3).unwrap_or_else(|| peak::fma_gflops(cpu, 3e-3)),
-            )
-        },
-        &mut || {
-            let start = Instant::now();
-            norm::layer_norm(
-                cpu,
-                rows,
-                &gamma,
-                &gamma,
-                1e-5,
-                Some(RowsMut::new(&mut normed, m, k, k)),
-                None,
-                None,
-            );
-            let act = if gate { Act::None } else { Act::Gelu };
-            let e = Epilogue { bias: b1, act, residual: None };
-            let (n, out) = (Rows::new(&normed, m, k, k), RowsMut::new(&mut sums, m, width, width));
-            gemm_bf16::linear(cpu, n, &w1, e, out, &mut parts_space);
-            let mut h = Rows::new(&sums, m, width, width);
-            if gate {
-                elementwise::glu(cpu, elementwise::Gate::Gelu, h, RowsMut::new(&mut gated, m, f, f));
-                h = Rows::new(&gated, m, f, f);
-            }
-            let e = Epilogue { bias: b2, act: Act::None, residual };
-            gemm_bf16::linear(cpu, h, &w2, e, RowsMut::new(&mut y, m, k, k), &mut parts_space);
-            apart.push(start.elapsed().as_secs_f64());
-        },
-        &mut || {
-            let start = Instant::now();
-            mlp_bf16::mlp(cpu, rows, op, RowsMut::new(&mut z, m, k, k), &mut scratch);
-            whole.push(start.elapsed().as_secs_f64());
-        },
-    ]);
-    assert!(y == z, "the bits of the parts");
-    let of_raw = median(raws.iter().zip(&whole).map(|(raw, s)| flops / s / 1e9 / raw).collect());
-    let of_parts = median(apart.iter().zip(&whole).map(|(parts, fused)| parts / fused).collect());
-    let [raw, parts, fused] = [median(raws), flops / parts / 1e9, flops / fused / 1e9];
-    println!(
-        "{m:>8},{k:>6},{f:>6} {hidden:?} {raw:>8.1} {parts:>8.1} {fused:>8.1} | {of_raw:.2} {of_parts:.2}"
     );
 }
 

@@ -7,7 +7,7 @@
 
 use super::gemm::Epilogue;
 use super::isa::Kernel;
-use super::math::exp;
+use super::math::{exp, log_sum_exp};
 use super::matmul::{self, Operand, add_matmul, column_sums, matmul};
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
@@ -243,8 +243,7 @@ impl Kernel for LogSumExp<'_> {
                     }
                     total += f64::from(s.sum(sum));
                 }
-                // `libm` gives the same bits on every platform, the `ln` of the standard library need not.
-                *self.sums.row(r) = (f64::from(largest) + libm::log(total)) as f32;
+                *self.sums.row(r) = log_sum_exp(largest, total) as f32;
             }
         }
     }

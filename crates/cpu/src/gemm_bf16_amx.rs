@@ -23,9 +23,9 @@
 
 use super::Cpu;
 use super::amx::{NEAR, Near, SIDE, STEP, STRIP, TILE, TileUnit};
-use super::amx_sums::{Activation, PendingEpilogue, lay, prefetch_output};
+use super::amx_sums::{PendingEpilogue, lay, prefetch_output};
 use super::element::Bf16;
-use super::gemm::{Act, GemmCall};
+use super::gemm::GemmCall;
 use super::gemm_int8::Scales;
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
@@ -77,7 +77,8 @@ pub(super) unsafe fn linear<U: TileUnit>(
     let laid =
         (steps > SHORT).then(|| (each - SUMS) / (steps * 2 * TILE)).filter(|&strips| strips >= MIN_STRIPS);
     let (rows, most) = match laid {
-        Some(strips) => (ROWS.min(strips * STRIP), panels),
+        // At least one, because a matmul may have no panels.
+        Some(strips) => (ROWS.min(strips * STRIP), panels.max(1)),
         None if steps > DEPTH => (ROWS, GROUP),
         None => (ROWS, WEIGHTS / steps),
     };
@@ -329,17 +330,13 @@ impl<'a> CoreWork<'a> {
     #[inline(always)]
     unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *mut f32) {
         let (e, y, column) = (&self.job.epilogue, self.job.y, panel * PANEL);
-        let then = match e.act {
-            Act::None => Activation::Nothing,
-            Act::Gelu => Activation::Gelu,
-        };
         let residual = e.residual.map(|x| (x.row(rows.start).wrapping_add(column), x.ld()));
         let bias = e.bias.map(|bias| &bias[column..]);
         let to = (y.row(rows.start).wrapping_add(column), y.ld(), (y.cols() - column).min(PANEL));
         let scales = self.scales.map(|s| (&s.x[rows.clone()], &s.w[column..]));
         // SAFETY: guaranteed by the caller.
         self.sums =
-            unsafe { PendingEpilogue::new(self.s, (sum, rows.len()), scales, bias, then, residual, to) };
+            unsafe { PendingEpilogue::new(self.s, (sum, rows.len()), scales, bias, e.act, residual, to) };
     }
 
     /// Prefetches this block's share of one step of the next strip, and of the panel's next slice.

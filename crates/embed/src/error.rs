@@ -34,7 +34,7 @@ pub enum EmbedError {
         path: PathBuf,
     },
     /// With `--per-input`, the output folder is a file, or lies in one.
-    #[error("--per-input: {} is not a folder; give another folder with -o", Place(path))]
+    #[error("--per-input: {} is not a folder; give another folder with -o", EscapedPath(path))]
     NotAFolder {
         /// The output folder.
         path: PathBuf,

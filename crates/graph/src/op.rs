@@ -109,7 +109,6 @@ ops! {
     LinearCrossEntropyGrad "linear_cross_entropy_grad"
     LinearInputGrad "linear_input_grad"
     LinearWeightGrad "linear_weight_grad"
-    Mlp "mlp"
     Quantize "quantize"
     Relu "relu"
     ReluGrad "relu_grad"

@@ -21,7 +21,7 @@ pub enum ToolError {
         advice: &'static str,
     },
     /// A temporary folder exists that may belong to a running process.
-    #[error("{} exists; if no other plimsoll writes there, remove it and start again", Place(path))]
+    #[error("{} exists; if no other plimsoll writes there, remove it and start again", EscapedPath(path))]
     LeftBehind {
         /// The folder.
         path: PathBuf,

@@ -127,7 +127,7 @@ impl Train {
     fn print(&self, mut config: TrainConfig) -> Result<ExitCode, CliError> {
         if let Some(path) = &self.output {
             let Some(text) = path.to_str() else {
-                let path = Place(path);
+                let path = EscapedPath(path);
                 return Err(usage(format!("--output {path}: a configuration can only hold a name in UTF-8")));
             };
             config.run.output = Some(text.to_owned());

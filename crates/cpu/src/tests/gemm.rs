@@ -63,6 +63,8 @@ fn linear_is_the_product_with_its_epilogue() {
         (170, 1030, 40),
         (5, 0, 7),
         (0, 4, 4),
+        (5, 7, 0),
+        (40, 1700, 0),
     ];
     for cpu in machines() {
         for (m, k, n) in sizes {

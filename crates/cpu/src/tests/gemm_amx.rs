@@ -107,6 +107,15 @@ fn no_worse_than_plain_f32() {
     }
 }
 
+#[test]
+fn a_matmul_without_columns_writes_nothing() {
+    if has_vectors() {
+        for (m, k) in [(5, 7), (40, 1700)] {
+            assert!(on_tiles((m, k, 0), &numbers(1, m * k), &[]).is_empty());
+        }
+    }
+}
+
 /// Multiplication by the identity returns every normal x: hi, mid and lo represent all of it.
 #[test]
 fn no_bit_of_x_is_lost() {

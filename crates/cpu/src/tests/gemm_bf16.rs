@@ -168,6 +168,8 @@ fn linear_is_the_product_with_its_epilogue() {
         (15, 1700, 600),
         (5, 0, 7),
         (0, 4, 4),
+        (5, 7, 0),
+        (40, 1700, 0),
     ];
     let ways: Vec<_> = ways().collect();
     for size in sizes {

@@ -195,6 +195,8 @@ fn linear_is_the_product_with_its_epilogue_and_the_same_bits_everywhere() {
         (70, 700, 700),
         (15, 1700, 600),
         (0, 4, 4),
+        (5, 7, 0),
+        (40, 1700, 0),
     ];
     let ways: Vec<_> = ways().collect();
     for size in sizes {

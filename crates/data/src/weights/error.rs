@@ -280,7 +280,7 @@ impl WeightsError {
             E::Range { path, tensor, range: (start, end), elements, buffer } => write!(
                 f,
                 "{}: elements {start}..{end} of tensor `{}` ({elements} elements) asked for into a buffer of {buffer}",
-                Place(path),
+                EscapedPath(path),
                 Name(tensor)
             ),
             E::BadTensor { tensor, why } => write!(f, "cannot write tensor `{}`: {why}", Name(tensor)),

@@ -29,7 +29,6 @@ mod layer_norm_grad;
 mod linear;
 mod linear_grad;
 mod machine;
-mod mlp;
 mod operands;
 mod optimizer;
 mod quantize;
@@ -85,7 +84,6 @@ pub fn eval(
         Op::Linear(op) => linear::eval(op, &mut operands),
         Op::LinearInputGrad(_) => linear_grad::eval_input(&mut operands),
         Op::LinearWeightGrad(op) => linear_grad::eval_weight(op, &mut operands),
-        Op::Mlp(op) => mlp::eval(op, &mut operands),
         Op::Quantize(op) => quantize::eval(op, &mut operands),
         Op::Relu(_) => relu::eval(&mut operands),
         Op::RotaryTable(_) => rotary_table::eval(&mut operands, rows(outs)?),

@@ -9,7 +9,6 @@ pub mod attention;
 pub mod experts;
 pub mod linear;
 mod matmuls;
-mod mlp;
 pub mod optimizer;
 mod quantize;
 mod rows;
@@ -80,7 +79,6 @@ pub fn cases() -> Vec<Case> {
     [
         rows::cases(),
         linear::cases(),
-        mlp::cases(),
         matmuls::cases(),
         quantize::cases(),
         attention::cases(),

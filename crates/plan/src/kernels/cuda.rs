@@ -62,7 +62,7 @@ const GEMM: Bytes = Bytes(32 << 20);
 
 pub(super) fn fusions(capability: Capability) -> Fusions {
     let hopper = capability == Capability::HOPPER;
-    Fusions { fuse_gates: hopper, fuse_norms: if hopper { WIDEST_NORM } else { 0 }, mlp: false }
+    Fusions { fuse_gates: hopper, fuse_norms: if hopper { WIDEST_NORM } else { 0 } }
 }
 
 impl CudaKernel {

@@ -133,8 +133,6 @@ pub struct Fusions {
     pub fuse_gates: bool,
     /// Maximum columns of rows for which 16-bit matmuls can compute a preceding layer norm; 0 if unsupported.
     pub fuse_norms: u64,
-    /// A kernel computes a whole bf16 MLP with its hidden layer in the workspace.
-    pub mlp: bool,
 }
 
 impl Kernels {
@@ -165,8 +163,7 @@ impl Kernels {
     /// Fusions that the kernels support.
     pub(crate) fn fusions(self) -> Fusions {
         match self {
-            Self::Reference => Fusions { fuse_gates: false, fuse_norms: 0, mlp: false },
-            Self::Cpu(_) => Fusions { fuse_gates: false, fuse_norms: 0, mlp: true },
+            Self::Reference | Self::Cpu(_) => Fusions { fuse_gates: false, fuse_norms: 0 },
             Self::Cuda(capability) => cuda::fusions(capability),
         }
     }

@@ -4,9 +4,9 @@
 use crate::cases::{MEAN, bounds, count, encoder, target};
 use crate::symbolic::meaning;
 use plimsoll_graph::ops::{Epilogue, Prologue};
-use plimsoll_graph::{Graph, Layout, Node, Op};
+use plimsoll_graph::{Graph, Node, Op};
 use plimsoll_models::{KNOWN, Output};
-use plimsoll_plan::{Fuse, Policy, Precision, Weights, compile, passes};
+use plimsoll_plan::{Policy, Precision, Weights, compile, passes};
 
 fn epilogues(graph: &Graph, wanted: Epilogue) -> usize {
     graph.nodes.iter().filter(|n| matches!(n.op, Op::Linear(l) if l.epilogue == wanted)).count()
@@ -50,51 +50,6 @@ fn gates_are_fused_where_matmuls_compute_them() {
     // With fp8 the gate is part of the quantization, which needs the maximum of a whole row.
     assert_eq!(epilogues(&plan("h200", Precision::Fp8), Epilogue::Gate), 0);
     assert_eq!(epilogues(&plan("h200", Precision::F32), Epilogue::Gate), 0);
-}
-
-/// Numbers of (MLPs, linears, layer norms, GLUs).
-fn parts(graph: &Graph) -> [usize; 4] {
-    ["mlp", "linear", "layer_norm", "glu"].map(|op| count(graph, op))
-}
-
-#[test]
-fn mlps_are_fused_where_a_kernel_has_them() {
-    let plan = |id: &str, target_name: &str, policy| {
-        let graph = encoder(id).graph(bounds(512), MEAN).expect("verified");
-        let plan = compile(&graph, &policy, &target(target_name)).expect("planned");
-        let apart = Policy { fuse: Fuse::Ops, ..policy };
-        let without = compile(&graph, &apart, &target(target_name)).expect("planned");
-        assert_eq!(meaning(&plan.graph), meaning(&without.graph), "{id} on {target_name}");
-        (plan, without)
-    };
-    let bf16 = Policy { precision: Precision::Bf16, ..Policy::default() };
-    for (id, fused, apart) in [
-        // Pre-LN: the norm before the MLP is fused; one norm per layer before attention and the final norm remain.
-        ("facebook/esm2_t6_8M_UR50D", [6, 12, 7, 0], [0, 24, 13, 0]),
-        // Post-LN: the norm follows the MLP and is not fused.
-        ("zhihan1996/DNABERT-S", [12, 24, 25, 0], [0, 48, 25, 12]),
-    ] {
-        let (plan, without) = plan(id, "cpu", bf16.clone());
-        assert_eq!((parts(&plan.graph), parts(&without.graph)), (fused, apart), "{id}");
-        for (_, node) in plan.graph.nodes().filter(|(_, node)| matches!(node.op, Op::Mlp(_))) {
-            let layouts = node.op.weights().iter().map(|&i| plan.graph.spec(node.inputs[i]).layout);
-            assert!(
-                layouts.into_iter().all(|layout| layout == Layout::Packed { rows: 32, columns: 32 }),
-                "{}",
-                plan.graph
-            );
-        }
-    }
-    let streamed = Policy { weights: Weights::Streamed, ..bf16.clone() };
-    for (target_name, policy) in [
-        ("cpu", Policy::default()),
-        ("cpu", streamed),
-        ("cpu", Policy { fuse: Fuse::Nothing, ..bf16.clone() }),
-        ("h200", bf16),
-    ] {
-        let (plan, _) = plan("facebook/esm2_t6_8M_UR50D", target_name, policy);
-        assert_eq!(count(&plan.graph, "mlp"), 0, "{target_name}");
-    }
 }
 
 #[test]

@@ -251,11 +251,11 @@ fn every_rule_can_be_broken() {
 fn values_of_another_type_are_described_in_words() {
     let refused = |text: &str, flags: &[&str]| parse(text, flags).expect_err("refused");
     assert_eq!(refused("[a]\n", &[]), "run.yaml, line 1: [a] is not a section of keys");
-    let found = refused(LEAST, &["memory=3"]);
+    let found = refused(MINIMAL, &["memory=3"]);
     assert_eq!(found, "--set: `memory` is 3; it must be a section of keys");
-    let found = refused(LEAST, &["data.train=[1]"]);
+    let found = refused(MINIMAL, &["data.train=[1]"]);
     assert!(found.ends_with("it must be a list: each a text"), "{found}");
-    let found = refused(LEAST, &["optimizer.lr=1e-4\nother: 2"]);
+    let found = refused(MINIMAL, &["optimizer.lr=1e-4\nother: 2"]);
     assert!(found.contains("is not a YAML value"), "{found}");
 }
 
