@@ -223,8 +223,7 @@ fn random_graphs_are_planned_or_refused_in_every_precision() {
             // Each pass alone, on a graph that other passes have not prepared.
             let Ok(narrow) = passes::precision(&graph, precision) else { continue };
             let quantized = passes::quantize(&narrow, precision);
-            let alone =
-                [passes::fuse_gates(&narrow), passes::fuse_norms(&narrow, 64), passes::fuse_mlp(&narrow)];
+            let alone = [passes::fuse_gates(&narrow), passes::fuse_norms(&narrow, 64)];
             let normed =
                 passes::quantize(&passes::fuse_norms(&passes::fuse(narrow, Weights::Resident), 64), precision);
             for after in alone.iter().chain(quantized.iter()).chain(normed.iter()) {

@@ -142,7 +142,11 @@ fn without_a_device_the_error_is_that_of_the_devices() {
         let mut replicas = replicas(count);
         let mut retire = |lane: usize| {
             let source = format!("device {lane} fell off the bus").into();
-            replicas.hear(Event::Retired { lane, error: DeviceError::Machine { source }, handed_back: 1 })
+            replicas.hear(Event::Retired {
+                replica: lane,
+                error: DeviceError::Machine { source },
+                handed_back: 1,
+            })
         };
         for lane in (1..count).rev() {
             assert!(retire(lane).expect("another device is left").is_none());
