@@ -17,7 +17,7 @@ use std::process::ExitCode;
 #[command(group = ArgGroup::new("work").required(true).args(["model", "shape", "calibrate"]))]
 #[command(after_long_help = JSON_KEYS)]
 pub struct Bench {
-    /// Model: a hub id such as facebook/esm2_t12_35M_UR50D, a folder, or a config.json
+    /// Model: a Hugging Face hub id such as facebook/esm2_t12_35M_UR50D, a folder, or a config.json
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Option<String>,
 

@@ -33,7 +33,7 @@ pub struct Card {
     #[arg(long, overrides_with = "expandable_segments", help_heading = "GPU")]
     no_expandable_segments: bool,
 
-    /// Number of steps between returns of GPU memory that the current plan does not use; 0 never returns it [default:
+    /// Every N steps, return to the driver the GPU memory that the current plan does not use; 0 never returns it [default:
     /// 100]
     #[arg(long, value_name = "N", help_heading = "GPU")]
     cache_clear_interval: Option<u64>,

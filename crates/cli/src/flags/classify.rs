@@ -50,8 +50,8 @@ pub struct Classify {
     #[command(flatten)]
     streaming: StreamingFlags,
 
-    /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of in-flight
-    /// steps
+    /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of steps
+    /// that are queued on it
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 

@@ -21,8 +21,8 @@ pub struct Embed {
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
-    /// Model: a folder, a weight file, or a hub id such as facebook/esm2_t33_650M_UR50D or zhihan1996/DNABERT-S; files
-    /// missing from the local cache are downloaded
+    /// Model: a folder, a weight file, or a Hugging Face hub id such as facebook/esm2_t33_650M_UR50D or
+    /// zhihan1996/DNABERT-S; files missing from the local cache are downloaded
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: String,
 
@@ -66,8 +66,8 @@ pub struct Embed {
     #[command(flatten)]
     streaming: StreamingFlags,
 
-    /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of in-flight
-    /// steps
+    /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of steps
+    /// that are queued on it
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 

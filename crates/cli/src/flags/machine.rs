@@ -33,8 +33,8 @@ pub struct Machine {
     #[arg(long, value_name = "SIZE")]
     host_memory: Option<String>,
 
-    /// Maximum number of tokens in a step; more tokens take more memory [default: the most that fit the budget and
-    /// increase speed]
+    /// Maximum number of tokens in a step, which is one batch through the model; more tokens take more memory [default:
+    /// the most that fit the budget and increase speed]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     tokens: Option<u64>,
 
@@ -60,9 +60,9 @@ pub struct StreamingFlags {
 /// When to stream weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum When {
-    /// Only if no step fits the memory budget with resident weights
+    /// Only if no step fits the memory budget with all weights in memory
     Auto,
-    /// Never; a run that does not fit with resident weights is refused
+    /// Never; a run that does not fit with all weights in memory is refused
     Never,
     /// In every run
     Always,
@@ -71,8 +71,8 @@ enum When {
 /// Order in which sequences are computed.
 #[derive(Debug, Args)]
 pub struct Sorting {
-    /// Compute sequences sorted by length, which fills steps better (the default); results are the same, and are
-    /// written in the order of the input
+    /// Compute sequences sorted by length, which is faster because steps are filled better (the default); the results
+    /// are equal to those of the unsorted input, and are written in the order of the input
     #[arg(long, overrides_with = "no_sort_by_length", help_heading = "Machine")]
     sort_by_length: bool,
 

@@ -22,7 +22,7 @@ pub struct Merge {
     #[arg(short, long, value_name = "FOLDER")]
     output: PathBuf,
 
-    /// Base model: a folder or a hub id [default: the base model named in adapter_config.json]
+    /// Base model: a folder or a Hugging Face hub id [default: the base model named in adapter_config.json]
     #[arg(long, value_name = "PATH|HUB_ID")]
     base: Option<String>,
 

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 /// needs, and flags that make it fit.
 #[derive(Debug, Args)]
 pub struct Plan {
-    /// Model: a hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
+    /// Model: a Hugging Face hub id such as facebook/esm2_t36_3B_UR50D, a folder, or a config.json
     #[arg(long, value_name = "PATH|HUB_ID", required_unless_present_any = ["train", "predict"])]
     model: Option<String>,
 
@@ -50,7 +50,8 @@ pub struct Plan {
     #[arg(long, value_enum, value_name = "tokens|layers|hidden", requires = "train", conflicts_with = "model")]
     largest: Option<Largest>,
 
-    /// Maximum number of tokens in a step [default: the most that fit the budget and increase speed]
+    /// Maximum number of tokens in a step, which is one batch through the model [default: the most that fit the budget
+    /// and increase speed]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     tokens: Option<u64>,
 
@@ -64,8 +65,8 @@ pub struct Plan {
     #[arg(long, default_value = "cpu", value_name = "NAME|FILE.toml|device", value_parser = TargetParser)]
     target: String,
 
-    /// Threads of the target CPU, divided among replicas as in `plimsoll embed` if there are three or more [default:
-    /// all cores available to this process; for a FILE.toml the threads it was measured with; with --train the key
+    /// Threads of the target CPU; three or more are divided among replicas, which compute separate steps, as in
+    /// `plimsoll embed` [default: all cores available to this process; for a FILE.toml the threads it was measured with; with --train the key
     /// run.threads]
     #[arg(long, value_name = "N", value_parser = threads, conflicts_with = "train")]
     threads: Option<u64>,

@@ -83,8 +83,8 @@ pub struct Predict {
     #[arg(long, alias = "num-workers", short_alias = 'w', value_name = "N", value_parser = workers, help_heading = "Machine")]
     dataloader_workers: Option<u64>,
 
-    /// Batches of input that each of these threads prepares ahead, 1 to 1024; on a GPU also the number of in-flight
-    /// steps
+    /// Batches of input that each thread of --dataloader-workers prepares ahead, 1 to 1024; on a GPU also the number of
+    /// steps that are queued on it
     #[arg(long, default_value_t = PREFETCH, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
     prefetch: u64,
 
@@ -97,7 +97,7 @@ pub struct Predict {
     #[arg(long, value_name = "K/N", value_parser = shard, conflicts_with_all = ["merge", "per_input"], help_heading = "Many inputs, many machines")]
     shard: Option<Shard>,
 
-    /// Folder of a computed shard; merges the shards in the folders given, and computes nothing; give the flag once for
+    /// Merge the computed shards in these folders into the output folder, without computing; give the flag once for
     /// each shard
     #[arg(long, value_name = "DIR", conflicts_with = "per_input", help_heading = "Many inputs, many machines")]
     merge: Vec<PathBuf>,
@@ -126,16 +126,16 @@ pub(super) struct ModelFlags {
     #[arg(long, value_name = "DIR")]
     pub(super) weights: Option<PathBuf>,
 
-    /// DNA model: a folder, a weight file or a hub id; VirNucPro uses zhihan1996/DNABERT-S
+    /// DNA model: a folder, a weight file or a Hugging Face hub id; VirNucPro uses zhihan1996/DNABERT-S
     #[arg(long, value_name = "PATH|HUB_ID")]
     pub(super) dna_model: Option<String>,
 
-    /// Protein model: a folder, a weight file or a hub id; VirNucPro uses facebook/esm2_t36_3B_UR50D
+    /// Protein model: a folder, a weight file or a Hugging Face hub id; VirNucPro uses facebook/esm2_t36_3B_UR50D
     #[arg(long, value_name = "PATH|HUB_ID")]
     pub(super) protein_model: Option<String>,
 
     /// Head: the classifier over the embeddings of both models, such as VirNucPro's 500_model.pth; without --weights, a
-    /// model that is not given is VirNucPro's, from the hub
+    /// DNA or protein model that is not named is the one that VirNucPro uses, from the Hugging Face hub
     #[arg(long, alias = "model-path", short_alias = 'p', value_name = "PATH")]
     pub(super) head: Option<PathBuf>,
 }
@@ -199,7 +199,7 @@ fn shard(text: &str) -> Result<Shard, String> {
 /// Maximum number of reading and translating threads per device.
 const WORKERS: usize = 8;
 
-/// Default number of input pieces that each thread prepares ahead, and of in-flight steps on a GPU.
+/// Default of `--prefetch`: batches of input that each thread prepares ahead, and in-flight steps on a GPU.
 pub(super) const PREFETCH: u64 = 2;
 
 /// Largest accepted number of shards; more is taken for a typing error.

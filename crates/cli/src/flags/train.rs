@@ -57,7 +57,7 @@ pub struct Train {
     #[arg(long, value_name = "FILE", requires = "print_config", conflicts_with_all = ["config", "schema"])]
     from_config: Option<PathBuf>,
 
-    /// Trainer that the file of --from-config belongs to, if its keys do not tell
+    /// Trainer that the file of --from-config is for; needed only if the keys in the file do not show it
     #[arg(long, value_name = "TRAINER", requires = "from_config", value_parser = source_parser())]
     from_format: Option<String>,
 

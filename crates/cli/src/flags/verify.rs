@@ -23,7 +23,7 @@ pub struct Verify {
     #[arg(long, value_name = "DIR", required_unless_present_any = ["model", "head"])]
     weights: Option<PathBuf>,
 
-    /// Encoder: a path or a hub id such as facebook/esm2_t6_8M_UR50D; can be given several times
+    /// Encoder: a path or a Hugging Face hub id such as facebook/esm2_t6_8M_UR50D; can be given several times
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Vec<String>,
 

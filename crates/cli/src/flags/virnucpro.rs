@@ -1,7 +1,7 @@
-//! Flags of virnucpro-broad's `predict` with other names here, for scripts that call it. Invariant: each flag has the
-//! effect that it has there, or is refused with the name of the flag to use; none is ignored. Source:
-//! virnucpro/cli/predict.py of broadinstitute/virnucpro-broad. Flags with equal names in both programs are in the other
-//! files of this folder.
+//! Flags of virnucpro-broad's `predict` that have another name in this program, so that scripts written for
+//! virnucpro-broad keep working. Invariant: each flag has the effect that it has in virnucpro-broad, or is refused with the
+//! name of the flag to use; none is ignored. Source: virnucpro/cli/predict.py of broadinstitute/virnucpro-broad. Flags with
+//! equal names in both programs are in the other files of this folder.
 
 use super::device::DeviceName;
 use super::machine::threads;
@@ -64,7 +64,7 @@ pub struct VirnucproFlags {
     no_persistent_models: bool,
 }
 
-/// A device as virnucpro-broad names it: also by the bare number of a GPU.
+/// Parses a device as virnucpro-broad does: the values of `--device`, or the ordinal of a GPU alone.
 fn device(word: &str) -> Result<DeviceName, String> {
     match word.parse::<usize>() {
         Ok(number) => Ok(DeviceName::Cuda(vec![number])),
@@ -72,7 +72,7 @@ fn device(word: &str) -> Result<DeviceName, String> {
     }
 }
 
-/// Numbers of GPUs, such as 0,2.
+/// Parses ordinals of GPUs separated by commas, such as `0,2`.
 fn gpus(list: &str) -> Result<DeviceName, String> {
     DeviceName::parse(&format!("cuda:{list}")).map_err(|_| {
         "give the ordinals of the GPUs, such as 0,2, which is --device cuda:0,2 in plimsoll".to_owned()
@@ -80,7 +80,7 @@ fn gpus(list: &str) -> Result<DeviceName, String> {
 }
 
 impl VirnucproFlags {
-    /// Refuses flags that have no meaning here, each with what to use instead.
+    /// Refuses flags that this program does not have; the error names the replacement.
     pub fn refuse(&self) -> Result<(), CliError> {
         let tokens = "steps are as large as --memory-budget allows; --tokens N sets the tokens of a step of both encoders";
         let precise = "use --precision f32 to compute as virnucpro-broad does";
@@ -106,11 +106,11 @@ impl VirnucproFlags {
         }
     }
 
-    /// The window length that chooses the head, where --model-type names it. `head` is the file of --head, `has_weights` says
-    /// whether --weights was given.
+    /// The window length of the head that `--model-type` selects; `None` if the flag was not given or is `custom`. `head` is
+    /// the value of `--head`, and `has_weights` says whether `--weights` was given.
     ///
     /// # Errors
-    /// The head that the word stands for was not named: there is no folder of models beside the program.
+    /// No file or folder of the head was given: unlike virnucpro-broad, this program has no folder of models beside it.
     pub fn length(&self, head: Option<&PathBuf>, has_weights: bool) -> Result<Option<u64>, CliError> {
         let refused = |text: &str| Err(usage(text));
         match self.model_type.as_deref() {
@@ -127,10 +127,10 @@ impl VirnucproFlags {
         }
     }
 
-    /// The device that was asked for, where it was.
+    /// The device selected by `--gpus` or `-d`; `None` if neither was given. `ours` is the value of `--device`.
     ///
     /// # Errors
-    /// --parallel, which stands for all GPUs, with a device that is not all of them.
+    /// `--parallel`, which uses several GPUs, was given together with a single device.
     pub fn device(&self, ours: &DeviceName) -> Result<Option<DeviceName>, CliError> {
         let device = self.gpus.as_ref().or(self.d.as_ref());
         let one = match device.unwrap_or(ours) {
@@ -146,7 +146,7 @@ impl VirnucproFlags {
         Ok(device.cloned())
     }
 
-    /// Threads that compute, where they were asked for.
+    /// Number of compute threads selected by `--merge-threads`; `None` if it was not given.
     pub fn threads(&self) -> Option<u64> {
         self.merge_threads
     }
