@@ -1,5 +1,9 @@
 //! Executor: runs the plans of a compiled program on one device. Invariant: `run` allocates nothing; every address
 //! was computed by the plan before the arena was allocated.
+//!
+//! A *step* is one run of all instructions of a plan. An *instruction* ([`PlannedStep`]) is one kernel launch, one load
+//! of a streamed parameter, or one copy. Steps are run one at a time ([`Executor::run`]), or several are in flight on a
+//! device with asynchronous copies (`submit` and `collect` in `submit.rs`).
 
 use crate::device::{Device, DeviceError, GraphCapture, Launch, Operand};
 use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
@@ -15,7 +19,7 @@ const POISON: u8 = 0xFF;
 pub struct Executor {
     device: Box<dyn Device>,
     program: Program,
-    /// The instructions of each plan, with addresses.
+    /// The instructions of each plan, in the order of its schedule, with addresses.
     steps: Vec<Vec<PlannedStep>>,
     /// Sources of the parameters that each plan's instructions load in every step, indexed by plan; `None` until
     /// attached.
@@ -47,8 +51,9 @@ enum PlannedStep {
 }
 
 impl Executor {
-    /// Checks the device's kernels against the plan, allocates the arena and fills it with NaN, so that every page is
-    /// mapped and a read of memory that was never written gives NaN.
+    /// Checks that the device has the kernels of the plan, allocates the arena and fills it with NaN. The fill maps
+    /// every page, and makes a read of memory that was never written give NaN. Weights are loaded by
+    /// [`Executor::load`] or [`Executor::attach`].
     pub fn new(mut device: Box<dyn Device>, program: Program) -> Result<Self, DeviceError> {
         let steps = made(device.as_mut(), &program)?;
         let sources = steps.iter().map(|_| None).collect();
@@ -109,16 +114,17 @@ impl Executor {
         Ok(())
     }
 
-    /// As [`Executor::load`], and keeps `source` for the parameters that every step of the plan reads. Allocates the
-    /// only memory that a step needs beside the arena: a buffer for the largest of these parameters.
+    /// Loads the resident parameters as [`Executor::load`] does, and keeps `source` for the streamed parameters, which
+    /// every step of the plan reads. Allocates the only memory that a step needs outside of the arena: a buffer for
+    /// the largest streamed parameter.
     pub fn attach(&mut self, plan: usize, mut source: ParamSource) -> Result<(), DeviceError> {
         self.load(plan, &mut *source)?;
         self.attach_loaded(plan, source);
         Ok(())
     }
 
-    /// Keeps `source` for the parameters that every step of the plan reads. The resident parameters must have been
-    /// loaded.
+    /// Keeps `source` for the streamed parameters, which every step of the plan reads. The resident parameters must
+    /// have been loaded.
     pub fn attach_loaded(&mut self, plan: usize, source: ParamSource) {
         let streamed = self.steps[plan].iter().filter_map(PlannedStep::weight);
         let buffers = Buffers::of(streamed);
@@ -157,7 +163,7 @@ impl Executor {
         self.device.upload(at, data)
     }
 
-    /// Runs one step of a plan on inputs that were written for `counts`.
+    /// Runs one step of a plan on inputs that were written for `counts`. An error if other steps are in flight.
     pub fn run(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.open.none("run")?;
         self.follow(plan, counts)
@@ -170,8 +176,11 @@ impl Executor {
         let mut run = |device: &mut dyn Device| {
             steps[plan].iter().try_for_each(|step| step.run(device, counts, sources[plan].as_mut()))
         };
-        // Steps that load parameters from the host cannot be captured.
+        // A step that streams parameters cannot be captured, because the host reads the weight file between launches.
         let reads = steps[plan].iter().any(|step| step.weight().is_some());
+        // A device with a recorder (CUDA graphs) says how this step runs: already replayed from a capture, issued and
+        // captured now, or issued without a capture. The captured launches do not run while they are captured: `end`
+        // runs them, or returns `Plain` if the capture failed for lack of memory.
         let repeat = match device.recorder().filter(|_| !reads) {
             Some(recorder) => recorder.begin(plan, counts)?,
             None => GraphCapture::Plain,
@@ -379,8 +388,8 @@ fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<PlannedSte
     Ok(steps)
 }
 
-/// The instructions of a plan with addresses. Every operand must have an address: a launch with fewer inputs than its
-/// op has would compute something else.
+/// The instructions of a plan with addresses. An operand without an address is an error: if it were skipped, the kernel
+/// would read the later operands in the wrong places.
 fn steps(program: &Program, plan: usize) -> Result<Vec<PlannedStep>, DeviceError> {
     let (name, p) = &program.plans()[plan];
     let missing =

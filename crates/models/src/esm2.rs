@@ -1,6 +1,9 @@
 //! ESM-2 (Lin et al. 2023, doi:10.1126/science.ade2574): a pre-LN transformer encoder for proteins with rotary
 //! position embeddings. The numerical references are fair-esm 2.0.0 (`esm/model/esm2.py`) and transformers
 //! (`modeling_esm.py`).
+//!
+//! Shapes in comments: T tokens of all sequences of a step, packed without padding; D the hidden size; F the width of
+//! the feed-forward network; V the vocabulary size.
 
 use crate::config::{ConfigError, Keys, Output};
 use crate::layers::{Batch, Wanted};
@@ -45,6 +48,7 @@ impl Esm2Config {
         }
     }
 
+    /// Reads the configuration from the keys of a `config.json`. Refuses variants that the graph does not compute.
     pub(crate) fn from_keys(keys: &Keys<'_>) -> Result<Self, ConfigError> {
         keys.one_of("position_embedding_type", &[Some("rotary")])?;
         keys.one_of("hidden_act", &[Some("gelu"), None])?;
@@ -73,6 +77,7 @@ impl Esm2Config {
             heads: self.heads as u32,
             kv_heads: self.heads as u32,
             head_dim: self.head_dim() as u32,
+            // The factor of q k^T before the softmax, 1 / sqrt(d).
             scale: (self.head_dim() as f32).powf(-0.5),
             mask: Mask::Full,
             bias: Bias::None,
@@ -95,14 +100,16 @@ pub fn esm2(c: &Esm2Config, bounds: Bounds, outputs: &[Output]) -> Result<Graph,
     if outputs.contains(&Output::Logits) {
         let h = lm_transform(g, c, x);
         let bias = g.param("bias", &[c.vocab_size]);
+        // Written as a node, not with `g.linear`, which would create a weight of its own: this weight is `table`.
         let logits = g.one(Op::Linear(Linear::new(true, Epilogue::None)), &[h, table, bias]);
         g.output("logits", logits);
     }
+    // `finish` consumes the builder, and `g` is a reference: an empty builder takes its place.
     std::mem::replace(g, Builder::new(bounds)).finish()
 }
 
-/// Builds the encoder, with the `wanted` outputs of all layers but the last. Returns the last hidden state, after the
-/// final layer norm: (T, D), and the embedding table: (V, D).
+/// Builds the encoder, with the `wanted` outputs of all layers except the last, which [`Wanted::last`] adds. Returns
+/// the last hidden state, after the final layer norm: (T, D), and the embedding table: (V, D).
 pub(crate) fn encode(
     g: &mut Builder,
     c: &Esm2Config,
@@ -127,6 +134,7 @@ pub(crate) fn encode(
     (x, table)
 }
 
+/// Looks up the token embeddings: (T, D), scaled by ESM-2's token dropout if the model has it.
 fn embed(g: &mut Builder, c: &Esm2Config, batch: &Batch, table: ValueId) -> ValueId {
     // 0.88 = 1 - 0.15 * 0.8: pretraining selected 15 % of the tokens and replaced 80 % of the selected by `<mask>`.
     let dropout = TokenDropout { mask_id: c.mask_token_id as i32, keep: 0.88 };
@@ -152,8 +160,8 @@ fn block(g: &mut Builder, c: &Esm2Config, x: ValueId, batch: &Batch, rotary: &[V
     g.add(x, h)
 }
 
-/// The masked-language-model head before its output projection, which is tied to the embedding table: linear map,
-/// GELU, layer norm. (T, D) -> (T, D).
+/// The masked-language-model head without its output projection: linear map, GELU, layer norm. (T, D) -> (T, D). The
+/// caller adds the projection, whose weight is the embedding table.
 pub(crate) fn lm_transform(g: &mut Builder, c: &Esm2Config, x: ValueId) -> ValueId {
     g.scope("lm_head.", None);
     let h = g.linear(x, "dense", c.hidden_size, true);

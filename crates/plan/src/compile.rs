@@ -1,5 +1,6 @@
-//! Compilation of a graph to a plan: the sequence of all passes. Invariant: the graph is verified after every
-//! pass, and every plan returned from this file has been replayed by the checker.
+//! Compilation of a graph to a plan: run all passes ([`lowered`]), choose a kernel for each node, assign an address to
+//! each value ([`place`]), and check the result. Invariant: the graph is verified after every pass, and every plan
+//! returned from this file has been replayed by the checker.
 
 use crate::liveness::{Buffer, buffers};
 use crate::pack::{PackItem, Problem, solve};
@@ -91,7 +92,7 @@ pub(crate) fn compile_owned(
     Ok(plan)
 }
 
-/// Runs all passes and schedules the result; a plan still needs addresses.
+/// Runs all passes and schedules the resulting graph. Kernels and addresses are assigned later, by [`compile_owned`].
 pub(crate) fn lowered(
     graph: Graph,
     policy: &Policy,
@@ -103,6 +104,7 @@ pub(crate) fn lowered(
         dump(after, &graph);
         Ok(graph)
     };
+    // "build" is no pass: the graph as the model built it, for `--dump-after build`.
     let mut graph = verified("build", graph)?;
     has_precision(policy, target)?;
     if policy.precision.dtype() != DType::F32 {
@@ -117,8 +119,8 @@ pub(crate) fn lowered(
     if policy.fuse != Fuse::Nothing {
         graph = verified("fuse", passes::fuse(graph, policy.weights))?;
     }
-    // Fusions that depend on the kernels of the target; they are for inference only, because fused ops have no
-    // gradient.
+    // Fusions that depend on the kernels of the target. They are for inference only, because fused ops have no
+    // gradient. `norms` is the maximum number of columns of a norm that a matmul can absorb; 0 if it can absorb none.
     let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
     let Fusions { fuse_gates: gates, fuse_norms: norms } = target.kernels.fusions();
     let sixteen_bit = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
@@ -149,8 +151,8 @@ pub(crate) fn lowered(
     Ok((graph, schedule))
 }
 
-/// Checks that the target supports the precision. Quantized and TF32 matmuls exist on some targets only, and
-/// never with gradients.
+/// Checks that the target supports TF32, fp8 or int8 matmuls, which only targets with a rate for them do, and never
+/// with gradients. f32, bf16 and fp16 need no check here: a node without a kernel is refused when kernels are chosen.
 fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
     let (name, rates) = (policy.precision.name(), &target.rates);
     let (rate, what, who) = match policy.precision {
@@ -171,7 +173,9 @@ fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
     Err(PlanError::BadPolicy { field: "precision", why })
 }
 
-/// Assigns an address to every value.
+/// Assigns an address to every value and workspace. Parameters and states are placed in the persistent region; all
+/// other values, and the workspaces, share the transient region, where two of them overlap only if their lifetimes do
+/// not.
 fn place(
     graph: &Graph,
     schedule: &Schedule,
@@ -184,6 +188,8 @@ fn place(
     let buffers = buffers(graph, schedule);
     let scratch = scratch(graph, schedule, kernels, target);
     let item = |bytes: Bytes, birth, death| PackItem { size: bytes.0, birth, death };
+    // Lifetimes are counted in instants (see `Buffer`): instant 0 is the upload of the inputs, so instruction i is
+    // instant i + 1, and a workspace lives for the instant of its launch only.
     let items = buffers.iter().map(|b: &Buffer| item(b.bytes, b.birth, b.death));
     let spaces = scratch.iter().map(|&(i, bytes)| item(bytes, i as u32 + 1, i as u32 + 1));
     let problem = Problem { items: items.chain(spaces).collect(), align: target.alignment };
@@ -198,6 +204,8 @@ fn place(
     for (k, &(i, bytes)) in scratch.iter().enumerate() {
         workspaces[i] = Some(slice(buffers.len() + k, bytes));
     }
+    // The bill names the values that are live at the instant of the peak. Items with an index past the buffers are
+    // workspaces, which are no values.
     let bound = problem.lower_bound();
     let live: Vec<usize> = problem.live_at(bound.instant);
     let holder = |b: &Buffer| b.holder(bound.instant);
@@ -209,12 +217,14 @@ fn place(
         workspaces,
         lower_bound: Bytes(bound.bytes),
         live_at_peak,
+        // Back from instants to instructions. A peak at the upload (instant 0) is counted for the first instruction,
+        // where the inputs are still live (see `buffers`).
         peak_instr: (bound.instant as usize).clamp(1, schedule.instrs.len().max(1)) - 1,
     })
 }
 
-/// Places resident parameters and states consecutively, in the order of the graph, and places the new values
-/// that are written directly into their state's storage.
+/// Gives resident parameters and states consecutive addresses, in the order of the graph. A new value of a state that
+/// its op writes in place gets the address of the state.
 fn place_persistent(
     graph: &Graph,
     schedule: &Schedule,
@@ -222,6 +232,7 @@ fn place_persistent(
     shared: &mut Persistent,
     slices: &mut [Option<Slice>],
 ) {
+    // Streamed parameters are not placed here: they are loaded in every step, into the transient region.
     let mut loaded = vec![false; graph.values.len()];
     schedule.loads().for_each(|v| loaded[v.index()] = true);
     for (id, value) in graph.values().filter(|(_, v)| v.def == Def::Source) {
@@ -236,7 +247,7 @@ fn place_persistent(
     }
 }
 
-/// Pairs (instruction, bytes of workspace) of the launches whose kernels need a workspace.
+/// Returns (index of the instruction, bytes of workspace) for each launch whose kernel needs a workspace.
 fn scratch(graph: &Graph, schedule: &Schedule, kernels: &[KernelId], target: &Target) -> Vec<(usize, Bytes)> {
     let workspace = |(i, instr): (usize, &Instr)| match *instr {
         Instr::Launch(id) => {

@@ -1,5 +1,5 @@
 //! The models of a prediction: assigns each open reading frame (ORF) a slot, runs its two sequences through the packers
-//! and encoders, and scores the slot with the head once both embeddings are there. Invariant: embeddings are keyed by
+//! and encoders, and scores the slot with the head when both embeddings are available. Invariant: embeddings are keyed by
 //! slot and never by position in a batch; a slot is reused only after its result has been taken.
 
 use super::Options;
@@ -308,7 +308,7 @@ impl Compute {
         self.session.recycle(step);
     }
 
-    /// Advances a slot that has received an embedding. Once all embeddings of the stage are there, the frame
+    /// Advances a slot that has received an embedding. Once the slot has all embeddings of the stage, the frame
     /// has failed, is ready for the head, or, in a stage without the head, is finished.
     fn on_embedding(&mut self, slot: usize, sink: &mut Sink<'_>) {
         let Slot { have, failed, .. } = self.slots[slot];

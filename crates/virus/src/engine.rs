@@ -1,6 +1,11 @@
-//! The engine between the front end and the outputs: windows wait in input order until all of their results are
-//! available, then they are written and journaled. Invariant: windows leave in the order in which they arrived,
-//! and the journal entry of a window holds exactly the results that are written.
+//! The engine of a prediction, between the front end and the outputs. The front end (`produce.rs`) reads records, cuts
+//! them into windows and tokenizes their open reading frames; the engine passes the frames to the models (`compute.rs`),
+//! holds the windows in input order until all of their frames have results, then writes the windows to the result files
+//! and the journal. Invariant: windows leave in the order in which they arrived, and the journal entry of a window holds
+//! exactly the results that are written.
+//!
+//! Under a tight memory budget a run has two stages, each with an engine of its own: the first computes the nucleotide
+//! embeddings and writes them to a journal, the second reads them and computes the rest (`stage.rs`).
 
 use super::compute::{Compute, Sink};
 use super::journal::{JournalEntry, JournalReader, JournalWriter, OrfEntry};
@@ -46,7 +51,7 @@ impl Seconds {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) records: u64,
-    /// Windows whose results came from a journal.
+    /// Windows whose results were taken from the journal of an interrupted run.
     pub(crate) kept: u64,
     /// Open reading frames that this run has finished, failed frames included.
     pub(crate) orfs: u64,
@@ -72,9 +77,9 @@ impl Totals {
     }
 }
 
-/// Components of an engine; a component is absent if the stage does not need it.
+/// The models, journals and outputs of an engine; a field is `None` if the stage does not need it.
 pub(crate) struct Parts {
-    /// Computes results that no journal has; without it, all results must be in journals.
+    /// The models, for results that are in no journal. If `None`, all results must be in journals.
     pub(crate) compute: Option<Compute>,
     /// Results journaled by an earlier run.
     pub(crate) results: JournalReader,
@@ -117,8 +122,8 @@ impl Engine {
         }
     }
 
-    /// Queues the events of one job of the front end and admits its open reading frames; blocks while there is
-    /// no free slot or too much is queued.
+    /// Queues the events of one job of the front end, and gives each of its open reading frames a slot of the models.
+    /// Waits for results while the models can take no further frame, and while the queue exceeds its limits.
     pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
         let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
         self.queue.push(OutputItem::Text(std::mem::take(&mut batch.text)));
@@ -170,7 +175,7 @@ impl Engine {
         self.parts.compute.as_mut().map_or(vec![], Compute::warnings)
     }
 
-    /// Packing fill of both encoders.
+    /// How full the packs of both encoders were.
     pub(crate) fn fill(&self) -> [Fill; 2] {
         self.parts.compute.as_ref().map_or([Fill::default(); 2], Compute::fill)
     }
@@ -229,7 +234,8 @@ impl Engine {
         Ok(rows)
     }
 
-    /// Admits an open reading frame of the window queued last, after waiting for a free slot.
+    /// Gives an open reading frame of the window that was queued last to the models, after waiting until they have a free
+    /// slot. `embedding` is the frame's nucleotide embedding, if an earlier stage has computed it.
     fn admit(
         &mut self,
         batch: &Batch,
@@ -246,8 +252,8 @@ impl Engine {
         }
     }
 
-    /// Runs a function on the models if the stage has any, then writes the windows that are complete. `stop` is
-    /// called first.
+    /// Calls `stop`, runs `part` on the models if the stage has any, then writes the windows that are complete. An error
+    /// of `stop` ends the run before any work.
     fn compute<T>(
         &mut self,
         stop: Stop<'_>,
@@ -284,7 +290,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes to the outputs if the stage has any.
+    /// Calls `write` on the result files if the stage writes any.
     fn written(
         &mut self,
         write: impl FnOnce(&mut Outputs) -> Result<(), OutputError>,
@@ -308,6 +314,7 @@ impl Engine {
             let (start, end, orfs) = (chunk.start, chunk.end(), &self.scored[..]);
             outputs.window(&OutputWindow { record, index: chunk.index, start, end, orfs })?;
         }
+        // A window whose results came from this journal is not written to it again.
         let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.kept) else { return Ok(()) };
         (self.entry.number, self.entry.index) = (window.number, chunk.index as u64);
         self.entry.record.clear();
@@ -318,8 +325,8 @@ impl Engine {
         writer.append(&self.entry)
     }
 
-    /// Writes the notes on failed frames of a window. Done when the window is written, so that notes are in input order
-    /// too.
+    /// Writes a note for each failed frame of a window. Called when the window is written, not when the frame fails, so
+    /// that notes are in input order.
     fn note_failures(&mut self, window: &Window) -> Result<(), VirusError> {
         for orf in window.orfs().filter(|orf| orf.state == OrfState::Failed) {
             self.totals.failed += 1;
@@ -335,12 +342,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the embeddings in `self.entry` if they are saved.
+    /// Writes the embeddings in `self.entry` to the result files, if `--save-embeddings` is given.
     fn write_embeddings(&mut self, window: &Window) -> Result<(), VirusError> {
         let count = window.embedded().count();
         let Some(outputs) = self.parts.outputs.as_mut().filter(|_| count > 0) else { return Ok(()) };
         let mut name = String::new();
-        // One row per embedded frame. `max(1)`: the size of chunks must not be 0 when embeddings are not saved.
+        // One row per embedded frame. `max(1)`: without saved embeddings there are no rows, and `chunks_exact` panics at
+        // a size of 0.
         let rows = self.entry.rows.chunks_exact((self.entry.rows.len() / count).max(1));
         for (orf, row) in window.embedded().zip(rows) {
             orf_name(&window.record, window.chunk.index, orf.frame, &mut name);

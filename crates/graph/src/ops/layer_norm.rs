@@ -27,6 +27,8 @@ impl OpRules for LayerNorm {
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
+        // Only y has a gradient. Mean and rstd are outputs so that the backward node can read them; a graph that
+        // computes a loss from them is refused, because its gradient through them would be missing.
         if cx.output_grads[1].is_some() || cx.output_grads[2].is_some() {
             return Err(NotDifferentiable);
         }
@@ -37,11 +39,12 @@ impl OpRules for LayerNorm {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
+        // Operations per element: 1 for the mean, 3 for the variance, and 4 for (x - mean) rstd gamma + beta.
         elementwise(8, ins, outs, counts)
     }
 
     fn alias(&self, output: usize) -> &'static [usize] {
-        // A whole row is read before it is written.
+        // y may take the storage of x: a kernel reads a whole row before it writes the row.
         if output == 0 { &[0] } else { &[] }
     }
 
@@ -50,6 +53,7 @@ impl OpRules for LayerNorm {
     }
 
     fn shard(&self, ins: &[Placement]) -> Result<Vec<Placement>, ShardError> {
+        // x may be split by rows, gamma and beta must be whole; all three outputs are split as x is.
         Ok(vec![row_parallel(&ins[..1], &ins[1..])?; 3])
     }
 }
