@@ -163,8 +163,8 @@ impl<'a> GemmTile<'a> {
         }
     }
 
-    /// The `at`-th panel slice of this task (slices in order, all panels of each), to be split; no lines past
-    /// the last.
+    /// The panel slice number `at` of this task, to be split into bf16 terms. Panel slices are numbered slice by
+    /// slice, and within a slice panel by panel; numbers past the last give a panel without lines.
     fn panel_of(&self, at: usize) -> Panel {
         let (slice, panel) = (at / self.panels.len(), self.panels.start + at % self.panels.len());
         let (depth, steps) = (self.job.x.cols(), self.steps(slice));
@@ -182,7 +182,7 @@ impl<'a> GemmTile<'a> {
         }
     }
 
-    /// Address of the split slice of a strip.
+    /// Address of the bf16 terms of `strip`'s rows of x, for the steps of one slice of K.
     fn split(&self, strip: usize, steps: &Range<usize>) -> *mut u8 {
         self.scratch.wrapping_add(strip * steps.len() * BYTES)
     }
@@ -203,7 +203,7 @@ impl<'a> GemmTile<'a> {
         self.rows.len().div_ceil(STRIP)
     }
 
-    /// The rows of a strip: 32, or the remaining ones.
+    /// The rows of a strip: 32, or fewer in the last strip of the block.
     fn strip(&self, strip: usize) -> Range<usize> {
         let start = self.rows.start + strip * STRIP;
         start..self.rows.end.min(start + STRIP)

@@ -53,7 +53,7 @@ impl Compiler {
         self.version
     }
 
-    /// Returns a kernel's machine code, from the cache if it is there.
+    /// Returns a kernel's machine code, from the cache if the cache has it.
     pub(crate) fn cubin(&self, kernel: &Kernel) -> Result<Vec<u8>, CudaError> {
         let (source, options) = (kernel.source(), self.options(kernel));
         let file =

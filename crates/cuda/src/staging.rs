@@ -27,7 +27,8 @@ impl Staging {
         Ok(Self { memory, ring, events: VecDeque::new(), spare: vec![] })
     }
 
-    /// Takes a range behind those in use, with the event to record behind its copy; `None` if there is no space.
+    /// Reserves the next free range of the ring buffer. Returns its memory, and an event that the caller records after
+    /// the copy; `None` if there is no space.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
         let event = self.spare.pop().map_or_else(|| Event::new(self.memory.api), Ok)?;
         let Some(at) = self.ring.take(bytes) else {
@@ -38,8 +39,8 @@ impl Staging {
         Ok(self.events.back().map(|event| (self.memory.bytes(at..at + bytes), event)))
     }
 
-    /// Takes a range like `take`, waiting for the oldest ranges until there is space; `None` if the buffer is too
-    /// small.
+    /// Like `take`, but waits for the copies of the oldest ranges until there is space; `None` if the whole buffer is
+    /// smaller than `bytes`.
     pub(crate) fn wait_and_take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
         if bytes > self.ring.bytes {
             return Ok(None);

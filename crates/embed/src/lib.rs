@@ -400,9 +400,9 @@ fn batches(options: &Options) -> u64 {
 /// Bytes of one letter and its token (`u8` and `i32`) in a batch, doubled because vectors grow by doubling.
 const LETTER: u64 = 2 * (1 + 4);
 
-/// Host memory of the process outside of the arena, as lines of the ledger; empty unless the budget is about
-/// host memory. The heap counts with its size after the input was measured, because measuring runs the same
-/// threads and queues.
+/// Host memory of the process outside of the arena, as lines of the ledger; empty if no budget bounds host memory.
+/// Must be called after the input has been measured: measuring runs the threads and queues of the run, so the
+/// heap has the size that it will have in the run.
 fn process(options: &Options, measured: &Measured, limits: Limits, written: u64) -> Vec<Staging> {
     let settings = &options.settings;
     let Some(mut process) = Process::of(settings) else { return vec![] };

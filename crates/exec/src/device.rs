@@ -76,12 +76,12 @@ pub trait Device: Send {
     /// Timing of launches and copies.
     fn tracer(&mut self) -> &mut dyn Tracer;
 
-    /// Everything beside the plan that the results' bits depend on, such as versions and the table of chosen GEMM
-    /// kernels. For the run record.
+    /// Text for the run record: everything except the plan that the bits of the results depend on, such as versions
+    /// of libraries and the chosen GEMM kernels.
     fn arithmetic(&self) -> String;
 
-    /// Which implementation computes the GEMMs, with the number of GEMM shapes of each; `None` if the device has no
-    /// choice.
+    /// Names of the implementations that compute the GEMMs, each with its number of GEMM shapes; `None` if the device
+    /// has only one implementation.
     fn matmul_provider(&self) -> Option<String>;
 
     /// Number of steps between two calls of [`Device::trim`]; 0 for never.

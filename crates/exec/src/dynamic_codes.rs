@@ -81,7 +81,8 @@ impl DynamicCodes {
     }
 }
 
-/// Edge `i` of `parts` equal parts of 0.1..1.
+/// Lower edge of interval `i` when the interval from 0.1 to 1 is divided into `parts` equal intervals; 1 for `i =
+/// parts`.
 const fn edge(i: usize, parts: usize) -> f64 {
     if i == parts { 1.0 } else { i as f64 * ((1.0 - 0.1) / parts as f64) + 0.1 }
 }

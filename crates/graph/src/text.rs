@@ -88,7 +88,7 @@ fn typed(graph: &Graph, id: ValueId) -> String {
     format!("{id}: {spec}{role}{placement}")
 }
 
-/// The pieces of a parameter; nothing where it is one whole tensor of its name.
+/// The pieces of a parameter as text; empty if the parameter is a whole tensor that has the parameter's name.
 fn pieces(param: &Param, spec: &TensorSpec) -> String {
     if let [piece] = param.pieces.as_slice()
         && *piece == whole(&param.name, spec)

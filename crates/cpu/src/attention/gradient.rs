@@ -100,13 +100,14 @@ fn clear(wanted: &Gradients<'_>, rows: core::ops::Range<usize>) {
     }
 }
 
-/// Offsets of the buffers in a thread's workspace, in f32.
+/// Offsets of the buffers in a thread's workspace, in f32 elements. Each comment gives the shape and the content of the
+/// buffers below it.
 #[derive(Clone, Copy)]
 struct WorkspaceLayout {
-    /// [KEYS + STRIP][ROW] each: rotated keys, values
+    /// [KEYS + STRIP][ROW] each: keys after the rotary embedding, and values
     keys: usize,
     values: usize,
-    /// [panel of 32 columns][KEYS][32]: rotated keys
+    /// [panel of 32 columns][KEYS][32]: keys after the rotary embedding
     key_panels: usize,
     /// [KEYS + STRIP][columns rounded up to vectors] each: the sums dk, dv
     dk: usize,

@@ -59,7 +59,7 @@ const TOGETHER: usize = 128;
 /// Largest number of output tiles that are accumulated at the same time.
 const WIDE: usize = 4;
 
-/// Whether this CPU has the vector instructions used between the tile products. Every CPU with AMX has them, unless
+/// Whether this CPU has the vector instructions that are used between the tile matmuls. Every CPU with AMX has them, unless
 /// they are disabled.
 pub(in super::super) fn has_lanes() -> bool {
     is_x86_feature_detected!("avx2")
@@ -82,7 +82,8 @@ pub(super) fn takes(isa: Isa, config: Attention<'_>, lse: bool) -> bool {
         && config.scale > 0.0
 }
 
-/// Attention of the forms that `takes` accepts; arguments as for `attention`.
+/// Computes attention in the forms that [`takes`] accepts. The arguments are those of the `attention` of the parent
+/// module. Panics if `takes` does not accept the form.
 pub(super) fn attention(
     cpu: &Cpu,
     config: Attention<'_>,
@@ -365,7 +366,7 @@ impl TiledBlock<'_> {
     /// the factor for the sums of weights.
     ///
     /// # Safety
-    /// The strip's scores are there.
+    /// The scores of the strip have been computed.
     #[inline(always)]
     unsafe fn begin(&self, keys: Keys, (head, strip): (usize, usize), running: &mut Running) -> __m512 {
         // SAFETY: as the caller promises.

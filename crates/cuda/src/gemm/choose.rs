@@ -29,11 +29,11 @@ use std::{mem, ptr};
 /// y's place. Only [`SumOrder::Loops`] adds the residual before the bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SumOrder {
-    /// `wgmma.cu`: wgmma instructions of 16 columns of k, in order.
+    /// `wgmma.cu`: wgmma instructions that each add 16 columns of k, in ascending order of k.
     Wgmma,
-    /// `mma.cu`: `mma.sync` instructions of 16 columns of k (8 for TF32), in order.
+    /// `mma.cu`: `mma.sync` instructions that each add 16 columns of k (8 for TF32), in ascending order of k.
     Mma,
-    /// `matmul.cu`: one f32 fused multiply-add for each column of k, in order.
+    /// `matmul.cu`: one f32 fused multiply-add for each column of k, in ascending order of k.
     Loops,
     /// The first algorithm of cuBLASLt's heuristic for [`PINNED_ROWS`] rows.
     Pinned,

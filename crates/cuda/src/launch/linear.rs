@@ -84,7 +84,8 @@ fn matmul(
     Ok(())
 }
 
-/// Returns the fused layer norm in front, with the element type of its gamma and beta.
+/// Returns the layer norm that is fused in front of the matmul, with the element type of its gamma and beta; `None` if
+/// no norm is fused.
 fn norm(call: &Call<'_>, op: &Linear) -> Result<Option<(DType, Norm)>, DeviceError> {
     let Prologue::LayerNorm(LayerNorm { eps }) = op.prologue else { return Ok(None) };
     let (gamma, beta) = (call.input(op.norm_at())?, call.input(op.norm_at() + 1)?);

@@ -72,7 +72,10 @@ impl Tensor {
         self.offset
     }
 
-    /// `Range` if the range exceeds the tensor or has not the length of a buffer of `buffer` elements.
+    /// Checks that the range `elements` lies within the tensor and has as many elements as the caller's buffer.
+    ///
+    /// # Errors
+    /// `Range` if not.
     pub(super) fn check_range(
         &self,
         source: &Source,

@@ -5,7 +5,7 @@ use super::*;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// `y = x`, rounded to nearest even where `to` is narrower. Input x: any shape; output y: the same.
+/// `y = x`, rounded to nearest even where `to` is narrower. Input x: any shape; output y: the shape of x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Cast {
     /// The element type of y.

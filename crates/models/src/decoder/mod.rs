@@ -1,7 +1,7 @@
 //! Decoder language models: dense (Llama: Touvron et al. 2023, arXiv:2302.13971) and mixture of experts
 //! (Mixtral: Jiang et al. 2024, arXiv:2401.04088) as one pre-norm transformer with switches. Invariant: tensors
-//! are named as in transformers, each expert separately; parameters that are stacked in memory are stacks of
-//! pieces in [`Param`].
+//! are named as in transformers, with one tensor for each expert. A parameter that stacks several tensors (all experts
+//! of a layer) lists them as the pieces of its [`Param`].
 
 mod config;
 mod moe;

@@ -78,7 +78,8 @@ pub fn validate(problem: &Problem, packing: &Packing) -> Result<(), PackingError
     check_overlaps(problem, packing)
 }
 
-/// Checks the alignment of each offset, that every end is within the height, and that the height is minimal.
+/// Checks that each offset is aligned, that every item ends within the height, and that the height is the aligned end
+/// of the highest item.
 fn check_bounds(problem: &Problem, packing: &Packing) -> Result<(), PackingError> {
     let (align, height) = (problem.align, packing.height);
     let mut top = 0;

@@ -9,8 +9,8 @@ use crate::survey::PredictionRow;
 use plimsoll_virus::output::Call;
 
 const LINE: f64 = 9.5;
-/// Factor for the width of ids, which no space separates from the margin: fonts of the reader's system may be
-/// wider.
+/// Factor for the width of the column of ids. The ids end at the margin of the page, and a font of the reader's system
+/// may be wider than ours.
 const SPARE: f64 = 1.08;
 /// Space between two columns of numbers.
 const BETWEEN: f64 = 9.0;
@@ -24,9 +24,9 @@ struct Columns {
     /// Width of the column of ids, left of the bars.
     ids: f64,
     bars: Scale,
-    /// Right edge of the lengths.
+    /// Right edge of the column of record lengths.
     lengths: f64,
-    /// Right edge of the numbers of scored windows; `None` on a narrow page.
+    /// Right edge of the column with the numbers of scored windows; `None` on a narrow page.
     windows: Option<f64>,
 }
 

@@ -8,11 +8,11 @@ use plimsoll_plan::{Program, Staging};
 /// The search for the token bound of a step tries multiples of this number.
 pub const TOKEN_STEP: u64 = 128;
 
-/// Tokens up to which the steps of one replica may grow, whatever the number of replicas.
+/// Number of tokens up to which a step of one replica may grow for any number of replicas.
 pub const MIN_TOKENS_OF_REPLICA: u64 = 1024;
 
-/// Tokens for each sequence slot of a step; for sequences shorter than this on average, the number of sequences bounds
-/// a step instead of the number of tokens.
+/// A step of T tokens holds up to T divided by this number of sequences. If the sequences are shorter than this on
+/// average, a step is full by its number of sequences before it is full by its tokens.
 const TOKENS_PER_SEQUENCE: u64 = 8;
 
 /// Bounds of a step of `tokens` tokens with sequences of up to `longest` tokens.

@@ -191,7 +191,7 @@ impl BenchCase {
         Self::new(session, vec![PackedStep::whole(one_sequence(rows).full())], None)
     }
 
-    /// Steps that read token ids and return the output `mean`.
+    /// Creates a case from steps whose graph has the inputs `ids` and `spans` and the output `mean`.
     fn of_model(session: TimedSession, steps: Vec<PackedStep>, tokens: Vec<i32>) -> Result<Self, RuntimeError> {
         let program = session.program();
         let missing = || RuntimeError::bug("a graph to time lacks ids, spans or mean");

@@ -57,7 +57,7 @@ pub(crate) struct JournalWriter {
     block: Vec<u8>,
     /// Record of the last entry in the block.
     record: String,
-    /// Size in bytes at which a block is committed at once.
+    /// Size in bytes at which a block is committed without waiting for the next regular commit.
     most: usize,
     /// Time between two commits.
     every: Duration,

@@ -391,7 +391,7 @@ pub(super) unsafe fn columns(cut: HeadSplit, sums: *const f32, factors: [f32; 2]
 /// Multiplies 16 sums by the factor and rounds them to bf16, whose bits are returned in the low half of each lane.
 ///
 /// # Safety
-/// The sums are there; the CPU has AVX-512.
+/// The sums are readable; the CPU has AVX-512.
 #[inline(always)]
 unsafe fn rounded(sums: *const f32, factor: f32) -> __m512i {
     // SAFETY: as the caller promises.

@@ -25,11 +25,14 @@ const BUFFERED_PAIRS: usize = 4;
 // whole strips.
 const _: () = assert!(3 * BUFFERED_PAIRS * TILE <= 8 * SIDE * SCORES);
 
-/// Position of the loop: a pair of key tiles of a strip, and the number of pairs before it, over all strips.
+/// A position of the loop over all pairs of key tiles of all strips.
 #[derive(Clone, Copy, Default)]
 struct Turn {
+    /// Strip of queries.
     strip: usize,
+    /// Pair of key tiles within the strip.
     pair: usize,
+    /// Number of earlier turns, over all strips.
     count: usize,
 }
 

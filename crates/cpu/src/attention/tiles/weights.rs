@@ -226,8 +226,8 @@ pub(super) enum Scores {
     Far(f32, f32),
 }
 
-/// Mask of the 16-bit words of the last, partial step that belong to existing keys, of `keys` in total; 0 if all
-/// steps are full. A step's words alternate between its first and second 16 keys (see `bits`).
+/// For a row of `keys` keys, the mask of the 16-bit words of its last, partial step that hold weights of keys; 0 if the
+/// last step is full. The words of a step alternate between its first 16 and its second 16 keys (see `bits`).
 pub(super) fn rest(keys: usize) -> __mmask32 {
     let n = keys % STEP;
     let low = |keys: usize| ((1u64 << (2 * keys)) - 1) as u32;
