@@ -118,8 +118,8 @@ pub(crate) fn encode(
 ) -> (ValueId, ValueId) {
     let table = g.param("embeddings.word_embeddings.weight", &[c.vocab_size, c.hidden_size]);
     let mut x = embed(g, c, batch, table); // (T, D)
-    // Checkpoints store the frequencies once per layer with equal values; all layers use those of layer 0. `tied_tensors`
-    // lists the copies, which are checked when weights are loaded.
+    // Checkpoints store the frequencies once per layer with equal values; all layers use those of layer 0.
+    // `tied_tensors` lists the copies, which are checked when weights are loaded.
     g.scope("encoder.layer.0.attention.self.", None);
     let inv_freq = g.param("rotary_embeddings.inv_freq", &[c.head_dim() / 2]);
     let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)

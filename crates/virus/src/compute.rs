@@ -1,6 +1,6 @@
 //! The models of a prediction: assigns each open reading frame (ORF) a slot, runs its two sequences through the packers
-//! and encoders, and scores the slot with the head when both embeddings are available. Invariant: embeddings are keyed by
-//! slot and never by position in a batch; a slot is reused only after its result has been taken.
+//! and encoders, and scores the slot with the head when both embeddings are available. Invariant: embeddings are keyed
+//! by slot and never by position in a batch; a slot is reused only after its result has been taken.
 
 use super::Options;
 use super::engine::Totals;

@@ -1,8 +1,8 @@
 //! The engine of a prediction, between the front end and the outputs. The front end (`produce.rs`) reads records, cuts
-//! them into windows and tokenizes their open reading frames; the engine passes the frames to the models (`compute.rs`),
-//! holds the windows in input order until all of their frames have results, then writes the windows to the result files
-//! and the journal. Invariant: windows leave in the order in which they arrived, and the journal entry of a window holds
-//! exactly the results that are written.
+//! them into windows and tokenizes their open reading frames; the engine passes the frames to the models
+//! (`compute.rs`), holds the windows in input order until all of their frames have results, then writes the windows to
+//! the result files and the journal. Invariant: windows leave in the order in which they arrived, and the journal entry
+//! of a window holds exactly the results that are written.
 //!
 //! Under a tight memory budget a run has two stages, each with an engine of its own: the first computes the nucleotide
 //! embeddings and writes them to a journal, the second reads them and computes the rest (`stage.rs`).
@@ -234,8 +234,8 @@ impl Engine {
         Ok(rows)
     }
 
-    /// Gives an open reading frame of the window that was queued last to the models, after waiting until they have a free
-    /// slot. `embedding` is the frame's nucleotide embedding, if an earlier stage has computed it.
+    /// Gives an open reading frame of the window that was queued last to the models, after waiting until they have a
+    /// free slot. `embedding` is the frame's nucleotide embedding, if an earlier stage has computed it.
     fn admit(
         &mut self,
         batch: &Batch,
@@ -252,8 +252,8 @@ impl Engine {
         }
     }
 
-    /// Calls `stop`, runs `part` on the models if the stage has any, then writes the windows that are complete. An error
-    /// of `stop` ends the run before any work.
+    /// Calls `stop`, runs `part` on the models if the stage has any, then writes the windows that are complete. An
+    /// error of `stop` ends the run before any work.
     fn compute<T>(
         &mut self,
         stop: Stop<'_>,
@@ -347,8 +347,8 @@ impl Engine {
         let count = window.embedded().count();
         let Some(outputs) = self.parts.outputs.as_mut().filter(|_| count > 0) else { return Ok(()) };
         let mut name = String::new();
-        // One row per embedded frame. `max(1)`: without saved embeddings there are no rows, and `chunks_exact` panics at
-        // a size of 0.
+        // One row per embedded frame. `max(1)`: without saved embeddings there are no rows, and `chunks_exact` panics
+        // at a size of 0.
         let rows = self.entry.rows.chunks_exact((self.entry.rows.len() / count).max(1));
         for (orf, row) in window.embedded().zip(rows) {
             orf_name(&window.record, window.chunk.index, orf.frame, &mut name);

@@ -33,8 +33,8 @@ pub struct Card {
     #[arg(long, overrides_with = "expandable_segments", help_heading = "GPU")]
     no_expandable_segments: bool,
 
-    /// Every N steps, return to the driver the GPU memory that the current plan does not use; 0 never returns it [default:
-    /// 100]
+    /// Every N steps, return to the driver the GPU memory that the current plan does not use; 0 never returns it
+    /// [default: 100]
     #[arg(long, value_name = "N", help_heading = "GPU")]
     cache_clear_interval: Option<u64>,
 }

@@ -1,7 +1,7 @@
 //! Flags of virnucpro-broad's `predict` that have another name in this program, so that scripts written for
-//! virnucpro-broad keep working. Invariant: each flag has the effect that it has in virnucpro-broad, or is refused with the
-//! name of the flag to use; none is ignored. Source: virnucpro/cli/predict.py of broadinstitute/virnucpro-broad. Flags with
-//! equal names in both programs are in the other files of this folder.
+//! virnucpro-broad keep working. Invariant: each flag has the effect that it has in virnucpro-broad, or is refused with
+//! the name of the flag to use; none is ignored. Source: virnucpro/cli/predict.py of broadinstitute/virnucpro-broad.
+//! Flags with equal names in both programs are in the other files of this folder.
 
 use super::device::DeviceName;
 use super::machine::threads;
@@ -106,8 +106,8 @@ impl VirnucproFlags {
         }
     }
 
-    /// The window length of the head that `--model-type` selects; `None` if the flag was not given or is `custom`. `head` is
-    /// the value of `--head`, and `has_weights` says whether `--weights` was given.
+    /// The window length of the head that `--model-type` selects; `None` if the flag was not given or is `custom`.
+    /// `head` is the value of `--head`, and `has_weights` says whether `--weights` was given.
     ///
     /// # Errors
     /// No file or folder of the head was given: unlike virnucpro-broad, this program has no folder of models beside it.

@@ -59,8 +59,8 @@ const TOGETHER: usize = 128;
 /// Largest number of output tiles that are accumulated at the same time.
 const WIDE: usize = 4;
 
-/// Whether this CPU has the vector instructions that are used between the tile matmuls. Every CPU with AMX has them, unless
-/// they are disabled.
+/// Whether this CPU has the vector instructions that are used between the tile matmuls. Every CPU with AMX has them,
+/// unless they are disabled.
 pub(in super::super) fn has_lanes() -> bool {
     is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
