@@ -328,7 +328,7 @@ impl<'a> CoreWork<'a> {
     /// again.
     #[inline(always)]
     fn finish_all(&mut self) {
-        // SAFETY: only `Task::run`, which requires AVX-512, creates `CoreWork`.
+        // SAFETY: only `GemmTile::run`, which requires AVX-512, creates `CoreWork`.
         self.finish(unsafe { Avx512::assume() }, STRIP);
     }
 }

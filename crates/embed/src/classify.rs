@@ -31,13 +31,15 @@ pub struct Options {
     pub output: PathBuf,
     /// Whether an existing table is overwritten; otherwise it is an error.
     pub force: bool,
-    /// See [`Embedding::sort_by_length`].
+    /// Whether sequences are reordered by length when they are packed into steps, which fills the steps better. The
+    /// results are identical and in input order.
     pub sort_by_length: bool,
-    /// See [`Embedding::max_length`].
+    /// Maximum sequence length in letters (residues or bases); `None` is [`ESM_LENGTH`](crate::ESM_LENGTH) for ESM-2
+    /// and no limit for DNABERT-S.
     pub max_length: Option<usize>,
     /// Whether longer sequences are truncated to `max_length`; otherwise they are errors.
     pub truncate: bool,
-    /// See [`Embedding::prefetch`].
+    /// Number of batches, per tokenizer thread, that tokenization may run ahead of the encoder.
     pub prefetch: usize,
     /// Device, threads, memory budget and precision.
     pub settings: Settings,

@@ -76,11 +76,11 @@ pub(crate) struct Batch {
     pub(crate) orfs: Vec<OrfTokens>,
     pub(crate) dna: Vec<i32>,
     pub(crate) protein: Vec<i32>,
-    /// Text for chunked.fa, nucleotide.fa and protein.faa; empty unless [`Front::intermediate`] is set.
+    /// Text for chunked.fa, nucleotide.fa and protein.faa; empty unless [`InputPipeline::intermediate`] is set.
     pub(crate) text: [Vec<u8>; 3],
 }
 
-/// Windows and events that a worker translates and tokenizes as a unit.
+/// Consecutive windows and events of the input, which one worker thread translates and tokenizes.
 #[derive(Default)]
 struct Job {
     /// Windows and events in input order.
@@ -89,7 +89,7 @@ struct Job {
     bases: Vec<u8>,
 }
 
-/// A part of a job.
+/// A window or an event of a job.
 enum JobPart {
     /// A window, whose bases are the range `bases` of [`Job::bases`].
     Chunk { number: u64, record: Arc<str>, chunk: Chunk, bases: Range<usize> },

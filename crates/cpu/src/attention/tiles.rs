@@ -218,7 +218,7 @@ impl TiledBlock<'_> {
     /// Runs the queries of the block against all key blocks.
     ///
     /// # Safety
-    /// The requirements of `Job::run`, which is the only caller.
+    /// The requirements of `TiledCall::run`, which is the only caller.
     #[inline(always)]
     unsafe fn run<R: Registers>(&self, tiles: &mut R) {
         let strips = (self.place.queries.1 - self.place.queries.0).div_ceil(SIDE);
@@ -478,7 +478,7 @@ impl TiledBlock<'_> {
     /// together.
     ///
     /// # Safety
-    /// The requirements of `Task::run`, which is the only caller.
+    /// The requirements of `TiledBlock::run`, which is the only caller.
     #[inline(always)]
     unsafe fn pack_bias(&self, keys: Keys, head: usize) {
         let Some(slopes) = self.job.config.slopes else { return };

@@ -242,7 +242,7 @@ fn check(file: &Value) -> Result<(), Refusal> {
     check_ids(file)
 }
 
-/// Checks that every byte has a token, that ids are below [`MOST_IDS`], and that merges produce tokens.
+/// Checks that every byte has a token, that ids are below [`MAX_IDS`], and that merges produce tokens.
 fn check_ids(file: &Value) -> Result<(), Refusal> {
     let vocab = file["model"]["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();

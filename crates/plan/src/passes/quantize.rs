@@ -44,7 +44,7 @@ pub fn quantize(graph: &Graph, precision: Precision) -> Result<Graph, PlanError>
 /// Whether a node is computed on quantized operands: a linear without a prologue that belongs to a layer, whose input
 /// is the first output of another node, in bf16, and whose weight is a bf16 parameter that no update changes.
 ///
-/// Only first outputs are quantized by [`QuantizePass::quantise`]. A prologue normalises rows of numbers, not of
+/// Only first outputs are quantized by [`QuantizePass::push_quantized`]. A prologue normalises rows of numbers, not of
 /// quantized values. The quantized weight is a second value of the parameter, which an update would not change.
 fn is_quantized(graph: &Graph, updated: &[bool], node: &Node) -> bool {
     let Op::Linear(Linear { prologue: Prologue::None, .. }) = node.op else { return false };

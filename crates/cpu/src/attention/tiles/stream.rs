@@ -49,7 +49,7 @@ impl TiledBlock<'_> {
     /// Processes all strips of a head against one block of keys; with `last`, also writes the strips to o.
     ///
     /// # Safety
-    /// Queries, keys and values are packed, `Task::ready` holds, and the scores of all strips are bounded.
+    /// Queries, keys and values are packed, `TiledBlock::ready` holds, and the scores of all strips are bounded.
     #[inline(always)]
     pub(super) unsafe fn stream<R: Registers>(
         &self,

@@ -244,7 +244,8 @@ fn roots(env: &HubEnv) -> Result<RootCerts, HubErrorKind> {
 }
 
 impl RetryPolicy {
-    /// The pause after failed attempt number `attempt` (from 1): doubles with each attempt, at most 64 times `pause`.
+    /// The pause after failed attempt number `attempt` (from 1): `backoff`, doubled with each further attempt up to 64
+    /// times `backoff`.
     pub(super) fn pause_before(&self, attempt: u32) -> Duration {
         self.backoff * 2u32.pow(attempt.saturating_sub(1).min(6))
     }
