@@ -27,12 +27,14 @@ pub fn dispatch(cpu: &Cpu, top_k: usize, x: Rows<'_>, order: &[i32], rows: RowsM
     });
 }
 
-/// `dx[t] = sum_j drows[places[t k + j]]`, without places below zero.
+/// Gradient of the dispatch of tokens to experts: `dx[t] = sum_j drows[places[t k + j]]` over the k choices j of token
+/// t. A place below zero is a dropped choice and adds nothing.
 pub fn dispatch_grad(cpu: &Cpu, top_k: usize, drows: Rows<'_>, places: &[i32], dx: RowsMut<'_>) {
     collect(cpu, top_k, drows, None, places, dx);
 }
 
-/// `y[t] = sum_j gates[t k + j] rows[places[t k + j]]`, without places below zero.
+/// Combines the outputs of experts: `y[t] = sum_j gates[t k + j] rows[places[t k + j]]` over the k choices j of token
+/// t. A place below zero is a dropped choice and adds nothing.
 pub fn combine(cpu: &Cpu, top_k: usize, rows: Rows<'_>, gates: &[f32], places: &[i32], y: RowsMut<'_>) {
     assert_eq!(gates.len(), places.len(), "a gate for each choice");
     collect(cpu, top_k, rows, Some(gates), places, y);
@@ -55,9 +57,10 @@ pub struct Combined<'a> {
     pub rows: Rows<'a>,
     /// (kT).
     pub gates: &'a [f32],
-    /// (kT), the choice of each row, below zero for none; every choice at most once.
+    /// (kT), the choice t k + j that each row belongs to; below zero for a row without a choice. No choice occurs
+    /// twice.
     pub order: &'a [i32],
-    /// (kT), the row of each choice, below zero for none.
+    /// (kT), the row of each choice; below zero for a dropped choice.
     pub places: &'a [i32],
 }
 

@@ -144,7 +144,7 @@ impl<'a> Integers<'a> {
         Self { start: data.as_mut_ptr(), len: data.len(), life: PhantomData }
     }
 
-    /// The elements `range`. Panics if they are not inside.
+    /// Borrows the elements `range`. Panics if the range exceeds the data.
     fn part(&self, range: Range<usize>) -> Integers<'a> {
         assert!(range.start <= range.end && range.end <= self.len, "inside");
         Integers { start: self.start.wrapping_add(range.start), len: range.len(), life: PhantomData }

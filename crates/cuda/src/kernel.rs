@@ -127,8 +127,9 @@ const COMMON: &str = include_str!("kernels/common.cuh");
 /// Largest number of compile-time constants of a kernel.
 const CONSTANTS: usize = 10;
 
-/// A kernel: an entry of a file, compiled with constants. `TYPE`, the element type, is always the first of them
-/// (`code`).
+/// A kernel: a `__global__` function of a file, compiled with constants (preprocessor macros). The first constant is
+/// always
+/// `TYPE`, the element type as a number (see `code`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
     /// The file that defines the kernel.
@@ -227,7 +228,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Creates a one-dimensional grid without dynamic shared memory.
+    /// Creates a one-dimensional grid of `blocks` blocks, without dynamic shared memory.
     pub(crate) fn of(blocks: u64, threads: u32) -> Self {
         Self { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
     }

@@ -26,8 +26,8 @@ pub trait Device: Send {
     /// machine share.
     fn persistent(&mut self, bytes: Bytes);
 
-    /// Whether weights must be uploaded to this device's arena. Among replicas that share weights, only the first
-    /// one's is true.
+    /// Whether weights must be uploaded to this device's arena. Of replicas that share weights, true for the first
+    /// replica only.
     fn takes_weights(&self) -> bool;
 
     /// Prepares a launch of the program at its maximum counts, before the first step and with the arena in place. A

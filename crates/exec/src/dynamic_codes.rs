@@ -21,7 +21,8 @@ pub struct DynamicCodes {
     /// The largest number that is quantized to each index, rounded down to f32 so that comparing an f32 with it is
     /// exact.
     last: [f32; 256],
-    /// By sign and upper 16 bits of a number: its index, or the index before.
+    /// For each sign and each value of the upper 16 bits of a number: the index of the lowest number with these bits.
+    /// The index of any other number with these bits is equal or one more, which [`Self::nearest`] decides by `last`.
     cells: [[u8; CELLS]; 2],
 }
 

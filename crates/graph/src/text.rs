@@ -151,9 +151,9 @@ fn node_line(graph: &Graph, node: &Node) -> Result<String, fmt::Error> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TextError {
-    /// The line, from 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// The expected text.
+    /// What the parser expected on this line.
     pub message: String,
 }
 

@@ -56,7 +56,8 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     }
 }
 
-/// Launches the kernel that loads its operands by TMA. `args` are the arguments of the other kernels.
+/// Launches the persistent kernel, which loads q, k and v by TMA. `args` are the arguments of the other attention
+/// kernels; this kernel takes tensor maps in place of the addresses of q, k and v.
 fn persistent(
     call: &mut Call<'_>,
     op: &Attention,

@@ -10,7 +10,7 @@ pub(super) fn eval(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError
     Ok(vec![Tensor::f64(&[rows.len(), x.columns], y)])
 }
 
-/// `tokens` is the number of rows of x, which no input determines.
+/// Adds row i of dy to row `rows[i]` of dx. `tokens` is the number of rows of dx, which the inputs do not determine.
 pub(super) fn eval_grad(ins: &mut Operands<'_>, tokens: usize) -> Result<Vec<Tensor>, ReferenceError> {
     let dy = ins.matrix("dy")?;
     let rows = rows_of("rows", ins.integers("rows")?, tokens)?;

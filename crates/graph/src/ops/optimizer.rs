@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 /// Inputs p, g, m, v: one shape, scale, hyper: f32 (3) = (lr, c1 = 1 - b1^t, c2 = 1 - b2^t). Outputs p, m, v.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamW {
-    /// b1.
+    /// b1, the decay of the first moment m.
     pub beta1: f32,
-    /// b2.
+    /// b2, the decay of the second moment v.
     pub beta2: f32,
-    /// eps.
+    /// Added to the root of the second moment.
     pub eps: f32,
     /// Weight decay.
     pub weight_decay: f32,

@@ -354,9 +354,9 @@ impl Look<'_> {
         Ok(None)
     }
 
-    /// Finds the choice of a candidate that fits with the least recomputation. Peak memory grows with the stored
-    /// bytes, so bisection applies, over equal positions for every budget: a larger budget never ends at an
-    /// earlier position.
+    /// Finds the recomputation choice of a candidate that fits the budget with the least recomputation. The choices are
+    /// sorted by stored bytes, and peak memory grows with them, so the search is a bisection. It tries the same
+    /// positions for every budget, so a larger budget never gives a choice with more recomputation.
     fn squeezed(&self, open: &OpenCandidate) -> Result<Option<Tried>, PlanError> {
         let budget = self.search.budget;
         let fitting = |k: usize| match open.floor(k) <= budget {

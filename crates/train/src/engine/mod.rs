@@ -93,8 +93,9 @@ pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn
     }))
 }
 
-/// Returns the memory lines of the process that exceed what training plans reserve for it ([`PROCESS`]). Memory that
-/// the data already holds is counted a second time by the data's own lines.
+/// Returns ledger lines for the memory of the process beyond the bytes that every training plan reserves for it
+/// ([`PROCESS`]). Memory that the data already holds is counted twice: here, as part of the process, and in the lines
+/// of the data.
 fn beyond_reserved(config: &TrainConfig, settings: &Settings) -> Vec<Staging> {
     let workers = config.data.workers.0.unwrap_or(8) as usize;
     let Some(mut process) = Process::now(settings) else { return vec![] };

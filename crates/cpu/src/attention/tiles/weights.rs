@@ -147,7 +147,7 @@ impl Running {
         unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(_mm512_abs_ps(self.top), _mm512_set1_ps(FAR)) > 0 }
     }
 
-    /// The offset of each row in units in the last place.
+    /// The offset m of each row, in units in the last place of bf16.
     ///
     /// # Safety
     /// The CPU has AVX-512.
@@ -157,7 +157,8 @@ impl Running {
         unsafe { _mm512_mul_ps(self.top, _mm512_set1_ps(UNITS)) }
     }
 
-    /// The constant of each row that, added to its scores in units in the last place, gives y above `MAGIC`.
+    /// For each row the constant `MAGIC` + (127 - m) `UNITS`. Added to a score s log2(e) in units in the last place of
+    /// bf16, it gives `MAGIC + y`.
     ///
     /// # Safety
     /// The CPU has AVX-512.
