@@ -125,7 +125,7 @@
 //! assert!(Negate.infer(&[], &bounds).is_err());
 //! ```
 //! The set of ops is closed, so that the compiler lists every place that must decide about a new one. Within the source tree an
-//! op gets a variant in `crates/graph/src/op.rs`, a reference kernel in `crates/exec/src/reference`, kernels or a refusal in the kernel
+//! op gets a variant in `crates/graph/src/op.rs`, a reference kernel in `crates/exec/src/reference`, rows in the kernel
 //! tables of `crates/plan/src/kernels`, and its op cases in `crates/exec/tests/it/op_cases`; CONTRIBUTING.md has the steps.
 #![forbid(unsafe_code)]
 
