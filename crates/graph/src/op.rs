@@ -1,5 +1,6 @@
-//! The closed set of ops. Invariant: whoever matches on [`Op`] names every variant, so that a new one is a
-//! list of compile errors and nothing else.
+//! The closed set of ops. Invariant: a `match` on [`Op`] names every variant, so that a new op is a compile error at
+//! each place that must decide about it. At present that is the reference evaluation in the crate `exec`; all other
+//! code uses the op's rules ([`OpRules`]) or tests for single ops.
 
 use crate::ops::*;
 use serde::{Deserialize, Serialize};
@@ -39,14 +40,14 @@ macro_rules! ops {
         })*
 
         impl Op {
-            /// Which op it is.
+            /// The op without its attributes.
             pub fn kind(&self) -> OpKind {
                 match self {
                     $(Self::$variant(_) => OpKind::$variant,)*
                 }
             }
 
-            /// The op of a name with attributes as JSON; `None` where no op has the name.
+            /// The op called `name` with its attributes as JSON; `None` if no op has this name.
             pub(crate) fn from_parts(name: &str, attributes: serde_json::Value) -> Option<serde_json::Result<Self>> {
                 match name {
                     $($name => Some(serde_json::from_value(attributes).map(Self::$variant)),)*

@@ -30,9 +30,9 @@ pub struct Bench {
     #[arg(long, value_name = "MxNxK", value_parser = numbers::<3>, conflicts_with = "tokens")]
     shape: Option<[u64; 3]>,
 
-    /// Measure the rates of this machine or GPU instead, and write them to the target file FILE.toml for plan --target;
-    /// an existing file is replaced. On a GPU, also time the matmuls of all supported models, which otherwise happens
-    /// in the first run of each model
+    /// Measure how fast this machine or GPU computes and copies instead, and write the rates to the target file
+    /// FILE.toml for plan --target; an existing file is replaced. On a GPU, also time the matmuls of all supported
+    /// models, which otherwise happens in the first run of each model
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["tokens", "precision", "memory_budget"])]
     calibrate: Option<PathBuf>,
 
@@ -44,7 +44,7 @@ pub struct Bench {
     #[arg(long)]
     json: bool,
 
-    /// Also write a timeline of every kernel and copy of two passes to FILE.json, for ui.perfetto.dev
+    /// Also write a timeline of every kernel and copy of two passes over the batch to FILE.json, for ui.perfetto.dev
     #[arg(long, value_name = "FILE.json", conflicts_with = "calibrate")]
     trace: Option<PathBuf>,
 

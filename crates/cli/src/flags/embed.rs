@@ -43,7 +43,7 @@ pub struct Embed {
     #[arg(long)]
     force: bool,
 
-    /// Pooling over the hidden states of a sequence
+    /// Pooling: how the hidden states of a sequence's tokens become its embedding
     #[arg(long, value_enum, default_value_t = PoolName::Mean)]
     pool: PoolName,
 

@@ -102,11 +102,13 @@ impl StreamingFlags {
 /// Number formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Precision {
+    /// The default of the device
     Auto,
     /// 16 bits: 8 exponent bits and 8 bits of precision; sums, norms and means in f32
     Bf16,
     /// 16 bits: 5 exponent bits and 11 bits of precision; sums, norms and means in f32. GPU only
     Fp16,
+    /// 32 bits: 8 exponent bits and 24 bits of precision
     F32,
     /// f32, but linear layers round their operands to 11 bits of precision; sums in f32. GPU only
     Tf32,
