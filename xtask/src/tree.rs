@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::source::File;
 
-/// Folders that are not read: version control, test data, caches, and data of other projects.
+/// Names that are not read: version control (in a worktree of git, `.git` is a file), test data, caches, and data of other projects.
 const SKIPPED: &[&str] = &[".git", "fixtures", "shared", "__pycache__", "node_modules"];
 
 /// Reads every file under `root` that is valid UTF-8.
@@ -30,7 +30,7 @@ fn walk(folder: &Path, prefix: &str, files: &mut Vec<File>) -> Result<(), String
         let kind = entry.file_type().map_err(|e| format!("{path}: {e}"))?;
         if kind.is_dir() && !skipped(&name) {
             walk(&entry.path(), &format!("{path}/"), files)?;
-        } else if kind.is_file() {
+        } else if kind.is_file() && !skipped(&name) {
             let bytes = fs::read(entry.path()).map_err(|e| format!("{path}: {e}"))?;
             files.extend(String::from_utf8(bytes).ok().map(|text| File::new(path, text)));
         }
@@ -38,7 +38,7 @@ fn walk(folder: &Path, prefix: &str, files: &mut Vec<File>) -> Result<(), String
     Ok(())
 }
 
-/// Whether a folder is a build output, a result of `predict`, or in [`SKIPPED`].
+/// Whether an entry is a build output, a result of `predict`, or in [`SKIPPED`].
 fn skipped(folder: &str) -> bool {
     let build = folder == "target" || folder.starts_with("target-");
     build || folder.ends_with("_plimsoll") || SKIPPED.contains(&folder)

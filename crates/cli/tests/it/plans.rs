@@ -23,12 +23,12 @@ fn every_known_model_has_a_plan_on_every_target() {
                 "bounds",
                 "digest",
                 "host_staging_bytes",
-                "replicas",
                 "ledger",
                 "lower_bound_bytes",
                 "peak_bytes",
                 "peak_instruction",
                 "process",
+                "replicas",
                 "streamed_bytes_per_step",
                 "target",
             ];
