@@ -177,7 +177,7 @@ impl Kernels {
         let own = match id {
             KernelId::Reference(_) => Bytes::ZERO,
             KernelId::Cpu(kernel) => kernel.workspace(self.instructions(), graph, node, workers),
-            KernelId::Cuda(kernel) => kernel.workspace(),
+            KernelId::Cuda(kernel) => kernel.workspace(graph, node),
         };
         if id.widens() { widened(graph, node) + own } else { own }
     }
