@@ -1,14 +1,14 @@
 //! Summary at the end of a command. Invariant: every number comes from the report or is the process's peak
 //! memory; only percentages and units are computed here.
 
-use plimsoll_runtime::{Place, machine};
+use plimsoll_runtime::{EscapedPath, machine};
 use plimsoll_virus::Shard;
 
 /// Summary of a prediction, or of one shard of a prediction.
 pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
     if let Some(Shard { number, of }) = report.shard {
         let rows = speed(report.seconds, report.tokens_per_second);
-        let place = Place(&report.output_dir);
+        let place = EscapedPath(&report.output_dir);
         return table(&rows) + &format!("shard {number} of {of} in {place}; merge all shards with --merge");
     }
     let c = &report.counts;
@@ -39,7 +39,7 @@ pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
         rows.push(("packing fill", format!("{:.1} % DNA, {:.1} % protein", 100.0 * dna, 100.0 * protein)));
     }
     rows.extend(speed(report.seconds, report.tokens_per_second));
-    table(&rows) + &format!("results in {}", Place(&report.output_dir))
+    table(&rows) + &format!("results in {}", EscapedPath(&report.output_dir))
 }
 
 /// Summary of an embedding or a classification; `values` names the numbers in a row.
@@ -59,7 +59,7 @@ pub fn embedded(report: &plimsoll_embed::EmbedReport, values: &'static str) -> S
         rows.push(("packing fill", format!("{:.1} %", 100.0 * fill)));
     }
     rows.extend(speed(report.seconds, report.tokens_per_second));
-    let files: Vec<String> = report.files.iter().map(|p| Place(p).to_string()).collect();
+    let files: Vec<String> = report.files.iter().map(|p| EscapedPath(p).to_string()).collect();
     table(&rows) + &format!("results in {}", files.join(" and "))
 }
 

@@ -113,7 +113,7 @@ fn each<E: Element>(cpu: &Cpu, op: Op, a: Rows<'_, E>, b: Rows<'_, E>, y: RowsMu
 }
 
 /// The smallest positive f32: a number is below it exactly if it is at most 0.
-const LEAST: f32 = f32::from_bits(1);
+const SMALLEST_POSITIVE: f32 = f32::from_bits(1);
 
 /// An op on the rows `range`, for `Isa::run`.
 struct Each<'a, E> {
@@ -154,7 +154,7 @@ unsafe fn value<S: Simd, E: Element>(s: S, op: Op, a: *const E, b: *const E, n: 
             Op::Gelu => E::gelu(s, E::load_n(s, a, n)),
             Op::GeluGrad => s.mul(E::load_n(s, a, n), math::gelu_slope(s, E::load_n(s, b, n))),
             Op::Relu => s.max(s.splat(0.0), E::load_n(s, a, n)),
-            Op::ReluGrad => s.zero_below(E::load_n(s, a, n), E::load_n(s, b, n), s.splat(LEAST)),
+            Op::ReluGrad => s.zero_below(E::load_n(s, a, n), E::load_n(s, b, n), s.splat(SMALLEST_POSITIVE)),
             Op::Scale(factor) => s.mul(E::load_n(s, a, n), s.splat(factor)),
             Op::Glu(Gate::Gelu) => s.mul(E::gelu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
             Op::Glu(Gate::Silu) => s.mul(math::silu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),

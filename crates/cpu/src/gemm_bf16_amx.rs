@@ -46,7 +46,7 @@ const WEIGHTS: usize = DEPTH * GROUP;
 /// a sixth faster, 40 steps a tenth slower), and minimum number of strips of a block for copying them all at
 /// once: each panel is loaded from L3 for every block.
 const SHORT: usize = 32;
-const FEWEST: usize = 4;
+const MIN_STRIPS: usize = 4;
 
 /// For a strip copied into tiles: bytes from step to step, and from row to row.
 const TILES: [usize; 2] = [2 * TILE, STEP * size_of::<Bf16>()];
@@ -74,7 +74,8 @@ pub(super) unsafe fn linear<U: TileUnit>(
     assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
     let steps = job.x.cols().div_ceil(STEP);
-    let laid = (steps > SHORT).then(|| (each - SUMS) / (steps * 2 * TILE)).filter(|&strips| strips >= FEWEST);
+    let laid =
+        (steps > SHORT).then(|| (each - SUMS) / (steps * 2 * TILE)).filter(|&strips| strips >= MIN_STRIPS);
     let (rows, most) = match laid {
         Some(strips) => (ROWS.min(strips * STRIP), panels),
         None if steps > DEPTH => (ROWS, GROUP),

@@ -6,7 +6,7 @@
 //! the row's position, the number of threads or, among instruction sets with FMA (AMX included), the instruction
 //! set.
 //!
-//! Layout of the weights: see `plimsoll_plan::CODES_STEP`. Each panel of 32 columns of y is stored in steps of 64 k of
+//! Layout of the weights: see `plimsoll_plan::INT8_STEP`. Each panel of 32 columns of y is stored in steps of 64 k of
 //! two tiles each; a line of a tile holds four k of each of its 16 columns.
 //!
 //! Loop order without AMX: that of `gemm_dots`.

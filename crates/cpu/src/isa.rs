@@ -10,11 +10,11 @@ use plimsoll_plan::InstructionSet;
 
 /// The vector instruction set that kernels use. A value proves that this CPU supports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Isa(Kind);
+pub struct Isa(IsaKind);
 
 /// The supported instruction sets, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum IsaKind {
     /// AVX-512, and AMX tiles for matmuls.
     #[cfg(target_arch = "x86_64")]
     Amx,
@@ -28,19 +28,19 @@ enum Kind {
 impl Isa {
     /// The best instruction set of this CPU.
     pub fn detect() -> Isa {
-        Isa::available().next().unwrap_or(Isa(Kind::Portable))
+        Isa::available().next().unwrap_or(Isa(IsaKind::Portable))
     }
 
     /// All instruction sets of this CPU, best first; the last is always the portable one.
     pub fn available() -> impl Iterator<Item = Isa> {
         [
             #[cfg(target_arch = "x86_64")]
-            (Kind::Amx, has_avx512() && super::amx::available()),
+            (IsaKind::Amx, has_avx512() && super::amx::available()),
             #[cfg(target_arch = "x86_64")]
-            (Kind::Avx512, has_avx512()),
+            (IsaKind::Avx512, has_avx512()),
             #[cfg(target_arch = "x86_64")]
-            (Kind::Avx2, has_avx2()),
-            (Kind::Portable, true),
+            (IsaKind::Avx2, has_avx2()),
+            (IsaKind::Portable, true),
         ]
         .into_iter()
         .filter_map(|(kind, has)| has.then_some(Isa(kind)))
@@ -51,17 +51,17 @@ impl Isa {
     pub fn name(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Amx => "avx512+amx",
+            IsaKind::Amx => "avx512+amx",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 if self.has_dots() => "avx512+bf16",
+            IsaKind::Avx512 if self.has_dots() => "avx512+bf16",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => "avx512",
+            IsaKind::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "avx2",
+            IsaKind::Avx2 => "avx2",
             // Portable code on aarch64 has FMA. On x86-64 without FMA, `fma` rounds twice and gives other bits,
             // so the name differs.
-            Kind::Portable if self.has_fma() => "portable+fma",
-            Kind::Portable => "portable",
+            IsaKind::Portable if self.has_fma() => "portable+fma",
+            IsaKind::Portable => "portable",
         }
     }
 
@@ -69,12 +69,12 @@ impl Isa {
     pub fn set(self) -> InstructionSet {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Amx => InstructionSet::Amx,
+            IsaKind::Amx => InstructionSet::Amx,
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => InstructionSet::Avx512,
+            IsaKind::Avx512 => InstructionSet::Avx512,
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => InstructionSet::Avx2,
-            Kind::Portable => InstructionSet::Portable,
+            IsaKind::Avx2 => InstructionSet::Avx2,
+            IsaKind::Portable => InstructionSet::Portable,
         }
     }
 
@@ -86,12 +86,12 @@ impl Isa {
     pub fn best(self) -> &'static str {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Amx => "AMX bf16",
+            IsaKind::Amx => "AMX bf16",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => "AVX-512 f32",
+            IsaKind::Avx512 => "AVX-512 f32",
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "AVX2+FMA f32",
-            Kind::Portable => "portable",
+            IsaKind::Avx2 => "AVX2+FMA f32",
+            IsaKind::Portable => "portable",
         }
     }
 
@@ -100,10 +100,10 @@ impl Isa {
     pub fn has_tiles(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Amx => true,
+            IsaKind::Amx => true,
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 | Kind::Avx2 => false,
-            Kind::Portable => false,
+            IsaKind::Avx512 | IsaKind::Avx2 => false,
+            IsaKind::Portable => false,
         }
     }
 
@@ -133,8 +133,8 @@ impl Isa {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn has_avx512(self) -> bool {
         match self.0 {
-            Kind::Amx | Kind::Avx512 => true,
-            Kind::Avx2 | Kind::Portable => false,
+            IsaKind::Amx | IsaKind::Avx512 => true,
+            IsaKind::Avx2 | IsaKind::Portable => false,
         }
     }
 
@@ -142,8 +142,8 @@ impl Isa {
     pub fn has_fma(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Amx | Kind::Avx512 | Kind::Avx2 => true,
-            Kind::Portable => cfg!(any(target_feature = "fma", target_arch = "aarch64")),
+            IsaKind::Amx | IsaKind::Avx512 | IsaKind::Avx2 => true,
+            IsaKind::Portable => cfg!(any(target_feature = "fma", target_arch = "aarch64")),
         }
     }
 
@@ -151,10 +151,10 @@ impl Isa {
     pub(super) fn tile_rows(self) -> usize {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
-            Kind::Amx | Kind::Avx512 => Avx512::ROWS,
+            IsaKind::Amx | IsaKind::Avx512 => Avx512::ROWS,
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => Avx2::ROWS,
-            Kind::Portable => Portable::ROWS,
+            IsaKind::Avx2 => Avx2::ROWS,
+            IsaKind::Portable => Portable::ROWS,
         }
     }
 
@@ -164,11 +164,11 @@ impl Isa {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: only `available` makes these kinds, after it detected the instructions.
-            Kind::Amx | Kind::Avx512 => unsafe { run_avx512(kernel) },
+            IsaKind::Amx | IsaKind::Avx512 => unsafe { run_avx512(kernel) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: only `available` makes this kind, after it detected the instructions.
-            Kind::Avx2 => unsafe { run_avx2(kernel) },
-            Kind::Portable => kernel.run(Portable),
+            IsaKind::Avx2 => unsafe { run_avx2(kernel) },
+            IsaKind::Portable => kernel.run(Portable),
         }
     }
 }

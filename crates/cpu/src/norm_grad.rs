@@ -43,7 +43,7 @@ pub fn norm_grad(
     columns::sums(cpu, rows, cols, Scaled(norm), [dgamma, dbeta]);
     if let Some(dx) = dx {
         assert!(dx.rows() == rows && dx.cols() == cols, "dx is ({rows}, {cols})");
-        cpu.by_rows(rows, cols, &|range| cpu.isa().run(Row { norm, dx: &dx, range }));
+        cpu.by_rows(rows, cols, &|range| cpu.isa().run(InputGradRows { norm, dx: &dx, range }));
     }
 }
 
@@ -77,13 +77,13 @@ impl Terms for Scaled<'_> {
 }
 
 /// dx of the rows `range`, for `Isa::run`.
-struct Row<'a> {
+struct InputGradRows<'a> {
     norm: NormGrad<'a>,
     dx: &'a RowsMut<'a>,
     range: Range<usize>,
 }
 
-impl Kernel for Row<'_> {
+impl Kernel for InputGradRows<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let (cols, norm) = (self.dx.cols(), self.norm);

@@ -40,7 +40,7 @@ pub(crate) const FP8: (u32, u32) = (Capability::FP8.0, Capability::FP8.1);
 const CONTEXT: Bytes = Bytes(548_995_072);
 
 /// Upper bound for the memory of a context: a larger difference in free memory is caused by another process.
-const MOST: Bytes = Bytes(2 << 30);
+const MAX_CONTEXT: Bytes = Bytes(2 << 30);
 
 impl CudaMachine {
     /// Creates a context on GPU `ordinal`.
@@ -52,7 +52,7 @@ impl CudaMachine {
         let before = cards().ok().and_then(|cards| nvml::free(cards.get(ordinal)?).ok());
         let context = Context::new(ordinal, false)?;
         let after = context.memory()?.0;
-        let known = before.map(|before| before.saturating_sub(after)).filter(|&taken| taken <= MOST);
+        let known = before.map(|before| before.saturating_sub(after)).filter(|&taken| taken <= MAX_CONTEXT);
         let (card, taken) = (context.card.clone(), known.unwrap_or(CONTEXT));
         Ok(Self { card, options, before: after + taken, taken, context: Mutex::new(context) })
     }

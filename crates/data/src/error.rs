@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::printable::{Name, Place};
+use crate::printable::{EscapedPath, Name};
 use crate::sequence::Compression;
 
 /// Bad input, or a file that cannot be read or written.
@@ -94,7 +94,7 @@ impl fmt::Display for DataError {
         if let Some(path) = &self.path {
             match path.as_os_str() == "-" {
                 true => write!(f, "standard input")?,
-                false => Place(path).fmt(f)?,
+                false => EscapedPath(path).fmt(f)?,
             }
         }
         if let Some(line) = self.line {

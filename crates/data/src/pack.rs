@@ -4,7 +4,7 @@
 //!
 //! The packer holds a pool of about [`POOL`] packs' worth of sequences. A pack is filled in two parts. First come the
 //! oldest sequences of the pool, in order, up to half of the tokens. Thus the pool keeps the length distribution of the
-//! input, and **no sequence starves**: it leaves at the latest [`MOST_PACKS`] packs after it was pushed. The rest is
+//! input, and **no sequence starves**: it leaves at the latest [`MAX_PACKS`] packs after it was pushed. The rest is
 //! filled with the combination of pending sequences (longest first, finished by the best pair) that leaves the fewest
 //! tokens unused: a subset-sum problem, whose optimum this search misses by a token or two.
 //!
@@ -22,7 +22,7 @@ pub const POOL: usize = 4;
 /// it. A pack takes from the old end half a pack's tokens (at most `2 POOL` times), or the maximum number of sequences
 /// (at most `POOL` times), or stops at a sequence longer than half a pack, with which the next pack starts (at most
 /// `2 POOL` times); one more pack is the sequence's own.
-pub const MOST_PACKS: usize = 6 * POOL;
+pub const MAX_PACKS: usize = 6 * POOL;
 
 /// The order in which sequences are packed. Results of a sequence do not depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,20 +57,20 @@ pub struct Fill {
     /// Tokens in the last pack.
     pub last_tokens: u64,
     /// Token capacity of all packs.
-    pub room: u64,
+    pub capacity: u64,
     /// Token capacity of the last pack.
-    pub last_room: u64,
+    pub last_capacity: u64,
 }
 
 impl Fill {
     /// Returns the used fraction of the token capacity, 0 to 1; 1 if there was no pack.
     pub fn all(&self) -> f64 {
-        ratio(self.tokens, self.room)
+        ratio(self.tokens, self.capacity)
     }
 
     /// Returns the used fraction of the token capacity without the last pack, which holds only the remainder.
     pub fn but_last(&self) -> f64 {
-        ratio(self.tokens - self.last_tokens, self.room - self.last_room)
+        ratio(self.tokens - self.last_tokens, self.capacity - self.last_capacity)
     }
 }
 
@@ -160,8 +160,8 @@ impl Packer {
         self.fill.sequences += pack.owners.len() as u64;
         self.fill.last_tokens = pack.tokens.len() as u64;
         self.fill.tokens += self.fill.last_tokens;
-        self.fill.last_room = self.max_tokens as u64;
-        self.fill.room += self.fill.last_room;
+        self.fill.last_capacity = self.max_tokens as u64;
+        self.fill.capacity += self.fill.last_capacity;
         Some(pack)
     }
 
@@ -207,21 +207,21 @@ impl Packer {
         (tokens, sequences)
     }
 
-    /// Marks, of the other sequences, those that best fill `room` tokens with at most `places` sequences: the k longest
+    /// Marks, of the other sequences, those that best fill `capacity` tokens with at most `places` sequences: the k longest
     /// that fit one after the other plus one or two more, for the k that leaves the fewest tokens unused.
-    fn choose_rest(&mut self, room: usize, places: usize) {
+    fn choose_rest(&mut self, capacity: usize, places: usize) {
         let Packer { pending, by_length, .. } = self;
         by_length.clear();
-        let others = (0_u32..).zip(pending.iter()).filter(|(_, p)| !p.chosen && p.len <= room);
+        let others = (0_u32..).zip(pending.iter()).filter(|(_, p)| !p.chosen && p.len <= capacity);
         by_length.extend(others.map(|(i, _)| i));
         // Of equal lengths the oldest first, so that the order is a function of the input.
         by_length.sort_unstable_by_key(|&i| (pending[i as usize].len, i));
         let len = |at: usize| pending[by_length[at] as usize].len;
-        let (mut left, mut end, mut free) = (room, by_length.len(), places);
+        let (mut left, mut end, mut free) = (capacity, by_length.len(), places);
         let mut best = Finish::default();
         let mut taken: usize = 0;
         // `by_length` ascends: the longest are at the end, and `end` bounds the untaken ones that may still fit.
-        while free > 0 && left > 0 && best.left(room) > 0 {
+        while free > 0 && left > 0 && best.left(capacity) > 0 {
             while end > 0 && len(end - 1) > left {
                 end -= 1;
             }
@@ -231,7 +231,7 @@ impl Packer {
             // With space for three of the longest, taking one and searching again is no worse.
             if !(left > 2 * len(end - 1) && end > 2 && free > 2) {
                 let (last, sum) = best_finish(left, end, free, len);
-                let used = room - left + sum;
+                let used = capacity - left + sum;
                 if used > best.used {
                     best = Finish { used, greedy: taken, last };
                 }
@@ -241,12 +241,12 @@ impl Packer {
             taken += 1;
             free -= 1;
         }
-        self.mark(room, &best);
+        self.mark(capacity, &best);
     }
 
     /// Repeats the greedy selection of [`Packer::choose_rest`] up to its best combination and marks the sequences.
-    fn mark(&mut self, room: usize, best: &Finish) {
-        let (mut left, mut end) = (room, self.by_length.len());
+    fn mark(&mut self, capacity: usize, best: &Finish) {
+        let (mut left, mut end) = (capacity, self.by_length.len());
         for _ in 0..best.greedy {
             while self.pending[self.by_length[end - 1] as usize].len > left {
                 end -= 1;
@@ -295,8 +295,8 @@ struct Finish {
 }
 
 impl Finish {
-    fn left(&self, room: usize) -> usize {
-        room - self.used
+    fn left(&self, capacity: usize) -> usize {
+        capacity - self.used
     }
 }
 

@@ -25,9 +25,9 @@ impl Display for Name<'_> {
 
 /// Displays a path with the escapes of [`Name`], but uncut: the system bounds the length of a path.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a>(pub &'a Path);
+pub struct EscapedPath<'a>(pub &'a Path);
 
-impl Display for Place<'_> {
+impl Display for EscapedPath<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write_escaped(self.0.to_string_lossy().chars(), f)
     }
@@ -58,7 +58,7 @@ mod tests {
     fn names_stay_on_their_line() {
         let check = |text: &str, shown: &str| {
             assert_eq!(Name(text).to_string(), shown);
-            assert_eq!(Place(Path::new(text)).to_string(), shown);
+            assert_eq!(EscapedPath(Path::new(text)).to_string(), shown);
         };
         check("sp|P1|../é 中", "sp|P1|../é 中");
         check("\x1b[2J\nerror: \0\u{9b}\u{7f}", "\\u{1b}[2J\\nerror: \\u{0}\\u{9b}\\u{7f}");

@@ -1,7 +1,7 @@
 //! Errors of embedding and classification. Invariant: every message names the file, the sequence or the flag
 //! that is wrong, and what the user can do.
 
-use plimsoll_data::printable::Place;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
@@ -25,7 +25,10 @@ pub enum EmbedError {
     )]
     TokensNeedSafetensors,
     /// The output file exists and `--force` is not given.
-    #[error("{}: the file already exists; use --force to replace it, or another name with -o", Place(path))]
+    #[error(
+        "{}: the file already exists; use --force to replace it, or another name with -o",
+        EscapedPath(path)
+    )]
     Exists {
         /// The output file.
         path: PathBuf,

@@ -5,7 +5,7 @@
 //! fails with an error that names the sequence.
 //!
 //! Steps may complete sequences out of input order. A finished row waits in memory until all rows before it are
-//! written; at most the rows of [`plimsoll_data::pack::MOST_PACKS`] packs wait, typically those of about
+//! written; at most the rows of [`plimsoll_data::pack::MAX_PACKS`] packs wait, typically those of about
 //! [`plimsoll_data::pack::POOL`] packs. In plans for host memory they are in the ledger.
 
 #![forbid(unsafe_code)]
@@ -20,7 +20,7 @@ mod states;
 
 pub use error::EmbedError;
 pub use in_memory::embed_sequences;
-use plimsoll_data::pack::{MOST_PACKS, Order};
+use plimsoll_data::pack::{MAX_PACKS, Order};
 use plimsoll_data::sequence::{Extent, Reader};
 use plimsoll_data::weights::HubEnv;
 
@@ -317,7 +317,7 @@ fn request<'a>(
 ) -> Result<Request<'a>, RuntimeError> {
     let (known, sequences) = (measured.longest, measured.sequences);
     let turns = match order {
-        Order::ByLength => MOST_PACKS as u64,
+        Order::ByLength => MAX_PACKS as u64,
         Order::Input => 0,
     };
     let longest = known.unwrap_or(SHORTEST).max(SHORTEST);
@@ -476,7 +476,7 @@ struct Counts {
 }
 
 /// Maximum number of warnings about single skipped and renamed records; a last warning gives the totals.
-const MOST_LINES: u64 = 10;
+const MAX_LINES: u64 = 10;
 
 /// Reads, tokenizes and computes until the input ends.
 fn stream<R: Rows>(
@@ -520,7 +520,7 @@ fn stream<R: Rows>(
     warn(engine, observer);
     drained?;
     report(engine, &start, &mut progress, observer);
-    if counts.empty + counts.renamed > MOST_LINES {
+    if counts.empty + counts.renamed > MAX_LINES {
         let Counts { empty, renamed, .. } = counts;
         let text = format!(
             "in total, {empty} empty records were skipped, and {renamed} records with a repeated id were \
@@ -542,10 +542,10 @@ fn stream<R: Rows>(
 /// Hint after a signal: the state of the results.
 const STOPPED: &str = "nothing was written; the same command starts over";
 
-/// Reports a skipped or renamed record: the first [`MOST_LINES`] as warnings, all others as details.
+/// Reports a skipped or renamed record: the first [`MAX_LINES`] as warnings, all others as details.
 fn say(counts: &Counts, text: String, observer: &mut dyn Observer) {
     let so_far = counts.empty + counts.renamed;
-    observer.say(if so_far <= MOST_LINES { Level::Warning } else { Level::Detail }, &text);
+    observer.say(if so_far <= MAX_LINES { Level::Warning } else { Level::Detail }, &text);
 }
 
 /// Forwards the warnings of the engine (failed devices) to the observer.

@@ -6,7 +6,7 @@ use crate::device::DeviceError;
 use crate::executor::Executor;
 use crate::half::{f32_to_bf16, f32_to_f16};
 use crate::reference::{BF16, F16};
-use plimsoll_graph::{DType, Param, Role, State, TensorSpec};
+use plimsoll_graph::{DType, Param, Role, StateDef, TensorSpec};
 use plimsoll_plan::Region;
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub enum PersistentKind {
     /// A parameter.
     Param(Param),
     /// An optimizer or other training state.
-    State(State),
+    State(StateDef),
 }
 
 /// Maximum number of elements initialised with one upload.

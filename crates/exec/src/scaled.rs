@@ -30,7 +30,7 @@ pub fn stride(columns: usize) -> usize {
 /// scales.
 const LONG: usize = 1280;
 /// Maximum number of scales tried for a row.
-const MOST_TRIED: usize = 512;
+const MAX_TRIED: usize = 512;
 
 impl QuantizedFormat {
     /// The largest representable value.
@@ -69,7 +69,7 @@ impl QuantizedFormat {
     /// sqrt n.
     pub fn quantise_weights(self, row: &[f32], codes: &mut [u8]) -> f32 {
         let most = self.largest_of(row);
-        let tried = (LONG / row.len().max(1)).pow(2).clamp(1, MOST_TRIED);
+        let tried = (LONG / row.len().max(1)).pow(2).clamp(1, MAX_TRIED);
         let candidates = (0..tried).map(|i| most * self.factor(i as f32 / tried as f32));
         if tried == 1 {
             return self.with_scale_of(row, most, codes);

@@ -1,9 +1,9 @@
 //! Packed weights in the order in which AMX tile products read them: bf16 in blocks of [`plimsoll_plan::TILE_STEP`], int8 in
-//! blocks of [`plimsoll_plan::CODES_STEP`]. Invariant: every number is rounded once, to nearest with ties to even; elements
+//! blocks of [`plimsoll_plan::INT8_STEP`]. Invariant: every number is rounded once, to nearest with ties to even; elements
 //! past the last row or column are zero.
 
 use crate::half::f32_to_bf16;
-use plimsoll_plan::{CODES_STEP, TILE_STEP};
+use plimsoll_plan::{INT8_STEP, TILE_STEP};
 
 /// Rows of a panel, and k of a step.
 pub const STEP: usize = TILE_STEP as usize;
@@ -39,7 +39,7 @@ pub fn pack(rows: &[f32], k: usize, to: &mut [u16]) {
 
 /// Bytes of a row of int8 values before packing, padded to whole steps.
 pub const fn codes_stride(k: usize) -> usize {
-    k.next_multiple_of(CODES_STEP as usize)
+    k.next_multiple_of(INT8_STEP as usize)
 }
 
 /// Bytes of a panel of 32 rows of `k` int8 values.

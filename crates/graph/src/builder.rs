@@ -4,13 +4,13 @@
 
 use crate::ops::*;
 use crate::{
-    Bounds, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, Phase, Piece, Placement, Role,
-    State, StateId, TensorSpec, Value, ValueId, VerifyError,
+    Bounds, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Placement,
+    Role, StateDef, StateId, TensorSpec, Value, ValueId, VerifyError,
 };
 use std::collections::BTreeMap;
 
 /// The largest number of outputs of any op (`Route`).
-const MOST_OUTPUTS: usize = 6;
+const MAX_OUTPUTS: usize = 6;
 
 /// A graph under construction.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Builder {
     }
 
     /// Returns the state named `state.name`, adding it to the graph if it does not exist yet.
-    pub fn state(&mut self, state: State, shape: &[Dim], dtype: DType) -> ValueId {
+    pub fn state(&mut self, state: StateDef, shape: &[Dim], dtype: DType) -> ValueId {
         if let Some(&known) = self.states.get(&state.name) {
             return known;
         }
@@ -75,7 +75,7 @@ impl Builder {
     /// Returns the whole tensor `name` of the weight file, prefixed by the current scope, as an f32 parameter.
     /// Requesting a tensor twice returns the same value, which is how weights are tied.
     pub fn param(&mut self, name: &str, shape: &[u64]) -> ValueId {
-        let whole = Piece::whole(format!("{}{name}", self.prefix), shape.to_vec());
+        let whole = ParamPiece::whole(format!("{}{name}", self.prefix), shape.to_vec());
         self.param_piece(whole)
     }
 
@@ -83,11 +83,11 @@ impl Builder {
     /// tensor in the file.
     pub fn param_rows(&mut self, name: &str, shape: &[u64], rows: (u64, u64)) -> ValueId {
         let tensor = format!("{}{name}", self.prefix);
-        self.param_piece(Piece { tensor, shape: shape.to_vec(), rows })
+        self.param_piece(ParamPiece { tensor, shape: shape.to_vec(), rows })
     }
 
     /// Returns a piece of a tensor as a parameter of the tensor's name.
-    fn param_piece(&mut self, piece: Piece) -> ValueId {
+    fn param_piece(&mut self, piece: ParamPiece) -> ValueId {
         self.param_of(Param { name: piece.tensor.clone(), pieces: vec![piece] }, DType::F32)
     }
 
@@ -133,7 +133,7 @@ impl Builder {
             self.error.get_or_insert(VerifyError::rule(id, op.name(), rule.0));
             // Callers index the outputs that a valid op would have returned, so placeholders are returned here;
             // `finish` reports the error.
-            vec![TensorSpec::activation([Dim::Fixed(0), Dim::Fixed(0)], DType::F32); MOST_OUTPUTS]
+            vec![TensorSpec::activation([Dim::Fixed(0), Dim::Fixed(0)], DType::F32); MAX_OUTPUTS]
         });
         let role = match self.phase {
             Phase::Forward | Phase::Update | Phase::Recompute => Role::Activation,
@@ -247,8 +247,8 @@ mod tests {
         let route = Route { experts: 3, top_k: 4, renormalise: true, capacity: 0 };
         let outs = g.node(Op::Route(route), &[logits]);
         let good = g.node(Op::Route(Route { top_k: 2, ..route }), &[logits]);
-        assert_eq!(outs.len(), MOST_OUTPUTS);
-        assert_eq!(good.len(), MOST_OUTPUTS);
+        assert_eq!(outs.len(), MAX_OUTPUTS);
+        assert_eq!(good.len(), MAX_OUTPUTS);
         let error = g.finish().expect_err("four of three");
         assert!(error.to_string().contains("cannot choose 4 of 3 experts"), "{error}");
     }

@@ -17,7 +17,7 @@ pub struct Graph {
     /// Origin of each parameter in the weight file, indexed by [`ParamId`].
     pub params: Vec<Param>,
     /// Description of each state, indexed by [`StateId`].
-    pub states: Vec<State>,
+    pub states: Vec<StateDef>,
     /// Tensors supplied with every step, by name.
     pub inputs: Vec<(String, ValueId)>,
     /// Tensors returned after every step, by name.
@@ -81,7 +81,7 @@ pub struct Param {
     /// Name of the module that the parameter belongs to; used in labels only.
     pub name: String,
     /// Row ranges to read, in order along dimension 0.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<ParamPiece>,
 }
 
 impl Param {
@@ -105,7 +105,7 @@ impl Param {
 
 /// A range of rows of one tensor of the weight file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct ParamPiece {
     /// Canonical name of the tensor; the crate `models` maps the names of other file formats to it.
     pub tensor: String,
     /// Required shape of the tensor in the file.
@@ -114,7 +114,7 @@ pub struct Piece {
     pub rows: (u64, u64),
 }
 
-impl Piece {
+impl ParamPiece {
     /// All rows of a tensor; a tensor without dimensions has one row.
     pub fn whole(tensor: String, shape: Vec<u64>) -> Self {
         let rows = (0, shape.first().copied().unwrap_or(1));
@@ -124,7 +124,7 @@ impl Piece {
 
 /// A tensor that persists across steps and is not stored in a weight file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct StateDef {
     /// Name, unique within a graph; graphs of one program that use the same name share the storage.
     pub name: String,
     /// Purpose of the state; decides its line in the memory ledger.
@@ -218,7 +218,7 @@ impl Graph {
     }
 
     /// Iterates over the state values with their id and description, in order of the values.
-    pub fn state_values(&self) -> impl Iterator<Item = (ValueId, StateId, &State)> {
+    pub fn state_values(&self) -> impl Iterator<Item = (ValueId, StateId, &StateDef)> {
         self.values().filter_map(|(id, v)| match v.spec.role {
             Role::State(s) => Some((id, s, &self.states[s.index()])),
             Role::Input | Role::Activation | Role::Grad | Role::Param(_) | Role::Scratch => None,

@@ -15,7 +15,7 @@ mod text;
 mod verify;
 
 pub use builder::Builder;
-pub use graph::{Def, Graph, Node, Param, Phase, Piece, State, StateKind, Value};
+pub use graph::{Def, Graph, Node, Param, ParamPiece, Phase, StateDef, StateKind, Value};
 pub use id::{NodeId, ParamId, StateId, ValueId};
 pub use op::{Op, OpKind};
 pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, ShardError, Vjp};

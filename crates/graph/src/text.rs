@@ -19,8 +19,8 @@
 //! its text.
 
 use crate::{
-    Bounds, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, Phase, Piece, Placement, Role, State,
-    StateId, TensorSpec, Value, ValueId,
+    Bounds, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Placement, Role,
+    StateDef, StateId, TensorSpec, Value, ValueId,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -95,10 +95,10 @@ fn pieces(param: &Param, spec: &TensorSpec) -> String {
     {
         return String::new();
     }
-    let piece = |piece: &Piece| {
-        let Piece { tensor, shape, rows: (start, end) } = piece;
+    let piece = |piece: &ParamPiece| {
+        let ParamPiece { tensor, shape, rows: (start, end) } = piece;
         let dims: Vec<String> = shape.iter().map(u64::to_string).collect();
-        let rows = match *piece == Piece::whole(tensor.clone(), shape.clone()) {
+        let rows = match *piece == ParamPiece::whole(tensor.clone(), shape.clone()) {
             true => String::new(),
             false => format!(" rows {start}..{end}"),
         };
@@ -109,8 +109,8 @@ fn pieces(param: &Param, spec: &TensorSpec) -> String {
 }
 
 /// The piece that is all of a tensor of the shape of `spec`.
-fn whole(tensor: &str, spec: &TensorSpec) -> Piece {
-    Piece::whole(tensor.to_owned(), spec.shape.iter().filter_map(|dim| dim.fixed()).collect())
+fn whole(tensor: &str, spec: &TensorSpec) -> ParamPiece {
+    ParamPiece::whole(tensor.to_owned(), spec.shape.iter().filter_map(|dim| dim.fixed()).collect())
 }
 
 /// The name of a unit variant in the text form: its name in saved graphs.
@@ -189,7 +189,7 @@ struct Parser {
     graph: Graph,
     values: Vec<Option<Value>>,
     params: Vec<(ValueId, Param)>,
-    states: Vec<(ValueId, State)>,
+    states: Vec<(ValueId, StateDef)>,
 }
 
 impl Parser {
@@ -316,7 +316,7 @@ impl Parser {
                 let (kind, init) = rest.split_once(", ").ok_or("expected `state NAME: KIND, INIT`")?;
                 let kind = variant(kind).ok_or("a state is a gradient, optimizer, master or buffer")?;
                 let init = init.parse().map_err(|_| format!("`{init}` is not a number"))?;
-                self.states.push((id, State { name: name.to_owned(), kind, init }));
+                self.states.push((id, StateDef { name: name.to_owned(), kind, init }));
                 Role::State(StateId::at(0))
             }
         };
@@ -472,12 +472,12 @@ impl<'a> Cursor<'a> {
     }
 
     /// `q.weight[8, 8], v.weight[16, 8] rows 0..8`.
-    fn pieces(&mut self) -> Result<Vec<Piece>, String> {
+    fn pieces(&mut self) -> Result<Vec<ParamPiece>, String> {
         let mut pieces = vec![];
         loop {
             let tensor = self.word().to_owned();
             let shape: Vec<u64> = self.list(Self::number)?;
-            let mut piece = Piece::whole(tensor, shape);
+            let mut piece = ParamPiece::whole(tensor, shape);
             if self.take(" rows ") {
                 let start = self.number()?;
                 self.expect("..")?;

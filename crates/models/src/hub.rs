@@ -4,7 +4,7 @@
 
 use crate::config::decimal;
 use crate::{Encoder, TrainingTask};
-use plimsoll_graph::Piece;
+use plimsoll_graph::ParamPiece;
 use serde_json::{Map, Value, json};
 
 /// A tensor of the checkpoint that is not trained.
@@ -13,7 +13,7 @@ pub struct CarriedTensor {
     /// Name in the file.
     pub name: String,
     /// The tensor whose values it has, by its canonical name.
-    pub piece: Piece,
+    pub piece: ParamPiece,
 }
 
 /// The key and value of config.json that mark a classifier of whole sequences.
@@ -136,7 +136,7 @@ impl Encoder {
         let Self::Esm2(c) = self else { return vec![] };
         let kept = |name: String, tensor: &str, shape: &[u64]| CarriedTensor {
             name: self.hub_name(&name),
-            piece: Piece::whole(tensor.to_owned(), shape.to_vec()),
+            piece: ParamPiece::whole(tensor.to_owned(), shape.to_vec()),
         };
         let rotary = |i: u64| format!("encoder.layer.{i}.attention.self.rotary_embeddings.inv_freq");
         let mut all: Vec<CarriedTensor> =

@@ -3,7 +3,7 @@
 //! nor on the order in which they are initialised.
 
 use libm::{log, sqrt};
-use plimsoll_graph::{Param, Piece};
+use plimsoll_graph::{Param, ParamPiece};
 use std::ops::Range;
 
 /// The distribution of a tensor's initial values.
@@ -26,7 +26,7 @@ pub(crate) const DEVIATION: f32 = 0.02;
 
 /// The default initialisation: gains of norms and running variances are 1, other tensors of fewer than two dimensions
 /// 0, and matrices normal with [`DEVIATION`].
-pub(crate) fn default_init(piece: &Piece) -> Init {
+pub(crate) fn default_init(piece: &ParamPiece) -> Init {
     let vector = piece.shape.len() < 2;
     match (vector, piece.tensor.rsplit('.').next()) {
         (true, Some("weight" | "running_var")) => Init::Ones,
@@ -37,7 +37,13 @@ pub(crate) fn default_init(piece: &Piece) -> Init {
 
 /// Writes the initial values of elements `range` of `param` to `out`, with the distribution `rule(piece)` for
 /// each piece. `out` has one element for each index of `range`.
-pub fn init_param(rule: impl Fn(&Piece) -> Init, seed: u64, param: &Param, range: Range<u64>, out: &mut [f32]) {
+pub fn init_param(
+    rule: impl Fn(&ParamPiece) -> Init,
+    seed: u64,
+    param: &Param,
+    range: Range<u64>,
+    out: &mut [f32],
+) {
     let mut rest = out;
     for (i, first, count) in param.split_by_piece(range) {
         let (part, after) = std::mem::take(&mut rest).split_at_mut(count);
@@ -177,9 +183,9 @@ mod tests {
     /// Any range of a stacked parameter has the values of the pieces initialised one by one.
     #[test]
     fn ranges_of_stacked_pieces() {
-        let piece = |tensor: &str, rows| Piece { tensor: tensor.to_owned(), shape: vec![4, 3], rows };
+        let piece = |tensor: &str, rows| ParamPiece { tensor: tensor.to_owned(), shape: vec![4, 3], rows };
         let pieces = vec![piece("a", (0, 4)), piece("b", (1, 3)), piece("c", (0, 4))];
-        let rule = |p: &Piece| if p.tensor == "b" { Init::Ones } else { Init::Normal(0.5) };
+        let rule = |p: &ParamPiece| if p.tensor == "b" { Init::Ones } else { Init::Normal(0.5) };
         let (a, c) = (drawn(&Init::Normal(0.5), "a", 12), drawn(&Init::Normal(0.5), "c", 12));
         let whole: Vec<f32> = a.into_iter().chain([1.0; 6]).chain(c).collect();
         let param = Param { name: "abc".to_owned(), pieces };

@@ -7,7 +7,7 @@ use crate::init::Init;
 use crate::training::DropoutBuilder;
 use crate::tuning::TunedPart;
 use plimsoll_graph::ops::{Epilogue, Prologue, Scale};
-use plimsoll_graph::{Builder, Def, Graph, Op, Piece, Role, ValueId, VerifyError};
+use plimsoll_graph::{Builder, Def, Graph, Op, ParamPiece, Role, ValueId, VerifyError};
 use std::fmt;
 
 /// LoRA hyperparameters. A linear map x: (T, K) -> y: (T, N) with an adapter computes
@@ -110,7 +110,7 @@ pub(crate) fn adapt(
 impl Lora {
     /// The initial value of an adapter's tensor: A as `torch.nn.Linear` initialises a weight, uniform in
     /// ±1/sqrt(fan_in), and B at 0, as in the authors' code. `None` if the tensor does not belong to an adapter.
-    pub fn init(piece: &Piece) -> Option<Init> {
+    pub fn init(piece: &ParamPiece) -> Option<Init> {
         let fan_in = piece.shape.get(1).copied().unwrap_or(1) as f32;
         match TunedPart::of(&piece.tensor) {
             TunedPart::AdapterA { .. } => Some(Init::Uniform(fan_in.powf(-0.5))),

@@ -8,7 +8,7 @@ use crate::layers::{Batch, Wanted};
 use crate::lora::{Adapted, adapt};
 use crate::{Lora, Training, TrainingError, derived, dnabert_s, esm2};
 use plimsoll_graph::ops::{SegmentMean, Softmax};
-use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, ParamPiece, ValueId, VerifyError};
 
 /// Training objective of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Encoder {
     }
 
     /// Initialisation of a tensor that no weight file provides.
-    pub fn init(&self, piece: &Piece) -> Init {
+    pub fn init(&self, piece: &ParamPiece) -> Init {
         if CONTACTS.contains(&piece.tensor.as_str()) {
             return Init::Zeros;
         }

@@ -4,7 +4,7 @@
 use crate::init::{Init, default_init};
 use crate::training::{DropoutBuilder, Training};
 use plimsoll_graph::ops::{BatchNorm, BatchNormTrain, Concat, Relu, Softmax};
-use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Piece, ValueId, VerifyError};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, ParamPiece, ValueId, VerifyError};
 
 /// Sizes of the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl HeadConfig {
     }
 
     /// Initialisation of a tensor, as in torch's Linear and BatchNorm1d.
-    pub fn init(&self, piece: &Piece) -> Init {
+    pub fn init(&self, piece: &ParamPiece) -> Init {
         match piece.tensor.split('.').next() {
             Some("hidden_layer") => Init::Uniform(((self.dna + self.protein) as f32).powf(-0.5)),
             Some("output_layer") => Init::Uniform((self.hidden as f32).powf(-0.5)),

@@ -19,7 +19,7 @@ const WEIGHTS: u64 = 2;
 pub const PIPELINE_DEPTH: usize = 2;
 
 /// Maximum number of in-flight steps.
-const MOST: usize = 32;
+const MAX_IN_FLIGHT: usize = 32;
 
 /// Location of the inputs and outputs of in-flight steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Program {
         if self.target().space == HOST {
             return self;
         }
-        let depth = depth.clamp(1, MOST);
+        let depth = depth.clamp(1, MAX_IN_FLIGHT);
         let inputs = |g: &Graph| self.all_padded(g, &g.inputs);
         let outputs = |g: &Graph| self.all_padded(g, &g.outputs);
         let widest = |of: &dyn Fn(&Graph) -> Bytes| self.plans().iter().map(|(_, p)| of(&p.graph)).max();

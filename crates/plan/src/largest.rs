@@ -2,23 +2,23 @@
 //! ledger. Invariant: each tensor is in memory at the peak, and storage shared by several values is listed
 //! once.
 
-use crate::{Entry, Plan, Program, Region};
+use crate::{LedgerEntry, Plan, Program, Region};
 use plimsoll_graph::{Def, Graph, Role, ValueId, node_label};
 use std::collections::BTreeSet;
 
 impl Program {
     /// Returns the `n` largest tensors at the peak, largest first.
-    pub fn largest_tensors(&self, n: usize) -> Vec<Entry> {
+    pub fn largest_tensors(&self, n: usize) -> Vec<LedgerEntry> {
         let (peak, _) = self.peak_at();
         let mut seen = BTreeSet::new();
-        let mut tensors: Vec<Entry> = vec![];
+        let mut tensors: Vec<LedgerEntry> = vec![];
         for (i, (name, plan)) in self.plans().iter().enumerate() {
             let mut add = |v: ValueId| {
                 let at = plan.memory.slice(v).map(|slice| self.address(i, slice));
                 if at.is_none_or(|at| seen.insert(at)) {
                     let label = label(&plan.graph, v);
                     let label = if self.plans().len() == 1 { label } else { format!("{name}: {label}") };
-                    tensors.push(Entry { label, bytes: plan.graph.spec(v).bytes(&plan.graph.bounds) });
+                    tensors.push(LedgerEntry { label, bytes: plan.graph.spec(v).bytes(&plan.graph.bounds) });
                 }
             };
             persistent(plan).for_each(&mut add);
@@ -26,7 +26,7 @@ impl Program {
                 plan.memory.live_at_peak.iter().copied().for_each(&mut add);
             }
         }
-        let waiting = self.staging().iter().map(|s| Entry { label: s.label.clone(), bytes: s.bytes });
+        let waiting = self.staging().iter().map(|s| LedgerEntry { label: s.label.clone(), bytes: s.bytes });
         tensors.extend(waiting);
         tensors.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
         tensors.truncate(n);

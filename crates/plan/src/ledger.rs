@@ -9,12 +9,12 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     /// Entries in the order in which they are printed; entries of zero bytes are omitted.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<LedgerEntry>,
 }
 
 /// One line of a ledger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct LedgerEntry {
     /// Purpose of the bytes.
     pub label: String,
     /// Number of bytes.
@@ -34,7 +34,7 @@ impl Ledger {
         }
         match self.entries.iter_mut().find(|e| e.label == label) {
             Some(entry) => entry.bytes += bytes,
-            None => self.entries.push(Entry { label: label.to_owned(), bytes }),
+            None => self.entries.push(LedgerEntry { label: label.to_owned(), bytes }),
         }
     }
 

@@ -33,10 +33,10 @@ pub use cost::{node_seconds, step_seconds};
 pub use error::PlanError;
 pub use in_flight::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use kernels::{
-    CODES_STEP, Capability, CpuKernel, CudaKernel, Fusions, InstructionSet, KernelId, Kernels, MOST_HEADS,
+    Capability, CpuKernel, CudaKernel, Fusions, INT8_STEP, InstructionSet, KernelId, Kernels, MAX_HEADS,
     ReferenceKernel, TILE_STEP, WIDEST_HEAD, chunk_words, copy_bytes, flash_bytes, flash_grad_bytes,
 };
-pub use ledger::{Entry, Ledger};
+pub use ledger::{Ledger, LedgerEntry};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};
 pub use passes::{Precision, RecomputePolicy};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};

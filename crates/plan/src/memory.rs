@@ -1,7 +1,7 @@
 //! Addresses of the values of a plan. Invariant: offsets in the persistent region depend only on the graph's
 //! parameters and the policy, not on the bounds, so that several plans can share one set of weights.
 
-use plimsoll_graph::{Bytes, Graph, Piece, Role, TensorSpec, ValueId};
+use plimsoll_graph::{Bytes, Graph, ParamPiece, Role, TensorSpec, ValueId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -70,7 +70,7 @@ pub struct Persistent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PersistentSlot {
     /// Row ranges of a parameter in the weight file; empty for a state, which is identified by its name.
-    pieces: Vec<Piece>,
+    pieces: Vec<ParamPiece>,
     spec: TensorSpec,
 }
 

@@ -177,9 +177,9 @@ impl Target {
         at_most("workers", self.workers, 1 << 16)?;
         at_most("saturation", self.saturation, 1 << 40)?;
         if let Kernels::Cuda(Capability(major, minor)) = self.kernels
-            && Capability(major, minor) < Capability::LEAST
+            && Capability(major, minor) < Capability::MIN
         {
-            let Capability(least, _) = Capability::LEAST;
+            let Capability(least, _) = Capability::MIN;
             return Err(format!(
                 "kernels.cuda = [{major}, {minor}]; the kernels need compute capability {least}.0"
             ));

@@ -1,7 +1,7 @@
 //! Errors of plotting. Invariant: every message names the file or the record that is wrong, and what the user
 //! can do.
 
-use plimsoll_data::printable::{Name, Place};
+use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_runtime::{Failure, RuntimeError};
 use std::path::PathBuf;
 
@@ -50,9 +50,9 @@ pub enum PlotError {
     /// The folder contains the results of several runs of VirNucPro.
     #[error(
         "{} holds the results of several runs of VirNucPro, such as {} and {}; give one of these folders",
-        Place(folder),
-        Place(one),
-        Place(other)
+        EscapedPath(folder),
+        EscapedPath(one),
+        EscapedPath(other)
     )]
     SeveralRuns {
         /// The folder.
@@ -67,7 +67,7 @@ pub enum PlotError {
         "{}: VirNucPro's tables do not contain the positions of windows; put {wanted} of that run beside the \
             folder (virnucpro-broad \
          keeps it with --keep-intermediate)",
-        Place(tables)
+        EscapedPath(tables)
     )]
     NoWindows {
         /// Folder of the tables.
@@ -79,9 +79,9 @@ pub enum PlotError {
     #[error(
         "{}: its windows are in {wanted}, of which there are several: {} and {}; keep only the file of this run \
             there",
-        Place(tables),
-        Place(one),
-        Place(other)
+        EscapedPath(tables),
+        EscapedPath(one),
+        EscapedPath(other)
     )]
     SeveralWindows {
         /// Folder of the tables.
@@ -94,7 +94,7 @@ pub enum PlotError {
         other: PathBuf,
     },
     /// A record in a file of windows does not have the name of a window.
-    #[error("{}: `{}` is not a window's name, such as read_chunk_1", Place(path), Name(name))]
+    #[error("{}: `{}` is not a window's name, such as read_chunk_1", EscapedPath(path), Name(name))]
     NotAWindow {
         /// Path of the file.
         path: PathBuf,
@@ -104,7 +104,7 @@ pub enum PlotError {
     /// The windows in a file are not numbered consecutively.
     #[error(
         "{}: `{}` does not follow on window {number} of `{}`; the file is incomplete or belongs to other results",
-        Place(path),
+        EscapedPath(path),
         Name(name),
         Name(record)
     )]
@@ -122,7 +122,7 @@ pub enum PlotError {
     #[error(
         "{}: the windows of `{}` are not those of one sequence at {length} bases; the file is incomplete or its \
             name is wrong",
-        Place(path),
+        EscapedPath(path),
         Name(record)
     )]
     TornWindows {
@@ -136,9 +136,9 @@ pub enum PlotError {
     /// A table contains scores of a window that the file of windows does not contain.
     #[error(
         "{}: window `{}` is not in {}; they belong to different runs",
-        Place(table),
+        EscapedPath(table),
         Name(window),
-        Place(windows)
+        EscapedPath(windows)
     )]
     UnknownWindow {
         /// Path of the table.
@@ -151,7 +151,7 @@ pub enum PlotError {
     /// The two tables of VirNucPro contradict each other.
     #[error(
         "{}: `{}` contradicts {scores} or is missing there; the tables belong to different runs",
-        Place(table),
+        EscapedPath(table),
         Name(window)
     )]
     Contradiction {

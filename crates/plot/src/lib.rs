@@ -21,7 +21,7 @@ use plimsoll_runtime::RuntimeError;
 use results::Results;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use survey::{Entry, Survey};
+use survey::{PredictionRow, Survey};
 
 /// Number of records that the overview lists by score.
 const NAMES: usize = 12;
@@ -90,11 +90,11 @@ pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     let (mut survey, asked) = look(&results, &options.records)?;
     let with_overview = matches!(options.output, Output::Folder(..)) || options.records.is_empty();
     let leading = if with_overview { survey.leading.entries.clone() } else { vec![] };
-    let mut chosen: Vec<Entry> = leading.iter().chain(&asked).cloned().collect();
+    let mut chosen: Vec<PredictionRow> = leading.iter().chain(&asked).cloned().collect();
     chosen.sort_by_key(|entry| entry.ordinal);
     chosen.dedup_by_key(|entry| entry.ordinal);
     let tracks = results.tracks(&chosen, &mut survey)?;
-    let track = |entry: &Entry| tracks.iter().find(|track| track.entry.ordinal == entry.ordinal);
+    let track = |entry: &PredictionRow| tracks.iter().find(|track| track.entry.ordinal == entry.ordinal);
     let width = options.width * svg::POINTS;
     let mut pictures = vec![];
     if with_overview {
@@ -111,9 +111,9 @@ pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
 
 /// Scans all records; returns their statistics and the records with the requested ids. Each record is returned
 /// once, and all records are returned if several share a requested id.
-fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<Entry>), PlotError> {
+fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<PredictionRow>), PlotError> {
     let mut survey = Survey::new(NAMES, TRACKS);
-    let mut found: Vec<Vec<Entry>> = vec![vec![]; ids.len()];
+    let mut found: Vec<Vec<PredictionRow>> = vec![vec![]; ids.len()];
     results.records(|entry| {
         survey.add(entry);
         if let Some(place) = ids.iter().position(|id| *id == entry.id) {

@@ -2,7 +2,7 @@
 //! run record are an error with path and line; predictions are not recomputed.
 
 use super::rows::Rows;
-use super::survey::{CALLS, Entry, Survey};
+use super::survey::{CALLS, PredictionRow, Survey};
 use super::track::{Track, Window};
 use super::virnucpro::{self, VirNucProResults};
 use crate::PlotError;
@@ -92,7 +92,7 @@ impl Results {
     }
 
     /// Calls `see` for every record, in order.
-    pub fn records(&self, mut see: impl FnMut(&Entry)) -> Result<(), DataError> {
+    pub fn records(&self, mut see: impl FnMut(&PredictionRow)) -> Result<(), DataError> {
         let said = match &self.source {
             Source::Ours(counts) => counts,
             Source::Original(original) => {
@@ -111,7 +111,7 @@ impl Results {
 
     /// Returns the windows of the `chosen` records, which must be sorted by ordinal, and adds the scores of all
     /// windows to `survey`.
-    pub fn tracks(&self, chosen: &[Entry], survey: &mut Survey) -> Result<Vec<Track>, DataError> {
+    pub fn tracks(&self, chosen: &[PredictionRow], survey: &mut Survey) -> Result<Vec<Track>, DataError> {
         let said = match &self.source {
             Source::Ours(counts) => counts,
             Source::Original(original) => return Ok(original.tracks(chosen, survey)),
@@ -193,9 +193,9 @@ pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> 
 }
 
 /// Parses a record and checks that its columns are consistent.
-fn entry(ordinal: u64, cells: [&str; 7]) -> Result<Entry, String> {
+fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
     let [id, length, windows, scored, virus, score, call] = cells;
-    let entry = Entry {
+    let entry = PredictionRow {
         ordinal,
         id: id.to_owned(),
         length: whole("length", length)?,
@@ -217,7 +217,7 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<Entry, String> {
 }
 
 /// Parses a window and its number of open reading frames.
-fn window(record: &Entry, number: u64, cells: [&str; 9]) -> Result<(Window, u64), String> {
+fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Window, u64), String> {
     let [id, window, start, end, orfs, frame, other, virus, call] = cells;
     if id != record.id || whole("window", window)? != number {
         let wanted = format!("expected window {number} of '{}' as in {PREDICTIONS}", record.id);

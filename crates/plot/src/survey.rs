@@ -26,7 +26,7 @@ pub fn call_index(call: Call) -> usize {
 
 /// A row of `predictions.tsv`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct PredictionRow {
     /// Row number from 0. Rows are identified by it, because an id may occur in several rows.
     pub ordinal: u64,
     /// Id of the record, as in the table.
@@ -74,19 +74,19 @@ impl ScoreHistogram {
 #[derive(Clone, Debug)]
 pub struct TopEntries {
     room: usize,
-    order: fn(&Entry, &Entry) -> Ordering,
+    order: fn(&PredictionRow, &PredictionRow) -> Ordering,
     /// Selected entries, in order.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<PredictionRow>,
 }
 
 impl TopEntries {
     /// Selects the first `room` entries by `order`.
-    pub fn new(room: usize, order: fn(&Entry, &Entry) -> Ordering) -> Self {
+    pub fn new(room: usize, order: fn(&PredictionRow, &PredictionRow) -> Ordering) -> Self {
         TopEntries { room, order, entries: vec![] }
     }
 
     /// Selects the entry if it is among the first so far; among equal entries, earlier ones come first.
-    pub fn offer(&mut self, entry: &Entry) {
+    pub fn offer(&mut self, entry: &PredictionRow) {
         let place = self.entries.partition_point(|kept| (self.order)(kept, entry) != Ordering::Greater);
         if place < self.room {
             self.entries.truncate(self.room - 1);
@@ -96,14 +96,14 @@ impl TopEntries {
 }
 
 /// Orders by descending score, then by descending length; entries without a score come last.
-pub fn by_score(a: &Entry, b: &Entry) -> Ordering {
-    let score = |e: &Entry| e.score.unwrap_or(-1.0);
+pub fn by_score(a: &PredictionRow, b: &PredictionRow) -> Ordering {
+    let score = |e: &PredictionRow| e.score.unwrap_or(-1.0);
     score(b).total_cmp(&score(a)).then(b.length.cmp(&a.length))
 }
 
 /// Orders entries with call "virus" before all others, then by descending number of scored windows and length.
-pub fn by_call_and_windows(a: &Entry, b: &Entry) -> Ordering {
-    let rank = |e: &Entry| (e.call == Call::Virus, e.scored, e.length);
+pub fn by_call_and_windows(a: &PredictionRow, b: &PredictionRow) -> Ordering {
+    let rank = |e: &PredictionRow| (e.call == Call::Virus, e.scored, e.length);
     rank(b).cmp(&rank(a))
 }
 
@@ -141,7 +141,7 @@ impl Survey {
     }
 
     /// Adds a record.
-    pub fn add(&mut self, entry: &Entry) {
+    pub fn add(&mut self, entry: &PredictionRow) {
         self.records += 1;
         self.windows += entry.windows;
         self.calls[call_index(entry.call)] += 1;
@@ -160,8 +160,8 @@ impl Survey {
 mod tests {
     use super::*;
 
-    fn entry(ordinal: u64, score: Option<f64>, length: u64, call: Call) -> Entry {
-        Entry { ordinal, id: String::new(), length, windows: 2, scored: 1, virus: None, score, call }
+    fn entry(ordinal: u64, score: Option<f64>, length: u64, call: Call) -> PredictionRow {
+        PredictionRow { ordinal, id: String::new(), length, windows: 2, scored: 1, virus: None, score, call }
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn the_first_are_kept_in_order_and_equals_in_the_order_of_the_input() {
-        let check = |order: fn(&Entry, &Entry) -> Ordering, wanted: &[u64]| {
+        let check = |order: fn(&PredictionRow, &PredictionRow) -> Ordering, wanted: &[u64]| {
             let mut first = TopEntries::new(3, order);
             for (ordinal, (score, length, call)) in [
                 (Some(0.2), 900, Call::Other),

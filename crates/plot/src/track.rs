@@ -2,7 +2,7 @@
 //! counted from 0 (VirNucPro's own figure draws windows one window too far to the right); the summary of an
 //! interval contains the minimum and the maximum of its scores.
 
-use super::survey::Entry;
+use super::survey::PredictionRow;
 use plimsoll_virus::output::Call;
 
 /// A row of `windows.tsv`.
@@ -24,7 +24,7 @@ pub struct Window {
 #[derive(Clone, Debug)]
 pub struct Track {
     /// The record.
-    pub entry: Entry,
+    pub entry: PredictionRow,
     /// Windows in order of position.
     pub windows: Vec<Window>,
     /// Whether strand scores include every open reading frame, and not only the best frame.

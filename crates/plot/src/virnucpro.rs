@@ -6,7 +6,7 @@
 
 use super::results::About;
 use super::rows::Rows;
-use super::survey::{Entry, Survey};
+use super::survey::{PredictionRow, Survey};
 use super::track::{Track, Window};
 use crate::PlotError;
 use plimsoll_data::chunk::chunks;
@@ -100,12 +100,12 @@ impl VirNucProResults {
     }
 
     /// Calls `see` for every record, in the order of the file of windows.
-    pub fn records(&self, see: impl FnMut(&Entry)) {
+    pub fn records(&self, see: impl FnMut(&PredictionRow)) {
         self.tracks.iter().map(|track| &track.entry).for_each(see);
     }
 
     /// Returns the tracks of the `chosen` records, and adds the scores of all windows to `survey`.
-    pub fn tracks(&self, chosen: &[Entry], survey: &mut Survey) -> Vec<Track> {
+    pub fn tracks(&self, chosen: &[PredictionRow], survey: &mut Survey) -> Vec<Track> {
         for window in self.tracks.iter().flat_map(|track| &track.windows) {
             if let Some(score) = window.score {
                 survey.window_scores.add(score, window.call);
@@ -256,7 +256,7 @@ impl Records<'_> {
                 strands: [strand('+'), strand('-')],
             });
         }
-        let entry = Entry {
+        let entry = PredictionRow {
             ordinal: self.tracks.len() as u64,
             id,
             length: bases as u64,

@@ -3,7 +3,7 @@
 
 use crate::output_error::OutputError;
 use plimsoll_data::limits::{self, Limit};
-use plimsoll_data::printable::Place;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::weights::WeightsError;
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_exec::DeviceError;
@@ -69,7 +69,7 @@ pub enum ModelError {
     #[error(
         "{}, line {line}: expected {expected}, found {found}; ESM-2 models are run with ESM-2's own alphabet of {} \
          tokens, so restore the model's own {}",
-        Place(path),
+        EscapedPath(path),
         plimsoll_data::tokenize::esm::VOCAB,
         crate::model::VOCABULARY
     )]
@@ -96,7 +96,7 @@ pub enum ModelError {
     /// The first layer of a head is not a matrix over two concatenated embeddings.
     #[error(
         "{}: `hidden_layer.weight` has the shape {shape:?}, which is not a matrix over two embeddings",
-        Place(path)
+        EscapedPath(path)
     )]
     HeadShape {
         /// The head's file.
@@ -115,8 +115,8 @@ pub enum ModelError {
     /// An adapter was given where a model is needed.
     #[error(
         "{0} is an adapter of {1}, not a model; `plimsoll merge {0} -o FOLDER` merges them into a model",
-        Place(folder),
-        Place(Path::new(base))
+        EscapedPath(folder),
+        EscapedPath(Path::new(base))
     )]
     Adapter {
         /// The adapter's folder.
@@ -125,7 +125,7 @@ pub enum ModelError {
         base: String,
     },
     /// The configuration of an adapter is not supported.
-    #[error("{}: {why}", Place(path))]
+    #[error("{}: {why}", EscapedPath(path))]
     AdapterConfig {
         /// Path of the adapter_config.json.
         path: PathBuf,
@@ -135,9 +135,9 @@ pub enum ModelError {
     /// A folder holds several fair-esm checkpoints.
     #[error(
         "{} holds several ESM-2 checkpoints, such as {} and {}; name one of them",
-        Place(folder),
-        Place(one),
-        Place(other)
+        EscapedPath(folder),
+        EscapedPath(one),
+        EscapedPath(other)
     )]
     SeveralCheckpoints {
         /// The folder.
@@ -148,7 +148,7 @@ pub enum ModelError {
         other: PathBuf,
     },
     /// A fair-esm checkpoint is not a usable ESM-2 model.
-    #[error("{}: {why}", Place(path))]
+    #[error("{}: {why}", EscapedPath(path))]
     Checkpoint {
         /// The checkpoint.
         path: PathBuf,
@@ -373,13 +373,13 @@ impl fmt::Display for RuntimeError {
         match self {
             Self::Data(e) => e.fmt(f),
             Self::Weights(e) => e.fmt(f),
-            Self::Config { path, .. } => write!(f, "{}: the model cannot be run", Place(path)),
+            Self::Config { path, .. } => write!(f, "{}: the model cannot be run", EscapedPath(path)),
             Self::Plan(e @ PlanError::OverBudget(_)) => write!(f, "refused: {e}"),
             Self::Plan(e) => e.fmt(f),
             Self::Device(e) => e.fmt(f),
             Self::Verify(e) => write!(f, "the graph of the model is invalid: {e}"),
             Self::Output(e) => e.fmt(f),
-            Self::Io { path, source } => write!(f, "{}: {source}", Place(path)),
+            Self::Io { path, source } => write!(f, "{}: {source}", EscapedPath(path)),
             Self::Thread { name, .. } => write!(f, "the {name} thread cannot be started"),
             Self::Model(e) => e.fmt(f),
             Self::Request(e) => e.fmt(f),

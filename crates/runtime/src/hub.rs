@@ -4,7 +4,7 @@
 use crate::model::read_config;
 use crate::{Level, Observer, RuntimeError, Transfer, fair_esm};
 use plimsoll_data::bounded;
-use plimsoll_data::printable::Place;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::tokenize::bpe;
 use plimsoll_data::weights::{
     FOLDER_FILES, FetchEvent, HubEnv, HubError, HubErrorKind, ModelPath, Repository, WeightsError, find_in_hub,
@@ -119,7 +119,7 @@ fn local_of(
     let found = find_in_hub(model, env);
     let complete = found.as_ref().is_ok_and(|folder| lacks(folder, need).is_empty());
     if let Some(file) = fair_esm::in_torch_cache(model, env).filter(|_| !complete) {
-        observer.say(Level::Info, &format!("{model} is {}, which torch.hub fetched", Place(&file)));
+        observer.say(Level::Info, &format!("{model} is {}, which torch.hub fetched", EscapedPath(&file)));
         return Ok(ModelPath::WeightFile(file));
     }
     if !is_hub_id(model) {
@@ -132,7 +132,7 @@ fn local_of(
     let into = env.cache_dir().unwrap_or_default();
     fetch.observer.say(
         Level::Info,
-        &format!("{model} is not complete in {}: downloading the missing files", Place(&into)),
+        &format!("{model} is not complete in {}: downloading the missing files", EscapedPath(&into)),
     );
     fetch.all(need)?;
     Ok(resolve_model(model, env)?)

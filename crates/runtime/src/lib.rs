@@ -101,7 +101,7 @@ pub use model::{EncoderModel, HEAD_NAMES, HeadModel, Tokenizer};
 pub use observer::{Level, Observer, Progress, Silent, Trained, Transfer};
 pub use output_error::OutputError;
 pub use plimsoll_data::limits::Limit;
-pub use plimsoll_data::printable::{Place, is_printable};
+pub use plimsoll_data::printable::{EscapedPath, is_printable};
 pub use plimsoll_exec::Machine;
 pub use plimsoll_exec::heap::{Heap, limit_slack};
 pub use plimsoll_plan::{Precision, Streaming, Target};

@@ -10,7 +10,7 @@ use plimsoll_data::printable::Name;
 use plimsoll_data::tokenize::{bpe, bpe::Bpe, esm};
 use plimsoll_data::weights::{HubEnv, Weights};
 use plimsoll_exec::ParamSource;
-use plimsoll_graph::{Bounds, Graph, Param, Piece};
+use plimsoll_graph::{Bounds, Graph, Param, ParamPiece};
 use plimsoll_models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, tied_tensors};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -386,12 +386,12 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 /// The pieces of all parameters of a graph; each piece is a range of rows of one tensor in the file.
-fn pieces(graph: &Graph) -> impl Iterator<Item = &Piece> {
+fn pieces(graph: &Graph) -> impl Iterator<Item = &ParamPiece> {
     graph.params.iter().flat_map(|p| &p.pieces)
 }
 
 /// Reads a range of one piece's tensor into a slice.
-type ReadPiece<'a> = &'a mut dyn FnMut(&Piece, Range<u64>, &mut [f32]) -> Result<(), RuntimeError>;
+type ReadPiece<'a> = &'a mut dyn FnMut(&ParamPiece, Range<u64>, &mut [f32]) -> Result<(), RuntimeError>;
 
 /// Reads `elements` of a parameter by splitting the range into ranges of the tensors of which the parameter is
 /// concatenated.

@@ -7,8 +7,8 @@ use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each
 use crate::{Budget, RequestError, RuntimeError, Settings, Silent, machine, process};
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_data::bounded;
-use plimsoll_data::pack::MOST_PACKS;
-use plimsoll_data::printable::Place;
+use plimsoll_data::pack::MAX_PACKS;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::Bytes;
 use plimsoll_models::{Encoder, Output, known};
@@ -159,7 +159,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
         streams: true,
     };
     let stage = SearchStage {
-        finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), MOST_PACKS as u64, None)),
+        finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), MAX_PACKS as u64, None)),
         ..SearchStage::new(vec![part], longest)
     };
     let mut found = search(&space, &[vec![stage]], dump)?;
@@ -218,7 +218,7 @@ pub fn to_json(program: &Program) -> Result<Value, RuntimeError> {
 /// The plan as text.
 pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
     let target = program.target();
-    let model = Place(Path::new(model));
+    let model = EscapedPath(Path::new(model));
     let mut text = format!("{model} on {} ({})\n", target.name, target.about);
     if target.space == HOST {
         text += &lanes_line(program);

@@ -4,7 +4,7 @@
 
 use crate::list::cached_ids;
 use plimsoll_cpu::Isa;
-use plimsoll_data::printable::Place;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::weights::{FOLDER_FILES, HubEnv, find_in_hub};
 use plimsoll_exec::disk;
 use plimsoll_graph::Bytes;
@@ -174,7 +174,7 @@ impl Doctor {
     fn write_models(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\nmodels")?;
         match &self.hub {
-            Some(folder) => writeln!(f, "  hub cache        {}", Place(folder))?,
+            Some(folder) => writeln!(f, "  hub cache        {}", EscapedPath(folder))?,
             None => writeln!(f, "  hub cache        none: HF_HUB_CACHE, HF_HOME and HOME are not set")?,
         }
         if self.models.is_empty() {
@@ -184,7 +184,7 @@ impl Doctor {
             writeln!(f, "    {id}: {what}")?;
         }
         match &self.torch_hub {
-            Some(folder) => writeln!(f, "  torch hub cache  {}", Place(folder))?,
+            Some(folder) => writeln!(f, "  torch hub cache  {}", EscapedPath(folder))?,
             None => writeln!(f, "  torch hub cache  none: TORCH_HOME, XDG_CACHE_HOME and HOME are not set")?,
         }
         if self.checkpoints.is_empty() {
@@ -200,7 +200,7 @@ impl Doctor {
         writeln!(f, "\ndisk")?;
         for (what, folder, free) in &self.disk {
             let free = free.map_or("unknown".to_owned(), |bytes| format!("{bytes} free"));
-            writeln!(f, "  for {what:<12} {free} in {}", Place(folder))?;
+            writeln!(f, "  for {what:<12} {free} in {}", EscapedPath(folder))?;
         }
         Ok(())
     }

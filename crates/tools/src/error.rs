@@ -1,7 +1,7 @@
 //! Errors of the tools. Invariant: every message names the file, the tensor or the flag that caused it, and the next
 //! step.
 
-use plimsoll_data::printable::{Name, Place};
+use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_runtime::{Failure, HEAD_NAMES, RuntimeError};
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub enum ToolError {
     #[error(transparent)]
     Runtime(RuntimeError),
     /// The output exists and must not be replaced.
-    #[error("{} already exists; use {advice}", Place(path))]
+    #[error("{} already exists; use {advice}", EscapedPath(path))]
     Exists {
         /// The output.
         path: PathBuf,
@@ -21,7 +21,7 @@ pub enum ToolError {
         advice: &'static str,
     },
     /// The output name of `convert` does not end in .safetensors.
-    #[error("{}: give an output that ends in .safetensors", Place(path))]
+    #[error("{}: give an output that ends in .safetensors", EscapedPath(path))]
     NotSafetensors {
         /// The output.
         path: PathBuf,
@@ -33,7 +33,7 @@ pub enum ToolError {
         path: PathBuf,
     },
     /// A fair-esm tensor without an equivalent in the hub's format.
-    #[error("{}: ESM-2 on the hub has no tensor for `{}`", Place(path), Name(tensor))]
+    #[error("{}: ESM-2 on the hub has no tensor for `{}`", EscapedPath(path), Name(tensor))]
     NotOnHub {
         /// The checkpoint.
         path: PathBuf,
@@ -41,7 +41,7 @@ pub enum ToolError {
         tensor: String,
     },
     /// Two tensors that map to the same tensor of the hub's format.
-    #[error("{}: `{}` and `{}` are the same tensor of the hub", Place(path), Name(one), Name(other))]
+    #[error("{}: `{}` and `{}` are the same tensor of the hub", EscapedPath(path), Name(one), Name(other))]
     SameTensor {
         /// The checkpoint.
         path: PathBuf,
@@ -51,7 +51,7 @@ pub enum ToolError {
         other: String,
     },
     /// A tensor has the name that safetensors reserves.
-    #[error("{}: a tensor is called `{tensor}`, a reserved name; rename it", Place(path))]
+    #[error("{}: a tensor is called `{tensor}`, a reserved name; rename it", EscapedPath(path))]
     ReservedName {
         /// The file.
         path: PathBuf,
@@ -62,7 +62,7 @@ pub enum ToolError {
     #[error(
         "{}: `{}` differs from the input after writing; the output was removed. The input may have changed, or \
             the disk may be faulty",
-        Place(path),
+        EscapedPath(path),
         Name(tensor)
     )]
     NotSameAfterWriting {
@@ -74,7 +74,7 @@ pub enum ToolError {
     /// A tensor of an adapter matches no weight of the model.
     #[error(
         "{}: `{}` does not exist in {model}; give the model that the adapter was trained on with --base",
-        Place(path),
+        EscapedPath(path),
         Name(tensor)
     )]
     AdapterTensor {
@@ -86,7 +86,7 @@ pub enum ToolError {
         model: String,
     },
     /// The head's file does not exist.
-    #[error("--head {}: there is no such file", Place(path))]
+    #[error("--head {}: there is no such file", EscapedPath(path))]
     NoHead {
         /// The file.
         path: PathBuf,
@@ -96,7 +96,7 @@ pub enum ToolError {
         "--weights {}: the folder contains no model; give a model's folder with its config.json, or a folder \
             that contains {}/, {}/ and \
          a head ({HEAD_NAMES})",
-        Place(folder),
+        EscapedPath(folder),
         crate::verify::DNA,
         crate::verify::PROTEIN
     )]
@@ -107,7 +107,7 @@ pub enum ToolError {
     /// A folder without the files of a VirNucPro run.
     #[error(
         "--reference {}: there is no NAME_{part}/ in it; give the output folder of a VirNucPro run",
-        Place(folder)
+        EscapedPath(folder)
     )]
     NoReference {
         /// The folder.
@@ -118,7 +118,7 @@ pub enum ToolError {
     /// An unreadable line in VirNucPro's results.
     #[error(
         "{}, line {line}: expected an id, a prediction and two scores, separated by tabs, as VirNucPro writes them",
-        Place(path)
+        EscapedPath(path)
     )]
     ReferenceLine {
         /// Path of the results file.
@@ -127,7 +127,7 @@ pub enum ToolError {
         line: usize,
     },
     /// A VirNucPro file with unexpected contents.
-    #[error("{}: the contents are not those of a VirNucPro output file", Place(path))]
+    #[error("{}: the contents are not those of a VirNucPro output file", EscapedPath(path))]
     ReferenceFile {
         /// The file.
         path: PathBuf,

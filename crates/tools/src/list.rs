@@ -2,7 +2,7 @@
 //! counts come from the graphs.
 
 use crate::ToolError;
-use plimsoll_data::printable::{Name, Place};
+use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_data::weights::{FOLDER_FILES, HubEnv, find_in_hub, shard_files};
 use plimsoll_graph::{Bounds, Bytes, VerifyError};
 use plimsoll_models::{Encoder, KNOWN, Output, known};
@@ -204,12 +204,12 @@ impl fmt::Display for List {
             }
         }
         match &self.cache {
-            Some(folder) => write!(f, "the cache is {}", Place(folder))?,
+            Some(folder) => write!(f, "the cache is {}", EscapedPath(folder))?,
             None => write!(f, "there is no cache: neither HF_HUB_CACHE, HF_HOME nor HOME is set")?,
         }
         match &self.torch_cache {
             Some(folder) if self.models.iter().any(|model| model.checkpoint.is_some()) => {
-                write!(f, "\nthe torch hub cache is {}", Place(folder))
+                write!(f, "\nthe torch hub cache is {}", EscapedPath(folder))
             }
             Some(_) | None => Ok(()),
         }

@@ -2,7 +2,7 @@
 //! is one.
 
 use crate::config::ConfigError;
-use plimsoll_data::printable::Place;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Failure, RuntimeError};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -158,7 +158,7 @@ pub enum TrainError {
     /// The run was to start at step 0, but its folder has a checkpoint.
     #[error(
         "--resume never: {} already exists; resume it with --resume auto, or choose another folder with -o",
-        Place(path)
+        EscapedPath(path)
     )]
     CheckpointExists {
         /// Path of the checkpoint.
@@ -167,7 +167,7 @@ pub enum TrainError {
     /// The checkpoint was written with a configuration that gives other results.
     #[error(
         "{} was written with another configuration: {difference}; choose another folder with -o",
-        Place(path)
+        EscapedPath(path)
     )]
     OtherConfiguration {
         /// Path of the checkpoint.
@@ -178,7 +178,7 @@ pub enum TrainError {
     /// The run has checkpoints, none of which is usable.
     #[error(
         "no checkpoint can be used ({}: {why}); remove the folder to start over, or choose another folder with -o",
-        Place(path)
+        EscapedPath(path)
     )]
     NoUsableCheckpoint {
         /// Path of the oldest checkpoint.
@@ -187,13 +187,13 @@ pub enum TrainError {
         why: CheckpointError,
     },
     /// The run folder given to `--resume` has no checkpoints.
-    #[error("--resume {}: the folder contains no checkpoint", Place(folder))]
+    #[error("--resume {}: the folder contains no checkpoint", EscapedPath(folder))]
     NoCheckpoint {
         /// Path of the run folder.
         folder: PathBuf,
     },
     /// The checkpoint given to `--resume` is not usable.
-    #[error("--resume {}: {why}", Place(path))]
+    #[error("--resume {}: {why}", EscapedPath(path))]
     BadCheckpoint {
         /// Path of the checkpoint.
         path: PathBuf,
@@ -203,8 +203,8 @@ pub enum TrainError {
     /// The checkpoint given to `--resume` is older than another checkpoint in the run's own folder.
     #[error(
         "--resume {}: {} is newer; resume from it with --resume auto, remove it, or choose another folder with -o",
-        Place(path),
-        Place(newer)
+        EscapedPath(path),
+        EscapedPath(newer)
     )]
     OlderCheckpoint {
         /// Path of the given checkpoint.
@@ -219,7 +219,7 @@ pub enum TrainError {
         source: serde_json::Error,
     },
     /// A checkpoint has other tensors (names, shapes or element types) than the model.
-    #[error("{} was written for another model: {difference}", Place(path))]
+    #[error("{} was written for another model: {difference}", EscapedPath(path))]
     OtherModel {
         /// Path of the checkpoint.
         path: PathBuf,

@@ -20,6 +20,6 @@ pub use config::ConfigError;
 pub use engine::{Largest, Size, largest, open, plan_of};
 pub use error::{CheckpointError, ConfigDifference, ModelDifference, TrainError};
 pub use resume::Resume;
-pub use state::{Best, LossScale, State};
+pub use state::{Best, LossScale, RunState};
 pub use trainable::{Applied, Auxiliary, Evaluated, FoundCheckpoint, StatePart, Stored, Taken, Trainable};
 pub use trainer::{Ended, Open, Request, TrainReport, train_with};

@@ -6,7 +6,7 @@ use super::checkpoint::{Checkpoint, Checkpoints, Named};
 use super::config::schema::{leaves, schema};
 use super::config::{TrainConfig, Warmup};
 use crate::error::{ConfigDifference, TrainError};
-use plimsoll_data::printable::Place;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Level, Observer, RuntimeError};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
         match Checkpoint::open(path) {
             Ok(checkpoint) => return Ok(Some(checkpoint)),
             Err(why) => {
-                let path = Place(path);
+                let path = EscapedPath(path);
                 observer
                     .say(Level::Warning, &format!("{path} cannot be used: {why}; trying an older checkpoint"));
                 last = Some((path.0.to_owned(), why));

@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Position and counters of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub struct RunState {
     /// Optimizer steps completed, including skipped steps.
     pub step: u64,
     /// Epochs completed.
@@ -98,7 +98,7 @@ impl LossScale {
     }
 }
 
-impl State {
+impl RunState {
     /// Counts a step that was applied (`ok`) or skipped.
     ///
     /// # Errors
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_row_of_skipped_steps_is_an_error() {
         let precision = Precision { kind: PrecisionKind::Bf16, ..Precision::default() };
-        let mut state = State::new(&precision, Value::Null);
+        let mut state = RunState::new(&precision, Value::Null);
         for _ in 0..3 {
             for n in 1..SKIPS_IN_A_ROW {
                 state.after(false, &precision, n).expect("not yet");

@@ -8,11 +8,11 @@ use super::config::{PrecisionKind, TrainConfig};
 use super::metrics::{EvaluationLine, Metrics, StepLine, number};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
-use super::state::{Best, SKIPS_IN_A_ROW, State};
+use super::state::{Best, RunState, SKIPS_IN_A_ROW};
 use super::trainable::{Applied, Auxiliary, FoundCheckpoint, Taken, Trainable};
 use crate::TrainError;
 use plimsoll_data::atomic::AtomicFile;
-use plimsoll_data::printable::Place;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::lock;
 use plimsoll_runtime::machine::{self, Tracker, parse_budget};
@@ -71,7 +71,7 @@ pub struct TrainReport {
     /// Path of the newest checkpoint.
     pub checkpoint: PathBuf,
     /// Final state of the run.
-    pub state: State,
+    pub state: RunState,
     /// Steps done by this process.
     pub steps: u64,
     /// Mean cross-entropy per target of the last step, in nats; `None` if this process did no step.
@@ -99,7 +99,7 @@ pub fn train_with(
     if !lock.is_held() {
         let text = format!(
             "{} is on a file system without file locks; make sure that no other run writes to it",
-            Place(output)
+            EscapedPath(output)
         );
         observer.say(Level::Warning, &text);
     }
@@ -166,10 +166,10 @@ fn train_from(
     let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.choices()).collect();
     let config = request.config.with(&choices)?;
     let state = match &found {
-        None => State::new(&config.precision, model.position()?),
+        None => RunState::new(&config.precision, model.position()?),
         Some(checkpoint) => {
             checkpoint.restore(model.as_mut())?;
-            let (step, path) = (checkpoint.record.state.step, Place(&checkpoint.path));
+            let (step, path) = (checkpoint.record.state.step, EscapedPath(&checkpoint.path));
             observer.say(Level::Info, &format!("resuming after step {step} of {path}"));
             checkpoint.record.state.clone()
         }
@@ -229,7 +229,7 @@ struct Trainer {
     model: Box<dyn Trainable>,
     checkpoints: Checkpoints,
     metrics: Metrics,
-    state: State,
+    state: RunState,
     /// Step and path of the newest intact checkpoint.
     newest: Option<(u64, PathBuf)>,
     /// When the newest checkpoint was written, or when the run began.
@@ -306,8 +306,8 @@ impl Trainer {
         ];
         let end = end.into_iter().flatten().collect::<Vec<_>>().join(" or ");
         let files = match data.train.as_slice() {
-            [only] => Place(Path::new(only)).to_string(),
-            [first, rest @ ..] => format!("{} and {} more", Place(Path::new(first)), rest.len()),
+            [only] => EscapedPath(Path::new(only)).to_string(),
+            [first, rest @ ..] => format!("{} and {} more", EscapedPath(Path::new(first)), rest.len()),
             [] => "nothing".to_owned(),
         };
         let device = match run.threads.0 {
@@ -334,7 +334,7 @@ impl Trainer {
             format!("plan: {peak} of the budget of {line} ({})", memory.budget),
             format!(
                 "writes to {}: metrics.jsonl, config.yaml, run.json, and a checkpoint {saves}",
-                Place(output)
+                EscapedPath(output)
             ),
         ]
     }
@@ -549,7 +549,7 @@ impl Trainer {
     fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let Some(signal) = observer.stop() else { return Ok(()) };
         let step = self.state.step;
-        let path = Place(self.save()?).to_string();
+        let path = EscapedPath(self.save()?).to_string();
         let kept = format!("step {step} is kept in {path}; the same command resumes from it");
         Err(RuntimeError::Interrupted { signal, kept }.into())
     }

@@ -6,7 +6,7 @@ use super::Options;
 use super::engine::Totals;
 use super::produce::{Batch, OrfTokens};
 use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
-use super::queue::{OrfLocation, PendingOrf, Queue, State, Window};
+use super::queue::{OrfLocation, OrfState, PendingOrf, Queue, Window};
 use super::stage::PredictStage;
 use plimsoll_data::pack::Fill;
 use plimsoll_exec::Executor;
@@ -298,7 +298,8 @@ impl Compute {
                 for (i, &slot) in step.keys.iter().enumerate() {
                     let scores = step.values(0, i);
                     let finite = scores.iter().all(|x| x.is_finite());
-                    let state = if finite { State::Scored([scores[0], scores[1]]) } else { State::Failed };
+                    let state =
+                        if finite { OrfState::Scored([scores[0], scores[1]]) } else { OrfState::Failed };
                     self.finish_slot(slot as usize, state, sink);
                 }
                 sink.totals.seconds.head += step.seconds;
@@ -314,15 +315,15 @@ impl Compute {
         let all = if self.stage.scores() { have == [true, true] } else { have[DNA] };
         match (all, failed, self.stage.scores()) {
             (false, _, _) => {}
-            (true, true, _) => self.finish_slot(slot, State::Failed, sink),
+            (true, true, _) => self.finish_slot(slot, OrfState::Failed, sink),
             (true, false, true) => self.ready.push(slot),
-            (true, false, false) => self.finish_slot(slot, State::Embedded, sink),
+            (true, false, false) => self.finish_slot(slot, OrfState::Embedded, sink),
         }
     }
 
     /// Marks the open reading frame in `slot` as finished, and frees the slot unless its embeddings are still
     /// needed.
-    fn finish_slot(&mut self, slot: usize, state: State, sink: &mut Sink<'_>) {
+    fn finish_slot(&mut self, slot: usize, state: OrfState, sink: &mut Sink<'_>) {
         sink.totals.orfs += 1;
         sink.queue.complete(self.slots[slot].place, state);
         if !self.keeps_embeddings {

@@ -3,10 +3,10 @@
 //! and the journal entry of a window holds exactly the results that are written.
 
 use super::compute::{Compute, Sink};
-use super::journal::{Entry, JournalReader, JournalWriter, OrfEntry};
+use super::journal::{JournalEntry, JournalReader, JournalWriter, OrfEntry};
 use super::output::{Note, OrfScore, OutputError, Outputs, RecordEnd, Window as OutputWindow};
 use super::produce::{Batch, Event, OrfTokens};
-use super::queue::{Item, PendingOrf, Queue, State, Window};
+use super::queue::{OrfState, OutputItem, PendingOrf, Queue, Window};
 use super::queues::QueueSizes;
 use crate::VirusError;
 use plimsoll_data::chunk::Chunk;
@@ -96,7 +96,7 @@ pub(crate) struct Engine {
     /// input with few open reading frames would fill packs slowly and accumulate.
     queues: QueueSizes,
     /// Reused buffer for the journal entry of the window being written.
-    entry: Entry,
+    entry: JournalEntry,
     /// Reused buffer for the scores of the window being written.
     scored: Vec<OrfScore>,
     pub(crate) totals: Totals,
@@ -106,14 +106,22 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(parts: Parts, queues: QueueSizes) -> Self {
         let (queue, totals, started) = (Queue::default(), Totals::default(), Instant::now());
-        Self { parts, queue, queues, entry: Entry::default(), scored: Vec::with_capacity(6), totals, started }
+        Self {
+            parts,
+            queue,
+            queues,
+            entry: JournalEntry::default(),
+            scored: Vec::with_capacity(6),
+            totals,
+            started,
+        }
     }
 
     /// Queues the events of one job of the front end and admits its open reading frames; blocks while there is
     /// no free slot or too much is queued.
     pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
         let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
-        self.queue.push(Item::Text(std::mem::take(&mut batch.text)));
+        self.queue.push(OutputItem::Text(std::mem::take(&mut batch.text)));
         for event in std::mem::take(&mut batch.events) {
             match event {
                 Event::Window { number, record, chunk, orfs: count } => {
@@ -125,9 +133,9 @@ impl Engine {
                         self.admit(&batch, &orf, row, stop)?;
                     }
                 }
-                Event::Source(name) => self.queue.push(Item::Source(name)),
+                Event::Source(name) => self.queue.push(OutputItem::Source(name)),
                 Event::End { record, length, text } => {
-                    self.queue.push(Item::End { record, length, text });
+                    self.queue.push(OutputItem::End { record, length, text });
                 }
                 Event::Note(note) => self.note(note)?,
             }
@@ -190,7 +198,7 @@ impl Engine {
             let Note { seq_name, kind, detail, .. } = note;
             return Err(VirusError::Strict { record: seq_name, kind, detail });
         }
-        self.queue.push(Item::Note(note));
+        self.queue.push(OutputItem::Note(note));
         Ok(())
     }
 
@@ -205,7 +213,7 @@ impl Engine {
     ) -> Result<Vec<f32>, VirusError> {
         if let Some(entry) = self.parts.results.take(number, &record, chunk.index)? {
             self.totals.kept += 1;
-            self.queue.push(Item::Window(Window::kept(record, chunk, entry)));
+            self.queue.push(OutputItem::Window(Window::kept(record, chunk, entry)));
             return Ok(vec![]);
         }
         let missing =
@@ -217,7 +225,7 @@ impl Engine {
             let entry = entry.ok_or_else(|| missing("the nucleotide embeddings"))?;
             rows = entry.rows_of_all(compute.nucleotide_width());
         }
-        self.queue.push(Item::Window(Window::new(number, record, chunk, orfs)));
+        self.queue.push(OutputItem::Window(Window::new(number, record, chunk, orfs)));
         Ok(rows)
     }
 
@@ -257,16 +265,16 @@ impl Engine {
         let start = Instant::now();
         while let Some(item) = self.queue.pop_complete() {
             match item {
-                Item::Window(window) => self.write(window)?,
-                Item::End { record, length, text } => {
+                OutputItem::Window(window) => self.write(window)?,
+                OutputItem::End { record, length, text } => {
                     self.totals.records += 1;
                     if let Some(outputs) = &mut self.parts.outputs {
                         outputs.record(&RecordEnd { id: &record, length, text: text.as_deref() })?;
                     }
                 }
-                Item::Note(note) => self.written(|outputs| outputs.note(&note))?,
-                Item::Source(name) => self.written(|outputs| outputs.source(&name))?,
-                Item::Text(text) => self.written(|outputs| outputs.intermediate(&text))?,
+                OutputItem::Note(note) => self.written(|outputs| outputs.note(&note))?,
+                OutputItem::Source(name) => self.written(|outputs| outputs.source(&name))?,
+                OutputItem::Text(text) => self.written(|outputs| outputs.intermediate(&text))?,
             }
         }
         if let Some(writer) = &mut self.parts.writer {
@@ -313,7 +321,7 @@ impl Engine {
     /// Writes the notes on failed frames of a window. Done when the window is written, so that notes are in input order
     /// too.
     fn note_failures(&mut self, window: &Window) -> Result<(), VirusError> {
-        for orf in window.orfs().filter(|orf| orf.state == State::Failed) {
+        for orf in window.orfs().filter(|orf| orf.state == OrfState::Failed) {
             self.totals.failed += 1;
             let (number, frame) = (window.chunk.index + 1, orf.frame.name());
             let note = Note {

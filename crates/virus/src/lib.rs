@@ -143,7 +143,7 @@ struct Shared {
 }
 
 /// Window length in bases above which a run warns, because windows are longer than most genes.
-const MOST_GENES: usize = 1500;
+const MAX_GENES: usize = 1500;
 
 /// Executors with loaded weights, for the next run of the same stage with the same models.
 pub(crate) type Warm = Option<(PredictStage, Vec<Executor>)>;
@@ -267,7 +267,7 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusE
         return Err(VirusError::HeadLength { head: head.name, of, length: options.length });
     }
     let digests = record::digests(&dna, &protein, &head)?;
-    if options.length > MOST_GENES {
+    if options.length > MAX_GENES {
         let text = format!(
             "windows of {} bases are longer than most genes: a frame is scored only if it has no stop codon in \
                 the whole window, so most windows will have no call; VirNucPro's heads are for 300 and 500 bases",

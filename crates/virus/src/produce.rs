@@ -84,13 +84,13 @@ pub(crate) struct Batch {
 #[derive(Default)]
 struct Job {
     /// Windows and events in input order.
-    parts: Vec<Part>,
+    parts: Vec<JobPart>,
     /// Bases of the windows; neighbouring windows share the bases of their overlap.
     bases: Vec<u8>,
 }
 
 /// A part of a job.
-enum Part {
+enum JobPart {
     /// A window, whose bases are the range `bases` of [`Job::bases`].
     Chunk { number: u64, record: Arc<str>, chunk: Chunk, bases: Range<usize> },
     /// An event that is passed on unchanged.
@@ -213,7 +213,7 @@ impl Cutter {
         if self.source.as_deref() != Some(path) {
             self.source = Some(path.to_owned());
             let name: Arc<str> = path.display().to_string().into();
-            self.job.parts.push(Part::Event(Event::Source(name)));
+            self.job.parts.push(JobPart::Event(Event::Source(name)));
         }
     }
 
@@ -234,7 +234,7 @@ impl Cutter {
     fn cut(&mut self, record: &mut Record, place: &str) -> Result<(), Gone> {
         let name = record.id.clone();
         let note = |kind: &'static str, detail: String, action: &'static str| {
-            Part::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
+            JobPart::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
         };
         // Ids are compared as they appear in tables, where two ids must not become equal.
         let shown = |name: &str| Field(name).to_string();
@@ -247,7 +247,7 @@ impl Cutter {
         if record.seq.is_empty() {
             self.job.parts.push(note("empty", place.to_owned(), "skipped"));
             let record = record.id.as_str().into();
-            self.job.parts.push(Part::Event(Event::End { record, length: 0, text: None }));
+            self.job.parts.push(JobPart::Event(Event::End { record, length: 0, text: None }));
             return Ok(());
         }
         // Only the job's copy is changed: a record called virus is written with its original letters.
@@ -287,7 +287,7 @@ impl Cutter {
                 uracil_to_thymine(&mut self.job.bases[end..]);
             }
             let bases = base + chunk.start - from..base + chunk.end() - from;
-            self.job.parts.push(Part::Chunk { number, record: Arc::clone(&id), chunk, bases });
+            self.job.parts.push(JobPart::Chunk { number, record: Arc::clone(&id), chunk, bases });
         }
         let length = record.seq.len();
         let text = self.front.hits.map(|_| {
@@ -295,7 +295,7 @@ impl Cutter {
             let sequence = std::mem::take(&mut record.seq);
             Arc::new(RecordText { description, sequence, quality: std::mem::take(&mut record.quality) })
         });
-        self.job.parts.push(Part::Event(Event::End { record: id, length, text }));
+        self.job.parts.push(JobPart::Event(Event::End { record: id, length, text }));
         Ok(())
     }
 
@@ -346,8 +346,8 @@ fn translate(
     let mut batch = Batch::default();
     for part in job.parts {
         match part {
-            Part::Event(event) => batch.events.push(event),
-            Part::Chunk { number, record, chunk, bases } => {
+            JobPart::Event(event) => batch.events.push(event),
+            JobPart::Chunk { number, record, chunk, bases } => {
                 let bases = &job.bases[bases];
                 let kept = front.kept.contains(number);
                 if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {

@@ -1,7 +1,7 @@
 //! The queue of items that wait for their scores. Invariant: items leave in the order in which they arrived, and only
 //! when they are complete.
 
-use super::journal::{Entry, OrfEntry};
+use super::journal::{JournalEntry, OrfEntry};
 use super::output::{OrfScore, RecordText};
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::translate::Frame;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 const FRAMES: usize = 6;
 
 /// An item of the output, in input order.
-pub(crate) enum Item {
+pub(crate) enum OutputItem {
     /// A window and its open reading frames.
     Window(Window),
     /// The end of a record.
@@ -49,7 +49,7 @@ pub(crate) struct PendingOrf {
     pub(crate) bases: u32,
     /// Slot that holds the embeddings; `None` if they come from a journal.
     slot: Option<u32>,
-    pub(crate) state: State,
+    pub(crate) state: OrfState,
 }
 
 impl PendingOrf {
@@ -60,7 +60,7 @@ impl PendingOrf {
 
 /// Progress of an open reading frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum State {
+pub(crate) enum OrfState {
     /// In a packer, or between the encoders and the head.
     Waiting,
     /// Finished, with the probabilities of other and virus.
@@ -80,8 +80,8 @@ impl Window {
     }
 
     /// Creates a window whose results were found in a journal.
-    pub(crate) fn kept(record: Arc<str>, chunk: Chunk, entry: Entry) -> Self {
-        let Entry { number, orfs, rows, .. } = entry;
+    pub(crate) fn kept(record: Arc<str>, chunk: Chunk, entry: JournalEntry) -> Self {
+        let JournalEntry { number, orfs, rows, .. } = entry;
         let mut window = Self { rows, kept: true, ..Self::new(number, record, chunk, 0) };
         for OrfEntry { frame, bases, state } in orfs {
             window.orfs[frame.index()] = Some(PendingOrf { frame, bases, slot: None, state });
@@ -96,14 +96,14 @@ impl Window {
 
     /// Frames that have embeddings, in the order of frames.
     pub(crate) fn embedded(&self) -> impl Iterator<Item = &PendingOrf> {
-        self.orfs().filter(|orf| matches!(orf.state, State::Scored(_) | State::Embedded))
+        self.orfs().filter(|orf| matches!(orf.state, OrfState::Scored(_) | OrfState::Embedded))
     }
 
     /// Scores of the scored frames, in the order of frames.
     pub(crate) fn scores(&self) -> impl Iterator<Item = OrfScore> {
         self.orfs().filter_map(|orf| match orf.state {
-            State::Scored(scores) => Some(OrfScore { frame: orf.frame, scores }),
-            State::Waiting | State::Failed | State::Embedded => None,
+            OrfState::Scored(scores) => Some(OrfScore { frame: orf.frame, scores }),
+            OrfState::Waiting | OrfState::Failed | OrfState::Embedded => None,
         })
     }
 }
@@ -118,20 +118,20 @@ pub(crate) struct OrfLocation {
 /// Items in input order.
 #[derive(Default)]
 pub(crate) struct Queue {
-    items: VecDeque<Item>,
+    items: VecDeque<OutputItem>,
     /// Number of the first item among all items ever queued, so that a [`OrfLocation`] stays valid when items leave.
     first: u64,
     /// Bytes of sequences and texts held by the items.
     bytes: usize,
 }
 
-impl Item {
+impl OutputItem {
     /// Heap bytes held by the item, for the kinds of items where they can be many.
     fn bytes(&self) -> usize {
         match self {
-            Item::End { text, .. } => text.as_ref().map_or(0, |text| text.bytes()),
-            Item::Text(text) => text.iter().map(Vec::len).sum(),
-            Item::Window(_) | Item::Note(_) | Item::Source(_) => 0,
+            OutputItem::End { text, .. } => text.as_ref().map_or(0, |text| text.bytes()),
+            OutputItem::Text(text) => text.iter().map(Vec::len).sum(),
+            OutputItem::Window(_) | OutputItem::Note(_) | OutputItem::Source(_) => 0,
         }
     }
 }
@@ -146,7 +146,7 @@ impl Queue {
         self.bytes
     }
 
-    pub(crate) fn push(&mut self, item: Item) {
+    pub(crate) fn push(&mut self, item: OutputItem) {
         self.bytes += item.bytes();
         self.items.push_back(item);
     }
@@ -155,17 +155,17 @@ impl Queue {
     /// frames of a window were added.
     pub(crate) fn push_orf(&mut self, frame: Frame, bases: u32, slot: usize) -> OrfLocation {
         let item = self.first + self.items.len() as u64 - 1;
-        if let Some(Item::Window(window)) = self.items.back_mut() {
+        if let Some(OutputItem::Window(window)) = self.items.back_mut() {
             window.orfs[frame.index()] =
-                Some(PendingOrf { frame, bases, slot: Some(slot as u32), state: State::Waiting });
+                Some(PendingOrf { frame, bases, slot: Some(slot as u32), state: OrfState::Waiting });
         }
         OrfLocation { item, frame: frame.index() }
     }
 
     /// Stores the final state of an open reading frame. Its window is still in the queue, because the frame
     /// counted as waiting until now.
-    pub(crate) fn complete(&mut self, place: OrfLocation, state: State) {
-        if let Some(Item::Window(window)) = self.items.get_mut((place.item - self.first) as usize)
+    pub(crate) fn complete(&mut self, place: OrfLocation, state: OrfState) {
+        if let Some(OutputItem::Window(window)) = self.items.get_mut((place.item - self.first) as usize)
             && let Some(orf) = window.orfs[place.frame].as_mut()
         {
             orf.state = state;
@@ -174,8 +174,8 @@ impl Queue {
     }
 
     /// Removes the first item if it is complete.
-    pub(crate) fn pop_complete(&mut self) -> Option<Item> {
-        if let Some(Item::Window(window)) = self.items.front()
+    pub(crate) fn pop_complete(&mut self) -> Option<OutputItem> {
+        if let Some(OutputItem::Window(window)) = self.items.front()
             && window.waiting > 0
         {
             return None;

@@ -113,7 +113,7 @@ impl QueueSizes {
     fn waiting(&self, window: u64, extent: &Extent) -> u64 {
         // The capacity of the queue doubles when it is full.
         let items = 2 * (self.items as u64 + self.parts(window));
-        items * size_of::<super::queue::Item>() as u64
+        items * size_of::<super::queue::OutputItem>() as u64
             + (self.items as u64 + self.parts(window)) * (128 + 2 * extent.longest_name)
             + self.bytes as u64
     }

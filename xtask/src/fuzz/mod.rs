@@ -26,7 +26,7 @@ const SLOW: Duration = Duration::from_secs(20);
 /// After this time a case is considered endless, and the process exits.
 const ENDLESS: Duration = Duration::from_secs(120);
 /// Maximum number of findings of a format, after which the format is abandoned.
-const MOST_FINDINGS: usize = 20;
+const MAX_FINDINGS: usize = 20;
 /// Maximum length of an error message in bytes, including names.
 const LONGEST_MESSAGE: usize = 4096;
 
@@ -144,7 +144,7 @@ fn try_format(format: &Format, request: &Request<'_>, folder: &Path, watch: &Wat
             fs::write(&kept, &bytes).map_err(refuse)?;
             tally.findings.push(format!("{}: {what}", kept.display()));
         }
-        if tally.findings.len() >= MOST_FINDINGS {
+        if tally.findings.len() >= MAX_FINDINGS {
             break;
         }
     }

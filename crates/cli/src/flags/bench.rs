@@ -101,9 +101,9 @@ fn batch(text: &str) -> Result<(u64, Lengths), String> {
 }
 
 fn repeats(text: &str) -> Result<u64, String> {
-    const MOST: u64 = 1000;
-    let number = at_least(1, text).ok().filter(|&n| n <= MOST);
-    number.ok_or_else(|| format!("give a number of measurements from 1 to {MOST}"))
+    const MAX_REPEATS: u64 = 1000;
+    let number = at_least(1, text).ok().filter(|&n| n <= MAX_REPEATS);
+    number.ok_or_else(|| format!("give a number of measurements from 1 to {MAX_REPEATS}"))
 }
 
 impl Bench {

@@ -45,7 +45,7 @@ impl Convert {
             print(&format!(
                 "{} tensors in {}, compared with the input",
                 report.tensors,
-                plimsoll_runtime::Place(&report.output)
+                plimsoll_runtime::EscapedPath(&report.output)
             ))?;
         }
         Ok(ExitCode::SUCCESS)

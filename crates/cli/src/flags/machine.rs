@@ -133,11 +133,11 @@ impl Precision {
 }
 
 /// Largest accepted number of threads: more is taken for a typing error, and each thread takes memory.
-const MOST_THREADS: u64 = 1024;
+const MAX_THREADS: u64 = 1024;
 
 pub(super) fn threads(text: &str) -> Result<u64, String> {
-    let number = at_least_one(text).ok().filter(|&n| n <= MOST_THREADS);
-    number.ok_or_else(|| format!("give a number of threads from 1 to {MOST_THREADS}"))
+    let number = at_least_one(text).ok().filter(|&n| n <= MAX_THREADS);
+    number.ok_or_else(|| format!("give a number of threads from 1 to {MAX_THREADS}"))
 }
 
 impl Machine {

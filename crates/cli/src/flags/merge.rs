@@ -42,7 +42,7 @@ impl Merge {
             print(&format!("{:#}", report.to_json()))?;
         } else if !self.voice.quiet() {
             let (adapted, tensors) = (report.adapted, report.tensors);
-            let place = plimsoll_runtime::Place(&report.output);
+            let place = plimsoll_runtime::EscapedPath(&report.output);
             print(&format!("{tensors} tensors in {place}, {adapted} of them merged with the adapter"))?;
         }
         Ok(ExitCode::SUCCESS)

@@ -51,9 +51,9 @@ fn at_least_one(text: &str) -> Result<u64, String> {
 }
 
 fn at_least(least: u64, text: &str) -> Result<u64, String> {
-    let number = text.parse::<u64>().ok().filter(|n| (least..=MOST).contains(n));
+    let number = text.parse::<u64>().ok().filter(|n| (least..=MAX_NUMBER).contains(n));
     number.ok_or_else(|| format!("give a whole number of at least {least}"))
 }
 
 /// Largest accepted number of any flag, small enough that sums of such numbers cannot overflow.
-const MOST: u64 = 1 << 40;
+const MAX_NUMBER: u64 = 1 << 40;

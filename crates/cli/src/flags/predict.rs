@@ -191,10 +191,9 @@ fn seconds(text: &str) -> Result<u64, String> {
 fn shard(text: &str) -> Result<Shard, String> {
     let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
     let shard = parts.map(|(number, of)| Shard { number, of });
-    let valid = shard.filter(|s| (1..=s.of).contains(&s.number) && s.of <= MOST_SHARDS);
-    valid.ok_or_else(|| {
-        format!("give K/N such as 2/8: shard K, from 1 to N, of N shards, at most {MOST_SHARDS}")
-    })
+    let valid = shard.filter(|s| (1..=s.of).contains(&s.number) && s.of <= MAX_SHARDS);
+    valid
+        .ok_or_else(|| format!("give K/N such as 2/8: shard K, from 1 to N, of N shards, at most {MAX_SHARDS}"))
 }
 
 /// Maximum number of reading and translating threads per device.
@@ -204,7 +203,7 @@ const WORKERS: usize = 8;
 pub(super) const PREFETCH: u64 = 2;
 
 /// Largest accepted number of shards; more is taken for a typing error.
-const MOST_SHARDS: u64 = 100_000;
+const MAX_SHARDS: u64 = 100_000;
 
 impl Predict {
     /// Runs the command.
@@ -239,8 +238,10 @@ impl Predict {
     fn tell(&self, report: &PredictReport, terminal: &mut Terminal) -> Result<(), CliError> {
         if report.already_complete {
             let what = if report.shard.is_some() { "shard" } else { "result" };
-            let text =
-                format!("the {what} in {} is already complete", plimsoll_runtime::Place(&report.output_dir));
+            let text = format!(
+                "the {what} in {} is already complete",
+                plimsoll_runtime::EscapedPath(&report.output_dir)
+            );
             terminal.say(Level::Info, &text);
         }
         if self.voice.json() {
@@ -346,7 +347,7 @@ impl ModelFlags {
             if !head.exists() {
                 return Err(usage(format!(
                     "--head {}: there is no such file; check the path",
-                    plimsoll_runtime::Place(head)
+                    plimsoll_runtime::EscapedPath(head)
                 )));
             }
             let or_hub =
@@ -392,12 +393,12 @@ fn bundled_head(bundle: &Path, length: Option<u64>) -> Result<PathBuf, CliError>
         [] if all.is_empty() => Err(incomplete(bundle, plimsoll_runtime::HEAD_NAMES)),
         [] => Err(usage(format!(
             "--weights {}: the folder contains {all}, but no head for --length {}; omit --length, or name a head with --head",
-            plimsoll_runtime::Place(bundle),
+            plimsoll_runtime::EscapedPath(bundle),
             length.unwrap_or_default()
         ))),
         _ => Err(usage(format!(
             "--weights {}: the folder contains several heads, {}; choose one with --length or --head",
-            plimsoll_runtime::Place(bundle),
+            plimsoll_runtime::EscapedPath(bundle),
             names(&heads)
         ))),
     }
@@ -407,7 +408,7 @@ fn incomplete(bundle: &Path, missing: &str) -> CliError {
     usage(format!(
         "--weights {}: the folder does not contain {missing}; it must contain dnabert_s/ ({DNA_ID} on the hub), esm2/ \
          ({PROTEIN_ID}) and a head ({}). To take both encoders from the hub, give --head 500_model.pth without --weights",
-        plimsoll_runtime::Place(bundle),
+        plimsoll_runtime::EscapedPath(bundle),
         plimsoll_runtime::HEAD_NAMES
     ))
 }

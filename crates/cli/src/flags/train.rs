@@ -6,7 +6,7 @@ use super::voice::Voice;
 use crate::error::CliError;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use plimsoll_runtime::{Level, Observer, Place};
+use plimsoll_runtime::{EscapedPath, Level, Observer};
 use plimsoll_train::config::schema::schema;
 use plimsoll_train::config::{Source, TrainConfig, translate};
 use plimsoll_train::{self, Request, Resume, TrainReport};
@@ -128,7 +128,10 @@ impl Train {
         let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.from_format.as_deref());
         let translated = translate(path, source, &self.flags())?;
         let mut terminal = self.voice.terminal()?;
-        terminal.say(Level::Info, &format!("{}: a configuration of {}", Place(path), translated.source.word()));
+        terminal.say(
+            Level::Info,
+            &format!("{}: a configuration of {}", EscapedPath(path), translated.source.word()),
+        );
         translated.became.iter().for_each(|line| terminal.say(Level::Info, line));
         translated.missing.iter().for_each(|line| terminal.say(Level::Warning, line));
         terminal.finish();
@@ -161,6 +164,6 @@ fn summary(report: &TrainReport) -> String {
         report.steps,
         report.seconds,
         report.tokens_per_second,
-        Place(&report.checkpoint),
+        EscapedPath(&report.checkpoint),
     )
 }

@@ -7,7 +7,7 @@ use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Qkv, alibi_slopes};
 
 /// Maximum number of heads of a launch. Fixed, so that the ALiBi slopes fit on the stack without an allocation.
-const MAX_HEADS: usize = plimsoll_plan::MOST_HEADS as usize;
+const MAX_HEADS: usize = plimsoll_plan::MAX_HEADS as usize;
 
 pub(in super::super) fn attention_f32(l: &Operands<'_>, cpu: &Cpu, op: &Attention) -> Result<(), DeviceError> {
     let mut slopes = [0.0; MAX_HEADS];

@@ -78,7 +78,7 @@ const PINNED_WORKSPACE: u64 = 32 << 20;
 /// Number of outputs in which an algorithm is compared before it is admitted.
 const OUTPUTS: u64 = 1 << 26;
 /// With fewer outputs in a step, only our own kernels are used: comparing [`OUTPUTS`] outputs would take too many runs.
-const FEWEST_OUTPUTS: u64 = 1 << 12;
+const MIN_OUTPUTS: u64 = 1 << 12;
 /// Kinds of operands that `order_probe` makes; the kind is the seed modulo this number.
 const MODES: usize = 4;
 
@@ -294,7 +294,7 @@ impl Trial<'_> {
         let form = self.form;
         let rounded_twice = form.epilogue == Epilogue::Gelu && form.out() != DType::F32;
         let pinned = form.dtype == DType::F8;
-        let few = self.operands.rows * form.n < FEWEST_OUTPUTS;
+        let few = self.operands.rows * form.n < MIN_OUTPUTS;
         match few || form.gate() || form.norm.is_some() || rounded_twice && !pinned {
             true => Ok(vec![]),
             false => self.algorithms(),

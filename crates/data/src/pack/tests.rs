@@ -57,7 +57,7 @@ fn pack_in(order: Order, lengths: &[usize], max_tokens: usize, max_sequences: us
                 assert_eq!(tokens.len(), lengths[owner as usize]);
                 assert!(tokens.iter().all(|&t| t == owner as i32));
                 assert!(!std::mem::replace(&mut seen[owner as usize], true), "once");
-                assert!(packs - born[owner as usize] <= MOST_PACKS, "starved");
+                assert!(packs - born[owner as usize] <= MAX_PACKS, "starved");
                 assert!(order == Order::ByLength || owner == next, "in turn");
                 next += 1;
             }

@@ -15,7 +15,7 @@ use super::zstd::Zstd;
 const STORED_BUFFER: usize = 64 << 10;
 
 /// Maximum memory that a stream may request for its decompression: the maximum of `zstd -d` and `xz -9`.
-pub(super) const MOST_MEMORY: u64 = 128 << 20;
+pub(super) const MAX_MEMORY: u64 = 128 << 20;
 
 /// A supported compression format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,10 +72,10 @@ impl Body {
         match compression {
             Compression::Gzip => Body::Gzip(Box::new(MultiGzDecoder::new(stored))),
             Compression::Bzip2 => Body::Bzip2(Box::new(MultiBzDecoder::new(stored))),
-            Compression::Zstd => Body::Zstd(Box::new(Zstd::new(stored, MOST_MEMORY))),
+            Compression::Zstd => Body::Zstd(Box::new(Zstd::new(stored, MAX_MEMORY))),
             Compression::Xz => {
                 // The decoder's limit includes its own tables, which are below 1 MiB.
-                let kib = (MOST_MEMORY >> 10) as u32 + 1024;
+                let kib = (MAX_MEMORY >> 10) as u32 + 1024;
                 Body::Xz(Box::new(XzReader::new_mem_limit(stored, true, kib)))
             }
         }

@@ -28,7 +28,7 @@ const LONGEST_PART: usize = 64 << 10;
 /// Working memory of the crate per byte of a part, measured and rounded up (`tests/it/train/memory.rs`).
 const SCRATCH: u64 = 528;
 /// Tokens of a byte of a text, where a blank becomes the three bytes of a mark that has no token of its own.
-const MOST_TOKENS: usize = 3;
+const MAX_TOKENS: usize = 3;
 /// Tokens of what is put before a text.
 const MARKS: usize = 16;
 /// Words whose tokens the crate keeps for each thread, the first ones that it meets; each has less than 256 bytes, and
@@ -36,7 +36,7 @@ const MARKS: usize = 16;
 const CACHED: u64 = 2048;
 const CACHED_BYTES: u64 = 256 * 33 + 256;
 /// Exclusive upper bound of token ids, because the crate iterates up to the largest id.
-pub(super) const MOST_IDS: u64 = 1 << 20;
+pub(super) const MAX_IDS: u64 = 1 << 20;
 
 pub(super) type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
@@ -139,7 +139,7 @@ impl BytePairs {
     }
 
     /// Appends the tokens of `text`, without special ones; how many of them the vocabulary does not know. Text that
-    /// is not UTF-8 is an error, and so is one that normalizers make more than `MOST_TOKENS` tokens a byte of.
+    /// is not UTF-8 is an error, and so is one that normalizers make more than `MAX_TOKENS` tokens a byte of.
     pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
         let start = tokens.len();
         let mut rest = self::text(text)?;
@@ -168,7 +168,7 @@ impl BytePairs {
     pub(super) fn most_tokens(&self, bytes: usize) -> usize {
         match self.parts {
             true => bytes,
-            false => MOST_TOKENS * bytes + MARKS,
+            false => MAX_TOKENS * bytes + MARKS,
         }
     }
 
@@ -237,7 +237,7 @@ fn check_ids(file: &Value) -> Result<(), Refusal> {
     let vocab = file["model"]["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut ids = vocab.values().chain(added.iter().map(|token| &token["id"]));
-    if ids.any(|id| id.as_u64().is_none_or(|id| id >= MOST_IDS)) {
+    if ids.any(|id| id.as_u64().is_none_or(|id| id >= MAX_IDS)) {
         return Err("an id of its vocabulary is not a whole number below 2^20".into());
     }
     let bytes = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();

@@ -6,7 +6,7 @@ use super::pieces::Batch;
 use super::pipeline::{self, Carried};
 use super::settings::{Bounds, Format, Settings};
 use super::vocabulary::Vocabulary;
-use super::windows::{self, Entry};
+use super::windows::{self, ShuffledDocument};
 
 /// Bytes of a reader's fixed buffers: raw and decompressed input, and the tables of a decoder.
 const READER: u64 = 512 << 10;
@@ -75,7 +75,10 @@ pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) 
     vec![
         HostMemory { what: "reader", bytes: READER + known.reader as u64 },
         HostMemory { what: "decompression", bytes: if known.compressed { DECODER } else { 0 } },
-        HostMemory { what: "shuffle window", bytes: (bytes + documents * size_of::<Entry>()) as u64 },
+        HostMemory {
+            what: "shuffle window",
+            bytes: (bytes + documents * size_of::<ShuffledDocument>()) as u64,
+        },
         HostMemory { what: "parcels", bytes: count * one },
         HostMemory { what: "tokenizers", bytes: *workers as u64 * vocabulary.scratch(known.longest) },
     ]

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use super::dataset::Inner;
 use super::position::{Position, Window};
 use super::split::Split;
-use super::windows::{Entry, Windows};
+use super::windows::{ShuffledDocument, Windows};
 use crate::limits::spawn;
 use crate::{DataError, DataErrorKind};
 
@@ -40,7 +40,7 @@ pub(super) struct DocumentGroup {
 
 /// A document of a parcel.
 pub(super) struct Carried {
-    pub entry: Entry,
+    pub entry: ShuffledDocument,
     /// End of its text in the parcel's text; it starts at the end of the preceding document.
     text: usize,
     /// End of its tokens in the parcel's tokens.

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::byte_pairs::{MOST_IDS, Refusal};
+use super::byte_pairs::{MAX_IDS, Refusal};
 use crate::tokenize::bpe::makes_token;
 
 /// Normalizers that change characters by tables, in place.
@@ -22,7 +22,7 @@ pub(super) fn check(file: &Value) -> Result<Option<i32>, Refusal> {
         kind => Err(format!("its pre-tokenizer {} is not supported", kind.unwrap_or("of no type")).into()),
     })?;
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let is_id = |id: &Value| id.as_u64().is_some_and(|id| id < MOST_IDS);
+    let is_id = |id: &Value| id.as_u64().is_some_and(|id| id < MAX_IDS);
     if !added.iter().all(|token| is_id(&token["id"])) {
         return Err("the id of an added token is not a whole number below 2^20".into());
     }
@@ -73,7 +73,7 @@ fn unigram(model: &Value) -> Result<Option<i32>, Refusal> {
             && piece[0].is_string()
             && piece[1].as_f64().is_some_and(f64::is_finite)
     };
-    if pieces.len() as u64 >= MOST_IDS || !pieces.iter().all(is_piece) {
+    if pieces.len() as u64 >= MAX_IDS || !pieces.iter().all(is_piece) {
         return Err("a piece of its model is not a text with a score, or it has 2^20 of them or more".into());
     }
     let names: std::collections::HashSet<&str> = pieces.iter().filter_map(|piece| piece[0].as_str()).collect();

@@ -11,7 +11,7 @@ const MASK: &str = "[MASK]";
 
 /// An open tokenizer and the roles of its ids: start and end tokens, mask token, ordinary tokens.
 pub struct Vocabulary {
-    kind: Kind,
+    kind: VocabularyKind,
     size: usize,
     /// The start and end token of a sequence.
     frame: [Option<i32>; 2],
@@ -20,7 +20,7 @@ pub struct Vocabulary {
     ordinary: Vec<i32>,
 }
 
-enum Kind {
+enum VocabularyKind {
     Bytes,
     Esm,
     Dna(Box<Bpe>),
@@ -37,18 +37,24 @@ impl Vocabulary {
         match &settings.tokens {
             TokenizerKind::Bytes { end } => {
                 let last = end.then_some(256);
-                Ok(Self::new(Kind::Bytes, 256 + usize::from(*end), [None, last], None, |id| id < 256))
+                Ok(Self::new(VocabularyKind::Bytes, 256 + usize::from(*end), [None, last], None, |id| id < 256))
             }
             TokenizerKind::Esm => {
                 let letter = |id| esm::letter(id).is_some();
-                Ok(Self::new(Kind::Esm, esm::VOCAB, [Some(esm::CLS), Some(esm::EOS)], Some(esm::MASK), letter))
+                Ok(Self::new(
+                    VocabularyKind::Esm,
+                    esm::VOCAB,
+                    [Some(esm::CLS), Some(esm::EOS)],
+                    Some(esm::MASK),
+                    letter,
+                ))
             }
             TokenizerKind::Dna(path) => Self::dna(Bpe::from_file(path)?),
             TokenizerKind::BytePairs { file, end } => {
                 let pairs = BytePairs::from_file(file)?;
                 let last = end.as_deref().map(|name| pairs.special(name, file)).transpose()?;
                 let (size, special) = (pairs.size(), pairs.specials().to_vec());
-                let kind = Kind::BytePairs(Box::new(pairs));
+                let kind = VocabularyKind::BytePairs(Box::new(pairs));
                 Ok(Self::new(kind, size, [None, last], None, |id| !special.contains(&id)))
             }
             TokenizerKind::Ids { vocab } => {
@@ -56,7 +62,7 @@ impl Vocabulary {
                     Format::Ids { width, .. } => width,
                     Format::Text(_) | Format::JsonLines { .. } | Format::Sequences => IdWidth::U16,
                 };
-                Ok(Self::new(Kind::Ids(width), *vocab, [None; 2], None, |_| true))
+                Ok(Self::new(VocabularyKind::Ids(width), *vocab, [None; 2], None, |_| true))
             }
         }
     }
@@ -69,11 +75,11 @@ impl Vocabulary {
         // Ordinary tokens consist of nucleotide letters; special tokens have names in brackets, such as `[PAD]`.
         let ordinary = |id: i32| bpe.token(id).is_some_and(|token| !token.starts_with('['));
         let ordinary: Vec<i32> = (0..size as i32).filter(|&id| ordinary(id)).collect();
-        Ok(Vocabulary { kind: Kind::Dna(Box::new(bpe)), size, frame, mask, ordinary })
+        Ok(Vocabulary { kind: VocabularyKind::Dna(Box::new(bpe)), size, frame, mask, ordinary })
     }
 
     fn new(
-        kind: Kind,
+        kind: VocabularyKind,
         size: usize,
         frame: [Option<i32>; 2],
         mask: Option<i32>,
@@ -110,19 +116,19 @@ impl Vocabulary {
     /// A document that is not valid input of the tokenizer, for example text that is not UTF-8.
     pub fn encode(&self, document: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
         match &self.kind {
-            Kind::Bytes => {
+            VocabularyKind::Bytes => {
                 tokens.extend(document.iter().map(|&b| i32::from(b)));
                 tokens.extend(self.frame[1]);
                 Ok(0)
             }
-            Kind::Esm => Ok(esm::encode(document, tokens)),
-            Kind::Dna(bpe) => bpe.encode(document, tokens),
-            Kind::BytePairs(pairs) => {
+            VocabularyKind::Esm => Ok(esm::encode(document, tokens)),
+            VocabularyKind::Dna(bpe) => bpe.encode(document, tokens),
+            VocabularyKind::BytePairs(pairs) => {
                 let unknown = pairs.encode(document, tokens)?;
                 tokens.extend(self.frame[1]);
                 Ok(unknown)
             }
-            Kind::Ids(width) => {
+            VocabularyKind::Ids(width) => {
                 self.check(document)?;
                 tokens.extend(ids(document, *width));
                 Ok(0)
@@ -133,11 +139,11 @@ impl Vocabulary {
     /// Maximum number of tokens, start and end token included, of a document of `bytes` bytes.
     pub(super) fn most_tokens(&self, bytes: usize) -> usize {
         match &self.kind {
-            Kind::Bytes | Kind::Esm => bytes + 2,
-            Kind::BytePairs(pairs) => pairs.most_tokens(bytes) + 2,
+            VocabularyKind::Bytes | VocabularyKind::Esm => bytes + 2,
+            VocabularyKind::BytePairs(pairs) => pairs.most_tokens(bytes) + 2,
             // `tokenize::bpe` rejects tokenizer files that yield more than three tokens per byte.
-            Kind::Dna(_) => 3 * bytes + 2,
-            Kind::Ids(width) => bytes / width.bytes(),
+            VocabularyKind::Dna(_) => 3 * bytes + 2,
+            VocabularyKind::Ids(width) => bytes / width.bytes(),
         }
     }
 
@@ -145,12 +151,12 @@ impl Vocabulary {
     /// apart from the output tokens.
     pub(super) fn scratch(&self, longest: usize) -> u64 {
         match &self.kind {
-            Kind::Bytes | Kind::Esm | Kind::Ids(_) => 0,
-            Kind::Dna(bpe) => match bpe.kind() {
+            VocabularyKind::Bytes | VocabularyKind::Esm | VocabularyKind::Ids(_) => 0,
+            VocabularyKind::Dna(bpe) => match bpe.kind() {
                 BpeKind::Tables => 0,
                 BpeKind::Library(_) => super::byte_pairs::library_scratch(longest),
             },
-            Kind::BytePairs(pairs) => pairs.scratch(longest),
+            VocabularyKind::BytePairs(pairs) => pairs.scratch(longest),
         }
     }
 
@@ -158,9 +164,9 @@ impl Vocabulary {
     /// vocabulary size. Errors that only tokenization finds are not reported here.
     pub(super) fn check(&self, document: &[u8]) -> Result<(), DataError> {
         match &self.kind {
-            Kind::Bytes | Kind::Esm | Kind::Dna(_) => Ok(()),
-            Kind::BytePairs(_) => super::byte_pairs::text(document).map(drop),
-            Kind::Ids(width) => {
+            VocabularyKind::Bytes | VocabularyKind::Esm | VocabularyKind::Dna(_) => Ok(()),
+            VocabularyKind::BytePairs(_) => super::byte_pairs::text(document).map(drop),
+            VocabularyKind::Ids(width) => {
                 match ids(document, *width).find(|&id| usize::try_from(id).map_or(true, |id| id >= self.size)) {
                     None => Ok(()),
                     Some(id) => {

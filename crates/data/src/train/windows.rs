@@ -44,12 +44,12 @@ pub(super) struct Windows {
     /// Concatenated documents of the window, in file order.
     text: Vec<u8>,
     /// Documents of the window in shuffled order, as ranges of `text`.
-    entries: Vec<Entry>,
+    entries: Vec<ShuffledDocument>,
 }
 
 /// A document of a window.
 #[derive(Clone, Copy)]
-pub(super) struct Entry {
+pub(super) struct ShuffledDocument {
     start: usize,
     end: usize,
     /// Class label; 0 if the task has none.
@@ -97,7 +97,7 @@ impl Windows {
     }
 
     /// The documents of the window in shuffled order, with their text.
-    pub(super) fn documents(&self) -> impl Iterator<Item = (Entry, &[u8])> {
+    pub(super) fn documents(&self) -> impl Iterator<Item = (ShuffledDocument, &[u8])> {
         self.entries.iter().map(|entry| (*entry, &self.text[entry.start..entry.end]))
     }
 
@@ -115,7 +115,7 @@ impl Windows {
             let start = self.text.len();
             self.text.extend_from_slice(&self.document.bytes);
             let (class, file) = (self.document.class, self.order[self.file]);
-            self.entries.push(Entry { start, end: self.text.len(), class, file, number: self.read });
+            self.entries.push(ShuffledDocument { start, end: self.text.len(), class, file, number: self.read });
         }
         if self.moves() {
             self.key(Purpose::Window).with(number).shuffle(&mut self.entries);

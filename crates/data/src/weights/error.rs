@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::DType;
 use super::hub::HubError;
-use crate::printable::{Name, Place};
+use crate::printable::{EscapedPath, Name};
 
 /// Why weights could not be found, opened or read.
 #[non_exhaustive]
@@ -181,47 +181,47 @@ impl fmt::Display for WeightsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use WeightsError as E;
         match self {
-            E::Io { path, action, .. } => write!(f, "cannot {action} `{}`", Place(path)),
+            E::Io { path, action, .. } => write!(f, "cannot {action} `{}`", EscapedPath(path)),
             E::NoWeights { folder, looked_for } => {
-                write!(f, "no weights in `{}`: looked for {}", Place(folder), looked_for.join(", "))
+                write!(f, "no weights in `{}`: looked for {}", EscapedPath(folder), looked_for.join(", "))
             }
-            E::NotWeights { path, why } => write!(f, "`{}` is not a weight file: {why}", Place(path)),
+            E::NotWeights { path, why } => write!(f, "`{}` is not a weight file: {why}", EscapedPath(path)),
             E::Truncated { path, expected, found } => write!(
                 f,
                 "`{}` is truncated: expected {expected} bytes, found {found}; copy or download it again",
-                Place(path)
+                EscapedPath(path)
             ),
             E::Malformed { path, why } => {
-                write!(f, "`{}` is damaged: {why}; copy or download it again", Place(path))
+                write!(f, "`{}` is damaged: {why}; copy or download it again", EscapedPath(path))
             }
             E::Json { path, .. } => {
-                write!(f, "the JSON in `{}` is invalid; copy or download it again", Place(path))
+                write!(f, "the JSON in `{}` is invalid; copy or download it again", EscapedPath(path))
             }
             E::RefusedGlobal { path, global } => write!(
                 f,
                 "refused: the pickle in `{}` asks for `{}`, which weights do not need; it was not run. \
                  Do not load this file elsewhere unless you trust it; ask its author for safetensors",
-                Place(path),
+                EscapedPath(path),
                 Name(global)
             ),
             E::RefusedOpcode { path, opcode, position } => write!(
                 f,
                 "refused: the pickle in `{}` uses opcode 0x{opcode:02x} at byte {position}, which torch does not \
                  write for weights; nothing was run. Save the state dict with torch.save, or as safetensors",
-                Place(path)
+                EscapedPath(path)
             ),
             E::LegacyTorch { path } => write!(
                 f,
                 "`{}` is in torch's format of before 1.6; save it again with a newer torch: \
                  torch.save(torch.load(\"{}\", map_location=\"cpu\"), \"new.pt\")",
-                Place(path),
-                Place(path)
+                EscapedPath(path),
+                EscapedPath(path)
             ),
             E::Compressed { path, entry } => write!(
                 f,
                 "`{}` holds `{}` compressed or encrypted; torch stores entries as they are. Save it again \
                  with torch.save, or repack it with `zip -0`",
-                Place(path),
+                EscapedPath(path),
                 Name(entry)
             ),
             E::Unsupported { .. }
@@ -251,10 +251,10 @@ impl WeightsError {
         use WeightsError as E;
         match self {
             E::Unsupported { path, tensor, why } => {
-                write!(f, "tensor `{}` in `{}`: {why}", Name(tensor), Place(path))
+                write!(f, "tensor `{}` in `{}`: {why}", Name(tensor), EscapedPath(path))
             }
             E::MissingTensor { path, tensor, similar } => {
-                write!(f, "no tensor `{}` in `{}`", Name(tensor), Place(path))?;
+                write!(f, "no tensor `{}` in `{}`", Name(tensor), EscapedPath(path))?;
                 let similar: Vec<String> = similar.iter().map(|name| Name(name).to_string()).collect();
                 match similar.is_empty() {
                     true => write!(f, "; the weights may belong to another model"),
@@ -266,13 +266,13 @@ impl WeightsError {
                 "tensor `{}` in `{}` has shape {found:?}, the model needs {expected:?}; check that the weights \
                     belong to this config.json",
                 Name(tensor),
-                Place(path)
+                EscapedPath(path)
             ),
             E::ElementType { path, tensor, wanted, found } => write!(
                 f,
                 "tensor `{}` in `{}` holds {} and cannot be read as {wanted}",
                 Name(tensor),
-                Place(path),
+                EscapedPath(path),
                 found.name()
             ),
             E::Range { tensor, range: (start, end), elements, buffer } => write!(
@@ -292,17 +292,17 @@ impl WeightsError {
             E::ShardOutside { path, shard } => write!(
                 f,
                 "refused: `{}` names the shard `{}`, which is outside its folder",
-                Place(path),
+                EscapedPath(path),
                 Name(shard)
             ),
             E::MissingShard { path, shard } => write!(
                 f,
                 "`{}` names the shard `{}`, which was not found; download the whole model",
-                Place(path),
+                EscapedPath(path),
                 Name(&shard.to_string_lossy())
             ),
             E::NotInCache { id, looked_at: Some(at), offline } => {
-                write!(f, "model `{id}` is not in the Hugging Face cache (looked at `{}`); ", Place(at))?;
+                write!(f, "model `{id}` is not in the Hugging Face cache (looked at `{}`); ", EscapedPath(at))?;
                 if *offline {
                     write!(f, "HF_HUB_OFFLINE prevents the download: unset it, ")?;
                 }

@@ -29,12 +29,12 @@ pub(super) const MAGIC: [u8; 4] = LOCAL_SIGNATURE.to_le_bytes();
 /// The entries of a zip file by name.
 #[derive(Debug)]
 pub(super) struct Zip {
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, ZipEntry>,
 }
 
 /// An entry of the central directory.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct ZipEntry {
     /// Whether the bytes are neither compressed nor encrypted.
     stored: bool,
     /// Size in bytes.
@@ -145,7 +145,7 @@ fn find_directory64(source: &Source, end: u64) -> Result<(u64, u64, u64), Weight
 }
 
 /// Parses the first entry of the central directory and returns its name, the entry, and the remaining bytes.
-fn parse_entry(bytes: &[u8]) -> Option<(String, Entry, &[u8])> {
+fn parse_entry(bytes: &[u8]) -> Option<(String, ZipEntry, &[u8])> {
     if u32_at(bytes, 0)? != CENTRAL_SIGNATURE {
         return None;
     }
@@ -170,7 +170,7 @@ fn parse_entry(bytes: &[u8]) -> Option<(String, Entry, &[u8])> {
     // Flag bit 0 means encrypted; method 0 means stored without compression.
     let stored = method == 0 && flags & 1 == 0 && size == packed;
     let name = std::str::from_utf8(name).ok()?.to_owned();
-    Some((name, Entry { stored, size, header }, rest))
+    Some((name, ZipEntry { stored, size, header }, rest))
 }
 
 /// Returns the body of the zip64 extra field (id 1), if present.

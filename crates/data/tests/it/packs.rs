@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use plimsoll_data::chunk::chunks;
-use plimsoll_data::pack::{MOST_PACKS, Order, Packer};
+use plimsoll_data::pack::{MAX_PACKS, Order, Packer};
 use proptest::prelude::*;
 
 proptest! {
@@ -34,7 +34,7 @@ proptest! {
                     let span = &pack.tokens[start as usize..end as usize];
                     let (length, born) = pending.remove(owner).expect("once");
                     prop_assert_eq!(span, vec![*owner as i32; length]);
-                    prop_assert!(packs - born <= MOST_PACKS);
+                    prop_assert!(packs - born <= MAX_PACKS);
                 }
                 packer.recycle(pack);
             }

@@ -13,7 +13,7 @@ const NOT_DIFFERENTIATED: [&str; 9] =
     ["rotary_table", "accumulate", "adafactor", "adamw", "adamw_8bit", "grad_scale", "mlp", "quantize", "sgd"];
 
 /// Maximum elements of a compared case: larger cases take seconds in f64 and test nothing more.
-const MOST_ELEMENTS: usize = 12_000;
+const MAX_ELEMENTS: usize = 12_000;
 
 /// An op, its inputs, the cotangent of output 0, and its backward nodes.
 struct Backward {
@@ -128,7 +128,7 @@ fn check(case: &Case) {
 }
 
 fn small(case: &Case) -> bool {
-    case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MOST_ELEMENTS
+    case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MAX_ELEMENTS
 }
 
 #[test]

@@ -13,7 +13,7 @@ use plimsoll_plan::{CpuKernel, KernelId, Precision, Weights};
 use std::collections::BTreeSet;
 
 /// Maximum elements of a case: larger cases test nothing more.
-const MOST_ELEMENTS: usize = 4_000;
+const MAX_ELEMENTS: usize = 4_000;
 
 /// Which operands of a case are converted to `dtype`: the largest set of float operands that the op accepts in that
 /// type; statistics remain f32.
@@ -104,7 +104,7 @@ fn compare(on: On, case: &Case, dtype: DType) {
 /// Quantized states are covered by the optimizers' own tests.
 #[test]
 fn the_cpu_runs_cases_in_16_bits() {
-    let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MOST_ELEMENTS;
+    let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MAX_ELEMENTS;
     let codes = |case: &Case| case.ins.iter().any(|o| o.spec.dtype == DType::U8);
     for case in cases().iter().filter(small).filter(|case| !codes(case) && !not_on_cpu(&case.op)) {
         for dtype in [DType::Bf16, DType::F16] {
@@ -129,7 +129,7 @@ fn rows_of_bf16_have_the_same_bits_on_any_cpu() {
         reads_bf16(&case.op)
             && !product
             && !not_on_cpu(&case.op)
-            && case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MOST_ELEMENTS
+            && case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MAX_ELEMENTS
     };
     let mut ops = BTreeSet::new();
     for case in cases().iter().filter(rows) {
@@ -151,7 +151,7 @@ fn rows_of_bf16_have_the_same_bits_on_any_cpu() {
 #[test]
 fn cuda_runs_cases_in_16_bits() {
     let Some(on) = On::cuda(Precision::F32) else { return };
-    let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MOST_ELEMENTS;
+    let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MAX_ELEMENTS;
     for case in cases().iter().filter(small).filter(|case| has_cuda(&case.op)) {
         for dtype in [DType::Bf16, DType::F16] {
             if let Op::Attention(_) | Op::Linear(_) = case.op {

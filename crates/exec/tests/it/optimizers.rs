@@ -19,11 +19,11 @@ const ONE: Counts = Counts { tokens: 1, sequences: 1 };
 /// An optimizer as a graph of its own, and what it updates: p and its states.
 struct Stepper {
     executor: Executor,
-    states: Vec<State>,
+    states: Vec<StateValues>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum State {
+enum StateValues {
     F32(Vec<f32>),
     U8(Vec<u8>),
 }
@@ -46,19 +46,19 @@ impl Stepper {
         let executor = bare(on, &g.finish().expect("verified"), false, plimsoll_plan::Weights::Resident);
         let zeros = states.iter().map(|(shape, dtype)| match dtype {
             DType::F8 | DType::I8 => panic!("no state is in codes with scales"),
-            DType::U8 => State::U8(vec![0; shape.iter().product::<u64>() as usize]),
+            DType::U8 => StateValues::U8(vec![0; shape.iter().product::<u64>() as usize]),
             DType::F32 | DType::Bf16 | DType::F16 | DType::I32 => {
-                State::F32(vec![0.0; shape.iter().product::<u64>() as usize])
+                StateValues::F32(vec![0.0; shape.iter().product::<u64>() as usize])
             }
         });
-        let states = [State::F32(p)].into_iter().chain(zeros).collect();
+        let states = [StateValues::F32(p)].into_iter().chain(zeros).collect();
         Self { executor: executor.expect("planned"), states }
     }
 
     fn p(&self) -> &[f32] {
         match &self.states[0] {
-            State::F32(p) => p,
-            State::U8(_) => panic!("p is f32"),
+            StateValues::F32(p) => p,
+            StateValues::U8(_) => panic!("p is f32"),
         }
     }
 
@@ -73,8 +73,8 @@ impl Stepper {
             for (k, state) in states.iter().enumerate() {
                 let name = format!("in{}", k + usize::from(k > 0));
                 match state {
-                    State::F32(x) => e.input_f32(0, &name, x).expect("given"),
-                    State::U8(x) => e.input_u8(0, &name, x).expect("given"),
+                    StateValues::F32(x) => e.input_f32(0, &name, x).expect("given"),
+                    StateValues::U8(x) => e.input_u8(0, &name, x).expect("given"),
                 }
             }
         };
@@ -82,8 +82,8 @@ impl Stepper {
         for (k, state) in states.iter_mut().enumerate() {
             let name = format!("out{k}");
             *state = match state {
-                State::F32(x) => State::F32(output(executor, &name, x.len())),
-                State::U8(x) => State::U8(output_u8(executor, &name, x.len())),
+                StateValues::F32(x) => StateValues::F32(output(executor, &name, x.len())),
+                StateValues::U8(x) => StateValues::U8(output_u8(executor, &name, x.len())),
             };
         }
     }
@@ -186,7 +186,7 @@ fn moments_of_8_bits_are_those_of_the_definition() {
     for on in every_device() {
         let op = Op::AdamW8bit(AdamW8bit { adamw: ADAMW });
         let mut stepper = Stepper::new(on, op, &shapes, p.clone(), 3);
-        stepper.states[1] = State::U8(vec![zero; n as usize]);
+        stepper.states[1] = StateValues::U8(vec![zero; n as usize]);
         for step in 1..=STEPS {
             let g: Vec<f32> = stepper.p().iter().zip(&a).zip(&t).map(|((p, a), t)| a * (p - t)).collect();
             let [c1, c2] = corrections(&ADAMW, step);
@@ -208,8 +208,8 @@ fn check_8bit(stepper: &Stepper, file: &Weights, step: usize, on: &str) {
     for (state, name) in stepper.states.iter().zip(["p", "m", "m_absmax", "v", "v_absmax"]) {
         let (what, name) = (format!("{name}.{step} on {on}"), format!("{name}.{step}"));
         match state {
-            State::U8(found) => assert!(*found == codes(file, &name), "{what}"),
-            State::F32(found) => {
+            StateValues::U8(found) => assert!(*found == codes(file, &name), "{what}"),
+            StateValues::F32(found) => {
                 let wanted = read(file, &name);
                 let largest = wanted.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
                 close(found, &wanted, 8.0 * f32::EPSILON * largest, &what);

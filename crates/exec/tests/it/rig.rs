@@ -76,7 +76,7 @@ impl On {
                 let first =
                     plimsoll_cuda::cards().ok().and_then(|cards| cards.first().map(|card| card.capability));
                 let kernels =
-                    Kernels::Cuda(first.map_or(Capability::LEAST, |(major, minor)| Capability(major, minor)));
+                    Kernels::Cuda(first.map_or(Capability::MIN, |(major, minor)| Capability(major, minor)));
                 Ok(Target { kernels, ..Target::named("cuda")? })
             }
         }

@@ -13,7 +13,7 @@ use plimsoll_plan::{AutodiffPolicy, Weights, passes};
 
 /// Each gradient is compared relative to at least this share of the model's largest gradient: the gradient of a key's
 /// bias without rotary positions is rounding error only.
-const LEAST: f32 = 0.01;
+const MIN_SHARE: f32 = 0.01;
 
 /// The graph with gradients of all of its losses.
 fn differentiated(graph: &Graph) -> Graph {
@@ -43,7 +43,7 @@ fn loss_and_gradients(fixture: &Fixture, on: On) {
     let trained: Vec<&Param> =
         graph.params.iter().filter(|p| plimsoll_models::trains(plimsoll_models::Tuning::Full, p)).collect();
     let wanted: Vec<Vec<f32>> = trained.iter().map(|p| fixture.answer("grad.", p)).collect();
-    let least = LEAST * wanted.iter().map(|w| largest(w)).fold(0.0, f32::max);
+    let least = MIN_SHARE * wanted.iter().map(|w| largest(w)).fold(0.0, f32::max);
     for (param, wanted) in trained.iter().zip(&wanted) {
         let name = format!("grad {}", param.name);
         check(&output(&mut executor, &name, wanted.len()), wanted, least, &what(&name));

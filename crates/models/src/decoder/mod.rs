@@ -12,7 +12,7 @@ pub use moe::active_parameters;
 use crate::init::{DEVIATION, Init, default_init};
 use crate::training::{DropoutBuilder, Training};
 use plimsoll_graph::ops::{Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable};
-use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Param, Piece, ValueId, VerifyError};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Param, ParamPiece, ValueId, VerifyError};
 
 /// Values that all blocks of a decoder share.
 struct Stack<'a> {
@@ -60,7 +60,7 @@ impl DecoderConfig {
 
     /// Initialisation of a tensor: normal; the weights that write to the residual stream are scaled by
     /// `1/sqrt(2 L)`, because each of the L layers adds to the stream twice (Radford et al. 2019).
-    pub fn init(&self, piece: &Piece) -> Init {
+    pub fn init(&self, piece: &ParamPiece) -> Init {
         if let Some(values) = self.derived(&piece.tensor) {
             return Init::Values(values);
         }
@@ -179,8 +179,8 @@ impl Stack<'_> {
 }
 
 /// The piece that holds all rows of a tensor.
-fn whole(tensor: String, shape: &[u64]) -> Piece {
-    Piece { tensor, shape: shape.to_vec(), rows: (0, shape[0]) }
+fn whole(tensor: String, shape: &[u64]) -> ParamPiece {
+    ParamPiece { tensor, shape: shape.to_vec(), rows: (0, shape[0]) }
 }
 
 /// The last component of a module name.

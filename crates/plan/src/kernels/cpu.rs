@@ -63,7 +63,7 @@ table! {
         LayerNormGradF32 = "layer_norm_grad_f32": LayerNormGrad (Takes::Widened, Scratch::None),
         GemmF32 = "gemm_f32": Linear (Takes::Panels, Scratch::Gemm),
         GemmBf16 = "gemm_bf16": Linear (Takes::Tiles, Scratch::Tiles),
-        GemmInt8 = "gemm_int8": Linear (Takes::Codes, Scratch::Tiles),
+        GemmInt8 = "gemm_int8": Linear (Takes::Quantized, Scratch::Tiles),
         ProductF32 = "product_f32": Linear (Takes::Widened, Scratch::Product),
         LinearCrossEntropyF32 = "linear_cross_entropy_f32": LinearCrossEntropy (Takes::Widened, Scratch::Loss),
         LinearCrossEntropyGradF32 = "linear_cross_entropy_grad_f32": LinearCrossEntropyGrad (Takes::Widened, Scratch::Loss),
@@ -117,7 +117,7 @@ enum Takes {
     /// bf16 only, with the weight in tiles.
     Tiles,
     /// 8-bit integers with their scales, and bf16, with a quantized weight in tiles.
-    Codes,
+    Quantized,
 }
 
 /// Workspace of a kernel, excluding f32 copies of operands.
@@ -154,13 +154,13 @@ const PANEL: u32 = 32;
 pub const TILE_STEP: u32 = 32;
 
 /// Columns of a step of 8-bit matmuls: line j of a tile holds columns 4j to 4j + 3 of its rows.
-pub const CODES_STEP: u32 = 64;
+pub const INT8_STEP: u32 = 64;
 
 /// Layout of bf16 weights in tiles.
 const TILES: Layout = Layout::Packed { rows: TILE_STEP, columns: TILE_STEP };
 
 /// Maximum number of attention heads.
-pub const MOST_HEADS: u32 = 128;
+pub const MAX_HEADS: u32 = 128;
 
 /// Workspace per worker in bytes of an f32 matmul with packed weights. With AMX tiles it is larger because
 /// operands are split into three bf16 terms (bf16x3).
@@ -230,7 +230,7 @@ impl CpuKernel {
             Takes::Panels => &[DType::F32],
             Takes::Tiles => &[DType::Bf16],
             Takes::Bf16 | Takes::Mlp => &[DType::Bf16, DType::F32],
-            Takes::Codes => &[DType::I8, DType::Bf16],
+            Takes::Quantized => &[DType::I8, DType::Bf16],
         }
     }
 
@@ -238,7 +238,7 @@ impl CpuKernel {
     pub fn widens(self) -> bool {
         match self.row().0 {
             Takes::Widened | Takes::WidenedF16 => true,
-            Takes::Native | Takes::Bf16 | Takes::Mlp | Takes::Panels | Takes::Tiles | Takes::Codes => false,
+            Takes::Native | Takes::Bf16 | Takes::Mlp | Takes::Panels | Takes::Tiles | Takes::Quantized => false,
         }
     }
 
@@ -246,7 +246,7 @@ impl CpuKernel {
         match self.row().0 {
             Takes::Panels => Layout::Packed { rows: PANEL, columns: 1 },
             Takes::Tiles | Takes::Mlp => TILES,
-            Takes::Codes => Layout::Packed { rows: TILE_STEP, columns: CODES_STEP },
+            Takes::Quantized => Layout::Packed { rows: TILE_STEP, columns: INT8_STEP },
             Takes::Widened | Takes::WidenedF16 | Takes::Native | Takes::Bf16 => Layout::RowMajor,
         }
     }
@@ -286,7 +286,7 @@ impl CpuKernel {
 
 /// Whether CPU kernels implement an op with these attributes.
 fn has(op: &Op) -> bool {
-    let narrow = |op: &Attention| op.heads <= MOST_HEADS && op.head_dim <= WIDEST_HEAD;
+    let narrow = |op: &Attention| op.heads <= MAX_HEADS && op.head_dim <= WIDEST_HEAD;
     if let Op::Linear(op) = op {
         // CPUs fuse neither a preceding norm nor a gate, and have no TF32, which is specific to GPUs.
         !op.tf32 && op.prologue == Prologue::None && op.epilogue != Epilogue::Gate

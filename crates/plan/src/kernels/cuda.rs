@@ -12,7 +12,7 @@ pub struct Capability(pub u32, pub u32);
 
 impl Capability {
     /// Minimum compute capability of the kernels.
-    pub const LEAST: Self = Self(8, 0);
+    pub const MIN: Self = Self(8, 0);
     /// Minimum compute capability of e4m3 matmuls.
     pub const FP8: Self = Self(8, 9);
     /// Hopper: warpgroup matmuls, with fused gates and layer norms.
@@ -21,74 +21,74 @@ impl Capability {
 
 table! {
     /// A kernel for NVIDIA GPUs.
-    CudaKernel: Row {
-        Accumulate = "accumulate": Accumulate Row::Rows,
-        Adafactor = "adafactor": Adafactor Row::Optimizer,
-        AdamW = "adamw": AdamW Row::Optimizer,
-        AdamW8bit = "adamw_8bit": AdamW8bit Row::Optimizer,
-        Add = "rows": Add Row::Rows,
-        Flash = "flash": Attention Row::Rows,
-        FlashGrad = "flash_grad": AttentionGrad Row::FlashGrad,
-        BatchNorm = "rows": BatchNorm Row::Rows,
-        BatchNormGrad = "batch_norm_grad": BatchNormGrad Row::Sums,
-        BatchNormTrain = "batch_norm_train": BatchNormTrain Row::Sums,
-        BatchNormTrainGrad = "batch_norm_train_grad": BatchNormTrainGrad Row::Sums,
-        Cast = "rows": Cast Row::Rows,
-        Combine = "combine": Combine Row::Experts,
-        CombineGrad = "combine_grad": CombineGrad Row::Experts,
-        Concat = "rows": Concat Row::Rows,
-        ConcatGrad = "concat_grad": ConcatGrad Row::Rows,
-        Dispatch = "dispatch": Dispatch Row::Experts,
-        DispatchGrad = "dispatch_grad": DispatchGrad Row::Experts,
-        Dropout = "dropout": Dropout Row::Rows,
-        Embed = "rows": Embed Row::Rows,
-        EmbedGrad = "embed_grad": EmbedGrad Row::Sums,
-        Gelu = "rows": Gelu Row::Rows,
-        GeluGrad = "gelu_grad": GeluGrad Row::Rows,
-        Glu = "rows": Glu Row::Rows,
-        GluGrad = "glu_grad": GluGrad Row::Rows,
-        GradScale = "grad_scale": GradScale Row::Optimizer,
-        GroupedGemm = "grouped_gemm": GroupedLinear Row::Experts,
-        GroupedGemmInputGrad = "grouped_gemm_input_grad": GroupedLinearInputGrad Row::Experts,
-        GroupedGemmWeightGrad = "grouped_gemm_weight_grad": GroupedLinearWeightGrad Row::Experts,
-        LayerNorm = "rows": LayerNorm Row::Rows,
-        LayerNormGrad = "layer_norm_grad": LayerNormGrad Row::Sums,
-        Gemm = "gemm": Linear Row::Product,
-        GemmFp8 = "gemm": Linear Row::Codes,
-        LinearCrossEntropy = "linear_cross_entropy": LinearCrossEntropy Row::Loss,
-        LinearCrossEntropyGrad = "linear_cross_entropy_grad": LinearCrossEntropyGrad Row::Loss,
-        GemmInputGrad = "gemm_input_grad": LinearInputGrad Row::GemmGrad,
-        GemmWeightGrad = "gemm_weight_grad": LinearWeightGrad Row::GemmGrad,
-        Quantize = "rows": Quantize Row::Rows,
-        Relu = "rows": Relu Row::Rows,
-        ReluGrad = "relu_grad": ReluGrad Row::Rows,
-        RmsNorm = "rms_norm": RmsNorm Row::Rows,
-        RmsNormGrad = "rms_norm_grad": RmsNormGrad Row::Sums,
-        RotaryTable = "sequence": RotaryTable Row::Rows,
-        Route = "route": Route Row::Experts,
-        RouteGrad = "route_grad": RouteGrad Row::Experts,
-        RouterLoss = "router_loss": RouterLoss Row::Experts,
-        RouterLossGrad = "router_loss_grad": RouterLossGrad Row::Experts,
-        Scale = "scale": Scale Row::Rows,
-        SegmentMean = "sequence": SegmentMean Row::Rows,
-        SegmentMeanGrad = "segment_mean_grad": SegmentMeanGrad Row::Rows,
-        SelectRows = "rows": SelectRows Row::Rows,
-        SelectRowsGrad = "select_rows_grad": SelectRowsGrad Row::Sums,
-        Sgd = "sgd": Sgd Row::Optimizer,
-        Softmax = "rows": Softmax Row::Rows,
-        SoftmaxGrad = "softmax_grad": SoftmaxGrad Row::Rows,
+    CudaKernel: Operands {
+        Accumulate = "accumulate": Accumulate Operands::Rows,
+        Adafactor = "adafactor": Adafactor Operands::Optimizer,
+        AdamW = "adamw": AdamW Operands::Optimizer,
+        AdamW8bit = "adamw_8bit": AdamW8bit Operands::Optimizer,
+        Add = "rows": Add Operands::Rows,
+        Flash = "flash": Attention Operands::Rows,
+        FlashGrad = "flash_grad": AttentionGrad Operands::FlashGrad,
+        BatchNorm = "rows": BatchNorm Operands::Rows,
+        BatchNormGrad = "batch_norm_grad": BatchNormGrad Operands::Sums,
+        BatchNormTrain = "batch_norm_train": BatchNormTrain Operands::Sums,
+        BatchNormTrainGrad = "batch_norm_train_grad": BatchNormTrainGrad Operands::Sums,
+        Cast = "rows": Cast Operands::Rows,
+        Combine = "combine": Combine Operands::Experts,
+        CombineGrad = "combine_grad": CombineGrad Operands::Experts,
+        Concat = "rows": Concat Operands::Rows,
+        ConcatGrad = "concat_grad": ConcatGrad Operands::Rows,
+        Dispatch = "dispatch": Dispatch Operands::Experts,
+        DispatchGrad = "dispatch_grad": DispatchGrad Operands::Experts,
+        Dropout = "dropout": Dropout Operands::Rows,
+        Embed = "rows": Embed Operands::Rows,
+        EmbedGrad = "embed_grad": EmbedGrad Operands::Sums,
+        Gelu = "rows": Gelu Operands::Rows,
+        GeluGrad = "gelu_grad": GeluGrad Operands::Rows,
+        Glu = "rows": Glu Operands::Rows,
+        GluGrad = "glu_grad": GluGrad Operands::Rows,
+        GradScale = "grad_scale": GradScale Operands::Optimizer,
+        GroupedGemm = "grouped_gemm": GroupedLinear Operands::Experts,
+        GroupedGemmInputGrad = "grouped_gemm_input_grad": GroupedLinearInputGrad Operands::Experts,
+        GroupedGemmWeightGrad = "grouped_gemm_weight_grad": GroupedLinearWeightGrad Operands::Experts,
+        LayerNorm = "rows": LayerNorm Operands::Rows,
+        LayerNormGrad = "layer_norm_grad": LayerNormGrad Operands::Sums,
+        Gemm = "gemm": Linear Operands::Matmul,
+        GemmFp8 = "gemm": Linear Operands::Quantized,
+        LinearCrossEntropy = "linear_cross_entropy": LinearCrossEntropy Operands::Loss,
+        LinearCrossEntropyGrad = "linear_cross_entropy_grad": LinearCrossEntropyGrad Operands::Loss,
+        GemmInputGrad = "gemm_input_grad": LinearInputGrad Operands::GemmGrad,
+        GemmWeightGrad = "gemm_weight_grad": LinearWeightGrad Operands::GemmGrad,
+        Quantize = "rows": Quantize Operands::Rows,
+        Relu = "rows": Relu Operands::Rows,
+        ReluGrad = "relu_grad": ReluGrad Operands::Rows,
+        RmsNorm = "rms_norm": RmsNorm Operands::Rows,
+        RmsNormGrad = "rms_norm_grad": RmsNormGrad Operands::Sums,
+        RotaryTable = "sequence": RotaryTable Operands::Rows,
+        Route = "route": Route Operands::Experts,
+        RouteGrad = "route_grad": RouteGrad Operands::Experts,
+        RouterLoss = "router_loss": RouterLoss Operands::Experts,
+        RouterLossGrad = "router_loss_grad": RouterLossGrad Operands::Experts,
+        Scale = "scale": Scale Operands::Rows,
+        SegmentMean = "sequence": SegmentMean Operands::Rows,
+        SegmentMeanGrad = "segment_mean_grad": SegmentMeanGrad Operands::Rows,
+        SelectRows = "rows": SelectRows Operands::Rows,
+        SelectRowsGrad = "select_rows_grad": SelectRowsGrad Operands::Sums,
+        Sgd = "sgd": Sgd Operands::Optimizer,
+        Softmax = "rows": Softmax Operands::Rows,
+        SoftmaxGrad = "softmax_grad": SoftmaxGrad Operands::Rows,
     }
 }
 
 /// Accepted element types and workspace of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Row {
+enum Operands {
     /// Rows of one floating-point type; no workspace.
     Rows,
     /// Rows of one floating-point type, and workspace for cuBLASLt algorithms.
-    Product,
+    Matmul,
     /// Quantized values with their scales, and bf16; the same workspace.
-    Codes,
+    Quantized,
     /// Sums over rows: workspace for partial sums.
     Sums,
     /// Updates of parameters, and the norm of all gradients.
@@ -118,37 +118,37 @@ pub(super) fn fusions(capability: Capability) -> Fusions {
 impl CudaKernel {
     pub(super) fn dtypes(self) -> &'static [DType] {
         match self.row() {
-            Row::Rows
-            | Row::Product
-            | Row::Sums
-            | Row::Optimizer
-            | Row::GemmGrad
-            | Row::Loss
-            | Row::FlashGrad
-            | Row::Experts => &[DType::F32, DType::Bf16, DType::F16],
-            Row::Codes => &[DType::F8, DType::Bf16],
+            Operands::Rows
+            | Operands::Matmul
+            | Operands::Sums
+            | Operands::Optimizer
+            | Operands::GemmGrad
+            | Operands::Loss
+            | Operands::FlashGrad
+            | Operands::Experts => &[DType::F32, DType::Bf16, DType::F16],
+            Operands::Quantized => &[DType::F8, DType::Bf16],
         }
     }
 
     pub(super) fn weights(self) -> Layout {
         match self.row() {
-            Row::Codes => Layout::Scaled,
-            Row::Rows
-            | Row::Product
-            | Row::Sums
-            | Row::Optimizer
-            | Row::GemmGrad
-            | Row::Loss
-            | Row::FlashGrad
-            | Row::Experts => Layout::RowMajor,
+            Operands::Quantized => Layout::Scaled,
+            Operands::Rows
+            | Operands::Matmul
+            | Operands::Sums
+            | Operands::Optimizer
+            | Operands::GemmGrad
+            | Operands::Loss
+            | Operands::FlashGrad
+            | Operands::Experts => Layout::RowMajor,
         }
     }
 
     /// Whether the kernel accepts a node's op and attributes; the element types of the inputs are checked
     /// separately.
     pub(super) fn accepts(self, capability: Capability, node: &Node) -> bool {
-        let has_codes = self.row() != Row::Codes || capability >= Capability::FP8;
-        self.op() == node.op.kind() && has_codes && self.has(capability, &node.op)
+        let has_fp8 = self.row() != Operands::Quantized || capability >= Capability::FP8;
+        self.op() == node.op.kind() && has_fp8 && self.has(capability, &node.op)
     }
 
     /// Whether the kernel implements an op with these attributes.
@@ -157,7 +157,7 @@ impl CudaKernel {
             matches!(op.mask, Mask::Full | Mask::Causal) && op.head_dim <= WIDEST_HEAD
         } else if let Op::Linear(op) = op {
             let plain = op.epilogue != Epilogue::Gate && op.prologue == Prologue::None;
-            self.row() != Row::Codes || plain
+            self.row() != Operands::Quantized || plain
         } else if let Op::Quantize(op) = op {
             op.to == DType::F8 && capability >= Capability::FP8
         } else {
@@ -168,14 +168,14 @@ impl CudaKernel {
     /// Workspace in bytes of a node in a full step.
     pub(super) fn workspace(self, graph: &Graph, node: &Node) -> Bytes {
         match self.row() {
-            Row::Rows => Bytes::ZERO,
-            Row::Product | Row::Codes => GEMM,
-            Row::Sums => sums_bytes(graph, node),
-            Row::Optimizer => optimizer_bytes(graph, node),
-            Row::GemmGrad => gemm_grad_bytes(graph, node),
-            Row::Loss => loss_bytes(graph, node),
-            Row::FlashGrad => flash_grad_bytes(graph, node),
-            Row::Experts => experts_bytes(graph, node),
+            Operands::Rows => Bytes::ZERO,
+            Operands::Matmul | Operands::Quantized => GEMM,
+            Operands::Sums => sums_bytes(graph, node),
+            Operands::Optimizer => optimizer_bytes(graph, node),
+            Operands::GemmGrad => gemm_grad_bytes(graph, node),
+            Operands::Loss => loss_bytes(graph, node),
+            Operands::FlashGrad => flash_grad_bytes(graph, node),
+            Operands::Experts => experts_bytes(graph, node),
         }
     }
 }

@@ -11,7 +11,7 @@ mod cpu;
 mod cuda;
 mod reference;
 
-pub use cpu::{CODES_STEP, CpuKernel, InstructionSet, MOST_HEADS, TILE_STEP, flash_bytes, flash_grad_bytes};
+pub use cpu::{CpuKernel, INT8_STEP, InstructionSet, MAX_HEADS, TILE_STEP, flash_bytes, flash_grad_bytes};
 pub use cuda::{Capability, CudaKernel};
 pub use reference::ReferenceKernel;
 

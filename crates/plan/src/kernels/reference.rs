@@ -10,7 +10,7 @@ pub enum ReferenceKernel {
     /// Every op on floating-point operands.
     Any,
     /// Matmul of 8-bit quantized operands, whose weights are stored by rows with their scales.
-    Codes,
+    Quantized,
 }
 
 impl ReferenceKernel {

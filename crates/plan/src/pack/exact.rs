@@ -7,7 +7,7 @@
 use super::solve::{Block, loads};
 
 /// Largest number of blocks for which the search is tried; with more it rarely completes.
-pub(super) const MOST_BLOCKS: usize = 32;
+pub(super) const MAX_BLOCKS: usize = 32;
 
 /// Returns an order in which first fit keeps the end of every block at or below `limit`; `None` if there is no such
 /// order or if `steps` ran out, in which case it is 0.

@@ -18,7 +18,7 @@ const UNPLACED: u64 = u64::MAX;
 pub(super) fn search(blocks: &[Block], enough: u64, steps: u64) -> Vec<u64> {
     let mut search = Search::new(blocks, enough, steps);
     search.try_orders();
-    if blocks.len() <= exact::MOST_BLOCKS {
+    if blocks.len() <= exact::MAX_BLOCKS {
         search.try_everything();
     }
     search.climb();

@@ -11,7 +11,7 @@
 //! stream that is updated in place is a floor too. The items above the floors decompose into equal parts, of which
 //! each distinct one is solved once and its offsets are reused. Decomposing n items takes O(n log n) for any depth of
 //! nesting. If an additional item is live across the layers, the problem does not decompose. A part of at least
-//! `MANY` items is then packed with the skyline heuristic, which takes O(n log n) for lifetimes as in layers, and
+//! `SEARCH_LATER` items is then packed with the skyline heuristic, which takes O(n log n) for lifetimes as in layers, and
 //! is searched only if the result is too high.
 
 use std::collections::BTreeMap;
@@ -58,9 +58,9 @@ pub fn solve(problem: &Problem) -> Packing {
     let total = (0..problem.items.len()).try_fold(0u64, |sum, i| sum.checked_add(problem.footprint(i)));
     assert!(total.is_some(), "the sizes together exceed u64");
 
-    let part: Vec<Entry> = (0..problem.items.len())
+    let part: Vec<IndexedBlock> = (0..problem.items.len())
         .filter(|&i| problem.items[i].size > 0)
-        .map(|i| Entry {
+        .map(|i| IndexedBlock {
             item: i,
             block: Block { size: units(i), birth: problem.items[i].birth, death: problem.items[i].death },
         })
@@ -79,11 +79,11 @@ fn effort(blocks: usize) -> u64 {
 }
 
 /// Pieces with at least this number of blocks are searched only if the skyline heuristic does not reach the goal.
-const MANY: usize = 1024;
+const SEARCH_LATER: usize = 1024;
 
 /// A block and the index of its item.
 #[derive(Clone, Copy)]
-struct Entry {
+struct IndexedBlock {
     item: usize,
     block: Block,
 }
@@ -101,7 +101,7 @@ struct Solver {
 
 /// An interval of time without a remaining item across its ends, and the items that are live inside it only.
 #[derive(Clone, Copy)]
-struct Piece {
+struct TimeSlice {
     /// First and last instant, both inclusive.
     from: u32,
     to: u32,
@@ -114,7 +114,7 @@ struct Piece {
 
 /// The pieces above a set of floors; the first `done` of them are placed.
 struct Level {
-    pieces: Vec<Piece>,
+    pieces: Vec<TimeSlice>,
     done: usize,
     /// Offset at which the pieces start.
     base: u64,
@@ -129,11 +129,11 @@ struct Level {
 impl Solver {
     /// Places all entries and returns their highest end. Floors are nested as deeply as a model has layers, so this
     /// uses an explicit stack instead of recursion.
-    fn place(&mut self, mut part: Vec<Entry>) -> u64 {
+    fn place(&mut self, mut part: Vec<IndexedBlock>) -> u64 {
         renumber(&mut part);
         let Some(last) = part.iter().map(|e| e.block.death).max() else { return 0 };
         let cuts = Cuts::of(&part);
-        let whole = Piece { from: 0, to: last, first: 0, end: part.len(), load: 0 };
+        let whole = TimeSlice { from: 0, to: last, first: 0, end: part.len(), load: 0 };
         let mut levels = vec![Level {
             pieces: cuts.split(&part, whole, (0, 0)),
             done: 0,
@@ -158,7 +158,7 @@ impl Solver {
             let goal = level.enough.max(level.top).max(level.base + piece.load);
             let entries = &part[piece.first..piece.end];
             // Entries are sorted by birth, then by longest lifetime, so floors come first.
-            let spans = |e: &&Entry| e.block.birth == piece.from && e.block.death == piece.to;
+            let spans = |e: &&IndexedBlock| e.block.birth == piece.from && e.block.death == piece.to;
             let count = entries.iter().take_while(spans).count();
             if count == 0 {
                 level.top = level.top.max(self.place_whole(entries, level.base, goal));
@@ -170,7 +170,7 @@ impl Solver {
                 top = floor.block.end(top);
                 (number, sum) = (number + 1, sum + floor.block.size);
             }
-            let rest = Piece { first: piece.first + count, ..piece };
+            let rest = TimeSlice { first: piece.first + count, ..piece };
             let pieces = if rest.first < rest.end { cuts.split(&part, rest, (number, sum)) } else { vec![] };
             levels.push(Level { pieces, done: 0, base: top, top, enough: goal, floors: (number, sum) });
         }
@@ -178,10 +178,10 @@ impl Solver {
 
     /// Places a piece that does not decompose, reusing the solution of an equal piece if there is one. Returns its
     /// highest end.
-    fn place_whole(&mut self, piece: &[Entry], base: u64, goal: u64) -> u64 {
+    fn place_whole(&mut self, piece: &[IndexedBlock], base: u64, goal: u64) -> u64 {
         let key = (goal - base, blocks(piece));
         if !self.solved.contains_key(&key) {
-            let rested = (piece.len() >= MANY).then(|| greedy::rested(&key.1, key.0)).flatten();
+            let rested = (piece.len() >= SEARCH_LATER).then(|| greedy::rested(&key.1, key.0)).flatten();
             let found = rested.unwrap_or_else(|| greedy::search(&key.1, key.0, effort(piece.len())));
             self.solved.insert(key.clone(), found);
         }
@@ -206,7 +206,7 @@ struct Cuts {
 
 impl Cuts {
     /// Computes the tables of entries that are renumbered and in order of birth.
-    fn of(part: &[Entry]) -> Self {
+    fn of(part: &[IndexedBlock]) -> Self {
         let all = blocks(part);
         let sums = loads(&all);
         let mut change = vec![0i64; sums.len() + 1];
@@ -241,7 +241,7 @@ impl Cuts {
 
     /// Divides a part into pieces above its floors, given as their number and the sum of their sizes. The piece with
     /// the largest load comes first: the other pieces then suffice if they are no higher than it.
-    fn split(&self, part: &[Entry], whole: Piece, (number, sum): (usize, u64)) -> Vec<Piece> {
+    fn split(&self, part: &[IndexedBlock], whole: TimeSlice, (number, sum): (usize, u64)) -> Vec<TimeSlice> {
         let none = vec![];
         let places = self.crossed.get(number).unwrap_or(&none);
         let places = &places[places.partition_point(|&t| t < whole.from)..];
@@ -251,7 +251,7 @@ impl Cuts {
             let end = first + part[first..whole.end].partition_point(|e| e.block.birth <= to);
             if end > first {
                 let load = self.load(from, to) - sum;
-                pieces.push(Piece { from, to, first, end, load });
+                pieces.push(TimeSlice { from, to, first, end, load });
             }
             (from, first) = (to + 1, end);
         }
@@ -264,9 +264,9 @@ impl Cuts {
 /// time exactly if they share a maximal set (intervals have the Helly property), so the problem is unchanged, and
 /// lifetimes that differ only in irrelevant instants become equal. Sorts the entries by birth, then longest lifetime,
 /// then largest size.
-fn renumber(part: &mut [Entry]) {
+fn renumber(part: &mut [IndexedBlock]) {
     let mut events: Vec<(u32, bool, usize)> = Vec::with_capacity(2 * part.len());
-    for (i, Entry { block, .. }) in part.iter().enumerate() {
+    for (i, IndexedBlock { block, .. }) in part.iter().enumerate() {
         events.push((block.birth, false, i));
         events.push((block.death, true, i));
     }
@@ -287,7 +287,7 @@ fn renumber(part: &mut [Entry]) {
 }
 
 /// Blocks of a piece in order of birth, with time relative to the start of the piece.
-fn blocks(piece: &[Entry]) -> Vec<Block> {
+fn blocks(piece: &[IndexedBlock]) -> Vec<Block> {
     let start = piece.first().map_or(0, |e| e.block.birth);
     piece
         .iter()

@@ -9,7 +9,7 @@ use super::dce;
 use crate::Weights;
 use plimsoll_graph::ops::{Activation, Epilogue, Glu, Linear, Prologue, Qkv};
 use plimsoll_graph::{
-    DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, Piece, Role, TensorSpec, Value, ValueId,
+    DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, ParamPiece, Role, TensorSpec, Value, ValueId,
 };
 
 /// Returns the graph with the fusions that every target supports. Query, key and value weights are not concatenated
@@ -174,7 +174,7 @@ impl Fusion {
             Role::Param(p) => Some(&self.g.params[p.index()]),
             Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
         });
-        let pieces: Vec<Piece> = params.flat_map(|p| p.pieces.iter().cloned()).collect();
+        let pieces: Vec<ParamPiece> = params.flat_map(|p| p.pieces.iter().cloned()).collect();
         let rows: u64 = pieces.iter().map(|p| p.rows.1 - p.rows.0).sum();
         let name = format!("{}+{}", pieces[0].tensor, pieces.len() - 1);
         let id = ParamId::at(self.g.params.len());

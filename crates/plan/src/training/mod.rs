@@ -14,7 +14,7 @@ use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision};
 use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights};
 use plimsoll_graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};
 use plimsoll_graph::{
-    Builder, DType, Dim, Graph, Op, Param, Phase, Role, State, StateKind, TensorSpec, ValueId,
+    Builder, DType, Dim, Graph, Op, Param, Phase, Role, StateDef, StateKind, TensorSpec, ValueId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -321,15 +321,15 @@ enum Common {
 
 /// State that stores a gradient: in the gradient's own element type with one micro-batch per step, in f32 if
 /// several are summed.
-fn gradient(name: &str) -> State {
+fn gradient(name: &str) -> StateDef {
     state(format!("grad {name}"), StateKind::Gradient)
 }
 
 /// f32 master copy of the 16-bit parameter `name`, which the optimizer updates.
-pub fn master(name: &str) -> State {
+pub fn master(name: &str) -> StateDef {
     state(format!("master {name}"), StateKind::Master)
 }
 
-fn state(name: String, kind: StateKind) -> State {
-    State { name, kind, init: 0.0 }
+fn state(name: String, kind: StateKind) -> StateDef {
+    StateDef { name, kind, init: 0.0 }
 }

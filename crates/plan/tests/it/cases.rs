@@ -1,7 +1,7 @@
 //! Graphs and plans shared by several tests. Invariant: equal arguments give equal graphs.
 
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
-use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, State, StateKind, ValueId};
+use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, StateDef, StateKind, ValueId};
 use plimsoll_models::{Encoder, Output};
 use plimsoll_plan::{AutodiffPolicy, Bill, Plan, PlanError, Policy, Program, Target, Weights, compile};
 
@@ -83,7 +83,7 @@ pub fn gradients() -> Policy {
     Policy { autodiff: Some(AutodiffPolicy { outputs: vec!["y".to_owned()] }), ..Policy::default() }
 }
 
-/// Graph with two states of equal shape that are read and updated with the result of a linear. State `s2` is read
+/// Graph with two states of equal shape that are read and updated with the result of a linear. StateDef `s2` is read
 /// after its new value is computed, `s1` is not.
 pub fn with_updates() -> Graph {
     let mut g = Builder::new(bounds(64));
@@ -132,6 +132,6 @@ pub fn defined_by(graph: &Graph, v: ValueId) -> &plimsoll_graph::Node {
 
 /// Adds an f32 state that is initialised to zero.
 pub fn state(g: &mut Builder, name: &str, shape: &[Dim]) -> ValueId {
-    let state = State { name: name.to_owned(), kind: StateKind::Buffer, init: 0.0 };
+    let state = StateDef { name: name.to_owned(), kind: StateKind::Buffer, init: 0.0 };
     g.state(state, shape, DType::F32)
 }

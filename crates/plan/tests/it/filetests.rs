@@ -21,14 +21,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Minimum number of test files; fewer indicate that the directory was not found.
-const LEAST: usize = 60;
+const MIN_FILES: usize = 60;
 
 #[test]
 fn filetests() {
     let mut files = vec![];
     collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/filetests"), &mut files);
     files.sort();
-    assert!(files.len() >= LEAST, "{} files", files.len());
+    assert!(files.len() >= MIN_FILES, "{} files", files.len());
     let update = std::env::var_os("UPDATE").is_some_and(|v| v == "1");
     let mut failed = String::new();
     for path in &files {

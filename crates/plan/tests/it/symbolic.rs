@@ -68,7 +68,7 @@ fn shape(spec: &TensorSpec) -> String {
     format!("{:?} {:?}", spec.shape, spec.dtype)
 }
 
-fn pieces(pieces: &[plimsoll_graph::Piece]) -> Term {
+fn pieces(pieces: &[plimsoll_graph::ParamPiece]) -> Term {
     term(pieces.iter().map(|p| (p.tensor.clone(), p.shape.clone(), p.rows)).collect::<Vec<_>>())
 }
 

@@ -2,7 +2,7 @@
 //! not used.
 
 use super::font::{self, Placed};
-use super::scene::{Anchor, Color, Item, Paint, PathStep, Scene, TextStyle};
+use super::scene::{Anchor, Color, Paint, PathStep, Scene, SceneItem, TextStyle};
 use std::collections::HashMap;
 use std::io;
 use tiny_skia::{FillRule, Path, PathBuilder, Pixmap, PremultipliedColorU8, Stroke, StrokeDash, Transform};
@@ -12,15 +12,17 @@ use ttf_parser::OutlineBuilder;
 const INCH: f64 = 72.0;
 
 /// Maximum number of pixels of a picture; encoding holds six bytes per pixel.
-const MOST: f64 = 40e6;
+const MAX_PIXELS: f64 = 40e6;
 
 /// Renders the scene with `dpi` pixels per inch and returns the bytes of the file.
 pub fn write(scene: &Scene, dpi: u32) -> io::Result<Vec<u8>> {
     let scale = f64::from(dpi) / INCH;
     let [width, height] = [scene.width, scene.height].map(|points| (points * scale).round().max(1.0));
-    if width * height > MOST {
-        let text =
-            format!("{width} x {height} pixels are more than {} million; lower --dpi or --width", MOST / 1e6);
+    if width * height > MAX_PIXELS {
+        let text = format!(
+            "{width} x {height} pixels are more than {} million; lower --dpi or --width",
+            MAX_PIXELS / 1e6
+        );
         return Err(io::Error::other(text));
     }
     let mut pixels = Pixmap::new(width as u32, height as u32).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -28,8 +30,8 @@ pub fn write(scene: &Scene, dpi: u32) -> io::Result<Vec<u8>> {
     let mut canvas = Canvas { pixels, scale };
     for item in &scene.items {
         match item {
-            Item::Shape(steps, paint) => canvas.shape(steps, paint),
-            Item::Text { x, y, anchor, kind, text } => canvas.letters((*x, *y), *anchor, kind, text),
+            SceneItem::Shape(steps, paint) => canvas.shape(steps, paint),
+            SceneItem::Text { x, y, anchor, kind, text } => canvas.letters((*x, *y), *anchor, kind, text),
         }
     }
     encode(&canvas.pixels, dpi)

@@ -5,7 +5,7 @@ use super::axis::{Scale, bases, count, score};
 use super::font;
 use super::scene::{Anchor, Scene, TextStyle};
 use super::style::{self, AXIS, DARK, GRID, LABEL, REMARK};
-use crate::survey::Entry;
+use crate::survey::PredictionRow;
 use plimsoll_virus::output::Call;
 
 const LINE: f64 = 9.5;
@@ -31,7 +31,7 @@ struct Columns {
 }
 
 /// Draws the records; returns the bottom coordinate.
-pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[Entry], threshold: f64) -> f64 {
+pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[PredictionRow], threshold: f64) -> f64 {
     let columns = columns(x, width, entries);
     let (bars, top) = (&columns.bars, y + LINE);
     let bottom = top + LINE * entries.len() as f64;
@@ -56,8 +56,8 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[Entry], th
     bottom + 11.0
 }
 
-fn columns(x: f64, width: f64, entries: &[Entry]) -> Columns {
-    let widest = |text: fn(&Entry) -> String, least: f64| {
+fn columns(x: f64, width: f64, entries: &[PredictionRow]) -> Columns {
+    let widest = |text: fn(&PredictionRow) -> String, least: f64| {
         entries.iter().map(|entry| font::width(&text(entry), REMARK)).fold(least, f64::max)
     };
     let ids = entries.iter().map(|entry| font::width(&entry.id, LABEL) * SPARE).fold(0.0, f64::max);
@@ -69,7 +69,7 @@ fn columns(x: f64, width: f64, entries: &[Entry]) -> Columns {
     Columns { ids, bars: Scale { from: x + ids + 6.0, to: end, end: 1.0 }, lengths, windows }
 }
 
-fn row(scene: &mut Scene, columns: &Columns, y: f64, entry: &Entry) {
+fn row(scene: &mut Scene, columns: &Columns, y: f64, entry: &PredictionRow) {
     let (bars, foot) = (&columns.bars, y + 7.0);
     let id = font::shorten(&entry.id, LABEL, columns.ids / SPARE);
     scene.text(bars.from - 4.0, foot, Anchor::End, LABEL, id);
@@ -90,6 +90,6 @@ fn row(scene: &mut Scene, columns: &Columns, y: f64, entry: &Entry) {
     }
 }
 
-fn of_windows(entry: &Entry) -> String {
+fn of_windows(entry: &PredictionRow) -> String {
     format!("{}/{}", count(entry.scored), count(entry.windows))
 }

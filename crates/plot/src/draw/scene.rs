@@ -67,7 +67,7 @@ pub struct TextStyle {
 
 /// Element of a picture; later elements are painted on top.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Item {
+pub enum SceneItem {
     /// A path of lines and areas.
     Shape(Vec<PathStep>, Paint),
     /// A text on one line.
@@ -95,7 +95,7 @@ pub struct Scene {
     /// Text alternative of the picture for screen readers.
     pub title: String,
     /// Elements in painting order.
-    pub items: Vec<Item>,
+    pub items: Vec<SceneItem>,
 }
 
 impl Scene {
@@ -107,7 +107,7 @@ impl Scene {
     /// Adds a path, unless it is empty.
     pub fn shape(&mut self, steps: Vec<PathStep>, paint: Paint) {
         if !steps.is_empty() {
-            self.items.push(Item::Shape(steps, paint));
+            self.items.push(SceneItem::Shape(steps, paint));
         }
     }
 
@@ -130,7 +130,7 @@ impl Scene {
 
     /// Adds a text.
     pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, kind: TextStyle, text: impl Into<String>) {
-        self.items.push(Item::Text { x, y, anchor, kind, text: text.into() });
+        self.items.push(SceneItem::Text { x, y, anchor, kind, text: text.into() });
     }
 }
 

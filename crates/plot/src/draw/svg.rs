@@ -1,7 +1,7 @@
 //! SVG encoding of a scene. Invariant: equal scenes give equal bytes, and the file is well-formed XML for any
 //! text.
 
-use super::scene::{Anchor, Item, Paint, PathStep, Scene, TextStyle};
+use super::scene::{Anchor, Paint, PathStep, Scene, SceneItem, TextStyle};
 use std::fmt::{self, Display, Write};
 
 /// Points per millimetre.
@@ -32,8 +32,8 @@ fn write_to(scene: &Scene, out: &mut String) -> fmt::Result {
     writeln!(out, "<path fill=\"#ffffff\" d=\"M0 0H{}V{}H0Z\"/>", Short(w), Short(h))?;
     for item in &scene.items {
         match item {
-            Item::Shape(steps, paint) => shape(out, steps, paint)?,
-            Item::Text { x, y, anchor, kind, text } => letters(out, (*x, *y), *anchor, kind, text)?,
+            SceneItem::Shape(steps, paint) => shape(out, steps, paint)?,
+            SceneItem::Text { x, y, anchor, kind, text } => letters(out, (*x, *y), *anchor, kind, text)?,
         }
     }
     out.write_str("</svg>\n")

@@ -7,7 +7,7 @@ use super::font;
 use super::scene::{Anchor, Color, Paint, PathStep, Scene, TextStyle, hatch, rectangle, segment};
 use super::style::{self, AXIS, DARK, GRID, LABEL, NAME, REMARK, WHITE};
 use crate::results::About;
-use crate::survey::Entry;
+use crate::survey::PredictionRow;
 use crate::track::{Column, Track, columns, uncalled_intervals};
 use plimsoll_virus::output::Call;
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
 }
 
 /// Draws the id, length, call and counts of the record.
-fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &Entry) {
+fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &PredictionRow) {
     let length = bases(entry.length);
     let room = width - font::width(&length, REMARK) - 10.0;
     scene.text(x, y + 7.5, Anchor::Start, NAME, font::shorten(&entry.id, NAME, room));
@@ -294,7 +294,7 @@ mod tests {
         };
         let windows: Vec<Window> = windows.iter().map(window).collect();
         let (call, score, count) = (Call::Virus, Some(0.5), windows.len() as u64);
-        let entry = Entry {
+        let entry = PredictionRow {
             ordinal: 0,
             id: "r".into(),
             length,
@@ -318,7 +318,7 @@ mod tests {
     /// The steps of all paths whose paint is `wanted`.
     fn painted(scene: &Scene, wanted: impl Fn(&Paint) -> bool) -> Vec<PathStep> {
         let shapes = scene.items.iter().filter_map(|item| match item {
-            super::super::scene::Item::Shape(steps, paint) if wanted(paint) => Some(steps.clone()),
+            super::super::scene::SceneItem::Shape(steps, paint) if wanted(paint) => Some(steps.clone()),
             _ => None,
         });
         shapes.flatten().collect()

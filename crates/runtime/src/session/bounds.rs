@@ -9,7 +9,7 @@ use plimsoll_plan::{Program, Staging};
 pub const TOKEN_STEP: u64 = 128;
 
 /// Tokens up to which the steps of one replica may grow, whatever the number of replicas.
-pub const LEAST_OF_REPLICA: u64 = 1024;
+pub const MIN_TOKENS_OF_REPLICA: u64 = 1024;
 
 /// Tokens for each sequence slot of a step; for sequences shorter than this on average, the number of sequences bounds
 /// a step instead of the number of tokens.

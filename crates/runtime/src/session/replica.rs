@@ -12,12 +12,12 @@ use std::time::Instant;
 
 /// Step queue shared by the device threads.
 pub(super) struct Shared<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
     /// Signalled when steps are added and when the queue is closed.
     changed: Condvar,
 }
 
-struct State<T> {
+struct QueueState<T> {
     /// Waiting steps, next first.
     queue: VecDeque<Work<T>>,
     /// Number of devices without in-flight steps.
@@ -28,12 +28,12 @@ struct State<T> {
 
 impl<T> Shared<T> {
     pub(super) fn new(replicas: usize) -> Self {
-        let state = State { queue: VecDeque::new(), idle: replicas, closed: false };
+        let state = QueueState { queue: VecDeque::new(), idle: replicas, closed: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Locks the state. A poisoned lock is usable: the critical sections are short and leave the queue consistent.
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,7 +2,7 @@
 //! Invariant: the search is pure (it plans and compares, and queries no machine), and runs and `plan` both call it, so
 //! the planned bytes are the bytes held.
 
-use super::bounds::{LEAST_OF_REPLICA, TOKEN_STEP};
+use super::bounds::{MIN_TOKENS_OF_REPLICA, TOKEN_STEP};
 use crate::RuntimeError;
 use crate::budget::Budget;
 use crate::settings::even;
@@ -206,10 +206,10 @@ impl SearchPoint<'_> {
             1 => (self.target.saturation.max(longest), longest),
             replicas => {
                 let share = (self.target.saturation / replicas as u64).next_multiple_of(TOKEN_STEP);
-                let each = share.max(LEAST_OF_REPLICA).max(longest);
+                let each = share.max(MIN_TOKENS_OF_REPLICA).max(longest);
                 // Fewer replicas with longer steps are faster than many with short steps, because each replica reads
                 // all weights in every step; hence a minimum step size for several replicas.
-                (each, if asked.is_none() { LEAST_OF_REPLICA.max(longest) } else { longest })
+                (each, if asked.is_none() { MIN_TOKENS_OF_REPLICA.max(longest) } else { longest })
             }
         };
         Search { floor, ceiling, step: TOKEN_STEP, budget }

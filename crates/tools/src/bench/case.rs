@@ -11,7 +11,7 @@ use plimsoll_graph::ops::{Embed, SegmentMean};
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
 use plimsoll_models::{Encoder, Output};
 use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
-use plimsoll_runtime::session::bounds::{LEAST_OF_REPLICA, bounds, with_outputs};
+use plimsoll_runtime::session::bounds::{MIN_TOKENS_OF_REPLICA, bounds, with_outputs};
 use plimsoll_runtime::session::{
     PlanPart, Planned, ReplicaSpans, Request, SearchStage, TimedSession, TimedStep,
 };
@@ -29,7 +29,7 @@ const RANDOM: usize = 1_048_573;
 const VOCABULARY: u64 = 33;
 
 /// Maximum number of passes in a measurement.
-const MOST_PASSES: f64 = 1000.0;
+const MAX_PASSES: f64 = 1000.0;
 
 /// Host copies of the outputs for each replica: outputs being fetched, and outputs handed to the caller.
 const OUTPUTS: u64 = 2;
@@ -106,10 +106,10 @@ impl BenchCase {
     }
 
     /// An encoder over a batch, with the number of replicas of a long run, but at most one per
-    /// `LEAST_OF_REPLICA` tokens of the batch: a small batch measures small steps on all threads together.
+    /// `MIN_TOKENS_OF_REPLICA` tokens of the batch: a small batch measures small steps on all threads together.
     fn model(settings: &Settings, encoder: &Encoder, lengths: &[u64]) -> Result<Self, RuntimeError> {
         let tokens: u64 = lengths.iter().sum();
-        let replicas = settings.most_replicas(Some(tokens / LEAST_OF_REPLICA));
+        let replicas = settings.most_replicas(Some(tokens / MIN_TOKENS_OF_REPLICA));
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let equal = lengths.iter().all(|&n| n == longest);
         let graph = |mixed: Bounds| {
@@ -238,7 +238,7 @@ impl BenchCase {
     pub(super) fn time(&mut self, repeats: usize, raw: Raw<'_>) -> Result<Measurements, RuntimeError> {
         self.passes(1)?;
         let warm = self.passes(1)?;
-        let passes = (TURN / warm).ceil().clamp(1.0, MOST_PASSES) as u32;
+        let passes = (TURN / warm).ceil().clamp(1.0, MAX_PASSES) as u32;
         let dtype = self.dtype();
         let mut turns =
             Measurements { passes, raw_loop: None, raw: vec![], seconds: vec![], instructions: vec![] };

@@ -13,7 +13,7 @@ mod sequences;
 
 use crate::ToolError;
 use encoder::Opened;
-use plimsoll_data::printable::{Name, Place};
+use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_runtime::model::HEAD_NAMES;
 use plimsoll_runtime::{HeadModel, Level, Observer, RuntimeError, Settings};
@@ -143,7 +143,7 @@ impl Verification<'_> {
     }
 
     fn head(&mut self, subject: &head::HeadCase<'_>) -> Result<(), ToolError> {
-        self.observer.say(Level::Info, &format!("verifying {}", Place(subject.path)));
+        self.observer.say(Level::Info, &format!("verifying {}", EscapedPath(subject.path)));
         self.report.models.push(head::verify(subject, self.options)?);
         Ok(())
     }

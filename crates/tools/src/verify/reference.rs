@@ -26,7 +26,7 @@ pub(super) struct VirNucProRun {
 }
 
 /// A sequence id and its embedding.
-pub(super) type Row = (String, Vec<f32>);
+pub(super) type NamedRow = (String, Vec<f32>);
 
 /// The runs in `folder` that have encoder files, sorted by name. `Err` if there are none.
 pub(super) fn sets(folder: &Path) -> Result<Vec<VirNucProRun>, ToolError> {
@@ -60,7 +60,7 @@ impl VirNucProRun {
     }
 
     /// Embeddings that the encoder computed; `None` if the file does not exist.
-    pub(super) fn embeddings(&self, side: RunSide) -> Result<Option<Vec<Row>>, ToolError> {
+    pub(super) fn embeddings(&self, side: RunSide) -> Result<Option<Vec<NamedRow>>, ToolError> {
         let name = match side {
             RunSide::Dna => "output_1_DNABERT_S.pt",
             RunSide::Protein => "output_1_ESM.pt",
@@ -79,7 +79,7 @@ impl VirNucProRun {
 
     /// Inputs of the head: for each id the concatenated nucleotide and protein embedding. `None` if there is no
     /// such file.
-    pub(super) fn merged(&self) -> Result<Option<Vec<Row>>, ToolError> {
+    pub(super) fn merged(&self) -> Result<Option<Vec<NamedRow>>, ToolError> {
         let mut rows = None;
         for number in 1.. {
             let path = self.in_merged(&format!("output_{number}_merged.pt"));
@@ -150,7 +150,7 @@ fn unreadable(path: &Path) -> ToolError {
 }
 
 /// Rows of DNABERT-S's file: `{data: [{label, mean_representation: [float]}]}`.
-fn labelled(root: Value<'_>) -> Option<Vec<Row>> {
+fn labelled(root: Value<'_>) -> Option<Vec<NamedRow>> {
     let row = |item: Value<'_>| {
         let values = item.get("mean_representation")?.items();
         let values: Option<Vec<f32>> = values.map(|v| Some(v.as_f64()? as f32)).collect();
@@ -160,16 +160,16 @@ fn labelled(root: Value<'_>) -> Option<Vec<Row>> {
 }
 
 /// Rows of ESM-2's file: `{proteins: [id], data: [tensor]}`.
-fn listed(object: &PtObject) -> Option<Vec<Row>> {
+fn listed(object: &PtObject) -> Option<Vec<NamedRow>> {
     let (ids, data) = (object.root().get("proteins")?, object.root().get("data")?);
     let same = ids.items().len() == data.items().len();
     let row =
         |(id, tensor): (Value<'_>, Value<'_>)| Some((id.as_str()?.to_owned(), object.read_f32(tensor).ok()?));
-    ids.items().zip(data.items()).map(row).collect::<Option<Vec<Row>>>().filter(|_| same)
+    ids.items().zip(data.items()).map(row).collect::<Option<Vec<NamedRow>>>().filter(|_| same)
 }
 
 /// Rows of the merged file: `{ids: [id], data: tensor (n, columns)}`.
-fn matrix(object: &PtObject) -> Option<Vec<Row>> {
+fn matrix(object: &PtObject) -> Option<Vec<NamedRow>> {
     let (ids, data) = (object.root().get("ids")?, object.root().get("data")?);
     let values = object.read_f32(data).ok()?;
     if values.is_empty() && ids.items().len() == 0 {
@@ -211,7 +211,8 @@ mod tests {
                 rows
             });
             for (id, row) in set.merged().expect("rows").expect("merged") {
-                let of = |rows: &[Row]| rows.iter().find(|(other, _)| *other == id).expect("a row").1.clone();
+                let of =
+                    |rows: &[NamedRow]| rows.iter().find(|(other, _)| *other == id).expect("a row").1.clone();
                 let (dna, protein) = (of(&dna), of(&protein));
                 assert_eq!((dna.len() as u64, protein.len() as u64), (DNA_WIDTH, PROTEIN_WIDTH));
                 assert_eq!(row, [&dna[..], &protein].concat());

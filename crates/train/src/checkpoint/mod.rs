@@ -7,7 +7,7 @@ mod write;
 
 pub use read::Checkpoint;
 
-use super::state::State;
+use super::state::RunState;
 use super::trainable::Trainable;
 use crate::TrainError;
 use plimsoll_data::atomic::sync_folder;
@@ -30,7 +30,7 @@ pub struct Record {
     /// Version of the program that wrote the checkpoint.
     pub plimsoll: String,
     /// Position of the run: step, data position, loss scale and counters.
-    pub state: State,
+    pub state: RunState,
     /// The complete configuration of the run, with every key.
     pub config: Value,
     /// Values chosen for keys that the configuration leaves to `auto`, by key.

@@ -35,13 +35,13 @@ pub struct Trainer {
     /// Name of the trainer.
     pub name: String,
     /// The trainer's keys.
-    pub keys: Vec<Row>,
+    pub keys: Vec<ForeignKey>,
 }
 
 /// Table row for one key of another trainer; the format is described at the top of `foreign.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Row {
+pub struct ForeignKey {
     /// The key. A dotted path matches the end of a full path, and `*` matches any key of a section.
     pub key: String,
     /// The equivalent key of this schema.
@@ -111,18 +111,18 @@ pub fn table() -> &'static [Trainer] {
 
 /// Returns the equivalent of a key that is not in this schema; `None` if no trainer's table has the key.
 pub fn counterpart(path: &str) -> Option<Answer> {
-    row(path, None).map(Row::answer)
+    row(path, None).map(ForeignKey::answer)
 }
 
 /// Finds the table row for a key, preferring rows of `trainer` over rows of other trainers.
-pub(super) fn row(path: &str, trainer: Option<&str>) -> Option<&'static Row> {
+pub(super) fn row(path: &str, trainer: Option<&str>) -> Option<&'static ForeignKey> {
     let path: Vec<String> = path.split('.').map(|key| key.to_lowercase().replace('-', "_")).collect();
     let all =
         table().iter().flat_map(|t| t.keys.iter().map(move |row| (Some(t.name.as_str()) == trainer, row)));
     all.filter(|(_, row)| row.matches(&path)).max_by_key(|(own, row)| (*own, row.weight())).map(|(_, row)| row)
 }
 
-impl Row {
+impl ForeignKey {
     /// Returns the equivalent of the row's key.
     pub fn answer(&'static self) -> Answer {
         match (&self.becomes, &self.needless, &self.no) {

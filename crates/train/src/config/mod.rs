@@ -31,7 +31,7 @@ pub use translate::{Source, Translated, translate};
 
 use crate::TrainError;
 use plimsoll_data::bounded;
-use plimsoll_data::printable::Place;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Observer, RuntimeError, Silent};
 use schema::Wrong;
 use schemars::JsonSchema;
@@ -72,7 +72,7 @@ impl TrainConfig {
     /// `observer`.
     pub fn read(path: &Path, flags: &[String], observer: &mut dyn Observer) -> Result<Self, TrainError> {
         let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
-        Self::parse_with(&text, &Place(path).to_string(), flags, observer)
+        Self::parse_with(&text, &EscapedPath(path).to_string(), flags, observer)
     }
 
     /// Parses a configuration from text, with the `a.b=c` overrides of `flags` applied. `name` stands for the file in

@@ -10,10 +10,10 @@ fn parse(text: &str, flags: &[&str]) -> Result<TrainConfig, String> {
 }
 
 const HEAD: [&str; 3] = ["model.kind=head", "data.proteins=[b]", "data.labels=c"];
-const LEAST: &str = "data: {train: [a.txt]}\nrun: {steps: 10}\n";
+const MINIMAL: &str = "data: {train: [a.txt]}\nrun: {steps: 10}\n";
 
 fn good(text: &str, flags: &[&str]) -> TrainConfig {
-    parse(&format!("{LEAST}{text}"), flags).unwrap_or_else(|e| panic!("{text} {flags:?}: {e}"))
+    parse(&format!("{MINIMAL}{text}"), flags).unwrap_or_else(|e| panic!("{text} {flags:?}: {e}"))
 }
 
 fn fixture(name: &str) -> String {
@@ -43,14 +43,14 @@ fn the_initial_model_fixes_the_architecture() {
         ("vocabulary", "256", "40"),
     ] {
         let flags = [format!("model.from={llama}"), format!("model.{key}={value}")];
-        let error = parse(LEAST, &flags.each_ref().map(String::as_str)).expect_err(key);
+        let error = parse(MINIMAL, &flags.each_ref().map(String::as_str)).expect_err(key);
         assert!(
             error.starts_with(&format!("--set: `model.{key}` is {value}, and {own} in {llama}, ")),
             "{error}"
         );
         assert!(error.ends_with("remove the key, or start from other weights"), "{error}");
     }
-    let text = format!("{LEAST}model:\n  from: {llama}\n  experts: {{count: 4}}\n  hidden: 64\n");
+    let text = format!("{MINIMAL}model:\n  from: {llama}\n  experts: {{count: 4}}\n  hidden: 64\n");
     let error = parse(&text, &[]).expect_err("experts");
     let lines: Vec<&str> = error.lines().collect();
     assert!(lines[0].starts_with("run.yaml, line 6: `model.hidden` is 64, and 16 in "), "{error}");
@@ -61,9 +61,9 @@ fn the_initial_model_fixes_the_architecture() {
     let c = good("", &[&esm]);
     assert_eq!((c.model.kind, c.model.hidden, c.model.layers, c.model.heads), (ModelKind::Esm2, 40, 2, 5));
     assert_eq!((c.optimizer.betas, c.model.attention.mask), ([0.9, 0.98], MaskKind::Full));
-    let error = parse(LEAST, &[&esm, "model.hidden=64"]).expect_err("another width");
+    let error = parse(MINIMAL, &[&esm, "model.hidden=64"]).expect_err("another width");
     assert!(error.starts_with("--set: `model.hidden` is 64, and 40 in "), "{error}");
-    let error = parse(LEAST, &[&esm, "model.kind=dnabert_s"]).expect_err("another kind");
+    let error = parse(MINIMAL, &[&esm, "model.kind=dnabert_s"]).expect_err("another kind");
     assert!(error.starts_with("--set: `model.kind` is dnabert_s, and esm2 in "), "{error}");
 
     let head = format!("model.from={}", fixture("goldens/head.pth"));
@@ -71,12 +71,12 @@ fn the_initial_model_fixes_the_architecture() {
     let (hidden, classes) = (c.model.hidden, c.model.classes);
     assert_eq!(classes, Some(2));
     let other = format!("model.hidden={}", hidden + 1);
-    let error = parse(LEAST, &[&HEAD[..], &[&head, &other]].concat()).expect_err("another width");
+    let error = parse(MINIMAL, &[&HEAD[..], &[&head, &other]].concat()).expect_err("another width");
     assert!(
         error.starts_with(&format!("--set: `model.hidden` is {}, and {hidden} in ", hidden + 1)),
         "{error}"
     );
-    let error = parse(LEAST, &[&HEAD[..], &[&head, "model.classes=3"]].concat()).expect_err("other classes");
+    let error = parse(MINIMAL, &[&HEAD[..], &[&head, "model.classes=3"]].concat()).expect_err("other classes");
     assert!(error.starts_with("--set: `model.classes` is 3, and 2 in "), "{error}");
 }
 
@@ -191,7 +191,7 @@ fn impossible_values_are_named() {
                 .to_owned(),
         ),
     ] {
-        let error = parse(&format!("{LEAST}{text}"), flags).expect_err(&wanted);
+        let error = parse(&format!("{MINIMAL}{text}"), flags).expect_err(&wanted);
         assert_eq!(error, wanted, "{text} {flags:?}");
     }
 }
@@ -242,7 +242,7 @@ fn every_rule_can_be_broken() {
         (&["run.evaluate_every=5", "data.validation_fraction=0"], "run.evaluate_every needs validation data"),
         (&["run.patience=5"], "give run.evaluate_every"),
     ] {
-        let error = parse(LEAST, flags).expect_err(wanted);
+        let error = parse(MINIMAL, flags).expect_err(wanted);
         assert!(error.contains(wanted), "{flags:?}: {error}");
     }
 }
@@ -272,7 +272,7 @@ fn all_unknown_keys_are_named_with_their_counterparts() {
 fn keys_of_others_lead_to_ours() {
     let schema = schema();
     let known: Vec<String> = leaves(&schema).into_iter().map(|leaf| leaf.path).collect();
-    let rows: Vec<&foreign::Row> = foreign::table().iter().flat_map(|trainer| &trainer.keys).collect();
+    let rows: Vec<&foreign::ForeignKey> = foreign::table().iter().flat_map(|trainer| &trainer.keys).collect();
     assert!(rows.len() > 200, "foreign.toml is not read");
     let mut seen: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
     for row in rows {
@@ -282,8 +282,10 @@ fn keys_of_others_lead_to_ours() {
                 // Every mapped word must be a valid value of the equivalent key.
                 for word in row.words.iter().flat_map(|words| words.values()).chain(&row.true_is) {
                     let flags = [format!("{ours}={word}")];
-                    let error =
-                        TrainConfig::parse(LEAST, "t", &flags).err().map(|e| e.to_string()).unwrap_or_default();
+                    let error = TrainConfig::parse(MINIMAL, "t", &flags)
+                        .err()
+                        .map(|e| e.to_string())
+                        .unwrap_or_default();
                     assert!(!error.contains(&format!("`{ours}` is ")), "{}: {error}", row.key);
                 }
             }

@@ -2,14 +2,14 @@
 //! for every key of the file the result states the equivalent key, that the key is not needed, or that it is
 //! not supported; the translated configuration is valid.
 
-use super::foreign::{Answer, Convert, Row, row};
+use super::foreign::{Answer, Convert, ForeignKey, row};
 use super::schema::{faults, schema};
 use super::yaml::{Node, NodeKind, parse};
 use super::{LARGEST, TrainConfig, Wrong};
 use crate::ConfigError;
 use crate::TrainError;
 use plimsoll_data::bounded;
-use plimsoll_data::printable::Place;
+use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::RuntimeError;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -101,7 +101,7 @@ pub struct Translated {
 /// the schema.
 pub fn translate(path: &Path, source: Option<Source>, flags: &[String]) -> Result<Translated, TrainError> {
     let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
-    translate_text(&text, &Place(path).to_string(), source, flags)
+    translate_text(&text, &EscapedPath(path).to_string(), source, flags)
 }
 
 fn translate_text(
@@ -117,7 +117,7 @@ fn translate_text(
     };
     let mut leaves = vec![];
     flatten(&tree, "", &mut leaves);
-    let mut leaves: Vec<(String, &Node, Option<&'static Row>)> = leaves
+    let mut leaves: Vec<(String, &Node, Option<&'static ForeignKey>)> = leaves
         .into_iter()
         .map(|(path, node)| (path.clone(), node, row(&path, Some(source.trainer()))))
         .collect();
@@ -203,7 +203,7 @@ enum Outcome {
 impl Translation {
     /// Translates one key of the file, `row` being its row in the table of equivalent keys, and records the
     /// outcome.
-    fn take(&mut self, path: &str, node: &Node, row: Option<&'static Row>) -> Result<(), TrainError> {
+    fn take(&mut self, path: &str, node: &Node, row: Option<&'static ForeignKey>) -> Result<(), TrainError> {
         let written = format!("`{path}` {}", node.inline());
         let outcome = match row {
             None => Outcome::No("plimsoll has no such setting".to_owned()),
@@ -237,7 +237,7 @@ impl Translation {
     }
 
     /// Translates a value by its row of the table.
-    fn outcome(&self, row: &'static Row, node: &Node) -> Outcome {
+    fn outcome(&self, row: &'static ForeignKey, node: &Node) -> Outcome {
         let value = node.to_json();
         let auto = value.as_str() == Some("auto");
         let idle = |idle: &Value| match (idle.as_f64(), value.as_f64()) {
@@ -262,7 +262,7 @@ impl Translation {
 
     /// Translates a value to key `ours`, by the row's table of words or its conversion. `Err` has the reason
     /// why this value is not supported.
-    fn converted(&self, row: &Row, ours: &str, note: &str, value: &Value) -> Result<Outcome, String> {
+    fn converted(&self, row: &ForeignKey, ours: &str, note: &str, value: &Value) -> Result<Outcome, String> {
         let one = |value: Value| Ok(Outcome::Values(vec![(ours.to_owned(), value)]));
         if let Some(words) = &row.words {
             let word = value.as_str().map(str::to_lowercase).unwrap_or_default();

@@ -3,7 +3,7 @@
 //! next larger value was rejected.
 
 use super::super::config::{Auto, ModelKind, TrainConfig};
-use super::trained_model::MOST_LAYERS;
+use super::trained_model::MAX_LAYERS;
 use super::{program, subject};
 use crate::TrainError;
 use plimsoll_graph::Bytes;
@@ -43,7 +43,7 @@ const TOKENS: u64 = 64;
 const HEAD_WIDTH: u64 = 8;
 
 /// Upper limit of the search.
-const MOST: u64 = 1 << 32;
+const MAX_SIZE: u64 = 1 << 32;
 
 /// Searches the largest value of `size` for which a configuration can be planned within the budget on a machine.
 ///
@@ -73,8 +73,8 @@ pub fn largest(
     };
     let least = size.least(config, &mut fits)?;
     let most = match size {
-        Size::Layers => MOST_LAYERS,
-        Size::Tokens | Size::Hidden => MOST / step,
+        Size::Layers => MAX_LAYERS,
+        Size::Tokens | Size::Hidden => MAX_SIZE / step,
     };
     let mut low = least;
     // The invariant of the loops is that `low` fits and `high` does not. If even the smallest value does not fit, the

@@ -7,7 +7,7 @@ use crate::TrainError;
 use crate::{StatePart, Stored};
 use plimsoll_data::weights::{DType, f32_to_bf16, f32_to_f16};
 use plimsoll_exec::{PersistentKind, PersistentTensor};
-use plimsoll_graph::{Piece, StateKind};
+use plimsoll_graph::{ParamPiece, StateKind};
 use plimsoll_runtime::session::TrainSession;
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ struct Tensor {
     /// keep their initial values.
     at: u64,
     there: Range<u64>,
-    piece: Option<Piece>,
+    piece: Option<ParamPiece>,
 }
 
 impl Store {
@@ -132,12 +132,17 @@ impl Store {
     }
 }
 
-fn row(piece: &Piece) -> u64 {
+fn row(piece: &ParamPiece) -> u64 {
     piece.shape.iter().skip(1).product()
 }
 
 /// Describes one piece of a stacked parameter as a tensor of the model file; `None` if the file does not contain it.
-fn piece_of(resident: &PersistentTensor, piece: &Piece, at: u64, subject: &TrainedModel) -> Option<Tensor> {
+fn piece_of(
+    resident: &PersistentTensor,
+    piece: &ParamPiece,
+    at: u64,
+    subject: &TrainedModel,
+) -> Option<Tensor> {
     let stored = Stored {
         name: subject.hub_name(&piece.tensor)?,
         dtype: dtype(resident.spec.dtype),

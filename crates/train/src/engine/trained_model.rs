@@ -9,7 +9,7 @@ use crate::{StatePart, Stored};
 use plimsoll_data::weights::{HubEnv, Weights};
 use plimsoll_exec::ParamSource;
 use plimsoll_graph::ops::Mask;
-use plimsoll_graph::{Bounds, Graph, Param, Piece};
+use plimsoll_graph::{Bounds, Graph, Param, ParamPiece};
 use plimsoll_models::{
     CarriedTensor, DecoderConfig, Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, Training,
     TrainingTask, TunedPart, Tuning, group, init, init_param, trains,
@@ -23,12 +23,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Maximum number of decoder layers: planning time grows with the layers, and no published model has a quarter as many.
-pub(super) const MOST_LAYERS: u64 = 1024;
+pub(super) const MAX_LAYERS: u64 = 1024;
 
 /// The model to train, with the weights and files it starts from.
 #[derive(Clone)]
 pub(super) struct TrainedModel {
-    kind: Kind,
+    kind: ModelFamily,
     loss: Training,
     /// Weights to start from; `None` for random initialisation.
     from: Option<Arc<From>>,
@@ -41,7 +41,7 @@ pub(super) struct TrainedModel {
 
 /// Model family, with its configuration.
 #[derive(Clone)]
-enum Kind {
+enum ModelFamily {
     Decoder(DecoderConfig),
     Encoder { encoder: Encoder, task: TrainingTask, lora: Option<Lora> },
     Head(HeadConfig),
@@ -73,12 +73,12 @@ impl TrainedModel {
         let (kind, from) = match model.kind {
             ModelKind::MoeLm | ModelKind::DenseLm => decoder(config, vocabulary, observer)?,
             ModelKind::Esm2 | ModelKind::DnabertS => encoder(model, observer)?,
-            ModelKind::Head => (Kind::Head(head(model, widths)?), file(model)?),
+            ModelKind::Head => (ModelFamily::Head(head(model, widths)?), file(model)?),
         };
-        if let Kind::Decoder(c) = &kind
-            && c.layers > MOST_LAYERS
+        if let ModelFamily::Decoder(c) = &kind
+            && c.layers > MAX_LAYERS
         {
-            return Err(TrainError::TooManyLayers { layers: c.layers, most: MOST_LAYERS });
+            return Err(TrainError::TooManyLayers { layers: c.layers, most: MAX_LAYERS });
         }
         let folder = match (&from, &model.from) {
             (Some(From::Encoder(model)), _) => model.folder.clone(),
@@ -88,8 +88,8 @@ impl TrainedModel {
         };
         let config_of = |folder: &PathBuf| read_config(&folder.join("config.json"));
         let configured = match kind {
-            Kind::Encoder { .. } | Kind::Decoder(_) => true,
-            Kind::Head(_) => false,
+            ModelFamily::Encoder { .. } | ModelFamily::Decoder(_) => true,
+            ModelFamily::Head(_) => false,
         };
         Ok(Self {
             tokenizer: tokenizer::files(config, folder.as_deref())?,
@@ -105,11 +105,11 @@ impl TrainedModel {
     /// changes.
     pub fn like(&self, model: &Model) -> Self {
         let kind = match self.kind.clone() {
-            Kind::Encoder { encoder, task, .. } => {
+            ModelFamily::Encoder { encoder, task, .. } => {
                 let lora = model.lora.as_ref().map(|l| adapters(l, &encoder));
-                Kind::Encoder { encoder, task, lora }
+                ModelFamily::Encoder { encoder, task, lora }
             }
-            kind @ (Kind::Decoder(_) | Kind::Head(_)) => kind,
+            kind @ (ModelFamily::Decoder(_) | ModelFamily::Head(_)) => kind,
         };
         Self { kind, ..self.clone() }
     }
@@ -117,22 +117,22 @@ impl TrainedModel {
     /// Number of layers; 0 for a head.
     pub fn layers(&self) -> u32 {
         let layers = match &self.kind {
-            Kind::Decoder(c) => c.layers,
-            Kind::Encoder { encoder, .. } => encoder.layers(),
-            Kind::Head(_) => 0,
+            ModelFamily::Decoder(c) => c.layers,
+            ModelFamily::Encoder { encoder, .. } => encoder.layers(),
+            ModelFamily::Head(_) => 0,
         };
         u32::try_from(layers).unwrap_or(u32::MAX)
     }
 
     /// Returns the model family with another number of layers.
-    fn with_layers(&self, layers: u32) -> Kind {
+    fn with_layers(&self, layers: u32) -> ModelFamily {
         let layers = u64::from(layers);
         match self.kind.clone() {
-            Kind::Decoder(c) => Kind::Decoder(DecoderConfig { layers, ..c }),
-            Kind::Encoder { encoder, task, lora } => {
-                Kind::Encoder { encoder: encoder.with_layers(layers), task, lora }
+            ModelFamily::Decoder(c) => ModelFamily::Decoder(DecoderConfig { layers, ..c }),
+            ModelFamily::Encoder { encoder, task, lora } => {
+                ModelFamily::Encoder { encoder: encoder.with_layers(layers), task, lora }
             }
-            kind @ Kind::Head(_) => kind,
+            kind @ ModelFamily::Head(_) => kind,
         }
     }
 
@@ -144,17 +144,17 @@ impl TrainedModel {
         let bad = |why: String| PlanError::BadPolicy { field: "model", why };
         let verified = |source| PlanError::Verify { after: "build", source };
         Ok(match &self.with_layers(layers) {
-            Kind::Decoder(c) => (
+            ModelFamily::Decoder(c) => (
                 c.train_graph(bounds, &training).map_err(verified)?,
                 c.train_graph(bounds, &still).map_err(verified)?,
             ),
-            Kind::Encoder { encoder, task, lora } => {
+            ModelFamily::Encoder { encoder, task, lora } => {
                 let graph = |t: &Training| {
                     encoder.train_graph(bounds, *task, t, lora.as_ref()).map_err(|e| bad(e.to_string()))
                 };
                 (graph(&training)?, graph(&still)?)
             }
-            Kind::Head(c) => (
+            ModelFamily::Head(c) => (
                 c.train_graph(bounds, &training).map_err(verified)?,
                 c.evaluation_graph(bounds, &still).map_err(verified)?,
             ),
@@ -164,9 +164,9 @@ impl TrainedModel {
     /// Returns the parameter group: frozen, trained with weight decay, or trained without.
     pub fn group(&self, config: &TrainConfig, param: &Param) -> ParameterGroup {
         let tuning = match &self.kind {
-            Kind::Encoder { lora: Some(_), .. } => Tuning::Adapters,
-            Kind::Encoder { .. } if config.model.freeze_encoder => Tuning::Head,
-            Kind::Encoder { .. } | Kind::Decoder(_) | Kind::Head(_) => Tuning::Full,
+            ModelFamily::Encoder { lora: Some(_), .. } => Tuning::Adapters,
+            ModelFamily::Encoder { .. } if config.model.freeze_encoder => Tuning::Head,
+            ModelFamily::Encoder { .. } | ModelFamily::Decoder(_) | ModelFamily::Head(_) => Tuning::Full,
         };
         let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
         if !trains(tuning, param) {
@@ -212,7 +212,7 @@ impl TrainedModel {
 
     /// Reads initial values of a whole tensor from element `first` on; a parameter may hold only some of the tensor's
     /// rows.
-    pub fn tensor(&self, seed: u64, piece: &Piece, first: u64, out: &mut [f32]) -> Result<(), TrainError> {
+    pub fn tensor(&self, seed: u64, piece: &ParamPiece, first: u64, out: &mut [f32]) -> Result<(), TrainError> {
         match self.from.as_deref().and_then(|from| Some((from, self.kind.found(from, piece)?))) {
             Some((from, name)) => Ok(from.weights().read_f32(&name, first..first + out.len() as u64, out)?),
             None => {
@@ -226,30 +226,32 @@ impl TrainedModel {
     /// derived from the configuration or because it belongs to the base model of an adapter.
     pub fn hub_name(&self, tensor: &str) -> Option<String> {
         match &self.kind {
-            Kind::Decoder(c) => c.derived(tensor).is_none().then(|| tensor.to_owned()),
-            Kind::Encoder { encoder, lora, .. } => match lora {
+            ModelFamily::Decoder(c) => c.derived(tensor).is_none().then(|| tensor.to_owned()),
+            ModelFamily::Encoder { encoder, lora, .. } => match lora {
                 None => Some(encoder.hub_name(tensor)),
                 Some(_) => {
                     let is_own = TunedPart::of(tensor) != TunedPart::Base;
                     is_own.then(|| format!("{}{}", adapter::PREFIX, encoder.hub_name(tensor)))
                 }
             },
-            Kind::Head(_) => Some(tensor.to_owned()),
+            ModelFamily::Head(_) => Some(tensor.to_owned()),
         }
     }
 
     /// Tensors of the weight file that no graph uses; they are copied into checkpoints.
     pub fn kept(&self) -> Vec<CarriedTensor> {
         match &self.kind {
-            Kind::Encoder { encoder, lora: None, .. } => encoder.carried_tensors(),
-            Kind::Encoder { lora: Some(_), .. } | Kind::Decoder(_) | Kind::Head(_) => vec![],
+            ModelFamily::Encoder { encoder, lora: None, .. } => encoder.carried_tensors(),
+            ModelFamily::Encoder { lora: Some(_), .. } | ModelFamily::Decoder(_) | ModelFamily::Head(_) => {
+                vec![]
+            }
         }
     }
 
     /// Returns the file name of a part of the checkpoint.
     pub fn file(&self, part: StatePart) -> &'static str {
         match (part, &self.kind) {
-            (StatePart::Model, Kind::Encoder { lora: Some(_), .. }) => adapter::WEIGHTS,
+            (StatePart::Model, ModelFamily::Encoder { lora: Some(_), .. }) => adapter::WEIGHTS,
             (StatePart::Model | StatePart::State, _) => part.file(),
         }
     }
@@ -257,12 +259,14 @@ impl TrainedModel {
     /// Returns the files stored next to the tensors named `tensors`: the configuration and the tokenizer.
     pub fn extra_files(&self, tensors: &[Stored]) -> Vec<(String, Vec<u8>)> {
         let (name, text) = match &self.kind {
-            Kind::Decoder(c) => (CONFIG, c.to_json(&self.config)),
-            Kind::Encoder { encoder, task, lora: None } => (CONFIG, encoder.to_json(*task, &self.config)),
-            Kind::Encoder { task, lora: Some(lora), .. } => {
+            ModelFamily::Decoder(c) => (CONFIG, c.to_json(&self.config)),
+            ModelFamily::Encoder { encoder, task, lora: None } => {
+                (CONFIG, encoder.to_json(*task, &self.config))
+            }
+            ModelFamily::Encoder { task, lora: Some(lora), .. } => {
                 (adapter::CONFIG, self.adapter(*task, lora, tensors))
             }
-            Kind::Head(_) => return vec![],
+            ModelFamily::Head(_) => return vec![],
         };
         std::iter::once((name.to_owned(), text.into_bytes())).chain(self.tokenizer.clone()).collect()
     }
@@ -292,8 +296,8 @@ impl From {
     }
 }
 
-impl Kind {
-    fn init(&self, piece: &Piece) -> Init {
+impl ModelFamily {
+    fn init(&self, piece: &ParamPiece) -> Init {
         match self {
             Self::Decoder(c) => c.init(piece),
             Self::Encoder { encoder, .. } => encoder.init(piece),
@@ -302,7 +306,7 @@ impl Kind {
     }
 
     /// Returns the tensor's name in the initial weights; `None` if they do not have the tensor.
-    fn found(&self, from: &From, piece: &Piece) -> Option<String> {
+    fn found(&self, from: &From, piece: &ParamPiece) -> Option<String> {
         match from {
             From::Encoder(model) => model.find(&piece.tensor),
             From::Decoder { weights, .. } | From::Head(weights) => {
@@ -326,7 +330,7 @@ fn decoder(
     config: &TrainConfig,
     vocabulary: u64,
     observer: &mut dyn Observer,
-) -> Result<(Kind, Option<From>), TrainError> {
+) -> Result<(ModelFamily, Option<From>), TrainError> {
     let m = &config.model;
     let experts = (m.kind == ModelKind::MoeLm).then(|| Experts {
         experts: m.experts.count,
@@ -351,7 +355,7 @@ fn decoder(
             .experts
             .clone()
             .map(|own| experts.map_or(own.clone(), |e| Experts { balance: e.balance, z: e.z, ..own }));
-        let kind = Kind::Decoder(DecoderConfig { experts, ..c });
+        let kind = ModelFamily::Decoder(DecoderConfig { experts, ..c });
         return Ok((kind, Some(From::Decoder { folder, weights })));
     }
     let mlp = match m.activation {
@@ -390,7 +394,7 @@ fn decoder(
     if decoder.vocab_size < vocabulary {
         return Err(TrainError::Vocabulary { entries: decoder.vocab_size, tokens: vocabulary });
     }
-    Ok((Kind::Decoder(decoder), None))
+    Ok((ModelFamily::Decoder(decoder), None))
 }
 
 /// Checks that every tensor of a decoder is in the weight file with the right shape; a missing tensor would otherwise
@@ -406,7 +410,7 @@ fn has_all(decoder: &DecoderConfig, weights: &Weights) -> Result<(), TrainError>
     Ok(())
 }
 
-fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>), TrainError> {
+fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(ModelFamily, Option<From>), TrainError> {
     let task = m.classes.map_or(TrainingTask::MaskedLm, TrainingTask::Classes);
     let Some(from) = &m.from else {
         return Err(TrainError::NoModel { kind: m.kind.name() });
@@ -424,7 +428,7 @@ fn encoder(m: &Model, observer: &mut dyn Observer) -> Result<(Kind, Option<From>
     if let (From::Encoder(model), Some(_), TrainingTask::MaskedLm) = (&from, &lora, task) {
         adapts_whole(model)?;
     }
-    Ok((Kind::Encoder { encoder, task, lora }, Some(from)))
+    Ok((ModelFamily::Encoder { encoder, task, lora }, Some(from)))
 }
 
 /// Rejects adapters for a model without its language-model head: adapters leave all other tensors unchanged, so the
@@ -433,7 +437,7 @@ fn adapts_whole(model: &EncoderModel) -> Result<(), TrainError> {
     let bounds = Bounds { tokens: 4, sequences: 1, longest: 4 };
     let graph = model.encoder.train_graph(bounds, TrainingTask::MaskedLm, &Training::default(), None);
     let graph = graph.map_err(|e| RuntimeError::bug(e.to_string()))?;
-    let lacks = |piece: &&Piece| {
+    let lacks = |piece: &&ParamPiece| {
         model.find(&piece.tensor).is_none() && plimsoll_models::derived(&model.encoder, &piece.tensor).is_none()
     };
     match graph.params.iter().flat_map(|param| &param.pieces).find(lacks) {

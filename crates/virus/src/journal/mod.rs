@@ -7,7 +7,7 @@ mod writer;
 pub(crate) use reader::{Coverage, JournalReader, ScannedJournal};
 pub(crate) use writer::{InputStamps, JournalWriter, changed};
 
-use super::queue::State;
+use super::queue::OrfState;
 use crate::VirusError;
 use plimsoll_data::translate::Frame;
 
@@ -17,12 +17,12 @@ pub(crate) struct OrfEntry {
     pub(crate) frame: Frame,
     /// Length of the nucleotide sequence in bases.
     pub(crate) bases: u32,
-    pub(crate) state: State,
+    pub(crate) state: OrfState,
 }
 
 /// Journaled results of a window.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Entry {
+pub(crate) struct JournalEntry {
     /// Number of the window among all windows of the input, from 0.
     pub(crate) number: u64,
     /// Id of the record.
@@ -35,10 +35,10 @@ pub(crate) struct Entry {
     pub(crate) rows: Vec<f32>,
 }
 
-impl Entry {
+impl JournalEntry {
     /// Number of frames with an embedding.
     fn with_rows(&self) -> usize {
-        self.orfs.iter().filter(|orf| orf.state != State::Failed).count()
+        self.orfs.iter().filter(|orf| orf.state != OrfState::Failed).count()
     }
 
     /// Returns a row of `width` values for every frame; NaN for failed frames.
@@ -47,8 +47,8 @@ impl Entry {
         let mut all = Vec::with_capacity(self.orfs.len() * width);
         for orf in &self.orfs {
             match orf.state {
-                State::Failed => all.extend(std::iter::repeat_n(f32::NAN, width)),
-                State::Waiting | State::Scored(_) | State::Embedded => {
+                OrfState::Failed => all.extend(std::iter::repeat_n(f32::NAN, width)),
+                OrfState::Waiting | OrfState::Scored(_) | OrfState::Embedded => {
                     all.extend_from_slice(rows.next().unwrap_or_default());
                 }
             }
@@ -71,10 +71,10 @@ impl Entry {
         for OrfEntry { frame, bases, state } in &self.orfs {
             let (code, scores) = match state {
                 // Does not occur: only complete windows are journaled. `decode` refuses the code.
-                State::Waiting => (0, [0.0; 2]),
-                State::Scored(scores) => (1, *scores),
-                State::Failed => (2, [0.0; 2]),
-                State::Embedded => (3, [0.0; 2]),
+                OrfState::Waiting => (0, [0.0; 2]),
+                OrfState::Scored(scores) => (1, *scores),
+                OrfState::Failed => (2, [0.0; 2]),
+                OrfState::Embedded => (3, [0.0; 2]),
             };
             block.extend_from_slice(&[frame.index() as u8, code]);
             block.extend_from_slice(&bases.to_le_bytes());
@@ -101,9 +101,9 @@ impl Entry {
             let bases = bytes.u32()?;
             let scores = [bytes.f32()?, bytes.f32()?];
             let state = match code {
-                1 => State::Scored(scores),
-                2 => State::Failed,
-                3 => State::Embedded,
+                1 => OrfState::Scored(scores),
+                2 => OrfState::Failed,
+                3 => OrfState::Embedded,
                 _ => return None,
             };
             let frame = *Frame::ALL.get(frame as usize)?;
@@ -154,18 +154,23 @@ fn inconsistent(path: &std::path::Path, what: &str) -> VirusError {
 mod tests {
     use super::*;
 
-    fn entries() -> Vec<Entry> {
-        let entry = |number, record: &str, index, orfs: Vec<(Frame, State)>| {
+    fn entries() -> Vec<JournalEntry> {
+        let entry = |number, record: &str, index, orfs: Vec<(Frame, OrfState)>| {
             let kept = |(i, (frame, state))| OrfEntry { frame, bases: 301 + i as u32, state };
             let orfs = orfs.into_iter().enumerate().map(kept).collect();
-            let mut entry = Entry { number, record: record.to_owned(), index, orfs, rows: vec![] };
+            let mut entry = JournalEntry { number, record: record.to_owned(), index, orfs, rows: vec![] };
             entry.rows = (0..2 * entry.with_rows()).map(|i| i as f32 + number as f32).collect();
             entry
         };
         vec![
-            entry(0, "a", 0, vec![(Frame::F1, State::Scored([0.25, 0.75])), (Frame::R3, State::Failed)]),
+            entry(0, "a", 0, vec![(Frame::F1, OrfState::Scored([0.25, 0.75])), (Frame::R3, OrfState::Failed)]),
             entry(1, "a", 1, vec![]),
-            entry(7, "b|c é", 0, vec![(Frame::F2, State::Embedded), (Frame::R1, State::Scored([1.0, 0.0]))]),
+            entry(
+                7,
+                "b|c é",
+                0,
+                vec![(Frame::F2, OrfState::Embedded), (Frame::R1, OrfState::Scored([1.0, 0.0]))],
+            ),
         ]
     }
 
@@ -182,7 +187,7 @@ mod tests {
     #[test]
     fn entries_come_back() {
         let block = block();
-        let (mut bytes, mut entry) = (Bytes(&block), Entry::default());
+        let (mut bytes, mut entry) = (Bytes(&block), JournalEntry::default());
         for wanted in entries() {
             assert_eq!(entry.decode(&mut bytes, 2), Some(true));
             assert_eq!(entry, wanted);
@@ -194,7 +199,7 @@ mod tests {
     fn half_an_entry_is_none() {
         let block = block();
         for cut in 1..block.len() {
-            let (mut bytes, mut entry) = (Bytes(&block[..cut]), Entry::default());
+            let (mut bytes, mut entry) = (Bytes(&block[..cut]), JournalEntry::default());
             let mut read = 0;
             let last = loop {
                 match entry.decode(&mut bytes, 2) {

@@ -1,7 +1,7 @@
 //! The journal reader: reads windows back in ascending order. Invariant: one block of each journal is in memory at a
 //! time; a window's results are returned only for the record and index they were written for.
 
-use super::{Bytes, END, Entry, inconsistent};
+use super::{Bytes, END, JournalEntry, inconsistent};
 use crate::VirusError;
 use plimsoll_data::journal::{Blocks, Journal};
 use std::ops::Range;
@@ -71,7 +71,7 @@ impl ScannedJournal {
     /// Scans a journal whose embeddings have `width` values; the caller has checked its key.
     pub(crate) fn through(path: &Path, mut blocks: Blocks, width: usize) -> Result<Self, VirusError> {
         let (mut coverage, mut complete) = (Coverage::default(), false);
-        let (mut block, mut entry) = (vec![], Entry::default());
+        let (mut block, mut entry) = (vec![], JournalEntry::default());
         let mut next = 0;
         while blocks.next_into(&mut block)? {
             if block == END {
@@ -122,7 +122,7 @@ impl JournalReader {
         number: u64,
         record: &str,
         index: usize,
-    ) -> Result<Option<Entry>, VirusError> {
+    ) -> Result<Option<JournalEntry>, VirusError> {
         if !self.coverage.contains(number) {
             return Ok(None);
         }
@@ -162,7 +162,7 @@ struct Source {
     /// Record id of the entry decoded last: an entry of the same record does not repeat it.
     record: String,
     /// The next entry; `None` at the end of the journal, and after it was taken.
-    head: Option<Entry>,
+    head: Option<JournalEntry>,
 }
 
 impl Source {
@@ -185,7 +185,7 @@ impl Source {
             }
         }
         let mut bytes = Bytes(&self.block[self.at..]);
-        let mut entry = Entry { record: std::mem::take(&mut self.record), ..Entry::default() };
+        let mut entry = JournalEntry { record: std::mem::take(&mut self.record), ..JournalEntry::default() };
         match entry.decode(&mut bytes, self.width) {
             Some(true) => {}
             Some(false) | None => return Err(inconsistent(&self.path, "it changed while it was read")),

@@ -3,7 +3,7 @@
 //! nothing read from an input after it changed is committed, because the journal's key identifies the original
 //! input.
 
-use super::{END, Entry};
+use super::{END, JournalEntry};
 use crate::VirusError;
 use plimsoll_data::journal::Journal;
 use plimsoll_runtime::RuntimeError;
@@ -82,7 +82,7 @@ impl JournalWriter {
     }
 
     /// Appends the results of a window.
-    pub(crate) fn append(&mut self, entry: &Entry) -> Result<(), VirusError> {
+    pub(crate) fn append(&mut self, entry: &JournalEntry) -> Result<(), VirusError> {
         let before = (self.waiting > 0).then_some(self.record.as_str());
         entry.encode(before, &mut self.block);
         self.record.clone_from(&entry.record);

@@ -19,7 +19,7 @@ const NONE: u16 = u16::MAX;
 
 /// The tables of the encoder.
 pub(super) struct Dna {
-    pieces: Vec<Piece>,
+    pieces: Vec<DnaPiece>,
     neighbours: Neighbours,
     /// Indexed by the code of the next eight letters: the longest piece that they start with, or, for values from
     /// `pieces.len()` on, `pieces.len()` plus an index in `long`.
@@ -35,7 +35,7 @@ pub(super) struct Dna {
     unknown: i32,
 }
 
-struct Piece {
+struct DnaPiece {
     id: i32,
     /// The longest other piece that is a prefix of this piece, or [`NONE`].
     shorter: u16,
@@ -234,13 +234,13 @@ impl Dna {
 }
 
 /// Returns the pieces of `rules`, each with the longest other piece that is a prefix of it.
-fn pieces(rules: &Rules) -> Vec<Piece> {
+fn pieces(rules: &Rules) -> Vec<DnaPiece> {
     let by_text: std::collections::HashMap<&[u8], u16> =
         rules.texts.iter().map(Vec::as_slice).zip(0..).collect();
     let piece = |(text, &id): (&Vec<u8>, &i32)| {
         let mut starts = (1..text.len()).rev().map(|len| &text[..len]);
         let shorter = starts.find_map(|start| by_text.get(start).copied()).unwrap_or(NONE);
-        Piece { id, shorter, len: text.len() as u16 }
+        DnaPiece { id, shorter, len: text.len() as u16 }
     };
     rules.texts.iter().zip(&rules.ids).map(piece).collect()
 }

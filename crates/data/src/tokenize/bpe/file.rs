@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 pub(super) type Refusal = Box<dyn Error + Send + Sync>;
 
 /// Exclusive upper bound of token ids, because the crate iterates up to the largest id. DNABERT-2 has 4096 tokens.
-const MOST_IDS: u64 = 1 << 20;
+const MAX_IDS: u64 = 1 << 20;
 
 /// Checks a `tokenizer.json` and returns it for the crate: without truncation and padding, which are settings of the
 /// authors' training, without the decoder from ids to text, and with the crate's default template for pairs.
@@ -35,7 +35,7 @@ fn check(file: &Value) -> Result<(), &'static str> {
         Value::Null => true,
         part => part["type"].as_str().is_some_and(|kind| known.contains(&kind)),
     };
-    let is_id = |id: &Value| id.as_u64().is_some_and(|id| id < MOST_IDS);
+    let is_id = |id: &Value| id.as_u64().is_some_and(|id| id < MAX_IDS);
     let model = &file["model"];
     let Some(vocab) = model["vocab"].as_object() else { return Err("it has no model with a vocabulary") };
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();

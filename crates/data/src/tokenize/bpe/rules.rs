@@ -11,9 +11,9 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::{PreTokenizerWrapper, Tokenizer};
 
 /// Maximum number of pieces; the table of neighbours then has 8 MiB.
-const MOST_PIECES: usize = 8192;
+const MAX_PIECES: usize = 8192;
 /// Maximum number of letters, which are encoded with two bits each.
-const MOST_LETTERS: usize = 4;
+const MAX_LETTERS: usize = 4;
 
 /// The merge rules of a file and the ids around them.
 pub(super) struct Rules {
@@ -83,7 +83,7 @@ impl Rules {
     fn add_merges(&mut self, model: &BPE, id: impl Fn(&str) -> Option<i32>) -> Result<(), &'static str> {
         let text = serde_json::to_vec(model).map_err(|_| "its merges cannot be read")?;
         let Merges { merges } = serde_json::from_slice(&text).map_err(|_| "its merges cannot be read")?;
-        if self.letters.len() + merges.len() > MOST_PIECES {
+        if self.letters.len() + merges.len() > MAX_PIECES {
             return Err("it has more than 8192 pieces");
         }
         let letters = self.letters.iter().zip(0_u16..);
@@ -97,7 +97,7 @@ impl Rules {
             self.merges.push(parts);
             self.texts.push(token.clone().into_bytes());
             self.ids.push(id);
-            // The cast is lossless: there are at most `MOST_PIECES` pieces.
+            // The cast is lossless: there are at most `MAX_PIECES` pieces.
             if known.insert(token, (self.ids.len() - 1) as u16).is_some() {
                 return Err("two merges make the same token");
             }
@@ -134,7 +134,7 @@ fn letters<'a>(tokens: impl Iterator<Item = &'a String>) -> Result<Vec<u8>, &'st
     }
     letters.sort_unstable();
     match letters.len() {
-        1..=MOST_LETTERS => Ok(letters),
+        1..=MAX_LETTERS => Ok(letters),
         _ => Err("its alphabet has not one to four letters"),
     }
 }

@@ -29,10 +29,10 @@ pub(super) struct RowFile {
     width: usize,
     /// The names of its rows, until they are taken.
     pub names: Vec<String>,
-    kind: Kind,
+    kind: RowFileKind,
 }
 
-enum Kind {
+enum RowFileKind {
     /// An `.npy` file and the byte offset of its values.
     Npy(File, u64),
     /// A safetensors file with the tensor [`MATRIX`].
@@ -64,11 +64,11 @@ impl RowFile {
         let start = row as u64 * self.width as u64;
         let range = start..start + self.width as u64;
         match &self.kind {
-            Kind::Matrix(weights) => weights.read_f32(MATRIX, range, out).map_err(unreadable),
-            Kind::Tensors(weights, names) => {
+            RowFileKind::Matrix(weights) => weights.read_f32(MATRIX, range, out).map_err(unreadable),
+            RowFileKind::Tensors(weights, names) => {
                 weights.read_f32(&names[row], 0..self.width as u64, out).map_err(unreadable)
             }
-            Kind::Npy(file, offset) => read_f32(file, offset + start * 4, out)
+            RowFileKind::Npy(file, offset) => read_f32(file, offset + start * 4, out)
                 .map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e))),
         }
     }
@@ -95,7 +95,12 @@ impl RowFile {
             let what = format!("{} names for {rows} rows of the array beside it", names.len());
             return Err(DataError::at(&list, DataErrorKind::Malformed(what)));
         }
-        Ok(RowFile { path: path.to_owned(), width: width as usize, names, kind: Kind::Npy(file, offset) })
+        Ok(RowFile {
+            path: path.to_owned(),
+            width: width as usize,
+            names,
+            kind: RowFileKind::Npy(file, offset),
+        })
     }
 
     fn matrix(path: &Path, weights: Weights) -> Result<Self, DataError> {
@@ -104,9 +109,12 @@ impl RowFile {
         let names: Vec<String> = serde_json::from_str(&weights.metadata()["ids"])
             .map_err(|_| refuse("its ids are not a list of names".to_owned()))?;
         match shape[..] {
-            [rows, width] if rows == names.len() as u64 && width > 0 => {
-                Ok(RowFile { path: path.to_owned(), width: width as usize, names, kind: Kind::Matrix(weights) })
-            }
+            [rows, width] if rows == names.len() as u64 && width > 0 => Ok(RowFile {
+                path: path.to_owned(),
+                width: width as usize,
+                names,
+                kind: RowFileKind::Matrix(weights),
+            }),
             _ => Err(refuse(format!(
                 "{} ids for a matrix of {shape:?}; rows of one width are needed",
                 names.len()
@@ -138,7 +146,7 @@ impl RowFile {
         }
         let none = || refuse(format!("no tensor is called '{}'", Name(pattern)));
         let width = width.ok_or_else(none)? as usize;
-        Ok(RowFile { path: path.to_owned(), width, names, kind: Kind::Tensors(weights, tensors) })
+        Ok(RowFile { path: path.to_owned(), width, names, kind: RowFileKind::Tensors(weights, tensors) })
     }
 }
 

@@ -87,15 +87,15 @@ struct Rows {
     /// Files of each part.
     files: Vec<Vec<RowFile>>,
     widths: Vec<usize>,
-    train: Vec<Row>,
-    validation: Vec<Row>,
+    train: Vec<ExampleRow>,
+    validation: Vec<ExampleRow>,
     census: DatasetStats,
     digest: String,
 }
 
 /// Class of a row and the locations of its parts.
 #[derive(Clone)]
-struct Row {
+struct ExampleRow {
     class: i32,
     /// Index of the file and of the row in the file, for each part.
     places: Vec<(u32, u32)>,
@@ -160,7 +160,7 @@ impl RowSet {
     /// Returns the host memory of the index, by purpose, without the batches.
     pub fn host_bytes(&self) -> Vec<HostMemory> {
         let parts = self.inner.widths.len();
-        let row = size_of::<Row>() + parts * size_of::<(u32, u32)>();
+        let row = size_of::<ExampleRow>() + parts * size_of::<(u32, u32)>();
         let rows = self.inner.train.capacity() + self.inner.validation.capacity();
         let order = size_of::<u32>() * self.inner.train.len();
         vec![
@@ -207,20 +207,20 @@ impl RowSet {
 }
 
 impl Rows {
-    fn side(&self, split: Split) -> &[Row] {
+    fn side(&self, split: Split) -> &[ExampleRow] {
         match split {
             Split::Train => &self.train,
             Split::Validation => &self.validation,
         }
     }
 
-    fn read(&self, row: &Row, part: usize, out: &mut [f32]) -> Result<(), DataError> {
+    fn read(&self, row: &ExampleRow, part: usize, out: &mut [f32]) -> Result<(), DataError> {
         let (file, at) = row.places[part];
         self.files[part][file as usize].read(at as usize, out)
     }
 
     /// Reads every row, checks that it is finite, and assigns it to the training or the validation split.
-    fn split(&mut self, named: Vec<(String, Row)>) -> Result<(), DataError> {
+    fn split(&mut self, named: Vec<(String, ExampleRow)>) -> Result<(), DataError> {
         // 2^64 times the fraction: rows whose hash is below this value belong to the validation split.
         let below = (self.settings.validation * 18_446_744_073_709_551_616.0) as u64;
         let mut all = Sha256::new();
@@ -283,7 +283,7 @@ fn rows(
     settings: &RowSettings,
     files: &mut [Vec<RowFile>],
     labels: &Labels,
-) -> Result<Vec<(String, Row)>, DataError> {
+) -> Result<Vec<(String, ExampleRow)>, DataError> {
     let mut parts = files.iter_mut().zip(&settings.parts);
     let Some((first, part)) = parts.next() else { return Ok(Vec::new()) };
     let (names, _) = places(first, part)?;
@@ -301,7 +301,7 @@ fn rows(
             places.push(other.get(&name).copied().ok_or_else(missing)?);
         }
         let class = labels.of(&name)?;
-        Ok((name, Row { class, places }))
+        Ok((name, ExampleRow { class, places }))
     };
     names.into_iter().map(row).collect()
 }

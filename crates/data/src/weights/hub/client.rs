@@ -12,10 +12,10 @@ use ureq::{Agent, Body, Proxy};
 
 use super::error::HubErrorKind;
 use super::{HubEnv, RetryPolicy};
-use crate::printable::Place;
+use crate::printable::EscapedPath;
 
 /// Maximum number of redirects that are followed for one request.
-const MOST_REDIRECTS: usize = 8;
+const MAX_REDIRECTS: usize = 8;
 
 // Response headers with a file's commit, etag and size. Source: huggingface_hub, `get_hf_file_metadata`.
 const COMMIT: &str = "x-repo-commit";
@@ -111,7 +111,7 @@ impl Client {
         start: Option<u64>,
     ) -> Result<(Response<Body>, FileMetadata), RequestError> {
         let (mut address, mut facts) = (address.to_owned(), FileMetadata::default());
-        for _ in 0..=MOST_REDIRECTS {
+        for _ in 0..=MAX_REDIRECTS {
             let at_hub = origin(&address) == origin(&self.endpoint);
             let answer = self.send(&address, start, at_hub)?;
             if at_hub {
@@ -126,7 +126,7 @@ impl Client {
             }
             address = next;
         }
-        Err(RequestError::Permanent(HubErrorKind::Answer(format!("more than {MOST_REDIRECTS} redirects"))))
+        Err(RequestError::Permanent(HubErrorKind::Answer(format!("more than {MAX_REDIRECTS} redirects"))))
     }
 
     fn send(&self, address: &str, start: Option<u64>, at_hub: bool) -> Result<Response<Body>, RequestError> {
@@ -224,7 +224,7 @@ fn roots(env: &HubEnv) -> Result<RootCerts, HubErrorKind> {
         HubErrorKind::Setting(format!(
             "the certificates in `{}` cannot be used ({why}); SSL_CERT_FILE, REQUESTS_CA_BUNDLE and \
              CURL_CA_BUNDLE name a PEM file",
-            Place(path)
+            EscapedPath(path)
         ))
     };
     let pem = fs::read(path).map_err(|error| unusable(error.to_string()))?;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use crate::printable::{Name, Place};
+use crate::printable::{EscapedPath, Name};
 
 /// The error of fetching one file of a model.
 #[derive(Debug)]
@@ -100,12 +100,12 @@ impl fmt::Display for HubErrorKind {
                 f,
                 "the disk is full at `{}`; free some space, or set HF_HUB_CACHE to a folder on another disk. \
                     The downloaded part is kept, and the next run resumes the download",
-                Place(path)
+                EscapedPath(path)
             ),
             Self::Disk { path, .. } => write!(
                 f,
                 "cannot write `{}`; check its permissions, or set HF_HUB_CACHE to a folder that you can write to",
-                Place(path)
+                EscapedPath(path)
             ),
         }
     }

@@ -3,7 +3,7 @@
 use crate::rig::ByName;
 use plimsoll_data::weights::Weights as File;
 use plimsoll_exec::Executor;
-use plimsoll_graph::{Bounds, Counts, Graph, Param, Piece};
+use plimsoll_graph::{Bounds, Counts, Graph, Param, ParamPiece};
 use plimsoll_models::{DecoderConfig, Encoder, HeadConfig, Training, TrainingTask, candidates, derived};
 use std::path::PathBuf;
 
@@ -55,7 +55,7 @@ impl Fixture {
     }
 
     /// The values of a piece in `file`, whose names start with `prefix`.
-    fn piece(&self, file: &File, prefix: &str, piece: &Piece) -> Option<Vec<f32>> {
+    fn piece(&self, file: &File, prefix: &str, piece: &ParamPiece) -> Option<Vec<f32>> {
         let names = match &self.model {
             Model::Encoder(c) => candidates(c, &piece.tensor),
             Model::Decoder(_) | Model::Head(_) => vec![piece.tensor.clone()],
@@ -69,7 +69,7 @@ impl Fixture {
 
     /// The values of a parameter: from the file, or as defined by the configuration.
     pub fn parameter(&self, param: &Param) -> Vec<f32> {
-        let value = |p: &Piece| {
+        let value = |p: &ParamPiece| {
             let found = self.piece(&self.weights, "", p);
             found.or_else(|| match &self.model {
                 Model::Decoder(c) => c.derived(&p.tensor),
