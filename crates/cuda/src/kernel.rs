@@ -32,6 +32,8 @@ pub enum File {
     Mma,
     /// `norm.cu`
     Norm,
+    /// `optimizer.cu`
+    Optimizer,
     /// `quantize.cu`
     Quantize,
     /// `sequence.cu`
@@ -55,6 +57,7 @@ impl File {
             Self::Matmul => "matmul.cu",
             Self::Mma => "mma.cu",
             Self::Norm => "norm.cu",
+            Self::Optimizer => "optimizer.cu",
             Self::Quantize => "quantize.cu",
             Self::Sequence => "sequence.cu",
             Self::Wgmma => "wgmma.cu",
@@ -89,12 +92,15 @@ impl File {
                 include_str!("kernels/attention_persistent_loads.cuh"),
                 include_str!("kernels/attention_persistent.cu")
             ),
-            Self::Elementwise => {
-                concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
-            }
+            Self::Elementwise => concat!(
+                include_str!("kernels/activation.cuh"),
+                include_str!("kernels/flat.cuh"),
+                include_str!("kernels/elementwise.cu")
+            ),
             Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
             Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
             Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
+            Self::Optimizer => concat!(include_str!("kernels/flat.cuh"), include_str!("kernels/optimizer.cu")),
             Self::Quantize => concat!(
                 include_str!("kernels/rows.cuh"),
                 include_str!("kernels/activation.cuh"),
@@ -165,6 +171,7 @@ impl Kernel {
             | File::Matmul
             | File::Mma
             | File::Norm
+            | File::Optimizer
             | File::Quantize
             | File::Sequence => capability >= if quantized { FP8 } else { (8, 0) },
         }

@@ -53,7 +53,14 @@ pub trait Trainable {
     /// Returns the plan as JSON, for run.json.
     fn plan(&self) -> Result<Value, TrainError>;
 
-    /// Returns the peak memory of the process in bytes: plans, memory reserved for the process, and data.
+    /// Returns the device that computes, with its name.
+    fn device(&self) -> String;
+
+    /// Returns the memory budget in bytes: of the process on the CPU, of the GPU's memory on a GPU.
+    fn budget(&self) -> Bytes;
+
+    /// Returns the peak memory in bytes that counts against the budget: plans and reserved memory, and on the CPU also
+    /// the data.
     fn peak(&self) -> Bytes;
 
     /// Returns the tensors of a checkpoint file in the order in which they are written. Model tensors have the names

@@ -1,7 +1,7 @@
 //! Kernel table of NVIDIA GPUs. Invariant: the accepted ops depend on the compute capability only, so a plan
 //! for a GPU can be made on any machine.
 
-use super::{Fusions, WIDEST_HEAD, table};
+use super::{Fusions, WIDEST_HEAD, columns, rows, table};
 use plimsoll_graph::ops::{Epilogue, Mask, Prologue};
 use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
@@ -185,9 +185,26 @@ fn sums_bytes(_: &Graph, _: &Node) -> Bytes {
     Bytes::ZERO
 }
 
-/// Workspace of updates and of the norm of all gradients.
-fn optimizer_bytes(_: &Graph, _: &Node) -> Bytes {
-    Bytes::ZERO
+/// Elements whose squares a block of threads adds before the partial sums are added in order.
+pub const SQUARES: u64 = 1 << 16;
+
+/// Rows of a gradient whose squares are added per column before the partial sums are added in order.
+pub const ADAFACTOR_ROWS: u64 = 256;
+
+/// Workspace of updates and of the norm of all gradients: partial sums in f64.
+fn optimizer_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let elements = |input: usize| graph.spec(node.inputs[input]).elements_at(graph.bounds.full());
+    let ranges = |elements: u64| 8 * elements.div_ceil(SQUARES);
+    if let Op::GradScale(_) = node.op {
+        Bytes((0..node.inputs.len() - 1).map(elements).map(ranges).sum())
+    } else if let Op::Adafactor(_) = node.op {
+        // Three numbers in 32 bytes, the squares of the update, and the squares of each column.
+        let vector = graph.spec(node.inputs[0]).shape.len() == 1;
+        let (r, c) = if vector { (1, elements(0)) } else { (rows(graph, node, 0), columns(graph, node, 0)) };
+        Bytes(32 + ranges(r * c) + 8 * r.div_ceil(ADAFACTOR_ROWS) * c)
+    } else {
+        Bytes::ZERO
+    }
 }
 
 /// Workspace of the gradients of a matmul.
