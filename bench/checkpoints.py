@@ -1,5 +1,5 @@
-"""Checkpoints of `plimsoll train` opened by transformers and peft: no key too few or too many, and the loss of the same
-tokens. Trains every kind for two steps, prints a table, and fails on a difference.
+"""Opens checkpoints of `plimsoll train` with transformers and peft, and checks that no tensor is missing or unexpected and
+that the loss on equal tokens is equal. Trains every kind of model for two steps, prints a table, and fails on a difference.
 
     python bench/checkpoints.py [PLIMSOLL]        # target/release/plimsoll
 """
@@ -56,7 +56,7 @@ DECODER = {
     "batch.tokens": 2048,
     "optimizer.lr": 1e-2,
 }
-# All residues are targets, and none is changed: the same tokens for both sides.
+# All residues are targets and none is replaced, so that both sides compute the loss of equal tokens.
 ENCODER = {
     "data.longest": 1024,
     "batch.tokens": 2048,
@@ -81,7 +81,7 @@ DNA = ENCODER | {
 
 
 def train(folder, keys):
-    """The newest checkpoint, and the loss on the validation data at it."""
+    """Trains a model; returns the newest checkpoint and its validation loss."""
     (folder / "run.yaml").write_text("")
     flags = [f"--set={key}={value}" for key, value in (COMMON | keys).items()]
     command = [PLIMSOLL, "train", folder / "run.yaml", "-o", folder / "run", "--quiet", *flags]
@@ -92,13 +92,13 @@ def train(folder, keys):
 
 
 def records(path):
-    """Names and sequences."""
+    """Names and sequences of a FASTA file."""
     parts = [part.split("\n", 1) for part in Path(path).read_text().split(">")[1:]]
     return [(head.split()[0], body.replace("\n", "")) for head, body in parts]
 
 
 def opened(kind, folder, **more):
-    """The model, with not a key missing or left over."""
+    """Opens a model and asserts that no tensor is missing or unexpected."""
     model, info = kind.from_pretrained(folder, output_loading_info=True, **more)
     bad = {key: value for key, value in info.items() if value}
     assert not bad, f"{folder}: {bad}"
@@ -106,7 +106,7 @@ def opened(kind, folder, **more):
 
 
 def cross_entropy(logits, targets):
-    """The sum over targets, and how many there are."""
+    """Sum of the cross-entropy over targets, and the number of targets."""
     rows = torch.log_softmax(logits.double(), -1)
     return -rows.gather(1, targets[:, None]).sum().item(), len(targets)
 
@@ -138,7 +138,7 @@ def esm2(folder):
 
 
 def dnabert_s(folder):
-    """transformers has no class of its own for it: the names are those of the hub's bert_layers.py."""
+    """transformers has no class for DNABERT-S, so tensor names are compared with the hub's bert_layers.py."""
     path, found = train(folder, DNA)
     config = json.loads((path / "config.json").read_text())
     w = load_file(path / "model.safetensors")
@@ -155,7 +155,7 @@ def dnabert_s(folder):
 
 
 def labels(folder):
-    """A table of classes that follow from nothing."""
+    """Writes a label table with arbitrary classes."""
     names = []
     for fasta in ("pipeline/expected_500/protein.faa", "esm2/proteins.faa"):
         names += [name for name, _ in records(GOLDENS / fasta)]
@@ -165,7 +165,7 @@ def labels(folder):
 
 
 def pooled(model, tokenizer, table):
-    """Losses of the mean of a token classifier's logits over the residues."""
+    """Losses of the logits of a token classifier, averaged over the residues of each sequence."""
     classes = dict(line.split("\t") for line in table.read_text().splitlines())
     for name, sequence in records(GOLDENS / "esm2/proteins.faa"):
         ids = tokenizer(sequence, return_tensors="pt")["input_ids"]
@@ -185,7 +185,7 @@ LORA = {"model.lora.rank": 4, "model.lora.alpha": 6, "optimizer.lr": 1e-2}
 
 
 def adapted(base, path):
-    """The base with the adapter, with not a tensor missing or left over."""
+    """Opens the base model with the adapter and asserts that no tensor of the adapter is missing or unexpected."""
     model = PeftModel.from_pretrained(base, path).eval()
     assert set(get_peft_model_state_dict(model)) == set(load_file(path / "adapter_model.safetensors"))
     return model

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Both sides of the CPU comparison in one run, in alternating rounds, so that a busy machine is
-# busy for both. Prints every measurement as a JSON line, then the ratio of the medians.
-# Options are environment variables; set-up and an example: README.md beside this file.
+# Runs both sides of the CPU comparison in alternating rounds, so that load on the machine affects both. Prints every
+# measurement as a JSON line, then the ratio of the medians. Options are environment variables; README.md beside this file has
+# the set-up and an example.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/.."

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Both sides of the CPU's table on the same cores, by turns in one run, without Rust: prints every measurement as a line of
-# JSON, and at the end the table.
+# Measures both sides of the CPU table, alternating on equal cores in one run; needs no Rust. Prints every measurement as a line
+# of JSON, and the table at the end.
 #
 #   PYTHON=python3 CPUS=0,1 bench/cpu.sh [ROW...]
 #
-# Rows (all by default): 8M, 35M, 150M, 650M and dnabert in bf16 against the better of PyTorch's bf16 and f32; f32, which is
-# 150M in f32 on both sides; gemm, bf16 products against the raw loop; orf and bpe, what one core reads and tokenizes.
-# THREADS of both sides, on CPUS (a list as taskset takes it, two physical cores; all that there are without it); ROUNDS of
-# both sides; PLIMSOLL and THROUGHPUT, the binaries; COMPILE=1 puts torch.compile around the peers;
-# DTYPE=bf16 leaves the peers' f32 out, which takes minutes for 150M and 650M and is the slower one.
+# Rows (all by default): 8M, 35M, 150M, 650M and dnabert in bf16 against the faster of PyTorch's bf16 and f32; f32: 150M in f32
+# on both sides; gemm: bf16 matmuls against the raw loop; orf and bpe: finding open reading frames and tokenizing on one core.
+# Variables: THREADS of each side; CPUS, a list of cores for taskset (two physical cores; without it all cores are used); ROUNDS
+# of each side; PLIMSOLL and THROUGHPUT, the binaries; COMPILE=1 applies torch.compile to the peers; DTYPE=bf16 omits f32 of the
+# peers, which is slower than bf16 and takes minutes for 150M and 650M.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 release=${CARGO_TARGET_DIR:-$here/../target}/release

@@ -1,8 +1,8 @@
-"""Times attention, forward and backward, in PyTorch (SDPA) and in Plimsoll, by turns on the same cores.
+"""Times attention, forward and backward, in PyTorch (SDPA) and in Plimsoll, alternating on equal cores.
 
-Plimsoll's side is `cargo build --release -p plimsoll-cpu --example attention`, whose shapes these are; masks that
-SDPA has no flag for go in as a boolean matrix. Prints, for each shape, the medians over the rounds in ms, and
-theirs over ours. `peer-venv/bin/python bench/cpu_attention.py target/release/examples/attention [rounds]`.
+Plimsoll is measured by `cargo build --release -p plimsoll-cpu --example attention`, which has equal shapes. Masks for
+which SDPA has no flag are passed as a boolean matrix. Prints, for each shape, the medians over the rounds in ms and
+the ratio of PyTorch's time to Plimsoll's. `peer-venv/bin/python bench/cpu_attention.py target/release/examples/attention [rounds]`.
 """
 
 import statistics
@@ -30,7 +30,7 @@ SHAPES = [
 
 
 def visible(mask, n):
-    """The boolean matrix of a mask that SDPA has no flag for."""
+    """Boolean matrix of a mask for which SDPA has no flag."""
     i, j = torch.arange(n)[:, None], torch.arange(n)[None, :]
     if mask[0] == "window":
         return (j <= i) & (i - j < mask[1])
@@ -39,7 +39,7 @@ def visible(mask, n):
 
 
 def operand(batch, length, heads, dim):
-    """(B, H, L, d) as a model has it: a view of (B, L, H d)."""
+    """A (B, H, L, d) view of a (B, L, H d) tensor, as in a model."""
     x = torch.randn(batch, length, heads * dim, requires_grad=True)
     return x, x.view(batch, length, heads, dim).transpose(1, 2)
 
@@ -58,14 +58,14 @@ def theirs(shape):
         if turn:
             forward.append(middle - start)
             backward.append(time.perf_counter() - middle)
-        # The views are part of the graph that was just spent.
+        # The backward pass has freed the graph, which includes the views, so they are created again.
         q, k, v = (x.view(batch, length, h, dim).transpose(1, 2)
                    for x, h in ((q_, heads), (k_, kv_heads), (v_, kv_heads)))
     return 1e3 * statistics.median(forward), 1e3 * statistics.median(backward)
 
 
 def ours(binary):
-    """The same of every shape, from the table that the example prints."""
+    """Medians of Plimsoll for every shape, from the table that the example prints."""
     table = subprocess.run([binary, str(THREADS)], check=True, capture_output=True, text=True).stdout
     rows = [line.rsplit("|", 1)[0].split() for line in table.splitlines()[2:]]
     return [(float(row[-2]), float(row[-1])) for row in rows]

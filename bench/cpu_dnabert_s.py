@@ -1,8 +1,8 @@
 """Times DNABERT-S's arithmetic in PyTorch on CPU cores: reads of 500 bases, about 105 tokens each.
 
 The layers are those of peers/dnabert_s.py with random weights: post-norm, gated MLP with the exact GELU, ALiBi as SDPA's
-additive mask. All reads have the same number of tokens, so nothing is padded. One JSON line per dtype, with the keys of
-cpu_esm2.py's; `--compile` puts torch.compile around the model.
+additive mask. All reads have an equal number of tokens, so nothing is padded. One JSON line per dtype, with the keys of
+cpu_esm2.py; `--compile` puts torch.compile around the model.
 """
 
 import sys
@@ -25,7 +25,7 @@ def build(dtype, length, compiled):
 
 
 def measure(model, bias, ids, warmup, repeats):
-    """Seconds of each repeated forward pass, after the warm-up ones."""
+    """Seconds of each timed forward pass, without the warm-up passes."""
     return timed(lambda: model(ids, bias), warmup, repeats)
 
 

@@ -1,7 +1,7 @@
-"""Times ESM-2 in transformers (PyTorch, SDPA) on CPU cores: the other side of BENCHMARKS.md.
+"""Times ESM-2 in transformers (PyTorch, SDPA) on CPU cores, a peer of BENCHMARKS.md.
 
 Random weights of the real shapes, random residues, one forward pass to the last hidden state,
-no padding (every sequence has the same length). Prints one JSON line per model and dtype:
+no padding (all sequences have equal lengths). Prints one JSON line per model and dtype:
 side, model, dtype, batch, length, threads, tokens_per_s (from the median), seconds (all of
 them), torch and transformers versions. Set-up: README.md beside this file.
 """
@@ -55,7 +55,7 @@ def tokens(batch, length):
 
 
 def measure(encoder, ids, warmup, repeats):
-    """Seconds of each repeated forward pass, after the warm-up ones."""
+    """Seconds of each timed forward pass, without the warm-up passes."""
     mask = torch.ones_like(ids)
     return timed(lambda: encoder(input_ids=ids, attention_mask=mask), warmup, repeats)
 

@@ -1,6 +1,7 @@
-"""The CPU's table: every row's two sides by turns in one run, medians and ratios. Run by cpu.sh, which says what the rows are.
+"""Measures the rows of the CPU table: Plimsoll and PyTorch alternate in one run; prints medians and ratios. cpu.sh runs it and lists the rows.
 
-The peers stay loaded, so that a turn is passes alone; a peer's threads are asleep before the other side's turn begins.
+The peer models stay loaded, so that a turn consists of forward passes only. After a turn of a peer the script waits until the
+threads of the peer sleep.
 """
 
 import argparse
@@ -20,12 +21,12 @@ ESM2 = {
     "f32": ("facebook/esm2_t30_150M_UR50D", 64, 168),
 }
 DNABERT = ("zhihan1996/DNABERT-S", 64, 105)
-# What each row is to reach, and what it is hoped to.
+# Required and desired ratio of each row.
 BARS = {"8M": (8, 20), "35M": (8, 20), "150M": (8, 15), "650M": (5, 10), "dnabert": (8, 15), "f32": (3, 4)}
-# (N, K) of a layer's products: q, k and v as one, their way out, and the two of the feed-forward.
+# (N, K) of the matmuls of a layer: fused q, k and v, output of attention, and the two of the MLP.
 GEMM = {d: [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d)] for d in (640, 1280)}
 ROWS = [*BARS, "gemm", "orf", "bpe"]
-# A peer's threads spin for so long after their last work (OpenMP's default), in seconds.
+# Seconds to wait after a turn of a peer, because by default OpenMP's threads spin for some time after their last work.
 ASLEEP = 0.3
 
 
@@ -34,7 +35,7 @@ def say(**line):
 
 
 def plimsoll(threads, precision, *what, repeats):
-    """One run of `plimsoll bench`: its object."""
+    """Runs `plimsoll bench` and returns its JSON object."""
     command = [os.environ["PLIMSOLL"], "bench", "--device", "cpu", "--threads", str(threads), "--precision", precision]
     done = subprocess.run([*command, *what, "--repeats", str(repeats), "--json"], check=True, capture_output=True, text=True)
     line = json.loads(done.stdout)
@@ -43,7 +44,7 @@ def plimsoll(threads, precision, *what, repeats):
 
 
 class Peer:
-    """PyTorch's side of a row in one dtype, built and warm."""
+    """The PyTorch model of a row in one dtype, after a warm-up."""
 
     def __init__(self, row, dtype, args):
         import torch
@@ -64,7 +65,7 @@ class Peer:
             encoder = torch.compile(encoder) if args.compile else encoder
             ids = peer.tokens(self.batch, self.length)
             self.passes = lambda n, some=None: peer.measure(encoder, ids[:some], 0, n)
-        # The largest would take minutes: a part of the batch has warmed its threads and weights just as well.
+        # A full batch of the largest model would take minutes; an eighth of it warms up threads and weights as well.
         self.passes(1, max(1, self.batch // 8) if row == "650M" and not args.compile else None)
 
     def turn(self, row, args):
@@ -81,7 +82,7 @@ def shape(row):
 
 
 def models(row, args):
-    """Rounds of our side and theirs; a line of the table."""
+    """Runs the rounds of both sides and returns a line of the table."""
     precision = "f32" if row == "f32" else "bf16"
     peers = [Peer(row, dtype, args) for dtype in (["f32"] if row == "f32" else args.dtype or ["bf16", "f32"])]
     model, batch, length = shape(row)
@@ -112,7 +113,7 @@ def middle(rounds):
 
 
 def gemm(args):
-    """Products at 2 048 rows: shares of the raw loop, and all of a model's together."""
+    """Matmuls of 2 048 rows: share of the raw loop for each, and for all matmuls of a layer together."""
     for d, shapes in GEMM.items():
         lines = [plimsoll(args.threads, "bf16", "--shape", f"2048x{n}x{k}", repeats=5 * args.rounds) for n, k in shapes]
         shares = [f"{n}x{k} {100 * line['utilisation']:.0f} %" for (n, k), line in zip(shapes, lines)]
@@ -128,10 +129,10 @@ def gemm(args):
 
 
 def throughput(which, args):
-    """One core, from the example of crates/data; its first figure of this name."""
+    """Throughput of one core, from the example `throughput` of crates/data."""
     command = [os.environ["THROUGHPUT"], "--only", which, "--rounds", str(5 * args.rounds)]
     command += ["--tokenizer", os.environ["TOKENIZER"]] if which == "bpe" else []
-    # All rounds are in one process, on the first of the cores.
+    # All rounds run in one process on the first core.
     one = str(min(os.sched_getaffinity(0)))
     text = subprocess.run(["taskset", "-c", one, *command], check=True, capture_output=True, text=True).stdout
     print(text.strip(), flush=True)

@@ -1,4 +1,4 @@
-"""What the CPU's peers share: element types, options, the clock, and the line of a measurement."""
+"""Shared by the CPU peers: element types, options, timing, and the output line of a measurement."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 def options(description, batch, length):
-    """A parser of the options that both have; the latter two are defaults."""
+    """Parser of the shared options, with the default values of batch and length."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--dtype", action="append", choices=sorted(DTYPES), help="repeatable; f32 by default")
     parser.add_argument("--batch", type=int, default=batch, help="sequences")
@@ -23,7 +23,7 @@ def options(description, batch, length):
 
 
 def timed(forward, warmup, repeats):
-    """Seconds of each repeated forward pass, after the warm-up ones."""
+    """Seconds of each timed forward pass, without the warm-up passes."""
     seconds = []
     with torch.inference_mode():
         for _ in range(warmup + repeats):
@@ -34,7 +34,7 @@ def timed(forward, warmup, repeats):
 
 
 def say(side, model, dtype, args, seconds, **versions):
-    """The line of JSON."""
+    """Prints a measurement as a line of JSON."""
     line = {
         "side": side,
         "model": model,

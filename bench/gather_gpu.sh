@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Gathers what runs on a GPU machine without Rust: the binary, the tests, the goldens, PyTorch's side.
+# Gathers the files for measuring on a GPU machine without Rust: the binary, the tests, the goldens, and the scripts of the
+# PyTorch peers.
 #
 #   bench/gather_gpu.sh FOLDER        then, on the GPU machine: cd FOLDER && ./run.sh [tests | SECTION...]
 #
-# Needs cargo here, and there an NVIDIA driver, NVRTC and cuBLASLt (`plimsoll doctor` says what it finds); python3 with PyTorch
-# for the peers, safetensors for `predict`. SECTION is one of gpu.sh's; without any, the tests and all sections run.
+# This machine needs cargo. The GPU machine needs an NVIDIA driver, NVRTC and cuBLASLt (`plimsoll doctor` lists the libraries
+# found), python3 with PyTorch for the peers, and safetensors for `predict`. SECTION is a section of gpu.sh; without arguments
+# the tests and all sections run.
 set -euo pipefail
 to=$(realpath -m "${1:?the folder to gather into}")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,7 +15,8 @@ profile=${PROFILE:-release}
 folder=${CARGO_TARGET_DIR:-$root/target}/$([ "$profile" = dev ] && echo debug || echo "$profile")
 mkdir -p "$to/bin" "$to/bench/peers" "$to/fixtures"
 
-# built PATTERN ARGUMENT...: the file that cargo says it has made, whose line has the pattern.
+# built PATTERN ARGUMENT...: runs cargo with the arguments and prints the path of the built file from the line that
+# contains PATTERN.
 built() {
     local pattern=$1
     shift
@@ -30,11 +33,11 @@ done
 cp bench/gpu.sh bench/gpu_summary.py bench/predict_gpu.py "$to/bench/"
 cp bench/peers/*.py "$to/bench/peers/"
 cp -r fixtures/goldens fixtures/training "$to/fixtures/"
-# Tests know their fixtures by the path of this checkout.
+# The test binaries contain the path of this checkout, in which they look for fixtures.
 printf '%s\n' "$root" >"$to/checkout"
 cat >"$to/run.sh" <<'RUN'
 #!/usr/bin/env bash
-# Runs what was gathered; see bench/gather_gpu.sh.
+# Runs the gathered tests and measurements; see bench/gather_gpu.sh.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")"
 here=$(pwd)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All labelled genomes (../shared/genomes, 85 Mb) through `predict` with the built-in models: counts, time,
-# memory. Not a test; says so and stops where the genomes are not there.
+# Runs `predict` with the built-in models on all labelled genomes (../shared/genomes, 85 Mb) and prints counts, time and
+# memory. Not a test: prints a message and stops if the genomes are absent.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 genomes=${GENOMES:-../shared/genomes/fasta}

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Both sides of the GPU's table on one card, without Rust: prints every measurement as a line of JSON, and at the end the table.
+# Measures both sides of the GPU table on one GPU; needs no Rust. Prints every measurement as a line of JSON, and the table at
+# the end.
 #
 #   PLIMSOLL=plimsoll PYTHON=python3 bench/gpu.sh [SECTION...]
 #
 # Sections (all by default): esm2, lognormal, dnabert, attention, predict. A section that fails does not end the others.
-# MODELS, PACKS and PRECISIONS choose among those below; LIMIT is the most seconds of one command.
+# MODELS, PACKS and PRECISIONS select from the values below; LIMIT is the maximum number of seconds of one command.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 plimsoll=${PLIMSOLL:-$here/../target/release/plimsoll}
@@ -22,7 +23,7 @@ declare -A id=(
     [35M]=facebook/esm2_t12_35M_UR50D [8M]=facebook/esm2_t6_8M_UR50D
 )
 
-# run COMMAND...: its lines of JSON are kept; what it says beside them goes to stderr.
+# run COMMAND...: runs a command within the time limit and appends its standard output, lines of JSON, to the results.
 run() {
     timeout "$limit" "$@" | tee -a "$lines" || echo "gpu.sh: failed or longer than $limit s: $*" >&2
 }
@@ -54,7 +55,7 @@ esm2() {
 lognormal() {
     local model
     for model in 3B 650M; do
-        # Both sides fill packs in order; theirs is one pack of every few, ours all of 500 sequences.
+        # Both sides fill packs in order. The peer measures a sample of its packs, Plimsoll all packs of 500 sequences.
         ours "${id[$model]}" 500xlognormal 16384
     done
     peers esm2.py --model 3B 650M --pack 16384 --side packed --lognormal --seconds 2

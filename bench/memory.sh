@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Resident memory of `predict` on the two inputs that grow: one record of 100 Mb, and a million records of
-# 150 bases. The bound: ledger + 150 MB + 2 bytes per base of the longest record + 16 bytes per record.
+# Resident memory of `predict` on two large inputs: one record of 100 Mb, and a million records of 150 bases. The bound is:
+# ledger + 150 MB + 2 bytes per base of the longest record + 16 bytes per record.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)

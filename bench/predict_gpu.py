@@ -5,10 +5,11 @@
 
 and without a GPU, to try it: --protein tiny --precision f32 --orfs 1000 --more --device cpu
 
-Makes DNABERT-S, ESM-2 and a head with random weights in their authors' layout (the tokenizer is that of the goldens, with 1 024
-words: shorter ones than the real model's) and reads of 150 coding bases, so that an open reading frame has about 51 residue
-tokens. Every precision is run twice, on few reads and on all: what both take (weights read and uploaded, their digests) is
-left out of `orfs_per_s`, and is in `orfs_per_s_with_load`. One line of JSON for each. Needs torch and safetensors.
+Creates DNABERT-S, ESM-2 and a head with random weights in the published layouts (with the tokenizer of the goldens, which has
+1 024 tokens and gives shorter tokens than the real one) and reads of 150 coding bases, so that an open reading frame has about 51 residue
+tokens. Every precision is run twice, on few reads and on all. `orfs_per_s` is computed from the difference and excludes the
+time that both runs need (reading, hashing and uploading weights); `orfs_per_s_with_load` includes it. Prints a line of JSON
+for each precision. Needs torch and safetensors.
 """
 
 import argparse
@@ -83,7 +84,7 @@ def norm(name, d):
 
 
 def save(shapes, path, dtype):
-    """Normal numbers of 0.02; norms and variances of one."""
+    """Weights: normal with standard deviation 0.02; gains of norms and variances are one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(7)
 
@@ -114,7 +115,7 @@ def models(work, goldens, protein):
 
 
 def reads(path, count):
-    """Reads of 50 codons of which none is a stop."""
+    """Writes reads of 50 codons without stop codons."""
     codons = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
     codons = [codon for codon in codons if codon not in ("TAA", "TAG", "TGA")]
     draw = random.Random(7)
@@ -150,7 +151,7 @@ def main():
     a.work.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     models(a.work, a.goldens, a.protein)
-    # Chance opens about 0.45 other frames of such a read.
+    # By chance, such a read has about 0.45 open reading frames in the other five frames.
     files = [(a.work / "few.fa", min(FEW, a.orfs // 10)), (a.work / "all.fa", int(a.orfs / 1.45))]
     for path, count in files:
         reads(path, count)

@@ -1,10 +1,10 @@
-"""What a binary does for a fixed list of commands: exit codes, hashes of outputs, digests of plans (every address of a plan is in its digest), messages.
+"""Records the behaviour of a binary for a fixed list of commands: exit codes, hashes of outputs, digests of plans (which include every address), messages.
 
     python3 bench/record.py PLIMSOLL OUT.json [--device cuda:0] [--only WORD]
     python3 bench/record.py --compare BEFORE.json AFTER.json
 
-The comparison prints every difference, and the times of both; its exit code is 1 where anything but a time differs. It is made for a change that
-must not change results: record the binary before, record the one after, compare.
+The comparison prints every difference and the times of both binaries. Its exit code is 1 if anything except a time differs. Use it for a change that
+must not change results: record the binary before and after the change, then compare.
 """
 
 import argparse
@@ -25,7 +25,7 @@ GOLDENS = ROOT.parent / "shared" / "goldens"
 GENOME = str(ROOT.parent / "shared" / "genomes" / "fasta" / "protozoa.fa.gz")
 CONTIGS = ROOT.parent / "shared" / "real" / "virnucpro" / "test_with_orfs.fa"
 
-# Where {o} is the command's own folder, and {c} the one that all commands share. Commands run in order, in one folder.
+# In commands, {g} is the folder of the goldens, {o} the folder of the command, and {c} the folder that all commands share. Commands run in order.
 ESM2, DNA, READS = "{g}/esm2", "{g}/dnabert_s", "{g}/pipeline/reads.fa"
 WEIGHTS = ["--weights", "{c}/weights"]
 MOE = ["train", "examples/moe-mini.yaml", "--set", "model.hidden=64", "--set", "model.layers=2", "--set", "batch.tokens=512", "--set", "run.steps=6",
@@ -42,7 +42,7 @@ def plan_train(file, *pairs, target="null"):
 
 
 COMMANDS = {
-    # Plans: no weights, no machine.
+    # Plans, which need neither weights nor the planned machine.
     "plan-8M-f32": plan("--model", "esm2_t6_8M_UR50D", "--precision", "f32", "--threads", "2", "--budget", "4GB"),
     "plan-650M-bf16": plan("--model", "esm2_t33_650M_UR50D", "--precision", "bf16", "--threads", "8", "--budget", "16GB"),
     "plan-3B-int8": plan("--model", "esm2_t36_3B_UR50D", "--precision", "int8", "--threads", "2", "--budget", "20GB"),
@@ -97,7 +97,7 @@ COMMANDS = {
     "convert": ["convert", DNA, "-o", "{o}/w.safetensors"],
     "missing-input": ["predict", "{o}/nothing.fa", "-o", "{o}/r"],
 }
-# Of no use on a card, or refused there.
+# Commands that are not run with --device, because they do not use a device or are refused on a GPU.
 CPU_ALONE = {"embed-int8-lanes", "embed-refused", "train-refused", "train-unknown-key", "missing-input", "convert", "plot"}
 
 
@@ -106,14 +106,14 @@ def sha(data):
 
 
 def same_text(text, folder):
-    """Words of a message without what differs between two runs: numbers, times and the folder."""
+    """A message with numbers and folders removed, which differ between runs."""
     text = text.replace(str(folder), "").replace(str(ROOT), "")
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
     return re.sub(r"\s*[0-9][0-9 ,.:]*", " #", text)
 
 
 def keys(value, path=""):
-    """The keys of a JSON value, with those that must be the same for one input."""
+    """The keys of a JSON value, with the values of keys that are determined by the input."""
     if isinstance(value, dict):
         return [line for key in sorted(value) for line in keys(value[key], f"{path}.{key}")]
     kept = path.rsplit(".", 1)[-1] in ("digest", "format", "peak_bytes", "windows", "orfs", "virus", "records", "arithmetic", "loss", "step", "tokens")
@@ -137,7 +137,7 @@ def outputs(folder):
 
 
 def metrics(file):
-    """Steps and losses; the rest are times."""
+    """The steps and losses of a metrics file; other columns are times."""
     for line in file.read_text().splitlines():
         if file.suffix == ".jsonl":
             row = json.loads(line)
@@ -147,7 +147,7 @@ def metrics(file):
 
 
 def plan_of(text):
-    """Of a plan all but its prices and the process that planned it."""
+    """A plan as JSON without times and without the memory of the planning process."""
     def kept(value):
         if isinstance(value, dict):
             return {key: kept(v) for key, v in value.items() if key not in ("process", "seconds", "free_bytes")}
@@ -178,7 +178,7 @@ def run(binary, name, words, folder, device):
     out, error = process.communicate(timeout=600)
     found = {"exit": process.returncode, "seconds": round(time.time() - start, 2)}
     if name == "predict-killed":
-        # How far it came is chance.
+        # The number of finished steps depends on timing.
         return found | {"files": sorted({re.sub("[0-9]+", "#", str(f.relative_to(own))) for f in own.rglob("*") if f.is_file()})}
     if words[0] == "plan" and process.returncode == 0:
         found["plan"] = plan_of(out)

@@ -1,9 +1,10 @@
-"""One sha256 for any --tokens and any cache: `embed` and `predict` on a GPU with models of random weights.
+"""Checks that `embed` and `predict` on a GPU give files of equal sha256 for any --tokens and any cache, with models of random weights.
 
     python3 bench/same_bits.py [PLIMSOLL] [--device cuda:0 cuda] [--precision bf16 fp16 tf32 f32 fp8] [--jobs 4] [--goldens FOLDER]
 
-Runs every model and precision on each device named (`cuda` is every card of the machine) with five values of --tokens and with a
-warm and an empty cache of products, and `predict` also as two shards that are computed with two caches and merged. One line for each model and precision; exit code 1 where bits differ.
+Runs every model and precision on each device named (`cuda` is every GPU of the machine) with five values of --tokens and with a
+warm and an empty cache of matmul choices, and `predict` also as two shards that are computed with two caches and merged. Prints a line for each model and
+precision; exit code 1 if bits differ.
 Needs torch and safetensors.
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 import torch
 from predict_gpu import ROOT, dnabert_s, esm2, head, reads, save
 
-# Width, heads and layers: heads of 8, 16, 24, 32 and 64, widths below 128 and published ones.
+# Width, heads and layers: heads of 8, 16, 24, 32 and 64 columns, widths below 128 and published widths.
 PROTEIN = [(40, 5, 2), (64, 4, 2), (72, 3, 2), (96, 3, 3), (320, 20, 6), (480, 20, 2), (640, 20, 2), (1280, 20, 2)]
 DNA = {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 3072, "vocab_size": 4096}
 TOKENS = ["1100", "2048", "3000", "8192", None]
@@ -51,7 +52,7 @@ def proteins(path, count):
 
 
 def sha(path):
-    """Of a file's bytes, or of the names and bytes of all files of a folder but the record of the run."""
+    """Digest of a file, or of the names and bytes of all files of a folder except run.json and files that end in .log, .html or .json."""
     if path.is_file():
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     whole = hashlib.sha256()
@@ -80,7 +81,7 @@ class Runs:
         for device in self.a.device:
             at = self.work / f"{folder.name}-{precision}-{device.replace(':', '')}"
             found += [self.run(device, command, f"{at}-{tokens}.npy", self.warm, tokens) for tokens in TOKENS]
-            # Products are timed anew, once beside other sizes of steps and once as above.
+            # An empty cache: matmul algorithms are timed and chosen again, for full steps and for steps of 2048 tokens.
             found += [self.run(device, command, f"{at}-cold-{tokens}.npy", f"{at}-cache-{tokens}", tokens) for tokens in (None, "2048")]
         return found
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# compute-sanitizer over the op suite, the goldens and the products on a GPU: memcheck (addresses) and racecheck (shared memory).
+# Runs the op suite, the goldens and the matmul tests on a GPU under compute-sanitizer: memcheck (addresses) and racecheck
+# (shared memory).
 #
 #   bench/sanitize.sh TEST_EXEC TEST_CUDA      the test binaries of both crates, as gather_gpu.sh gathers them
 #
-# racecheck also lists hazards inside of cuBLASLt's kernels: only those of ours count. (It is not told to leave others out: version
-# 2025.3 then fails at the first kernel that it leaves out.) LIMIT is the most seconds of one run (memcheck slows kernels ten to a
-# hundred times). Ends with a line for each: what was run, the sanitizer's summary, and
-# how the tests ended; 1 where any found something, 2 where any was not run to its end.
+# racecheck also lists hazards inside the kernels of cuBLASLt. Only hazards in kernels of this project count. (Version 2025.3
+# of racecheck fails at the first kernel that it is told to skip, so cuBLASLt is not skipped.) LIMIT is the maximum number of
+# seconds of one run; memcheck makes kernels ten to a hundred times slower. Prints a line for each run: its name, the summary of
+# the sanitizer, and the result of the tests. Exit code 1 if a run found something, 2 if a run did not finish.
 set -uo pipefail
 exec_tests=${1:?the test binary of plimsoll-exec}
 cuda_tests=${2:?the test binary of plimsoll-cuda}
@@ -19,14 +20,14 @@ if [ -z "$tool" ]; then
 fi
 log=$(mktemp)
 running=
-# A session of its own does not hear of Ctrl-C.
+# The child runs in its own session and does not receive Ctrl-C, so it is killed here.
 finish() { rm -f "$log"; [ -z "$running" ] || kill -9 -- -"$running" 2>/dev/null; }
 trap finish EXIT
 trap 'exit 130' INT TERM
 ended=0
 "$tool" --version | tail -1
 
-# The entries of our files: a|b|c.
+# Names of the kernels of this project, as a|b|c.
 ours=$(cat "$kernels"/*.cu | tr '\n' ' ' | grep -oE '__global__ void (__[a-z_]+__\([^()]*\) *)*[a-z_0-9]+\(' |
     grep -oE '[a-z_0-9]+\($' | tr -d '(' | sort -u | paste -sd '|')
 if [ -z "$ours" ]; then
@@ -38,7 +39,8 @@ fi
 check() {
     local which=$1 binary=$2 code summary start=$SECONDS
     shift 2
-    # In a session of its own, which is ended whole: what only loses its tool goes on, on the card.
+    # In its own session, so that the whole process group can be killed: if only the tool were killed, the tests would
+    # continue on the GPU.
     setsid timeout -k 2 "$limit" "$tool" --tool "$which" --print-limit 0 --error-exitcode 9 "$binary" --test-threads=1 "$@" \
         >"$log" 2>&1 &
     running=$!
@@ -61,10 +63,11 @@ check() {
 }
 
 for which in memcheck racecheck; do
-    # As little of attention and of norms in front of products as has every form: seconds, where the suites take minutes.
+    # The smallest tests that cover every form of attention and of norms fused into matmuls: seconds, where the suites
+    # take minutes.
     check "$which" "$cuda_tests" few_tokens two_tiles
     check "$which" "$exec_tests" cuda_runs_every_case cuda_runs_cases both_models_on_cuda
-    # The arena's tests launch nothing: they read what is free, and are refused on purpose.
+    # The tests of the arena launch no kernels and provoke allocation errors, which the sanitizer would report.
     check "$which" "$cuda_tests" --skip every_kernel_compiles --skip same_bits --skip arena::
 done
 exit "$ended"

@@ -15,16 +15,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Benchmarks
 
-This file is written by `bench/tables.py` from `bench/results/*.json`; edit those. Both sides of a row run in turns on the
-same cores or the same GPU in one run, with random weights of the real shapes. Figures are medians; a list has one figure for
-each run; in brackets behind a ratio stand the ratios of single turns. A ratio above 1 means that Plimsoll is faster; ratios of
-bytes are Plimsoll's bytes over the peer's. The share of the limit compares with the rate that the device reaches in a bare loop or
-matmul, measured in turns with the work. A target is what was to be reached; targets that were missed say so. "Recorded" is the
-date of the commit that added the figures. Set-up of the peers: [bench/README.md](bench/README.md). Explanations, and
-what was tried without success: [docs/decisions](docs/decisions/README.md).
+`bench/tables.py` writes this file from `bench/results/*.json`; edit the JSON files. Both sides of a row alternate on one set of
+cores or one GPU in one run, with random weights that have the shapes of the real models. Figures are medians; a list has one
+figure for each run; ratios of single turns follow a ratio in parentheses. A ratio above 1 means that Plimsoll is faster; ratios
+of bytes are Plimsoll's bytes divided by the peer's. The share of the limit is relative to the rate that the device reaches in a
+bare loop or matmul, measured alternately with the work. A target is a rate that was to be reached; the table says if it was
+missed. "Recorded" is the date of the commit that added the figures. Set-up of the peers: [bench/README.md](bench/README.md).
+Explanations and failed experiments: [docs/decisions](docs/decisions/README.md).
 """
 COLUMNS = ["work", "peer", "peer's figure", "ours", "unit", "ratio", "share of the limit", "target", "note"]
-# Units of which less is better and whose ratios are nevertheless the peer's figure over ours: how many times as fast.
+# Units of time. Their ratio is the peer's figure divided by ours, so that a ratio above 1 always means faster.
 TIMES = {"s", "ms", "us"}
 
 
@@ -66,7 +66,7 @@ def table(topic):
     units = {row["unit"] for row in rows}
     heads = list(names)
     if len(units) == 1 and "unit" in names:
-        # One unit for all rows stands in the head.
+        # If all rows have one unit, the header shows it.
         names.remove("unit")
         unit = units.pop()
         heads = [f"{name}, {unit}" if name == "ours" else name for name in names]

@@ -4,8 +4,8 @@
 
 Without --target the rates are measured first (`plimsoll bench --calibrate`). Each configuration is planned with
 `plimsoll plan --train` and run with `plimsoll train`; the measured time is the median over the steps but the first.
-The last line says how many of the configurations are within 25 % of what was expected. Run it on a quiet machine:
-whatever else runs makes the measured time longer, not the expected one.
+The last line gives the number of configurations with a measured time within 25 % of the expected time. Run it on an idle
+machine: other processes increase the measured time, not the expected one.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BOUND = 0.25
-# What each configuration changes of examples/moe-mini.yaml.
+# Changes of each configuration to examples/moe-mini.yaml.
 CONFIGURATIONS = {
     "moe": [],
     "moe, bf16": ["precision.kind=bf16"],
@@ -57,7 +57,7 @@ def settings(keys, **more):
 
 
 def measured(keys, steps, folder):
-    """Median seconds of a step, the first one left out: it also reads what the others find in caches."""
+    """Median seconds of a step without the first step, which also loads data and caches."""
     words = settings(keys, run__steps=steps, run__evaluate_every="null", run__log_every=1, schedule__warmup=0)
     plimsoll("train", "examples/moe-mini.yaml", "-o", str(folder), "--resume", "never", "-q", *words)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -4,7 +4,7 @@
 
 The hub's own code needs a kernel of an old Triton, so the layers are written here: post-norm, symmetric ALiBi, gated MLP with
 the exact GELU. Sides, all under torch.compile, the best of which counts: `sdpa` batches of one length (no padding at all) with
-ALiBi as SDPA's additive mask; `padded` the same sorted by length and padded to a multiple of 8, with the padding in the mask;
+ALiBi as SDPA's additive mask; `padded` these batches sorted by length and padded to a multiple of 8, with the padding in the mask;
 `flex` batches of one length with flex_attention, ALiBi as a score_mod; `packed` one long sequence with flex_attention and a
 block mask of its reads (made beforehand, not timed). Lengths are 95 to 115, or all --length. Lines as esm2.py's.
 """
@@ -66,7 +66,7 @@ class Masked(nn.Module):
 
 
 class Flexible(nn.Module):
-    """flex_attention, with a block mask or none."""
+    """flex_attention with or without a block mask."""
 
     def __init__(self, model, slopes):
         super().__init__()
@@ -88,13 +88,13 @@ def model():
         torch.set_default_dtype(torch.float32)
         slopes = torch.tensor(SLOPES)
         positions = torch.arange(LONGEST)
-    # Rows of a multiple of 8, as the kernels want them; a batch takes a corner of it.
+    # Rows have a multiple of 8 columns, which the kernels need. A batch uses the upper left corner.
     bias = (-slopes[:, None, None] * (positions[:, None] - positions).abs())[None].to(torch.bfloat16)
     return made, slopes, bias  # bias: (1, HEADS, LONGEST, LONGEST)
 
 
 def of_one_length(lengths, size):
-    """Batches of equal sequences."""
+    """Batches of sequences of equal length."""
     for n in sorted(set(lengths)):
         yield from timing.packs([n] * lengths.count(n), size)
 

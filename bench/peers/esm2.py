@@ -69,7 +69,7 @@ class Packed(nn.Module):
 
 
 def pack(lengths, size):
-    """Ids, positions and ends of a pack; what is left of it is one more sequence, so that the shape is fixed."""
+    """Ids, positions and ends of a pack. The unused tokens form one more sequence, so that the shape is fixed."""
     rest = size - sum(lengths)
     lengths = lengths + ([rest] if rest else [])
     ends = torch.tensor([0] + lengths, device="cuda").cumsum(0).int()
@@ -90,10 +90,10 @@ def packed(a, name, size, lengths, compiled):
 
 
 def some(batches, size, a):
-    """One batch where all are alike; else enough of them to be typical."""
+    """One batch if all have equal lengths, otherwise a sample of batches."""
     batches = list(batches)
     count = max(4, 8 * 16384 // size) if a.lognormal else 1
-    # Spread over all lengths: padded batches are sorted.
+    # The sample covers all lengths, because padded batches are sorted by length.
     return batches[:: max(1, len(batches) // count)][:count]
 
 
@@ -128,7 +128,7 @@ def sdpa(a, name, size, lengths, compiled):
 
 
 def pad(lengths, step):
-    """Ids, and the mask of what is no padding; none where there is no padding."""
+    """Ids, and the mask of tokens that are not padding; `None` without padding."""
     width = -(-max(lengths) // step) * step
     ids = torch.randint(4, 24, (len(lengths), width), device="cuda")
     mask = torch.arange(width, device="cuda") < torch.tensor(lengths, device="cuda")[:, None]

@@ -1,4 +1,4 @@
-"""What the peers share: sequences, packs, padded batches, and the clock. Turns are timed whole, real tokens are counted."""
+"""Shared by the GPU peers: sequences, packs, padded batches and timing. Padding is not counted as tokens."""
 
 import json
 import math
@@ -43,8 +43,8 @@ def padded(lengths, size, step=1):
 
 
 def timed(run, batches, seconds, warm=2):
-    """Seconds of a pass over `batches`, of turns of at least TURN seconds with one pass behind the other, as `plimsoll bench`
-    takes them; what must be compiled is compiled before."""
+    """Seconds of a pass over `batches`, measured in turns of at least TURN seconds with consecutive passes, as in
+    `plimsoll bench`; compilation happens before."""
     with torch.no_grad():
         for _ in range(warm):
             for b in batches:
@@ -72,7 +72,7 @@ def say(**row):
 
 
 def measured(side, make, seconds, **row):
-    """Times what `make` gives, (run, batches, real tokens), and prints its line; a side that fails says why."""
+    """Times the result (run, batches, real tokens) of `make` and prints a line; if the side fails, the line has the error."""
     torch._dynamo.reset()
     torch.cuda.empty_cache()
     start = time.perf_counter()

@@ -11,7 +11,7 @@ mod flags;
 mod report;
 mod terminal;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Find viruses in DNA sequences, compute embeddings of DNA and proteins, and train transformers, within a memory
@@ -57,7 +57,8 @@ static HEAP: plimsoll_runtime::Heap = plimsoll_runtime::Heap;
 fn main() -> ExitCode {
     plimsoll_runtime::limit_slack();
     plimsoll_runtime::bill_whole_process();
-    let cli = match Cli::try_parse() {
+    let parsed = command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             return print_parse_error(&error);
@@ -86,6 +87,17 @@ fn main() -> ExitCode {
     })
 }
 
+/// The flags of all commands. A negative number after a flag is its value, so that the message about it says which values
+/// the flag takes, and not that there is no flag `-5`.
+fn command() -> clap::Command {
+    Cli::command().mut_subcommands(|command| {
+        command.mut_args(|arg| match arg.is_positional() || !arg.get_action().takes_values() {
+            true => arg,
+            false => arg.allow_negative_numbers(true),
+        })
+    })
+}
+
 /// Prints the message of the argument parser, which is a help text or a usage error, and returns the exit code.
 fn print_parse_error(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
@@ -101,10 +113,9 @@ fn print_parse_error(error: &clap::Error) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn flags_are_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 }

@@ -1,6 +1,6 @@
 //! Times attention, forward and backward, against our own f32 GEMM, taking turns in one process; prints medians.
-//! The operations counted are those of the pairs of query and key that the mask allows: 4 for each pair and
-//! column forward, 10 backward.
+//! Operations are counted for the pairs of query and key that the mask allows: 4 for each pair and column in the
+//! forward pass, 10 in the backward pass.
 //!
 //! `cargo run --release -p plimsoll-cpu --example attention [-- threads]`; `bench/cpu_attention.py` runs these
 //! shapes in PyTorch, taking turns with this program.
@@ -59,7 +59,7 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
     let (mut o, mut lse) = (vec![0.0; t * d], vec![0.0; t * heads]);
     let [q, gradient] = [&q, &gradient].map(|x| Rows::new(x, t, d, d));
     let [k, v] = [&k, &v].map(|x| Rows::new(x, t, kv, kv));
-    let mut space = vec![0.0; workspace_bytes(hd) / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; workspace_bytes(hd) / 4 * cpu.threads()];
     let mut grad_space = vec![0.0; grad_workspace_bytes(hd) / 4 * cpu.threads()];
     let (mut dq, mut dk, mut dv) = (vec![0.0; t * d], vec![0.0; t * kv], vec![0.0; t * kv]);
     let mut product = Product::new();
@@ -70,7 +70,7 @@ fn time(cpu: &Cpu, (heads, kv_heads, hd, len, sequences, mask): (usize, usize, u
         let gemm = start.elapsed().as_secs_f64() / flops;
         let start = Instant::now();
         let (out, sums) = (RowsMut::new(&mut o, t, d, d), RowsMut::new(&mut lse, t, heads, heads));
-        attention(cpu, config, q, k, v, &spans, out, Some(sums), &mut space);
+        attention(cpu, config, q, k, v, &spans, out, Some(sums), &mut scratch);
         let forward = start.elapsed().as_secs_f64();
         let given = SavedForward {
             q,
@@ -121,11 +121,11 @@ impl Product {
     /// Runs it four times and returns the number of operations.
     fn run(&mut self, cpu: &Cpu) -> f64 {
         let (m, n, k) = Self::SHAPE;
-        let mut space = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
+        let mut scratch = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
         let e = Epilogue { bias: None, act: Act::None, residual: None };
         for _ in 0..4 {
             let (x, y) = (Rows::new(&self.x, m, k, k), RowsMut::new(&mut self.y, m, n, n));
-            gemm::linear(cpu, x, &self.w, e, y, &mut space);
+            gemm::linear(cpu, x, &self.w, e, y, &mut scratch);
         }
         8.0 * (m * n * k) as f64
     }

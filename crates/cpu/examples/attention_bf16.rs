@@ -64,7 +64,7 @@ fn time(
     let number = |i: usize| ((i * 7919 + 13) % 2003) as f32 / 500.0 - 2.0;
     let wide = Aligned::new(3 * t * d, number);
     let narrow = Aligned::new(3 * t * d, |i| Bf16((number(i).to_bits() >> 16) as u16));
-    let mut space = Aligned::new(workspace_bytes(hd) / 4 * cpus[0].threads(), |_| 0.0f32);
+    let mut scratch = Aligned::new(workspace_bytes(hd) / 4 * cpus[0].threads(), |_| 0.0f32);
     let (mut o, mut o_wide) = (Aligned::new(t * d, |_| Bf16(0)), Aligned::new(t * d, |_| 0.0f32));
     let mut seconds = [const { Vec::new() }; 3];
     for turn in 0..turns + 1 {
@@ -74,12 +74,12 @@ fn time(
                 let x = Rows::new(narrow.get(), t, 3 * d, 3 * d);
                 let [q, k, v] = [0, d, 2 * d].map(|at| x.columns(at, d));
                 let out = RowsMut::new(o.get_mut(), t, d, d);
-                attention_bf16(cpus[way], config, q, k, v, &spans, out, None, space.get_mut());
+                attention_bf16(cpus[way], config, q, k, v, &spans, out, None, scratch.get_mut());
             } else {
                 let x = Rows::new(wide.get(), t, 3 * d, 3 * d);
                 let [q, k, v] = [0, d, 2 * d].map(|at| x.columns(at, d));
                 let out = RowsMut::new(o_wide.get_mut(), t, d, d);
-                attention(cpus[1], config, q, k, v, &spans, out, None, space.get_mut());
+                attention(cpus[1], config, q, k, v, &spans, out, None, scratch.get_mut());
             }
             if turn > 0 {
                 seconds.push(start.elapsed().as_secs_f64());

@@ -2,20 +2,18 @@
 //! against our own kernel without AMX; attention against the peak rate of FMA; and the bandwidth of layer norm
 //! and GELU. All sides of a ratio take turns in one process; prints medians.
 //!
-//! `cargo run --release -p plimsoll-cpu --example kernels [-- threads [avx512|avx2|portable|bf16|int8|mlp]]`.
+//! `cargo run --release -p plimsoll-cpu --example kernels [-- threads [avx512|avx2|portable|bf16|int8]]`.
 //! `bf16` times bf16 GEMMs only, against the peak rate of AMX tiles, of dot products or of FMA, whichever this
-//! CPU has first; `int8` times int8 GEMMs against bf16 GEMMs; `mlp` times the fused MLP against separate
-//! kernels.
+//! CPU has first; `int8` times int8 GEMMs against bf16 GEMMs.
 
 use plimsoll_cpu::attention::{self, Attention, Rope, attention};
 use plimsoll_cpu::gemm::{self, Act, Epilogue};
-use plimsoll_cpu::mlp_bf16::{self, Mlp, Norm};
 use plimsoll_cpu::{
     Bf16, Cpu, Element, Isa, QuantizedRows, QuantizedTiles, Rows, RowsMut, elementwise, gemm_bf16, gemm_int8,
     norm, peak, rope,
 };
 use plimsoll_exec::tiles;
-use plimsoll_graph::ops::{Hidden, Mask};
+use plimsoll_graph::ops::Mask;
 use std::time::Instant;
 
 #[path = "../src/tests/peer.rs"]
@@ -30,9 +28,6 @@ fn main() {
     }
     if std::env::args().nth(2).is_some_and(|a| a == "int8") {
         return products_of_int8(&Cpu::new(threads));
-    }
-    if std::env::args().nth(2).is_some_and(|a| a == "mlp") {
-        return mlps(&Cpu::new(threads));
     }
     // The name of the portable instruction set is `portable+fma` where the compiler may use FMA.
     let named = |name: String| {
@@ -130,11 +125,11 @@ fn linear(cpu: &Cpu, plain: &Cpu, m: usize, n: usize, k: usize) {
         gemm::pack_panel(rows, k, out);
     }
     let [mut product, mut y, mut z, mut gelu] = [(); 4].map(|()| vec![0.0; m * n]);
-    let space = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
-    let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| space.clone());
-    let ours = |cpu: &Cpu, act, y: &mut [f32], space: &mut [f32]| {
+    let scratch = vec![0.0; gemm::workspace_bytes(cpu.isa()) / 4 * cpu.threads()];
+    let [mut y_space, mut z_space, mut gelu_space] = [(); 3].map(|()| scratch.clone());
+    let ours = |cpu: &Cpu, act, y: &mut [f32], scratch: &mut [f32]| {
         let e = Epilogue { bias: Some(&bias), act, residual: None };
-        gemm::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), space);
+        gemm::linear(cpu, Rows::new(&x, m, k, k), &packed, e, RowsMut::new(y, m, n, n), scratch);
     };
     let flops = 2.0 * (m * n * k) as f64;
     let (mut raws, mut amxs) = (Vec::new(), Vec::new());
@@ -170,7 +165,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
     let (x, bias, r, w) = (halves(m * k), halves(n), halves(m * n), gemm_bf16::packed(&numbers(n * k), k));
     let mut y = vec![Bf16::default(); m * n];
-    let mut space = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let raw = || raw_of(cpu, peak::Factors::Bf16).unwrap_or_else(|| peak::fma_gflops(cpu, 1e-3));
     let (mut raws, mut rates, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     let mut before = raw();
@@ -178,7 +173,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
         let residual = residual.then(|| Rows::new(&r, m, n, n));
         let e = Epilogue { bias: Some(&bias[..]), act, residual };
         let start = Instant::now();
-        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut space);
+        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
         let rate = 2e-9 * (m * n * k) as f64 / start.elapsed().as_secs_f64();
         let after = raw();
         if turn > 0 {
@@ -192,7 +187,7 @@ fn product_of_bf16(cpu: &Cpu, (m, n, k): (usize, usize, usize), act: Act, residu
     println!("{m:>8},{n:>6},{k:>6} {raw:>8.1} {ours:>8.1} | {share:>9.2}");
 }
 
-/// Peak rate of AMX tiles in GFLOP/s, or without AMX that of dot products; `None` without either.
+/// Peak rate of AMX tiles in GFLOP/s, or of dot products on a CPU without AMX; `None` without either.
 fn raw_of(cpu: &Cpu, of: peak::Factors) -> Option<f64> {
     peak::amx_gflops(cpu, of, 1e-3).or_else(|| peak::dot_gflops(cpu, of, 1e-3))
 }
@@ -221,7 +216,7 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     let cx = QuantizedRows { codes: &cx, scales: &sx, columns: k };
     let cw = QuantizedTiles { tiles: &cw, scales: &sw };
     let [mut y, mut z] = [(); 2].map(|()| vec![Bf16::default(); m * n]);
-    let mut space = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; gemm_bf16::WORKSPACE_BYTES / 4 * cpu.threads()];
     let residual = residual.then(|| Rows::new(&r, m, n, n));
     let e = Epilogue { bias: Some(&bias[..]), act: Act::None, residual };
     let (mut raw, mut int8, mut bf16) = (0.0_f64, 0.0_f64, 0.0_f64);
@@ -229,92 +224,16 @@ fn product_of_int8(cpu: &Cpu, (m, n, k): (usize, usize, usize), residual: bool) 
     for _ in 0..TURNS {
         raw = raw.max(raw_of(cpu, peak::Factors::Int8).unwrap_or_default());
         let start = Instant::now();
-        gemm_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut space);
+        gemm_int8::linear(cpu, cx, cw, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
         int8 = int8.max(rate(start));
         let start = Instant::now();
-        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut space);
+        gemm_bf16::linear(cpu, Rows::new(&x, m, k, k), &w, e, RowsMut::new(&mut z, m, n, n), &mut scratch);
         bf16 = bf16.max(rate(start));
     }
     println!(
         "{m:>8},{n:>6},{k:>6} {raw:>8.1} {int8:>8.1} {bf16:>8.1} | {:>9.2} {:>4.2}",
         int8 / raw,
         int8 / bf16
-    );
-}
-
-/// Times a layer's norm, MLP and residual in bf16: fused, and as separate kernels.
-fn mlps(cpu: &Cpu) {
-    println!("{} x {}; medians of {TURNS} turns; GFLOP/s", cpu.isa().name(), cpu.threads());
-    println!("{:>28} {:>8} {:>8} {:>8} | fused/raw fused/parts by turns", "mlp M,K,F", "raw", "parts", "fused");
-    for (m, k, f) in [(10_752, 320, 1280), (10_752, 480, 1920), (10_752, 640, 2560), (8192, 1280, 5120)] {
-        mlp(cpu, (m, k, f), Hidden::Gelu);
-    }
-    mlp(cpu, (8192, 768, 3072), Hidden::Gate);
-    mlp(cpu, (512, 640, 2560), Hidden::Gelu);
-    mlp(cpu, (64, 640, 2560), Hidden::Gelu);
-}
-
-fn mlp(cpu: &Cpu, (m, k, f): (usize, usize, usize), hidden: Hidden) {
-    let halves = |n| numbers(n).into_iter().map(|x| Bf16((x.to_bits() >> 16) as u16)).collect::<Vec<_>>();
-    let gate = hidden == Hidden::Gate;
-    let width = if gate { 2 * f } else { f };
-    let (x, w1, w2) =
-        (halves(m * k), gemm_bf16::packed(&numbers(width * k), k), gemm_bf16::packed(&numbers(k * f), f));
-    let (b1, b2, gamma) = (halves(width), halves(k), numbers(k));
-    let [mut normed, mut y, mut z] = [(); 3].map(|()| vec![Bf16::default(); m * k]);
-    let (mut sums, mut gated) = (vec![Bf16::default(); m * width], vec![Bf16::default(); m * f]);
-    let bytes = mlp_bf16::workspace_bytes(f);
-    let [mut space, mut parts_space] = [(); 2].map(|()| vec![0.0; bytes as usize / 4 * cpu.threads()]);
-    let flops = 2.0 * (m * k * (width + f)) as f64;
-    let rows = Rows::new(&x, m, k, k);
-    let norm = Norm { gamma: &gamma, beta: &gamma, eps: 1e-5 };
-    let (b1, b2, residual) = (Some(&b1[..]), Some(&b2[..]), Some(rows));
-    let op = Mlp { norm: Some(norm), hidden, columns: f, w1: &w1, b1, w2: &w2, b2, residual };
-    let mut raws = Vec::new();
-    let (mut apart, mut whole) = (Vec::new(), Vec::new());
-    let [_, parts, fused] = by_turns([
-        &mut || {
-            raws.push(
-                peak::amx_gflops(cpu, peak::Factors::Bf16, 3e-3).unwrap_or_else(|| peak::fma_gflops(cpu, 3e-3)),
-            )
-        },
-        &mut || {
-            let start = Instant::now();
-            norm::layer_norm(
-                cpu,
-                rows,
-                &gamma,
-                &gamma,
-                1e-5,
-                Some(RowsMut::new(&mut normed, m, k, k)),
-                None,
-                None,
-            );
-            let act = if gate { Act::None } else { Act::Gelu };
-            let e = Epilogue { bias: b1, act, residual: None };
-            let (n, out) = (Rows::new(&normed, m, k, k), RowsMut::new(&mut sums, m, width, width));
-            gemm_bf16::linear(cpu, n, &w1, e, out, &mut parts_space);
-            let mut h = Rows::new(&sums, m, width, width);
-            if gate {
-                elementwise::glu(cpu, elementwise::Gate::Gelu, h, RowsMut::new(&mut gated, m, f, f));
-                h = Rows::new(&gated, m, f, f);
-            }
-            let e = Epilogue { bias: b2, act: Act::None, residual };
-            gemm_bf16::linear(cpu, h, &w2, e, RowsMut::new(&mut y, m, k, k), &mut parts_space);
-            apart.push(start.elapsed().as_secs_f64());
-        },
-        &mut || {
-            let start = Instant::now();
-            mlp_bf16::mlp(cpu, rows, op, RowsMut::new(&mut z, m, k, k), &mut space);
-            whole.push(start.elapsed().as_secs_f64());
-        },
-    ]);
-    assert!(y == z, "the bits of the parts");
-    let of_raw = median(raws.iter().zip(&whole).map(|(raw, s)| flops / s / 1e9 / raw).collect());
-    let of_parts = median(apart.iter().zip(&whole).map(|(parts, fused)| parts / fused).collect());
-    let [raw, parts, fused] = [median(raws), flops / parts / 1e9, flops / fused / 1e9];
-    println!(
-        "{m:>8},{k:>6},{f:>6} {hidden:?} {raw:>8.1} {parts:>8.1} {fused:>8.1} | {of_raw:.2} {of_parts:.2}"
     );
 }
 
@@ -336,13 +255,13 @@ fn attend(cpu: &Cpu, heads: usize, hd: usize, len: usize, sequences: usize, alib
         slopes: alibi.then_some(&slopes[..]),
     };
     let mut o = vec![0.0; t * d];
-    let mut space = vec![0.0; attention::workspace_bytes(hd) / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; attention::workspace_bytes(hd) / 4 * cpu.threads()];
     let x = Rows::new(&qkv, t, 3 * d, 3 * d);
     let flops = 4.0 * (t * len * d) as f64;
     let mut raws = Vec::new();
     let [_, ours_s] = by_turns([&mut || raws.push(raw(cpu, flops)), &mut || {
         let [q, k, v] = [0, 1, 2].map(|i| x.columns(i * d, d));
-        attention(cpu, config, q, k, v, &spans, RowsMut::new(&mut o, t, d, d), None, &mut space);
+        attention(cpu, config, q, k, v, &spans, RowsMut::new(&mut o, t, d, d), None, &mut scratch);
     }]);
     let (raw, ours) = (median(raws), flops / ours_s / 1e9);
     let what = format!("{heads} heads x {hd}, {sequences} x {len}{}", if alibi { " alibi" } else { "" });

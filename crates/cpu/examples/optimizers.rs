@@ -1,5 +1,5 @@
-//! Times the optimizers against the addition of two vectors, whose rate is that of the memory; all take turns in
-//! one process; prints medians. `bench/optimizers.py` times those of PyTorch.
+//! Times the optimizers against the addition of two vectors, which is limited by memory bandwidth. All take turns in
+//! one process; prints medians. `bench/optimizers.py` times the optimizers of PyTorch.
 //!
 //! `cargo run --release -p plimsoll-cpu --example optimizers [-- threads [millions of elements]]`
 

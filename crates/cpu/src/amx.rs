@@ -126,7 +126,7 @@ impl Config {
 static CONFIG: Config = Config::WHOLE;
 
 /// Eight tile registers as a 32 x 32 accumulator and two factors. Registers 0 to 3 hold the accumulator, f32 or i32,
-/// as (upper left, upper right, lower left, lower right); 4 and 5 hold the two tiles of A, 6 and 7 those of B.
+/// as (upper left, upper right, lower left, lower right); 4 and 5 hold the two tiles of A, 6 and 7 the two tiles of B.
 /// Kernels are generic over this trait, so that their order of operations can be tested on any CPU.
 pub(super) trait TileUnit: Sized {
     /// Configures the registers of this thread, until the value is dropped.

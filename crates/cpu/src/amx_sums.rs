@@ -6,6 +6,7 @@
 
 use super::amx::{STEP, TILE};
 use super::element::Bf16;
+use super::gemm::Act;
 use super::math::gelu_bf16;
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
@@ -24,29 +25,13 @@ pub(super) struct PendingEpilogue {
     /// For integer accumulators, the scales: one per row, and one per column.
     scales: Option<(*const f32, [__m512; 2])>,
     bias: [__m512; 2],
-    then: Activation,
+    act: Act,
     /// Residual added last: pointer to its first row, and its row stride in elements.
     residual: Option<(*const Bf16, usize)>,
     /// Output: pointer to the first row, row stride in elements, and a mask of the columns that exist.
     to: *mut Bf16,
     ld: usize,
     mask: __mmask32,
-}
-
-/// Operation that follows the bias.
-#[derive(Clone, Copy)]
-pub(super) enum Activation {
-    /// No activation.
-    Nothing,
-    /// GELU.
-    Gelu,
-    /// ReLU, max(x, 0).
-    Relu,
-    /// First half of a gated MLP: rounds to bf16 and stores GELU of the result over the accumulators, as the gate for
-    /// the columns of the second half. Writes no output.
-    Open,
-    /// Second half of a gated MLP: rounds to bf16 and multiplies by the gate stored here.
-    Through(*const f32),
 }
 
 impl PendingEpilogue {
@@ -60,7 +45,7 @@ impl PendingEpilogue {
             rows: 0,
             scales: None,
             bias,
-            then: Activation::Nothing,
+            act: Act::None,
             residual: None,
             to,
             ld: 0,
@@ -80,7 +65,7 @@ impl PendingEpilogue {
         (at, rows): (*mut f32, usize),
         scales: Option<(&[f32], &[f32])>,
         bias: Option<&[Bf16]>,
-        then: Activation,
+        act: Act,
         residual: Option<(*const Bf16, usize)>,
         (to, ld, columns): (*mut Bf16, usize, usize),
     ) -> PendingEpilogue {
@@ -98,7 +83,7 @@ impl PendingEpilogue {
             Some(bias) => unsafe { widen(bias.as_ptr(), first(bias.len().min(PANEL))) },
             None => [s.splat(0.0); 2],
         };
-        PendingEpilogue { s, at, rows, scales, bias, then, residual, to, ld, mask }
+        PendingEpilogue { s, at, rows, scales, bias, act, residual, to, ld, mask }
     }
 
     /// Loads row `r` of the accumulators as f32, with the scales applied to integer accumulators.
@@ -133,20 +118,9 @@ impl PendingEpilogue {
                 let v = [s.add(v[0], self.bias[0]), s.add(v[1], self.bias[1])];
                 // Not written with `map`: its closure would be compiled as a function without the AVX-512 target
                 // features.
-                let mut v = match self.then {
-                    Activation::Nothing => v,
-                    Activation::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
-                    Activation::Relu => [s.max(s.splat(0.0), v[0]), s.max(s.splat(0.0), v[1])],
-                    Activation::Open => {
-                        let x = wide(round(v));
-                        s.store(sum, gelu_bf16(s, x[0]));
-                        s.store(sum.add(LANES), gelu_bf16(s, x[1]));
-                        continue;
-                    }
-                    Activation::Through(gate) => {
-                        let (x, gate) = (wide(round(v)), gate.add(r * PANEL));
-                        [s.mul(s.load(gate), x[0]), s.mul(s.load(gate.add(LANES)), x[1])]
-                    }
+                let mut v = match self.act {
+                    Act::None => v,
+                    Act::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
                 };
                 if let Some((residual, ld)) = self.residual {
                     let x = widen(residual.add(r * ld), self.mask);

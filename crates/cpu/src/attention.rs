@@ -97,8 +97,8 @@ impl Attention<'_> {
 }
 
 /// Attention of bf16 tensors; arguments as for [`attention`]. Unmasked attention without lse, the form that inference
-/// uses, runs on AMX tiles or on AVX512-BF16 dot products where the CPU has them; all other forms, those of training,
-/// run in f32 SIMD lanes.
+/// uses, runs on AMX tiles or on AVX512-BF16 dot products where the CPU has them; all other forms, which training
+/// uses, run in f32 SIMD lanes.
 #[allow(clippy::too_many_arguments)] // as `attention`
 pub fn attention_bf16(
     cpu: &Cpu,

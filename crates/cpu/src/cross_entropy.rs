@@ -7,7 +7,7 @@
 
 use super::gemm::Epilogue;
 use super::isa::Kernel;
-use super::math::exp;
+use super::math::{exp, log_sum_exp};
 use super::matmul::{self, Operand, add_matmul, column_sums, matmul};
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
@@ -62,19 +62,19 @@ pub fn loss(cpu: &Cpu, head: Head<'_>, mut lse: Option<&mut [f32]>, workspace: &
     if let Some(lse) = lse.as_deref_mut() {
         lse.fill(0.0);
     }
-    let mut room = Scratch::new(cpu, head, workspace);
-    while let Some(chunk) = room.next(cpu) {
-        let (logits, sums) = (Rows::new(room.logits, chunk, v, v), RowsMut::new(room.sums, chunk, 1, 1));
+    let mut scratch = Scratch::new(cpu, head, workspace);
+    while let Some(chunk) = scratch.next(cpu) {
+        let (logits, sums) = (Rows::new(scratch.logits, chunk, v, v), RowsMut::new(scratch.sums, chunk, 1, 1));
         cpu.by_rows(chunk, v, &|range| cpu.isa().run(LogSumExp { logits, sums: &sums, range }));
-        for (i, &r) in room.index[..chunk].iter().enumerate() {
-            let at_target = room.logits[i * v + head.targets[r as usize] as usize];
-            let sum = f64::from(room.sums[i]);
+        for (i, &r) in scratch.index[..chunk].iter().enumerate() {
+            let at_target = scratch.logits[i * v + head.targets[r as usize] as usize];
+            let sum = f64::from(scratch.sums[i]);
             let (entropy, squared) = (sum - f64::from(at_target), f64::from(head.z_loss) * sum * sum);
             total += entropy + squared;
             cross_entropy += entropy;
             z += squared;
             if let Some(lse) = lse.as_deref_mut() {
-                lse[r as usize] = room.sums[i];
+                lse[r as usize] = scratch.sums[i];
             }
         }
     }
@@ -95,24 +95,24 @@ pub fn gradients(
     assert_eq!(lse.len(), head.x.rows(), "an lse for each row");
     let (v, k) = (head.w.rows(), head.x.cols());
     clear(cpu, &head, &mut to);
-    let mut room = Scratch::new(cpu, head, workspace);
-    while let Some(chunk) = room.next(cpu) {
-        let g = RowsMut::new(room.logits, chunk, v, v);
+    let mut scratch = Scratch::new(cpu, head, workspace);
+    while let Some(chunk) = scratch.next(cpu) {
+        let g = RowsMut::new(scratch.logits, chunk, v, v);
         cpu.by_rows(chunk, v, &|range| {
-            cpu.isa().run(Softmax { head: &head, dloss, lse, index: room.index, g: &g, range });
+            cpu.isa().run(Softmax { head: &head, dloss, lse, index: scratch.index, g: &g, range });
         });
-        let (g, x) = (Rows::new(room.logits, chunk, v, v), Rows::new(room.rows, chunk, k, k));
+        let (g, x) = (Rows::new(scratch.logits, chunk, v, v), Rows::new(scratch.rows, chunk, k, k));
         if let Some(dw) = &mut to.dw {
-            add_matmul(cpu, Operand::Transposed(g), Operand::Stored(x), dw.part(0, v), room.units);
+            add_matmul(cpu, Operand::Transposed(g), Operand::Stored(x), dw.part(0, v), scratch.units);
         }
         if let Some(db) = &mut to.db {
             column_sums(cpu, g, true, db);
         }
         if let Some(dx) = &to.dx {
             // The chunk's rows of x are not needed after dw, so dx overwrites them.
-            let y = RowsMut::new(room.rows, chunk, k, k);
-            matmul(cpu, Operand::Stored(g), Operand::Stored(head.w), Epilogue::default(), y, room.units);
-            room.scatter(cpu, chunk, dx);
+            let y = RowsMut::new(scratch.rows, chunk, k, k);
+            matmul(cpu, Operand::Stored(g), Operand::Stored(head.w), Epilogue::default(), y, scratch.units);
+            scratch.scatter(cpu, chunk, dx);
         }
     }
 }
@@ -243,8 +243,7 @@ impl Kernel for LogSumExp<'_> {
                     }
                     total += f64::from(s.sum(sum));
                 }
-                // `libm` gives the same bits on every platform, the `ln` of the standard library need not.
-                *self.sums.row(r) = (f64::from(largest) + libm::log(total)) as f32;
+                *self.sums.row(r) = log_sum_exp(largest, total) as f32;
             }
         }
     }

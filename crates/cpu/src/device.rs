@@ -281,7 +281,6 @@ fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError
         K::LinearCrossEntropyGradF32 => launch::matmul::linear_cross_entropy_grad(l, cpu, l.launch.op_as()?),
         K::LinearInputGradF32 => launch::matmul::linear_input_grad(l, cpu, l.launch.op_as()?),
         K::LinearWeightGradF32 => launch::matmul::linear_weight_grad(l, cpu, l.launch.op_as()?),
-        K::MlpBf16 => launch::mlp::mlp(l, cpu, l.launch.op_as()?),
         K::QuantizeF32 => launch::forward::quantize::<f32>(l, cpu, l.launch.op_as()?),
         K::QuantizeBf16 => launch::forward::quantize::<Bf16>(l, cpu, l.launch.op_as()?),
         K::ReluF32 => launch::forward::relu::<f32>(l, cpu, l.launch.op_as()?),

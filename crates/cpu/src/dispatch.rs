@@ -46,7 +46,7 @@ fn collect(cpu: &Cpu, top_k: usize, rows: Rows<'_>, gates: Option<&[f32]>, place
     });
 }
 
-/// What a combination was made of: rows (kT, D), gates (kT), and where its rows came from.
+/// Inputs of a combination of expert outputs: rows (kT, D), gates (kT), and the source of each row.
 #[derive(Clone, Copy)]
 pub struct Combined<'a> {
     /// Choices of a token.

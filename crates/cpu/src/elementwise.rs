@@ -4,7 +4,7 @@
 //! at that column of both halves).
 
 use super::Cpu;
-use super::element::{Bf16, Element};
+use super::element::Element;
 use super::isa::Kernel;
 use super::math;
 use super::simd::{LANES, Simd};
@@ -43,13 +43,6 @@ pub fn glu<E: Element>(cpu: &Cpu, gate: Gate, x: Rows<'_, E>, y: RowsMut<'_, E>)
     let half = y.cols();
     assert_eq!(x.cols(), 2 * half, "columns of x");
     each(cpu, Op::Glu(gate), x.columns(0, half), x.columns(half, half), y);
-}
-
-/// Gated linear unit of bf16 rows inside another kernel that runs with `s`; same bits as [`glu`].
-#[inline(always)]
-pub(super) fn glu_rows<S: Simd>(s: S, gate: Gate, x: Rows<'_, Bf16>, y: &RowsMut<'_, Bf16>) {
-    let (half, range) = (y.cols(), 0..y.rows());
-    Each { op: Op::Glu(gate), a: x.columns(0, half), b: x.columns(half, half), y, range }.run(s);
 }
 
 /// Gradient of [`glu`]: dx[.., ..F] = dy f'(x[.., ..F]) x[.., F..] and dx[.., F..] = dy f(x[.., ..F]) for x (T, 2F).

@@ -26,7 +26,7 @@ pub fn gather<E: Element>(cpu: &Cpu, ids: &[u32], table: Rows<'_, E>, plus: Opti
 /// the (start, end) of the sequences, ascending and disjoint; rows outside of them are not written. Panics as
 /// [`gather`].
 #[allow(clippy::too_many_arguments)] // the op's inputs and outputs, each once
-pub fn gather_esm<E: Element>(
+pub(crate) fn gather_esm<E: Element>(
     cpu: &Cpu,
     ids: &[u32],
     spans: &[[u32; 2]],

@@ -70,8 +70,6 @@ pub enum Act {
     None,
     /// GELU, x Phi(x), with the exact error function.
     Gelu,
-    /// ReLU, max(x, 0).
-    Relu,
 }
 
 /// Number of f32 of a packed (n, k) weight.
@@ -363,7 +361,6 @@ pub(super) unsafe fn finish_by<S: Simd, E: Element>(
                 let v = match e.act {
                     Act::None => v,
                     Act::Gelu => E::gelu(s, v),
-                    Act::Relu => s.max(s.splat(0.0), v),
                 };
                 let v = match e.residual {
                     Some(x) => s.add(E::load_n(s, x.row(row + r).add(j), width), v),

@@ -48,7 +48,7 @@ pub(super) const EACH: usize = {
 struct Shape {
     slices: usize,
     steps: usize,
-    rooms: usize,
+    sum_buffers: usize,
 }
 
 impl Shape {
@@ -57,12 +57,12 @@ impl Shape {
         let slices = if steps <= WHOLE { 1 } else { steps.div_ceil(DEPTH) };
         // With one slice, the sums of a panel are finished during the next panel, so the buffers of two panels
         // alternate.
-        Self { slices, steps: steps.div_ceil(slices), rooms: if slices == 1 { 2 } else { GROUP } }
+        Self { slices, steps: steps.div_ceil(slices), sum_buffers: if slices == 1 { 2 } else { GROUP } }
     }
 
-    /// Bytes of the split rows, of two split panel slices, and of the sums of `rooms` panels.
-    const fn bytes(steps: usize, rooms: usize) -> usize {
-        (BLOCK / STRIP + 2) * steps * BYTES + rooms * (BLOCK / STRIP * SUMS)
+    /// Bytes of the split rows, of two split panel slices, and of the sums of `sum_buffers` panels.
+    const fn bytes(steps: usize, sum_buffers: usize) -> usize {
+        (BLOCK / STRIP + 2) * steps * BYTES + sum_buffers * (BLOCK / STRIP * SUMS)
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) unsafe fn linear<U: TileUnit>(cpu: &Cpu, job: GemmCall<'_>, workspace
     assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
     let shape = Shape::of(job.x.cols());
-    let fewest = if shape.slices > 1 { panels.div_ceil(shape.rooms) } else { 1 };
+    let fewest = if shape.slices > 1 { panels.div_ceil(shape.sum_buffers) } else { 1 };
     let split = Split::new(m, panels, cpu.threads(), STRIP, BLOCK, fewest);
     let workspace = workspace as usize;
     cpu.pool().run(split.tasks(), &|task, worker| {
@@ -135,8 +135,11 @@ impl<'a> GemmTile<'a> {
     #[inline(always)]
     unsafe fn panel<U: TileUnit>(&self, unit: &mut U, chores: &mut CoreWork<'_>, panel: usize, slice: usize) {
         let (steps, last) = (self.steps(slice), slice + 1 == self.shape.slices);
-        let b = self.room((slice * self.panels.len() + panel) % 2);
-        let sums = self.room(2).wrapping_add(panel % self.shape.rooms * (BLOCK / STRIP * SUMS)).cast::<f32>();
+        let b = self.buffer_at((slice * self.panels.len() + panel) % 2);
+        let sums = self
+            .buffer_at(2)
+            .wrapping_add(panel % self.shape.sum_buffers * (BLOCK / STRIP * SUMS))
+            .cast::<f32>();
         let panel = self.panels.start + panel;
         for strip in 0..self.strips() {
             let (a, c) = (self.split(strip, &steps), sums.wrapping_add(strip * STRIP * PANEL));
@@ -167,7 +170,16 @@ impl<'a> GemmTile<'a> {
         let (depth, steps) = (self.job.x.cols(), self.steps(slice));
         let lines = if slice < self.shape.slices { steps.len() * LINES } else { 0 };
         let from = self.job.w.as_ptr().wrapping_add(panel * depth * PANEL);
-        Panel { from, depth, steps, to: self.room(at % 2), next: 0, lines, turns: 0, of: TURNS * self.strips() }
+        Panel {
+            from,
+            depth,
+            steps,
+            to: self.buffer_at(at % 2),
+            next: 0,
+            lines,
+            turns: 0,
+            of: TURNS * self.strips(),
+        }
     }
 
     /// Address of the split slice of a strip.
@@ -177,7 +189,7 @@ impl<'a> GemmTile<'a> {
 
     /// Address behind the split rows: with `at` 0 and 1, the two buffers of split panel slices, which alternate;
     /// with 2, the sums.
-    fn room(&self, at: usize) -> *mut u8 {
+    fn buffer_at(&self, at: usize) -> *mut u8 {
         self.scratch.wrapping_add((BLOCK / STRIP + at) * self.shape.steps * BYTES)
     }
 

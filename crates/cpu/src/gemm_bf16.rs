@@ -116,19 +116,6 @@ impl Instructions {
     }
 }
 
-/// Computes a GEMM of at most `BLOCK` rows on the calling thread, with the instructions of `s`. The caller owns
-/// the `EACH` f32 at `scratch`. Panics on more rows.
-#[inline(always)]
-pub(super) fn block<S: Simd>(s: S, form: Instructions, job: GemmCall<'_, Bf16>, scratch: *mut f32) {
-    let (rows, panels) = (0..job.x.rows(), job.y.cols().div_ceil(PANEL));
-    assert!(rows.len() <= BLOCK, "at most {BLOCK} rows");
-    let group = if job.x.cols() > DEPTH { GROUP } else { panels.max(1) };
-    for first in (0..panels).step_by(group) {
-        let panels = first..panels.min(first + group);
-        GemmTile { form, job, rows: rows.clone(), panels, scratch }.run(s);
-    }
-}
-
 /// One task, run by `Isa::run`. No other task uses the `EACH` f32 at `scratch` meanwhile.
 struct GemmTile<'a> {
     form: Instructions,

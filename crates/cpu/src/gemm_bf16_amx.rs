@@ -23,9 +23,9 @@
 
 use super::Cpu;
 use super::amx::{NEAR, Near, SIDE, STEP, STRIP, TILE, TileUnit};
-use super::amx_sums::{Activation, PendingEpilogue, lay, prefetch_output};
+use super::amx_sums::{PendingEpilogue, lay, prefetch_output};
 use super::element::Bf16;
-use super::gemm::{Act, GemmCall};
+use super::gemm::GemmCall;
 use super::gemm_int8::Scales;
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
@@ -77,7 +77,8 @@ pub(super) unsafe fn linear<U: TileUnit>(
     let laid =
         (steps > SHORT).then(|| (each - SUMS) / (steps * 2 * TILE)).filter(|&strips| strips >= MIN_STRIPS);
     let (rows, most) = match laid {
-        Some(strips) => (ROWS.min(strips * STRIP), panels),
+        // At least one, because a matmul may have no panels.
+        Some(strips) => (ROWS.min(strips * STRIP), panels.max(1)),
         None if steps > DEPTH => (ROWS, GROUP),
         None => (ROWS, WEIGHTS / steps),
     };
@@ -191,16 +192,16 @@ impl<U: TileUnit> GemmTile<'_, U> {
     unsafe fn by_panels(&self, unit: &mut U, chores: &mut CoreWork<'_>) {
         let steps = &(0..self.job.x.cols().div_ceil(STEP));
         let strips = self.rows.len().div_ceil(STRIP);
-        let room = |strip: usize| self.scratch.wrapping_add(SUMS + strip * steps.len() * 2 * TILE);
+        let copy_of = |strip: usize| self.scratch.wrapping_add(SUMS + strip * steps.len() * 2 * TILE);
         for strip in 0..strips {
             // SAFETY: a strip of this task's rows, and its space.
-            unsafe { self.copy(&self.strip(strip), steps, room(strip)) };
+            unsafe { self.copy(&self.strip(strip), steps, copy_of(strip)) };
         }
         for panel in self.panels.clone() {
             for strip in 0..strips {
-                let (rows, at) = (&self.strip(strip), (room(strip).cast_const(), TILES));
+                let (rows, at) = (&self.strip(strip), (copy_of(strip).cast_const(), TILES));
                 let block = GemmBlock { strip, strips, rows, at, panel, steps, near: (Near::B, NEAR) };
-                // SAFETY: the strip was copied to `room(strip)` above.
+                // SAFETY: the strip was copied to `copy_of(strip)` above.
                 unsafe { self.block(unit, chores, block) };
             }
         }
@@ -234,14 +235,14 @@ impl<U: TileUnit> GemmTile<'_, U> {
         let of = panel - self.panels.start;
         // Finished sums are written to y while the next sums accumulate in the tile registers, so one buffer in
         // L1 is enough: it is free again before `unit.end`.
-        let room = self.scratch.cast::<f32>();
+        let finished_sums = self.scratch.cast::<f32>();
         let sums = self.scratch.wrapping_add(SUMS + SLICE + (of * strips + strip) * SUMS).cast::<f32>();
         chores.panels = (of, self.panels.len());
         chores.strips = (strip, strips);
         chores.w = if last { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
         let each = STRIP.div_ceil(steps.len());
         // SAFETY: `steps` steps of the strip and of the panel are readable; `sums` is the place of these sums.
-        // All 32 rows of `room` are finished within the loop (`each` rows per step), before `end` overwrites
+        // All 32 rows of `finished_sums` are finished within the loop (`each` rows per step), before `end` overwrites
         // them.
         unsafe {
             if more {
@@ -258,9 +259,9 @@ impl<U: TileUnit> GemmTile<'_, U> {
                 }
                 chores.prefetch_input(step);
             }
-            unit.end(if last { room } else { sums });
+            unit.end(if last { finished_sums } else { sums });
             if last {
-                chores.begin(rows, panel, room);
+                chores.begin(rows, panel, finished_sums);
             }
         }
     }
@@ -329,18 +330,13 @@ impl<'a> CoreWork<'a> {
     #[inline(always)]
     unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *mut f32) {
         let (e, y, column) = (&self.job.epilogue, self.job.y, panel * PANEL);
-        let then = match e.act {
-            Act::None => Activation::Nothing,
-            Act::Gelu => Activation::Gelu,
-            Act::Relu => Activation::Relu,
-        };
         let residual = e.residual.map(|x| (x.row(rows.start).wrapping_add(column), x.ld()));
         let bias = e.bias.map(|bias| &bias[column..]);
         let to = (y.row(rows.start).wrapping_add(column), y.ld(), (y.cols() - column).min(PANEL));
         let scales = self.scales.map(|s| (&s.x[rows.clone()], &s.w[column..]));
         // SAFETY: guaranteed by the caller.
         self.sums =
-            unsafe { PendingEpilogue::new(self.s, (sum, rows.len()), scales, bias, then, residual, to) };
+            unsafe { PendingEpilogue::new(self.s, (sum, rows.len()), scales, bias, e.act, residual, to) };
     }
 
     /// Prefetches this block's share of one step of the next strip, and of the panel's next slice.

@@ -9,7 +9,7 @@
 //! Layout of the weights: see `plimsoll_plan::INT8_STEP`. Each panel of 32 columns of y is stored in steps of 64 k of
 //! two tiles each; a line of a tile holds four k of each of its 16 columns.
 //!
-//! Loop order without AMX: that of `gemm_dots`.
+//! Without AMX the loop order of `gemm_dots` is used.
 
 use super::element::Bf16;
 use super::gemm::{GemmCall, Split};
@@ -83,7 +83,7 @@ pub(super) fn as_bf16_job<'a>(
 /// Instructions that compute the sums. A value proves that this CPU has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Instructions {
-    /// Those of the `Simd` implementation.
+    /// Operations of the `Simd` implementation.
     Lanes,
     /// AVX-512 with VNNI.
     #[cfg(target_arch = "x86_64")]

@@ -122,7 +122,7 @@ impl Isa {
 
     /// Whether int8 matmuls may use VNNI dot products, which do twice the multiplications of a bf16 dot product per
     /// instruction.
-    pub fn has_vnni(self) -> bool {
+    pub(crate) fn has_vnni(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self.has_avx512() && is_x86_feature_detected!("avx512vnni");
         #[cfg(not(target_arch = "x86_64"))]

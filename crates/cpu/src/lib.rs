@@ -25,8 +25,6 @@ mod isa;
 mod launch;
 mod machine;
 mod math;
-#[cfg(target_arch = "x86_64")]
-mod mlp_bf16_amx;
 mod operands;
 mod pool;
 mod quantized;
@@ -53,7 +51,6 @@ pub mod gemm_bf16;
 pub mod gemm_int8;
 pub mod grouped;
 pub mod matmul;
-pub mod mlp_bf16;
 pub mod norm;
 pub mod norm_grad;
 pub mod optimizer;

@@ -6,6 +6,14 @@
 
 use super::simd::Simd;
 
+/// log(sum_i exp(x_i)), from the largest x_i and `sum`, the sum of exp(x_i - largest).
+///
+/// The logarithm is that of `libm`, whose bits are the same on every platform; those of the standard library are the
+/// platform's.
+pub(super) fn log_sum_exp(largest: f32, sum: f64) -> f64 {
+    f64::from(largest) + libm::log(sum)
+}
+
 /// 1.5 * 2^23 + 127. Adding this constant rounds to an integer n (ties to even) and leaves n + 127, the exponent
 /// field of 2^n, in the low bits.
 const ROUND: f32 = 12_583_039.0;

@@ -101,7 +101,7 @@ pub fn matmul(
 }
 
 /// Accumulating matmul, y += a b. `workspace` as for [`matmul()`].
-pub fn add_matmul(cpu: &Cpu, a: Operand<'_>, b: Operand<'_>, y: RowsMut<'_>, workspace: &mut [f32]) {
+pub(crate) fn add_matmul(cpu: &Cpu, a: Operand<'_>, b: Operand<'_>, y: RowsMut<'_>, workspace: &mut [f32]) {
     // SAFETY: y's own rows; `matmul` reads each element of the residual before it writes the same element of y.
     let residual = unsafe { Rows::from_raw(y.row(0), y.rows(), y.cols(), y.ld()) };
     matmul(cpu, a, b, Epilogue { residual: Some(residual), ..Default::default() }, y, workspace);

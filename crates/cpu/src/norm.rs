@@ -4,7 +4,7 @@
 //! a fixed tree, so the order of additions depends on the row's length only.
 
 use super::Cpu;
-use super::element::{Bf16, Element};
+use super::element::Element;
 use super::isa::Kernel;
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
@@ -81,20 +81,6 @@ pub fn batch_norm(cpu: &Cpu, x: Rows<'_>, norm: BatchNorm<'_>, y: RowsMut<'_>) {
     let all = [norm.gamma, norm.beta, norm.mean, norm.var];
     assert!(all.iter().all(|v| v.len() == cols), "statistics of {cols} columns");
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(Batch { x, norm, y: &y, range }));
-}
-
-/// Layer norm of bf16 rows inside another kernel that runs with `s`; same bits as `layer_norm`.
-#[inline(always)]
-pub(super) fn layer_norm_rows<S: Simd>(
-    s: S,
-    x: Rows<'_, Bf16>,
-    gamma: &[f32],
-    beta: &[f32],
-    eps: f32,
-    y: &RowsMut<'_, Bf16>,
-) {
-    let none = core::ptr::null_mut();
-    LayerNorm { x, gamma, beta, eps, y: Some(y), mean: none, rstd: none, range: 0..x.rows() }.run(s);
 }
 
 /// Layer norm of the rows `range`, for `Isa::run`. Null pointers stand for statistics that are not stored.

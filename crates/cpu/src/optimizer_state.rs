@@ -30,7 +30,8 @@ impl<'a, T> OptimizerState<'a, T> {
     }
 
     /// A state whose new values go to other memory. Panics if the lengths differ.
-    pub fn out_of_place(old: &'a [T], new: &'a mut [T]) -> Self {
+    #[cfg(test)]
+    pub(crate) fn out_of_place(old: &'a [T], new: &'a mut [T]) -> Self {
         assert_eq!(old.len(), new.len(), "old and new values of one length");
         Self { old: old.as_ptr(), new: new.as_mut_ptr(), len: old.len(), life: PhantomData }
     }

@@ -1,9 +1,9 @@
 //! Quantization of rows to int8 with one scale per row, fused with the op that computes them: none, a layer norm,
 //! GELU or a gated activation.
 //!
-//! Invariant: quantized values and scales are those of `plimsoll_graph::ops::Quantize`, computed from the f32 values before
-//! any rounding to the element type. A row's values depend on that row alone and, with FMA, not on the instruction
-//! set.
+//! Invariant: quantized values and scales are as defined by `plimsoll_graph::ops::Quantize`, computed from the f32
+//! values before any rounding to the element type. A row's values depend on that row alone and, with FMA, not on the
+//! instruction set.
 
 use super::Cpu;
 use super::element::Element;

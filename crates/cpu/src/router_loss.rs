@@ -6,7 +6,7 @@
 
 use super::Cpu;
 use super::isa::Kernel;
-use super::math::exp;
+use super::math::{exp, log_sum_exp};
 use super::simd::{LANES, Simd};
 use super::view::{Rows, RowsMut};
 use core::ops::Range;
@@ -60,7 +60,7 @@ pub fn router_loss(
         }
         balance += counts.iter().zip(&probabilities).map(|(&n, p)| n as f64 * p).sum::<f64>();
     }
-    let lse = |pair: &[f32]| f64::from(pair[0]) + f64::from(pair[1]).ln();
+    let lse = |pair: &[f32]| log_sum_exp(pair[0], f64::from(pair[1]));
     let z = scratch.chunks_exact(2).map(|pair| lse(pair) * lse(pair)).sum::<f64>();
     let balance = balance * columns as f64 / experts.len().max(1) as f64;
     let (balance, z) = (f64::from(weights.balance) * balance, f64::from(weights.z) * z);
@@ -194,7 +194,7 @@ impl Kernel for Grad<'_> {
             }
             let sum = s.sum(sum);
             let mean = s.splat(s.sum(dot) / sum);
-            let z = s.splat(self.z * (top + sum.ln()));
+            let z = s.splat(self.z * log_sum_exp(top, f64::from(sum)) as f32);
             for (f, out) in self.shares.chunks(LANES).zip(out.chunks_mut(LANES)) {
                 let n = f.len();
                 // SAFETY: two chunks of one length; the output holds the exponentials.

@@ -1,5 +1,5 @@
 //! Foreign function tables of the driver, NVRTC, cuBLASLt and NVML, resolved by symbol name. Invariant: a table is
-//! either complete or an error. Signatures are those of the headers, except that status codes are plain integers: a
+//! either complete or an error. Signatures are as in the headers, except that status codes are plain integers: a
 //! newer library may return a code that has no variant in the bindings' enums.
 
 use crate::{CudaError, nvml};

@@ -16,11 +16,11 @@ use std::ptr;
 /// A range of device memory, addressed by offsets from its start.
 pub(crate) struct Arena {
     bytes: Bytes,
-    room: ArenaSpace,
+    memory: ArenaMemory,
 }
 
 /// How the memory is allocated.
-enum ArenaSpace {
+enum ArenaMemory {
     Plain(Plain),
     Segment(Segment),
 }
@@ -55,15 +55,15 @@ const OUT_OF_MEMORY: i32 = 2;
 impl Arena {
     /// Allocates `bytes`; an `expandable` arena can grow in place.
     pub(crate) fn new(context: &Context, bytes: Bytes, expandable: bool) -> Result<Self, DeviceError> {
-        let room = || match expandable {
+        let memory = || match expandable {
             true => {
                 let mut segment = Segment::reserve(context)?;
                 segment.resize(bytes)?;
-                Ok(ArenaSpace::Segment(segment))
+                Ok(ArenaMemory::Segment(segment))
             }
-            false => Plain::new(context.api, bytes).map(ArenaSpace::Plain),
+            false => Plain::new(context.api, bytes).map(ArenaMemory::Plain),
         };
-        Ok(Self { bytes, room: room().map_err(|error| refused(error, bytes))? })
+        Ok(Self { bytes, memory: memory().map_err(|error| refused(error, bytes))? })
     }
 
     /// Changes the size to `bytes`; the contents are lost. An expandable arena that shrinks keeps its memory mapped
@@ -72,9 +72,9 @@ impl Arena {
         // Set before the attempt: a failed resize may already have unmapped a chunk or freed the plain allocation,
         // which is freed first because both sizes at once may not fit.
         self.bytes = Bytes::ZERO;
-        let resized = match &mut self.room {
-            ArenaSpace::Segment(segment) => segment.resize(bytes),
-            ArenaSpace::Plain(plain) => plain.replace(bytes),
+        let resized = match &mut self.memory {
+            ArenaMemory::Segment(segment) => segment.resize(bytes),
+            ArenaMemory::Plain(plain) => plain.replace(bytes),
         };
         resized.map_err(|error| refused(error, bytes))?;
         self.bytes = bytes;
@@ -83,18 +83,18 @@ impl Arena {
 
     /// Number of bytes that [`Arena::trim`] would give back.
     pub(crate) fn spare(&self) -> Bytes {
-        match &self.room {
-            ArenaSpace::Segment(segment) => {
+        match &self.memory {
+            ArenaMemory::Segment(segment) => {
                 Bytes(segment.mapped().saturating_sub(segment.rounded(self.bytes)) as u64)
             }
-            ArenaSpace::Plain(_) => Bytes::ZERO,
+            ArenaMemory::Plain(_) => Bytes::ZERO,
         }
     }
 
     /// Unmaps the memory behind the arena and returns its size; no work may be running on the GPU.
     pub(crate) fn trim(&mut self) -> Bytes {
         let spare = self.spare();
-        if let ArenaSpace::Segment(segment) = &mut self.room {
+        if let ArenaMemory::Segment(segment) = &mut self.memory {
             segment.shrink(segment.rounded(self.bytes));
         }
         spare
@@ -102,9 +102,9 @@ impl Arena {
 
     /// Translates a range of offsets to a device address; an error unless the whole range lies inside the arena.
     pub(crate) fn range(&self, at: u64, bytes: Bytes) -> Result<u64, DeviceError> {
-        let start = match &self.room {
-            ArenaSpace::Segment(segment) => segment.start,
-            ArenaSpace::Plain(plain) => plain.start,
+        let start = match &self.memory {
+            ArenaMemory::Segment(segment) => segment.start,
+            ArenaMemory::Plain(plain) => plain.start,
         };
         let end = at.checked_add(bytes.0).filter(|&end| end <= self.bytes.0);
         end.map(|_| start + at).ok_or(DeviceError::OutsideArena { at, bytes })

@@ -54,7 +54,7 @@ impl Compiler {
     }
 
     /// Returns a kernel's machine code, from the cache if it is there.
-    pub fn cubin(&self, kernel: &Kernel) -> Result<Vec<u8>, CudaError> {
+    pub(crate) fn cubin(&self, kernel: &Kernel) -> Result<Vec<u8>, CudaError> {
         let (source, options) = (kernel.source(), self.options(kernel));
         let file =
             self.cache.as_ref().map(|folder| folder.join(format!("{}.cubin", self.key(&source, &options))));

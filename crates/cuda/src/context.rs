@@ -289,7 +289,7 @@ impl Status {
 
     /// Returns the code in a word and clears the word; the word's step must have completed. 0 means no error.
     pub(crate) fn take(&self, word: usize) -> u32 {
-        assert!(word < self.words, "a word for each open step");
+        assert!(word < self.words, "a word for each in-flight step");
         // SAFETY: the word is in bounds by the assertion, aligned and initialised; volatile because a kernel wrote it.
         unsafe {
             let word = self.start.add(word).cast::<u32>();

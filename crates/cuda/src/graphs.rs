@@ -114,7 +114,7 @@ impl Graphs {
         })
     }
 
-    /// Ends a capture and replays the graph unless the capture is not `whole`; [`GraphCapture::Plain`] if the GPU has no
+    /// Ends a capture and, if it is `whole`, replays the graph. Returns [`GraphCapture::Plain`] if the GPU has no
     /// memory for the graph.
     pub(crate) fn recorded(&mut self, context: &Context, whole: bool) -> Result<GraphCapture, CudaError> {
         let (api, stream) = (context.api, context.stream);

@@ -152,7 +152,7 @@ impl Kernel {
         Self { file, entry, constants }
     }
 
-    /// Returns this kernel compiled for quantized values (`QUANTIZED`): it reads or writes e4m3.
+    /// Returns this kernel compiled with the constant `QUANTIZED`: it reads or writes quantized values in e4m3.
     pub fn quantized(self) -> Self {
         self.with("QUANTIZED", 1)
     }
@@ -273,7 +273,7 @@ const ARGUMENTS: usize = 20;
 
 /// Launch attribute of programmatic dependent launch: the kernel may start before its predecessors have finished. Each
 /// of our kernels begins by waiting for them (`after_predecessors` in common.cuh), so only the launch latency between
-/// two kernels is hidden, and the order of their memory accesses stays that of the stream.
+/// two kernels is hidden, and their memory accesses stay in the order of the stream.
 fn starts_early() -> cu::CUlaunchAttribute {
     cu::CUlaunchAttribute {
         id: cu::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

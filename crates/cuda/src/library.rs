@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::{env, fs};
 
 /// Environment variable with the folders to search first, separated by colons.
-pub const PATH_VARIABLE: &str = "PLIMSOLL_CUDA_PATH";
+pub(crate) const PATH_VARIABLE: &str = "PLIMSOLL_CUDA_PATH";
 
 /// The libraries of this machine, searched for once per process; each is a function table or the error of its search.
 pub struct Libraries {

@@ -116,7 +116,7 @@ impl Machine for CudaMachine {
         vec![
             ("cuda_streams", streams.to_string()),
             ("pin_memory", pinned.map_or("auto".to_owned(), |pinned| pinned.to_string())),
-            ("steps_open", depth.to_string()),
+            ("pipeline_depth", depth.to_string()),
             ("expandable_segments", expandable.to_string()),
             ("cache_clear_interval", cache_clear_interval.to_string()),
         ]

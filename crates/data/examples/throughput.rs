@@ -1,10 +1,11 @@
-//! What one core does in this crate: FASTA to ORF files, and BPE tokens against the `tokenizers`
-//! crate. Invariant: both sides of a comparison see the same reads, in turn, in one run, and agree.
+//! Measures the throughput of one core: BPE tokenization compared with the `tokenizers` crate, and conversion of FASTA
+//! to the intermediate files of open reading frames (ORFs). Invariant: both tokenizers get the same reads, alternate in
+//! one run, and give equal tokens.
 //!
 //! `cargo run --release -p plimsoll-data --example throughput -- [--only bpe|orf] [--tokenizer FILE]
-//! [--rounds N] [--folder DIR]`; `--folder` is where the FASTA and the three ORF files go (default
-//! `/dev/shm` if it is there). Figures are medians over the rounds: BPE by the clock, ORF files by
-//! the time on the processor.
+//! [--rounds N] [--folder DIR]`; `--folder` is the folder for the FASTA file and the three intermediate files (default
+//! `/dev/shm` if it exists, otherwise the temporary folder). Figures are medians over the rounds: wall time for BPE,
+//! CPU time for ORF files.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -23,7 +24,7 @@ const READ: usize = 500;
 const RECORDS: usize = 8000;
 const CODONS: usize = 1500;
 const CHUNK: usize = 500;
-/// Output is handed to the file when a buffer holds this much.
+/// Number of bytes in a buffer from which on it is written to its file.
 const FLUSH: usize = 1 << 20;
 
 fn main() {
@@ -51,7 +52,7 @@ fn main() {
     }
 }
 
-/// A small generator (xorshift64*): the same data on every machine.
+/// An xorshift64* generator, so that the data are equal on every machine.
 struct Random(u64);
 
 impl Random {
@@ -144,7 +145,8 @@ fn orf_files(folder: &Path, rounds: usize) {
     fs::remove_dir_all(&folder).expect("the folder is ours");
 }
 
-/// Random codons without stops, every second record as its reverse complement, lines of 60.
+/// Writes a FASTA file of random codons without stop codons; every second record is reverse-complemented. Returns the
+/// number of bases.
 fn write_coding(path: &Path) -> usize {
     let mut random = Random(11);
     let mut text = Vec::new();
@@ -172,7 +174,8 @@ fn write_coding(path: &Path) -> usize {
     RECORDS * 3 * CODONS
 }
 
-/// Writes the three files of `input` into `folder`, or formats them only; open frames and bytes.
+/// Writes the three intermediate files of `input` to `folder`, or only formats them without a folder. Returns the
+/// numbers of ORFs and of output bytes.
 fn convert(input: &Path, folder: Option<&Path>) -> (usize, usize) {
     let names = ["chunked.fa", "nucleotide.fa", "protein.faa"];
     let mut outs = names.map(|name| (Vec::with_capacity(FLUSH + FLUSH / 4), folder.map(|f| create(f, name))));
@@ -219,9 +222,8 @@ fn timed(f: impl FnOnce()) -> Duration {
     start.elapsed()
 }
 
-/// The time that this thread was on a processor for `f`, system calls included: the same as
-/// [`timed`] on an idle machine, and what counts for a rate per core on a busy one. Linux keeps it;
-/// elsewhere it is the time on the clock.
+/// CPU time of this thread during `f`, system calls included. On a busy machine it gives the rate of one core, where
+/// wall time would include other processes. Falls back to wall time on systems without `/proc/thread-self/schedstat`.
 fn worked(f: impl FnOnce()) -> Duration {
     let now = || {
         let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;

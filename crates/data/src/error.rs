@@ -118,6 +118,10 @@ impl fmt::Display for DataErrorKind {
                 write!(f, "there is no such file; check the path")
             }
             Self::Read(_) => write!(f, "cannot be read; check its permissions and its disk"),
+            // Files are created in folders that must exist.
+            Self::Write(e) if e.kind() == io::ErrorKind::NotFound => {
+                write!(f, "cannot be written, because its folder does not exist; create the folder first")
+            }
             Self::Write(_) => {
                 write!(f, "cannot be written; check the folder's permissions and free space")
             }

@@ -74,7 +74,8 @@ impl IdSet {
     }
 
     /// Returns the bytes of heap memory that the set holds.
-    pub fn heap_bytes(&self) -> usize {
+    #[cfg(test)]
+    fn heap_bytes(&self) -> usize {
         let slots: usize = self.shards.iter().map(|shard| shard.slots.len()).sum();
         slots * size_of::<u64>() + SHARDS * size_of::<Shard>()
     }

@@ -316,8 +316,8 @@ impl Open {
         let mut title_bytes = 0;
         self.source.line_pieces(|piece| {
             title_bytes += piece.len() as u64;
-            let room = (2 * LONGEST_NAME).saturating_sub(title.len());
-            title.extend_from_slice(&piece[..piece.len().min(room)]);
+            let free = (2 * LONGEST_NAME).saturating_sub(title.len());
+            title.extend_from_slice(&piece[..piece.len().min(free)]);
         })?;
         let mut letters = 0;
         let end = if self.format == Format::Fasta { b'>' } else { b'+' };

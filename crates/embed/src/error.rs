@@ -33,6 +33,12 @@ pub enum EmbedError {
         /// The output file.
         path: PathBuf,
     },
+    /// With `--per-input`, the output folder is a file, or lies in one.
+    #[error("--per-input: {} is not a folder; give another folder with -o", EscapedPath(path))]
+    NotAFolder {
+        /// The output folder.
+        path: PathBuf,
+    },
     /// With `--per-input`, two inputs have the same output file.
     #[error(
         "--per-input: {} and {} would both be written to {}; rename one, or embed them in two runs",

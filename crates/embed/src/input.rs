@@ -236,7 +236,7 @@ impl InputPipeline {
                     Err(error) => (more, failed) = (false, Some(error)),
                 }
             }
-            // The last batch may hold no record; its progress must still be that of the whole input.
+            // The last batch may hold no record; its progress must still cover the whole input.
             batch.bytes_read = self.reader.bytes_read();
             // Records before a malformed record are sent first, so that the error takes its place in input
             // order.

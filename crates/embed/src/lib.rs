@@ -430,7 +430,7 @@ fn process(options: &Options, measured: &Measured, limits: Limits, written: u64)
 /// Reads the input once and returns the length of its longest sequence, in tokens, and the number of sequences.
 /// `Err` if a sequence exceeds the limit. With `Unit::Letters` the length is the number of letters plus one
 /// special token at each end: an upper bound, because both tokenizers give at most one token per letter, and
-/// exact for ESM-2. A pipe can be read only once: it is not read, and the length is that of the limit.
+/// exact for ESM-2. A pipe can be read only once: it is not read, and the length limit is returned.
 fn measure(
     options: &Options,
     model: &EncoderModel,

@@ -12,7 +12,7 @@ use plimsoll_data::sequence::stem;
 use plimsoll_runtime::RuntimeError;
 use std::collections::HashMap;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 impl Format {
@@ -128,7 +128,12 @@ impl Results {
     /// Creates the output folder if needed, and the first result.
     pub(super) fn create(targets: Targets, kind: ResultSchema) -> Result<Self, EmbedError> {
         if let Some(folder) = &targets.folder {
-            fs::create_dir_all(folder).map_err(RuntimeError::io(folder))?;
+            fs::create_dir_all(folder).map_err(|source| match source.kind() {
+                ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
+                    EmbedError::NotAFolder { path: folder.clone() }
+                }
+                _ => RuntimeError::io(folder)(source).into(),
+            })?;
         }
         let open = Sink::create(&targets, 0, &kind)?;
         Ok(Self { targets, kind, open, done: vec![] })

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Size of a huge page. The arena is aligned to it, so that the operating system can back all of it with huge pages,
 /// which saves most of the address translation for streamed weights.
-pub const HUGE_PAGE: usize = 2 << 20;
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// An allocation of host memory, on huge pages where the operating system grants them.
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec};
 use plimsoll_plan::{KernelId, Kernels, Precision, Target};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An opened compute device with one arena. All addresses are byte offsets from the start of the arena.
@@ -96,8 +97,8 @@ pub trait Recorder {
     fn begin(&mut self, plan: usize, counts: Counts) -> Result<GraphCapture, DeviceError>;
 
     /// Ends the capture that [`GraphCapture::Record`] began, and runs the captured step if `whole`, i.e. if all its
-    /// launches were captured. Returns [`GraphCapture::Plain`] if there was no memory for the capture; the step has not run
-    /// then.
+    /// launches were captured. Returns [`GraphCapture::Plain`] if there was no memory for the capture; the step has
+    /// then not run.
     fn end(&mut self, whole: bool) -> Result<GraphCapture, DeviceError>;
 
     /// A message for the user about unusual events since the last call, if any.
@@ -123,11 +124,11 @@ pub trait Tracer {
 /// How a step runs: by replay of a captured graph or by its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphCapture {
-    /// It has been enqueued, by replay of a captured step with the same counts.
+    /// The device has enqueued the step by replaying a captured step with equal counts.
     Done,
-    /// The caller issues its launches, which are captured until [`Recorder::end`].
+    /// The caller issues the launches of the step, which are captured until [`Recorder::end`].
     Record,
-    /// The caller issues its launches, without a capture.
+    /// The caller issues the launches of the step, without a capture.
     Plain,
 }
 
@@ -365,6 +366,32 @@ pub enum DeviceError {
         /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// All devices that shared the work failed.
+    NoneLeft {
+        /// Names of the devices, in the order in which they failed.
+        devices: Vec<String>,
+        /// Error of the device that failed first.
+        first: Arc<DeviceError>,
+    },
+}
+
+impl DeviceError {
+    /// Whether a device had too little memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory { .. } => true,
+            Self::NoneLeft { first, .. } => first.is_out_of_memory(),
+            Self::OutsideArena { .. }
+            | Self::Kernels { .. }
+            | Self::WrongKernel { .. }
+            | Self::NotPlaced { .. }
+            | Self::OverBounds { .. }
+            | Self::Kernel { .. }
+            | Self::Load { .. }
+            | Self::Thread { .. }
+            | Self::Machine { .. } => false,
+        }
+    }
 }
 
 impl fmt::Display for DeviceError {
@@ -394,6 +421,10 @@ impl fmt::Display for DeviceError {
             Self::Load { param, .. } => write!(f, "cannot load `{param}`"),
             Self::Thread { .. } => f.write_str("a compute thread cannot be started"),
             Self::Machine { .. } => f.write_str("the device failed"),
+            Self::NoneLeft { devices, .. } => match &devices[..] {
+                [only] => write!(f, "{only} failed, and there is no other device"),
+                all => write!(f, "all {} devices failed, in this order: {}", all.len(), all.join(", ")),
+            },
         }
     }
 }
@@ -403,6 +434,7 @@ impl std::error::Error for DeviceError {
         match self {
             Self::Load { source, .. } | Self::Machine { source } => Some(source.as_ref()),
             Self::Thread { source } => Some(source),
+            Self::NoneLeft { first, .. } => Some(first.as_ref()),
             Self::OutOfMemory { .. }
             | Self::OutsideArena { .. }
             | Self::Kernels { .. }

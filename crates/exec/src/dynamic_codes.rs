@@ -75,8 +75,8 @@ impl DynamicCodes {
         code.wrapping_add(u8::from(x > self.last[code as usize]))
     }
 
-    /// The same for an f64, directly by the definition; slower.
-    pub fn nearest_exact(&self, x: f64) -> u8 {
+    /// Quantizes an f64 directly by the definition, which is slower.
+    pub(crate) fn nearest_exact(&self, x: f64) -> u8 {
         (0..255).position(|i| x <= boundary(&self.values, i)).unwrap_or(255) as u8
     }
 }
@@ -92,7 +92,7 @@ const fn boundary(values: &[f32; 256], i: usize) -> f64 {
     if i == 0 && values[0] == 0.0 { 0.0 } else { (values[i] as f64 + values[i + 1] as f64) / 2.0 }
 }
 
-/// The table `Codes::last` for the given values.
+/// Computes the table `DynamicCodes::last` for the given values.
 const fn last(values: &[f32; 256]) -> [f32; 256] {
     // The last index has no upper limit.
     let mut last = [f32::INFINITY; 256];

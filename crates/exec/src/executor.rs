@@ -258,12 +258,12 @@ impl Executor {
     }
 
     /// Address of an input in the arena.
-    pub fn input_address(&self, input: InputId) -> Result<u64, DeviceError> {
+    pub(crate) fn input_address(&self, input: InputId) -> Result<u64, DeviceError> {
         address(&self.program, input.plan, input.value)
     }
 
     /// Address of an output in the arena; its content is valid until the next run.
-    pub fn output_address(&self, output: OutputId) -> Result<u64, DeviceError> {
+    pub(crate) fn output_address(&self, output: OutputId) -> Result<u64, DeviceError> {
         address(&self.program, output.plan, output.value)
     }
 

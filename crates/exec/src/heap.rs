@@ -111,9 +111,9 @@ struct Text {
 impl Text {
     /// Appends text.
     fn add(&mut self, text: &[u8]) {
-        let room = &mut self.bytes[self.end..];
-        let count = text.len().min(room.len());
-        room[..count].copy_from_slice(&text[..count]);
+        let free = &mut self.bytes[self.end..];
+        let count = text.len().min(free.len());
+        free[..count].copy_from_slice(&text[..count]);
         self.end += count;
     }
 

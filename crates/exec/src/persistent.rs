@@ -17,7 +17,7 @@ pub struct PersistentTensor {
     pub what: PersistentKind,
     /// Address of its first byte in the arena.
     pub at: u64,
-    /// Its type and shape, which has no dynamic dimension.
+    /// Type and shape of the tensor. The shape has no dynamic dimension.
     pub spec: TensorSpec,
 }
 
@@ -43,7 +43,7 @@ impl Executor {
                 let what = match value.spec.role {
                     Role::Param(p) => PersistentKind::Param(plan.graph.params[p.index()].clone()),
                     Role::State(s) => PersistentKind::State(plan.graph.states[s.index()].clone()),
-                    Role::Input | Role::Activation | Role::Grad | Role::Scratch => continue,
+                    Role::Input | Role::Activation | Role::Grad => continue,
                 };
                 let slice = plan.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
                 let Some(at) = slice.map(|slice| program.address(i, slice)) else { continue };

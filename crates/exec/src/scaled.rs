@@ -1,6 +1,6 @@
 //! Quantized matrices in [`plimsoll_graph::Layout::Scaled`]: rows of quantized values, followed by one scale per row.
-//! Invariant: quantized values and scales of activations are those of `plimsoll_graph::ops::Quantize`, bit for bit, on every
-//! device; those of weights are computed here for all devices.
+//! Invariant: quantized values and scales of activations equal the definition of `plimsoll_graph::ops::Quantize`, bit
+//! for bit, on every device; weights are quantized here for all devices.
 
 use plimsoll_graph::GRANULE;
 
@@ -67,7 +67,7 @@ impl QuantizedFormat {
     /// Quantizes a row of weights with the scale, of several candidates, that has the least squared error. Returns
     /// the scale. The choice matters less the longer the row is, because the errors of n values average out with 1 /
     /// sqrt n.
-    pub fn quantise_weights(self, row: &[f32], codes: &mut [u8]) -> f32 {
+    pub(crate) fn quantise_weights(self, row: &[f32], codes: &mut [u8]) -> f32 {
         let most = self.largest_of(row);
         let tried = (LONG / row.len().max(1)).pow(2).clamp(1, MAX_TRIED);
         let candidates = (0..tried).map(|i| most * self.factor(i as f32 / tried as f32));

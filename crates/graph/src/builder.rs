@@ -99,7 +99,7 @@ impl Builder {
             Role::Param(p) => {
                 self.graph.params[p.index()].pieces == param.pieces && self.graph.spec(**v).dtype == dtype
             }
-            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => false,
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) => false,
         };
         if let Some(&known) = self.params.get(&first).and_then(|values| values.iter().find(same)) {
             return known;

@@ -213,7 +213,7 @@ impl Graph {
     pub fn param_values(&self) -> impl Iterator<Item = (ValueId, ParamId, &Param)> {
         self.values().filter_map(|(id, v)| match v.spec.role {
             Role::Param(p) => Some((id, p, &self.params[p.index()])),
-            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) => None,
         })
     }
 
@@ -221,7 +221,7 @@ impl Graph {
     pub fn state_values(&self) -> impl Iterator<Item = (ValueId, StateId, &StateDef)> {
         self.values().filter_map(|(id, v)| match v.spec.role {
             Role::State(s) => Some((id, s, &self.states[s.index()])),
-            Role::Input | Role::Activation | Role::Grad | Role::Param(_) | Role::Scratch => None,
+            Role::Input | Role::Activation | Role::Grad | Role::Param(_) => None,
         })
     }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! ops {
     ($($variant:ident $name:literal)*) => {
-        /// A coarse transformer op; attributes and rules stand in its own file under `ops/`.
+        /// A coarse transformer op. Its attributes and rules are in a file of `ops/`.
         #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         #[allow(missing_docs, reason = "each is documented at the struct that it holds")]
@@ -109,7 +109,6 @@ ops! {
     LinearCrossEntropyGrad "linear_cross_entropy_grad"
     LinearInputGrad "linear_input_grad"
     LinearWeightGrad "linear_weight_grad"
-    Mlp "mlp"
     Quantize "quantize"
     Relu "relu"
     ReluGrad "relu_grad"

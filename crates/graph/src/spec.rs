@@ -260,8 +260,6 @@ pub enum Role {
     Grad,
     /// State that persists across steps: optimizer moments, running statistics, accumulated gradients.
     State(StateId),
-    /// Workspace used inside a single node.
-    Scratch,
 }
 
 /// Distribution of a tensor over several devices that execute one graph together.

@@ -11,12 +11,13 @@
 //!   output y = %4
 //!   update %3 = %5
 //! ```
-//! `_` is an output that nobody reads. Behind the type of a value stand its role (` grad`) and its placement (` shard 0`,
-//! ` partial`) where they are not the usual ones; behind ` ; ` the layer of a node and its phase, if that is not the forward
-//! pass. Attributes are the JSON of the op. Empty lines and lines that begin with `;` are skipped.
+//! `_` is an output that nobody reads. The type of a value is followed by its role (` grad`) and its placement
+//! (` shard 0`, ` partial`) where they differ from the default. After ` ; ` follow the layer of a node, and its phase
+//! unless it is the forward pass. Attributes are the JSON of the op. Empty lines and lines that begin with `;` are
+//! skipped.
 //!
-//! Invariant: a graph whose parameters and states are numbered in the order of their values is equal to what is parsed from
-//! its text.
+//! Invariant: parsing the text of a graph gives an equal graph, if its parameters and states are numbered in the order
+//! of their values.
 
 use crate::{
     Bounds, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Placement, Role,
@@ -27,16 +28,16 @@ use serde::de::DeserializeOwned;
 use std::fmt;
 use std::str::FromStr;
 
-/// What a ledger calls a node: the op, and the parameter that tells it from its neighbours.
+/// Label of a node in ledgers and messages: its op, and its parameter or layer if it has one.
 pub fn node_label(graph: &Graph, id: NodeId) -> String {
     let node = graph.node(id);
-    // Of a product its weight, whatever stands before it.
+    // The label of a matmul has its weight, even if another parameter is an earlier input.
     let weights = node.op.weights().iter().filter_map(|&i| node.inputs.get(i));
     // The verifier also labels nodes that read values which do not exist.
     let spec = |v: ValueId| graph.values.get(v.index()).map(|value| &value.spec);
     let param = weights.chain(&node.inputs).find_map(|&v| match spec(v)?.role {
         Role::Param(p) => graph.params.get(p.index()).map(|param| param.name.as_str()),
-        Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
+        Role::Input | Role::Activation | Role::Grad | Role::State(_) => None,
     });
     match (param, node.layer) {
         (Some(name), _) => format!("{} {}", node.op.name(), name.trim_end_matches(".weight")),
@@ -78,7 +79,6 @@ fn typed(graph: &Graph, id: ValueId) -> String {
     let role = match spec.role {
         Role::Param(_) | Role::Input | Role::Activation | Role::State(_) => "",
         Role::Grad => " grad",
-        Role::Scratch => " scratch",
     };
     let placement = match spec.placement {
         Placement::Replicate => String::new(),
@@ -128,7 +128,7 @@ fn node_line(graph: &Graph, node: &Node) -> Result<String, fmt::Error> {
     let outs: Vec<String> =
         node.outputs.iter().map(|o| o.map_or_else(|| "_".to_owned(), |v| typed(graph, v))).collect();
     let ins: Vec<String> = node.inputs.iter().map(ValueId::to_string).collect();
-    // {"gelu":{}} -> {}: the attributes as JSON; the name stands before them.
+    // {"gelu":{}} -> {}: the attributes as JSON, without the name of the op, which was written before.
     let json = serde_json::to_string(&node.op).map_err(|_| fmt::Error)?;
     let attributes = json.split_once(':').and_then(|(_, a)| a.strip_suffix('}')).filter(|a| *a != "{}");
     let mut line = format!("{} = {}", outs.join(", "), node.op.name());
@@ -153,7 +153,7 @@ fn node_line(graph: &Graph, node: &Node) -> Result<String, fmt::Error> {
 pub struct TextError {
     /// The line, from 1.
     pub line: usize,
-    /// What was expected there.
+    /// The expected text.
     pub message: String,
 }
 
@@ -433,8 +433,6 @@ impl<'a> Cursor<'a> {
         }
         if self.take(" grad") {
             spec.role = Role::Grad;
-        } else if self.take(" scratch") {
-            spec.role = Role::Scratch;
         }
         if self.take(" shard ") {
             spec.placement = Placement::Shard(self.number()?);

@@ -59,7 +59,6 @@ impl Graph {
                 Role::State(s) => source && s.index() < self.states.len(),
                 Role::Input => source,
                 Role::Activation | Role::Grad => !source,
-                Role::Scratch => false,
             };
             if !fits {
                 return Err(VerifyError::graph(format!(

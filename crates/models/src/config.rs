@@ -224,6 +224,21 @@ impl Keys<'_> {
         found.filter(|x| x.is_finite() && *x >= 0.0).ok_or_else(|| self.bad(key, "a number from 0 on"))
     }
 
+    /// An optional finite number greater than 0, not so small that its reciprocal is infinite in f32.
+    pub(crate) fn above_zero(&self, key: &'static str, default: f32) -> Result<f32, ConfigError> {
+        let found = self.number(key, default)?;
+        if found.is_normal() { Ok(found) } else { Err(self.bad(key, "a number above 0")) }
+    }
+
+    /// An optional number of things: a whole number up to 2^24, 0 if the key is missing.
+    pub(crate) fn count(&self, key: &'static str) -> Result<u64, ConfigError> {
+        if self.has(key) && self.0.get(key).and_then(Value::as_u64) != Some(0) {
+            let size = self.size(key);
+            return size.map_err(|_| self.bad(key, "a whole number between 0 and 16777216"));
+        }
+        Ok(0)
+    }
+
     /// Index of the value among `known`; 0 if the key is missing.
     pub(crate) fn choice(&self, key: &'static str, known: [&str; 2]) -> Result<usize, ConfigError> {
         self.one_of(key, &[None, Some(known[0]), Some(known[1])])?;

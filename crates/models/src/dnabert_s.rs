@@ -1,5 +1,5 @@
 //! DNABERT-S (Zhou et al. 2024, arXiv:2402.08777): a post-LN transformer encoder for nucleotide sequences with
-//! symmetric ALiBi and a gated MLP. DNABERT-2 has the same architecture, which is that of MosaicBERT. The numerical
+//! symmetric ALiBi and a gated MLP. DNABERT-2 and MosaicBERT have this architecture too. The numerical
 //! reference is `bert_layers.py` of the model's hub repository, run in f32.
 
 use crate::config::{ConfigError, Keys, Output};

@@ -79,8 +79,8 @@ fn each(first: u64, out: &mut [f32], value: impl Fn(u64) -> f64) {
 /// 1988), with an accuracy of about 1e-7.
 fn quantile(p: f64) -> f64 {
     // Inversion needs one uniform number for each normal number, so element i depends on counter i alone, and no
-    // logarithm in the centre (85 % of all p). `log` and `sqrt` are those of `libm`, whose results have the same
-    // bits on every platform; those of std may differ.
+    // logarithm in the centre (85 % of all p). `log` and `sqrt` come from `libm`, which gives equal bits on
+    // every platform; std's functions may differ between platforms.
     let q = p - 0.5;
     if q.abs() <= 0.425 {
         let r = 0.180_625 - q * q;
@@ -117,8 +117,8 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The 64-bit FNV-1a hash (Fowler, Noll and Vo). Its definition is fixed, unlike that of std's hasher, so initial
-/// values do not change with the Rust version.
+/// The 64-bit FNV-1a hash (Fowler, Noll and Vo). Its definition is fixed, whereas std's hasher may change, so initial
+/// values do not depend on the Rust version.
 fn fnv(name: &str) -> u64 {
     let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
     name.bytes().fold(0xCBF2_9CE4_8422_2325, fold)

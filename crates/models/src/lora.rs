@@ -139,7 +139,7 @@ fn sources(graph: &Graph) -> (Builder, Vec<ValueId>) {
         values[v.index()] = match spec.role {
             Role::Param(p) => g.param_of(graph.params[p.index()].clone(), spec.dtype),
             Role::State(s) => g.state(graph.states[s.index()].clone(), &spec.shape, spec.dtype),
-            Role::Input | Role::Activation | Role::Grad | Role::Scratch => {
+            Role::Input | Role::Activation | Role::Grad => {
                 let name = graph.inputs.iter().find(|(_, input)| *input == v).map_or("", |(name, _)| name);
                 g.input(name, &spec.shape, spec.dtype)
             }

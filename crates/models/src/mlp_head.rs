@@ -40,7 +40,7 @@ pub fn mlp_head(c: &HeadConfig, bounds: Bounds) -> Result<Graph, VerifyError> {
 
 impl HeadConfig {
     /// Builds the training graph: batch norm with the statistics of the batch, which update the running
-    /// statistics. Inputs are those of [`mlp_head`] and `targets`: i32 (S), with dropout also `seed`: i32 (2).
+    /// statistics. Inputs: the inputs of [`mlp_head`], and `targets`: i32 (S), with dropout also `seed`: i32 (2).
     /// Output `loss`: f32 (1), the sum over all targets that are not negative. VirNucPro is trained with a
     /// dropout of 0.5 before the output layer.
     pub fn train_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {

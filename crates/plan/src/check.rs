@@ -106,7 +106,7 @@ pub fn check(graph: &Graph, schedule: &Schedule, memory: &MemoryPlan) -> Result<
     replay.end().map_err(|what| CheckError { instr: None, what })
 }
 
-/// Checks what kernels rely on: every node's kernel is the one of the target's table, slices have the target's
+/// Checks what kernels rely on: every node's kernel is the kernel of the target's table, slices have the target's
 /// alignment, and every launch has a large enough workspace.
 pub fn check_target(plan: &Plan, target: &Target) -> Result<(), CheckError> {
     let Plan { graph, schedule, kernels, memory } = plan;
@@ -175,7 +175,7 @@ impl Replay<'_> {
             let slice = self.slice(v).map_err(fail)?;
             let region = match self.graph.spec(v).role {
                 Role::Param(_) | Role::State(_) => Region::Persistent,
-                Role::Input | Role::Activation | Role::Grad | Role::Scratch => Region::Transient,
+                Role::Input | Role::Activation | Role::Grad => Region::Transient,
             };
             if slice.region != region {
                 return Err(fail(format!("{v} lies in the wrong region")));
@@ -247,7 +247,7 @@ impl Replay<'_> {
                 Ok(())
             }
             Role::Param(_) => Err(format!("{v} at {slice:?} survives the step and cannot be loaded in it")),
-            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => {
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) => {
                 Err(format!("{v} is not a parameter, so there is nothing to load"))
             }
         }
@@ -276,7 +276,7 @@ impl Replay<'_> {
             let survives = match value.spec.role {
                 Role::Param(_) => !self.loaded[v.index()],
                 Role::State(_) => true,
-                Role::Input | Role::Activation | Role::Grad | Role::Scratch => false,
+                Role::Input | Role::Activation | Role::Grad => false,
             };
             let wanted = self.news[v.index()].unwrap_or(v);
             if survives && !self.persistent.holds(self.slice(v)?, wanted) {

@@ -120,17 +120,13 @@ pub(crate) fn lowered(
     // Fusions that depend on the kernels of the target; they are for inference only, because fused ops have no
     // gradient.
     let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
-    let Fusions { fuse_gates: gates, fuse_norms: norms, mlp } = target.kernels.fusions();
+    let Fusions { fuse_gates: gates, fuse_norms: norms } = target.kernels.fusions();
     let sixteen_bit = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
     if sixteen_bit && gates {
         graph = verified("fuse_gates", passes::fuse_gates(&graph))?;
     }
     if sixteen_bit && norms > 0 {
         graph = verified("fuse_norms", passes::fuse_norms(&graph, norms))?;
-    }
-    let whole = fused && policy.precision == Precision::Bf16 && policy.weights == Weights::Resident;
-    if whole && mlp {
-        graph = verified("fuse_mlp", passes::fuse_mlp(&graph))?;
     }
     // The fusion pass already removes unread values, so a separate dead-code elimination is needed only without
     // it.

@@ -87,14 +87,14 @@ impl Program {
         };
         let of_plan = |p: &Plan| p.schedule.loads().map(|v| p.graph.spec(v).bytes(&p.graph.bounds)).max();
         let weight = self.plans().iter().filter_map(|(_, p)| of_plan(p)).max().unwrap_or_default();
-        // One more step than the depth: if the space at the end of the ring is too short for the next step, it
+        // One more step than the depth: if the space at the end of the ring buffer is too short for the next step, it
         // is left unused.
         let of = |step: Bytes| Bytes(step.0 * (depth as u64 + 1));
         let weights = Bytes((weight.0 * WEIGHTS).max(PIECES * PIECE * DType::F32.size()));
         [of(inputs) + weights, of(outputs)]
     }
 
-    /// Size that a value of `bytes` occupies in the ring, padded to the alignment of the target.
+    /// Size that a value of `bytes` occupies in the ring buffer, padded to the alignment of the target.
     pub fn padded(&self, bytes: Bytes) -> Bytes {
         bytes.align_up(self.target().alignment)
     }

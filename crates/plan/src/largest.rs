@@ -44,7 +44,7 @@ fn label(graph: &Graph, v: ValueId) -> String {
     match graph.spec(v).role {
         Role::Param(p) => return graph.params[p.index()].name.clone(),
         Role::State(s) => return graph.states[s.index()].name.clone(),
-        Role::Input | Role::Activation | Role::Grad | Role::Scratch => {}
+        Role::Input | Role::Activation | Role::Grad => {}
     }
     let named = graph.inputs.iter().chain(&graph.outputs).find(|(_, value)| *value == v);
     match (named, graph.value(v).def) {

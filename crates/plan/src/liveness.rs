@@ -122,7 +122,7 @@ fn reusable(
     allowed.iter().map(|&j| node.inputs[j]).find(|old| {
         let computed = match graph.spec(*old).role {
             Role::Activation | Role::Grad => true,
-            Role::Param(_) | Role::Input | Role::State(_) | Role::Scratch => false,
+            Role::Param(_) | Role::Input | Role::State(_) => false,
         };
         // If the value is also an operand at a position without an alias rule, it may still be read after its
         // storage has been overwritten.

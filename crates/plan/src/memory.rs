@@ -86,11 +86,11 @@ impl Persistent {
         let (name, pieces) = match spec.role {
             Role::Param(p) => (&graph.params[p.index()].name, graph.params[p.index()].pieces.clone()),
             Role::State(s) => (&graph.states[s.index()].name, vec![]),
-            Role::Input | Role::Activation | Role::Grad | Role::Scratch => return None,
+            Role::Input | Role::Activation | Role::Grad => return None,
         };
         // The role holds an index into the tables of one graph, which is meaningless in another graph, so it is
-        // replaced before comparing.
-        let resident = PersistentSlot { pieces, spec: spec.clone().with_role(Role::Scratch) };
+        // replaced by a role without an index before comparing.
+        let resident = PersistentSlot { pieces, spec: spec.clone().with_role(Role::Input) };
         let named = self.by_name.entry(name.clone()).or_default();
         if let Some(&known) = named.iter().find(|&&k| self.rows[k].0 == resident) {
             return Some(self.rows[known].1);
@@ -113,11 +113,5 @@ impl MemoryPlan {
     /// Slice of a value; `None` if it has no storage.
     pub fn slice(&self, value: ValueId) -> Option<Slice> {
         self.slices[value.index()]
-    }
-
-    /// Transient bytes above the lower bound, in thousandths of the lower bound, rounded up.
-    pub fn waste_permille(&self) -> u64 {
-        let waste = self.transient.saturating_sub(self.lower_bound).0;
-        (waste * 1000).div_ceil(self.lower_bound.0.max(1))
     }
 }

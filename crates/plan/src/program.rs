@@ -66,7 +66,7 @@ pub struct Program {
 }
 
 /// A buffer that belongs to no plan, inside or outside the arena, such as rows that wait between two plans.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Staging {
     /// Purpose of the buffer.
     pub label: String,
@@ -248,13 +248,9 @@ impl Program {
         for named in &self.plans {
             hash.update(saved(named)?);
         }
-        if self.replicas > 1 {
-            hash.update(self.replicas.to_le_bytes());
-        }
-        for s in self.staging.iter().chain(&self.host_extra) {
-            hash.update(s.label.as_bytes());
-            hash.update(s.bytes.0.to_le_bytes());
-        }
+        // Saved as one value, in which every list and every label ends visibly: hashed one after another, a buffer in
+        // the arena and the same buffer outside it would be equal.
+        hash.update(saved(&(self.shared, self.replicas, &self.staging, &self.host_extra))?);
         Ok(hash.finalize().iter().fold(String::new(), |mut hex, byte| {
             // Writing to a String cannot fail.
             let _ = write!(hex, "{byte:02x}");
@@ -319,7 +315,7 @@ impl Program {
                 let label = match value.spec.role {
                     Role::Param(_) => "params",
                     Role::State(s) => plan.graph.states[s.index()].kind.label(),
-                    Role::Input | Role::Activation | Role::Grad | Role::Scratch => continue,
+                    Role::Input | Role::Activation | Role::Grad => continue,
                 };
                 if slice.bytes > Bytes::ZERO && seen.insert(self.address(i, slice)) {
                     ledger.add(label, slice.bytes);
@@ -361,7 +357,7 @@ impl Program {
         self.persistent() + self.staging_before(self.staging.len())
     }
 
-    /// Size of the transient region, which plans use in turn: that of the plan with the largest.
+    /// Size of the transient region, which plans use in turn: the largest transient size of a plan.
     fn transient(&self) -> Bytes {
         self.plans.iter().map(|(_, p)| p.memory.transient).max().unwrap_or_default()
     }
@@ -394,8 +390,8 @@ fn add_transient(plan: &Plan, ledger: &mut Ledger) -> Bytes {
     for &v in &plan.memory.live_at_peak {
         let label = match graph.spec(v).role {
             Role::Input => "inputs",
-            Role::Activation | Role::Grad | Role::Scratch if is_output(v) => "outputs",
-            Role::Activation | Role::Scratch => "activations",
+            Role::Activation | Role::Grad if is_output(v) => "outputs",
+            Role::Activation => "activations",
             Role::Grad => "activation gradients",
             Role::Param(_) => STREAMED,
             Role::State(s) => graph.states[s.index()].kind.label(),

@@ -83,8 +83,17 @@ struct Picture {
     scene: Scene,
 }
 
-/// Draws the pictures and returns the written files in order. `Err` if the results are incomplete or
-/// inconsistent, a record does not exist, or a file exists without `force`.
+/// Draws the pictures and returns the paths of the written files: the overview first, then the requested records in the
+/// order of `records`. Nothing is written unless all pictures could be drawn.
+///
+/// # Errors
+/// - [`PlotError::NoResult`], [`PlotError::NotARunRecord`]: the folder has no complete results of a prediction.
+/// - [`PlotError::SeveralRuns`], [`PlotError::NoWindows`], [`PlotError::SeveralWindows`], [`PlotError::NotAWindow`],
+///   [`PlotError::WindowOutOfOrder`], [`PlotError::TornWindows`], [`PlotError::UnknownWindow`],
+///   [`PlotError::Contradiction`]: results of VirNucPro that are ambiguous, incomplete or inconsistent.
+/// - [`PlotError::NoSuchRecord`]: a requested record is not in the results.
+/// - [`PlotError::Exists`]: a picture exists and `force` is not set.
+/// - [`PlotError::Runtime`]: a table cannot be read, or a picture cannot be written.
 pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     let results = Results::open(&options.results)?;
     let (mut survey, asked) = look(&results, &options.records)?;
@@ -109,8 +118,11 @@ pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     write(&pictures, options)
 }
 
-/// Scans all records; returns their statistics and the records with the requested ids. Each record is returned
-/// once, and all records are returned if several share a requested id.
+/// Scans all records; returns their statistics and the records with the requested ids, in the order of `ids`. A record
+/// is returned once even if its id is requested twice; if several records share a requested id, all are returned.
+///
+/// # Errors
+/// [`PlotError::NoSuchRecord`] for the first id without a record; results that cannot be read.
 fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<PredictionRow>), PlotError> {
     let mut survey = Survey::new(NAMES, TRACKS);
     let mut found: Vec<Vec<PredictionRow>> = vec![vec![]; ids.len()];
@@ -165,6 +177,7 @@ fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, PlotEr
     Ok(files.into_iter().map(|(path, _)| path).collect())
 }
 
+/// Writes a file atomically: it appears complete or not at all.
 fn save(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
     let mut file = AtomicFile::create(path)?;
     file.write_all(bytes).map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;

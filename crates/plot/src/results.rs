@@ -70,7 +70,7 @@ impl Results {
     pub fn open(folder: &Path) -> Result<Self, PlotError> {
         let path = folder.join(RUN_RECORD);
         if !path.is_file() {
-            // `predict` writes its run record last: its tables without a run record are those of an interrupted
+            // `predict` writes its run record last: tables without a run record belong to an interrupted
             // run.
             if !folder.join(PREDICTIONS).exists()
                 && let Some(tables) = virnucpro::tables_in(folder)?

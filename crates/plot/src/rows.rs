@@ -74,7 +74,7 @@ impl Rows {
     }
 
     /// `Err` if the table has another row.
-    pub fn expect_end(&mut self) -> Result<(), DataError> {
+    pub(crate) fn expect_end(&mut self) -> Result<(), DataError> {
         match self.advance()? {
             true => {
                 Err(self.error("the table has more rows than the other results; they belong to different runs"))
@@ -84,7 +84,7 @@ impl Rows {
     }
 
     /// Error for a table that ends before its last expected row.
-    pub fn ends_early(&self) -> DataError {
+    pub(crate) fn ends_early(&self) -> DataError {
         self.error(
             "the table ends here, but the other results continue; it is incomplete or belongs to another run",
         )

@@ -96,7 +96,7 @@ impl TopEntries {
 }
 
 /// Orders by descending score, then by descending length; entries without a score come last.
-pub fn by_score(a: &PredictionRow, b: &PredictionRow) -> Ordering {
+pub(crate) fn by_score(a: &PredictionRow, b: &PredictionRow) -> Ordering {
     let score = |e: &PredictionRow| e.score.unwrap_or(-1.0);
     score(b).total_cmp(&score(a)).then(b.length.cmp(&a.length))
 }

@@ -37,7 +37,7 @@ pub struct VirNucProResults {
 
 /// The folder of tables: `folder` or a subfolder; `None` if there is none. `Err` if there are several
 /// subfolders.
-pub fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
+pub(crate) fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
     if folder.join(FRAMES).is_file() {
         return Ok(Some(folder.to_owned()));
     }
@@ -157,6 +157,10 @@ fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, PlotError> {
         let wanted = || format!("`{id}` is not an open reading frame's name, such as read_chunk_1F1");
         let frame = *Frame::ALL.iter().find(is_frame).ok_or_else(wanted)?;
         let scores = [score("score1", other)?, score("score2", virus)?];
+        // A window's score is a quotient whose denominator would be 0.
+        if scores == [0.0, 0.0] {
+            return Err(format!("both scores of `{id}` are 0, but they are the probabilities of two classes"));
+        }
         Ok((id[..id.len() - frame.name().len()].to_owned(), OrfScore { frame, scores }))
     })? {
         let of_window = orfs.entry(window).or_default();

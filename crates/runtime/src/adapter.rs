@@ -7,6 +7,7 @@ use plimsoll_data::bounded;
 use plimsoll_data::printable::Name;
 use plimsoll_data::weights::FOLDER_FILES;
 use serde_json::{Value, json};
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// File name of an adapter's configuration.
@@ -71,7 +72,10 @@ impl Adapter {
     /// Reads the configuration of an adapter's folder.
     pub fn open(folder: &Path) -> Result<Self, RuntimeError> {
         let path = folder.join(CONFIG);
-        let text = bounded::read_text(&path, LARGEST).map_err(RuntimeError::io(&path))?;
+        let text = bounded::read_text(&path, LARGEST).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => ModelError::NoAdapter { path: path.clone() }.into(),
+            _ => RuntimeError::io(&path)(source),
+        })?;
         Self::from_json(&text).map_err(|why| ModelError::AdapterConfig { path, why }.into())
     }
 

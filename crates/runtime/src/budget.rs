@@ -32,7 +32,7 @@ impl Budget {
     }
 
     /// Bytes that the process takes of the plans' budget; zero where plans are in GPU memory.
-    pub fn process_bytes(&self) -> Bytes {
+    pub(crate) fn process_bytes(&self) -> Bytes {
         match self.on_host {
             true => self.process.iter().map(|line| line.bytes).sum(),
             false => Bytes::ZERO,

@@ -53,6 +53,16 @@ pub enum ModelError {
         /// The file.
         path: PathBuf,
     },
+    /// The configuration of an adapter does not exist.
+    #[error(
+        "{}: there is no such file; give the folder of an adapter, such as a checkpoint that `plimsoll train` wrote with \
+            model.lora",
+        path.display()
+    )]
+    NoAdapter {
+        /// The file.
+        path: PathBuf,
+    },
     /// The tokenizer has more tokens than the embedding has rows.
     #[error(
         "{name}: its tokenizer has {tokens} tokens, its embedding only {rows} rows; they belong to different models"
@@ -321,7 +331,8 @@ impl Failure for RuntimeError {
 
     fn exit_code(&self) -> u8 {
         match self {
-            Self::Plan(PlanError::OverBudget(_)) | Self::Device(DeviceError::OutOfMemory { .. }) => 4,
+            Self::Plan(PlanError::OverBudget(_)) => 4,
+            Self::Device(error) if error.is_out_of_memory() => 4,
             Self::Data(error) => error.exit_code(),
             other if other.limit().is_some_and(|limit| limit.memory) => 4,
             Self::Interrupted { signal, .. } => 128 + signal,
@@ -343,7 +354,7 @@ impl Failure for RuntimeError {
         match self {
             // `Display` includes the cause, so `source` omits it and `behind(self)` would not find it.
             Self::Io { source, .. } => limits::behind(source),
-            Self::Device(DeviceError::OutOfMemory { .. }) => Some(limits::memory()),
+            Self::Device(error) if error.is_out_of_memory() => Some(limits::memory()),
             Self::Plan(PlanError::OverBudget(_)) => limits::free_address_space().map(|_| limits::memory()),
             other => limits::behind(other),
         }

@@ -39,7 +39,7 @@ pub fn in_folder(folder: &Path) -> Result<Option<PathBuf>, RuntimeError> {
 }
 
 /// Returns a released model's checkpoint in torch.hub's cache, where `torch.hub` and fair-esm store it.
-pub fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
+pub(crate) fn in_torch_cache(model: &str, env: &HubEnv) -> Option<PathBuf> {
     let name = model.strip_prefix("facebook/").unwrap_or(model);
     let name = name.strip_suffix(".pt").unwrap_or(name);
     match known(name) {

@@ -52,7 +52,7 @@ impl fmt::Display for OutputError {
         match self {
             Self::File(e) => e.fmt(f),
             Self::Folder { path, .. } => {
-                write!(f, "{}: cannot be created or changed; choose another --output-dir", path.display())
+                write!(f, "{}: cannot be created or changed; choose another folder with -o", path.display())
             }
             Self::Score { orf, scores: [other, virus] } => {
                 write!(f, "'{orf}': the scores are {other} and {virus}, not probabilities; check the weights")

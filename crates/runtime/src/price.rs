@@ -2,7 +2,7 @@
 
 use crate::hub::{self, Need};
 use crate::session::bounds::{bounds, copies, with_outputs};
-use crate::session::{PlanPart, SearchStage, Space, search, threads};
+use crate::session::{PlanPart, SearchSpace, SearchStage, search, threads};
 use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each};
 use crate::{Budget, RequestError, RuntimeError, Settings, Silent, machine, process};
 use plimsoll_cpu::{CpuDevice, Isa};
@@ -142,7 +142,7 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
     let process = process(request).lines;
     let budget = Budget { bytes, on_host: true, host_memory: None, process };
     let threads = request.threads();
-    let space = Space {
+    let space = SearchSpace {
         target: &|replicas| Ok(request.target.clone().with_workers(threads_of_each(threads, replicas) as u64)),
         depth: PIPELINE_DEPTH,
         threads,

@@ -109,7 +109,7 @@ impl Process {
 
 /// The entries of the process that do not depend on the input. Empty where the planned memory is not the host's and has
 /// no separate budget.
-pub fn before_input(settings: &Settings) -> Vec<Staging> {
+pub(crate) fn before_input(settings: &Settings) -> Vec<Staging> {
     let Some(mut process) = Process::of(settings) else { return vec![] };
     process.add_threads(settings, settings.tokenizers().max(1) + 1);
     process.lines

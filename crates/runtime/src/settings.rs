@@ -130,7 +130,7 @@ impl Settings {
 
     /// Severity at which a run reports its device and kernels: only a detail for f32 on the CPU, which is the
     /// reference.
-    pub fn computing_level(&self) -> Level {
+    pub(crate) fn computing_level(&self) -> Level {
         match (self.is_on_host(), self.precision()) {
             (true, Ok(Precision::F32)) => Level::Detail,
             (true | false, _) => Level::Info,
@@ -161,12 +161,12 @@ impl Settings {
         if !self.is_on_host() {
             return 1;
         }
-        let worth = match (self.replicas, work) {
+        let useful = match (self.replicas, work) {
             (Replicas::AtMost(most), _) => most,
             (Replicas::Auto, Some(replicas)) => usize::try_from(replicas).unwrap_or(usize::MAX),
             (Replicas::Auto, None) => self.threads,
         };
-        most_replicas(self.threads, worth, self.stream)
+        most_replicas(self.threads, useful, self.stream)
     }
 
     /// The memory budget, based on the memory that is free at the time of the call; without entries of the process.
@@ -187,10 +187,10 @@ pub(crate) fn free(machines: &[Arc<dyn Machine>]) -> Result<Bytes, RuntimeError>
     Ok(free.into_iter().min().unwrap_or(Bytes::ZERO))
 }
 
-/// Maximum number of replicas for `threads` threads and an input that justifies `worth` replicas. With streamed weights
+/// Maximum number of replicas for `threads` threads and an input that justifies `useful` replicas. With streamed weights
 /// the result is 1, because each replica would read the weights.
-pub(crate) fn most_replicas(threads: usize, worth: usize, stream: Streaming) -> usize {
-    if threads <= ONE_REPLICA || stream == Streaming::Always { 1 } else { even(threads, worth) }
+pub(crate) fn most_replicas(threads: usize, useful: usize, stream: Streaming) -> usize {
+    if threads <= ONE_REPLICA || stream == Streaming::Always { 1 } else { even(threads, useful) }
 }
 
 /// The largest number of replicas, at most `replicas`, that have equal numbers of threads.
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn replicas_have_equally_many_threads() {
-        for (threads, worth, wanted) in [
+        for (threads, useful, wanted) in [
             (1, 9, 1),
             (2, 9, 1),
             (3, 9, 3),
@@ -241,10 +241,10 @@ mod tests {
             (8, 8, 8),
             (64, 10, 9),
         ] {
-            let replicas = most_replicas(threads, worth, Streaming::Auto);
-            assert_eq!(replicas, wanted, "{threads} threads, worth {worth}");
+            let replicas = most_replicas(threads, useful, Streaming::Auto);
+            assert_eq!(replicas, wanted, "{threads} threads, useful replicas {useful}");
             assert!(replicas * threads_of_each(threads, replicas) <= threads);
-            assert_eq!(most_replicas(threads, worth, Streaming::Always), 1);
+            assert_eq!(most_replicas(threads, useful, Streaming::Always), 1);
         }
     }
 }

@@ -20,6 +20,12 @@ pub enum ToolError {
         /// The alternative to suggest.
         advice: &'static str,
     },
+    /// A temporary folder exists that may belong to a running process.
+    #[error("{} exists; if no other plimsoll writes there, remove it and start again", EscapedPath(path))]
+    LeftBehind {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The output name of `convert` does not end in .safetensors.
     #[error("{}: give an output that ends in .safetensors", EscapedPath(path))]
     NotSafetensors {

@@ -8,11 +8,12 @@ use plimsoll_models::{Encoder, TrainingTask, TunedPart};
 use plimsoll_runtime::adapter::{self, Adapter};
 use plimsoll_runtime::hub::CONFIG;
 use plimsoll_runtime::hub::tokenizer_files;
+use plimsoll_runtime::lock::{self, Lock};
 use plimsoll_runtime::{EncoderModel, Level, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// Number of elements of a tensor in memory at a time.
@@ -65,7 +66,8 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeRepo
     // merge never leaves a partial model under the output's name.
     let temporary =
         output.with_file_name(format!(".{}.part", output.file_name().unwrap_or_default().to_string_lossy()));
-    fs::create_dir(&temporary).map_err(RuntimeError::io(&temporary))?;
+    // Held until the folder has its name: the lock tells a running merge from the remains of a killed one.
+    let _lock = claim(&temporary, output)?;
     let done = merging.fill(&temporary, folder).and_then(|()| {
         fs::rename(&temporary, output).map_err(RuntimeError::io(output))?;
         Ok(sync_folder(output).map_err(RuntimeError::io(output))?)
@@ -75,6 +77,35 @@ pub fn merge(options: &Options, observer: &mut dyn Observer) -> Result<MergeRepo
         let _ = fs::remove_dir_all(&temporary);
     }
     done.map(|()| MergeReport { output: output.clone(), adapted, tensors: count })
+}
+
+/// Creates and locks the temporary folder of a merge into `output`. A folder that a killed merge left behind is emptied
+/// and used; `Err` if another merge holds its lock, or if nobody can tell because the file system has no locks.
+fn claim(temporary: &Path, output: &Path) -> Result<Lock, ToolError> {
+    let left_behind = || ToolError::LeftBehind { path: temporary.to_owned() };
+    let is_left = match fs::create_dir(temporary) {
+        Ok(()) => false,
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => true,
+        Err(e) => return Err(RuntimeError::io(output)(e).into()),
+    };
+    // A link could lead to a folder that is not a merge's.
+    if !fs::symlink_metadata(temporary).is_ok_and(|facts| facts.is_dir()) {
+        return Err(left_behind());
+    }
+    let lock = lock::take(temporary, &[])?;
+    // Another merge may have ended, and renamed the folder, between the first look at `output` and the lock.
+    if output.exists() {
+        return Err(ToolError::Exists { path: output.to_owned(), advice: "another name" });
+    }
+    if is_left && !lock.is_held() {
+        return Err(left_behind());
+    }
+    for entry in fs::read_dir(temporary).map_err(RuntimeError::io(temporary))? {
+        let path = entry.map_err(RuntimeError::io(temporary))?.path();
+        // A merge writes no folders: one in it is somebody else's, and an error.
+        fs::remove_file(&path).map_err(RuntimeError::io(&path))?;
+    }
+    Ok(lock)
 }
 
 /// The matrices A and B of an adapter, held in full because their ranks are small.

@@ -193,7 +193,10 @@ pub enum TrainError {
         folder: PathBuf,
     },
     /// The checkpoint given to `--resume` is not usable.
-    #[error("--resume {}: {why}", EscapedPath(path))]
+    #[error(
+        "--resume {}: {why}; give a checkpoint, or the folder of a run, whose newest checkpoint is used",
+        EscapedPath(path)
+    )]
     BadCheckpoint {
         /// Path of the checkpoint.
         path: PathBuf,
@@ -240,7 +243,7 @@ pub enum CheckpointError {
         /// Error of the system.
         source: io::Error,
     },
-    /// The record is not valid JSON, or its fields are not those of a record.
+    /// The record is not valid JSON, or its fields differ from a record's.
     #[error("{file} is damaged: {source}")]
     NotARecord {
         /// Name of the file.

@@ -1,6 +1,6 @@
 //! The data of a run: translates the configuration into settings of the `data` crate, and reads batches from its
-//! streams. Invariant: the saved position in the training data is the one after the batch taken last, regardless of
-//! evaluations since.
+//! streams. Invariant: the saved position in the training data is the position after the batch taken last, regardless
+//! of evaluations since.
 
 use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
 use super::trainable::Taken;
@@ -90,7 +90,7 @@ impl Feed {
     }
 
     /// Reads the next validation micro-batch; `None` at the end of the validation data.
-    pub fn take_validation(&mut self) -> Result<Option<Taken>, TrainError> {
+    pub(crate) fn take_validation(&mut self) -> Result<Option<Taken>, TrainError> {
         match self {
             Self::Tokens(feed) => {
                 let Some(stream) = &mut feed.validation else { return Ok(None) };
@@ -180,8 +180,8 @@ fn rows_of(batch: &RowBatch) -> Taken {
     Taken { tokens: rows, targets: rows }
 }
 
-/// Returns the number of entries of the embedding table: that of the configuration, or else that of the tokenizer. An
-/// explicit number must not be smaller than the tokenizer's.
+/// Returns the number of entries of the embedding table: the configured number, or else the size of the tokenizer's
+/// vocabulary. A configured number must not be smaller than that size.
 pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64, TrainError> {
     let bounds = Bounds { tokens: 2, sequences: 1, longest: 2 };
     let known = match config.model.vocabulary {

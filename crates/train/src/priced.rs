@@ -31,7 +31,7 @@ pub fn budget(config: &TrainConfig, target: &Target) -> Result<Bytes, TrainError
     Ok(price::parse_budget(&config.memory.budget, target)?)
 }
 
-/// Returns the plans as JSON: those of the program, and the values that were chosen.
+/// Returns the plans of the program and the chosen settings as JSON.
 pub fn to_json(config: &TrainConfig, found: &TrainingChoice) -> Result<Value, TrainError> {
     let c = &found.candidate;
     let mut plan = price::to_json(&found.program)?;

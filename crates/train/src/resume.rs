@@ -2,7 +2,7 @@
 //! whose configuration agrees in every key that changes results, and never overwrites newer checkpoints of its
 //! own folder.
 
-use super::checkpoint::{Checkpoint, Checkpoints, Named};
+use super::checkpoint::{CHECKPOINTS, Checkpoint, Checkpoints, Named};
 use super::config::schema::{leaves, schema};
 use super::config::{TrainConfig, Warmup};
 use crate::error::{ConfigDifference, TrainError};
@@ -56,7 +56,7 @@ pub(super) fn choose(
     Ok(found)
 }
 
-/// Opens the newest checkpoint that is complete and undamaged, with a warning for each newer one that is not;
+/// Opens the newest checkpoint that is complete and undamaged, with a warning for each newer damaged checkpoint;
 /// `None` if `all` is empty. `Err` if none of them is usable.
 fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoint>, TrainError> {
     let mut last = None;
@@ -79,8 +79,8 @@ fn newest(all: &[Named], observer: &mut dyn Observer) -> Result<Option<Checkpoin
 
 /// Opens the checkpoint at `path`, or the newest usable checkpoint of the run at `path`.
 fn open_named(path: &Path, observer: &mut dyn Observer) -> Result<Checkpoint, TrainError> {
-    if path.join("checkpoints").is_dir() {
-        let found = newest(&Checkpoints::open(path)?.list()?, observer)?;
+    if path.join(CHECKPOINTS).is_dir() {
+        let found = newest(&Checkpoints::list_in(path)?, observer)?;
         return found.ok_or_else(|| TrainError::NoCheckpoint { folder: path.to_owned() });
     }
     Checkpoint::open(path).map_err(|why| TrainError::BadCheckpoint { path: path.to_owned(), why })

@@ -19,8 +19,8 @@ pub trait Trainable {
     /// micro-batch updates the weights during that micro-step.
     fn prepare(&mut self, hyper: &[f32]);
 
-    /// Runs the forward and backward pass of the micro-batch taken last. Its gradients are accumulated onto those of
-    /// the current step if `keep`, otherwise they replace them. They are gradients of `loss_scale` times the
+    /// Runs the forward and backward pass of the micro-batch taken last. If `keep`, its gradients are added to the
+    /// gradients of the current step; otherwise they replace them. They are gradients of `loss_scale` times the
     /// cross-entropy summed over targets.
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError>;
 
@@ -168,7 +168,7 @@ pub enum StatePart {
 }
 
 impl StatePart {
-    /// Both files.
+    /// Both parts.
     pub const ALL: [StatePart; 2] = [StatePart::Model, StatePart::State];
 
     /// Default name of the file.

@@ -109,8 +109,8 @@ pub enum VirusError {
         /// The file.
         path: PathBuf,
     },
-    /// A complete result in the output folder of a run on a pipe, whose input cannot be compared with that of
-    /// the result.
+    /// A complete result in the output folder of a run on a pipe, whose input cannot be compared with the
+    /// input of the result.
     #[error(
         "{} contains a result, and standard input or a pipe, which can be read only once, cannot be compared \
             with its input; use --force or another \

@@ -73,7 +73,7 @@ pub fn difference(old: &Value, new: &Value) -> Option<String> {
     None
 }
 
-/// Whether `name` is that of a temporary file of a killed run, such as `.predictions.tsv.123-4.part` (file,
+/// Whether `name` is the name of a temporary file of a killed run, such as `.predictions.tsv.123-4.part` (file,
 /// process id, count) or `.sort.123-4.part`.
 fn is_leftover(name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());

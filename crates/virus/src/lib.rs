@@ -149,7 +149,7 @@ const MAX_GENES: usize = 1500;
 pub(crate) type Warm = Option<(PredictStage, Vec<Executor>)>;
 
 /// Runs a prediction over the inputs of `options` into its folder, or reports that the results are already
-/// complete. `warm` holds executors of the preceding input, and receives those of this one.
+/// complete. `warm` holds the executors of the preceding input, and receives the executors of this input.
 fn predict_one(
     options: &Options,
     opened: &Opened,

@@ -82,9 +82,9 @@ pub struct Models {
 }
 
 impl Options {
-    /// Returns the settings that can change results, except those of the machine, which [`Settings::arithmetic`]
+    /// Returns the settings that can change results, except settings of the machine, which [`Settings::arithmetic`]
     /// returns.
-    pub fn result_key(&self) -> Value {
+    pub(crate) fn result_key(&self) -> Value {
         json!({
             "length": self.length,
             "threshold": self.threshold,

@@ -135,6 +135,8 @@ pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
 pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let Request { options, .. } = request;
     let settings = &options.settings;
+    // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
+    super::look_at_inputs(options)?;
     let names = names(&options.models);
     let (dna, protein) = (encoder(&names[DNA], "DNABERT-S")?, encoder(&names[PROTEIN], "ESM-2")?);
     let (d, p) = (dna.hidden_size(), protein.hidden_size());
@@ -143,7 +145,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
         None => HeadConfig { dna: d, protein: p, hidden: HIDDEN, classes: 2 },
     };
     // Models that are present are opened, because the headers of their weights and tokenizers are in the heap of a real
-    // run; those of missing models are covered by the margin of the heap's memory line.
+    // run. For missing models they are covered by the margin of the heap's memory line.
     let offline = HubEnv { offline: true, ..HubEnv::from_process() };
     let opened: Vec<EncoderModel> =
         names[..HEAD].iter().filter_map(|name| EncoderModel::open(name, &offline, &mut Silent).ok()).collect();

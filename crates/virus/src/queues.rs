@@ -118,7 +118,7 @@ impl QueueSizes {
             + self.bytes as u64
     }
 
-    /// Adds the memory lines of a prediction to those of the process. `trained` tells whether the head has
+    /// Adds the memory lines of a prediction to the memory lines of the process. `trained` tells whether the head has
     /// trained weights, without which fewer files are written.
     pub(crate) fn bill(&self, options: &Options, extent: &Extent, trained: bool, process: &mut Process) {
         let settings = &options.settings;

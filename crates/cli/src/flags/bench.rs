@@ -33,7 +33,7 @@ pub struct Bench {
     /// Measure the rates of this machine or GPU instead, and write them to the target file FILE.toml for plan --target;
     /// an existing file is replaced. On a GPU, also time the matmuls of all supported models, which otherwise happens
     /// in the first run of each model
-    #[arg(long, value_name = "FILE.toml", conflicts_with = "tokens")]
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["tokens", "precision", "memory_budget"])]
     calibrate: Option<PathBuf>,
 
     /// Number of measurements after one warm-up, 1 to 1000

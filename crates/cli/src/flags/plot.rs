@@ -38,14 +38,17 @@ pub struct Plot {
     #[arg(long, default_value_t = 180.0, value_name = "MM", value_parser = width)]
     width: f64,
 
-    /// Resolution of PNG pictures in pixels per inch, 72 to 600
-    #[arg(long, default_value_t = 200, value_name = "N", value_parser = dpi)]
-    dpi: u32,
+    /// Resolution of PNG pictures in pixels per inch, 72 to 600 [default: 200]
+    #[arg(long, value_name = "N", value_parser = dpi)]
+    dpi: Option<u32>,
 
     /// Replace existing pictures
     #[arg(long)]
     force: bool,
 }
+
+/// Default resolution of PNG pictures in pixels per inch.
+const DPI: u32 = 200;
 
 /// File formats of pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -79,7 +82,15 @@ impl Plot {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
         let output = self.output()?;
-        let Self { results, records, width, dpi, force, .. } = self;
+        let is_png = match &output {
+            Output::File(_, format) => *format == plimsoll_plot::Format::Png,
+            Output::Folder(_, formats) => formats.contains(&plimsoll_plot::Format::Png),
+        };
+        if self.dpi.is_some() && !is_png {
+            return Err(usage("--dpi: only PNG pictures have a resolution; omit --dpi, or draw PNG pictures"));
+        }
+        let Self { results, records, width, force, .. } = self;
+        let dpi = self.dpi.unwrap_or(DPI);
         let files = plot(&Options { results, records, output, width, dpi, force })?;
         let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         print(&names.join("\n"))?;

@@ -231,6 +231,12 @@ impl Predict {
         self.machine.take(device, self.virnucpro.threads());
         let ModelFlags { head, weights, .. } = &self.models;
         let length = self.virnucpro.length(head.as_ref(), weights.is_some())?;
+        if let (Some(ours), Some(theirs)) = (self.length, length)
+            && ours != theirs
+        {
+            let text = format!("--model-type {theirs} contradicts --length {ours}; omit one of them");
+            return Err(usage(text));
+        }
         self.length = self.length.or(length);
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::card::Options;
 use super::device::DeviceName;
 use super::print;
 use super::voice::Voice;
-use crate::error::CliError;
+use crate::error::{CliError, usage};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use plimsoll_runtime::{Device, EscapedPath, Level, Observer};
@@ -51,7 +51,7 @@ pub struct Train {
     resume: String,
 
     /// Print the configuration with the values of all keys, and do not train
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["resume", "json"])]
     print_config: bool,
 
     /// Translate the configuration of another trainer: Ava YAML, DeepSpeed JSON, Hugging Face TrainingArguments JSON,
@@ -64,7 +64,7 @@ pub struct Train {
     from_format: Option<String>,
 
     /// Print the JSON schema of the configuration, for editors, and do not train
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["config", "set", "budget", "output", "resume", "print_config", "json"])]
     schema: bool,
 
     #[command(flatten)]
@@ -86,8 +86,7 @@ impl Train {
         let config = self.configuration(path, &mut terminal)?;
         if self.print_config {
             terminal.finish();
-            print(config.to_yaml()?.trim_end())?;
-            return Ok(ExitCode::SUCCESS);
+            return self.print(config);
         }
         let output = self.output.clone().unwrap_or_else(|| config.folder(path));
         let device = device(&config)?;
@@ -126,6 +125,20 @@ impl Train {
         self.set.iter().cloned().chain(budget).collect()
     }
 
+    /// Prints a configuration, with the folder of --output. A run does not record its own folder as that key, so that
+    /// the checkpoints of equal runs in two folders are equal.
+    fn print(&self, mut config: TrainConfig) -> Result<ExitCode, CliError> {
+        if let Some(path) = &self.output {
+            let Some(text) = path.to_str() else {
+                let path = EscapedPath(path);
+                return Err(usage(format!("--output {path}: a configuration can only hold a name in UTF-8")));
+            };
+            config.run.output = Some(text.to_owned());
+        }
+        print(config.to_yaml()?.trim_end())?;
+        Ok(ExitCode::SUCCESS)
+    }
+
     /// Prints the configuration of another trainer in this program's format.
     fn translate(&self, path: &Path) -> Result<ExitCode, CliError> {
         let source = Source::ALL.into_iter().find(|source| Some(source.word()) == self.from_format.as_deref());
@@ -138,8 +151,7 @@ impl Train {
         translated.became.iter().for_each(|line| terminal.say(Level::Info, line));
         translated.missing.iter().for_each(|line| terminal.say(Level::Warning, line));
         terminal.finish();
-        print(translated.config.to_yaml()?.trim_end())?;
-        Ok(ExitCode::SUCCESS)
+        self.print(translated.config)
     }
 }
 

@@ -1,6 +1,7 @@
-//! Flags of virnucpro-broad's `predict` that are spelled otherwise here, for scripts that call it. Invariant: each does what it
-//! did there, or is refused with the flag of ours to use; none is ignored. Source: virnucpro/cli/predict.py of
-//! broadinstitute/virnucpro-broad. What is spelled alike in both tools is in the files of our own flags.
+//! Flags of virnucpro-broad's `predict` with other names here, for scripts that call it. Invariant: each flag has the
+//! effect that it has there, or is refused with the name of the flag to use; none is ignored. Source:
+//! virnucpro/cli/predict.py of broadinstitute/virnucpro-broad. Flags with equal names in both programs are in the other
+//! files of this folder.
 
 use super::device::DeviceName;
 use super::machine::threads;

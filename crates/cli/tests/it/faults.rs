@@ -116,6 +116,37 @@ fn inputs_that_are_no_files() {
     }
 }
 
+/// Messages about wrong values name the flag or the file, and the next step.
+#[test]
+fn what_a_new_user_gets_wrong() {
+    let folder = Folder::new("fault_user");
+    folder.write("p.faa", ">a\nMKV\n");
+    folder.write("text", "hello\n");
+    let esm = golden("esm2");
+    for (words, says) in [
+        (
+            &["embed", "p.faa", "--model", &esm, "-o", "e.npy", "--tokens", "-5"][..],
+            "'--tokens <N>': give a whole",
+        ),
+        (&["predict", "p.faa", "--threshold", "-0.1"], "'--threshold <SCORE>': give a score"),
+        (&["plan", "--model", &esm, "--budget", "-3"], "`-3` is not a size"),
+        (
+            &["embed", "p.faa", "--model", &esm, "-o", "none/e.npy"],
+            "none/e.npy: cannot be written, because its folder",
+        ),
+        (&["embed", "p.faa", "--model", &esm, "-o", "p.faa", "--per-input"], "p.faa is not a folder"),
+        (&["plan", "--predict", "--input", "nowhere.fa"], "nowhere.fa: there is no such file"),
+        (&["plan", "--predict", "--target", "h100", "--input", "text"], "text, line 1: not FASTA or FASTQ"),
+        (
+            &["merge", &esm, "-o", "m"],
+            "adapter_config.json: there is no such file; give the folder of an adapter",
+        ),
+    ] {
+        let said = folder.run(words).assert_code(1).stderr();
+        assert!(said.contains(says), "{words:?}: {said}");
+    }
+}
+
 /// The second input file is deleted while the first input, a pipe, is still open.
 #[test]
 fn an_input_that_vanishes() {

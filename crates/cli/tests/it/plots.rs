@@ -110,6 +110,18 @@ fn results_of_the_original_are_drawn() {
 }
 
 #[test]
+fn a_resolution_without_png_pictures_is_refused() {
+    let folder = Folder::new("plot_dpi");
+    original(&folder);
+    for words in [["-o", "p.svg"], ["--format", "svg"]] {
+        let words = [&["plot", "o/reads_merged", "--dpi", "300"], &words[..]].concat();
+        let said = folder.run(&words).assert_code(1).stderr();
+        assert!(said.contains("--dpi: only PNG pictures have a resolution"), "{said}");
+    }
+    folder.run(&["plot", "o/reads_merged", "--dpi", "300", "-o", "p.png"]).assert_code(0);
+}
+
+#[test]
 fn results_of_the_original_that_contradict_each_other() {
     let folder = Folder::new("plot_original_torn");
     let said = |words: &str| {
@@ -125,6 +137,13 @@ fn results_of_the_original_that_contradict_each_other() {
     assert!(said("`read_0_chunk_1` contradicts prediction_results.txt"));
     edit("o/reads_merged/prediction_results.txt", "read_0_chunk_1F1", "read_0_chunk_1F9");
     assert!(said("prediction_results.txt, line 2: `read_0_chunk_1F9` is not an open reading frame's name"));
+    original(&folder);
+    let text = String::from_utf8(folder.read("o/reads_merged/prediction_results.txt")).expect("text");
+    let (head, row) = (text.lines().next().expect("a head"), text.lines().nth(1).expect("a row"));
+    let cells: Vec<&str> = row.split('\t').collect();
+    let zeros = format!("{head}\n{}\t{}\t0.0\t0.0", cells[0], cells[1]);
+    folder.write("o/reads_merged/prediction_results.txt", text.replacen(&format!("{head}\n{row}"), &zeros, 1));
+    assert!(said("prediction_results.txt, line 2: both scores of `read_0_chunk_1F1` are 0"));
     edit("o/reads_chunked500.fa", ">read_0_chunk_1", ">other_chunk_1");
     assert!(
         said("contradicts prediction_results.txt or is missing there") || said("they belong to different runs")

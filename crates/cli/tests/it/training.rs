@@ -67,6 +67,41 @@ fn a_configuration_with_every_key() {
     assert_eq!(schema["properties"]["optimizer"]["properties"]["lr"]["exclusiveMinimum"], 0);
 }
 
+#[test]
+fn an_own_configuration_is_not_translated() {
+    let folder = Folder::new("train_own");
+    folder.write("run.yaml", "data: {train: [a.txt]}\nrun: {steps: 10}\nmodel: {kind: esm2}\n");
+    let said = folder.run(&["train", "--from-config", "run.yaml", "--print-config"]).assert_code(1).stderr();
+    assert!(said.contains("run.yaml: this is a configuration of plimsoll already"), "{said}");
+}
+
+/// A flag that has no effect together with another one is refused, and -o is part of the printed configuration.
+#[test]
+fn flags_of_a_printed_configuration_act_or_are_refused() {
+    let folder = Folder::new("train_printed_flags");
+    folder.write("run.yaml", "data: {train: [a.txt]}\nrun: {steps: 10}\n");
+    let words = ["train", "run.yaml", "--print-config", "-o", "a: 'b' \"c\" \u{e9}"];
+    let printed = folder.run(&words).assert_code(0).stdout();
+    assert!(printed.contains("  output: \"a: 'b' \\\"c\\\" \u{e9}\"\n"), "{printed}");
+    folder.write("again.yaml", &printed);
+    assert_eq!(folder.run(&["train", "again.yaml", "--print-config"]).assert_code(0).stdout(), printed);
+    for words in [
+        &["train", "--schema", "run.yaml"][..],
+        &["train", "--schema", "--set", "optimizer.lr=1"],
+        &["train", "--schema", "-o", "x"],
+        &["train", "run.yaml", "--print-config", "--resume", "never"],
+        &["train", "run.yaml", "--print-config", "--json"],
+        &["bench", "--calibrate", "x.toml", "--precision", "bf16"],
+        &["bench", "--calibrate", "x.toml", "--memory-budget", "1GB"],
+    ] {
+        let said = folder.run(words).assert_code(1).stderr();
+        assert!(said.contains("cannot be used with"), "{words:?}: {said}");
+    }
+    let words = ["train", "run.yaml", "--print-config", "--set", "optimizer.lr=1e-4\nother: 2"];
+    let said = folder.run(&words).assert_code(1).stderr();
+    assert!(said.contains("is not a YAML value"), "{said}");
+}
+
 /// With an initial loss scale of 1e9 all fp16 gradients overflow: both steps are skipped, reported and counted.
 #[test]
 fn steps_that_overflow_are_said_and_counted() {

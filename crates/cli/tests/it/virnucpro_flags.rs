@@ -18,6 +18,8 @@ use Here::{Is, Refused};
 const FLAGS: &[(&[&str], Here)] = &[
     (&["--model-type", "500"], Is(&["--length", "500"])),
     (&["-m", "300"], Is(&["--length", "300"])),
+    (&["-m", "300", "-e", "300"], Is(&["--length", "300"])),
+    (&["-m", "300", "-e", "500"], Refused("--length 500")),
     (&["-m", "custom"], Refused("--head")),
     (&["-m", "custom", "--model-path", "HEAD"], Is(&["--head", "HEAD"])),
     (&["--model-path", "HEAD"], Is(&["--head", "HEAD"])),

@@ -9,7 +9,7 @@
 use super::super::Cpu;
 use super::super::element::Element;
 use super::super::isa::Kernel;
-use super::super::math::exp;
+use super::super::math::{exp, log_sum_exp};
 use super::super::simd::{LANES, Simd};
 use super::super::tile::{Begin, PANEL, strip};
 use super::super::view::{Rows, RowsMut};
@@ -301,7 +301,7 @@ impl<E: Element> ForwardBlock<'_, E> {
     /// those past the view, by -inf.
     ///
     /// # Safety
-    /// As `soften`.
+    /// As for `softmax_row`.
     #[inline(always)]
     unsafe fn highest<S: Simd>(
         &self,
@@ -361,7 +361,7 @@ impl<E: Element> ForwardBlock<'_, E> {
                 E::store_n(s, self.job.o.row(t).add(head * hd + j), v, LANES.min(hd - j));
             }
             if let Some(lse) = self.job.lse {
-                lse.row(t).add(head).write(top + sum.ln());
+                lse.row(t).add(head).write(log_sum_exp(top, f64::from(sum)) as f32);
             }
         }
     }

@@ -43,7 +43,7 @@ pub struct SavedForward<'a> {
 }
 
 /// Outputs of the backward pass, of the shapes of q, k and v; they may be columns of one matrix. `None` for a
-/// gradient that is not needed, such as that of k where only q and v of the first layer are trained.
+/// gradient that is not needed, such as the gradient of k if only q and v of the first layer are trained.
 pub struct Gradients<'a> {
     /// Gradient of q, (T, H hd).
     pub q: Option<RowsMut<'a>>,
@@ -347,7 +347,7 @@ impl GradientBlock<'_> {
             let (from, to) = view.map_or((columns, columns), |view| (view.from, view.to));
             let used = to.next_multiple_of(LANES);
             // SAFETY: strips start at multiples of the tile's height in parts with STRIP rows to spare; columns
-            // are those of the block, rounded up to panels.
+            // belong to the block, rounded up to panels.
             unsafe {
                 for r in 0..rows {
                     ds.add(r * SCORES).write_bytes(0, from);

@@ -183,7 +183,7 @@ pub(super) unsafe fn transpose<S: Simd>(s: S, hd: usize, rows: *const f32, panel
 /// unspecified contents.
 ///
 /// # Safety
-/// The rows are readable up to whole vectors; `panels` holds those of `hd` columns, `at + count <= height`.
+/// The rows are readable up to whole vectors; `panels` holds the panels of `hd` columns, `at + count <= height`.
 #[inline(always)]
 pub(super) unsafe fn copy<S: Simd>(
     s: S,

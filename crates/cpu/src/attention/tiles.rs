@@ -451,7 +451,7 @@ impl TiledBlock<'_> {
     /// Packs keys and values. Returns, for each head, the largest sum of squares of a key.
     ///
     /// # Safety
-    /// They lie in the sequence.
+    /// `keys` lie in the sequence.
     #[inline(always)]
     unsafe fn pack_keys(&self, keys: Keys) -> [f32; 2] {
         let shared = self.place.head / self.job.config.group();

@@ -44,7 +44,7 @@ fn epilogue<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<gemm::Epilo
         Epilogue::None => (Act::None, None),
         Epilogue::Gelu => (Act::Gelu, None),
         Epilogue::Residual => (Act::None, Some(l.input(after)?)),
-        Epilogue::Gate => return Err(l.refuse("the CPU has no gates behind products".to_owned())),
+        Epilogue::Gate => return Err(l.refuse("the CPU has no gates behind matmuls".to_owned())),
     };
     Ok(gemm::Epilogue { bias, act, residual })
 }

@@ -6,7 +6,6 @@ pub(super) mod backward;
 pub(super) mod forward;
 pub(super) mod linear;
 pub(super) mod matmul;
-pub(super) mod mlp;
 pub(super) mod moe;
 pub(super) mod optimizer;
 

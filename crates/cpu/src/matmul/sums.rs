@@ -23,7 +23,7 @@ pub fn column_sums(cpu: &Cpu, x: Rows<'_>, add: bool, y: &mut [f32]) {
     });
 }
 
-/// Sums of the columns of one task, the only one that writes them.
+/// Sums of the columns of one task. No other task writes them.
 struct ColumnSums<'a> {
     x: Rows<'a>,
     columns: Range<usize>,

@@ -151,6 +151,23 @@ impl Case {
     }
 }
 
+/// With n equal scores a, the lse is a + ln n: the logarithm of `libm`, added in f64 and rounded once. Rounding the
+/// logarithm first, or taking the platform's, gives other bits for some n.
+#[test]
+fn lse_is_rounded_once_from_the_logarithm_of_libm() {
+    let a = 0.7_f32;
+    for tokens in 1..200 {
+        let mut case = Case::new(1, 2, tokens, false, false);
+        case.scale = 1.0;
+        case.qkv = [a, 0.0, 1.0, 0.0, 0.0, 0.0].repeat(tokens);
+        let wanted = (f64::from(a) + libm::log(tokens as f64)) as f32;
+        for cpu in machines() {
+            let (_, lse) = case.run(&cpu, 0, tokens, &[[0, tokens as u32]]);
+            same_bits(&lse, &vec![wanted; tokens], &format!("{tokens} tokens on {}", cpu.isa().name()));
+        }
+    }
+}
+
 #[test]
 fn attention_is_softmax_of_scores_times_values() {
     // Lengths just below, at and just above the sizes of strip (14), vector (16), panel (32), tile (192) and

@@ -56,7 +56,8 @@ impl<const INT8: bool> TileUnit for Double<INT8> {
         }
     }
 
-    /// Of an element's 32 products, the even and the odd ones are summed separately, then together, then added to C.
+    /// Of the 32 products of an element, the even and the odd products are summed separately, then added together, then
+    /// added to C.
     /// The exact product and its sum in f64 come before each rounding to f32.
     fn multiply(&mut self) {
         if INT8 {

@@ -3,6 +3,7 @@
 use super::{machines, numbers, same_bits, workspace};
 use crate::dispatch::{Combined, combine_grad};
 use crate::route::{Choice, Routed, route};
+use crate::router_loss::{Weights, router_loss, router_loss_grad};
 use crate::{Cpu, Rows, RowsMut};
 
 /// All outputs of routing.
@@ -140,5 +141,27 @@ fn rows_are_overwritten_only_once_they_were_read() {
         };
         same_bits(&found, &wanted, "dgates");
         same_bits(&rows, &apart, "drows");
+    }
+}
+
+/// With E equal logits a, the lse is a + ln E: the logarithm of `libm`, added in f64. Rounding the logarithm first, or
+/// taking the platform's, gives other bits for some E.
+#[test]
+fn z_losses_use_the_logarithm_of_libm() {
+    let (a, z) = (0.7_f32, 0.25);
+    for experts in 1..200 {
+        let logits = vec![a; experts];
+        let lse = f64::from(a) + libm::log(experts as f64);
+        let gradient = (1.0 / experts as f32) * (2.0 * z * lse as f32);
+        for cpu in machines() {
+            let x = Rows::new(&logits, 1, experts, experts);
+            let weights = Weights { balance: 0.0, z };
+            let losses = router_loss(&cpu, weights, x, &[0], &mut [f32::NAN; 2]);
+            same_bits(&[losses.z], &[(f64::from(z) * (lse * lse)) as f32], "z loss");
+            let mut dlogits = vec![f32::NAN; experts];
+            let out = RowsMut::new(&mut dlogits, 1, experts, experts);
+            router_loss_grad(&cpu, weights, 1.0, x, &[0], out, &mut vec![f32::NAN; experts]);
+            same_bits(&dlogits, &vec![gradient; experts], "gradient of the z loss");
+        }
     }
 }

@@ -34,7 +34,7 @@ unsafe fn by<U: TileUnit>(
     let mut y = vec![f32::NAN; m * n];
     let (rows, out) = (Rows::new(x, m, k, k), RowsMut::new(&mut y, m, n, n));
     let job = GemmCall::new(rows, &w, e, &out);
-    // SAFETY: as the caller promises; the workspace is that of all threads.
+    // SAFETY: as the caller promises; `scratch` holds the workspace of all threads.
     unsafe { gemm_amx::linear::<U>(&cpu, job, scratch.as_mut_ptr(), each) };
     y
 }
@@ -103,6 +103,15 @@ fn no_worse_than_plain_f32() {
             let [ours, theirs] = [on_tiles(size, x, w), plainly(size, x, w)].map(|y| worst(size, x, w, &y));
             println!("{size:?} {what}: {ours:.2e} on tiles, {theirs:.2e} plainly");
             assert!(ours <= 2.0 * theirs, "{size:?} {what}: {ours:e} for {theirs:e}");
+        }
+    }
+}
+
+#[test]
+fn a_matmul_without_columns_writes_nothing() {
+    if has_vectors() {
+        for (m, k) in [(5, 7), (40, 1700)] {
+            assert!(on_tiles((m, k, 0), &numbers(1, m * k), &[]).is_empty());
         }
     }
 }

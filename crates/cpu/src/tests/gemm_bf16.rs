@@ -125,7 +125,6 @@ impl Case {
             v = match self.act {
                 Act::None => v,
                 Act::Gelu => v * 0.5 * libm::erfc(-v / std::f64::consts::SQRT_2),
-                Act::Relu => v.max(0.0),
             };
             v + self.residual.as_ref().map_or(0.0, |r| number(r[at]))
         };
@@ -169,10 +168,12 @@ fn linear_is_the_product_with_its_epilogue() {
         (15, 1700, 600),
         (5, 0, 7),
         (0, 4, 4),
+        (5, 7, 0),
+        (40, 1700, 0),
     ];
     let ways: Vec<_> = ways().collect();
     for size in sizes {
-        for act in [Act::None, Act::Gelu, Act::Relu] {
+        for act in [Act::None, Act::Gelu] {
             for (bias, residual) in [(false, false), (true, false), (false, true), (true, true)] {
                 let case = Case::new(size, act, bias, residual);
                 let exact = case.exact();

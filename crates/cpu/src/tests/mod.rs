@@ -12,7 +12,6 @@ mod gemm_bf16;
 mod gemm_int8;
 mod math;
 mod matmul;
-mod mlp_bf16;
 mod optimizer;
 mod peer;
 mod rows;

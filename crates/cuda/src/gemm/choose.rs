@@ -574,7 +574,7 @@ impl Trial<'_> {
         self.kernels.call(self.context, &kernel, shape, &args)
     }
 
-    /// Fills an operand with NaN, as the executor fills memory that nobody has written.
+    /// Fills an operand with NaN, as the executor fills memory that has not been written.
     fn poison(&self, (address, elements, dtype): Extent) -> Result<(), CudaError> {
         let (api, bytes) = (self.context.api, (elements * dtype.size()) as usize);
         // SAFETY: the range is one of the operands.

@@ -49,7 +49,7 @@ impl MmaTile {
             Epilogue::Residual => 2,
             Epilogue::Gate => 3,
         };
-        // Matrices start at multiples of 256 bytes, so the alignment of rows is that of their length.
+        // Matrices start at multiples of 256 bytes, so the alignment of rows is the alignment of their length.
         let align = [16, 4, 2].into_iter().find(|&align| (form.k * form.dtype.size()).is_multiple_of(align));
         Kernel::new(File::Mma, "mma", form.dtype)
             .with("EPILOGUE", epilogue)

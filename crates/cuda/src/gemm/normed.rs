@@ -1,6 +1,6 @@
 //! Matmul on Hopper's tensor cores with a fused layer norm in front (`wgmma_norm.cu`): a block keeps its normalised
-//! rows of x in shared memory. Invariant: the bits are those of the separate norm and matmul, and a row's bits depend
-//! on that row alone; the number of blocks among which the columns of the same rows are split affects speed only.
+//! rows of x in shared memory. Invariant: results are bit-equal to the separate norm and matmul, and a row's bits
+//! depend on that row alone; the number of blocks that share the columns of a row affects speed only.
 
 use super::hopper;
 use super::{GemmForm, Norm, Operands};

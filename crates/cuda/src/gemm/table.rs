@@ -82,7 +82,7 @@ fn key(form: &GemmForm, rows: u64) -> String {
 /// Prefix of the names of Hopper kernels.
 const HOPPER: &str = "wgmma ";
 
-/// Returns the name of a choice: that of our kernel, or the library's opaque algorithm as hexadecimal words.
+/// Returns the name of a choice: the name of our kernel, or the library's opaque algorithm as hexadecimal words.
 pub(super) fn text(choice: &Choice) -> String {
     match choice {
         Choice::Own => "own".to_owned(),

@@ -171,7 +171,7 @@ __device__ __forceinline__ void write_rows(const Rows &w, u32 mine, u16 *to, flo
     inverse[h] = 1.0f / sum;
     if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.row_max[h] + log2f(sum)) * 0.6931471805599453f;
   }
-  __syncwarp(); // what was there is no longer read
+  __syncwarp(); // all lanes have read the earlier contents
 #pragma unroll
   for (int n = 0; n < HEAD_DIM / 16; n++) { // 16 columns, as ldmatrix reads them
     u32 r[4];
@@ -337,7 +337,7 @@ __device__ __forceinline__ void attend_tile(const RingBuffer &ring, SlotCursor &
   cursor = key_loop.cursor;
   skip_slots(ring, cursor, 2 * (steps - visible_steps));
 #if QUERIES_IN_SHARED
-  warpgroup_barrier(); // no wgmma reads the queries any longer
+  warpgroup_barrier(); // no warpgroup reads these queries any more
 #endif
 
   int at = first + warp * 16, remaining = item.length - at;

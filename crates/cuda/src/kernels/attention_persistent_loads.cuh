@@ -52,7 +52,7 @@ struct Item {
   }
 };
 
-// What a helper warp does with a slot: NOTHING, ROTATE applies rotary embedding (row 0 has number `position`
+// Work of a helper warp on a slot: NOTHING, ROTATE applies rotary embedding (row 0 has number `position`
 // in the sequence), CLEAR writes zeros to the rows from `rows` on, END makes the helper return.
 enum HelperAction { NOTHING, ROTATE, CLEAR, END };
 struct HelperTask {

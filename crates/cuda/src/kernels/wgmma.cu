@@ -103,7 +103,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       StageCursor cursor(number);
       number += TILES_IN_FLIGHT * (blocks + RESIDUAL_STAGES);
       if (TILES_IN_FLIGHT == 2) {
-        // The first tile of the first warpgroup must not wait: no warpgroup has passed the turn yet.
+        // The first tile of the first warpgroup must not wait: no other warpgroup has passed the turn yet.
         if (turn + side > 0) wait(turn_barriers + side * 8, turn + side - 1 & 1);
         turn++;
       }

@@ -15,11 +15,12 @@ const MAX_HEAD_DIM: u32 = plimsoll_plan::WIDEST_HEAD;
 const WARPS: [u32; 3] = [2, 4, 6];
 /// Variants of `attention_hopper.cu` for heads of 64 columns: [warpgroups of a block, tiles of 64 queries per
 /// warpgroup, stages of 64 keys, blocks per multiprocessor, heads of a block]. A short sequence is computed by one
-/// block; several heads share the search for it. Longer sequences use `attention_persistent.cu`, which gives the same bits.
+/// block; several heads share the search for it. Longer sequences use `attention_persistent.cu`, which gives the same
+/// bits.
 const FORMS: [[u32; 5]; 2] = [[1, 1, 3, 4, 4], [1, 2, 3, 3, 2]];
-/// Variants of `attention_persistent.cu` for heads of 64 columns: [consumer warpgroups, warpgroups that load and rotate,
-/// tiles of 64 rows in shared memory]. The second has registers for plain attention only (H200, 40 heads, 65 536
-/// tokens in sequences of 1 024 and 4 096: 1 612 and 6 052 us, against 1 820 and 6 623 for the first).
+/// Variants of `attention_persistent.cu` for heads of 64 columns: [consumer warpgroups, warpgroups that load and
+/// rotate, tiles of 64 rows in shared memory]. The second has registers for plain attention only (H200, 40 heads,
+/// 65 536 tokens in sequences of 1 024 and 4 096: 1 612 and 6 052 us, against 1 820 and 6 623 for the first).
 const PERSISTENT: [[u32; 3]; 2] = [[3, 2, 25], [4, 1, 23]];
 /// Variants for heads of 128 columns, for all lengths (H200, 20 heads, 65 536 tokens in sequences of 51, 168 and 4 096:
 /// 507, 668 and 9 561 us, against 1 053, 1 027 and 12 664 of `attention_hopper.cu`).
@@ -64,7 +65,7 @@ fn persistent(
     mut args: [Arg; 18],
 ) -> Result<(), DeviceError> {
     if q.rows == 0 {
-        return Ok(()); // what has no rows cannot be described
+        return Ok(()); // no tensor map can describe a tensor without rows
     }
     let map = |x: Tensor| tensor_map(call.context, x.dtype, (x.address, x.rows, x.columns), 64);
     let maps = [map(q)?, map(k)?, map(v)?];
@@ -133,7 +134,8 @@ impl AttentionForm {
         Self { file, constants, rows: u64::from(rows), heads, threads: groups * 128, shared, resident: None }
     }
 
-    /// `attention_persistent.cu`; shared memory holds tiles, each with three barriers and a 32-byte item, and output staging.
+    /// `attention_persistent.cu`; shared memory holds tiles, each with three barriers and a 32-byte item, and output
+    /// staging.
     fn persistent(op: &Attention, [groups, load_groups, slots]: [u32; 3]) -> Self {
         let constants = constants([("GROUPS", groups), ("LOAD_GROUPS", load_groups), ("SLOTS", slots)]);
         let shared = (slots + groups) * 64 * op.head_dim * 2 + slots.next_multiple_of(2) * (3 * 8 + 32);

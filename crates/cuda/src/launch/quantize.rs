@@ -12,7 +12,7 @@ use plimsoll_graph::ops::{Activation, Glu, Quantize, Quantized};
 /// other: rows of 10 240 with GELU take 481 us with 128 threads, 551 with 256, 670 with 512 (H200, 65 536 rows; 2.0
 /// GB).
 const ELEMENTS_PER_THREAD: u64 = 80;
-/// As `ELEMENTS_PER_THREAD`, if the gate is kept beside the elements.
+/// As `ELEMENTS_PER_THREAD`, for kernels that also hold the gate of each element in registers.
 const GATED_ELEMENTS_PER_THREAD: u64 = 48;
 
 pub(super) fn quantize(call: &mut Call<'_>, op: &Quantize) -> Result<(), DeviceError> {
@@ -61,7 +61,7 @@ fn group(dtype: DType, of: Of, columns: u64) -> Option<u64> {
 }
 
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    // Attention's rows and those of the MLPs, and rows that are not aligned.
+    // Rows of attention, rows of MLPs, and rows that are not aligned.
     let forms = [
         (Of::Rows, &[320, 768, 1280, 2560, 33][..]),
         (Of::Gelu, &[1280, 5120, 10_240, 33]),

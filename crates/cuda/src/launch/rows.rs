@@ -119,8 +119,8 @@ pub(super) fn norm(
     }
 }
 
-/// Returns the kernel, grid and arguments of a layer norm in front of a matmul, for rows of at most [`ELEMENTS_PER_THREAD`] elements
-/// per lane of a warp.
+/// Returns the kernel, grid and arguments of a layer norm in front of a matmul, for rows of at most
+/// [`ELEMENTS_PER_THREAD`] elements per lane of a warp.
 pub(crate) fn norm_of(
     (dtype, params): (DType, DType),
     (rows, columns): (u64, u64),

@@ -241,7 +241,7 @@ impl Case {
             let few = self.run(rows as u64, 0);
             let (given, rest) = few.split_at(rows * row);
             assert!(given == &full[..rows * row], "{}: {rows} rows have other bits", self.name());
-            // Where the residual has the output's place, what lies behind was written by the run before.
+            // `run` has filled the output with 0xFF; the bytes behind the rows of this step must be unchanged.
             assert!(rest.iter().all(|byte| *byte == 0xFF), "{}: wrote behind {rows} rows", self.name());
         }
         let shifted = self.run(FULL, 777);

@@ -172,7 +172,8 @@ fn the_fill_of_nothing_is_whole() {
     assert_eq!(Fill::default().but_last(), 1.0);
 }
 
-/// What is left comes in packs of about one size, for each device as many; the fill is of the room that they had.
+/// `cut(parts)` divides the remaining sequences into packs of about equal size, a multiple of `parts` if enough tokens
+/// remain, and the fill is measured against the reduced size of these packs.
 #[test]
 fn what_is_left_is_cut_evenly() {
     let mut r = Random(5);

@@ -55,11 +55,17 @@ impl NpyWriter {
         self.file.flush().map_err(|e| self.file.error(e))
     }
 
-    /// Completes the file, gives it its final path, and returns the number of rows.
-    pub fn finish(mut self) -> Result<u64, DataError> {
+    /// Completes the file and returns it, ready to be committed.
+    pub fn into_file(mut self) -> Result<AtomicFile, DataError> {
         self.complete()?;
-        self.file.commit()?;
-        Ok(self.rows)
+        Ok(self.file)
+    }
+
+    /// Completes the file, gives it its final path, and returns the number of rows.
+    pub fn finish(self) -> Result<u64, DataError> {
+        let rows = self.rows;
+        self.into_file()?.commit()?;
+        Ok(rows)
     }
 }
 

@@ -73,11 +73,17 @@ impl ParquetWriter {
         if self.bytes >= GROUP { self.write_group() } else { Ok(()) }
     }
 
-    /// Completes the file, gives it its final path, and returns the number of rows.
-    pub fn finish(mut self) -> Result<u64, DataError> {
+    /// Completes the file and returns it, ready to be committed.
+    pub fn into_file(mut self) -> Result<AtomicFile, DataError> {
         self.write_group()?;
-        self.writer.into_inner().map_err(|e| refused(&self.target, e))?.commit()?;
-        Ok(self.rows)
+        self.writer.into_inner().map_err(|e| refused(&self.target, e))
+    }
+
+    /// Completes the file, gives it its final path, and returns the number of rows.
+    pub fn finish(self) -> Result<u64, DataError> {
+        let rows = self.rows;
+        self.into_file()?.commit()?;
+        Ok(rows)
     }
 
     fn write_group(&mut self) -> Result<(), DataError> {

@@ -126,6 +126,13 @@ impl SafetensorsWriter {
     /// Completes the file with `metadata` as further metadata entries, gives it its final path, and returns the number
     /// of names.
     pub fn finish(self, metadata: &[(&str, &str)]) -> Result<u64, DataError> {
+        let sequences = self.sequences;
+        self.into_file(metadata)?.commit()?;
+        Ok(sequences)
+    }
+
+    /// Completes the file with `metadata` as further metadata entries and returns it, ready to be committed.
+    pub fn into_file(self, metadata: &[(&str, &str)]) -> Result<AtomicFile, DataError> {
         let mut header = self.header(metadata);
         header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
         if header.len() > LONGEST_HEADER {
@@ -137,8 +144,7 @@ impl SafetensorsWriter {
             .and_then(|()| file.write_all(header.as_bytes()))
             .map_err(|e| file.error(e))?;
         file.append(self.spool)?;
-        file.commit()?;
-        Ok(self.sequences)
+        Ok(file)
     }
 
     fn header(&self, metadata: &[(&str, &str)]) -> String {

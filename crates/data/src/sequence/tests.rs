@@ -148,7 +148,7 @@ fn pieces_of_any_size_give_the_same_records() {
     }
 }
 
-/// Also where blanks stand between the title and what differs, in whatever pieces they come.
+/// Also if spaces precede the difference in the title, for any division of the input into pieces.
 #[test]
 fn a_title_behind_plus_differs_in_pieces_of_any_size() {
     let text = b"@a\nACGTACGT\n+a          X\nIIIIIIII\n";
@@ -173,7 +173,8 @@ fn a_long_record_takes_little_more_than_its_bases() {
     assert!(record.seq.capacity() <= record.seq.len() * 9 / 8 + 256);
 }
 
-/// Read byte by byte, so that every piece is cut somewhere: what is not held is not taken for a shorter record either.
+/// The file is read byte by byte, so that every piece of a record is cut at each position. A record that exceeds the
+/// bounds is an error and is not truncated to a shorter record.
 #[test]
 fn records_are_held_to_what_was_planned_for() {
     let most = Extent { records: 2, longest: 4, longest_name: 3, longest_title: 8, ..Extent::default() };

@@ -3,7 +3,7 @@
 //! sequence is truncated or padded.
 //!
 //! The crate `tokenizers` parses the file and is one of two encoders. The other is this module's `dna`, which is twenty
-//! times as fast and supports only files with merges over at most four letters, as those of DNABERT. The file alone
+//! times as fast and supports only files with merges over at most four letters, such as DNABERT's. The file alone
 //! decides which encoder is used; [`Bpe::kind`] returns it.
 
 mod dna;

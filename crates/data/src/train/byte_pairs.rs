@@ -27,26 +27,28 @@ const PART: usize = 16 << 10;
 const LONGEST_PART: usize = 64 << 10;
 /// Working memory of the crate per byte of a part, measured and rounded up (`tests/it/train/memory.rs`).
 const SCRATCH: u64 = 528;
-/// Tokens of a byte of a text, where a blank becomes the three bytes of a mark that has no token of its own.
+/// Maximum number of tokens per byte of a SentencePiece text: a space becomes U+2581, which has three bytes in UTF-8
+/// and may need a token for each of them.
 const MAX_TOKENS: usize = 3;
-/// Tokens of what is put before a text.
+/// Maximum number of tokens that a normalizer or pre-tokenizer adds before a text.
 const MARKS: usize = 16;
-/// Words whose tokens the crate keeps for each thread, the first ones that it meets; each has less than 256 bytes, and
-/// takes 32 for each of them, its text, and its place in a table.
+/// Capacity of the crate's cache of tokenized words for each thread. It stores the first words of less than 256 bytes.
 const CACHED: u64 = 2048;
+/// Maximum number of bytes of a cached word: 32 for each of its at most 256 tokens, its text, and its entry in the hash
+/// table.
 const CACHED_BYTES: u64 = 256 * 33 + 256;
 /// Exclusive upper bound of token ids, because the crate iterates up to the largest id.
 pub(super) const MAX_IDS: u64 = 1 << 20;
 
 pub(super) type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
-/// A tokenizer over bytes, or a SentencePiece model. It can be shared between threads; encoding starts none of its own.
+/// A byte-level BPE tokenizer or a SentencePiece model. It can be shared between threads; encoding starts no threads.
 pub struct BytePairs {
     tokenizer: Tokenizer,
     size: usize,
-    /// The ids of special tokens, ascending.
+    /// Ids of the special tokens, ascending.
     specials: Vec<i32>,
-    /// The id of what the vocabulary does not know; none where it knows every text.
+    /// Id of the unknown token; `None` if every text can be encoded without it.
     unknown: Option<i32>,
     /// Whether a text may be encoded in parts.
     parts: bool,
@@ -73,7 +75,8 @@ impl BytePairs {
             true => check(&file).map(|()| None)?,
             false => sentence_piece::check(&file)?,
         };
-        // How its authors cut texts, framed them, and the way back to text: none of it makes tokens of a text.
+        // Training documents are encoded without truncation, padding and added special tokens, and are never decoded.
+        // Removing the unused fields also avoids errors from values that the crate does not support.
         for unused in ["truncation", "padding", "decoder", "post_processor"] {
             file[unused] = Value::Null;
         }
@@ -86,8 +89,9 @@ impl BytePairs {
             }
             ModelWrapper::Unigram(model) => {
                 let mut pieces: Vec<(String, f64)> = model.iter().cloned().collect();
-                // A Unigram model finds every piece in a text, special ones too: these get names that no text has.
-                // Their ids are known to the tokenizer by then.
+                // A Unigram model matches every piece in a text, including special tokens. Special pieces are therefore
+                // renamed to a text that no document is expected to contain. The tokenizer has already stored their
+                // ids.
                 for (&id, token) in tokenizer.get_added_tokens_decoder().iter() {
                     if let Some((name, _)) = pieces.get_mut(id as usize).filter(|_| token.special) {
                         *name = format!("\u{ffff}special {id}\u{ffff}");
@@ -107,8 +111,8 @@ impl BytePairs {
             added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id.cast_signed()).collect();
         specials.sort_unstable();
         let size = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        // A token of several words is found in the text before it is parted into words, and a text is
-        // prefixed once.
+        // Encoding in parts would change results in two cases: an added token that is not special is matched before the
+        // text is divided into words and may span a boundary; a prefix space is added once per encoded text.
         let parts =
             over_bytes && specials.len() == added.len() && file["pre_tokenizer"]["add_prefix_space"] == false;
         Ok(BytePairs { tokenizer, size, specials, unknown, parts })
@@ -119,17 +123,20 @@ impl BytePairs {
         self.size
     }
 
-    /// The id of what the vocabulary does not know; none where it knows every text.
+    /// Id of the unknown token; `None` if every text can be encoded without it.
     pub fn unknown(&self) -> Option<i32> {
         self.unknown
     }
 
-    /// The ids of special tokens, ascending. No text has them but the unknown one.
+    /// Ids of the special tokens, ascending. Encoding a text gives none of them, except the unknown token.
     pub fn specials(&self) -> &[i32] {
         &self.specials
     }
 
-    /// The id of a special token.
+    /// Returns the id of the special token `name`.
+    ///
+    /// # Errors
+    /// The tokenizer has no such token, or the token is not special; the error names `path`.
     pub(super) fn special(&self, name: &str, path: &Path) -> Result<i32, DataError> {
         let id = self.tokenizer.token_to_id(name).map(u32::cast_signed);
         id.filter(|id| self.specials.contains(id)).ok_or_else(|| {
@@ -138,8 +145,11 @@ impl BytePairs {
         })
     }
 
-    /// Appends the tokens of `text`, without special ones; how many of them the vocabulary does not know. Text that
-    /// is not UTF-8 is an error, and so is one that normalizers make more than `MAX_TOKENS` tokens a byte of.
+    /// Appends the tokens of `text`, without added special tokens, and returns how many of them are the unknown token.
+    ///
+    /// # Errors
+    /// Text that is not UTF-8; text that a normalizer expands to more than three tokens per byte; an error of
+    /// the `tokenizers` crate.
     pub fn encode(&self, text: &[u8], tokens: &mut Vec<i32>) -> Result<usize, DataError> {
         let start = tokens.len();
         let mut rest = self::text(text)?;
@@ -172,7 +182,7 @@ impl BytePairs {
         }
     }
 
-    /// Bytes that the crate may hold for a document of `longest` bytes.
+    /// Upper bound in bytes of the working memory and cache of the crate for documents of at most `longest` bytes.
     pub(super) fn scratch(&self, longest: usize) -> u64 {
         let part = if self.parts { longest.min(LONGEST_PART) } else { longest };
         library_scratch(part) + CACHED * CACHED_BYTES
@@ -198,13 +208,13 @@ fn part(text: &str) -> usize {
     if bytes.len() <= PART {
         return bytes.len();
     }
-    // The character before must not be a blank of any kind; ASCII is told without decoding.
+    // The character before must not be whitespace. Requiring printable ASCII avoids decoding Unicode whitespace.
     let ends = |at: usize| bytes[at].is_ascii_whitespace() && bytes[at - 1].is_ascii_graphic();
     let most = bytes.len().min(LONGEST_PART);
     (PART..most).find(|&at| ends(at)).unwrap_or_else(|| text.floor_char_boundary(most))
 }
 
-/// Everything a file may ask for, field by field.
+/// Checks a byte-level BPE file: `Err` names the first field with an unsupported value.
 fn check(file: &Value) -> Result<(), Refusal> {
     let (model, words) = (&file["model"], &file["pre_tokenizer"]);
     let kind = |part: &Value| part["type"].as_str().unwrap_or("of no type").to_owned();
@@ -232,7 +242,7 @@ fn check(file: &Value) -> Result<(), Refusal> {
     check_ids(file)
 }
 
-/// The vocabulary: every byte has a token, and ids are small.
+/// Checks that every byte has a token, that ids are below [`MOST_IDS`], and that merges produce tokens.
 fn check_ids(file: &Value) -> Result<(), Refusal> {
     let vocab = file["model"]["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -257,7 +267,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// All bytes, then `th`, `the`, ` the`, `ab`, and a special token.
+    /// A tokenizer file with a token for each byte, then `th`, `the`, ` the`, `ab`, and a special token.
     fn file() -> Value {
         let mut alphabet: Vec<char> =
             tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet().into_iter().collect();
@@ -292,7 +302,7 @@ mod tests {
         assert_eq!(encode(&pairs, "a b").len(), 3);
         assert_eq!(pairs.special("<|endoftext|>", Path::new("t")).unwrap(), 260);
         assert!(pairs.special("the", Path::new("t")).is_err());
-        // Text cannot make a special token.
+        // The name of a special token in a text is not encoded as that token.
         assert!(!encode(&pairs, "a<|endoftext|>").contains(&260));
         assert!(pairs.encode(b"\xff", &mut Vec::new()).unwrap_err().to_string().contains("from byte 0"));
     }
@@ -305,7 +315,7 @@ mod tests {
         let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
         assert!(text.len() > 6 * PART && part(&text) < PART + 100);
         assert_eq!(encode(&pairs, &text), whole);
-        // Whatever stands beside each other.
+        // Random sequences of words, punctuation and whitespace, so that many combinations occur at boundaries.
         let pieces =
             ["the", " ", "\n", "\t\t", "'s", "'", "\u{a0}", "\u{2003}", "12", "\u{e9}", ".", "\r\n", "\x0b"];
         let key = super::super::random::Key::new(3);
@@ -313,7 +323,7 @@ mod tests {
         let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
         let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
         assert_eq!(encode(&pairs, &text), whole);
-        // Without any blank a part still ends, between characters.
+        // A text without whitespace is cut at the maximum size, between characters.
         let text = "\u{e9}".repeat(LONGEST_PART);
         assert_eq!(encode(&pairs, &text).len(), text.len());
         assert_eq!((part(&text), part(&text[..PART + 2])), (LONGEST_PART, PART + 2));

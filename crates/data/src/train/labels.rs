@@ -94,7 +94,8 @@ impl Labels {
     /// Reads a label table ([`LabelsFrom::Table`]).
     ///
     /// # Errors
-    /// A line without a tab, an unknown class, or a sequence with two different classes. Exact repetitions are allowed.
+    /// A file that cannot be read or exceeds [`LARGEST`]; a line without a tab, with an unknown class, or with a
+    /// sequence that has another class before. Exact repetitions are allowed.
     pub(super) fn read(path: &Path, classes: &Classes) -> Result<Self, DataError> {
         let text =
             bounded::read_text(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
@@ -124,7 +125,8 @@ impl Labels {
         class.ok_or_else(|| DataError::new(DataErrorKind::Malformed(missing.to_owned())).with_id(name))
     }
 
-    /// Estimated heap size of the table in bytes: names, classes, and up to half of the buckets empty.
+    /// Estimated heap size of the table in bytes: names, classes and one control byte per entry. The factor of two
+    /// allows for empty buckets of the hash table.
     pub(super) fn bytes(&self) -> u64 {
         let table = self.table.iter().flat_map(|table| table.keys());
         table.map(|name| 2 * (name.capacity() + size_of::<(String, i32)>() + 1) as u64).sum()

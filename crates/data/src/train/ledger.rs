@@ -1,7 +1,7 @@
 //! Host memory used by the training data. Invariant: each figure is the size of a buffer that is allocated with that
 //! size at the start, or an upper bound of a library's allocations; `tests/it/train/memory.rs` measures them.
 
-use super::dataset::{Dataset, SplitSize};
+use super::dataset::SplitSize;
 use super::pieces::Batch;
 use super::pipeline::{self, Carried};
 use super::settings::{Bounds, Format, Settings};
@@ -23,8 +23,8 @@ pub struct HostMemory {
 }
 
 impl Settings {
-    /// Maximum host memory of a stream apart from its batches, computed before the data is read: it assumes documents
-    /// of the maximum allowed length.
+    /// Maximum host memory of a stream by purpose, apart from its batches. It is computed before the data is read and
+    /// assumes documents of the maximum allowed length.
     pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<HostMemory> {
         held(
             self,
@@ -36,13 +36,6 @@ impl Settings {
                 compressed: !matches!(self.format, Format::Ids { .. }),
             },
         )
-    }
-}
-
-impl Dataset {
-    /// Sum of [`Dataset::host_bytes`], in bytes.
-    pub fn host_total(&self) -> u64 {
-        self.host_bytes().iter().map(|held| held.bytes).sum()
     }
 }
 
@@ -99,7 +92,7 @@ fn document(format: &Format, most: usize) -> usize {
         // string, and the document is a copy of that string.
         Format::JsonLines { .. } => 4 * most + 3 * most + 2 * most,
         Format::Ids { .. } => 2 * most,
-        // A record grows by an eighth.
+        // The record's buffer grows by an eighth at a time and the document doubles: less than 4 * most together.
         Format::Sequences => 4 * most,
     }
 }

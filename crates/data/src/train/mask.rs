@@ -14,8 +14,8 @@ pub(super) struct Masking<'a> {
     pub rates: MaskRates,
     /// The mask token.
     pub mask: i32,
-    /// Ids of the ordinary (not special) tokens, ascending: the tokens that may be selected, and the ones from which
-    /// a random replacement is drawn.
+    /// Ids of the ordinary (not special) tokens, ascending: the tokens that may be selected, and from which random
+    /// replacements are drawn.
     pub ordinary: &'a [i32],
 }
 

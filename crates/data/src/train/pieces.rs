@@ -105,19 +105,21 @@ impl Cutter {
         batch: &mut Batch,
     ) -> Result<Cut, DataError> {
         loop {
-            let room = match batch.spans.len() < self.bounds.sequences {
+            let free_tokens = match batch.spans.len() < self.bounds.sequences {
                 true => self.bounds.tokens - batch.ids.len(),
                 false => 0,
             };
             let taken = match &self.task {
-                Objective::Causal => self.causal(document, from, room, batch),
+                Objective::Causal => self.causal(document, from, free_tokens, batch),
                 Objective::Masked(rates) => {
                     let ordinary = vocabulary.ordinary();
                     // `Dataset::open` rejects a vocabulary without a mask token, so the default is never used.
                     let mask = vocabulary.mask().unwrap_or(IGNORED);
-                    self.masked(document, from, room, &Masking { rates: *rates, mask, ordinary }, batch)
+                    self.masked(document, from, free_tokens, &Masking { rates: *rates, mask, ordinary }, batch)
                 }
-                Objective::Classify { truncate, .. } => self.classify(document, room, *truncate, batch)?,
+                Objective::Classify { truncate, .. } => {
+                    self.classify(document, free_tokens, *truncate, batch)?
+                }
             };
             match taken {
                 Some(0) => return Ok(Cut::Done),
@@ -130,13 +132,19 @@ impl Cutter {
         }
     }
 
-    /// Adds a piece of at most `room` tokens with next-token targets. Returns the number of tokens consumed: 0 at the
+    /// Adds a piece of at most `free_tokens` tokens with next-token targets. Returns the number of tokens consumed: 0 at the
     /// end of the document, `None` if the batch has no space.
-    fn causal(&self, document: &Tokenized<'_>, from: usize, room: usize, batch: &mut Batch) -> Option<usize> {
+    fn causal(
+        &self,
+        document: &Tokenized<'_>,
+        from: usize,
+        free_tokens: usize,
+        batch: &mut Batch,
+    ) -> Option<usize> {
         let rest = &document.tokens[from.min(document.tokens.len())..];
         // The last token has no successor: it is a target and never an input.
         let left = rest.len().saturating_sub(1);
-        let taken = left.min(room).min(self.bounds.longest);
+        let taken = left.min(free_tokens).min(self.bounds.longest);
         if left > 0 && taken == 0 {
             return None;
         }
@@ -151,12 +159,12 @@ impl Cutter {
     }
 
     /// Adds a masked piece. Returns the number of tokens consumed without start and end tokens: 0 at the end of the
-    /// document, `None` if the piece does not fit into `room` tokens as a whole.
+    /// document, `None` if the piece does not fit into `free_tokens` tokens as a whole.
     fn masked(
         &self,
         document: &Tokenized<'_>,
         from: usize,
-        room: usize,
+        free_tokens: usize,
         masking: &Masking<'_>,
         batch: &mut Batch,
     ) -> Option<usize> {
@@ -167,7 +175,7 @@ impl Cutter {
         if taken == 0 {
             return Some(0);
         }
-        if taken + ends > room {
+        if taken + ends > free_tokens {
             return None;
         }
         let start = batch.ids.len();
@@ -189,12 +197,12 @@ impl Cutter {
         Some(taken)
     }
 
-    /// Adds a document as one sequence. Returns `None` if it does not fit into `room` tokens; truncation keeps the
+    /// Adds a document as one sequence. Returns `None` if it does not fit into `free_tokens` tokens; truncation keeps the
     /// start and end tokens.
     fn classify(
         &self,
         document: &Tokenized<'_>,
-        room: usize,
+        free_tokens: usize,
         truncate: bool,
         batch: &mut Batch,
     ) -> Result<Option<usize>, DataError> {
@@ -202,7 +210,7 @@ impl Cutter {
         if tokens.len() > longest && !truncate {
             return Err(DataError::new(DataErrorKind::TooLong { tokens: tokens.len(), bound: longest }));
         }
-        if tokens.len().min(longest) > room {
+        if tokens.len().min(longest) > free_tokens {
             return Ok(None);
         }
         let start = batch.ids.len();

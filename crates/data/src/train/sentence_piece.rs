@@ -1,20 +1,25 @@
-//! SentencePiece models as a `tokenizer.json` has them: Unigram (Kudo 2018), or byte pairs over characters, behind
-//! normalizers and a pre-tokenizer that marks blanks. Invariant: what passes makes the `tokenizers` crate neither panic
-//! nor run a pattern of the file's nor draw random numbers, and every text has tokens.
+//! Checks SentencePiece models in a `tokenizer.json`: Unigram (Kudo 2018), or BPE over characters, with normalizers and
+//! a pre-tokenizer that marks spaces. Invariant: for an accepted file the `tokenizers` crate does not panic, runs no
+//! regular expression from the file and draws no random numbers, and every character that is left after normalization
+//! has a token, which may be the unknown token.
 
 use serde_json::Value;
 
 use super::byte_pairs::{MAX_IDS, Refusal};
 use crate::tokenize::bpe::makes_token;
 
-/// Normalizers that change characters by tables, in place.
+/// Names of supported normalizers. The parameters of `Replace` and `Precompiled` are checked before.
 const NORMALIZERS: [&str; 10] =
     ["NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "Precompiled", "Prepend"];
-/// Pre-tokenizers without a pattern of the file's.
+/// Names of supported pre-tokenizers; none of them takes a regular expression from the file.
 const PRE_TOKENIZERS: [&str; 6] =
     ["Metaspace", "WhitespaceSplit", "Whitespace", "Digits", "Punctuation", "UnicodeScripts"];
 
-/// The id of unknown characters of a file that is understood; `None` where each byte has a token.
+/// Checks a file and returns the id of its unknown token, or `None` if the model falls back to bytes and has a token
+/// for each.
+///
+/// # Errors
+/// The first unsupported or inconsistent part, by name.
 pub(super) fn check(file: &Value) -> Result<Option<i32>, Refusal> {
     each(&file["normalizer"], "normalizers", &mut |part| normalizer(part))?;
     each(&file["pre_tokenizer"], "pretokenizers", &mut |part| match part["type"].as_str() {
@@ -33,7 +38,8 @@ pub(super) fn check(file: &Value) -> Result<Option<i32>, Refusal> {
     }
 }
 
-/// Looks at a part of the file, or at each of a sequence of them.
+/// Calls `look` on a normalizer or pre-tokenizer, or on each element of a `Sequence` (in its field `list`); does
+/// nothing for `null`.
 fn each(part: &Value, list: &str, look: &mut dyn FnMut(&Value) -> Result<(), Refusal>) -> Result<(), Refusal> {
     match (part, part["type"].as_str()) {
         (Value::Null, _) => Ok(()),
@@ -47,6 +53,7 @@ fn each(part: &Value, list: &str, look: &mut dyn FnMut(&Value) -> Result<(), Ref
     }
 }
 
+/// Checks a normalizer.
 fn normalizer(part: &Value) -> Result<(), Refusal> {
     match part["type"].as_str() {
         Some("Replace") if part["pattern"]["String"].as_str().is_some_and(|text| !text.is_empty()) => Ok(()),
@@ -63,7 +70,8 @@ fn normalizer(part: &Value) -> Result<(), Refusal> {
     }
 }
 
-/// A list of pieces with their scores, which are logarithms of probabilities.
+/// Checks a Unigram model: distinct pieces with finite scores (log probabilities). Returns the id of the unknown token
+/// as [`check`] does.
 fn unigram(model: &Value) -> Result<Option<i32>, Refusal> {
     let Some(pieces) = model["vocab"].as_array() else {
         return Err("its model has no list of pieces and scores".into());
@@ -88,6 +96,7 @@ fn unigram(model: &Value) -> Result<Option<i32>, Refusal> {
     covers(model, unknown, &|name| names.contains(name))
 }
 
+/// Checks a BPE model. Returns the id of the unknown token as [`check`] does.
 fn byte_pairs(model: &Value, is_id: &dyn Fn(&Value) -> bool) -> Result<Option<i32>, Refusal> {
     let vocab = model["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
     if !vocab.values().all(is_id) {
@@ -116,7 +125,8 @@ fn byte_pairs(model: &Value, is_id: &dyn Fn(&Value) -> bool) -> Result<Option<i3
     covers(model, unknown.map(|id| id as i32), &|name| vocab.contains_key(name))
 }
 
-/// The id of the unknown token, where the model does not fall back to bytes, which it then has all of.
+/// Returns `None` if the model falls back to bytes and has a token for each of the 256, otherwise the id of the unknown
+/// token; an error if it has neither. `has` tells whether the vocabulary contains a token.
 fn covers(model: &Value, unknown: Option<i32>, has: &dyn Fn(&str) -> bool) -> Result<Option<i32>, Refusal> {
     let bytes = model["byte_fallback"] == true && (0..=255u8).all(|byte| has(&format!("<0x{byte:02X}>")));
     match (bytes, unknown) {
@@ -149,17 +159,19 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Whether a table of SentencePiece's normalizer can be followed for any text: the length of a trie in bytes, the trie
-/// (Aoe 1989, a double array of 32 bits), and the texts that its values point into, each ended by a zero.
+/// Whether a precompiled normalizer table of SentencePiece is safe to use for any text. The table consists of the
+/// length of a trie in bytes (u32, little-endian), the trie (a double array of 32-bit units, Aoe 1989), and the
+/// replacement texts, each ended by a zero byte, which the values of the trie point to.
 ///
-/// The crate does not check its indices. So each node that a text can reach must have all 255 places of a next byte
-/// inside the array, and each value must be the start of a character.
+/// The crate indexes the trie and the texts without checks. This function therefore visits every node that a text can
+/// reach: the entries of all 255 next bytes must be inside the array, and each value must be the start of a character.
 fn is_sound(map: &[u8]) -> bool {
     let Some((length, rest)) = map.split_first_chunk::<4>() else { return false };
     let length = u32::from_le_bytes(*length) as usize / 4 * 4;
     let Some((trie, texts)) = rest.split_at_checked(length) else { return false };
     let Ok(texts) = std::str::from_utf8(texts) else { return false };
     let units: Vec<u32> = trie.as_chunks::<4>().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
+    // Bits of a unit (darts-clone): 0 to 7 and 31 label, 8 has a leaf, 9 offset in units of 256, 10 to 30 offset.
     let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
     let Some(&root) = units.first() else { return false };
     let mut seen = vec![false; units.len()];
@@ -174,6 +186,7 @@ fn is_sound(map: &[u8]) -> bool {
         for byte in 1..=255 {
             let at = base ^ byte;
             let Some(&unit) = units.get(at) else { return false };
+            // Another label: the node has no child for this byte.
             if (unit & (1 << 31 | 0xff)) as usize != byte {
                 continue;
             }
@@ -197,7 +210,7 @@ mod tests {
     use serde_json::json;
     use std::path::Path;
 
-    /// Pieces with a mark of blanks, as T5 has them.
+    /// A Unigram file with marked spaces, as for T5.
     fn unigram_file() -> Value {
         let pieces = json!([
             ["<pad>", 0.0],
@@ -222,7 +235,7 @@ mod tests {
             "model": {"type": "Unigram", "unk_id": 2, "vocab": pieces}})
     }
 
-    /// Byte pairs over characters with a token for each byte, as Llama 2 has them.
+    /// A file of BPE over characters with byte fallback, as for Llama 2.
     fn llama_file() -> Value {
         let mut names = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
         names.extend((0..=255u8).map(|byte| format!("<0x{byte:02X}>")));
@@ -255,7 +268,7 @@ mod tests {
         assert_eq!(encode(&pieces, "ab"), (vec![7], 0));
         assert_eq!(encode(&pieces, "abc"), (vec![7, 8], 0));
         assert_eq!(encode(&pieces, "bc  ab"), (vec![3, 9, 7], 0));
-        // NFKC makes a letter of a wide one; what is unknown is counted; no text makes a special token.
+        // NFKC maps a full-width letter to a letter; unknown tokens are counted; a text gives no special token.
         assert_eq!(encode(&pieces, "\u{ff41}b"), (vec![7], 0));
         assert_eq!(encode(&pieces, "abx"), (vec![7, 2], 1));
         assert!(!encode(&pieces, "ab</s>").0.contains(&1));
@@ -267,7 +280,7 @@ mod tests {
         let pairs = open(&llama_file()).unwrap();
         let first = 3 + 256;
         assert_eq!(encode(&pairs, "ab ab"), (vec![first + 4, first + 4], 0));
-        // A character without a token is its bytes.
+        // A character without a token is encoded as its bytes.
         assert_eq!(encode(&pairs, "\u{e9}"), (vec![first, 3 + 0xc3, 3 + 0xa9], 0));
         assert!(!encode(&pairs, "a</s>").0.contains(&2));
     }
@@ -317,7 +330,7 @@ mod tests {
         }
     }
 
-    /// A trie of one entry, `A` to `b`: a double array whose root has its children at 256.
+    /// The table has one entry, `A` to `b`, in a double array with the children of the root at base 256.
     #[test]
     fn tables_of_normalizers_are_followed_before_they_are_used() {
         let mut units = vec![0u32; 1024];

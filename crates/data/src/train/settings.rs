@@ -189,7 +189,7 @@ pub struct Shuffle {
 
 impl Shuffle {
     /// Whether shuffling is enabled.
-    pub fn is_enabled(&self) -> bool {
+    pub(crate) fn is_enabled(&self) -> bool {
         self.documents > 1
     }
 }

@@ -76,17 +76,6 @@ impl Stream {
         filled
     }
 
-    /// Fills the micro-batches of one gradient-accumulation step and returns the number of batches filled: fewer than
-    /// `batches.len()` at the end of an epoch, and 0 if the epoch ended with the preceding group.
-    pub fn fill_group(&mut self, batches: &mut [Batch]) -> Result<usize, DataError> {
-        for (filled, batch) in batches.iter_mut().enumerate() {
-            if !self.fill(batch)? {
-                return Ok(filled);
-            }
-        }
-        Ok(batches.len())
-    }
-
     /// The position of the next batch.
     pub fn position(&self) -> &Position {
         &self.at
@@ -113,8 +102,8 @@ impl Stream {
                 self.give_back(parcel)?;
                 return self.end_epoch();
             } else {
-                // This is the last batch of the epoch, and it need not be full. The parcel is kept, although all of its
-                // documents are consumed: the next call finds it again, fills no batch and ends the epoch.
+                // This is the last batch of the epoch, and it need not be full. The parcel is stored, although all
+                // of its documents are consumed: the next call finds it again, fills no batch and ends the epoch.
                 self.parcel = Some(parcel);
                 return Ok(self.given(batch));
             }

@@ -129,6 +129,8 @@ pub enum WeightsError {
     },
     /// A read past the end of the tensor, or into a buffer whose length differs from the range's.
     Range {
+        /// The weight file.
+        path: PathBuf,
         /// The tensor.
         tensor: String,
         /// Start and (exclusive) end of the range, in elements.
@@ -275,9 +277,10 @@ impl WeightsError {
                 EscapedPath(path),
                 found.name()
             ),
-            E::Range { tensor, range: (start, end), elements, buffer } => write!(
+            E::Range { path, tensor, range: (start, end), elements, buffer } => write!(
                 f,
-                "elements {start}..{end} of tensor `{}` ({elements} elements) asked for into a buffer of {buffer}",
+                "{}: elements {start}..{end} of tensor `{}` ({elements} elements) asked for into a buffer of {buffer}",
+                EscapedPath(path),
                 Name(tensor)
             ),
             E::BadTensor { tensor, why } => write!(f, "cannot write tensor `{}`: {why}", Name(tensor)),

@@ -180,7 +180,10 @@ impl Weights {
     where
         [u8; N]: Default,
     {
-        out.resize(elements.end.saturating_sub(elements.start) as usize * N, 0);
+        let asked = elements.end.saturating_sub(elements.start);
+        // Before the allocation, whose size would otherwise be whatever the caller computed from another file.
+        tensor.check_range(&self.sources[tensor.file], &elements, asked)?;
+        out.resize(asked as usize * N, 0);
         let (groups, _) = out.as_chunks_mut::<N>();
         tensor.read(&self.sources[tensor.file], elements, groups, dtype::to_raw)
     }

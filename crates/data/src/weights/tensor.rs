@@ -72,6 +72,26 @@ impl Tensor {
         self.offset
     }
 
+    /// `Range` if the range exceeds the tensor or has not the length of a buffer of `buffer` elements.
+    pub(super) fn check_range(
+        &self,
+        source: &Source,
+        elements: &Range<u64>,
+        buffer: u64,
+    ) -> Result<(), WeightsError> {
+        let asked = elements.end.checked_sub(elements.start);
+        if asked == Some(buffer) && elements.end <= self.elements() {
+            return Ok(());
+        }
+        Err(WeightsError::Range {
+            path: source.path().to_owned(),
+            tensor: self.name.clone(),
+            range: (elements.start, elements.end),
+            elements: self.elements(),
+            buffer,
+        })
+    }
+
     /// Reads the range `elements` (indices in C order) into `out`, converted by `convert`. `Range` if `out` does not
     /// have the length of the range or the range exceeds the tensor.
     pub(super) fn read<T: Copy + Default>(
@@ -81,16 +101,7 @@ impl Tensor {
         out: &mut [T],
         convert: fn(DType, &[u8], &mut [T]),
     ) -> Result<(), WeightsError> {
-        let total = self.elements();
-        let asked = elements.end.checked_sub(elements.start);
-        if asked != Some(out.len() as u64) || elements.end > total {
-            return Err(WeightsError::Range {
-                tensor: self.name.clone(),
-                range: (elements.start, elements.end),
-                elements: total,
-                buffer: out.len() as u64,
-            });
-        }
+        self.check_range(source, &elements, out.len() as u64)?;
         if out.is_empty() {
             return Ok(());
         }

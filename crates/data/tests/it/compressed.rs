@@ -1,5 +1,5 @@
-//! The reader on compressed files: of one and of many parts, cut short, damaged, asking for too much; and
-//! what the programs themselves make.
+//! Tests of the sequence reader on compressed files: files of one or several streams, truncated and damaged files,
+//! files that need too much memory, and the output of the compression programs.
 
 use std::fs;
 use std::io::{Cursor, Write};
@@ -14,7 +14,7 @@ use crate::support::folder;
 
 const ALL: [How; 4] = [How::Gzip, How::Bzip2, How::Zstd, How::Xz];
 
-/// `text` as one stream.
+/// Compresses `text` to one stream.
 pub fn pack(how: How, text: &[u8]) -> Vec<u8> {
     match how {
         How::Gzip => {
@@ -37,7 +37,7 @@ pub fn pack(how: How, text: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A FASTA text of `records` records of 1000 letters.
+/// A FASTA text of `records` records with 16 lines of 62 letters each.
 fn fasta(records: usize) -> Vec<u8> {
     let mut text = Vec::new();
     for i in 0..records {
@@ -50,7 +50,7 @@ fn fasta(records: usize) -> Vec<u8> {
     text
 }
 
-/// Reads `stored` from a file; the records, after checking size and digest of the input.
+/// Writes `stored` to a file and returns its records; asserts the size and the digest that the reader reports.
 fn read_stored(test: &str, stored: &[u8]) -> Vec<Record> {
     let path = folder(test).join("x");
     fs::write(&path, stored).unwrap();
@@ -105,7 +105,8 @@ fn xz_may_be_padded_between_and_behind_streams() {
     assert!(from_bytes([&one[..], &[0; 3]].concat()).is_err());
 }
 
-/// `stored` in a file is an error that names the file; `expected` is what the message says of it.
+/// Asserts that reading a file with the bytes `stored` fails, and that the message names the file and ends with
+/// `expected`.
 fn check_damage(test: &str, how: How, stored: &[u8], expected: &str) {
     let path = folder(&format!("{test}_{}", how.name())).join("reads.fa");
     fs::write(&path, stored).unwrap();
@@ -139,7 +140,7 @@ fn a_damaged_stream_is_an_error_that_names_the_file() {
         };
         check_damage("reader_damaged", how, &flipped(whole.len() / 2), CORRUPT);
         check_damage("reader_damaged", how, &[&whole[..], b"some text behind the end"].concat(), CORRUPT);
-        // In the checksum at the end; the footer of xz holds others, and the magic.
+        // This byte belongs to the checksum at the end; in xz to the magic bytes of the footer.
         check_damage(
             "reader_damaged",
             how,
@@ -149,7 +150,8 @@ fn a_damaged_stream_is_an_error_that_names_the_file() {
     }
 }
 
-/// The record `>a b`, `ACGTACGTACGT`, by a program.
+/// Asserts that `hex`, the output of `program` for the record `>a b`, `ACGTACGTACGT`, is read as this record. If
+/// reading fails, `program` must be the message.
 fn check_program(program: &str, hex: &str) {
     let digit = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
     let stored: Vec<u8> = (0..hex.len()).step_by(2).map(digit).collect();
@@ -188,7 +190,7 @@ fn what_asks_for_too_much_memory_is_refused_with_a_way_out() {
              pipe it in: {name} -dc FILE | plimsoll ... -"
         )
     };
-    // zstd --ultra -22 --long=28, and xz --lzma2=dict=256MiB.
+    // Output of `zstd --ultra -22 --long=28` and `xz --lzma2=dict=256MiB`, whose windows exceed the reader's limit.
     check_program(&refused("zstd"), "28b52ffd04909100003e6120620a4143475441434754414347540a38326fe7");
     check_program(
         &refused("xz"),
@@ -214,7 +216,7 @@ proptest! {
         prop_assert_eq!(whole.len(), records);
         let at = at.index(stored.len());
         stored[at] ^= bits;
-        // A bit that nothing depends on may change; then the records are the same.
+        // Some header bits do not affect the content. If the file is still accepted, its records are unchanged.
         if let Ok(found) = from_bytes(stored.clone()) {
             prop_assert!(found == whole, "{} at {}", how.name(), at);
         }

@@ -1,4 +1,5 @@
-//! What damaged and hostile files brought to light, each by name. `cargo run -p xtask -- fuzz` looks for more.
+//! Regression tests for damaged and hostile files that once exposed a bug. `cargo run -p xtask -- fuzz` searches for
+//! more such files.
 
 use std::fs;
 use std::io::Cursor;
@@ -15,7 +16,7 @@ fn read(bytes: Vec<u8>) -> Result<Vec<Record>, DataError> {
     Reader::from_read("reads.fa", Cursor::new(bytes))?.records().collect()
 }
 
-/// The mark of an editor, one byte a read: as in gzip members of one byte.
+/// A byte order mark is skipped if each read returns a single byte, as with gzip members of one byte.
 #[test]
 fn a_byte_order_mark_in_pieces() {
     struct Pieces<I>(I);
@@ -67,7 +68,7 @@ fn names_in_messages_are_printable() {
     check(b"@\0\nAC", "reads.fa, line 2, '\\u{0}': not valid FASTQ");
 }
 
-/// The golden tokenizer, changed; what is said of it.
+/// Applies `change` to the golden tokenizer file and returns the cause of its refusal.
 fn refused(change: impl Fn(&mut Value)) -> String {
     let path = folder("hostile_tokenizer").join("tokenizer.json");
     let mut file: Value =
@@ -82,16 +83,16 @@ fn refused(change: impl Fn(&mut Value)) -> String {
 #[test]
 fn tokenizers_that_would_panic_or_grow() {
     let ends = "it does not put [CLS] before and [SEP] after a sequence";
-    // The template names a token that it does not describe: the library panics.
+    // The template uses a token that its `special_tokens` lack; the `tokenizers` crate panics on such a file.
     assert_eq!(refused(|f| f["post_processor"]["special_tokens"] = json!({})), ends);
-    // The sequence itself is left out, or doubled.
+    // The template omits the sequence, or has it twice.
     assert_eq!(refused(|f| drop(f["post_processor"]["single"].as_array_mut().unwrap().remove(1))), ends);
     let twice = |f: &mut Value| {
         let parts = f["post_processor"]["single"].as_array_mut().unwrap();
         parts.insert(1, parts[1].clone());
     };
     assert_eq!(refused(twice), ends);
-    // A normalizer that makes a letter a gigabyte, and a pattern that takes a minute to compile.
+    // A normalizer that expands one letter to 8^10 letters (1 GiB), and a regex that takes a minute to compile.
     let growth = json!({"type": "Replace", "pattern": {"String": "A"}, "content": "AAAAAAAA"});
     let growth = json!({"type": "Sequence", "normalizers": vec![growth; 10]});
     assert_eq!(refused(|f| f["normalizer"] = growth.clone()), "its normalizer is neither none nor Lowercase");
@@ -99,12 +100,12 @@ fn tokenizers_that_would_panic_or_grow() {
         json!({"type": "Split", "pattern": {"Regex": "((a{1,99}){1,99}){1,99}"}, "behavior": "Isolated"});
     let pre_tokenizer = "its pre-tokenizer is neither none, Whitespace nor WhitespaceSplit";
     assert_eq!(refused(|f| f["pre_tokenizer"] = pattern.clone()), pre_tokenizer);
-    // Ids that would be negative.
+    // Ids of 2^20 or more; 2^31 would be negative as i32.
     let vocabulary = "an id of its vocabulary is not a whole number below 2^20";
     assert_eq!(refused(|f| f["model"]["vocab"]["A"] = json!(1u64 << 31)), vocabulary);
     let added = "the id of an added token is not a whole number below 2^20";
     assert_eq!(refused(|f| f["added_tokens"][0]["id"] = json!(1 << 20)), added);
-    // A merge longer than every token, and a prefix that its parts do not have.
+    // A merge longer than every token, and a subword prefix that the tokens do not have.
     let grow = |f: &mut Value| {
         let longest = f["model"]["vocab"].as_object().unwrap().keys().max_by_key(|token| token.len()).cloned();
         f["model"]["merges"].as_array_mut().unwrap().push(json!([longest, longest]));
@@ -114,7 +115,7 @@ fn tokenizers_that_would_panic_or_grow() {
     assert_eq!(refused(prefix), "its pieces of words have a prefix");
 }
 
-/// The library panics at some of these; encoding has no use for them.
+/// Fields that encoding does not use are ignored. The `tokenizers` crate panics on some of these values.
 #[test]
 fn parts_that_do_not_matter_are_not_read() {
     let path = folder("hostile_parts").join("tokenizer.json");

@@ -1,4 +1,4 @@
-//! The packer's invariants on random lengths and bounds.
+//! Tests of the packer's invariants on random lengths and bounds.
 
 use std::collections::HashMap;
 

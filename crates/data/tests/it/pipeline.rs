@@ -1,4 +1,4 @@
-//! Reading, chunking, translation and the intermediate files against the original's, byte for byte.
+//! Tests that the intermediate files (windows and open reading frames) equal those of VirNucPro byte for byte.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ struct Files {
     chunks: usize,
 }
 
-/// The three files of `input` at chunk size `size`.
+/// The three intermediate files of `input` with windows of `size` bases.
 fn files(input: &Path, size: usize) -> Files {
     let mut out = Files::default();
     let (mut name, mut scratch) = (String::new(), Scratch::default());

@@ -1,4 +1,4 @@
-//! The reader on files, one and several, and on random bytes; `compressed.rs` has what is compressed.
+//! Tests of the sequence reader on one file, several files and random bytes; `compressed.rs` has compressed files.
 
 use std::fs;
 use std::io::Cursor;

@@ -1,4 +1,5 @@
-//! Result files: whole or not at all, and as other programs read them; `tables.rs` has the tables.
+//! Tests of result files: a file is complete or absent, and its format is what other programs expect. `tables.rs`
+//! has Parquet tables.
 
 use std::fs;
 use std::io::Write;
@@ -48,7 +49,7 @@ fn a_file_appears_whole_or_not_at_all() {
 fn what_cannot_be_written_is_refused() {
     let folder = folder("atomic_refused");
     let error = AtomicFile::create(folder.join("absent/out")).unwrap_err();
-    assert!(error.to_string().contains("absent/out: cannot be written; check the folder's"));
+    assert!(error.to_string().contains("absent/out: cannot be written, because its folder does not exist"));
     let error = AtomicFile::create(&folder).unwrap_err();
     assert!(error.to_string().contains("not a regular file"));
     if cfg!(unix) {
@@ -59,7 +60,7 @@ fn what_cannot_be_written_is_refused() {
 
 #[test]
 fn a_name_without_a_folder_is_in_the_current_one() {
-    // The path's parent is the empty path, which cannot be opened.
+    // The parent of this path is the empty path, which cannot be opened as a folder.
     let name = format!("plimsoll-data-test-{}", std::process::id());
     AtomicFile::create(&name).unwrap().commit().unwrap();
     fs::remove_file(name).unwrap();
@@ -87,7 +88,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// The header and the data.
+/// Reads a safetensors file: its header, and its data as f32.
 fn read(path: &Path) -> (Value, Vec<f32>) {
     let bytes = fs::read(path).unwrap();
     let size = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

@@ -1,4 +1,4 @@
-//! Parquet results, read back by the library's reader: schema, values, metadata, groups.
+//! Tests of Parquet results, read with the parquet crate: schema, values, metadata, row groups.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::support::folder;
 
 struct Table {
     batches: Vec<RecordBatch>,
-    /// Rows of each group.
+    /// Number of rows of each row group.
     groups: Vec<i64>,
     metadata: Vec<(String, String)>,
     schema: SchemaRef,
@@ -33,7 +33,7 @@ fn read(path: &Path) -> Table {
 }
 
 impl Table {
-    /// Id, length and the values of all lists, of each row.
+    /// Id, length and concatenated list values of each row.
     fn rows(&self) -> Vec<(String, i64, Vec<f32>)> {
         let mut rows = vec![];
         for batch in &self.batches {

@@ -1,4 +1,4 @@
-//! Token ids against those of the models' own tokenizers.
+//! Tests that token ids equal the ids of the models' original tokenizers.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::support::{folder, golden, real};
 
-/// The tensors' shapes and bytes of a small safetensors file.
+/// Header and tensor data of a small safetensors file.
 struct Tensors {
     header: Value,
     data: Vec<u8>,
@@ -74,7 +74,7 @@ fn the_real_dna_tokenizer() {
         assert_eq!(tokens.iter().map(|&t| i64::from(t)).collect::<Vec<_>>(), expected, "{sequence}");
         assert_eq!(unknown, expected.iter().filter(|&&id| id == 0).count());
     }
-    // Longer than the truncation that the file carries.
+    // The sequence is longer than the truncation length in the tokenizer file, which is not applied.
     let mut tokens = Vec::new();
     bpe.encode("ACGTTGCA".repeat(4000).as_bytes(), &mut tokens).unwrap();
     assert!(tokens.len() > 2000 && !tokens.contains(&3), "{}", tokens.len());
@@ -151,7 +151,7 @@ fn a_proteins_tokens_are_the_rows_of_its_golden() {
         let mut tokens = Vec::new();
         esm::encode(&protein.seq, &mut tokens);
         let entry = &golden_file.header[format!("{}.hidden", protein.id)];
-        // The longest have no hidden states in the file.
+        // The golden file has no hidden states for the longest sequences.
         if let Some(rows) = entry["shape"][0].as_u64() {
             assert_eq!(rows, tokens.len() as u64, "{}", protein.id);
             compared += 1;

@@ -1,5 +1,5 @@
-//! Weight files as a user meets them. Invariant: everything is made in the test or read from the
-//! goldens, and nothing is written outside the test's own temporary folder.
+//! Tests of weight files through the public API. Invariant: every file is created by a test or belongs to the goldens,
+//! and a test writes only to its own temporary folder.
 
 mod build;
 mod damage;
@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_data::weights::{Weights, WeightsError};
 
-/// A file of the goldens.
+/// Path of a file in `fixtures/goldens`.
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens").join(name)
 }
 
-/// A fresh folder for one test.
+/// Creates an empty folder for one test, replacing an existing one.
 fn folder(test: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("weights").join(test);
     let _ = fs::remove_dir_all(&folder);
@@ -26,14 +26,14 @@ fn folder(test: &str) -> PathBuf {
     folder
 }
 
-/// A file of these bytes in a fresh folder for one test.
+/// Writes `bytes` to the file `name` in a new folder for one test.
 fn file(test: &str, name: &str, bytes: &[u8]) -> PathBuf {
     let path = folder(test).join(name);
     fs::write(&path, bytes).expect("the temporary file can be written");
     path
 }
 
-/// The error and its causes, as the command line prints them, without the temporary folder.
+/// Formats the error and its causes as the command line does, without the path of the temporary folder.
 fn message(error: &WeightsError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -44,12 +44,12 @@ fn message(error: &WeightsError) -> String {
     text.replace(&format!("{}/weights/", env!("CARGO_TARGET_TMPDIR")), "")
 }
 
-/// Opens what must not open and returns its message.
+/// Opens a file that must be refused, and returns the message.
 fn refusal(path: &Path) -> String {
     message(&Weights::open(path).expect_err("it must not open"))
 }
 
-/// All elements of a tensor of floats.
+/// All elements of a floating-point tensor, as f32.
 fn all(weights: &Weights, name: &str) -> Vec<f32> {
     let count = weights.tensor(name).expect("the tensor is there").elements();
     let mut out = vec![f32::NAN; count as usize];

@@ -1,6 +1,7 @@
-//! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in `plimsoll_graph::ops`; all
-//! arithmetic is f64, weights are in C order. The kernels round nothing, except where an op's definition says f32
-//! (ESM's dropout scale, rotary angles); the [`ReferenceDevice`] rounds results to element types.
+//! The reference kernels: the numerical definition of every op. Plain loops, one file per op as in
+//! `plimsoll_graph::ops`; all arithmetic is f64, weights are in C order. The kernels round nothing, except where an
+//! op's definition says f32 (ESM's dropout scale, rotary angles); the [`ReferenceDevice`] rounds results to element
+//! types.
 //!
 //! Invariant: invalid data gives a [`ReferenceError`], never a panic; the same input gives the same bits on every
 //! machine, whatever else is in the batch.
@@ -28,7 +29,6 @@ mod layer_norm_grad;
 mod linear;
 mod linear_grad;
 mod machine;
-mod mlp;
 mod operands;
 mod optimizer;
 mod quantize;
@@ -55,7 +55,7 @@ use operands::Operands;
 use plimsoll_graph::Op;
 
 /// Runs one op. `outs` gives the shapes of the requested outputs for this step; `None` for an output that `dce`
-/// removed. Inputs are those of the op's documentation, floats (or i32, or quantized values, where it says so), in C
+/// removed. Inputs are as in the op's documentation: floats (or i32, or quantized values, where it says so), in C
 /// order. Results are f64 and not rounded, so central differences of them are accurate to about 1e-8.
 ///
 /// In the results of `Attention`, its gradient, and `Embed` with token dropout, rows outside of all spans are zero.
@@ -84,7 +84,6 @@ pub fn eval(
         Op::Linear(op) => linear::eval(op, &mut operands),
         Op::LinearInputGrad(_) => linear_grad::eval_input(&mut operands),
         Op::LinearWeightGrad(op) => linear_grad::eval_weight(op, &mut operands),
-        Op::Mlp(op) => mlp::eval(op, &mut operands),
         Op::Quantize(op) => quantize::eval(op, &mut operands),
         Op::Relu(_) => relu::eval(&mut operands),
         Op::RotaryTable(_) => rotary_table::eval(&mut operands, rows(outs)?),

@@ -25,7 +25,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// All rows.
-    pub fn iter_rows(self) -> impl Iterator<Item = &'a [f64]> {
+    pub(crate) fn iter_rows(self) -> impl Iterator<Item = &'a [f64]> {
         (0..self.rows).map(move |r| self.row(r))
     }
 }
@@ -66,7 +66,7 @@ impl<'a> Operands<'a> {
     }
 
     /// Takes floats of the given shape.
-    pub fn shaped(&mut self, what: &'static str, wanted: &[usize]) -> Result<&'a [f64], ReferenceError> {
+    pub(crate) fn shaped(&mut self, what: &'static str, wanted: &[usize]) -> Result<&'a [f64], ReferenceError> {
         let (shape, data) = self.floats(what)?;
         if shape == wanted {
             return Ok(data);
@@ -123,7 +123,7 @@ impl<'a> Operands<'a> {
     }
 
     /// Takes integers of the given shape.
-    pub fn shaped_integers(
+    pub(crate) fn shaped_integers(
         &mut self,
         what: &'static str,
         wanted: &[usize],
@@ -139,7 +139,11 @@ impl<'a> Operands<'a> {
     }
 
     /// Takes a matrix of integers with the given number of rows.
-    pub fn integer_rows(&mut self, what: &'static str, rows: usize) -> Result<&'a [i32], ReferenceError> {
+    pub(crate) fn integer_rows(
+        &mut self,
+        what: &'static str,
+        rows: usize,
+    ) -> Result<&'a [i32], ReferenceError> {
         let columns = self.ins.get(self.next).and_then(|t| t.shape.get(1)).copied();
         self.shaped_integers(what, &[rows, columns.unwrap_or(1)])
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 const BOUNDS: Bounds = Bounds { tokens: 6, sequences: 2, longest: 3 };
 const COUNTS: Counts = Counts { tokens: 5, sequences: 2 };
 
-/// y = x + fc2(gelu(fc1(norm(x)))) with an embedding of width 4; then a second layer of the same.
+/// y = x + fc2(gelu(fc1(norm(x)))) with an embedding of width 4; then a second layer of this form.
 fn network() -> Graph {
     let mut g = Builder::new(BOUNDS);
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(4)], DType::F32);

@@ -127,10 +127,9 @@ fn compare(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     Some(outs)
 }
 
-/// Whether the CPU has no kernel for the op in f32: there is no quantization to e4m3 and no matmul with a gate,
-/// and the fused MLP takes bf16 weights in tiles only, with tests beside its kernel.
+/// Whether the CPU has no kernel for the op in f32: there is no quantization to e4m3 and no matmul with a gate.
 pub fn not_on_cpu(op: &Op) -> bool {
-    matches!(op, Op::Quantize(quantize) if quantize.to == DType::F8) || matches!(op, Op::Mlp(_)) || is_gate(op)
+    matches!(op, Op::Quantize(quantize) if quantize.to == DType::F8) || is_gate(op)
 }
 
 fn is_gate(op: &Op) -> bool {

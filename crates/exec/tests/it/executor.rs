@@ -220,8 +220,8 @@ fn constant(value: f32) -> ParamSource {
     })
 }
 
-/// A step reads what the plan says it reads, except for the rows that pad panels; a resident plan reads when its
-/// reader is attached, and in no step.
+/// A step reads the number of bytes that the plan states for streamed weights, without rows that only pad panels. A
+/// plan with resident weights reads them when its reader is attached, and none in a step.
 #[test]
 fn a_step_reads_each_parameter_once() {
     let graph = small("esm2").expect("verified");

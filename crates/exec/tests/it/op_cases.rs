@@ -8,9 +8,8 @@
 pub mod attention;
 pub mod experts;
 pub mod linear;
-mod mlp;
+mod matmuls;
 pub mod optimizer;
-mod products;
 mod quantize;
 mod rows;
 mod sequences;
@@ -80,8 +79,7 @@ pub fn cases() -> Vec<Case> {
     [
         rows::cases(),
         linear::cases(),
-        mlp::cases(),
-        products::cases(),
+        matmuls::cases(),
         quantize::cases(),
         attention::cases(),
         sequences::cases(),

@@ -16,7 +16,7 @@ const SGD: Sgd = Sgd { momentum: 0.0, weight_decay: 0.05, nesterov: false };
 const MOMENTUM: Sgd = Sgd { momentum: 0.9, ..SGD };
 const ONE: Counts = Counts { tokens: 1, sequences: 1 };
 
-/// An optimizer as a graph of its own, and what it updates: p and its states.
+/// A graph that consists of an optimizer, and the values that it updates: p and its states.
 struct Stepper {
     executor: Executor,
     states: Vec<StateValues>,
@@ -239,8 +239,8 @@ fn a_step_that_is_not_ok_changes_no_bit() {
     }
 }
 
-/// As torch.nn.utils.clip_grad_norm_, on the unscaled gradients: the norm is of all of them, and where it is no
-/// number or infinite, nothing is done.
+/// Clips like torch.nn.utils.clip_grad_norm_, on the unscaled gradients. The norm is over all gradients; if it is NaN
+/// or infinite, nothing is changed.
 #[test]
 fn the_norm_of_all_gradients_is_clipped() {
     let large = 1e20;

@@ -153,7 +153,7 @@ fn a_trace_has_every_launch() {
     assert!(noted.windows(2).all(|two| two[0].start + two[0].seconds <= two[1].start), "one after the other");
 }
 
-/// Repeated counts, in sequence and later, so that some steps are replays of captured ones, at any number of
+/// Steps with repeated counts, both in sequence and later, so that some steps replay a captured step, at any number of
 /// in-flight steps.
 #[test]
 fn every_use_of_a_gpu_gives_the_same_bits() {

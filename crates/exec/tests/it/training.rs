@@ -97,8 +97,8 @@ fn the_head_everywhere() {
     on(&On::every_cpu(), &["head"]);
 }
 
-/// An adapted map is the plain one with the weight W + s B A. So the loss is that of the merged weight, and with
-/// its gradient dW: dB = s dW A^T and dA = s B^T dW.
+/// A linear map with an adapter equals a plain map with the merged weight W + s B A. The losses are therefore equal,
+/// and with the gradient dW of the merged weight: dB = s dW A^T and dA = s B^T dW.
 #[test]
 fn adapters_equal_merged_weights() {
     const RANK: usize = 2;

@@ -78,6 +78,13 @@ impl Linear {
     }
 }
 
+impl Op {
+    /// Indices of the inputs that are matmul weights, whose layout may be chosen by the kernel.
+    pub fn weights(&self) -> &'static [usize] {
+        if let Op::Linear(_) = self { &[1] } else { &[] }
+    }
+}
+
 impl OpRules for Linear {
     fn infer(&self, ins: &[&TensorSpec], bounds: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         match self.prologue {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// limited to L, all in f32; a number is approximately `scale q`. NaN stays NaN in e4m3. Integers have no NaN:
 /// such an element becomes 0 and the scale of its row becomes NaN.
 ///
-/// Inputs: those of f. Outputs: the quantized q: (R, N); and, unless f is the identity, y: (R, N) of x's type,
+/// Inputs: the inputs of f. Outputs: the quantized q: (R, N); and, unless f is the identity, y: (R, N) of x's type,
 /// for other readers; `dce` removes y if nothing reads it. q is computed from y before y is rounded to that
 /// type.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

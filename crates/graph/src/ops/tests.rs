@@ -36,18 +36,10 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
     let tail = |n| [vector(2), vector(n)];
     let linear = |bias| Op::Linear(Linear::new(bias, Epilogue::Residual));
     let norm = [x(F32), vector(8)];
-    let layer = Mlp { norm: None, hidden: Hidden::Gelu, bias: [false; 2], residual: true };
     vec![
         (Op::Add(Add {}), vec![x(F32), x(F32)]),
         (linear(false), vec![x(F32), w.clone(), x(F32)]),
         (linear(true), vec![x(F32), w.clone(), vector(8), x(F32)]),
-        (Op::Mlp(layer), vec![x(F32), w.clone(), w.clone(), x(F32)]),
-        (Op::Mlp(Mlp { residual: false, ..layer }), vec![x(F32), w.clone(), w.clone()]),
-        (
-            Op::Mlp(Mlp { norm: Some(LayerNorm { eps: 0.1 }), bias: [true; 2], ..layer }),
-            [&[x(F32), vector(8), vector(8), w.clone(), vector(8)][..], &[w.clone(), vector(8), x(F32)]]
-                .concat(),
-        ),
         (Op::Gelu(Gelu {}), vec![x(F32)]),
         (Op::GeluGrad(GeluGrad {}), vec![x(F32), x(F32)]),
         (Op::Relu(Relu {}), vec![x(F32)]),
@@ -86,7 +78,7 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
 }
 
 /// An aliased output must have the type of the input: otherwise its elements would be at other addresses than
-/// those of the input.
+/// the elements of the input.
 #[test]
 fn an_output_takes_over_only_storage_of_its_own_type() {
     for (op, ins) in in_place() {
@@ -148,29 +140,6 @@ fn products_of_codes_give_bf16() {
     }
     let error = infer(Op::Quantize(Quantize { of: Quantized::Rows, to: DType::U8 }), &[x(Bf16)]);
     assert!(error.expect_err("no codes").to_string().contains("f8 or i8"));
-}
-
-#[test]
-fn an_mlp_is_of_one_type_but_for_its_norm() {
-    let (w1, w2) = (spec(&[Fixed(64), Fixed(8)], Bf16), spec(&[Fixed(8), Fixed(64)], Bf16));
-    let norm = Some(LayerNorm { eps: 0.1 });
-    let mlp = |norm, hidden| Op::Mlp(Mlp { norm, hidden, bias: [false; 2], residual: true });
-    let with = |w1: &TensorSpec, w2: &TensorSpec| [x(Bf16), w1.clone(), w2.clone(), x(Bf16)];
-    assert_eq!(infer(mlp(None, Hidden::Gelu), &with(&w1, &w2)), Ok(vec![x(Bf16)]));
-    let half = spec(&[Fixed(8), Fixed(32)], Bf16);
-    assert_eq!(infer(mlp(None, Hidden::Gate), &with(&w1, &half)), Ok(vec![x(Bf16)]));
-    let normed = |gamma| [&[x(Bf16), spec(&[Fixed(8)], gamma), vector(8)][..], &with(&w1, &w2)[1..]].concat();
-    assert_eq!(infer(mlp(norm, Hidden::Gelu), &normed(F32)), Ok(vec![x(Bf16)]));
-    let odd = (spec(&[Fixed(48), Fixed(8)], Bf16), spec(&[Fixed(8), Fixed(24)], Bf16));
-    for (op, ins, says) in [
-        (mlp(norm, Hidden::Gelu), normed(Bf16), "gamma must be f32"),
-        (mlp(None, Hidden::Gate), with(&odd.0, &odd.1).to_vec(), "a multiple of 32 columns"),
-        (mlp(None, Hidden::Gate), with(&w1, &w2).to_vec(), "w1 must be bf16[128, 8]"),
-        (mlp(None, Hidden::Gelu), with(&w1, &spec(&[Fixed(8), Fixed(64)], F32)).to_vec(), "w2 must be bf16"),
-    ] {
-        let error = infer(op, &ins).expect_err(says).to_string();
-        assert!(error.contains(says), "{error}");
-    }
 }
 
 #[test]

@@ -186,17 +186,17 @@ impl DecoderConfig {
         c.norm = if keys.choice("norm", ["rms_norm", "layer_norm"])? == 0 { Norm::Rms } else { Norm::Layer };
         c.eps = keys.eps("norm_eps", 1e-5)?;
         c.positions = match keys.choice("positions", ["rotary", "alibi"])? {
-            0 => Positions::Rotary(keys.number("rope_theta", 10_000.0)?),
+            0 => Positions::Rotary(keys.above_zero("rope_theta", 10_000.0)?),
             _ => Positions::Alibi,
         };
         c.mask = mask(keys)?;
         c.mlp = if keys.choice("mlp", ["swiglu", "gelu"])? == 0 { Mlp::SwiGlu } else { Mlp::Gelu };
         c.bias = keys.flag("bias", false)?;
-        if keys.number("num_local_experts", 0.0)? > 0.0 {
+        if keys.count("num_local_experts")? > 0 {
             c.experts = Some(Experts {
                 experts: keys.size("num_local_experts")?,
                 top_k: keys.size("num_experts_per_tok")?,
-                shared: keys.number("num_shared_experts", 0.0)? as u64,
+                shared: keys.count("num_shared_experts")?,
                 renormalise: keys.flag("norm_topk_prob", true)?,
                 capacity: (keys.number("capacity_factor", 0.0)? * 1000.0).round() as u32,
                 balance: keys.number("router_aux_loss_coef", 0.0)?,
@@ -210,6 +210,7 @@ impl DecoderConfig {
     fn checked(self, keys: &Keys<'_>) -> Result<Self, ConfigError> {
         match &self.experts {
             Some(e) if e.experts > 1024 => Err(keys.bad("num_local_experts", "at most 1024")),
+            Some(e) if e.shared > 1024 => Err(keys.bad("num_shared_experts", "at most 1024")),
             Some(e) if e.top_k > e.experts => {
                 Err(keys.bad("num_experts_per_tok", format!("at most num_local_experts {}", e.experts)))
             }
@@ -298,11 +299,11 @@ impl DecoderConfig {
 /// Reads `rope_theta`, from `rope_parameters` (transformers 5) or else from the top level (transformers 4).
 fn rope_theta(keys: &Keys<'_>, default: f32) -> Result<f32, ConfigError> {
     let Some(Value::Object(inner)) = keys.0.get("rope_parameters") else {
-        return keys.number("rope_theta", default);
+        return keys.above_zero("rope_theta", default);
     };
     let inner = Keys(inner);
     inner.one_of("rope_type", &[Some("default"), None])?;
-    inner.number("rope_theta", default)
+    inner.above_zero("rope_theta", default)
 }
 
 /// Reads the key `mask`; causal if it is missing.

@@ -27,8 +27,8 @@ struct Grouped<'a> {
 }
 
 impl Stack<'_> {
-    /// Routes each token to its experts and adds their outputs, weighted by the gates, and those of shared
-    /// experts. h: (T, D) -> (T, D).
+    /// Routes each token to its experts and adds their outputs, weighted by the gates, and the outputs of
+    /// shared experts. h: (T, D) -> (T, D).
     pub(super) fn moe(
         &mut self,
         g: &mut Builder,

@@ -236,6 +236,31 @@ fn decoders_that_would_compute_something_else_are_refused() {
     );
     check("alibi", "\"block\": 2", "\"blocks\": 2", "`mask` must be \"causal\"");
     check("alibi", "\"alibi\"", "\"learned\"", "`positions` must be `rotary` or `alibi`");
+    // A base of 0 would make every frequency infinite.
+    for name in ["llama", "moe_gelu"] {
+        for zero in ["0", "0.0", "1e-320", "-1", "\"1\""] {
+            check(
+                name,
+                "\"rope_theta\": 10000.0",
+                &format!("\"rope_theta\": {zero}"),
+                "`rope_theta` must be a number",
+            );
+        }
+    }
+    let inner = "\"rope_parameters\": {\"rope_theta\": 0}, \"hidden_act\"";
+    check("llama", "\"hidden_act\"", inner, "`rope_theta` must be a number above 0, found 0");
+    let count = |key: &str, value: &str, wanted: &str| {
+        let mut text: Value = serde_json::from_str(&config("moe_gelu")).expect("JSON");
+        text[key] = serde_json::from_str(value).expect("JSON");
+        let error = DecoderConfig::from_json(&text.to_string()).expect_err(key).to_string();
+        assert_eq!(error, format!("`{key}` must be {wanted}, found {value}"));
+    };
+    for key in ["num_shared_experts", "num_local_experts"] {
+        for value in ["1.5", "-1", "0.5", "true", "16777217"] {
+            count(key, value, "a whole number between 0 and 16777216");
+        }
+        count(key, "1025", "at most 1024");
+    }
 }
 
 #[test]

@@ -69,7 +69,6 @@ table! {
         LinearCrossEntropyGradF32 = "linear_cross_entropy_grad_f32": LinearCrossEntropyGrad (Takes::Widened, Scratch::Loss),
         LinearInputGradF32 = "linear_input_grad_f32": LinearInputGrad (Takes::Widened, Scratch::Product),
         LinearWeightGradF32 = "linear_weight_grad_f32": LinearWeightGrad (Takes::Widened, Scratch::Product),
-        MlpBf16 = "mlp_bf16": Mlp (Takes::Mlp, Scratch::Mlp),
         QuantizeF32 = "quantize_f32": Quantize (Takes::WidenedF16, Scratch::Columns),
         QuantizeBf16 = "quantize_bf16": Quantize (Takes::Bf16, Scratch::Columns),
         ReluF32 = "relu_f32": Relu (Takes::WidenedF16, Scratch::None),
@@ -110,8 +109,6 @@ enum Takes {
     Native,
     /// bf16, read directly, with f32 norm parameters, tables and statistics.
     Bf16,
-    /// bf16 and f32 as above, with bf16 weights in tiles.
-    Mlp,
     /// f32 only, with the weight in panels.
     Panels,
     /// bf16 only, with the weight in tiles.
@@ -132,8 +129,6 @@ enum Scratch {
     Product,
     /// As `Product`, followed by the logits of a chunk of rows.
     Loss,
-    /// Per worker: workspace of an MLP.
-    Mlp,
     /// Per worker: workspace of attention.
     Flash,
     /// Per worker: workspace of the gradient of attention.
@@ -172,11 +167,6 @@ const GEMM_TILES: u64 = 797_184;
 
 /// Workspace per worker in bytes of a matmul whose operands both change in every step.
 const PRODUCT: u64 = 932_352;
-
-/// Workspace per worker in bytes of an MLP. The part per column of its widest layer holds a strip of tiles, or
-/// the tallest block of the vector kernel; the rest allows higher blocks of rows.
-const MLP: u64 = 1120 << 10;
-const MLP_COLUMN: u64 = 128;
 
 /// Workspace per worker in bytes of attention with `head_dim` columns per head: keys, values and sums per
 /// column, plus queries, scores, and padding of the columns. A test of the kernel checks that its buffers fit
@@ -218,18 +208,13 @@ impl CpuKernel {
     /// Workspace per worker in bytes of 16-bit and 8-bit matmuls with weights in tiles.
     pub const TILES_BYTES: u64 = GEMM_TILES;
 
-    /// Workspace per worker in bytes of an MLP whose widest layer has `columns` columns.
-    pub const fn mlp_bytes(columns: u64) -> u64 {
-        MLP + MLP_COLUMN * columns
-    }
-
     pub(super) fn dtypes(self) -> &'static [DType] {
         match self.row().0 {
             Takes::Widened | Takes::Native => &[DType::F32, DType::Bf16, DType::F16],
             Takes::WidenedF16 => &[DType::F32, DType::F16],
             Takes::Panels => &[DType::F32],
             Takes::Tiles => &[DType::Bf16],
-            Takes::Bf16 | Takes::Mlp => &[DType::Bf16, DType::F32],
+            Takes::Bf16 => &[DType::Bf16, DType::F32],
             Takes::Quantized => &[DType::I8, DType::Bf16],
         }
     }
@@ -238,14 +223,14 @@ impl CpuKernel {
     pub fn widens(self) -> bool {
         match self.row().0 {
             Takes::Widened | Takes::WidenedF16 => true,
-            Takes::Native | Takes::Bf16 | Takes::Mlp | Takes::Panels | Takes::Tiles | Takes::Quantized => false,
+            Takes::Native | Takes::Bf16 | Takes::Panels | Takes::Tiles | Takes::Quantized => false,
         }
     }
 
     pub(super) fn weights(self) -> Layout {
         match self.row().0 {
             Takes::Panels => Layout::Packed { rows: PANEL, columns: 1 },
-            Takes::Tiles | Takes::Mlp => TILES,
+            Takes::Tiles => TILES,
             Takes::Quantized => Layout::Packed { rows: TILE_STEP, columns: INT8_STEP },
             Takes::Widened | Takes::WidenedF16 | Takes::Native | Takes::Bf16 => Layout::RowMajor,
         }
@@ -270,11 +255,6 @@ impl CpuKernel {
             Scratch::Tiles => each(GEMM_TILES),
             Scratch::Product => each(PRODUCT),
             Scratch::Loss => each(PRODUCT) + Bytes(word * logits(graph, node)),
-            Scratch::Mlp => {
-                // The columns of the second weight are the hidden layer.
-                let hidden = node.op.weights().last().map_or(0, |&i| columns(graph, node, i));
-                each(Self::mlp_bytes(columns(graph, node, 0).max(hidden).max(output_columns(graph, node))))
-            }
             Scratch::Flash => each(flash_bytes(head_dim(&node.op)) as u64),
             Scratch::FlashGrad => each(flash_grad_bytes(head_dim(&node.op)) as u64),
             Scratch::Columns => each(word * output_columns(graph, node)),

@@ -87,7 +87,7 @@ enum Operands {
     Rows,
     /// Rows of one floating-point type, and workspace for cuBLASLt algorithms.
     Matmul,
-    /// Quantized values with their scales, and bf16; the same workspace.
+    /// Quantized values with their scales, and bf16; both need equal workspaces.
     Quantized,
     /// Sums over rows: workspace for partial sums.
     Sums,
@@ -112,7 +112,7 @@ const GEMM: Bytes = Bytes(32 << 20);
 
 pub(super) fn fusions(capability: Capability) -> Fusions {
     let hopper = capability == Capability::HOPPER;
-    Fusions { fuse_gates: hopper, fuse_norms: if hopper { WIDEST_NORM } else { 0 }, mlp: false }
+    Fusions { fuse_gates: hopper, fuse_norms: if hopper { WIDEST_NORM } else { 0 } }
 }
 
 impl CudaKernel {

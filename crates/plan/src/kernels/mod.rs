@@ -133,13 +133,11 @@ pub struct Fusions {
     pub fuse_gates: bool,
     /// Maximum columns of rows for which 16-bit matmuls can compute a preceding layer norm; 0 if unsupported.
     pub fuse_norms: u64,
-    /// A kernel computes a whole bf16 MLP with its hidden layer in the workspace.
-    pub mlp: bool,
 }
 
 impl Kernels {
     /// Kernels that accept a node, preferred ones first; they differ in the layout of weights.
-    pub fn accepting(self, graph: &Graph, node: &Node) -> impl Iterator<Item = KernelId> {
+    pub(crate) fn accepting(self, graph: &Graph, node: &Node) -> impl Iterator<Item = KernelId> {
         self.all().filter(move |&id| self.accepts(id, graph, node))
     }
 
@@ -163,10 +161,9 @@ impl Kernels {
     }
 
     /// Fusions that the kernels support.
-    pub fn fusions(self) -> Fusions {
+    pub(crate) fn fusions(self) -> Fusions {
         match self {
-            Self::Reference => Fusions { fuse_gates: false, fuse_norms: 0, mlp: false },
-            Self::Cpu(_) => Fusions { fuse_gates: false, fuse_norms: 0, mlp: true },
+            Self::Reference | Self::Cpu(_) => Fusions { fuse_gates: false, fuse_norms: 0 },
             Self::Cuda(capability) => cuda::fusions(capability),
         }
     }

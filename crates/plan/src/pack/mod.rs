@@ -7,8 +7,7 @@
 //! The problem is NP-hard (Garey & Johnson 1979, SR2). [`Problem::lower_bound`], the largest sum of live bytes,
 //! bounds the distance of a packing from the optimum.
 
-mod exact;
-mod greedy;
+mod first_fit;
 mod problem;
 mod skyline;
 mod solve;

@@ -2,32 +2,24 @@
 //! of the skyline receives the block of highest priority that fits on it, so that the packing grows evenly and leaves
 //! few holes below long-lived blocks.
 //!
-//! Invariant: first fit in an order returned from here gives a packing no higher than the given limit.
+//! Invariant: a block is placed only on a step that covers its lifetime, so no two blocks overlap.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::solve::Block;
 
-/// Packs `blocks` and returns the order in which they are placed, and the offset of each block; `None` if a block
-/// would end above `limit`. Subtracts the work done from `steps`.
-///
-/// First fit in this order places no block higher than here, for the reason given in `exact::below`.
-pub(super) fn order(
-    blocks: &[Block],
-    priority: &[u32],
-    limit: u64,
-    steps: &mut u64,
-) -> Option<(Vec<u32>, Vec<u64>)> {
+/// Packs `blocks` with the given priority and returns the offset of each block; `None` if a block would end above
+/// `limit`. Takes O(n log n) for lifetimes as in layers; for random long lifetimes the time is quadratic.
+pub(super) fn pack(blocks: &[Block], priority: &[u32], limit: u64) -> Option<Vec<u64>> {
     let mut waiting = Waiting::new(blocks, priority);
     let last = blocks.iter().map(|b| b.death).max().unwrap_or(0);
     let mut skyline = Skyline::new(last);
-    let (mut order, mut offsets) = (Vec::with_capacity(blocks.len()), vec![0; blocks.len()]);
-    while order.len() < blocks.len() {
+    let mut offsets = vec![0; blocks.len()];
+    let mut placed = 0;
+    while placed < blocks.len() {
         let low = skyline.lowest();
-        let (next, looked_at) = waiting.take(&low);
-        *steps = steps.saturating_sub((skyline.by_floor.len() + looked_at) as u64);
-        let Some(next) = next else {
+        let Some(next) = waiting.take(&low) else {
             skyline.fill(low);
             continue;
         };
@@ -37,9 +29,9 @@ pub(super) fn order(
         }
         skyline.build(low, &blocks[next], end);
         offsets[next] = low.floor;
-        order.push(next as u32);
+        placed += 1;
     }
-    Some((order, offsets))
+    Some(offsets)
 }
 
 /// A maximal interval of time at constant height, `first` and `last` inclusive.
@@ -146,9 +138,8 @@ impl<'a> Waiting<'a> {
         Self { blocks, leaves, tree, priority }
     }
 
-    /// Removes and returns the block of highest priority whose lifetime is within the step, and returns the number of
-    /// blocks that are born in it.
-    fn take(&mut self, step: &SkylineStep) -> (Option<usize>, usize) {
+    /// Removes and returns the block of highest priority whose lifetime is within the step.
+    fn take(&mut self, step: &SkylineStep) -> Option<usize> {
         let from = self.blocks.partition_point(|b| b.birth < step.first);
         let to = self.blocks.partition_point(|b| b.birth <= step.last);
         // Blocks are in order of birth, so those born in the step are a range of leaves.
@@ -163,7 +154,7 @@ impl<'a> Waiting<'a> {
                 self.tree[node] = both(self.tree[2 * node], self.tree[2 * node + 1]);
             }
         }
-        (next, to - from)
+        next
     }
 
     /// Lowers `best` to the least rank among the blocks of `range` in this subtree that die by `last`. `span` is the

@@ -98,7 +98,7 @@ fn accumulate(builder: &mut Builder, sum: &mut Option<ValueId>, grad: ValueId) {
 fn depends_on_params(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Vec<bool> {
     let is_trained = |role: Role| match role {
         Role::Param(p) => trained(&graph.params[p.index()]),
-        Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => false,
+        Role::Input | Role::Activation | Role::Grad | Role::State(_) => false,
     };
     let mut depends: Vec<bool> = graph.values.iter().map(|v| is_trained(v.spec.role)).collect();
     for node in &graph.nodes {

@@ -172,7 +172,7 @@ impl Fusion {
     fn stack(&mut self, parts: [ValueId; 3]) -> ValueId {
         let params = parts.iter().filter_map(|&v| match self.g.spec(v).role {
             Role::Param(p) => Some(&self.g.params[p.index()]),
-            Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => None,
+            Role::Input | Role::Activation | Role::Grad | Role::State(_) => None,
         });
         let pieces: Vec<ParamPiece> = params.flat_map(|p| p.pieces.iter().cloned()).collect();
         let rows: u64 = pieces.iter().map(|p| p.rows.1 - p.rows.0).sum();

@@ -4,7 +4,7 @@
 
 use super::{dce, push_node};
 use crate::{PlanError, Precision};
-use plimsoll_graph::ops::{Epilogue, Gelu, Linear, Quantize, Quantized};
+use plimsoll_graph::ops::{Epilogue, Gelu, Linear, Prologue, Quantize, Quantized};
 use plimsoll_graph::{DType, Def, Graph, Node, Op, Role, TensorSpec, Value, ValueId};
 
 /// Returns the graph with the linears of its layers computed on quantized operands of the type of `precision`; an
@@ -14,7 +14,9 @@ use plimsoll_graph::{DType, Def, Graph, Node, Op, Role, TensorSpec, Value, Value
 /// [`PlanError::BadPolicy`] if the graph has no linear that can be quantized.
 pub fn quantize(graph: &Graph, precision: Precision) -> Result<Graph, PlanError> {
     let Some(dtype) = precision.quantized() else { return Ok(graph.clone()) };
-    let chosen: Vec<bool> = graph.nodes.iter().map(|node| is_quantized(graph, node)).collect();
+    let mut updated = vec![false; graph.values.len()];
+    graph.updates.iter().for_each(|(of, _)| updated[of.index()] = true);
+    let chosen: Vec<bool> = graph.nodes.iter().map(|node| is_quantized(graph, &updated, node)).collect();
     if !chosen.contains(&true) {
         let why = format!("{} is for the linear layers of encoders, and the model has none", precision.name());
         return Err(PlanError::BadPolicy { field: "precision", why });
@@ -39,13 +41,19 @@ pub fn quantize(graph: &Graph, precision: Precision) -> Result<Graph, PlanError>
     Ok(dce(&pass.g))
 }
 
-/// Whether a node is computed on quantized operands: a linear that belongs to a layer, with a bf16 input computed by
-/// another node and a bf16 parameter as weight.
-fn is_quantized(graph: &Graph, node: &Node) -> bool {
-    let Op::Linear(_) = node.op else { return false };
+/// Whether a node is computed on quantized operands: a linear without a prologue that belongs to a layer, whose input
+/// is the first output of another node, in bf16, and whose weight is a bf16 parameter that no update changes.
+///
+/// Only first outputs are quantized by [`QuantizePass::quantise`]. A prologue normalises rows of numbers, not of
+/// quantized values. The quantized weight is a second value of the parameter, which an update would not change.
+fn is_quantized(graph: &Graph, updated: &[bool], node: &Node) -> bool {
+    let Op::Linear(Linear { prologue: Prologue::None, .. }) = node.op else { return false };
     let [x, w] = [node.inputs[0], node.inputs[1]].map(|v| graph.value(v));
-    let given = matches!((x.def, w.spec.role), (Def::Node(..), Role::Param(_)));
-    given && node.layer.is_some() && (x.spec.dtype, w.spec.dtype) == (DType::Bf16, DType::Bf16)
+    let given = matches!((x.def, w.spec.role), (Def::Node(_, 0), Role::Param(_)));
+    given
+        && node.layer.is_some()
+        && (x.spec.dtype, w.spec.dtype) == (DType::Bf16, DType::Bf16)
+        && !updated[node.inputs[1].index()]
 }
 
 /// State of the rewrite.
@@ -69,9 +77,9 @@ impl QuantizePass {
             (Quantized::Gelu(op), node.inputs)
         } else if let Op::Glu(op) = node.op {
             (Quantized::Glu(op), node.inputs)
-        } else if let Op::Linear(Linear { bias, epilogue: Epilogue::Gelu, .. }) = node.op {
+        } else if let Op::Linear(linear @ Linear { epilogue: Epilogue::Gelu, .. }) = node.op {
             let sum = self.value(self.g.spec(v).clone());
-            let op = Op::Linear(Linear::new(bias, Epilogue::None));
+            let op = Op::Linear(Linear { epilogue: Epilogue::None, ..linear });
             push_node(&mut self.g, Node { op, outputs: vec![Some(sum)], ..node });
             (Quantized::Gelu(Gelu {}), vec![sum])
         } else {

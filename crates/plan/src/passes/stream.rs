@@ -34,7 +34,7 @@ pub fn stream(graph: &Graph) -> Graph {
 pub(crate) fn streamed(graph: &Graph) -> Vec<bool> {
     let is_param = |role| match role {
         Role::Param(_) => true,
-        Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => false,
+        Role::Input | Role::Activation | Role::Grad | Role::State(_) => false,
     };
     let mut streamed: Vec<bool> = graph.values.iter().map(|v| is_param(v.spec.role)).collect();
     let outputs = graph.outputs.iter().map(|(_, v)| *v);

@@ -1,7 +1,8 @@
-//! Predicts memory and time of a model with many layers from a small model with few. Consecutive equal layers form
-//! runs. Of a long run the small model contains four units: the first, one that represents all units in the middle,
-//! and the last two. The live bytes of the full model at an instant are the sum over the live values of the small
-//! model, each multiplied by the number of layers in which the corresponding value is live.
+//! Predicts memory and time of a model with many layers from a small model with few. A unit is one layer, or a group of
+//! n layers if the policy recomputes groups of n. Consecutive equal units form a run. Of a long run the small model
+//! contains four units: the first, one that represents all units in the middle, and the last two. The
+//! live bytes of the full model at an instant are the sum over the live values of the small model, each multiplied by
+//! the number of layers in which the corresponding value is live.
 //!
 //! Invariant: the full model differs from the small one only in the number of layers. The plan that a search returns
 //! is compiled for all layers, so an error here may lead to a suboptimal choice but never to a plan over the budget.
@@ -169,7 +170,7 @@ impl Layers {
     }
 
     /// Largest sum of live bytes during a step of the full model: a lower bound on every packing. `graph` and
-    /// `schedule` are those of the small model.
+    /// `schedule` belong to the small model.
     pub fn live(&self, graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Bytes, PlanError> {
         let mut live = Timeline::new(schedule.instrs.len() + 2);
         for (i, instr) in schedule.instrs.iter().enumerate() {

@@ -86,7 +86,7 @@ impl Optimizer {
         }
     }
 
-    /// The same optimizer with weight decay enabled or disabled.
+    /// Returns this optimizer with weight decay enabled or disabled.
     fn with_decay(self, decay: bool) -> Self {
         if decay {
             return self;
@@ -133,7 +133,7 @@ impl Training<'_> {
         self.accumulation == 1 && self.max_norm == 0.0 && self.precision != Precision::Fp16
     }
 
-    /// Builds the program; `forward` has the bounds of a micro-batch, `evaluation` those of an evaluation
+    /// Builds the program; `forward` has the bounds of a micro-batch, `evaluation` the bounds of an evaluation
     /// batch.
     pub fn program(&self, forward: &Graph, evaluation: &Graph, target: &Target) -> Result<Program, PlanError> {
         let micro = self.micro_step(forward)?;

@@ -92,8 +92,8 @@ pub struct Rejected {
 }
 
 /// Builds the forward graph of a micro-batch and the graph of an evaluation batch, given the tokens of the
-/// micro-batch, the rows of logits computed at a time, and the number of layers, which is at most that of the
-/// search.
+/// micro-batch, the rows of logits computed at a time, and the number of layers, which is at most the number of
+/// layers of the search.
 pub type BuildTraining<'a> = &'a dyn Fn(u64, u32, u32) -> Result<(Graph, Graph), PlanError>;
 
 /// A candidate under consideration.
@@ -101,8 +101,8 @@ struct OpenCandidate {
     candidate: Candidate,
     step: Rc<MicroStep>,
     apply: Apply,
-    /// Recomputation choices from this index on are excluded: one that was predicted to fit did not when it was
-    /// planned.
+    /// Recomputation choices from this index on are excluded, because a choice that was predicted to fit exceeded the
+    /// budget when it was planned.
     below: Cell<usize>,
 }
 
@@ -334,7 +334,7 @@ impl Look<'_> {
             loop {
                 let mut tried: Vec<Tried> = vec![];
                 for open in open.iter().filter(|open| open.candidate.optimizer == optimizer) {
-                    // Skip a candidate whose best possible rate does not exceed that of one already tried.
+                    // Skip a candidate if its best possible rate does not exceed the rate of a tried candidate.
                     if tried.iter().any(|t| t.rate() >= open.most(budget)) {
                         continue;
                     }
@@ -354,8 +354,8 @@ impl Look<'_> {
         Ok(None)
     }
 
-    /// Finds the choice of a candidate that fits with the least recomputation. Peak memory grows with the kept
-    /// bytes, so bisection applies, over the same positions for every budget: a larger budget never ends at an
+    /// Finds the choice of a candidate that fits with the least recomputation. Peak memory grows with the stored
+    /// bytes, so bisection applies, over equal positions for every budget: a larger budget never ends at an
     /// earlier position.
     fn squeezed(&self, open: &OpenCandidate) -> Result<Option<Tried>, PlanError> {
         let budget = self.search.budget;

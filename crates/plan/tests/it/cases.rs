@@ -3,7 +3,9 @@
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
 use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, StateDef, StateKind, ValueId};
 use plimsoll_models::{Encoder, Output};
-use plimsoll_plan::{AutodiffPolicy, Bill, Plan, PlanError, Policy, Program, Target, Weights, compile};
+use plimsoll_plan::{
+    AutodiffPolicy, Bill, MemoryPlan, Plan, PlanError, Policy, Program, Target, Weights, compile,
+};
 
 pub const MEAN: &[Output] = &[Output::Mean];
 
@@ -115,6 +117,12 @@ pub fn attention_block() -> Builder {
     let y = g.linear(o, "out", 8, true);
     g.output("y", y);
     g
+}
+
+/// Transient bytes above the lower bound, in thousandths of the lower bound, rounded up.
+pub fn waste_permille(memory: &MemoryPlan) -> u64 {
+    let waste = memory.transient.saturating_sub(memory.lower_bound).0;
+    (waste * 1000).div_ceil(memory.lower_bound.0.max(1))
 }
 
 /// Number of nodes with the op named `op`.

@@ -132,7 +132,6 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
         ("fuse_norms", [widest]) => {
             kept(passes::fuse_norms(graph, widest.parse().map_err(|_| format!("`{widest}` is not a number"))?))
         }
-        ("fuse_mlp", []) => kept(passes::fuse_mlp(graph)),
         ("dce", []) => kept(passes::dce(graph)),
         ("stream", []) => kept(passes::stream(graph)),
         ("quantize", [precision]) => Ok(passes::quantize(graph, precision_of(precision)?)),

@@ -47,7 +47,7 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
 
 /// Replicas share the weights; each has its own staging and transient region.
 #[test]
-fn lanes_are_in_the_ledger() {
+fn replicas_are_in_the_ledger() {
     let one = program("cpu", Weights::Resident);
     let each = one.arena_bytes() - one.persistent();
     assert!(each > Bytes::ZERO && one.persistent() > each);
@@ -78,7 +78,7 @@ fn streamed_weights_travel_through_the_hosts_memory() {
 }
 
 #[test]
-fn where_the_arena_is_the_hosts_memory_there_is_no_ring() {
+fn where_the_arena_is_the_hosts_memory_steps_need_no_staging() {
     let bare = program("cpu", Weights::Resident);
     assert_eq!(bare.clone().with_ring(4), bare);
     assert_eq!(

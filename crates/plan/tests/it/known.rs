@@ -1,10 +1,11 @@
 //! Plans of all known models on several targets: ledgers, packing, offsets, planning time.
 
-use crate::cases::{MEAN, bounds, encoder, model, plan, target};
+use crate::cases::{MEAN, bounds, encoder, model, plan, target, waste_permille};
 use crate::oracle;
 use plimsoll_graph::{Bounds, Bytes, Role};
 use plimsoll_models::{HeadConfig, KNOWN, Output, mlp_head};
 use plimsoll_plan::{MemoryPlan, Plan, Program, Staging, check};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 const TARGETS: [&str; 4] = ["cpu", "null", "h200", "4090"];
@@ -54,7 +55,7 @@ fn addresses(program: &Program) {
             assert!(start + slice.bytes.0 <= program.arena_bytes().0);
             match value.spec.role {
                 Role::Param(_) | Role::State(_) => ranges.push((start, start + slice.bytes.0)),
-                Role::Input | Role::Activation | Role::Grad | Role::Scratch => transient = transient.min(start),
+                Role::Input | Role::Activation | Role::Grad => transient = transient.min(start),
             }
         }
     }
@@ -82,10 +83,10 @@ fn ledgers_sum_and_packing_wastes_under_two_percent() {
                     "{id:<30} {target_name:<6} {tokens:>6} {:>16} {:>16} {:>4} permille",
                     transient.0,
                     lower_bound.0,
-                    plan.memory.waste_permille()
+                    waste_permille(&plan.memory)
                 );
                 assert!(transient >= lower_bound);
-                assert!(plan.memory.waste_permille() < 20, "{id} on {target_name} at {tokens}");
+                assert!(waste_permille(&plan.memory) < 20, "{id} on {target_name} at {tokens}");
                 sound(&alone(id, plan, target_name));
             }
         }
@@ -99,7 +100,7 @@ fn every_output_has_its_plan() {
         for target_name in TARGETS {
             let plan = model(id, 4096, &all, target_name);
             assert_eq!(plan.graph.outputs.len(), 4);
-            assert!(plan.memory.waste_permille() < 20, "{id} on {target_name}");
+            assert!(waste_permille(&plan.memory) < 20, "{id} on {target_name}");
             sound(&alone(id, plan, target_name));
         }
     }
@@ -201,4 +202,27 @@ fn the_largest_model_is_planned_within_a_second() {
     println!("{id}: built in {built:?}, planned after {planned:?}, {} nodes", plan.graph.nodes.len());
     // Twice the limit of a release build, because test builds are hardly optimised.
     assert!(planned < Duration::from_secs(2), "{planned:?}");
+}
+
+/// Programs that differ in any buffer, or in whether their plans share parameters, have different digests.
+#[test]
+fn digests_tell_buffers_apart() {
+    let t = target("cpu");
+    let plan = model("facebook/esm2_t6_8M_UR50D", 512, MEAN, "cpu");
+    let plans = || vec![("a".to_owned(), plan.clone()), ("b".to_owned(), plan.clone())];
+    let buffer = |label: &str, bytes: u64| Staging { label: label.to_owned(), bytes: Bytes(bytes) };
+    // The bytes of the first buffer, written after its label, read "12345678".
+    let bytes = u64::from_le_bytes(*b"12345678");
+    let with = |staging, host| Program::new(t.clone(), plans(), staging).host_extra(host);
+    let programs = [
+        with(vec![], vec![]),
+        Program::sharing(t.clone(), plans()),
+        with(vec![], vec![]).with_replicas(2),
+        with(vec![buffer("x", bytes), buffer("y", 64)], vec![]),
+        with(vec![buffer("x", bytes)], vec![buffer("y", 64)]),
+        with(vec![], vec![buffer("x", bytes), buffer("y", 64)]),
+        with(vec![buffer("x12345678y", 64)], vec![]),
+    ];
+    let digests: BTreeSet<String> = programs.iter().map(|p| p.digest().expect("hashed")).collect();
+    assert_eq!(digests.len(), programs.len());
 }

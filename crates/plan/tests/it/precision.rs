@@ -100,7 +100,7 @@ fn count(graph: &Graph, which: impl Fn(&Op) -> bool) -> usize {
 /// Each layer has four activations that linears read. Each is quantized once, also if several linears read it, and
 /// inside the op that computes it if that op is a norm, GELU or GLU.
 #[test]
-fn layers_read_codes_that_are_made_once() {
+fn layers_read_values_that_are_quantized_once() {
     let models = [("facebook/esm2_t6_8M_UR50D", 6), ("zhihan1996/DNABERT-S", 12)];
     for ((id, layers), fuse) in models.into_iter().flat_map(|model| [(model, true), (model, false)]) {
         for (precision, on, dtype, layout) in CODES {
@@ -135,7 +135,7 @@ fn layers_read_codes_that_are_made_once() {
 }
 
 #[test]
-fn codes_take_half_of_the_bytes_again() {
+fn quantized_values_take_half_of_the_bytes_again() {
     let graph = encoder("facebook/esm2_t36_3B_UR50D").graph(bounds(4096), &[Output::Mean]).expect("verified");
     for (precision, on, ..) in CODES {
         let of = |precision| {
@@ -148,7 +148,7 @@ fn codes_take_half_of_the_bytes_again() {
 }
 
 #[test]
-fn tf32_changes_the_products_and_nothing_else() {
+fn tf32_changes_the_matmuls_and_nothing_else() {
     let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(512), &[Output::Mean]).expect("verified");
     let of = |precision, name: &str| {
         compile(&graph, &Policy { precision, ..Policy::default() }, &target(name)).expect("planned")
@@ -191,7 +191,7 @@ fn tf32_is_refused_where_it_cannot_be() {
 }
 
 #[test]
-fn codes_are_refused_where_they_cannot_be() {
+fn quantization_is_refused_where_it_cannot_be() {
     let graph = encoder("facebook/esm2_t6_8M_UR50D").graph(bounds(512), &[Output::Mean]).expect("verified");
     let policy = Policy { precision: Precision::Fp8, ..Policy::default() };
     for name in ["cpu", "a100-80", "3090"] {

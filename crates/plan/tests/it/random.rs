@@ -2,9 +2,9 @@
 
 use crate::cases::{attention, bounds, state, target};
 use crate::{oracle, symbolic};
-use plimsoll_graph::ops::{Activation, BatchNorm, Concat, Glu, Relu, SegmentMean, SelectRows, Softmax};
+use plimsoll_graph::ops::{Activation, BatchNorm, Concat, Embed, Glu, Relu, SegmentMean, SelectRows, Softmax};
 use plimsoll_graph::{Builder, DType, Dim, Graph, Op, ValueId, VerifyError};
-use plimsoll_plan::{Fuse, Plan, Policy, Program, Weights, check, compile};
+use plimsoll_plan::{Fuse, Plan, PlanError, Policy, Precision, Program, Weights, check, compile, passes};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
@@ -40,10 +40,33 @@ pub fn run<S: Strategy>(cases: u32, strategy: S, test: impl FnMut(S::Value) -> R
 /// `Err` if the verifier rejects an update.
 pub fn graph_of(recipe: &Recipe) -> Result<Graph, VerifyError> {
     let mut g = Builder::new(bounds(128));
-    let fixed = [Dim::Fixed(4), Dim::Fixed(8)];
     let tokens =
         |g: &mut Builder, name, columns| g.input(name, &[Dim::Tokens(1), Dim::Fixed(columns)], DType::F32);
-    let mut matrices = vec![tokens(&mut g, "a", 8), tokens(&mut g, "b", 16), g.input("c", &fixed, DType::F32)];
+    let c = |g: &mut Builder| g.input("c", &FIXED, DType::F32);
+    let matrices = vec![tokens(&mut g, "a", 8), tokens(&mut g, "b", 16), c(&mut g)];
+    extended(g, matrices, recipe)
+}
+
+/// Like [`graph_of`], with embedded tokens in place of floating-point inputs, so that every precision is possible, and
+/// all ops in layer 0.
+fn embedding_graph(recipe: &Recipe) -> Result<Graph, VerifyError> {
+    let mut g = Builder::new(bounds(128));
+    g.scope("", Some(0));
+    let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
+    let mut embed = |name: &str, columns| {
+        let table = g.param(name, &[11, columns]);
+        g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[ids, table])
+    };
+    let matrices = vec![embed("a", 8), embed("b", 16)];
+    extended(g, matrices, recipe)
+}
+
+/// Shape of the states.
+const FIXED: [Dim; 2] = [Dim::Fixed(4), Dim::Fixed(8)];
+
+/// Adds the ops, outputs and updates of a recipe.
+fn extended(mut g: Builder, mut matrices: Vec<ValueId>, recipe: &Recipe) -> Result<Graph, VerifyError> {
+    let fixed = FIXED;
     let states = [state(&mut g, "s6", &fixed), state(&mut g, "s7", &fixed), state(&mut g, "s8", &fixed)];
     matrices.extend(states);
     let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
@@ -175,4 +198,41 @@ fn random_graphs_compile() {
     });
     println!("{refused} of 250 read a state after its update; {fused} of {} were fused", 2 * (250 - refused));
     assert!(refused < 125 && fused > 50);
+}
+
+/// A graph that the verifier accepts is planned in every precision for every kind of target, or refused with a reason:
+/// no pass panics, and no pass returns a graph that the verifier rejects.
+#[test]
+fn random_graphs_are_planned_or_refused_in_every_precision() {
+    let precisions =
+        [Precision::F32, Precision::Tf32, Precision::Bf16, Precision::Fp16, Precision::Fp8, Precision::Int8];
+    let (mut planned, mut refused) = ([0; 6], [0; 6]);
+    run(150, recipes(), |recipe| {
+        let Ok(graph) = embedding_graph(&recipe) else { return Ok(()) };
+        for (k, precision) in precisions.into_iter().enumerate() {
+            for target_name in ["cpu", "h200"] {
+                for weights in [Weights::Resident, Weights::Streamed] {
+                    let policy = Policy { precision, weights, ..Policy::default() };
+                    match compile(&graph, &policy, &target(target_name)) {
+                        Ok(_) => planned[k] += 1,
+                        Err(PlanError::BadPolicy { .. } | PlanError::Unsupported { .. }) => refused[k] += 1,
+                        Err(error) => panic!("{error:?} in {} on {target_name}\n{graph}", precision.name()),
+                    }
+                }
+            }
+            // Each pass alone, on a graph that other passes have not prepared.
+            let Ok(narrow) = passes::precision(&graph, precision) else { continue };
+            let quantized = passes::quantize(&narrow, precision);
+            let alone =
+                [passes::fuse_gates(&narrow), passes::fuse_norms(&narrow, 64), passes::fuse_mlp(&narrow)];
+            let normed =
+                passes::quantize(&passes::fuse_norms(&passes::fuse(narrow, Weights::Resident), 64), precision);
+            for after in alone.iter().chain(quantized.iter()).chain(normed.iter()) {
+                after.verify().unwrap_or_else(|e| panic!("{e}\n{graph}{after}"));
+            }
+        }
+        Ok(())
+    });
+    println!("planned {planned:?}, refused {refused:?}");
+    assert!(planned.iter().all(|&n| n > 20), "planned {planned:?}, refused {refused:?}");
 }

@@ -1,6 +1,6 @@
 //! Tests of streamed weights: memory saved, predicted cost, and when streaming is chosen.
 
-use crate::cases::{MEAN, bill, bounds, encoder, plan, streamed_plan, target, with_updates};
+use crate::cases::{MEAN, bill, bounds, encoder, plan, streamed_plan, target, waste_permille, with_updates};
 use crate::oracle;
 use plimsoll_graph::ops::Embed;
 use plimsoll_graph::{Builder, Bytes, DType, Dim, Graph, Op, Role};
@@ -23,7 +23,7 @@ fn model(id: &str, tokens: u64) -> Graph {
 fn params(p: &Plan) -> Bytes {
     let bytes = |v: &plimsoll_graph::Value| match v.spec.role {
         Role::Param(_) => v.spec.bytes(&p.graph.bounds),
-        Role::Input | Role::Activation | Role::Grad | Role::State(_) | Role::Scratch => Bytes::ZERO,
+        Role::Input | Role::Activation | Role::Grad | Role::State(_) => Bytes::ZERO,
     };
     p.graph.values.iter().map(bytes).sum()
 }
@@ -40,7 +40,7 @@ fn streaming_never_takes_more() {
                 let resident = alone(plan(&graph, &t), target_name);
                 let streamed = alone(streamed_plan(&graph, &t), target_name);
                 let p = &streamed.plans()[0].1;
-                let waste = p.memory.waste_permille();
+                let waste = waste_permille(&p.memory);
                 let peaks = (resident.peak().0, streamed.peak().0);
                 println!(
                     "{id:<30} {target_name:<6} {tokens:>6} {:>16} {:>16} {waste:>4} permille",
@@ -97,7 +97,7 @@ fn loads_stand_before_their_readers() {
             match value.spec.role {
                 Role::Param(_) => assert_eq!((loads, region), (1, Some(Region::Transient))),
                 Role::State(_) => assert_eq!((loads, region), (0, Some(Region::Persistent))),
-                Role::Input | Role::Activation | Role::Grad | Role::Scratch => assert_eq!(loads, 0),
+                Role::Input | Role::Activation | Role::Grad => assert_eq!(loads, 0),
             }
         }
     }

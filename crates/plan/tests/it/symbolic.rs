@@ -1,7 +1,7 @@
 //! Symbolic meaning of a graph as hashed terms: graphs of equal meaning compute the same function.
 //! Invariant: fused ops are expanded to their unfused form, so an incorrect rewrite by a pass changes the meaning.
 
-use plimsoll_graph::ops::{Activation, Attention, Epilogue, Glu, Hidden, Linear, Mlp, Prologue, Qkv};
+use plimsoll_graph::ops::{Activation, Attention, Epilogue, Glu, Linear, Prologue, Qkv};
 use plimsoll_graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -33,7 +33,7 @@ pub fn meaning(g: &Graph) -> Meaning {
             Role::Param(p) => term(("param", pieces(&g.params[p.index()].pieces))),
             // States are identified by the position of their update.
             Role::State(_) => term(("state", g.updates.iter().position(|(s, _)| *s == v))),
-            Role::Activation | Role::Grad | Role::Scratch => 0,
+            Role::Activation | Role::Grad => 0,
         };
     }
     for node in &g.nodes {
@@ -42,8 +42,6 @@ pub fn meaning(g: &Graph) -> Meaning {
             let ins: Vec<Term> = node.inputs.iter().map(|i| terms[i.index()]).collect();
             terms[v.index()] = if let Op::Linear(linear) = node.op {
                 linear_term(g, &node.inputs, &ins, linear)
-            } else if let Op::Mlp(mlp) = node.op {
-                mlp_term(g, &node.inputs, &ins, mlp)
             } else if let Op::Attention(a) = node.op {
                 term(("attention", attention_terms(g, &terms, &node.inputs, a), k))
             } else if let Op::Add(_) = node.op {
@@ -90,25 +88,6 @@ fn linear_term(g: &Graph, inputs: &[ValueId], ins: &[Term], linear: Linear) -> T
     }
 }
 
-/// Term of an MLP op: layer norm, two linears, the function of the hidden layer and the residual.
-fn mlp_term(g: &Graph, inputs: &[ValueId], ins: &[Term], mlp: Mlp) -> Term {
-    let front = |norm| term((format!("{:?}", Op::LayerNorm(norm)), ins[..3].to_vec(), 0_usize));
-    let x = mlp.norm.map_or(ins[0], front);
-    // A linear on x; its other inputs start at index `weight` of the inputs of the MLP.
-    let product = |x: Term, weight: usize, bias: bool, epilogue: Epilogue| {
-        let (inputs, ins) = ([&inputs[..1], &inputs[weight..]].concat(), [&[x], &ins[weight..]].concat());
-        linear_term(g, &inputs, &ins, Linear::new(bias, epilogue))
-    };
-    let [first, second] = *mlp.weights();
-    let hidden = match mlp.hidden {
-        Hidden::Gelu => Epilogue::Gelu,
-        Hidden::Gate => Epilogue::Gate,
-    };
-    let hidden = product(x, first, mlp.bias[0], hidden);
-    let last = if mlp.residual { Epilogue::Residual } else { Epilogue::None };
-    product(hidden, second, mlp.bias[1], last)
-}
-
 /// Term of the left operand of a linear's matmul: x, or its fused layer norm.
 fn rows_of(linear: Linear, ins: &[Term]) -> Term {
     match linear.prologue {
@@ -127,7 +106,7 @@ fn plain_terms(g: &Graph, inputs: &[ValueId], x: Term) -> Vec<Term> {
             Role::Param(p) => {
                 g.params[p.index()].pieces.iter().map(|p| pieces(std::slice::from_ref(p))).collect()
             }
-            Role::Input | Role::State(_) | Role::Activation | Role::Grad | Role::Scratch => vec![term(v)],
+            Role::Input | Role::State(_) | Role::Activation | Role::Grad => vec![term(v)],
         }
     };
     let weights: Vec<Vec<Term>> = inputs[1..].iter().map(|&v| parts(v)).collect();

@@ -1,5 +1,5 @@
-//! Text metrics and outlines of the embedded font, Noto Sans. Invariant: a width is exactly that of the text in
-//! the PNG. An SVG is displayed with fonts of the reader's system; the common ones are not wider.
+//! Text metrics and outlines of the embedded font, Noto Sans. Invariant: a width is exactly the width of the
+//! text in the PNG. An SVG is displayed with fonts of the reader's system; common fonts are not wider.
 
 use super::scene::TextStyle;
 use std::sync::LazyLock;
@@ -16,9 +16,9 @@ pub fn width(text: &str, kind: TextStyle) -> f64 {
     text.chars().map(|letter| advance(face, glyph(face, letter), kind)).sum()
 }
 
-/// Returns the text, or its beginning and its end joined by an ellipsis if it is wider than `room` points.
-pub fn shorten(text: &str, kind: TextStyle, room: f64) -> String {
-    if width(text, kind) <= room {
+/// Returns the text, or its beginning and its end joined by an ellipsis if it is wider than `limit` points.
+pub fn shorten(text: &str, kind: TextStyle, limit: f64) -> String {
+    if width(text, kind) <= limit {
         return text.to_owned();
     }
     let letters: Vec<char> = text.chars().collect();
@@ -32,7 +32,7 @@ pub fn shorten(text: &str, kind: TextStyle, room: f64) -> String {
     let (mut fits, mut beyond) = (0, letters.len());
     while fits + 1 < beyond {
         let middle = (fits + beyond) / 2;
-        match width(&short(middle), kind) <= room {
+        match width(&short(middle), kind) <= limit {
             true => fits = middle,
             false => beyond = middle,
         }
@@ -84,14 +84,14 @@ mod tests {
 
     #[test]
     fn a_shortened_text_fits_and_keeps_both_ends() {
-        let check = |text: &str, room: f64, wanted: &str| assert_eq!(shorten(text, KIND, room), wanted);
+        let check = |text: &str, limit: f64, wanted: &str| assert_eq!(shorten(text, KIND, limit), wanted);
         check("NC_001422.1", 100.0, "NC_001422.1");
         check("NODE_1_length_248973_cov_17.2", 60.0, "NODE_1_…v_17.2");
         check("x", 1.0, "…");
         let long = "é".repeat(1000);
-        for room in [0.0, 5.0, 33.0, 99.0] {
-            let short = shorten(&long, KIND, room);
-            assert!(short.contains('…') && (width(&short, KIND) <= room || short == "…"), "{short}");
+        for limit in [0.0, 5.0, 33.0, 99.0] {
+            let short = shorten(&long, KIND, limit);
+            assert!(short.contains('…') && (width(&short, KIND) <= limit || short == "…"), "{short}");
         }
     }
 

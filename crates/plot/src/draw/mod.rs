@@ -56,8 +56,8 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
     }
     for (index, one) in tracks.iter().enumerate() {
         page.y += if index > 0 { GAP * 0.7 } else { 0.0 };
-        let (y, room) = (page.y, page.room());
-        page.y = track::draw(&mut page.scene, MARGIN, y, room, one, about);
+        let (y, inner_width) = (page.y, page.inner_width());
+        page.y = track::draw(&mut page.scene, MARGIN, y, inner_width, one, about);
     }
     page.finish()
 }
@@ -66,8 +66,8 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
 pub fn record(track: &Track, about: &About, width: f64) -> Scene {
     let mut page = Page::new(width, format!("plimsoll: {}", track.entry.id));
     page.warn(about);
-    let (y, room) = (page.y, page.room());
-    page.y = track::draw(&mut page.scene, MARGIN, y, room, track, about) + 6.0;
+    let (y, inner_width) = (page.y, page.inner_width());
+    page.y = track::draw(&mut page.scene, MARGIN, y, inner_width, track, about) + 6.0;
     let place = format!("record {} of {}", count(track.entry.ordinal + 1), about.inputs.join(", "));
     page.remarks(&[&[place, format!("windows of {} bp", about.length)], &made(about)[..]].concat());
     page.finish()
@@ -80,9 +80,9 @@ fn made(about: &About) -> [String; 2] {
 
 /// Panels about all records: counts by call, histograms, and the records with the highest scores.
 fn records(page: &mut Page, survey: &Survey, about: &About) {
-    let room = page.room();
+    let inner_width = page.inner_width();
     page.panel("Records by call");
-    page.y = calls::draw(&mut page.scene, MARGIN, page.y, room, &survey.calls);
+    page.y = calls::draw(&mut page.scene, MARGIN, page.y, inner_width, &survey.calls);
     if survey.record_scores.total() == 0 {
         return;
     }
@@ -99,7 +99,7 @@ fn records(page: &mut Page, survey: &Survey, about: &About) {
         true => page.panel(&format!("The {} highest scores of {}", best.len(), counted(all, "record"))),
         false => page.panel("Records by score"),
     }
-    page.y = ranking::draw(&mut page.scene, MARGIN, page.y, room, best, threshold);
+    page.y = ranking::draw(&mut page.scene, MARGIN, page.y, inner_width, best, threshold);
 }
 
 /// Title, scores, decision boundary and label of the boundary.
@@ -109,7 +109,7 @@ type Histogram<'a> = (&'a str, &'a ScoreHistogram, f64, &'static str);
 fn histograms(page: &mut Page, all: &[Histogram<'_>]) {
     let wide = page.scene.width >= WIDE;
     let columns = if wide { all.len() } else { 1 };
-    let width = (page.room() - GAP * (columns - 1) as f64) / columns as f64;
+    let width = (page.inner_width() - GAP * (columns - 1) as f64) / columns as f64;
     let top = page.y;
     for (index, &(name, spread, line, line_name)) in all.iter().enumerate() {
         let x = MARGIN + (width + GAP) * (index % columns) as f64;

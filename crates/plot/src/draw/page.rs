@@ -30,13 +30,13 @@ impl Page {
     }
 
     /// Width without the margins.
-    pub fn room(&self) -> f64 {
+    pub fn inner_width(&self) -> f64 {
         self.scene.width - 2.0 * MARGIN
     }
 
     /// Adds a line of text.
     pub fn text(&mut self, kind: TextStyle, text: &str, height: f64) {
-        let text = font::shorten(text, kind, self.room());
+        let text = font::shorten(text, kind, self.inner_width());
         self.scene.text(MARGIN, self.y + kind.size * 0.8, Anchor::Start, kind, text);
         self.y += height + 2.0;
     }
@@ -46,7 +46,7 @@ impl Page {
         let mut line = String::new();
         for remark in remarks {
             let longer = if line.is_empty() { remark.clone() } else { format!("{line} · {remark}") };
-            if !line.is_empty() && font::width(&longer, REMARK) > self.room() {
+            if !line.is_empty() && font::width(&longer, REMARK) > self.inner_width() {
                 self.text(REMARK, &line, 7.0);
                 line.clone_from(remark);
             } else {
@@ -61,10 +61,10 @@ impl Page {
         if about.trained {
             return;
         }
-        let room = self.room();
-        self.scene.rectangle(MARGIN, self.y, room, 14.0, WARNING);
+        let inner_width = self.inner_width();
+        self.scene.rectangle(MARGIN, self.y, inner_width, 14.0, WARNING);
         let bold = TextStyle { bold: true, ink: DARK, ..LABEL };
-        let text = font::shorten("UNTRAINED WEIGHTS: no scores and no calls", bold, room - 10.0);
+        let text = font::shorten("UNTRAINED WEIGHTS: no scores and no calls", bold, inner_width - 10.0);
         self.scene.text(MARGIN + 5.0, self.y + 9.4, Anchor::Start, bold, text);
         self.y += 20.0;
     }
@@ -72,7 +72,7 @@ impl Page {
     /// Starts the next panel with a title across the whole page.
     pub fn panel(&mut self, name: &str) {
         self.y += GAP;
-        self.name(MARGIN, self.y, self.room(), name);
+        self.name(MARGIN, self.y, self.inner_width(), name);
         self.y += 7.0;
     }
 

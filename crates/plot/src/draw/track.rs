@@ -43,14 +43,14 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
         strands: [first, first + STRAND + BETWEEN],
     };
     grid(scene, &axes);
-    let room = axes.across.to - axes.across.from;
-    if track.windows.len() as f64 * NARROWEST <= room {
+    let inner_width = axes.across.to - axes.across.from;
+    if track.windows.len() as f64 * NARROWEST <= inner_width {
         windows(scene, &axes, track);
     } else {
-        let columns = columns(&track.windows, track.entry.length, room as usize);
+        let columns = columns(&track.windows, track.entry.length, inner_width as usize);
         envelope(scene, &axes, &columns);
         let each = bases(track.entry.length / columns.len().max(1) as u64);
-        let text = font::shorten(&format!("range and mean of each {each}"), REMARK, room);
+        let text = font::shorten(&format!("range and mean of each {each}"), REMARK, inner_width);
         scene.text(axes.across.to, top - 5.0, Anchor::End, REMARK, text);
     }
     labels(scene, &axes, track, about);
@@ -62,8 +62,8 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
 /// Draws the id, length, call and counts of the record.
 fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &PredictionRow) {
     let length = bases(entry.length);
-    let room = width - font::width(&length, REMARK) - 10.0;
-    scene.text(x, y + 7.5, Anchor::Start, NAME, font::shorten(&entry.id, NAME, room));
+    let inner_width = width - font::width(&length, REMARK) - 10.0;
+    scene.text(x, y + 7.5, Anchor::Start, NAME, font::shorten(&entry.id, NAME, inner_width));
     scene.text(x + width, y + 7.5, Anchor::End, REMARK, length);
     let kind = TextStyle { bold: true, ink: style::word_ink(entry.call), ..LABEL };
     let word = style::word(entry.call);

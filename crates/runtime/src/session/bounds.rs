@@ -26,8 +26,8 @@ pub fn in_flight_target(replicas: usize) -> usize {
 }
 
 /// Adds to a program in host memory the output buffers that an encoder's run holds beside the arena: `copies` times the
-/// outputs of a full step, and the rows that wait for an older row where steps complete out of input order. The waiting
-/// rows are limited to those of `turns` full steps and to those of all `sequences`.
+/// outputs of a full step, and the rows that wait for an older row where steps complete out of input order. At most
+/// the rows of `turns` full steps, and at most the rows of all `sequences`, wait.
 pub fn with_outputs(program: Program, copies: u64, turns: u64, sequences: Option<u64>) -> Program {
     if program.target().space != HOST {
         return program;

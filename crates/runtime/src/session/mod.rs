@@ -24,7 +24,7 @@ pub use in_order::InOrder;
 pub use planned::{Planned, Request, Start};
 pub use replicas::{Output, Per, Stop, Usage, say_given_back};
 pub use report::threads;
-pub use search::{Choice, Finish, Kept, PlanPart, Rejected, SearchStage, Space, search};
+pub use search::{Choice, Finish, Kept, PlanPart, Rejected, SearchSpace, SearchStage, search};
 pub use timed::{ReplicaSpans, TimedSession, TimedStep};
 pub use training::{Batch, Losses, MicroStep, TrainSession, Update};
 pub use weights::WeightSource;

@@ -4,7 +4,7 @@
 use super::Session;
 use super::admission::Site;
 use super::report::{device_lines, memory_line_with_host};
-use super::search::{Choice, Rejected, SearchStage, Space, search};
+use super::search::{Choice, Rejected, SearchSpace, SearchStage, search};
 use super::weights::{WeightSource, load_all};
 use crate::budget::Budget;
 use crate::{Level, Observer, RequestError, RuntimeError, Settings};
@@ -62,7 +62,7 @@ impl Settings {
         if let Some(tokens) = tokens.filter(|&tokens| tokens < longest) {
             return Err(RequestError::TokensTooFew { tokens, longest }.into());
         }
-        let space = Space {
+        let space = SearchSpace {
             target: &|replicas| self.target_of(replicas),
             depth: self.depth(),
             threads: self.threads,

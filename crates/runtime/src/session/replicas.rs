@@ -174,6 +174,10 @@ pub(super) struct Replicas<T> {
     working: usize,
     /// Warnings not yet taken by the client.
     warnings: Vec<String>,
+    /// Names of the failed devices, in the order in which they failed.
+    failed: Vec<String>,
+    /// Error of the device that failed first.
+    first: Option<Arc<DeviceError>>,
 }
 
 /// Event reported by a device thread.
@@ -223,9 +227,21 @@ impl<T: Send + 'static> Replicas<T> {
             spawn("device", move || replica.run()).map_err(RuntimeError::thread("device"))
         };
         let (in_flight, working, warnings) = (0, replicas, vec![]);
-        let threads = vec![];
+        let (threads, failed, first) = (vec![], vec![], None);
         // From here on, an error drops `all`, which ends the threads that were started.
-        let mut all = Self { shared, events, threads, program, usage, in_flight, target, working, warnings };
+        let mut all = Self {
+            shared,
+            events,
+            threads,
+            program,
+            usage,
+            in_flight,
+            target,
+            working,
+            warnings,
+            failed,
+            first,
+        };
         for thread in executors.into_iter().enumerate().map(start) {
             all.threads.push(thread?);
         }
@@ -339,14 +355,15 @@ impl<T: Send + 'static> Replicas<T> {
                     "{name} failed and is no longer used: {why}; its {handed_back} in-flight {steps} are \
                         computed by the other devices"
                 ));
+                self.failed.push(name.clone());
+                self.first.get_or_insert_with(|| Arc::new(error));
                 self.usage[replica].failed = Some(why);
                 if self.working > 0 {
                     return Ok(None);
                 }
-                self.cancel();
-                // The device error becomes the error of the run, so the warning would repeat it.
+                // No other device computes the steps that the warning speaks of.
                 self.warnings.pop();
-                Err(error.into())
+                Err(self.none_left())
             }
             Event::Refused(error) => {
                 self.in_flight -= 1;
@@ -356,10 +373,17 @@ impl<T: Send + 'static> Replicas<T> {
         }
     }
 
-    /// Error of a session whose device threads have all ended.
+    /// Error of a session whose device threads have all ended. Steps in flight or sent later are dropped.
     fn none_left(&mut self) -> RuntimeError {
+        self.cancel();
         self.in_flight = 0;
-        RuntimeError::bug("no device is left to compute on")
+        match &self.first {
+            Some(first) => {
+                let (devices, first) = (self.failed.clone(), Arc::clone(first));
+                DeviceError::NoneLeft { devices, first }.into()
+            }
+            None => RuntimeError::bug("no device is left to compute on"),
+        }
     }
 }
 

@@ -33,7 +33,7 @@ pub fn threads(count: u64) -> String {
 }
 
 /// Device, precision, attention kernel, GEMM kernel, and the device properties that determine the bits of
-/// results. The kernels are those of the program's first attention and first linear node.
+/// results. The kernels belong to the program's first attention node and first linear node.
 fn device_line(executor: &Executor, precision: Precision) -> String {
     let program = executor.program();
     let nodes = || program.plans().iter().flat_map(|(_, p)| p.graph.nodes.iter().zip(&p.kernels));

@@ -12,7 +12,7 @@ use plimsoll_plan::{
 };
 
 /// The space of plans to search.
-pub struct Space<'a> {
+pub struct SearchSpace<'a> {
     /// Returns the target of one replica, given the number of replicas.
     pub target: &'a dyn Fn(usize) -> Result<Target, RuntimeError>,
     /// Pipeline depth: in-flight steps of a device.
@@ -82,7 +82,7 @@ pub(crate) struct SearchPoint<'a> {
 /// The result of a search.
 #[derive(Debug)]
 pub struct Choice {
-    /// Index of the chosen budget in [`Space::budgets`].
+    /// Index of the chosen budget in [`SearchSpace::budgets`].
     pub budget: usize,
     /// Number of replicas.
     pub replicas: usize,
@@ -97,7 +97,7 @@ pub struct Choice {
 /// A candidate that did not fit, with the bill of its smallest step.
 #[derive(Debug)]
 pub struct Rejected {
-    /// Index of the budget in [`Space::budgets`].
+    /// Index of the budget in [`SearchSpace::budgets`].
     pub budget: usize,
     /// Number of replicas.
     pub replicas: usize,
@@ -115,7 +115,7 @@ pub struct Rejected {
 /// # Errors
 /// [`PlanError::OverBudget`] with the bill of the last candidate, or any other error of planning.
 pub fn search(
-    space: &Space<'_>,
+    space: &SearchSpace<'_>,
     alternatives: &[Vec<SearchStage<'_>>],
     dump: Dump<'_>,
 ) -> Result<Choice, RuntimeError> {
@@ -182,7 +182,7 @@ impl SearchPoint<'_> {
     /// Plans a stage with the most tokens that fit, or with the requested number of tokens.
     fn fit(
         &self,
-        space: &Space<'_>,
+        space: &SearchSpace<'_>,
         stage: &SearchStage<'_>,
         stream: Streaming,
         budget: &Budget,
@@ -272,7 +272,7 @@ mod tests {
             process: vec![Staging { label: "queues".to_owned(), bytes: Bytes(process) }],
         };
         let budgets: Vec<Budget> = budgets.iter().map(budget).collect();
-        let space = Space {
+        let space = SearchSpace {
             target: &|replicas| Ok(Target::named("cpu")?.with_workers((8 / replicas) as u64)),
             depth: 1,
             threads: 8,

@@ -134,3 +134,39 @@ fn a_wait_ends_where_the_run_is_stopped() {
     let left = std::iter::from_fn(|| replicas.wait(&|| Ok(())).expect("no error")).count();
     assert!(left <= 1 && replicas.in_flight() == 0);
 }
+
+/// When the last device has failed, the error names the devices and the first cause, on every later call too.
+#[test]
+fn without_a_device_the_error_is_that_of_the_devices() {
+    for count in [1, 3] {
+        let mut replicas = replicas(count);
+        let mut retire = |lane: usize| {
+            let source = format!("device {lane} fell off the bus").into();
+            replicas.hear(Event::Retired { lane, error: DeviceError::Machine { source }, handed_back: 1 })
+        };
+        for lane in (1..count).rev() {
+            assert!(retire(lane).expect("another device is left").is_none());
+        }
+        let first = if count == 1 { 0 } else { count - 1 };
+        let check = |error: RuntimeError| {
+            assert!(matches!(error, RuntimeError::Device(_)), "{error}");
+            let text = told(&error);
+            let named = if count == 1 { "failed, and there is no other" } else { "all 3 devices failed" };
+            assert!(
+                text.contains(named) && text.ends_with(&format!("device {first} fell off the bus")),
+                "{text}"
+            );
+        };
+        check(retire(0).map(drop).expect_err("none is left"));
+        assert_eq!(replicas.warnings().len(), count - 1);
+        // The threads of failed devices have ended.
+        replicas.join();
+        let work = step(&replicas, 1, 1);
+        replicas.send(work);
+        check(replicas.wait(&|| Ok(())).map(drop).expect_err("none is left"));
+        let work = step(&replicas, 2, 1);
+        replicas.send(work);
+        check(replicas.poll().map(drop).expect_err("none is left"));
+        assert_eq!(replicas.in_flight(), 0);
+    }
+}

@@ -181,11 +181,6 @@ impl TrainSession {
         self.micro_plan().graph.bounds
     }
 
-    /// Whether [`TrainSession::apply`] updates the weights; otherwise each micro-step does.
-    pub fn has_apply(&self) -> bool {
-        self.apply.is_some()
-    }
-
     /// Computes the losses and gradients of a micro-batch.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 
 use super::case::{BenchCase, Measurements};
 use super::{BenchWork, Request, median};
-use plimsoll_graph::ops::{Epilogue, Hidden, Prologue};
+use plimsoll_graph::ops::{Epilogue, Prologue};
 use plimsoll_graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plimsoll_plan::Instr;
 use plimsoll_runtime::machine;
@@ -303,24 +303,12 @@ fn any_layer(label: &str, layer: Option<u32>) -> String {
     label.split(between).map(word).collect::<Vec<_>>().join(between)
 }
 
-/// Shapes of the first input and the first output, with the prologue and epilogue of a linear layer or the
-/// hidden layer of an MLP.
+/// Shapes of the first input and the first output, with the prologue and epilogue of a linear layer.
 fn shape(graph: &Graph, node: &Node) -> String {
     let text = |v: Option<_>| v.map_or(String::new(), |v| graph.spec(v).to_string());
     let (from, to) = (node.inputs.first().copied(), node.outputs.iter().flatten().next().copied());
-    if let Op::Mlp(mlp) = node.op {
-        let columns = graph.spec(node.inputs[mlp.weights()[1]]).row_elements();
-        return format!("{} -> {columns} columns of {} -> {}", text(from), hidden(mlp.hidden), text(to));
-    }
     let (before, behind) = around(&node.op);
     format!("{}{before} -> {}{behind}", text(from), text(to))
-}
-
-fn hidden(hidden: Hidden) -> &'static str {
-    match hidden {
-        Hidden::Gelu => "gelu",
-        Hidden::Gate => "gate",
-    }
 }
 
 fn around(op: &Op) -> (&'static str, &'static str) {

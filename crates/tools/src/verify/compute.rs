@@ -141,6 +141,11 @@ impl Runner {
         answers.into_iter().map(|answer| answer.ok_or_else(unanswered)).collect()
     }
 
+    /// Whether the outputs include logits.
+    pub(super) fn has_logits(&self) -> bool {
+        self.logits.is_some()
+    }
+
     /// Outputs of one sequence computed alone.
     pub(super) fn answer(&mut self, sequence: &[i32]) -> Result<EncoderOutputs, RuntimeError> {
         self.answers(std::iter::once(sequence))?.pop().ok_or_else(unanswered)

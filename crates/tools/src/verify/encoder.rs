@@ -29,6 +29,9 @@ const LM_HEAD: [&str; 5] = [
     "lm_head.bias",
 ];
 
+/// Why outputs of a language-model head were not checked.
+const NO_HEAD: &str = "not checked, because the file has no language-model head";
+
 /// Facts about an opened encoder that the checks of the head need.
 pub(super) struct Opened {
     /// Width of the hidden states, D.
@@ -56,14 +59,19 @@ pub(super) fn verify(
     };
     let width = model.encoder.hidden_size();
     verdict.about = format!("{} of width {width}", model.encoder.family());
-    let has_head = matches!(model.encoder, Encoder::Esm2(_)) && LM_HEAD.iter().all(|t| model.find(t).is_some());
+    let missing: Vec<&str> = LM_HEAD.into_iter().filter(|tensor| model.find(tensor).is_none()).collect();
+    let has_head = matches!(model.encoder, Encoder::Esm2(_)) && missing.is_empty();
     files(&model, has_head, &mut verdict)?;
+    if !missing.is_empty() && missing.len() < LM_HEAD.len() {
+        let text = format!("the language-model head is incomplete: the file lacks {}", missing.join(", "));
+        verdict.add("weights", false, text);
+    }
     rotary(&model, &mut verdict)?;
     sequences::round_trip(&model, released(&model.encoder).next().is_some(), &mut verdict)?;
 
     let own = sequences::own(&model.tokenizer)?;
     let golden = Golden::find(&model, &mut verdict)?;
-    let references = references(&model, options)?;
+    let references = references(&model, options, &mut verdict)?;
     let answered = golden.iter().flat_map(|g| &g.sequences);
     let all = || own.iter().chain(answered.clone()).chain(references.iter().flat_map(|r| &r.sequences));
     let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
@@ -82,8 +90,10 @@ pub(super) fn verify(
         reference.check(&mut runner, &mut verdict)?;
     }
     batch_invariance(&own, &mut runner, &mut verdict)?;
-    if has_head && golden.is_none() {
-        language(&own, &mut runner, &mut verdict)?;
+    match (&model.encoder, has_head) {
+        (Encoder::Esm2(_), false) => verdict.note("language", format!("prediction of residues: {NO_HEAD}")),
+        (Encoder::Esm2(_), true) if golden.is_none() => language(&own, &mut runner, &mut verdict)?,
+        (Encoder::Esm2(_) | Encoder::DnabertS(_), _) => {}
     }
     if precision == Precision::F32 {
         return Ok((verdict, Some(Opened { width, means: None })));
@@ -146,7 +156,7 @@ fn rotary(model: &EncoderModel, verdict: &mut Verdict) -> Result<(), ToolError> 
     match relative {
         0.0 => verdict.add("rotary", true, detail),
         // Rounding to the 11-bit significand of binary16 changes a normal value by at most 2^-11 relative, so a
-        // difference of up to that is that of exact frequencies, which no released file has.
+        // difference of up to 2^-11 means that the file has exact frequencies, which no released file has.
         r if r <= 1.0 / 2048.0 => verdict.note("rotary", detail + ": not rounded, as no released file is"),
         _ => verdict.add("rotary", false, detail),
     }
@@ -158,6 +168,10 @@ fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> 
     let ids: Vec<&str> = released(&model.encoder).collect();
     let facts = RELEASED.iter().filter(|facts| ids.contains(&facts.id));
     for PublishedCorner { ids, is_logits: of_logits, values } in facts.flat_map(|facts| facts.corners) {
+        if *of_logits && !runner.has_logits() {
+            verdict.note("published", format!("logits of the released model: {NO_HEAD}"));
+            continue;
+        }
         let answer = runner.answer(ids)?;
         let (rows, what) = match of_logits {
             true => (&answer.logits, "logits"),
@@ -187,7 +201,9 @@ fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Resul
                 count += 1;
             }
         }
-        if count > 0 {
+        if count > 0 && output == "logits" && !runner.has_logits() {
+            verdict.note("answers", format!("logits of {count} sequences beside the weights: {NO_HEAD}"));
+        } else if count > 0 {
             verdict.near(
                 "answers",
                 &format!("{output} of {count} sequences beside the weights"),
@@ -276,13 +292,25 @@ fn count(
 
 /// The VirNucPro runs of `--reference` with the files for this encoder; empty unless the model has the width of
 /// the encoder that VirNucPro uses.
-fn references(model: &EncoderModel, options: &Options) -> Result<Vec<Reference>, ToolError> {
-    let side = match (&model.tokenizer, model.encoder.hidden_size()) {
+fn references(
+    model: &EncoderModel,
+    options: &Options,
+    verdict: &mut Verdict,
+) -> Result<Vec<Reference>, ToolError> {
+    let Some(folder) = &options.reference else { return Ok(vec![]) };
+    let width = model.encoder.hidden_size();
+    let side = match (&model.tokenizer, width) {
         (Tokenizer::Bpe(_), DNA_WIDTH) => RunSide::Dna,
         (Tokenizer::Esm, PROTEIN_WIDTH) => RunSide::Protein,
-        (Tokenizer::Bpe(_) | Tokenizer::Esm, _) => return Ok(vec![]),
+        (Tokenizer::Bpe(_) | Tokenizer::Esm, _) => {
+            let text = format!(
+                "not compared: VirNucPro's embeddings have {DNA_WIDTH} values from DNABERT-S and \
+                 {PROTEIN_WIDTH} from ESM-2, this model's have {width}"
+            );
+            verdict.note("reference", text);
+            return Ok(vec![]);
+        }
     };
-    let Some(folder) = &options.reference else { return Ok(vec![]) };
     let mut references = vec![];
     for set in sets(folder)? {
         let mut sequences = vec![];

@@ -1,5 +1,5 @@
 //! Published values about released weights. Invariant: every number has a source and the digits that its source
-//! prints; tolerances are those of the sources.
+//! prints; tolerances come from the sources.
 
 /// Published values for the weights of a hub id.
 pub(super) struct Released {
@@ -16,7 +16,7 @@ pub(super) struct PublishedCorner {
     pub(super) values: [[f32; 3]; 3],
 }
 
-/// Tolerance of [`PublishedCorner`]: that of the source's tests, which print four digits.
+/// Tolerance of [`PublishedCorner`], as in the source's tests, which print four digits.
 pub(super) const CORNER_BOUND: f32 = 1e-4;
 
 /// Released models; the corners are those of transformers' own tests (`tests/models/esm/test_modeling_esm.py`).
@@ -66,7 +66,7 @@ pub(super) const SUM_BOUND: f32 = 5e-3;
 pub(super) const DNA_WIDTH: u64 = 768;
 pub(super) const PROTEIN_WIDTH: u64 = 2560;
 
-/// Computed from the files of the Broad Institute's port (f32); the scores are the ones it prints.
+/// Computed from the files of the Broad Institute's port (f32); the scores are copied from its output.
 pub(super) const ANCHORS: &[Anchor] = &[
     Anchor {
         id: "synthetic_seq_1_chunk_1R1",

@@ -124,8 +124,8 @@ fn answers(bundle: &Path, runner: &mut Runner, verdict: &mut Verdict) -> Result<
     Ok(())
 }
 
-/// Compares with the scores that VirNucPro computed from the merged embeddings of its own runs: those of its
-/// `prediction_results.txt`, or else the published scores of the head for 500 bases.
+/// Compares with the scores that VirNucPro computed from the merged embeddings of its own runs: the scores
+/// in its `prediction_results.txt`, or else the published scores of the head for 500 bases.
 fn reference(
     head: &HeadModel,
     options: &Options,

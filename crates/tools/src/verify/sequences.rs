@@ -22,7 +22,8 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<i32>,
 }
 
-/// The built-in test sequences for a tokenizer: known and unusual proteins, or random DNA of several lengths.
+/// Returns the built-in test sequences for a tokenizer: known and unusual proteins, or pseudo-random DNA of 1, 30, 150
+/// and 500 bases.
 pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
     let letters: Vec<(String, Vec<u8>)> = match tokenizer {
         Tokenizer::Esm => {
@@ -108,8 +109,9 @@ const GOLDEN: &str = "golden.safetensors";
 const OUTPUTS: [&str; 3] = [".hidden", ".mean", ".logits"];
 
 impl Golden {
-    /// Opens the golden file beside a model's weights; `None` if there is none. Where the file holds token ids
-    /// and a FASTA record has the letters, also checks that the tokenizer produces these ids.
+    /// Opens the golden file beside a model's weights; `None` if there is no such file. For a sequence with both token
+    /// ids in the file and a FASTA record, the verdict gets a check that the tokenizer produces these ids. Outputs
+    /// without a sequence are noted in the verdict and omitted.
     pub(super) fn find(model: &EncoderModel, verdict: &mut Verdict) -> Result<Option<Self>, ToolError> {
         let folder = model.weights.files().first().and_then(|file| file.parent());
         // A path without a folder refers to the current folder.
@@ -177,7 +179,7 @@ fn ids(answers: &Weights, name: &str) -> Result<Option<Vec<i32>>, ToolError> {
     Ok(Some(ids.into_iter().map(|id| id as i32).collect()))
 }
 
-/// The records of all FASTA files of a folder.
+/// The records (id, letters) of all FASTA files of a folder, in order of file names.
 fn records(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, ToolError> {
     let is_fasta = |path: &PathBuf| {
         path.extension().is_some_and(|e| ["fa", "faa", "fna", "fasta"].iter().any(|f| e == *f))

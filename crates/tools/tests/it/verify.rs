@@ -101,6 +101,17 @@ fn the_goldens_pass() {
     assert_eq!(report.to_json()["passes"], true);
 }
 
+/// A reference of other encoders is not silently ignored.
+#[test]
+fn a_reference_that_is_not_compared_is_named() {
+    let models = vec![fixture("goldens/esm2").display().to_string()];
+    let options = Options { models, reference: Some(fixture("goldens")), ..options() };
+    let report = verify(&options, &mut Silent).unwrap_or_else(|e| panic!("{e}"));
+    let notes = ended(&report, Outcome::Note);
+    let (_, note) = notes.iter().find(|(name, _)| *name == "reference").expect("a note");
+    assert!(note.starts_with("not compared: ") && note.ends_with("this model's have 40"), "{report}");
+}
+
 #[test]
 fn the_goldens_pass_in_bf16_as_well() {
     let settings = Settings { precision: Some(Precision::Bf16), ..options().settings };
@@ -148,15 +159,19 @@ fn a_language_model_names_what_it_sees() {
     assert!(right < 20, "it cannot know what it does not see: {masked}");
 }
 
-#[test]
-fn other_weights_of_a_released_size_are_found() {
-    let f = Folder::new("verify-released");
-    let config = golden_config()
+/// The configuration of ESM-2 8M.
+fn released_config() -> String {
+    golden_config()
         .replace("\"hidden_size\": 40", "\"hidden_size\": 320")
         .replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 6")
         .replace("\"num_attention_heads\": 5", "\"num_attention_heads\": 20")
-        .replace("\"intermediate_size\": 160", "\"intermediate_size\": 1280");
-    let report = folder(&copying(&f, &config));
+        .replace("\"intermediate_size\": 160", "\"intermediate_size\": 1280")
+}
+
+#[test]
+fn other_weights_of_a_released_size_are_found() {
+    let f = Folder::new("verify-released");
+    let report = folder(&copying(&f, &released_config()));
     assert_eq!(failed(&report), ["published"; 2], "{report}");
     let notes = ended(&report, Outcome::Note);
     assert!(notes.contains(&("sizes", "those of facebook/esm2_t6_8M_UR50D".to_owned())), "{report}");
@@ -164,6 +179,47 @@ fn other_weights_of_a_released_size_are_found() {
         notes.iter().any(|(name, detail)| *name == "digest" && detail.contains("another file")),
         "{report}"
     );
+}
+
+/// Drops the tensors whose names begin with `prefix` from the model in `folder`.
+fn drop_tensors(folder: &Path, prefix: &str) {
+    let path = folder.join("model.safetensors");
+    let weights = Weights::open(&path).expect("weights");
+    let kept = weights.tensors().filter(|t| t.dtype().is_float() && !t.name().starts_with(prefix));
+    let tensors = kept.map(|t| {
+        let mut values = vec![0.0; t.elements() as usize];
+        weights.read_f32(t.name(), 0..t.elements(), &mut values).expect("read");
+        (t.name().to_owned(), (t.shape().to_vec(), values))
+    });
+    let tensors = tensors.collect();
+    write(folder, &tensors, StoredAs::F32);
+}
+
+/// An encoder without its language-model head is verified as far as it goes, and the report says what was not checked.
+#[test]
+fn a_model_without_its_head_is_verified_without_logits() {
+    let f = Folder::new("verify-headless");
+    let golden = damaged(&f, "esm.encoder.layer.0.LayerNorm.bias", 0.5);
+    fs::copy(fixture("goldens/esm2/model.safetensors"), golden.join("model.safetensors")).expect("copied");
+    drop_tensors(&golden, "lm_head.");
+    let report = folder(&golden);
+    assert_eq!(failed(&report), [""; 0], "{report}");
+    let skipped = |report: &VerifyReport| {
+        let notes = ended(report, Outcome::Note).into_iter();
+        let notes = notes.filter(|(_, detail)| detail.contains("not checked, because the file has no"));
+        notes.map(|(name, _)| name).collect::<Vec<_>>()
+    };
+    assert_eq!(skipped(&report), ["answers", "language"], "{report}");
+    let released = copying(&f, &released_config());
+    drop_tensors(&released, "lm_head.dense.");
+    let report = folder(&released);
+    assert_eq!(failed(&report), ["weights", "published"], "{report}");
+    assert!(report.to_string().contains("lacks lm_head.dense.weight, lm_head.dense.bias"), "{report}");
+    drop_tensors(&released, "lm_head.");
+    let report = folder(&released);
+    // Only the hidden states can differ from the published ones.
+    assert_eq!(failed(&report), ["published"], "{report}");
+    assert_eq!(skipped(&report), ["published", "language"], "{report}");
 }
 
 #[test]

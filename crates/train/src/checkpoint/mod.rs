@@ -16,10 +16,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Name of the manifest inside a checkpoint folder; it is written last.
 const RECORD: &str = "trainer.json";
+/// Name of the folder of checkpoints inside the folder of a run.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
 /// Prefix of a checkpoint folder's name, before the step number.
 const PREFIX: &str = "step-";
 
@@ -72,11 +75,10 @@ pub struct Named {
 }
 
 impl Checkpoints {
-    /// Opens the checkpoints of the run in `folder` and creates the folder if it is missing. Removes half-written and
+    /// Opens the checkpoints of the run in `folder`, which need not exist before the first is saved. Removes half-written and
     /// half-deleted checkpoints of a killed process, so no other process may be writing to the same run.
     pub fn open(folder: &Path) -> Result<Self, TrainError> {
-        let folder = folder.join("checkpoints");
-        fs::create_dir_all(&folder).map_err(RuntimeError::io(&folder))?;
+        let folder = folder.join(CHECKPOINTS);
         let this = Self { folder };
         for (name, path) in this.entries()? {
             if name.starts_with(&format!(".{PREFIX}")) {
@@ -84,6 +86,12 @@ impl Checkpoints {
             }
         }
         Ok(this)
+    }
+
+    /// Lists the checkpoints of the run in `folder`, oldest first, and changes nothing there: another process may be
+    /// writing to that run.
+    pub fn list_in(folder: &Path) -> Result<Vec<Named>, TrainError> {
+        Self { folder: folder.join(CHECKPOINTS) }.list()
     }
 
     /// Lists all checkpoints, oldest first.
@@ -103,6 +111,10 @@ impl Checkpoints {
     pub fn save(&self, record: &Record, model: &mut dyn Trainable) -> Result<PathBuf, TrainError> {
         let name = name(record.state.step);
         let (path, temporary) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
+        if !self.folder.exists() {
+            fs::create_dir(&self.folder).map_err(RuntimeError::io(&self.folder))?;
+            sync_folder(&self.folder).map_err(RuntimeError::io(&self.folder))?;
+        }
         fs::create_dir(&temporary).map_err(RuntimeError::io(&temporary))?;
         let written = write::fill(&temporary, record, model).and_then(|()| {
             if path.exists() {
@@ -136,7 +148,10 @@ impl Checkpoints {
     }
 
     fn entries(&self) -> Result<Vec<(String, PathBuf)>, TrainError> {
-        let entries = fs::read_dir(&self.folder).map_err(RuntimeError::io(&self.folder))?;
+        let entries = match fs::read_dir(&self.folder) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(vec![]),
+            entries => entries.map_err(RuntimeError::io(&self.folder))?,
+        };
         let name = |entry: fs::DirEntry| (entry.file_name().to_string_lossy().into_owned(), entry.path());
         Ok(entries
             .map(|entry| entry.map(name))

@@ -87,7 +87,13 @@ pub enum ConfigError {
         /// The supported trainers, separated by commas.
         known: String,
     },
-    /// The table of equivalent keys maps a key to one that is not in the schema.
+    /// A configuration to translate has only keys and values of this schema.
+    #[error("{name}: this is a configuration of plimsoll already; give it without --from-config")]
+    Ours {
+        /// Name of the configuration.
+        name: String,
+    },
+    /// The table of equivalent keys maps a key to a key that is not in the schema.
     #[error("{written}: there is no key `{key}`")]
     NoSuchKey {
         /// The other trainer's key and value.

@@ -160,7 +160,7 @@ impl Answer {
 }
 
 /// Formats all faults of a configuration file as one error message.
-pub fn complaint(name: &str, faults: &[Fault]) -> String {
+pub(crate) fn complaint(name: &str, faults: &[Fault]) -> String {
     let lines: Vec<String> = faults.iter().map(|fault| sentence(name, fault)).collect();
     match lines.as_slice() {
         [only] => only.clone(),
@@ -172,7 +172,7 @@ fn sentence(name: &str, fault: &Fault) -> String {
     let path = &fault.path;
     let place = if fault.line == 0 { "--set".to_owned() } else { format!("{name}, line {}", fault.line) };
     match &fault.what {
-        Wrong::Value { found, allowed } if path.is_empty() => format!("{place}: {found} is no {allowed}"),
+        Wrong::Value { found, allowed } if path.is_empty() => format!("{place}: {found} is not {allowed}"),
         Wrong::Value { found, allowed } => format!("{place}: `{path}` is {found}; it must be {allowed}"),
         Wrong::Unknown => {
             let answer = match (counterpart(path), nearest(path)) {

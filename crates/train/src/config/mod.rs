@@ -31,7 +31,7 @@ pub use translate::{Source, Translated, translate};
 
 use crate::TrainError;
 use plimsoll_data::bounded;
-use plimsoll_data::printable::EscapedPath;
+use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_runtime::{Observer, RuntimeError, Silent};
 use schema::Wrong;
 use schemars::JsonSchema;
@@ -151,10 +151,17 @@ fn override_of(flag: &str) -> Result<(&str, Node), TrainError> {
         let why = "give a key and a value, such as optimizer.lr=1e-4".to_owned();
         return Err(ConfigError::Set { flag: flag.to_owned(), why }.into());
     };
-    let value =
-        yaml::parse(&format!("value: {value}")).ok().and_then(|tree| tree.get("value").cloned()).ok_or_else(
-            || ConfigError::Set { flag: flag.to_owned(), why: format!("`{value}` is not a YAML value") },
-        )?;
+    // One value: a line break must not add keys beside it, which would be dropped.
+    let only = |tree: Node| match tree.kind {
+        yaml::NodeKind::Map(entries) if entries.len() == 1 => {
+            entries.into_iter().next().map(|(_, value)| value)
+        }
+        _ => None,
+    };
+    let value = yaml::parse(&format!("value: {value}")).ok().and_then(only).ok_or_else(|| {
+        let why = format!("`{}` is not a YAML value", Name(value));
+        ConfigError::Set { flag: flag.to_owned(), why }
+    })?;
     Ok((path, unplaced(value)))
 }
 

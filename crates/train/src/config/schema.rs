@@ -218,11 +218,10 @@ fn one_type(name: &str, schema: &Value, limits: &Value) -> String {
         "string" => "a text".to_owned(),
         "array" => {
             let inner = allowed(&schema["items"]);
-            let inner = inner.strip_prefix("a ").unwrap_or(&inner);
             match (schema["minItems"].as_u64(), schema["maxItems"].as_u64()) {
-                (Some(least), Some(most)) if least == most => format!("a list of {least}: each a {inner}"),
-                (Some(1), None) => format!("a list of at least one: each a {inner}"),
-                _ => format!("a list: each a {inner}"),
+                (Some(least), Some(most)) if least == most => format!("a list of {least}: each {inner}"),
+                (Some(1), None) => format!("a list of at least one: each {inner}"),
+                _ => format!("a list: each {inner}"),
             }
         }
         _ => "a section of keys".to_owned(),

@@ -248,6 +248,18 @@ fn every_rule_can_be_broken() {
 }
 
 #[test]
+fn values_of_another_type_are_described_in_words() {
+    let refused = |text: &str, flags: &[&str]| parse(text, flags).expect_err("refused");
+    assert_eq!(refused("[a]\n", &[]), "run.yaml, line 1: [a] is not a section of keys");
+    let found = refused(MINIMAL, &["memory=3"]);
+    assert_eq!(found, "--set: `memory` is 3; it must be a section of keys");
+    let found = refused(MINIMAL, &["data.train=[1]"]);
+    assert!(found.ends_with("it must be a list: each a text"), "{found}");
+    let found = refused(MINIMAL, &["optimizer.lr=1e-4\nother: 2"]);
+    assert!(found.contains("is not a YAML value"), "{found}");
+}
+
+#[test]
 fn all_unknown_keys_are_named_with_their_counterparts() {
     let text = "modle: {hidden: 7}\nmodel:\n  hiden: 64\n  num_experts: 4\nmemory:\n  pool_size_gb: 20\n  \
                 clear_cache_frequency: 100\ndeepspeed:\n  zero_stage: 2\ntorch_compile: {mode: max-autotune}\n\

@@ -52,7 +52,7 @@ impl Source {
     }
 
     /// Top-level keys by which a file is recognised: a file with any of them is taken for a file of this
-    /// trainer. The order in which trainers are tried is that of `recognise`.
+    /// trainer. `recognise` determines the order in which trainers are tried.
     fn signs(self) -> &'static [&'static str] {
         match self {
             Self::DeepSpeed => &[
@@ -111,6 +111,11 @@ fn translate_text(
     flags: &[String],
 ) -> Result<Translated, TrainError> {
     let tree = tree(text).map_err(|why| ConfigError::Foreign { name: name.to_owned(), why })?;
+    let is_ours = matches!(&tree.kind, NodeKind::Map(entries) if !entries.is_empty())
+        && faults(&tree, &schema()).is_empty();
+    if source.is_none() && is_ours {
+        return Err(ConfigError::Ours { name: name.to_owned() }.into());
+    }
     let Some(source) = source.or_else(|| recognise(&tree)) else {
         let known = Source::ALL.map(Source::word).join(", ");
         return Err(ConfigError::UnknownTrainer { name: name.to_owned(), known }.into());

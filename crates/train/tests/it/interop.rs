@@ -295,6 +295,33 @@ fn adapters_merge_into_a_model() {
     assert!(!other.exists());
 }
 
+/// A killed merge leaves its temporary folder, which the next merge replaces, unless the other one still runs.
+#[test]
+fn a_merge_replaces_what_a_killed_merge_left() {
+    let folder = Folder::new("interop-merge-killed");
+    let adapter = train(&folder.path("run"), ESM, &esm("optimizer.lr=1e-2 model.lora.rank=2")).checkpoint;
+    let (output, left) = (folder.path("merged"), folder.path(".merged.part"));
+    let rest = left.join(".model.safetensors.1-0.part");
+    std::fs::create_dir(&left).expect("a folder");
+    std::fs::write(&rest, "half").expect("written");
+    let running = std::fs::File::open(&left).expect("the folder");
+    running.try_lock().expect("locked");
+    let error = merged(&adapter, None, &output).expect_err("another merge runs").to_string();
+    assert!(error.contains("another run is writing to") && error.contains(".merged.part"), "{error}");
+    assert_eq!(std::fs::read(&rest).expect("untouched"), b"half");
+    drop(running);
+    std::fs::create_dir(left.join("own")).expect("a folder");
+    let error = merged(&adapter, None, &output).expect_err("a folder of somebody else").to_string();
+    assert!(error.contains(".merged.part"), "{error}");
+    std::fs::remove_dir(left.join("own")).expect("removed");
+    merged(&adapter, None, &output).expect("merged");
+    assert!(!left.exists() && !output.join(".model.safetensors.1-0.part").exists());
+    let other = folder.path("other");
+    merged(&adapter, None, &other).expect("merged");
+    let weights = |of: &Path| std::fs::read(of.join("model.safetensors")).expect("weights");
+    assert!(weights(&output) == weights(&other));
+}
+
 #[test]
 fn an_adapted_classifier_classifies_once_it_is_merged() {
     let folder = Folder::new("interop-merge-classes");
@@ -337,7 +364,7 @@ fn a_head_that_was_trained_predicts() {
         assert!(report.trained);
         fs::read_to_string(output.join("windows.tsv")).expect("a table")
     };
-    // The folder and the file in it give the same scores, which differ from those of the golden head.
+    // The folder and the file in it give equal scores, which differ from the scores of the golden head.
     let found = scores(head.clone(), "folder");
     assert_eq!(found, scores(head.join("model.safetensors"), "file"));
     assert!(found != scores(fixture("goldens/head.pth"), "golden"));

@@ -438,9 +438,21 @@ fn a_run_can_begin_at_a_checkpoint_of_another_folder() {
     };
     let report = from(&first.path("checkpoints/step-00000002"), &second.0).expect("goes on");
     assert_eq!((report.steps, bits(&report)), (4, whole));
+    // The other run may still be going, and be writing a checkpoint or removing one.
+    let others =
+        [".step-00000008.part", ".step-00000002.gone"].map(|name| first.path("checkpoints").join(name));
+    others.iter().for_each(|path| std::fs::create_dir(path).expect("a folder"));
     assert_eq!(from(&first.0, &Folder::new("train-third").0).expect("the newest").steps, 0);
+    assert!(others.iter().all(|path| path.is_dir()), "another run's folder was changed");
     let error = from(&first.path("checkpoints/step-00000002"), &first.0).expect_err("a newer one is there");
     assert!(error.to_string().contains("step-00000006 is newer"), "{error}");
+    let fourth = Folder::new("train-fourth");
+    let error = from(&second.path("nothing"), &fourth.path("run")).expect_err("nothing");
+    assert!(
+        error.exit_code() == 3 && error.to_string().contains("give a checkpoint, or the folder of a run"),
+        "{error}"
+    );
+    assert!(!fourth.path("run").exists(), "a run that has written nothing leaves no folder");
     assert_eq!(from(&second.path("nothing"), &first.0).expect_err("nothing").exit_code(), 3);
 }
 

@@ -3,6 +3,7 @@
 
 use super::OutputError;
 use super::table::{Field, Table};
+use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::rows::{NpyWriter, ParquetWriter, SafetensorsWriter};
 use std::path::Path;
 
@@ -36,15 +37,6 @@ impl EmbeddingFormat {
             EmbeddingFormat::Npy => "npy",
             EmbeddingFormat::Safetensors => "safetensors",
             EmbeddingFormat::Parquet => "parquet",
-        }
-    }
-
-    /// Names of the files of the format.
-    pub(super) fn files(self) -> &'static [&'static str] {
-        match self {
-            EmbeddingFormat::Npy => &[NPY, NPY_IDS],
-            EmbeddingFormat::Safetensors => &[SAFETENSORS],
-            EmbeddingFormat::Parquet => &[PARQUET],
         }
     }
 }
@@ -97,20 +89,12 @@ impl Embeddings {
         }
     }
 
-    /// Commits the files under their final names.
-    pub fn commit(self) -> Result<(), OutputError> {
-        match self {
-            Embeddings::Npy(matrix, ids) => {
-                matrix.finish()?;
-                ids.into_file().commit()?;
-            }
-            Embeddings::Safetensors(writer) => {
-                writer.finish(&[])?;
-            }
-            Embeddings::Parquet(writer) => {
-                writer.finish()?;
-            }
-        }
-        Ok(())
+    /// Completes the files and returns them, ready to be committed.
+    pub fn into_files(self) -> Result<Vec<AtomicFile>, OutputError> {
+        Ok(match self {
+            Embeddings::Npy(matrix, ids) => vec![matrix.into_file()?, ids.into_file()],
+            Embeddings::Safetensors(writer) => vec![writer.into_file(&[])?],
+            Embeddings::Parquet(writer) => vec![writer.into_file()?],
+        })
     }
 }

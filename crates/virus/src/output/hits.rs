@@ -45,7 +45,7 @@ impl HitsFormat {
     }
 
     /// Whether the format stores qualities.
-    pub fn has_qualities(self) -> bool {
+    pub(crate) fn has_qualities(self) -> bool {
         matches!(self, Self::Fastq | Self::FastqGz)
     }
 

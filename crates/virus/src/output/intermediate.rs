@@ -36,7 +36,7 @@ impl Intermediate {
     }
 
     /// Returns the files, ready to be committed.
-    pub fn into_files(self) -> [AtomicFile; 3] {
+    pub(crate) fn into_files(self) -> [AtomicFile; 3] {
         self.files
     }
 }

@@ -44,7 +44,7 @@ mod virnucpro;
 
 use embeddings::Embeddings;
 use intermediate::Intermediate;
-use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::intermediate::{chunk_name, orf_name};
 use plimsoll_data::number::NumpyF32;
 use plimsoll_data::translate::Frame;
@@ -191,7 +191,7 @@ pub struct Counts {
 
 impl Counts {
     /// Returns the counts in a run record; 0 for missing ones.
-    pub fn from_record(record: &Value) -> Self {
+    pub(crate) fn from_record(record: &Value) -> Self {
         let mut counts = Counts::default();
         for (name, count) in counts.by_name() {
             *count = record["counts"][name].as_u64().unwrap_or(0);
@@ -451,22 +451,25 @@ impl Outputs {
         }
         files.extend(self.intermediate.into_iter().flat_map(Intermediate::into_files));
         files.extend(reports::write(&self.folder, run_record, &self.counts)?);
+        files.extend(self.embeddings.map_or(Ok(vec![]), Embeddings::into_files)?);
         // Flushed before the first removal, so that a full disk fails while the earlier results are still
-        // complete. This does not cover the embedding files, whose writers finish them in `commit`.
+        // complete.
         for file in &mut files {
             file.flush().map_err(|e| file.error(e))?;
         }
-        let saved = self.options.save_embeddings.map_or(&[][..], EmbeddingFormat::files);
-        // `files` lacks the embedding files; `saved` lists their names.
         let is_ours = |path: &Path| files.iter().any(|file| file.target() == path);
         for name in FILES {
             let path = self.folder.join(name);
-            if name == RUN_RECORD || !(saved.contains(&name) || is_ours(&path)) {
+            if name == RUN_RECORD || !is_ours(&path) {
                 remove(path)?;
+            }
+            if name == RUN_RECORD {
+                // On disk before any file changes: after a power failure, the record must not vouch for other files.
+                let folder = |source| OutputError::Folder { path: self.folder.clone(), source };
+                sync_folder(&self.folder.join(name)).map_err(folder)?;
             }
         }
         files.into_iter().try_for_each(AtomicFile::commit)?;
-        self.embeddings.map_or(Ok(()), Embeddings::commit)?;
         write_run_record(&self.folder, run_record)?;
         Ok(self.counts)
     }

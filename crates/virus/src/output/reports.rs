@@ -28,7 +28,7 @@ const PARENT: &str = "\
 # file_format: tsv
 ";
 
-/// Columns of the table: name, title and description. A name is that of a field of [`Counts`], or `failed`.
+/// Columns of the table: name, title and description. A name is a field name of [`Counts`], or `failed`.
 const COLUMNS: [[&str; 3]; 11] = [
     ["records", "Records", "Sequences of the input"],
     ["windows", "Windows", "Windows that they were cut into"],

@@ -463,3 +463,55 @@ fn an_incomplete_run_is_refused() {
     record(&mut outputs, "r", &[&[[0.5, 0.5]]]);
     check(outputs, "'r_chunk_1': two results for this chunk");
 }
+
+/// The files of a run are completed before the results of an earlier run are touched: an embedding file that cannot be
+/// completed leaves them whole, with their run.json.
+#[test]
+fn results_stay_until_all_files_of_the_next_run_are_complete() {
+    for format in [EmbeddingFormat::Npy, EmbeddingFormat::Safetensors, EmbeddingFormat::Parquet] {
+        let (folder, _) = written(PLAIN, |outputs| {
+            record(outputs, "old", &[&[[0.1, 0.9]]]);
+        });
+        let before = ["run.json", "predictions.tsv"].map(|name| folder.read(name));
+        let write = |block: Option<&str>| {
+            let options = Options { save_embeddings: Some(format), ..PLAIN };
+            let mut outputs = Outputs::create(folder.path(), options).unwrap();
+            record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
+            outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
+            block.iter().for_each(|name| fs::create_dir(folder.path().join(name)).unwrap());
+            outputs.finish(&mut json!({"plimsoll": "1"}))
+        };
+        if format == EmbeddingFormat::Safetensors {
+            // Its file is created only when the number of rows is known.
+            write(Some("embeddings.safetensors")).expect_err("there is a folder");
+            assert_eq!(["run.json", "predictions.tsv"].map(|name| folder.read(name)), before);
+            fs::remove_dir(folder.path().join("embeddings.safetensors")).unwrap();
+        }
+        write(None).unwrap();
+        assert!(folder.read("run.json").contains("\"plimsoll\": \"1\""), "{format:?}");
+        assert!(folder.names().iter().any(|name| name.starts_with("embeddings.")), "{format:?}");
+        assert!(folder.names().iter().all(|name| !name.ends_with(".part")), "{:?}", folder.names());
+        // The next run writes no embeddings, and those of this run go.
+        let mut outputs = Outputs::create(folder.path(), PLAIN).unwrap();
+        record(&mut outputs, "last", &[&[[0.9, 0.1]]]);
+        outputs.finish(&mut json!({"plimsoll": "2"})).unwrap();
+        assert!(folder.names().iter().all(|name| !name.starts_with("embeddings.")), "{:?}", folder.names());
+    }
+}
+
+/// A kill between the removal of the earlier run.json and the new one leaves a folder without run.json, which claims
+/// nothing; a failed rename at that point stands for the kill.
+#[test]
+fn a_folder_claims_nothing_between_two_results() {
+    let (folder, _) = written(PLAIN, |outputs| {
+        record(outputs, "old", &[&[[0.1, 0.9]]]);
+    });
+    let options = Options { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
+    let mut outputs = Outputs::create(folder.path(), options).unwrap();
+    record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
+    outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
+    fs::create_dir(folder.path().join("embeddings.npy")).unwrap();
+    outputs.finish(&mut json!({"plimsoll": "1"})).expect_err("there is a folder");
+    assert!(!folder.names().contains(&"run.json".to_owned()), "{:?}", folder.names());
+    assert!(folder.read("predictions.tsv").contains("new"));
+}

@@ -11,6 +11,7 @@ use plimsoll_runtime::{
 use plimsoll_virus::output::EmbeddingFormat;
 use plimsoll_virus::{self, VirusError, predict};
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -249,6 +250,9 @@ fn without_a_device_the_run_ends_and_goes_on_later() {
         matches!(&error, VirusError::Runtime(RuntimeError::Device(_))) && error.exit_code() == 1,
         "{error}"
     );
+    let (said, first) = (error.to_string(), error.source().expect("a cause").to_string());
+    assert!(said.contains("all 2 devices failed") && said.contains("card:0 (of the tests)"), "{said}");
+    assert!(said.contains("card:1 (of the tests)") && first == "the device failed", "{said}: {first}");
     let report = predict(&prediction(&out, on(cards(2))), &mut Listener::default());
     let report = report.unwrap_or_else(|e| panic!("{e}"));
     let kept = report.run_record["windows_from_journal"].as_u64().expect("a number");

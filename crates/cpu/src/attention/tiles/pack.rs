@@ -55,7 +55,7 @@ impl HeadSplit {
         self.dim.div_ceil(SIDE)
     }
 
-    /// Mask of the pairs of one narrow head among those of the heads packed together.
+    /// Mask of the column pairs that belong to `head`, among the narrow heads that are packed into one tile.
     #[inline(always)]
     fn lanes(self, head: usize) -> __mmask16 {
         lanes(self.half) << (head * self.half)

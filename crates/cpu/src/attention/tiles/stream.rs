@@ -1,8 +1,8 @@
 //! Attention of a narrow head with bounded scores: scores, weights and output sums are computed in alternation, 32 keys
 //! (two tiles) at a time. Scores leave the tiles as `Scores::Ready`.
 //!
-//! Invariant: the results have the same bits as those of `Task::soften`, because each row's sum of weights and each
-//! strip's output sums add their steps in ascending order of keys.
+//! Invariant: results are bit-equal to `TiledBlock::softmax_strip`, because each row's sum of weights and each strip's
+//! output sums add their steps in ascending order of keys.
 //!
 //! With bounded scores, a weight needs no maximum over its row. Scores and weights are therefore needed for a few turns
 //! only, and live in circular buffers that stay in L1 beside keys and values. A tile product occupies the tile unit for

@@ -10,8 +10,8 @@
 //! 0.72 %, 0.23 % root mean square; rounding the exact weight to bf16 would give 0.39 % and 0.17 %. The weights are
 //! normalized by their own sum, not by the sum of exact weights.
 //!
-//! An f32 sum between `MAGIC` and 2^24 is rounded to a whole number, which stands in its low bits. So scores that are
-//! accumulated onto `BEGIN` leave the tiles as y.
+//! An f32 between `MAGIC` and 2^24 is a whole number, so adding to `MAGIC` rounds the sum to a whole number, which is
+//! in its low bits. Scores that the tiles accumulate onto `BEGIN` are therefore already `MAGIC + y`.
 //!
 //! m keeps the weights in range. If the norms of queries and keys bound the scores by +-`LIMIT`
 //! (Cauchy-Schwarz), m is `SHIFT` for all rows: every weight is a normal number between 2^-104 and 2^24,
@@ -33,13 +33,14 @@ const BIAS: f32 = 127.0;
 const LIMIT: f32 = 64.0;
 /// Offset subtracted from bounded scores.
 const SHIFT: f32 = 40.0;
-/// 1.5 * 2^23: from here to 2^24 an f32 has no fraction. The low 16 bits of this constant are zero.
+/// 1.5 * 2^23. From here to 2^24 an f32 has no fraction. The low 16 bits of this constant are zero, so the low 16 bits
+/// of `MAGIC + y` are y.
 const MAGIC: f32 = 12_582_912.0;
 /// Magnitude of m from which on scores are rounded before m is subtracted. Below it, `MAGIC` minus m in units in
 /// the last place is a multiple of 128 below 2^31, hence exact in f32; beyond it, the fused operation would add
 /// a constant that is itself rounded, and for large m by more than the range of weights.
 const FAR: f32 = 8_388_608.0;
-/// Initial accumulator row for bounded scores.
+/// Initial value of each row of accumulators for bounded scores: `MAGIC` plus the exponent bias minus the offset.
 #[repr(align(64))]
 pub(super) struct Begin(pub(super) [f32; SIDE]);
 pub(super) static BEGIN: Begin = Begin([MAGIC + (BIAS - SHIFT) * UNITS; SIDE]);
@@ -186,8 +187,8 @@ impl Running {
     }
 }
 
-/// Reduces each row with `of` and returns row r's result in lane r. A tree: first inside 128-bit lanes, four rows at
-/// a time, then across the four lanes.
+/// Reduces each row with `of` and returns the result of row r in lane r. The order is a fixed tree: first inside
+/// 128-bit lanes, four rows at a time, then across the four lanes.
 #[inline(always)]
 fn across(rows: [__m512; SIDE], of: impl Fn(__m512, __m512) -> __m512 + Copy) -> __m512 {
     let [a, b] = [four(&rows, 0, of), four(&rows, 4, of)];
@@ -213,14 +214,15 @@ fn four(rows: &[__m512; SIDE], first: usize, of: impl Fn(__m512, __m512) -> __m5
     }
 }
 
-/// Conversion of the scores of a row to y, a number from `MAGIC` on.
+/// How the scores of a row are converted to `MAGIC + y`.
 #[derive(Clone, Copy)]
 pub(super) enum Scores {
-    /// The scores are y already.
+    /// The scores are `MAGIC + y` already.
     Ready,
-    /// Fused score * first + second, at least `MAGIC`.
+    /// One fused multiply-add, score * first + second, raised to at least `MAGIC` (y = 0, weight 0).
     Times(f32, f32),
-    /// score * first - second with the product rounded first, as in `Running::raise`.
+    /// score * first - second, where the product is rounded before the subtraction, as in `Running::update_max`. No
+    /// score then exceeds the offset of its row.
     Far(f32, f32),
 }
 
@@ -255,10 +257,11 @@ pub(super) unsafe fn softmax_row(row: *mut f32, keys: usize, rest: __mmask32, sc
     }
 }
 
-/// `soften` for offsets that are `Running::far`. Such offsets come only from scores beyond 2^23 in magnitude.
+/// `softmax_row` for rows with an offset that `Running::far` reports. Such offsets come only from scores beyond 2^23 in
+/// magnitude.
 ///
 /// # Safety
-/// As `soften`.
+/// As for `softmax_row`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512bf16")]
 #[cold]
 pub(super) unsafe fn softmax_row_far(
@@ -343,7 +346,7 @@ pub(super) unsafe fn softmax_rows(from: *const f32, to: *mut u8, sums: [__m512; 
 /// `softmax_rows` for a partial step: words outside `rest` become zero.
 ///
 /// # Safety
-/// As `softmax_rows`.
+/// As for `softmax_rows`.
 #[inline(always)]
 pub(super) unsafe fn softmax_rest(from: *const f32, to: *mut u8, rest: __mmask32, sums: &mut [__m512; 4]) {
     // SAFETY: as the caller promises.
@@ -358,7 +361,7 @@ pub(super) unsafe fn softmax_rest(from: *const f32, to: *mut u8, rest: __mmask32
 /// Computes the weights of a step, without masking missing keys.
 ///
 /// # Safety
-/// As `soften`.
+/// As for `softmax_row`.
 #[inline(always)]
 unsafe fn step_of(row: *const f32, step: usize, scores: Scores) -> __m512i {
     // SAFETY: as the caller promises.
@@ -368,10 +371,10 @@ unsafe fn step_of(row: *const f32, step: usize, scores: Scores) -> __m512i {
     }
 }
 
-/// Reads 16 scores and returns y above `MAGIC`.
+/// Reads 16 scores and returns the bits of `MAGIC + y`.
 ///
 /// # Safety
-/// As `soften`.
+/// As for `softmax_row`.
 #[inline(always)]
 unsafe fn last_places(from: *const f32, scores: Scores) -> __m512i {
     // SAFETY: as the caller promises.
@@ -394,7 +397,7 @@ unsafe fn last_places(from: *const f32, scores: Scores) -> __m512i {
 /// Stores a step's weights and adds them to the partial sums.
 ///
 /// # Safety
-/// As `soften`.
+/// As for `softmax_row`.
 #[inline(always)]
 unsafe fn put(row: *mut f32, step: usize, weights: __m512i, sums: __m512) -> __m512 {
     // SAFETY: as the caller promises.
@@ -438,8 +441,8 @@ mod tests {
             assert_eq!(f64::from(bend), exact.round(), "{x}");
         }
     }
-    /// Over the whole range of bounded scores, both forms give the same bits, a normal number with an error below
-    /// 0.73 %.
+    /// Over the whole range of bounded scores, `Scores::Ready` and `Scores::Times` give equal weights, which are normal
+    /// numbers with a relative error below 0.73 %.
     #[test]
     fn weights_are_powers_of_two_over_the_whole_range() {
         if !super::super::has_lanes() {

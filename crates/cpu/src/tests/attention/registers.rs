@@ -62,7 +62,7 @@ impl Registers for Double {
         self.0[T] = [[0; 64]; 16];
     }
 
-    /// Of the 32 products of an element, the even and the odd ones are summed separately; the two sums are added,
+    /// Of the 32 products of an element, the even and the odd products are summed separately; the two sums are added,
     /// then added to C. A product of two bf16 numbers is exact in f32, so adding it to a sum rounds once.
     fn multiply<const C: usize, const A: usize, const B: usize>(&mut self) {
         let (a, b) = (numbers(&self.0[A]), numbers(&self.0[B]));

@@ -1,10 +1,11 @@
-//! Files of rows, as `plimsoll embed` writes them, read back a row at a time. Invariant: a row is f32, finite or
-//! not as it is stored; which rows there are is known from headers, and sizes are checked before they are
-//! trusted.
+//! Reads the embedding files that `plimsoll embed` writes, row by row. Invariant: the names and the number of rows come
+//! from headers and name lists alone, and sizes are checked against the file before memory is allocated for them.
+//! Values are returned as stored and may be NaN or infinite.
 //!
-//! * `.npy` with a list of names beside it (`X.ids.txt`): [n, d].
-//! * `.safetensors` with a matrix `embeddings` [n, d] and its names in the metadata (`ids`).
-//! * `.safetensors` with a tensor for each name, [d] or [1, d].
+//! Formats, for n rows of d values:
+//! * `X.npy` with an (n, d) array, and a list of names `X.ids.txt` beside it;
+//! * `.safetensors` with an (n, d) tensor `embeddings`, and the names in the metadata entry `ids`;
+//! * `.safetensors` with one tensor per row, of shape (d) or (1, d).
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -27,7 +28,7 @@ const ANY: char = '*';
 pub(super) struct RowFile {
     path: PathBuf,
     width: usize,
-    /// The names of its rows, until they are taken.
+    /// Names of the rows. [`RowSet::open`](super::RowSet::open) takes them, after which the list is empty.
     pub names: Vec<String>,
     kind: RowFileKind,
 }
@@ -42,7 +43,12 @@ enum RowFileKind {
 }
 
 impl RowFile {
-    /// Opens the file at `path`. `pattern` is the pattern of the names of tensors, with `*` for the name of a row.
+    /// Opens the file at `path`. In a file with one tensor per row, rows are the tensors with names that match
+    /// `pattern`, and the part of the name at `*` is the name of the row.
+    ///
+    /// # Errors
+    /// A file of another format; rows of different or zero width; a number of names that differs from the number of
+    /// rows; a pattern without `*` or without a matching tensor.
     pub(super) fn open(path: &Path, pattern: &str) -> Result<Self, DataError> {
         if path.extension().is_some_and(|e| e == "npy") {
             return Self::npy(path);
@@ -59,7 +65,7 @@ impl RowFile {
         self.width
     }
 
-    /// Reads a row into `out`, of its width.
+    /// Reads a row into `out`, which has [`width`](Self::width) elements.
     pub(super) fn read(&self, row: usize, out: &mut [f32]) -> Result<(), DataError> {
         let start = row as u64 * self.width as u64;
         let range = start..start + self.width as u64;
@@ -150,7 +156,9 @@ impl RowFile {
     }
 }
 
-/// The dictionary of an array and where its values start; none if the file is no array.
+/// Header dictionary of an `.npy` file, and the byte offset of the values; `None` if the file has another format or a
+/// header over 64 KiB.
+///
 /// Source: numpy's `numpy/lib/format.py`, versions 1 to 3.
 fn npy_header(file: &mut File) -> io::Result<Option<(String, u64)>> {
     let mut start = [0; 12];
@@ -170,7 +178,8 @@ fn npy_header(file: &mut File) -> io::Result<Option<(String, u64)>> {
     Ok(Some((String::from_utf8_lossy(&header).into_owned(), from + len)))
 }
 
-/// Rows and columns of an array of f32 in C order.
+/// Numbers of rows and columns from the header of a 2-D array of little-endian f32 in C order; `Err` has the message
+/// for other arrays.
 fn npy_shape(header: &str) -> Result<[u64; 2], String> {
     let value = |key: &str| header.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start());
     let starts = |key: &str, expected: &str| value(key).is_some_and(|rest| rest.starts_with(expected));
@@ -189,6 +198,7 @@ fn npy_shape(header: &str) -> Result<[u64; 2], String> {
     }
 }
 
+/// Reads `out.len()` little-endian f32 values from byte `offset` on.
 fn read_f32(file: &File, offset: u64, out: &mut [f32]) -> io::Result<()> {
     let mut buffer = [0; 4096];
     let mut at = offset;
@@ -203,7 +213,7 @@ fn read_f32(file: &File, offset: u64, out: &mut [f32]) -> io::Result<()> {
     Ok(())
 }
 
-/// The error says where.
+/// Converts an error without adding a path, because the message of a [`WeightsError`] names the file.
 fn unreadable(error: WeightsError) -> DataError {
     DataError::new(DataErrorKind::Malformed(error.to_string()))
 }

@@ -26,8 +26,8 @@ use crate::{DataError, DataErrorKind};
 /// Settings that, with the data, determine the batches.
 #[derive(Clone, Debug)]
 pub struct RowSettings {
-    /// The parts of an input, such as the embeddings of the nucleotides and of the protein. The rows are those of
-    /// the first part, in its order.
+    /// Parts of an input, such as nucleotide and protein embeddings. The first part determines which rows exist and
+    /// their order; the other parts must have a row of each name, and their additional rows are ignored.
     pub parts: Vec<RowGroupPart>,
     /// Table of names and classes, which gives the class of each row.
     pub labels: PathBuf,
@@ -105,7 +105,9 @@ impl RowSet {
     /// Opens the files and reads all rows once.
     ///
     /// # Errors
-    /// A row without a class, without one of its parts, or with a value that is not finite; no data.
+    /// No files, a batch size of 0, or a validation fraction outside [0, 1); a file that cannot be read, or files of
+    /// one part with rows of different widths; a repeated row name; a row without a class, without one of its parts, or
+    /// with a value that is not finite; no training rows, or no validation rows although the fraction is above 0.
     pub fn open(settings: RowSettings) -> Result<Self, DataError> {
         let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
         if settings.parts.iter().any(|part| part.files.is_empty()) || settings.parts.is_empty() {
@@ -131,7 +133,10 @@ impl RowSet {
         Ok(RowSet { inner: Arc::new(new) })
     }
 
-    /// Sets the maximum number of rows of a batch, at least 1, before the first stream is opened.
+    /// Sets the maximum number of rows of a batch.
+    ///
+    /// # Errors
+    /// `rows` is 0, or a stream or a clone of this set exists.
     pub fn bound(&mut self, rows: usize) -> Result<(), DataError> {
         let Some(inner) = Arc::get_mut(&mut self.inner).filter(|_| rows > 0) else {
             let why = "the rows of a batch, at least one, are given before the first one is taken".to_owned();
@@ -180,11 +185,12 @@ impl RowSet {
         RowPosition { data: self.inner.digest.clone(), epoch: 0, row: 0 }
     }
 
-    /// Streams the batches of a split, starting at a position: any number of epochs of the training split, or a single
-    /// pass over the validation split in file order.
+    /// Streams the batches of a split, starting at a position: an unlimited number of epochs of the training split, or
+    /// a single pass over the validation split in file order.
     ///
     /// # Errors
-    /// A position of different data; an invalid position; a validation split without rows.
+    /// A position of other data, or after the last row; a validation split without rows, or a position other than
+    /// [`RowSet::start`] for it.
     pub fn stream(&self, split: Split, from: &RowPosition) -> Result<RowStream, DataError> {
         let rows = self.inner.side(split).len();
         let what = match split {
@@ -219,7 +225,8 @@ impl Rows {
         self.files[part][file as usize].read(at as usize, out)
     }
 
-    /// Reads every row, checks that it is finite, and assigns it to the training or the validation split.
+    /// Reads every row, checks that its values are finite, and assigns it to the training or validation split by the
+    /// hash of its values.
     fn split(&mut self, named: Vec<(String, ExampleRow)>) -> Result<(), DataError> {
         // 2^64 times the fraction: rows whose hash is below this value belong to the validation split.
         let below = (self.settings.validation * 18_446_744_073_709_551_616.0) as u64;
@@ -257,6 +264,7 @@ impl Rows {
         Ok(())
     }
 
+    /// Returns an error if a split that is needed has no rows.
     fn check(&self) -> Result<(), DataError> {
         let (SplitSize { documents: train, .. }, all) =
             (self.census.train, self.train.len() + self.validation.len());
@@ -306,9 +314,10 @@ fn rows(
     names.into_iter().map(row).collect()
 }
 
-/// Locations (file, row) of the rows of a part with their names: in the order of the files, and by name.
+/// Locations (file, row) of the rows of a part: with their names in file order, and by name.
 type Places = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
 
+/// Collects the locations of all rows of a part. Errors if two rows have one name.
 fn places(files: &mut [RowFile], part: &RowGroupPart) -> Result<Places, DataError> {
     let (mut order, mut by_name) = (Vec::new(), HashMap::new());
     for (number, (file, path)) in (0..).zip(files.iter_mut().zip(&part.files)) {
@@ -345,7 +354,8 @@ pub struct RowStream {
 
 impl RowStream {
     /// Fills `batch` with the next rows, reusing its buffers. Returns `false` and an empty batch at the end of an
-    /// epoch; on a training stream the next call starts the next epoch.
+    /// epoch. On a training stream the next call starts the next epoch; on a validation stream every further call
+    /// returns `false`.
     ///
     /// A batch that would leave a single row for the last batch is one row shorter if batches have more than two rows,
     /// because batch normalization needs the variance of at least two rows.
@@ -375,13 +385,15 @@ impl RowStream {
         Ok(taken > 0)
     }
 
-    /// Where the next batch begins.
+    /// Position of the next batch.
     pub fn position(&self) -> &RowPosition {
         &self.at
     }
 
-    /// The epoch's order.
+    /// Sets the order of the rows for the current epoch: a permutation derived from seed and epoch for training, file
+    /// order for validation.
     fn shuffle(&mut self) {
+        // Sorting first makes the permutation independent of earlier epochs, so a resumed run has the same order.
         self.order.sort_unstable();
         if self.split == Split::Train {
             Key::new(self.set.settings.seed).with(self.at.epoch).shuffle(&mut self.order);

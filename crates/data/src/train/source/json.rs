@@ -8,7 +8,6 @@ use std::path::Path;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::text::bounded_line;
 use super::{Document, Label};
 use crate::printable::Name;
 use crate::sequence::source::Source;
@@ -42,10 +41,17 @@ impl JsonLines {
     pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
         loop {
             let line = self.source.line();
-            // A line may be twice as long as a text, for escapes and other fields. This bounds memory and is not exact:
-            // an escape such as `\u0000` has six bytes for one byte of text.
-            if !bounded_line(&mut self.source, &mut self.line, self.most.saturating_mul(2))? {
+            if self.source.peek()?.is_none() {
                 return Ok(false);
+            }
+            let most = self.most.saturating_mul(2);
+            if !self.read_line(most)? {
+                let what = format!(
+                    "a line of more than {most} bytes, twice data.longest_document; remove fields other than \
+                     the text, divide the text, or raise data.longest_document"
+                );
+                let error = DataError::at(self.source.path(), DataErrorKind::Malformed(what));
+                return Err(error.with_line(line));
             }
             if self.line.trim_ascii().is_empty() {
                 continue;
@@ -73,6 +79,28 @@ impl JsonLines {
         self.line.capacity() + 3 * self.longest
     }
 
+    /// Reads a line into `line`. Returns `false` for a line of more than `most` bytes, of which the excess is skipped.
+    ///
+    /// A line may be twice as long as a text, for other fields and for short escapes. Escapes of the form `\uXXXX`,
+    /// which can have six bytes for one byte of text, are replaced by their characters as soon as a line reaches the
+    /// limit, so that they do not count. Not earlier: messages of the parser name a column of the line.
+    fn read_line(&mut self, most: usize) -> Result<bool, DataError> {
+        self.line.clear();
+        let (line, mut escapes, mut fits) = (&mut self.line, Escapes::default(), true);
+        self.source.line_pieces(|mut piece| {
+            while fits && !piece.is_empty() {
+                if line.len() == most {
+                    escapes.replace(line);
+                    fits = line.len() < most;
+                }
+                let (head, tail) = piece.split_at(piece.len().min(most - line.len()));
+                line.extend_from_slice(head);
+                piece = tail;
+            }
+        })?;
+        Ok(fits)
+    }
+
     /// Parses the current line.
     fn parse(&self) -> serde_json::Result<Line> {
         let label = self.label.as_ref().map(|(name, _)| name.as_str());
@@ -80,6 +108,85 @@ impl JsonLines {
         let line = Fields { text: &self.field, label }.deserialize(&mut json)?;
         json.end()?;
         Ok(line)
+    }
+}
+
+/// Replaces escapes in the strings of a line that is still growing.
+#[derive(Default)]
+struct Escapes {
+    /// Length of the beginning of the line that is finished.
+    done: usize,
+    /// Whether the rest of the line begins inside of a string.
+    inside: bool,
+}
+
+impl Escapes {
+    /// Replaces `\uXXXX` by the character itself. Characters that must be escaped in JSON are left as they are, and so
+    /// is an escape at the end of the line that may go on in the next piece.
+    fn replace(&mut self, line: &mut Vec<u8>) {
+        // A character is shorter than its escape, so the replaced line never overtakes what is still to be read.
+        let (mut from, mut to) = (self.done, self.done);
+        while let Some(&byte) = line.get(from) {
+            let mut character = [0; 4];
+            let (read, written): (usize, &[u8]) = match byte {
+                b'\\' if self.inside => match Escape::of(&line[from..]) {
+                    Escape::Unfinished => break,
+                    Escape::Character(c, length) => (length, c.encode_utf8(&mut character).as_bytes()),
+                    Escape::Kept(length) => {
+                        line.copy_within(from..from + length, to);
+                        (from, to) = (from + length, to + length);
+                        continue;
+                    }
+                },
+                _ => {
+                    self.inside ^= byte == b'"';
+                    character[0] = byte;
+                    (1, &character[..1])
+                }
+            };
+            line[to..to + written.len()].copy_from_slice(written);
+            (from, to) = (from + read, to + written.len());
+        }
+        self.done = to;
+        line.drain(to..from);
+    }
+}
+
+/// The escape at the start of a text.
+enum Escape {
+    /// The text ends within the escape.
+    Unfinished,
+    /// A character that may stand in a JSON string without an escape, and the length of its escape.
+    Character(char, usize),
+    /// The length of any other escape.
+    Kept(usize),
+}
+
+impl Escape {
+    fn of(text: &[u8]) -> Self {
+        let unit = |at: usize| {
+            let digits = text.get(at..at + 6)?.strip_prefix(b"\\u")?;
+            // `from_str_radix` alone would accept a sign.
+            let all = digits.iter().all(u8::is_ascii_hexdigit);
+            u16::from_str_radix(str::from_utf8(digits).ok().filter(|_| all)?, 16).ok()
+        };
+        match text.get(1) {
+            None => return Self::Unfinished,
+            Some(b'u') if text.len() < 6 => return Self::Unfinished,
+            Some(b'u') => {}
+            Some(_) => return Self::Kept(2),
+        }
+        let Some(first) = unit(0) else { return Self::Kept(2) };
+        let units = match first {
+            0xd800..0xdc00 if text.len() < 12 => return Self::Unfinished,
+            0xd800..0xdc00 => [Some(first), unit(6)],
+            _ => [Some(first), None],
+        };
+        let length = 6 * units.iter().flatten().count();
+        match char::decode_utf16(units.into_iter().flatten()).next() {
+            Some(Ok(c)) if c >= ' ' && c != '"' && c != '\\' => Self::Character(c, length),
+            _ => Self::Kept(6),
+        }
     }
 }
 
@@ -158,6 +265,33 @@ mod tests {
         let label = Some(("y".to_owned(), Classes::Names(vec!["no".into(), "yes".into()])));
         let lines = "{\"text\": \"a\", \"y\": \"yes\"}\n{\"y\": \"no\", \"text\": \"b\"}";
         assert_eq!(read(lines, label).unwrap(), [("a".to_owned(), 1), ("b".to_owned(), 0)]);
+    }
+
+    /// The limit of 30 bytes holds for the text, not for its escapes.
+    #[test]
+    fn escapes_do_not_count() {
+        for (character, escape, count) in
+            [("A", "\\u0041", 30), ("\u{430}", "\\u0430", 15), ("\u{1f9ec}", "\\ud83e\\uddec", 7)]
+        {
+            let line = |count: usize| &*format!("{{\"text\": \"{}\"}}", escape.repeat(count)).leak();
+            assert_eq!(read(line(count), None).unwrap(), [(character.repeat(count), 0)]);
+            let found = read(line(count + 1), None).unwrap_err();
+            assert!(found.contains("line 1: a document of more than 30 bytes"), "{found}");
+        }
+        // Escapes that must stay, and backslashes that begin none.
+        let line = format!(r#"{{"text": "{}{}"}}"#, r"\\u0041\u0022\u005c\n\u000a\/", r"\u00E9".repeat(8));
+        let wanted = format!("\\u0041\"\\\n\n/{}", "\u{e9}".repeat(8));
+        assert_eq!(read(line.leak(), None).unwrap(), [(wanted, 0)]);
+        for (line, what) in [
+            (format!(r#"{{"text": "{}\ud83e"}}"#, r"\u0041".repeat(11)), "unexpected end of hex escape"),
+            (format!(r#"{{"text": "\u+041{}"}}"#, r"\u0041".repeat(11)), "invalid escape"),
+            // Escapes outside of strings stay, and make the line invalid.
+            (format!(r#"{{{}"text": "a"}}"#, r"\u0020".repeat(11)), "a line of more than 60 bytes"),
+            (format!(r#"{{"text": "a", "other": "{}"}}"#, "b".repeat(60)), "a line of more than 60 bytes"),
+        ] {
+            let found = read(line.leak(), None).unwrap_err();
+            assert!(found.contains(what), "{found}");
+        }
     }
 
     #[test]

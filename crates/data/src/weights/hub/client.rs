@@ -216,8 +216,8 @@ fn origin(address: &str) -> Option<&str> {
     named.then(|| &address[..address.len() - host.len() + end])
 }
 
-/// Root certificates: the bundled ones, or those of the PEM file that the environment names, which is needed behind a
-/// proxy that intercepts TLS.
+/// Root certificates: the bundled certificates, or a PEM file that the environment names. A proxy that intercepts TLS
+/// needs such a file.
 fn roots(env: &HubEnv) -> Result<RootCerts, HubErrorKind> {
     let Some(path) = &env.certificates else { return Ok(RootCerts::WebPki) };
     let unusable = |why: String| {

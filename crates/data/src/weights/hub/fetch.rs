@@ -2,7 +2,7 @@
 //! name (its digest) only after its bytes were synced to disk and their digest was verified; all files of a snapshot
 //! are of one commit; `refs/main` of a model that was not in the cache is written last, after all requested files.
 //!
-//! Layout, locks and names are those of huggingface_hub ("Understand caching"), so both programs can use a cache at
+//! Layout, locks and names are as in huggingface_hub ("Understand caching"), so both programs can use a cache at
 //! the same time.
 
 use std::fs::{self, File, OpenOptions, TryLockError};

@@ -1,8 +1,9 @@
-//! What is in batches: everything once, in its bounds, with its own targets.
+//! Tests of the content of training batches: every token is a target once, batches stay within their bounds, and
+//! targets belong to the inputs of the same document.
 
 use plimsoll_data::train::{
     Batch, Bounds, Classes, Dataset, Format, IdWidth, LabelsFrom, MaskRates, Objective, Settings, Shuffle,
-    Split, TextDocuments, TokenizerKind, Validation,
+    Split, Stream, TextDocuments, TokenizerKind, Validation,
 };
 use proptest::prelude::*;
 
@@ -27,13 +28,13 @@ fn pieces_of_a_document_follow_each_other() {
     let shuffle = Shuffle { documents: 1, bytes: 1 };
     let data = Dataset::open(Settings { bounds, shuffle, ..settings(&[&path]) }).unwrap();
     let batches = epoch(&data, Split::Train);
-    // A piece ends with the batch; its last target is the next piece's first token.
+    // A full batch ends a piece of a document. Its last target is the first input of the next piece.
     assert_eq!(texts(&batches), ["abcdefghi", "ijk", "kl$", "xyz$", "q$"]);
     let targets: Vec<u64> = batches.iter().map(|b| b.target_tokens).collect();
     assert_eq!(targets, [10, 6]);
     assert_eq!(batches[0].spans, [[0, 8], [8, 10]]);
     assert_eq!(batches[0].targets, b"bcdefghijk".map(i32::from));
-    // Without an end the last byte is a target only, and a document of one byte teaches nothing.
+    // Without an end token the last byte of a document is only a target, so a document of one byte has none.
     let tokens = TokenizerKind::Bytes { end: false };
     let data = Dataset::open(Settings { bounds, shuffle, tokens, ..settings(&[&path]) }).unwrap();
     assert_eq!(texts(&epoch(&data, Split::Train)), ["abcdefghi", "ijk", "kl", "xyz"]);
@@ -64,7 +65,7 @@ proptest! {
         let data = Dataset::open(base.clone()).unwrap();
         let batches = epoch(&data, Split::Train);
         batches.iter().for_each(|batch| check_bounds(batch, &bounds));
-        // Pieces join where the target of one is the first input of the next.
+        // Joins the pieces of a document: the last target of a piece must be the first input of the next one.
         let mut whole = String::new();
         for text in texts(&batches) {
             if !whole.is_empty() && !whole.ends_with('$') {
@@ -106,7 +107,7 @@ fn epochs_differ_and_seeds_do() {
     assert_eq!((first.len(), two(base.clone())), (second.len(), [first.clone(), second.clone()]));
     assert_ne!(first, second);
     assert_ne!(two(Settings { seed: 8, ..base.clone() })[0], first);
-    // The order of the data stays where nothing may move.
+    // With a shuffle window of one document, documents keep the order of the files.
     let [first, second] = two(Settings { shuffle: Shuffle { documents: 1, bytes: 1 }, ..base });
     assert_eq!(first, second);
 }
@@ -130,7 +131,7 @@ fn files_of_ids_are_documents() {
         documents.flat_map(move |d| d[skip..d.len() - 1 + skip].to_vec()).map(i32::from).collect::<Vec<_>>()
     };
     assert_eq!((inputs, targets), (expected(0), expected(1)));
-    // An id that the model does not have.
+    // An id outside the vocabulary.
     let error = refusal(Settings { tokens: TokenizerKind::Ids { vocab: 500 }, ..base });
     assert!(error.contains("a.bin, 'document 14': the id 500 is not below 500"), "{error}");
 }
@@ -247,6 +248,16 @@ fn the_validation_side_comes_in_the_order_of_the_data() {
     assert!(!stream.fill(&mut batch).unwrap(), "validation ends");
 }
 
+/// Fills the batches of one gradient-accumulation step; returns how many the epoch had left for it.
+fn fill_group(stream: &mut Stream, batches: &mut [Batch]) -> usize {
+    for (filled, batch) in batches.iter_mut().enumerate() {
+        if !stream.fill(batch).unwrap() {
+            return filled;
+        }
+    }
+    batches.len()
+}
+
 #[test]
 fn the_last_group_of_an_epoch_is_what_is_left() {
     let folder = folder("train_groups");
@@ -259,12 +270,12 @@ fn the_last_group_of_an_epoch_is_what_is_left() {
         let mut batches = vec![Batch::default(); size];
         let mut groups = Vec::new();
         while stream.position().epoch == 0 {
-            groups.push(stream.fill_group(&mut batches).unwrap());
+            groups.push(fill_group(&mut stream, &mut batches));
         }
         let mut expected = vec![size; count / size];
         expected.push(count % size);
         assert_eq!(groups, expected);
-        // The next epoch follows.
-        assert_eq!(stream.fill_group(&mut batches[..1]).unwrap(), 1);
+        // The next call starts the next epoch.
+        assert_eq!(fill_group(&mut stream, &mut batches[..1]), 1);
     }
 }

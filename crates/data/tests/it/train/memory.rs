@@ -1,4 +1,4 @@
-//! What a stream holds is what the ledger says.
+//! Tests that the memory of a training data stream stays within the figures of `HostMemory`.
 
 use std::fs;
 use std::path::Path;
@@ -12,17 +12,18 @@ use serde_json::{Map, Value, json};
 use super::{file, settings};
 use crate::support::folder;
 
-/// The variable that makes the test measure in a process of its own.
+/// Environment variable of the child process that measures. A separate process is needed because peak resident memory
+/// is a property of the process.
 const MEASURE: &str = "PLIMSOLL_MEASURE_DATA";
 
-/// A field of `/proc/self/status`, in bytes; none where there is no such file.
+/// A field of `/proc/self/status` in bytes; `None` on systems without this file.
 fn status(field: &str) -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
-/// Documents of about a megabyte, with escapes, so that every buffer is used.
+/// A data set of documents of about a megabyte, with JSON escapes, so that every buffer of the reader is filled.
 fn open(folder: &Path) -> Dataset {
     let text = |i: usize| format!("{i} {}", "word after word\n".repeat(65_000 - 2000 * (i % 3)));
     let lines: String = (0..12).map(|i| json!({"text": text(i)}).to_string() + "\n").collect();
@@ -51,19 +52,19 @@ fn a_stream_holds_at_most_what_the_ledger_says() {
 
 fn measure() {
     let data = open(&folder("train_memory_measured"));
-    let ledger = data.host_total();
+    let ledger = data.host_bytes().iter().map(|held| held.bytes).sum::<u64>();
     let before = status("VmRSS").unwrap();
     let mut stream = data.stream(Split::Train, &data.start()).unwrap();
     let mut batch = Batch::default();
     while stream.fill(&mut batch).unwrap() {}
     let held = status("VmHWM").unwrap() - before;
     println!("held {held}, ledger {ledger}: {:?}", data.host_bytes());
-    // Stacks and what the allocator keeps.
+    // The margin covers thread stacks and memory that the allocator has not returned.
     assert!(held <= ledger + (2 << 20), "{held} held, {ledger} in the ledger");
     assert!(held >= ledger / 2, "{held} held, {ledger} in the ledger: it says too much");
 }
 
-/// Byte pairs with a token for each byte and some merges.
+/// A byte-level BPE tokenizer file with a token for each byte and two merges.
 fn byte_pairs() -> String {
     let printable = (b'!'..=b'~').chain(0xa1..=0xac).chain(0xae..=0xff).map(u32::from);
     let others = (0..68).map(|i| 256 + i);
@@ -78,7 +79,8 @@ fn byte_pairs() -> String {
 #[test]
 fn the_library_holds_less_of_a_text_than_the_ledger_says() {
     let pairs = BytePairs::from_bytes(byte_pairs().as_bytes(), Path::new("t")).unwrap();
-    // Words and letters, in parts; one part: a word, characters of several bytes, words of one byte.
+    // Texts of words and of letters, which are encoded in parts; a text of one word; characters of several bytes;
+    // words of one byte.
     for text in ["the word ", "a b c d ", "ab", "\u{e9}\u{4e2d} ", "1.", "\u{e9} "] {
         let text = text.repeat((64 << 10) / text.len());
         let mut tokens = Vec::with_capacity(text.len());
@@ -92,7 +94,8 @@ fn the_library_holds_less_of_a_text_than_the_ledger_says() {
     }
 }
 
-/// Pieces of words behind a normalizer, and pieces over characters without words.
+/// A SentencePiece tokenizer file: `Unigram` divides the text into words, `whole` is a Unigram model without words, and
+/// any other name gives BPE over characters.
 fn sentence_pieces(model: &str) -> String {
     let mut names: Vec<String> = ["<unk>", "\u{2581}", "\u{2581}the", "th", "the"].map(str::to_owned).into();
     names.extend(('a'..='z').map(String::from));
@@ -154,7 +157,7 @@ fn words_that_the_library_keeps_are_in_the_ledger() {
     let vocabulary = Vocabulary::open(&settings).unwrap();
     let ledger = settings.host_bytes(&vocabulary);
     let ledger = ledger.iter().find(|held| held.what == "tokenizers").unwrap().bytes;
-    // More words than it keeps, and as long as those that it keeps may be.
+    // More words than the crate caches, each of the maximum length that it caches.
     let letters = |i: usize| (0..253).map(move |j| char::from(b'a' + ((i >> (j % 13)) % 2 + j % 5) as u8));
     let text: String = (0..3000).map(|i| letters(i).collect::<String>() + " ").collect();
     let mut tokens = Vec::with_capacity(text.len());

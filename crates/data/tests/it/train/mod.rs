@@ -1,4 +1,4 @@
-//! Training data, from files to batches.
+//! Tests of training data, from files to batches.
 
 mod batches;
 mod memory;
@@ -16,7 +16,7 @@ use plimsoll_data::train::{
     Validation,
 };
 
-/// Text by bytes, a document a line, everything in one window.
+/// Settings for text files with one document per line, tokenized by bytes, with a shuffle window larger than the data.
 pub fn settings(train: &[&Path]) -> Settings {
     Settings {
         train: train.iter().map(PathBuf::from).collect(),
@@ -33,20 +33,20 @@ pub fn settings(train: &[&Path]) -> Settings {
     }
 }
 
-/// Lines of many lengths, no two alike.
+/// `count` different lines of several lengths.
 pub fn lines(count: usize) -> String {
     let line = |i: usize| format!("{i} {}\n", "abcdefghij".repeat(i * 7 % 13));
     (0..count).map(line).collect()
 }
 
-/// A file in the folder of a test.
+/// Writes a file in the folder of a test and returns its path.
 pub fn file(folder: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
     let path = folder.join(name);
     fs::write(&path, text).expect("written");
     path
 }
 
-/// One epoch of a side from the start.
+/// The batches of the first epoch of a split.
 pub fn epoch(data: &Dataset, split: Split) -> Vec<Batch> {
     let mut stream = data.stream(split, &data.start()).expect("opened");
     let mut batches = Vec::new();
@@ -59,7 +59,7 @@ pub fn epoch(data: &Dataset, split: Split) -> Vec<Batch> {
     }
 }
 
-/// The inputs of a batch's sequences, as text; the byte after the last as `$` where it is the document's end.
+/// The inputs of each sequence and its last target, as text. The end token is shown as `$`.
 pub fn texts(batches: &[Batch]) -> Vec<String> {
     let of = |batch: &Batch, [start, end]: [i32; 2]| {
         let ids = &batch.ids[start as usize..end as usize];
@@ -69,7 +69,7 @@ pub fn texts(batches: &[Batch]) -> Vec<String> {
     batches.iter().flat_map(|batch| batch.spans.iter().map(|&span| of(batch, span))).collect()
 }
 
-/// Why a data set is refused.
+/// The message with which a data set is refused.
 pub fn refusal(settings: Settings) -> String {
     let error: DataError = Dataset::open(settings).err().expect("refused");
     error.to_string()

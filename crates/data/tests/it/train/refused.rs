@@ -1,4 +1,4 @@
-//! What is refused, and with which words.
+//! Tests of the messages for refused training data and settings.
 
 use plimsoll_data::train::{
     Batch, Bounds, Dataset, Format, MaskRates, Objective, Position, Settings, Split, TokenizerKind, Validation,
@@ -34,7 +34,7 @@ fn no_data_says_which_and_why() {
     check(settings(&[]), "no training data is named");
     check(settings(&[&folder.join("absent")]), "there is no such file");
 
-    // Documents, but nothing to predict in them.
+    // Documents of one byte, which have no target without an end token.
     let short = file(&folder, "short.txt", "a\nb\nc\n");
     let data =
         Dataset::open(Settings { tokens: TokenizerKind::Bytes { end: false }, ..settings(&[&short]) }).unwrap();

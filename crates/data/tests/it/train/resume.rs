@@ -1,4 +1,4 @@
-//! Cut anywhere, continue, equal.
+//! Tests that a stream that starts at a saved position gives the batches of an uninterrupted stream.
 
 use plimsoll_data::train::{
     Batch, Bounds, Dataset, Format, MaskRates, Objective, Position, Settings, Shuffle, Split, TokenizerKind,
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::{file, lines, settings};
 use crate::support::folder;
 
-/// `count` batches and ends of epochs from a position on.
+/// The results of `count` calls of `fill` from a position on: `false` at the end of an epoch, and the batch.
 fn from(data: &Dataset, position: &Position, count: usize) -> Vec<(bool, Batch)> {
     let mut stream = data.stream(Split::Train, position).expect("opened");
     let next = |_| {
@@ -23,10 +23,10 @@ fn from(data: &Dataset, position: &Position, count: usize) -> Vec<(bool, Batch)>
 fn check(settings: Settings, cut: usize) {
     let data = Dataset::open(settings).unwrap();
     let whole = from(&data, &data.start(), 40);
-    // Over the end of an epoch.
+    // The batches extend over the end of an epoch.
     assert!(whole.iter().any(|(more, _)| !more));
     let position = whole[cut].1.position_after.as_ref().expect("set");
-    // As it is kept.
+    // A checkpoint stores the position as JSON.
     let text = serde_json::to_string(position).unwrap();
     assert!(text.len() < 200, "{text}");
     let position: Position = serde_json::from_str(&text).unwrap();

@@ -1,4 +1,4 @@
-//! Rows for a head: what was written is read back, on its side, and again from any place.
+//! Tests of rows of embeddings for training a head: values, splits, and resuming from any position.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ fn part(path: &Path) -> RowGroupPart {
     RowGroupPart { files: vec![path.to_owned()], tensors: "*".to_owned() }
 }
 
-/// Row i of a part of `width`.
+/// Values of row `i` of a part with rows of `width` values.
 fn row(i: usize, width: usize) -> Vec<f32> {
     (0..width).map(|j| (i * 10 + j) as f32 / 4.0).collect()
 }
 
-/// Two parts in three kinds of files, and a table; row i has the class i mod 2.
+/// Settings for two parts in files of the three formats, and a label table; row `i` has the class `i % 2`.
 fn settings(folder: &Path, count: usize) -> RowSettings {
     let names: Vec<String> = (0..count).map(|i| format!("r{i}")).collect();
     let npy = folder.join("dna.npy");
@@ -27,7 +27,7 @@ fn settings(folder: &Path, count: usize) -> RowSettings {
     names.iter().enumerate().for_each(|(i, _)| writer.row(&row(i, 3)).unwrap());
     writer.finish().unwrap();
     file(folder, "dna.ids.txt", names.join("\n") + "\n");
-    // The second part in two files and another order.
+    // The rows of the second part are in two files, in reverse order.
     let (matrix, single) = (folder.join("p.safetensors"), folder.join("q.safetensors"));
     let mut first = SafetensorsWriter::matrix(&matrix, &[2]).unwrap();
     let mut second = SafetensorsWriter::tensor_per_id(&single, &[2]).unwrap();

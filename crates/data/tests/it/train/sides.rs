@@ -1,4 +1,4 @@
-//! Nothing that is trained on is validated on.
+//! Tests that no training document is a validation document.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use plimsoll_data::train::{Bounds, Dataset, Settings, Split, Validation};
 use super::{epoch, file, lines, settings, texts};
 use crate::support::folder;
 
-/// The documents of a side; each must fit one piece.
+/// The documents of a split, each of which must fit one sequence.
 fn documents(data: &Dataset, split: Split) -> BTreeSet<String> {
     texts(&epoch(data, split)).into_iter().collect()
 }

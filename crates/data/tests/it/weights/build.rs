@@ -1,7 +1,7 @@
-//! Builders of the files under test: stored zips and pickles, byte by byte. Invariant: they share
-//! no code with the readers.
+//! Builds zip files and pickles byte by byte. Invariant: the builders share no code with the readers under test.
 
-/// A zip file; `method` 0 says stored, and `wide` asks for zip64 records throughout.
+/// Options of a zip file: the compression method in its headers (0: stored; the data is never compressed), and whether
+/// all records are zip64.
 pub(super) struct ZipFile {
     pub(super) method: u16,
     pub(super) wide: bool,
@@ -10,7 +10,7 @@ pub(super) struct ZipFile {
 pub(super) const STORED: ZipFile = ZipFile { method: 0, wide: false };
 
 impl ZipFile {
-    /// The file's bytes, with entries in this order.
+    /// Bytes of the file with these entries (name, data), in this order.
     pub(super) fn of(&self, entries: &[(&str, &[u8])]) -> Vec<u8> {
         let mut out = Vec::new();
         let mut directory = Vec::new();
@@ -22,7 +22,7 @@ impl ZipFile {
             out.extend(0x0403_4b50u32.to_le_bytes());
             out.extend(common.iter().flat_map(|v| v.to_le_bytes()));
             out.extend([0u32, sizes[0], sizes[1]].iter().flat_map(|v| v.to_le_bytes()));
-            // An extra field as torch pads with, so that the local header differs from the directory.
+            // torch pads with an extra field. With it, the local header and the directory entry differ in length.
             out.extend([name.len() as u16, 6].iter().flat_map(|v| v.to_le_bytes()));
             out.extend(name.as_bytes());
             out.extend([0x46, 0x42, 2, 0, 0x5a, 0x5a]);
@@ -79,7 +79,7 @@ impl Pickler {
         Pickler(vec![0x80, 2])
     }
 
-    /// Opcodes as they are.
+    /// Appends opcodes unchanged.
     pub(super) fn raw(mut self, bytes: &[u8]) -> Pickler {
         self.0.extend(bytes);
         self
@@ -94,7 +94,7 @@ impl Pickler {
         self.raw(b"X").raw(&len).raw(text.as_bytes())
     }
 
-    /// LONG1 of eight bytes, so that any size fits.
+    /// Appends LONG1 with eight bytes, which any i64 fits.
     pub(super) fn int(self, value: i64) -> Pickler {
         self.raw(&[0x8a, 8]).raw(&value.to_le_bytes())
     }
@@ -104,7 +104,7 @@ impl Pickler {
         pickler.raw(b"t")
     }
 
-    /// `torch._utils._rebuild_tensor_v2` on storage `key`.
+    /// Appends a call of `torch._utils._rebuild_tensor_v2` for a tensor in the storage `view.key`.
     pub(super) fn tensor(self, view: &View<'_>) -> Pickler {
         self.global("torch._utils", "_rebuild_tensor_v2")
             .raw(b"((")
@@ -122,13 +122,13 @@ impl Pickler {
             .raw(b")RtR")
     }
 
-    /// The finished pickle.
+    /// Appends STOP and returns the pickle.
     pub(super) fn stop(self) -> Vec<u8> {
         self.raw(b".").0
     }
 }
 
-/// A tensor's place in its storage.
+/// Storage, offset, shape and strides of a tensor.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     pub(super) class: &'a str,
@@ -140,14 +140,14 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// (R, C) row by row from the start of an f32 storage `key` of exactly that size.
+    /// An (R, C) tensor that begins at the start of the f32 storage `key`, which has R * C elements.
     pub(super) fn rows(key: &'a str, shape: &'a [u64; 2], stride: &'a [u64; 2]) -> View<'a> {
         let elements = (shape[0] * shape[1]) as i64;
         View { class: "FloatStorage", key, elements, offset: 0, shape, stride }
     }
 }
 
-/// A torch file of one pickle and its storages `0`, `1`, ...
+/// A torch file with a pickle and the storages `0`, `1`, ...
 pub(super) fn torch_file(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
     let names: Vec<String> = (0..storages.len()).map(|key| format!("archive/data/{key}")).collect();
     let mut entries: Vec<(&str, &[u8])> = vec![("archive/data.pkl", pickle), ("archive/byteorder", b"little")];
@@ -155,7 +155,7 @@ pub(super) fn torch_file(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
     STORED.of(&entries)
 }
 
-/// A state dict of one tensor `w`, as a torch file.
+/// A torch file with a state dict of one tensor `w`.
 pub(super) fn one_tensor(view: &View<'_>, storage: &[u8]) -> Vec<u8> {
     let pickle = Pickler::new().raw(b"}").text("w").tensor(view).raw(b"s").stop();
     torch_file(&pickle, &[storage])

@@ -1,5 +1,5 @@
-//! Damaged files: cut short, lying about sizes, and mutated at random. Invariant: an error, never
-//! a panic, and never memory out of proportion to the file.
+//! Tests of damaged weight files: truncated, with false sizes, and mutated at random. Invariant: the result is an
+//! error, never a panic, and memory stays in proportion to the file.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -72,13 +72,14 @@ fn truncated_zips_are_told() {
     for cut in [bytes.len() - 1, bytes.len() / 2, 100, 10] {
         assert_eq!(refusal(&file("zip", "head.pth", &bytes[..cut])), expected, "{cut} bytes");
     }
-    // A hole in the middle: the directory is whole, but what it points at is not.
+    // Bytes are missing in the middle: the zip directory at the end is complete, but its offsets are wrong.
     let hole = [&bytes[..8_000], &bytes[12_000..]].concat();
     let text = refusal(&file("zip", "head.pth", &hole));
     assert!(text.contains("is damaged") || text.contains("is truncated"), "{text}");
 }
 
-/// Set for the process that mutates; its peak memory is then this test's alone.
+/// Environment variable of the child process that mutates files. In a separate process, peak resident memory counts
+/// this test only.
 const CHILD: &str = "PLIMSOLL_TEST_MUTATES";
 
 #[test]
@@ -108,15 +109,16 @@ fn mutate_files() {
             overwrite(&path, &random.mutate(&bytes)).expect("it writes");
             opened += usize::from(read_everything(&path));
         }
-        // Both outcomes occur: most bytes are values, whose change is no damage.
+        // Both outcomes must occur: most bytes are tensor values, and changing them leaves a valid file.
         assert!((100..2_900).contains(&opened), "{name}: {opened} opened");
     }
-    // The files are below 24 kB; a size taken on trust would show.
+    // The files are smaller than 24 kB, so an allocation of an unchecked size from a header would exceed the limit.
     let grown = peak_resident_kib() - before;
     assert!(grown < 16 * 1024, "peak resident memory grew by {grown} KiB");
 }
 
-/// Replaces a file's contents without emptying it first, after which ext4 would flush to disk.
+/// Replaces the contents of a file without truncating it to zero first. After such a truncation ext4 writes the file to
+/// disk when it is closed, which makes thousands of cases slow.
 fn overwrite(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let file = fs::File::options().write(true).create(true).truncate(false).open(path)?;
     file.write_all_at(bytes, 0)?;
@@ -135,7 +137,7 @@ fn small_safetensors(folder: &Path) -> std::path::PathBuf {
     path
 }
 
-/// Opens a file and reads every tensor; whether it opened.
+/// Opens a file and reads every tensor; returns whether it could be opened.
 fn read_everything(path: &Path) -> bool {
     let Ok(weights) = Weights::open(path) else { return false };
     let len = fs::metadata(path).expect("the file is there").len();
@@ -151,7 +153,7 @@ fn read_everything(path: &Path) -> bool {
     true
 }
 
-/// SplitMix64: small, seeded, and enough to choose bytes.
+/// A SplitMix64 generator, so that the mutations are equal on every run.
 struct Random(u64);
 
 impl Random {
@@ -167,8 +169,8 @@ impl Random {
         (self.next() % bound as u64) as usize
     }
 
-    /// A copy with one to four bytes changed, in the first or last 3 kB three times out of four
-    /// (pickle, header and directory lie there), and now and then cut short.
+    /// A copy with one to four changed bytes, sometimes truncated. Three of four changes are in the first or last 3 kB,
+    /// where pickle, header and directory are.
     fn mutate(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = bytes.to_vec();
         for _ in 0..=self.below(4) {
@@ -191,7 +193,7 @@ impl Random {
     }
 }
 
-/// The process's peak resident memory; 0 where the system does not tell.
+/// Peak resident memory of the process in KiB; 0 on systems without `/proc/self/status`.
 fn peak_resident_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

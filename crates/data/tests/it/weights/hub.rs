@@ -1,4 +1,4 @@
-//! Model arguments: paths, hub ids, and neither. Invariant: the cache is one made for the test.
+//! Tests of model arguments: paths, hub ids and invalid names. Invariant: a test uses its own hub cache.
 
 mod fetching;
 mod server;

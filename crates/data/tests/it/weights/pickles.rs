@@ -1,5 +1,5 @@
-//! Hostile and foreign pickles. Invariant: each is refused with the name of what it asked for, and
-//! what it asked for does not happen.
+//! Tests of hostile and unsupported pickles. Invariant: the error names the requested function or class, and nothing is
+//! executed.
 
 use std::fs;
 
@@ -27,21 +27,21 @@ fn payloads_are_named_and_not_run() {
         [("posix", "system"), ("os", "system"), ("builtins", "eval"), ("nt", "system"), ("torch", "load")]
     {
         check(&torch_file(&call(module, name), &[]), &format!("{module}.{name}"));
-        // The same pickle without a zip file around it.
+        // A bare pickle, without a zip file.
         check(&call(module, name), &format!("{module}.{name}"));
     }
-    // Protocol 4: STACK_GLOBAL.
+    // STACK_GLOBAL of protocol 4.
     let pickle =
         [&b"\x80\x04\x95\0\0\0\0\0\0\0\0\x8c\x02os\x94\x8c\x06system\x94\x93\x94"[..], b"\x8c\x01x\x85R."]
             .concat();
     check(&torch_file(&pickle, &[]), "os.system");
-    // Protocol 0: INST, and GLOBAL with text arguments.
+    // INST and GLOBAL with text arguments, of protocol 0.
     check(b"(ios\nsystem\n.", "os.system");
     check(b"cos\nsystem\n(S'x'\ntR.", "os.system");
-    // A dotted name that reaches out of an allowed module.
+    // A dotted name that leads from an allowed module to `os`.
     let pickle = Pickler::new().text("torch.nn.modules.module").text("os.system").raw(b"\x93.").stop();
     check(&torch_file(&pickle, &[]), "torch.nn.modules.module.os.system");
-    // An allowed class that is called instead of restored, and state that is code.
+    // Classes that may be restored but not called with arguments, and a storage class created by NEWOBJ.
     check(&torch_file(&call("__main__", "Evil"), &[]), "__main__.Evil(...)");
     check(&torch_file(&call("collections", "OrderedDict"), &[]), "collections.OrderedDict(...)");
     let pickle = Pickler::new().global("torch", "FloatStorage").raw(b")\x81.").stop();
@@ -51,7 +51,7 @@ fn payloads_are_named_and_not_run() {
 
 #[test]
 fn opcodes_outside_the_list_are_named() {
-    // EXT1 looks a class up in a registry; PERSID and INT are text forms of protocol 0.
+    // EXT1 (0x82) finds a class in a registry; PERSID (P) and INT (I) are text opcodes of protocol 0.
     for (opcode, arguments) in
         [(0x82u8, &b"\x01"[..]), (b'P', b"0\n"), (b'I', b"1\n"), (0x92, b""), (b'o', b"")]
     {
@@ -86,7 +86,7 @@ fn malformed_pickles_say_where() {
 
 #[test]
 fn sharing_and_nesting_do_not_explode() {
-    // Each level holds the level below twice: 2^40 modules by name, 40 by storage.
+    // Each of 25 levels contains the level below twice, so 26 modules have 2^25 names at the lowest level.
     let class = Pickler::new().global("torch.nn.modules.container", "Sequential").raw(b"q\0");
     let level = |pickler: Pickler| {
         pickler
@@ -102,7 +102,7 @@ fn sharing_and_nesting_do_not_explode() {
     let shared = (0..25).fold(leaf, |pickler, _| level(pickler).text("b").raw(b"h\x01uubq\x01")).stop();
     let path = file("sharing", "w.pt", &torch_file(&shared, &[]));
     assert_eq!(refusal(&path), "`sharing/w.pt` is not a weight file: its modules share each other without end");
-    // A module that holds itself.
+    // A module that contains itself.
     let own = Pickler::new().global("__main__", "M").raw(b")\x81q\x01}(").text("_parameters").raw(b"}");
     let own = own.text("_modules").raw(b"}").text("m").raw(b"h\x01sub").stop();
     let path = file("own", "w.pt", &torch_file(&own, &[]));
@@ -140,7 +140,7 @@ fn tensors_must_lie_inside_their_storage() {
     let plain = "tensor `w` in `inside/w.pt`: its shape or strides are not plain sizes";
     check(&View { stride: &[1], ..good }, &counting(4), plain);
     check(&View { shape: &[u64::MAX, 2], ..good }, &counting(4), plain);
-    // Without elements any sizes fit, and their product may not.
+    // A tensor without elements is valid for any sizes, although their product may overflow.
     let none = View { shape: &[0, 1 << 40, 1 << 40], stride: &[1, 1, 1], ..good };
     let path = file("inside", "w.pt", &one_tensor(&none, &counting(4)));
     assert_eq!(all(&Weights::open(&path).expect("an empty tensor opens"), "w"), [0.0; 0]);

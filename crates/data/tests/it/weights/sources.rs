@@ -1,4 +1,4 @@
-//! Every kind of source against facts read off the files by other means.
+//! Tests of every weight format against values that were read from the files with other tools.
 
 use std::fs;
 
@@ -28,6 +28,39 @@ fn esm2_golden_safetensors() {
     let expected = "6ccfce4f9a72c66cfb13f1a2de64ed3553bd9866fb24476e526bf47b3f409cd1";
     assert_eq!(weights.sha256().expect("it hashes"), [("model.safetensors".to_owned(), expected.to_owned())]);
     assert_eq!(weights.files(), [golden("esm2/model.safetensors")]);
+}
+
+/// A range outside of the tensor is an error before a buffer of its size is allocated.
+#[test]
+fn a_range_is_checked_before_memory_is_taken() {
+    let weights = Weights::open(&golden("esm2")).expect("the golden opens");
+    for range in [0..1 << 60, 0..41, u64::MAX - 1..u64::MAX] {
+        let mut bytes = vec![];
+        let error =
+            weights.read_bytes("lm_head.dense.bias", range, &mut bytes).expect_err("outside").to_string();
+        assert!(
+            error.contains("model.safetensors: elements ") && error.contains("lm_head.dense.bias"),
+            "{error}"
+        );
+        assert_eq!(bytes.capacity(), 0);
+    }
+    #[expect(clippy::reversed_empty_ranges, reason = "the range under test")]
+    let error = weights.read_bytes("lm_head.dense.bias", 3..1, &mut vec![]).expect_err("reversed");
+    assert!(error.to_string().contains("elements 3..1"), "{error}");
+}
+
+/// A header that claims more bytes than the file has is refused by name, whatever it claims.
+#[test]
+fn sizes_of_a_header_are_checked_against_the_file() {
+    for (elements, end) in [(1u64 << 60, 1u64 << 62), (1 << 62, u64::MAX), (1 << 61, 1 << 63)] {
+        let header =
+            format!("{{\"a\":{{\"dtype\":\"F32\",\"shape\":[{elements}],\"data_offsets\":[0,{end}]}}}}");
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        let path = file("claims", "claims.safetensors", &bytes);
+        let error = Weights::open(&path).expect_err("the file is short").to_string();
+        assert!(error.contains("claims.safetensors"), "{error}");
+    }
 }
 
 #[test]
@@ -227,7 +260,8 @@ fn views_of_storages_read_in_c_order() {
 
 #[test]
 fn long_reads_pass_through_the_small_buffer() {
-    // 70 000 elements are several buffers; a transposed view has runs longer than its own buffer.
+    // 70 000 elements fill the 32 kB read buffer several times. The view is transposed, and its 7 000 consecutive
+    // elements of a column exceed the 1024 values that are scattered at a time.
     let (rows, columns) = (7_000u64, 10u64);
     let (shape, stride) = ([rows, columns], [1, rows]);
     let view = View::rows("0", &shape, &stride);
@@ -309,7 +343,7 @@ fn wrong_names_shapes_and_ranges_are_explained() {
     let error = weights.read_f32("lm_head.bias", 30..34, &mut [0.0; 4]).expect_err("past the end");
     assert_eq!(
         text(error),
-        "elements 30..34 of tensor `lm_head.bias` (33 elements) asked for into a buffer of 4"
+        "esm2/model.safetensors: elements 30..34 of tensor `lm_head.bias` (33 elements) asked for into a buffer of 4"
     );
     weights.read_f32("lm_head.bias", 0..2, &mut [0.0; 3]).expect_err("another length");
     weights.read_f32("lm_head.bias", 33..33, &mut []).expect("nothing reads");

@@ -1,4 +1,5 @@
-//! Written safetensors: read back by us and by the safetensors crate, the same bytes each time.
+//! Tests of written safetensors files: this crate and the safetensors crate read them back, and equal input gives equal
+//! bytes.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -133,7 +133,8 @@ fn a_mask_as_wide_as_the_sequence_is_causal() {
     assert_ne!(of(Mask::Full), causal);
 }
 
-/// Keys and values repeated for every query head get gradients whose sums are those of the shared heads.
+/// If keys and values are repeated for every query head, the sums of their gradients equal the gradients of shared
+/// heads.
 #[test]
 fn shared_heads_are_repeated_ones() {
     let shared = Attention { heads: 4, kv_heads: 2, mask: Mask::Causal, rotary: true, ..PLAIN };

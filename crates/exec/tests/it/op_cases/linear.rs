@@ -5,7 +5,7 @@ use plimsoll_exec::reference::Data;
 use plimsoll_graph::ops::*;
 use plimsoll_graph::{Dim, Op};
 
-/// (N, K): whole panels, ragged ones, one class, the widest K of the suite.
+/// (N, K): whole panels, ragged panels, one class, the widest K of the suite.
 const SIZES: [(u64, u64); 9] =
     [(8, 8), (24, 40), (33, 24), (40, 33), (160, 160), (1, 8), (2, 512), (64, 320), (320, 1)];
 

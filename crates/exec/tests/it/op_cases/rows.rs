@@ -35,7 +35,7 @@ fn shapes() -> impl Iterator<Item = (u64, u64)> {
     ROWS.into_iter().zip(COLUMNS).chain(COLUMNS.map(|columns| (5, columns)))
 }
 
-/// A case of `rows` tokens; odd ones are below their bounds.
+/// A case of `rows` tokens. If `rows` is odd, the counts are below the bounds.
 fn case(op: Op, rows: u64, columns: u64, noise: Noise, tolerance: Tolerance) -> Case {
     let name = format!("{} {rows} x {columns} around {}", op.name(), noise.offset);
     Case::new(name, op, &[rows], rows % 2 * 3, tolerance)

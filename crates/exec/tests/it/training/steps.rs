@@ -20,7 +20,7 @@ struct Run<'a> {
     what: String,
 }
 
-/// How the fixture's steps were taken, except for what a test varies.
+/// Creates a run with the options of the fixture's reference run, except for the arguments, and loads its parameters.
 fn start<'a>(
     fixture: &'a Fixture,
     graph: &Graph,

@@ -1,5 +1,5 @@
-//! Fetching from a hub that is honest, slow, broken, or lies. Invariant: whatever it does, a blob is whole and
-//! has its digest, or it is not there and the error says what to do.
+//! Tests of downloads from a hub that works, is slow, is broken or sends false data. Invariant: in every case a blob is
+//! complete with the expected digest, or it is absent and the error says what to do.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -32,17 +32,17 @@ fn lfs(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// Weights, 300 kB of them.
+/// Weights of 300 kB.
 fn weights() -> Vec<u8> {
     (0..300_000u32).map(|i| ((i * 7919) >> 3) as u8).collect()
 }
 
-/// What a hub says about a file, as an answer to be filled.
+/// Adds the headers with which the hub describes a file: its ETag and the commit.
 fn said(reply: Reply, etag: &str) -> Reply {
     reply.with("ETag", format!("\"{etag}\"")).with("X-Repo-Commit", COMMIT)
 }
 
-/// A hub that has `weights.bin` itself.
+/// Reply of a hub that serves `weights.bin` itself, without a redirect.
 fn honest(request: &Request) -> Reply {
     said(Reply::file(request, &weights()), &lfs(&weights()))
 }
@@ -90,7 +90,7 @@ impl Rig {
         self.cache.join("models--org--name").join(name)
     }
 
-    /// The partial file of an earlier run.
+    /// Writes the partial file of an interrupted download, and returns its path.
     fn partial(&self, bytes: &[u8]) -> PathBuf {
         let path = self.path(&format!("blobs/{}.incomplete", lfs(&weights())));
         fs::create_dir_all(path.parent().expect("a folder")).expect("made");

@@ -1,5 +1,5 @@
-//! A hub on loopback that does what a test tells it, lies included. Invariant: it answers one request on each
-//! connection, and remembers all of them.
+//! An HTTP server on the loopback interface with the replies of a test, including false ones. Invariant: it answers one
+//! request on each connection and records all requests.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,29 +8,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// What was asked.
+/// A request that the server received.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
     pub path: String,
-    /// Names in lower case.
+    /// Headers; names are in lower case.
     pub headers: BTreeMap<String, String>,
 }
 
 impl Request {
-    /// The first byte of a `Range: bytes=5-`.
+    /// First byte of the requested range: 5 for `Range: bytes=5-`.
     pub fn start(&self) -> Option<usize> {
         self.headers.get("range")?.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
     }
 }
 
-/// What is answered.
+/// A reply of the server.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
     pub status: u16,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
-    /// The connection ends after so many bytes of the body.
+    /// Number of bytes of the body after which the connection is closed.
     pub cut: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ impl Reply {
         self
     }
 
-    /// `bytes`, or the part of them that was asked for.
+    /// Reply with `bytes`, or with the requested range of them.
     pub fn file(request: &Request, bytes: &[u8]) -> Reply {
         let whole = Reply { status: 200, body: bytes.to_vec(), ..Reply::default() };
         match request.start() {
@@ -57,7 +57,7 @@ impl Reply {
     }
 }
 
-/// A server; it ends with its owner.
+/// A running server. Dropping it stops the server.
 pub struct Server {
     port: u16,
     asked: Arc<Mutex<Vec<Request>>>,
@@ -65,7 +65,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// `answer` gets a request, and how many of the same method and path came before.
+    /// Starts a server. `answer` gets a request and the number of earlier requests with its method and path.
     pub fn start(answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port on loopback");
         let port = listener.local_addr().expect("an address").port();
@@ -77,7 +77,7 @@ impl Server {
                     break;
                 }
                 let (asked, answer) = (asked.clone(), answer.clone());
-                // Each its own thread: a slow answer must not hold the others.
+                // One thread per connection, so that a slow reply does not delay others.
                 thread::spawn(move || serve(&stream, &asked, &*answer));
             }
         });
@@ -88,7 +88,7 @@ impl Server {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// All requests so far.
+    /// All requests received so far.
     pub fn asked(&self) -> Vec<Request> {
         self.asked.lock().expect("not poisoned").clone()
     }
@@ -97,7 +97,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::SeqCst);
-        // Wakes the thread; it may have ended already.
+        // A connection wakes the thread from `accept`, so that it sees `ended`. The thread may have ended already.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }
@@ -122,7 +122,7 @@ fn serve(stream: &TcpStream, asked: &Mutex<Vec<Request>>, answer: &dyn Fn(&Reque
         "HEAD" => &[],
         _ => &reply.body[..reply.cut.unwrap_or(reply.body.len())],
     };
-    // The other side may have left.
+    // The client may have closed the connection, so a write error is ignored.
     let mut out = stream;
     let _ = out.write_all(format!("{head}\r\n").as_bytes()).and_then(|()| out.write_all(body));
 }

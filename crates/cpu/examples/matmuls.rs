@@ -1,8 +1,8 @@
-//! Times the matmuls of training, whose operands change in every step, against those of inference, whose weights
-//! are packed once: forward, gradient of the input and gradient of the weight; then the chunked cross-entropy.
+//! Times the matmuls of training, where both operands change in every step, against the matmuls of inference, where
+//! weights are packed once: forward, gradient of the input and gradient of the weight; then the chunked cross-entropy.
 //! All sides take turns in one process; prints medians.
 //!
-//! `cargo run --release -p plimsoll-cpu --example products [-- threads [rows]]`
+//! `cargo run --release -p plimsoll-cpu --example matmuls [-- threads [rows]]`
 
 use plimsoll_cpu::cross_entropy::{Gradients, Head, gradients, loss};
 use plimsoll_cpu::gemm::{self, Epilogue};
@@ -34,16 +34,16 @@ fn cross_entropy(cpu: &Cpu, m: usize, v: usize, k: usize) {
     let (xs, ws) = (Rows::new(&x, m, k, k), Rows::new(&w, v, k, k));
     let head = Head { x: xs, w: ws, bias: None, targets: &targets, chunk: 512, z_loss: 0.0 };
     let units = matmul::WORKSPACE_BYTES / 4 * cpu.threads();
-    let mut space = vec![0.0; units + 512 * (v + k + 2)];
+    let mut scratch = vec![0.0; units + 512 * (v + k + 2)];
     let (mut lse, mut dx, mut dw) = (vec![0.0; m], vec![0.0; m * k], vec![0.0; v * k]);
     let mut seconds = [const { Vec::new() }; 2];
     for _ in 0..TURNS {
         let start = Instant::now();
-        loss(cpu, head, Some(&mut lse), &mut space);
+        loss(cpu, head, Some(&mut lse), &mut scratch);
         seconds[0].push(start.elapsed().as_secs_f64());
         let start = Instant::now();
         let (dx, dw) = (RowsMut::new(&mut dx, m, k, k), RowsMut::new(&mut dw, v, k, k));
-        gradients(cpu, head, 1.0, &lse, Gradients { dx: Some(dx), dw: Some(dw), db: None }, &mut space);
+        gradients(cpu, head, 1.0, &lse, Gradients { dx: Some(dx), dw: Some(dw), db: None }, &mut scratch);
         seconds[1].push(start.elapsed().as_secs_f64());
     }
     let [forward, backward] = seconds.map(|s| 1e3 * median(s));
@@ -67,7 +67,7 @@ fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
         gemm::pack_panel(rows, k, out);
     }
     let most = gemm::workspace_bytes(cpu.isa()).max(matmul::WORKSPACE_BYTES);
-    let mut space = vec![0.0; most / 4 * cpu.threads()];
+    let mut scratch = vec![0.0; most / 4 * cpu.threads()];
     let (mut y, mut dx, mut dw) = (vec![0.0; m * n], vec![0.0; m * k], vec![0.0; n * k]);
     let (xs, ws, dys) = (Rows::new(&x, m, k, k), Rows::new(&w, n, k, k), Rows::new(&dy, m, n, n));
     let e = Epilogue::default();
@@ -76,18 +76,18 @@ fn shape(cpu: &Cpu, m: usize, n: usize, k: usize) {
         for (side, seconds) in seconds.iter_mut().enumerate() {
             let start = Instant::now();
             match side {
-                0 => gemm::linear(cpu, xs, &packed, e, RowsMut::new(&mut y, m, n, n), &mut space),
+                0 => gemm::linear(cpu, xs, &packed, e, RowsMut::new(&mut y, m, n, n), &mut scratch),
                 1 => {
                     let (a, b) = (Operand::Stored(xs), Operand::Transposed(ws));
-                    matmul(cpu, a, b, e, RowsMut::new(&mut y, m, n, n), &mut space);
+                    matmul(cpu, a, b, e, RowsMut::new(&mut y, m, n, n), &mut scratch);
                 }
                 2 => {
                     let (a, b) = (Operand::Stored(dys), Operand::Stored(ws));
-                    matmul(cpu, a, b, e, RowsMut::new(&mut dx, m, k, k), &mut space);
+                    matmul(cpu, a, b, e, RowsMut::new(&mut dx, m, k, k), &mut scratch);
                 }
                 _ => {
                     let (a, b) = (Operand::Transposed(dys), Operand::Stored(xs));
-                    matmul(cpu, a, b, e, RowsMut::new(&mut dw, n, k, k), &mut space);
+                    matmul(cpu, a, b, e, RowsMut::new(&mut dw, n, k, k), &mut scratch);
                 }
             }
             if turn > 0 {
