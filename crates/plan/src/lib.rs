@@ -33,9 +33,9 @@ pub use cost::{node_seconds, step_seconds};
 pub use error::PlanError;
 pub use in_flight::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use kernels::{
-    Capability, CpuKernel, CudaKernel, Fusions, GRAD_ROWS, INT8_STEP, InstructionSet, KernelId, Kernels, LossSizes,
-    MAX_HEADS, ReferenceKernel, SUM_ROWS, TILE_STEP, WIDEST_HEAD, WORKSPACE_ALIGN, chunk_words, copy_bytes, flash_bytes,
-    flash_grad_bytes, input_grad_parts, library_sums_rows, weight_grad_parts,
+    Capability, CpuKernel, CudaKernel, Fusions, GRAD_ROWS, INT8_STEP, InstructionSet, KernelId, Kernels,
+    LossSizes, MAX_HEADS, ReferenceKernel, SUM_ROWS, TILE_STEP, WIDEST_HEAD, WORKSPACE_ALIGN, chunk_words,
+    copy_bytes, flash_bytes, flash_grad_bytes, input_grad_parts, library_sums_rows, weight_grad_parts,
 };
 pub use ledger::{Ledger, LedgerEntry};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};

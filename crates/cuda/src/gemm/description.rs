@@ -109,8 +109,7 @@ impl Descriptors {
             let code = (api.cublasLtMatmulDescCreate)(&mut made.operation, compute, scale);
             made.handle.check("cublasLtMatmulDescCreate", code)?;
             for (layout, (dtype, rows, columns)) in made.layouts.iter_mut().zip(matrices) {
-                let code =
-                    (api.cublasLtMatrixLayoutCreate)(layout, element(dtype), rows, columns, rows as i64);
+                let code = (api.cublasLtMatrixLayoutCreate)(layout, element(dtype), rows, columns, rows as i64);
                 made.handle.check("cublasLtMatrixLayoutCreate", code)?;
             }
         }
@@ -208,8 +207,7 @@ impl Description {
         use lt::cublasLtEpilogue_t as E;
         use lt::cublasLtMatmulDescAttributes_t as A;
         let GemmForm { n, k, bias, dtype, tf32, .. } = form;
-        let descriptors =
-            Descriptors::new(handle, tf32, [(dtype, k, n), (dtype, k, 1), (form.out(), n, 1)])?;
+        let descriptors = Descriptors::new(handle, tf32, [(dtype, k, n), (dtype, k, 1), (form.out(), n, 1)])?;
         descriptors.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
         let epilogue = if bias { E::CUBLASLT_EPILOGUE_BIAS } else { E::CUBLASLT_EPILOGUE_DEFAULT };
         descriptors.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &(epilogue as u32))?;

@@ -67,9 +67,8 @@ const MANY: u64 = 1024;
 /// Number of rows for which the library is asked for the algorithm of few rows.
 const FEW_ROWS: u64 = 512;
 /// Numbers of rows that an algorithm must support, if they are few, or many.
-const ROWS: [u64; 20] = [
-    1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 1023, 1024, 1025, 1037, 4095, 4096, 16_384, 65_536, 262_144,
-];
+const ROWS: [u64; 20] =
+    [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 1023, 1024, 1025, 1037, 4095, 4096, 16_384, 65_536, 262_144];
 /// Bytes of workspace for which the library is asked.
 const WORKSPACE: u64 = 32 << 20;
 /// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE` of cublasLt.h: the parts of a sum that is split along k are written in f32 to
@@ -107,8 +106,12 @@ impl Pinned {
         };
         let first = |asked: u64, many: bool| {
             set_rows(&descriptors, product, asked)?;
-            let limits =
-                Limits { workspace: WORKSPACE, reductions: IN_WORKSPACE, implementations: !0, alignment: ALIGNMENT };
+            let limits = Limits {
+                workspace: WORKSPACE,
+                reductions: IN_WORKSPACE,
+                implementations: !0,
+                alignment: ALIGNMENT,
+            };
             let proposed = descriptors.proposed(&limits)?;
             let found = proposed.into_iter().find(|algorithm| supports(&descriptors, product, algorithm, many));
             found.ok_or_else(|| CudaError::Unprepared {

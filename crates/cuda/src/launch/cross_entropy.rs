@@ -64,8 +64,7 @@ impl Head {
             let product = OwnProduct { dtype, x: x.address, w, y: logits, rows, n, k, accumulate: false };
             return own(call, &product);
         }
-        let form =
-            ProductForm { product: Product::Logits, n, k, dtype, out: DType::F32, rows: self.most() };
+        let form = ProductForm { product: Product::Logits, n, k, dtype, out: DType::F32, rows: self.most() };
         let (x, workspace) = (x.address, (library.0, library.1.0));
         let operands = ProductOperands { x, y: w, d: logits, rows, accumulate: false, workspace };
         match call.preparing {

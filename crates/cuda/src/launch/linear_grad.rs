@@ -3,9 +3,7 @@
 
 use super::rows::{cast_to, row_width};
 use super::{Call, Tensor};
-use crate::gemm::{
-    GemmForm, MANY_ROWS, Norm, Operands, OwnProduct, Product, ProductForm, ProductOperands,
-};
+use crate::gemm::{GemmForm, MANY_ROWS, Norm, Operands, OwnProduct, Product, ProductForm, ProductOperands};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, LinearWeightGrad};
@@ -224,8 +222,7 @@ pub(super) fn round(
 pub(super) fn transpose(call: &mut Call<'_>, x: Tensor, y: u64, stride: u64) -> Result<(), DeviceError> {
     const TILE: u64 = 64;
     let blocks = (x.columns.div_ceil(TILE) as u32, stride.div_ceil(TILE) as u32, 1);
-    let args =
-        [x.pointer(), Arg::pointer(y), Arg::int(x.rows), Arg::int(x.columns), Arg::int(stride)];
+    let args = [x.pointer(), Arg::pointer(y), Arg::int(x.rows), Arg::int(x.columns), Arg::int(stride)];
     let kernel = transpose_kernel(x.dtype, x.columns, stride);
     call.kernel(&kernel, Shape { blocks, threads: THREADS, shared: 0 }, &args)
 }

@@ -13,8 +13,8 @@ mod reference;
 
 pub use cpu::{CpuKernel, INT8_STEP, InstructionSet, MAX_HEADS, TILE_STEP, flash_bytes, flash_grad_bytes};
 pub use cuda::{
-    Capability, CudaKernel, GRAD_ROWS, LossSizes, SUM_ROWS, WORKSPACE_ALIGN, input_grad_parts, library_sums_rows,
-    weight_grad_parts,
+    Capability, CudaKernel, GRAD_ROWS, LossSizes, SUM_ROWS, WORKSPACE_ALIGN, input_grad_parts,
+    library_sums_rows, weight_grad_parts,
 };
 pub use reference::ReferenceKernel;
 
