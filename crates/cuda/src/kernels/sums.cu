@@ -19,14 +19,12 @@ template <int W> struct Access { typedef uint4 type; };
 template <> struct Access<1> { typedef T type; };
 typedef Access<WIDTH>::type Raw;
 
-// partials (chunks, C): sums over chunks of ROWS rows of x (R, C). Grid: chunks times blocks of columns, those of a
-// chunk adjacent.
+// partials (chunks, C): sums over chunks of ROWS rows of x (R, C). Grid: (blocks of columns, chunks).
 extern "C" __global__ void __launch_bounds__(THREADS)
 column_partials(const T *__restrict__ x, float *__restrict__ partials, long long rows, int columns) {
   after_predecessors();
   __shared__ __align__(16) float sums[GROUPS][COLUMNS];
-  const int blocks = (columns + COLUMNS - 1) / COLUMNS;
-  const int chunk = blockIdx.x / blocks, column0 = blockIdx.x % blocks * COLUMNS;
+  const int chunk = blockIdx.y, column0 = blockIdx.x * COLUMNS;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = column0 + lane * WIDTH;
   const long long first = (long long)chunk * ROWS + warp;
   float sum[WIDTH] = {};

@@ -253,9 +253,10 @@ pub(super) fn column_sums(
     y: Sums,
 ) -> Result<(), DeviceError> {
     let (width, chunks) = (row_width(x.dtype, x.columns), x.rows.div_ceil(SUM_ROWS));
-    let blocks = chunks * x.columns.div_ceil(32 * width);
+    let blocks = (x.columns.div_ceil(32 * width) as u32, chunks as u32, 1);
     let args = [x.pointer(), Arg::pointer(workspace), Arg::long(x.rows), Arg::int(x.columns)];
-    call.kernel(&partials_kernel(x.dtype, x.columns), Shape::of(blocks, THREADS), &args)?;
+    let shape = Shape { blocks, threads: THREADS, shared: 0 };
+    call.kernel(&partials_kernel(x.dtype, x.columns), shape, &args)?;
     let pointers = [Arg::pointer(workspace), Arg::pointer(add.unwrap_or(0)), Arg::pointer(y.at)];
     let sizes = [Arg::int(chunks), Arg::int(y.columns), Arg::int(x.columns)];
     let args = [pointers[0], pointers[1], pointers[2], sizes[0], sizes[1], sizes[2]];
