@@ -297,9 +297,10 @@ impl LossSizes {
 fn gemm_grad_bytes(graph: &Graph, node: &Node) -> Bytes {
     let (rows, n, k) = (rows(graph, node, 0), columns(graph, node, 0), columns(graph, node, 1));
     let dtype = graph.spec(node.inputs[0]).dtype;
-    match node.op {
-        Op::LinearWeightGrad(_) => total(&weight_grad_parts(rows, n, k, dtype)),
-        _ => total(&input_grad_parts(n, k, dtype)),
+    if let Op::LinearWeightGrad(_) = node.op {
+        total(&weight_grad_parts(rows, n, k, dtype))
+    } else {
+        total(&input_grad_parts(n, k, dtype))
     }
 }
 
