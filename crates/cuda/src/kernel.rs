@@ -24,6 +24,8 @@ pub enum File {
     AttentionNarrow,
     /// `attention_persistent.cu`: for compute capability 9.0 only.
     AttentionPersistent,
+    /// `cross_entropy.cu`
+    CrossEntropy,
     /// `elementwise.cu`
     Elementwise,
     /// `matmul.cu`
@@ -38,6 +40,10 @@ pub enum File {
     Quantize,
     /// `sequence.cu`
     Sequence,
+    /// `sums.cu`
+    Sums,
+    /// `transpose.cu`
+    Transpose,
     /// `wgmma.cu`: for compute capability 9.0 only.
     Wgmma,
     /// `wgmma_norm.cu`: for compute capability 9.0 only.
@@ -53,6 +59,7 @@ impl File {
             Self::AttentionHopper => "attention_hopper.cu",
             Self::AttentionNarrow => "attention_narrow.cu",
             Self::AttentionPersistent => "attention_persistent.cu",
+            Self::CrossEntropy => "cross_entropy.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Matmul => "matmul.cu",
             Self::Mma => "mma.cu",
@@ -60,6 +67,8 @@ impl File {
             Self::Optimizer => "optimizer.cu",
             Self::Quantize => "quantize.cu",
             Self::Sequence => "sequence.cu",
+            Self::Sums => "sums.cu",
+            Self::Transpose => "transpose.cu",
             Self::Wgmma => "wgmma.cu",
             Self::WgmmaNorm => "wgmma_norm.cu",
         }
@@ -92,6 +101,7 @@ impl File {
                 include_str!("kernels/attention_persistent_loads.cuh"),
                 include_str!("kernels/attention_persistent.cu")
             ),
+            Self::CrossEntropy => include_str!("kernels/cross_entropy.cu"),
             Self::Elementwise => concat!(
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/flat.cuh"),
@@ -107,6 +117,8 @@ impl File {
                 include_str!("kernels/quantize.cu")
             ),
             Self::Sequence => include_str!("kernels/sequence.cu"),
+            Self::Sums => include_str!("kernels/sums.cu"),
+            Self::Transpose => include_str!("kernels/transpose.cu"),
             Self::Wgmma => concat!(
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/copies.cuh"),
@@ -167,13 +179,16 @@ impl Kernel {
             File::Attention
             | File::AttentionF32
             | File::AttentionNarrow
+            | File::CrossEntropy
             | File::Elementwise
             | File::Matmul
             | File::Mma
             | File::Norm
             | File::Optimizer
             | File::Quantize
-            | File::Sequence => capability >= if quantized { FP8 } else { (8, 0) },
+            | File::Sequence
+            | File::Sums
+            | File::Transpose => capability >= if quantized { FP8 } else { (8, 0) },
         }
     }
 

@@ -33,9 +33,10 @@ pub use cost::{node_seconds, step_seconds};
 pub use error::PlanError;
 pub use in_flight::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use kernels::{
-    ADAFACTOR_ROWS, Capability, CpuKernel, CudaKernel, Fusions, INT8_STEP, InstructionSet, KernelId, Kernels,
-    MAX_HEADS, ReferenceKernel, SQUARES, TILE_STEP, WIDEST_HEAD, chunk_words, copy_bytes, flash_bytes,
-    flash_grad_bytes,
+    ADAFACTOR_ROWS, Capability, CpuKernel, CudaKernel, Fusions, GRAD_ROWS, INT8_STEP, InstructionSet, KernelId,
+    Kernels, LossSizes, MAX_HEADS, ReferenceKernel, SQUARES, SUM_ROWS, TILE_STEP, WIDEST_HEAD, WORKSPACE_ALIGN,
+    chunk_words, copy_bytes, flash_bytes, flash_grad_bytes, input_grad_parts, library_sums_rows,
+    weight_grad_parts,
 };
 pub use ledger::{Ledger, LedgerEntry};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};

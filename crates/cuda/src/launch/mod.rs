@@ -160,6 +160,7 @@ pub(crate) fn refusal(code: u32) -> &'static str {
         1 => "a token id lies outside of its table",
         2 => "a sequence's rows lie outside of the step",
         3 => "a row index lies outside of its matrix",
+        4 => "a target is not smaller than the number of classes",
         _ => "a kernel refused its data",
     }
 }

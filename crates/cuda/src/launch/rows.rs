@@ -45,8 +45,14 @@ fn unary(call: &mut Call<'_>, entry: &'static str, x: Tensor, y: Tensor) -> Resu
 
 pub(super) fn cast(call: &mut Call<'_>) -> Result<(), DeviceError> {
     let (x, y) = (call.input(0)?, call.output(0)?);
-    let width = wide(x.dtype).min(wide(y.dtype));
-    call.kernel(&cast_kernel(x.dtype, y.dtype), flat(&y, width), &[x.pointer(), y.pointer(), elements(&y)])
+    let (kernel, shape, args) = cast_to((x.dtype, y.dtype), x.address, y.address, y.elements());
+    call.kernel(&kernel, shape, &args)
+}
+
+/// Returns the kernel, grid and arguments of a conversion of `elements` elements at `x` from a type to another, at `y`.
+pub(super) fn cast_to((from, to): (DType, DType), x: u64, y: u64, elements: u64) -> (Kernel, Shape, [Arg; 3]) {
+    let args = [Arg::pointer(x), Arg::pointer(y), Arg::long(elements)];
+    (cast_kernel(from, to), all(elements, wide(from).min(wide(to))), args)
 }
 
 fn cast_kernel(from: DType, to: DType) -> Kernel {

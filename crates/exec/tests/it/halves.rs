@@ -147,14 +147,15 @@ fn rows_of_bf16_have_the_same_bits_on_any_cpu() {
     assert!(ops.len() >= 11, "only {ops:?}");
 }
 
-/// Attention rounds its probabilities to 16 bits for the tensor cores, so it is compared by relative L2 error.
+/// Matmuls round intermediate results to 16 bits for the tensor cores (attention its probabilities, gradients of losses
+/// those of the logits), so they are compared by relative L2 error.
 #[test]
 fn cuda_runs_cases_in_16_bits() {
     let Some(on) = On::cuda(Precision::F32) else { return };
     let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MAX_ELEMENTS;
     for case in cases().iter().filter(small).filter(|case| has_cuda(&case.op)) {
         for dtype in [DType::Bf16, DType::F16] {
-            if let Op::Attention(_) | Op::Linear(_) = case.op {
+            if case.op.rules().precision() == PrecisionClass::Matmul {
                 near(on, case, dtype);
             } else {
                 compare(on, case, dtype);

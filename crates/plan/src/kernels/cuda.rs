@@ -207,14 +207,136 @@ fn optimizer_bytes(graph: &Graph, node: &Node) -> Bytes {
     }
 }
 
+/// Number of rows in a partial sum of columns.
+pub const SUM_ROWS: u64 = 128;
+/// Largest number of rows of an operand that is transposed at a time for a product over rows by our own kernels.
+pub const GRAD_ROWS: u64 = 4096;
+
+/// Sum of the sizes of a workspace's parts, each aligned.
+fn total(parts: &[Bytes]) -> Bytes {
+    parts.iter().map(|part| part.align_up(WORKSPACE_ALIGN)).sum()
+}
+
+/// Alignment of every part of a workspace.
+pub const WORKSPACE_ALIGN: u64 = 256;
+
+/// Whether cuBLASLt computes the product over rows of two matrices with these columns: 16-bit elements, and rows in
+/// multiples of 16 bytes.
+pub fn library_sums_rows(dtype: DType, columns: [u64; 2]) -> bool {
+    dtype.size() == 2 && columns.iter().all(|columns| columns.is_multiple_of(8))
+}
+
+/// Bytes of the partial sums of the columns of a matrix.
+fn column_sums_bytes(rows: u64, columns: u64) -> Bytes {
+    Bytes(rows.div_ceil(SUM_ROWS) * columns * DType::F32.size())
+}
+
+/// Bytes of the transposes of two matrices with these columns, whose product is summed over `rows` rows, [`GRAD_ROWS`]
+/// at a time; none if cuBLASLt computes it.
+fn transposed_bytes(rows: u64, columns: [u64; 2], dtype: DType) -> [Bytes; 2] {
+    let padded = if library_sums_rows(dtype, columns) { 0 } else { rows.min(GRAD_ROWS).next_multiple_of(8) };
+    columns.map(|columns| Bytes(columns * padded * dtype.size()))
+}
+
+/// Parts of the workspace of a matmul's input gradient, with w: (n, k): w transposed, and cuBLASLt's.
+pub fn input_grad_parts(n: u64, k: u64, dtype: DType) -> [Bytes; 2] {
+    [Bytes(n * k * dtype.size()), GEMM]
+}
+
+/// Parts of the workspace of a matmul's weight gradient, with dy: (rows, n) and x: (rows, k): dy and x transposed, dw
+/// in f32, partial sums of db, and cuBLASLt's.
+pub fn weight_grad_parts(rows: u64, n: u64, k: u64, dtype: DType) -> [Bytes; 5] {
+    let library = library_sums_rows(dtype, [n, k]);
+    let [dy, x] = transposed_bytes(rows, [n, k], dtype);
+    let wide = if library || dtype == DType::F32 { 0 } else { n * k * DType::F32.size() };
+    [dy, x, Bytes(wide), column_sums_bytes(rows, n), if library { GEMM } else { Bytes::ZERO }]
+}
+
+/// Sizes of an output projection with its loss.
+#[derive(Clone, Copy, Debug)]
+pub struct LossSizes {
+    /// Number of rows.
+    pub rows: u64,
+    /// Columns of a row.
+    pub k: u64,
+    /// Number of classes.
+    pub classes: u64,
+    /// Number of rows whose logits are computed at a time.
+    pub chunk: u64,
+    /// Element type of the rows and of the weight.
+    pub dtype: DType,
+}
+
+impl LossSizes {
+    /// Number of rows of the largest chunk.
+    pub fn chunk_rows(&self) -> u64 {
+        self.chunk.min(self.rows)
+    }
+
+    /// Number of classes of a row of the logits' gradient, padded to whole 16 bytes.
+    pub fn padded(&self) -> u64 {
+        self.classes.next_multiple_of(8)
+    }
+
+    /// Parts of the workspace of the loss: the logits of a chunk, two numbers for each row, and cuBLASLt's.
+    pub fn loss_parts(&self) -> [Bytes; 4] {
+        let numbers = Bytes(self.rows * DType::F32.size());
+        [self.logits(), numbers, numbers, GEMM]
+    }
+
+    /// Parts of the workspace of the loss's gradient: the logits of a chunk, their gradient, the rows of the chunk with
+    /// zeros in those that do not count, w transposed, the transposes of the gradient and of the rows, dw and db in f32,
+    /// partial sums of db, and cuBLASLt's.
+    pub fn grad_parts(&self) -> [Bytes; 10] {
+        let (rows, padded, size) = (self.chunk_rows(), self.padded(), self.dtype.size());
+        let [g, x] = transposed_bytes(rows, [padded, self.k], self.dtype);
+        let wide = if self.dtype == DType::F32 { 0 } else { padded * self.k * DType::F32.size() };
+        [
+            self.logits(),
+            Bytes(rows * padded * size),
+            Bytes(rows * self.k * size),
+            Bytes(self.k * padded * size),
+            g,
+            x,
+            Bytes(wide),
+            Bytes(padded * DType::F32.size()),
+            column_sums_bytes(rows, padded),
+            GEMM,
+        ]
+    }
+
+    fn logits(&self) -> Bytes {
+        Bytes(self.chunk_rows() * self.classes * DType::F32.size())
+    }
+}
+
 /// Workspace of the gradients of a matmul.
-fn gemm_grad_bytes(_: &Graph, _: &Node) -> Bytes {
-    GEMM
+fn gemm_grad_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let (rows, n, k) = (rows(graph, node, 0), columns(graph, node, 0), columns(graph, node, 1));
+    let dtype = graph.spec(node.inputs[0]).dtype;
+    if let Op::LinearWeightGrad(_) = node.op {
+        total(&weight_grad_parts(rows, n, k, dtype))
+    } else {
+        total(&input_grad_parts(n, k, dtype))
+    }
 }
 
 /// Workspace of an output projection with its loss.
-fn loss_bytes(_: &Graph, _: &Node) -> Bytes {
-    GEMM
+fn loss_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let sizes = |x: usize, chunk: u32| LossSizes {
+        rows: rows(graph, node, x),
+        k: columns(graph, node, x),
+        classes: rows(graph, node, x + 1),
+        chunk: u64::from(chunk),
+        dtype: graph.spec(node.inputs[x]).dtype,
+    };
+    if let Op::LinearCrossEntropyGrad(op) = &node.op {
+        total(&sizes(1, op.forward.chunk).grad_parts())
+    } else if let Op::LinearCrossEntropy(op) = &node.op {
+        total(&sizes(0, op.chunk).loss_parts())
+    } else {
+        Bytes::ZERO
+    }
 }
 
 /// Workspace of the gradient of attention.

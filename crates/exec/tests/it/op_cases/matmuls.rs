@@ -8,9 +8,18 @@ use plimsoll_graph::{Dim, Op};
 /// (experts, N, K): one expert, ragged columns, more experts than some batches have rows.
 const EXPERTS: [(u32, u64, u64); 4] = [(1, 8, 8), (3, 33, 17), (5, 40, 64), (9, 3, 40)];
 
-/// (V, K, rows of a chunk): two classes, an amino alphabet, several blocks of logits; one row at a time, ragged
-/// chunks, all rows at once.
-const HEADS: [(u64, u64, u32); 5] = [(2, 8, 1), (33, 24, 7), (33, 64, 32), (1100, 17, 64), (70, 400, 4096)];
+/// (V, K, rows of a chunk): two classes, an amino alphabet, several blocks of logits, whole vectors of classes and
+/// columns, ragged ones; one row at a time, ragged chunks, all rows at once.
+const HEADS: [(u64, u64, u32); 8] = [
+    (2, 8, 1),
+    (33, 24, 7),
+    (33, 64, 32),
+    (1100, 17, 64),
+    (70, 400, 4096),
+    (40, 24, 16),
+    (5, 9, 4),
+    (1027, 8, 48),
+];
 
 /// Factor `c` of the tolerance of sums.
 const C: f32 = 2.0;
