@@ -129,7 +129,9 @@ impl GradBench {
                 DType::I32 => {
                     noise.by_ref().take(elements).flat_map(|x| (x % CLASSES as u32).to_le_bytes()).collect()
                 }
-                _ => std::iter::repeat_n(3f32.to_le_bytes(), elements).flatten().collect(),
+                DType::F32 | DType::F16 | DType::F8 | DType::I8 | DType::U8 => {
+                    std::iter::repeat_n(3f32.to_le_bytes(), elements).flatten().collect()
+                }
             };
             device.upload(operand.at, &bytes)?;
         }

@@ -39,15 +39,13 @@ pub(super) fn weight_grad(call: &mut Call<'_>, op: &LinearWeightGrad) -> Result<
     if let Some(dw) = dw {
         same_types(call, dtype, &[x, dw])?;
         let over = OverRows { x, y: dy, classes: n, transposed: [dy_t, x_t], library: (library, parts[4]) };
-        match dtype {
-            _ if library_sums_rows(dtype, [n, k]) => {
-                over.by_library(call, dw.address, dtype, MANY_ROWS, false)?;
-            }
-            DType::F32 => over.by_own(call, dw.address, false)?,
-            _ => {
-                over.by_own(call, wide, false)?;
-                round(call, wide, dw.address, dtype, n * k)?;
-            }
+        if library_sums_rows(dtype, [n, k]) {
+            over.by_library(call, dw.address, dtype, MANY_ROWS, false)?;
+        } else if dtype == DType::F32 {
+            over.by_own(call, dw.address, false)?;
+        } else {
+            over.by_own(call, wide, false)?;
+            round(call, wide, dw.address, dtype, n * k)?;
         }
     }
     if let Some(db) = db {

@@ -167,6 +167,20 @@ fn cuda_runs_cases_in_16_bits() {
     });
 }
 
+/// Gradients over many rows: other algorithms than for few rows, and several chunks of rows.
+#[test]
+fn cuda_sums_many_rows_in_16_bits() {
+    let Some(on) = On::cuda(Precision::F32) else { return };
+    let many = |case: &&Case| matches!(case.op, Op::LinearWeightGrad(_)) && case.counts.tokens > 1000;
+    let cases = cases();
+    assert!(cases.iter().filter(many).count() >= 2);
+    for case in cases.iter().filter(many) {
+        for dtype in [DType::Bf16, DType::F16] {
+            near(on, case, dtype);
+        }
+    }
+}
+
 /// Asserts that the relative L2 error of every output is within twice the rounding of one operand.
 fn near(on: On, case: &Case, dtype: DType) {
     let graph = graph(case, dtype);

@@ -348,3 +348,27 @@ fn flash_grad_bytes(_: &Graph, _: &Node) -> Bytes {
 fn experts_bytes(_: &Graph, _: &Node) -> Bytes {
     Bytes::ZERO
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A launch divides the workspace by the rows of its step.
+    #[test]
+    fn parts_of_a_smaller_step_fit_into_those_of_a_full_one() {
+        let full = GRAD_ROWS + 200;
+        for dtype in [DType::F32, DType::Bf16] {
+            for (n, k) in [(33, 40), (40, 24)] {
+                let loss = |rows| LossSizes { rows, k, classes: n, chunk: 300, dtype };
+                for rows in [0, 1, 127, 128, 129, 300, 301, GRAD_ROWS, full] {
+                    let fits = |step: &[Bytes], full: &[Bytes]| {
+                        assert!(step.iter().zip(full).all(|(step, full)| step <= full), "{rows} rows");
+                    };
+                    fits(&weight_grad_parts(rows, n, k, dtype), &weight_grad_parts(full, n, k, dtype));
+                    fits(&loss(rows).loss_parts(), &loss(full).loss_parts());
+                    fits(&loss(rows).grad_parts(), &loss(full).grad_parts());
+                }
+            }
+        }
+    }
+}
