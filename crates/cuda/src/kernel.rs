@@ -82,11 +82,13 @@ impl File {
             Self::AttentionGrad => concat!(
                 include_str!("kernels/attention.cuh"),
                 include_str!("kernels/attention_mma.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
                 include_str!("kernels/attention_grad.cuh"),
                 include_str!("kernels/attention_grad.cu")
             ),
             Self::AttentionGradF32 => concat!(
                 include_str!("kernels/attention.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
                 include_str!("kernels/attention_grad.cuh"),
                 include_str!("kernels/attention_grad_f32.cu")
             ),

@@ -1,6 +1,5 @@
-// Shared by the gradient kernels of attention: which pairs of queries and keys the mask admits, and the kernel that
-// prepares the rows. Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), MASK (0 full, 1 causal,
-// 2 sliding window, 3 block-sparse).
+// Shared by the gradient kernels of attention: the kernel that prepares the rows, and the last part of both gradient
+// kernels. Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin).
 
 #ifndef LOG2E
 #define LOG2E 1.4426950408889634f
@@ -15,53 +14,6 @@ typedef Element<TABLE>::type Angle;
 // N elements of a row, at an address that is a multiple of N elements.
 template <int N> struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Some { T x[N]; };
 template <int N> struct __align__(N * sizeof(Angle) < 16 ? N * sizeof(Angle) : 16) Angles { Angle x[N]; };
-
-// Size of a mask: keys of a window, or positions of a block with the numbers of local and of global blocks.
-struct Extent {
-  int span, local, global;
-};
-
-// The columns that a row of the matrix of scores is paired with: column c if c < high and (c >= low or c < far).
-struct Pairs {
-  int low, high, far;
-  __device__ __forceinline__ bool admits(int c) const { return c < high && (c >= low || (MASK == 3 && c < far)); }
-};
-
-// Returns the pairs of row r in a sequence of `length` tokens: the keys of query r, or with KEYS the queries of key r
-// (`Mask::keys` and `Mask::queries` in attention_mask.rs). Within a sequence `low` and `far` do not decrease with r,
-// and the largest `high` of adjacent rows is that of the first or of the last row. A row behind the sequence has no
-// pairs. Products of positions are 64-bit, since a span may be any u32 clamped to an int.
-template <bool KEYS> __device__ __forceinline__ Pairs pairs_of(int r, int length, Extent mask) {
-  if (r >= length) return {0x7fffffff, 0, 0};
-  if constexpr (MASK == 0) {
-    return {0, length, 0};
-  } else if constexpr (KEYS) {
-    long long end = length;
-    if (MASK == 2) end = (long long)r + mask.span;
-    if (MASK == 3 && r / mask.span >= mask.global) end = ((long long)(r / mask.span) + mask.local) * mask.span;
-    return {r, (int)min(end, (long long)length), 0};
-  } else {
-    long long low = 0, far = 0;
-    if (MASK == 2) low = max((long long)r + 1 - mask.span, 0ll);
-    if (MASK == 3) {
-      low = max((long long)(r / mask.span) + 1 - mask.local, 0ll) * mask.span;
-      far = min((long long)mask.global * mask.span, low);
-    }
-    return {(int)low, r + 1, (int)far};
-  }
-}
-
-// The tiles of columns that a block of rows needs: tiles 0 .. far, then tiles from `near` on.
-struct Tiles {
-  int far, near, count;
-  __device__ __forceinline__ int operator[](int i) const { return MASK == 3 && i >= far ? near + i - far : near * (MASK != 3) + i; }
-};
-
-template <bool KEYS, int rows, int tile> __device__ __forceinline__ Tiles tiles_of(int first, int length, Extent mask) {
-  Pairs a = pairs_of<KEYS>(first, length, mask), b = pairs_of<KEYS>(min(first + rows, length) - 1, length, mask);
-  int far = (b.far + tile - 1) / tile, near = max(a.low / tile, far);
-  return {far, near, far + (max(a.high, b.high) + tile - 1) / tile - near};
-}
 
 // Computes what both gradient kernels read, for every row t and head h: stats (T, H), each lse[t,h] (times
 // log2(e) for 16-bit types) and do[t,h] . o[t,h], and with ROTARY the rotated q: (T, H d) and k: (T, G d). Rows that belong to no sequence get zero gradients
