@@ -19,16 +19,21 @@
 // Copies: cp.async, one commit group per tile, STAGES - 1 groups in flight. One __syncthreads per tile makes it visible
 // to all warps and frees the buffer of the previous tile. Tiles that the mask hides are not visited.
 //
-// Invariant: a gradient row is a function of its own sequence, bit by bit: columns are visited in order, by head and then
-// from the sequence's start. Only rows of sequences are written.
+// Invariant: a gradient row is a function of its own sequence, bit by bit: columns are added 16 at a time in order, by
+// head and then from the sequence's start, in every variant. Only rows of sequences are written.
 //
 // Constants: HEAD_DIM (d, of any size), ROTARY (then d is even), TABLE, ALIBI, MASK (attention_grad.cuh), KEYS, and the
 // variant: WARPS, MT, TILE columns of a stage, STEP columns processed at a time, STAGES.
 
 #define ROWS (WARPS * MT * 16)
 #define THREADS (WARPS * 32)
-// Whether the fragments of x1 and x2 stay in registers during the loop; wide heads read them from shared memory again.
+// Whether the fragments of x1 and x2 stay in registers during the loop; where they would spill they are read from shared
+// memory in every step.
 #define HELD (MT * DP <= (KEYS ? 64 : 128))
+#ifndef BLOCKS
+// Blocks per multiprocessor for __launch_bounds__: the largest number whose registers do not spill, for WARPS * MT = 4.
+#define BLOCKS (KEYS ? DP > 32 ? 2 : DP > 16 || MASK == 3 || ALIBI ? 3 : 4 : DP > 64 ? 2 : DP > 32 ? 3 : 4)
+#endif
 static_assert(TILE % STEP == 0 && STEP % 16 == 0 && STAGES >= 2, "a tile is whole steps");
 
 // Copies N rows of one head to shared memory, zeros for rows from `rows` on. Row r goes to row r + r / GAP * GAP.
@@ -167,7 +172,7 @@ __device__ __forceinline__ void write_rows(const float (&sums)[MT][DP / 8][4], f
 // H); spans: (S, 2); cos, sin: (longest, d/2). With KEYS, d1 and d2 are dk and dv, otherwise d1 is dq, with stride
 // `d_stride`; either may be null. Grid: a block for each head (with KEYS, of k) and each number below T / ROWS + S
 // (`block_of`). Invalid spans set `status` and write nothing.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long long q_stride, long long k_stride,
                long long v_stride, const float2 *stats, const int *spans, int sequences, int tokens, const Angle *cosines,
                const Angle *sines, int longest, u16 *d1, u16 *d2, long long d_stride, int heads, int kv_heads, float scale,
@@ -269,15 +274,14 @@ attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long lon
     wait<STAGES - 2>();
     // All warps see this tile, and none reads the previous tile any longer, whose buffer the next copies overwrite.
     __syncthreads();
-    if constexpr (HELD)
-      if (item == 0) {
+    if (HELD && item == 0) {
 #pragma unroll
-        for (int x = 0; x < 2; x++)
+      for (int x = 0; x < 2; x++)
 #pragma unroll
-          for (int m = 0; m < MT; m++)
+        for (int m = 0; m < (HELD ? MT : 0); m++)
 #pragma unroll
-            for (int c = 0; c < DP / 16; c++) ldmatrix(rows.x[x][m][c], rows.at[x] + (m * 16 * LD + c * 16) * 2);
-      }
+          for (int c = 0; c < DP / 16; c++) ldmatrix(rows.x[x][m][c], rows.at[x] + (m * 16 * LD + c * 16) * 2);
+    }
     start_copies(item + STAGES - 1);
     float slope = ALIBI ? slopes[KEYS ? stage : 0] : 0.0f;
     int tile = tiles[KEYS ? item % tiles.count : item] * TILE;
