@@ -18,6 +18,10 @@ pub enum File {
     Attention,
     /// `attention_f32.cu`
     AttentionF32,
+    /// `attention_grad.cu`
+    AttentionGrad,
+    /// `attention_grad_f32.cu`
+    AttentionGradF32,
     /// `attention_hopper.cu`: for compute capability 9.0 only.
     AttentionHopper,
     /// `attention_narrow.cu`
@@ -56,6 +60,8 @@ impl File {
         match self {
             Self::Attention => "attention.cu",
             Self::AttentionF32 => "attention_f32.cu",
+            Self::AttentionGrad => "attention_grad.cu",
+            Self::AttentionGradF32 => "attention_grad_f32.cu",
             Self::AttentionHopper => "attention_hopper.cu",
             Self::AttentionNarrow => "attention_narrow.cu",
             Self::AttentionPersistent => "attention_persistent.cu",
@@ -77,12 +83,27 @@ impl File {
     /// Source text, including the headers that the file needs.
     fn text(self) -> &'static str {
         match self {
-            Self::Attention => {
-                concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention.cu"))
-            }
+            Self::Attention => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/attention_mma.cuh"),
+                include_str!("kernels/attention.cu")
+            ),
             Self::AttentionF32 => {
                 concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_f32.cu"))
             }
+            Self::AttentionGrad => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/attention_mma.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
+                include_str!("kernels/attention_grad.cuh"),
+                include_str!("kernels/attention_grad.cu")
+            ),
+            Self::AttentionGradF32 => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
+                include_str!("kernels/attention_grad.cuh"),
+                include_str!("kernels/attention_grad_f32.cu")
+            ),
             Self::AttentionHopper => concat!(
                 include_str!("kernels/attention.cuh"),
                 include_str!("kernels/warpgroup.cuh"),
@@ -143,7 +164,7 @@ pub(crate) const HOPPER: (u32, u32) = (9, 0);
 const COMMON: &str = include_str!("kernels/common.cuh");
 
 /// Largest number of compile-time constants of a kernel.
-const CONSTANTS: usize = 10;
+const CONSTANTS: usize = 12;
 
 /// A kernel: an entry of a file, compiled with constants. `TYPE`, the element type, is always the first of them
 /// (`code`).
@@ -178,6 +199,8 @@ impl Kernel {
             }
             File::Attention
             | File::AttentionF32
+            | File::AttentionGrad
+            | File::AttentionGradF32
             | File::AttentionNarrow
             | File::CrossEntropy
             | File::Elementwise
@@ -284,7 +307,7 @@ impl Arg {
 }
 
 /// Largest number of arguments of a kernel.
-const ARGUMENTS: usize = 20;
+const ARGUMENTS: usize = 32;
 
 /// Launch attribute of programmatic dependent launch: the kernel may start before its predecessors have finished. Each
 /// of our kernels begins by waiting for them (`after_predecessors` in common.cuh), so only the launch latency between

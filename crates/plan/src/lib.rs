@@ -35,7 +35,7 @@ pub use in_flight::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use kernels::{
     ADAFACTOR_ROWS, Capability, CpuKernel, CudaKernel, Fusions, GRAD_ROWS, INT8_STEP, InstructionSet, KernelId,
     Kernels, LossSizes, MAX_HEADS, ReferenceKernel, SQUARES, SUM_ROWS, TILE_STEP, WIDEST_HEAD, WORKSPACE_ALIGN,
-    chunk_words, copy_bytes, flash_bytes, flash_grad_bytes, input_grad_parts, library_sums_rows,
+    chunk_words, copy_bytes, cuda_flash_grad_parts, flash_bytes, flash_grad_bytes, input_grad_parts, library_sums_rows,
     weight_grad_parts,
 };
 pub use ledger::{Ledger, LedgerEntry};

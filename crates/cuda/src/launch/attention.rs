@@ -277,8 +277,29 @@ fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
     Ok(qkv)
 }
 
+/// Number of a mask in the kernels' constants.
+pub(super) fn mask_kind(mask: Mask) -> i64 {
+    match mask {
+        Mask::Full => 0,
+        Mask::Causal => 1,
+        Mask::Window(_) => 2,
+        Mask::BlockSparse { .. } => 3,
+    }
+}
+
+/// Size of a mask: keys of a window, or positions of a block with the numbers of local and global blocks. No position is
+/// larger than an `int`, so a larger size admits the same pairs as the largest `int`.
+pub(super) fn mask_extent(mask: Mask) -> [u32; 3] {
+    let extent = match mask {
+        Mask::Full | Mask::Causal => [0; 3],
+        Mask::Window(width) => [width, 0, 0],
+        Mask::BlockSparse { block, local, global } => [block, local, global],
+    };
+    extent.map(|n| n.min(i32::MAX as u32))
+}
+
 /// First columns of k and v in their matrices.
-fn columns(op: &Attention) -> [u64; 2] {
+pub(super) fn columns(op: &Attention) -> [u64; 2] {
     match op.qkv {
         Qkv::Separate => [0, 0],
         Qkv::Fused => [op.width(), op.width() + op.kv_width()],

@@ -2,7 +2,7 @@
 //! for a GPU can be made on any machine.
 
 use super::{Fusions, WIDEST_HEAD, columns, rows, table};
-use plimsoll_graph::ops::{Epilogue, Mask, Prologue};
+use plimsoll_graph::ops::{Attention, Epilogue, Mask, Prologue};
 use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
@@ -155,6 +155,8 @@ impl CudaKernel {
     fn has(self, capability: Capability, op: &Op) -> bool {
         if let Op::Attention(op) = op {
             matches!(op.mask, Mask::Full | Mask::Causal) && op.head_dim <= WIDEST_HEAD
+        } else if let Op::AttentionGrad(op) = op {
+            op.forward.head_dim <= WIDEST_HEAD
         } else if let Op::Linear(op) = op {
             let plain = op.epilogue != Epilogue::Gate && op.prologue == Prologue::None;
             self.row() != Operands::Quantized || plain
@@ -340,8 +342,18 @@ fn loss_bytes(graph: &Graph, node: &Node) -> Bytes {
 }
 
 /// Workspace of the gradient of attention.
-fn flash_grad_bytes(_: &Graph, _: &Node) -> Bytes {
-    Bytes::ZERO
+fn flash_grad_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let Op::AttentionGrad(op) = &node.op else { return Bytes::ZERO };
+    let dtype = graph.spec(node.inputs[1]).dtype;
+    flash_grad_parts(&op.forward, rows(graph, node, 0), dtype).into_iter().sum()
+}
+
+/// Parts of the workspace of the gradient of attention in a step of `tokens` tokens: lse and delta of every row and head
+/// in f32, and with rotary embedding the rotated q and k.
+pub fn flash_grad_parts(op: &Attention, tokens: u64, dtype: DType) -> [Bytes; 3] {
+    let stats = 2 * u64::from(op.heads) * DType::F32.size();
+    let rotated = |width: u64| if op.rotary { width * dtype.size() } else { 0 };
+    [stats, rotated(op.width()), rotated(op.kv_width())].map(|row| Bytes(tokens * row).align_up(256))
 }
 
 /// Workspace of the ops of a mixture of experts.
