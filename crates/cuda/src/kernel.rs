@@ -24,18 +24,28 @@ pub enum File {
     AttentionNarrow,
     /// `attention_persistent.cu`: for compute capability 9.0 only.
     AttentionPersistent,
+    /// `batch_norm_train.cu`
+    BatchNormTrain,
+    /// `column_sums.cu`
+    ColumnSums,
     /// `elementwise.cu`
     Elementwise,
+    /// `elementwise_grad.cu`
+    ElementwiseGrad,
     /// `matmul.cu`
     Matmul,
     /// `mma.cu`
     Mma,
     /// `norm.cu`
     Norm,
+    /// `norm_grad.cu`
+    NormGrad,
     /// `quantize.cu`
     Quantize,
     /// `sequence.cu`
     Sequence,
+    /// `sequence_grad.cu`
+    SequenceGrad,
     /// `wgmma.cu`: for compute capability 9.0 only.
     Wgmma,
     /// `wgmma_norm.cu`: for compute capability 9.0 only.
@@ -51,12 +61,17 @@ impl File {
             Self::AttentionHopper => "attention_hopper.cu",
             Self::AttentionNarrow => "attention_narrow.cu",
             Self::AttentionPersistent => "attention_persistent.cu",
+            Self::BatchNormTrain => "batch_norm_train.cu",
+            Self::ColumnSums => "column_sums.cu",
             Self::Elementwise => "elementwise.cu",
+            Self::ElementwiseGrad => "elementwise_grad.cu",
             Self::Matmul => "matmul.cu",
             Self::Mma => "mma.cu",
             Self::Norm => "norm.cu",
+            Self::NormGrad => "norm_grad.cu",
             Self::Quantize => "quantize.cu",
             Self::Sequence => "sequence.cu",
+            Self::SequenceGrad => "sequence_grad.cu",
             Self::Wgmma => "wgmma.cu",
             Self::WgmmaNorm => "wgmma_norm.cu",
         }
@@ -89,18 +104,29 @@ impl File {
                 include_str!("kernels/attention_persistent_loads.cuh"),
                 include_str!("kernels/attention_persistent.cu")
             ),
-            Self::Elementwise => {
-                concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
-            }
+            Self::BatchNormTrain => include_str!("kernels/batch_norm_train.cu"),
+            Self::ColumnSums => include_str!("kernels/column_sums.cu"),
+            Self::Elementwise => concat!(
+                include_str!("kernels/activation.cuh"),
+                include_str!("kernels/elementwise.cuh"),
+                include_str!("kernels/elementwise.cu")
+            ),
+            Self::ElementwiseGrad => concat!(
+                include_str!("kernels/activation_grad.cuh"),
+                include_str!("kernels/elementwise.cuh"),
+                include_str!("kernels/elementwise_grad.cu")
+            ),
             Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
             Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
             Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
+            Self::NormGrad => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm_grad.cu")),
             Self::Quantize => concat!(
                 include_str!("kernels/rows.cuh"),
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/quantize.cu")
             ),
             Self::Sequence => include_str!("kernels/sequence.cu"),
+            Self::SequenceGrad => include_str!("kernels/sequence_grad.cu"),
             Self::Wgmma => concat!(
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/copies.cuh"),
@@ -161,12 +187,17 @@ impl Kernel {
             File::Attention
             | File::AttentionF32
             | File::AttentionNarrow
+            | File::BatchNormTrain
+            | File::ColumnSums
             | File::Elementwise
+            | File::ElementwiseGrad
             | File::Matmul
             | File::Mma
             | File::Norm
+            | File::NormGrad
             | File::Quantize
-            | File::Sequence => capability >= if quantized { FP8 } else { (8, 0) },
+            | File::Sequence
+            | File::SequenceGrad => capability >= if quantized { FP8 } else { (8, 0) },
         }
     }
 

@@ -34,7 +34,8 @@ pub use error::PlanError;
 pub use in_flight::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use kernels::{
     Capability, CpuKernel, CudaKernel, Fusions, INT8_STEP, InstructionSet, KernelId, Kernels, MAX_HEADS,
-    ReferenceKernel, TILE_STEP, WIDEST_HEAD, chunk_words, copy_bytes, flash_bytes, flash_grad_bytes,
+    RUN_ROWS, ReferenceKernel, SORT_CHUNK, SUM_ROWS, TILE_STEP, WIDEST_HEAD, chunk_words, column_sums_parts,
+    copy_bytes, flash_bytes, flash_grad_bytes, indexed_sums_parts,
 };
 pub use ledger::{Ledger, LedgerEntry};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};

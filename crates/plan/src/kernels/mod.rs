@@ -12,7 +12,7 @@ mod cuda;
 mod reference;
 
 pub use cpu::{CpuKernel, INT8_STEP, InstructionSet, MAX_HEADS, TILE_STEP, flash_bytes, flash_grad_bytes};
-pub use cuda::{Capability, CudaKernel};
+pub use cuda::{Capability, CudaKernel, RUN_ROWS, SORT_CHUNK, SUM_ROWS, column_sums_parts, indexed_sums_parts};
 pub use reference::ReferenceKernel;
 
 use plimsoll_graph::ops::Mask;
