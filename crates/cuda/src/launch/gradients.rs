@@ -2,7 +2,7 @@
 //! and element types, never by the number of rows; sums over rows are cut into chunks of a fixed number of rows, so
 //! they have equal bits on any card.
 
-use super::rows::{STEPS, THREADS, elements, flat, group, norm_shape, row_width, wide};
+use super::rows::{THREADS, elements, flat, group, norm_shape, row_width, wide};
 use super::sequence::by_sequence;
 use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
@@ -213,8 +213,8 @@ pub(super) fn batch_norm_train(call: &mut Call<'_>, op: &BatchNormTrain) -> Resu
     check_types(call, &[gamma, beta])?;
     let [partials, statistics] = parts(call, column_sums_parts(x.rows, x.columns, 1, 2))?;
     let vector =
-        |i| Tensor { address: statistics + i * 4 * x.columns, rows: 1, columns: x.columns, dtype: DType::F32 };
-    let [mean, rstd] = [0, 1].map(vector);
+        |i| Tensor { address: statistics + 4 * i * x.columns, rows: 1, columns: x.columns, dtype: DType::F32 };
+    let [mean, rstd] = [0_u64, 1].map(vector);
     for (i, terms) in [(0, Terms::Plain), (1, Terms::Squares)] {
         column_sums(call, terms, [x, x], [Some(mean), None], 0.0, partials)?;
         let [statistic, updated] = [call.output_if(1 + i)?, call.output_if(3 + i)?].map(pointer);

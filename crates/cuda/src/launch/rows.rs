@@ -10,7 +10,7 @@ use plimsoll_graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
 /// Threads of a block of an elementwise kernel.
 pub(super) const THREADS: u32 = 256;
 /// Memory accesses of a thread of an elementwise kernel.
-pub(super) const STEPS: u64 = 4;
+const STEPS: u64 = 4;
 /// Largest number of elements of a row that a thread of a norm keeps in registers, with the parameters beside them.
 const ELEMENTS_PER_THREAD: u64 = 24;
 /// As `ELEMENTS_PER_THREAD`, for rows that need the largest block.
