@@ -196,11 +196,12 @@ fn wide_norm_grad_kernel(types: NormTypes, columns: u64) -> Kernel {
     types.kernel("norm_grad_wide").with("WIDE_ROWS", 1).with("WIDTH", width)
 }
 
-/// Returns the number of threads that share a row of the gradient of a norm: a thread has at most eight elements, of
-/// which it keeps dy, x, gamma and two sums in registers; `None` if a row needs more than the largest block.
+/// Returns the number of threads that share a row of the gradient of a norm: a thread has at most eight elements
+/// (four accesses), of which it keeps dy, x, gamma and two sums in registers; `None` if a row needs more than the
+/// largest block.
 fn grad_group(dtype: DType, columns: u64) -> Option<u64> {
     let width = row_width(dtype, columns);
-    let group = (columns / width).div_ceil(8 / width).next_multiple_of(32).max(32);
+    let group = (columns / width).div_ceil((8 / width).min(4)).next_multiple_of(32).max(32);
     (group <= 1024).then_some(group)
 }
 
@@ -568,7 +569,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
             kernels.extend(activations.map(|activation| glu_grad_kernel(dtype, columns, activation)));
         }
         // A row for a warp, several warps, the largest block, and more than it; rows that are not aligned.
-        for columns in [320, 768, 1280, 2560, 8192, 16384, 33, 5001, 8191] {
+        for columns in [320, 768, 1280, 2560, 8192, 16384, 33, 2001, 4095, 5001] {
             let [rows, params] = [dtype; 2];
             for (params, statistics) in [(DType::F32, DType::F32), (params, dtype)] {
                 for centred in [true, false] {
@@ -613,7 +614,7 @@ mod tests {
 
     #[test]
     fn a_thread_has_at_most_eight_elements_of_a_row() {
-        let groups = [(8, 32), (320, 64), (768, 96), (1280, 160), (8192, 1024), (33, 32), (8191, 1024)];
+        let groups = [(8, 32), (320, 64), (768, 96), (1280, 160), (8192, 1024), (33, 32), (4095, 1024)];
         for (columns, threads) in groups {
             assert_eq!(grad_group(DType::Bf16, columns), Some(threads), "{columns} columns");
         }
