@@ -22,7 +22,7 @@ __device__ __forceinline__ int first_column() { return (blockIdx.y * 32 + thread
 // dx of batch norm: with RUNNING 1 (running statistics) dx = dy gamma / sqrt(b + eps), with a, b = mean, var. With
 // RUNNING 0 (statistics of the batch), dx = gamma b (dy - sum dy / R - h sum (dy h) / R), with a, b = mean, rstd and
 // h = (x - mean) rstd; sums: (2, columns) has sum (dy h) and sum dy.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     batch_norm_input_grad(const T *__restrict__ dy, const T *__restrict__ x, const S *__restrict__ a,
                           const S *__restrict__ b, const P *__restrict__ gamma, const float *__restrict__ sums,
                           T *__restrict__ dx, long long rows, int columns, float eps) {
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 
 // y = (x - mean) rstd gamma + beta. x, y: (R, columns), mean, rstd: (columns) of type STAT, gamma, beta: (columns) of
 // type PARAM.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     batch_norm_rows(const T *__restrict__ x, const S *__restrict__ means, const S *__restrict__ rstds,
                     const P *__restrict__ gamma, const P *__restrict__ beta, T *__restrict__ y, long long rows,
                     int columns) {

@@ -25,7 +25,7 @@ typedef Element<STAT>::type S;
 // partials[i, j, c] = sum of term j of rows SUM_ROWS i .. SUM_ROWS (i + 1). dy, x: (R, columns), a, b: the vectors of
 // type STAT that the terms name, in order; partials: (R / SUM_ROWS, SUMS, columns). Block (i, j) has columns 32 WIDTH j
 // and following; `columns` is a multiple of WIDTH.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     column_sums(const T *__restrict__ dy, const T *__restrict__ x, const S *__restrict__ a, const S *__restrict__ b,
                 float *__restrict__ partials, long long rows, int columns, float eps) {
   after_predecessors();

@@ -45,8 +45,9 @@ __device__ __forceinline__ void group_sums(float (&x)[2 * ROWS], int buffer) {
 // Gradient of a norm: with h = (x - mean) rstd and g = dy gamma, dx = rstd (g - sum g / D - h sum (g h) / D), dgamma =
 // sum_r dy h, dbeta = sum_r dy; without CENTRED, mean and sum g are absent. dy, x, dx: (R, COLUMNS), mean, rstd: (R),
 // gamma: (COLUMNS). A group processes SUM_ROWS adjacent rows and keeps their sums for dgamma and dbeta in registers;
-// group i writes them to partials[i] (R / SUM_ROWS, SUMS, COLUMNS). dx may be null.
-extern "C" __global__ void __launch_bounds__(BLOCK)
+// group i writes them to partials[i] (R / SUM_ROWS, SUMS, COLUMNS). dx may be null. (One
+// block per multiprocessor as the minimum: else the compiler spills registers to fit more blocks.)
+extern "C" __global__ void __launch_bounds__(BLOCK, 1)
     norm_grad(const T *dy, const T *x, const S *__restrict__ means, const S *__restrict__ rstds,
               const P *__restrict__ gamma, T *dx, float *__restrict__ partials, long long rows) {
   after_predecessors();
