@@ -28,22 +28,32 @@ pub enum File {
     AttentionNarrow,
     /// `attention_persistent.cu`: for compute capability 9.0 only.
     AttentionPersistent,
+    /// `batch_norm_train.cu`
+    BatchNormTrain,
+    /// `column_sums.cu`
+    ColumnSums,
     /// `cross_entropy.cu`
     CrossEntropy,
     /// `elementwise.cu`
     Elementwise,
+    /// `elementwise_grad.cu`
+    ElementwiseGrad,
     /// `matmul.cu`
     Matmul,
     /// `mma.cu`
     Mma,
     /// `norm.cu`
     Norm,
+    /// `norm_grad.cu`
+    NormGrad,
     /// `optimizer.cu`
     Optimizer,
     /// `quantize.cu`
     Quantize,
     /// `sequence.cu`
     Sequence,
+    /// `sequence_grad.cu`
+    SequenceGrad,
     /// `sums.cu`
     Sums,
     /// `transpose.cu`
@@ -65,14 +75,19 @@ impl File {
             Self::AttentionHopper => "attention_hopper.cu",
             Self::AttentionNarrow => "attention_narrow.cu",
             Self::AttentionPersistent => "attention_persistent.cu",
+            Self::BatchNormTrain => "batch_norm_train.cu",
+            Self::ColumnSums => "column_sums.cu",
             Self::CrossEntropy => "cross_entropy.cu",
             Self::Elementwise => "elementwise.cu",
+            Self::ElementwiseGrad => "elementwise_grad.cu",
             Self::Matmul => "matmul.cu",
             Self::Mma => "mma.cu",
             Self::Norm => "norm.cu",
+            Self::NormGrad => "norm_grad.cu",
             Self::Optimizer => "optimizer.cu",
             Self::Quantize => "quantize.cu",
             Self::Sequence => "sequence.cu",
+            Self::SequenceGrad => "sequence_grad.cu",
             Self::Sums => "sums.cu",
             Self::Transpose => "transpose.cu",
             Self::Wgmma => "wgmma.cu",
@@ -122,22 +137,31 @@ impl File {
                 include_str!("kernels/attention_persistent_loads.cuh"),
                 include_str!("kernels/attention_persistent.cu")
             ),
+            Self::BatchNormTrain => include_str!("kernels/batch_norm_train.cu"),
+            Self::ColumnSums => include_str!("kernels/column_sums.cu"),
             Self::CrossEntropy => include_str!("kernels/cross_entropy.cu"),
             Self::Elementwise => concat!(
                 include_str!("kernels/activation.cuh"),
-                include_str!("kernels/flat.cuh"),
+                include_str!("kernels/elementwise.cuh"),
                 include_str!("kernels/elementwise.cu")
+            ),
+            Self::ElementwiseGrad => concat!(
+                include_str!("kernels/activation_grad.cuh"),
+                include_str!("kernels/elementwise.cuh"),
+                include_str!("kernels/elementwise_grad.cu")
             ),
             Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
             Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
             Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
-            Self::Optimizer => concat!(include_str!("kernels/flat.cuh"), include_str!("kernels/optimizer.cu")),
+            Self::NormGrad => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm_grad.cu")),
+            Self::Optimizer => concat!(include_str!("kernels/elementwise.cuh"), include_str!("kernels/optimizer.cu")),
             Self::Quantize => concat!(
                 include_str!("kernels/rows.cuh"),
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/quantize.cu")
             ),
             Self::Sequence => include_str!("kernels/sequence.cu"),
+            Self::SequenceGrad => include_str!("kernels/sequence_grad.cu"),
             Self::Sums => include_str!("kernels/sums.cu"),
             Self::Transpose => include_str!("kernels/transpose.cu"),
             Self::Wgmma => concat!(
@@ -202,14 +226,19 @@ impl Kernel {
             | File::AttentionGrad
             | File::AttentionGradF32
             | File::AttentionNarrow
+            | File::BatchNormTrain
+            | File::ColumnSums
             | File::CrossEntropy
             | File::Elementwise
+            | File::ElementwiseGrad
             | File::Matmul
             | File::Mma
             | File::Norm
+            | File::NormGrad
             | File::Optimizer
             | File::Quantize
             | File::Sequence
+            | File::SequenceGrad
             | File::Sums
             | File::Transpose => capability >= if quantized { FP8 } else { (8, 0) },
         }

@@ -1,10 +1,6 @@
 // Elementwise operations (cast, GELU, ReLU, add), gated linear units, and concatenation of columns.
 //
-// Work: a thread has STEPS accesses of up to 16 bytes, a block's width apart, loads all of them before the
-// first use, and has no other state. Matrices are row-major and start at multiples of 256 bytes.
-//
-// Invariant: a thread reads an element before it writes it, so that y may be x; nothing behind the last element
-// is touched.
+// Invariant: a thread reads an element before it writes it, so that y may be x.
 
 // ReLU: max(x, 0). max.NaN propagates NaN, which fmaxf would replace by 0.
 __device__ __forceinline__ float positive_part(float x) {
@@ -12,26 +8,6 @@ __device__ __forceinline__ float positive_part(float x) {
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
   return y;
 }
-
-// y[i] = f(x[i]) for i below n, with f evaluated in f32.
-template <int IN, int OUT, int MANY, class F>
-__device__ __forceinline__ void map(const void *x, void *y, long long n, F f) {
-  const auto *from = (const typename Element<IN>::type *)x;
-  auto *to = (typename Element<OUT>::type *)y;
-  const long long first = first_element<MANY>();
-  float v[STEPS][MANY];
-#pragma unroll
-  for (int s = 0; s < STEPS; s++) load_some<IN, MANY>(from, first + s * THREADS * MANY, n, v[s]);
-#pragma unroll
-  for (int s = 0; s < STEPS; s++) {
-#pragma unroll
-    for (int i = 0; i < MANY; i++) v[s][i] = f(v[s][i]);
-    store_some<OUT, MANY>(to, first + s * THREADS * MANY, n, v[s]);
-  }
-}
-
-// Number of elements in 16 bytes.
-#define WIDE (TYPE == 0 ? 4 : 8)
 
 #if defined(INTO)
 

@@ -9,7 +9,7 @@ use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, LinearWeightGrad};
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{
-    GRAD_ROWS, SUM_ROWS, WORKSPACE_ALIGN, input_grad_parts, library_sums_rows, weight_grad_parts,
+    GRAD_ROWS, BIAS_ROWS, WORKSPACE_ALIGN, input_grad_parts, library_sums_rows, weight_grad_parts,
 };
 
 /// Threads of a block of the kernels in this file.
@@ -242,7 +242,7 @@ pub(super) struct Sums {
 }
 
 /// Writes to `y` the sums of the columns of x over its rows, plus the f32 vector at `add`, which may be `y`. Needs a
-/// workspace of a f32 row for every [`SUM_ROWS`] rows of x.
+/// workspace of a f32 row for every [`BIAS_ROWS`] rows of x.
 pub(super) fn column_sums(
     call: &mut Call<'_>,
     x: Tensor,
@@ -250,7 +250,7 @@ pub(super) fn column_sums(
     add: Option<u64>,
     y: Sums,
 ) -> Result<(), DeviceError> {
-    let (width, chunks) = (row_width(x.dtype, x.columns), x.rows.div_ceil(SUM_ROWS));
+    let (width, chunks) = (row_width(x.dtype, x.columns), x.rows.div_ceil(BIAS_ROWS));
     let blocks = (x.columns.div_ceil(32 * width) as u32, chunks as u32, 1);
     let args = [x.pointer(), Arg::pointer(workspace), Arg::long(x.rows), Arg::int(x.columns)];
     let shape = Shape { blocks, threads: THREADS, shared: 0 };
@@ -263,7 +263,7 @@ pub(super) fn column_sums(
 
 fn partials_kernel(dtype: DType, columns: u64) -> Kernel {
     Kernel::new(File::Sums, "column_partials", dtype)
-        .with("ROWS", SUM_ROWS as i64)
+        .with("ROWS", BIAS_ROWS as i64)
         .with("WIDTH", row_width(dtype, columns) as i64)
 }
 

@@ -182,9 +182,47 @@ impl CudaKernel {
     }
 }
 
+/// Rows of which a kernel writes one partial sum, where it sums the columns of a matrix.
+pub const SUM_ROWS: u64 = 32;
+/// Rows of which a kernel writes at most two partial sums, where it sums rows of a matrix by an index.
+pub const RUN_ROWS: u64 = 64;
+/// Keys that a block of the radix sort of row indices processes.
+pub const SORT_CHUNK: u64 = 1024;
+
+/// Sizes in bytes of the parts of the workspace of sums over `rows` rows of `columns` columns: `sums` partial sums
+/// of every column, and `vectors` finished sums in f32.
+pub fn column_sums_parts(rows: u64, columns: u64, sums: u64, vectors: u64) -> [Bytes; 2] {
+    let words = [rows.div_ceil(SUM_ROWS) * sums * columns, vectors * columns];
+    words.map(|words| Bytes(4 * words).align_up(256))
+}
+
+/// Sizes in bytes of the parts of the workspace of sums by index, of `rows` rows of `columns` columns into a table of
+/// `limit` rows: keys and positions, each before and after a pass of the sort; digit counts of every chunk; first
+/// position of each row of the table; scales of the rows; partial sums.
+pub fn indexed_sums_parts(rows: u64, columns: u64, limit: u64) -> [Bytes; 8] {
+    let counts = 256 * rows.div_ceil(SORT_CHUNK);
+    let partials = rows.div_ceil(RUN_ROWS) * 2 * columns;
+    [rows, rows, rows, rows, counts, limit + 1, rows, partials].map(|words| Bytes(4 * words).align_up(256))
+}
+
 /// Workspace of sums over rows.
-fn sums_bytes(_: &Graph, _: &Node) -> Bytes {
-    Bytes::ZERO
+fn sums_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let (rows, columns) = (rows(graph, node, 0), columns(graph, node, 0));
+    let columns_of = |sums, vectors| column_sums_parts(rows, columns, sums, vectors).into_iter().sum::<Bytes>();
+    let by_index = |limit| indexed_sums_parts(rows, columns, limit).into_iter().sum::<Bytes>();
+    if let Op::EmbedGrad(op) = &node.op {
+        by_index(op.vocab) + if op.row { columns_of(1, 0) } else { Bytes::ZERO }
+    } else if let Op::SelectRowsGrad(_) = &node.op {
+        let table = node.outputs.iter().flatten().next();
+        by_index(table.map_or(0, |&v| graph.spec(v).rows(graph.bounds.full())))
+    } else if let Op::BatchNormTrain(_) = &node.op {
+        columns_of(1, 2)
+    } else if let Op::LayerNormGrad(_) | Op::RmsNormGrad(_) | Op::BatchNormGrad(_) = &node.op {
+        columns_of(2, 0)
+    } else {
+        // BatchNormTrainGrad, whose rows need the finished sums.
+        columns_of(2, 2)
+    }
 }
 
 /// Elements whose squares a block of threads adds before the partial sums are added in order.
@@ -210,7 +248,7 @@ fn optimizer_bytes(graph: &Graph, node: &Node) -> Bytes {
 }
 
 /// Number of rows in a partial sum of columns.
-pub const SUM_ROWS: u64 = 128;
+pub const BIAS_ROWS: u64 = 128;
 /// Largest number of rows of an operand that is transposed at a time for a product over rows by our own kernels.
 pub const GRAD_ROWS: u64 = 4096;
 
@@ -230,7 +268,7 @@ pub fn library_sums_rows(dtype: DType, columns: [u64; 2]) -> bool {
 
 /// Bytes of the partial sums of the columns of a matrix.
 fn column_sums_bytes(rows: u64, columns: u64) -> Bytes {
-    Bytes(rows.div_ceil(SUM_ROWS) * columns * DType::F32.size())
+    Bytes(rows.div_ceil(BIAS_ROWS) * columns * DType::F32.size())
 }
 
 /// Bytes of the transposes of two matrices with these columns, whose product is summed over `rows` rows, [`GRAD_ROWS`]

@@ -1,7 +1,6 @@
-// Arrays of elements that threads access in strides of a block: STEPS accesses per thread, THREADS threads per
-// block. Shared by the kernels of elementwise operations and of optimizers.
-//
-// Invariant: nothing behind the last element is touched.
+// Flat loops over elements, shared by the elementwise kernels and their gradients: a thread has STEPS accesses of up to
+// 16 bytes, a block's width apart, and loads all of them before the first use. Matrices are row-major and start at
+// multiples of 256 bytes. Nothing behind the last element is touched.
 
 #define THREADS 256
 
@@ -35,3 +34,23 @@ __device__ __forceinline__ void store_some(typename Element<DTYPE>::type *y, lon
 template <int MANY> __device__ __forceinline__ long long first_element() {
   return ((long long)blockIdx.x * (STEPS * THREADS) + threadIdx.x) * MANY;
 }
+
+// y[i] = f(x[i]) for i below n, with f evaluated in f32.
+template <int IN, int OUT, int MANY, class F>
+__device__ __forceinline__ void map(const void *x, void *y, long long n, F f) {
+  const auto *from = (const typename Element<IN>::type *)x;
+  auto *to = (typename Element<OUT>::type *)y;
+  const long long first = first_element<MANY>();
+  float v[STEPS][MANY];
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) load_some<IN, MANY>(from, first + s * THREADS * MANY, n, v[s]);
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+    for (int i = 0; i < MANY; i++) v[s][i] = f(v[s][i]);
+    store_some<OUT, MANY>(to, first + s * THREADS * MANY, n, v[s]);
+  }
+}
+
+// Number of elements in 16 bytes.
+#define WIDE (TYPE == 0 ? 4 : 8)
