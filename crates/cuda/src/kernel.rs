@@ -24,8 +24,12 @@ pub enum File {
     AttentionNarrow,
     /// `attention_persistent.cu`: for compute capability 9.0 only.
     AttentionPersistent,
+    /// `dispatch.cu`
+    Dispatch,
     /// `elementwise.cu`
     Elementwise,
+    /// `grouped.cu`
+    Grouped,
     /// `matmul.cu`
     Matmul,
     /// `mma.cu`
@@ -34,6 +38,8 @@ pub enum File {
     Norm,
     /// `quantize.cu`
     Quantize,
+    /// `route.cu`
+    Route,
     /// `sequence.cu`
     Sequence,
     /// `wgmma.cu`: for compute capability 9.0 only.
@@ -51,11 +57,14 @@ impl File {
             Self::AttentionHopper => "attention_hopper.cu",
             Self::AttentionNarrow => "attention_narrow.cu",
             Self::AttentionPersistent => "attention_persistent.cu",
+            Self::Dispatch => "dispatch.cu",
             Self::Elementwise => "elementwise.cu",
+            Self::Grouped => "grouped.cu",
             Self::Matmul => "matmul.cu",
             Self::Mma => "mma.cu",
             Self::Norm => "norm.cu",
             Self::Quantize => "quantize.cu",
+            Self::Route => "route.cu",
             Self::Sequence => "sequence.cu",
             Self::Wgmma => "wgmma.cu",
             Self::WgmmaNorm => "wgmma_norm.cu",
@@ -89,9 +98,11 @@ impl File {
                 include_str!("kernels/attention_persistent_loads.cuh"),
                 include_str!("kernels/attention_persistent.cu")
             ),
+            Self::Dispatch => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/dispatch.cu")),
             Self::Elementwise => {
                 concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
             }
+            Self::Grouped => include_str!("kernels/grouped.cu"),
             Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
             Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
             Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
@@ -100,6 +111,7 @@ impl File {
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/quantize.cu")
             ),
+            Self::Route => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/route.cu")),
             Self::Sequence => include_str!("kernels/sequence.cu"),
             Self::Wgmma => concat!(
                 include_str!("kernels/activation.cuh"),
@@ -161,11 +173,14 @@ impl Kernel {
             File::Attention
             | File::AttentionF32
             | File::AttentionNarrow
+            | File::Dispatch
             | File::Elementwise
+            | File::Grouped
             | File::Matmul
             | File::Mma
             | File::Norm
             | File::Quantize
+            | File::Route
             | File::Sequence => capability >= if quantized { FP8 } else { (8, 0) },
         }
     }

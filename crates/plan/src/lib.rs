@@ -33,8 +33,9 @@ pub use cost::{node_seconds, step_seconds};
 pub use error::PlanError;
 pub use in_flight::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use kernels::{
-    Capability, CpuKernel, CudaKernel, Fusions, INT8_STEP, InstructionSet, KernelId, Kernels, MAX_HEADS,
-    ReferenceKernel, TILE_STEP, WIDEST_HEAD, chunk_words, copy_bytes, flash_bytes, flash_grad_bytes,
+    Capability, CpuKernel, CudaKernel, Fusions, INT8_STEP, InstructionSet, KernelId, Kernels, MAX_EXPERTS,
+    MAX_HEADS, ROUTE_CHUNK, ROUTER_LOSS_CHUNK, ReferenceKernel, TILE_STEP, WIDEST_HEAD, chunk_words,
+    copy_bytes, flash_bytes, flash_grad_bytes, route_bytes, router_loss_bytes, router_loss_grad_bytes,
 };
 pub use ledger::{Ledger, LedgerEntry};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};

@@ -12,7 +12,10 @@ mod cuda;
 mod reference;
 
 pub use cpu::{CpuKernel, INT8_STEP, InstructionSet, MAX_HEADS, TILE_STEP, flash_bytes, flash_grad_bytes};
-pub use cuda::{Capability, CudaKernel};
+pub use cuda::{
+    Capability, CudaKernel, MAX_EXPERTS, ROUTE_CHUNK, ROUTER_LOSS_CHUNK, route_bytes, router_loss_bytes,
+    router_loss_grad_bytes,
+};
 pub use reference::ReferenceKernel;
 
 use plimsoll_graph::ops::Mask;
