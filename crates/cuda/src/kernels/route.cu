@@ -16,6 +16,7 @@
 
 #define WARPS 8
 #define THREADS (32 * WARPS)
+#define BLOCKS 4 // per multiprocessor; left alone, the compiler aims at eight and spills registers
 #define MANY_THREADS 1024 // threads of the single block that adds chunks
 #define NOTHING __int_as_float(0xFF800000) // minus infinity
 constexpr int EACH = (EXPERTS + 31) / 32;           // experts of a lane
@@ -96,7 +97,7 @@ __device__ __forceinline__ void count_chunk(const int *experts, int (&counts)[EX
 
 // Chooses the experts of each token and computes their gates. logits: (T, E), gates, experts: (T, k) or null, chosen:
 // (T, k), the experts again, for `place`; counts: (E, chunks). Grid: one block per chunk.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     choose(const T *__restrict__ logits, float *gates, int *experts, u8 *chosen, int *counts, int tokens, int top_k,
            int renormalise) {
   after_predecessors();
@@ -145,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Replaces the counts (E, chunks) of each expert by their exclusive prefix sums, and writes their totals (E). Grid: one
 // block per expert.
-extern "C" __global__ void __launch_bounds__(THREADS) rank_chunks(int *counts, int *totals, int chunks) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rank_chunks(int *counts, int *totals, int chunks) {
   after_predecessors();
   __shared__ int sums[WARPS];
   int *const mine = counts + (long long)blockIdx.x * chunks;
@@ -163,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank_chunks(int *counts, i
 // Gives each choice its row. chosen: (T, k), ranks: (E, chunks) of `rank_chunks`, totals: (E); gates: (T, k), order,
 // places: (kT), offsets: (E + 1), dropped: (1), each or null. Choices from rank `limit` on are dropped. Grid: one block
 // per chunk, at least one, because block 0 writes `offsets` and `dropped`.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     place(const u8 *__restrict__ chosen, const int *__restrict__ ranks, const int *__restrict__ totals, float *gates,
           int *order, int *places, int *offsets, int *dropped, int tokens, int top_k, int chunks, int limit) {
   after_predecessors();
@@ -208,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // Gradient of the gates: dlogits = p (g - sum p g), where g is the gradient of the gate of each expert, 0 where it was
 // not chosen or dropped, and p the softmax of the logits, with `renormalise` among the chosen experts only. dgates:
 // (T, k), logits, dlogits: (T, E), experts: (T, k), places: (kT). A warp has a token.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     route_grad(const float *__restrict__ dgates, const T *__restrict__ logits, const int *__restrict__ experts,
                const int *__restrict__ places, T *__restrict__ dlogits, u32 *status, int tokens, int top_k,
                int renormalise) {
@@ -253,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // Partial sums of the router's losses over a chunk: for each expert the sum of its probabilities, then the sum of
 // lse^2, to sums (chunks, E + 1); the choices of each expert to counts (chunks, E). logits: (T, E), experts: (T, k).
 // Grid: one block per chunk.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     router_sums(const T *__restrict__ logits, const int *__restrict__ experts, double *sums, int *counts, u32 *status,
                 int tokens, int top_k) {
   after_predecessors();
@@ -326,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS)
 }
 
 // Counts the choices of each expert in a chunk: counts (chunks, E). experts: (T, k). Grid: one block per chunk.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     count_choices(const int *__restrict__ experts, int *counts, u32 *status, int tokens, int top_k) {
   after_predecessors();
   __shared__ int of_chunk[EXPERTS];
@@ -355,7 +356,7 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS)
 
 // Gradient of the router's losses: p_e (b (f_e - sum_i f_i p_i) + 2 z lse), times dloss / T, where b is the balance
 // weight times E. dloss: (1), logits, dlogits: (T, E), shares f: (E). A warp has a token.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     router_loss_grad(const float *__restrict__ dloss, const T *__restrict__ logits, const float *__restrict__ shares,
                      T *__restrict__ dlogits, int tokens, float balance_weight, float z_weight) {
   after_predecessors();
