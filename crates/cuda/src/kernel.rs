@@ -34,10 +34,14 @@ pub enum File {
     ColumnSums,
     /// `cross_entropy.cu`
     CrossEntropy,
+    /// `dispatch.cu`
+    Dispatch,
     /// `elementwise.cu`
     Elementwise,
     /// `elementwise_grad.cu`
     ElementwiseGrad,
+    /// `grouped.cu`
+    Grouped,
     /// `matmul.cu`
     Matmul,
     /// `mma.cu`
@@ -50,6 +54,8 @@ pub enum File {
     Optimizer,
     /// `quantize.cu`
     Quantize,
+    /// `route.cu`
+    Route,
     /// `sequence.cu`
     Sequence,
     /// `sequence_grad.cu`
@@ -78,14 +84,17 @@ impl File {
             Self::BatchNormTrain => "batch_norm_train.cu",
             Self::ColumnSums => "column_sums.cu",
             Self::CrossEntropy => "cross_entropy.cu",
+            Self::Dispatch => "dispatch.cu",
             Self::Elementwise => "elementwise.cu",
             Self::ElementwiseGrad => "elementwise_grad.cu",
+            Self::Grouped => "grouped.cu",
             Self::Matmul => "matmul.cu",
             Self::Mma => "mma.cu",
             Self::Norm => "norm.cu",
             Self::NormGrad => "norm_grad.cu",
             Self::Optimizer => "optimizer.cu",
             Self::Quantize => "quantize.cu",
+            Self::Route => "route.cu",
             Self::Sequence => "sequence.cu",
             Self::SequenceGrad => "sequence_grad.cu",
             Self::Sums => "sums.cu",
@@ -140,6 +149,7 @@ impl File {
             Self::BatchNormTrain => include_str!("kernels/batch_norm_train.cu"),
             Self::ColumnSums => include_str!("kernels/column_sums.cu"),
             Self::CrossEntropy => include_str!("kernels/cross_entropy.cu"),
+            Self::Dispatch => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/dispatch.cu")),
             Self::Elementwise => concat!(
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/elementwise.cuh"),
@@ -150,16 +160,20 @@ impl File {
                 include_str!("kernels/elementwise.cuh"),
                 include_str!("kernels/elementwise_grad.cu")
             ),
+            Self::Grouped => include_str!("kernels/grouped.cu"),
             Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
             Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
             Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
             Self::NormGrad => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm_grad.cu")),
-            Self::Optimizer => concat!(include_str!("kernels/elementwise.cuh"), include_str!("kernels/optimizer.cu")),
+            Self::Optimizer => {
+                concat!(include_str!("kernels/elementwise.cuh"), include_str!("kernels/optimizer.cu"))
+            }
             Self::Quantize => concat!(
                 include_str!("kernels/rows.cuh"),
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/quantize.cu")
             ),
+            Self::Route => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/route.cu")),
             Self::Sequence => include_str!("kernels/sequence.cu"),
             Self::SequenceGrad => include_str!("kernels/sequence_grad.cu"),
             Self::Sums => include_str!("kernels/sums.cu"),
@@ -229,14 +243,17 @@ impl Kernel {
             | File::BatchNormTrain
             | File::ColumnSums
             | File::CrossEntropy
+            | File::Dispatch
             | File::Elementwise
             | File::ElementwiseGrad
+            | File::Grouped
             | File::Matmul
             | File::Mma
             | File::Norm
             | File::NormGrad
             | File::Optimizer
             | File::Quantize
+            | File::Route
             | File::Sequence
             | File::SequenceGrad
             | File::Sums

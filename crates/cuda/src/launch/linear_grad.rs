@@ -9,7 +9,7 @@ use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, LinearWeightGrad};
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{
-    GRAD_ROWS, BIAS_ROWS, WORKSPACE_ALIGN, input_grad_parts, library_sums_rows, weight_grad_parts,
+    BIAS_ROWS, GRAD_ROWS, WORKSPACE_ALIGN, input_grad_parts, library_sums_rows, weight_grad_parts,
 };
 
 /// Threads of a block of the kernels in this file.

@@ -162,6 +162,8 @@ impl CudaKernel {
             self.row() != Operands::Quantized || plain
         } else if let Op::Quantize(op) = op {
             op.to == DType::F8 && capability >= Capability::FP8
+        } else if let Op::Route(op) = op {
+            op.experts <= MAX_EXPERTS
         } else {
             true
         }
@@ -394,9 +396,51 @@ pub fn flash_grad_parts(op: &Attention, tokens: u64, dtype: DType) -> [Bytes; 3]
     [stats, rotated(op.width()), rotated(op.kv_width())].map(|row| Bytes(tokens * row).align_up(256))
 }
 
+/// Largest number of experts of routing on GPUs: a thread of a block has an expert.
+pub const MAX_EXPERTS: u32 = 256;
+
+/// Tokens whose choices one block of a GPU counts and sorts in routing.
+pub const ROUTE_CHUNK: u64 = 64;
+
+/// Tokens that one block of a GPU sums in the router's losses.
+pub const ROUTER_LOSS_CHUNK: u64 = 256;
+
+/// Alignment in bytes of the parts of a workspace.
+const PART: u64 = 256;
+
+/// Bytes of the parts of the workspace of routing: the chosen experts (T, k) as bytes, the choices of each expert and
+/// chunk as i32 (E, chunks), and the choices of each expert as i32 (E).
+pub fn route_bytes(tokens: u64, experts: u64, top_k: u64) -> [u64; 3] {
+    let counts = 4 * experts * tokens.div_ceil(ROUTE_CHUNK);
+    [tokens * top_k, counts, 4 * experts].map(|bytes| bytes.next_multiple_of(PART))
+}
+
+/// Bytes of the parts of the workspace of the router's losses: for each chunk the sums of E probabilities and of lse^2
+/// as f64, and the choices of each expert as i32.
+pub fn router_loss_bytes(tokens: u64, experts: u64) -> [u64; 2] {
+    let chunks = tokens.div_ceil(ROUTER_LOSS_CHUNK);
+    [8 * chunks * (experts + 1), 4 * chunks * experts].map(|bytes| bytes.next_multiple_of(PART))
+}
+
+/// Bytes of the parts of the workspace of their gradient: the choices of each expert for each chunk as i32, and each
+/// expert's share of all choices as f32.
+pub fn router_loss_grad_bytes(tokens: u64, experts: u64) -> [u64; 2] {
+    let chunks = tokens.div_ceil(ROUTER_LOSS_CHUNK);
+    [4 * chunks * experts, 4 * experts].map(|bytes| bytes.next_multiple_of(PART))
+}
+
 /// Workspace of the ops of a mixture of experts.
-fn experts_bytes(_: &Graph, _: &Node) -> Bytes {
-    Bytes::ZERO
+fn experts_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let bytes = if let Op::Route(op) = &node.op {
+        route_bytes(rows(graph, node, 0), u64::from(op.experts), u64::from(op.top_k)).iter().sum()
+    } else if let Op::RouterLoss(_) = &node.op {
+        router_loss_bytes(rows(graph, node, 0), columns(graph, node, 0)).iter().sum()
+    } else if let Op::RouterLossGrad(_) = &node.op {
+        router_loss_grad_bytes(rows(graph, node, 1), columns(graph, node, 1)).iter().sum()
+    } else {
+        0
+    };
+    Bytes(bytes)
 }
 
 #[cfg(test)]
