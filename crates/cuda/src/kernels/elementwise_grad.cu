@@ -9,7 +9,7 @@
 
 // Gradient accumulation: y = keep == 0 ? g : acc + g, in f32, rounded to TYPE, the element type of acc. g has the
 // element type GRADIENT, y may be acc. With keep == 0 acc is not read: nobody has written it yet.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     accumulate(const T *acc, const void *__restrict__ g, const float *__restrict__ keep, T *y, long long n) {
   after_predecessors();
   constexpr int MANY = TYPE == 0 || GRADIENT == 0 ? 4 : 8;
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // where f is SiLU with the constant SILU, else GELU. dy: (R, COLUMNS), x, dx: (R, 2 COLUMNS); dx may be x. A thread
 // computes GLU_STEPS accesses of both halves; `accesses` is their number in all rows of dy.
 #define GLU_STEPS 2
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     glu_grad(const T *__restrict__ dy, const T *x, T *dx, long long accesses) {
   after_predecessors();
   constexpr int WIDTH = COLUMNS % WIDE == 0 ? WIDE : 1;
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Gradient of one input of a concatenation: dx (R, columns) = columns first .. first + columns of dy (R, total). One
 // warp per row. `columns`, `first` and `total` are multiples of WIDTH, the elements of one access.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     concat_grad(const T *__restrict__ dy, T *__restrict__ dx, long long rows, int columns, int first, int total) {
   after_predecessors();
   const long long row = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
@@ -112,7 +112,7 @@ template <class F> __device__ __forceinline__ void map_two(const T *a, const T *
 }
 
 // dx = dy (Phi(x) + x phi(x)).
-extern "C" __global__ void __launch_bounds__(THREADS) gelu_grad(const T *dy, const T *x, T *dx, long long n) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) gelu_grad(const T *dy, const T *x, T *dx, long long n) {
   after_predecessors();
   map_two(dy, x, dx, n, [](float d, float v) {
     float f, slope;
@@ -122,13 +122,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) gelu_grad(const T *dy, con
 }
 
 // dx = dy where x > 0, else 0; also 0 where x is NaN.
-extern "C" __global__ void __launch_bounds__(THREADS) relu_grad(const T *dy, const T *x, T *dx, long long n) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) relu_grad(const T *dy, const T *x, T *dx, long long n) {
   after_predecessors();
   map_two(dy, x, dx, n, [](float d, float v) { return v > 0.0f ? d : 0.0f; });
 }
 
 // y = factor x.
-extern "C" __global__ void __launch_bounds__(THREADS) scale(const void *x, void *y, long long n, float factor) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) scale(const void *x, void *y, long long n, float factor) {
   after_predecessors();
   map<TYPE, TYPE, WIDE>(x, y, n, [factor](float v) { return factor * v; });
 }
@@ -148,7 +148,7 @@ __device__ __forceinline__ uint4 philox(u64 counter, u32 stream, u32 low, u32 hi
 
 // Dropout: y[i] = factor x[i] if word i % 4 of Philox4x32-10 (counter (i / 4, stream, 0), key `seed`) is at least
 // `threshold`, else 0. An access begins at a multiple of four elements, so it needs whole counters.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     dropout(const T *x, const int *__restrict__ seed, T *y, long long n, u32 threshold, float factor, u32 stream) {
   after_predecessors();
   const u32 low = seed[0], high = seed[1];
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Gradient of softmax: dx[r, c] = y[r, c] (dy[r, c] - sum_j dy[r, j] y[r, j]). dy, y, dx: (R, C). One warp per row; a
 // lane has every 32nd column, adds them in order, and the lanes' sums are added by a butterfly.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     softmax_grad(const T *dy, const T *y, T *dx, long long rows, int columns) {
   after_predecessors();
   const long long row = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;

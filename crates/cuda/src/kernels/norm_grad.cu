@@ -35,6 +35,7 @@ __device__ __forceinline__ void group_sums(float (&x)[2 * ROWS], int buffer) {
     const int first = threadIdx.x / GROUP * (GROUP / 32);
 #pragma unroll
     for (int i = 0; i < 2 * ROWS; i++) x[i] = 0.0f;
+#pragma unroll 4
     for (int w = 0; w < GROUP / 32; w++) {
 #pragma unroll
       for (int i = 0; i < 2 * ROWS; i++) x[i] += sums[buffer][first + w][i];
@@ -57,7 +58,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1)
 #pragma unroll
   for (int v = 0; v < VECTORS; v++)
     if (v * GROUP + lane < ACCESSES) load_many<PARAM, WIDTH>(gamma + (v * GROUP + lane) * WIDTH, weight[v]);
-  // All groups of a block run all rounds, even behind the last row: the sums contain barriers.
+  // All groups of a block run all rounds, even behind the last row: the sums contain barriers. Not
+  // unrolled: rounds have enough loads in flight, and more would need more registers than the largest block has.
+#pragma unroll 1
   for (int i = 0; i < SUM_ROWS; i += ROWS) {
     Raw raw_dy[ROWS][VECTORS], raw_x[ROWS][VECTORS];
     float mean[ROWS], rstd[ROWS], sums[2 * ROWS];

@@ -196,7 +196,7 @@ typedef Element<INTO>::type O;
 // sequence s, 0 for all other rows. dy: (S, columns), spans: (S, 2), ascending, dx: (T, columns) of type INTO. One warp
 // per row. Grid: (S + 1, any); block (s, .) has sequence s and the rows between it and sequence s - 1, block (S, .) the
 // rows behind the last sequence.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     segment_mean_grad(const T *__restrict__ dy, const int *__restrict__ spans, O *__restrict__ dx, u32 *status,
                       long long tokens, int sequences, int columns, long long skip_first, long long skip_last) {
   after_predecessors();
@@ -244,7 +244,7 @@ __device__ __forceinline__ void write_sum(float (&sum)[WIDTH], bool whole, O *ta
 // all positions of a table row is written to table (limit, columns); otherwise it is part of a range that goes on
 // before or behind this run: partials[i, 0] if it begins with the run, else partials[i, 1]. partials: (runs, 2,
 // columns); scales may be null. One warp has 32 WIDTH columns of a run. Grid: (runs, columns / (32 WARPS WIDTH)).
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     sum_runs(const T *__restrict__ dx, const u32 *__restrict__ keys, const u32 *__restrict__ positions,
              const u32 *__restrict__ starts, const float *__restrict__ scales, O *__restrict__ table,
              float *__restrict__ partials, int limit, int columns) {
@@ -296,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 // runs become the sum of their partial sums. With ROW_WARPS 1 a warp has a row; with ROW_WARPS 8, for few rows with long
 // ranges, a block has 32 WIDTH columns of a row: warp w adds every eighth partial sum from w on, and the sums of the
 // warps are added in order.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     finish_rows(const u32 *__restrict__ starts, const float *__restrict__ partials, O *__restrict__ table, int limit,
                 int columns) {
   after_predecessors();
