@@ -121,9 +121,6 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
 #if MASK >= 2
   Extent mask = {span, local, global};
   Tiles tiles = tiles_of<false, ROWS, TILE>(block.first, length, mask);
-  Pairs pairs[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) pairs[i] = pairs_of<false>(block.first + y + 16 * i, length, mask);
   for (int item = 0; item < tiles.count; item++) {
     int key = tiles[item] * TILE;
 #else
@@ -138,12 +135,15 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
     for (int i = 0; i < 4; i++) {
       int row = block.first + y + 16 * i;
       float maximum = row_max[i];
+#if MASK >= 2
+      Pairs pairs = pairs_of<false>(row, length, mask); // held over the loop, those of all rows would spill
+#endif
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         int at = key + x + 16 * j;
         if (ALIBI) s[i][j] = fmaf(-slope, fabsf((float)(row - at)), s[i][j]);
 #if MASK >= 2
-        if (!pairs[i].admits(at)) s[i][j] = -INFINITY;
+        if (!pairs.admits(at)) s[i][j] = -INFINITY;
 #else
         if (at >= length || (CAUSAL && at > row)) s[i][j] = -INFINITY;
 #endif
