@@ -110,11 +110,14 @@ impl File {
             Self::Attention => concat!(
                 include_str!("kernels/attention.cuh"),
                 include_str!("kernels/attention_mma.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
                 include_str!("kernels/attention.cu")
             ),
-            Self::AttentionF32 => {
-                concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_f32.cu"))
-            }
+            Self::AttentionF32 => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
+                include_str!("kernels/attention_f32.cu")
+            ),
             Self::AttentionGrad => concat!(
                 include_str!("kernels/attention.cuh"),
                 include_str!("kernels/attention_mma.cuh"),

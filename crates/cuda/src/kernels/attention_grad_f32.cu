@@ -81,7 +81,7 @@ __device__ __forceinline__ void write_rows(const float (&sums)[MT][WIDTH], float
 }
 
 // Arguments and grid are those of attention_grad.cu.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 32 ? 1 : 2)
 attention_grad(const float *q, const float *k, const float *v, const float *dy, long long q_stride, long long k_stride,
                long long v_stride, const float2 *stats, const int *spans, int sequences, int tokens, const Angle *cosines,
                const Angle *sines, int longest, float *d1, float *d2, long long d_stride, int heads, int kv_heads,

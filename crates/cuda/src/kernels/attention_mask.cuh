@@ -1,4 +1,9 @@
-// Which pairs of queries and keys a mask admits. Constant: MASK (0 full, 1 causal, 2 sliding window, 3 block-sparse).
+// Which pairs of queries and keys a mask admits. Constant: MASK (0 full, 1 causal, 2 sliding window, 3 block-sparse). Kernels of the first
+// two masks only define CAUSAL instead.
+
+#ifndef MASK
+#define MASK CAUSAL
+#endif
 
 // Size of a mask: keys of a window, or positions of a block with the numbers of local and of global blocks.
 struct Extent {

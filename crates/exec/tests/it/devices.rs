@@ -7,7 +7,7 @@ use plimsoll_cpu::Isa;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Data;
 use plimsoll_exec::scaled::QuantizedFormat;
-use plimsoll_graph::ops::{Epilogue, Mask, Quantize, Quantized};
+use plimsoll_graph::ops::{Epilogue, Quantize, Quantized};
 use plimsoll_graph::{Counts, DType, Op, Role, TensorSpec};
 use plimsoll_plan::{PlanError, Precision, Weights};
 use std::collections::{BTreeMap, BTreeSet};
@@ -239,12 +239,10 @@ fn ran(executor: Result<Executor, PlanError>) -> bool {
     }
 }
 
-/// Whether an op has a CUDA kernel. CUDA attention has no window and block-sparse masks, and int8 quantization
-/// exists on the CPU only.
+/// Whether an op has a CUDA kernel; int8 quantization exists on the CPU only.
 pub fn has_cuda(op: &Op) -> bool {
-    let sparse = matches!(op, Op::Attention(a) if !matches!(a.mask, Mask::Full | Mask::Causal));
     let integers = matches!(op, Op::Quantize(quantize) if quantize.to == DType::I8);
-    plimsoll_plan::CudaKernel::ALL.iter().any(|kernel| kernel.op() == op.kind()) && !sparse && !integers
+    plimsoll_plan::CudaKernel::ALL.iter().any(|kernel| kernel.op() == op.kind()) && !integers
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! for a GPU can be made on any machine.
 
 use super::{Fusions, WIDEST_HEAD, columns, rows, table};
-use plimsoll_graph::ops::{Attention, Epilogue, Mask, Prologue};
+use plimsoll_graph::ops::{Attention, Epilogue, Prologue};
 use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
@@ -154,7 +154,7 @@ impl CudaKernel {
     /// Whether the kernel implements an op with these attributes.
     fn has(self, capability: Capability, op: &Op) -> bool {
         if let Op::Attention(op) = op {
-            matches!(op.mask, Mask::Full | Mask::Causal) && op.head_dim <= WIDEST_HEAD
+            op.head_dim <= WIDEST_HEAD
         } else if let Op::AttentionGrad(op) = op {
             op.forward.head_dim <= WIDEST_HEAD
         } else if let Op::Linear(op) = op {
