@@ -13,7 +13,6 @@ use super::trainable::{Applied, Auxiliary, FoundCheckpoint, Taken, Trainable};
 use crate::TrainError;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::EscapedPath;
-use plimsoll_graph::Bytes;
 use plimsoll_runtime::lock;
 use plimsoll_runtime::machine::{self, Tracker};
 use plimsoll_runtime::{Level, Observer, RuntimeError, Trained};

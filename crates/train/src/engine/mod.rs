@@ -18,7 +18,7 @@ use crate::config::PROCESS;
 use plimsoll_data::train::HostMemory;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Bytes};
-use plimsoll_plan::{PlanError, Program, Staging, Target};
+use plimsoll_plan::{Instr, PlanError, Program, Staging, Target};
 use plimsoll_runtime::hub::{Need, trainable};
 use plimsoll_runtime::machine::{available, parse_budget};
 use plimsoll_runtime::process::Process;
@@ -26,6 +26,7 @@ use plimsoll_runtime::session::{Batch, Losses, MicroStep, Site, TrainSession};
 use plimsoll_runtime::{Budget, Device, Level, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::time::Duration;
 use store::Store;
 use trained_model::TrainedModel;
 
@@ -228,18 +229,24 @@ impl Trainable for Engine {
     }
 
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError> {
-        let targets = self.taken.map_or(0, |taken| taken.targets);
-        let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
-        let (hyper, seed) = (&self.hyper[..], [word, self.micro_steps as i32]);
-        let step = MicroStep { keep, loss_scale, targets, hyper, seed };
-        self.micro_steps += 1;
-        let Losses { cross_entropy, z, balance, router_z, dropped, moved } =
-            self.session.micro_step(batch(&self.feed), step)?;
-        // There is no norm of all gradients: each gradient is consumed before the next is computed, so they never exist
-        // at the same time.
-        self.at_once = moved.map(|ok| Applied { norm: f64::NAN, ok });
-        let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
-        Ok(FoundCheckpoint { loss: cross_entropy, auxiliary, dropped })
+        self.step(keep, loss_scale, None)
+    }
+
+    fn timed_micro_step(&mut self) -> Result<Vec<(String, Duration)>, TrainError> {
+        let plan = self.session.micro_plan();
+        let named = |instr: &Instr| match *instr {
+            Instr::Launch(id) => {
+                let node = plan.graph.node(id);
+                let out = node.outputs.iter().flatten().next();
+                out.map_or(node.op.name().to_owned(), |&v| format!("{} {}", node.op.name(), plan.graph.spec(v)))
+            }
+            Instr::Load(_) => "load".to_owned(),
+            Instr::Copy { .. } => "copy".to_owned(),
+        };
+        let names: Vec<String> = plan.schedule.instrs.iter().map(named).collect();
+        let mut times = vec![Duration::ZERO; names.len()];
+        self.step(false, 1.0, Some(&mut times))?;
+        Ok(names.into_iter().zip(times).collect())
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError> {
@@ -330,6 +337,27 @@ impl Trainable for Engine {
 }
 
 impl Engine {
+    /// Runs the micro-batch taken last, and measures its instructions if `times` is given.
+    fn step(
+        &mut self,
+        keep: bool,
+        loss_scale: f32,
+        times: Option<&mut [Duration]>,
+    ) -> Result<FoundCheckpoint, TrainError> {
+        let targets = self.taken.map_or(0, |taken| taken.targets);
+        let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
+        let (hyper, seed) = (&self.hyper[..], [word, self.micro_steps as i32]);
+        let step = MicroStep { keep, loss_scale, targets, hyper, seed };
+        self.micro_steps += 1;
+        let Losses { cross_entropy, z, balance, router_z, dropped, moved } =
+            self.session.timed_micro_step(batch(&self.feed), step, times)?;
+        // There is no norm of all gradients: each gradient is consumed before the next is computed, so they never exist
+        // at the same time.
+        self.at_once = moved.map(|ok| Applied { norm: f64::NAN, ok });
+        let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
+        Ok(FoundCheckpoint { loss: cross_entropy, auxiliary, dropped })
+    }
+
     fn program(&self) -> &Program {
         self.session.program()
     }
