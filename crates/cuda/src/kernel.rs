@@ -18,24 +18,52 @@ pub enum File {
     Attention,
     /// `attention_f32.cu`
     AttentionF32,
+    /// `attention_grad.cu`
+    AttentionGrad,
+    /// `attention_grad_f32.cu`
+    AttentionGradF32,
     /// `attention_hopper.cu`: for compute capability 9.0 only.
     AttentionHopper,
     /// `attention_narrow.cu`
     AttentionNarrow,
     /// `attention_persistent.cu`: for compute capability 9.0 only.
     AttentionPersistent,
+    /// `batch_norm_train.cu`
+    BatchNormTrain,
+    /// `column_sums.cu`
+    ColumnSums,
+    /// `cross_entropy.cu`
+    CrossEntropy,
+    /// `dispatch.cu`
+    Dispatch,
     /// `elementwise.cu`
     Elementwise,
+    /// `elementwise_grad.cu`
+    ElementwiseGrad,
+    /// `grouped.cu`
+    Grouped,
     /// `matmul.cu`
     Matmul,
     /// `mma.cu`
     Mma,
     /// `norm.cu`
     Norm,
+    /// `norm_grad.cu`
+    NormGrad,
+    /// `optimizer.cu`
+    Optimizer,
     /// `quantize.cu`
     Quantize,
+    /// `route.cu`
+    Route,
     /// `sequence.cu`
     Sequence,
+    /// `sequence_grad.cu`
+    SequenceGrad,
+    /// `sums.cu`
+    Sums,
+    /// `transpose.cu`
+    Transpose,
     /// `wgmma.cu`: for compute capability 9.0 only.
     Wgmma,
     /// `wgmma_norm.cu`: for compute capability 9.0 only.
@@ -48,15 +76,29 @@ impl File {
         match self {
             Self::Attention => "attention.cu",
             Self::AttentionF32 => "attention_f32.cu",
+            Self::AttentionGrad => "attention_grad.cu",
+            Self::AttentionGradF32 => "attention_grad_f32.cu",
             Self::AttentionHopper => "attention_hopper.cu",
             Self::AttentionNarrow => "attention_narrow.cu",
             Self::AttentionPersistent => "attention_persistent.cu",
+            Self::BatchNormTrain => "batch_norm_train.cu",
+            Self::ColumnSums => "column_sums.cu",
+            Self::CrossEntropy => "cross_entropy.cu",
+            Self::Dispatch => "dispatch.cu",
             Self::Elementwise => "elementwise.cu",
+            Self::ElementwiseGrad => "elementwise_grad.cu",
+            Self::Grouped => "grouped.cu",
             Self::Matmul => "matmul.cu",
             Self::Mma => "mma.cu",
             Self::Norm => "norm.cu",
+            Self::NormGrad => "norm_grad.cu",
+            Self::Optimizer => "optimizer.cu",
             Self::Quantize => "quantize.cu",
+            Self::Route => "route.cu",
             Self::Sequence => "sequence.cu",
+            Self::SequenceGrad => "sequence_grad.cu",
+            Self::Sums => "sums.cu",
+            Self::Transpose => "transpose.cu",
             Self::Wgmma => "wgmma.cu",
             Self::WgmmaNorm => "wgmma_norm.cu",
         }
@@ -65,12 +107,30 @@ impl File {
     /// Source text, including the headers that the file needs.
     fn text(self) -> &'static str {
         match self {
-            Self::Attention => {
-                concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention.cu"))
-            }
-            Self::AttentionF32 => {
-                concat!(include_str!("kernels/attention.cuh"), include_str!("kernels/attention_f32.cu"))
-            }
+            Self::Attention => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/attention_mma.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
+                include_str!("kernels/attention.cu")
+            ),
+            Self::AttentionF32 => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
+                include_str!("kernels/attention_f32.cu")
+            ),
+            Self::AttentionGrad => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/attention_mma.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
+                include_str!("kernels/attention_grad.cuh"),
+                include_str!("kernels/attention_grad.cu")
+            ),
+            Self::AttentionGradF32 => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
+                include_str!("kernels/attention_grad.cuh"),
+                include_str!("kernels/attention_grad_f32.cu")
+            ),
             Self::AttentionHopper => concat!(
                 include_str!("kernels/attention.cuh"),
                 include_str!("kernels/warpgroup.cuh"),
@@ -89,18 +149,38 @@ impl File {
                 include_str!("kernels/attention_persistent_loads.cuh"),
                 include_str!("kernels/attention_persistent.cu")
             ),
-            Self::Elementwise => {
-                concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/elementwise.cu"))
-            }
+            Self::BatchNormTrain => include_str!("kernels/batch_norm_train.cu"),
+            Self::ColumnSums => include_str!("kernels/column_sums.cu"),
+            Self::CrossEntropy => include_str!("kernels/cross_entropy.cu"),
+            Self::Dispatch => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/dispatch.cu")),
+            Self::Elementwise => concat!(
+                include_str!("kernels/activation.cuh"),
+                include_str!("kernels/elementwise.cuh"),
+                include_str!("kernels/elementwise.cu")
+            ),
+            Self::ElementwiseGrad => concat!(
+                include_str!("kernels/activation_grad.cuh"),
+                include_str!("kernels/elementwise.cuh"),
+                include_str!("kernels/elementwise_grad.cu")
+            ),
+            Self::Grouped => include_str!("kernels/grouped.cu"),
             Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
             Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
             Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
+            Self::NormGrad => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm_grad.cu")),
+            Self::Optimizer => {
+                concat!(include_str!("kernels/elementwise.cuh"), include_str!("kernels/optimizer.cu"))
+            }
             Self::Quantize => concat!(
                 include_str!("kernels/rows.cuh"),
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/quantize.cu")
             ),
+            Self::Route => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/route.cu")),
             Self::Sequence => include_str!("kernels/sequence.cu"),
+            Self::SequenceGrad => include_str!("kernels/sequence_grad.cu"),
+            Self::Sums => include_str!("kernels/sums.cu"),
+            Self::Transpose => include_str!("kernels/transpose.cu"),
             Self::Wgmma => concat!(
                 include_str!("kernels/activation.cuh"),
                 include_str!("kernels/copies.cuh"),
@@ -125,7 +205,7 @@ pub(crate) const HOPPER: (u32, u32) = (9, 0);
 const COMMON: &str = include_str!("kernels/common.cuh");
 
 /// Largest number of compile-time constants of a kernel.
-const CONSTANTS: usize = 10;
+const CONSTANTS: usize = 12;
 
 /// A kernel: a `__global__` function of a file, compiled with constants (preprocessor macros). The first constant is
 /// always
@@ -161,13 +241,27 @@ impl Kernel {
             }
             File::Attention
             | File::AttentionF32
+            | File::AttentionGrad
+            | File::AttentionGradF32
             | File::AttentionNarrow
+            | File::BatchNormTrain
+            | File::ColumnSums
+            | File::CrossEntropy
+            | File::Dispatch
             | File::Elementwise
+            | File::ElementwiseGrad
+            | File::Grouped
             | File::Matmul
             | File::Mma
             | File::Norm
+            | File::NormGrad
+            | File::Optimizer
             | File::Quantize
-            | File::Sequence => capability >= if quantized { FP8 } else { (8, 0) },
+            | File::Route
+            | File::Sequence
+            | File::SequenceGrad
+            | File::Sums
+            | File::Transpose => capability >= if quantized { FP8 } else { (8, 0) },
         }
     }
 
@@ -263,7 +357,7 @@ impl Arg {
 }
 
 /// Largest number of arguments of a kernel.
-const ARGUMENTS: usize = 20;
+const ARGUMENTS: usize = 32;
 
 /// Launch attribute of programmatic dependent launch: the kernel may start before its predecessors have finished. Each
 /// of our kernels begins by waiting for them (`after_predecessors` in common.cuh), so only the launch latency between

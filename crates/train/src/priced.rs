@@ -5,14 +5,14 @@ use super::{Largest, plan_of};
 use crate::TrainError;
 use plimsoll_graph::{Bytes, Graph, Phase};
 use plimsoll_plan::{Optimizer, Rejected, Target, TrainingChoice};
-use plimsoll_runtime::{Observer, price};
+use plimsoll_runtime::{Device, Observer, price};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Resolves a target name or target file; `cpu` is this machine with the number of threads that the run would use.
 pub fn target(config: &TrainConfig, word: &str) -> Result<Target, TrainError> {
     match word {
-        "cpu" => config.run.target(),
+        "cpu" => config.run.target(Device::Cpu),
         _ => Ok(price::target(word)?),
     }
 }

@@ -8,6 +8,7 @@ use plimsoll_graph::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 use std::ops::Range;
+use std::time::Duration;
 
 /// A model with its training data, as seen by the training loop.
 pub trait Trainable {
@@ -23,6 +24,10 @@ pub trait Trainable {
     /// gradients of the current step; otherwise they replace them. They are gradients of `loss_scale` times the
     /// cross-entropy summed over targets.
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError>;
+
+    /// Runs a micro-step as [`Trainable::micro_step`] does, with a loss scale of 1, and returns the time of each of its
+    /// instructions, in their order, with the name of the op and the shape of its first output.
+    fn timed_micro_step(&mut self) -> Result<Vec<(String, Duration)>, TrainError>;
 
     /// Updates the weights with the accumulated gradients times `unscale`; skipped if a gradient is not finite.
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError>;
@@ -53,7 +58,14 @@ pub trait Trainable {
     /// Returns the plan as JSON, for run.json.
     fn plan(&self) -> Result<Value, TrainError>;
 
-    /// Returns the peak memory of the process in bytes: plans, memory reserved for the process, and data.
+    /// Returns the device that computes, with its name.
+    fn device(&self) -> String;
+
+    /// Returns the memory budget in bytes: of the process on the CPU, of the GPU's memory on a GPU.
+    fn budget(&self) -> Bytes;
+
+    /// Returns the peak memory in bytes that counts against the budget: plans and reserved memory, and on the CPU also
+    /// the data.
     fn peak(&self) -> Bytes;
 
     /// Returns the tensors of a checkpoint file in the order in which they are written. Model tensors have the names

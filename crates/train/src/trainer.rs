@@ -13,9 +13,8 @@ use super::trainable::{Applied, Auxiliary, FoundCheckpoint, Taken, Trainable};
 use crate::TrainError;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::EscapedPath;
-use plimsoll_graph::Bytes;
 use plimsoll_runtime::lock;
-use plimsoll_runtime::machine::{self, Tracker, parse_budget};
+use plimsoll_runtime::machine::{self, Tracker};
 use plimsoll_runtime::{Level, Observer, RuntimeError, Trained};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -159,8 +158,6 @@ fn train_from(
 ) -> Result<TrainReport, TrainError> {
     let output = &request.output;
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
-    // A percentage budget refers to the free memory, so it is resolved before the model is opened and takes some.
-    let line = parse_budget(&request.config.memory.budget, machine::available().free)?;
     // Values chosen for the completed steps must hold for the following steps too.
     let mut model = open(&request.config.with(&kept)?, observer)?;
     let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.choices()).collect();
@@ -190,7 +187,6 @@ fn train_from(
         clock: Clock::start(state.step, state.tokens),
         saved: Instant::now(),
         state,
-        line,
         loss: None,
     };
     for line in trainer.introduction(output) {
@@ -235,7 +231,6 @@ struct Trainer {
     /// When the newest checkpoint was written, or when the run began.
     saved: Instant,
     clock: Clock,
-    line: Bytes,
     /// Mean cross-entropy per target of the last step.
     loss: Option<f64>,
 }
@@ -310,11 +305,8 @@ impl Trainer {
             [first, rest @ ..] => format!("{} and {} more", EscapedPath(Path::new(first)), rest.len()),
             [] => "nothing".to_owned(),
         };
-        let device = match run.threads.0 {
-            Some(n) => format!("the CPU, {n} threads"),
-            None => "the CPU".to_owned(),
-        };
-        let (peak, line) = (self.model.peak(), self.line);
+        let device = self.model.device();
+        let (peak, budget) = (self.model.peak(), self.model.budget());
         let saves = match &run.save_every {
             Some(every) => format!("every {every} and at the end"),
             None => "at the end".to_owned(),
@@ -331,7 +323,7 @@ impl Trainer {
                 "on {files}, {} tokens a step in micro-steps of {micro}; computed by {device}",
                 batch.tokens
             ),
-            format!("plan: {peak} of the budget of {line} ({})", memory.budget),
+            format!("plan: {peak} of the budget of {budget} ({})", memory.budget),
             format!(
                 "writes to {}: metrics.jsonl, config.yaml, run.json, and a checkpoint {saves}",
                 EscapedPath(output)
@@ -422,7 +414,7 @@ impl Trainer {
             loss: self.loss.unwrap_or_default(),
             tokens_per_second: self.clock.rate(self.state.tokens),
             memory: machine::resident().0,
-            line: self.line,
+            line: self.model.budget(),
         });
         Ok(true)
     }
@@ -574,7 +566,8 @@ impl Trainer {
             "checkpoint": checkpoint.display().to_string(),
             "seconds": seconds,
             "tokens_per_second": tokens_per_second,
-            "budget_bytes": self.line.0,
+            "device": self.model.device(),
+            "budget_bytes": self.model.budget().0,
             "peak_bytes": self.model.peak().0,
             "plan": self.model.plan()?,
             "memory": stages,

@@ -1,14 +1,16 @@
 //! Flags of `plimsoll train`. Invariant: a flag that stands for a configuration key sets that key, so the file, --set
 //! and the flag are parsed by one schema.
 
+use super::card::Options;
+use super::device::DeviceName;
 use super::print;
 use super::voice::Voice;
 use crate::error::{CliError, usage};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use plimsoll_runtime::{EscapedPath, Level, Observer};
+use plimsoll_runtime::{Device, EscapedPath, Level, Observer};
 use plimsoll_train::config::schema::schema;
-use plimsoll_train::config::{Source, TrainConfig, translate};
+use plimsoll_train::config::{DeviceChoice, Source, TrainConfig, translate};
 use plimsoll_train::{self, Request, Resume, TrainReport};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -87,10 +89,11 @@ impl Train {
             return self.print(config);
         }
         let output = self.output.clone().unwrap_or_else(|| config.folder(path));
+        let device = device(&config)?;
         let request = Request { output, resume: self.resume(), config };
         let done = plimsoll_train::train_with(
             &request,
-            &mut |config, observer| plimsoll_train::open(config, observer),
+            &mut |config, observer| plimsoll_train::open(config, device.clone(), observer),
             &mut terminal,
         );
         terminal.finish();
@@ -150,6 +153,17 @@ impl Train {
         terminal.finish();
         self.print(translated.config)
     }
+}
+
+/// Opens the device of `run.device`.
+fn device(config: &TrainConfig) -> Result<Device, CliError> {
+    let name = match DeviceChoice::parse(&config.run.device) {
+        Some(DeviceChoice::Cpu) => DeviceName::Cpu,
+        Some(DeviceChoice::Cuda(ordinal)) => DeviceName::Cuda(vec![ordinal]),
+        // Other words were refused when the configuration was read.
+        Some(DeviceChoice::Auto) | None => DeviceName::Auto,
+    };
+    name.open_one(Options::default())
 }
 
 /// Parser of the names of trainers with supported configuration files.

@@ -196,19 +196,15 @@ fn training_as_text() {
     folder.run(&refused).assert_code(4).matches("plan_train_refused");
 }
 
-/// Training cannot be planned for GPUs, which have no training kernels; the error lists all missing kernels.
+/// Training is planned for a GPU on a machine without one.
 #[test]
-fn training_on_a_card_is_refused_by_its_ops() {
+fn training_is_planned_for_a_card() {
     let folder = Folder::new("plan_train_card");
     folder.write("run.yaml", TRAINED);
     for target in ["4090", "h200", "a100-80"] {
         let ran = folder.run(&["plan", "--train", "run.yaml", "--target", target]);
-        let said = ran.assert_code(1).stderr();
-        assert!(said.contains(&format!("target `{target}` has no kernel for ")), "{said}");
-        for op in ["`adamw` in f32", "`attention_grad` in f32", "`linear_cross_entropy` in f32"] {
-            assert!(said.contains(op), "{said}");
-        }
-        assert!(ran.stdout().is_empty(), "{}", ran.stdout());
+        let text = ran.assert_code(0).stdout();
+        assert!(text.contains(&format!(" on {target} (")) && text.contains("reserved: CUDA context"), "{text}");
     }
 }
 

@@ -6,6 +6,7 @@
 //!
 //! Candidates are timed on noise, since multiplying zeros draws less power and runs faster.
 
+use super::algorithms::Limits;
 use super::description::Description;
 use super::hopper::{TILES, Tile};
 use super::mma::MMA_TILES;
@@ -20,8 +21,7 @@ use cudarc::driver::sys as cu;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
 use std::collections::BTreeMap;
-use std::ffi::{c_float, c_int};
-use std::{mem, ptr};
+use std::ptr;
 
 /// The canonical summation order of a form on a GPU, determined by the form and the compute capability. The bias is
 /// added to the f32 sum, then GELU or the gate is applied, and the result is rounded. A residual is added to the
@@ -82,35 +82,12 @@ const MIN_OUTPUTS: u64 = 1 << 12;
 /// Kinds of operands that `order_probe` makes; the kind is the seed modulo this number.
 const MODES: usize = 4;
 
-/// Maximum number of algorithms requested from the library.
-const CANDIDATES: usize = 16;
 /// Runs before the timed runs.
 const WARM: usize = 3;
 /// Timed runs.
 const RUNS: usize = 10;
 /// Numbers of rows that an algorithm must support: all of them if pinned, otherwise those up to the step's rows.
 const ROWS: [u64; 14] = [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 4096, 16_384, 65_536];
-/// `cublasLtMatmulHeuristicResult_t`, except that `state` is an integer, since the library may return states that the
-/// bindings' enum lacks.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FoundAlgorithm {
-    algorithm: lt::cublasLtMatmulAlgo_t,
-    workspace: usize,
-    state: c_int,
-    waves: c_float,
-    reserved: [c_int; 4],
-}
-
-const _: () = assert!(size_of::<FoundAlgorithm>() == size_of::<lt::cublasLtMatmulHeuristicResult_t>());
-
-const NOTHING: FoundAlgorithm = FoundAlgorithm {
-    algorithm: lt::cublasLtMatmulAlgo_t { data: [0; 8] },
-    workspace: 0,
-    state: 0,
-    waves: 0.0,
-    reserved: [0; 4],
-};
 
 /// Timing and comparison of the candidates of one matmul, on the operands of a full step, which are overwritten.
 pub(super) struct Trial<'a> {
@@ -338,23 +315,17 @@ impl Trial<'_> {
     fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t, most: u64) -> bool {
         use lt::cublasLtMatmulAlgoConfigAttributes_t as A;
         // Split counts of 0 and 1 both mean a single sum; the reduction scheme must be 0, none.
-        let whole = config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM)
-            .is_some_and(|n| n <= 1)
-            && config(self.description, algorithm, A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0);
+        let config = |which| self.description.descriptors.config(algorithm, which);
+        let whole = config(A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM).is_some_and(|n| n <= 1)
+            && config(A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0);
         let mut rows = ROWS.into_iter().filter(|&rows| rows <= most).chain([self.operands.rows]);
         whole && rows.all(|rows| self.runs(algorithm, rows))
     }
 
     fn runs(&self, algorithm: &lt::cublasLtMatmulAlgo_t, rows: u64) -> bool {
-        let Description { handle, operation, w, x, y, .. } = self.description;
-        let mut found = NOTHING;
-        let operands = Operands { rows, ..self.operands };
-        // SAFETY: the descriptors are alive; the result is written to a local of its size.
-        let code = self.description.set_launch(&operands).is_ok().then(|| unsafe {
-            let found = ptr::from_mut(&mut found).cast();
-            (handle.api.cublasLtMatmulAlgoCheck)(handle.raw, *operation, *w, *x, *y, *y, algorithm, found)
-        });
-        code == Some(0) && found.workspace as u64 <= self.operands.workspace.1
+        let set = self.description.set_launch(&Operands { rows, ..self.operands });
+        let needed = || self.description.descriptors.workspace_of(algorithm);
+        set.is_ok() && needed().is_some_and(|bytes| bytes <= self.operands.workspace.1)
     }
 
     /// Returns the algorithms that the library offers for this step and that may be admitted, in the library's order.
@@ -372,23 +343,17 @@ impl Trial<'_> {
         workspace: u64,
         most: u64,
     ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
-        let Description { handle, operation, w, x, y, .. } = self.description;
         self.description.set_launch(&Operands { rows, ..self.operands })?;
-        let preference = Preference::new(self.description, self.form, workspace)?;
-        let (mut found, mut count) = ([NOTHING; CANDIDATES], 0);
-        // SAFETY: the descriptors are alive; at most `CANDIDATES` results are written.
-        let code = unsafe {
-            let (to, most) = (found.as_mut_ptr().cast(), CANDIDATES as c_int);
-            let ask = handle.api.cublasLtMatmulAlgoGetHeuristic;
-            ask(handle.raw, *operation, *w, *x, *y, *y, preference.raw, most, to, &mut count)
+        let implementations = match self.form.dtype {
+            DType::F32 if self.form.tf32 => !0,
+            // All implementations but those on tensor cores (cublasLt.h: bits 1 to 7), which would round f32 operands.
+            DType::F32 => !0xfe_u64,
+            DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => !0,
         };
-        match handle.check("cublasLtMatmulAlgoGetHeuristic", code) {
-            // No algorithm: odd sizes or strides of 16-bit elements.
-            Err(CudaError::Call { code: NOT_SUPPORTED | INVALID_VALUE, .. }) => return Ok(vec![]),
-            other => other?,
-        }
-        let offered = found.into_iter().take(count as usize).filter(|found| found.state == 0);
-        Ok(offered.map(|found| found.algorithm).filter(|found| self.admits_algorithm(found, most)).collect())
+        // No reduction scheme: sums must not be split along k.
+        let limits = Limits { workspace, reductions: 0, implementations, alignment: 256 };
+        let proposed = self.description.descriptors.proposed(&limits)?;
+        Ok(proposed.into_iter().filter(|found| self.admits_algorithm(found, most)).collect())
     }
 
     fn run(&self, candidate: &Choice, operands: &Operands) -> Result<(), CudaError> {
@@ -585,74 +550,6 @@ impl Trial<'_> {
 
 /// (address, number of elements, element type).
 type Extent = (u64, u64, DType);
-
-/// `CUBLAS_STATUS_INVALID_VALUE`, returned for a form without an algorithm.
-const INVALID_VALUE: c_int = 7;
-/// `CUBLAS_STATUS_NOT_SUPPORTED`, returned for a form without an algorithm.
-const NOT_SUPPORTED: c_int = 15;
-
-/// Reads a 32-bit attribute of an algorithm's configuration.
-fn config(
-    description: &Description,
-    algorithm: &lt::cublasLtMatmulAlgo_t,
-    which: lt::cublasLtMatmulAlgoConfigAttributes_t,
-) -> Option<u32> {
-    let (mut value, mut written) = (0u32, 0);
-    // SAFETY: at most four bytes are written to a local of four bytes.
-    let code = unsafe {
-        let (to, get) =
-            (ptr::from_mut(&mut value).cast(), description.handle.api.cublasLtMatmulAlgoConfigGetAttribute);
-        get(algorithm, which, to, mem::size_of::<u32>(), &mut written)
-    };
-    (code == 0).then_some(value)
-}
-
-/// Preferences for cuBLASLt's heuristic.
-struct Preference<'a> {
-    description: &'a Description,
-    raw: lt::cublasLtMatmulPreference_t,
-}
-
-impl<'a> Preference<'a> {
-    fn new(description: &'a Description, form: GemmForm, workspace: u64) -> Result<Self, CudaError> {
-        use lt::cublasLtMatmulPreferenceAttributes_t as A;
-        let mut made = Self { description, raw: ptr::null_mut() };
-        // SAFETY: the pointer is to a field of a local.
-        let code = unsafe { (description.handle.api.cublasLtMatmulPreferenceCreate)(&mut made.raw) };
-        description.handle.check("cublasLtMatmulPreferenceCreate", code)?;
-        made.set(A::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace)?;
-        // No reduction scheme: sums must not be split along k.
-        made.set(A::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &0u32)?;
-        let implementations = match form.dtype {
-            DType::F32 if form.tf32 => !0,
-            // All implementations but those on tensor cores (cublasLt.h: bits 1 to 7), which would round f32 operands.
-            DType::F32 => !0xfe_u64,
-            DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => !0,
-        };
-        made.set(A::CUBLASLT_MATMUL_PREF_IMPL_MASK, &implementations)?;
-        Ok(made)
-    }
-
-    fn set<T: Copy>(
-        &self,
-        which: lt::cublasLtMatmulPreferenceAttributes_t,
-        value: &T,
-    ) -> Result<(), CudaError> {
-        let (handle, value, size) = (&self.description.handle, ptr::from_ref(value).cast(), size_of::<T>());
-        // SAFETY: the value has the size passed; the library rejects a size that is not the attribute's.
-        let code = unsafe { (handle.api.cublasLtMatmulPreferenceSetAttribute)(self.raw, which, value, size) };
-        handle.check("cublasLtMatmulPreferenceSetAttribute", code)
-    }
-}
-
-impl Drop for Preference<'_> {
-    fn drop(&mut self) {
-        if !self.raw.is_null() {
-            // SAFETY: the preference is owned; a failure is ignored.
-            unsafe { (self.description.handle.api.cublasLtMatmulPreferenceDestroy)(self.raw) };
-        }
-    }
-}
 
 /// A timing event.
 struct TimingEvent {

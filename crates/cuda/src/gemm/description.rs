@@ -77,34 +77,29 @@ impl Drop for Handle {
 const FAST_TERMS: u64 = 4096;
 
 /// `CUBLAS_OP_T` of cublas_api.h.
-const TRANSPOSED: i32 = 1;
+pub(super) const TRANSPOSED: i32 = 1;
 
-/// Descriptors of a matmul; those not created yet are null.
-pub(super) struct Description {
+/// A column-major matrix as stored: (element type, rows, columns); rows are also its leading dimension.
+pub(super) type Stored = (DType, u64, u64);
+
+/// cuBLASLt descriptors of a matmul `d = a b + beta c`: the operation, and the layouts of a, of b, and of c and d, which
+/// have one. Descriptors not created yet are null.
+pub(super) struct Descriptors {
     pub(super) handle: Arc<Handle>,
-    form: GemmForm,
     pub(super) operation: lt::cublasLtMatmulDesc_t,
-    pub(super) w: lt::cublasLtMatrixLayout_t,
-    pub(super) x: lt::cublasLtMatrixLayout_t,
-    /// Layout of y and of the residual.
-    pub(super) y: lt::cublasLtMatrixLayout_t,
+    pub(super) layouts: [lt::cublasLtMatrixLayout_t; 3],
 }
 
 // SAFETY: the descriptors are host memory owned by `self`, and are changed only by the thread that has `self`.
-unsafe impl Send for Description {}
+unsafe impl Send for Descriptors {}
 
-impl Description {
-    /// Creates descriptors for one row, without addresses of bias and scales.
-    pub(super) fn new(handle: Arc<Handle>, form: GemmForm) -> Result<Self, CudaError> {
-        use lt::cublasLtEpilogue_t as E;
-        use lt::cublasLtMatmulDescAttributes_t as A;
-        let (GemmForm { n, k, bias, .. }, api) = (form, handle.api);
-        let (given, out) = (element(form.dtype), element(form.out()));
-        let (operation, w, x, y) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
-        let mut made = Self { handle, form, operation, w, x, y };
-        // 16-bit operands are summed in f32. Rounding f32 to TF32 is a compute type of its own, so f32 is never
-        // rounded silently.
-        let compute = match form.tf32 {
+impl Descriptors {
+    /// Creates descriptors of untransposed matrices a, b and d with f32 sums. 16-bit operands are summed in f32. Rounding
+    /// f32 to TF32 is a compute type of its own, so f32 is never rounded silently.
+    pub(super) fn new(handle: Arc<Handle>, tf32: bool, matrices: [Stored; 3]) -> Result<Self, CudaError> {
+        let api = handle.api;
+        let mut made = Self { handle, operation: ptr::null_mut(), layouts: [ptr::null_mut(); 3] };
+        let compute = match tf32 {
             true => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
@@ -113,26 +108,20 @@ impl Description {
         unsafe {
             let code = (api.cublasLtMatmulDescCreate)(&mut made.operation, compute, scale);
             made.handle.check("cublasLtMatmulDescCreate", code)?;
-            for (layout, element, rows, columns) in
-                [(&mut made.w, given, k, n), (&mut made.x, given, k, 1), (&mut made.y, out, n, 1)]
-            {
-                let code = (api.cublasLtMatrixLayoutCreate)(layout, element, rows, columns, rows as i64);
+            for (layout, (dtype, rows, columns)) in made.layouts.iter_mut().zip(matrices) {
+                let code = (api.cublasLtMatrixLayoutCreate)(layout, element(dtype), rows, columns, rows as i64);
                 made.handle.check("cublasLtMatrixLayoutCreate", code)?;
             }
-        }
-        made.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
-        let epilogue = if bias { E::CUBLASLT_EPILOGUE_BIAS } else { E::CUBLASLT_EPILOGUE_DEFAULT };
-        made.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &(epilogue as u32))?;
-        if form.scaled() {
-            let outer = lt::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as u32;
-            made.set(A::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &outer)?;
-            made.set(A::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &outer)?;
-            made.set(A::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(k <= FAST_TERMS))?;
         }
         Ok(made)
     }
 
-    fn set<T: Copy>(&self, attribute: lt::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CudaError> {
+    /// Sets an attribute of the operation.
+    pub(super) fn set<T: Copy>(
+        &self,
+        attribute: lt::cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> Result<(), CudaError> {
         let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
         // SAFETY: the value has the size passed; the library rejects a size that is not the attribute's.
         let code =
@@ -140,25 +129,109 @@ impl Description {
         self.handle.check("cublasLtMatmulDescSetAttribute", code)
     }
 
+    /// Sets the number of columns of the stored matrices of these indices in `layouts`.
+    pub(super) fn set_columns(&self, of: [usize; 2], columns: u64) -> Result<(), CudaError> {
+        let attribute = lt::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS;
+        let (api, value) = (self.handle.api, ptr::from_ref(&columns).cast());
+        for layout in of.map(|i| self.layouts[i]) {
+            // SAFETY: the attribute is a u64, and `columns` outlives the call.
+            let code =
+                unsafe { (api.cublasLtMatrixLayoutSetAttribute)(layout, attribute, value, size_of::<u64>()) };
+            self.handle.check("cublasLtMatrixLayoutSetAttribute", code)?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues `d = a b + beta c` in the stream; [a, b, c, d] are device addresses, and c may be d. c is not read if
+    /// beta is zero.
+    pub(super) fn enqueue(
+        &self,
+        algorithm: &lt::cublasLtMatmulAlgo_t,
+        [a, b, c, d]: [u64; 4],
+        beta: f32,
+        (scratch, bytes): (u64, u64),
+        stream: cu::CUstream,
+    ) -> Result<(), CudaError> {
+        let [of_a, of_b, of_d] = self.layouts;
+        let card = |address: u64| address as *const c_void;
+        let host = |number: &f32| ptr::from_ref(number).cast::<c_void>();
+        // SAFETY: the addresses are device memory of the sizes in the layouts; everything else is owned and outlives
+        // the call.
+        let code = unsafe {
+            (self.handle.api.cublasLtMatmul)(
+                self.handle.raw,
+                self.operation,
+                host(&1.0),
+                card(a),
+                of_a,
+                card(b),
+                of_b,
+                host(&beta),
+                card(c),
+                of_d,
+                card(d).cast_mut(),
+                of_d,
+                algorithm,
+                card(scratch).cast_mut(),
+                bytes as usize,
+                stream,
+            )
+        };
+        self.handle.check("cublasLtMatmul", code)
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        let api = self.handle.api;
+        for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
+            // SAFETY: the layout is owned; a failure is ignored.
+            unsafe { (api.cublasLtMatrixLayoutDestroy)(layout) };
+        }
+        if !self.operation.is_null() {
+            // SAFETY: as above.
+            unsafe { (api.cublasLtMatmulDescDestroy)(self.operation) };
+        }
+    }
+}
+
+/// Descriptors of the matmul of a form: a is W, b is x, and d is y; c is the residual.
+pub(super) struct Description {
+    pub(super) descriptors: Descriptors,
+    form: GemmForm,
+}
+
+impl Description {
+    /// Creates descriptors for one row, without addresses of bias and scales.
+    pub(super) fn new(handle: Arc<Handle>, form: GemmForm) -> Result<Self, CudaError> {
+        use lt::cublasLtEpilogue_t as E;
+        use lt::cublasLtMatmulDescAttributes_t as A;
+        let GemmForm { n, k, bias, dtype, tf32, .. } = form;
+        let descriptors = Descriptors::new(handle, tf32, [(dtype, k, n), (dtype, k, 1), (form.out(), n, 1)])?;
+        descriptors.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        let epilogue = if bias { E::CUBLASLT_EPILOGUE_BIAS } else { E::CUBLASLT_EPILOGUE_DEFAULT };
+        descriptors.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &(epilogue as u32))?;
+        if form.scaled() {
+            let outer = lt::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as u32;
+            descriptors.set(A::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &outer)?;
+            descriptors.set(A::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &outer)?;
+            descriptors.set(A::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(k <= FAST_TERMS))?;
+        }
+        Ok(Self { descriptors, form })
+    }
+
     /// Sets the number of rows and the addresses that differ between launches. The bias has the element type of y,
     /// which is the library's default.
     pub(super) fn set_launch(&self, operands: &Operands) -> Result<(), CudaError> {
         use lt::cublasLtMatmulDescAttributes_t as A;
         let &Operands { scales, bias, rows, .. } = operands;
-        let columns = lt::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS;
-        let (api, value) = (self.handle.api, ptr::from_ref(&rows).cast());
-        for layout in [self.x, self.y] {
-            // SAFETY: the attribute is a u64, and `rows` outlives the call.
-            let code =
-                unsafe { (api.cublasLtMatrixLayoutSetAttribute)(layout, columns, value, size_of::<u64>()) };
-            self.handle.check("cublasLtMatrixLayoutSetAttribute", code)?;
-        }
+        self.descriptors.set_columns([1, 2], rows)?;
         if self.form.scaled() {
-            self.set(A::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scales.1)?;
-            self.set(A::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scales.0)?;
+            self.descriptors.set(A::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scales.1)?;
+            self.descriptors.set(A::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scales.0)?;
         }
         match self.form.bias {
-            true => self.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias),
+            true => self.descriptors.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias),
             false => Ok(()),
         }
     }
@@ -170,49 +243,10 @@ impl Description {
         operands: &Operands,
         stream: cu::CUstream,
     ) -> Result<(), CudaError> {
-        let &Operands { x, w, residual, y, workspace: (scratch, bytes), .. } = operands;
+        let &Operands { x, w, residual, y, workspace, .. } = operands;
         self.set_launch(operands)?;
-        // y = 1 * W x + beta * c. c may be y itself; it is not read if beta is zero.
-        let (one, beta, c) = if self.form.residual() { (1f32, 1f32, residual) } else { (1.0, 0.0, y) };
-        let card = |address: u64| address as *const c_void;
-        let host = |number: &f32| ptr::from_ref(number).cast::<c_void>();
-        // SAFETY: the addresses are device memory of the sizes in the layouts; everything else is owned and outlives
-        // the call.
-        let code = unsafe {
-            (self.handle.api.cublasLtMatmul)(
-                self.handle.raw,
-                self.operation,
-                host(&one),
-                card(w),
-                self.w,
-                card(x),
-                self.x,
-                host(&beta),
-                card(c),
-                self.y,
-                card(y).cast_mut(),
-                self.y,
-                algorithm,
-                card(scratch).cast_mut(),
-                bytes as usize,
-                stream,
-            )
-        };
-        self.handle.check("cublasLtMatmul", code)
-    }
-}
-
-impl Drop for Description {
-    fn drop(&mut self) {
-        let api = self.handle.api;
-        for layout in [self.w, self.x, self.y].into_iter().filter(|layout| !layout.is_null()) {
-            // SAFETY: the layout is owned; a failure is ignored.
-            unsafe { (api.cublasLtMatrixLayoutDestroy)(layout) };
-        }
-        if !self.operation.is_null() {
-            // SAFETY: as above.
-            unsafe { (api.cublasLtMatmulDescDestroy)(self.operation) };
-        }
+        let (beta, c) = if self.form.residual() { (1.0, residual) } else { (0.0, y) };
+        self.descriptors.enqueue(algorithm, [w, x, c, y], beta, workspace, stream)
     }
 }
 

@@ -79,13 +79,50 @@ impl MmaTile {
         form: GemmForm,
         operands: &Operands,
     ) -> Result<(), CudaError> {
+        self.launch(context, kernels, &self.kernel(form), form, operands)
+    }
+
+    /// Returns the kernel that writes f32, whatever the element type of x and w, and adds a residual in f32.
+    pub(super) fn wide_kernel(&self, form: GemmForm) -> Kernel {
+        self.kernel(form).with("WIDE", 1)
+    }
+
+    /// As [`Self::prepare`], with a result in f32.
+    pub(super) fn prepare_wide(
+        &self,
+        context: &Context,
+        kernels: &mut Kernels,
+        form: GemmForm,
+    ) -> Result<(), CudaError> {
+        kernels.prepare(context, &self.wide_kernel(form), self.shared())
+    }
+
+    /// As [`Self::run`], with a result in f32.
+    pub(super) fn run_wide(
+        &self,
+        context: &Context,
+        kernels: &Kernels,
+        form: GemmForm,
+        operands: &Operands,
+    ) -> Result<(), CudaError> {
+        self.launch(context, kernels, &self.wide_kernel(form), form, operands)
+    }
+
+    fn launch(
+        &self,
+        context: &Context,
+        kernels: &Kernels,
+        kernel: &Kernel,
+        form: GemmForm,
+        operands: &Operands,
+    ) -> Result<(), CudaError> {
         let &Operands { x, w, bias, residual, y, rows, .. } = operands;
         let columns = u64::from(if form.gate() { self.columns / 2 } else { self.columns });
         let blocks = rows.div_ceil(u64::from(self.rows)) * form.n.div_ceil(columns);
         let [x, w, bias, residual, y] = [x, w, bias, residual, y].map(Arg::pointer);
         let args = [x, w, bias, residual, y, Arg::int(rows), Arg::int(form.n), Arg::int(form.k)];
         let shape = Shape { shared: self.shared(), ..Shape::of(blocks, 32 * self.warps.0 * self.warps.1) };
-        kernels.call_with(context, &self.kernel(form), || form.to_string(), shape, &[], &args)
+        kernels.call_with(context, kernel, || form.to_string(), shape, &[], &args)
     }
 }
 

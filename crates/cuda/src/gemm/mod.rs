@@ -3,8 +3,10 @@
 //! determined by the GPU model, the element type and the form; the number of rows, timing and the cache only choose
 //! among kernels that give the same bits (`choose.rs`).
 
+mod algorithms;
 mod choose;
 mod description;
+mod grad;
 mod hopper;
 mod mma;
 mod normed;
@@ -18,6 +20,7 @@ use crate::{CudaError, Libraries};
 use choose::Trial;
 use cudarc::cublaslt::sys as lt;
 use description::{Description, Handle};
+use grad::Pinned;
 use hopper::Tile;
 use mma::MmaTile;
 use normed::Normed;
@@ -30,6 +33,7 @@ use table::Table;
 
 pub use choose::Candidate;
 pub(crate) use choose::ORDERS;
+pub(crate) use grad::{MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
 pub(crate) use normed::WIDEST;
 
 /// The shape and kind of a matmul: everything but its number of rows.
@@ -175,6 +179,7 @@ pub(crate) struct Gemm {
     table: Table,
     choosing: Choosing,
     matmuls: HashMap<GemmForm, (Description, Choice)>,
+    products: HashMap<ProductForm, Pinned>,
     candidates: Vec<Candidate>,
 }
 
@@ -183,7 +188,8 @@ impl Gemm {
     pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
         let table = Table::of(&context.card, handle.version());
-        Ok(Self { handle: Arc::new(handle), table, choosing, matmuls: HashMap::new(), candidates: vec![] })
+        let (matmuls, products) = (HashMap::new(), HashMap::new());
+        Ok(Self { handle: Arc::new(handle), table, choosing, matmuls, products, candidates: vec![] })
     }
 
     /// Chooses and compiles the kernel of a form, unless that was done before. Overwrites the operands.
@@ -394,7 +400,8 @@ pub(crate) fn every_kernel() -> Vec<Kernel> {
         .iter()
         .flat_map(|form| ["matmul", "noise", "order_probe", "digest"].map(|entry| form.kernel(entry)))
         .chain(gates);
-    matmul.chain(mma::every_kernel()).chain(hopper::every_kernel()).chain(normed::every_kernel()).collect()
+    let matmul = matmul.chain(mma::every_kernel()).chain(grad::every_kernel());
+    matmul.chain(hopper::every_kernel()).chain(normed::every_kernel()).collect()
 }
 
 #[cfg(test)]

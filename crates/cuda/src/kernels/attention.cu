@@ -26,12 +26,10 @@
 // sequences are written.
 //
 // Constants: HEAD_DIM (d, of any size), ROTARY (then d is even), TABLE (element type of cos and sin), ALIBI,
-// CAUSAL, and the variant, from which the host computes the size of shared memory: WARPS, MT, TILE keys of a
+// CAUSAL, for a sliding window or a block-sparse mask also MASK (attention_mask.cuh; CAUSAL is 1), and the variant, from which the host computes the size of shared memory: WARPS, MT, TILE keys of a
 // stage, STAGES.
 
 #define STEP 32                        // keys between two updates of the running maximum
-#define DP ((HEAD_DIM + 15) / 16 * 16) // d, padded to the depth of an mma
-#define LD (DP + 8)
 #define ROWS (WARPS * MT * 16)
 #define THREADS (WARPS * 32)
 #ifndef BLOCKS
@@ -39,37 +37,6 @@
 #define BLOCKS (DP < 64 || (DP == 64 && !ALIBI && __CUDA_ARCH__ >= 900) ? 12 / WARPS : WARPS < 8 ? 8 / WARPS : 1)
 #endif
 static_assert(TILE % STEP == 0 && STAGES >= 2, "a tile is whole steps");
-#define LOG2E 1.4426950408889634f
-
-// Elements per copy: the largest power of two, at most 8 (16 bytes), that divides n. Addresses are multiples of
-// d elements, so that CHUNK elements are always aligned, and so are PAIR elements of each half of a head.
-#define DIVIDES(n) ((n) % 8 == 0 ? 8 : (n) % 4 == 0 ? 4 : (n) % 2 == 0 ? 2 : 1)
-#define CHUNK DIVIDES(HEAD_DIM)
-#define HALF (HEAD_DIM / 2)
-#define PAIR DIVIDES(HALF)
-
-// threadIdx.x. The asm is volatile so that the compiler computes addresses anew at each use instead of holding
-// them in registers throughout the loop over the tiles.
-__device__ __forceinline__ int thread_now() { int r; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r)); return r; }
-template <int N> struct __align__(N * 2) Vector { u16 x[N]; };
-
-__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-
-// Copies N adjacent elements to shared memory asynchronously; stores zeros unless `valid` (the address must be
-// valid all the same). cp.async copies at least 4 bytes, so that one element is copied synchronously.
-template <int N> __device__ __forceinline__ void copy(u16 *to, const u16 *from, bool valid) {
-  if constexpr (N == 8) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0));
-  } else if constexpr (N > 1) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(N * 2),
-                 "r"(valid ? N * 2 : 0));
-  } else {
-    *to = valid ? *from : (u16)0;
-  }
-}
-
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // Copies N rows of one head to shared memory, zeros for rows from `rows` on. (N, d) -> (N, LD)
 template <int N> __device__ __forceinline__ void fetch(u16 *to, const u16 *from, long long stride, int rows) {
@@ -138,30 +105,6 @@ __device__ __forceinline__ void rotate(u16 *x, const Angle *cosines, const Angle
 #endif
 }
 
-__device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-
-__device__ __forceinline__ void ldmatrix_transposed(u32 (&r)[4], u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-
-// c += a b: (16, 16) (16, 8) -> (16, 8)
-__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if TYPE == 1
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-#else
-#define MMA "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-#endif
-  asm(MMA " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-
 // State of a warp's MT * 16 queries. A thread has rows lane / 4 and lane / 4 + 8 of each 16 (accumulator layout
 // of mma).
 struct Rows {
@@ -169,20 +112,10 @@ struct Rows {
   float o[MT][DP / 8][4]; // sums of exp2(score - row_max) v
   float row_max[MT][2];       // reference maximum, in units of log2: at most 8 below the row's true maximum so far
   float sum[MT][2];       // of the weights of this thread's keys; the four threads of a row are added at the end
+#if MASK >= 2
+  Pairs pairs[MT][2];
+#endif
 };
-
-// Byte offset of the row that this lane addresses for ldmatrix.x4. `by_row`: 16 rows x 16 columns as operand a
-// (queries), or transposed as operand b (values). `by_key`: 16 keys x 16 columns as b of two mma (keys 0 .. 8
-// and 8 .. 16): the matrices come in the order that makes b[0], b[1] the first mma's operand and b[2], b[3] the
-// second's.
-__device__ __forceinline__ int by_row() {
-  int lane = thread_now() % 32;
-  return (lane % 16 * LD + lane / 16 * 8) * 2;
-}
-__device__ __forceinline__ int by_key() {
-  int lane = thread_now() % 32;
-  return ((lane / 16 * 8 + lane % 8) * LD + lane / 8 % 2 * 8) * 2;
-}
 
 // s = q k^T of the warp's rows and the next STEP keys. (MT * 16, d) (STEP, d) -> (MT * 16, STEP)
 // MASKED skips blocks of 16 keys behind the last key; their scores stay zero here and `softmax` masks them.
@@ -264,7 +197,11 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
 #if ALIBI
           x = fmaf(x, factor, __fmul_rn(fabsf((float)(i - key) - (float)j), -slope));
 #endif
+#if MASK >= 2
+          if (MASKED && !rows.pairs[m][h].admits(key + j)) x = -INFINITY;
+#else
           if (MASKED && (j >= left || (CAUSAL && key + j > i))) x = -INFINITY;
+#endif
           maximum = fmaxf(maximum, x);
         }
       }
@@ -304,6 +241,10 @@ __device__ __forceinline__ void softmax(float (&s)[MT][STEP / 8][4], Rows &rows,
       for (int e = 0; e < 4; e++) {
         float &x = s[m][n][e];
         float row_max = rows.row_max[m][e / 2];
+#if MASK >= 2
+        // A row may see no key of its first steps; -inf - -inf would be NaN.
+        if (MASKED && row_max == -INFINITY) row_max = 0.0f;
+#endif
 #if ALIBI
         x = exp2_fast(x - row_max);
 #else
@@ -363,7 +304,11 @@ __device__ __forceinline__ void step(Rows &rows, u32 k, u32 v, int row, int key,
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
-          int group, float scale, u32 *status) {
+          int group, float scale, u32 *status
+#if MASK >= 2
+          , int span, int local, int global
+#endif
+) {
   after_predecessors();
   extern __shared__ __align__(16) u16 memory[]; // q, later o: (ROWS, LD); STAGES times k and v: (TILE, LD) each
   __shared__ float shared_slope;
@@ -384,15 +329,24 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   u16 *stages = memory + ROWS * LD;
   q += (long long)(block.start + block.first) * q_stride + head * HEAD_DIM;
   int keys = CAUSAL ? min(length, block.first + ROWS) : length;
+#if MASK >= 2
+  Extent mask = {span, local, global};
+  Tiles list = tiles_of<false, ROWS, TILE>(block.first, length, mask);
+  int tiles = list.count;
+#define TILE_AT(i) list[i]
+#else
   int tiles = (keys + TILE - 1) / TILE;
+#define TILE_AT(i) (i)
+#endif
   // Starts the copies of k and v of a tile. A group is committed even behind the last tile, so that waiting for
   // all groups but STAGES - 2 always means that the current tile has arrived.
   auto start_copies = [&](int tile) {
     if (tile < tiles) {
       u16 *to = stages + tile % STAGES * 2 * TILE * LD;
-      long long at = (long long)(block.start + tile * TILE) * kv_stride + head / group * HEAD_DIM;
-      fetch_pairs<TILE>(to, k + at, kv_stride, length - tile * TILE);
-      fetch<TILE>(to + TILE * LD, v + at, kv_stride, length - tile * TILE);
+      int first_key = TILE_AT(tile) * TILE;
+      long long at = (long long)(block.start + first_key) * kv_stride + head / group * HEAD_DIM;
+      fetch_pairs<TILE>(to, k + at, kv_stride, length - first_key);
+      fetch<TILE>(to + TILE * LD, v + at, kv_stride, length - first_key);
     }
     commit();
   };
@@ -415,13 +369,26 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     for (int n = 0; n < DP / 8; n++) rows.o[m][n][0] = rows.o[m][n][1] = rows.o[m][n][2] = rows.o[m][n][3] = 0.0f;
     rows.row_max[m][0] = rows.row_max[m][1] = -INFINITY;
     rows.sum[m][0] = rows.sum[m][1] = 0.0f;
+#if MASK >= 2
+#pragma unroll
+    for (int h = 0; h < 2; h++) rows.pairs[m][h] = pairs_of<false>(first + m * 16 + h * 8 + lane / 4, length, mask);
+#endif
   }
+#if MASK >= 2
+  Pairs of_first = pairs_of<false>(first, length, mask), of_last = pairs_of<false>(min(first + MT * 16, length) - 1, length, mask);
+#endif
+#if MASK >= 2
+#define WHOLE(key) (key >= of_last.low)
+#else
+#define WHOLE(key) true
+#endif
   float factor = __fmul_rn(scale, LOG2E), slope = ALIBI ? __fmul_rn(shared_slope, LOG2E) : 0.0f;
 
   for (int tile = 0; tile < tiles; tile++) {
     u16 *stage = stages + tile % STAGES * 2 * TILE * LD;
     wait<STAGES - 2>();
-    rotate<TILE>(stage, cosines, sines, tile * TILE, length - tile * TILE);
+    int first_key = TILE_AT(tile) * TILE;
+    rotate<TILE>(stage, cosines, sines, first_key, length - first_key);
     // All warps see this tile, and none reads the previous tile any longer, whose buffer the next copies overwrite.
     __syncthreads();
     start_copies(tile + STAGES - 1);
@@ -429,12 +396,15 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     int mine_keys = CAUSAL ? min(keys, first + MT * 16) : keys;
 #pragma unroll 1
     for (int at = 0; at < TILE; at += STEP) {
-      int key = tile * TILE + at;
+      int key = first_key + at;
       if (key >= mine_keys) break;
+#if MASK >= 2
+      if (key + STEP <= of_first.low && key >= of_last.far) continue; // no row of the warp sees these keys
+#endif
       // Computed anew in every step: held over the loop, the addresses would make registers spill.
       int lane = thread_now() % 32;
       u32 k_at = shared_address(stage + at * LD) + by_key(), v_at = shared_address(stage + (TILE + at) * LD) + by_row();
-      if (mine_keys - key >= STEP && (!CAUSAL || key + STEP <= first + 1))
+      if (mine_keys - key >= STEP && (!CAUSAL || key + STEP <= first + 1) && WHOLE(key))
         step<false>(rows, k_at, v_at, first + lane / 4, key + lane % 4 * 2, STEP, factor, slope);
       else
         step<true>(rows, k_at, v_at, first + lane / 4, key + lane % 4 * 2, mine_keys - key, factor, slope);

@@ -9,7 +9,8 @@
 // (ROWS, TILE + 4). A tile's keys, then its values, are copied by ordinary loads and stores: a __syncthreads after each
 // copy makes it visible to all threads, and one before the buffer is written again waits for its last reads.
 //
-// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL. A block of 16 x 16
+// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL, and for a sliding window or a
+// block-sparse mask MASK (attention_mask.cuh; CAUSAL is 1). A block of 16 x 16
 // threads computes ROWS queries of one head of one sequence; thread (y, x) has queries y + 16 i, keys x + 16 j
 // of a tile and columns x + 16 j of o. Rows in shared memory are LD words apart, an odd number of 16-byte
 // words, so that float4 reads of eight rows fall into different banks; columns d .. DP are zeros.
@@ -91,7 +92,11 @@ __device__ __forceinline__ float sum_of_row(float x) {
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 64 ? 1 : 2)
 attention(const float *q, const float *k, const float *v, long long q_stride, long long kv_stride, const int *spans,
           int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, float *o, float *lse,
-          int heads, int group, float scale, u32 *status) {
+          int heads, int group, float scale, u32 *status
+#if MASK >= 2
+          , int span, int local, int global
+#endif
+) {
   after_predecessors();
   extern __shared__ __align__(16) float memory[]; // q (ROWS, LD); k, then v (TILE, LD); weights (ROWS, TILE + 4)
   float *queries = memory, *keys = memory + ROWS * LD, *weights = keys + TILE * LD;
@@ -113,7 +118,14 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
   for (int i = 0; i < 4; i++) row_max[i] = -INFINITY;
 
   int end = CAUSAL ? min(length, block.first + ROWS) : length;
+#if MASK >= 2
+  Extent mask = {span, local, global};
+  Tiles tiles = tiles_of<false, ROWS, TILE>(block.first, length, mask);
+  for (int item = 0; item < tiles.count; item++) {
+    int key = tiles[item] * TILE;
+#else
   for (int key = 0; key < end; key += TILE) {
+#endif
     int there = length - key;
     fetch(keys, k + key * kv_stride, kv_stride, there, 1.0f, true, cosines, sines, key);
     __syncthreads();
@@ -123,15 +135,27 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
     for (int i = 0; i < 4; i++) {
       int row = block.first + y + 16 * i;
       float maximum = row_max[i];
+#if MASK >= 2
+      Pairs pairs = pairs_of<false>(row, length, mask); // held over the loop, those of all rows would spill
+#endif
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         int at = key + x + 16 * j;
         if (ALIBI) s[i][j] = fmaf(-slope, fabsf((float)(row - at)), s[i][j]);
+#if MASK >= 2
+        if (!pairs.admits(at)) s[i][j] = -INFINITY;
+#else
         if (at >= length || (CAUSAL && at > row)) s[i][j] = -INFINITY;
+#endif
         maximum = fmaxf(maximum, s[i][j]);
       }
-      // Every row sees key 0, so that the maximum is finite from the first tile on and -inf - -inf never occurs.
+      // Without a sliding window or a block-sparse mask every row sees key 0, so that the maximum is finite from the first
+      // tile on. With one, a row may see no key of its first tiles: its maximum is then finite and below every score,
+      // since -inf - -inf would be NaN, and its sums remain zero.
       maximum = max_of_row(maximum);
+#if MASK >= 2
+      if (maximum == -INFINITY) maximum = -3e38f;
+#endif
       float correction = expf(row_max[i] - maximum);
       row_max[i] = maximum;
       sum[i] = __fmul_rn(sum[i], correction);

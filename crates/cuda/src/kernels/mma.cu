@@ -19,7 +19,17 @@
 //
 // Constants: TYPE (0: f32 as TF32, 1: bf16, 2: f16), EPILOGUE (0: none, 1: GELU, 2: residual, 3: gate), BM rows
 // and BN rows of w of a tile, ROW_WARPS, COLUMN_WARPS, STAGES, ALIGN: bytes to which every row of x and w is
-// aligned (16, 4, 2).
+// aligned (16, 4, 2), WIDE: if set, y and r are f32, and a residual is added to the unrounded sum.
+
+#if defined(WIDE)
+typedef float Y;
+__device__ __forceinline__ Y store_sum(float x) { return x; }
+__device__ __forceinline__ float with_residual(float s, Y r) { return s + r; }
+#else
+typedef T Y;
+__device__ __forceinline__ Y store_sum(float x) { return store(x); }
+__device__ __forceinline__ float with_residual(float s, Y r) { return load(store(s)) + load(r); } // as in wgmma.cu
+#endif
 
 #define THREADS (32 * ROW_WARPS * COLUMN_WARPS)
 #define WIDTH (TYPE == 0 ? 4 : 8)             // elements in 16 bytes
@@ -106,7 +116,7 @@ __device__ __forceinline__ void fetch(unsigned char *to, const T *from, int k0, 
 // x: (R, K), w: (N, K) or with a gate (2 N, K), b: (N) or (2 N), or null, r, y: (R, N); r may be y. Grid: one
 // block per tile. Dynamic shared memory: STAGES stages of x and w.
 extern "C" __global__ void __launch_bounds__(THREADS)
-mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, const T *r, T *y, int rows, int n, int k) {
+mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, const Y *r, Y *y, int rows, int n, int k) {
   after_predecessors();
   extern __shared__ __align__(1024) unsigned char memory[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -192,20 +202,20 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
           // With a gate, piece j + OUT has the value that the gate of piece j multiplies.
           float s = sums[m][j][h * 2 + e];
           s += bias[e];
-          if (EPILOGUE == 2 && (e == 0 || second)) s = load(store(s)) + load(r[at + e]); // as in wgmma.cu
+          if (EPILOGUE == 2 && (e == 0 || second)) s = with_residual(s, r[at + e]);
           if (EPILOGUE == 1) s = x_phi(s);
           if (EPILOGUE == 3) s = x_phi(s) * (sums[m][(j + OUT) % NA][h * 2 + e] + value_bias[e]);
           out[e] = s;
         }
         if (pairs) {
-#if TYPE == 0
+#if TYPE == 0 || defined(WIDE)
           *(float2 *)(y + at) = make_float2(out[0], out[1]);
 #else
           *(u32 *)(y + at) = pack<TYPE>(out[0], out[1]);
 #endif
         } else {
-          y[at] = store(out[0]);
-          if (second) y[at + 1] = store(out[1]);
+          y[at] = store_sum(out[0]);
+          if (second) y[at + 1] = store_sum(out[1]);
         }
       }
   }

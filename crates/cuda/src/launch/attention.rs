@@ -45,7 +45,10 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
         if form.file == File::AttentionPersistent {
             return persistent(call, op, [q, k, v], (&kernel, shape), args);
         }
-        args[17] = Arg::int(form.heads);
+        match is_sparse(op) {
+            true => args[17..].copy_from_slice(&mask_extent(op.mask).map(Arg::int)),
+            false => args[17] = Arg::int(form.heads),
+        }
         call.kernel(&kernel, shape, &args)
     };
     match q.dtype {
@@ -63,7 +66,7 @@ fn persistent(
     op: &Attention,
     [q, k, v]: [Tensor; 3],
     (kernel, shape): (&Kernel, Shape),
-    mut args: [Arg; 18],
+    mut args: [Arg; 20],
 ) -> Result<(), DeviceError> {
     if q.rows == 0 {
         return Ok(()); // no tensor map can describe a tensor without rows
@@ -183,6 +186,7 @@ impl AttentionForm {
     /// The variants for short sequences by wgmma; `None` if wgmma is not used.
     fn hopper_variants(op: &Attention, capability: (u32, u32)) -> Option<&'static [[u32; 5]]> {
         match op.head_dim {
+            _ if is_sparse(op) => None,
             64 if capability == HOPPER => Some(&FORMS),
             128 if capability == HOPPER => Some(&[]),
             _ => None,
@@ -233,8 +237,10 @@ impl AttentionForm {
             false => kernel
                 .with("ROTARY", i64::from(op.rotary))
                 .with("ALIBI", i64::from(op.bias == Bias::Alibi))
-                .with("CAUSAL", i64::from(op.mask == Mask::Causal)),
+                .with("CAUSAL", i64::from(op.mask != Mask::Full)),
         };
+        // Only the kernels of sparse masks have the constant, so that the others remain what they are in the caches.
+        let kernel = if is_sparse(op) { kernel.with("MASK", mask_kind(op.mask)) } else { kernel };
         let constants = self.constants.iter().flatten();
         constants.fold(kernel, |kernel, &(name, value)| kernel.with(name, i64::from(value)))
     }
@@ -247,13 +253,6 @@ fn constants<const N: usize>(some: [(&'static str, u32); N]) -> [Option<(&'stati
 
 /// Checks what the kernels rely on, and returns the matrices of q, k and v.
 fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
-    match op.mask {
-        Mask::Full | Mask::Causal => {}
-        Mask::Window(_) => return Err(call.refused("the CUDA kernel has no sliding windows".to_owned())),
-        Mask::BlockSparse { .. } => {
-            return Err(call.refused("the CUDA kernel has no block-sparse masks".to_owned()));
-        }
-    }
     if op.head_dim > MAX_HEAD_DIM {
         let dim = op.head_dim;
         return Err(call.refused(format!("a head of {dim} columns is wider than {MAX_HEAD_DIM}")));
@@ -278,16 +277,43 @@ fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
     Ok(qkv)
 }
 
+/// Whether only `attention.cu` and `attention_f32.cu` have the mask: a sliding window or a block-sparse mask.
+fn is_sparse(op: &Attention) -> bool {
+    matches!(op.mask, Mask::Window(_) | Mask::BlockSparse { .. })
+}
+
+/// Number of a mask in the kernels' constants.
+pub(super) fn mask_kind(mask: Mask) -> i64 {
+    match mask {
+        Mask::Full => 0,
+        Mask::Causal => 1,
+        Mask::Window(_) => 2,
+        Mask::BlockSparse { .. } => 3,
+    }
+}
+
+/// Size of a mask: keys of a window, or positions of a block with the numbers of local and global blocks. No position is
+/// larger than an `int`, so a larger size admits the same pairs as the largest `int`.
+pub(super) fn mask_extent(mask: Mask) -> [u32; 3] {
+    let extent = match mask {
+        Mask::Full | Mask::Causal => [0; 3],
+        Mask::Window(width) => [width, 0, 0],
+        Mask::BlockSparse { block, local, global } => [block, local, global],
+    };
+    extent.map(|n| n.min(i32::MAX as u32))
+}
+
 /// First columns of k and v in their matrices.
-fn columns(op: &Attention) -> [u64; 2] {
+pub(super) fn columns(op: &Attention) -> [u64; 2] {
     match op.qkv {
         Qkv::Separate => [0, 0],
         Qkv::Fused => [op.width(), op.width() + op.kv_width()],
     }
 }
 
-/// Returns the arguments of every kernel; the last, the heads of a block, is set by the variant and read by one kernel.
-fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<[Arg; 18], DeviceError> {
+/// Returns the arguments of every kernel. The last three are set by the variant: the extent of a sparse mask, or the heads
+/// of a block, which one kernel reads.
+fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<[Arg; 20], DeviceError> {
     let size = if q.dtype == DType::F32 { 4 } else { 2 };
     let [at_k, at_v] = columns(op).map(|column| column * size);
     let spans = call.input(op.operands())?;
@@ -315,6 +341,8 @@ fn arguments(call: &Call<'_>, op: &Attention, [q, k, v]: [Tensor; 3]) -> Result<
         Arg::float(op.scale),
         call.status(),
         Arg::int(1),
+        Arg::int(0),
+        Arg::int(0),
     ])
 }
 
@@ -329,6 +357,11 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
     ops.push(op(20, Mask::Full, Bias::None, false));
     ops.push(op(128, Mask::Causal, Bias::Alibi, true));
+    for mask in [Mask::Window(100), Mask::BlockSparse { block: 64, local: 2, global: 1 }] {
+        ops.push(op(32, mask, Bias::None, true));
+        ops.push(op(64, mask, Bias::Alibi, true));
+        ops.push(op(128, mask, Bias::None, true));
+    }
     let sixteen_bit =
         |op: &Attention, warps, dtype| AttentionForm::of_warps(op, warps).kernel(op, dtype, DType::F32);
     let of = |op: &Attention| {

@@ -2,7 +2,13 @@
 //! path, so everything that a step launches was compiled before.
 
 mod attention;
+mod attention_grad;
+mod cross_entropy;
+mod experts;
+mod gradients;
 mod linear;
+mod linear_grad;
+mod optimizer;
 mod quantize;
 mod rows;
 mod sequence;
@@ -154,6 +160,7 @@ pub(crate) fn refusal(code: u32) -> &'static str {
         1 => "a token id lies outside of its table",
         2 => "a sequence's rows lie outside of the step",
         3 => "a row index lies outside of its matrix",
+        4 => "a target is not smaller than the number of classes",
         _ => "a kernel refused its data",
     }
 }
@@ -180,6 +187,44 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
         K::SegmentMean => sequence::segment_mean(call, call.launch.op_as()?),
         K::SelectRows => sequence::select_rows(call),
         K::Softmax => rows::softmax(call),
+        K::Accumulate => gradients::accumulate(call),
+        K::BatchNormGrad => gradients::batch_norm_grad(call, call.launch.op_as()?),
+        K::BatchNormTrain => gradients::batch_norm_train(call, call.launch.op_as()?),
+        K::BatchNormTrainGrad => gradients::batch_norm_train_grad(call),
+        K::ConcatGrad => gradients::concat_grad(call, call.launch.op_as()?),
+        K::Dropout => gradients::dropout(call, call.launch.op_as()?),
+        K::EmbedGrad => gradients::embed_grad(call, call.launch.op_as()?),
+        K::GeluGrad => gradients::gelu_grad(call),
+        K::GluGrad => gradients::glu_grad(call, call.launch.op_as()?),
+        K::LayerNormGrad => gradients::layer_norm_grad(call),
+        K::ReluGrad => gradients::relu_grad(call),
+        K::RmsNorm => gradients::rms_norm(call, call.launch.op_as()?),
+        K::RmsNormGrad => gradients::rms_norm_grad(call),
+        K::Scale => gradients::scale(call, call.launch.op_as()?),
+        K::SegmentMeanGrad => gradients::segment_mean_grad(call, call.launch.op_as()?),
+        K::SelectRowsGrad => gradients::select_rows_grad(call),
+        K::SoftmaxGrad => gradients::softmax_grad(call),
+        K::Adafactor => optimizer::adafactor(call, call.launch.op_as()?),
+        K::AdamW => optimizer::adamw(call, call.launch.op_as()?),
+        K::AdamW8bit => optimizer::adamw_8bit(call, call.launch.op_as()?),
+        K::GradScale => optimizer::grad_scale(call, call.launch.op_as()?),
+        K::Sgd => optimizer::sgd(call, call.launch.op_as()?),
+        K::GemmInputGrad => linear_grad::input_grad(call),
+        K::GemmWeightGrad => linear_grad::weight_grad(call, call.launch.op_as()?),
+        K::LinearCrossEntropy => cross_entropy::linear_cross_entropy(call, call.launch.op_as()?),
+        K::LinearCrossEntropyGrad => cross_entropy::linear_cross_entropy_grad(call, call.launch.op_as()?),
+        K::FlashGrad => attention_grad::attention_grad(call, call.launch.op_as()?),
+        K::Combine => experts::combine(call, call.launch.op_as()?),
+        K::CombineGrad => experts::combine_grad(call, call.launch.op_as()?),
+        K::Dispatch => experts::dispatch(call, call.launch.op_as()?),
+        K::DispatchGrad => experts::dispatch_grad(call, call.launch.op_as()?),
+        K::GroupedGemm => experts::grouped_linear(call, call.launch.op_as()?),
+        K::GroupedGemmInputGrad => experts::grouped_input_grad(call, call.launch.op_as()?),
+        K::GroupedGemmWeightGrad => experts::grouped_weight_grad(call, call.launch.op_as()?),
+        K::Route => experts::route(call, call.launch.op_as()?),
+        K::RouteGrad => experts::route_grad(call, call.launch.op_as()?),
+        K::RouterLoss => experts::router_loss(call, call.launch.op_as()?),
+        K::RouterLossGrad => experts::router_loss_grad(call, call.launch.op_as()?),
     }
 }
 
@@ -190,6 +235,12 @@ pub(crate) fn every_kernel() -> Vec<Kernel> {
         quantize::every_kernel(),
         sequence::every_kernel(),
         attention::every_kernel(),
+        attention_grad::every_kernel(),
+        cross_entropy::every_kernel(),
+        experts::every_kernel(),
+        gradients::every_kernel(),
+        linear_grad::every_kernel(),
+        optimizer::every_kernel(),
         gemm::every_kernel(),
     ]
     .concat()

@@ -8,7 +8,7 @@ use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Activation, BatchNorm, Glu, LayerNorm};
 
 /// Threads of a block of an elementwise kernel.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Memory accesses of a thread of an elementwise kernel.
 const STEPS: u64 = 4;
 /// Largest number of elements of a row that a thread of a norm keeps in registers, with the parameters beside them.
@@ -45,8 +45,14 @@ fn unary(call: &mut Call<'_>, entry: &'static str, x: Tensor, y: Tensor) -> Resu
 
 pub(super) fn cast(call: &mut Call<'_>) -> Result<(), DeviceError> {
     let (x, y) = (call.input(0)?, call.output(0)?);
-    let width = wide(x.dtype).min(wide(y.dtype));
-    call.kernel(&cast_kernel(x.dtype, y.dtype), flat(&y, width), &[x.pointer(), y.pointer(), elements(&y)])
+    let (kernel, shape, args) = cast_to((x.dtype, y.dtype), x.address, y.address, y.elements());
+    call.kernel(&kernel, shape, &args)
+}
+
+/// Returns the kernel, grid and arguments of a conversion of `elements` elements at `x` from a type to another, at `y`.
+pub(super) fn cast_to((from, to): (DType, DType), x: u64, y: u64, elements: u64) -> (Kernel, Shape, [Arg; 3]) {
+    let args = [Arg::pointer(x), Arg::pointer(y), Arg::long(elements)];
+    (cast_kernel(from, to), all(elements, wide(from).min(wide(to))), args)
 }
 
 fn cast_kernel(from: DType, to: DType) -> Kernel {
@@ -136,7 +142,7 @@ pub(crate) fn norm_of(
 
 /// Returns the grid, and the number of rows per group of threads. Once there are enough rows for all groups, a group
 /// does several rows, for which it reads gamma and beta once.
-fn norm_shape(rows: u64, group: u64) -> (Shape, u64) {
+pub(super) fn norm_shape(rows: u64, group: u64) -> (Shape, u64) {
     let each = if rows * group >= 1 << 20 { 8 } else { 1 };
     let threads = group.max(128);
     (Shape::of(rows.div_ceil(each * (threads / group)), threads as u32), each)
@@ -149,7 +155,7 @@ fn layer_norm_kernel(dtype: DType, params: DType, columns: u64, group: u64) -> K
 
 /// Returns the number of threads that share a row in their registers: the fewest that keep the parameters too,
 /// otherwise the largest block; `None` if even that cannot keep a row.
-fn group(dtype: DType, columns: u64) -> Option<u64> {
+pub(super) fn group(dtype: DType, columns: u64) -> Option<u64> {
     let width = row_width(dtype, columns);
     let kept = |group: u64| (columns / width).div_ceil(group) * width;
     let few = [32, 64, 128, 256, 512].into_iter().find(|&group| kept(group) <= ELEMENTS_PER_THREAD);
@@ -178,7 +184,7 @@ pub(super) fn softmax(call: &mut Call<'_>) -> Result<(), DeviceError> {
 }
 
 /// Number of elements in 16 bytes.
-fn wide(dtype: DType) -> u64 {
+pub(super) fn wide(dtype: DType) -> u64 {
     if dtype == DType::F32 { 4 } else { 8 }
 }
 
@@ -188,7 +194,7 @@ pub(super) fn row_width(dtype: DType, columns: u64) -> u64 {
 }
 
 /// Returns the grid for all elements of `y` in accesses of `width` elements.
-fn flat(y: &Tensor, width: u64) -> Shape {
+pub(super) fn flat(y: &Tensor, width: u64) -> Shape {
     all(y.elements(), width)
 }
 
@@ -196,7 +202,7 @@ fn all(elements: u64, width: u64) -> Shape {
     Shape::of(elements.div_ceil(width * STEPS * u64::from(THREADS)), THREADS)
 }
 
-fn elements(y: &Tensor) -> Arg {
+pub(super) fn elements(y: &Tensor) -> Arg {
     Arg::long(y.elements())
 }
 

@@ -47,7 +47,7 @@ pub(super) fn embed(call: &mut Call<'_>, op: &Embed) -> Result<(), DeviceError> 
 
 /// Returns a grid with one row of blocks for each sequence and one for the rows behind the last; about four rows a
 /// warp.
-fn by_sequence(x: &Tensor, sequences: u64) -> Shape {
+pub(super) fn by_sequence(x: &Tensor, sequences: u64) -> Shape {
     let blocks = x.rows.div_ceil((sequences + 1) * WARPS * 4).clamp(1, 1024);
     Shape { blocks: (sequences as u32 + 1, blocks as u32, 1), threads: THREADS, shared: 0 }
 }

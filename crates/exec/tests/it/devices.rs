@@ -7,10 +7,11 @@ use plimsoll_cpu::Isa;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Data;
 use plimsoll_exec::scaled::QuantizedFormat;
-use plimsoll_graph::ops::{Epilogue, Mask, Quantize, Quantized};
+use plimsoll_graph::ops::{Epilogue, Quantize, Quantized};
 use plimsoll_graph::{Counts, DType, Op, Role, TensorSpec};
 use plimsoll_plan::{PlanError, Precision, Weights};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{self, AssertUnwindSafe};
 
 /// The outputs of a case, floats rounded to f32; `None` where the target has no kernel.
 pub fn results(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
@@ -187,17 +188,31 @@ fn the_cpu_runs_optimizers_on_every_instruction_set() {
     on_every_cpu(&optimizer::cases());
 }
 
+/// Runs `check` on every case, and panics with the first failure of each op, so that one run on a GPU shows them all.
+pub fn every_op(cases: &[Case], check: impl Fn(&Case)) {
+    let mut failures: BTreeMap<&str, (usize, String)> = BTreeMap::new();
+    for case in cases {
+        let caught = panic::catch_unwind(AssertUnwindSafe(|| check(case)));
+        let Err(why) = caught else { continue };
+        let text =
+            why.downcast_ref::<String>().cloned().or(why.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+        failures.entry(case.op.name()).or_insert_with(|| (0, text.unwrap_or_default())).0 += 1;
+    }
+    let lines = failures.iter().map(|(op, (n, first))| format!("{op}: {n} cases fail, the first: {first}\n"));
+    assert!(failures.is_empty(), "{}", lines.collect::<String>());
+}
+
 /// Every case of an op that has a CUDA kernel; bits are the same in a second run.
 #[test]
-fn cuda_runs_every_case_of_inference() {
+fn cuda_runs_every_case() {
     let Some(on) = On::cuda(Precision::F32) else { return };
-    let mut ops = BTreeSet::new();
-    for case in cases() {
-        let Some(first) = supported(on, &case) else { continue };
-        assert!(results(on, &case, Weights::Resident) == Some(first), "{}: bits differ", case.name);
-        ops.insert(case.op.name());
-    }
-    assert!(ops.len() >= 15, "only {ops:?}");
+    let cases: Vec<Case> = cases().into_iter().filter(|case| has_cuda(&case.op)).collect();
+    let ops: BTreeSet<&str> = cases.iter().map(|case| case.op.name()).collect();
+    assert!(ops.len() >= 50, "only {ops:?}");
+    every_op(&cases, |case| {
+        let Some(first) = compare(on, case, Weights::Resident) else { panic!("{} is unsupported", case.name) };
+        assert!(results(on, case, Weights::Resident) == Some(first), "{}: bits differ", case.name);
+    });
 }
 
 /// Matmuls in TF32 exist on CUDA devices only: the CPU kernels reject them, and f32 is not rounded to TF32
@@ -224,17 +239,10 @@ fn ran(executor: Result<Executor, PlanError>) -> bool {
     }
 }
 
-/// As [`compare`], for ops that have a CUDA kernel.
-fn supported(on: On, case: &Case) -> Option<Vec<Data>> {
-    has_cuda(&case.op).then(|| compare(on, case, Weights::Resident)).flatten()
-}
-
-/// Whether an op has a CUDA kernel. CUDA attention has no window and block-sparse masks, and int8 quantization
-/// exists on the CPU only.
+/// Whether an op has a CUDA kernel; int8 quantization exists on the CPU only.
 pub fn has_cuda(op: &Op) -> bool {
-    let sparse = matches!(op, Op::Attention(a) if !matches!(a.mask, Mask::Full | Mask::Causal));
     let integers = matches!(op, Op::Quantize(quantize) if quantize.to == DType::I8);
-    plimsoll_plan::CudaKernel::ALL.iter().any(|kernel| kernel.op() == op.kind()) && !sparse && !integers
+    plimsoll_plan::CudaKernel::ALL.iter().any(|kernel| kernel.op() == op.kind()) && !integers
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! f32, differs from the reference device, which computes in f64, by at most one rounding beside the case's
 //! tolerance.
 
-use crate::devices::{compare_codes, give, has_cuda, not_on_cpu, rows_of_codes};
+use crate::devices::{compare_codes, every_op, give, has_cuda, not_on_cpu, rows_of_codes};
 use crate::op_cases::{Case, Operand, cases};
 use crate::rig::{On, bare, output, output_i32, run};
 use plimsoll_cpu::Isa;
@@ -147,18 +147,38 @@ fn rows_of_bf16_have_the_same_bits_on_any_cpu() {
     assert!(ops.len() >= 11, "only {ops:?}");
 }
 
-/// Attention rounds its probabilities to 16 bits for the tensor cores, so it is compared by relative L2 error.
+/// Matmuls round intermediate results to 16 bits for the tensor cores (attention its probabilities, gradients of losses
+/// those of the logits), so they are compared by relative L2 error.
 #[test]
 fn cuda_runs_cases_in_16_bits() {
     let Some(on) = On::cuda(Precision::F32) else { return };
-    let small = |case: &&Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MAX_ELEMENTS;
-    for case in cases().iter().filter(small).filter(|case| has_cuda(&case.op)) {
+    let small = |case: &Case| case.ins.iter().map(|o| o.data.len()).sum::<usize>() <= MAX_ELEMENTS;
+    // Quantized states are covered by the optimizers' cases in f32.
+    let quantized = |case: &Case| case.ins.iter().any(|o| o.spec.dtype == DType::U8);
+    // Gradients of attention have a test of their own.
+    let gradient = |case: &Case| matches!(case.op, Op::AttentionGrad(_));
+    let chosen = |case: &Case| small(case) && has_cuda(&case.op) && !quantized(case) && !gradient(case);
+    every_op(&cases().into_iter().filter(chosen).collect::<Vec<_>>(), |case| {
         for dtype in [DType::Bf16, DType::F16] {
-            if let Op::Attention(_) | Op::Linear(_) = case.op {
+            if case.op.rules().precision() == PrecisionClass::Matmul {
                 near(on, case, dtype);
             } else {
                 compare(on, case, dtype);
             }
+        }
+    });
+}
+
+/// Gradients over many rows: other algorithms than for few rows, and several chunks of rows.
+#[test]
+fn cuda_sums_many_rows_in_16_bits() {
+    let Some(on) = On::cuda(Precision::F32) else { return };
+    let many = |case: &&Case| matches!(case.op, Op::LinearWeightGrad(_)) && case.counts.tokens > 1000;
+    let cases = cases();
+    assert!(cases.iter().filter(many).count() >= 2);
+    for case in cases.iter().filter(many) {
+        for dtype in [DType::Bf16, DType::F16] {
+            near(on, case, dtype);
         }
     }
 }
@@ -180,6 +200,30 @@ fn near(on: On, case: &Case, dtype: DType) {
             dtype.name(),
             error / all
         );
+    }
+}
+
+/// The gradient of attention also rounds the gradients of the scores. Its limit is that of [`near`] plus the tolerance of
+/// the f32 case, since under some masks a gradient is zero but for the rounding of f32.
+#[test]
+fn cuda_runs_gradients_of_attention_in_16_bits() {
+    let Some(on) = On::cuda(Precision::F32) else { return };
+    for case in cases().iter().filter(|case| matches!(case.op, Op::AttentionGrad(_))) {
+        for (dtype, rounding) in [(DType::Bf16, 2f64.powi(-7)), (DType::F16, 2f64.powi(-10))] {
+            let graph = graph(case, dtype);
+            let (found, wanted) = (results(on, case, &graph), results(On::Reference, case, &graph));
+            for (i, pair) in found.iter().zip(&wanted).enumerate() {
+                let (Data::Float(found), Data::Float(wanted)) = pair else { panic!("{}", case.name) };
+                let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+                let error = norm(&mut found.iter().zip(wanted).map(|(f, w)| f - w));
+                let exact = case.tolerance.limit(&wanted.iter().map(|&w| w as f32).collect::<Vec<_>>());
+                let limit = rounding * norm(&mut wanted.iter().copied())
+                    + f64::from(exact) * (wanted.len() as f64).sqrt();
+                let of = format!("{} in {}: output {i}", case.name, dtype.name());
+                assert!(error <= limit, "{of} is off by {error}, not {limit}");
+            }
+            assert!(results(on, case, &graph) == found, "{} in {}: bits differ", case.name, dtype.name());
+        }
     }
 }
 

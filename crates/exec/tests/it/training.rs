@@ -9,7 +9,7 @@ use fixture::{Fixture, Model, check, largest};
 use plimsoll_exec::Executor;
 use plimsoll_graph::{Graph, Param};
 use plimsoll_models::{Lora, Output, Training, TrainingTask};
-use plimsoll_plan::{AutodiffPolicy, Weights, passes};
+use plimsoll_plan::{AutodiffPolicy, Precision, Weights, passes};
 
 /// Each gradient is compared relative to at least this share of the model's largest gradient: the gradient of a key's
 /// bias without rotary positions is rounding error only.
@@ -69,6 +69,31 @@ fn dense_decoders_on_the_reference() {
 #[test]
 fn dense_decoders_on_the_cpu() {
     on(&On::every_cpu(), DENSE);
+}
+
+/// The first GPU, if there is one.
+fn gpu() -> Vec<On> {
+    On::cuda(Precision::F32).into_iter().collect()
+}
+
+#[test]
+fn dense_decoders_on_a_gpu() {
+    on(&gpu(), DENSE);
+}
+
+#[test]
+fn mixtures_of_experts_on_a_gpu() {
+    on(&gpu(), MIXTURES);
+}
+
+#[test]
+fn masked_language_models_on_a_gpu() {
+    on(&gpu(), MASKED);
+}
+
+#[test]
+fn the_head_on_a_gpu() {
+    on(&gpu(), &["head"]);
 }
 
 #[test]

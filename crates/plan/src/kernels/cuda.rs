@@ -1,9 +1,9 @@
 //! Kernel table of NVIDIA GPUs. Invariant: the accepted ops depend on the compute capability only, so a plan
 //! for a GPU can be made on any machine.
 
-use super::{Fusions, WIDEST_HEAD, table};
-use plimsoll_graph::ops::{Epilogue, Mask, Prologue};
-use plimsoll_graph::{Bytes, DType, Layout, Node, Op};
+use super::{Fusions, WIDEST_HEAD, columns, rows, table};
+use plimsoll_graph::ops::{Attention, Epilogue, Prologue};
+use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
 /// A CUDA compute capability: (major, minor).
@@ -22,23 +22,61 @@ impl Capability {
 table! {
     /// A kernel for NVIDIA GPUs.
     CudaKernel: Operands {
+        Accumulate = "accumulate": Accumulate Operands::Rows,
+        Adafactor = "adafactor": Adafactor Operands::Optimizer,
+        AdamW = "adamw": AdamW Operands::Optimizer,
+        AdamW8bit = "adamw_8bit": AdamW8bit Operands::Optimizer,
         Add = "rows": Add Operands::Rows,
         Flash = "flash": Attention Operands::Rows,
+        FlashGrad = "flash_grad": AttentionGrad Operands::FlashGrad,
         BatchNorm = "rows": BatchNorm Operands::Rows,
+        BatchNormGrad = "batch_norm_grad": BatchNormGrad Operands::Sums,
+        BatchNormTrain = "batch_norm_train": BatchNormTrain Operands::Sums,
+        BatchNormTrainGrad = "batch_norm_train_grad": BatchNormTrainGrad Operands::Sums,
         Cast = "rows": Cast Operands::Rows,
+        Combine = "combine": Combine Operands::Experts,
+        CombineGrad = "combine_grad": CombineGrad Operands::Experts,
         Concat = "rows": Concat Operands::Rows,
+        ConcatGrad = "concat_grad": ConcatGrad Operands::Rows,
+        Dispatch = "dispatch": Dispatch Operands::Experts,
+        DispatchGrad = "dispatch_grad": DispatchGrad Operands::Experts,
+        Dropout = "dropout": Dropout Operands::Rows,
         Embed = "rows": Embed Operands::Rows,
+        EmbedGrad = "embed_grad": EmbedGrad Operands::Sums,
         Gelu = "rows": Gelu Operands::Rows,
+        GeluGrad = "gelu_grad": GeluGrad Operands::Rows,
         Glu = "rows": Glu Operands::Rows,
+        GluGrad = "glu_grad": GluGrad Operands::Rows,
+        GradScale = "grad_scale": GradScale Operands::Optimizer,
+        GroupedGemm = "grouped_gemm": GroupedLinear Operands::Experts,
+        GroupedGemmInputGrad = "grouped_gemm_input_grad": GroupedLinearInputGrad Operands::Experts,
+        GroupedGemmWeightGrad = "grouped_gemm_weight_grad": GroupedLinearWeightGrad Operands::Experts,
         LayerNorm = "rows": LayerNorm Operands::Rows,
+        LayerNormGrad = "layer_norm_grad": LayerNormGrad Operands::Sums,
         Gemm = "gemm": Linear Operands::Matmul,
         GemmFp8 = "gemm": Linear Operands::Quantized,
+        LinearCrossEntropy = "linear_cross_entropy": LinearCrossEntropy Operands::Loss,
+        LinearCrossEntropyGrad = "linear_cross_entropy_grad": LinearCrossEntropyGrad Operands::Loss,
+        GemmInputGrad = "gemm_input_grad": LinearInputGrad Operands::GemmGrad,
+        GemmWeightGrad = "gemm_weight_grad": LinearWeightGrad Operands::GemmGrad,
         Quantize = "rows": Quantize Operands::Rows,
         Relu = "rows": Relu Operands::Rows,
+        ReluGrad = "relu_grad": ReluGrad Operands::Rows,
+        RmsNorm = "rms_norm": RmsNorm Operands::Rows,
+        RmsNormGrad = "rms_norm_grad": RmsNormGrad Operands::Sums,
         RotaryTable = "sequence": RotaryTable Operands::Rows,
+        Route = "route": Route Operands::Experts,
+        RouteGrad = "route_grad": RouteGrad Operands::Experts,
+        RouterLoss = "router_loss": RouterLoss Operands::Experts,
+        RouterLossGrad = "router_loss_grad": RouterLossGrad Operands::Experts,
+        Scale = "scale": Scale Operands::Rows,
         SegmentMean = "sequence": SegmentMean Operands::Rows,
+        SegmentMeanGrad = "segment_mean_grad": SegmentMeanGrad Operands::Rows,
         SelectRows = "rows": SelectRows Operands::Rows,
+        SelectRowsGrad = "select_rows_grad": SelectRowsGrad Operands::Sums,
+        Sgd = "sgd": Sgd Operands::Optimizer,
         Softmax = "rows": Softmax Operands::Rows,
+        SoftmaxGrad = "softmax_grad": SoftmaxGrad Operands::Rows,
     }
 }
 
@@ -51,6 +89,18 @@ enum Operands {
     Matmul,
     /// Quantized values with their scales, and bf16; both need equal workspaces.
     Quantized,
+    /// Sums over rows: workspace for partial sums.
+    Sums,
+    /// Updates of parameters, and the norm of all gradients.
+    Optimizer,
+    /// Gradients of a matmul: workspace for transposed operands, partial sums, and cuBLASLt algorithms.
+    GemmGrad,
+    /// Output projection with its loss: workspace for the logits of a chunk of rows.
+    Loss,
+    /// Gradient of attention.
+    FlashGrad,
+    /// Mixture of experts.
+    Experts,
 }
 
 /// Widest rows for which Hopper's matmul fuses a preceding layer norm. Measured on an H200: with 640 columns a
@@ -68,15 +118,29 @@ pub(super) fn fusions(capability: Capability) -> Fusions {
 impl CudaKernel {
     pub(super) fn dtypes(self) -> &'static [DType] {
         match self.row() {
-            Operands::Rows | Operands::Matmul => &[DType::F32, DType::Bf16, DType::F16],
+            Operands::Rows
+            | Operands::Matmul
+            | Operands::Sums
+            | Operands::Optimizer
+            | Operands::GemmGrad
+            | Operands::Loss
+            | Operands::FlashGrad
+            | Operands::Experts => &[DType::F32, DType::Bf16, DType::F16],
             Operands::Quantized => &[DType::F8, DType::Bf16],
         }
     }
 
     pub(super) fn weights(self) -> Layout {
         match self.row() {
-            Operands::Rows | Operands::Matmul => Layout::RowMajor,
             Operands::Quantized => Layout::Scaled,
+            Operands::Rows
+            | Operands::Matmul
+            | Operands::Sums
+            | Operands::Optimizer
+            | Operands::GemmGrad
+            | Operands::Loss
+            | Operands::FlashGrad
+            | Operands::Experts => Layout::RowMajor,
         }
     }
 
@@ -90,21 +154,315 @@ impl CudaKernel {
     /// Whether the kernel implements an op with these attributes.
     fn has(self, capability: Capability, op: &Op) -> bool {
         if let Op::Attention(op) = op {
-            matches!(op.mask, Mask::Full | Mask::Causal) && op.head_dim <= WIDEST_HEAD
+            op.head_dim <= WIDEST_HEAD
+        } else if let Op::AttentionGrad(op) = op {
+            op.forward.head_dim <= WIDEST_HEAD
         } else if let Op::Linear(op) = op {
             let plain = op.epilogue != Epilogue::Gate && op.prologue == Prologue::None;
             self.row() != Operands::Quantized || plain
         } else if let Op::Quantize(op) = op {
             op.to == DType::F8 && capability >= Capability::FP8
+        } else if let Op::Route(op) = op {
+            op.experts <= MAX_EXPERTS
         } else {
             true
         }
     }
 
-    pub(super) fn workspace(self) -> Bytes {
+    /// Workspace in bytes of a node in a full step.
+    pub(super) fn workspace(self, graph: &Graph, node: &Node) -> Bytes {
         match self.row() {
             Operands::Rows => Bytes::ZERO,
             Operands::Matmul | Operands::Quantized => GEMM,
+            Operands::Sums => sums_bytes(graph, node),
+            Operands::Optimizer => optimizer_bytes(graph, node),
+            Operands::GemmGrad => gemm_grad_bytes(graph, node),
+            Operands::Loss => loss_bytes(graph, node),
+            Operands::FlashGrad => flash_grad_bytes(graph, node),
+            Operands::Experts => experts_bytes(graph, node),
+        }
+    }
+}
+
+/// Rows of which a kernel writes one partial sum, where it sums the columns of a matrix.
+pub const SUM_ROWS: u64 = 32;
+/// Rows of which a kernel writes at most two partial sums, where it sums rows of a matrix by an index.
+pub const RUN_ROWS: u64 = 64;
+/// Keys that a block of the radix sort of row indices processes.
+pub const SORT_CHUNK: u64 = 1024;
+
+/// Sizes in bytes of the parts of the workspace of sums over `rows` rows of `columns` columns: `sums` partial sums
+/// of every column, and `vectors` finished sums in f32.
+pub fn column_sums_parts(rows: u64, columns: u64, sums: u64, vectors: u64) -> [Bytes; 2] {
+    let words = [rows.div_ceil(SUM_ROWS) * sums * columns, vectors * columns];
+    words.map(|words| Bytes(4 * words).align_up(256))
+}
+
+/// Sizes in bytes of the parts of the workspace of sums by index, of `rows` rows of `columns` columns into a table of
+/// `limit` rows: keys and positions, each before and after a pass of the sort; digit counts of every chunk; first
+/// position of each row of the table; scales of the rows; partial sums.
+pub fn indexed_sums_parts(rows: u64, columns: u64, limit: u64) -> [Bytes; 8] {
+    let counts = 256 * rows.div_ceil(SORT_CHUNK);
+    let partials = rows.div_ceil(RUN_ROWS) * 2 * columns;
+    [rows, rows, rows, rows, counts, limit + 1, rows, partials].map(|words| Bytes(4 * words).align_up(256))
+}
+
+/// Workspace of sums over rows.
+fn sums_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let (rows, columns) = (rows(graph, node, 0), columns(graph, node, 0));
+    let columns_of = |sums, vectors| column_sums_parts(rows, columns, sums, vectors).into_iter().sum::<Bytes>();
+    let by_index = |limit| indexed_sums_parts(rows, columns, limit).into_iter().sum::<Bytes>();
+    if let Op::EmbedGrad(op) = &node.op {
+        by_index(op.vocab) + if op.row { columns_of(1, 0) } else { Bytes::ZERO }
+    } else if let Op::SelectRowsGrad(_) = &node.op {
+        let table = node.outputs.iter().flatten().next();
+        by_index(table.map_or(0, |&v| graph.spec(v).rows(graph.bounds.full())))
+    } else if let Op::BatchNormTrain(_) = &node.op {
+        columns_of(1, 2)
+    } else if let Op::LayerNormGrad(_) | Op::RmsNormGrad(_) | Op::BatchNormGrad(_) = &node.op {
+        columns_of(2, 0)
+    } else {
+        // BatchNormTrainGrad, whose rows need the finished sums.
+        columns_of(2, 2)
+    }
+}
+
+/// Elements whose squares a block of threads adds before the partial sums are added in order.
+pub const SQUARES: u64 = 1 << 16;
+
+/// Rows of a gradient whose squares are added per column before the partial sums are added in order.
+pub const ADAFACTOR_ROWS: u64 = 256;
+
+/// Workspace of updates and of the norm of all gradients: partial sums in f64.
+fn optimizer_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let elements = |input: usize| graph.spec(node.inputs[input]).elements_at(graph.bounds.full());
+    let ranges = |elements: u64| 8 * elements.div_ceil(SQUARES);
+    if let Op::GradScale(_) = node.op {
+        Bytes((0..node.inputs.len() - 1).map(elements).map(ranges).sum())
+    } else if let Op::Adafactor(_) = node.op {
+        // Three numbers in 32 bytes, the squares of the update, and the squares of each column.
+        let vector = graph.spec(node.inputs[0]).shape.len() == 1;
+        let (r, c) = if vector { (1, elements(0)) } else { (rows(graph, node, 0), columns(graph, node, 0)) };
+        Bytes(32 + ranges(r * c) + 8 * r.div_ceil(ADAFACTOR_ROWS) * c)
+    } else {
+        Bytes::ZERO
+    }
+}
+
+/// Number of rows in a partial sum of columns.
+pub const BIAS_ROWS: u64 = 128;
+/// Largest number of rows of an operand that is transposed at a time for a product over rows by our own kernels.
+pub const GRAD_ROWS: u64 = 4096;
+
+/// Sum of the sizes of a workspace's parts, each aligned.
+fn total(parts: &[Bytes]) -> Bytes {
+    parts.iter().map(|part| part.align_up(WORKSPACE_ALIGN)).sum()
+}
+
+/// Alignment of every part of a workspace.
+pub const WORKSPACE_ALIGN: u64 = 256;
+
+/// Whether cuBLASLt computes the product over rows of two matrices with these columns: 16-bit elements, and rows in
+/// multiples of 16 bytes.
+pub fn library_sums_rows(dtype: DType, columns: [u64; 2]) -> bool {
+    dtype.size() == 2 && columns.iter().all(|columns| columns.is_multiple_of(8))
+}
+
+/// Bytes of the partial sums of the columns of a matrix.
+fn column_sums_bytes(rows: u64, columns: u64) -> Bytes {
+    Bytes(rows.div_ceil(BIAS_ROWS) * columns * DType::F32.size())
+}
+
+/// Bytes of the transposes of two matrices with these columns, whose product is summed over `rows` rows, [`GRAD_ROWS`]
+/// at a time; none if cuBLASLt computes it.
+fn transposed_bytes(rows: u64, columns: [u64; 2], dtype: DType) -> [Bytes; 2] {
+    let padded = if library_sums_rows(dtype, columns) { 0 } else { rows.min(GRAD_ROWS).next_multiple_of(8) };
+    columns.map(|columns| Bytes(columns * padded * dtype.size()))
+}
+
+/// Parts of the workspace of a matmul's input gradient, with w: (n, k): w transposed, and cuBLASLt's.
+pub fn input_grad_parts(n: u64, k: u64, dtype: DType) -> [Bytes; 2] {
+    [Bytes(n * k * dtype.size()), GEMM]
+}
+
+/// Parts of the workspace of a matmul's weight gradient, with dy: (rows, n) and x: (rows, k): dy and x transposed, dw
+/// in f32, partial sums of db, and cuBLASLt's.
+pub fn weight_grad_parts(rows: u64, n: u64, k: u64, dtype: DType) -> [Bytes; 5] {
+    let library = library_sums_rows(dtype, [n, k]);
+    let [dy, x] = transposed_bytes(rows, [n, k], dtype);
+    let wide = if library || dtype == DType::F32 { 0 } else { n * k * DType::F32.size() };
+    [dy, x, Bytes(wide), column_sums_bytes(rows, n), if library { GEMM } else { Bytes::ZERO }]
+}
+
+/// Sizes of an output projection with its loss.
+#[derive(Clone, Copy, Debug)]
+pub struct LossSizes {
+    /// Number of rows.
+    pub rows: u64,
+    /// Columns of a row.
+    pub k: u64,
+    /// Number of classes.
+    pub classes: u64,
+    /// Number of rows whose logits are computed at a time.
+    pub chunk: u64,
+    /// Element type of the rows and of the weight.
+    pub dtype: DType,
+}
+
+impl LossSizes {
+    /// Number of rows of the largest chunk.
+    pub fn chunk_rows(&self) -> u64 {
+        self.chunk.min(self.rows)
+    }
+
+    /// Number of classes of a row of the logits' gradient, padded to whole 16 bytes.
+    pub fn padded(&self) -> u64 {
+        self.classes.next_multiple_of(8)
+    }
+
+    /// Parts of the workspace of the loss: the logits of a chunk, two numbers for each row, and cuBLASLt's.
+    pub fn loss_parts(&self) -> [Bytes; 4] {
+        let numbers = Bytes(self.rows * DType::F32.size());
+        [self.logits(), numbers, numbers, GEMM]
+    }
+
+    /// Parts of the workspace of the loss's gradient: the logits of a chunk, their gradient, the rows of the chunk with
+    /// zeros in those that do not count, w transposed, the transposes of the gradient and of the rows, dw and db in f32,
+    /// partial sums of db, and cuBLASLt's.
+    pub fn grad_parts(&self) -> [Bytes; 10] {
+        let (rows, padded, size) = (self.chunk_rows(), self.padded(), self.dtype.size());
+        let [g, x] = transposed_bytes(rows, [padded, self.k], self.dtype);
+        let wide = if self.dtype == DType::F32 { 0 } else { padded * self.k * DType::F32.size() };
+        [
+            self.logits(),
+            Bytes(rows * padded * size),
+            Bytes(rows * self.k * size),
+            Bytes(self.k * padded * size),
+            g,
+            x,
+            Bytes(wide),
+            Bytes(padded * DType::F32.size()),
+            column_sums_bytes(rows, padded),
+            GEMM,
+        ]
+    }
+
+    fn logits(&self) -> Bytes {
+        Bytes(self.chunk_rows() * self.classes * DType::F32.size())
+    }
+}
+
+/// Workspace of the gradients of a matmul.
+fn gemm_grad_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let (rows, n, k) = (rows(graph, node, 0), columns(graph, node, 0), columns(graph, node, 1));
+    let dtype = graph.spec(node.inputs[0]).dtype;
+    if let Op::LinearWeightGrad(_) = node.op {
+        total(&weight_grad_parts(rows, n, k, dtype))
+    } else {
+        total(&input_grad_parts(n, k, dtype))
+    }
+}
+
+/// Workspace of an output projection with its loss.
+fn loss_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let sizes = |x: usize, chunk: u32| LossSizes {
+        rows: rows(graph, node, x),
+        k: columns(graph, node, x),
+        classes: rows(graph, node, x + 1),
+        chunk: u64::from(chunk),
+        dtype: graph.spec(node.inputs[x]).dtype,
+    };
+    if let Op::LinearCrossEntropyGrad(op) = &node.op {
+        total(&sizes(1, op.forward.chunk).grad_parts())
+    } else if let Op::LinearCrossEntropy(op) = &node.op {
+        total(&sizes(0, op.chunk).loss_parts())
+    } else {
+        Bytes::ZERO
+    }
+}
+
+/// Workspace of the gradient of attention.
+fn flash_grad_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let Op::AttentionGrad(op) = &node.op else { return Bytes::ZERO };
+    let dtype = graph.spec(node.inputs[1]).dtype;
+    flash_grad_parts(&op.forward, rows(graph, node, 0), dtype).into_iter().sum()
+}
+
+/// Parts of the workspace of the gradient of attention in a step of `tokens` tokens: lse and delta of every row and head
+/// in f32, and with rotary embedding the rotated q and k.
+pub fn flash_grad_parts(op: &Attention, tokens: u64, dtype: DType) -> [Bytes; 3] {
+    let stats = 2 * u64::from(op.heads) * DType::F32.size();
+    let rotated = |width: u64| if op.rotary { width * dtype.size() } else { 0 };
+    [stats, rotated(op.width()), rotated(op.kv_width())].map(|row| Bytes(tokens * row).align_up(256))
+}
+
+/// Largest number of experts of routing on GPUs: a thread of a block has an expert.
+pub const MAX_EXPERTS: u32 = 256;
+
+/// Tokens whose choices one block of a GPU counts and sorts in routing.
+pub const ROUTE_CHUNK: u64 = 64;
+
+/// Tokens that one block of a GPU sums in the router's losses.
+pub const ROUTER_LOSS_CHUNK: u64 = 256;
+
+/// Alignment in bytes of the parts of a workspace.
+const PART: u64 = 256;
+
+/// Bytes of the parts of the workspace of routing: the chosen experts (T, k) as bytes, the choices of each expert and
+/// chunk as i32 (E, chunks), and the choices of each expert as i32 (E).
+pub fn route_bytes(tokens: u64, experts: u64, top_k: u64) -> [u64; 3] {
+    let counts = 4 * experts * tokens.div_ceil(ROUTE_CHUNK);
+    [tokens * top_k, counts, 4 * experts].map(|bytes| bytes.next_multiple_of(PART))
+}
+
+/// Bytes of the parts of the workspace of the router's losses: for each chunk the sums of E probabilities and of lse^2
+/// as f64, and the choices of each expert as i32.
+pub fn router_loss_bytes(tokens: u64, experts: u64) -> [u64; 2] {
+    let chunks = tokens.div_ceil(ROUTER_LOSS_CHUNK);
+    [8 * chunks * (experts + 1), 4 * chunks * experts].map(|bytes| bytes.next_multiple_of(PART))
+}
+
+/// Bytes of the parts of the workspace of their gradient: the choices of each expert for each chunk as i32, and each
+/// expert's share of all choices as f32.
+pub fn router_loss_grad_bytes(tokens: u64, experts: u64) -> [u64; 2] {
+    let chunks = tokens.div_ceil(ROUTER_LOSS_CHUNK);
+    [4 * chunks * experts, 4 * experts].map(|bytes| bytes.next_multiple_of(PART))
+}
+
+/// Workspace of the ops of a mixture of experts.
+fn experts_bytes(graph: &Graph, node: &Node) -> Bytes {
+    let bytes = if let Op::Route(op) = &node.op {
+        route_bytes(rows(graph, node, 0), u64::from(op.experts), u64::from(op.top_k)).iter().sum()
+    } else if let Op::RouterLoss(_) = &node.op {
+        router_loss_bytes(rows(graph, node, 0), columns(graph, node, 0)).iter().sum()
+    } else if let Op::RouterLossGrad(_) = &node.op {
+        router_loss_grad_bytes(rows(graph, node, 1), columns(graph, node, 1)).iter().sum()
+    } else {
+        0
+    };
+    Bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A launch divides the workspace by the rows of its step.
+    #[test]
+    fn parts_of_a_smaller_step_fit_into_those_of_a_full_one() {
+        let full = GRAD_ROWS + 200;
+        for dtype in [DType::F32, DType::Bf16] {
+            for (n, k) in [(33, 40), (40, 24)] {
+                let loss = |rows| LossSizes { rows, k, classes: n, chunk: 300, dtype };
+                for rows in [0, 1, 127, 128, 129, 300, 301, GRAD_ROWS, full] {
+                    let fits = |step: &[Bytes], full: &[Bytes]| {
+                        assert!(step.iter().zip(full).all(|(step, full)| step <= full), "{rows} rows");
+                    };
+                    fits(&weight_grad_parts(rows, n, k, dtype), &weight_grad_parts(full, n, k, dtype));
+                    fits(&loss(rows).loss_parts(), &loss(full).loss_parts());
+                    fits(&loss(rows).grad_parts(), &loss(full).grad_parts());
+                }
+            }
         }
     }
 }

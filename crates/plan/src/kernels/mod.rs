@@ -12,7 +12,12 @@ mod cuda;
 mod reference;
 
 pub use cpu::{CpuKernel, INT8_STEP, InstructionSet, MAX_HEADS, TILE_STEP, flash_bytes, flash_grad_bytes};
-pub use cuda::{Capability, CudaKernel};
+pub use cuda::{
+    ADAFACTOR_ROWS, BIAS_ROWS, Capability, CudaKernel, GRAD_ROWS, LossSizes, MAX_EXPERTS, ROUTE_CHUNK,
+    ROUTER_LOSS_CHUNK, RUN_ROWS, SORT_CHUNK, SQUARES, SUM_ROWS, WORKSPACE_ALIGN, column_sums_parts,
+    flash_grad_parts as cuda_flash_grad_parts, indexed_sums_parts, input_grad_parts, library_sums_rows,
+    route_bytes, router_loss_bytes, router_loss_grad_bytes, weight_grad_parts,
+};
 pub use reference::ReferenceKernel;
 
 use plimsoll_graph::ops::Mask;
@@ -174,7 +179,7 @@ impl Kernels {
         let own = match id {
             KernelId::Reference(_) => Bytes::ZERO,
             KernelId::Cpu(kernel) => kernel.workspace(self.instructions(), graph, node, workers),
-            KernelId::Cuda(kernel) => kernel.workspace(),
+            KernelId::Cuda(kernel) => kernel.workspace(graph, node),
         };
         if id.widens() { widened(graph, node) + own } else { own }
     }

@@ -1,6 +1,7 @@
 //! Tests of targets: each plans a graph or names the missing kernel.
 
 use crate::cases::{MEAN, bounds, encoder, state, with_updates};
+use plimsoll_graph::ops::{Quantize, Quantized};
 use plimsoll_graph::{Builder, Bytes, DType, Dim, Layout};
 use plimsoll_plan::{PlanError, Policy, Precision, Target, Weights, compile};
 
@@ -40,12 +41,12 @@ fn a_missing_kernel_is_named() {
     let target = Target::named("h200").expect("read");
     let mut g = Builder::new(bounds(64));
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
-    let y = g.one(plimsoll_graph::Op::Scale(plimsoll_graph::ops::Scale { factor: 2.0 }), &[x]);
+    let y = g.one(plimsoll_graph::Op::Quantize(Quantize { of: Quantized::Rows, to: DType::I8 }), &[x]);
     g.output("y", y);
     let error = compile(&g.finish().expect("verified"), &Policy::default(), &target).expect_err("no kernel");
-    assert_eq!(error.to_string(), "target `h200` has no kernel for `scale` in f32");
+    assert_eq!(error.to_string(), "target `h200` has no kernel for `quantize` in f32");
     let PlanError::Unsupported { ops, target } = error else { panic!("{error}") };
-    assert_eq!((ops, target.as_str()), (vec![("scale", DType::F32)], "h200"));
+    assert_eq!((ops, target.as_str()), (vec![("quantize", DType::F32)], "h200"));
 }
 
 /// CPU kernels read packed weights, and only weights from a file are packed, so computed and updated weights are

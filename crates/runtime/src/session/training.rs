@@ -8,6 +8,7 @@ use plimsoll_exec::{DeviceError, Executor, ParamSource, PersistentKind, Persiste
 use plimsoll_graph::{Bounds, Counts, DType};
 use plimsoll_plan::training::{master, plans};
 use plimsoll_plan::{InputId, OutputId, Program};
+use std::time::Duration;
 
 /// Number of elements of a master copy that are copied at a time.
 const PART: u64 = 1 << 16;
@@ -186,6 +187,20 @@ impl TrainSession {
     /// # Errors
     /// A batch of the wrong kind or larger than the plan's bounds; device errors.
     pub fn micro_step(&mut self, batch: Batch<'_>, step: MicroStep<'_>) -> Result<Losses, RuntimeError> {
+        self.timed_micro_step(batch, step, None)
+    }
+
+    /// As [`TrainSession::micro_step`]; also adds the time of instruction `i` of [`TrainSession::micro_plan`] to
+    /// `times[i]`. Timing makes the step slower.
+    ///
+    /// # Errors
+    /// As [`TrainSession::micro_step`], and a number of entries that is not the number of instructions.
+    pub fn timed_micro_step(
+        &mut self,
+        batch: Batch<'_>,
+        step: MicroStep<'_>,
+        times: Option<&mut [Duration]>,
+    ) -> Result<Losses, RuntimeError> {
         let Self { executor, micro, .. } = self;
         let counts = micro.forward.write(executor, batch)?;
         let targets = step.targets as f32;
@@ -205,7 +220,10 @@ impl TrainSession {
         if let Some(input) = micro.seed {
             executor.write_i32(input, &step.seed)?;
         }
-        executor.run(micro.forward.plan, counts)?;
+        match times {
+            None => executor.run(micro.forward.plan, counts)?,
+            Some(times) => executor.run_timed(micro.forward.plan, counts, times)?,
+        }
         let cross_entropy = scalar(executor, micro.forward.cross_entropy)?;
         let mut optional = |output: Option<OutputId>| output.map(|id| scalar(executor, id)).transpose();
         let (z, balance) = (optional(micro.z)?, optional(micro.balance)?);

@@ -26,7 +26,7 @@ pub use optimizer::{
     ScheduleKind, Unit, Warmup,
 };
 pub(crate) use run::PROCESS;
-pub use run::{Batch, Device, Interval, Memory, Remat, RematPolicy, Run};
+pub use run::{Batch, DeviceChoice, Interval, Memory, Remat, RematPolicy, Run};
 pub use translate::{Source, Translated, translate};
 
 use crate::TrainError;

@@ -2,8 +2,8 @@
 //! types and ranges of single keys are checked by the schema.
 
 use super::{
-    Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat, RematPolicy, Scaling,
-    ScheduleKind, TrainConfig, Warmup,
+    DeviceChoice, Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat,
+    RematPolicy, Scaling, ScheduleKind, TrainConfig, Warmup,
 };
 use plimsoll_graph::{Bytes, Op};
 use plimsoll_runtime::machine::parse_budget;
@@ -223,6 +223,14 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
                     Some(Interval::Steps(_)) | None => "",
                 }
             ),
+        ),
+        (
+            DeviceChoice::parse(&r.device).is_some(),
+            format!("run.device `{}` is none of auto, cpu, cuda and cuda:N, such as cuda:0", r.device),
+        ),
+        (
+            r.threads.0.is_none() || !matches!(DeviceChoice::parse(&r.device), Some(DeviceChoice::Cuda(_))),
+            "run.threads are threads of the CPU; remove it, or set run.device cpu".to_owned(),
         ),
         (
             r.patience.is_none() || r.evaluate_every.is_some(),

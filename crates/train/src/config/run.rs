@@ -6,7 +6,7 @@ use super::Auto;
 use crate::TrainError;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Reserved, Target};
-use plimsoll_runtime::{Settings, machine};
+use plimsoll_runtime::{Device, Settings, machine};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -125,9 +125,10 @@ pub struct Run {
     /// Compute threads, 1 to 1024; auto (default) is the number of cores.
     #[schemars(extend("minimum" = 1, "maximum" = 1024, "changes" = "machine"))]
     pub threads: Auto<u64>,
-    /// Device to train on: auto (default) or cpu. Both are the CPU, because GPUs have no training kernels.
+    /// Device to train on: auto (default) is the first GPU that can be used, or else the CPU; cpu; cuda, the
+    /// first GPU; or cuda:N, the GPU with ordinal N.
     #[schemars(extend("changes" = "machine"))]
-    pub device: Device,
+    pub device: String,
 }
 
 /// Interval between two events of a run.
@@ -174,15 +175,27 @@ impl fmt::Display for Interval {
     }
 }
 
-/// Devices to train on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Device {
-    /// The fastest device with training kernels, which is the CPU.
-    #[default]
+/// Device to train on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The first GPU that can be used, or else the CPU.
     Auto,
     /// The CPU.
     Cpu,
+    /// The GPU with this ordinal.
+    Cuda(usize),
+}
+
+impl DeviceChoice {
+    /// Parses the value of `run.device`; `None` if it names no device.
+    pub fn parse(word: &str) -> Option<Self> {
+        match word {
+            "auto" => Some(Self::Auto),
+            "cpu" => Some(Self::Cpu),
+            "cuda" => Some(Self::Cuda(0)),
+            _ => word.strip_prefix("cuda:")?.parse().ok().map(Self::Cuda),
+        }
+    }
 }
 
 impl Default for Memory {
@@ -220,7 +233,7 @@ impl Default for Run {
             log_every: 1,
             output: None,
             threads: Auto(None),
-            device: Device::Auto,
+            device: "auto".to_owned(),
         }
     }
 }
@@ -231,20 +244,20 @@ impl Default for Run {
 pub(crate) const PROCESS: Bytes = Bytes(32 << 20);
 
 impl Run {
-    /// Returns the settings of the machine that the run computes on.
-    pub fn machine(&self) -> Settings {
+    /// Returns the settings of a run on `device`.
+    pub fn settings(&self, device: Device) -> Settings {
         let threads = self.threads.0.map_or_else(machine::cores, |n| n as usize);
-        // Training runs on the CPU only, so `auto` and `cpu` mean the same today.
-        match self.device {
-            Device::Auto | Device::Cpu => Settings { threads, ..Settings::default() },
-        }
+        Settings { device, threads, ..Settings::default() }
     }
 
-    /// Returns the planning target of that machine, including the memory that the process holds besides its arena and
-    /// its data.
-    pub fn target(&self) -> Result<Target, TrainError> {
-        let mut target = self.machine().target()?;
-        target.reserved.push(Reserved { label: "process".to_owned(), bytes: PROCESS });
+    /// Returns the planning target of a run on `device`. On the CPU it includes the memory that the process holds
+    /// besides its arena and its data.
+    pub fn target(&self, device: Device) -> Result<Target, TrainError> {
+        let settings = self.settings(device);
+        let mut target = settings.target()?;
+        if settings.is_on_host() {
+            target.reserved.push(Reserved { label: "process".to_owned(), bytes: PROCESS });
+        }
         Ok(target)
     }
 }

@@ -9,7 +9,7 @@ mod trained_model;
 
 pub use largest::{Largest, Size, largest};
 
-use super::config::{Device, ModelKind, OptimizerKind, TrainConfig};
+use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
 use super::priced;
 use super::trainable::{Applied, Auxiliary, Evaluated, FoundCheckpoint, StatePart, Stored, Taken, Trainable};
@@ -18,14 +18,15 @@ use crate::config::PROCESS;
 use plimsoll_data::train::HostMemory;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Bytes};
-use plimsoll_plan::{PlanError, Program, Staging, Target};
+use plimsoll_plan::{Instr, PlanError, Program, Staging, Target};
 use plimsoll_runtime::hub::{Need, trainable};
 use plimsoll_runtime::machine::{available, parse_budget};
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session::{Batch, Losses, MicroStep, Site, TrainSession};
-use plimsoll_runtime::{Budget, Observer, RuntimeError, Settings, price};
+use plimsoll_runtime::{Budget, Device, Level, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::time::Duration;
 use store::Store;
 use trained_model::TrainedModel;
 
@@ -40,45 +41,68 @@ pub fn plan_of(
     program::search(config, &subject(config, observer)?, target, budget, observer)
 }
 
-/// Opens the model of a configuration together with its data, ready for the first step.
-pub fn open(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Box<dyn Trainable>, TrainError> {
-    let target = config.run.target()?;
-    let budget = parse_budget(&config.memory.budget, available().free)?;
+/// Opens the model of a configuration together with its data on `device`, ready for the first step.
+pub fn open(
+    config: &TrainConfig,
+    device: Device,
+    observer: &mut dyn Observer,
+) -> Result<Box<dyn Trainable>, TrainError> {
+    let settings = config.run.settings(device.clone());
+    let (target, on_host) = (config.run.target(device)?, settings.is_on_host());
+    // A share of the free memory is resolved before anything is opened and takes some.
+    let free = if on_host { available().free } else { settings.free()? };
+    let budget = parse_budget(&config.memory.budget, free)?;
     let subject = subject(config, observer)?;
     let most = of_data(program::largest(config));
     let mut feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
     let held = feed.host_bytes(config.run.evaluate_every.is_some());
-    let settings = config.run.machine();
-    let process = beyond_reserved(config, &settings);
-    let whole = Budget { bytes: budget, on_host: true, host_memory: None, process };
+    let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
+    let whole = Budget { bytes: budget, on_host, host_memory: None, process };
     let data: Bytes = held.iter().map(|h| Bytes(h.bytes)).sum();
-    let line = whole.for_plans().saturating_sub(data);
-    let found = program::search(config, &subject, &target, line, observer).map_err(|error| match error {
-        TrainError::Runtime(RuntimeError::Plan(error)) => {
-            with_data(whole.with_process(error).into(), budget, &held).into()
-        }
-        other => other,
-    })?;
+    // On a GPU the data and the process are not in the memory that the budget is of.
+    let for_plans = if on_host { whole.for_plans().saturating_sub(data) } else { budget };
+    let found =
+        program::search(config, &subject, &target, for_plans, observer).map_err(|error| match error {
+            TrainError::Runtime(RuntimeError::Plan(error)) if on_host => {
+                with_data(whole.with_process(error).into(), budget, &held).into()
+            }
+            other => other,
+        })?;
     let bounds = program::bounds(config, found.candidate.tokens);
     feed.bound(of_data(bounds))?;
     let plimsoll_plan::TrainingChoice { program, candidate, .. } = found;
     let site = Site::new(&settings, 1, None, whole);
+    if let Some(text) = settings.first_use() {
+        observer.say(Level::Info, &text);
+    }
     let session = TrainSession::start(&site, program, subject.source(config.run.seed))?;
     site.budget().admits_held(session.program(), Bytes::ZERO)?;
+    site.compare(session.program(), Bytes::ZERO, "at the start", observer);
     let store = Store::of(&session, &subject, config.run.seed);
     let asked = |auto: bool, key: &str, value: Value| auto.then(|| (key.to_owned(), value));
     let kind = program::kind_of(&candidate.optimizer);
+    // The name of a machine begins with the device, such as `cuda:0`.
+    let name = settings.machine().name();
+    let device = if on_host { "cpu" } else { name.split(' ').next().unwrap_or_default() };
     let choices = [
         asked(config.batch.micro_tokens.0.is_none(), "batch.micro_tokens", json!(candidate.tokens)),
         asked(config.batch.sequences.0.is_none(), "batch.sequences", json!(bounds.sequences)),
         asked(config.memory.loss_chunk.0.is_none(), "memory.loss_chunk", json!(candidate.chunk)),
         asked(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
-        asked(config.run.device == Device::Auto, "run.device", json!(Device::Cpu)),
-        asked(config.run.threads.0.is_none(), "run.threads", json!(settings.threads)),
+        asked(config.run.device == "auto", "run.device", json!(device)),
+        asked(config.run.threads.0.is_none() && on_host, "run.threads", json!(settings.threads)),
     ];
+    let device = match (on_host, config.run.threads.0) {
+        (true, Some(n)) => format!("the CPU, {n} threads"),
+        (true, None) => "the CPU".to_owned(),
+        (false, _) => name,
+    };
     Ok(Box::new(Engine {
         choices: choices.into_iter().flatten().collect(),
         seed: config.run.seed,
+        device,
+        on_host,
+        budget,
         held,
         kind,
         bounds,
@@ -167,6 +191,12 @@ struct Engine {
     kind: OptimizerKind,
     choices: Vec<(String, Value)>,
     seed: u64,
+    /// The device that computes, with its name.
+    device: String,
+    /// Whether the plans are in host memory.
+    on_host: bool,
+    /// Memory budget of the process, or of the GPU.
+    budget: Bytes,
     /// Host memory held by the data outside the arena.
     held: Vec<HostMemory>,
     taken: Option<Taken>,
@@ -200,18 +230,24 @@ impl Trainable for Engine {
     }
 
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError> {
-        let targets = self.taken.map_or(0, |taken| taken.targets);
-        let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
-        let (hyper, seed) = (&self.hyper[..], [word, self.micro_steps as i32]);
-        let step = MicroStep { keep, loss_scale, targets, hyper, seed };
-        self.micro_steps += 1;
-        let Losses { cross_entropy, z, balance, router_z, dropped, moved } =
-            self.session.micro_step(batch(&self.feed), step)?;
-        // There is no norm of all gradients: each gradient is consumed before the next is computed, so they never exist
-        // at the same time.
-        self.at_once = moved.map(|ok| Applied { norm: f64::NAN, ok });
-        let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
-        Ok(FoundCheckpoint { loss: cross_entropy, auxiliary, dropped })
+        self.step(keep, loss_scale, None)
+    }
+
+    fn timed_micro_step(&mut self) -> Result<Vec<(String, Duration)>, TrainError> {
+        let plan = self.session.micro_plan();
+        let named = |instr: &Instr| match *instr {
+            Instr::Launch(id) => {
+                let node = plan.graph.node(id);
+                let out = node.outputs.iter().flatten().next();
+                out.map_or(node.op.name().to_owned(), |&v| format!("{} {}", node.op.name(), plan.graph.spec(v)))
+            }
+            Instr::Load(_) => "load".to_owned(),
+            Instr::Copy { .. } => "copy".to_owned(),
+        };
+        let names: Vec<String> = plan.schedule.instrs.iter().map(named).collect();
+        let mut times = vec![Duration::ZERO; names.len()];
+        self.step(false, 1.0, Some(&mut times))?;
+        Ok(names.into_iter().zip(times).collect())
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError> {
@@ -261,8 +297,17 @@ impl Trainable for Engine {
         Ok(plan)
     }
 
+    fn device(&self) -> String {
+        self.device.clone()
+    }
+
+    fn budget(&self) -> Bytes {
+        self.budget
+    }
+
     fn peak(&self) -> Bytes {
-        self.program().peak() + self.held.iter().map(|h| Bytes(h.bytes)).sum()
+        let data = if self.on_host { self.held.iter().map(|h| Bytes(h.bytes)).sum() } else { Bytes::ZERO };
+        self.program().peak() + data
     }
 
     fn tensors(&self, part: StatePart) -> Vec<Stored> {
@@ -293,6 +338,27 @@ impl Trainable for Engine {
 }
 
 impl Engine {
+    /// Runs the micro-batch taken last, and measures its instructions if `times` is given.
+    fn step(
+        &mut self,
+        keep: bool,
+        loss_scale: f32,
+        times: Option<&mut [Duration]>,
+    ) -> Result<FoundCheckpoint, TrainError> {
+        let targets = self.taken.map_or(0, |taken| taken.targets);
+        let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
+        let (hyper, seed) = (&self.hyper[..], [word, self.micro_steps as i32]);
+        let step = MicroStep { keep, loss_scale, targets, hyper, seed };
+        self.micro_steps += 1;
+        let Losses { cross_entropy, z, balance, router_z, dropped, moved } =
+            self.session.timed_micro_step(batch(&self.feed), step, times)?;
+        // There is no norm of all gradients: each gradient is consumed before the next is computed, so they never exist
+        // at the same time.
+        self.at_once = moved.map(|ok| Applied { norm: f64::NAN, ok });
+        let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
+        Ok(FoundCheckpoint { loss: cross_entropy, auxiliary, dropped })
+    }
+
     fn program(&self) -> &Program {
         self.session.program()
     }

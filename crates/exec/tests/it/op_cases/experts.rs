@@ -44,6 +44,12 @@ pub fn cases() -> Vec<Case> {
             cases.extend(Routing::new(op, ROWS[(i + 3 * j) % 7], wish).losses());
         }
     }
+    // More tokens than a chunk of any kernel has.
+    let op = Route { experts: 8, top_k: 2, renormalise: true, capacity: 1000 };
+    let routing = Routing::new(op, 300, Wish::Any);
+    cases.push(routing.route.clone());
+    cases.extend(routing.gradients());
+    cases.extend(routing.losses());
     cases
 }
 

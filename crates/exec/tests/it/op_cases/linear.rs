@@ -28,6 +28,10 @@ pub fn cases() -> Vec<Case> {
         cases.push(linear(5, Dim::Sequences(1), 24, 33, form(i)));
         cases.push(linear(3, Dim::Fixed(3), 40, 24, form(i)));
     }
+    // Weight gradients over several chunks of rows, of partial sums and of transposes, and with many rows.
+    for (rows, n, k) in [(150, 16, 8), (150, 9, 7), (1030, 8, 16), (4100, 3, 5)] {
+        cases.push(weight_grad(rows, n, k, true));
+    }
     // Gates of ragged sizes, and of sizes that a matmul tile has.
     for (n, k, bias) in [(2, 3, false), (66, 33, true), (64, 40, false), (272, 72, false)] {
         for rows in [1, 37] {

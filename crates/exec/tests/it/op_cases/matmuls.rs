@@ -8,9 +8,23 @@ use plimsoll_graph::{Dim, Op};
 /// (experts, N, K): one expert, ragged columns, more experts than some batches have rows.
 const EXPERTS: [(u32, u64, u64); 4] = [(1, 8, 8), (3, 33, 17), (5, 40, 64), (9, 3, 40)];
 
-/// (V, K, rows of a chunk): two classes, an amino alphabet, several blocks of logits; one row at a time, ragged
-/// chunks, all rows at once.
-const HEADS: [(u64, u64, u32); 5] = [(2, 8, 1), (33, 24, 7), (33, 64, 32), (1100, 17, 64), (70, 400, 4096)];
+/// Tokens and (experts, N, K) with more than one tile of a GPU's kernels, of 128 rows and columns, or more than three
+/// stages of 64 terms; small enough for the cases with 16-bit operands.
+const TILES: [(u64, (u32, u64, u64)); 4] =
+    [(70, (2, 136, 8)), (5, (1, 8, 200)), (5, (1, 200, 8)), (115, (1, 8, 8))];
+
+/// (V, K, rows of a chunk): two classes, an amino alphabet, several blocks of logits, whole vectors of classes and
+/// columns, ragged ones; one row at a time, ragged chunks, all rows at once.
+const HEADS: [(u64, u64, u32); 8] = [
+    (2, 8, 1),
+    (33, 24, 7),
+    (33, 64, 32),
+    (1100, 17, 64),
+    (70, 400, 4096),
+    (40, 24, 16),
+    (5, 9, 4),
+    (1027, 16, 48),
+];
 
 /// Factor `c` of the tolerance of sums.
 const C: f32 = 2.0;
@@ -30,6 +44,9 @@ pub fn cases() -> Vec<Case> {
             cases.push(loss(rows, Dim::Tokens(1), sizes, bias, z_loss));
             cases.push(loss_grad(rows, sizes, bias, z_loss));
         }
+    }
+    for (rows, sizes) in TILES {
+        cases.extend([grouped(rows, sizes, true), input_grad(rows, sizes), weight_grad(rows, sizes, true)]);
     }
     cases.push(loss(5, Dim::Sequences(1), (3, 24, 2), true, 0.0));
     cases

@@ -1,7 +1,7 @@
 //! Five optimizer steps by a training program: micro-step, apply, evaluation.
 
 use super::fixture::{Fixture, Model, check};
-use super::{DENSE, MASKED, MIXTURES};
+use super::{DENSE, MASKED, MIXTURES, gpu};
 use crate::rig::{ByName, On};
 use plimsoll_exec::{Executor, PersistentKind, PersistentTensor};
 use plimsoll_graph::ops::{AdamW, Sgd};
@@ -232,13 +232,20 @@ fn of_the_head() {
     on(&On::every_cpu(), &["head"]);
 }
 
+#[test]
+fn of_every_fixture_on_a_gpu() {
+    for names in [DENSE, MIXTURES, MASKED, &["head"]] {
+        on(&gpu(), names);
+    }
+}
+
 /// Without clipping, each gradient is applied in the micro-step. If a gradient is not finite, the weights stay
 /// finite and the output `scale` reports that the step was skipped.
 #[test]
 fn a_gradient_that_is_not_finite_moves_nothing_behind_it() {
     let fixture = Fixture::open("head");
     let graph = fixture.graph(fixture.bounds());
-    for on in std::iter::once(On::Reference).chain(On::every_cpu()) {
+    for on in std::iter::once(On::Reference).chain(On::every_cpu()).chain(gpu()) {
         let mut run = start(&fixture, &graph, on, 1, RecomputePolicy::None);
         let k = run.executor.program().index(plans::MICRO).expect("a plan");
         assert!(run.executor.program().index(plans::APPLY).is_none(), "updates follow their gradients");
@@ -275,7 +282,7 @@ fn recomputation_changes_no_bit() {
     for name in ["moe_swiglu", "dnabert_s"] {
         let fixture = Fixture::open(name);
         let graph = fixture.dropping(fixture.bounds(), 0.2);
-        for on in [On::Reference, On::every_cpu()[0]] {
+        for on in [On::Reference, On::every_cpu()[0]].into_iter().chain(gpu()) {
             let steps = |remat| {
                 let mut run = start(&fixture, &graph, on, 1, remat);
                 let losses = [1, 2].map(|t| run.step(t));

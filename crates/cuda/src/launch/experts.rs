@@ -1,0 +1,342 @@
+//! Mixture of experts: routing, dispatch, and the matmuls of all experts. Invariant: how many rows an expert has is known
+//! in device memory only; grids are sized for the worst case, and blocks without work return at once.
+
+use super::rows::row_width;
+use super::{Call, Tensor};
+use crate::kernel::{Arg, File, Kernel, Shape};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::DType;
+use plimsoll_graph::ops::{
+    Combine, CombineGrad, Dispatch, DispatchGrad, GroupedLinear, GroupedLinearInputGrad,
+    GroupedLinearWeightGrad, Route, RouteGrad, RouterLoss, RouterLossGrad,
+};
+use plimsoll_plan::{
+    MAX_EXPERTS, ROUTE_CHUNK, ROUTER_LOSS_CHUNK, route_bytes, router_loss_bytes, router_loss_grad_bytes,
+};
+
+/// Warps of a block; each warp processes a token or a row.
+const WARPS: u64 = 8;
+/// Threads of a block.
+const THREADS: u32 = 32 * WARPS as u32;
+/// Threads of the block that adds the sums of all chunks.
+const MANY_THREADS: u32 = 1024;
+
+pub(super) fn combine(call: &mut Call<'_>, op: &Combine) -> Result<(), DeviceError> {
+    let (rows, gates, places, y) = (call.input(0)?, call.input(1)?, call.input(3)?, call.output(0)?);
+    let [rows_at, gates, places, y_at] = [rows, gates, places, y].map(|t| t.pointer());
+    let args = [rows_at, gates, places, y_at, call.status(), Arg::long(y.rows), Arg::int(y.columns)];
+    let kernel = rows_kernel("combine", rows.dtype, y.columns, op.top_k);
+    call.kernel(&kernel, by_warp(y.rows), &args)
+}
+
+pub(super) fn combine_grad(call: &mut Call<'_>, op: &CombineGrad) -> Result<(), DeviceError> {
+    let (dy, rows, gates) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    let (order, places) = (call.input(3)?, call.input(4)?);
+    one_type(call, &[Some(dy), Some(rows)])?;
+    let [drows, dgates] = [call.output_if(0)?, call.output_if(1)?].map(pointer_if);
+    let (choices, columns) = (Arg::long(rows.rows), Arg::int(rows.columns));
+    let kernel = rows_kernel("combine_grad", rows.dtype, rows.columns, op.top_k);
+    let [dy, rows_at, gates, order, places] = [dy, rows, gates, order, places].map(|t| t.pointer());
+    let args = [dy, rows_at, gates, order, places, drows, dgates, call.status(), choices, columns];
+    call.kernel(&kernel, by_warp(rows.rows), &args)
+}
+
+pub(super) fn dispatch(call: &mut Call<'_>, op: &Dispatch) -> Result<(), DeviceError> {
+    let (x, order, rows) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let [x, order, rows_at] = [x, order, rows].map(|t| t.pointer());
+    let args = [x, order, rows_at, call.status(), Arg::long(rows.rows), Arg::int(rows.columns)];
+    let kernel = rows_kernel("dispatch", rows.dtype, rows.columns, op.top_k);
+    call.kernel(&kernel, by_warp(rows.rows), &args)
+}
+
+pub(super) fn dispatch_grad(call: &mut Call<'_>, op: &DispatchGrad) -> Result<(), DeviceError> {
+    let (drows, places, dx) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let [drows_at, places, dx_at] = [drows, places, dx].map(|t| t.pointer());
+    let args = [drows_at, places, dx_at, call.status(), Arg::long(dx.rows), Arg::int(dx.columns)];
+    let kernel = rows_kernel("dispatch_grad", drows.dtype, dx.columns, op.top_k);
+    call.kernel(&kernel, by_warp(dx.rows), &args)
+}
+
+/// Returns a kernel on rows of `columns`, with the widest possible memory access.
+fn rows_kernel(entry: &'static str, dtype: DType, columns: u64, top_k: u32) -> Kernel {
+    let kernel = Kernel::new(File::Dispatch, entry, dtype).with("WIDTH", row_width(dtype, columns) as i64);
+    kernel.with("TOP_K", i64::from(top_k))
+}
+
+/// Returns a grid with a warp for each of `rows` rows.
+fn by_warp(rows: u64) -> Shape {
+    Shape::of(rows.div_ceil(WARPS), THREADS)
+}
+
+/// A grouped matmul: its output and sums, as `grouped.cu` numbers them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// `y = x W_e^T + b_e`.
+    Forward,
+    /// `dx = dy W_e`.
+    InputGrad,
+    /// `dW_e = dy_e^T x_e`.
+    WeightGrad,
+}
+
+/// Rows and columns of a tile of `grouped_mma`.
+const MMA_TILE: u64 = 128;
+/// Warps of `grouped_mma` along the rows, and along the columns.
+const MMA_WARPS: (u32, u32) = (2, 4);
+/// Pipeline stages of `grouped_mma` in shared memory; three of 32 KB are within the 99 KB of a block on compute
+/// capability 8.6 and 8.9.
+const MMA_STAGES: u32 = 3;
+/// Rows and columns of a tile of `grouped`.
+const TILE: u64 = 64;
+
+/// Returns the kernel of a grouped matmul of experts (N, K), its tile, and the launch configuration of a block.
+fn grouped_kernel(form: Form, dtype: DType, n: u64, k: u64) -> (Kernel, u64, Shape) {
+    let number = match form {
+        Form::Forward => 0,
+        Form::InputGrad => 1,
+        Form::WeightGrad => 2,
+    };
+    if dtype == DType::F32 || !n.is_multiple_of(8) || !k.is_multiple_of(8) {
+        let kernel = Kernel::new(File::Grouped, "grouped", dtype).with("FORM", number);
+        return (kernel, TILE, Shape::of(1, 256));
+    }
+    let kernel = Kernel::new(File::Grouped, "grouped_mma", dtype)
+        .with("FORM", number)
+        .with("BM", MMA_TILE as i64)
+        .with("BN", MMA_TILE as i64)
+        .with("ROW_WARPS", i64::from(MMA_WARPS.0))
+        .with("COLUMN_WARPS", i64::from(MMA_WARPS.1))
+        .with("STAGES", i64::from(MMA_STAGES));
+    // A stage has 128 bytes of terms for each row and column of the tile.
+    let shared = MMA_STAGES * 2 * MMA_TILE as u32 * 128;
+    (kernel, MMA_TILE, Shape { shared, ..Shape::of(1, 32 * MMA_WARPS.0 * MMA_WARPS.1) })
+}
+
+/// A grouped matmul over `rows` rows, with expert matrices (N, K).
+struct Grouped {
+    form: Form,
+    a: Tensor,
+    b: Tensor,
+    bias: Option<Tensor>,
+    offsets: Tensor,
+    y: Tensor,
+    n: u64,
+    k: u64,
+    experts: u32,
+}
+
+impl Grouped {
+    fn launch(&self, call: &mut Call<'_>) -> Result<(), DeviceError> {
+        let &Self { form, a, b, bias, offsets, y, n, k, experts } = self;
+        one_type(call, &[Some(a), Some(b), bias, Some(y)])?;
+        let (kernel, tile, block) = grouped_kernel(form, a.dtype, n, k);
+        // Tiles of rows of one expert are at most one per `tile` rows and one more per expert; the rows behind the last
+        // offset count as another expert (`group_of` in grouped.cu).
+        let tiles = match form {
+            Form::Forward => (a.rows / tile + u64::from(experts) + 1) * n.div_ceil(tile),
+            Form::InputGrad => (a.rows / tile + u64::from(experts) + 1) * k.div_ceil(tile),
+            Form::WeightGrad => u64::from(experts) * n.div_ceil(tile) * k.div_ceil(tile),
+        };
+        let shape = Shape { blocks: Shape::of(tiles, block.threads).blocks, ..block };
+        let [a_at, b_at, y_at, offsets] = [a, b, y, offsets].map(|t| t.pointer());
+        let sizes = [Arg::int(a.rows), Arg::int(n), Arg::int(k), Arg::int(experts)];
+        let [rows, n, k, experts] = sizes;
+        let args = [a_at, b_at, pointer_if(bias), y_at, offsets, call.status(), rows, n, k, experts];
+        call.kernel(&kernel, shape, &args)
+    }
+}
+
+pub(super) fn grouped_linear(call: &mut Call<'_>, op: &GroupedLinear) -> Result<(), DeviceError> {
+    let (a, b, y) = (call.input(0)?, call.input(1)?, call.output(0)?);
+    let bias = op.bias.then(|| call.input(2)).transpose()?;
+    let offsets = call.input(2 + usize::from(op.bias))?;
+    let (n, k, experts) = (y.columns, a.columns, op.experts);
+    Grouped { form: Form::Forward, a, b, bias, offsets, y, n, k, experts }.launch(call)
+}
+
+pub(super) fn grouped_input_grad(call: &mut Call<'_>, op: &GroupedLinearInputGrad) -> Result<(), DeviceError> {
+    let (a, b, offsets, y) = (call.input(0)?, call.input(1)?, call.input(2)?, call.output(0)?);
+    let (n, k, experts) = (a.columns, y.columns, op.experts);
+    Grouped { form: Form::InputGrad, a, b, bias: None, offsets, y, n, k, experts }.launch(call)
+}
+
+pub(super) fn grouped_weight_grad(
+    call: &mut Call<'_>,
+    op: &GroupedLinearWeightGrad,
+) -> Result<(), DeviceError> {
+    let (a, b, offsets) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    if let Some(y) = call.output_if(0)? {
+        let (n, k, experts) = (a.columns, b.columns, op.experts);
+        Grouped { form: Form::WeightGrad, a, b, bias: None, offsets, y, n, k, experts }.launch(call)?;
+    }
+    let Some(db) = call.output_if(1)? else { return Ok(()) };
+    let kernel = column_sums_kernel(a.dtype, a.columns);
+    let blocks = a.columns.div_ceil(32 * row_width(a.dtype, a.columns));
+    let shape = Shape { blocks: (op.experts, blocks as u32, 1), threads: THREADS, shared: 0 };
+    let (rows, n) = (Arg::int(a.rows), Arg::int(a.columns));
+    let args = [a.pointer(), offsets.pointer(), db.pointer(), call.status(), rows, n];
+    call.kernel(&kernel, shape, &args)
+}
+
+fn column_sums_kernel(dtype: DType, columns: u64) -> Kernel {
+    Kernel::new(File::Grouped, "column_sums", dtype).with("WIDTH", row_width(dtype, columns) as i64)
+}
+
+pub(super) fn route(call: &mut Call<'_>, op: &Route) -> Result<(), DeviceError> {
+    let logits = call.input(0)?;
+    let (tokens, experts, top_k) = (logits.rows, u64::from(op.experts), u64::from(op.top_k));
+    let kernel = |entry| route_kernel(entry, logits.dtype, experts, ROUTE_CHUNK);
+    let parts = route_bytes(tokens, experts, top_k);
+    let [chosen, counts, totals] = parts_of(call, parts)?.map(Arg::pointer);
+    let chunks = tokens.div_ceil(ROUTE_CHUNK);
+    let mut outs = [Arg::pointer(0); 6];
+    for (i, out) in outs.iter_mut().enumerate() {
+        *out = pointer_if(call.output_if(i)?);
+    }
+    let [gates, experts_at, order, places, offsets, dropped] = outs;
+    let (t, k, renormalise) = (Arg::int(tokens), Arg::int(top_k), Arg::int(i32::from(op.renormalise)));
+    check_experts(call, experts)?;
+
+    let args = [logits.pointer(), gates, experts_at, chosen, counts, t, k, renormalise];
+    call.kernel(&kernel("choose"), Shape::of(chunks, THREADS), &args)?;
+    let args = [counts, totals, Arg::int(chunks)];
+    call.kernel(&kernel("rank_chunks"), Shape::of(experts, THREADS), &args)?;
+    let limit = op.limit(tokens).map_or(i32::MAX, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
+    let args = [
+        chosen,
+        counts,
+        totals,
+        gates,
+        order,
+        places,
+        offsets,
+        dropped,
+        t,
+        k,
+        Arg::int(chunks),
+        Arg::int(limit),
+    ];
+    // Without tokens, a block still writes the offsets.
+    call.kernel(&kernel("place"), Shape::of(chunks.max(1), THREADS), &args)
+}
+
+pub(super) fn route_grad(call: &mut Call<'_>, op: &RouteGrad) -> Result<(), DeviceError> {
+    let (dgates, logits, experts) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    let (places, dlogits) = (call.input(3)?, call.output(0)?);
+    check_experts(call, logits.columns)?;
+    let kernel = route_kernel("route_grad", logits.dtype, logits.columns, ROUTE_CHUNK);
+    let sizes = [logits.rows, dgates.columns, u64::from(op.renormalise)].map(Arg::int);
+    let [dgates, logits_at, experts, places, dlogits] =
+        [dgates, logits, experts, places, dlogits].map(|t| t.pointer());
+    let [tokens, top_k, renormalise] = sizes;
+    let args = [dgates, logits_at, experts, places, dlogits, call.status(), tokens, top_k, renormalise];
+    call.kernel(&kernel, by_warp(logits.rows), &args)
+}
+
+pub(super) fn router_loss(call: &mut Call<'_>, op: &RouterLoss) -> Result<(), DeviceError> {
+    let (logits, experts) = (call.input(0)?, call.input(1)?);
+    check_experts(call, logits.columns)?;
+    let kernel = |entry| route_kernel(entry, logits.dtype, logits.columns, ROUTER_LOSS_CHUNK);
+    let [sums, counts] = parts_of(call, router_loss_bytes(logits.rows, logits.columns))?.map(Arg::pointer);
+    let chunks = logits.rows.div_ceil(ROUTER_LOSS_CHUNK);
+    let (tokens, top_k) = (Arg::int(logits.rows), Arg::int(experts.columns));
+
+    let args = [logits.pointer(), experts.pointer(), sums, counts, call.status(), tokens, top_k];
+    call.kernel(&kernel("router_sums"), Shape::of(chunks, THREADS), &args)?;
+    let [loss, balance, z] = [call.output_if(0)?, call.output_if(1)?, call.output_if(2)?].map(pointer_if);
+    let weights = [Arg::float(op.balance), Arg::float(op.z)];
+    let args = [sums, counts, loss, balance, z, Arg::int(chunks), tokens, top_k, weights[0], weights[1]];
+    call.kernel(&kernel("router_loss"), Shape::of(1, MANY_THREADS), &args)
+}
+
+pub(super) fn router_loss_grad(call: &mut Call<'_>, op: &RouterLossGrad) -> Result<(), DeviceError> {
+    let (dloss, logits, experts) = (call.input(0)?, call.input(1)?, call.input(2)?);
+    let dlogits = call.output(0)?;
+    check_experts(call, logits.columns)?;
+    let kernel = |entry| route_kernel(entry, logits.dtype, logits.columns, ROUTER_LOSS_CHUNK);
+    let [counts, shares] =
+        parts_of(call, router_loss_grad_bytes(logits.rows, logits.columns))?.map(Arg::pointer);
+    let chunks = logits.rows.div_ceil(ROUTER_LOSS_CHUNK);
+    let (tokens, top_k) = (Arg::int(logits.rows), Arg::int(experts.columns));
+
+    let args = [experts.pointer(), counts, call.status(), tokens, top_k];
+    call.kernel(&kernel("count_choices"), Shape::of(chunks, THREADS), &args)?;
+    let args = [counts, shares, Arg::int(chunks), tokens, top_k];
+    call.kernel(&kernel("expert_shares"), Shape::of(1, MANY_THREADS), &args)?;
+    let (balance, z) = (Arg::float(op.balance), Arg::float(op.z));
+    let args = [dloss.pointer(), logits.pointer(), shares, dlogits.pointer(), tokens, balance, z];
+    call.kernel(&kernel("router_loss_grad"), by_warp(logits.rows), &args)
+}
+
+fn route_kernel(entry: &'static str, dtype: DType, experts: u64, chunk: u64) -> Kernel {
+    Kernel::new(File::Route, entry, dtype).with("EXPERTS", experts as i64).with("CHUNK", chunk as i64)
+}
+
+/// Checks that a router has at most [`MAX_EXPERTS`] experts; the kernel table checks this of [`Route`] only.
+fn check_experts(call: &Call<'_>, experts: u64) -> Result<(), DeviceError> {
+    match (1..=u64::from(MAX_EXPERTS)).contains(&experts) {
+        true => Ok(()),
+        false => Err(call.refused(format!("{experts} experts; GPUs route to 1 to {MAX_EXPERTS}"))),
+    }
+}
+
+/// Addresses of the parts of the workspace, which follow one another. Fails if they do not fit.
+fn parts_of<const N: usize>(call: &Call<'_>, sizes: [u64; N]) -> Result<[u64; N], DeviceError> {
+    let (start, bytes) = call.workspace()?;
+    let (mut parts, mut used) = ([0; N], 0);
+    for (part, size) in parts.iter_mut().zip(sizes) {
+        *part = start + used;
+        used += size;
+    }
+    match used <= bytes.0 {
+        true => Ok(parts),
+        false => Err(call.refused(format!("its workspace has {} bytes, and it needs {used}", bytes.0))),
+    }
+}
+
+/// Address of a tensor, null if there is none.
+fn pointer_if(tensor: Option<Tensor>) -> Arg {
+    Arg::pointer(tensor.map_or(0, |tensor| tensor.address))
+}
+
+/// Checks that all operands have the same element type.
+fn one_type(call: &Call<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
+    let mut dtypes = operands.iter().flatten().map(|operand| operand.dtype);
+    let first = dtypes.next();
+    match dtypes.find(|&dtype| Some(dtype) != first) {
+        None => Ok(()),
+        Some(other) => {
+            let first = first.map_or("", DType::name);
+            Err(call.refused(format!("operands must have one float type, not {first} and {}", other.name())))
+        }
+    }
+}
+
+pub(super) fn every_kernel() -> Vec<Kernel> {
+    let mut kernels = vec![];
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        // One expert, one vector of a warp, several.
+        for experts in [1, 33, 64, 256] {
+            kernels.extend(["choose", "route_grad"].map(|e| route_kernel(e, dtype, experts, ROUTE_CHUNK)));
+            let losses = ["router_sums", "router_loss_grad"];
+            kernels.extend(losses.map(|entry| route_kernel(entry, dtype, experts, ROUTER_LOSS_CHUNK)));
+            // Independent of the element type.
+            if dtype == DType::F32 {
+                kernels.extend(["rank_chunks", "place"].map(|e| route_kernel(e, dtype, experts, ROUTE_CHUNK)));
+                let losses = ["router_loss", "count_choices", "expert_shares"];
+                kernels.extend(losses.map(|entry| route_kernel(entry, dtype, experts, ROUTER_LOSS_CHUNK)));
+            }
+        }
+        // Aligned rows, and unaligned rows; one choice, and several.
+        for (columns, top_k) in [(1280, 2), (33, 1), (1280, 8), (33, 17)] {
+            let entries = ["dispatch", "dispatch_grad", "combine", "combine_grad"];
+            kernels.extend(entries.map(|entry| rows_kernel(entry, dtype, columns, top_k)));
+        }
+        for form in [Form::Forward, Form::InputGrad, Form::WeightGrad] {
+            kernels.extend([(3072, 768), (33, 17)].map(|(n, k)| grouped_kernel(form, dtype, n, k).0));
+        }
+        kernels.extend([3072, 33].map(|columns| column_sums_kernel(dtype, columns)));
+    }
+    kernels.dedup();
+    kernels
+}

@@ -1,0 +1,283 @@
+//! Gradients of a matmul, and the transposes and sums over rows that they consist of. Invariant: sums over rows are added
+//! in an order that depends on the number of rows and the shapes only.
+
+use super::rows::{cast_to, row_width};
+use super::{Call, Tensor};
+use crate::gemm::{GemmForm, MANY_ROWS, Norm, Operands, OwnProduct, Product, ProductForm, ProductOperands};
+use crate::kernel::{Arg, File, Kernel, Shape, code};
+use plimsoll_exec::DeviceError;
+use plimsoll_graph::ops::{Epilogue, LinearWeightGrad};
+use plimsoll_graph::{Bytes, DType};
+use plimsoll_plan::{
+    BIAS_ROWS, GRAD_ROWS, WORKSPACE_ALIGN, input_grad_parts, library_sums_rows, weight_grad_parts,
+};
+
+/// Threads of a block of the kernels in this file.
+const THREADS: u32 = 256;
+
+/// dx (R, K) = dy (R, N) W (N, K): the forward matmul with W transposed, so it has that matmul's order of sums and its
+/// kernels.
+pub(super) fn input_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let (dy, w) = (call.input(0)?, call.input(1)?);
+    let Some(dx) = call.output_if(0)? else { return Ok(()) };
+    let (n, k, dtype) = (dy.columns, w.columns, dy.dtype);
+    same_types(call, dtype, &[w, dx])?;
+    let parts = input_grad_parts(n, k, dtype);
+    let [transposed, library] = carve(call, parts)?;
+    transpose(call, w, transposed, n)?;
+    let operands = Factors { x: dy.address, w: transposed, y: dx.address, rows: dy.rows };
+    forward(call, [k, n], dtype, operands, (library, parts[1]))
+}
+
+/// dw (N, K) = dy (R, N)^T x (R, K), db (N) = sums of the columns of dy.
+pub(super) fn weight_grad(call: &mut Call<'_>, op: &LinearWeightGrad) -> Result<(), DeviceError> {
+    let (dy, x, dw) = (call.input(0)?, call.input(1)?, call.output_if(0)?);
+    let db = if op.bias { call.output_if(1)? } else { None };
+    let (rows, n, k, dtype) = (dy.rows, dy.columns, x.columns, dy.dtype);
+    let parts = weight_grad_parts(rows, n, k, dtype);
+    let [dy_t, x_t, wide, sums, library] = carve(call, parts)?;
+    if let Some(dw) = dw {
+        same_types(call, dtype, &[x, dw])?;
+        let over = OverRows { x, y: dy, classes: n, transposed: [dy_t, x_t], library: (library, parts[4]) };
+        if library_sums_rows(dtype, [n, k]) {
+            over.by_library(call, dw.address, dtype, MANY_ROWS, false)?;
+        } else if dtype == DType::F32 {
+            over.by_own(call, dw.address, false)?;
+        } else {
+            over.by_own(call, wide, false)?;
+            round(call, wide, dw.address, dtype, n * k)?;
+        }
+    }
+    if let Some(db) = db {
+        column_sums(call, dy, sums, None, Sums { at: db.address, dtype: db.dtype, columns: n })?;
+    }
+    Ok(())
+}
+
+/// Divides the workspace into parts; returns their addresses.
+pub(super) fn carve<const N: usize>(call: &Call<'_>, parts: [Bytes; N]) -> Result<[u64; N], DeviceError> {
+    let (address, planned) = call.workspace()?;
+    let mut end = 0;
+    let addresses = parts.map(|part| {
+        let at = address + end;
+        end += part.align_up(WORKSPACE_ALIGN).0;
+        at
+    });
+    match end <= planned.0 {
+        true => Ok(addresses),
+        false => Err(call.refused(format!("its workspace is {planned}, and it needs {}", Bytes(end)))),
+    }
+}
+
+/// Checks that operands have one float type.
+pub(super) fn same_types(call: &Call<'_>, dtype: DType, others: &[Tensor]) -> Result<(), DeviceError> {
+    match others.iter().find(|other| other.dtype != dtype) {
+        None => Ok(()),
+        Some(other) => Err(call.refused(format!(
+            "operands must have one float type, not {} and {}",
+            dtype.name(),
+            other.dtype.name()
+        ))),
+    }
+}
+
+/// Device addresses of `y (R, N) = x (R, K) w (N, K)^T`, and R.
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
+    pub(super) x: u64,
+    pub(super) w: u64,
+    pub(super) y: u64,
+    pub(super) rows: u64,
+}
+
+/// Prepares or runs a forward matmul without bias.
+pub(super) fn forward(
+    call: &mut Call<'_>,
+    [n, k]: [u64; 2],
+    dtype: DType,
+    of: Factors,
+    (scratch, bytes): (u64, Bytes),
+) -> Result<(), DeviceError> {
+    let Factors { x, w, y, rows } = of;
+    let form = GemmForm { n, k, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None };
+    let (scales, norm, workspace) = ((0, 0), Norm::default(), (scratch, bytes.0));
+    let operands = Operands { x, w, scales, bias: 0, residual: 0, norm, y, rows, workspace };
+    if rows == 0 {
+        return Ok(());
+    }
+    match call.preparing {
+        true => call.gemm.prepare(call.context, call.kernels, form, &operands)?,
+        false => call.gemm.run(call.context, call.kernels, form, &operands)?,
+    }
+    Ok(())
+}
+
+/// A product summed over rows: d (N, K) = y (R, N)^T x (R, K), of which the first `classes` rows are wanted.
+pub(super) struct OverRows {
+    pub(super) x: Tensor,
+    pub(super) y: Tensor,
+    pub(super) classes: u64,
+    /// Workspace for the transposes of y and of x.
+    pub(super) transposed: [u64; 2],
+    /// Workspace for the library.
+    pub(super) library: (u64, Bytes),
+}
+
+impl OverRows {
+    /// Computes all rows of d by cuBLASLt in type `out`; `accumulate` adds them to d. `most` is the largest number of rows
+    /// of any product of the op, at most [`MANY_ROWS`].
+    pub(super) fn by_library(
+        &self,
+        call: &mut Call<'_>,
+        d: u64,
+        out: DType,
+        most: u64,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        let &Self { x, y, library: (scratch, bytes), .. } = self;
+        let (n, k, dtype, rows) = (y.columns, x.columns, x.dtype, x.rows);
+        let form = ProductForm { product: Product::OverRows, n, k, dtype, out, rows: most };
+        let workspace = (scratch, bytes.0);
+        let operands = ProductOperands { x: x.address, y: y.address, d, rows, accumulate, workspace };
+        match call.preparing {
+            true => call.gemm.prepare_product(form)?,
+            false if rows > 0 => call.gemm.run_product(call.context, form, &operands)?,
+            false if !accumulate => zero(call, d, Bytes(n * k * out.size()))?,
+            false => {}
+        }
+        Ok(())
+    }
+
+    /// Computes the wanted rows of d by our own kernels in f32, [`GRAD_ROWS`] rows of x and y at a time; `accumulate` adds
+    /// them to d.
+    pub(super) fn by_own(&self, call: &mut Call<'_>, d: u64, accumulate: bool) -> Result<(), DeviceError> {
+        let &Self { x, y, classes, transposed: [y_t, x_t], .. } = self;
+        // Without rows, a product of no terms writes zeros.
+        let chunks = if call.preparing { 1 } else { x.rows.div_ceil(GRAD_ROWS).max(1) };
+        for chunk in 0..chunks {
+            let first = chunk * GRAD_ROWS;
+            let rows = GRAD_ROWS.min(x.rows - first);
+            // Rows of the transposes are padded to 16 bytes, so that one kernel is for any number of rows.
+            let padded = rows.next_multiple_of(8);
+            let of = |tensor: Tensor| part(tensor, first, rows);
+            transpose(call, of(y), y_t, padded)?;
+            transpose(call, of(x), x_t, padded)?;
+            let product = OwnProduct {
+                dtype: x.dtype,
+                x: y_t,
+                w: x_t,
+                y: d,
+                rows: classes,
+                n: x.columns,
+                k: padded,
+                accumulate: accumulate || chunk > 0,
+            };
+            own(call, &product)?;
+        }
+        Ok(())
+    }
+}
+
+/// Prepares or runs a product by our own kernels.
+pub(super) fn own(call: &mut Call<'_>, product: &OwnProduct) -> Result<(), DeviceError> {
+    match call.preparing {
+        true => product.prepare(call.context, call.kernels)?,
+        false => product.run(call.context, call.kernels)?,
+    }
+    Ok(())
+}
+
+/// Rows `first..first + rows` of a matrix.
+pub(super) fn part(of: Tensor, first: u64, rows: u64) -> Tensor {
+    Tensor { address: of.address + first * of.columns * of.dtype.size(), rows, ..of }
+}
+
+/// Writes zeros.
+pub(super) fn zero(call: &Call<'_>, address: u64, bytes: Bytes) -> Result<(), DeviceError> {
+    if call.preparing || bytes == Bytes::ZERO {
+        return Ok(());
+    }
+    let api = call.context.api;
+    // SAFETY: the range is an output, or a part of the workspace.
+    let code = unsafe { (api.cuMemsetD8Async)(address, 0, bytes.0 as usize, call.context.stream) };
+    Ok(api.check("cuMemsetD8Async", code)?)
+}
+
+/// Rounds f32 elements to another type.
+pub(super) fn round(
+    call: &mut Call<'_>,
+    from: u64,
+    to: u64,
+    dtype: DType,
+    elements: u64,
+) -> Result<(), DeviceError> {
+    let (kernel, shape, args) = cast_to((DType::F32, dtype), from, to, elements);
+    call.kernel(&kernel, shape, &args)
+}
+
+/// Transposes x (R, C) to y (C, `stride`), with zeros in the columns of y behind R. 16-byte loads need an x whose first
+/// row is aligned.
+pub(super) fn transpose(call: &mut Call<'_>, x: Tensor, y: u64, stride: u64) -> Result<(), DeviceError> {
+    const TILE: u64 = 64;
+    let blocks = (x.columns.div_ceil(TILE) as u32, stride.div_ceil(TILE) as u32, 1);
+    let args = [x.pointer(), Arg::pointer(y), Arg::int(x.rows), Arg::int(x.columns), Arg::int(stride)];
+    let kernel = transpose_kernel(x.dtype, x.columns, stride);
+    call.kernel(&kernel, Shape { blocks, threads: THREADS, shared: 0 }, &args)
+}
+
+fn transpose_kernel(dtype: DType, columns: u64, stride: u64) -> Kernel {
+    let aligned = |columns| i64::from(row_width(dtype, columns) > 1);
+    Kernel::new(File::Transpose, "transpose", dtype)
+        .with("ALIGNED_IN", aligned(columns))
+        .with("ALIGNED_OUT", aligned(stride))
+}
+
+/// A vector to which sums are written.
+#[derive(Clone, Copy)]
+pub(super) struct Sums {
+    pub(super) at: u64,
+    pub(super) dtype: DType,
+    /// Number of elements: at most the columns of the matrix.
+    pub(super) columns: u64,
+}
+
+/// Writes to `y` the sums of the columns of x over its rows, plus the f32 vector at `add`, which may be `y`. Needs a
+/// workspace of a f32 row for every [`BIAS_ROWS`] rows of x.
+pub(super) fn column_sums(
+    call: &mut Call<'_>,
+    x: Tensor,
+    workspace: u64,
+    add: Option<u64>,
+    y: Sums,
+) -> Result<(), DeviceError> {
+    let (width, chunks) = (row_width(x.dtype, x.columns), x.rows.div_ceil(BIAS_ROWS));
+    let blocks = (x.columns.div_ceil(32 * width) as u32, chunks as u32, 1);
+    let args = [x.pointer(), Arg::pointer(workspace), Arg::long(x.rows), Arg::int(x.columns)];
+    let shape = Shape { blocks, threads: THREADS, shared: 0 };
+    call.kernel(&partials_kernel(x.dtype, x.columns), shape, &args)?;
+    let pointers = [Arg::pointer(workspace), Arg::pointer(add.unwrap_or(0)), Arg::pointer(y.at)];
+    let sizes = [Arg::int(chunks), Arg::int(y.columns), Arg::int(x.columns)];
+    let args = [pointers[0], pointers[1], pointers[2], sizes[0], sizes[1], sizes[2]];
+    call.kernel(&totals_kernel(y.dtype), Shape::of(y.columns.div_ceil(32), THREADS), &args)
+}
+
+fn partials_kernel(dtype: DType, columns: u64) -> Kernel {
+    Kernel::new(File::Sums, "column_partials", dtype)
+        .with("ROWS", BIAS_ROWS as i64)
+        .with("WIDTH", row_width(dtype, columns) as i64)
+}
+
+fn totals_kernel(out: DType) -> Kernel {
+    Kernel::new(File::Sums, "column_totals", DType::F32).with("OUT", code(out))
+}
+
+pub(super) fn every_kernel() -> Vec<Kernel> {
+    let mut kernels = vec![];
+    for dtype in [DType::F32, DType::Bf16, DType::F16] {
+        let widths = [(1280, 1280), (33, 1280), (1280, 33), (33, 33)];
+        kernels.extend(widths.map(|(columns, stride)| transpose_kernel(dtype, columns, stride)));
+        kernels.extend([1280, 33].map(|columns| partials_kernel(dtype, columns)));
+        kernels.push(totals_kernel(dtype));
+    }
+    kernels
+}
