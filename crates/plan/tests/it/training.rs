@@ -7,8 +7,8 @@ use plimsoll_graph::ops::{
 };
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
-    Kernels, Optimizer, ParameterGroup, PlanError, Precision, Program, RecomputePolicy, Region, RematChoice,
-    Target, Training, TrainingSearch, check, passes,
+    Optimizer, ParameterGroup, PlanError, Precision, Program, RecomputePolicy, Region, RematChoice, Target,
+    Training, TrainingSearch, check, passes,
     training::{Solver, plans},
 };
 

@@ -103,6 +103,11 @@ impl Trainable for Toy {
         })
     }
 
+    fn timed_micro_step(&mut self) -> Result<Vec<(String, Duration)>, TrainError> {
+        self.micro_step(false, 1.0)?;
+        Ok(vec![("toy".to_owned(), Duration::ZERO)])
+    }
+
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError> {
         let norm = self.gradient.iter().map(|g| f64::from(g * unscale).powi(2)).sum::<f64>().sqrt();
         if norm.is_finite() {
@@ -144,6 +149,14 @@ impl Trainable for Toy {
 
     fn plan(&self) -> Result<Value, TrainError> {
         Ok(json!({}))
+    }
+
+    fn device(&self) -> String {
+        "a toy".to_owned()
+    }
+
+    fn budget(&self) -> Bytes {
+        Bytes(1 << 20)
     }
 
     fn peak(&self) -> Bytes {

@@ -5,7 +5,7 @@
 
 use crate::rig::{Folder, fixture};
 use crate::train::{lines, names, seen};
-use plimsoll_runtime::{Failure, Silent};
+use plimsoll_runtime::{Device, Failure, Silent};
 use plimsoll_train::config::schema::{leaves, schema};
 use plimsoll_train::config::{ModelKind, TrainConfig};
 use plimsoll_train::schedule::{Rate, hyper};
@@ -194,7 +194,8 @@ fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainErr
         Real => {
             let folder = Folder::new(&format!("train-key-{key}"));
             let request = Request { config: c.clone(), output: folder.0.clone(), resume: Resume::Never };
-            let report = train_with(&request, &mut |config, observer| open(config, observer), &mut Silent)?;
+            let report =
+                train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)?;
             format!("{:?} {}", lines(&folder), report.run_record["choices"])
         }
     })

@@ -9,7 +9,7 @@ use plimsoll_exec::{Executor, PersistentKind};
 use plimsoll_graph::StateKind;
 use plimsoll_plan::{Program, check};
 use plimsoll_runtime::session::Site;
-use plimsoll_runtime::{Settings, Silent};
+use plimsoll_runtime::{Device, Settings, Silent};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Request, Resume, open, priced, train_with};
 use stats_alloc::Region;
@@ -228,8 +228,9 @@ fn planned_is_held_for_three_hundred_configurations() {
         if k % STEPS == 0 {
             let output = Folder::new("train-planned-run");
             let request = Request { config, output: output.0.clone(), resume: Resume::Never };
-            let report = train_with(&request, &mut |config, observer| open(config, observer), &mut Silent)
-                .unwrap_or_else(|e| panic!("{what}: {e}"));
+            let report =
+                train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
+                    .unwrap_or_else(|e| panic!("{what}: {e}"));
             let record = &report.run_record;
             let data = record["plan"]["host"].as_object().expect("lines").values();
             let data: u64 = data.map(|bytes| bytes.as_u64().expect("bytes")).sum();

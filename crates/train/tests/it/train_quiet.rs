@@ -3,7 +3,7 @@
 
 use crate::ALLOCATOR;
 use crate::folders::{Folder, fixture, in_own_process};
-use plimsoll_runtime::Silent;
+use plimsoll_runtime::{Device, Silent};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
 use plimsoll_train::{Request, Resume, Trainable, open, train_with};
@@ -78,7 +78,7 @@ fn a_training_step_allocates_nothing() {
     }
     for (what, flags) in SUBJECTS {
         let config = config(flags);
-        let mut model = open(&config, &mut Silent).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let mut model = open(&config, Device::Cpu, &mut Silent).unwrap_or_else(|e| panic!("{what}: {e}"));
         let micro = config.batch.micro_tokens.0.expect("given");
         let told = hyper(model.optimizer(), &config.optimizer, 1e-3, 3);
         let (mut least, mut steps) = (usize::MAX, 0);
@@ -120,7 +120,7 @@ fn the_loop_around_a_step_allocates_its_line() {
         let config = config(&format!("{flags} run.steps={steps}"));
         let request = Request { config, output: folder.0.clone(), resume: Resume::Never };
         let region = Region::new(ALLOCATOR);
-        train_with(&request, &mut |config, observer| open(config, observer), &mut Silent)
+        train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         region.change().allocations
     };

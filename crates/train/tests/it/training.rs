@@ -4,7 +4,7 @@
 use crate::rig::{Folder, fixture};
 use crate::train::{RecordingObserver, bits, lines};
 use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
-use plimsoll_runtime::{Failure, Level, Observer, Progress, Silent};
+use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Silent};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Ended, Request, Resume, TrainError, TrainReport, open, priced, train_with};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ pub fn try_train(
     let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(text, "test", &flags).unwrap_or_else(|e| panic!("{flags:?}: {e}"));
     let request = Request { config, output: output.to_owned(), resume: Resume::Auto };
-    train_with(&request, &mut |config, observer| open(config, observer), ear)
+    train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), ear)
 }
 
 pub fn train(output: &Path, text: &str, flags: &str) -> TrainReport {
@@ -511,8 +511,11 @@ fn a_language_model_reads_sentence_pieces() {
     let config: Vec<String> = format!("{flags} run.steps=13").split_whitespace().map(str::to_owned).collect();
     let config = TrainConfig::parse(TINY, "test", &config).expect("a configuration");
     let request = Request { config, output: folder.path("run"), resume: Resume::Auto };
-    let error =
-        train_with(&request, &mut |config, observer| open(config, observer), &mut RecordingObserver::default())
-            .expect_err("other data");
+    let error = train_with(
+        &request,
+        &mut |config, observer| open(config, Device::Cpu, observer),
+        &mut RecordingObserver::default(),
+    )
+    .expect_err("other data");
     assert!(error.to_string().contains("the saved position belongs to other data"), "{error}");
 }
