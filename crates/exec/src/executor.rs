@@ -10,6 +10,7 @@ use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
 use crate::submit::InFlightStep;
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec, ValueId};
 use plimsoll_plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// Byte that gives NaN in every float format.
@@ -110,6 +111,19 @@ impl Executor {
         for weight in Weight::resident(program, plan) {
             let upload = &mut |at, part: &[u8]| device.upload(at, part);
             weight.load(upload, &mut Buffers::of(std::iter::once(&weight)), read)?;
+        }
+        Ok(())
+    }
+
+    /// Loads the resident parameters of every plan. A parameter that several plans share is read and uploaded once.
+    pub fn load_all_plans(&mut self, read: ReadParam<'_>) -> Result<(), DeviceError> {
+        let Self { device, program, .. } = self;
+        let mut loaded = BTreeSet::new();
+        for plan in 0..program.plans().len() {
+            for weight in Weight::resident(program, plan).filter(|weight| loaded.insert(weight.at)) {
+                let upload = &mut |at, part: &[u8]| device.upload(at, part);
+                weight.load(upload, &mut Buffers::of(std::iter::once(&weight)), read)?;
+            }
         }
         Ok(())
     }

@@ -109,7 +109,7 @@ fn ended(thread: ScopedJoinHandle<'_, Result<(), DeviceError>>) -> Result<(), De
 
 /// A parameter, its address in the arena and its layout.
 pub(crate) struct Weight {
-    at: u64,
+    pub(crate) at: u64,
     param: Param,
     shape: Shape,
 }

@@ -7,8 +7,8 @@ use plimsoll_graph::ops::{
 };
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
-    Optimizer, ParameterGroup, PlanError, Precision, Program, RecomputePolicy, Region, RematChoice, Target,
-    Training, TrainingSearch, check, passes,
+    Kernels, Optimizer, ParameterGroup, PlanError, Precision, Program, RecomputePolicy, Region, RematChoice,
+    Target, Training, TrainingSearch, check, passes,
     training::{Solver, plans},
 };
 
@@ -321,11 +321,17 @@ fn every_target_plans_training() {
     }
 }
 
+/// GPU target with the kernels of the reference, which need no workspace: for a small model the workspace of matmuls
+/// would hide the effect of the budget.
+fn without_workspace(name: &str) -> Target {
+    Target { kernels: Kernels::Reference, ..target(name) }
+}
+
 /// A larger budget never gives a slower program of the same optimizer, the first optimizer that fits is used, every
 /// program is within its budget, and a budget below the minimum is refused.
 #[test]
 fn the_search_is_monotone_in_the_budget() {
-    let target = target("4090");
+    let target = without_workspace("4090");
     let build = |tokens, _, layers| {
         let graph = language_model(layers, 64, 512, tokens);
         Ok((graph.clone(), graph))
@@ -370,8 +376,7 @@ fn the_search_is_monotone_in_the_budget() {
 /// The stored bytes of a choice are a lower bound on its plan, so that a search may skip choices above the budget.
 #[test]
 fn what_is_kept_bounds_every_plan() {
-    // Kernels without workspace: for a small model the workspace of matmuls would hide how tight the bound is.
-    let target = target("4090");
+    let target = without_workspace("4090");
     for (accumulation, precision) in [(1, Precision::F32), (4, Precision::Bf16)] {
         let t = Training { accumulation, precision, ..training(Optimizer::AdamW(ADAM)) };
         let graph = language_model(5, 64, 512, 1024);
@@ -410,7 +415,7 @@ fn only_the_choice_is_planned_with_all_layers() {
 
 #[test]
 fn forty_layers_are_searched_within_a_second() {
-    let target = target("4090");
+    let target = without_workspace("4090");
     let build = |tokens, _, layers| {
         let graph = language_model(layers, 1024, 32_000, tokens);
         Ok((graph.clone(), graph))

@@ -143,9 +143,7 @@ impl TrainSession {
     /// Loads the parameters, initializes the states, and sets master copies to the values of their parameters.
     fn load(&mut self, mut source: ParamSource) -> Result<(), RuntimeError> {
         let executor = &mut self.executor;
-        for plan in 0..executor.program().plans().len() {
-            executor.load(plan, &mut *source)?;
-        }
+        executor.load_all_plans(&mut *source)?;
         executor.start_states()?;
         let residents = executor.persistent_tensors();
         for PersistentTensor { what, .. } in &residents {

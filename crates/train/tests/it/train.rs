@@ -152,7 +152,7 @@ impl Trainable for Toy {
     }
 
     fn device(&self) -> String {
-        "a toy".to_owned()
+        "the CPU".to_owned()
     }
 
     fn budget(&self) -> Bytes {
