@@ -377,7 +377,8 @@ __device__ __forceinline__ void quantize(const Table &table, const float (&x)[EA
   if (threadIdx.x % 32 == 0) absmax[block] = most;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// One block of threads per multiprocessor is enough for the compiler's bound of registers: with the default it spills.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     adamw_8bit(const float *p, const T *__restrict__ g, const u8 *m, const float *m_absmax, const u8 *v,
                const float *v_absmax, const float *__restrict__ scale, const float *__restrict__ hyper, float *p_new,
                u8 *m_new, float *m_absmax_new, u8 *v_new, float *v_absmax_new, long long n, float b1, float b2, float eps,

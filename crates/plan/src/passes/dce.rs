@@ -2,7 +2,7 @@
 //! needed for another output becomes `None`. Invariant: all inputs, outputs and updates of the graph remain, in their
 //! order, and the order of the remaining nodes does not change.
 
-use plimsoll_graph::{Def, Graph, Node, NodeId, ParamId, Role, StateId, Value, ValueId};
+use plimsoll_graph::{Def, Graph, Node, NodeId, Op, ParamId, Phase, Role, StateId, Value, ValueId};
 
 /// Returns the graph without dead code.
 pub fn dce(graph: &Graph) -> Graph {
@@ -32,7 +32,12 @@ pub fn dce(graph: &Graph) -> Graph {
 }
 
 /// Marks the needed nodes and values, walking backwards from the inputs, outputs and updates of the graph.
+///
+/// In a graph with gradients every attention also outputs its lse. Without recomputation the gradient reads it; with
+/// recomputation the forward node's is unread. A device may compute attention without lse by a kernel of other bits, as
+/// the CPU does in bf16, and recomputation must not change bits.
 fn needed(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
+    let trains = graph.nodes.iter().any(|node| node.phase == Phase::Backward);
     let mut nodes = vec![false; graph.nodes.len()];
     let mut values = vec![false; graph.values.len()];
     let interface = graph.inputs.iter().chain(&graph.outputs).map(|(_, v)| *v);
@@ -43,7 +48,8 @@ fn needed(graph: &Graph) -> (Vec<bool>, Vec<bool>) {
     for (i, node) in graph.nodes.iter().enumerate().rev() {
         if node.outputs.iter().flatten().any(|v| values[v.index()]) {
             nodes[i] = true;
-            for v in &node.inputs {
+            let lse = node.outputs.iter().flatten().filter(|_| trains && matches!(node.op, Op::Attention(_)));
+            for v in node.inputs.iter().chain(lse) {
                 values[v.index()] = true;
             }
         }

@@ -12,17 +12,24 @@ use plimsoll_graph::{
     DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, ParamPiece, Role, TensorSpec, Value, ValueId,
 };
 
-/// Returns the graph with the fusions that every target supports. Query, key and value weights are not concatenated
-/// if weights are trained, because the other plans of the training program share each of them as a separate
-/// parameter.
+/// Returns the graph with the fusions that every target supports. If weights are trained, a GELU stays separate, and
+/// query, key and value weights are not concatenated, because the other plans of the training program share each of
+/// them as a separate parameter.
 pub fn fuse(graph: Graph, weights: Weights) -> Graph {
     let mut fusion = Fusion { reads: graph.reads(), g: graph };
     match weights {
         Weights::Resident | Weights::Streamed => (0..fusion.g.nodes.len()).for_each(|i| fusion.qkv(i)),
         Weights::Trained => {}
     }
+    // A fused GELU is applied to sums that are not rounded to 16 bits. In training, whether a linear before a GELU can be
+    // fused depends on what is recomputed (its gradient reads the linear's output), and recomputation must not change
+    // bits, so it is never fused.
+    let gelu = match weights {
+        Weights::Resident | Weights::Streamed => true,
+        Weights::Trained => false,
+    };
     for i in 0..fusion.g.nodes.len() {
-        fusion.epilogue(i);
+        fusion.epilogue(i, gelu);
     }
     dce(&fusion.g)
 }
@@ -61,11 +68,11 @@ impl Fusion {
         (linear.epilogue == Epilogue::None && self.reads[v.index()] == 1).then_some((id, linear))
     }
 
-    /// Fuses the linear before node `i` into it, if the node is a GELU or an add. The node is replaced rather than
+    /// Fuses the linear before node `i` into it, if the node is an add, or a GELU and `gelu` is set. The node is replaced rather than
     /// the linear, because the residual may be computed after the linear.
-    fn epilogue(&mut self, i: usize) {
+    fn epilogue(&mut self, i: usize, gelu: bool) {
         let node = &self.g.nodes[i];
-        let found = if let Op::Gelu(_) = node.op {
+        let found = if let (Op::Gelu(_), true) = (node.op, gelu) {
             self.plain_linear(node.inputs[0]).map(|found| (found, Epilogue::Gelu, None))
         } else if let Op::Add(_) = node.op {
             // If both operands are linears, the later one is fused and the result of the earlier one is the residual.

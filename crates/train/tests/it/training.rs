@@ -205,6 +205,23 @@ fn what_is_recomputed_and_by_how_many_threads_shows_in_no_bit() {
     }
 }
 
+/// A linear before a GELU: fused, the GELU would be applied to sums that are not rounded to 16 bits, and what is
+/// recomputed decides whether the gradient reads them.
+#[test]
+fn recomputation_shows_in_no_bit_of_an_encoder_in_16_bits() {
+    for precision in ["bf16", "fp16"] {
+        let run = |remat: &str| {
+            let folder = Folder::new("training-remat-esm2");
+            let flags = format!("run.steps=3 precision.kind={precision} memory.remat={remat}");
+            tensors(&train(&folder.0, ESM, &esm(&flags)))
+        };
+        let wanted = run("none");
+        for remat in ["full", "every_n", "selective"] {
+            assert!(run(remat) == wanted, "{precision}, {remat}");
+        }
+    }
+}
+
 #[test]
 fn four_small_batches_are_one_large_one() {
     let folder = Folder::new("training-sum");
