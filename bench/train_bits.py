@@ -6,11 +6,12 @@
 For each model and number format, the run is repeated: in a second process, stopped half way and resumed, killed with
 SIGKILL at random moments and resumed, and with other recomputation (memory.remat full, every_n, selective). The SHA-256
 of the files of the last checkpoint must be those of the first run. Prints a line for each repetition; exit code 1 if
-one differs.
+one differs. Needs torch and safetensors.
 """
 
 import argparse
 import hashlib
+import json
 import pathlib
 import random
 import shutil
@@ -18,6 +19,9 @@ import signal
 import subprocess
 import sys
 import time
+
+import torch
+from safetensors.torch import save_file
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "examples/corpus.txt"
@@ -35,16 +39,48 @@ data: {{train: [{CORPUS}], document: paragraph, tokenizer: bytes, longest: 256}}
 batch: {{tokens: 2048}}
 """,
     "esm2": f"""
-model: {{kind: esm2, hidden: 320, layers: 2, heads: 20, intermediate: 1280, dropout: 0.1}}
+model: {{kind: esm2, from: CONFIG, dropout: 0.1}}
 data: {{train: [PROTEINS], longest: 128, validation_fraction: 0}}
 batch: {{tokens: 1024}}
 """,
     "odd": f"""
-model: {{kind: esm2, hidden: 66, layers: 2, heads: 3, intermediate: 101}}
+model: {{kind: esm2, from: CONFIG}}
 data: {{train: [PROTEINS], longest: 128, validation_fraction: 0}}
 batch: {{tokens: 512}}
 """,
 }
+
+# Encoders start from weights in the layout of the Hugging Face Hub: (width, heads, width of the MLP), of two layers.
+ENCODERS = {"esm2": (320, 20, 1280), "odd": (66, 3, 101)}
+
+
+def encoder(name, folder):
+    """Writes an ESM-2 with random weights."""
+    folder.mkdir()
+    width, heads, inner = ENCODERS[name]
+    golden = json.loads((ROOT / "fixtures/goldens/esm2/config.json").read_text())
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner}
+    (folder / "config.json").write_text(json.dumps(golden | sizes))
+    torch.manual_seed(7)
+    tensors = {}
+
+    def linear(at, columns, rows):
+        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = 0.02 * torch.randn(rows, columns), torch.zeros(rows)
+
+    def norm(at):
+        tensors[f"{at}.weight"], tensors[f"{at}.bias"] = torch.ones(width), torch.zeros(width)
+
+    tensors["esm.embeddings.word_embeddings.weight"] = 0.02 * torch.randn(33, width)
+    for i in range(golden["num_hidden_layers"]):
+        layer = f"esm.encoder.layer.{i}."
+        norm(f"{layer}attention.LayerNorm"), norm(f"{layer}LayerNorm")
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            linear(f"{layer}attention.{part}", width, width)
+        linear(f"{layer}intermediate.dense", width, inner), linear(f"{layer}output.dense", inner, width)
+    norm("esm.encoder.emb_layer_norm_after"), linear("lm_head.dense", width, width), norm("lm_head.layer_norm")
+    tensors["lm_head.bias"] = torch.zeros(33)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def digest(folder, steps):
@@ -99,8 +135,11 @@ class Bench:
         with open(proteins, "w") as file:
             for i in range(300):
                 file.write(f">p{i}\n{''.join(draw.choices('ACDEFGHIKLMNPQRSTVWY', k=draw.randint(20, 200)))}\n")
+        model = MODELS[name].replace("PROTEINS", str(proteins))
+        if name in ENCODERS:
+            model = model.replace("CONFIG", str(encoder(name, work / "model")))
         config.write_text(
-            MODELS[name].replace("PROTEINS", str(proteins))
+            model
             + f"optimizer: {{lr: 1e-3}}\nschedule: {{kind: cosine, warmup: 2, steps: {steps}}}\n"
             + f"precision: {{kind: {precision}}}\nmemory: {{remat: none}}\n"
             + f"run: {{steps: {steps}, save_every: 3}}\n"
