@@ -314,7 +314,7 @@ template <bool SIGNED> __device__ __forceinline__ void build(Table &table) {
   if (index == 255) value = 1.0f;
   table.values[index] = index < ZERO ? -value : value;
   __syncthreads();
-  // Behind the zero at the end of an unsigned table only zero itself is quantized to zero.
+  // Index 0 of the unsigned table has the value zero, and only zero itself is quantized to it.
   const bool end = index == 0 && table.values[0] == 0.0f;
   const double middle = index < 255 ? ((double)table.values[index] + (double)table.values[index + 1]) / 2.0 : 0.0;
   table.last[index] = index == 255 ? __int_as_float(0x7F800000) : end ? 0.0f : __double2float_rd(middle);
