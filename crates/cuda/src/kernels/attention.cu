@@ -37,6 +37,10 @@
 #define BLOCKS (DP < 64 || (DP == 64 && !ALIBI && __CUDA_ARCH__ >= 900) ? 12 / WARPS : WARPS < 8 ? 8 / WARPS : 1)
 #endif
 static_assert(TILE % STEP == 0 && STAGES >= 2, "a tile is whole steps");
+// Whether the queries stay in registers during the loop. Beside the sums of a wider head they would spill: they are read
+// from shared memory in every step.
+#define HELD (DP <= 128)
+static_assert(HELD || MT == 1, "a warp has registers for the sums of 16 rows of a wide head");
 
 // Copies N rows of one head to shared memory, zeros for rows from `rows` on. (N, d) -> (N, LD)
 template <int N> __device__ __forceinline__ void fetch(u16 *to, const u16 *from, long long stride, int rows) {
@@ -108,7 +112,11 @@ __device__ __forceinline__ void rotate(u16 *x, const Angle *cosines, const Angle
 // State of a warp's MT * 16 queries. A thread has rows lane / 4 and lane / 4 + 8 of each 16 (accumulator layout
 // of mma).
 struct Rows {
+#if HELD
   u32 q[MT][DP / 16][4];
+#else
+  u32 q_at; // this lane's address of the warp's queries for ldmatrix
+#endif
   float o[MT][DP / 8][4]; // sums of exp2(score - row_max) v
   float row_max[MT][2];       // reference maximum, in units of log2: at most 8 below the row's true maximum so far
   float sum[MT][2];       // of the weights of this thread's keys; the four threads of a row are added at the end
@@ -134,8 +142,15 @@ __device__ __forceinline__ void scores(float (&s)[MT][STEP / 8][4], const Rows &
       ldmatrix(b, k + (n * 16 * LD + c * 16) * 2);
 #pragma unroll
       for (int m = 0; m < MT; m++) {
+#if HELD
         mma(s[m][2 * n], rows.q[m][c], b[0], b[1]);
         mma(s[m][2 * n + 1], rows.q[m][c], b[2], b[3]);
+#else
+        u32 a[4];
+        ldmatrix(a, rows.q_at + c * 16 * 2);
+        mma(s[m][2 * n], a, b[0], b[1]);
+        mma(s[m][2 * n + 1], a, b[2], b[3]);
+#endif
       }
     }
   }
@@ -362,9 +377,13 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   int mine = warp * MT * 16, first = block.first + mine; // the warp's first row, in the block and in the sequence
 #pragma unroll
   for (int m = 0; m < MT; m++) {
+#if HELD
 #pragma unroll
     for (int c = 0; c < DP / 16; c++)
       ldmatrix(rows.q[m][c], shared_address(memory) + ((mine + m * 16) * LD + c * 16) * 2 + by_row());
+#else
+    rows.q_at = shared_address(memory) + mine * LD * 2 + by_row();
+#endif
 #pragma unroll
     for (int n = 0; n < DP / 8; n++) rows.o[m][n][0] = rows.o[m][n][1] = rows.o[m][n][2] = rows.o[m][n][3] = 0.0f;
     rows.row_max[m][0] = rows.row_max[m][1] = -INFINITY;
