@@ -42,12 +42,6 @@ impl Compiler {
         Ok(Self { api, architecture: format!("sm_{major}{minor}{suffix}"), version, cache: cache() })
     }
 
-    /// Disables the cache on disk.
-    pub fn without_cache(mut self) -> Self {
-        self.cache = None;
-        self
-    }
-
     /// Version (major, minor) of NVRTC.
     pub fn version(&self) -> (i32, i32) {
         self.version
@@ -56,8 +50,7 @@ impl Compiler {
     /// Returns a kernel's machine code, from the cache if the cache has it.
     pub(crate) fn cubin(&self, kernel: &Kernel) -> Result<Vec<u8>, CudaError> {
         let (source, options) = (kernel.source(), self.options(kernel));
-        let file =
-            self.cache.as_ref().map(|folder| folder.join(format!("{}.cubin", self.key(&source, &options))));
+        let file = self.cached(&source, &options, "cubin");
         if let Some(code) =
             file.as_ref().and_then(|file| fs::read(file).ok()).filter(|code| code.starts_with(ELF))
         {
@@ -71,16 +64,31 @@ impl Compiler {
         Ok(code)
     }
 
-    /// Compiles a kernel (without the cache) and returns the resources that it uses.
+    /// Returns the resources that a kernel uses.
     pub fn resources(&self, kernel: &Kernel) -> Result<Resources, CudaError> {
         Ok(resources(&self.log(kernel)?, kernel.entry))
     }
 
-    /// Compiles a kernel's file (without the cache) and returns the log of compiler and assembler.
+    /// Returns the log of compiler and assembler for a kernel's file, from the cache if the cache has it.
     pub fn log(&self, kernel: &Kernel) -> Result<String, CudaError> {
-        let mut options = self.options(kernel);
+        let (source, mut options) = (kernel.source(), self.options(kernel));
         options.push("--ptxas-options=-v".to_owned());
-        Ok(self.compile(kernel, &kernel.source(), &options)?.1)
+        let file = self.cached(&source, &options, "log");
+        if let Some(log) = file.as_ref().and_then(|file| fs::read_to_string(file).ok()) {
+            return Ok(log);
+        }
+        let (_, log) = self.compile(kernel, &source, &options)?;
+        if let Some(file) = file {
+            // As above.
+            let _ = keep(&file, log.as_bytes());
+        }
+        Ok(log)
+    }
+
+    /// Path of a compilation's result in the cache; `None` without a cache.
+    fn cached(&self, source: &str, options: &[String], extension: &str) -> Option<PathBuf> {
+        let name = digest(&format!("{:?} {options:?}\n{source}", self.version));
+        Some(self.cache.as_ref()?.join(format!("{name}.{extension}")))
     }
 
     fn options(&self, kernel: &Kernel) -> Vec<String> {
@@ -88,10 +96,6 @@ impl Compiler {
         // No --use_fast_math: it would replace exact operations by approximations and so change the bits.
         options.extend(kernel.constants().map(|(name, value)| format!("--define-macro={name}={value}")));
         options
-    }
-
-    fn key(&self, source: &str, options: &[String]) -> String {
-        digest(&format!("{:?} {options:?}\n{source}", self.version))
     }
 
     fn compile(
