@@ -3,9 +3,7 @@
 
 use crate::error::CliError;
 use indicatif::{ProgressBar, ProgressStyle};
-use plimsoll_runtime::{
-    Level, Observer, Progress, RuntimeError, StartProgress, StartStage, Trained, Transfer,
-};
+use plimsoll_runtime::{Level, Observer, Progress, RuntimeError, StartProgress, StartStage, Trained, Transfer};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};

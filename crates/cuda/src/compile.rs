@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::{env, fs, process, ptr, thread};
 
-/// Maximum number of threads that compile. Each takes about 100 MB while it compiles a large kernel.
+/// Maximum number of threads that compile. Each takes about 20 MB of host memory.
 const MAX_THREADS: usize = 8;
 
 /// NVRTC, configured for one GPU architecture.

@@ -14,7 +14,8 @@ use crate::trace::Track;
 use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
 use plimsoll_exec::{
-    Device, DeviceError, GraphCapture, Launch, OnStart, Recorder, Span, StartProgress, StartStage, Ticket, Tracer,
+    Device, DeviceError, GraphCapture, Launch, OnStart, Recorder, Span, StartProgress, StartStage, Ticket,
+    Tracer,
 };
 use plimsoll_graph::{Bytes, Counts};
 use plimsoll_plan::{Capability, PIPELINE_DEPTH};

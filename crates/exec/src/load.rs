@@ -3,8 +3,8 @@
 
 use crate::Executor;
 use crate::device::DeviceError;
-use crate::progress::{OnStart, StartProgress, StartStage};
 use crate::persistent::{element, round};
+use crate::progress::{OnStart, StartProgress, StartStage};
 use crate::scaled::{self, QuantizedFormat};
 use crate::tiles;
 use plimsoll_graph::{DType, Layout, Param, TensorSpec};
@@ -168,27 +168,13 @@ enum Shape {
         dtype: DType,
     },
     /// f32 (n, k) in panels of `width` rows.
-    Panels {
-        width: u64,
-        n: u64,
-        k: u64,
-    },
+    Panels { width: u64, n: u64, k: u64 },
     /// bf16 (n, k) in tiles.
-    Tiles {
-        n: u64,
-        k: u64,
-    },
+    Tiles { n: u64, k: u64 },
     /// Quantized (n, k), row-major, followed by one scale per row.
-    Scaled {
-        of: QuantizedFormat,
-        n: u64,
-        k: u64,
-    },
+    Scaled { of: QuantizedFormat, n: u64, k: u64 },
     /// int8 (n, k) in tiles, followed by one scale per row.
-    ScaledTiles {
-        n: u64,
-        k: u64,
-    },
+    ScaledTiles { n: u64, k: u64 },
 }
 
 /// Buffers for reading and packing a parameter: the only copies of it outside the arena.

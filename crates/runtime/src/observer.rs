@@ -34,8 +34,10 @@ pub(crate) fn on_start(observer: &mut dyn Observer) -> impl FnMut(StartProgress)
     move |progress| {
         if let StartProgress { stage: StartStage::Compile, done: 0, total } = progress {
             let kernels = if total == 1 { "kernel" } else { "kernels" };
-            observer
-                .say(Level::Info, &format!("compiling {total} {kernels} for this GPU; later runs find them compiled"));
+            observer.say(
+                Level::Info,
+                &format!("compiling {total} {kernels} for this GPU; later runs find them compiled"),
+            );
         }
         observer.starting(&progress);
     }

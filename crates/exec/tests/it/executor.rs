@@ -2,8 +2,8 @@
 
 use crate::rig::{ByName, On, bare, load, output, run, stream};
 use plimsoll_cpu::{CpuDevice, Isa};
-use plimsoll_exec::reference::ReferenceDevice;
 use plimsoll_exec::half::f32_to_bf16;
+use plimsoll_exec::reference::ReferenceDevice;
 use plimsoll_exec::{
     Data, DeviceError, Executor, Param, ParamSource, PersistentTensor, StartProgress, StartStage, load_all,
 };
@@ -96,15 +96,16 @@ fn a_large_parameter_and_its_copy_are_loaded_by_any_number_of_threads() {
     let copy = Staging { label: "copy".to_owned(), bytes: Bytes(4 * ROWS * COLUMNS) };
     let program = Program::new(target, vec![("embed".to_owned(), plan)], vec![copy]);
     let bytes_of = |readers: usize| {
-        let mut executor =
-            Executor::new(Box::new(ReferenceDevice::new()), program.clone()).expect("started");
+        let mut executor = Executor::new(Box::new(ReferenceDevice::new()), program.clone()).expect("started");
         let tensors = executor.persistent_tensors();
         let [PersistentTensor { at, spec, .. }] = tensors.as_slice() else { panic!("{tensors:?}") };
         assert_eq!(spec.dtype, DType::Bf16);
         let copy = program.staging_address(0);
         let mut reported = vec![];
         let copies = BTreeMap::from([(*at, copy)]);
-        executor.load_all_plans(&copies, readers, &read, &mut |progress| reported.push(progress)).expect("loaded");
+        executor
+            .load_all_plans(&copies, readers, &read, &mut |progress| reported.push(progress))
+            .expect("loaded");
         assert!(reported.len() > 2 && reported.is_sorted_by_key(|progress| progress.done), "{reported:?}");
         let all = StartProgress { stage: StartStage::Load, done: ROWS * COLUMNS, total: ROWS * COLUMNS };
         assert_eq!(reported.last(), Some(&all));

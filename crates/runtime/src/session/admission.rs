@@ -64,11 +64,7 @@ impl Site {
     ///
     /// # Errors
     /// [`PlanError::OverBudget`] where the program is larger than the free memory; device errors.
-    pub fn start(
-        &self,
-        program: Program,
-        observer: &mut dyn Observer,
-    ) -> Result<Vec<Executor>, RuntimeError> {
+    pub fn start(&self, program: Program, observer: &mut dyn Observer) -> Result<Vec<Executor>, RuntimeError> {
         match self.without_room(&program, &[])? {
             Some(free) => Err(refused(self.bill(&program, free, UNSTARTED))),
             None => self.follow(&program, vec![], observer),

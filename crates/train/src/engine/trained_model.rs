@@ -191,10 +191,7 @@ impl TrainedModel {
 
     /// Returns the source of the initial parameter values: the weights of `from`, and random values drawn from `seed`
     /// for parameters that `from` does not have. Any number of threads may call it.
-    pub fn source(
-        &self,
-        seed: u64,
-    ) -> impl Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync {
+    pub fn source(&self, seed: u64) -> impl Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync {
         let (kind, from) = (&self.kind, self.from.as_deref());
         move |param, range, out| {
             let file = param.pieces.iter().map(|piece| Some((from?, kind.found(from?, piece)?)));
