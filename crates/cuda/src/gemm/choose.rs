@@ -129,6 +129,26 @@ impl Trial<'_> {
         }
     }
 
+    /// Prepares the kernels that [`Self::choose`] may run with `choosing`, and runs none.
+    pub(super) fn collect(&mut self, choosing: &Choosing) -> Result<(), CudaError> {
+        let own = self.own()?;
+        let pinned = matches!(own[0], Choice::Library(_));
+        let timed = *choosing != Choosing::First;
+        self.prepare(if timed { &own } else { &own[..1] })?;
+        if !pinned && !timed {
+            return Ok(());
+        }
+        self.kernels.prepare(self.context, &self.form.kernel("digest"), 0)?;
+        for (.., dtype) in self.extents() {
+            let of = GemmForm { dtype, ..self.form };
+            self.kernels.prepare(self.context, &of.kernel("order_probe"), 0)?;
+            if timed {
+                self.kernels.prepare(self.context, &of.kernel("noise"), 0)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the kernels of the form's canonical order, whose bits are equal by construction; the first is the
     /// default.
     pub(super) fn own(&self) -> Result<Vec<Choice>, CudaError> {

@@ -26,7 +26,7 @@ use mma::MmaTile;
 use normed::Normed;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use table::Table;
@@ -180,6 +180,8 @@ pub(crate) struct Gemm {
     choosing: Choosing,
     matmuls: HashMap<GemmForm, (Description, Choice)>,
     products: HashMap<ProductForm, Pinned>,
+    /// Forms whose kernels were collected ([`Kernels::collect`]).
+    collected: HashSet<GemmForm>,
     candidates: Vec<Candidate>,
 }
 
@@ -188,8 +190,34 @@ impl Gemm {
     pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
         let table = Table::of(&context.card, handle.version());
-        let (matmuls, products) = (HashMap::new(), HashMap::new());
-        Ok(Self { handle: Arc::new(handle), table, choosing, matmuls, products, candidates: vec![] })
+        let (matmuls, products, collected) = (HashMap::new(), HashMap::new(), HashSet::new());
+        let (handle, candidates) = (Arc::new(handle), vec![]);
+        Ok(Self { handle, table, choosing, matmuls, products, collected, candidates })
+    }
+
+    /// Collects the kernels that [`Self::prepare`] may run for a form, without running any. They are a guess: a kernel that is
+    /// not collected is compiled when it is prepared.
+    fn collect(
+        &mut self,
+        context: &Context,
+        kernels: &mut Kernels,
+        form: GemmForm,
+        operands: &Operands,
+    ) -> Result<(), CudaError> {
+        if !self.collected.insert(form) {
+            return Ok(());
+        }
+        let description = Description::new(Arc::clone(&self.handle), form)?;
+        let known = match self.choosing {
+            Choosing::Named(_) => return Ok(()),
+            Choosing::First | Choosing::Surveyed => None,
+            Choosing::Timed => self.table.lock().get(&form, operands.rows),
+        };
+        let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };
+        match known.filter(|known| trial.admits(known)) {
+            Some(known) => known.prepare(context, kernels, form, operands),
+            None => trial.collect(&self.choosing),
+        }
     }
 
     /// Chooses and compiles the kernel of a form, unless that was done before. Overwrites the operands.
@@ -202,6 +230,9 @@ impl Gemm {
     ) -> Result<(), CudaError> {
         if self.matmuls.contains_key(&form) {
             return Ok(());
+        }
+        if kernels.is_collecting() {
+            return self.collect(context, kernels, form, operands);
         }
         let description = Description::new(Arc::clone(&self.handle), form)?;
         let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };

@@ -3,6 +3,9 @@
 //! are compiled again.
 
 use plimsoll_cuda::{Compiler, Kernel, Libraries, Resources, every_kernel};
+use plimsoll_exec::{StartProgress, StartStage};
+use std::fs;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -43,6 +46,44 @@ fn every_kernel_compiles_without_spills() {
         let text = wrong.iter().map(|why| why.text.as_str()).collect::<Vec<_>>().join("\n");
         assert!(wrong.is_empty(), "{capability:?}, NVRTC {:?}:\n{text}", compiler.version());
     }
+}
+
+/// Several threads compile the kernels that the cache does not have, to the machine code that one thread makes; a cache
+/// that cannot be written only loses them.
+#[test]
+fn missing_kernels_are_compiled_by_several_threads() {
+    if Libraries::get().missing().iter().any(|error| error.to_string().contains("NVRTC")) {
+        println!("skipped: no NVRTC");
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("plimsoll-compile-{}", std::process::id()));
+    let compiler = |folder: &Path| Compiler::new((8, 0)).expect("NVRTC").with_cache(folder.to_owned());
+    let kernels: Vec<Kernel> =
+        every_kernel().into_iter().filter(|kernel| kernel.file.name() == "sums.cu").take(3).collect();
+    let missing = |compiler: &Compiler, threads: usize| {
+        let mut reported = vec![];
+        let found = compiler.compile_missing(&kernels, threads, &mut |progress| reported.push(progress));
+        (found, reported)
+    };
+    let progress = |done| StartProgress { stage: StartStage::Compile, done, total: 3 };
+
+    let cached = compiler(&folder);
+    let (found, reported) = missing(&cached, 2);
+    assert_eq!(reported, [0, 1, 2, 3].map(progress));
+    assert!(kernels.iter().all(|kernel| found[kernel].starts_with(b"\x7fELF")), "{} kernels", found.len());
+    let (again, reported) = missing(&cached, 2);
+    assert!(again.is_empty() && reported.is_empty(), "all kernels are in the cache");
+
+    // A file in the place of the folder makes every write to the cache fail.
+    let file = folder.join("file");
+    fs::write(&file, "").expect("written");
+    let unwritable = compiler(&file.join("cache"));
+    for threads in [1, 2] {
+        let (alone, reported) = missing(&unwritable, threads);
+        assert_eq!(reported.len(), 4);
+        assert!(alone == found, "{threads} threads");
+    }
+    fs::remove_dir_all(folder).expect("ours");
 }
 
 /// Whether the name of a kernel contains the text in `PLIMSOLL_KERNELS`, which selects kernels while one works on them.
