@@ -214,7 +214,8 @@ impl OwnProduct {
                 kernels.prepare(context, &own(self.form(accumulate), &self.operands()).0, 0)?;
             } else {
                 for tile in &mma::MMA_TILES[..2] {
-                    tile.prepare_wide(context, kernels, self.form(accumulate))?;
+                    let kernel = tile.kernel(self.form(accumulate), DType::F32);
+                    kernels.prepare(context, &kernel, tile.shared())?;
                 }
             }
         }
@@ -227,7 +228,7 @@ impl OwnProduct {
             let (kernel, shape, args) = own(form, &operands);
             return kernels.call(context, &kernel, shape, &args);
         }
-        self.tile().run_wide(context, kernels, form, &operands)
+        self.tile().run(context, kernels, form, DType::F32, &operands)
     }
 }
 
@@ -237,7 +238,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     for (dtype, k) in [(DType::Bf16, 40), (DType::F16, 33), (DType::F16, 34)] {
         let product = OwnProduct { dtype, x: 0, w: 0, y: 0, rows: 1, n: 33, k, accumulate: false };
         for accumulate in [false, true] {
-            let kernel = |tile: &MmaTile| tile.wide_kernel(product.form(accumulate));
+            let kernel = |tile: &MmaTile| tile.kernel(product.form(accumulate), DType::F32);
             kernels.extend(mma::MMA_TILES[..2].iter().map(kernel));
         }
     }

@@ -95,7 +95,8 @@ impl Tile {
         64 * self.atoms * if self.turns { 1 } else { 2 }
     }
 
-    fn shared(&self) -> u32 {
+    /// Bytes of shared memory.
+    pub(super) fn shared(&self) -> u32 {
         // Barriers: two for each stage, and two for the ping-pong order.
         self.stages * (self.rows() + self.columns) * 128 + BUFFERS + (2 * self.stages + 2) * 8
     }
@@ -115,16 +116,6 @@ impl Tile {
             .with("CLUSTER", i64::from(self.cluster))
             .with("STAGES", i64::from(self.stages))
             .with("GROUP", i64::from(self.group))
-    }
-
-    /// Compiles the kernel for a form.
-    pub(super) fn prepare(
-        &self,
-        context: &Context,
-        kernels: &mut Kernels,
-        form: GemmForm,
-    ) -> Result<(), CudaError> {
-        kernels.prepare(context, &self.kernel(form), self.shared())
     }
 
     /// Launches the matmul.

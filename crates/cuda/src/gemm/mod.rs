@@ -312,9 +312,9 @@ impl Choice {
         operands: &Operands,
     ) -> Result<(), CudaError> {
         match self {
-            Self::Hopper(tile) => return tile.prepare(context, kernels, form),
+            Self::Hopper(tile) => return kernels.prepare(context, &tile.kernel(form), tile.shared()),
             Self::Normed(normed) => return normed.prepare(context, kernels, form),
-            Self::Mma(tile) => return tile.prepare(context, kernels, form),
+            Self::Mma(tile) => return kernels.prepare(context, &tile.kernel(form, form.out()), tile.shared()),
             Self::Own => kernels.prepare(context, &own(form, operands).0, 0)?,
             Self::Library(_) => {}
         }
@@ -335,7 +335,7 @@ impl Choice {
         match self {
             Self::Hopper(tile) => return tile.run(context, kernels, form, operands),
             Self::Normed(normed) => return normed.run(context, kernels, form, operands),
-            Self::Mma(tile) => return tile.run(context, kernels, form, operands),
+            Self::Mma(tile) => return tile.run(context, kernels, form, form.out(), operands),
             Self::Own => {
                 let (kernel, shape, args) = own(form, operands);
                 kernels.call(context, &kernel, shape, &args)?;

@@ -98,7 +98,8 @@ impl Normed {
     ) -> Result<(), CudaError> {
         kernels.prepare(context, &self.kernel(form), SharedMemory::shared_beside_tiles(form.k).shared)?;
         kernels.prepare(context, &norm_of(types(form), (1, form.k), [0; 4], 0.0).0, 0)?;
-        hopper::FEW.prepare(context, kernels, GemmForm { norm: None, ..form })
+        let apart = hopper::FEW.kernel(GemmForm { norm: None, ..form });
+        kernels.prepare(context, &apart, hopper::FEW.shared())
     }
 
     /// Launches the matmul.
