@@ -93,14 +93,14 @@ fn linear(rows: u64, dim: Dim, n: u64, k: u64, op: Linear) -> Case {
 
 fn input_grad(rows: u64, n: u64, k: u64) -> Case {
     let name = format!("linear_input_grad {rows} rows, {n} x {k}");
-    let op = Op::LinearInputGrad(LinearInputGrad {});
+    let op = Op::LinearInputGrad(LinearInputGrad { tf32: false });
     let case = Case::new(name, op, &[rows], rows % 2 * 3, Tolerance::sum(C, n));
     case.noise(&[Dim::Tokens(1), Dim::Fixed(n)], UNIT).weight(&[n, k], scaled(n))
 }
 
 fn weight_grad(rows: u64, n: u64, k: u64, bias: bool) -> Case {
     let name = format!("linear_weight_grad {rows} rows, {n} x {k}, bias {bias}");
-    let op = Op::LinearWeightGrad(LinearWeightGrad { bias });
+    let op = Op::LinearWeightGrad(LinearWeightGrad { bias, tf32: false });
     let case = Case::new(name, op, &[rows], rows % 2 * 3, Tolerance::sum(C, rows));
     case.noise(&[Dim::Tokens(1), Dim::Fixed(n)], UNIT).noise(&[Dim::Tokens(1), Dim::Fixed(k)], UNIT)
 }
