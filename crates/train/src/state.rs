@@ -58,7 +58,7 @@ pub struct LossScale {
     pub good: u64,
 }
 
-/// Number of consecutive skipped steps at which a run in f32 or bf16 fails. A single skipped step may be a batch of
+/// Number of consecutive skipped steps at which a run without loss scale fails. A single skipped step may be a batch of
 /// outliers; after ten, the weights have no finite gradients for any batch. In fp16 the loss scale is halved at each
 /// skipped step, and the run fails when it cannot be halved further.
 pub const SKIPS_IN_A_ROW: u64 = 10;
