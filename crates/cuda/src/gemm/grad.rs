@@ -197,7 +197,7 @@ pub(crate) struct OwnProduct {
 impl OwnProduct {
     fn form(&self, accumulate: bool) -> GemmForm {
         let epilogue = if accumulate { Epilogue::Residual } else { Epilogue::None };
-        GemmForm { n: self.n, k: self.k, dtype: self.dtype, tf32: self.tf32, bias: false, epilogue, norm: None }
+        GemmForm { tf32: self.tf32, epilogue, ..GemmForm::new(self.n, self.k, self.dtype) }
     }
 
     fn operands(&self) -> Operands {

@@ -95,8 +95,8 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
             (DType::F16, 33),
         ] {
             for epilogue in [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate] {
-                let form =
-                    GemmForm { n: 33, k, dtype, tf32: dtype == DType::F32, bias: true, epilogue, norm: None };
+                let tf32 = dtype == DType::F32;
+                let form = GemmForm { tf32, bias: true, epilogue, ..GemmForm::new(33, k, dtype) };
                 kernels.push(tile.kernel(form, dtype));
             }
         }

@@ -191,7 +191,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
             (Epilogue::Gelu, DType::Bf16, DType::F32),
             (Epilogue::Gelu, DType::F16, DType::F16),
         ] {
-            let form = GemmForm { n: 4 * k, k, dtype, tf32: false, bias: true, epilogue, norm: Some(params) };
+            let form = GemmForm { bias: true, epilogue, norm: Some(params), ..GemmForm::new(4 * k, k, dtype) };
             kernels.extend(NORMED.map(|normed| normed.kernel(form)));
         }
     }

@@ -6,7 +6,7 @@ use super::linear_grad::{
 };
 use super::rows::row_width;
 use super::{Call, Tensor};
-use crate::gemm::{MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
+use crate::gemm::{GemmForm, MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
@@ -176,7 +176,7 @@ pub(super) fn linear_cross_entropy_grad(
         if let Some(dx) = dx {
             let y = part(dx, first, rows).address;
             let factors = Factors { x: g.address, w: w_t, y, rows };
-            forward(call, [k, padded], (dtype, false), factors, library)?;
+            forward(call, GemmForm::new(k, padded, dtype), factors, library)?;
         }
         if let Some(sum_dw) = sum_dw {
             let over = OverRows { x, y: g, tf32: false, classes, transposed: [g_t, x_t], library };

@@ -3,10 +3,12 @@
 
 use super::rows::{cast_to, row_width};
 use super::{Call, Tensor};
-use crate::gemm::{GemmForm, MANY_ROWS, Norm, Operands, OwnProduct, Product, ProductForm, ProductOperands};
+use crate::gemm::{
+    GemmForm, MANY_ROWS, Norm, Operands, OwnProduct, Product, ProductForm, ProductOperands, takes_w_by_k,
+};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
-use plimsoll_graph::ops::{Epilogue, LinearInputGrad, LinearWeightGrad};
+use plimsoll_graph::ops::{LinearInputGrad, LinearWeightGrad};
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{
     BIAS_ROWS, GRAD_ROWS, WORKSPACE_ALIGN, input_grad_parts, library_sums_rows, weight_grad_parts,
@@ -16,7 +18,7 @@ use plimsoll_plan::{
 const THREADS: u32 = 256;
 
 /// dx (R, K) = dy (R, N) W (N, K): the forward matmul with W transposed, so it has that matmul's order of sums and its
-/// kernels.
+/// kernels. Where no kernel reads W as it is, it is transposed first.
 pub(super) fn input_grad(call: &mut Call<'_>, op: &LinearInputGrad) -> Result<(), DeviceError> {
     let (dy, w) = (call.input(0)?, call.input(1)?);
     let Some(dx) = call.output_if(0)? else { return Ok(()) };
@@ -24,9 +26,14 @@ pub(super) fn input_grad(call: &mut Call<'_>, op: &LinearInputGrad) -> Result<()
     same_types(call, dtype, &[w, dx])?;
     let parts = input_grad_parts(n, k, dtype);
     let [transposed, library] = carve(call, parts)?;
-    transpose(call, w, transposed, n)?;
-    let operands = Factors { x: dy.address, w: transposed, y: dx.address, rows: dy.rows };
-    forward(call, [k, n], (dtype, op.tf32), operands, (library, parts[1]))
+    let form = GemmForm { tf32: op.tf32, ..GemmForm::new(k, n, dtype) };
+    let by_k = takes_w_by_k(call.context, form);
+    if !by_k {
+        transpose(call, w, transposed, n)?;
+    }
+    let w = if by_k { w.address } else { transposed };
+    let operands = Factors { x: dy.address, w, y: dx.address, rows: dy.rows };
+    forward(call, GemmForm { by_k, ..form }, operands, (library, parts[1]))
 }
 
 /// dw (N, K) = dy (R, N)^T x (R, K), db (N) = sums of the columns of dy.
@@ -82,7 +89,7 @@ pub(super) fn same_types(call: &Call<'_>, dtype: DType, others: &[Tensor]) -> Re
     }
 }
 
-/// Device addresses of `y (R, N) = x (R, K) w (N, K)^T`, and R.
+/// Device addresses of the operands of a forward matmul, and its number of rows.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
     pub(super) x: u64,
@@ -91,16 +98,14 @@ pub(super) struct Factors {
     pub(super) rows: u64,
 }
 
-/// Prepares or runs a forward matmul without bias, of operands of an element type that are rounded to TF32 if so said.
+/// Prepares or runs a forward matmul without bias.
 pub(super) fn forward(
     call: &mut Call<'_>,
-    [n, k]: [u64; 2],
-    (dtype, tf32): (DType, bool),
+    form: GemmForm,
     of: Factors,
     (scratch, bytes): (u64, Bytes),
 ) -> Result<(), DeviceError> {
     let Factors { x, w, y, rows } = of;
-    let form = GemmForm { n, k, dtype, tf32, bias: false, epilogue: Epilogue::None, norm: None };
     let (scales, norm, workspace) = ((0, 0), Norm::default(), (scratch, bytes.0));
     let operands = Operands { x, w, scales, bias: 0, residual: 0, norm, y, rows, workspace };
     if rows == 0 {
