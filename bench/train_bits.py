@@ -176,7 +176,7 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, required=True)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
-    parser.add_argument("--precisions", nargs="*", default=["f32", "bf16", "fp16"])
+    parser.add_argument("--precisions", nargs="*", default=["f32", "tf32", "bf16", "fp16"])
     bench = Bench(parser.parse_args())
     for name in bench.args.models:
         for precision in bench.args.precisions:

@@ -178,8 +178,12 @@ impl File {
                 include_str!("kernels/quantize.cu")
             ),
             Self::Route => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/route.cu")),
-            Self::Sequence => include_str!("kernels/sequence.cu"),
-            Self::SequenceGrad => include_str!("kernels/sequence_grad.cu"),
+            Self::Sequence => {
+                concat!(include_str!("kernels/sequence.cuh"), include_str!("kernels/sequence.cu"))
+            }
+            Self::SequenceGrad => {
+                concat!(include_str!("kernels/sequence.cuh"), include_str!("kernels/sequence_grad.cu"))
+            }
             Self::Sums => include_str!("kernels/sums.cu"),
             Self::Transpose => include_str!("kernels/transpose.cu"),
             Self::Wgmma => concat!(

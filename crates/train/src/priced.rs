@@ -135,6 +135,7 @@ fn name(optimizer: &Optimizer) -> &'static str {
 fn precision(kind: PrecisionKind) -> &'static str {
     match kind {
         PrecisionKind::F32 => "f32",
+        PrecisionKind::Tf32 => "tf32",
         PrecisionKind::Bf16 => "bf16",
         PrecisionKind::Fp16 => "fp16",
     }

@@ -159,7 +159,12 @@ impl Trial<'_> {
                 false => Err(self.without_norms()),
             };
         }
-        Ok(match SumOrder::of(self.context, form) {
+        let order = SumOrder::of(self.context, form);
+        if form.by_k && order != SumOrder::Wgmma {
+            // The other kernels would read w as (N, K).
+            return Err(CudaError::Unprepared { what: format!("a matmul with w stored by k, {form}") });
+        }
+        Ok(match order {
             SumOrder::Wgmma => self.tiles().map(Choice::Hopper).collect(),
             SumOrder::Mma => MMA_TILES.map(Choice::Mma).to_vec(),
             SumOrder::Loops => vec![Choice::Own],
@@ -198,10 +203,11 @@ impl Trial<'_> {
             text == name || text.split(' ').next_back() == Some(name)
         });
         let rounds_once = matches!(SumOrder::of(self.context, self.form), SumOrder::Wgmma | SumOrder::Mma);
+        let by_mma = rounds_once && self.form.norm.is_none() && !self.form.by_k;
         let other = || {
             table::parse(name).filter(|choice| match choice {
                 Choice::Library(_) => true,
-                Choice::Mma(_) => rounds_once && self.form.norm.is_none(),
+                Choice::Mma(_) => by_mma,
                 Choice::Own | Choice::Hopper(_) | Choice::Normed(_) => false,
             })
         };
@@ -243,7 +249,7 @@ impl Trial<'_> {
             true => vec![],
             false => self.algorithms()?,
         };
-        if order == SumOrder::Wgmma && self.form.norm.is_none() {
+        if order == SumOrder::Wgmma && self.form.norm.is_none() && !self.form.by_k {
             others.extend(MMA_TILES.map(Choice::Mma));
         }
         if order == SumOrder::Mma {
@@ -307,7 +313,7 @@ impl Trial<'_> {
     /// Whether a choice from the table can be used again.
     pub(super) fn admits(&self, choice: &Choice) -> bool {
         match choice {
-            Choice::Own | Choice::Mma(_) => true,
+            Choice::Own | Choice::Mma(_) => !self.form.by_k,
             Choice::Hopper(tile) => tile.suits(self.context, self.form),
             Choice::Normed(_) => Normed::suits(self.context, self.form),
             Choice::Library(algorithm) => self.admits_algorithm(algorithm, self.operands.rows),
@@ -502,7 +508,7 @@ impl Trial<'_> {
 
     /// Fills the operands with numbers whose sums depend on the summation order, and y with NaN.
     fn reveal(&mut self, operands: &Operands, seed: usize) -> Result<(), CudaError> {
-        let GemmForm { n, k, .. } = self.form;
+        let GemmForm { n, k, by_k, .. } = self.form;
         self.poison((operands.y, operands.rows * n, self.form.out()))?;
         for (i, (address, elements, dtype)) in self.extents_of(operands).into_iter().enumerate() {
             if address == operands.y && address != operands.residual {
@@ -511,7 +517,11 @@ impl Trial<'_> {
             let kernel = GemmForm { dtype, ..self.form }.kernel("order_probe");
             self.kernels.prepare(self.context, &kernel, 0)?;
             let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
-            let (role, columns) = if i < 2 { (i, k) } else { (2, n) };
+            let (role, columns) = match i {
+                1 if by_k => (3, n),
+                0 | 1 => (i, k),
+                _ => (2, n),
+            };
             let args =
                 [Arg::pointer(address), Arg::long(elements), Arg::int(columns), Arg::int(seed), Arg::int(role)];
             self.kernels.call(self.context, &kernel, shape, &args)?;

@@ -3,7 +3,7 @@
 
 use plimsoll_cuda::{CudaDevice, cards};
 use plimsoll_exec::scaled::QuantizedFormat;
-use plimsoll_exec::{Device, Launch, Operand};
+use plimsoll_exec::{Device, DeviceError, Launch, Operand};
 use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
 use plimsoll_plan::{CudaKernel, KernelId};
@@ -111,11 +111,20 @@ impl Case {
     }
 
     fn launch(&mut self, rows: u64, preparing: bool) {
+        let result = self.issue(rows, preparing);
+        result.unwrap_or_else(|error| panic!("{}: {error}: {error:?}", self.name()));
+    }
+
+    /// Prepares a full step, which the device must refuse, and returns the error.
+    fn refusal(&mut self) -> String {
+        self.issue(FULL, true).expect_err("a refusal").to_string()
+    }
+
+    fn issue(&mut self, rows: u64, preparing: bool) -> Result<(), DeviceError> {
         let (counts, outs) = (Counts { tokens: rows, sequences: 1 }, [Some(self.out.clone())]);
         let (op, ins, workspace) = (&self.op, &self.ins[..], Some(self.workspace));
         let launch = Launch { op, kernel: kernel_of(ins[0].spec.dtype), ins, outs: &outs, workspace, counts };
-        let result = if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) };
-        result.unwrap_or_else(|error| panic!("{}: {error}: {error:?}", self.name()));
+        if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) }
     }
 
     /// Runs a step of `rows` rows, starting with row `shift` of the operands, and returns the bytes of the
@@ -555,16 +564,7 @@ fn norms_that_no_kernel_has_are_refused() {
         case.op = Op::Linear(Linear { prologue, ..plain });
         let spec = TensorSpec::activation(vec![Dim::Fixed(k)], DType::F32);
         case.ins.extend([0, 0].map(|at| Operand { at, spec: spec.clone() }));
-        let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
-        let launch = Launch {
-            op,
-            kernel: kernel_of(ins[0].spec.dtype),
-            ins,
-            outs: &outs,
-            workspace: Some(case.workspace),
-            counts: full(FULL),
-        };
-        let error = case.device.prepare(&launch).expect_err("no such kernel").to_string();
+        let error = case.refusal();
         assert!(error.contains("norms are in front of matmuls of 16 bits with at most 640 columns"), "{error}");
     }
 }
@@ -733,16 +733,7 @@ fn mixed_types_are_refused() {
     }
     let mut case = Case::new(64, 64, DType::F32, Linear::new(false, Epilogue::None), false);
     case.ins[1].spec.dtype = DType::Bf16;
-    let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
-    let launch = Launch {
-        op,
-        kernel: kernel_of(ins[0].spec.dtype),
-        ins,
-        outs: &outs,
-        workspace: Some(case.workspace),
-        counts: full(FULL),
-    };
-    let error = case.device.prepare(&launch).expect_err("mixed types").to_string();
+    let error = case.refusal();
     assert!(error.contains("one float type, not f32, bf16, f32"), "{error}");
 }
 
