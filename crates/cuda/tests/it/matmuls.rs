@@ -19,7 +19,7 @@ fn dtypes() -> impl Iterator<Item = DType> {
 }
 
 /// Whether the machine has a CUDA device; prints a line if not.
-fn found() -> bool {
+pub fn found() -> bool {
     let found = cards().is_ok_and(|cards| !cards.is_empty());
     if !found {
         println!("skipped: no CUDA device");
@@ -28,7 +28,7 @@ fn found() -> bool {
 }
 
 /// Whether the first device is a Hopper device, for which the crate has wgmma kernels.
-fn on_hopper() -> bool {
+pub fn on_hopper() -> bool {
     let hopper = cards().is_ok_and(|cards| cards.first().is_some_and(|card| card.capability == (9, 0)));
     if !hopper {
         println!("skipped: no CUDA device of compute capability 9.0");
@@ -264,12 +264,12 @@ fn cut_to_tf32(x: f64) -> f64 {
     f64::from(f32::from_bits((x as f32).to_bits() & !0x1fff))
 }
 
-fn full(rows: u64) -> Counts {
+pub fn full(rows: u64) -> Counts {
     Counts { tokens: rows, sequences: 1 }
 }
 
 /// Random numbers in [-1, 1) that are representable in the element type.
-fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
+pub fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
     let mut state = 0x9e37_79b9_7f4a_7c15 ^ (seed + 1);
     let mut next = || {
         // xorshift64 (Marsaglia 2003).
@@ -286,7 +286,7 @@ fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
 /// Encodes values in the element type of `spec`. f32, bf16 and f16 truncate, so that a representable value is
 /// unchanged. e4m3 quantizes every row to nearest, with a scale of its own; decoded rows that are encoded again keep
 /// their e4m3 values, but a scale may differ in its last bit.
-fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
+pub fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
     let half = |value: f64| {
         let bits = (value as f32).to_bits();
         let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
@@ -307,7 +307,7 @@ fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
     }
 }
 
-fn decode(bytes: &[u8], spec: &TensorSpec) -> Vec<f64> {
+pub fn decode(bytes: &[u8], spec: &TensorSpec) -> Vec<f64> {
     let words = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
     let half = |bits: u16| {
         let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f64::from(bits & 0x3ff));
