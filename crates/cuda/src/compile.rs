@@ -74,7 +74,7 @@ impl Compiler {
         Ok(code)
     }
 
-    /// Compiles the kernels that the cache does not have, with up to `threads` threads and at most [`MAX_THREADS`], and
+    /// Compiles the kernels that the cache does not have, with up to `threads` threads and at most eight, and
     /// returns their machine code. Reports the number of compiled kernels, beginning with 0. A kernel that fails to
     /// compile is left out, so that the error is returned where the kernel is prepared.
     pub fn compile_missing(
