@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that a training run ends with the same bits however it is computed.
 
-    python3 bench/train_bits.py target/release/plimsoll --device cuda:0 --work /tmp/train_bits [--steps 12]
+    python3 bench/train_bits.py target/release/plimsoll --device cuda:0 --work /tmp/train_bits [--steps 60]
 
 For each model and number format, the run is repeated: in a second process, stopped half way and resumed, killed with
 SIGKILL at random moments and resumed, and with other recomputation (memory.remat full, every_n, selective). The SHA-256
@@ -111,12 +111,14 @@ class Bench:
             sys.exit(f"{' '.join(words)}\n{done.stderr}")
 
     def killed(self, words, longest):
-        """Runs the command to its end, killing it at random moments before."""
-        kills = 0
+        """Runs the command to its end, killing it up to three times at random moments."""
+        kills, tries = 0, 0
         while True:
             started = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            limit = random.uniform(0.3, 0.95) * longest if tries < 3 else None
+            tries += 1
             try:
-                _, errors = started.communicate(timeout=random.uniform(0.3, 1.0) * longest if kills < 3 else None)
+                _, errors = started.communicate(timeout=limit)
                 if started.returncode != 0:
                     sys.exit(f"{' '.join(words)}\n{errors}")
                 return kills
@@ -144,9 +146,7 @@ class Bench:
             + f"precision: {{kind: {precision}}}\nmemory: {{remat: none}}\n"
             + f"run: {{steps: {steps}, save_every: 3}}\n"
         )
-        start = time.monotonic()
         self.run(self.command(config, work / "first"))
-        longest = time.monotonic() - start
         wanted = digest(work / "first", steps)
 
         def check(what, output):
@@ -155,7 +155,9 @@ class Bench:
             print(f"{name:6} {precision:4} {what:24} {found} {'same' if found == wanted else 'DIFFERS'}", flush=True)
 
         print(f"{name:6} {precision:4} {'first':24} {wanted}", flush=True)
+        start = time.monotonic()
         self.run(self.command(config, work / "again"))
+        longest = time.monotonic() - start
         check("second process", work / "again")
         self.run(self.command(config, work / "half", f"run.steps={steps // 2}"))
         self.run(self.command(config, work / "half"))
@@ -172,9 +174,9 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--work", type=pathlib.Path, required=True)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
-    parser.add_argument("--precisions", nargs="*", default=["f32", "bf16", "fp16"])
+    parser.add_argument("--precisions", nargs="*", default=["f32", "tf32", "bf16", "fp16"])
     bench = Bench(parser.parse_args())
     for name in bench.args.models:
         for precision in bench.args.precisions:

@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Training speed and memory on a GPU: ESM-2 masked LM and LoRA, Plimsoll and compiled PyTorch in one run.
+"""Training speed and memory on a GPU, Plimsoll and compiled PyTorch in one run: ESM-2 masked LM, LoRA, language models.
 
-    python3 bench/train_gpu.py target/release/plimsoll --work /tmp/train_gpu [--rows 650m lora 3b 8m] [--steps 12]
+    python3 bench/train_gpu.py target/release/plimsoll --work /tmp/train_gpu [--rows 650m lora 3b 8m llama moe] [--steps 12]
 
-Writes random weights in the Hub's layout and random proteins with log-normal lengths (exp N(5.6, 0.75), 30 to 1022), and
-trains them in bf16 with AdamW, clipping, nothing recomputed, and one micro-batch a step. The peer is bench/peers/training.py.
-Prints tokens/s (median of the steps after the third) and the largest memory of the card (NVML, every 0.3 s) of both sides.
+ESM-2 starts from random weights in the Hub's layout, with random proteins of log-normal lengths (exp N(5.6, 0.75), 30 to
+1022); the language models (1.3 B parameters: llama with 4 sequences of 4096 random tokens a step; moe, the model of
+examples/moe-base.yaml, with 8 of 2048) start from random initial weights. All train in bf16 with AdamW, clipping, nothing
+recomputed, and one micro-batch a step. The peers are bench/peers/training.py and bench/peers/language_model.py.
+Prints tokens/s (median of the steps after the third), the largest memory of the card (NVML, every 0.3 s) of both sides,
+and the seconds from our start to the end of our first step. `--peers none` runs our side alone.
 Needs torch and safetensors.
 """
 
 import argparse
+import array
 import json
 import math
 import pathlib
@@ -34,6 +38,17 @@ ROWS = {
     "3b": (2560, 40, 36, 16384, False),
     "8m": (320, 20, 6, 65536, False),
 }
+
+# Language models: (settings of the model, vocabulary, tokens of a sequence)
+LANGUAGE = {
+    "llama": (
+        "{kind: dense_lm, vocabulary: 32000, hidden: 2048, layers: 24, heads: 16, intermediate: 5504}",
+        32000,
+        4096,
+    ),
+    "moe": ("{kind: moe_lm, preset: base}", 65536, 2048),
+}
+LANGUAGE_TOKENS = 16384
 
 
 def weights(folder, width, heads, layers):
@@ -95,39 +110,63 @@ class Memory:
         self.thread.join()
 
 
-def ours(args, name):
+def encoder(args, name):
+    """The configuration of an ESM-2 but for its precision, optimizer and run, and its tokens a step."""
     width, heads, layers, tokens, lora = ROWS[name]
-    model, output = args.work / f"esm2-{width}", args.work / f"run-{name}"
+    model = args.work / f"esm2-{width}"
     weights(model, width, heads, layers)
-    shutil.rmtree(output, ignore_errors=True)
     adapters = ", lora: {rank: 16, targets: [query, key, value, attention.output.dense]}" if lora else ""
+    data = f"{{train: [{args.work / 'proteins.faa'}], longest: 1024, validation_fraction: 0}}"
+    return f"model: {{kind: esm2, from: {model}{adapters}}}\ndata: {data}\n", tokens
+
+
+def language_model(args, name):
+    model, vocabulary, longest = LANGUAGE[name]
+    data = args.work / f"{name}.bin"
+    draw = random.Random(7)
+    tokens = LANGUAGE_TOKENS * (args.steps + 20)
+    data.write_bytes(array.array("H", (draw.randrange(vocabulary) for _ in range(tokens))).tobytes())
+    return f"model: {model}\ndata: {{train: [{data}], longest: {longest}, validation_fraction: 0}}\n", LANGUAGE_TOKENS
+
+
+def ours(args, name):
+    output = args.work / f"run-{name}"
+    shutil.rmtree(output, ignore_errors=True)
     config = args.work / f"{name}.yaml"
+    text, tokens = (language_model if name in LANGUAGE else encoder)(args, name)
     config.write_text(
-        f"model: {{kind: esm2, from: {model}{adapters}}}\n"
-        f"data: {{train: [{args.work / 'proteins.faa'}], longest: 1024, validation_fraction: 0}}\n"
-        "optimizer: {kind: adamw, lr: 1e-4}\nprecision: {kind: bf16}\nmemory: {remat: none, budget: 97%}\n"
+        text + "optimizer: {kind: adamw, lr: 1e-4}\nprecision: {kind: bf16}\nmemory: {remat: none, budget: 97%}\n"
         f"batch: {{tokens: {tokens}, micro_tokens: {tokens}}}\nrun: {{steps: {args.steps + 10}, save_every: null, device: cuda}}\n"
     )
-    metrics = output / "metrics.jsonl"
+    metrics, began, first = output / "metrics.jsonl", time.time(), None
     with Memory() as memory:
         run = subprocess.Popen([args.binary, "train", config, "-o", output], stderr=subprocess.PIPE, text=True)
         # Ended before its last step: the checkpoint at the end is not measured.
-        while run.poll() is None and (not metrics.exists() or metrics.read_text().count("\n") < args.steps):
-            time.sleep(0.2)
+        while run.poll() is None:
+            done = metrics.read_text().count("\n") if metrics.exists() else 0
+            if done > 0 and first is None:
+                first = time.time() - began
+            if done >= args.steps:
+                break
+            time.sleep(0.1)
         run.kill()
         errors = run.communicate()[1]
     lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     rates = [line["tokens_per_second"] for line in lines if "loss" in line][3:]
     if not rates:
         sys.exit(f"{name}: {errors}")
-    print(f"{name:12} plimsoll {statistics.median(rates):12.0f} tokens/s {memory.most:8} MiB", flush=True)
+    rate = f"{statistics.median(rates):12.0f} tokens/s {memory.most:8} MiB"
+    print(f"{name:12} plimsoll {rate}, first step after {first:.1f} s", flush=True)
 
 
 def peer(args, name):
-    width, heads, layers, tokens, lora = ROWS[name]
-    sizes = [str(number) for number in (width, heads, layers, tokens, 16 if lora else 0)]
+    if name in LANGUAGE:
+        words = ["bench/peers/language_model.py", name]
+    else:
+        width, heads, layers, tokens, lora = ROWS[name]
+        words = ["bench/peers/training.py", *map(str, (width, heads, layers, tokens, 16 if lora else 0))]
     with Memory() as memory:
-        run = subprocess.run([sys.executable, ROOT / "bench/peers/training.py", *sizes], capture_output=True, text=True)
+        run = subprocess.run([sys.executable, ROOT / words[0], *words[1:]], capture_output=True, text=True)
     if run.returncode != 0:
         sys.exit(f"{name}: {run.stderr}")
     print(f"{name:12} PyTorch  {float(run.stdout):12.0f} tokens/s {memory.most:8} MiB", flush=True)
@@ -137,13 +176,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     parser.add_argument("--work", type=pathlib.Path, required=True)
-    parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--rows", nargs="*", default=[*ROWS, *LANGUAGE], choices=[*ROWS, *LANGUAGE])
+    parser.add_argument("--peers", choices=["all", "none"], default="all")
     parser.add_argument("--steps", type=int, default=12)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     proteins(args.work / "proteins.faa", 60000)
     for name in args.rows:
-        peer(args, name)
+        if args.peers == "all":
+            peer(args, name)
         ours(args, name)
 
 

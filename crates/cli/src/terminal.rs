@@ -3,7 +3,7 @@
 
 use crate::error::CliError;
 use indicatif::{ProgressBar, ProgressStyle};
-use plimsoll_runtime::{Level, Observer, Progress, RuntimeError, Trained, Transfer};
+use plimsoll_runtime::{Level, Observer, Progress, RuntimeError, StartProgress, StartStage, Trained, Transfer};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
@@ -202,6 +202,29 @@ impl Observer for Terminal {
             self.finish();
         }
         self.now_and_then(|| format!("{file}: {:.0} % of {:.0} MB", percent(bytes, total), total as f64 / 1e6));
+    }
+
+    fn starting(&mut self, progress: &StartProgress) {
+        let StartProgress { stage: of, done, total } = *progress;
+        if self.shows_bar {
+            let bar = self.bar(Some(total), READING);
+            bar.set_position(done);
+            bar.set_message(stage(of));
+        }
+        if done == total {
+            // The next stage creates a bar with its own total.
+            self.finish();
+        }
+        self.now_and_then(|| format!("{}: {:.0} %", stage(of), percent(done, total)));
+    }
+}
+
+/// Describes a stage of the work before the first step.
+fn stage(stage: StartStage) -> &'static str {
+    match stage {
+        StartStage::Compile => "compiling kernels",
+        StartStage::Prepare => "preparing kernels",
+        StartStage::Load => "loading weights",
     }
 }
 

@@ -52,7 +52,7 @@ const T: Dim = Dim::Tokens(1);
 fn input_grad(rows: u64, n: u64, k: u64) -> GradBench {
     let [n_, k_] = [n, k].map(Dim::Fixed);
     GradBench {
-        op: Op::LinearInputGrad(LinearInputGrad {}),
+        op: Op::LinearInputGrad(LinearInputGrad { tf32: false }),
         kernel: CudaKernel::GemmInputGrad,
         shapes: [vec![T, n_], vec![n_, k_], vec![T, k_]].map(|shape| (shape, DType::Bf16)).to_vec(),
         outputs: 1,
@@ -65,11 +65,11 @@ fn weight_grad(rows: u64, n: u64, k: u64, bias: bool) -> GradBench {
     let [n_, k_] = [n, k].map(Dim::Fixed);
     let shapes = [vec![T, n_], vec![T, k_], vec![n_, k_], vec![n_]];
     GradBench {
-        op: Op::LinearWeightGrad(LinearWeightGrad { bias }),
+        op: Op::LinearWeightGrad(LinearWeightGrad { bias, tf32: false }),
         kernel: CudaKernel::GemmWeightGrad,
         shapes: shapes.map(|shape| (shape, DType::Bf16)).to_vec(),
         outputs: 2,
-        workspace: total(&weight_grad_parts(rows, n, k, DType::Bf16)),
+        workspace: total(&weight_grad_parts(rows, n, k, DType::Bf16, false)),
         operations: 2 * rows * n * k,
     }
 }

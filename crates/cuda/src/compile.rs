@@ -5,10 +5,17 @@
 use crate::api::Nvrtc;
 use crate::kernel::Kernel;
 use crate::{CudaError, Libraries};
+use plimsoll_exec::{OnStart, StartProgress, StartStage};
 use sha2::{Digest, Sha256};
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
-use std::{env, fs, process, ptr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::{env, fs, process, ptr, thread};
+
+/// Maximum number of threads that compile. Each takes about 20 MB of host memory.
+const MAX_THREADS: usize = 8;
 
 /// NVRTC, configured for one GPU architecture.
 pub struct Compiler {
@@ -42,9 +49,9 @@ impl Compiler {
         Ok(Self { api, architecture: format!("sm_{major}{minor}{suffix}"), version, cache: cache() })
     }
 
-    /// Disables the cache on disk.
-    pub fn without_cache(mut self) -> Self {
-        self.cache = None;
+    /// Moves the cache on disk to another folder.
+    pub fn with_cache(mut self, folder: PathBuf) -> Self {
+        self.cache = Some(folder);
         self
     }
 
@@ -55,15 +62,11 @@ impl Compiler {
 
     /// Returns a kernel's machine code, from the cache if the cache has it.
     pub(crate) fn cubin(&self, kernel: &Kernel) -> Result<Vec<u8>, CudaError> {
-        let (source, options) = (kernel.source(), self.options(kernel));
-        let file =
-            self.cache.as_ref().map(|folder| folder.join(format!("{}.cubin", self.key(&source, &options))));
-        if let Some(code) =
-            file.as_ref().and_then(|file| fs::read(file).ok()).filter(|code| code.starts_with(ELF))
-        {
+        let file = self.cache_file(kernel);
+        if let Some(code) = file.as_deref().and_then(cached) {
             return Ok(code);
         }
-        let (code, _) = self.compile(kernel, &source, &options)?;
+        let (code, _) = self.compile(kernel, &kernel.source(), &self.options(kernel))?;
         if let Some(file) = file {
             // A cache that cannot be written only costs time at the next start.
             let _ = keep(&file, &code);
@@ -71,16 +74,77 @@ impl Compiler {
         Ok(code)
     }
 
-    /// Compiles a kernel (without the cache) and returns the resources that it uses.
+    /// Compiles the kernels that the cache does not have, with up to `threads` threads and at most eight, and
+    /// returns their machine code. Reports the number of compiled kernels, beginning with 0. A kernel that fails to
+    /// compile is left out, so that the error is returned where the kernel is prepared.
+    pub fn compile_missing(
+        &self,
+        kernels: &[Kernel],
+        threads: usize,
+        report: OnStart<'_>,
+    ) -> HashMap<Kernel, Vec<u8>> {
+        let in_cache = |kernel: &Kernel| self.cache_file(kernel).as_deref().and_then(cached).is_some();
+        let mut missing: Vec<&Kernel> = kernels.iter().filter(|kernel| !in_cache(kernel)).collect();
+        // Long sources take longest; a thread that began one last would work alone at the end.
+        missing.sort_by_key(|kernel| std::cmp::Reverse(kernel.source().len()));
+        let total = missing.len() as u64;
+        let (next, (sender, compiled), mut found) = (AtomicUsize::new(0), channel(), HashMap::new());
+        if missing.is_empty() {
+            return found;
+        }
+        let mut count = |done| report(StartProgress { stage: StartStage::Compile, done, total });
+        count(0);
+        thread::scope(|scope| {
+            for _ in 0..threads.clamp(1, MAX_THREADS).min(missing.len()) {
+                let (sender, next, missing) = (sender.clone(), &next, &missing);
+                let work = move || {
+                    while let Some(&&kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        // The receiver is dropped only after all senders.
+                        let _ = sender.send((kernel, self.cubin(&kernel)));
+                    }
+                };
+                // Where the system refuses threads, the others compile, or at last the thread that prepares.
+                let _ = thread::Builder::new().name("compile".to_owned()).spawn_scoped(scope, work);
+            }
+            drop(sender);
+            for (done, (kernel, code)) in (1..).zip(compiled) {
+                found.extend(code.ok().map(|code| (kernel, code)));
+                count(done);
+            }
+        });
+        found
+    }
+
+    /// Path of a kernel's machine code in the cache; `None` without a cache.
+    fn cache_file(&self, kernel: &Kernel) -> Option<PathBuf> {
+        self.cache_path(&kernel.source(), &self.options(kernel), "cubin")
+    }
+
+    /// Returns the resources that a kernel uses.
     pub fn resources(&self, kernel: &Kernel) -> Result<Resources, CudaError> {
         Ok(resources(&self.log(kernel)?, kernel.entry))
     }
 
-    /// Compiles a kernel's file (without the cache) and returns the log of compiler and assembler.
+    /// Returns the log of compiler and assembler for a kernel's file, from the cache if the cache has it.
     pub fn log(&self, kernel: &Kernel) -> Result<String, CudaError> {
-        let mut options = self.options(kernel);
+        let (source, mut options) = (kernel.source(), self.options(kernel));
         options.push("--ptxas-options=-v".to_owned());
-        Ok(self.compile(kernel, &kernel.source(), &options)?.1)
+        let file = self.cache_path(&source, &options, "log");
+        if let Some(log) = file.as_ref().and_then(|file| fs::read_to_string(file).ok()) {
+            return Ok(log);
+        }
+        let (_, log) = self.compile(kernel, &source, &options)?;
+        if let Some(file) = file {
+            // As above.
+            let _ = keep(&file, log.as_bytes());
+        }
+        Ok(log)
+    }
+
+    /// Path of a compilation's result in the cache; `None` without a cache.
+    fn cache_path(&self, source: &str, options: &[String], extension: &str) -> Option<PathBuf> {
+        let name = digest(&format!("{:?} {options:?}\n{source}", self.version));
+        Some(self.cache.as_ref()?.join(format!("{name}.{extension}")))
     }
 
     fn options(&self, kernel: &Kernel) -> Vec<String> {
@@ -88,10 +152,6 @@ impl Compiler {
         // No --use_fast_math: it would replace exact operations by approximations and so change the bits.
         options.extend(kernel.constants().map(|(name, value)| format!("--define-macro={name}={value}")));
         options
-    }
-
-    fn key(&self, source: &str, options: &[String]) -> String {
-        digest(&format!("{:?} {options:?}\n{source}", self.version))
     }
 
     fn compile(
@@ -129,6 +189,11 @@ impl Compiler {
 
 /// Magic number at the start of machine code.
 const ELF: &[u8] = b"\x7fELF";
+
+/// Reads machine code from the cache; `None` if the file is missing or does not begin like machine code.
+fn cached(file: &Path) -> Option<Vec<u8>> {
+    fs::read(file).ok().filter(|code| code.starts_with(ELF))
+}
 
 /// Reads a byte string through a pair of NVRTC calls, one for its size and one for its contents; empty if either fails.
 fn read(size: impl FnOnce(*mut usize) -> c_int, get: impl FnOnce(*mut c_char) -> c_int) -> Vec<u8> {

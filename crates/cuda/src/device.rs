@@ -13,7 +13,10 @@ use crate::staging::{Staging, affordable};
 use crate::trace::Track;
 use crate::{CudaError, machine};
 use cudarc::driver::sys as cu;
-use plimsoll_exec::{Device, DeviceError, GraphCapture, Launch, Recorder, Span, Ticket, Tracer};
+use plimsoll_exec::{
+    Device, DeviceError, GraphCapture, Launch, OnStart, Recorder, Span, StartProgress, StartStage, Ticket,
+    Tracer,
+};
 use plimsoll_graph::{Bytes, Counts};
 use plimsoll_plan::{Capability, PIPELINE_DEPTH};
 use std::collections::VecDeque;
@@ -281,6 +284,22 @@ impl Device for CudaDevice {
         self.context.enter()?;
         self.graphs.clear(&self.context);
         self.call(launch, true)
+    }
+
+    fn prepare_all(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError> {
+        // The launches pass through the same code twice: first their kernels are only collected, so that several threads
+        // can compile them, then they are prepared one after the other.
+        self.kernels.collect();
+        let collected = launches.iter().try_for_each(|launch| self.call(launch, true));
+        self.kernels.compile_collected(report);
+        collected?;
+        let total = launches.len() as u64;
+        for (done, launch) in (1..).zip(launches) {
+            self.prepare(launch)?;
+            report(StartProgress { stage: StartStage::Prepare, done, total });
+        }
+        self.kernels.drop_compiled();
+        Ok(())
     }
 
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {

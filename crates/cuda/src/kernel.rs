@@ -6,8 +6,9 @@ use crate::context::{Context, Status};
 use crate::machine::FP8;
 use crate::{CudaError, launch};
 use cudarc::driver::sys as cu;
+use plimsoll_exec::OnStart;
 use plimsoll_graph::DType;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, c_void};
 use std::{fmt, ptr};
 
@@ -177,8 +178,12 @@ impl File {
                 include_str!("kernels/quantize.cu")
             ),
             Self::Route => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/route.cu")),
-            Self::Sequence => include_str!("kernels/sequence.cu"),
-            Self::SequenceGrad => include_str!("kernels/sequence_grad.cu"),
+            Self::Sequence => {
+                concat!(include_str!("kernels/sequence.cuh"), include_str!("kernels/sequence.cu"))
+            }
+            Self::SequenceGrad => {
+                concat!(include_str!("kernels/sequence.cuh"), include_str!("kernels/sequence_grad.cu"))
+            }
             Self::Sums => include_str!("kernels/sums.cu"),
             Self::Transpose => include_str!("kernels/transpose.cu"),
             Self::Wgmma => concat!(
@@ -374,6 +379,10 @@ fn starts_early() -> cu::CUlaunchAttribute {
 pub(crate) struct Kernels {
     compiler: Compiler,
     functions: HashMap<Kernel, (cu::CUmodule, cu::CUfunction)>,
+    /// While kernels are collected ([`Self::collect`]): the kernels that [`Self::prepare`] was asked for.
+    collected: Option<HashSet<Kernel>>,
+    /// Machine code of kernels that were compiled and are not loaded yet.
+    compiled: HashMap<Kernel, Vec<u8>>,
     /// Status words to which the kernels report invalid input data.
     pub(crate) status: Status,
 }
@@ -385,15 +394,44 @@ impl Kernels {
     /// Creates an empty set of kernels, with status words for `steps` in-flight steps.
     pub(crate) fn new(context: &Context, steps: usize) -> Result<Self, CudaError> {
         let compiler = Compiler::new(context.card.capability)?;
-        Ok(Self { compiler, functions: HashMap::new(), status: Status::new(context, steps)? })
+        let (functions, compiled) = (HashMap::new(), HashMap::new());
+        Ok(Self { compiler, functions, collected: None, compiled, status: Status::new(context, steps)? })
+    }
+
+    /// Begins to collect kernels: until [`Self::compile_collected`], [`Self::prepare`] only notes its kernels.
+    pub(crate) fn collect(&mut self) {
+        self.collected = Some(HashSet::new());
+    }
+
+    /// Whether kernels are being collected.
+    pub(crate) fn is_collecting(&self) -> bool {
+        self.collected.is_some()
+    }
+
+    /// Ends the collection, and compiles the collected kernels that the cache does not have, on several threads.
+    pub(crate) fn compile_collected(&mut self, report: OnStart<'_>) {
+        let kernels: Vec<Kernel> = self.collected.take().into_iter().flatten().collect();
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.compiled = self.compiler.compile_missing(&kernels, threads, report);
+    }
+
+    /// Drops machine code that was compiled and not loaded.
+    pub(crate) fn drop_compiled(&mut self) {
+        self.compiled = HashMap::new();
     }
 
     /// Compiles and loads a kernel that may use `shared` bytes of dynamic shared memory; does nothing if it is loaded.
+    /// Only notes the kernel while kernels are collected.
     pub(crate) fn prepare(&mut self, context: &Context, kernel: &Kernel, shared: u32) -> Result<(), CudaError> {
         if self.functions.contains_key(kernel) {
             return Ok(());
         }
-        let (api, code) = (context.api, self.compiler.cubin(kernel)?);
+        if let Some(collected) = &mut self.collected {
+            collected.insert(*kernel);
+            return Ok(());
+        }
+        let code = self.compiled.remove(kernel).map_or_else(|| self.compiler.cubin(kernel), Ok)?;
+        let api = context.api;
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
         let entry = CString::new(kernel.entry).unwrap_or_default();
         // SAFETY: the code is a complete ELF image from the compiler; all pointers are to locals.

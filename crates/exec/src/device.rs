@@ -1,6 +1,7 @@
 //! The interface between plans and hardware: `Machine`, `Device` and their errors. Invariant: a device follows the
 //! addresses of the plan and decides nothing itself.
 
+use crate::progress::{OnStart, StartProgress, StartStage};
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec};
 use plimsoll_plan::{KernelId, Kernels, Precision, Target};
 use std::fmt;
@@ -33,6 +34,17 @@ pub trait Device: Send {
     /// Prepares a launch of the program at its maximum counts, before the first step and with the arena in place. A
     /// device compiles or selects kernels here.
     fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError>;
+
+    /// Prepares all launches of a program in order, as [`Device::prepare`] does one, and reports the progress. A device
+    /// may compile the kernels of all launches concurrently first.
+    fn prepare_all(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError> {
+        let total = launches.len() as u64;
+        for (done, launch) in (1..).zip(launches) {
+            self.prepare(launch)?;
+            report(StartProgress { stage: StartStage::Prepare, done, total });
+        }
+        Ok(())
+    }
 
     /// Copies `bytes` from the host to the arena.
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError>;

@@ -6,11 +6,12 @@
 //! device with asynchronous copies (`submit` and `collect` in `submit.rs`).
 
 use crate::device::{Device, DeviceError, GraphCapture, Launch, Operand};
-use crate::load::{Buffers, ParamSource, ReadParam, Source, Weight};
+use crate::load::{Buffers, ParamSource, ReadParam, ReadShared, Source, Weight, load_weights};
+use crate::progress::OnStart;
 use crate::submit::InFlightStep;
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec, ValueId};
 use plimsoll_plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Byte that gives NaN in every float format.
@@ -55,8 +56,17 @@ impl Executor {
     /// Checks that the device has the kernels of the plan, allocates the arena and fills it with NaN. The fill maps
     /// every page, and makes a read of memory that was never written give NaN. Weights are loaded by
     /// [`Executor::load`] or [`Executor::attach`].
-    pub fn new(mut device: Box<dyn Device>, program: Program) -> Result<Self, DeviceError> {
-        let steps = made(device.as_mut(), &program)?;
+    pub fn new(device: Box<dyn Device>, program: Program) -> Result<Self, DeviceError> {
+        Self::start(device, program, &mut |_| {})
+    }
+
+    /// As [`Executor::new`]; also reports the progress of preparing the launches.
+    pub fn start(
+        mut device: Box<dyn Device>,
+        program: Program,
+        report: OnStart<'_>,
+    ) -> Result<Self, DeviceError> {
+        let steps = made(device.as_mut(), &program, report)?;
         let sources = steps.iter().map(|_| None).collect();
         Ok(Self {
             device,
@@ -71,10 +81,11 @@ impl Executor {
 
     /// Replaces the program on the same device, which keeps its compiled and selected kernels. The arena is resized
     /// in place if the device can. Weights must be loaded again. After an error the executor cannot run any program.
-    pub fn switch(&mut self, program: Program) -> Result<(), DeviceError> {
+    /// Reports the progress of preparing the launches.
+    pub fn switch(&mut self, program: Program, report: OnStart<'_>) -> Result<(), DeviceError> {
         self.open.none("switch")?;
         self.device.wait()?;
-        self.steps = made(self.device.as_mut(), &program)?;
+        self.steps = made(self.device.as_mut(), &program, report)?;
         self.sources = self.steps.iter().map(|_| None).collect();
         self.program = program;
         Ok(())
@@ -115,17 +126,25 @@ impl Executor {
         Ok(())
     }
 
-    /// Loads the resident parameters of every plan. A parameter that several plans share is read and uploaded once.
-    pub fn load_all_plans(&mut self, read: ReadParam<'_>) -> Result<(), DeviceError> {
-        let Self { device, program, .. } = self;
-        let mut loaded = BTreeSet::new();
-        for plan in 0..program.plans().len() {
-            for weight in Weight::resident(program, plan).filter(|weight| loaded.insert(weight.at)) {
-                let upload = &mut |at, part: &[u8]| device.upload(at, part);
-                weight.load(upload, &mut Buffers::of(std::iter::once(&weight)), read)?;
-            }
-        }
-        Ok(())
+    /// Loads the resident parameters of every plan with `readers` threads. A parameter that several plans share is read
+    /// and uploaded once. `copies` maps the address of a parameter to the address of a second copy, row-major in f32,
+    /// which receives the same values. Reports the number of elements that were read.
+    pub fn load_all_plans(
+        &mut self,
+        copies: &BTreeMap<u64, u64>,
+        readers: usize,
+        read: ReadShared<'_>,
+        report: OnStart<'_>,
+    ) -> Result<(), DeviceError> {
+        let (program, mut loaded) = (&self.program, BTreeSet::new());
+        let all = (0..program.plans().len()).flat_map(|plan| Weight::resident(program, plan));
+        let once = all.filter(|weight| loaded.insert(weight.at));
+        let weights = once.map(|weight| {
+            let copy = copies.get(&weight.at).copied();
+            weight.with_copy(copy)
+        });
+        let weights = weights.collect();
+        load_weights(&mut [self], weights, readers, read, report)
     }
 
     /// Loads the resident parameters as [`Executor::load`] does, and keeps `source` for the streamed parameters, which
@@ -320,13 +339,13 @@ impl Executor {
 }
 
 impl PlannedStep {
-    /// Prepares the launch on the device, at the maximum counts.
-    fn prepare(&self, device: &mut dyn Device, counts: Counts) -> Result<(), DeviceError> {
+    /// The launch of a step with `counts`; `None` if the instruction is no launch.
+    fn launch(&self, counts: Counts) -> Option<Launch<'_>> {
         match self {
             Self::Launch { op, kernel, ins, outs, workspace } => {
-                device.prepare(&Launch { op, kernel: *kernel, ins, outs, workspace: *workspace, counts })
+                Some(Launch { op, kernel: *kernel, ins, outs, workspace: *workspace, counts })
             }
-            Self::Load(_) | Self::Copy { .. } => Ok(()),
+            Self::Load(_) | Self::Copy { .. } => None,
         }
     }
 
@@ -386,7 +405,11 @@ fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceErro
 
 /// Allocates the program's arena, fills it with NaN, prepares all launches, and returns the instructions of each
 /// plan.
-fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<PlannedStep>>, DeviceError> {
+fn made(
+    device: &mut dyn Device,
+    program: &Program,
+    report: OnStart<'_>,
+) -> Result<Vec<Vec<PlannedStep>>, DeviceError> {
     same_kernels(program, device)?;
     let steps: Vec<Vec<PlannedStep>> =
         (0..program.plans().len()).map(|i| steps(program, i)).collect::<Result<_, _>>()?;
@@ -395,9 +418,11 @@ fn made(device: &mut dyn Device, program: &Program) -> Result<Vec<Vec<PlannedSte
     device.alloc_arena(bytes)?;
     device.stage(program.host_staging())?;
     device.fill(0, bytes, POISON)?;
-    for (step, (_, plan)) in steps.iter().zip(program.plans()) {
-        step.iter().try_for_each(|step| step.prepare(device, plan.graph.bounds.full()))?;
+    let mut launches = vec![];
+    for (steps, (_, plan)) in steps.iter().zip(program.plans()) {
+        launches.extend(steps.iter().filter_map(|step| step.launch(plan.graph.bounds.full())));
     }
+    device.prepare_all(&launches, report)?;
     device.wait()?;
     Ok(steps)
 }

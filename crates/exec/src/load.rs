@@ -4,6 +4,7 @@
 use crate::Executor;
 use crate::device::DeviceError;
 use crate::persistent::{element, round};
+use crate::progress::{OnStart, StartProgress, StartStage};
 use crate::scaled::{self, QuantizedFormat};
 use crate::tiles;
 use plimsoll_graph::{DType, Layout, Param, TensorSpec};
@@ -13,11 +14,15 @@ use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::thread::{Builder, ScopedJoinHandle};
 
 /// Capacity, in parts of weights, of the queue before each device.
 const PARTS_AHEAD: usize = 4;
+
+/// Number of elements of a row-major parameter that one thread takes at a time. Larger parameters are divided, so that no
+/// thread is left alone with a large one at the end.
+const WINDOW: u64 = 16 * CHUNK;
 
 /// The cause of a failed read.
 pub type ReadError = Box<dyn Error + Send + Sync>;
@@ -36,8 +41,8 @@ pub(crate) type Upload<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Result<(), DeviceE
 pub type ReadShared<'a> = &'a (dyn Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync);
 
 /// Reads the resident parameters of a plan once, with `readers` threads, and uploads them to all executors, which
-/// must run the same program. Replicas that share their weights receive them once. Each parameter is read and packed
-/// by one thread; each device has one further thread for uploads.
+/// must run the same program. Replicas that share their weights receive them once. Each device has one further thread
+/// for uploads. The bytes in the arenas do not depend on the number of readers.
 ///
 /// # Errors
 /// Errors of reading and of the devices. The weights are then incomplete and must not be used.
@@ -47,13 +52,44 @@ pub fn load_all(
     readers: usize,
     read: ReadShared<'_>,
 ) -> Result<(), DeviceError> {
-    let mut executors: Vec<&mut Executor> =
-        executors.iter_mut().filter(|executor| executor.device().takes_weights()).collect();
-    let weights: Vec<Weight> = match executors.as_mut_slice() {
-        [] => return Ok(()),
-        [one] if readers < 2 => return one.load(plan, &mut |param, range, out| read(param, range, out)),
-        [first, ..] => Weight::resident(first.program(), plan).collect(),
+    let Some(first) = executors.first() else { return Ok(()) };
+    let weights = Weight::resident(first.program(), plan).collect();
+    load_weights(&mut executors.iter_mut().collect::<Vec<_>>(), weights, readers, read, &mut |_| {})
+}
+
+/// Loads `weights` as [`load_all`] does, and reports the number of elements that were read.
+pub(crate) fn load_weights(
+    executors: &mut [&mut Executor],
+    weights: Vec<Weight>,
+    readers: usize,
+    read: ReadShared<'_>,
+    report: OnStart<'_>,
+) -> Result<(), DeviceError> {
+    let mut executors: Vec<&mut Executor> = executors
+        .iter_mut()
+        .map(|executor| &mut **executor)
+        .filter(|executor| executor.device().takes_weights())
+        .collect();
+    let weights: Vec<Weight> = weights.iter().flat_map(Weight::windows).collect();
+    let total = weights.iter().map(Weight::elements).sum();
+    let mut done = 0;
+    let mut count = |elements| {
+        done += elements;
+        report(StartProgress { stage: StartStage::Load, done, total });
     };
+    match executors.as_mut_slice() {
+        [] => return Ok(()),
+        [one] if readers < 2 => {
+            for weight in &weights {
+                let upload = &mut |at, part: &[u8]| one.device_mut().upload(at, part);
+                let read = &mut |param: &Param, range, out: &mut [f32]| read(param, range, out);
+                weight.load(upload, &mut Buffers::of(std::iter::once(weight)), read)?;
+                count(weight.elements());
+            }
+            return Ok(());
+        }
+        _ => {}
+    }
     let next = AtomicUsize::new(0);
     let refused = |source| DeviceError::Thread { source };
     std::thread::scope(|scope| {
@@ -65,15 +101,17 @@ pub fn load_all(
             devices.push(Builder::new().name("load".to_owned()).spawn_scoped(scope, work).map_err(refused)?);
             senders.push(sender);
         }
-        let (weights, next) = (&weights, &next);
+        let (weights, next, (read_elements, elements)) = (&weights, &next, channel());
         let reader = |_| {
-            let senders = senders.clone();
-            let work = move || read_weights(weights, next, &senders, read);
+            let (senders, read_elements) = (senders.clone(), read_elements.clone());
+            let work = move || read_weights(weights, next, &senders, &read_elements, read);
             Builder::new().name("weights".to_owned()).spawn_scoped(scope, work).map_err(refused)
         };
         // When all senders are dropped every upload thread ends, so the scope ends after an error as well.
         let readers: Result<Vec<_>, _> = (0..readers.clamp(1, weights.len().max(1))).map(reader).collect();
-        drop(senders);
+        drop((senders, read_elements));
+        // The observer of a run belongs to this thread. The loop ends when every reader has ended.
+        elements.iter().for_each(&mut count);
         let loaded = readers?.into_iter().map(ended).fold(Ok(()), Result::and);
         devices.into_iter().map(ended).fold(Ok(()), Result::and).and(loaded)
     })
@@ -82,11 +120,13 @@ pub fn load_all(
 /// Bytes for the arena, and their address.
 type Part = (u64, Arc<[u8]>);
 
-/// Takes weights from the list until none is left, reads them, and sends their parts to every device.
+/// Takes weights from the list until none is left, reads them, and sends their parts to every device. Sends the number of
+/// elements of each weight to `elements`.
 fn read_weights(
     weights: &[Weight],
     next: &AtomicUsize,
     devices: &[SyncSender<Part>],
+    elements: &Sender<u64>,
     read: ReadShared<'_>,
 ) -> Result<(), DeviceError> {
     let mut upload = |at: u64, part: &[u8]| {
@@ -98,6 +138,8 @@ fn read_weights(
     let mut read = |param: &Param, range: Range<u64>, out: &mut [f32]| read(param, range, out);
     while let Some(weight) = weights.get(next.fetch_add(1, Ordering::Relaxed)) {
         weight.load(&mut upload, &mut Buffers::of(std::iter::once(weight)), &mut read)?;
+        // The receiver is dropped only after all readers have ended.
+        let _ = elements.send(weight.elements());
     }
     Ok(())
 }
@@ -107,9 +149,11 @@ fn ended(thread: ScopedJoinHandle<'_, Result<(), DeviceError>>) -> Result<(), De
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// A parameter, its address in the arena and its layout.
+/// A parameter or a window of its rows, its address in the arena and its layout.
 pub(crate) struct Weight {
     pub(crate) at: u64,
+    /// Address of a second copy of the parameter, row-major in f32: the master copy of the optimizer.
+    copy: Option<u64>,
     param: Param,
     shape: Shape,
 }
@@ -118,31 +162,19 @@ pub(crate) struct Weight {
 #[derive(Clone, Copy)]
 enum Shape {
     Rows {
-        elements: u64,
+        /// Range of elements to load: all of the parameter's, or a window of them.
+        first: u64,
+        end: u64,
         dtype: DType,
     },
     /// f32 (n, k) in panels of `width` rows.
-    Panels {
-        width: u64,
-        n: u64,
-        k: u64,
-    },
+    Panels { width: u64, n: u64, k: u64 },
     /// bf16 (n, k) in tiles.
-    Tiles {
-        n: u64,
-        k: u64,
-    },
+    Tiles { n: u64, k: u64 },
     /// Quantized (n, k), row-major, followed by one scale per row.
-    Scaled {
-        of: QuantizedFormat,
-        n: u64,
-        k: u64,
-    },
+    Scaled { of: QuantizedFormat, n: u64, k: u64 },
     /// int8 (n, k) in tiles, followed by one scale per row.
-    ScaledTiles {
-        n: u64,
-        k: u64,
-    },
+    ScaledTiles { n: u64, k: u64 },
 }
 
 /// Buffers for reading and packing a parameter: the only copies of it outside the arena.
@@ -178,32 +210,62 @@ impl Weight {
         let (.., param) = p.graph.param_values().find(|(value, ..)| *value == v)?;
         let slice = p.memory.slice(v)?;
         let shape = Shape::of(p.graph.spec(v), p);
-        Some(Self { at: program.address(plan, slice), param: param.clone(), shape })
+        Some(Self { at: program.address(plan, slice), copy: None, param: param.clone(), shape })
     }
 
-    /// Reads the parameter, packs it and uploads it.
+    /// Returns the weight with a second copy of its values at an address, row-major in f32.
+    pub(crate) fn with_copy(self, copy: Option<u64>) -> Self {
+        Self { copy, ..self }
+    }
+
+    /// Number of elements to load.
+    fn elements(&self) -> u64 {
+        match self.shape {
+            Shape::Rows { first, end, .. } => end - first,
+            Shape::Panels { n, k, .. }
+            | Shape::Tiles { n, k }
+            | Shape::Scaled { n, k, .. }
+            | Shape::ScaledTiles { n, k } => n * k,
+        }
+    }
+
+    /// Divides a row-major weight into windows of [`WINDOW`] elements; other layouts stay whole.
+    fn windows(&self) -> Vec<Self> {
+        let window = |shape| Self { param: self.param.clone(), shape, ..*self };
+        match self.shape {
+            Shape::Rows { first, end, dtype } => {
+                let of = |first| window(Shape::Rows { first, end: end.min(first + WINDOW), dtype });
+                (first..end).step_by(WINDOW as usize).map(of).collect()
+            }
+            shape @ (Shape::Panels { .. }
+            | Shape::Tiles { .. }
+            | Shape::Scaled { .. }
+            | Shape::ScaledTiles { .. }) => vec![window(shape)],
+        }
+    }
+
+    /// Reads the parameter, packs it and uploads it, to both places if it has a second copy.
     pub(crate) fn load(
         &self,
         upload: Upload<'_>,
         buffers: &mut Buffers,
         read: ReadParam<'_>,
     ) -> Result<(), DeviceError> {
-        let fail = |source| DeviceError::Load { param: self.param.name.clone(), source };
-        let mut read = |range: Range<u64>, out: &mut [f32]| read(&self.param, range, out).map_err(fail);
+        let (at, mut transfer) = (self.at, Transfer { weight: self, upload, read });
         match self.shape {
-            Shape::Rows { elements, dtype } => load_rows(upload, self.at, elements, dtype, buffers, &mut read),
-            Shape::Scaled { of, n, k } => load_scaled(upload, self.at, of, (n, k), buffers, &mut read),
-            Shape::ScaledTiles { n, k } => load_scaled_tiles(upload, self.at, n, k, buffers, &mut read),
-            Shape::Tiles { n, k } => load_tiles(upload, self.at, n, k, buffers, &mut read),
+            Shape::Rows { first, end, dtype } => load_rows(&mut transfer, at, first..end, dtype, buffers),
+            Shape::Scaled { of, n, k } => load_scaled(&mut transfer, at, of, (n, k), buffers),
+            Shape::ScaledTiles { n, k } => load_scaled_tiles(&mut transfer, at, n, k, buffers),
+            Shape::Tiles { n, k } => load_tiles(&mut transfer, at, n, k, buffers),
             Shape::Panels { width, n, k } => {
                 for first in (0..n).step_by(width as usize) {
                     let rows = &mut buffers.rows[..(width * k) as usize];
                     let (there, beyond) = rows.split_at_mut(((n - first).min(width) * k) as usize);
-                    read(first * k..first * k + there.len() as u64, there)?;
+                    transfer.read(first * k, there)?;
                     beyond.fill(0.0);
                     let panel = &mut buffers.panel[..rows.len()];
                     transpose(rows, k as usize, panel, width as usize);
-                    upload(self.at + first * k * DType::F32.size(), bytemuck::cast_slice(panel))?;
+                    transfer.upload(at + first * k * DType::F32.size(), bytemuck::cast_slice(panel))?;
                 }
                 Ok(())
             }
@@ -217,11 +279,35 @@ impl Weight {
     }
 }
 
+/// The load of one weight: reads its elements and writes bytes to the arena.
+struct Transfer<'a, 'b, 'c> {
+    weight: &'a Weight,
+    upload: Upload<'b>,
+    read: ReadParam<'c>,
+}
+
+impl Transfer<'_, '_, '_> {
+    /// Reads elements from `first` on, and uploads them to the second copy if the weight has one.
+    fn read(&mut self, first: u64, out: &mut [f32]) -> Result<(), DeviceError> {
+        let Weight { param, copy, .. } = self.weight;
+        let fail = |source| DeviceError::Load { param: param.name.clone(), source };
+        (self.read)(param, first..first + out.len() as u64, out).map_err(fail)?;
+        match copy {
+            Some(copy) => (self.upload)(copy + first * DType::F32.size(), bytemuck::cast_slice(out)),
+            None => Ok(()),
+        }
+    }
+
+    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        (self.upload)(at, bytes)
+    }
+}
+
 impl Shape {
     fn of(spec: &TensorSpec, plan: &Plan) -> Self {
         let full = plan.graph.bounds.full();
         match spec.layout {
-            Layout::RowMajor => Self::Rows { elements: spec.elements_at(full), dtype: spec.dtype },
+            Layout::RowMajor => Self::Rows { first: 0, end: spec.elements_at(full), dtype: spec.dtype },
             Layout::Packed { rows, .. } => {
                 let (n, k) = (spec.rows(full), spec.row_elements());
                 match spec.dtype {
@@ -230,7 +316,7 @@ impl Shape {
                     DType::I8 => Self::ScaledTiles { n, k },
                     // No kernel reads packed weights of these types, and graph verification rejects them.
                     DType::F16 | DType::F8 | DType::I32 | DType::U8 => {
-                        Self::Rows { elements: spec.elements_at(full), dtype: spec.dtype }
+                        Self::Rows { first: 0, end: spec.elements_at(full), dtype: spec.dtype }
                     }
                 }
             }
@@ -248,10 +334,10 @@ impl Buffers {
         let (mut rows, mut panel, mut narrow, mut codes, mut packed, mut scales) = (0, 0, 0, 0, 0, 0);
         for weight in weights {
             match weight.shape {
-                Shape::Rows { elements, dtype } => {
-                    rows = rows.max(elements.min(CHUNK));
+                Shape::Rows { first, end, dtype } => {
+                    rows = rows.max((end - first).min(CHUNK));
                     if let DType::Bf16 | DType::F16 = dtype {
-                        narrow = narrow.max(elements.min(CHUNK));
+                        narrow = narrow.max((end - first).min(CHUNK));
                     }
                 }
                 Shape::Panels { width, k, .. } => {
@@ -282,34 +368,30 @@ impl Buffers {
     }
 }
 
-/// Reads a range of one parameter's elements.
-type ReadElements<'a> = &'a mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), DeviceError>;
-
-/// Loads a row-major parameter, one window of `CHUNK` elements at a time.
+/// Loads a range of a row-major parameter, `CHUNK` elements at a time.
 fn load_rows(
-    upload: Upload<'_>,
+    transfer: &mut Transfer<'_, '_, '_>,
     at: u64,
-    elements: u64,
+    range: Range<u64>,
     dtype: DType,
     buffers: &mut Buffers,
-    read: ReadElements<'_>,
 ) -> Result<(), DeviceError> {
-    let Buffers { rows, narrow, .. } = buffers;
-    for first in (0..elements).step_by(CHUNK as usize) {
-        let part = &mut rows[..(elements - first).min(CHUNK) as usize];
-        read(first..first + part.len() as u64, part)?;
+    let (Buffers { rows, narrow, .. }, end) = (buffers, range.end);
+    for first in range.step_by(CHUNK as usize) {
+        let part = &mut rows[..(end - first).min(CHUNK) as usize];
+        transfer.read(first, part)?;
         let to = at + first * dtype.size();
         match dtype {
-            DType::F32 => upload(to, bytemuck::cast_slice(part))?,
+            DType::F32 => transfer.upload(to, bytemuck::cast_slice(part))?,
             DType::Bf16 | DType::F16 => {
                 let narrow = &mut narrow[..part.len()];
                 round(part, dtype, narrow);
-                upload(to, bytemuck::cast_slice(narrow))?;
+                transfer.upload(to, bytemuck::cast_slice(narrow))?;
             }
             // So far no parameter has an integer type, so this path may allocate.
             DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
                 let bytes: Vec<u8> = part.iter().flat_map(|&x| element(x, dtype)).collect();
-                upload(to, &bytes)?;
+                transfer.upload(to, &bytes)?;
             }
         }
     }
@@ -318,19 +400,18 @@ fn load_rows(
 
 /// Loads a bf16 parameter in tiles, panel by panel.
 fn load_tiles(
-    upload: Upload<'_>,
+    transfer: &mut Transfer<'_, '_, '_>,
     at: u64,
     n: u64,
     k: u64,
     buffers: &mut Buffers,
-    read: ReadElements<'_>,
 ) -> Result<(), DeviceError> {
     let panel = &mut buffers.narrow[..tiles::panel(k as usize)];
     for (i, first) in (0..n).step_by(tiles::STEP).enumerate() {
         let rows = &mut buffers.rows[..((n - first).min(tiles::STEP as u64) * k) as usize];
-        read(first * k..first * k + rows.len() as u64, rows)?;
+        transfer.read(first * k, rows)?;
         tiles::pack(rows, k as usize, panel);
-        upload(at + (i * size_of_val(panel)) as u64, bytemuck::cast_slice(panel))?;
+        transfer.upload(at + (i * size_of_val(panel)) as u64, bytemuck::cast_slice(panel))?;
     }
     Ok(())
 }
@@ -342,35 +423,33 @@ fn scaled_rows(n: u64, k: u64) -> u64 {
 
 /// Loads a parameter quantized by rows; the scales follow all rows.
 fn load_scaled(
-    upload: Upload<'_>,
+    transfer: &mut Transfer<'_, '_, '_>,
     at: u64,
     of: QuantizedFormat,
     (n, k): (u64, u64),
     buffers: &mut Buffers,
-    read: ReadElements<'_>,
 ) -> Result<(), DeviceError> {
     let (stride, together) = (scaled::stride(k as usize), scaled_rows(n, k));
     let scales = &mut buffers.scales[..n as usize];
     for (first, scales) in (0..n).step_by(together as usize).zip(scales.chunks_mut(together as usize)) {
         let rows = &mut buffers.rows[..scales.len() * k as usize];
-        read(first * k..first * k + rows.len() as u64, rows)?;
+        transfer.read(first * k, rows)?;
         let codes = &mut buffers.codes[..scales.len() * stride];
         for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
             *scale = of.quantise_weights(row, codes);
         }
-        upload(at + first * stride as u64, codes)?;
+        transfer.upload(at + first * stride as u64, codes)?;
     }
-    upload(at + n * stride as u64, bytemuck::cast_slice(scales))
+    transfer.upload(at + n * stride as u64, bytemuck::cast_slice(scales))
 }
 
 /// Loads an int8 parameter in tiles; the scales follow all panels.
 fn load_scaled_tiles(
-    upload: Upload<'_>,
+    transfer: &mut Transfer<'_, '_, '_>,
     at: u64,
     n: u64,
     k: u64,
     buffers: &mut Buffers,
-    read: ReadElements<'_>,
 ) -> Result<(), DeviceError> {
     let (stride, panel) = (tiles::codes_stride(k as usize), tiles::codes_panel(k as usize));
     let scales = &mut buffers.scales[..(n as usize).next_multiple_of(tiles::STEP)];
@@ -378,15 +457,15 @@ fn load_scaled_tiles(
     for (i, scales) in scales.chunks_mut(tiles::STEP).enumerate() {
         let first = (i * tiles::STEP) as u64;
         let rows = &mut buffers.rows[..((n - first).min(tiles::STEP as u64) * k) as usize];
-        read(first * k..first * k + rows.len() as u64, rows)?;
+        transfer.read(first * k, rows)?;
         let codes = &mut buffers.codes[..rows.len() / k as usize * stride];
         for ((row, codes), scale) in rows.chunks(k as usize).zip(codes.chunks_mut(stride)).zip(scales) {
             *scale = QuantizedFormat::Int8.quantise_weights(row, codes);
         }
         tiles::pack_codes(codes, stride, &mut buffers.packed[..panel]);
-        upload(at + (i * panel) as u64, &buffers.packed[..panel])?;
+        transfer.upload(at + (i * panel) as u64, &buffers.packed[..panel])?;
     }
-    upload(at + (scales.len() / tiles::STEP * panel) as u64, bytemuck::cast_slice(scales))
+    transfer.upload(at + (scales.len() / tiles::STEP * panel) as u64, bytemuck::cast_slice(scales))
 }
 
 /// Transposes `width` rows of `k` elements to `k` rows of `width`.

@@ -6,7 +6,7 @@ use crate::device::DeviceError;
 use crate::executor::Executor;
 use crate::half::{f32_to_bf16, f32_to_f16};
 use crate::reference::{BF16, F16};
-use plimsoll_graph::{DType, Param, Role, StateDef, TensorSpec};
+use plimsoll_graph::{Bytes, DType, Param, Role, StateDef, TensorSpec};
 use plimsoll_plan::Region;
 use std::collections::BTreeSet;
 
@@ -61,6 +61,14 @@ impl Executor {
             let PersistentKind::State(state) = what else { continue };
             let elements: u64 = spec.shape.iter().filter_map(|d| d.fixed()).product();
             let one = element(state.init, spec.dtype);
+            // Zeros, the usual case, need no transfer to the device.
+            if let [byte, rest @ ..] = one.as_slice()
+                && rest.iter().all(|other| other == byte)
+            {
+                let bytes = Bytes(elements * one.len() as u64);
+                self.device_mut().fill(at, bytes, *byte)?;
+                continue;
+            }
             let part = one.repeat(PART.min(elements as usize));
             for first in (0..elements).step_by(PART) {
                 let bytes = one.len() * (elements - first).min(PART as u64) as usize;

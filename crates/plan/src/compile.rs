@@ -32,7 +32,7 @@ impl Plan {
     pub fn matmul_dtype(&self) -> &'static str {
         let linear = |node: &&Node| matches!(node.op, Op::Linear(_));
         let Some(first) = self.graph.nodes.iter().find(linear) else { return DType::F32.name() };
-        match matches!(first.op, Op::Linear(linear) if linear.tf32) {
+        match first.op.is_tf32() {
             true => Precision::Tf32.name(),
             false => self.graph.spec(first.inputs[1]).dtype.name(),
         }
@@ -110,6 +110,10 @@ pub(crate) fn lowered(
     if policy.precision.dtype() != DType::F32 {
         graph = verified("precision", passes::inference(&graph, policy.precision)?)?;
     }
+    // Before differentiation, so that gradients are in TF32 too.
+    if policy.precision == Precision::Tf32 {
+        graph = verified("tf32", passes::tf32(&graph)?)?;
+    }
     if let Some(policy) = &policy.autodiff {
         graph = verified("autodiff", passes::autodiff(&graph, policy)?)?;
     }
@@ -136,9 +140,6 @@ pub(crate) fn lowered(
     if policy.precision.quantized().is_some() {
         graph = verified("quantize", passes::quantize(&graph, policy.precision)?)?;
     }
-    if policy.precision == Precision::Tf32 {
-        graph = verified("tf32", passes::tf32(&graph)?)?;
-    }
     match policy.weights {
         Weights::Trained => {}
         Weights::Resident => graph = verified("layout", passes::layout(&graph, target)?)?,
@@ -151,11 +152,24 @@ pub(crate) fn lowered(
     Ok((graph, schedule))
 }
 
-/// Checks that the target supports TF32, fp8 or int8 matmuls, which only targets with a rate for them do, and never
-/// with gradients. f32, bf16 and fp16 need no check here: a node without a kernel is refused when kernels are chosen.
+/// Checks that the target has the matmuls of a precision, and that 8-bit ones have no gradients.
 fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
-    let (name, rates) = (policy.precision.name(), &target.rates);
-    let (rate, what, who) = match policy.precision {
+    has_matmuls(policy.precision, target)?;
+    let trained = policy.autodiff.is_some() || policy.weights == Weights::Trained;
+    match policy.precision.quantized() {
+        Some(_) if trained => {
+            let why = format!("{} is for inference", policy.precision.name());
+            Err(PlanError::BadPolicy { field: "precision", why })
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Checks that the target has TF32, fp8 or int8 matmuls, which only targets with a rate for them do. f32, bf16 and fp16
+/// need no check here: a node without a kernel is refused when kernels are chosen.
+pub(crate) fn has_matmuls(precision: Precision, target: &Target) -> Result<(), PlanError> {
+    let (name, rates) = (precision.name(), &target.rates);
+    let (rate, what, who) = match precision {
         Precision::F32 | Precision::Bf16 | Precision::Fp16 => return Ok(()),
         Precision::Tf32 => {
             (rates.tf32, "TF32 matmuls", "an NVIDIA GPU; of a calibrated file, one by this version")
@@ -163,13 +177,10 @@ fn has_precision(policy: &Policy, target: &Target) -> Result<(), PlanError> {
         Precision::Fp8 => (rates.fp8, "e4m3 matmuls", "an NVIDIA GPU of compute capability 8.9 or later"),
         Precision::Int8 => (rates.int8, "int8 matmuls", "a CPU, calibrated by this version"),
     };
-    let why = if rate.is_none() {
-        format!("{name} needs {what}, which `{}` does not have: {who}", target.name)
-    } else if policy.autodiff.is_some() || policy.weights == Weights::Trained {
-        format!("{name} is for inference")
-    } else {
+    if rate.is_some() {
         return Ok(());
-    };
+    }
+    let why = format!("{name} needs {what}, which `{}` does not have: {who}", target.name);
     Err(PlanError::BadPolicy { field: "precision", why })
 }
 

@@ -4,7 +4,7 @@
 
 use crate::kernels::widened;
 use crate::{KernelId, Target};
-use plimsoll_graph::{Counts, DType, Graph, Node, Op, PrecisionClass, TensorSpec};
+use plimsoll_graph::{Counts, DType, Graph, Node, PrecisionClass, TensorSpec};
 
 /// Predicted seconds of a step of size `counts` on `target`.
 pub fn step_seconds(graph: &Graph, target: &Target, counts: Counts) -> f64 {
@@ -21,12 +21,11 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
     let rules = node.op.rules();
     let cost = rules.cost(&ins, &outs, &graph.bounds, counts);
     let any = |dtypes: &[DType]| ins.iter().any(|spec| dtypes.contains(&spec.dtype));
-    let tf32 = matches!(node.op, Op::Linear(linear) if linear.tf32);
     let kernel = target.kernel_of(graph, node).ok();
     let is_widened = kernel.is_some_and(KernelId::widens);
     let rate = match rules.precision() {
         PrecisionClass::Matmul if is_widened => target.rates.f32,
-        PrecisionClass::Matmul if tf32 => target.rates.tf32.unwrap_or(target.rates.f32),
+        PrecisionClass::Matmul if node.op.is_tf32() => target.rates.tf32.unwrap_or(target.rates.f32),
         PrecisionClass::Matmul if any(&[DType::F8]) => target.rates.fp8.unwrap_or(target.rates.bf16),
         PrecisionClass::Matmul if any(&[DType::I8]) => target.rates.int8.unwrap_or(target.rates.bf16),
         // A training matmul may mix 16-bit operands with an f32 accumulator; the 16-bit operands decide the
@@ -47,7 +46,7 @@ mod tests {
     use super::*;
     use plimsoll_graph::ops::Epilogue;
     use plimsoll_graph::ops::Linear;
-    use plimsoll_graph::{Bounds, Builder, Dim};
+    use plimsoll_graph::{Bounds, Builder, Dim, Op};
 
     /// Seconds of one linear with operands of type `dtype`.
     fn product(target: &Target, dtype: DType) -> f64 {

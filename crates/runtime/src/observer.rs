@@ -1,6 +1,7 @@
 //! Reporting of a run's events. Invariant: applications never print; they report to an observer.
 
 use crate::RuntimeError;
+pub use plimsoll_exec::{StartProgress, StartStage};
 use plimsoll_graph::Bytes;
 
 /// Receiver of a run's messages and progress.
@@ -22,6 +23,24 @@ pub trait Observer {
 
     /// Reports progress of a model file that is being downloaded or written. Called often.
     fn transfer(&mut self, _: &Transfer<'_>) {}
+
+    /// Reports progress of the work before the first step: kernels are compiled, launches prepared, weights loaded.
+    /// Called often.
+    fn starting(&mut self, _: &StartProgress) {}
+}
+
+/// Reports the progress of a start to `observer`, and a line of text before kernels are compiled.
+pub(crate) fn on_start(observer: &mut dyn Observer) -> impl FnMut(StartProgress) {
+    move |progress| {
+        if let StartProgress { stage: StartStage::Compile, done: 0, total } = progress {
+            let kernels = if total == 1 { "kernel" } else { "kernels" };
+            observer.say(
+                Level::Info,
+                &format!("compiling {total} {kernels} for this GPU; later runs find them compiled"),
+            );
+        }
+        observer.starting(&progress);
+    }
 }
 
 /// Returns [`RuntimeError::Interrupted`] if a signal asks the run to end; `kept` describes what is kept.

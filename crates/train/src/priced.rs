@@ -1,6 +1,6 @@
 //! Reports the plans of a training run as text and as JSON. Invariant: every number comes from the plans.
 
-use super::config::{PrecisionKind, TrainConfig};
+use super::config::{PrecisionKind, TrainConfig, training_on};
 use super::{Largest, plan_of};
 use crate::TrainError;
 use plimsoll_graph::{Bytes, Graph, Phase};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub fn target(config: &TrainConfig, word: &str) -> Result<Target, TrainError> {
     match word {
         "cpu" => config.run.target(Device::Cpu),
-        _ => Ok(price::target(word)?),
+        _ => Ok(training_on(price::target(word)?)),
     }
 }
 
@@ -135,6 +135,7 @@ fn name(optimizer: &Optimizer) -> &'static str {
 fn precision(kind: PrecisionKind) -> &'static str {
     match kind {
         PrecisionKind::F32 => "f32",
+        PrecisionKind::Tf32 => "tf32",
         PrecisionKind::Bf16 => "bf16",
         PrecisionKind::Fp16 => "fp16",
     }

@@ -58,7 +58,7 @@ pub struct LossScale {
     pub good: u64,
 }
 
-/// Number of consecutive skipped steps at which a run in f32 or bf16 fails. A single skipped step may be a batch of
+/// Number of consecutive skipped steps at which a run without loss scale fails. A single skipped step may be a batch of
 /// outliers; after ten, the weights have no finite gradients for any batch. In fp16 the loss scale is halved at each
 /// skipped step, and the run fails when it cannot be halved further.
 pub const SKIPS_IN_A_ROW: u64 = 10;
@@ -70,7 +70,7 @@ impl LossScale {
     /// Returns the loss scale at the start of a run.
     pub fn new(precision: &Precision) -> Self {
         match precision.kind {
-            PrecisionKind::F32 | PrecisionKind::Bf16 => Self { factor: 1.0, good: 0 },
+            PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => Self { factor: 1.0, good: 0 },
             PrecisionKind::Fp16 => Self { factor: precision.initial_scale, good: 0 },
         }
     }
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn other_formats_have_no_scale() {
-        for kind in [PrecisionKind::F32, PrecisionKind::Bf16] {
+        for kind in [PrecisionKind::F32, PrecisionKind::Tf32, PrecisionKind::Bf16] {
             let precision = Precision { kind, ..Precision::default() };
             let mut scale = LossScale::new(&precision);
             for _ in 0..3000 {

@@ -392,7 +392,7 @@ impl Trainer {
                         format!("step {step} skipped: gradient not finite; the loss scale is now {scale}");
                     observer.say(Level::Info, &text);
                 }
-                PrecisionKind::F32 | PrecisionKind::Bf16 => {
+                PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => {
                     let row = self.state.skipped_in_a_row;
                     let text = format!(
                         "step {step} skipped: gradient not finite, {row} in a row; the run ends at {SKIPS_IN_A_ROW}"
@@ -425,7 +425,7 @@ impl Trainer {
     fn loss_scale(&self) -> f32 {
         match self.config.precision.kind {
             PrecisionKind::Fp16 => (self.state.scale.factor / self.config.batch.tokens as f64) as f32,
-            PrecisionKind::F32 | PrecisionKind::Bf16 => self.state.scale.factor as f32,
+            PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => self.state.scale.factor as f32,
         }
     }
 

@@ -208,6 +208,25 @@ fn training_is_planned_for_a_card() {
     }
 }
 
+/// TF32 is planned for GPUs; a CPU refuses to plan it and to train in it, and names it.
+#[test]
+fn training_in_tf32_is_planned_for_a_card_and_refused_on_a_cpu() {
+    let folder = Folder::new("plan_train_tf32");
+    folder.write("run.yaml", TRAINED);
+    folder.write("nowhere.txt", "A text to train on.");
+    let tf32 = ["--set", "precision.kind=tf32"];
+    let plan = |target| folder.run(&[&["plan", "--train", "run.yaml", "--target", target], &tf32[..]].concat());
+    let text = plan("h200").assert_code(0).stdout();
+    assert!(text.contains("precision tf32"), "{text}");
+    let whole = ["--set", "run.device=cpu", "--set", "data.validation_fraction=0"];
+    let train = [&["train", "run.yaml", "--output", "out"], &whole[..]].concat();
+    for ran in [plan("cpu"), folder.run(&[&train[..], &tf32[..]].concat())] {
+        let text = ran.assert_code(1).stderr();
+        assert!(text.contains("tf32 needs TF32 matmuls, which `") && text.contains("an NVIDIA GPU"), "{text}");
+    }
+    assert!(!folder.path("out").join("metrics.jsonl").exists());
+}
+
 #[test]
 fn a_budget_above_the_targets_memory_is_refused() {
     let folder = Folder::new("plan_budget_above");

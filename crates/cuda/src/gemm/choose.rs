@@ -129,6 +129,26 @@ impl Trial<'_> {
         }
     }
 
+    /// Prepares the kernels that [`Self::choose`] may run with `choosing`, and runs none.
+    pub(super) fn collect(&mut self, choosing: &Choosing) -> Result<(), CudaError> {
+        let own = self.own()?;
+        let pinned = matches!(own[0], Choice::Library(_));
+        let timed = *choosing != Choosing::First;
+        self.prepare(if timed { &own } else { &own[..1] })?;
+        if !pinned && !timed {
+            return Ok(());
+        }
+        self.kernels.prepare(self.context, &self.form.kernel("digest"), 0)?;
+        for (.., dtype) in self.extents() {
+            let of = GemmForm { dtype, ..self.form };
+            self.kernels.prepare(self.context, &of.kernel("order_probe"), 0)?;
+            if timed {
+                self.kernels.prepare(self.context, &of.kernel("noise"), 0)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the kernels of the form's canonical order, whose bits are equal by construction; the first is the
     /// default.
     pub(super) fn own(&self) -> Result<Vec<Choice>, CudaError> {
@@ -139,7 +159,12 @@ impl Trial<'_> {
                 false => Err(self.without_norms()),
             };
         }
-        Ok(match SumOrder::of(self.context, form) {
+        let order = SumOrder::of(self.context, form);
+        if form.by_k && order != SumOrder::Wgmma {
+            // The other kernels would read w as (N, K).
+            return Err(CudaError::Unprepared { what: format!("a matmul with w stored by k, {form}") });
+        }
+        Ok(match order {
             SumOrder::Wgmma => self.tiles().map(Choice::Hopper).collect(),
             SumOrder::Mma => MMA_TILES.map(Choice::Mma).to_vec(),
             SumOrder::Loops => vec![Choice::Own],
@@ -178,10 +203,11 @@ impl Trial<'_> {
             text == name || text.split(' ').next_back() == Some(name)
         });
         let rounds_once = matches!(SumOrder::of(self.context, self.form), SumOrder::Wgmma | SumOrder::Mma);
+        let by_mma = rounds_once && self.form.norm.is_none() && !self.form.by_k;
         let other = || {
             table::parse(name).filter(|choice| match choice {
                 Choice::Library(_) => true,
-                Choice::Mma(_) => rounds_once && self.form.norm.is_none(),
+                Choice::Mma(_) => by_mma,
                 Choice::Own | Choice::Hopper(_) | Choice::Normed(_) => false,
             })
         };
@@ -223,7 +249,7 @@ impl Trial<'_> {
             true => vec![],
             false => self.algorithms()?,
         };
-        if order == SumOrder::Wgmma && self.form.norm.is_none() {
+        if order == SumOrder::Wgmma && self.form.norm.is_none() && !self.form.by_k {
             others.extend(MMA_TILES.map(Choice::Mma));
         }
         if order == SumOrder::Mma {
@@ -287,7 +313,7 @@ impl Trial<'_> {
     /// Whether a choice from the table can be used again.
     pub(super) fn admits(&self, choice: &Choice) -> bool {
         match choice {
-            Choice::Own | Choice::Mma(_) => true,
+            Choice::Own | Choice::Mma(_) => !self.form.by_k,
             Choice::Hopper(tile) => tile.suits(self.context, self.form),
             Choice::Normed(_) => Normed::suits(self.context, self.form),
             Choice::Library(algorithm) => self.admits_algorithm(algorithm, self.operands.rows),
@@ -482,7 +508,7 @@ impl Trial<'_> {
 
     /// Fills the operands with numbers whose sums depend on the summation order, and y with NaN.
     fn reveal(&mut self, operands: &Operands, seed: usize) -> Result<(), CudaError> {
-        let GemmForm { n, k, .. } = self.form;
+        let GemmForm { n, k, by_k, .. } = self.form;
         self.poison((operands.y, operands.rows * n, self.form.out()))?;
         for (i, (address, elements, dtype)) in self.extents_of(operands).into_iter().enumerate() {
             if address == operands.y && address != operands.residual {
@@ -491,7 +517,11 @@ impl Trial<'_> {
             let kernel = GemmForm { dtype, ..self.form }.kernel("order_probe");
             self.kernels.prepare(self.context, &kernel, 0)?;
             let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
-            let (role, columns) = if i < 2 { (i, k) } else { (2, n) };
+            let (role, columns) = match i {
+                1 if by_k => (3, n),
+                0 | 1 => (i, k),
+                _ => (2, n),
+            };
             let args =
                 [Arg::pointer(address), Arg::long(elements), Arg::int(columns), Arg::int(seed), Arg::int(role)];
             self.kernels.call(self.context, &kernel, shape, &args)?;

@@ -206,9 +206,13 @@ impl Description {
     pub(super) fn new(handle: Arc<Handle>, form: GemmForm) -> Result<Self, CudaError> {
         use lt::cublasLtEpilogue_t as E;
         use lt::cublasLtMatmulDescAttributes_t as A;
-        let GemmForm { n, k, bias, dtype, tf32, .. } = form;
-        let descriptors = Descriptors::new(handle, tf32, [(dtype, k, n), (dtype, k, 1), (form.out(), n, 1)])?;
-        descriptors.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        let GemmForm { n, k, bias, dtype, tf32, by_k, .. } = form;
+        // The library sees a row-major w (N, K) as (K, N), which it transposes, and one that is stored by k as (N, K).
+        let w = if by_k { (dtype, n, k) } else { (dtype, k, n) };
+        let descriptors = Descriptors::new(handle, tf32, [w, (dtype, k, 1), (form.out(), n, 1)])?;
+        if !by_k {
+            descriptors.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        }
         let epilogue = if bias { E::CUBLASLT_EPILOGUE_BIAS } else { E::CUBLASLT_EPILOGUE_DEFAULT };
         descriptors.set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, &(epilogue as u32))?;
         if form.scaled() {

@@ -22,7 +22,8 @@ pub(crate) enum Product {
     Logits,
 }
 
-/// A matmul of training by an algorithm of cuBLASLt with 16-bit x and y: everything but its number of rows.
+/// A matmul of training by an algorithm of cuBLASLt with x and y of 16 bits, or of f32 rounded to TF32: everything but its
+/// number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ProductForm {
     pub(crate) product: Product,
@@ -30,6 +31,8 @@ pub(crate) struct ProductForm {
     pub(crate) k: u64,
     /// Element type of x and y.
     pub(crate) dtype: DType,
+    /// Whether f32 x and y are rounded to TF32.
+    pub(crate) tf32: bool,
     /// Element type of d.
     pub(crate) out: DType,
     /// Largest number of rows for which the library is asked; see [`MANY_ROWS`].
@@ -42,7 +45,8 @@ impl fmt::Display for ProductForm {
             Product::OverRows => "over rows",
             Product::Logits => "logits",
         };
-        write!(f, "{} {} {} {what}", self.n, self.k, self.dtype.name())
+        let factors = if self.tf32 { "tf32" } else { self.dtype.name() };
+        write!(f, "{} {} {factors} {what}", self.n, self.k)
     }
 }
 
@@ -88,18 +92,18 @@ impl Pinned {
     /// Asks the library for the algorithms of a form.
     fn new(handle: Arc<Handle>, form: &ProductForm) -> Result<Self, CudaError> {
         use lt::cublasLtMatmulDescAttributes_t as A;
-        let &ProductForm { product, n, k, dtype, out, rows } = form;
+        let &ProductForm { product, n, k, dtype, tf32, out, rows } = form;
         // The library sees a row-major matrix (R, C) as (C, R) with leading dimension C.
         let descriptors = match product {
             // d^T (K, N) = x^T (K, R) y (R, N): the first is as stored, the second is stored as (N, R).
             Product::OverRows => {
-                let made = Descriptors::new(handle, false, [(dtype, k, 1), (dtype, n, 1), (out, k, n)])?;
+                let made = Descriptors::new(handle, tf32, [(dtype, k, 1), (dtype, n, 1), (out, k, n)])?;
                 made.set(A::CUBLASLT_MATMUL_DESC_TRANSB, &TRANSPOSED)?;
                 made
             }
             // d^T (N, R) = y (N, K) x^T (K, R): the first is stored as (K, N), the second is as stored.
             Product::Logits => {
-                let made = Descriptors::new(handle, false, [(dtype, k, n), (dtype, k, 1), (out, n, 1)])?;
+                let made = Descriptors::new(handle, tf32, [(dtype, k, n), (dtype, k, 1), (out, n, 1)])?;
                 made.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
                 made
             }
@@ -178,6 +182,8 @@ impl Gemm {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnProduct {
     pub(crate) dtype: DType,
+    /// Whether f32 operands are rounded to TF32.
+    pub(crate) tf32: bool,
     pub(crate) x: u64,
     pub(crate) w: u64,
     pub(crate) y: u64,
@@ -191,7 +197,7 @@ pub(crate) struct OwnProduct {
 impl OwnProduct {
     fn form(&self, accumulate: bool) -> GemmForm {
         let epilogue = if accumulate { Epilogue::Residual } else { Epilogue::None };
-        GemmForm { n: self.n, k: self.k, dtype: self.dtype, tf32: false, bias: false, epilogue, norm: None }
+        GemmForm { tf32: self.tf32, epilogue, ..GemmForm::new(self.n, self.k, self.dtype) }
     }
 
     fn operands(&self) -> Operands {
@@ -201,7 +207,12 @@ impl OwnProduct {
         Operands { x, w, scales, bias: 0, residual, norm, y, rows, workspace }
     }
 
-    /// The tile of 16-bit operands. All have the same bits; small ones waste less of narrow matrices.
+    /// Whether the product is computed by plain loops; otherwise on tensor cores.
+    fn by_loops(&self) -> bool {
+        self.dtype == DType::F32 && !self.tf32
+    }
+
+    /// The tile on tensor cores. All have the same bits; small ones waste less of narrow matrices.
     fn tile(&self) -> MmaTile {
         let narrow = self.n.min(self.rows) <= 64;
         if narrow { mma::MMA_TILES[1] } else { mma::MMA_TILES[0] }
@@ -210,11 +221,12 @@ impl OwnProduct {
     /// Compiles the kernels, whatever the rows.
     pub(crate) fn prepare(&self, context: &Context, kernels: &mut Kernels) -> Result<(), CudaError> {
         for accumulate in [false, true] {
-            if self.dtype == DType::F32 {
+            if self.by_loops() {
                 kernels.prepare(context, &own(self.form(accumulate), &self.operands()).0, 0)?;
             } else {
                 for tile in &mma::MMA_TILES[..2] {
-                    tile.prepare_wide(context, kernels, self.form(accumulate))?;
+                    let kernel = tile.kernel(self.form(accumulate), DType::F32);
+                    kernels.prepare(context, &kernel, tile.shared())?;
                 }
             }
         }
@@ -223,21 +235,22 @@ impl OwnProduct {
 
     pub(crate) fn run(&self, context: &Context, kernels: &Kernels) -> Result<(), CudaError> {
         let (form, operands) = (self.form(self.accumulate), self.operands());
-        if self.dtype == DType::F32 {
+        if self.by_loops() {
             let (kernel, shape, args) = own(form, &operands);
             return kernels.call(context, &kernel, shape, &args);
         }
-        self.tile().run_wide(context, kernels, form, &operands)
+        self.tile().run(context, kernels, form, DType::F32, &operands)
     }
 }
 
 /// Returns a sample of the kernels with f32 results.
 pub(super) fn every_kernel() -> Vec<Kernel> {
     let mut kernels = vec![];
-    for (dtype, k) in [(DType::Bf16, 40), (DType::F16, 33), (DType::F16, 34)] {
-        let product = OwnProduct { dtype, x: 0, w: 0, y: 0, rows: 1, n: 33, k, accumulate: false };
+    for (dtype, k) in [(DType::F32, 40), (DType::Bf16, 40), (DType::F16, 33), (DType::F16, 34)] {
+        let tf32 = dtype == DType::F32;
+        let product = OwnProduct { dtype, tf32, x: 0, w: 0, y: 0, rows: 1, n: 33, k, accumulate: false };
         for accumulate in [false, true] {
-            let kernel = |tile: &MmaTile| tile.wide_kernel(product.form(accumulate));
+            let kernel = |tile: &MmaTile| tile.kernel(product.form(accumulate), DType::F32);
             kernels.extend(mma::MMA_TILES[..2].iter().map(kernel));
         }
     }

@@ -43,6 +43,8 @@ pub(super) const TILES: [Tile; 5] = [
 /// The tile for few rows.
 pub(super) const FEW: Tile = TILES[4];
 
+/// Columns of k of a stage.
+const DEPTH: u32 = 64;
 /// Columns of a TMA box of y and of the residual: 128 bytes, the width of the shared-memory swizzle.
 const PIECE: u32 = 64;
 /// Rows of a warp's TMA box of y.
@@ -71,7 +73,8 @@ impl Tile {
             Epilogue::Residual => self.has_residual(),
             Epilogue::Gate => self.has_gate() && !form.bias,
         };
-        context.card.capability == HOPPER && narrow && whole && kept
+        let stored = !form.by_k || form.epilogue == Epilogue::None && form.norm.is_none();
+        context.card.capability == HOPPER && narrow && whole && kept && stored
     }
 
     /// Whether the tile can compute a gate: a pair of blocks exchanges the gate and the gated halves, and both must
@@ -95,7 +98,8 @@ impl Tile {
         64 * self.atoms * if self.turns { 1 } else { 2 }
     }
 
-    fn shared(&self) -> u32 {
+    /// Bytes of shared memory.
+    pub(super) fn shared(&self) -> u32 {
         // Barriers: two for each stage, and two for the ping-pong order.
         self.stages * (self.rows() + self.columns) * 128 + BUFFERS + (2 * self.stages + 2) * 8
     }
@@ -107,24 +111,15 @@ impl Tile {
             Epilogue::Residual => 2,
             Epilogue::Gate => 3,
         };
-        Kernel::new(File::Wgmma, "wgmma", form.dtype)
+        let kernel = Kernel::new(File::Wgmma, "wgmma", form.dtype)
             .with("EPILOGUE", epilogue)
             .with("BN", i64::from(self.columns))
             .with("MA", i64::from(self.atoms))
             .with("PINGPONG", i64::from(self.turns))
             .with("CLUSTER", i64::from(self.cluster))
             .with("STAGES", i64::from(self.stages))
-            .with("GROUP", i64::from(self.group))
-    }
-
-    /// Compiles the kernel for a form.
-    pub(super) fn prepare(
-        &self,
-        context: &Context,
-        kernels: &mut Kernels,
-        form: GemmForm,
-    ) -> Result<(), CudaError> {
-        kernels.prepare(context, &self.kernel(form), self.shared())
+            .with("GROUP", i64::from(self.group));
+        if form.by_k { kernel.with("W_BY_K", 1) } else { kernel }
     }
 
     /// Launches the matmul.
@@ -143,7 +138,10 @@ impl Tile {
             |address, rows, columns, height| tensor_map(context, dtype, (address, rows, columns), height);
         let maps = [
             matrix(x, rows, k, self.rows())?,
-            matrix(w, form.outputs(), k, self.columns / self.cluster)?,
+            match form.by_k {
+                true => matrix(w, k, n, DEPTH / self.cluster)?,
+                false => matrix(w, form.outputs(), k, self.columns / self.cluster)?,
+            },
             matrix(y, rows, n, WARP_ROWS)?,
             matrix(r, rows, n, self.rows())?,
         ];
@@ -160,12 +158,12 @@ impl Tile {
 
 /// Returns a sample of the kernel's forms.
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    let form =
-        |dtype, epilogue| GemmForm { n: 2560, k: 2560, dtype, tf32: false, bias: true, epilogue, norm: None };
+    let form = |dtype, epilogue| GemmForm { bias: true, epilogue, ..GemmForm::new(2560, 2560, dtype) };
+    let by_k = GemmForm { by_k: true, ..GemmForm::new(2560, 2560, DType::Bf16) };
     let [none, gelu, residual, gate] =
         [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate].map(|e| form(DType::Bf16, e));
     let of = |tile: Tile| {
-        let all = [none, gelu, form(DType::F16, Epilogue::None)].into_iter();
+        let all = [none, gelu, form(DType::F16, Epilogue::None), by_k].into_iter();
         let residual = tile.has_residual().then_some(residual);
         let gate = tile.has_gate().then_some(gate);
         all.chain(residual).chain(gate).map(|form| tile.kernel(form)).collect::<Vec<_>>()
@@ -185,6 +183,8 @@ mod tests {
             // A TMA box has at most 256 rows, and each block's share of w must start at a multiple of 8 rows, a whole
             // swizzle.
             assert!(tile.rows() <= 256 && (tile.columns / tile.cluster).is_multiple_of(8), "{tile:?}");
+            // So must its share of the rows of k, if w is stored by k, in pieces of 64 columns.
+            assert!((DEPTH / tile.cluster).is_multiple_of(8) && tile.columns.is_multiple_of(PIECE), "{tile:?}");
         }
     }
 }

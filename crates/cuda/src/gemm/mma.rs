@@ -38,11 +38,12 @@ impl MmaTile {
     }
 
     /// Bytes of shared memory: every stage holds 128 bytes of k for each row of x and of w.
-    fn shared(&self) -> u32 {
+    pub(super) fn shared(&self) -> u32 {
         self.stages * (self.rows + self.columns) * 128
     }
 
-    pub(super) fn kernel(&self, form: GemmForm) -> Kernel {
+    /// Returns the kernel of a form whose y and residual have the element type `out`: that of x and w, or f32.
+    pub(super) fn kernel(&self, form: GemmForm, out: DType) -> Kernel {
         let epilogue = match form.epilogue {
             Epilogue::None => 0,
             Epilogue::Gelu => 1,
@@ -51,69 +52,24 @@ impl MmaTile {
         };
         // Matrices start at multiples of 256 bytes, so the alignment of rows is the alignment of their length.
         let align = [16, 4, 2].into_iter().find(|&align| (form.k * form.dtype.size()).is_multiple_of(align));
-        Kernel::new(File::Mma, "mma", form.dtype)
+        let kernel = Kernel::new(File::Mma, "mma", form.dtype)
             .with("EPILOGUE", epilogue)
             .with("BM", i64::from(self.rows))
             .with("BN", i64::from(self.columns))
             .with("ROW_WARPS", i64::from(self.warps.0))
             .with("COLUMN_WARPS", i64::from(self.warps.1))
             .with("STAGES", i64::from(self.stages))
-            .with("ALIGN", align.unwrap_or(2) as i64)
+            .with("ALIGN", align.unwrap_or(2) as i64);
+        if out == form.dtype { kernel } else { kernel.with("WIDE", 1) }
     }
 
-    /// Compiles the kernel for a form.
-    pub(super) fn prepare(
-        &self,
-        context: &Context,
-        kernels: &mut Kernels,
-        form: GemmForm,
-    ) -> Result<(), CudaError> {
-        kernels.prepare(context, &self.kernel(form), self.shared())
-    }
-
-    /// Launches the matmul.
+    /// Launches the matmul; `out` as for [`Self::kernel`].
     pub(super) fn run(
         &self,
         context: &Context,
         kernels: &Kernels,
         form: GemmForm,
-        operands: &Operands,
-    ) -> Result<(), CudaError> {
-        self.launch(context, kernels, &self.kernel(form), form, operands)
-    }
-
-    /// Returns the kernel that writes f32, whatever the element type of x and w, and adds a residual in f32.
-    pub(super) fn wide_kernel(&self, form: GemmForm) -> Kernel {
-        self.kernel(form).with("WIDE", 1)
-    }
-
-    /// As [`Self::prepare`], with a result in f32.
-    pub(super) fn prepare_wide(
-        &self,
-        context: &Context,
-        kernels: &mut Kernels,
-        form: GemmForm,
-    ) -> Result<(), CudaError> {
-        kernels.prepare(context, &self.wide_kernel(form), self.shared())
-    }
-
-    /// As [`Self::run`], with a result in f32.
-    pub(super) fn run_wide(
-        &self,
-        context: &Context,
-        kernels: &Kernels,
-        form: GemmForm,
-        operands: &Operands,
-    ) -> Result<(), CudaError> {
-        self.launch(context, kernels, &self.wide_kernel(form), form, operands)
-    }
-
-    fn launch(
-        &self,
-        context: &Context,
-        kernels: &Kernels,
-        kernel: &Kernel,
-        form: GemmForm,
+        out: DType,
         operands: &Operands,
     ) -> Result<(), CudaError> {
         let &Operands { x, w, bias, residual, y, rows, .. } = operands;
@@ -122,7 +78,7 @@ impl MmaTile {
         let [x, w, bias, residual, y] = [x, w, bias, residual, y].map(Arg::pointer);
         let args = [x, w, bias, residual, y, Arg::int(rows), Arg::int(form.n), Arg::int(form.k)];
         let shape = Shape { shared: self.shared(), ..Shape::of(blocks, 32 * self.warps.0 * self.warps.1) };
-        kernels.call_with(context, kernel, || form.to_string(), shape, &[], &args)
+        kernels.call_with(context, &self.kernel(form, out), || form.to_string(), shape, &[], &args)
     }
 }
 
@@ -139,9 +95,9 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
             (DType::F16, 33),
         ] {
             for epilogue in [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate] {
-                let form =
-                    GemmForm { n: 33, k, dtype, tf32: dtype == DType::F32, bias: true, epilogue, norm: None };
-                kernels.push(tile.kernel(form));
+                let tf32 = dtype == DType::F32;
+                let form = GemmForm { tf32, bias: true, epilogue, ..GemmForm::new(33, k, dtype) };
+                kernels.push(tile.kernel(form, dtype));
             }
         }
     }

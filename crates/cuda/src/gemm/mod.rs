@@ -26,7 +26,7 @@ use mma::MmaTile;
 use normed::Normed;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use table::Table;
@@ -53,9 +53,17 @@ pub(crate) struct GemmForm {
     pub(crate) epilogue: Epilogue,
     /// Element type of gamma and beta of the layer norm that is applied to the rows of x, if there is one.
     pub(crate) norm: Option<DType>,
+    /// Whether w is stored as (K, N), see [`takes_w_by_k`].
+    pub(crate) by_k: bool,
 }
 
 impl GemmForm {
+    /// Creates the form of a plain matmul.
+    pub(crate) const fn new(n: u64, k: u64, dtype: DType) -> Self {
+        let (tf32, bias, epilogue, norm, by_k) = (false, false, Epilogue::None, None, false);
+        Self { n, k, dtype, tf32, bias, epilogue, norm, by_k }
+    }
+
     fn residual(&self) -> bool {
         match self.epilogue {
             Epilogue::Residual => true,
@@ -96,7 +104,7 @@ impl GemmForm {
 
 impl fmt::Display for GemmForm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { n, k, dtype, tf32, bias, epilogue, norm } = *self;
+        let Self { n, k, dtype, tf32, bias, epilogue, norm, by_k } = *self;
         let factors = if tf32 { "tf32" } else { dtype.name() };
         let bias = if bias { "bias" } else { "-" };
         let behind = match epilogue {
@@ -106,7 +114,8 @@ impl fmt::Display for GemmForm {
             Epilogue::Gate => "gate",
         };
         write!(f, "{n} {k} {factors} {bias} {behind}")?;
-        norm.map_or(Ok(()), |params| write!(f, " norm {}", params.name()))
+        norm.map_or(Ok(()), |params| write!(f, " norm {}", params.name()))?;
+        if by_k { write!(f, " by-k") } else { Ok(()) }
     }
 }
 
@@ -115,7 +124,7 @@ impl fmt::Display for GemmForm {
 pub(crate) struct Operands {
     /// (R, K)
     pub(crate) x: u64,
-    /// (N, K)
+    /// (N, K), or (K, N) if the form is `by_k`
     pub(crate) w: u64,
     /// For quantized operands: f32 scales of the rows of x, (R), and of w, (N).
     pub(crate) scales: (u64, u64),
@@ -180,6 +189,8 @@ pub(crate) struct Gemm {
     choosing: Choosing,
     matmuls: HashMap<GemmForm, (Description, Choice)>,
     products: HashMap<ProductForm, Pinned>,
+    /// Forms whose kernels were collected ([`Kernels::collect`]).
+    collected: HashSet<GemmForm>,
     candidates: Vec<Candidate>,
 }
 
@@ -188,8 +199,34 @@ impl Gemm {
     pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
         let table = Table::of(&context.card, handle.version());
-        let (matmuls, products) = (HashMap::new(), HashMap::new());
-        Ok(Self { handle: Arc::new(handle), table, choosing, matmuls, products, candidates: vec![] })
+        let (matmuls, products, collected) = (HashMap::new(), HashMap::new(), HashSet::new());
+        let (handle, candidates) = (Arc::new(handle), vec![]);
+        Ok(Self { handle, table, choosing, matmuls, products, collected, candidates })
+    }
+
+    /// Collects the kernels that [`Self::prepare`] may run for a form, without running any. They are a guess: a kernel that is
+    /// not collected is compiled when it is prepared.
+    fn collect(
+        &mut self,
+        context: &Context,
+        kernels: &mut Kernels,
+        form: GemmForm,
+        operands: &Operands,
+    ) -> Result<(), CudaError> {
+        if !self.collected.insert(form) {
+            return Ok(());
+        }
+        let description = Description::new(Arc::clone(&self.handle), form)?;
+        let known = match self.choosing {
+            Choosing::Named(_) => return Ok(()),
+            Choosing::First | Choosing::Surveyed => None,
+            Choosing::Timed => self.table.lock().get(&form, operands.rows),
+        };
+        let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };
+        match known.filter(|known| trial.admits(known)) {
+            Some(known) => known.prepare(context, kernels, form, operands),
+            None => trial.collect(&self.choosing),
+        }
     }
 
     /// Chooses and compiles the kernel of a form, unless that was done before. Overwrites the operands.
@@ -202,6 +239,9 @@ impl Gemm {
     ) -> Result<(), CudaError> {
         if self.matmuls.contains_key(&form) {
             return Ok(());
+        }
+        if kernels.is_collecting() {
+            return self.collect(context, kernels, form, operands);
         }
         let description = Description::new(Arc::clone(&self.handle), form)?;
         let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };
@@ -312,9 +352,9 @@ impl Choice {
         operands: &Operands,
     ) -> Result<(), CudaError> {
         match self {
-            Self::Hopper(tile) => return tile.prepare(context, kernels, form),
+            Self::Hopper(tile) => return kernels.prepare(context, &tile.kernel(form), tile.shared()),
             Self::Normed(normed) => return normed.prepare(context, kernels, form),
-            Self::Mma(tile) => return tile.prepare(context, kernels, form),
+            Self::Mma(tile) => return kernels.prepare(context, &tile.kernel(form, form.out()), tile.shared()),
             Self::Own => kernels.prepare(context, &own(form, operands).0, 0)?,
             Self::Library(_) => {}
         }
@@ -335,7 +375,7 @@ impl Choice {
         match self {
             Self::Hopper(tile) => return tile.run(context, kernels, form, operands),
             Self::Normed(normed) => return normed.run(context, kernels, form, operands),
-            Self::Mma(tile) => return tile.run(context, kernels, form, operands),
+            Self::Mma(tile) => return tile.run(context, kernels, form, form.out(), operands),
             Self::Own => {
                 let (kernel, shape, args) = own(form, operands);
                 kernels.call(context, &kernel, shape, &args)?;
@@ -379,6 +419,11 @@ pub(crate) fn has_norms(context: &Context, form: GemmForm) -> bool {
     Normed::suits(context, form)
 }
 
+/// Whether w of a form may be stored as (K, N) on this GPU.
+pub(crate) fn takes_w_by_k(context: &Context, form: GemmForm) -> bool {
+    hopper::TILES.iter().any(|tile| tile.suits(context, GemmForm { by_k: true, ..form }))
+}
+
 /// Names of the tiles of our Hopper kernel.
 pub(crate) fn hopper_tiles() -> Vec<&'static str> {
     hopper::TILES.iter().map(|tile| tile.name).collect()
@@ -391,8 +436,7 @@ pub(crate) fn hopper_norm_tiles() -> Vec<&'static str> {
 
 /// Returns a sample of every kernel in this folder, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    let form =
-        |dtype| GemmForm { n: 1, k: 1, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None };
+    let form = |dtype| GemmForm::new(1, 1, dtype);
     let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
     let gate = |dtype| GemmForm { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("matmul");
     let gates = [DType::F32, DType::Bf16].map(gate);

@@ -98,7 +98,8 @@ impl Normed {
     ) -> Result<(), CudaError> {
         kernels.prepare(context, &self.kernel(form), SharedMemory::shared_beside_tiles(form.k).shared)?;
         kernels.prepare(context, &norm_of(types(form), (1, form.k), [0; 4], 0.0).0, 0)?;
-        hopper::FEW.prepare(context, kernels, GemmForm { norm: None, ..form })
+        let apart = hopper::FEW.kernel(GemmForm { norm: None, ..form });
+        kernels.prepare(context, &apart, hopper::FEW.shared())
     }
 
     /// Launches the matmul.
@@ -190,7 +191,7 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
             (Epilogue::Gelu, DType::Bf16, DType::F32),
             (Epilogue::Gelu, DType::F16, DType::F16),
         ] {
-            let form = GemmForm { n: 4 * k, k, dtype, tf32: false, bias: true, epilogue, norm: Some(params) };
+            let form = GemmForm { bias: true, epilogue, norm: Some(params), ..GemmForm::new(4 * k, k, dtype) };
             kernels.extend(NORMED.map(|normed| normed.kernel(form)));
         }
     }

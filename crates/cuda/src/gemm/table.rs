@@ -136,18 +136,11 @@ mod tests {
     use plimsoll_graph::DType;
     use plimsoll_graph::ops::Epilogue;
 
-    const FORM: GemmForm = GemmForm {
-        n: 10240,
-        k: 2560,
-        dtype: DType::F32,
-        tf32: false,
-        bias: true,
-        epilogue: Epilogue::None,
-        norm: None,
-    };
+    const FORM: GemmForm = GemmForm { bias: true, ..GemmForm::new(10240, 2560, DType::F32) };
     const OTHER: GemmForm = GemmForm { epilogue: Epilogue::Residual, ..FORM };
     const THIRD: GemmForm = GemmForm { epilogue: Epilogue::Gelu, ..FORM };
     const CUT: GemmForm = GemmForm { tf32: true, ..FORM };
+    const BY_K: GemmForm = GemmForm { by_k: true, ..FORM };
 
     fn words(choice: Option<Choice>) -> Option<String> {
         choice.as_ref().map(text)
@@ -172,6 +165,7 @@ mod tests {
         assert_eq!(hopper, Some(format!("wgmma {}", TILES[1].name)));
         assert_eq!(words(again.get(&FORM, 16_385)), None, "other rows");
         assert_eq!(words(again.get(&CUT, 16_384)), None, "f32 and TF32 are timed apart");
+        assert_eq!(words(again.get(&BY_K, 16_384)), None, "and so are both layouts of w");
         assert_eq!(words(open("other card").get(&FORM, 16_384)), None, "another card");
 
         let text = fs::read_to_string(&file).expect("it was written");

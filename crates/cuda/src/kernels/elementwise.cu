@@ -61,19 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) relu(const void *x, void *
 // y = a + b; y may be a or b.
 extern "C" __global__ void __launch_bounds__(THREADS) add(const T *a, const T *b, T *y, long long n) {
   after_predecessors();
-  const long long first = first_element<WIDE>();
-  float u[STEPS][WIDE], v[STEPS][WIDE];
-#pragma unroll
-  for (int s = 0; s < STEPS; s++) {
-    load_some<TYPE, WIDE>(a, first + s * THREADS * WIDE, n, u[s]);
-    load_some<TYPE, WIDE>(b, first + s * THREADS * WIDE, n, v[s]);
-  }
-#pragma unroll
-  for (int s = 0; s < STEPS; s++) {
-#pragma unroll
-    for (int i = 0; i < WIDE; i++) u[s][i] += v[s][i];
-    store_some<TYPE, WIDE>(y, first + s * THREADS * WIDE, n, u[s]);
-  }
+  map_two(a, b, y, n, [](float u, float v) { return u + v; });
 }
 
 // Copies x (R, columns) to the columns from `first` on of y (R, total). One block per row.

@@ -54,3 +54,20 @@ __device__ __forceinline__ void map(const void *x, void *y, long long n, F f) {
 
 // Number of elements in 16 bytes.
 #define WIDE (TYPE == 0 ? 4 : 8)
+
+// y[i] = f(a[i], b[i]) for i below n, with f evaluated in f32; y may be a or b.
+template <class F> __device__ __forceinline__ void map_two(const T *a, const T *b, T *y, long long n, F f) {
+  const long long first = first_element<WIDE>();
+  float u[STEPS][WIDE], v[STEPS][WIDE];
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+    load_some<TYPE, WIDE>(a, first + s * THREADS * WIDE, n, u[s]);
+    load_some<TYPE, WIDE>(b, first + s * THREADS * WIDE, n, v[s]);
+  }
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) u[s][i] = f(u[s][i], v[s][i]);
+    store_some<TYPE, WIDE>(y, first + s * THREADS * WIDE, n, u[s]);
+  }
+}

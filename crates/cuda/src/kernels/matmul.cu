@@ -123,8 +123,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long co
 }
 
 // Fills out (count), with rows of `columns`, with operands that reveal a different order of sums. They depend
-// only on their index, the seed and the role (0: x, 1: w, 2: bias and residual). seed mod 4 selects the
-// distribution:
+// only on their index, the seed and the role (0: x, 1: w, 2: bias and residual, 3: w stored as (K, N), the transpose of
+// role 1). seed mod 4 selects the distribution:
 // - 0: numbers in [-1, 1).
 // - 1: numbers with exponents from -8 to 3; some rows of x are zeros.
 // - 2, 3: as 1, with x and w in pairs along k whose products cancel exactly, so that a sum consists of
@@ -135,13 +135,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) noise(X *out, long long co
 extern "C" __global__ void __launch_bounds__(THREADS) order_probe(X *out, long long count, int columns, int seed, int role) {
   after_predecessors();
   const long long stride = (long long)gridDim.x * THREADS;
-  const int mode = seed & 3, half = columns / 2;
-  for (long long i = (long long)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride) {
-    const int column = (int)(i % columns);
+  const bool by_k = role == 3;
+  // Columns of the matrix as if it were stored by rows.
+  const int length = by_k ? (int)(count / columns) : columns;
+  if (by_k) role = 1;
+  const int mode = seed & 3, half = length / 2;
+  for (long long out_at = (long long)blockIdx.x * THREADS + threadIdx.x; out_at < count; out_at += stride) {
+    const long long i = by_k ? out_at % columns * length + out_at / columns : out_at;
+    const int column = (int)(i % length);
     bool negative = false;
     long long at = i;
-    if (role < 2 && mode >= 2 && column >= columns - half) {
-      at = i - column + (mode == 2 ? columns - 1 - column : column - (columns - half));
+    if (role < 2 && mode >= 2 && column >= length - half) {
+      at = i - column + (mode == 2 ? length - 1 - column : column - (length - half));
       negative = role == 1;
     }
     // The finaliser of MurmurHash3's 64-bit form (Appleby 2011).
@@ -160,13 +165,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) order_probe(X *out, long l
     }
     if (negative) number = -number;
     // Some rows of x are zeros, which tests the sign of a sum of zeros.
-    if (mode == 1 && role == 0 && i / columns % 64 == 5) number = 0.0f;
+    if (mode == 1 && role == 0 && i / length % 64 == 5) number = 0.0f;
 #if defined(QUANTIZED)
     u16 pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %1;" : "=h"(pair) : "f"(mode == 0 ? 448.0f * number : 8.0f * number));
-    out[i] = (u8)pair;
+    out[out_at] = (u8)pair;
 #else
-    out[i] = store(number);
+    out[out_at] = store(number);
 #endif
   }
 }

@@ -5,8 +5,6 @@
 // that is counted from the sequence's first row. Ids, row numbers and spans are checked before they are used as
 // indices; invalid ones set `status`, and their rows of the output are not written.
 
-#define WARPS 8
-
 #if defined(WIDTH)
 
 // Rows have `columns` elements, a multiple of WIDTH (the elements of one access); a warp processes one row.
@@ -66,28 +64,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                   const int *__restrict__ spans, T *__restrict__ x, u32 *status, long long tokens, int sequences,
                   int vocabulary, int columns, int mask, float keep) {
   after_predecessors();
-  const int s = blockIdx.x, warp = threadIdx.x / 32;
-  const long long before = s > 0 ? spans[2 * s - 1] : 0;
-  const long long start = s < sequences ? spans[2 * s] : tokens;
-  const long long end = s < sequences ? spans[2 * s + 1] : tokens;
-  if (before < 0 || before > start || start > end || end > tokens) {
-    if (threadIdx.x == 0) refuse(status, BAD_SPAN);
-    return;
-  }
+  Span span;
+  if (!read_span(spans, blockIdx.x, sequences, tokens, status, span)) return;
   // Every block of a sequence counts its masked tokens again, which needs no second kernel.
-  __shared__ int counts[WARPS];
-  int masked = 0;
-  for (long long t = start + threadIdx.x; t < end; t += 32 * WARPS) masked += ids[t] == mask;
-  masked = __reduce_add_sync(0xFFFFFFFFu, masked);
-  if (threadIdx.x % 32 == 0) counts[warp] = masked;
-  __syncthreads();
-  masked = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) masked += counts[w];
-  const float scale = keep / (1.0f - (float)masked / (float)(end - start));
+  const float scale = dropout_scale(ids, span, mask, keep);
   const u32 stride = gridDim.y * WARPS;
-  for (u64 t = before + blockIdx.y * WARPS + warp; t < end; t += stride) {
-    if (t < start || ids[t] == mask) zero_row(x, t, columns);
+  for (u64 t = span.before + blockIdx.y * WARPS + threadIdx.x / 32; t < span.end; t += stride) {
+    if (t < span.start || ids[t] == mask) zero_row(x, t, columns);
     else embed_row(ids[t], table, row, x, t, vocabulary, columns, scale, status);
   }
 }

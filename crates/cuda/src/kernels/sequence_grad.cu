@@ -11,8 +11,6 @@
 // cut at multiples of RUN_ROWS. Ids, row numbers and spans are checked before they are used as indices; invalid ones
 // set `status` and get the key `limit`, which is behind all table rows and is summed nowhere.
 
-#define WARPS 8
-
 #if defined(SORT)
 
 // Keys and positions in a chunk of the sort: a block of 256 threads has 1024, a warp 128 adjacent ones.
@@ -38,27 +36,12 @@ extern "C" __global__ void __launch_bounds__(256)
     token_keys(const int *__restrict__ ids, const int *__restrict__ spans, u32 *__restrict__ keys,
                float *__restrict__ scales, u32 *status, long long tokens, int sequences, int limit, int mask, float keep) {
   after_predecessors();
-  const int s = blockIdx.x;
-  const long long before = s > 0 ? spans[2 * s - 1] : 0;
-  const long long start = s < sequences ? spans[2 * s] : tokens;
-  const long long end = s < sequences ? spans[2 * s + 1] : tokens;
-  if (before < 0 || before > start || start > end || end > tokens) {
-    if (threadIdx.x == 0) refuse(status, BAD_SPAN);
-    return;
-  }
-  __shared__ int counts[WARPS];
-  int masked = 0;
-  for (long long t = start + threadIdx.x; t < end; t += 256) masked += ids[t] == mask;
-  masked = __reduce_add_sync(0xFFFFFFFFu, masked);
-  if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = masked;
-  __syncthreads();
-  masked = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) masked += counts[w];
-  const float scale = keep / (1.0f - (float)masked / (float)(end - start));
-  for (long long t = before + threadIdx.x; t < end; t += 256) {
+  Span span;
+  if (!read_span(spans, blockIdx.x, sequences, tokens, status, span)) return;
+  const float scale = dropout_scale(ids, span, mask, keep);
+  for (long long t = span.before + threadIdx.x; t < span.end; t += 256) {
     const int id = ids[t];
-    const bool valid = id >= 0 && id < limit, counted = valid && t >= start && id != mask;
+    const bool valid = id >= 0 && id < limit, counted = valid && t >= span.start && id != mask;
     if (!valid) refuse(status, BAD_TOKEN);
     keys[t] = counted ? id : limit;
     scales[t] = counted ? scale : 0.0f;
@@ -201,17 +184,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
                       long long tokens, int sequences, int columns, long long skip_first, long long skip_last) {
   after_predecessors();
   const int s = blockIdx.x, lane = threadIdx.x % 32;
-  const long long before = s > 0 ? spans[2 * s - 1] : 0;
-  const long long start = s < sequences ? spans[2 * s] : tokens;
-  const long long end = s < sequences ? spans[2 * s + 1] : tokens;
-  if (before < 0 || before > start || start > end || end > tokens) {
-    if (threadIdx.x == 0) refuse(status, BAD_SPAN);
-    return;
-  }
+  Span span;
+  if (!read_span(spans, s, sequences, tokens, status, span)) return;
   // Rows of block S lie before `start` and are never averaged, so dy[S] is not read.
-  const long long first = start + skip_first, behind = end - skip_last;
+  const long long first = span.start + skip_first, behind = span.end - skip_last;
   const float share = 1.0f / (float)(behind - first);
-  for (long long t = before + blockIdx.y * WARPS + threadIdx.x / 32; t < end; t += gridDim.y * WARPS) {
+  for (long long t = span.before + blockIdx.y * WARPS + threadIdx.x / 32; t < span.end; t += gridDim.y * WARPS) {
     const bool averaged = t >= first && t < behind;
     const T *from = dy + (long long)s * columns;
     O *to = dx + t * columns;

@@ -4,6 +4,9 @@
 // the eight warps' sums are added in order; then a group of threads adds every eighth chunk, and the eight groups' sums
 // are added in order. No atomics.
 //
+// column_sums.cu sums other terms, of chunks of 32 rows. It loads fewer rows at a time and adds the chunks by 32 warps, so
+// as one file either the bits of one of them or the loads in flight would change.
+//
 // Constants: for the partial sums TYPE, ROWS, and WIDTH: elements of an access, 16 bytes if all rows are multiples of
 // them, else 1. For the total OUT, the element type of the result.
 

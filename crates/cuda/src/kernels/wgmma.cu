@@ -10,6 +10,9 @@
 // With a gate, w has 2 N rows and y = gelu(x w[..N]^T) (x w[N..]^T): a tile has as many columns of the first half as
 // of the second, so that one thread has both sums of an output.
 //
+// With W_BY_K, w is stored as (K, N), as the weight of a linear layer is for its input gradient. A stage has it in pieces
+// of 64 columns, and the instruction reads them by columns, in the same order of k: the bits are those of the transposed w.
+//
 // Constants: those of wgmma.cuh; MA, the rows of a warpgroup's tile in units of 64; PINGPONG (1: the consumer
 // warpgroups take alternate tiles, so that one multiplies while the other runs its epilogue; 0: cooperative, they
 // split the rows of a tile); CLUSTER, the blocks of a cluster, one below the other; GROUP, the rows of tiles that are
@@ -26,6 +29,7 @@
 #define BUFFERS 2
 #define THREADS 384
 static_assert(EPILOGUE != 3 || CLUSTER == 2, "a block fetches the gates, the other what they pass");
+static_assert(!W_BY_K || EPILOGUE == 0 && BN % 64 == 0, "whole pieces of w");
 
 // Position of tile number t, in units of tiles: within a group of GROUP rows, tiles are numbered column by column.
 struct Tile { int row, column; };
@@ -36,7 +40,7 @@ __device__ __forceinline__ Tile tile_of(int t, int rows, int columns) {
 }
 
 // x: (R, K), w: (N, K), y, r: (R, N), as tensor maps with TMA boxes (BM, DEPTH), (BN / CLUSTER, DEPTH), (16, 64), (BM,
-// 64). b: (N) or null. Grid: any number of clusters.
+// 64); with W_BY_K w: (K, N), with boxes (DEPTH / CLUSTER, 64). b: (N) or null. Grid: any number of clusters.
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid_constant__ Map y,
       const __grid_constant__ Map r, const u16 *b, int rows, int n, int k) {
@@ -76,7 +80,15 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
           wait(empty + cursor.stage * 8, cursor.parity ^ 1);
           expect(barrier, STAGE_BYTES);
           fetch(to, x, barrier, i * DEPTH, row);
+#if W_BY_K
+          // A block loads its share of the rows of k of every piece; both parts are whole groups of eight rows.
+#pragma unroll
+          for (int c = 0; c < BN / 64; c++)
+            fetch_for_all(to + A_BYTES + c * W_PIECE + rank * (W_PIECE / CLUSTER), w, barrier, column + c * 64,
+                          i * DEPTH + rank * (DEPTH / CLUSTER));
+#else
           fetch_for_all(to + A_BYTES + rank * (B_BYTES / CLUSTER), w, barrier, i * DEPTH, w_row);
+#endif
         }
         for (int i = 0; i < RESIDUAL_STAGES; i++, cursor.next()) {
           const u32 to = stages + cursor.stage * STAGE_BYTES, barrier = full + cursor.stage * 8;
@@ -111,13 +123,14 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
       for (int i = 0; i < blocks; i++) {
         wait(full + cursor.stage * 8, cursor.parity);
         const u32 at = stages + cursor.stage * STAGE_BYTES;
-        const u64 a = operand(at + first_row * 128), c = operand(at + A_BYTES);
+        const u64 a = operand(at + first_row * 128), c = W_BY_K ? operand_by_k(at + A_BYTES) : operand(at + A_BYTES);
+        constexpr int W_STEP = W_BY_K ? 16 * 128 >> 4 : 2; // from 16 columns of k to the next, in units of 16 bytes
         pin_accumulators(sums);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int s = 0; s < 4; s++)
 #pragma unroll
-          for (int m = 0; m < MA; m++) multiply(sums[m], a + m * (64 * 128 >> 4) + s * 2, c + s * 2, s > 0 ? 1 : i);
+          for (int m = 0; m < MA; m++) multiply(sums[m], a + m * (64 * 128 >> 4) + s * 2, c + s * W_STEP, s > 0 ? 1 : i);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         pin_accumulators(sums);
         wgmma_wait<1>();

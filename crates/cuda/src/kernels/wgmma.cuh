@@ -4,8 +4,11 @@
 // Invariant: an element of y is a function of its sum and its column.
 //
 // Constants: TYPE (1 bf16, 2 f16), EPILOGUE (0: none, 1: GELU, 2: residual, 3: gate), BN, the columns of a tile,
-// CLUSTER, the blocks that share their loads of w by multicast, STAGES.
+// CLUSTER, the blocks that share their loads of w by multicast, STAGES; W_BY_K (1: w is stored as (K, N)).
 
+#if !defined(W_BY_K)
+#define W_BY_K 0
+#endif
 #define DEPTH 64                             // of k in a stage: 128 bytes, as wide as shared memory is swizzled
 #define B_BYTES (BN * 128)                   // of w in a stage
 #define YN (EPILOGUE == 3 ? BN / 2 : BN)     // columns of y
@@ -44,7 +47,8 @@ __device__ __forceinline__ void store_box(const Map &map, u32 from, int column, 
                ::"l"(&map), "r"(from), "r"(column), "r"(row) : "memory");
 }
 
-// d (64, BN) += a b^T, a: (64, 32 bytes), b: (BN, 32 bytes) in swizzled shared memory; without `add`, d is overwritten.
+// d (64, BN) += a b^T, a: (64, 32 bytes), b: (BN, 32 bytes), or (16, BN) with W_BY_K, in swizzled shared memory; without
+// `add`, d is overwritten.
 #define NAME_(x) #x
 #define NAME(x) NAME_(x)
 #if TYPE == 1
@@ -80,13 +84,20 @@ __device__ __forceinline__ void store_box(const Map &map, u32 from, int column, 
 #define ADD "%130"
 #endif
 __device__ __forceinline__ void multiply(float (&d)[BN / 2], u64 a, u64 b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" WGMMA "{" NUMBERS "}, " INPUTS ", 1, 1, 0, 0;\n}"
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" WGMMA "{" NUMBERS "}, " INPUTS ", 1, 1, 0, " NAME(W_BY_K) ";\n}"
                : SUMS : "l"(a), "l"(b), "r"(add));
 }
 // Matrix descriptor of an operand in shared memory: K-major rows of 128 bytes, 128-byte swizzle in groups of eight
 // rows.
 __device__ __forceinline__ u64 operand(u32 address) {
   return (u64)(address >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+// Matrix descriptor of w stored by k: pieces of 64 columns (W_PIECE bytes apart), each with rows of k of 128 bytes, which
+// are swizzled in groups of eight (1024 bytes apart). In the PTX ISA this is the MN-major layout, where the leading
+// dimension offset is that of pieces and the stride dimension offset that of groups.
+#define W_PIECE (DEPTH * 128)
+__device__ __forceinline__ u64 operand_by_k(u32 address) {
+  return (u64)(address >> 4) | (u64)(W_PIECE >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 // Keeps the compiler from moving the sums to other registers while asynchronous wgmma instructions write them.
 template <int ATOMS> __device__ __forceinline__ void pin_accumulators(float (&d)[ATOMS][BN / 2]) {

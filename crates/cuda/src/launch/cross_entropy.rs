@@ -6,7 +6,7 @@ use super::linear_grad::{
 };
 use super::rows::row_width;
 use super::{Call, Tensor};
-use crate::gemm::{MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
+use crate::gemm::{GemmForm, MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
@@ -60,11 +60,13 @@ impl Head {
     ) -> Result<(), DeviceError> {
         let LossSizes { k, classes: n, dtype, .. } = self.sizes;
         let (w, rows) = (self.w.address, x.rows);
-        if !library_sums_rows(dtype, [n, k]) {
-            let product = OwnProduct { dtype, x: x.address, w, y: logits, rows, n, k, accumulate: false };
+        let tf32 = false; // The loss is computed in f32 whatever the linear layers are computed in.
+        if !library_sums_rows(dtype, tf32, [n, k]) {
+            let product = OwnProduct { dtype, tf32, x: x.address, w, y: logits, rows, n, k, accumulate: false };
             return own(call, &product);
         }
-        let form = ProductForm { product: Product::Logits, n, k, dtype, out: DType::F32, rows: self.most() };
+        let (product, out) = (Product::Logits, DType::F32);
+        let form = ProductForm { product, n, k, dtype, tf32, out, rows: self.most() };
         let (x, workspace) = (x.address, (library.0, library.1.0));
         let operands = ProductOperands { x, y: w, d: logits, rows, accumulate: false, workspace };
         match call.preparing {
@@ -174,11 +176,11 @@ pub(super) fn linear_cross_entropy_grad(
         if let Some(dx) = dx {
             let y = part(dx, first, rows).address;
             let factors = Factors { x: g.address, w: w_t, y, rows };
-            forward(call, [k, padded], dtype, factors, library)?;
+            forward(call, GemmForm::new(k, padded, dtype), factors, library)?;
         }
         if let Some(sum_dw) = sum_dw {
-            let over = OverRows { x, y: g, classes, transposed: [g_t, x_t], library };
-            if library_sums_rows(dtype, [padded, k]) {
+            let over = OverRows { x, y: g, tf32: false, classes, transposed: [g_t, x_t], library };
+            if library_sums_rows(dtype, false, [padded, k]) {
                 over.by_library(call, sum_dw, DType::F32, head.most(), first > 0)?;
             } else {
                 over.by_own(call, sum_dw, first > 0)?;

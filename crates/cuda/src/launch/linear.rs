@@ -53,8 +53,13 @@ fn matmul(
     let (scratch, bytes) = call.workspace()?;
     let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
     let (params, norm) = norm(call, op)?.unzip();
-    let form =
-        GemmForm { n, k, dtype, tf32: op.tf32, bias: bias.is_some(), epilogue: op.epilogue, norm: params };
+    let form = GemmForm {
+        tf32: op.tf32,
+        bias: bias.is_some(),
+        epilogue: op.epilogue,
+        norm: params,
+        ..GemmForm::new(n, k, dtype)
+    };
     if form.norm.is_some() && !gemm::has_norms(call.context, form) {
         let widest = gemm::WIDEST;
         return Err(call.refused(format!(

@@ -3,10 +3,12 @@
 
 use super::rows::{cast_to, row_width};
 use super::{Call, Tensor};
-use crate::gemm::{GemmForm, MANY_ROWS, Norm, Operands, OwnProduct, Product, ProductForm, ProductOperands};
+use crate::gemm::{
+    GemmForm, MANY_ROWS, Norm, Operands, OwnProduct, Product, ProductForm, ProductOperands, takes_w_by_k,
+};
 use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
-use plimsoll_graph::ops::{Epilogue, LinearWeightGrad};
+use plimsoll_graph::ops::{LinearInputGrad, LinearWeightGrad};
 use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{
     BIAS_ROWS, GRAD_ROWS, WORKSPACE_ALIGN, input_grad_parts, library_sums_rows, weight_grad_parts,
@@ -16,17 +18,22 @@ use plimsoll_plan::{
 const THREADS: u32 = 256;
 
 /// dx (R, K) = dy (R, N) W (N, K): the forward matmul with W transposed, so it has that matmul's order of sums and its
-/// kernels.
-pub(super) fn input_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
+/// kernels. Where no kernel reads W as it is, it is transposed first.
+pub(super) fn input_grad(call: &mut Call<'_>, op: &LinearInputGrad) -> Result<(), DeviceError> {
     let (dy, w) = (call.input(0)?, call.input(1)?);
     let Some(dx) = call.output_if(0)? else { return Ok(()) };
     let (n, k, dtype) = (dy.columns, w.columns, dy.dtype);
     same_types(call, dtype, &[w, dx])?;
     let parts = input_grad_parts(n, k, dtype);
     let [transposed, library] = carve(call, parts)?;
-    transpose(call, w, transposed, n)?;
-    let operands = Factors { x: dy.address, w: transposed, y: dx.address, rows: dy.rows };
-    forward(call, [k, n], dtype, operands, (library, parts[1]))
+    let form = GemmForm { tf32: op.tf32, ..GemmForm::new(k, n, dtype) };
+    let by_k = takes_w_by_k(call.context, form);
+    if !by_k {
+        transpose(call, w, transposed, n)?;
+    }
+    let w = if by_k { w.address } else { transposed };
+    let operands = Factors { x: dy.address, w, y: dx.address, rows: dy.rows };
+    forward(call, GemmForm { by_k, ..form }, operands, (library, parts[1]))
 }
 
 /// dw (N, K) = dy (R, N)^T x (R, K), db (N) = sums of the columns of dy.
@@ -34,12 +41,13 @@ pub(super) fn weight_grad(call: &mut Call<'_>, op: &LinearWeightGrad) -> Result<
     let (dy, x, dw) = (call.input(0)?, call.input(1)?, call.output_if(0)?);
     let db = if op.bias { call.output_if(1)? } else { None };
     let (rows, n, k, dtype) = (dy.rows, dy.columns, x.columns, dy.dtype);
-    let parts = weight_grad_parts(rows, n, k, dtype);
+    let parts = weight_grad_parts(rows, n, k, dtype, op.tf32);
     let [dy_t, x_t, wide, sums, library] = carve(call, parts)?;
     if let Some(dw) = dw {
         same_types(call, dtype, &[x, dw])?;
-        let over = OverRows { x, y: dy, classes: n, transposed: [dy_t, x_t], library: (library, parts[4]) };
-        if library_sums_rows(dtype, [n, k]) {
+        let (transposed, library) = ([dy_t, x_t], (library, parts[4]));
+        let over = OverRows { x, y: dy, tf32: op.tf32, classes: n, transposed, library };
+        if library_sums_rows(dtype, op.tf32, [n, k]) {
             over.by_library(call, dw.address, dtype, MANY_ROWS, false)?;
         } else if dtype == DType::F32 {
             over.by_own(call, dw.address, false)?;
@@ -81,7 +89,7 @@ pub(super) fn same_types(call: &Call<'_>, dtype: DType, others: &[Tensor]) -> Re
     }
 }
 
-/// Device addresses of `y (R, N) = x (R, K) w (N, K)^T`, and R.
+/// Device addresses of the operands of a forward matmul, and its number of rows.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
     pub(super) x: u64,
@@ -93,13 +101,11 @@ pub(super) struct Factors {
 /// Prepares or runs a forward matmul without bias.
 pub(super) fn forward(
     call: &mut Call<'_>,
-    [n, k]: [u64; 2],
-    dtype: DType,
+    form: GemmForm,
     of: Factors,
     (scratch, bytes): (u64, Bytes),
 ) -> Result<(), DeviceError> {
     let Factors { x, w, y, rows } = of;
-    let form = GemmForm { n, k, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None };
     let (scales, norm, workspace) = ((0, 0), Norm::default(), (scratch, bytes.0));
     let operands = Operands { x, w, scales, bias: 0, residual: 0, norm, y, rows, workspace };
     if rows == 0 {
@@ -116,6 +122,8 @@ pub(super) fn forward(
 pub(super) struct OverRows {
     pub(super) x: Tensor,
     pub(super) y: Tensor,
+    /// Whether f32 x and y are rounded to TF32.
+    pub(super) tf32: bool,
     pub(super) classes: u64,
     /// Workspace for the transposes of y and of x.
     pub(super) transposed: [u64; 2],
@@ -134,9 +142,9 @@ impl OverRows {
         most: u64,
         accumulate: bool,
     ) -> Result<(), DeviceError> {
-        let &Self { x, y, library: (scratch, bytes), .. } = self;
+        let &Self { x, y, tf32, library: (scratch, bytes), .. } = self;
         let (n, k, dtype, rows) = (y.columns, x.columns, x.dtype, x.rows);
-        let form = ProductForm { product: Product::OverRows, n, k, dtype, out, rows: most };
+        let form = ProductForm { product: Product::OverRows, n, k, dtype, tf32, out, rows: most };
         let workspace = (scratch, bytes.0);
         let operands = ProductOperands { x: x.address, y: y.address, d, rows, accumulate, workspace };
         match call.preparing {
@@ -151,7 +159,7 @@ impl OverRows {
     /// Computes the wanted rows of d by our own kernels in f32, [`GRAD_ROWS`] rows of x and y at a time; `accumulate` adds
     /// them to d.
     pub(super) fn by_own(&self, call: &mut Call<'_>, d: u64, accumulate: bool) -> Result<(), DeviceError> {
-        let &Self { x, y, classes, transposed: [y_t, x_t], .. } = self;
+        let &Self { x, y, tf32, classes, transposed: [y_t, x_t], .. } = self;
         // Without rows, a product of no terms writes zeros.
         let chunks = if call.preparing { 1 } else { x.rows.div_ceil(GRAD_ROWS).max(1) };
         for chunk in 0..chunks {
@@ -164,6 +172,7 @@ impl OverRows {
             transpose(call, of(x), x_t, padded)?;
             let product = OwnProduct {
                 dtype: x.dtype,
+                tf32,
                 x: y_t,
                 w: x_t,
                 y: d,

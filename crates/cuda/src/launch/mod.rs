@@ -209,7 +209,7 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
         K::AdamW8bit => optimizer::adamw_8bit(call, call.launch.op_as()?),
         K::GradScale => optimizer::grad_scale(call, call.launch.op_as()?),
         K::Sgd => optimizer::sgd(call, call.launch.op_as()?),
-        K::GemmInputGrad => linear_grad::input_grad(call),
+        K::GemmInputGrad => linear_grad::input_grad(call, call.launch.op_as()?),
         K::GemmWeightGrad => linear_grad::weight_grad(call, call.launch.op_as()?),
         K::LinearCrossEntropy => cross_entropy::linear_cross_entropy(call, call.launch.op_as()?),
         K::LinearCrossEntropyGrad => cross_entropy::linear_cross_entropy_grad(call, call.launch.op_as()?),

@@ -4,5 +4,6 @@
 mod arena;
 mod attention;
 mod compile;
+mod gradients;
 mod matmuls;
 mod whole;

@@ -3,7 +3,7 @@
 
 use plimsoll_cuda::{CudaDevice, cards};
 use plimsoll_exec::scaled::QuantizedFormat;
-use plimsoll_exec::{Device, Launch, Operand};
+use plimsoll_exec::{Device, DeviceError, Launch, Operand};
 use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, Prologue};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, GRANULE, Op, TensorSpec};
 use plimsoll_plan::{CudaKernel, KernelId};
@@ -19,7 +19,7 @@ fn dtypes() -> impl Iterator<Item = DType> {
 }
 
 /// Whether the machine has a CUDA device; prints a line if not.
-fn found() -> bool {
+pub fn found() -> bool {
     let found = cards().is_ok_and(|cards| !cards.is_empty());
     if !found {
         println!("skipped: no CUDA device");
@@ -28,7 +28,7 @@ fn found() -> bool {
 }
 
 /// Whether the first device is a Hopper device, for which the crate has wgmma kernels.
-fn on_hopper() -> bool {
+pub fn on_hopper() -> bool {
     let hopper = cards().is_ok_and(|cards| cards.first().is_some_and(|card| card.capability == (9, 0)));
     if !hopper {
         println!("skipped: no CUDA device of compute capability 9.0");
@@ -111,11 +111,20 @@ impl Case {
     }
 
     fn launch(&mut self, rows: u64, preparing: bool) {
+        let result = self.issue(rows, preparing);
+        result.unwrap_or_else(|error| panic!("{}: {error}: {error:?}", self.name()));
+    }
+
+    /// Prepares a full step, which the device must refuse, and returns the error.
+    fn refusal(&mut self) -> String {
+        self.issue(FULL, true).expect_err("a refusal").to_string()
+    }
+
+    fn issue(&mut self, rows: u64, preparing: bool) -> Result<(), DeviceError> {
         let (counts, outs) = (Counts { tokens: rows, sequences: 1 }, [Some(self.out.clone())]);
         let (op, ins, workspace) = (&self.op, &self.ins[..], Some(self.workspace));
         let launch = Launch { op, kernel: kernel_of(ins[0].spec.dtype), ins, outs: &outs, workspace, counts };
-        let result = if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) };
-        result.unwrap_or_else(|error| panic!("{}: {error}: {error:?}", self.name()));
+        if preparing { self.device.prepare(&launch) } else { self.device.launch(&launch) }
     }
 
     /// Runs a step of `rows` rows, starting with row `shift` of the operands, and returns the bytes of the
@@ -255,12 +264,12 @@ fn cut_to_tf32(x: f64) -> f64 {
     f64::from(f32::from_bits((x as f32).to_bits() & !0x1fff))
 }
 
-fn full(rows: u64) -> Counts {
+pub fn full(rows: u64) -> Counts {
     Counts { tokens: rows, sequences: 1 }
 }
 
 /// Random numbers in [-1, 1) that are representable in the element type.
-fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
+pub fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
     let mut state = 0x9e37_79b9_7f4a_7c15 ^ (seed + 1);
     let mut next = || {
         // xorshift64 (Marsaglia 2003).
@@ -277,7 +286,7 @@ fn random(operand: &Operand, seed: u64, rows: u64) -> Vec<f64> {
 /// Encodes values in the element type of `spec`. f32, bf16 and f16 truncate, so that a representable value is
 /// unchanged. e4m3 quantizes every row to nearest, with a scale of its own; decoded rows that are encoded again keep
 /// their e4m3 values, but a scale may differ in its last bit.
-fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
+pub fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
     let half = |value: f64| {
         let bits = (value as f32).to_bits();
         let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
@@ -298,7 +307,7 @@ fn encode(values: &[f64], spec: &TensorSpec) -> Vec<u8> {
     }
 }
 
-fn decode(bytes: &[u8], spec: &TensorSpec) -> Vec<f64> {
+pub fn decode(bytes: &[u8], spec: &TensorSpec) -> Vec<f64> {
     let words = || bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
     let half = |bits: u16| {
         let (exponent, mantissa) = (i32::from(bits >> 10 & 31), f64::from(bits & 0x3ff));
@@ -555,16 +564,7 @@ fn norms_that_no_kernel_has_are_refused() {
         case.op = Op::Linear(Linear { prologue, ..plain });
         let spec = TensorSpec::activation(vec![Dim::Fixed(k)], DType::F32);
         case.ins.extend([0, 0].map(|at| Operand { at, spec: spec.clone() }));
-        let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
-        let launch = Launch {
-            op,
-            kernel: kernel_of(ins[0].spec.dtype),
-            ins,
-            outs: &outs,
-            workspace: Some(case.workspace),
-            counts: full(FULL),
-        };
-        let error = case.device.prepare(&launch).expect_err("no such kernel").to_string();
+        let error = case.refusal();
         assert!(error.contains("norms are in front of matmuls of 16 bits with at most 640 columns"), "{error}");
     }
 }
@@ -733,16 +733,7 @@ fn mixed_types_are_refused() {
     }
     let mut case = Case::new(64, 64, DType::F32, Linear::new(false, Epilogue::None), false);
     case.ins[1].spec.dtype = DType::Bf16;
-    let (op, ins, outs) = (&case.op, &case.ins[..], [Some(case.out.clone())]);
-    let launch = Launch {
-        op,
-        kernel: kernel_of(ins[0].spec.dtype),
-        ins,
-        outs: &outs,
-        workspace: Some(case.workspace),
-        counts: full(FULL),
-    };
-    let error = case.device.prepare(&launch).expect_err("mixed types").to_string();
+    let error = case.refusal();
     assert!(error.contains("one float type, not f32, bf16, f32"), "{error}");
 }
 

@@ -83,7 +83,7 @@ fn planned_bytes_are_those_of_lanes() {
 /// Starts executors of a program, with `replicas` replicas on the device of the settings.
 fn start(settings: &Settings, replicas: usize, program: Program) -> Vec<Executor> {
     let budget = settings.read_budget().expect("a budget");
-    Site::new(settings, replicas, None, budget).start(program).expect("started")
+    Site::new(settings, replicas, None, budget).start(program, &mut Silent).expect("started")
 }
 
 /// With a budget that does not fit all replicas, `plan` and `embed` choose the same smaller number of replicas.

@@ -2,14 +2,18 @@
 
 use crate::rig::{ByName, On, bare, load, output, run, stream};
 use plimsoll_cpu::{CpuDevice, Isa};
+use plimsoll_exec::half::f32_to_bf16;
 use plimsoll_exec::reference::ReferenceDevice;
-use plimsoll_exec::{Data, DeviceError, Executor, Param, ParamSource, load_all};
+use plimsoll_exec::{
+    Data, DeviceError, Executor, Param, ParamSource, PersistentTensor, StartProgress, StartStage, load_all,
+};
 use plimsoll_graph::ops::{Add, Epilogue, Linear};
-use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Op, VerifyError};
+use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim, Op, VerifyError};
 use plimsoll_models::{Encoder, Output, known};
-use plimsoll_plan::{Policy, Precision, Program, Target, Weights, compile};
+use plimsoll_plan::{Policy, Precision, Program, Staging, Target, Weights, compile};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,6 +71,58 @@ fn weights_are_loaded_by_any_number_of_threads() {
     });
     let first = found.next().expect("one");
     assert!(first.iter().all(|x| x.is_finite()) && found.all(|other| other == first));
+}
+
+/// A parameter of several windows and its second copy have the same bytes with any number of readers, and the reported
+/// progress ends with all elements.
+#[test]
+fn a_large_parameter_and_its_copy_are_loaded_by_any_number_of_threads() {
+    const COLUMNS: u64 = 16;
+    // More elements than two windows of a reader, and not a multiple of one.
+    const ROWS: u64 = 524_288 + 3;
+    let value = |at: u64| ((at * 7919) % 1_000_003) as f32 / 1e6 - 0.5;
+    let read = |_: &Param, range: Range<u64>, out: &mut [f32]| {
+        range.zip(out).for_each(|(at, x)| *x = value(at));
+        Ok(())
+    };
+    let mut g = Builder::new(Bounds { tokens: 1, sequences: 1, longest: 1 });
+    let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
+    let table = g.param("table", &[ROWS, COLUMNS]);
+    let y = g.one(Op::Embed(plimsoll_graph::ops::Embed { token_dropout: None, row: false }), &[ids, table]);
+    g.output("y", y);
+    let target = Target::named("null").expect("read");
+    let policy = Policy { precision: Precision::Bf16, ..Policy::default() };
+    let plan = compile(&g.finish().expect("verified"), &policy, &target).expect("planned");
+    let copy = Staging { label: "copy".to_owned(), bytes: Bytes(4 * ROWS * COLUMNS) };
+    let program = Program::new(target, vec![("embed".to_owned(), plan)], vec![copy]);
+    let bytes_of = |readers: usize| {
+        let mut executor = Executor::new(Box::new(ReferenceDevice::new()), program.clone()).expect("started");
+        let tensors = executor.persistent_tensors();
+        let [PersistentTensor { at, spec, .. }] = tensors.as_slice() else { panic!("{tensors:?}") };
+        assert_eq!(spec.dtype, DType::Bf16);
+        let copy = program.staging_address(0);
+        let mut reported = vec![];
+        let copies = BTreeMap::from([(*at, copy)]);
+        executor
+            .load_all_plans(&copies, readers, &read, &mut |progress| reported.push(progress))
+            .expect("loaded");
+        assert!(reported.len() > 2 && reported.is_sorted_by_key(|progress| progress.done), "{reported:?}");
+        let all = StartProgress { stage: StartStage::Load, done: ROWS * COLUMNS, total: ROWS * COLUMNS };
+        assert_eq!(reported.last(), Some(&all));
+        let mut narrow = vec![0; (2 * ROWS * COLUMNS) as usize];
+        let mut whole = vec![0; (4 * ROWS * COLUMNS) as usize];
+        executor.download(*at, &mut narrow).expect("in the arena");
+        executor.download(copy, &mut whole).expect("in the arena");
+        (narrow, whole)
+    };
+    let (narrow, whole) = bytes_of(1);
+    for (at, (narrow, whole)) in (0..).zip(narrow.chunks_exact(2).zip(whole.chunks_exact(4))) {
+        assert_eq!(whole, value(at).to_le_bytes(), "{at}");
+        assert_eq!(narrow, f32_to_bf16(value(at)).to_le_bytes(), "{at}");
+    }
+    for readers in [2, 5] {
+        assert!(bytes_of(readers) == (narrow.clone(), whole.clone()), "{readers} readers");
+    }
 }
 
 /// A launch never has fewer operands than its op.

@@ -46,7 +46,7 @@ fn another_program_computes_as_on_a_device_of_its_own() {
         // The arena grows, shrinks, and grows beyond its previous maximum.
         for tokens in [64, 16, 2, 256].map(|sequences| sequences * LENGTH) {
             let next = program(on, tokens);
-            executor.switch(next.clone()).unwrap_or_else(|e| panic!("{}: {e}", on.name()));
+            executor.switch(next.clone(), &mut |_| {}).unwrap_or_else(|e| panic!("{}: {e}", on.name()));
             assert_eq!(executor.program(), &next);
             let unloaded = step(&mut executor, tokens);
             assert!(unloaded.iter().all(|x| x.is_nan()), "{}: weights are loaded again", on.name());
@@ -69,8 +69,8 @@ fn open_steps_are_collected_first() {
     let inputs = [("ids", Data::I32(&ids)), ("spans", Data::I32(&spans))];
     let counts = Counts { tokens: LENGTH, sequences: 1 };
     let open = executor.submit_named(&inputs, counts, &[("mean", 40)]).expect("submitted");
-    let error = executor.switch(program(on, 2 * LENGTH)).expect_err("a step is open").to_string();
+    let error = executor.switch(program(on, 2 * LENGTH), &mut |_| {}).expect_err("a step is open").to_string();
     assert!(error.contains("1 steps are open"), "{error}");
     executor.collect(open, &mut [vec![]]).expect("collected");
-    executor.switch(program(on, 2 * LENGTH)).expect("nothing is open");
+    executor.switch(program(on, 2 * LENGTH), &mut |_| {}).expect("nothing is open");
 }

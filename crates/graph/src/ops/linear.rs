@@ -23,7 +23,8 @@ pub struct Linear {
     /// sets it.
     pub epilogue: Epilogue,
     /// Whether the f32 operands may be rounded to TF32 (10 bits of mantissa) where the device has a TF32 kernel
-    /// for this shape; sums stay f32. Models build `false`; the precision of the plan sets it.
+    /// for this shape; sums stay f32. Models build `false`; the precision of the plan sets it. The gradients of a
+    /// linear in TF32 are in TF32.
     #[serde(default, skip_serializing_if = "is_false")]
     pub tf32: bool,
 }
@@ -31,7 +32,7 @@ pub struct Linear {
 /// Used by serde to omit the flag where it is false, so that the text and digest of plans without TF32 do not
 /// change.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-fn is_false(value: &bool) -> bool {
+pub(super) fn is_false(value: &bool) -> bool {
     !value
 }
 
@@ -59,6 +60,15 @@ pub enum Epilogue {
     Gate,
 }
 
+/// Checks that the first two inputs are f32 if they may be rounded to TF32.
+pub(super) fn can_be_tf32(tf32: bool, names: &str, ins: &[&TensorSpec]) -> Result<(), RuleError> {
+    if tf32 && (ins[0].dtype, ins[1].dtype) != (DType::F32, DType::F32) {
+        let why = format!("{names} must be f32 to be cut to TF32, not {} and {}", ins[0], ins[1]);
+        return Err(RuleError(why));
+    }
+    Ok(())
+}
+
 impl Linear {
     /// Creates a linear without prologue and without TF32.
     pub const fn new(bias: bool, epilogue: Epilogue) -> Self {
@@ -83,6 +93,19 @@ impl Op {
     pub fn weights(&self) -> &'static [usize] {
         if let Op::Linear(_) = self { &[1] } else { &[] }
     }
+
+    /// Whether the op is a matmul whose f32 operands may be rounded to TF32.
+    pub fn is_tf32(&self) -> bool {
+        if let Op::Linear(op) = self {
+            op.tf32
+        } else if let Op::LinearInputGrad(op) = self {
+            op.tf32
+        } else if let Op::LinearWeightGrad(op) = self {
+            op.tf32
+        } else {
+            false
+        }
+    }
 }
 
 impl OpRules for Linear {
@@ -100,12 +123,7 @@ impl OpRules for Linear {
             true => return Err(RuleError(format!("x must be {} as w is, not {}", w.name(), ins[0]))),
             false => float("x", ins[0]).map(|()| x)?,
         };
-        if self.tf32 && (x, w) != (DType::F32, DType::F32) {
-            return Err(RuleError(format!(
-                "x and w must be f32 to be cut to TF32, not {} and {}",
-                ins[0], ins[1]
-            )));
-        }
+        can_be_tf32(self.tf32, "x and w", ins)?;
         let (rows, k) = matrix("x", ins[0])?;
         let (n, _) = matrix("w", ins[1])?;
         shape_is("w", ins[1], &[n, Dim::Fixed(k)])?;
@@ -126,14 +144,14 @@ impl OpRules for Linear {
     }
 
     fn vjp(&self, cx: &mut Vjp<'_>) -> Result<(), NotDifferentiable> {
-        // The fusion pass runs after differentiation and TF32 is for inference only, so only the plain form
-        // needs a gradient.
-        if *self != Self::new(self.bias, Epilogue::None) {
+        let &Self { bias, tf32, .. } = self;
+        // The fusion pass runs after differentiation, so only the plain form needs a gradient.
+        if *self != (Self { tf32, ..Self::new(bias, Epilogue::None) }) {
             return Err(NotDifferentiable);
         }
         let (dy, x, w) = (cx.dy()?, cx.input(0), cx.input(1));
-        let dx = cx.builder.node(Op::LinearInputGrad(LinearInputGrad {}), &[dy, w]);
-        let dw = cx.builder.node(Op::LinearWeightGrad(LinearWeightGrad { bias: self.bias }), &[dy, x]);
+        let dx = cx.builder.node(Op::LinearInputGrad(LinearInputGrad { tf32 }), &[dy, w]);
+        let dw = cx.builder.node(Op::LinearWeightGrad(LinearWeightGrad { bias, tf32 }), &[dy, x]);
         cx.input_grads[0] = Some(dx[0]);
         for (grad, &d) in cx.input_grads[1..].iter_mut().zip(&dw) {
             *grad = Some(d);

@@ -267,9 +267,12 @@ impl CpuKernel {
 /// Whether CPU kernels implement an op with these attributes.
 fn has(op: &Op) -> bool {
     let narrow = |op: &Attention| op.heads <= MAX_HEADS && op.head_dim <= WIDEST_HEAD;
-    if let Op::Linear(op) = op {
-        // CPUs fuse neither a preceding norm nor a gate, and have no TF32, which is specific to GPUs.
-        !op.tf32 && op.prologue == Prologue::None && op.epilogue != Epilogue::Gate
+    if op.is_tf32() {
+        // TF32 is specific to GPUs.
+        false
+    } else if let Op::Linear(op) = op {
+        // CPUs fuse neither a preceding norm nor a gate.
+        op.prologue == Prologue::None && op.epilogue != Epilogue::Gate
     } else if let Op::Attention(op) = op {
         narrow(op)
     } else if let Op::AttentionGrad(op) = op {

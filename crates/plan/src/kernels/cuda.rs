@@ -262,10 +262,11 @@ fn total(parts: &[Bytes]) -> Bytes {
 /// Alignment of every part of a workspace.
 pub const WORKSPACE_ALIGN: u64 = 256;
 
-/// Whether cuBLASLt computes the product over rows of two matrices with these columns: 16-bit elements, and rows in
-/// multiples of 16 bytes.
-pub fn library_sums_rows(dtype: DType, columns: [u64; 2]) -> bool {
-    dtype.size() == 2 && columns.iter().all(|columns| columns.is_multiple_of(8))
+/// Whether cuBLASLt computes the product over rows of two matrices with these columns: 16-bit elements, or f32 rounded to
+/// TF32, and rows in multiples of 16 bytes.
+pub fn library_sums_rows(dtype: DType, tf32: bool, columns: [u64; 2]) -> bool {
+    let on_tensor_cores = dtype.size() == 2 || tf32;
+    on_tensor_cores && columns.iter().all(|columns| (columns * dtype.size()).is_multiple_of(16))
 }
 
 /// Bytes of the partial sums of the columns of a matrix.
@@ -275,8 +276,9 @@ fn column_sums_bytes(rows: u64, columns: u64) -> Bytes {
 
 /// Bytes of the transposes of two matrices with these columns, whose product is summed over `rows` rows, [`GRAD_ROWS`]
 /// at a time; none if cuBLASLt computes it.
-fn transposed_bytes(rows: u64, columns: [u64; 2], dtype: DType) -> [Bytes; 2] {
-    let padded = if library_sums_rows(dtype, columns) { 0 } else { rows.min(GRAD_ROWS).next_multiple_of(8) };
+fn transposed_bytes(rows: u64, columns: [u64; 2], dtype: DType, tf32: bool) -> [Bytes; 2] {
+    let library = library_sums_rows(dtype, tf32, columns);
+    let padded = if library { 0 } else { rows.min(GRAD_ROWS).next_multiple_of(8) };
     columns.map(|columns| Bytes(columns * padded * dtype.size()))
 }
 
@@ -287,9 +289,9 @@ pub fn input_grad_parts(n: u64, k: u64, dtype: DType) -> [Bytes; 2] {
 
 /// Parts of the workspace of a matmul's weight gradient, with dy: (rows, n) and x: (rows, k): dy and x transposed, dw
 /// in f32, partial sums of db, and cuBLASLt's.
-pub fn weight_grad_parts(rows: u64, n: u64, k: u64, dtype: DType) -> [Bytes; 5] {
-    let library = library_sums_rows(dtype, [n, k]);
-    let [dy, x] = transposed_bytes(rows, [n, k], dtype);
+pub fn weight_grad_parts(rows: u64, n: u64, k: u64, dtype: DType, tf32: bool) -> [Bytes; 5] {
+    let library = library_sums_rows(dtype, tf32, [n, k]);
+    let [dy, x] = transposed_bytes(rows, [n, k], dtype, tf32);
     let wide = if library || dtype == DType::F32 { 0 } else { n * k * DType::F32.size() };
     [dy, x, Bytes(wide), column_sums_bytes(rows, n), if library { GEMM } else { Bytes::ZERO }]
 }
@@ -331,7 +333,7 @@ impl LossSizes {
     /// partial sums of db, and cuBLASLt's.
     pub fn grad_parts(&self) -> [Bytes; 10] {
         let (rows, padded, size) = (self.chunk_rows(), self.padded(), self.dtype.size());
-        let [g, x] = transposed_bytes(rows, [padded, self.k], self.dtype);
+        let [g, x] = transposed_bytes(rows, [padded, self.k], self.dtype, false);
         let wide = if self.dtype == DType::F32 { 0 } else { padded * self.k * DType::F32.size() };
         [
             self.logits(),
@@ -356,8 +358,8 @@ impl LossSizes {
 fn gemm_grad_bytes(graph: &Graph, node: &Node) -> Bytes {
     let (rows, n, k) = (rows(graph, node, 0), columns(graph, node, 0), columns(graph, node, 1));
     let dtype = graph.spec(node.inputs[0]).dtype;
-    if let Op::LinearWeightGrad(_) = node.op {
-        total(&weight_grad_parts(rows, n, k, dtype))
+    if let Op::LinearWeightGrad(op) = node.op {
+        total(&weight_grad_parts(rows, n, k, dtype, op.tf32))
     } else {
         total(&input_grad_parts(n, k, dtype))
     }
@@ -451,14 +453,15 @@ mod tests {
     #[test]
     fn parts_of_a_smaller_step_fit_into_those_of_a_full_one() {
         let full = GRAD_ROWS + 200;
-        for dtype in [DType::F32, DType::Bf16] {
+        for (dtype, tf32) in [(DType::F32, false), (DType::F32, true), (DType::Bf16, false)] {
             for (n, k) in [(33, 40), (40, 24)] {
                 let loss = |rows| LossSizes { rows, k, classes: n, chunk: 300, dtype };
                 for rows in [0, 1, 127, 128, 129, 300, 301, GRAD_ROWS, full] {
                     let fits = |step: &[Bytes], full: &[Bytes]| {
                         assert!(step.iter().zip(full).all(|(step, full)| step <= full), "{rows} rows");
                     };
-                    fits(&weight_grad_parts(rows, n, k, dtype), &weight_grad_parts(full, n, k, dtype));
+                    let grad = |rows| weight_grad_parts(rows, n, k, dtype, tf32);
+                    fits(&grad(rows), &grad(full));
                     fits(&loss(rows).loss_parts(), &loss(full).loss_parts());
                     fits(&loss(rows).grad_parts(), &loss(full).grad_parts());
                 }

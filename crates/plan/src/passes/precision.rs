@@ -15,7 +15,7 @@ pub enum Precision {
     /// IEEE binary32 everywhere.
     #[default]
     F32,
-    /// IEEE binary32, with the operands of linears rounded to TF32 (10 bits of mantissa); for inference.
+    /// IEEE binary32, with the operands of linears and of their gradients rounded to TF32 (10 bits of mantissa).
     Tf32,
     /// bfloat16; training keeps f32 master weights and optimizer states.
     Bf16,

@@ -1,5 +1,5 @@
-//! TF32 for linears: operands may be rounded to TF32 (10 bits of mantissa). Invariant: every value and every sum
-//! stays f32.
+//! TF32 for linears: operands may be rounded to TF32 (10 bits of mantissa). Runs before differentiation, which gives the
+//! gradients of such linears in TF32. Invariant: every value and every sum stays f32.
 
 use crate::PlanError;
 use plimsoll_graph::{Graph, Op};

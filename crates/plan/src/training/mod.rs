@@ -9,8 +9,8 @@ mod search;
 pub use frontier::{Frontier, LayerWay, Solver};
 pub use search::{Candidate, Rejected, RematChoice, TrainingChoice, TrainingSearch};
 
-use crate::compile::compile_owned;
-use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision};
+use crate::compile::{compile_owned, has_matmuls};
+use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision, tf32};
 use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights};
 use plimsoll_graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};
 use plimsoll_graph::{
@@ -31,7 +31,7 @@ pub mod plans {
 
 /// Options of training. The graph is given separately: it has an output `loss` and optionally `aux`.
 pub struct Training<'a> {
-    /// Element type of weights and activations.
+    /// Element type of weights and activations, and whether matmuls are in TF32.
     pub precision: Precision,
     /// Values that the backward pass recomputes instead of keeping.
     pub remat: RecomputePolicy,
@@ -148,12 +148,13 @@ impl Training<'_> {
         evaluation: &Graph,
         target: &Target,
     ) -> Result<Program, PlanError> {
+        has_matmuls(self.precision, target)?;
         let mut persistent = Persistent::new();
         let mut plan = |graph: Graph, remat: &RecomputePolicy| {
             compile_owned(graph, &policy(remat), target, &mut persistent, &mut |_, _| {})
         };
         let apply = self.apply(&micro)?.map(|graph| plan(graph, &RecomputePolicy::None)).transpose()?;
-        let evaluate = plan(precision(evaluation, self.precision)?, &RecomputePolicy::None)?;
+        let evaluate = plan(self.in_precision(evaluation)?, &RecomputePolicy::None)?;
         let micro = plan(micro, remat)?;
         let named = |name: &str, plan: Plan| (name.to_owned(), plan);
         let after =
@@ -166,11 +167,7 @@ impl Training<'_> {
     /// step. Unread values, such as gradients of frozen parameters, are removed, so that values are kept alive
     /// only by actual readers.
     pub fn micro_step(&self, forward: &Graph) -> Result<Graph, PlanError> {
-        if !matches!(self.precision, Precision::F32 | Precision::Bf16 | Precision::Fp16) {
-            let why = format!("{:?} is for inference; training takes f32, bf16 or fp16", self.precision);
-            return Err(PlanError::BadPolicy { field: "precision", why });
-        }
-        let graph = precision(forward, self.precision)?;
+        let graph = self.in_precision(forward)?;
         let outputs: Vec<String> =
             ["loss", "aux"].iter().filter(|n| graph.output(n).is_some()).map(|n| (*n).to_owned()).collect();
         let trained = |param: &Param| (self.group)(param) != ParameterGroup::Frozen;
@@ -194,6 +191,19 @@ impl Training<'_> {
         }
         let graph = builder.finish().map_err(|source| PlanError::Verify { after: "training", source })?;
         Ok(dce(&graph))
+    }
+
+    /// Converts a forward graph to the precision of training.
+    fn in_precision(&self, graph: &Graph) -> Result<Graph, PlanError> {
+        match self.precision {
+            Precision::F32 | Precision::Bf16 | Precision::Fp16 => precision(graph, self.precision),
+            Precision::Tf32 => tf32(graph),
+            Precision::Fp8 | Precision::Int8 => {
+                let name = self.precision.name();
+                let why = format!("{name} is for inference; training takes f32, tf32, bf16 or fp16");
+                Err(PlanError::BadPolicy { field: "precision", why })
+            }
+        }
     }
 
     /// Adds the inputs shared by the handling of all gradients.

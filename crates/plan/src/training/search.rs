@@ -6,7 +6,7 @@
 use super::frontier::Frontier;
 use super::layers::{Layers, Size, full};
 use super::{Optimizer, Solver, Training, policy};
-use crate::compile::lowered;
+use crate::compile::{has_matmuls, lowered};
 use crate::{Bill, Persistent, PlanError, Program, RecomputePolicy, Target, passes};
 use plimsoll_graph::{Bytes, Def, Graph};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -208,6 +208,7 @@ impl Look<'_> {
     /// All combinations with these micro-batch sizes, the potentially fastest first.
     fn open(&self, tokens: &[u64]) -> Result<Vec<OpenCandidate>, PlanError> {
         let search = self.search;
+        has_matmuls(search.training.precision, self.target)?;
         let mut solver = Solver::default();
         let mut applied: BTreeMap<(usize, bool), Apply> = BTreeMap::new();
         let mut open: Vec<(usize, OpenCandidate)> = vec![];
@@ -243,7 +244,7 @@ impl Look<'_> {
         let all = Layers::alike(search.layers);
         let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, all.shown())?;
         let graph = training.micro_step(&forward)?;
-        let evaluation = passes::precision(&evaluation, training.precision)?;
+        let evaluation = training.in_precision(&evaluation)?;
         // Unsupported graphs are rejected before anything is priced.
         let apply = training.apply(&graph)?;
         target.supports([&graph, &evaluation].into_iter().chain(&apply))?;
@@ -286,7 +287,7 @@ impl Look<'_> {
             let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, layers)?;
             let micro = training.micro_step(&forward)?;
             let apply = training.apply(&micro)?;
-            let evaluation = passes::precision(&evaluation, training.precision)?;
+            let evaluation = training.in_precision(&evaluation)?;
             let mut persistent = Persistent::new();
             for graph in apply.iter().chain([&evaluation, &micro]) {
                 for value in graph.values.iter().filter(|v| v.def == Def::Source) {

@@ -179,8 +179,7 @@ fn tf32_is_refused_where_it_cannot_be() {
     let error = compile(&graph, &policy, &target("cpu")).expect_err("cpu").to_string();
     assert!(error.contains("tf32 needs TF32 matmuls, which `cpu` does not have: an NVIDIA GPU"), "{error}");
     let trained = Policy { weights: Weights::Trained, ..policy.clone() };
-    let error = compile(&graph, &trained, &target("h200")).expect_err("training").to_string();
-    assert!(error.contains("tf32 is for inference"), "{error}");
+    compile(&graph, &trained, &target("h200")).expect("TF32 is for training, too");
     let mut g = Builder::new(bounds(4));
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
     let y = g.one(Op::Relu(Relu {}), &[x]);

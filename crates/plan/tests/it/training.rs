@@ -7,10 +7,11 @@ use plimsoll_graph::ops::{
 };
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
-    Kernels, Optimizer, ParameterGroup, PlanError, Precision, Program, RecomputePolicy, Region, RematChoice,
-    Target, Training, TrainingSearch, check, passes,
+    Kernels, Optimizer, ParameterGroup, Plan, PlanError, Precision, Program, Rates, RecomputePolicy, Region,
+    RematChoice, Target, Training, TrainingSearch, check, passes, step_seconds,
     training::{Solver, plans},
 };
+use std::collections::BTreeSet;
 
 const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
@@ -171,10 +172,58 @@ fn bytes_of_a_parameter() {
 #[test]
 fn precisions_of_inference_are_refused() {
     let graph = language_model(2, 64, 96, 64);
-    for precision in [Precision::Fp8, Precision::Int8, Precision::Tf32] {
+    for precision in [Precision::Fp8, Precision::Int8] {
         let error =
             program(&Training { precision, ..training(Optimizer::AdamW(ADAM)) }, &graph).expect_err("refused");
         assert!(matches!(error, PlanError::BadPolicy { field: "precision", .. }), "{error}");
+    }
+}
+
+/// TF32 is set on linears and their gradients, and nothing else changes: not the loss, the values or the other ops.
+#[test]
+fn tf32_changes_linears_and_their_gradients_only() {
+    // Wide enough for matmuls to take longer than reading their operands.
+    let (graph, h200) = (language_model(2, 512, 96, 4096), target("h200"));
+    let of = |precision| {
+        let training = Training { precision, ..training(Optimizer::AdamW(ADAM)) };
+        training.program(&graph, &graph, &h200).expect("planned")
+    };
+    let (wide, cut) = (of(Precision::F32), of(Precision::Tf32));
+    let mut marked = BTreeSet::new();
+    for ((name, wide), (_, cut)) in wide.plans().iter().zip(cut.plans()) {
+        assert_eq!(wide.graph.values, cut.graph.values, "{name}");
+        for (before, after) in wide.graph.nodes.iter().zip(&cut.graph.nodes) {
+            let product = matches!(before.op.name(), "linear" | "linear_input_grad" | "linear_weight_grad");
+            assert_eq!((before.op.is_tf32(), after.op.is_tf32()), (false, product), "{name}: {:?}", after.op);
+            assert!(product || before.op == after.op, "{name}: {:?}", after.op);
+            marked.extend(product.then_some(before.op.name()));
+        }
+        let seconds = |plan: &Plan| step_seconds(&plan.graph, &h200, graph.bounds.full());
+        let faster = name != plans::APPLY;
+        assert_eq!(seconds(cut) < seconds(wide), faster, "{name}");
+    }
+    assert_eq!(marked.len(), 3, "{marked:?}");
+    assert_eq!(cut.ledger().get("weights"), wide.ledger().get("weights"));
+}
+
+#[test]
+fn a_target_without_tf32_refuses_to_train_in_it() {
+    let graph = language_model(2, 64, 96, 64);
+    let training = Training { precision: Precision::Tf32, ..training(Optimizer::AdamW(ADAM)) };
+    let old = Target { rates: Rates { tf32: None, ..target("h200").rates }, ..target("h200") };
+    for target in [target("cpu"), old] {
+        let error = training.program(&graph, &graph, &target).expect_err("refused").to_string();
+        let wanted = format!("tf32 needs TF32 matmuls, which `{}` does not have: an NVIDIA GPU", target.name);
+        assert!(error.contains(&wanted), "{error}");
+        let build = |tokens, _, layers| {
+            let graph = language_model(layers, 64, 96, tokens);
+            Ok((graph.clone(), graph))
+        };
+        let search = search(Bytes(20 << 30), RematChoice::Auto);
+        let training = Training { precision: Precision::Tf32, ..search.training };
+        let search = TrainingSearch { training, ..search };
+        let error = search.run(&target, &build).expect_err("refused").to_string();
+        assert!(error.contains(&wanted), "{error}");
     }
 }
 

@@ -5,6 +5,7 @@
 use super::bounds::{TOKEN_STEP, tokens};
 use super::search::{SearchPoint, SearchStage};
 use crate::budget::Budget;
+use crate::observer::on_start;
 use crate::settings::free;
 use crate::{Level, Observer, RequestError, RuntimeError, Settings};
 use plimsoll_data::limits;
@@ -63,10 +64,10 @@ impl Site {
     ///
     /// # Errors
     /// [`PlanError::OverBudget`] where the program is larger than the free memory; device errors.
-    pub fn start(&self, program: Program) -> Result<Vec<Executor>, RuntimeError> {
+    pub fn start(&self, program: Program, observer: &mut dyn Observer) -> Result<Vec<Executor>, RuntimeError> {
         match self.without_room(&program, &[])? {
             Some(free) => Err(refused(self.bill(&program, free, UNSTARTED))),
-            None => self.follow(&program, vec![]),
+            None => self.follow(&program, vec![], observer),
         }
     }
 
@@ -74,16 +75,24 @@ impl Site {
     ///
     /// # Errors
     /// As [`Site::start`], and [`RequestError::SeveralDevices`].
-    pub(crate) fn start_one(&self, program: Program) -> Result<Executor, RuntimeError> {
-        self.start_alone(program)?.pop().ok_or_else(several)
+    pub(crate) fn start_one(
+        &self,
+        program: Program,
+        observer: &mut dyn Observer,
+    ) -> Result<Executor, RuntimeError> {
+        self.start_alone(program, observer)?.pop().ok_or_else(several)
     }
 
     /// Opens the replicas of the only device.
     ///
     /// # Errors
     /// As [`Site::start_one`].
-    pub(crate) fn start_alone(&self, program: Program) -> Result<Vec<Executor>, RuntimeError> {
-        if self.machines.len() > 1 { Err(several()) } else { self.start(program) }
+    pub(crate) fn start_alone(
+        &self,
+        program: Program,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Executor>, RuntimeError> {
+        if self.machines.len() > 1 { Err(several()) } else { self.start(program, observer) }
     }
 
     /// Like [`Site::start`], but halves the steps if another process has taken memory since planning and no number of
@@ -108,7 +117,7 @@ impl Site {
             if !self.budget.on_host {
                 switching(&running, &program, observer);
             }
-            match self.follow(&program, std::mem::take(&mut running)) {
+            match self.follow(&program, std::mem::take(&mut running), observer) {
                 Err(RuntimeError::Device(DeviceError::OutOfMemory { .. })) => {}
                 other => return other.inspect(|_| self.compare(&program, held, "at the start", observer)),
             }
@@ -174,7 +183,13 @@ impl Site {
     }
 
     /// Returns executors for the program: switches the running ones, or opens the devices if there are none.
-    fn follow(&self, program: &Program, mut running: Vec<Executor>) -> Result<Vec<Executor>, RuntimeError> {
+    fn follow(
+        &self,
+        program: &Program,
+        mut running: Vec<Executor>,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Executor>, RuntimeError> {
+        let mut report = on_start(observer);
         // On the CPU there are no compiled kernels or chosen algorithms to keep, and while replicas were switched one
         // by one the weights of both programs would be in memory.
         if self.budget.on_host {
@@ -184,10 +199,10 @@ impl Site {
             return self
                 .open()?
                 .into_iter()
-                .map(|device| Ok(Executor::new(device, program.clone())?))
+                .map(|device| Ok(Executor::start(device, program.clone(), &mut report)?))
                 .collect();
         }
-        running.iter_mut().try_for_each(|executor| executor.switch(program.clone()))?;
+        running.iter_mut().try_for_each(|executor| executor.switch(program.clone(), &mut report))?;
         Ok(running)
     }
 

@@ -8,7 +8,7 @@
 use super::admission::Site;
 use super::report::name;
 use super::weights::load;
-use crate::{RuntimeError, Settings};
+use crate::{RuntimeError, Settings, Silent};
 use plimsoll_exec::{Data, Executor, Span, Submitted};
 use plimsoll_graph::{Counts, Graph, Param, VerifyError};
 use plimsoll_plan::{InputId, OutputId, PlanError, Policy, Program, compile};
@@ -97,7 +97,7 @@ impl TimedSession {
     /// # Errors
     /// [`PlanError::OverBudget`] if the program exceeds the free memory; [`crate::RequestError::SeveralDevices`].
     pub fn start(site: &Site, program: Program) -> Result<Self, RuntimeError> {
-        let executors = site.start_alone(program)?;
+        let executors = site.start_alone(program, &mut Silent)?;
         let replicas = executors.into_iter().map(|executor| TimedReplica { executor, outputs: vec![] });
         Ok(Self { replicas: replicas.collect() })
     }

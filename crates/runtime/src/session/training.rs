@@ -3,15 +3,14 @@
 //! starts.
 
 use super::admission::Site;
-use crate::RuntimeError;
-use plimsoll_exec::{DeviceError, Executor, ParamSource, PersistentKind, PersistentTensor};
+use super::weights::load_training;
+use crate::{Observer, RuntimeError};
+use plimsoll_exec::{Executor, PersistentKind, PersistentTensor, ReadShared};
 use plimsoll_graph::{Bounds, Counts, DType};
 use plimsoll_plan::training::{master, plans};
 use plimsoll_plan::{InputId, OutputId, Program};
+use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// Number of elements of a master copy that are copied at a time.
-const PART: u64 = 1 << 16;
 
 /// A training program running on a device.
 pub struct TrainSession {
@@ -128,41 +127,44 @@ struct Apply {
 }
 
 impl TrainSession {
-    /// Starts a program of [`plimsoll_plan::Training`]: reads parameters from `source`, initializes the states, and copies the
-    /// parameters to their master copies.
+    /// Starts a program of [`plimsoll_plan::Training`]: initializes the states, and writes the values read by `source` to the
+    /// parameters and to their master copies. Reports the progress to `observer`.
     ///
     /// # Errors
     /// Too little free memory, errors of the device or of `source`, or a program that lacks a training plan.
-    pub fn start(site: &Site, program: Program, source: ParamSource) -> Result<Self, RuntimeError> {
+    pub fn start(
+        site: &Site,
+        program: Program,
+        source: ReadShared<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, RuntimeError> {
         let (micro, apply, evaluate) = (Micro::of(&program)?, Apply::of(&program)?, evaluation(&program)?);
-        let mut session = Self { executor: site.start_one(program)?, micro, apply, evaluate };
-        session.load(source)?;
+        let mut session = Self { executor: site.start_one(program, observer)?, micro, apply, evaluate };
+        session.load(source, observer)?;
         Ok(session)
     }
 
-    /// Loads the parameters, initializes the states, and sets master copies to the values of their parameters.
-    fn load(&mut self, mut source: ParamSource) -> Result<(), RuntimeError> {
+    /// Initializes the states, then loads the parameters together with their master copies, which are f32.
+    fn load(&mut self, source: ReadShared<'_>, observer: &mut dyn Observer) -> Result<(), RuntimeError> {
         let executor = &mut self.executor;
-        executor.load_all_plans(&mut *source)?;
         executor.start_states()?;
         let residents = executor.persistent_tensors();
-        for PersistentTensor { what, .. } in &residents {
-            let PersistentKind::Param(param) = what else { continue };
-            let wanted = master(&param.name);
-            let is_master =
-                |r: &&PersistentTensor| matches!(&r.what, PersistentKind::State(state) if *state == wanted);
-            let Some(copy) = residents.iter().find(is_master) else { continue };
-            let elements = copy.spec.shape.iter().filter_map(|d| d.fixed()).product::<u64>();
-            let mut part = vec![0f32; PART.min(elements) as usize];
-            for first in (0..elements).step_by(PART as usize) {
-                let values = &mut part[..(elements - first).min(PART) as usize];
-                source(param, first..first + values.len() as u64, values)
-                    .map_err(|source| DeviceError::Load { param: param.name.clone(), source })?;
-                // Master copies are f32, hence four bytes per element.
-                executor.upload_f32(copy.at + 4 * first, values)?;
+        let mut states = BTreeMap::new();
+        for PersistentTensor { what, at, .. } in &residents {
+            if let PersistentKind::State(state) = what {
+                states.insert(state.name.as_str(), (state, *at));
             }
         }
-        Ok(())
+        let copy = |PersistentTensor { what, at, .. }: &PersistentTensor| match what {
+            PersistentKind::Param(param) => {
+                let wanted = master(&param.name);
+                let (state, copy) = states.get(wanted.name.as_str())?;
+                (**state == wanted).then_some((*at, *copy))
+            }
+            PersistentKind::State(_) => None,
+        };
+        let copies: BTreeMap<u64, u64> = residents.iter().filter_map(copy).collect();
+        load_training(executor, &copies, source, observer)
     }
 
     /// The program that the device runs.

@@ -1,11 +1,13 @@
 //! Loading of weights from files into the arenas of executors. Invariant: each resident parameter is read from
 //! its file once, whatever the number of arenas.
 
-use crate::{EncoderModel, HeadModel, RuntimeError, machine};
+use crate::observer::on_start;
+use crate::{EncoderModel, HeadModel, Observer, RuntimeError, machine};
 use plimsoll_data::limits;
-use plimsoll_exec::{Executor, Param, ParamSource};
+use plimsoll_exec::{Executor, Param, ParamSource, ReadShared};
 use plimsoll_graph::Graph;
 use plimsoll_plan::HOST;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::ops::Range;
 
@@ -55,6 +57,33 @@ pub(super) fn load(
 /// Maximum number of threads that read weights; with more, the disk or the bus is the bottleneck.
 const MAX_READER_THREADS: usize = 8;
 
+/// Maximum number of threads that draw or read the initial values of parameters in GPU memory. A random number takes
+/// several times as long as reading one, so more threads than [`MAX_READER_THREADS`] are of use.
+const MAX_DRAWING_THREADS: usize = 16;
+
+/// Number of threads that may load weights: on the CPU the number of compute threads, which the user may have limited.
+/// Before a GPU run starts, all cores of the host are idle.
+fn readers(executors: &[Executor]) -> usize {
+    let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
+    let of_all = |executor: &Executor| executors.len() * executor.device().workers() as usize;
+    of_host.map_or_else(machine::cores, of_all)
+}
+
+/// Loads the parameters of every plan of a training program, and their second copies ([`Executor::load_all_plans`]).
+pub(super) fn load_training(
+    executor: &mut Executor,
+    copies: &BTreeMap<u64, u64>,
+    read: ReadShared<'_>,
+    observer: &mut dyn Observer,
+) -> Result<(), RuntimeError> {
+    // The ledger of a process on the host has the buffers of at most `MAX_READER_THREADS` readers.
+    let on_host = executor.program().target().space == HOST;
+    let most = if on_host { MAX_READER_THREADS } else { MAX_DRAWING_THREADS };
+    let readers = readers(std::slice::from_ref(executor)).min(most);
+    limits::room_for_threads(readers + 1).map_err(RuntimeError::thread("weights"))?;
+    Ok(executor.load_all_plans(copies, readers, read, &mut on_start(observer))?)
+}
+
 /// Loads the resident weights of plan `plan` into every arena, and attaches the source of streamed weights to every
 /// executor.
 pub(crate) fn load_all(
@@ -65,11 +94,7 @@ pub(crate) fn load_all(
     let read = |param: &Param, range: Range<u64>, out: &mut [f32]| {
         source.read(param, range, out).map_err(|e| Box::new(e) as Box<dyn Error + Send + Sync>)
     };
-    // On the CPU, the number of compute threads, which the user may have limited. Before a GPU run starts, all
-    // cores of the host are idle.
-    let of_host = executors.first().filter(|executor| executor.program().target().space == HOST);
-    let of_all = |executor: &Executor| executors.len() * executor.device().workers() as usize;
-    let readers = of_host.map_or_else(machine::cores, of_all).min(MAX_READER_THREADS);
+    let readers = readers(executors).min(MAX_READER_THREADS);
     limits::room_for_threads(readers + executors.len()).map_err(RuntimeError::thread("weights"))?;
     plimsoll_exec::load_all(executors, plan, readers, &read)?;
     for executor in executors {

@@ -25,8 +25,8 @@ pub use optimizer::{
     Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
     ScheduleKind, Unit, Warmup,
 };
-pub(crate) use run::PROCESS;
 pub use run::{Batch, DeviceChoice, Interval, Memory, Remat, RematPolicy, Run};
+pub(crate) use run::{PROCESS, training_on};
 pub use translate::{Source, Translated, translate};
 
 use crate::TrainError;

@@ -220,8 +220,9 @@ pub struct Loss {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Precision {
-    /// Number format of weights and activations: f32 (default), bf16 or fp16; master weights and optimizer
-    /// moments are f32 (adamw8bit: 8 bits).
+    /// Number format of weights and activations: f32 (default), tf32 (f32 with the matmuls of linear layers on a
+    /// GPU's TF32 tensor cores), bf16 or fp16; master weights and optimizer moments are f32 (adamw8bit: 8
+    /// bits).
     pub kind: PrecisionKind,
     /// Initial loss scale of fp16 (default 65536), which multiplies the mean loss of a step. A step whose
     /// gradients overflow is skipped and counted, and halves the scale, so the first steps may be skipped.
@@ -239,6 +240,9 @@ pub struct Precision {
 pub enum PrecisionKind {
     /// f32 throughout.
     F32,
+    /// f32 throughout, with the operands of linear layers and their gradients rounded to TF32 (10 bits of
+    /// mantissa) for the tensor cores of an NVIDIA GPU. Attention, experts and the loss are computed as in f32.
+    Tf32,
     /// bfloat16 with f32 master weights.
     Bf16,
     /// IEEE half precision with f32 master weights and a dynamic loss scale.

@@ -75,7 +75,7 @@ pub fn open(
     if let Some(text) = settings.first_use() {
         observer.say(Level::Info, &text);
     }
-    let session = TrainSession::start(&site, program, subject.source(config.run.seed))?;
+    let session = TrainSession::start(&site, program, &subject.source(config.run.seed), observer)?;
     site.budget().admits_held(session.program(), Bytes::ZERO)?;
     site.compare(session.program(), Bytes::ZERO, "at the start", observer);
     let store = Store::of(&session, &subject, config.run.seed);

@@ -178,6 +178,7 @@ pub(super) fn kind_of(optimizer: &Optimizer) -> OptimizerKind {
 fn precision(kind: PrecisionKind) -> Precision {
     match kind {
         PrecisionKind::F32 => Precision::F32,
+        PrecisionKind::Tf32 => Precision::Tf32,
         PrecisionKind::Bf16 => Precision::Bf16,
         PrecisionKind::Fp16 => Precision::Fp16,
     }

@@ -52,7 +52,8 @@ fn settings(config: &TrainConfig) -> Vec<Settings> {
     add(adam, "optimizer.kind", json!(OptimizerKind::Adamw8bit));
     let moments = adam || matches!(c.optimizer.kind, OptimizerKind::Auto | OptimizerKind::Adamw8bit);
     add(moments, "optimizer.kind", json!(OptimizerKind::Adafactor));
-    add(c.precision.kind == PrecisionKind::F32, "precision.kind", json!(PrecisionKind::Bf16));
+    let whole = matches!(c.precision.kind, PrecisionKind::F32 | PrecisionKind::Tf32);
+    add(whole, "precision.kind", json!(PrecisionKind::Bf16));
     let encoder = matches!(c.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
     add(encoder && c.model.lora.is_none() && !c.model.freeze_encoder, "model.lora.rank", json!(8));
     add(encoder && c.model.classes.is_some() && c.model.lora.is_none(), "model.freeze_encoder", json!(true));

@@ -7,7 +7,7 @@ use crate::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, P
 use crate::tokenizer;
 use crate::{StatePart, Stored};
 use plimsoll_data::weights::{HubEnv, Weights};
-use plimsoll_exec::ParamSource;
+use plimsoll_exec::ReadError;
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bounds, Graph, Param, ParamPiece};
 use plimsoll_models::{
@@ -19,6 +19,7 @@ use plimsoll_runtime::adapter::{self, Adapter};
 use plimsoll_runtime::hub::{CONFIG, Need, trainable};
 use plimsoll_runtime::model::read_config;
 use plimsoll_runtime::{EncoderModel, Observer, RuntimeError};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -189,12 +190,11 @@ impl TrainedModel {
     }
 
     /// Returns the source of the initial parameter values: the weights of `from`, and random values drawn from `seed`
-    /// for parameters that `from` does not have.
-    pub fn source(&self, seed: u64) -> ParamSource {
-        let (kind, from) = (self.kind.clone(), self.from.clone());
-        Box::new(move |param, range, out| {
-            let file =
-                param.pieces.iter().map(|piece| Some((from.as_deref()?, kind.found(from.as_deref()?, piece)?)));
+    /// for parameters that `from` does not have. Any number of threads may call it.
+    pub fn source(&self, seed: u64) -> impl Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync {
+        let (kind, from) = (&self.kind, self.from.as_deref());
+        move |param, range, out| {
+            let file = param.pieces.iter().map(|piece| Some((from?, kind.found(from?, piece)?)));
             let Some(found) = file.collect::<Option<Vec<_>>>() else {
                 init_param(|piece| kind.init(piece), seed, param, range, out);
                 return Ok(());
@@ -207,7 +207,7 @@ impl TrainedModel {
                 from.weights().read_f32(name, first..first + count as u64, part)?;
             }
             Ok(())
-        })
+        }
     }
 
     /// Reads initial values of a whole tensor from element `first` on; a parameter may hold only some of the tensor's

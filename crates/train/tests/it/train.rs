@@ -516,7 +516,7 @@ fn overflows_are_skipped_counted_and_overcome() {
 
 #[test]
 fn steps_whose_gradients_are_not_finite_are_skipped_and_end_the_run() {
-    for precision in ["f32", "bf16"] {
+    for precision in ["f32", "tf32", "bf16"] {
         let flags = format!("run.steps=8 precision.kind={precision}");
         let folder = Folder::new("train-skips");
         let mut ear = RecordingObserver::default();

@@ -173,7 +173,7 @@ fn holds(program: Program, threads: usize, what: &str) {
     let settings = Settings { threads, ..Settings::default() };
     let site = Site::new(&settings, 1, None, settings.read_budget().expect("a budget"));
     let region = Region::new(ALLOCATOR);
-    let executor = site.start(program).expect("started").pop().expect("a device");
+    let executor = site.start(program, &mut Silent).expect("started").pop().expect("a device");
     let beside = held(&region).checked_sub(arena).unwrap_or_else(|| panic!("{what}: less than the arena"));
     assert!(
         beside <= DEVICE + PER_INSTRUCTION * instructions,

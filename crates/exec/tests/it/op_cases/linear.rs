@@ -41,22 +41,30 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// The linear cases in TF32, with operands that TF32 represents exactly, so that rounding of operands adds no
-/// error. The tolerance is wider than in f32, because tensor cores truncate the last bits of sums.
+/// The cases of linears and their gradients in TF32, with operands that TF32 represents exactly, so that rounding of
+/// operands adds no error. The tolerance is wider than in f32, because tensor cores truncate the last bits of sums.
 pub fn tf32() -> Vec<Case> {
-    let linears = cases()
-        .into_iter()
-        .filter_map(|case| if let Op::Linear(linear) = case.op { Some((linear, case)) } else { None });
+    let in_tf32 = |op| {
+        if let Op::Linear(op) = op {
+            Some(Op::Linear(Linear { tf32: true, ..op }))
+        } else if let Op::LinearInputGrad(_) = op {
+            Some(Op::LinearInputGrad(LinearInputGrad { tf32: true }))
+        } else if let Op::LinearWeightGrad(op) = op {
+            Some(Op::LinearWeightGrad(LinearWeightGrad { tf32: true, ..op }))
+        } else {
+            None
+        }
+    };
+    let products = cases().into_iter().filter_map(|case| Some((in_tf32(case.op)?, case)));
     // TF32 has 10 of the 23 bits of an f32 mantissa: the lower 13 bits are cleared.
     let cut = |x: &mut f64| *x = f64::from(f32::from_bits((*x as f32).to_bits() & !0x1fff));
-    linears
-        .map(|(linear, mut case)| {
+    products
+        .map(|(op, mut case)| {
             for operand in &mut case.ins[..2] {
                 let Data::Float(data) = &mut operand.data else { panic!("{}: factors are floats", case.name) };
                 data.iter_mut().for_each(cut);
             }
-            let (op, c) = (Op::Linear(Linear { tf32: true, ..linear }), 4.0 * C);
-            let tolerance = Tolerance { c, ..case.tolerance };
+            let tolerance = Tolerance { c: 4.0 * C, ..case.tolerance };
             Case { name: format!("{} in tf32", case.name), op, tolerance, ..case }
         })
         .collect()
@@ -93,14 +101,14 @@ fn linear(rows: u64, dim: Dim, n: u64, k: u64, op: Linear) -> Case {
 
 fn input_grad(rows: u64, n: u64, k: u64) -> Case {
     let name = format!("linear_input_grad {rows} rows, {n} x {k}");
-    let op = Op::LinearInputGrad(LinearInputGrad {});
+    let op = Op::LinearInputGrad(LinearInputGrad { tf32: false });
     let case = Case::new(name, op, &[rows], rows % 2 * 3, Tolerance::sum(C, n));
     case.noise(&[Dim::Tokens(1), Dim::Fixed(n)], UNIT).weight(&[n, k], scaled(n))
 }
 
 fn weight_grad(rows: u64, n: u64, k: u64, bias: bool) -> Case {
     let name = format!("linear_weight_grad {rows} rows, {n} x {k}, bias {bias}");
-    let op = Op::LinearWeightGrad(LinearWeightGrad { bias });
+    let op = Op::LinearWeightGrad(LinearWeightGrad { bias, tf32: false });
     let case = Case::new(name, op, &[rows], rows % 2 * 3, Tolerance::sum(C, rows));
     case.noise(&[Dim::Tokens(1), Dim::Fixed(n)], UNIT).noise(&[Dim::Tokens(1), Dim::Fixed(k)], UNIT)
 }
