@@ -40,13 +40,15 @@ static_assert(TILE % STEP == 0 && STAGES >= 2, "a tile is whole steps");
 // Whether the queries stay in registers during the loop. Beside the sums of a wider head they would spill: they are read
 // from shared memory in every step.
 #define HELD (DP <= 128)
+// Unrolling of the copies: whole, but beside the sums of a wide head the addresses of all copies would spill.
+#define COPIES (HELD ? 4096 : 4)
 static_assert(HELD || MT == 1, "a warp has registers for the sums of 16 rows of a wide head");
 
 // Copies N rows of one head to shared memory, zeros for rows from `rows` on. (N, d) -> (N, LD)
 template <int N> __device__ __forceinline__ void fetch(u16 *to, const u16 *from, long long stride, int rows) {
   constexpr int per = HEAD_DIM / CHUNK;
   int thread = thread_now();
-#pragma unroll
+#pragma unroll COPIES
   for (int at = 0; at < N * per; at += THREADS) {
     int i = at + thread, r = i / per, c = i % per * CHUNK;
     if (N * per % THREADS == 0 || i < N * per) {
@@ -62,7 +64,7 @@ template <int N> __device__ __forceinline__ void fetch_pairs(u16 *to, const u16 
 #if ROTARY
   constexpr int per = HALF / PAIR;
   int thread = thread_now();
-#pragma unroll
+#pragma unroll COPIES
   for (int at = 0; at < N * per; at += THREADS) {
     int i = at + thread, r = i / per, c = i % per * PAIR;
     if (N * per % THREADS == 0 || i < N * per) {
@@ -89,7 +91,7 @@ __device__ __forceinline__ void rotate(u16 *x, const Angle *cosines, const Angle
   int thread = thread_now();
   constexpr int bytes = PAIR * sizeof(Angle);
   struct __align__(bytes < 16 ? bytes : 16) Angles { Angle x[PAIR]; };
-#pragma unroll
+#pragma unroll COPIES
   for (int at = 0; at < N * per; at += THREADS) {
     int i = at + thread, r = i / per, c = i % per * PAIR;
     if ((N * per % THREADS == 0 || i < N * per) && r < rows) {

@@ -9,15 +9,16 @@
 // (ROWS, TILE + 4). A tile's keys, then its values, are copied by ordinary loads and stores: a __syncthreads after each
 // copy makes it visible to all threads, and one before the buffer is written again waits for its last reads.
 //
-// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL, and for a sliding window or a
-// block-sparse mask MASK (attention_mask.cuh; CAUSAL is 1). A block of 16 x 16
-// threads computes ROWS queries of one head of one sequence; thread (y, x) has queries y + 16 i, keys x + 16 j
-// of a tile and columns x + 16 j of o. Rows in shared memory are LD words apart, an odd number of 16-byte
-// words, so that float4 reads of eight rows fall into different banks; columns d .. DP are zeros.
+// Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL, for a sliding window or a
+// block-sparse mask MASK (attention_mask.cuh; CAUSAL is 1), and ROWS, a multiple of 16. A tile has as many keys as a block
+// has queries; the bits depend on it, so that the host chooses ROWS by d alone. A block of 16 x 16 threads computes ROWS
+// queries of one head of one sequence; thread (y, x) has queries y + 16 i, keys x + 16 j of a tile and columns x + 16 j of
+// o. Rows in shared memory are LD words apart, an odd number of 16-byte words, so that float4 reads of eight rows fall
+// into different banks; columns d .. DP are zeros.
 
-#define ROWS 64
-#define TILE 64
+#define TILE ROWS
 #define THREADS 256
+#define MT (ROWS / 16) // queries and keys per thread
 #define DP ((HEAD_DIM + 3) / 4 * 4)
 #define LD (DP / 4 % 2 ? DP : DP + 4)
 #define WIDTH ((HEAD_DIM + 15) / 16) // columns of o per thread
@@ -25,9 +26,9 @@
 
 typedef Element<TABLE>::type Angle;
 
-// Loads 64 rows of one head to shared memory, multiplies them by `scale` and, if `rotated`, applies rotary
+// Loads ROWS rows of one head to shared memory, multiplies them by `scale` and, if `rotated`, applies rotary
 // embedding (Su et al. 2021, half-split); row 0 has number `position` in the sequence. Rows from `rows` on
-// become zeros. (64, d) -> (64, LD)
+// become zeros. (ROWS, d) -> (ROWS, LD)
 __device__ __forceinline__ void fetch(float *to, const float *from, long long stride, int rows, float scale, bool rotated,
                                       const Angle *cosines, const Angle *sines, int position) {
   for (int i = threadIdx.x; i < ROWS * DP; i += THREADS) {
@@ -49,22 +50,22 @@ __device__ __forceinline__ void fetch(float *to, const float *from, long long st
   }
 }
 
-// s = q k^T of this thread's 4 queries and 4 keys, summed over d in order. (ROWS, d) (TILE, d) -> (ROWS, TILE)
-__device__ __forceinline__ void scores(float (&s)[4][4], const float *q, const float *k, int y, int x) {
+// s = q k^T of this thread's MT queries and MT keys, summed over d in order. (ROWS, d) (TILE, d) -> (ROWS, TILE)
+__device__ __forceinline__ void scores(float (&s)[MT][MT], const float *q, const float *k, int y, int x) {
 #pragma unroll
-  for (int i = 0; i < 16; i++) s[i / 4][i % 4] = 0.0f;
+  for (int i = 0; i < MT * MT; i++) s[i / MT][i % MT] = 0.0f;
 #pragma unroll 2
   for (int c = 0; c < DP; c += 4) {
-    float4 a[4], b[4];
+    float4 a[MT], b[MT];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < MT; i++) {
       a[i] = *(const float4 *)(q + (y + 16 * i) * LD + c);
       b[i] = *(const float4 *)(k + (x + 16 * i) * LD + c);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < MT; i++)
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
+      for (int j = 0; j < MT; j++) {
         s[i][j] = fmaf(a[i].x, b[j].x, s[i][j]);
         s[i][j] = fmaf(a[i].y, b[j].y, s[i][j]);
         s[i][j] = fmaf(a[i].z, b[j].z, s[i][j]);
@@ -113,9 +114,9 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
   k += (long long)block.start * kv_stride + head / group * HEAD_DIM;
   v += (long long)block.start * kv_stride + head / group * HEAD_DIM;
   fetch(queries, q, q_stride, here, scale, true, cosines, sines, block.first);
-  float sums[4][WIDTH] = {}, row_max[4], sum[4] = {};
+  float sums[MT][WIDTH] = {}, row_max[MT], sum[MT] = {};
 #pragma unroll
-  for (int i = 0; i < 4; i++) row_max[i] = -INFINITY;
+  for (int i = 0; i < MT; i++) row_max[i] = -INFINITY;
 
   int end = CAUSAL ? min(length, block.first + ROWS) : length;
 #if MASK >= 2
@@ -129,17 +130,17 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
     int there = length - key;
     fetch(keys, k + key * kv_stride, kv_stride, there, 1.0f, true, cosines, sines, key);
     __syncthreads();
-    float s[4][4];
+    float s[MT][MT];
     scores(s, queries, keys, y, x);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < MT; i++) {
       int row = block.first + y + 16 * i;
       float maximum = row_max[i];
 #if MASK >= 2
       Pairs pairs = pairs_of<false>(row, length, mask); // held over the loop, those of all rows would spill
 #endif
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
+      for (int j = 0; j < MT; j++) {
         int at = key + x + 16 * j;
         if (ALIBI) s[i][j] = fmaf(-slope, fabsf((float)(row - at)), s[i][j]);
 #if MASK >= 2
@@ -160,7 +161,7 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
       row_max[i] = maximum;
       sum[i] = __fmul_rn(sum[i], correction);
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
+      for (int j = 0; j < MT; j++) {
         float p = expf(s[i][j] - maximum);
         sum[i] += p;
         weights[(y + 16 * i) * (TILE + 4) + x + 16 * j] = p;
@@ -177,7 +178,7 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
 #pragma unroll
       for (int j = 0; j < WIDTH; j++) values[j] = x + 16 * j < HEAD_DIM ? keys[t * LD + x + 16 * j] : 0.0f;
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < MT; i++) {
         float p = weights[(y + 16 * i) * (TILE + 4) + t];
 #pragma unroll
         for (int j = 0; j < WIDTH; j++) sums[i][j] = fmaf(p, values[j], sums[i][j]);
@@ -186,7 +187,7 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
     __syncthreads(); // v and the weights have been read and may be overwritten
   }
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < MT; i++) {
     float total = sum_of_row(sum[i]);
     int r = y + 16 * i;
     if (r >= here) continue;

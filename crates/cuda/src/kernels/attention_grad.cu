@@ -13,6 +13,10 @@
 // s = x1 y1^T and dp = x2 y2^T and add ds y1 to the first sum, and with KEYS p y2 to the second. A warp owns MT tiles of
 // 16 rows. The accumulator layout of s is that of operand a, so that p and ds need no exchange between lanes.
 //
+// Wide heads: two sums of 16 rows and 256 columns would need all 255 registers of a thread, so that KEYS = 1 is compiled as
+// two kernels, each of which recomputes s: KEYS = 2 for dk and KEYS = 3 for dv, which does not need dp. The order of
+// every sum is that of KEYS = 1.
+//
 // Shared memory: the block's rows, for each warp its rows of x1, then of x2, (MT * 16, LD) each, reused at the end for
 // MT * 16 rows of LD sums in f32; STAGES buffers, each (TILE, LD) of y1 and of y2; STAGES buffers of TILE stats.
 //
@@ -22,8 +26,8 @@
 // Invariant: a gradient row is a function of its own sequence, bit by bit: columns are added 16 at a time in order, by
 // head and then from the sequence's start, in every variant. Only rows of sequences are written.
 //
-// Constants: HEAD_DIM (d, of any size), ROTARY (then d is even), TABLE, ALIBI, MASK (attention_grad.cuh), KEYS, and the
-// variant: WARPS, MT, TILE columns of a stage, STEP columns processed at a time, STAGES.
+// Constants: HEAD_DIM (d, of any size), ROTARY (then d is even), TABLE, ALIBI, MASK (attention_grad.cuh), KEYS (0 to 3), and
+// the variant: WARPS, MT, TILE columns of a stage, STEP columns processed at a time, STAGES.
 
 #define ROWS (WARPS * MT * 16)
 #define THREADS (WARPS * 32)
@@ -32,8 +36,12 @@
 #define HELD (MT * DP <= (KEYS ? 64 : 128))
 #ifndef BLOCKS
 // Blocks per multiprocessor for __launch_bounds__: the largest number whose registers do not spill, for WARPS * MT = 4.
-#define BLOCKS (KEYS ? DP > 32 ? 2 : DP > 16 || MASK == 3 || ALIBI ? 3 : 4 : DP > 64 ? 2 : DP > 32 ? 3 : 4)
+#define BLOCKS (DP > 128 ? 1 : KEYS ? DP > 32 ? 2 : DP > 16 || MASK == 3 || ALIBI ? 3 : 4 : DP > 64 ? 2 : DP > 32 ? 3 : 4)
 #endif
+// The sums of a warp: the first is dq or dk, with KEYS = 1 the second is dv, and with KEYS = 3 dv is the only sum.
+#define SUMS (KEYS == 1 ? 2 : 1)
+#define HAS_DS (KEYS != 3)
+#define HAS_P (KEYS == 1 || KEYS == 3)
 static_assert(TILE % STEP == 0 && STEP % 16 == 0 && STAGES >= 2, "a tile is whole steps");
 
 // Copies N rows of one head to shared memory, zeros for rows from `rows` on. Row r goes to row r + r / GAP * GAP.
@@ -55,7 +63,7 @@ __device__ __forceinline__ void fetch(u16 *to, const u16 *from, long long stride
 struct Rows {
   u32 at[2]; // this lane's addresses of x1 and x2 for ldmatrix
   u32 x[2][HELD ? MT : 1][HELD ? DP / 16 : 1][4];
-  float sums[KEYS ? 2 : 1][MT][DP / 8][4];
+  float sums[SUMS][MT][DP / 8][4];
   Pairs pairs[MT][2];
   float2 stats[KEYS ? 1 : MT][2];
 };
@@ -123,18 +131,18 @@ template <bool MASKED>
 __device__ __forceinline__ void step(Rows &rows, u32 y, const float2 *stats, int row, int column, float factor, float slope) {
   float p[MT][STEP / 8][4], ds[MT][STEP / 8][4];
   product<0>(p, rows, y + by_key());
-  product<1>(ds, rows, y + TILE * LD * 2 + by_key());
+  if constexpr (HAS_DS) product<1>(ds, rows, y + TILE * LD * 2 + by_key());
 #pragma unroll
   for (int n = 0; n < STEP / 8; n++) {
     float4 of_columns; // lse log2(e) and delta of the thread's two columns
-    if constexpr (KEYS) of_columns = *(const float4 *)(stats + n * 8 + thread_now() % 4 * 2);
+    if constexpr (KEYS != 0) of_columns = *(const float4 *)(stats + n * 8 + thread_now() % 4 * 2);
 #pragma unroll
     for (int m = 0; m < MT; m++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         int h = e / 2, c = column + n * 8 + e % 2;
         float lse, delta;
-        if constexpr (KEYS) lse = e % 2 ? of_columns.z : of_columns.x, delta = e % 2 ? of_columns.w : of_columns.y;
+        if constexpr (KEYS != 0) lse = e % 2 ? of_columns.z : of_columns.x, delta = e % 2 ? of_columns.w : of_columns.y;
         else lse = rows.stats[m][h].x, delta = rows.stats[m][h].y;
         float shift = -lse;
 #if ALIBI
@@ -143,11 +151,11 @@ __device__ __forceinline__ void step(Rows &rows, u32 y, const float2 *stats, int
         float x = exp2_fast(fmaf(p[m][n][e], factor, shift));
         if (MASKED && !rows.pairs[m][h].admits(c)) x = 0.0f;
         p[m][n][e] = x;
-        ds[m][n][e] = __fmul_rn(x, ds[m][n][e] - delta);
+        if constexpr (HAS_DS) ds[m][n][e] = __fmul_rn(x, ds[m][n][e] - delta);
       }
   }
-  add(rows.sums[0], ds, y + by_row());
-  if constexpr (KEYS) add(rows.sums[1], p, y + TILE * LD * 2 + by_row());
+  if constexpr (HAS_DS) add(rows.sums[0], ds, y + by_row());
+  if constexpr (HAS_P) add(rows.sums[SUMS - 1], p, y + TILE * LD * 2 + by_row());
 }
 
 // Writes sums of the warp's rows through `mine`, its own rows of shared memory, to `to`, the address of its first row.
@@ -169,8 +177,8 @@ __device__ __forceinline__ void write_rows(const float (&sums)[MT][DP / 8][4], f
 }
 
 // q, do: (T, H d) and k, v: (T, G d), each with the stride of its rows (that of do is H d), q and k rotated; stats: (T,
-// H); spans: (S, 2); cos, sin: (longest, d/2). With KEYS, d1 and d2 are dk and dv, otherwise d1 is dq, with stride
-// `d_stride`; either may be null. Grid: a block for each head (with KEYS, of k) and each number below T / ROWS + S
+// H); spans: (S, 2); cos, sin: (longest, d/2). With KEYS, d1 and d2 are dk and dv, of which KEYS = 2 and
+// 3 write their own only, otherwise d1 is dq, with stride `d_stride`; either may be null. Grid: a block for each head (with KEYS, of k) and each number below T / ROWS + S
 // (`block_of`). Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long long q_stride, long long k_stride,
@@ -198,7 +206,7 @@ attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long lon
   u16 *stages = memory + 2 * ROWS * LD;
   float2 *stage_stats = (float2 *)(stages + STAGES * 2 * TILE * LD); // with KEYS only
   Extent mask = {span, local, global};
-  Tiles tiles = tiles_of<KEYS, ROWS, TILE>(block.first, length, mask);
+  Tiles tiles = tiles_of<KEYS != 0, ROWS, TILE>(block.first, length, mask);
   int kv_head = KEYS ? head : head / group, items = KEYS ? tiles.count * group : tiles.count;
   k += (long long)block.start * k_stride + kv_head * HEAD_DIM;
   v += (long long)block.start * v_stride + kv_head * HEAD_DIM;
@@ -215,7 +223,7 @@ attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long lon
     if (item < items) {
       int of = KEYS ? item / tiles.count : 0, at = tiles[KEYS ? item % tiles.count : item] * TILE, stage = item % STAGES;
       u16 *to = stages + stage * 2 * TILE * LD;
-      if constexpr (KEYS) {
+      if constexpr (KEYS != 0) {
         fetch<TILE, TILE>(to, q + at * q_stride + of * HEAD_DIM, q_stride, length - at);
         fetch<TILE, TILE>(to + TILE * LD, dy + at * dy_stride + of * HEAD_DIM, dy_stride, length - at);
         int r = thread_now();
@@ -232,9 +240,9 @@ attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long lon
   };
   constexpr int own = MT * 16;
   int here = length - block.first;
-  if constexpr (KEYS) {
+  if constexpr (KEYS != 0) {
     fetch<ROWS, own>(memory, k + block.first * k_stride, k_stride, here);
-    fetch<ROWS, own>(memory + own * LD, v + block.first * v_stride, v_stride, here);
+    if constexpr (HAS_DS) fetch<ROWS, own>(memory + own * LD, v + block.first * v_stride, v_stride, here);
   } else {
     fetch<ROWS, own>(memory, q + block.first * q_stride, q_stride, here);
     fetch<ROWS, own>(memory + own * LD, dy + block.first * dy_stride, dy_stride, here);
@@ -255,12 +263,12 @@ attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long lon
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       int r = first + m * 16 + h * 8 + lane / 4;
-      Pairs pairs = rows.pairs[m][h] = pairs_of<KEYS>(r, length, mask);
+      Pairs pairs = rows.pairs[m][h] = pairs_of<KEYS != 0>(r, length, mask);
       all = {min(all.low, pairs.low), max(all.high, pairs.high), max(all.far, pairs.far)};
       most_low = max(most_low, pairs.low), least_high = min(least_high, pairs.high);
       if constexpr (!KEYS) rows.stats[m][h] = r < length ? stats[(long long)r * heads] : make_float2(0.0f, 0.0f);
 #pragma unroll
-      for (int s = 0; s < (KEYS ? 2 : 1); s++)
+      for (int s = 0; s < SUMS; s++)
 #pragma unroll
         for (int n = 0; n < DP / 8; n++) rows.sums[s][m][n][h * 2] = rows.sums[s][m][n][h * 2 + 1] = 0.0f;
     }
@@ -302,7 +310,8 @@ attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long lon
   if (first >= length) return;
   float *to = (float *)mine; // x1 and x2 of the warp, which no other warp reads
   long long at = (long long)(block.start + first) * d_stride + head * HEAD_DIM;
-  write_rows<true>(rows.sums[0], to, d1 ? d1 + at : d1, d_stride, length - first, scale, cosines, sines, first);
-  if constexpr (KEYS)
-    write_rows<false>(rows.sums[1], to, d2 ? d2 + at : d2, d_stride, length - first, 1.0f, cosines, sines, first);
+  if constexpr (HAS_DS)
+    write_rows<true>(rows.sums[0], to, d1 ? d1 + at : d1, d_stride, length - first, scale, cosines, sines, first);
+  if constexpr (HAS_P)
+    write_rows<false>(rows.sums[SUMS - 1], to, d2 ? d2 + at : d2, d_stride, length - first, 1.0f, cosines, sines, first);
 }

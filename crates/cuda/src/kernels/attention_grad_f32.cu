@@ -7,12 +7,12 @@
 // Shared memory: x1, x2 (ROWS, LD), y1, y2 (TILE, LD), and ds and p (ROWS, TILE + 4). Rows are LD words apart, an odd
 // number of 16-byte words, so that float4 reads of eight rows fall into different banks; columns d .. DP are zeros.
 //
-// Constants: HEAD_DIM (d), ROTARY, TABLE, ALIBI, MASK, KEYS, and ROWS, a multiple of 16, from which the host computes the
-// size of shared memory.
+// Constants: HEAD_DIM (d), ROTARY, TABLE, ALIBI, MASK, KEYS, and ROWS and TILE, multiples of 16, from which the host computes
+// the size of shared memory. The bits depend on neither: columns are added one by one, in order.
 
-#define TILE 32
 #define THREADS 256
 #define MT (ROWS / 16)
+#define NT (TILE / 16) // columns of the tile per thread: 1 or 2
 #define DP ((HEAD_DIM + 3) / 4 * 4)
 #define LD (DP / 4 % 2 ? DP : DP + 4)
 #define WIDTH ((HEAD_DIM + 15) / 16) // columns of a sum per thread
@@ -26,20 +26,20 @@ template <int N> __device__ __forceinline__ void fetch(float *to, const float *f
 }
 
 // s = x y^T of this thread's rows and columns, summed over d in order. (ROWS, d) (TILE, d) -> (ROWS, TILE)
-__device__ __forceinline__ void product(float (&s)[MT][2], const float *rows, const float *columns, int y, int x) {
+__device__ __forceinline__ void product(float (&s)[MT][NT], const float *rows, const float *columns, int y, int x) {
 #pragma unroll
-  for (int i = 0; i < MT; i++) s[i][0] = s[i][1] = 0.0f;
+  for (int i = 0; i < MT; i++) s[i][0] = s[i][NT - 1] = 0.0f;
 #pragma unroll 2
   for (int c = 0; c < DP; c += 4) {
-    float4 a[MT], b[2];
+    float4 a[MT], b[NT];
 #pragma unroll
     for (int i = 0; i < MT; i++) a[i] = *(const float4 *)(rows + (y + 16 * i) * LD + c);
 #pragma unroll
-    for (int j = 0; j < 2; j++) b[j] = *(const float4 *)(columns + (x + 16 * j) * LD + c);
+    for (int j = 0; j < NT; j++) b[j] = *(const float4 *)(columns + (x + 16 * j) * LD + c);
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
+      for (int j = 0; j < NT; j++) {
         s[i][j] = fmaf(a[i].x, b[j].x, s[i][j]);
         s[i][j] = fmaf(a[i].y, b[j].y, s[i][j]);
         s[i][j] = fmaf(a[i].z, b[j].z, s[i][j]);
@@ -133,13 +133,13 @@ attention_grad(const float *q, const float *k, const float *v, const float *dy, 
         fetch<TILE>(y2, v + at * v_stride, v_stride, length - at);
       }
       __syncthreads();
-      float s[MT][2], dp[MT][2];
+      float s[MT][NT], dp[MT][NT];
       product(s, x1, y1, y, x);
       product(dp, x2, y2, y, x);
 #pragma unroll
       for (int i = 0; i < MT; i++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < NT; j++) {
           int row = block.first + y + 16 * i, column = at + x + 16 * j, query = KEYS ? column : row;
           float weight = 0.0f, gradient = 0.0f;
           if (pairs[i].admits(column)) {
