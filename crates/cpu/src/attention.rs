@@ -25,7 +25,7 @@ use core::ops::Range;
 use plimsoll_graph::ops::Mask;
 
 /// Largest supported head dimension.
-pub const MAX_HEAD_DIM: usize = plimsoll_plan::WIDEST_HEAD as usize;
+pub const MAX_HEAD_DIM: usize = plimsoll_plan::WIDEST_CPU_HEAD as usize;
 
 /// Row stride, in f32, of packed rows of one head: larger than `MAX_HEAD_DIM` so that successive rows do not map to
 /// the same cache sets.

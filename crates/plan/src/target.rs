@@ -220,7 +220,7 @@ impl Target {
 
     /// The error for a node that no kernel accepts.
     pub(crate) fn unsupported(&self, graph: &Graph, node: &Node) -> PlanError {
-        PlanError::Unsupported { ops: vec![op_in(graph, node)], target: self.name.clone() }
+        PlanError::Unsupported { ops: vec![op_in(self.kernels, graph, node)], target: self.name.clone() }
     }
 
     /// Checks that the target has a kernel for every op of `graphs`.
@@ -232,7 +232,7 @@ impl Target {
         for graph in graphs {
             let missing =
                 graph.nodes.iter().filter(|node| self.kernels.accepting(graph, node).next().is_none());
-            ops.extend(missing.map(|node| op_in(graph, node)));
+            ops.extend(missing.map(|node| op_in(self.kernels, graph, node)));
         }
         ops.sort_unstable_by_key(|(op, dtype)| (*op, dtype.name()));
         ops.dedup();

@@ -12,7 +12,7 @@
 
 #define THREADS 256
 #define MT (ROWS / 16)
-#define NT (TILE / 16) // columns of the tile per thread: 1 or 2
+#define NT (TILE / 16)
 #define DP ((HEAD_DIM + 3) / 4 * 4)
 #define LD (DP / 4 % 2 ? DP : DP + 4)
 #define WIDTH ((HEAD_DIM + 15) / 16) // columns of a sum per thread
@@ -28,7 +28,9 @@ template <int N> __device__ __forceinline__ void fetch(float *to, const float *f
 // s = x y^T of this thread's rows and columns, summed over d in order. (ROWS, d) (TILE, d) -> (ROWS, TILE)
 __device__ __forceinline__ void product(float (&s)[MT][NT], const float *rows, const float *columns, int y, int x) {
 #pragma unroll
-  for (int i = 0; i < MT; i++) s[i][0] = s[i][NT - 1] = 0.0f;
+  for (int i = 0; i < MT; i++)
+#pragma unroll
+    for (int j = 0; j < NT; j++) s[i][j] = 0.0f;
 #pragma unroll 2
   for (int c = 0; c < DP; c += 4) {
     float4 a[MT], b[NT];

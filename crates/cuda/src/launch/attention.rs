@@ -8,9 +8,8 @@ use crate::tensor_map::tensor_map;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Attention, Bias, Mask, Qkv};
 use plimsoll_graph::{Counts, DType};
+use plimsoll_plan::WIDEST_CUDA_HEAD;
 
-/// Largest head dimension.
-const MAX_HEAD_DIM: u32 = plimsoll_plan::WIDEST_HEAD;
 /// Numbers of warps of a block in the variants of `attention.cu`.
 const WARPS: [u32; 3] = [2, 4, 6];
 /// Variants of `attention_hopper.cu` for heads of 64 columns: [warpgroups of a block, tiles of 64 queries per
@@ -93,31 +92,27 @@ struct AttentionForm {
 }
 
 impl AttentionForm {
-    /// `attention_f32.cu`; shared memory holds queries, keys or values, and weights.
+    /// `attention_f32.cu`; shared memory holds queries, keys or values, and weights. For heads wider than 128 columns, a
+    /// tile of 64 rows would need more shared memory than a block of compute capability 8.6, 8.9 or 12.0 may use.
     fn f32(op: &Attention) -> Self {
+        let rows = if op.head_dim > 128 { 32 } else { 64 };
         let words = op.head_dim.div_ceil(4) | 1; // of 16 bytes, of a row
-        let shared = 2 * 64 * words * 16 + 64 * 68 * 4;
-        Self {
-            file: File::AttentionF32,
-            constants: [None; 6],
-            rows: 64,
-            heads: 1,
-            threads: 256,
-            shared,
-            resident: None,
-        }
+        let shared = 2 * rows * words * 16 + rows * (rows + 4) * 4;
+        let (file, constants) = (File::AttentionF32, constants([("ROWS", rows)]));
+        Self { file, constants, rows: u64::from(rows), heads: 1, threads: 256, shared, resident: None }
     }
 
     /// `attention.cu`; shared memory holds queries and the stages of keys and values. With small tiles, shared memory
     /// allows as many blocks as registers do (H200, d = 64, rotary, 2 warps, 51 tokens: 202 us, against 260 with three
     /// stages of 64 keys). Four stages of 32 keys gain 1 to 4 % with more warps, and spill. Heads wider than 64 were
-    /// measured with two stages of 64 only.
+    /// measured with two stages of 64 only. Of heads wider than 128, shared memory holds two stages of 32 keys.
     fn of_warps(op: &Attention, warps: u32) -> Self {
         let columns = op.head_dim.next_multiple_of(16);
-        let (m_tiles, tile, stages) = match (columns > 64, warps) {
-            (true, _) => (1, 64, 2),
-            (false, 2) => (2, 32, 3),
-            (false, _) => (2, 32, 4),
+        let (m_tiles, tile, stages) = match (columns, warps) {
+            (129.., _) => (1, 32, 2),
+            (65.., _) => (1, 64, 2),
+            (_, 2) => (2, 32, 3),
+            _ => (2, 32, 4),
         };
         let rows = warps * m_tiles * 16;
         let shared = (rows + stages * 2 * tile) * (columns + 8) * 2;
@@ -173,6 +168,16 @@ impl AttentionForm {
         plain && op.rotary && [16, 24, 32].contains(&op.head_dim)
     }
 
+    /// The numbers of warps of a block in the variants of `attention.cu` for this op. For wide heads, the rows of more
+    /// warps would not fit into the shared memory of a block of compute capability 8.6, 8.9 or 12.0, 99 KiB.
+    fn warps(op: &Attention) -> &'static [u32] {
+        match op.head_dim {
+            241.. => &[2, 3],
+            129.. => &[2, 4],
+            _ => &WARPS,
+        }
+    }
+
     /// The variants of `attention_persistent.cu` for this op.
     fn persistent_variants(op: &Attention) -> &'static [[u32; 3]] {
         let plain = op.mask == Mask::Full && op.bias == Bias::None && !op.rotary;
@@ -202,7 +207,7 @@ impl AttentionForm {
             16 => &NARROW,
             _ => &LESS_NARROW,
         };
-        let warps = if hoppers.is_none() && narrow.is_empty() { &WARPS[..] } else { &[] };
+        let warps = if hoppers.is_none() && narrow.is_empty() { Self::warps(op) } else { &[] };
         let hoppers = hoppers.into_iter().flatten().map(|&form| Self::hopper(op, form));
         let hoppers = hoppers.chain(persistent_variants.iter().map(|&form| Self::persistent(op, form)));
         let narrow = narrow.iter().map(|&form| Self::narrow(op, form));
@@ -221,11 +226,15 @@ impl AttentionForm {
                 return form;
             }
         }
-        let wide = op.head_dim > 64;
-        let has_six = wide || (op.head_dim > 48 && op.bias == Bias::None);
-        let mut forms = WARPS[..if has_six { 3 } else { 2 }].iter().map(|&warps| Self::of_warps(op, warps));
-        let whole = forms.find(|form| average <= form.rows);
-        whole.unwrap_or_else(|| Self::of_warps(op, WARPS[if wide { 2 } else { 1 }]))
+        let all = Self::warps(op);
+        // Number of variants for short sequences, and the variant for long ones.
+        let (short, long) = match op.head_dim {
+            65.. => (all.len(), all.len() - 1),
+            49.. if op.bias == Bias::None => (3, 1),
+            _ => (2, 1),
+        };
+        let mut forms = all[..short].iter().map(|&warps| Self::of_warps(op, warps));
+        forms.find(|form| average <= form.rows).unwrap_or_else(|| Self::of_warps(op, all[long]))
     }
 
     fn kernel(&self, op: &Attention, dtype: DType, table: DType) -> Kernel {
@@ -253,9 +262,9 @@ fn constants<const N: usize>(some: [(&'static str, u32); N]) -> [Option<(&'stati
 
 /// Checks what the kernels rely on, and returns the matrices of q, k and v.
 fn check(call: &Call<'_>, op: &Attention) -> Result<[Tensor; 3], DeviceError> {
-    if op.head_dim > MAX_HEAD_DIM {
+    if op.head_dim > WIDEST_CUDA_HEAD {
         let dim = op.head_dim;
-        return Err(call.refused(format!("a head of {dim} columns is wider than {MAX_HEAD_DIM}")));
+        return Err(call.refused(format!("a head of {dim} columns is wider than {WIDEST_CUDA_HEAD}")));
     }
     if !(op.scale.is_finite() && op.scale > 0.0) {
         return Err(call.refused(format!("the scale {} of the scores is not a positive number", op.scale)));
@@ -357,17 +366,23 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
     ops.push(op(20, Mask::Full, Bias::None, false));
     ops.push(op(128, Mask::Causal, Bias::Alibi, true));
+    for head_dim in [136, 160, 192, 256] {
+        ops.push(op(head_dim, Mask::Full, Bias::None, true));
+        ops.push(op(head_dim, Mask::Causal, Bias::Alibi, false));
+    }
     for mask in [Mask::Window(100), Mask::BlockSparse { block: 64, local: 2, global: 1 }] {
         ops.push(op(32, mask, Bias::None, true));
         ops.push(op(64, mask, Bias::Alibi, true));
         ops.push(op(128, mask, Bias::None, true));
+        ops.push(op(256, mask, Bias::Alibi, true));
     }
     let sixteen_bit =
         |op: &Attention, warps, dtype| AttentionForm::of_warps(op, warps).kernel(op, dtype, DType::F32);
     let of = |op: &Attention| {
         let f32 = AttentionForm::f32(op).kernel(op, DType::F32, DType::F32);
-        let mut kernels = vec![f32, sixteen_bit(op, WARPS[1], DType::F16)];
-        kernels.extend(WARPS.map(|warps| sixteen_bit(op, warps, DType::Bf16)));
+        let warps = AttentionForm::warps(op);
+        let mut kernels = vec![f32, sixteen_bit(op, warps[warps.len() / 2], DType::F16)];
+        kernels.extend(warps.iter().map(|&warps| sixteen_bit(op, warps, DType::Bf16)));
         if AttentionForm::is_narrow(op) || AttentionForm::hopper_variants(op, HOPPER).is_some() {
             for dtype in [DType::Bf16, DType::F16] {
                 kernels.extend(AttentionForm::all(op, HOPPER).map(|form| form.kernel(op, dtype, DType::F32)));
@@ -390,4 +405,43 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     let plain_persistent =
         narrow.map(|dtype| AttentionForm::persistent(&plain, PERSISTENT[1]).kernel(&plain, dtype, DType::F32));
     ops.iter().flat_map(of).chain(tables).chain(plain_persistent).collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Shared memory of a block of compute capability 8.6, 8.9 and 12.0, the smallest of the supported cards, without
+    /// 64 bytes for the kernels' static variables.
+    pub(in crate::launch) const LEAST_SHARED: u32 = (99 << 10) - 64;
+
+    /// An op with heads of `head_dim` columns, whose variants are those of `attention.cu` in 16 bits.
+    pub(in crate::launch) fn op(head_dim: u32) -> Attention {
+        let (heads, kv_heads, scale, qkv) = (2, 1, 1.0, Qkv::Separate);
+        let (mask, bias, rotary) = (Mask::Causal, Bias::None, false);
+        Attention { heads, kv_heads, head_dim, scale, mask, bias, rotary, qkv }
+    }
+
+    #[test]
+    fn every_head_fits_into_the_shared_memory_of_every_card() {
+        for op in (1..=WIDEST_CUDA_HEAD).map(op) {
+            let forms = AttentionForm::all(&op, (8, 9)).chain([AttentionForm::f32(&op)]);
+            let most = forms.map(|form| form.shared).max();
+            assert!(most.is_some_and(|most| most <= LEAST_SHARED), "{} columns: {most:?}", op.head_dim);
+        }
+    }
+
+    /// `prepare` compiles what `all` returns, so that a step may launch nothing else.
+    #[test]
+    fn every_count_chooses_a_prepared_variant() {
+        for op in (1..=WIDEST_CUDA_HEAD).map(op) {
+            let constants = |form: AttentionForm| form.constants;
+            let all: Vec<_> = AttentionForm::all(&op, (8, 9)).map(constants).collect();
+            for tokens in [1, 32, 33, 48, 49, 64, 65, 128, 129, 192, 193, 5000] {
+                let counts = Counts { tokens, sequences: 1 };
+                let chosen = constants(AttentionForm::for_counts(&op, counts, (8, 9)));
+                assert!(all.contains(&chosen), "{} columns, {tokens} tokens", op.head_dim);
+            }
+        }
+    }
 }

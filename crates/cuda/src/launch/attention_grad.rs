@@ -1,5 +1,6 @@
-//! Gradient of attention: a kernel that prepares the rows, one for dk and dv, and one for dq. Invariant: the kernels are
-//! determined by the element type, the op and nothing else, so the bits of a row depend on its own sequence only.
+//! Gradient of attention: a kernel that prepares the rows, one for dk and dv (of wide heads in 16 bits, one each), and one
+//! for dq. Invariant: the kernels are determined by the element type, the op and nothing else, so the bits of a row depend
+//! on its own sequence only.
 
 use super::attention::{columns, mask_extent, mask_kind};
 use super::{Call, Tensor};
@@ -7,7 +8,7 @@ use crate::kernel::{Arg, File, Kernel, Shape, code};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Mask, Qkv};
-use plimsoll_plan::{WIDEST_HEAD, cuda_flash_grad_parts};
+use plimsoll_plan::{WIDEST_CUDA_HEAD, cuda_flash_grad_parts};
 
 /// Rows of one head that a block of `prepare` processes, 8 threads each.
 const PREPARED: u64 = 32;
@@ -55,15 +56,21 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
     let blocks = (q.rows * u64::from(op.heads)).div_ceil(PREPARED);
     call.kernel(&prepare_kernel(op, q.dtype, table), Shape::of(blocks, 256), &prepare)?;
     let counts = call.launch.counts;
-    for keys in [true, false] {
-        let (d1, d2, stride, used) = match keys {
-            true => (to_k, to_v, k.columns, dk.is_some() || dv.is_some()),
-            false => (to_q, Arg::pointer(0), q.columns, dq.is_some()),
+    for &side in Side::all(op, q.dtype) {
+        let used = match side {
+            Side::Q => dq.is_some(),
+            Side::KAndV => dk.is_some() || dv.is_some(),
+            Side::K => dk.is_some(),
+            Side::V => dv.is_some(),
         };
         if !used {
             continue;
         }
-        let form = GradForm::of(op, q.dtype, keys);
+        let (d1, d2, stride) = match side.has_keys() {
+            true => (to_k, to_v, k.columns),
+            false => (to_q, Arg::pointer(0), q.columns),
+        };
+        let form = GradForm::of(op, q.dtype, side);
         let args = [
             Arg::pointer(at_q),
             Arg::pointer(at_k),
@@ -90,10 +97,10 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
             Arg::int(global),
             call.status(),
         ];
-        let heads = u64::from(if keys { op.kv_heads } else { op.heads });
+        let heads = u64::from(if side.has_keys() { op.kv_heads } else { op.heads });
         let blocks = (counts.tokens / form.rows + counts.sequences) * heads;
         let shape = Shape { shared: form.shared, ..Shape::of(blocks, form.threads) };
-        call.kernel(&form.kernel("attention_grad", op, (q.dtype, table), keys), shape, &args)?;
+        call.kernel(&form.kernel("attention_grad", op, (q.dtype, table), side), shape, &args)?;
     }
     Ok(())
 }
@@ -113,9 +120,9 @@ struct Operands {
 
 /// Checks what the kernels rely on, and returns the inputs.
 fn check(call: &Call<'_>, op: &Attention) -> Result<Operands, DeviceError> {
-    if op.head_dim > WIDEST_HEAD {
+    if op.head_dim > WIDEST_CUDA_HEAD {
         let dim = op.head_dim;
-        return Err(call.refused(format!("a head of {dim} columns is wider than {WIDEST_HEAD}")));
+        return Err(call.refused(format!("a head of {dim} columns is wider than {WIDEST_CUDA_HEAD}")));
     }
     let (spans, forward) = (1 + op.operands(), op.inputs());
     let [q, mut k, mut v] = match op.qkv {
@@ -162,6 +169,35 @@ fn workspace(call: &Call<'_>, op: &Attention, q: Tensor) -> Result<[u64; 3], Dev
     Ok([address, address + stats.0, address + stats.0 + rotated_q.0])
 }
 
+/// The gradients that one kernel computes; the number is its constant `KEYS`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// dq: the rows of a block are queries.
+    Q = 0,
+    /// dk and dv: the rows of a block are keys, as in the next two.
+    KAndV = 1,
+    /// dk
+    K = 2,
+    /// dv
+    V = 3,
+}
+
+impl Side {
+    /// The kernels of an op. In 16 bits, the sums of dk and dv of heads wider than 128 columns do not fit into the
+    /// registers of a warp together.
+    fn all(op: &Attention, dtype: DType) -> &'static [Self] {
+        match op.head_dim > 128 && dtype != DType::F32 {
+            true => &[Self::K, Self::V, Self::Q],
+            false => &[Self::KAndV, Self::Q],
+        }
+    }
+
+    /// Whether the rows of a block are keys.
+    fn has_keys(self) -> bool {
+        self != Self::Q
+    }
+}
+
 /// A gradient kernel's variant, with its launch parameters.
 struct GradForm {
     file: File,
@@ -174,22 +210,30 @@ struct GradForm {
 }
 
 impl GradForm {
-    /// Returns the variant for dk and dv (`keys`) or for dq.
-    fn of(op: &Attention, dtype: DType, keys: bool) -> Self {
-        let wide = op.head_dim > 64;
+    /// Returns the variant for the gradients of `side`. Heads wider than 128 columns have smaller tiles and fewer rows,
+    /// so that they fit into the shared memory of a block of compute capability 8.6, 8.9 or 12.0, 99 KiB.
+    fn of(op: &Attention, dtype: DType, side: Side) -> Self {
         if dtype == DType::F32 {
-            let (rows, words) = (if wide { 32 } else { 64 }, op.head_dim.div_ceil(4) | 1);
-            let shared = 2 * (rows + 32) * words * 16 + 2 * rows * 36 * 4;
-            let constants = [("ROWS", rows), ("", 0), ("", 0), ("", 0), ("", 0)];
+            let (rows, tile) = match op.head_dim {
+                129.. => (16, 16),
+                65.. => (32, 32),
+                _ => (64, 32),
+            };
+            let words = op.head_dim.div_ceil(4) | 1;
+            let shared = 2 * (rows + tile) * words * 16 + 2 * rows * (tile + 4) * 4;
+            let constants = [("ROWS", rows), ("TILE", tile), ("", 0), ("", 0), ("", 0)];
             let file = File::AttentionGradF32;
             return Self { file, constants, rows: u64::from(rows), threads: 256, shared };
         }
         let columns = op.head_dim.next_multiple_of(16);
-        let (warps, m_tiles, stages) = (4, 1, 2);
-        let tile = if wide { 32 } else { 64 };
-        let step = if wide && keys { 16 } else { 32 };
+        let (warps, m_tiles, stages) = (if columns > 240 { 3 } else { 4 }, 1, 2);
+        let (tile, step) = match columns {
+            129.. => (16, 16),
+            65.. => (32, if side.has_keys() { 16 } else { 32 }),
+            _ => (64, 32),
+        };
         let rows = warps * m_tiles * 16;
-        let stats = if keys { stages * tile * 8 } else { 0 };
+        let stats = if side.has_keys() { stages * tile * 8 } else { 0 };
         let shared = 2 * (rows + stages * tile) * (columns + 8) * 2 + stats;
         let constants = [("WARPS", warps), ("MT", m_tiles), ("TILE", tile), ("STEP", step), ("STAGES", stages)];
         let file = File::AttentionGrad;
@@ -201,7 +245,7 @@ impl GradForm {
         entry: &'static str,
         op: &Attention,
         (dtype, table): (DType, DType),
-        keys: bool,
+        side: Side,
     ) -> Kernel {
         let kernel = Kernel::new(self.file, entry, dtype)
             .with("HEAD_DIM", i64::from(op.head_dim))
@@ -209,7 +253,7 @@ impl GradForm {
             .with("ROTARY", i64::from(op.rotary))
             .with("MASK", mask_kind(op.mask))
             .with("ALIBI", i64::from(op.bias == Bias::Alibi))
-            .with("KEYS", i64::from(keys));
+            .with("KEYS", side as i64);
         let constants = self.constants.iter().filter(|(name, _)| !name.is_empty());
         constants.fold(kernel, |kernel, &(name, value)| kernel.with(name, i64::from(value)))
     }
@@ -217,7 +261,8 @@ impl GradForm {
 
 /// The kernel that prepares the rows. It is an entry of each file, which needs the variant's constants all the same.
 fn prepare_kernel(op: &Attention, dtype: DType, table: DType) -> Kernel {
-    GradForm::of(op, dtype, true).kernel("prepare", op, (dtype, table), true)
+    let side = Side::all(op, dtype)[0];
+    GradForm::of(op, dtype, side).kernel("prepare", op, (dtype, table), side)
 }
 
 /// Returns a sample of the kernels: every head dimension of the supported models, with every mask and bias.
@@ -233,14 +278,39 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         ops.push(op(64, mask, Bias::Alibi, false));
         ops.push(op(128, mask, Bias::Alibi, true));
     }
+    for head_dim in [136, 160, 192, 256] {
+        ops.push(op(head_dim, Mask::Full, Bias::None, true));
+    }
+    for mask in [Mask::Causal, Mask::Window(100), sparse] {
+        ops.push(op(256, mask, Bias::Alibi, true));
+    }
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
     ops.push(op(5, Mask::Full, Bias::None, false));
-    let of = |op: &Attention| {
-        [DType::F32, DType::Bf16, DType::F16].map(|dtype| {
-            let of_side =
-                |keys| GradForm::of(op, dtype, keys).kernel("attention_grad", op, (dtype, DType::F32), keys);
-            [prepare_kernel(op, dtype, DType::F32), of_side(true), of_side(false)]
-        })
-    };
-    ops.iter().flat_map(of).flatten().collect()
+    let mut kernels = vec![];
+    for op in &ops {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            kernels.push(prepare_kernel(op, dtype, DType::F32));
+            kernels.extend(Side::all(op, dtype).iter().map(|&side| {
+                GradForm::of(op, dtype, side).kernel("attention_grad", op, (dtype, DType::F32), side)
+            }));
+        }
+    }
+    kernels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::attention::tests::{LEAST_SHARED, op};
+    use super::*;
+
+    #[test]
+    fn every_head_fits_into_the_shared_memory_of_every_card() {
+        for op in (1..=WIDEST_CUDA_HEAD).map(op) {
+            for dtype in [DType::F32, DType::Bf16] {
+                let shared = |&side: &Side| GradForm::of(&op, dtype, side).shared;
+                let most = Side::all(&op, dtype).iter().map(shared).max();
+                assert!(most.is_some_and(|most| most <= LEAST_SHARED), "{} columns: {most:?}", op.head_dim);
+            }
+        }
+    }
 }

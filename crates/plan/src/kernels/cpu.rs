@@ -1,7 +1,7 @@
 //! Kernel table of CPUs. Invariant: each workspace is large enough for the block sizes of its kernel, which the
 //! crate `cpu` asserts at compile time.
 
-use super::{WIDEST_HEAD, chunk_words, columns, output_columns, rows, table};
+use super::{chunk_words, columns, output_columns, rows, table};
 use plimsoll_graph::ops::{Attention, Epilogue, Prologue};
 use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
@@ -156,6 +156,9 @@ const TILES: Layout = Layout::Packed { rows: TILE_STEP, columns: TILE_STEP };
 
 /// Maximum number of attention heads.
 pub const MAX_HEADS: u32 = 128;
+
+/// Maximum columns of an attention head.
+pub const WIDEST_HEAD: u32 = 128;
 
 /// Workspace per worker in bytes of an f32 matmul with packed weights. With AMX tiles it is larger because
 /// operands are split into three bf16 terms (bf16x3).

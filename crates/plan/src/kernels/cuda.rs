@@ -1,7 +1,7 @@
 //! Kernel table of NVIDIA GPUs. Invariant: the accepted ops depend on the compute capability only, so a plan
 //! for a GPU can be made on any machine.
 
-use super::{Fusions, WIDEST_HEAD, columns, rows, table};
+use super::{Fusions, columns, rows, table};
 use plimsoll_graph::ops::{Attention, Epilogue, Prologue};
 use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
@@ -102,6 +102,9 @@ enum Operands {
     /// Mixture of experts.
     Experts,
 }
+
+/// Maximum columns of an attention head: the sums of 16 rows of a wider one do not fit into a warp's registers.
+pub const WIDEST_HEAD: u32 = 256;
 
 /// Widest rows for which Hopper's matmul fuses a preceding layer norm. Measured on an H200: with 640 columns a
 /// separate norm is as fast.

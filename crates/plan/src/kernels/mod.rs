@@ -11,21 +11,22 @@ mod cpu;
 mod cuda;
 mod reference;
 
-pub use cpu::{CpuKernel, INT8_STEP, InstructionSet, MAX_HEADS, TILE_STEP, flash_bytes, flash_grad_bytes};
+pub use cpu::{
+    CpuKernel, INT8_STEP, InstructionSet, MAX_HEADS, TILE_STEP, WIDEST_HEAD as WIDEST_CPU_HEAD, flash_bytes,
+    flash_grad_bytes,
+};
 pub use cuda::{
     ADAFACTOR_ROWS, BIAS_ROWS, Capability, CudaKernel, GRAD_ROWS, LossSizes, MAX_EXPERTS, ROUTE_CHUNK,
-    ROUTER_LOSS_CHUNK, RUN_ROWS, SORT_CHUNK, SQUARES, SUM_ROWS, WORKSPACE_ALIGN, column_sums_parts,
-    flash_grad_parts as cuda_flash_grad_parts, indexed_sums_parts, input_grad_parts, library_sums_rows,
-    route_bytes, router_loss_bytes, router_loss_grad_bytes, weight_grad_parts,
+    ROUTER_LOSS_CHUNK, RUN_ROWS, SORT_CHUNK, SQUARES, SUM_ROWS, WIDEST_HEAD as WIDEST_CUDA_HEAD,
+    WORKSPACE_ALIGN, column_sums_parts, flash_grad_parts as cuda_flash_grad_parts, indexed_sums_parts,
+    input_grad_parts, library_sums_rows, route_bytes, router_loss_bytes, router_loss_grad_bytes,
+    weight_grad_parts,
 };
 pub use reference::ReferenceKernel;
 
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bytes, Counts, DType, Graph, Layout, Node, Op, TensorSpec};
 use serde::{Deserialize, Serialize};
-
-/// Maximum columns of an attention head, on CPUs and GPUs.
-pub const WIDEST_HEAD: u32 = 128;
 
 /// Defines a kernel table: an enum with one variant per kernel, its name in records and target files, the op
 /// that it computes, and a row of its properties. Where several kernels accept a node, earlier ones are
@@ -184,6 +185,15 @@ impl Kernels {
         if id.widens() { widened(graph, node) + own } else { own }
     }
 
+    /// Maximum columns of an attention head, with the name of attention with wider heads in error messages.
+    fn widest_head(self) -> (u32, &'static str) {
+        match self {
+            Self::Reference => (u32::MAX, "attention"),
+            Self::Cpu(_) => (WIDEST_CPU_HEAD, "attention with heads wider than 128 columns"),
+            Self::Cuda(_) => (WIDEST_CUDA_HEAD, "attention with heads wider than 256 columns"),
+        }
+    }
+
     /// Vector instructions that the kernels use.
     fn instructions(self) -> InstructionSet {
         match self {
@@ -241,14 +251,14 @@ pub const fn chunk_words(rows: u64, columns: u64, classes: u64) -> u64 {
     rows * (classes + columns + 2)
 }
 
-/// Name of a node's op and the element type of its inputs, for error messages.
-pub(crate) fn op_in(graph: &Graph, node: &Node) -> (&'static str, DType) {
+/// Name of a node's op and the element type of its inputs, for error messages about `kernels`.
+pub(crate) fn op_in(kernels: Kernels, graph: &Graph, node: &Node) -> (&'static str, DType) {
     let mut dtypes = node.inputs.iter().map(|&v| graph.spec(v).dtype);
-    (described(&node.op), dtypes.find(|d| d.is_float()).unwrap_or(DType::I32))
+    (described(kernels, &node.op), dtypes.find(|d| d.is_float()).unwrap_or(DType::I32))
 }
 
-/// Name of an op, including the attribute that some kernels do not support.
-fn described(op: &Op) -> &'static str {
+/// Name of an op, including the attribute that `kernels` do not support.
+fn described(kernels: Kernels, op: &Op) -> &'static str {
     let attention = if let Op::Attention(op) = op {
         op
     } else if let Op::AttentionGrad(op) = op {
@@ -256,8 +266,9 @@ fn described(op: &Op) -> &'static str {
     } else {
         return op.name();
     };
+    let (widest, wider) = kernels.widest_head();
     match attention.mask {
-        _ if attention.head_dim > WIDEST_HEAD => "attention with heads wider than 128 columns",
+        _ if attention.head_dim > widest => wider,
         Mask::Window(_) => "attention with a sliding window",
         Mask::BlockSparse { .. } => "attention with a block-sparse mask",
         Mask::Full | Mask::Causal => op.name(),
@@ -271,15 +282,19 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_of_attention_is_missing() {
-        let of = |head_dim, mask| {
+        let of = |kernels, head_dim, mask| {
             let (bias, qkv) = (Bias::None, Qkv::Separate);
             let attention =
                 Attention { heads: 2, kv_heads: 2, head_dim, scale: 1.0, mask, bias, rotary: false, qkv };
-            described(&Op::Attention(attention))
+            described(kernels, &Op::Attention(attention))
         };
-        assert_eq!(of(128, Mask::Full), "attention");
-        assert_eq!(of(129, Mask::Full), "attention with heads wider than 128 columns");
-        assert_eq!(of(64, Mask::Window(7)), "attention with a sliding window");
+        let (cpu, cuda) = (Kernels::Cpu(InstructionSet::Avx2), Kernels::Cuda(Capability::MIN));
+        for (kernels, (widest, wider)) in [(cpu, cpu.widest_head()), (cuda, cuda.widest_head())] {
+            assert!(wider.contains(&format!("wider than {widest} columns")), "{wider}");
+            assert_eq!(of(kernels, widest, Mask::Full), "attention");
+            assert_eq!(of(kernels, widest + 1, Mask::Full), wider);
+            assert_eq!(of(kernels, 64, Mask::Window(7)), "attention with a sliding window");
+        }
     }
 
     fn of_op(op: &str) -> Vec<CpuKernel> {
