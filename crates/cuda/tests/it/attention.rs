@@ -1,5 +1,5 @@
 //! Attention kernels on a CUDA device in bf16 and f16: narrow heads, heads of 64 columns (on Hopper two
-//! kernels, by length of the sequences) with and without rotary embedding, and heads of 128 columns. Results
+//! kernels, by length of the sequences) with and without rotary embedding, heads of 128 columns, and wider ones. Results
 //! are close to the f64 reference for scores of any magnitude, and a sequence has equal bits alone and in a
 //! batch.
 
@@ -171,7 +171,8 @@ fn heads_are_the_definition_and_have_the_same_bits_in_any_company() {
         return;
     }
     for (dtype, limit) in [(DType::Bf16, 2f64.powi(-7)), (DType::F16, 2f64.powi(-10))] {
-        for head in [(16, true), (24, true), (32, true), (64, true), (64, false), (128, true)] {
+        let narrow = [(16, true), (24, true), (32, true), (64, true), (64, false)];
+        for head in narrow.into_iter().chain([(128, true), (192, true), (256, true)]) {
             // The largest amplitude makes exponentials overflow f32, so that rows are computed again relative
             // to their maximum.
             for amplitude in [1.0, 8.0, 400.0] {
@@ -226,4 +227,9 @@ fn few_tokens_of_heads_of_64_columns() {
 #[test]
 fn few_tokens_of_heads_of_128_columns() {
     few_tokens(&[(128, true), (128, false)]);
+}
+
+#[test]
+fn few_tokens_of_wide_heads() {
+    few_tokens(&[(192, true), (192, false), (256, true), (256, false)]);
 }

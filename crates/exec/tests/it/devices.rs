@@ -7,9 +7,9 @@ use plimsoll_cpu::Isa;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Data;
 use plimsoll_exec::scaled::QuantizedFormat;
-use plimsoll_graph::ops::{Epilogue, Quantize, Quantized};
+use plimsoll_graph::ops::{Attention, AttentionGrad, Epilogue, Quantize, Quantized};
 use plimsoll_graph::{Counts, DType, Op, Role, TensorSpec};
-use plimsoll_plan::{PlanError, Precision, Weights};
+use plimsoll_plan::{PlanError, Precision, WIDEST_CPU_HEAD, Weights};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{self, AssertUnwindSafe};
 
@@ -128,9 +128,16 @@ fn compare(on: On, case: &Case, weights: Weights) -> Option<Vec<Data>> {
     Some(outs)
 }
 
-/// Whether the CPU has no kernel for the op in f32: there is no quantization to e4m3 and no matmul with a gate.
+/// Whether the CPU has no kernel for the op in f32: there is no quantization to e4m3, no matmul with a gate, and no
+/// attention with heads wider than the CPU's limit.
 pub fn not_on_cpu(op: &Op) -> bool {
-    matches!(op, Op::Quantize(quantize) if quantize.to == DType::F8) || is_gate(op)
+    matches!(op, Op::Quantize(quantize) if quantize.to == DType::F8) || is_gate(op) || has_wide_heads(op)
+}
+
+/// Whether the op is attention, or its gradient, with heads wider than the CPU's limit.
+pub fn has_wide_heads(op: &Op) -> bool {
+    matches!(op, Op::Attention(Attention { head_dim, .. })
+        | Op::AttentionGrad(AttentionGrad { forward: Attention { head_dim, .. } }) if *head_dim > WIDEST_CPU_HEAD)
 }
 
 fn is_gate(op: &Op) -> bool {
@@ -213,6 +220,35 @@ fn cuda_runs_every_case() {
         let Some(first) = compare(on, case, Weights::Resident) else { panic!("{} is unsupported", case.name) };
         assert!(results(on, case, Weights::Resident) == Some(first), "{}: bits differ", case.name);
     });
+}
+
+/// Compares each sequence's rows of all outputs in a batch with those of the sequence alone, bit by bit.
+pub fn same_alone(case: &Case, results: impl Fn(&Case) -> Vec<Data>) {
+    let batch = results(case);
+    for sequence in 0..case.counts.sequences as usize {
+        let (rows, alone) = (case.sequence_rows(sequence), case.alone(sequence));
+        for (i, (all, alone)) in batch.iter().zip(results(&alone)).enumerate() {
+            let same = case.rows_of(all, &rows) == alone;
+            assert!(same, "{}: output {i} of sequence {sequence} has other bits alone", case.name);
+        }
+    }
+}
+
+#[test]
+fn the_cpu_computes_attention_alone_as_in_a_batch() {
+    let on = On::every_cpu()[0];
+    let small = |case: &&Case| case.counts.tokens < 100 && !not_on_cpu(&case.op);
+    for case in attention::cases().iter().filter(small) {
+        same_alone(case, |case| results(on, case, Weights::Resident).expect("supported"));
+    }
+}
+
+#[test]
+fn cuda_computes_wide_heads_alone_as_in_a_batch() {
+    let Some(on) = On::cuda(Precision::F32) else { return };
+    for case in attention::wide() {
+        same_alone(&case, |case| results(on, case, Weights::Resident).expect("supported"));
+    }
 }
 
 /// Matmuls in TF32 exist on CUDA devices only: the CPU kernels reject them, and f32 is not rounded to TF32

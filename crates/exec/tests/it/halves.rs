@@ -2,8 +2,10 @@
 //! f32, differs from the reference device, which computes in f64, by at most one rounding beside the case's
 //! tolerance.
 
-use crate::devices::{compare_codes, every_op, give, has_cuda, not_on_cpu, rows_of_codes};
-use crate::op_cases::{Case, Operand, cases};
+use crate::devices::{
+    compare_codes, every_op, give, has_cuda, has_wide_heads, not_on_cpu, rows_of_codes, same_alone,
+};
+use crate::op_cases::{Case, Operand, attention, cases};
 use crate::rig::{On, bare, output, output_i32, run};
 use plimsoll_cpu::Isa;
 use plimsoll_exec::reference::Data;
@@ -157,7 +159,10 @@ fn cuda_runs_cases_in_16_bits() {
     let quantized = |case: &Case| case.ins.iter().any(|o| o.spec.dtype == DType::U8);
     // Gradients of attention have a test of their own.
     let gradient = |case: &Case| matches!(case.op, Op::AttentionGrad(_));
-    let chosen = |case: &Case| small(case) && has_cuda(&case.op) && !quantized(case) && !gradient(case);
+    // The smallest cases of wide heads are larger.
+    let chosen = |case: &Case| {
+        (small(case) || has_wide_heads(&case.op)) && has_cuda(&case.op) && !quantized(case) && !gradient(case)
+    };
     every_op(&cases().into_iter().filter(chosen).collect::<Vec<_>>(), |case| {
         for dtype in [DType::Bf16, DType::F16] {
             if case.op.rules().precision() == PrecisionClass::Matmul {
@@ -223,6 +228,17 @@ fn cuda_runs_gradients_of_attention_in_16_bits() {
                 assert!(error <= limit, "{of} is off by {error}, not {limit}");
             }
             assert!(results(on, case, &graph) == found, "{} in {}: bits differ", case.name, dtype.name());
+        }
+    }
+}
+
+#[test]
+fn cuda_computes_wide_heads_in_16_bits_alone_as_in_a_batch() {
+    let Some(on) = On::cuda(Precision::F32) else { return };
+    for case in attention::wide() {
+        for dtype in [DType::Bf16, DType::F16] {
+            let graph = graph(&case, dtype);
+            same_alone(&case, |case| results(on, case, &graph));
         }
     }
 }

@@ -16,6 +16,7 @@ mod sequences;
 
 use plimsoll_exec::reference::{Data, Tensor, eval};
 use plimsoll_graph::{Bounds, Builder, Counts, DType, Dim, Graph, Op, Role, TensorSpec};
+use std::ops::Range;
 
 /// Numbers of rows around the heights of row panels.
 pub const ROWS: [u64; 7] = [1, 2, 13, 31, 32, 33, 70];
@@ -154,6 +155,38 @@ impl Case {
         let spec = TensorSpec::activation(shape, dtype).with_role(Role::Input);
         self.ins.push(Operand { spec, data, weight });
         self
+    }
+
+    /// The case of one of the sequences alone; the plan's bounds are the same.
+    pub fn alone(&self, sequence: usize) -> Self {
+        let rows = self.sequence_rows(sequence);
+        let counts = Counts { tokens: rows.len() as u64, sequences: 1 };
+        let cut = |o: &Operand| {
+            let data = match (&o.data, o.spec.shape[0]) {
+                (data, Dim::Tokens(_)) => self.rows_of(data, &rows),
+                (_, Dim::Sequences(_)) => Data::I32(vec![0, rows.len() as i32]),
+                (data, _) => data.clone(),
+            };
+            Operand { data, ..o.clone() }
+        };
+        let ins = self.ins.iter().map(cut).collect();
+        Self { name: format!("{}: sequence {sequence} alone", self.name), counts, ins, ..self.clone() }
+    }
+
+    /// The rows of a sequence in the batch, from the case's spans.
+    pub fn sequence_rows(&self, sequence: usize) -> Range<usize> {
+        let is_spans = |o: &&Operand| matches!(o.spec.shape[0], Dim::Sequences(_));
+        let Some(Data::I32(spans)) = self.ins.iter().find(is_spans).map(|o| &o.data) else {
+            panic!("{}: no spans", self.name)
+        };
+        spans[2 * sequence] as usize..spans[2 * sequence + 1] as usize
+    }
+
+    /// Some rows of a matrix that has a row for each token.
+    pub fn rows_of(&self, data: &Data, rows: &Range<usize>) -> Data {
+        let Data::Float(data) = data else { panic!("{}: no floats", self.name) };
+        let columns = data.len() / self.counts.tokens as usize;
+        Data::Float(data[rows.start * columns..rows.end * columns].to_vec())
     }
 
     /// The operands as tensors of the reference kernels.

@@ -40,6 +40,20 @@ const MASKS: [Mask; 8] = [
 /// (heads, heads of keys and values, head dim).
 const SHARED: [(u32, u32, u32); 6] = [(2, 2, 8), (4, 2, 16), (2, 1, 24), (2, 2, 40), (3, 1, 64), (2, 1, 128)];
 
+/// Heads wider than the CPU's limit, which GPUs support: (shape, mask, index of the form). 250 columns are no multiple of
+/// 4, so that rows are copied 4 bytes at a time.
+const WIDE: [((u32, u32, u32), Mask, usize); 9] = [
+    ((2, 1, 136), Mask::Causal, 0),
+    ((3, 3, 160), Mask::Window(17), 7),
+    ((4, 2, 192), Mask::Full, 3),
+    ((4, 2, 192), Mask::BlockSparse { block: 16, local: 2, global: 1 }, 6),
+    ((2, 2, 250), Mask::Causal, 1),
+    ((2, 1, 256), Mask::Full, 0),
+    ((2, 1, 256), Mask::Causal, 7),
+    ((3, 1, 256), Mask::Window(40), 2),
+    ((2, 2, 256), Mask::BlockSparse { block: 50, local: 1, global: 1 }, 6),
+];
+
 /// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -64,6 +78,7 @@ pub fn cases() -> Vec<Case> {
     }
     cases.extend(masks());
     cases.extend(gradients());
+    cases.extend(wide());
     cases
 }
 
@@ -79,6 +94,16 @@ fn masks() -> Vec<Case> {
         cases.push(attention(masked(Mask::Full, shape, FORMS[i]), &[50, 33], 1.0));
     }
     cases
+}
+
+/// Wide heads and their gradients, on batches below and above a block's queries and a tile's keys.
+pub fn wide() -> Vec<Case> {
+    let cases = |(shape, mask, form): ((u32, u32, u32), Mask, usize)| {
+        let op = masked(mask, shape, FORMS[form]);
+        let of = |lengths: &[u64]| [attention(op, lengths, 1.0), gradient(op, lengths)];
+        [of(&[1, 30, 2]), of(&[97, 1, 33])].concat()
+    };
+    WIDE.into_iter().flat_map(cases).collect()
 }
 
 /// Every mask, form and head dim; batches about a kernel's blocks of queries and keys.
