@@ -6,6 +6,9 @@ use plimsoll_graph::{Bounds, Graph, VerifyError};
 use serde_json::{Map, Value, json};
 use std::fmt;
 
+/// Maximum columns of an attention head of a model. Devices may support fewer; a plan for such a device is refused.
+pub(crate) const WIDEST_HEAD: u64 = 256;
+
 /// A configuration cannot be read, or describes a model that is not supported.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -284,16 +287,18 @@ impl Keys<'_> {
         if ok { Ok(()) } else { Err(self.bad(key, format!("`{}`", names.join("` or `")))) }
     }
 
-    /// Number of heads: at most 128, and the head dimension must be even and at most 128.
+    /// Number of heads: at most 128, and the head dimension must be even and at most [`WIDEST_HEAD`].
     pub(crate) fn heads(&self, hidden_size: u64) -> Result<u64, ConfigError> {
         let heads = self.size("num_attention_heads")?;
         let dim = hidden_size / heads;
-        let fits = hidden_size.is_multiple_of(heads) && dim.is_multiple_of(2) && dim <= 128 && heads <= 128;
+        let fits =
+            hidden_size.is_multiple_of(heads) && dim.is_multiple_of(2) && dim <= WIDEST_HEAD && heads <= 128;
         if fits {
             return Ok(heads);
         }
-        let wanted =
-            format!("at most 128 heads that divide hidden_size {hidden_size} into even parts of at most 128");
+        let wanted = format!(
+            "at most 128 heads that divide hidden_size {hidden_size} into even parts of at most {WIDEST_HEAD}"
+        );
         Err(self.bad("num_attention_heads", wanted))
     }
 

@@ -1,7 +1,7 @@
 //! Configuration of decoders, read from and written to config.json. Invariant: a key that changes the
 //! computation is either implemented, or an error names it.
 
-use crate::config::{ConfigError, Keys, decimal};
+use crate::config::{ConfigError, Keys, WIDEST_HEAD, decimal};
 use crate::hub::merge_config;
 use plimsoll_graph::ops::Mask;
 use serde_json::{Map, Value, json};
@@ -124,8 +124,9 @@ impl DecoderConfig {
         let hidden_size = keys.size("hidden_size")?;
         let heads = keys.size("num_attention_heads")?;
         let head_dim = keys.or("head_dim", hidden_size / heads)?;
-        if heads > 128 || head_dim > 128 || !head_dim.is_multiple_of(2) {
-            return Err(keys.bad("num_attention_heads", "at most 128 heads of an even size up to 128"));
+        if heads > 128 || head_dim > WIDEST_HEAD || !head_dim.is_multiple_of(2) {
+            let wanted = format!("at most 128 heads of an even size up to {WIDEST_HEAD}");
+            return Err(keys.bad("num_attention_heads", wanted));
         }
         let kv_heads = keys.or("num_key_value_heads", kv_heads.unwrap_or(heads))?;
         if !heads.is_multiple_of(kv_heads) {

@@ -1,9 +1,11 @@
 //! Tests of targets: each plans a graph or names the missing kernel.
 
-use crate::cases::{MEAN, bounds, encoder, state, with_updates};
+use crate::cases::{MEAN, attention, bounds, count, encoder, gradients, state, target, with_updates};
 use plimsoll_graph::ops::{Quantize, Quantized};
 use plimsoll_graph::{Builder, Bytes, DType, Dim, Layout};
-use plimsoll_plan::{PlanError, Policy, Precision, Target, Weights, compile};
+use plimsoll_plan::{
+    Plan, PlanError, Policy, Precision, Target, WIDEST_CPU_HEAD, WIDEST_CUDA_HEAD, Weights, compile,
+};
 
 #[test]
 fn every_target_plans_or_refuses() {
@@ -47,6 +49,36 @@ fn a_missing_kernel_is_named() {
     assert_eq!(error.to_string(), "target `h200` has no kernel for `quantize` in f32");
     let PlanError::Unsupported { ops, target } = error else { panic!("{error}") };
     assert_eq!((ops, target.as_str()), (vec![("quantize", DType::F32)], "h200"));
+}
+
+/// Plan of attention with two heads of `head_dim` columns for a target.
+fn wide_heads(head_dim: u32, policy: &Policy, target: &Target) -> Result<Plan, PlanError> {
+    let mut g = Builder::new(bounds(64));
+    let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(8)], DType::F32);
+    let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
+    let width = u64::from(2 * head_dim);
+    let [q, k, v] = ["q", "k", "v"].map(|n| g.linear(x, n, width, true));
+    let o = g.one(attention(2, head_dim), &[q, k, v, spans]);
+    let y = g.linear(o, "out", 8, true);
+    g.output("y", y);
+    compile(&g.finish().expect("verified"), policy, target)
+}
+
+/// The limit differs between CPUs and GPUs, and wider heads are refused by name.
+#[test]
+fn heads_are_planned_up_to_the_limit_of_the_target() {
+    for (policy, trains) in [(gradients(), true), (Policy::default(), false)] {
+        for (name, widest) in [("h200", WIDEST_CUDA_HEAD), ("cpu", WIDEST_CPU_HEAD)] {
+            let target = target(name);
+            let plan = wide_heads(widest, &policy, &target).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(count(&plan.graph, "attention_grad"), usize::from(trains), "{name}");
+            let error = wide_heads(widest + 8, &policy, &target).expect_err("too wide");
+            let wanted = format!("attention with heads wider than {widest} columns");
+            assert!(matches!(error, PlanError::Unsupported { .. }), "{error}");
+            assert!(error.to_string().contains(&wanted), "{error}");
+        }
+    }
+    assert_eq!((WIDEST_CUDA_HEAD, WIDEST_CPU_HEAD), (256, 128));
 }
 
 /// CPU kernels read packed weights, and only weights from a file are packed, so computed and updated weights are

@@ -227,6 +227,32 @@ fn a_target_without_tf32_refuses_to_train_in_it() {
     }
 }
 
+/// A training step with the widest heads of a GPU is planned and priced; wider ones are refused by name before any plan
+/// is searched.
+#[test]
+fn a_gpu_trains_heads_of_256_columns() {
+    let h200 = target("h200");
+    for precision in [Precision::F32, Precision::Bf16] {
+        let training = Training { precision, ..training(Optimizer::AdamW(ADAM)) };
+        let run = |hidden| {
+            let build = |tokens, _, layers| {
+                let graph = language_model(layers, hidden, 96, tokens);
+                Ok((graph.clone(), graph))
+            };
+            let search = search(Bytes(20 << 30), RematChoice::Auto);
+            TrainingSearch { training: Training { precision, ..search.training }, ..search }.run(&h200, &build)
+        };
+        let graph = language_model(2, 4 * 256, 96, 64);
+        let program = training.program(&graph, &graph, &h200).expect("planned");
+        for (name, plan) in program.plans() {
+            assert!(step_seconds(&plan.graph, &h200, graph.bounds.full()).is_finite(), "{name}");
+        }
+        run(4 * 256).expect("found");
+        let error = run(4 * 264).expect_err("too wide").to_string();
+        assert!(error.contains("`attention with heads wider than 256 columns`"), "{error}");
+    }
+}
+
 /// If each gradient is applied immediately, no gradients are stored.
 #[test]
 fn a_step_at_once_keeps_no_gradients() {
