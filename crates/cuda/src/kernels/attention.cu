@@ -8,7 +8,8 @@
 //
 // Work: a block computes ROWS queries of one head of one sequence and loops over all keys that these queries
 // see; a warp has MT tiles of 16 queries, and no warp shares a row with another. The queries are fragments in
-// registers during the loop, as are o, the running maximum and the running sum of every row.
+// registers during the loop (of heads wider than 128 columns they stay in shared memory), as are o, the running maximum
+// and the running sum of every row.
 //
 // Shared memory: (ROWS, LD) of q, reused for o at the end, and STAGES buffers, each for (TILE, LD) of k and of
 // v. Rows are LD elements apart, an odd number of 16-byte words, so that the eight rows of an ldmatrix lie in
