@@ -23,7 +23,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = match word.strip_prefix("cuda:") {
         None => Device::Cpu,
         Some(ordinal) => {
-            let options = plimsoll_cuda::Options::default();
+            let options =
+                plimsoll_cuda::Options { depth: plimsoll_train::TRAINING_DEPTH, ..Default::default() };
             let gpu: Arc<dyn Machine> = Arc::new(plimsoll_cuda::CudaMachine::new(ordinal.parse()?, options)?);
             Device::machines(vec![gpu])?
         }
@@ -31,18 +32,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let began = Instant::now();
     let mut model = plimsoll_train::open(&config, device, &mut Silent)?;
     println!("{} opened in {:.1} s, peak {}", model.device(), began.elapsed().as_secs_f64(), model.peak());
-    // Hyperparameters of AdamW; other optimizers use the first of them.
-    model.prepare(&[1e-5, 0.1, 0.05][..]);
+    let hyper = plimsoll_train::schedule::hyper(model.optimizer(), &config.optimizer, 1e-5, 1);
+    model.prepare(&hyper);
     let (mut tokens, mut of_op, mut of_shape) = (0, BTreeMap::new(), BTreeMap::new());
     let mut whole = Duration::ZERO;
     for step in 0..WARM + steps {
         let Some(taken) = model.take()? else { continue };
         let start = Instant::now();
+        model.micro_step(false, 1.0)?;
+        model.apply(&hyper, 1e-5)?;
+        model.finish_step(1, &mut |_| {})?;
         if step < WARM {
-            model.micro_step(false, 1.0)?;
             continue;
         }
-        model.micro_step(false, 1.0)?;
         whole += start.elapsed();
         let times = model.timed_micro_step()?;
         tokens += taken.tokens;
@@ -56,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let per_step = |time: Duration| time.as_secs_f64() * 1e3 / steps as f64;
     println!(
-        "{:.0} tokens, {:.2} ms a micro-step without timing",
+        "{:.0} tokens, {:.2} ms a step of one micro-step and the update, without timing",
         tokens as f64 / steps as f64,
         per_step(whole)
     );
