@@ -22,5 +22,7 @@ pub use error::{CheckpointError, ConfigDifference, ModelDifference, TrainError};
 pub use plimsoll_plan::TRAINING_DEPTH;
 pub use resume::Resume;
 pub use state::{Best, LossScale, RunState};
-pub use trainable::{Applied, Auxiliary, Evaluated, MicroStepResult, StatePart, Stored, Taken, Trainable};
+pub use trainable::{
+    Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken, Trainable,
+};
 pub use trainer::{Ended, Open, Request, TrainReport, train_with};

@@ -25,9 +25,9 @@ pub trait Trainable {
     /// cross-entropy summed over targets.
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError>;
 
-    /// Runs a micro-step as [`Trainable::micro_step`] does, with a loss scale of 1, waits for it, and returns the time of
-    /// each of its instructions, in their order, with the name of the op and the shape of its first output.
-    fn timed_micro_step(&mut self) -> Result<Vec<(String, Duration)>, TrainError>;
+    /// Runs a micro-step as [`Trainable::micro_step`] does, with a loss scale of 1, waits for it, and returns the times of
+    /// its instructions, in their order.
+    fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError>;
 
     /// Starts the update of the weights with the accumulated gradients times `unscale`, which is skipped if a gradient is not
     /// finite.
@@ -114,6 +114,19 @@ pub struct Taken {
     pub tokens: u64,
     /// Number of targets.
     pub targets: u64,
+}
+
+/// Measured time of an instruction of a micro-step.
+#[derive(Clone, Debug)]
+pub struct InstructionTime {
+    /// Name of the op and shape of its first output, or what is transferred.
+    pub instruction: String,
+    /// Name of the kernel, as in target files; empty for a transfer.
+    pub kernel: &'static str,
+    /// Seconds that the plan expects.
+    pub expected: f64,
+    /// Time that was measured.
+    pub measured: Duration,
 }
 
 /// Result of a training micro-step.

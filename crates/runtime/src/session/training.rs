@@ -67,6 +67,17 @@ pub enum Batch<'a> {
     },
 }
 
+impl Batch<'_> {
+    /// Numbers of tokens and sequences; of rows, as many of both.
+    pub fn counts(&self) -> Counts {
+        let (tokens, sequences) = match self {
+            Self::Tokens { ids, spans, .. } => (ids.len(), spans.len()),
+            Self::Rows { targets, .. } => (targets.len(), targets.len()),
+        };
+        Counts { tokens: tokens as u64, sequences: sequences as u64 }
+    }
+}
+
 /// Scalar inputs of a micro-step.
 #[derive(Clone, Copy, Debug)]
 pub struct MicroStep<'a> {
@@ -381,26 +392,24 @@ impl Forward {
     /// The plan's inputs with the values of a batch, and the batch's numbers of tokens and sequences.
     fn inputs<'a>(&self, batch: Batch<'a>) -> Result<(Inputs<'a>, Counts), RuntimeError> {
         let mut inputs = Inputs { given: [None; MOST_INPUTS] };
-        let counts = match (&self.inputs, batch) {
+        match (&self.inputs, batch) {
             (&BatchInputs::Tokens { ids, spans, targets }, Batch::Tokens { ids: i, spans: s, targets: t }) => {
                 inputs.add(Some(ids), Data::I32(i));
                 inputs.add(Some(spans), Data::I32(s.as_flattened()));
                 inputs.add(Some(targets), Data::I32(t));
-                Counts { tokens: i.len() as u64, sequences: s.len() as u64 }
             }
             (BatchInputs::Rows { parts, targets }, Batch::Rows { parts: rows, targets: t }) => {
                 for (&part, rows) in parts.iter().zip(rows) {
                     inputs.add(Some(part), Data::F32(rows));
                 }
                 inputs.add(Some(*targets), Data::I32(t));
-                Counts { tokens: t.len() as u64, sequences: t.len() as u64 }
             }
             (BatchInputs::Tokens { .. }, Batch::Rows { .. })
             | (BatchInputs::Rows { .. }, Batch::Tokens { .. }) => {
                 return Err(RuntimeError::bug("a batch is not of the kind that the model takes"));
             }
-        };
-        Ok((inputs, counts))
+        }
+        Ok((inputs, batch.counts()))
     }
 }
 

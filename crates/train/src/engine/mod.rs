@@ -12,13 +12,15 @@ pub use largest::{Largest, Size, largest};
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
 use super::priced;
-use super::trainable::{Applied, Auxiliary, Evaluated, MicroStepResult, StatePart, Stored, Taken, Trainable};
+use super::trainable::{
+    Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken, Trainable,
+};
 use crate::TrainError;
 use crate::config::PROCESS;
 use plimsoll_data::train::HostMemory;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Bytes};
-use plimsoll_plan::{Instr, PlanError, Program, Staging, Target};
+use plimsoll_plan::{Instr, KernelId, PlanError, Program, Staging, Target, node_seconds};
 use plimsoll_runtime::hub::{Need, trainable};
 use plimsoll_runtime::machine::{available, parse_budget};
 use plimsoll_runtime::process::Process;
@@ -238,23 +240,34 @@ impl Trainable for Engine {
         Ok(())
     }
 
-    fn timed_micro_step(&mut self) -> Result<Vec<(String, Duration)>, TrainError> {
-        let plan = self.session.micro_plan();
-        let named = |instr: &Instr| match *instr {
+    fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError> {
+        let (plan, target) = (self.session.micro_plan(), self.program().target());
+        let counts = batch(&self.feed).counts();
+        let described = |instr: &Instr| match *instr {
             Instr::Launch(id) => {
                 let node = plan.graph.node(id);
-                let out = node.outputs.iter().flatten().next();
-                out.map_or(node.op.name().to_owned(), |&v| format!("{} {}", node.op.name(), plan.graph.spec(v)))
+                let (op, out) = (node.op.name(), node.outputs.iter().flatten().next());
+                InstructionTime {
+                    instruction: out.map_or(op.to_owned(), |&v| format!("{op} {}", plan.graph.spec(v))),
+                    kernel: target.kernel_of(&plan.graph, node).map_or("", KernelId::name),
+                    expected: node_seconds(&plan.graph, node, target, counts),
+                    measured: Duration::ZERO,
+                }
             }
-            Instr::Load(_) => "load".to_owned(),
-            Instr::Copy { .. } => "copy".to_owned(),
+            Instr::Load(_) | Instr::Copy { .. } => InstructionTime {
+                instruction: "transfer".to_owned(),
+                kernel: "",
+                expected: 0.0,
+                measured: Duration::ZERO,
+            },
         };
-        let names: Vec<String> = plan.schedule.instrs.iter().map(named).collect();
-        let mut times = vec![Duration::ZERO; names.len()];
+        let mut found: Vec<InstructionTime> = plan.schedule.instrs.iter().map(described).collect();
+        let mut times = vec![Duration::ZERO; found.len()];
         let (targets, seed) = (self.targets_taken(), self.next_seed());
         let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
         self.session.timed_micro_step(batch(&self.feed), step, &mut times)?;
-        Ok(names.into_iter().zip(times).collect())
+        found.iter_mut().zip(times).for_each(|(instruction, time)| instruction.measured = time);
+        Ok(found)
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
