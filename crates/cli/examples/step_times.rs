@@ -1,10 +1,11 @@
-//! Times the instructions of a training step, by op and shape:
+//! Times the instructions of a micro-step, beside what its plan expects, by op, by kernel and by shape:
 //!
 //! ```text
 //! cargo run --release -p plimsoll-cli --example step_times -- CONFIG.yaml [cpu|cuda:N] [STEPS]
 //! ```
 
 use plimsoll_runtime::{Device, Machine, Silent};
+use plimsoll_train::InstructionTime;
 use plimsoll_train::config::TrainConfig;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,7 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = match word.strip_prefix("cuda:") {
         None => Device::Cpu,
         Some(ordinal) => {
-            let options = plimsoll_cuda::Options::default();
+            let options =
+                plimsoll_cuda::Options { depth: plimsoll_train::TRAINING_DEPTH, ..Default::default() };
             let gpu: Arc<dyn Machine> = Arc::new(plimsoll_cuda::CudaMachine::new(ordinal.parse()?, options)?);
             Device::machines(vec![gpu])?
         }
@@ -31,44 +33,60 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let began = Instant::now();
     let mut model = plimsoll_train::open(&config, device, &mut Silent)?;
     println!("{} opened in {:.1} s, peak {}", model.device(), began.elapsed().as_secs_f64(), model.peak());
-    // Hyperparameters of AdamW; other optimizers use the first of them.
-    model.prepare(&[1e-5, 0.1, 0.05][..]);
-    let (mut tokens, mut of_op, mut of_shape) = (0, BTreeMap::new(), BTreeMap::new());
-    let mut whole = Duration::ZERO;
+    let hyper = plimsoll_train::schedule::hyper(model.optimizer(), &config.optimizer, 1e-5, 1);
+    model.prepare(&hyper);
+    let mut tables: [BTreeMap<String, Sum>; 3] = Default::default();
+    let (mut tokens, mut whole) = (0, Duration::ZERO);
     for step in 0..WARM + steps {
         let Some(taken) = model.take()? else { continue };
         let start = Instant::now();
+        model.micro_step(false, 1.0)?;
+        model.apply(&hyper, 1e-5)?;
+        model.finish_step(1, &mut |_| {})?;
         if step < WARM {
-            model.micro_step(false, 1.0)?;
             continue;
         }
-        model.micro_step(false, 1.0)?;
         whole += start.elapsed();
-        let times = model.timed_micro_step()?;
         tokens += taken.tokens;
-        for (name, time) in times {
-            let op = name.split(' ').next().unwrap_or_default().to_owned();
-            for (table, key) in [(&mut of_op, op), (&mut of_shape, name)] {
-                let entry: &mut (usize, Duration) = table.entry(key).or_default();
-                *entry = (entry.0 + 1, entry.1 + time);
+        for InstructionTime { instruction, kernel, expected, measured } in model.timed_micro_step()? {
+            let op = instruction.split(' ').next().unwrap_or_default().to_owned();
+            for (table, key) in tables.iter_mut().zip([op, kernel.to_owned(), instruction]) {
+                let sum = table.entry(key).or_default();
+                sum.count += 1;
+                sum.expected += expected;
+                sum.measured += measured.as_secs_f64();
             }
         }
     }
-    let per_step = |time: Duration| time.as_secs_f64() * 1e3 / steps as f64;
+    let per_step = |seconds: f64| seconds * 1e3 / steps as f64;
     println!(
-        "{:.0} tokens, {:.2} ms a micro-step without timing",
+        "{:.0} tokens, {:.2} ms a step of one micro-step and the update, without timing",
         tokens as f64 / steps as f64,
-        per_step(whole)
+        per_step(whole.as_secs_f64())
     );
-    for table in [of_op, of_shape] {
+    for (table, by) in tables.into_iter().zip(["op", "kernel", "instruction"]) {
         let mut rows: Vec<_> = table.into_iter().collect();
-        rows.sort_by_key(|(_, (_, time))| std::cmp::Reverse(*time));
-        let all: Duration = rows.iter().map(|(_, (_, time))| *time).sum();
-        println!("{:.2} ms in all", per_step(all));
-        for (name, (count, time)) in rows.into_iter().take(40) {
-            let share = 100.0 * time.as_secs_f64() / all.as_secs_f64();
-            println!("{:9.3} ms {share:5.1} % {:4} x {name}", per_step(time), count / steps);
+        rows.sort_by(|(_, a), (_, b)| b.measured.total_cmp(&a.measured));
+        let [measured, expected] = [|sum: &Sum| sum.measured, |sum: &Sum| sum.expected]
+            .map(|of| rows.iter().map(|(_, sum)| of(sum)).sum());
+        println!(
+            "\nby {by}: measured {:.2} ms, expected {:.2} ms a micro-step\n  measured   expected  share  count",
+            per_step(measured),
+            per_step(expected)
+        );
+        for (name, sum) in rows.into_iter().take(40) {
+            let share = 100.0 * sum.measured / measured;
+            let (measured, expected) = (per_step(sum.measured), per_step(sum.expected));
+            println!("{measured:10.3} {expected:10.3} {share:4.1} % {:6}  {name}", sum.count / steps);
         }
     }
     Ok(())
+}
+
+/// Times of some instructions, in seconds.
+#[derive(Default)]
+struct Sum {
+    count: usize,
+    expected: f64,
+    measured: f64,
 }

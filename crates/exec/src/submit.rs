@@ -53,8 +53,8 @@ impl Executor {
         self.program().depth().min(self.device().depth())
     }
 
-    /// Enqueues a step of a plan with its inputs, and requests the first `n` values of each of `outputs`. All inputs
-    /// and outputs must belong to this plan. `Err` if `depth` steps are in flight.
+    /// Enqueues a step of a plan with its inputs, and requests the first `n` values of each of `outputs`, which are f32 or
+    /// i32. All inputs and outputs must belong to this plan. `Err` if `depth` steps are in flight.
     pub fn submit(
         &mut self,
         plan: usize,
@@ -128,7 +128,9 @@ impl Executor {
         for (i, &(output, n)) in outputs.iter().enumerate() {
             let given = outputs[..i].iter().any(|(other, _)| *other == output);
             let right = |elements| n <= elements;
-            self.fits((plan, output.plan, output.value), given, counts, DType::F32, &right)?;
+            let is_i32 = self.program().plans()[output.plan].1.graph.spec(output.value).dtype == DType::I32;
+            let dtype = if is_i32 { DType::I32 } else { DType::F32 };
+            self.fits((plan, output.plan, output.value), given, counts, dtype, &right)?;
         }
         Ok(())
     }
@@ -158,8 +160,8 @@ impl Executor {
         }
     }
 
-    /// Waits for the oldest submitted step and writes its outputs to `outs`, in the order of `submit`. `Err` if
-    /// `step` is not the oldest or has another number of outputs.
+    /// Waits for the oldest submitted step and writes its outputs to `outs`, in the order of `submit`. An i32 value is
+    /// returned as the f32 with the same bits. `Err` if `step` is not the oldest or has another number of outputs.
     pub fn collect(&mut self, step: Submitted, outs: &mut [Vec<f32>]) -> Result<(), DeviceError> {
         let oldest = self.open.next - self.open.steps;
         if step.number != oldest || outs.len() != step.outputs {

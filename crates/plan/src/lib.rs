@@ -49,5 +49,6 @@ pub use schedule::{Instr, Schedule};
 pub use search::{Build, Search, Streaming, fit, largest};
 pub use target::{Rates, Reserved, Target};
 pub use training::{
-    Candidate, Optimizer, ParameterGroup, Rejected, RematChoice, Training, TrainingChoice, TrainingSearch,
+    Candidate, Optimizer, ParameterGroup, Rejected, RematChoice, TRAINING_DEPTH, Training, TrainingChoice,
+    TrainingSearch,
 };

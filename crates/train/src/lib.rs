@@ -19,7 +19,10 @@ mod trainer;
 pub use config::ConfigError;
 pub use engine::{Largest, Size, largest, open, plan_of};
 pub use error::{CheckpointError, ConfigDifference, ModelDifference, TrainError};
+pub use plimsoll_plan::TRAINING_DEPTH;
 pub use resume::Resume;
 pub use state::{Best, LossScale, RunState};
-pub use trainable::{Applied, Auxiliary, Evaluated, FoundCheckpoint, StatePart, Stored, Taken, Trainable};
+pub use trainable::{
+    Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken, Trainable,
+};
 pub use trainer::{Ended, Open, Request, TrainReport, train_with};

@@ -37,6 +37,8 @@ pub struct StepLine {
     pub micro_steps: u64,
     /// Tokens per second since the previous line.
     pub tokens_per_second: Option<Number>,
+    /// Seconds spent waiting for training data since the previous line. On a GPU the previous step runs meanwhile.
+    pub data_wait_seconds: Option<Number>,
     /// Seconds since this process started or resumed the run.
     pub seconds: Option<Number>,
     /// Rows dropped because an expert's capacity was exceeded.

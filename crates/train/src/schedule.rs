@@ -92,8 +92,7 @@ fn cycle(mut step: u64, mut length: u64, growth: u64) -> f64 {
     step as f64 / length as f64
 }
 
-/// Returns the hyperparameters of update `t` (from 1, skipped steps not counted). `kind` is the optimizer that was
-/// planned.
+/// Returns the hyperparameters of update `t`, counted from 1. `kind` is the optimizer that was planned.
 pub fn hyper(kind: OptimizerKind, o: &Optimizer, lr: f64, t: u64) -> Vec<f32> {
     let t = t as f64;
     let values = match kind {

@@ -14,7 +14,7 @@ pub struct RunState {
     pub step: u64,
     /// Epochs completed.
     pub epoch: u64,
-    /// Updates applied to the weights, which is the count in Adam's bias corrections.
+    /// Updates applied to the weights; in fp16 the count in Adam's bias corrections, which elsewhere is the number of steps.
     pub updates: u64,
     /// Steps skipped because a gradient was not finite.
     pub skipped: u64,

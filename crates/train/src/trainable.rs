@@ -20,17 +20,30 @@ pub trait Trainable {
     /// micro-batch updates the weights during that micro-step.
     fn prepare(&mut self, hyper: &[f32]);
 
-    /// Runs the forward and backward pass of the micro-batch taken last. If `keep`, its gradients are added to the
+    /// Starts the forward and backward pass of the micro-batch taken last. If `keep`, its gradients are added to the
     /// gradients of the current step; otherwise they replace them. They are gradients of `loss_scale` times the
     /// cross-entropy summed over targets.
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError>;
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError>;
 
-    /// Runs a micro-step as [`Trainable::micro_step`] does, with a loss scale of 1, and returns the time of each of its
-    /// instructions, in their order, with the name of the op and the shape of its first output.
-    fn timed_micro_step(&mut self) -> Result<Vec<(String, Duration)>, TrainError>;
+    /// Runs a micro-step as [`Trainable::micro_step`] does, with a loss scale of 1, waits for it, and returns the times of
+    /// its instructions, in their order.
+    fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError>;
 
-    /// Updates the weights with the accumulated gradients times `unscale`; skipped if a gradient is not finite.
-    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError>;
+    /// Starts the update of the weights with the accumulated gradients times `unscale`, which is skipped if a gradient is not
+    /// finite.
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError>;
+
+    /// Whether a step runs while the caller continues. Its result is then read after the next step was started, so that the
+    /// device does not wait for the caller.
+    fn is_asynchronous(&self) -> bool;
+
+    /// Waits for the oldest step that was started by micro-steps and an update and whose result was not returned yet, and
+    /// returns the result of each of its `micro_steps` to `found`, then that of the update.
+    fn finish_step(
+        &mut self,
+        micro_steps: u64,
+        found: &mut dyn FnMut(MicroStepResult),
+    ) -> Result<Applied, TrainError>;
 
     /// Computes the loss of the next validation micro-batch; `None` at the end of the validation data.
     fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError>;
@@ -103,9 +116,24 @@ pub struct Taken {
     pub targets: u64,
 }
 
-/// Results of a training micro-step.
+/// Measured time of an instruction of a micro-step.
+#[derive(Clone, Debug)]
+pub struct InstructionTime {
+    /// Name of the op and shape of its first output, or what is transferred.
+    pub instruction: String,
+    /// Name of the kernel, as in target files; empty for a transfer.
+    pub kernel: &'static str,
+    /// Seconds that the plan expects.
+    pub expected: f64,
+    /// Time that was measured.
+    pub measured: Duration,
+}
+
+/// Result of a training micro-step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct FoundCheckpoint {
+pub struct MicroStepResult {
+    /// Number of targets.
+    pub targets: u64,
     /// Cross-entropy, summed over targets.
     pub loss: f64,
     /// Auxiliary losses.

@@ -1,6 +1,6 @@
 //! The training loop: micro-steps, updates, evaluations, checkpoints, and the end of the run. Invariant: the result of
 //! a step depends on the configuration, the state and the data alone; clocks and signals decide only when checkpoints
-//! are written.
+//! are written. The result of a step is read while the next one runs, so that a GPU need not wait for the host.
 
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{leaves, schema};
@@ -9,7 +9,7 @@ use super::metrics::{EvaluationLine, Metrics, StepLine, number};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
 use super::state::{Best, RunState, SKIPS_IN_A_ROW};
-use super::trainable::{Applied, Auxiliary, FoundCheckpoint, Taken, Trainable};
+use super::trainable::{Applied, Auxiliary, MicroStepResult, Taken, Trainable};
 use crate::TrainError;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::EscapedPath;
@@ -17,10 +17,10 @@ use plimsoll_runtime::lock;
 use plimsoll_runtime::machine::{self, Tracker};
 use plimsoll_runtime::{Level, Observer, RuntimeError, Trained};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A request to train.
 #[derive(Clone, Debug)]
@@ -188,6 +188,7 @@ fn train_from(
         saved: Instant::now(),
         state,
         loss: None,
+        started: VecDeque::new(),
     };
     for line in trainer.introduction(output) {
         observer.say(Level::Info, &line);
@@ -233,6 +234,20 @@ struct Trainer {
     clock: Clock,
     /// Mean cross-entropy per target of the last step.
     loss: Option<f64>,
+    /// Steps that were started and whose results were not read yet, the oldest first. Empty whenever something else than
+    /// the next step follows: an evaluation, a checkpoint, the end of the run.
+    started: VecDeque<StartedStep>,
+}
+
+/// A step that was started and whose results were not read yet.
+struct StartedStep {
+    step: u64,
+    group: Group,
+    lr: f64,
+    /// Loss scale of fp16.
+    scale: f64,
+    /// Tokens trained on so far, with this step.
+    tokens: u64,
 }
 
 /// Sums over the micro-steps of one update.
@@ -243,20 +258,30 @@ struct Group {
     epoch: u64,
     tokens: u64,
     targets: u64,
+}
+
+impl Group {
+    fn add(&mut self, taken: Taken) {
+        self.micro_steps += 1;
+        self.tokens += taken.tokens;
+        self.targets += taken.targets;
+    }
+}
+
+/// Sums of the results of the micro-steps of one update.
+#[derive(Default)]
+struct GroupResult {
     loss: f64,
     /// Auxiliary losses, weighted by the targets of their micro-steps.
     auxiliary: Auxiliary,
     dropped: u64,
 }
 
-impl Group {
-    fn add(&mut self, taken: Taken, found: FoundCheckpoint) {
-        self.micro_steps += 1;
-        self.tokens += taken.tokens;
-        self.targets += taken.targets;
+impl GroupResult {
+    fn add(&mut self, found: &MicroStepResult) {
         self.loss += found.loss;
         self.dropped += found.dropped;
-        self.auxiliary.add(&found.auxiliary, taken.targets as f64);
+        self.auxiliary.add(&found.auxiliary, found.targets as f64);
     }
 }
 
@@ -267,24 +292,33 @@ struct Clock {
     first_tokens: u64,
     logged: Instant,
     logged_tokens: u64,
+    /// Time spent waiting for training data since the last call of [`Clock::lap`].
+    waited: Duration,
 }
 
 impl Clock {
     fn start(step: u64, tokens: u64) -> Self {
         let now = Instant::now();
-        Self { began: now, first_step: step, first_tokens: tokens, logged: now, logged_tokens: tokens }
+        Self {
+            began: now,
+            first_step: step,
+            first_tokens: tokens,
+            logged: now,
+            logged_tokens: tokens,
+            waited: Duration::ZERO,
+        }
     }
 
     fn rate(&self, tokens: u64) -> f64 {
         (tokens - self.first_tokens) as f64 / self.began.elapsed().as_secs_f64().max(1e-9)
     }
 
-    /// Tokens per second since the previous call.
-    fn lap(&mut self, tokens: u64) -> f64 {
+    /// Tokens per second since the previous call, and the seconds of that time in which the loop waited for data.
+    fn lap(&mut self, tokens: u64) -> (f64, f64) {
         let seconds = self.logged.elapsed().as_secs_f64().max(1e-9);
         let rate = (tokens - self.logged_tokens) as f64 / seconds;
         (self.logged, self.logged_tokens) = (Instant::now(), tokens);
-        rate
+        (rate, std::mem::take(&mut self.waited).as_secs_f64())
     }
 }
 
@@ -334,6 +368,7 @@ impl Trainer {
     fn run(&mut self, observer: &mut dyn Observer) -> Result<Ended, TrainError> {
         loop {
             if let Some(ended) = self.ended() {
+                self.finish_steps(0, observer)?;
                 let due = self.config.run.evaluate_every.is_some() && self.state.evaluated != self.state.step;
                 if due && self.state.step > 0 {
                     self.evaluate(observer)?;
@@ -341,13 +376,17 @@ impl Trainer {
                 self.save()?;
                 return Ok(ended);
             }
-            if !self.step(observer)? {
+            if !self.step()? {
                 continue;
             }
             let run = &self.config.run;
             let step = self.state.step;
             let evaluates = run.evaluate_every.is_some_and(|n| step.is_multiple_of(n));
             let saves = run.save_every.as_ref().is_some_and(|every| every.is_due(step, self.saved.elapsed()));
+            // The loss scale of the next step depends on whether this one overflowed.
+            let scales = self.config.precision.kind == PrecisionKind::Fp16;
+            let waits = evaluates || saves || scales || !self.model.is_asynchronous();
+            self.finish_steps(if waits { 0 } else { 1 }, observer)?;
             let is_best = evaluates && self.evaluate(observer)? && self.config.run.keep_best;
             if saves || is_best {
                 self.save()?;
@@ -368,21 +407,44 @@ impl Trainer {
         all.into_iter().find(|(_, reached)| *reached).map(|(ended, _)| ended)
     }
 
-    /// Runs one update; returns false if the data ended first.
-    fn step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
+    /// Starts one update; returns false if the data ended first.
+    fn step(&mut self) -> Result<bool, TrainError> {
         let group = self.group()?;
         if group.targets == 0 {
             return Ok(false);
         }
         let step = self.state.step + 1;
-        if !group.loss.is_finite() && self.config.precision.kind != PrecisionKind::Fp16 {
-            return Err(TrainError::LossNotFinite { step });
-        }
-        let scale = self.state.scale;
         let lr = self.rate.at(self.state.step, group.epoch);
         let told = self.hyper(group.epoch);
         let unscale = (1.0 / (f64::from(self.loss_scale()) * group.targets as f64)) as f32;
-        let applied = self.model.apply(&told, unscale)?;
+        self.model.apply(&told, unscale)?;
+        self.state.step = step;
+        self.state.tokens += group.tokens;
+        self.state.targets += group.targets;
+        let (scale, tokens) = (self.state.scale.factor, self.state.tokens);
+        self.started.push_back(StartedStep { step, group, lr, scale, tokens });
+        Ok(true)
+    }
+
+    /// Reads the results of started steps until at most `most` are left.
+    fn finish_steps(&mut self, most: usize, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        while self.started.len() > most
+            && let Some(started) = self.started.pop_front()
+        {
+            self.finish(&started, observer)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the result of the oldest started step.
+    fn finish(&mut self, started: &StartedStep, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let &StartedStep { step, ref group, tokens, .. } = started;
+        let mut found = GroupResult::default();
+        let applied = self.model.finish_step(group.micro_steps, &mut |result| found.add(&result))?;
+        // A loss that is not finite has gradients that are not finite, so the weights did not change.
+        if !found.loss.is_finite() && self.config.precision.kind != PrecisionKind::Fp16 {
+            return Err(TrainError::LossNotFinite { step });
+        }
         self.state.after(applied.ok, &self.config.precision, step)?;
         if !applied.ok {
             match self.config.precision.kind {
@@ -401,22 +463,19 @@ impl Trainer {
                 }
             }
         }
-        self.state.step = step;
-        self.state.tokens += group.tokens;
-        self.state.targets += group.targets;
-        self.loss = Some(group.loss / group.targets as f64);
+        self.loss = Some(found.loss / group.targets as f64);
         if step.is_multiple_of(self.config.run.log_every) {
-            self.log(&group, applied, lr, scale.factor)?;
+            self.log(started, &found, applied)?;
         }
         observer.trained(&Trained {
             step,
             steps: self.config.run.steps,
             loss: self.loss.unwrap_or_default(),
-            tokens_per_second: self.clock.rate(self.state.tokens),
+            tokens_per_second: self.clock.rate(tokens),
             memory: machine::resident().0,
             line: self.model.budget(),
         });
-        Ok(true)
+        Ok(())
     }
 
     /// The factor of a micro-batch's summed cross-entropy. In fp16 it is the loss scale divided by the tokens of a
@@ -432,7 +491,13 @@ impl Trainer {
     /// Hyperparameters of the next update, which begins in `epoch`.
     fn hyper(&self, epoch: u64) -> Vec<f32> {
         let lr = self.rate.at(self.state.step, epoch);
-        hyper(self.model.optimizer(), &self.config.optimizer, lr, self.state.updates + 1)
+        // In fp16 skipped steps are part of the method, and it is known whether the last step was skipped. In other formats
+        // that is read only after the next step has begun, so skipped steps count, as they do in PyTorch, which skips none.
+        let earlier = match self.config.precision.kind {
+            PrecisionKind::Fp16 => self.state.updates,
+            PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => self.state.step,
+        };
+        hyper(self.model.optimizer(), &self.config.optimizer, lr, earlier + 1)
     }
 
     /// Runs the micro-steps of the next update: fewer at the end of an epoch, none if the run ends there.
@@ -441,7 +506,10 @@ impl Trainer {
         let most = batch.tokens / batch.micro_tokens.0.unwrap_or(batch.tokens);
         let (mut group, mut ends) = (Group::default(), 0);
         while group.micro_steps < most {
-            let Some(taken) = self.model.take()? else {
+            let asked = Instant::now();
+            let taken = self.model.take()?;
+            self.clock.waited += asked.elapsed();
+            let Some(taken) = taken else {
                 self.state.epoch += 1;
                 ends += 1;
                 if ends > 1 {
@@ -457,29 +525,32 @@ impl Trainer {
                 let told = self.hyper(group.epoch);
                 self.model.prepare(&told);
             }
-            let found = self.model.micro_step(group.micro_steps > 0, self.loss_scale())?;
-            group.add(taken, found);
+            self.model.micro_step(group.micro_steps > 0, self.loss_scale())?;
+            group.add(taken);
         }
         Ok(group)
     }
 
-    fn log(&mut self, group: &Group, applied: Applied, lr: f64, scale: f64) -> Result<(), TrainError> {
+    fn log(&mut self, started: &StartedStep, found: &GroupResult, applied: Applied) -> Result<(), TrainError> {
+        let &StartedStep { step, ref group, lr, scale, tokens } = started;
         let scales = self.config.precision.kind == PrecisionKind::Fp16;
         let targets = group.targets as f64;
         let mut auxiliary = Auxiliary::default();
-        auxiliary.add(&group.auxiliary, 1.0 / targets);
+        auxiliary.add(&found.auxiliary, 1.0 / targets);
+        let (tokens_per_second, data_wait_seconds) = self.clock.lap(tokens);
         self.metrics.put(&StepLine {
-            step: self.state.step,
-            loss: number(group.loss / targets),
+            step,
+            loss: number(found.loss / targets),
             auxiliary,
             lr: number(lr),
             grad_norm: number(applied.norm),
-            tokens: self.state.tokens,
+            tokens,
             epoch: group.epoch,
             micro_steps: group.micro_steps,
-            tokens_per_second: number(self.clock.lap(self.state.tokens)),
+            tokens_per_second: number(tokens_per_second),
+            data_wait_seconds: number(data_wait_seconds),
             seconds: number(self.clock.began.elapsed().as_secs_f64()),
-            dropped: group.dropped,
+            dropped: found.dropped,
             loss_scale: number(scale).filter(|_| scales),
             skipped: self.state.skipped,
             memory_bytes: machine::resident().0.0,
@@ -540,6 +611,7 @@ impl Trainer {
     /// If a signal has requested it, saves a checkpoint and ends the run with `RuntimeError::Interrupted`.
     fn heed(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let Some(signal) = observer.stop() else { return Ok(()) };
+        self.finish_steps(0, observer)?;
         let step = self.state.step;
         let path = EscapedPath(self.save()?).to_string();
         let kept = format!("step {step} is kept in {path}; the same command resumes from it");

@@ -46,6 +46,16 @@ pub type Options = plimsoll_cuda::Options;
 #[cfg(not(feature = "cuda"))]
 pub type Options = ();
 
+/// The GPU options of a training run.
+#[cfg(feature = "cuda")]
+pub fn training_options() -> Options {
+    Options { depth: plimsoll_train::TRAINING_DEPTH, ..Options::default() }
+}
+
+/// Placeholder without the feature `cuda`.
+#[cfg(not(feature = "cuda"))]
+pub fn training_options() -> Options {}
+
 impl Card {
     /// Converts the flags to GPU options with a pipeline depth of `depth`.
     #[cfg(feature = "cuda")]

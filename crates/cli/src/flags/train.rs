@@ -1,7 +1,7 @@
 //! Flags of `plimsoll train`. Invariant: a flag that stands for a configuration key sets that key, so the file, --set
 //! and the flag are parsed by one schema.
 
-use super::card::Options;
+use super::card::training_options;
 use super::device::DeviceName;
 use super::print;
 use super::voice::Voice;
@@ -163,7 +163,7 @@ fn device(config: &TrainConfig) -> Result<Device, CliError> {
         // Other words were refused when the configuration was read.
         Some(DeviceChoice::Auto) | None => DeviceName::Auto,
     };
-    name.open_one(Options::default())
+    name.open_one(training_options())
 }
 
 /// Parser of the names of trainers with supported configuration files.

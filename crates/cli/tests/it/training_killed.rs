@@ -65,7 +65,7 @@ fn metrics(folder: &Path) -> Vec<Value> {
     let text = fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
     let timeless = |line: &str| {
         let mut line: Value = serde_json::from_str(line).expect("a line of JSON");
-        for key in ["seconds", "tokens_per_second", "memory_bytes"] {
+        for key in ["seconds", "tokens_per_second", "data_wait_seconds", "memory_bytes"] {
             line.as_object_mut().expect("an object").remove(key);
         }
         line

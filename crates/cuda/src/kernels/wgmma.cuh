@@ -87,17 +87,20 @@ __device__ __forceinline__ void multiply(float (&d)[BN / 2], u64 a, u64 b, int a
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n" WGMMA "{" NUMBERS "}, " INPUTS ", 1, 1, 0, " NAME(W_BY_K) ";\n}"
                : SUMS : "l"(a), "l"(b), "r"(add));
 }
+// Address field of a matrix descriptor. In a cluster, an address in shared memory has the rank of its block in its upper
+// bits, which would change the next field.
+__device__ __forceinline__ u64 descriptor_address(u32 address) { return (address & 0x3FFFF) >> 4; }
 // Matrix descriptor of an operand in shared memory: K-major rows of 128 bytes, 128-byte swizzle in groups of eight
 // rows.
 __device__ __forceinline__ u64 operand(u32 address) {
-  return (u64)(address >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+  return descriptor_address(address) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 // Matrix descriptor of w stored by k: pieces of 64 columns (W_PIECE bytes apart), each with rows of k of 128 bytes, which
 // are swizzled in groups of eight (1024 bytes apart). In the PTX ISA this is the MN-major layout, where the leading
 // dimension offset is that of pieces and the stride dimension offset that of groups.
 #define W_PIECE (DEPTH * 128)
 __device__ __forceinline__ u64 operand_by_k(u32 address) {
-  return (u64)(address >> 4) | (u64)(W_PIECE >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+  return descriptor_address(address) | (u64)(W_PIECE >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
 // Keeps the compiler from moving the sums to other registers while asynchronous wgmma instructions write them.
 template <int ATOMS> __device__ __forceinline__ void pin_accumulators(float (&d)[ATOMS][BN / 2]) {

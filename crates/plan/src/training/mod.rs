@@ -70,6 +70,10 @@ pub enum Optimizer {
     Sgd(Sgd),
 }
 
+/// Maximum number of submitted micro-steps and updates on a GPU: the loss of a step of one micro-batch is read while the next
+/// step runs, that is, after its micro-step and its update and before the update of the next one.
+pub const TRAINING_DEPTH: usize = 3;
+
 /// Smaller parameters keep f32 moments, whose memory is negligible (Dettmers et al. 2022).
 const EIGHT_BIT_FLOOR: u64 = 4096;
 
@@ -160,7 +164,7 @@ impl Training<'_> {
         let after =
             apply.map(|plan| named(plans::APPLY, plan)).into_iter().chain([named(plans::EVALUATE, evaluate)]);
         let plans = std::iter::once(named(plans::MICRO, micro)).chain(after).collect();
-        Ok(Program::sharing(target.clone(), plans))
+        Ok(Program::sharing(target.clone(), plans).with_ring(TRAINING_DEPTH))
     }
 
     /// Builds the micro-step: forward, backward, and accumulation of the gradients or the immediate optimizer

@@ -26,7 +26,7 @@ pub use replicas::{Output, Per, Stop, Usage, say_given_back};
 pub use report::threads;
 pub use search::{Choice, Finish, Kept, PlanPart, Rejected, SearchSpace, SearchStage, search};
 pub use timed::{ReplicaSpans, TimedSession, TimedStep};
-pub use training::{Batch, Losses, MicroStep, TrainSession, Update};
+pub use training::{Batch, Losses, MicroStep, StepResult, TrainSession, Update};
 pub use weights::WeightSource;
 
 use crate::RuntimeError;

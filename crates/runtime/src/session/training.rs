@@ -1,15 +1,16 @@
 //! Training sessions: a model whose parameters and optimizer states stay on one device between steps. Invariant: a step
 //! runs the plans of [`plimsoll_plan::Training`]; inputs and outputs are resolved from their names once, when the session
-//! starts.
+//! starts. Micro-steps and updates are submitted, and their results are read later, so that the device need not wait for
+//! the host.
 
 use super::admission::Site;
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
-use plimsoll_exec::{Executor, PersistentKind, PersistentTensor, ReadShared};
+use plimsoll_exec::{Data, Executor, PersistentKind, PersistentTensor, ReadShared, Submitted};
 use plimsoll_graph::{Bounds, Counts, DType};
 use plimsoll_plan::training::{master, plans};
 use plimsoll_plan::{InputId, OutputId, Program};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// A training program running on a device.
@@ -21,6 +22,28 @@ pub struct TrainSession {
     apply: Option<Apply>,
     /// The evaluation plan's inputs and outputs.
     evaluate: Forward,
+    /// Submitted micro-steps and updates whose results have not been read from the device, the oldest first.
+    in_flight: VecDeque<(Stage, Submitted)>,
+    /// Results that were read from the device to make room for a further submission, the oldest first.
+    results: VecDeque<StepResult>,
+    /// Memory for the outputs of one micro-step or update, reused.
+    outputs: [Vec<Vec<f32>>; 2],
+}
+
+/// What was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    MicroStep,
+    Update,
+}
+
+/// Result of a submitted micro-step or update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StepResult {
+    /// Of [`TrainSession::submit_micro_step`].
+    MicroStep(Losses),
+    /// Of [`TrainSession::submit_update`].
+    Update(Update),
 }
 
 /// Inputs of a micro-batch.
@@ -42,6 +65,17 @@ pub enum Batch<'a> {
         /// The class of each row: (R).
         targets: &'a [i32],
     },
+}
+
+impl Batch<'_> {
+    /// Numbers of tokens and sequences; of rows, as many of both.
+    pub fn counts(&self) -> Counts {
+        let (tokens, sequences) = match self {
+            Self::Tokens { ids, spans, .. } => (ids.len(), spans.len()),
+            Self::Rows { targets, .. } => (targets.len(), targets.len()),
+        };
+        Counts { tokens: tokens as u64, sequences: sequences as u64 }
+    }
 }
 
 /// Scalar inputs of a micro-step.
@@ -110,11 +144,12 @@ struct Micro {
     z: Option<OutputId>,
     balance: Option<OutputId>,
     router_z: Option<OutputId>,
-    /// For each layer with experts, the number of rows that the experts dropped.
-    dropped: Vec<OutputId>,
     /// Factor of the gradients, where the micro-step updates the weights; the factor is zero if a gradient was not
     /// finite.
     scale: Option<OutputId>,
+    /// All outputs with their numbers of values: those above in their order, the cross-entropy first, then for each layer
+    /// with experts the number of rows that the experts dropped.
+    outputs: Vec<(OutputId, usize)>,
 }
 
 /// Plan of the optimizer's update.
@@ -122,8 +157,17 @@ struct Apply {
     plan: usize,
     hyper: InputId,
     unscale: InputId,
-    norm: Option<OutputId>,
-    scale: OutputId,
+    /// Whether the first output is the norm; the last is the factor of the gradients.
+    has_norm: bool,
+    outputs: Vec<(OutputId, usize)>,
+}
+
+/// Largest number of inputs of a micro-step.
+const MOST_INPUTS: usize = 9;
+
+/// Inputs of a plan with their values.
+struct Inputs<'a> {
+    given: [Option<(InputId, Data<'a>)>; MOST_INPUTS],
 }
 
 impl TrainSession {
@@ -139,7 +183,11 @@ impl TrainSession {
         observer: &mut dyn Observer,
     ) -> Result<Self, RuntimeError> {
         let (micro, apply, evaluate) = (Micro::of(&program)?, Apply::of(&program)?, evaluation(&program)?);
-        let mut session = Self { executor: site.start_one(program, observer)?, micro, apply, evaluate };
+        let of_update = apply.as_ref().map_or(0, |apply| apply.outputs.len());
+        let outputs = [micro.outputs.len(), of_update].map(|n| vec![vec![]; n]);
+        let executor = site.start_one(program, observer)?;
+        let (in_flight, results) = (VecDeque::with_capacity(executor.depth()), VecDeque::new());
+        let mut session = Self { executor, micro, apply, evaluate, in_flight, results, outputs };
         session.load(source, observer)?;
         Ok(session)
     }
@@ -182,88 +230,124 @@ impl TrainSession {
         self.micro_plan().graph.bounds
     }
 
-    /// Computes the losses and gradients of a micro-batch.
+    /// Maximum number of submitted micro-steps and updates on the device; 1 where a step runs while it is submitted.
+    pub fn depth(&self) -> usize {
+        self.executor.depth()
+    }
+
+    /// Submits the forward and backward pass of a micro-batch. The batch may be changed afterwards. If the device holds no
+    /// further step, waits for the oldest one.
     ///
     /// # Errors
     /// A batch of the wrong kind or larger than the plan's bounds; device errors.
-    pub fn micro_step(&mut self, batch: Batch<'_>, step: MicroStep<'_>) -> Result<Losses, RuntimeError> {
-        self.timed_micro_step(batch, step, None)
+    pub fn submit_micro_step(&mut self, batch: Batch<'_>, step: MicroStep<'_>) -> Result<(), RuntimeError> {
+        self.make_room()?;
+        let scalars = Scalars::of(&step);
+        let (inputs, counts) = self.micro.inputs(batch, &step, &scalars)?;
+        let micro = &self.micro;
+        let submitted =
+            inputs.with(|inputs| self.executor.submit(micro.forward.plan, inputs, counts, &micro.outputs))?;
+        self.in_flight.push_back((Stage::MicroStep, submitted));
+        Ok(())
     }
 
-    /// As [`TrainSession::micro_step`]; also adds the time of instruction `i` of [`TrainSession::micro_plan`] to
-    /// `times[i]`. Timing makes the step slower.
+    /// Submits the update of the weights with the gradient sum times `unscale`, which is skipped on the device if a gradient
+    /// is not finite. Returns false where the micro-steps update the weights themselves; then nothing is submitted.
     ///
     /// # Errors
-    /// As [`TrainSession::micro_step`], and a number of entries that is not the number of instructions.
+    /// Device errors.
+    pub fn submit_update(&mut self, hyper: &[f32], unscale: f32) -> Result<bool, RuntimeError> {
+        if self.apply.is_none() {
+            return Ok(false);
+        }
+        self.make_room()?;
+        let Some(apply) = &self.apply else { return Ok(false) };
+        let unscale = [unscale];
+        let inputs = [(apply.hyper, Data::F32(hyper)), (apply.unscale, Data::F32(&unscale))];
+        let counts = Counts { tokens: 0, sequences: 0 };
+        let submitted = self.executor.submit(apply.plan, &inputs, counts, &apply.outputs)?;
+        self.in_flight.push_back((Stage::Update, submitted));
+        Ok(true)
+    }
+
+    /// Returns the result of the oldest micro-step or update whose result was not returned yet; waits for it.
+    ///
+    /// # Errors
+    /// Device errors, or nothing was submitted.
+    pub fn result(&mut self) -> Result<StepResult, RuntimeError> {
+        match self.results.pop_front() {
+            Some(result) => Ok(result),
+            None => self.collect(),
+        }
+    }
+
+    /// Collects the oldest step if the device holds no further one.
+    fn make_room(&mut self) -> Result<(), RuntimeError> {
+        if self.in_flight.len() >= self.executor.depth() {
+            let result = self.collect()?;
+            self.results.push_back(result);
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest step on the device.
+    fn collect(&mut self) -> Result<StepResult, RuntimeError> {
+        let (stage, step) =
+            self.in_flight.pop_front().ok_or_else(|| RuntimeError::bug("a result of nothing was asked for"))?;
+        let outputs = &mut self.outputs[stage as usize];
+        self.executor.collect(step, outputs)?;
+        Ok(match stage {
+            Stage::MicroStep => StepResult::MicroStep(self.micro.losses(outputs)?),
+            Stage::Update => {
+                let has_norm = self.apply.as_ref().is_some_and(|apply| apply.has_norm);
+                let norm = has_norm.then(|| f64::from(outputs[0][0]));
+                let moved = outputs.last().is_some_and(|scale| factor(scale) != 0.0);
+                StepResult::Update(Update { norm, moved })
+            }
+        })
+    }
+
+    /// Runs a micro-step and adds the time of instruction `i` of [`TrainSession::micro_plan`] to `times[i]`. Timing makes the
+    /// step slower.
+    ///
+    /// # Errors
+    /// As [`TrainSession::submit_micro_step`]; a number of entries that is not the number of instructions; a step is in
+    /// flight.
     pub fn timed_micro_step(
         &mut self,
         batch: Batch<'_>,
         step: MicroStep<'_>,
-        times: Option<&mut [Duration]>,
+        times: &mut [Duration],
     ) -> Result<Losses, RuntimeError> {
-        let Self { executor, micro, .. } = self;
-        let counts = micro.forward.write(executor, batch)?;
-        let targets = step.targets as f32;
-        let (keep, auxiliary) = ([f32::from(u8::from(step.keep))], [step.loss_scale * targets]);
-        let (loss_scale, unscale) = ([step.loss_scale], [1.0 / (step.loss_scale * targets)]);
-        for (input, values) in [
-            (micro.loss_scale, &loss_scale[..]),
-            (micro.auxiliary_scale, &auxiliary),
-            (micro.keep, &keep),
-            (micro.unscale, &unscale),
-            (micro.hyper, step.hyper),
-        ] {
-            if let Some(input) = input {
-                executor.write_f32(input, values)?;
-            }
+        let scalars = Scalars::of(&step);
+        let (inputs, counts) = self.micro.inputs(batch, &step, &scalars)?;
+        let Self { executor, micro, outputs: [outputs, _], .. } = self;
+        inputs.with(|inputs| {
+            inputs.iter().try_for_each(|&(input, data)| match data {
+                Data::F32(values) => executor.write_f32(input, values),
+                Data::I32(values) => executor.write_i32(input, values),
+            })
+        })?;
+        executor.run_timed(micro.forward.plan, counts, times)?;
+        for (&(output, n), values) in micro.outputs.iter().zip(&mut *outputs) {
+            values.resize(n, 0.0);
+            executor.read_u8(output, bytemuck::cast_slice_mut(values))?;
         }
-        if let Some(input) = micro.seed {
-            executor.write_i32(input, &step.seed)?;
-        }
-        match times {
-            None => executor.run(micro.forward.plan, counts)?,
-            Some(times) => executor.run_timed(micro.forward.plan, counts, times)?,
-        }
-        let cross_entropy = scalar(executor, micro.forward.cross_entropy)?;
-        let mut optional = |output: Option<OutputId>| output.map(|id| scalar(executor, id)).transpose();
-        let (z, balance) = (optional(micro.z)?, optional(micro.balance)?);
-        let router_z = optional(micro.router_z)?;
-        let moved = match micro.scale {
-            Some(scale) => Some(cross_entropy.is_finite() && moved(executor, scale)?),
-            None => None,
-        };
-        let mut dropped = 0;
-        for &counter in &micro.dropped {
-            let mut rows = [0];
-            executor.read_i32(counter, &mut rows)?;
-            dropped += rows[0].max(0) as u64;
-        }
-        Ok(Losses { cross_entropy, z, balance, router_z, dropped, moved })
-    }
-
-    /// Updates the weights with the gradient sum times `unscale`, unless a gradient is not finite. Returns `None` where
-    /// the micro-steps update the weights themselves.
-    ///
-    /// # Errors
-    /// Device errors.
-    pub fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Option<Update>, RuntimeError> {
-        let Self { executor, apply: Some(apply), .. } = self else { return Ok(None) };
-        executor.write_f32(apply.hyper, hyper)?;
-        executor.write_f32(apply.unscale, &[unscale])?;
-        executor.run(apply.plan, Counts { tokens: 0, sequences: 0 })?;
-        let norm = apply.norm.map(|output| scalar(executor, output)).transpose()?;
-        Ok(Some(Update { norm, moved: moved(executor, apply.scale)? }))
+        micro.losses(outputs)
     }
 
     /// Computes the cross-entropy of a batch, summed over targets, without training.
     ///
     /// # Errors
-    /// As [`TrainSession::micro_step`].
+    /// As [`TrainSession::submit_micro_step`]; a step is in flight.
     pub fn evaluate(&mut self, batch: Batch<'_>) -> Result<f64, RuntimeError> {
         let Self { executor, evaluate, .. } = self;
-        let counts = evaluate.write(executor, batch)?;
-        executor.run(evaluate.plan, counts)?;
-        scalar(executor, evaluate.cross_entropy)
+        let (inputs, counts) = evaluate.inputs(batch)?;
+        let wanted = [(evaluate.cross_entropy, 1)];
+        let submitted = inputs.with(|inputs| executor.submit(evaluate.plan, inputs, counts, &wanted))?;
+        let mut outputs = [vec![]];
+        executor.collect(submitted, &mut outputs)?;
+        Ok(f64::from(outputs[0][0]))
     }
 
     /// The persistent tensors (parameters and states), with their addresses for [`TrainSession::read`] and
@@ -305,26 +389,67 @@ impl Forward {
         Ok(Self { plan, inputs, cross_entropy: cross_entropy.ok_or_else(|| lacks("output `loss`"))? })
     }
 
-    /// Writes a batch to the plan's inputs; returns the batch's numbers of tokens and sequences.
-    fn write(&self, executor: &mut Executor, batch: Batch<'_>) -> Result<Counts, RuntimeError> {
+    /// The plan's inputs with the values of a batch, and the batch's numbers of tokens and sequences.
+    fn inputs<'a>(&self, batch: Batch<'a>) -> Result<(Inputs<'a>, Counts), RuntimeError> {
+        let mut inputs = Inputs { given: [None; MOST_INPUTS] };
         match (&self.inputs, batch) {
             (&BatchInputs::Tokens { ids, spans, targets }, Batch::Tokens { ids: i, spans: s, targets: t }) => {
-                executor.write_i32(ids, i)?;
-                executor.write_i32(spans, s.as_flattened())?;
-                executor.write_i32(targets, t)?;
-                Ok(Counts { tokens: i.len() as u64, sequences: s.len() as u64 })
+                inputs.add(Some(ids), Data::I32(i));
+                inputs.add(Some(spans), Data::I32(s.as_flattened()));
+                inputs.add(Some(targets), Data::I32(t));
             }
             (BatchInputs::Rows { parts, targets }, Batch::Rows { parts: rows, targets: t }) => {
                 for (&part, rows) in parts.iter().zip(rows) {
-                    executor.write_f32(part, rows)?;
+                    inputs.add(Some(part), Data::F32(rows));
                 }
-                executor.write_i32(*targets, t)?;
-                Ok(Counts { tokens: t.len() as u64, sequences: t.len() as u64 })
+                inputs.add(Some(*targets), Data::I32(t));
             }
             (BatchInputs::Tokens { .. }, Batch::Rows { .. })
             | (BatchInputs::Rows { .. }, Batch::Tokens { .. }) => {
-                Err(RuntimeError::bug("a batch is not of the kind that the model takes"))
+                return Err(RuntimeError::bug("a batch is not of the kind that the model takes"));
             }
+        }
+        Ok((inputs, batch.counts()))
+    }
+}
+
+impl<'a> Inputs<'a> {
+    /// Adds an input that the plan has.
+    fn add(&mut self, input: Option<InputId>, data: Data<'a>) {
+        let free = self.given.iter_mut().find(|given| given.is_none());
+        if let (Some(input), Some(free)) = (input, free) {
+            *free = Some((input, data));
+        }
+    }
+
+    /// Calls `f` with the inputs as a slice.
+    fn with<T>(&self, f: impl FnOnce(&[(InputId, Data<'a>)]) -> T) -> T {
+        let Some(first) = self.given[0] else { return f(&[]) };
+        let (mut all, mut n) = ([first; MOST_INPUTS], 0);
+        for given in self.given.iter().flatten() {
+            all[n] = *given;
+            n += 1;
+        }
+        f(&all[..n])
+    }
+}
+
+/// Values of the scalar inputs of a micro-step that are computed from [`MicroStep`].
+struct Scalars {
+    keep: [f32; 1],
+    loss_scale: [f32; 1],
+    auxiliary: [f32; 1],
+    unscale: [f32; 1],
+}
+
+impl Scalars {
+    fn of(step: &MicroStep<'_>) -> Self {
+        let scale = step.loss_scale * step.targets as f32;
+        Self {
+            keep: [f32::from(u8::from(step.keep))],
+            loss_scale: [step.loss_scale],
+            auxiliary: [scale],
+            unscale: [1.0 / scale],
         }
     }
 }
@@ -344,20 +469,59 @@ impl Micro {
                 Some(output("scale").ok_or_else(missing)?)
             }
         };
+        let forward = Forward::of(program, plan)?;
+        let [z, balance, router_z] = ["z_loss", "balance_loss", "router_z_loss"].map(output);
+        let one = |id: OutputId| (id, 1);
+        let outputs = std::iter::once(one(forward.cross_entropy))
+            .chain([z, balance, router_z].into_iter().flatten().map(one))
+            .chain(scale.map(|id| (id, 2)))
+            .chain(counters.map(|&(_, value)| one(OutputId { plan, value })))
+            .collect();
         Ok(Self {
-            forward: Forward::of(program, plan)?,
+            forward,
             loss_scale: input("d loss"),
             auxiliary_scale: input("d aux"),
             keep: input("keep"),
             unscale: input("unscale"),
             hyper: input("hyper"),
             seed: input("seed"),
-            z: output("z_loss"),
-            balance: output("balance_loss"),
-            router_z: output("router_z_loss"),
-            dropped: counters.map(|&(_, value)| OutputId { plan, value }).collect(),
+            z,
+            balance,
+            router_z,
             scale,
+            outputs,
         })
+    }
+
+    /// All inputs of a micro-step with their values, and the batch's numbers of tokens and sequences.
+    fn inputs<'a>(
+        &self,
+        batch: Batch<'a>,
+        step: &'a MicroStep<'a>,
+        scalars: &'a Scalars,
+    ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
+        let (mut inputs, counts) = self.forward.inputs(batch)?;
+        inputs.add(self.loss_scale, Data::F32(&scalars.loss_scale));
+        inputs.add(self.auxiliary_scale, Data::F32(&scalars.auxiliary));
+        inputs.add(self.keep, Data::F32(&scalars.keep));
+        inputs.add(self.unscale, Data::F32(&scalars.unscale));
+        inputs.add(self.hyper, Data::F32(step.hyper));
+        inputs.add(self.seed, Data::I32(&step.seed));
+        Ok((inputs, counts))
+    }
+
+    /// The losses from the values of all outputs.
+    fn losses(&self, outputs: &[Vec<f32>]) -> Result<Losses, RuntimeError> {
+        let mut rest = outputs.iter();
+        let mut next = |there: bool| there.then(|| rest.next()).flatten();
+        let missing = || RuntimeError::bug("a micro-step has fewer outputs than were asked for");
+        let cross_entropy = f64::from(next(true).ok_or_else(missing)?[0]);
+        let mut optional = |output: Option<OutputId>| next(output.is_some()).map(|values| f64::from(values[0]));
+        let (z, balance, router_z) = (optional(self.z), optional(self.balance), optional(self.router_z));
+        let moved = next(self.scale.is_some()).map(|scale| cross_entropy.is_finite() && factor(scale) != 0.0);
+        // The counters are i32, which are returned as f32 with the same bits.
+        let dropped = rest.map(|rows| (rows[0].to_bits() as i32).max(0) as u64).sum();
+        Ok(Losses { cross_entropy, z, balance, router_z, dropped, moved })
     }
 }
 
@@ -367,8 +531,10 @@ impl Apply {
         let missing = || RuntimeError::bug("the plan of an update lacks an input or an output");
         let input = |name: &str| program.input(plan, name).ok_or_else(missing);
         let output = |name: &str| program.output(plan, name);
-        let scale = output("scale").ok_or_else(missing)?;
-        Ok(Some(Self { plan, hyper: input("hyper")?, unscale: input("unscale")?, norm: output("norm"), scale }))
+        let (norm, scale) = (output("norm"), output("scale").ok_or_else(missing)?);
+        let outputs = norm.map(|id| (id, 1)).into_iter().chain([(scale, 2)]).collect();
+        let (hyper, unscale) = (input("hyper")?, input("unscale")?);
+        Ok(Some(Self { plan, hyper, unscale, has_norm: norm.is_some(), outputs }))
     }
 }
 
@@ -382,18 +548,10 @@ fn index(program: &Program, name: &str) -> Result<usize, RuntimeError> {
     program.index(name).ok_or_else(missing)
 }
 
-/// Reads an output of one f32.
-fn scalar(executor: &mut Executor, output: OutputId) -> Result<f64, RuntimeError> {
-    let mut value = [0f32];
-    executor.read_f32(output, &mut value)?;
-    Ok(f64::from(value[0]))
-}
-
-/// Whether an update changed the weights: its gradient factor, the second element, is not zero.
-fn moved(executor: &mut Executor, scale: OutputId) -> Result<bool, RuntimeError> {
-    let mut scale_and_factor = [0f32; 2];
-    executor.read_f32(scale, &mut scale_and_factor)?;
-    Ok(scale_and_factor[1] != 0.0)
+/// Factor of the gradients, the second element of the output `scale`; zero if a gradient was not finite, and then the
+/// weights did not change.
+fn factor(scale: &[f32]) -> f32 {
+    scale.get(1).copied().unwrap_or_default()
 }
 
 #[cfg(test)]

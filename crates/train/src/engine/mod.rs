@@ -12,19 +12,22 @@ pub use largest::{Largest, Size, largest};
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
 use super::priced;
-use super::trainable::{Applied, Auxiliary, Evaluated, FoundCheckpoint, StatePart, Stored, Taken, Trainable};
+use super::trainable::{
+    Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken, Trainable,
+};
 use crate::TrainError;
 use crate::config::PROCESS;
 use plimsoll_data::train::HostMemory;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Bytes};
-use plimsoll_plan::{Instr, PlanError, Program, Staging, Target};
+use plimsoll_plan::{Instr, KernelId, PlanError, Program, Staging, Target, node_seconds};
 use plimsoll_runtime::hub::{Need, trainable};
 use plimsoll_runtime::machine::{available, parse_budget};
 use plimsoll_runtime::process::Process;
-use plimsoll_runtime::session::{Batch, Losses, MicroStep, Site, TrainSession};
+use plimsoll_runtime::session::{Batch, Losses, MicroStep, Site, StepResult, TrainSession};
 use plimsoll_runtime::{Budget, Device, Level, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::Duration;
 use store::Store;
@@ -108,7 +111,7 @@ pub fn open(
         bounds,
         taken: None,
         micro_steps: 0,
-        at_once: None,
+        targets: VecDeque::new(),
         hyper: vec![],
         subject,
         store,
@@ -202,8 +205,8 @@ struct Engine {
     taken: Option<Taken>,
     /// Number of micro-steps of the run so far, part of the dropout seed: every micro-step must draw a different mask.
     micro_steps: u64,
-    /// Result of the update if a micro-step is a whole step and applied it; `None` otherwise.
-    at_once: Option<Applied>,
+    /// Numbers of targets of the micro-steps whose results were not read yet, the oldest first.
+    targets: VecDeque<u64>,
     /// Hyperparameters of the optimizer for the step that is beginning.
     hyper: Vec<f32>,
 }
@@ -229,31 +232,75 @@ impl Trainable for Engine {
         hyper.clone_into(&mut self.hyper);
     }
 
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError> {
-        self.step(keep, loss_scale, None)
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError> {
+        let (targets, seed) = (self.targets_taken(), self.next_seed());
+        let step = MicroStep { keep, loss_scale, targets, hyper: &self.hyper, seed };
+        self.session.submit_micro_step(batch(&self.feed), step)?;
+        self.targets.push_back(targets);
+        Ok(())
     }
 
-    fn timed_micro_step(&mut self) -> Result<Vec<(String, Duration)>, TrainError> {
-        let plan = self.session.micro_plan();
-        let named = |instr: &Instr| match *instr {
+    fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError> {
+        let (plan, target) = (self.session.micro_plan(), self.program().target());
+        let counts = batch(&self.feed).counts();
+        let described = |instr: &Instr| match *instr {
             Instr::Launch(id) => {
                 let node = plan.graph.node(id);
-                let out = node.outputs.iter().flatten().next();
-                out.map_or(node.op.name().to_owned(), |&v| format!("{} {}", node.op.name(), plan.graph.spec(v)))
+                let (op, out) = (node.op.name(), node.outputs.iter().flatten().next());
+                InstructionTime {
+                    instruction: out.map_or(op.to_owned(), |&v| format!("{op} {}", plan.graph.spec(v))),
+                    kernel: target.kernel_of(&plan.graph, node).map_or("", KernelId::name),
+                    expected: node_seconds(&plan.graph, node, target, counts),
+                    measured: Duration::ZERO,
+                }
             }
-            Instr::Load(_) => "load".to_owned(),
-            Instr::Copy { .. } => "copy".to_owned(),
+            Instr::Load(_) | Instr::Copy { .. } => InstructionTime {
+                instruction: "transfer".to_owned(),
+                kernel: "",
+                expected: 0.0,
+                measured: Duration::ZERO,
+            },
         };
-        let names: Vec<String> = plan.schedule.instrs.iter().map(named).collect();
-        let mut times = vec![Duration::ZERO; names.len()];
-        self.step(false, 1.0, Some(&mut times))?;
-        Ok(names.into_iter().zip(times).collect())
+        let mut found: Vec<InstructionTime> = plan.schedule.instrs.iter().map(described).collect();
+        let mut times = vec![Duration::ZERO; found.len()];
+        let (targets, seed) = (self.targets_taken(), self.next_seed());
+        let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
+        self.session.timed_micro_step(batch(&self.feed), step, &mut times)?;
+        found.iter_mut().zip(times).for_each(|(instruction, time)| instruction.measured = time);
+        Ok(found)
     }
 
-    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError> {
-        match self.session.apply(hyper, unscale)? {
-            Some(update) => Ok(Applied { norm: update.norm.unwrap_or(f64::NAN), ok: update.moved }),
-            None => Ok(self.at_once.take().ok_or_else(|| RuntimeError::bug("a step without a micro-step"))?),
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
+        self.session.submit_update(hyper, unscale)?;
+        Ok(())
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        self.session.depth() > 1
+    }
+
+    fn finish_step(
+        &mut self,
+        micro_steps: u64,
+        found: &mut dyn FnMut(MicroStepResult),
+    ) -> Result<Applied, TrainError> {
+        let mut moved = None;
+        for _ in 0..micro_steps {
+            let StepResult::MicroStep(losses) = self.session.result()? else { return Err(mixed()) };
+            let targets = self.targets.pop_front().ok_or_else(mixed)?;
+            let Losses { cross_entropy, z, balance, router_z, dropped, .. } = losses;
+            let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
+            moved = losses.moved;
+            found(MicroStepResult { targets, loss: cross_entropy, auxiliary, dropped });
+        }
+        match moved {
+            // There is no norm of all gradients: each gradient is consumed before the next is computed, so they never exist
+            // at the same time.
+            Some(ok) => Ok(Applied { norm: f64::NAN, ok }),
+            None => {
+                let StepResult::Update(update) = self.session.result()? else { return Err(mixed()) };
+                Ok(Applied { norm: update.norm.unwrap_or(f64::NAN), ok: update.moved })
+            }
         }
     }
 
@@ -337,26 +384,22 @@ impl Trainable for Engine {
     }
 }
 
+/// The results of a step are not those of its micro-steps followed by that of its update.
+fn mixed() -> TrainError {
+    RuntimeError::bug("the results of a step are in another order than its micro-steps and its update").into()
+}
+
 impl Engine {
-    /// Runs the micro-batch taken last, and measures its instructions if `times` is given.
-    fn step(
-        &mut self,
-        keep: bool,
-        loss_scale: f32,
-        times: Option<&mut [Duration]>,
-    ) -> Result<FoundCheckpoint, TrainError> {
-        let targets = self.taken.map_or(0, |taken| taken.targets);
+    /// Number of targets of the micro-batch taken last.
+    fn targets_taken(&self) -> u64 {
+        self.taken.map_or(0, |taken| taken.targets)
+    }
+
+    /// Counter of dropout's random generator for the next micro-step.
+    fn next_seed(&mut self) -> [i32; 2] {
         let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
-        let (hyper, seed) = (&self.hyper[..], [word, self.micro_steps as i32]);
-        let step = MicroStep { keep, loss_scale, targets, hyper, seed };
         self.micro_steps += 1;
-        let Losses { cross_entropy, z, balance, router_z, dropped, moved } =
-            self.session.timed_micro_step(batch(&self.feed), step, times)?;
-        // There is no norm of all gradients: each gradient is consumed before the next is computed, so they never exist
-        // at the same time.
-        self.at_once = moved.map(|ok| Applied { norm: f64::NAN, ok });
-        let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
-        Ok(FoundCheckpoint { loss: cross_entropy, auxiliary, dropped })
+        [word, (self.micro_steps - 1) as i32]
     }
 
     fn program(&self) -> &Program {

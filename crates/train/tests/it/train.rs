@@ -9,10 +9,11 @@ use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
 use plimsoll_train::checkpoint::Checkpoints;
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
-    Applied, Auxiliary, Ended, Evaluated, FoundCheckpoint, Request, Resume, StatePart, Stored, Taken,
-    TrainError, TrainReport, Trainable, train_with,
+    Applied, Auxiliary, Ended, Evaluated, InstructionTime, MicroStepResult, Request, Resume, StatePart, Stored,
+    Taken, TrainError, TrainReport, Trainable, train_with,
 };
 use serde_json::{Value, json};
+use std::collections::VecDeque;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -36,6 +37,13 @@ struct Toy {
     /// Positions of the micro-batches whose gradients are infinite at any loss scale.
     infinite: std::ops::Range<u64>,
     slow: Duration,
+    /// Number of targets of the micro-batch taken last.
+    targets: u64,
+    /// Whether results are read one step late.
+    late: bool,
+    /// Results that were not read yet.
+    found: VecDeque<MicroStepResult>,
+    applied: VecDeque<Applied>,
 }
 
 impl Toy {
@@ -54,6 +62,10 @@ impl Toy {
             overflow: None,
             infinite: 0..0,
             slow,
+            targets: 0,
+            late: false,
+            found: VecDeque::new(),
+            applied: VecDeque::new(),
         }
     }
 
@@ -82,10 +94,11 @@ impl Trainable for Toy {
             n if n == self.epoch => Some(Taken { tokens: 3, targets: 2 }),
             _ => Some(Taken { tokens: 8, targets: 4 }),
         };
+        self.targets = taken.map_or(0, |taken| taken.targets);
         Ok(taken)
     }
 
-    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<FoundCheckpoint, TrainError> {
+    fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError> {
         self.log.push((keep, loss_scale));
         let mut loss = 0.0;
         for i in 0..5 {
@@ -96,19 +109,16 @@ impl Trainable for Toy {
             self.gradient[i] = if keep { self.gradient[i] + gradient } else { gradient };
             loss += f64::from(error * error);
         }
-        Ok(FoundCheckpoint {
-            loss,
-            auxiliary: Auxiliary { balance: Some(0.25), ..Auxiliary::default() },
-            dropped: 1,
-        })
+        let auxiliary = Auxiliary { balance: Some(0.25), ..Auxiliary::default() };
+        self.found.push_back(MicroStepResult { targets: self.targets, loss, auxiliary, dropped: 1 });
+        Ok(())
     }
 
-    fn timed_micro_step(&mut self) -> Result<Vec<(String, Duration)>, TrainError> {
-        self.micro_step(false, 1.0)?;
-        Ok(vec![("toy".to_owned(), Duration::ZERO)])
+    fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError> {
+        Ok(vec![])
     }
 
-    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<Applied, TrainError> {
+    fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
         let norm = self.gradient.iter().map(|g| f64::from(g * unscale).powi(2)).sum::<f64>().sqrt();
         if norm.is_finite() {
             for i in 0..5 {
@@ -116,7 +126,21 @@ impl Trainable for Toy {
                 self.weights[i] -= hyper[0] * self.momentum[i];
             }
         }
-        Ok(Applied { norm, ok: norm.is_finite() })
+        self.applied.push_back(Applied { norm, ok: norm.is_finite() });
+        Ok(())
+    }
+
+    fn is_asynchronous(&self) -> bool {
+        self.late
+    }
+
+    fn finish_step(
+        &mut self,
+        micro_steps: u64,
+        found: &mut dyn FnMut(MicroStepResult),
+    ) -> Result<Applied, TrainError> {
+        self.found.drain(..micro_steps as usize).for_each(found);
+        Ok(self.applied.pop_front().expect("applied"))
     }
 
     fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError> {
@@ -278,7 +302,7 @@ pub fn lines(folder: &Folder) -> Vec<Value> {
     let text = fs::read_to_string(folder.path("metrics.jsonl")).expect("metrics");
     let timeless = |line: &str| {
         let mut line: Value = serde_json::from_str(line).expect("a line of JSON");
-        for key in ["seconds", "tokens_per_second", "memory_bytes"] {
+        for key in ["seconds", "tokens_per_second", "data_wait_seconds", "memory_bytes"] {
             line.as_object_mut().expect("an object").remove(key);
         }
         line
@@ -322,6 +346,33 @@ fn broken_runs_have_the_bits_of_whole_ones() {
     assert_eq!((again.steps, again.loss), (0, None));
     assert_eq!(bits(&again), bits(&wanted));
     assert_eq!(train(&broken.0, "run.steps=41 run.evaluate_every=8").expect("one more").steps, 1);
+}
+
+/// A run that reads the results of a step while the next one runs, interrupted or not, ends with the bits and the metrics
+/// of a run that waits for each step, also with skipped steps, with and without a loss scale.
+#[test]
+fn results_that_are_read_late_change_nothing() {
+    for (kind, infinite) in [("bf16", 0..0), ("bf16", 40..43), ("fp16", 0..0), ("fp16", 41..42)] {
+        let flags = format!("precision.kind={kind} run.steps=40 run.evaluate_every=8");
+        let run = |folder: &Folder, ear: &mut RecordingObserver, late| {
+            let set = |toy: &mut Toy| (toy.late, toy.infinite) = (late, infinite.clone());
+            go(&folder.0, &flags, ear, set)
+        };
+        let (waits, late, broken) =
+            (Folder::new("train-waits"), Folder::new("train-late"), Folder::new("train-late-broken"));
+        let wanted = run(&waits, &mut RecordingObserver::default(), false).expect("40 steps");
+        let found = run(&late, &mut RecordingObserver::default(), true).expect("40 steps");
+        assert_eq!(wanted.state.skipped > 0, !infinite.is_empty(), "{kind}");
+        assert_eq!((bits(&found), &found.state), (bits(&wanted), &wanted.state), "{kind}");
+        assert_eq!(lines(&late), lines(&waits), "{kind}");
+        let error = run(&broken, &mut RecordingObserver::until(12), true).expect_err("stopped");
+        // In fp16 no step is started before the loss scale is known.
+        let stopped = if kind == "fp16" { 12 } else { 13 };
+        assert!(error.to_string().contains(&format!("step {stopped} is kept")), "{kind}: {error}");
+        let found = run(&broken, &mut RecordingObserver::default(), true).expect("the rest");
+        assert_eq!(bits(&found), bits(&wanted), "{kind}");
+        assert_eq!(lines(&broken), lines(&waits), "{kind}");
+    }
 }
 
 /// The child process of the next test, which kills it.

@@ -93,6 +93,8 @@ fn a_training_step_allocates_nothing() {
             }
             let region = Region::new(ALLOCATOR);
             model.apply(&told, 1.0 / 256.0).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let finished = model.finish_step(config.batch.tokens / micro, &mut |_| {});
+            finished.unwrap_or_else(|e| panic!("{what}: {e}"));
             allocations += region.change().allocations;
             steps += 1;
             // The first step is a warm-up and does not count.
