@@ -11,7 +11,8 @@
 #[expect(dead_code)]
 mod timing;
 
-use plimsoll_cuda::{Candidate, CudaDevice};
+use plimsoll_cuda::CudaDevice;
+use plimsoll_cuda::internals::Candidate;
 use plimsoll_exec::{Device, DeviceError, Launch, Operand};
 use plimsoll_graph::ops::{Epilogue, Linear};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};

@@ -74,6 +74,42 @@ struct Fetched {
     done: Option<Event>,
 }
 
+/// For the tests and measurements of this crate, which force a choice of kernels.
+impl CudaDevice {
+    /// Opens a GPU whose matmuls use the kernel or algorithm of the given name ([`Self::hopper_tiles`],
+    /// [`Self::candidates`]) wherever it supports their form; the name `cuBLASLt` selects the library's fastest
+    /// algorithm, whose bits may differ from the canonical ones.
+    #[doc(hidden)]
+    pub fn with_matmul(ordinal: usize, name: &str) -> Result<Self, CudaError> {
+        Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
+    }
+
+    /// Opens a GPU that times every candidate of a matmul and compares its result with the canonical kernel; see
+    /// [`Self::candidates`].
+    #[doc(hidden)]
+    pub fn surveying(ordinal: usize) -> Result<Self, CudaError> {
+        Self::open(ordinal, Choosing::Surveyed, Options::default())
+    }
+
+    /// All candidates of the matmuls prepared so far, on a device opened by [`Self::surveying`].
+    #[doc(hidden)]
+    pub fn candidates(&self) -> &[Candidate] {
+        self.gemm.candidates()
+    }
+
+    /// Names of our own Hopper matmul kernels, as accepted by [`Self::with_matmul`].
+    #[doc(hidden)]
+    pub fn hopper_tiles() -> Vec<&'static str> {
+        gemm::hopper_tiles()
+    }
+
+    /// Names of our own Hopper kernels of matmuls with a layer norm in front, as accepted by [`Self::with_matmul`].
+    #[doc(hidden)]
+    pub fn hopper_norm_tiles() -> Vec<&'static str> {
+        gemm::hopper_norm_tiles()
+    }
+}
+
 impl CudaDevice {
     /// Opens a GPU with default options: creates a context, allocates no arena.
     pub fn new(ordinal: usize) -> Result<Self, CudaError> {
@@ -89,34 +125,6 @@ impl CudaDevice {
     /// the fastest. The cache of choices is neither read nor written.
     pub fn without_timing(ordinal: usize) -> Result<Self, CudaError> {
         Self::open(ordinal, Choosing::First, Options::default())
-    }
-
-    /// Opens a GPU whose matmuls use the kernel or algorithm of the given name ([`Self::hopper_tiles`],
-    /// [`Self::candidates`]) wherever it supports their form; the name `cuBLASLt` selects the library's fastest
-    /// algorithm, whose bits may differ from the canonical ones. For tests and measurements.
-    pub fn with_matmul(ordinal: usize, name: &str) -> Result<Self, CudaError> {
-        Self::open(ordinal, Choosing::Named(name.to_owned()), Options::default())
-    }
-
-    /// Opens a GPU that times every candidate of a matmul and compares its result with the canonical kernel; see
-    /// [`Self::candidates`].
-    pub fn surveying(ordinal: usize) -> Result<Self, CudaError> {
-        Self::open(ordinal, Choosing::Surveyed, Options::default())
-    }
-
-    /// All candidates of the matmuls prepared so far, on a device opened by [`Self::surveying`].
-    pub fn candidates(&self) -> &[Candidate] {
-        self.gemm.candidates()
-    }
-
-    /// Names of our own Hopper matmul kernels, as accepted by [`Self::with_matmul`].
-    pub fn hopper_tiles() -> Vec<&'static str> {
-        gemm::hopper_tiles()
-    }
-
-    /// Names of our own Hopper kernels of matmuls with a layer norm in front, as accepted by [`Self::with_matmul`].
-    pub fn hopper_norm_tiles() -> Vec<&'static str> {
-        gemm::hopper_norm_tiles()
     }
 
     fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {

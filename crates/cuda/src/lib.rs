@@ -22,11 +22,16 @@ mod staging;
 mod tensor_map;
 mod trace;
 
-pub use compile::{Compiler, Resources};
 pub use context::{Card, cards};
 pub use device::{CudaDevice, Options};
 pub use error::CudaError;
-pub use gemm::Candidate;
-pub use kernel::{File, Kernel, every_kernel};
 pub use library::{FoundLibrary, Libraries};
 pub use machine::CudaMachine;
+
+/// Internals that the tests and measurements of this crate use. No part of the public interface.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::compile::{Compiler, Resources};
+    pub use crate::gemm::Candidate;
+    pub use crate::kernel::{File, Kernel, every_kernel};
+}

@@ -1,7 +1,7 @@
 //! Executor: runs the plans of a compiled program on one device. Invariant: `run` allocates nothing; every address
 //! was computed by the plan before the arena was allocated.
 //!
-//! A *step* is one run of all instructions of a plan. An *instruction* ([`PlannedStep`]) is one kernel launch, one load
+//! A *step* is one run of all instructions of a plan. An *instruction* ([`Instruction`]) is one kernel launch, one load
 //! of a streamed parameter, or one copy. Steps are run one at a time ([`Executor::run`]), or several are in flight on a
 //! device with asynchronous copies (`submit` and `collect` in `submit.rs`).
 
@@ -22,7 +22,7 @@ pub struct Executor {
     device: Box<dyn Device>,
     program: Program,
     /// The instructions of each plan, in the order of its schedule, with addresses.
-    steps: Vec<Vec<PlannedStep>>,
+    instructions: Vec<Vec<Instruction>>,
     /// Sources of the parameters that each plan's instructions load in every step, indexed by plan; `None` until
     /// attached.
     sources: Vec<Option<Source>>,
@@ -36,7 +36,7 @@ pub struct Executor {
 
 /// One instruction of a plan, with its addresses in the arena: the load of a streamed parameter, a kernel launch, or a
 /// copy within the arena.
-enum PlannedStep {
+enum Instruction {
     Load(Weight),
     Launch {
         op: Op,
@@ -66,12 +66,12 @@ impl Executor {
         program: Program,
         report: OnStart<'_>,
     ) -> Result<Self, DeviceError> {
-        let steps = made(device.as_mut(), &program, report)?;
-        let sources = steps.iter().map(|_| None).collect();
+        let instructions = made(device.as_mut(), &program, report)?;
+        let sources = instructions.iter().map(|_| None).collect();
         Ok(Self {
             device,
             program,
-            steps,
+            instructions,
             sources,
             open: InFlightStep::default(),
             since: 0,
@@ -85,8 +85,8 @@ impl Executor {
     pub fn switch(&mut self, program: Program, report: OnStart<'_>) -> Result<(), DeviceError> {
         self.open.none("switch")?;
         self.device.wait()?;
-        self.steps = made(self.device.as_mut(), &program, report)?;
-        self.sources = self.steps.iter().map(|_| None).collect();
+        self.instructions = made(self.device.as_mut(), &program, report)?;
+        self.sources = self.instructions.iter().map(|_| None).collect();
         self.program = program;
         Ok(())
     }
@@ -159,7 +159,7 @@ impl Executor {
     /// Keeps `source` for the streamed parameters, which every step of the plan reads. The resident parameters must
     /// have been loaded.
     pub fn attach_loaded(&mut self, plan: usize, source: ParamSource) {
-        let streamed = self.steps[plan].iter().filter_map(PlannedStep::weight);
+        let streamed = self.instructions[plan].iter().filter_map(Instruction::weight);
         let buffers = Buffers::of(streamed);
         self.sources[plan] = Some(Source { read: source, buffers });
     }
@@ -205,12 +205,12 @@ impl Executor {
     /// Runs one step, enqueued after the in-flight steps.
     pub(crate) fn follow(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.admits(plan, counts)?;
-        let Self { device, steps, sources, .. } = self;
+        let Self { device, instructions, sources, .. } = self;
         let mut run = |device: &mut dyn Device| {
-            steps[plan].iter().try_for_each(|step| step.run(device, counts, sources[plan].as_mut()))
+            instructions[plan].iter().try_for_each(|one| one.run(device, counts, sources[plan].as_mut()))
         };
         // A step that streams parameters cannot be captured, because the host reads the weight file between launches.
-        let reads = steps[plan].iter().any(|step| step.weight().is_some());
+        let reads = instructions[plan].iter().any(|one| one.weight().is_some());
         // A device with a recorder (CUDA graphs) says how this step runs: already replayed from a capture, issued and
         // captured now, or issued without a capture. The captured launches do not run while they are captured: `end`
         // runs them, or returns `Plain` if the capture failed for lack of memory.
@@ -255,15 +255,15 @@ impl Executor {
     ) -> Result<(), DeviceError> {
         self.open.none("run_timed")?;
         self.admits(plan, counts)?;
-        let (entries, instructions) = (times.len(), self.steps[plan].len());
+        let (entries, instructions) = (times.len(), self.instructions[plan].len());
         if entries != instructions {
             let why = format!("{entries} entries for the times of {instructions} instructions");
             return Err(DeviceError::Kernel { op: "run_timed", why });
         }
         let marks = self.device.tracer().mark(0)?;
-        for (i, (step, time)) in self.steps[plan].iter().zip(times.iter_mut()).enumerate() {
+        for (i, (instruction, time)) in self.instructions[plan].iter().zip(times.iter_mut()).enumerate() {
             let start = Instant::now();
-            step.run(self.device.as_mut(), counts, self.sources[plan].as_mut())?;
+            instruction.run(self.device.as_mut(), counts, self.sources[plan].as_mut())?;
             if marks {
                 self.device.tracer().mark(i + 1)?;
             } else {
@@ -314,16 +314,6 @@ impl Executor {
         self.device.copy(from, to, bytes)
     }
 
-    /// Reads f32 from any address in the arena.
-    pub fn download_f32(&mut self, at: u64, out: &mut [f32]) -> Result<(), DeviceError> {
-        self.device.download(at, bytemuck::cast_slice_mut(out))
-    }
-
-    /// Writes f32 to any address in the arena.
-    pub fn upload_f32(&mut self, at: u64, values: &[f32]) -> Result<(), DeviceError> {
-        self.device.upload(at, bytemuck::cast_slice(values))
-    }
-
     /// Waits until all enqueued work is complete.
     pub fn wait(&mut self) -> Result<(), DeviceError> {
         self.device.wait()
@@ -338,7 +328,7 @@ impl Executor {
     }
 }
 
-impl PlannedStep {
+impl Instruction {
     /// The launch of a step with `counts`; `None` if the instruction is no launch.
     fn launch(&self, counts: Counts) -> Option<Launch<'_>> {
         match self {
@@ -409,27 +399,27 @@ fn made(
     device: &mut dyn Device,
     program: &Program,
     report: OnStart<'_>,
-) -> Result<Vec<Vec<PlannedStep>>, DeviceError> {
+) -> Result<Vec<Vec<Instruction>>, DeviceError> {
     same_kernels(program, device)?;
-    let steps: Vec<Vec<PlannedStep>> =
-        (0..program.plans().len()).map(|i| steps(program, i)).collect::<Result<_, _>>()?;
+    let all: Vec<Vec<Instruction>> =
+        (0..program.plans().len()).map(|i| instructions(program, i)).collect::<Result<_, _>>()?;
     let bytes = program.arena_bytes();
     device.persistent(program.persistent());
     device.alloc_arena(bytes)?;
     device.stage(program.host_staging())?;
     device.fill(0, bytes, POISON)?;
     let mut launches = vec![];
-    for (steps, (_, plan)) in steps.iter().zip(program.plans()) {
-        launches.extend(steps.iter().filter_map(|step| step.launch(plan.graph.bounds.full())));
+    for (instructions, (_, plan)) in all.iter().zip(program.plans()) {
+        launches.extend(instructions.iter().filter_map(|one| one.launch(plan.graph.bounds.full())));
     }
     device.prepare_all(&launches, report)?;
     device.wait()?;
-    Ok(steps)
+    Ok(all)
 }
 
 /// The instructions of a plan with addresses. An operand without an address is an error: if it were skipped, the kernel
 /// would read the later operands in the wrong places.
-fn steps(program: &Program, plan: usize) -> Result<Vec<PlannedStep>, DeviceError> {
+fn instructions(program: &Program, plan: usize) -> Result<Vec<Instruction>, DeviceError> {
     let (name, p) = &program.plans()[plan];
     let missing =
         |op: &'static str, v: ValueId| DeviceError::NotPlaced { plan: name.clone(), op, value: v.index() };
@@ -441,7 +431,7 @@ fn steps(program: &Program, plan: usize) -> Result<Vec<PlannedStep>, DeviceError
             let node = p.graph.node(id);
             let operand =
                 |v: ValueId| Ok(Operand { at: at(node.op.name(), v)?, spec: p.graph.spec(v).clone() });
-            Ok(PlannedStep::Launch {
+            Ok(Instruction::Launch {
                 op: node.op,
                 kernel: p.kernels[id.index()],
                 ins: node.inputs.iter().map(|&v| operand(v)).collect::<Result<_, DeviceError>>()?,
@@ -449,8 +439,8 @@ fn steps(program: &Program, plan: usize) -> Result<Vec<PlannedStep>, DeviceError
                 workspace: p.memory.workspaces[i].map(|s| (program.address(plan, s), s.bytes)),
             })
         }
-        Instr::Load(v) => Weight::of(program, plan, v).map(PlannedStep::Load).ok_or_else(|| missing("load", v)),
-        Instr::Copy { from, to } => Ok(PlannedStep::Copy {
+        Instr::Load(v) => Weight::of(program, plan, v).map(Instruction::Load).ok_or_else(|| missing("load", v)),
+        Instr::Copy { from, to } => Ok(Instruction::Copy {
             from: at("copy", from)?,
             to: at("copy", to)?,
             spec: p.graph.spec(to).clone(),

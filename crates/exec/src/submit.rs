@@ -74,7 +74,7 @@ impl Executor {
     /// Copies the inputs to a staging slot of this step, concurrently with running work, and enqueues the copy from
     /// there to the plan's inputs. Without staging, uploads to the plan's inputs directly.
     fn give(&mut self, inputs: &[(InputId, Data<'_>)]) -> Result<(), DeviceError> {
-        let mut place = self.program().ring_address(self.open.next, Direction::In);
+        let mut place = self.program().in_flight_address(self.open.next, Direction::In);
         for (input, data) in inputs {
             let (at, bytes) = (self.input_address(*input)?, data.bytes());
             let Some(from) = place else {
@@ -92,7 +92,7 @@ impl Executor {
     /// Copies the outputs to a staging slot of this step and requests their transfer to the host, which runs
     /// concurrently with later steps.
     fn request_outputs(&mut self, outputs: &[(OutputId, usize)]) -> Result<(), DeviceError> {
-        let mut place = self.program().ring_address(self.open.next, Direction::Out);
+        let mut place = self.program().in_flight_address(self.open.next, Direction::Out);
         for &(output, n) in outputs {
             let (mut at, size) = (self.output_address(output)?, Bytes(DType::F32.size() * n as u64));
             if let Some(to) = place {

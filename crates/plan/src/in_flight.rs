@@ -43,7 +43,7 @@ pub enum Direction {
 
 impl Program {
     /// Reserves buffers for `depth` in-flight steps, unless the arena is in host memory.
-    pub fn with_ring(mut self, depth: usize) -> Self {
+    pub fn with_pipeline_depth(mut self, depth: usize) -> Self {
         if self.target().space == HOST {
             return self;
         }
@@ -53,7 +53,7 @@ impl Program {
         let widest = |of: &dyn Fn(&Graph) -> Bytes| self.plans().iter().map(|(_, p)| of(&p.graph)).max();
         let step = [widest(&inputs).unwrap_or_default(), widest(&outputs).unwrap_or_default()];
         // A repeated call replaces the buffers of the previous one, which are the last of the list.
-        let first = self.ring.map_or(self.staging.len(), |ring| ring.first);
+        let first = self.in_flight.map_or(self.staging.len(), |buffers| buffers.first);
         self.staging.truncate(first);
         if depth > 1 {
             let waits = |label: &str, bytes: Bytes| Staging {
@@ -62,27 +62,30 @@ impl Program {
             };
             self.staging.extend([waits("inputs ahead", step[0]), waits("outputs waiting", step[1])]);
         }
-        self.ring = Some(InFlightBuffers { depth, first, step });
+        self.in_flight = Some(InFlightBuffers { depth, first, step });
         self
     }
 
     /// Maximum number of in-flight steps.
     pub fn depth(&self) -> usize {
-        self.ring.map_or(1, |ring| ring.depth)
+        self.in_flight.map_or(1, |buffers| buffers.depth)
     }
 
     /// Offset in the arena of the inputs or outputs of step `number`; `None` if the step uses the plan's own
     /// addresses.
-    pub fn ring_address(&self, number: u64, direction: Direction) -> Option<u64> {
-        let ring = self.ring.filter(|ring| ring.depth > 1)?;
-        let slot = number % ring.depth as u64;
-        Some(self.staging_address(ring.first + direction as usize) + slot * ring.step[direction as usize].0)
+    pub fn in_flight_address(&self, number: u64, direction: Direction) -> Option<u64> {
+        let buffers = self.in_flight.filter(|buffers| buffers.depth > 1)?;
+        let slot = number % buffers.depth as u64;
+        Some(
+            self.staging_address(buffers.first + direction as usize)
+                + slot * buffers.step[direction as usize].0,
+        )
     }
 
     /// Size of the host buffers for in-flight steps: inputs together with weights, and outputs. They are not in
     /// the ledger, which describes the arena.
     pub fn host_staging(&self) -> [Bytes; 2] {
-        let Some(InFlightBuffers { depth, step: [inputs, outputs], .. }) = self.ring else {
+        let Some(InFlightBuffers { depth, step: [inputs, outputs], .. }) = self.in_flight else {
             return [Bytes::ZERO; 2];
         };
         let of_plan = |p: &Plan| p.schedule.loads().map(|v| p.graph.spec(v).bytes(&p.graph.bounds)).max();

@@ -60,7 +60,7 @@ pub struct Program {
     /// Whether all plans were compiled with one [`Persistent`](crate::Persistent), so that they share
     /// parameters and states.
     shared: bool,
-    pub(crate) ring: Option<InFlightBuffers>,
+    pub(crate) in_flight: Option<InFlightBuffers>,
     /// Number of replicas: arenas that execute steps concurrently and share the weights at their start.
     replicas: usize,
 }
@@ -95,13 +95,13 @@ pub struct OutputId {
 impl Program {
     /// Combines named plans for one target into a program.
     pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
-        Self { target, plans, staging, host_extra: vec![], shared: false, ring: None, replicas: 1 }
+        Self { target, plans, staging, host_extra: vec![], shared: false, in_flight: None, replicas: 1 }
     }
 
     /// Combines plans that were compiled with one [`Persistent`](crate::Persistent) and therefore share their
     /// parameters and states.
     pub fn sharing(target: Target, plans: Vec<(String, Plan)>) -> Self {
-        Self { target, plans, staging: vec![], host_extra: vec![], shared: true, ring: None, replicas: 1 }
+        Self { target, plans, staging: vec![], host_extra: vec![], shared: true, in_flight: None, replicas: 1 }
     }
 
     /// Adds memory that a run uses outside the arena, in the memory space to which the budget applies. It

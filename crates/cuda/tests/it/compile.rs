@@ -2,7 +2,8 @@
 //! uses local memory. Results are cached under a hash of source, options and compiler, so that only changed kernels
 //! are compiled again.
 
-use plimsoll_cuda::{Compiler, Kernel, Libraries, Resources, every_kernel};
+use plimsoll_cuda::Libraries;
+use plimsoll_cuda::internals::{Compiler, Kernel, Resources, every_kernel};
 use plimsoll_exec::{StartProgress, StartStage};
 use std::fs;
 use std::path::Path;

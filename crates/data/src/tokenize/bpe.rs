@@ -97,11 +97,6 @@ impl Bpe {
         self.vocab
     }
 
-    /// Returns the id of the unknown token, if the file defines one.
-    pub fn unknown_id(&self) -> Option<i32> {
-        self.unknown
-    }
-
     /// Returns the text of a token id; `None` if no token has this id.
     pub fn token(&self, id: i32) -> Option<String> {
         self.tokenizer.id_to_token(u32::try_from(id).ok()?)

@@ -37,7 +37,8 @@ fn encoder(on: On) -> Executor {
 /// An executor of `graph` on the first GPU with the given options, with resident or streamed weights.
 fn on_gpu(graph: &plimsoll_graph::Graph, options: Options, placed: Weights) -> Executor {
     let (target, plan) = On::Cuda(Precision::F32).plan(graph, true, placed).expect("planned");
-    let program = Program::new(target, vec![("test".to_owned(), plan)], vec![]).with_ring(options.depth);
+    let program =
+        Program::new(target, vec![("test".to_owned(), plan)], vec![]).with_pipeline_depth(options.depth);
     let device = CudaDevice::with(0, options).expect("there");
     let mut executor = Executor::new(Box::new(device), program).expect("started");
     let source = |param: &plimsoll_graph::Param, range: Range<u64>, out: &mut [f32]| {

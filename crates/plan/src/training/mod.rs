@@ -164,7 +164,7 @@ impl Training<'_> {
         let after =
             apply.map(|plan| named(plans::APPLY, plan)).into_iter().chain([named(plans::EVALUATE, evaluate)]);
         let plans = std::iter::once(named(plans::MICRO, micro)).chain(after).collect();
-        Ok(Program::sharing(target.clone(), plans).with_ring(TRAINING_DEPTH))
+        Ok(Program::sharing(target.clone(), plans).with_pipeline_depth(TRAINING_DEPTH))
     }
 
     /// Builds the micro-step: forward, backward, and accumulation of the gradients or the immediate optimizer

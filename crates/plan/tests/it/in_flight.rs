@@ -24,7 +24,7 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
     // Inputs: token ids and spans; outputs: means. Each is padded to a multiple of 256 bytes.
     let (inputs, outputs) = (4096 + 256, 4 * 320 * 7);
     for depth in [2, 3, 5] {
-        let ringed = bare.clone().with_ring(depth);
+        let ringed = bare.clone().with_pipeline_depth(depth);
         let each = |step: u64| Bytes(step * depth as u64);
         assert_eq!(ringed.depth(), depth);
         assert_eq!(ringed.ledger().get("staging: inputs ahead"), each(inputs));
@@ -32,7 +32,8 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
         assert_eq!(ringed.peak(), bare.peak() + each(inputs) + each(outputs));
         assert_eq!(ringed.ledger().total(), ringed.peak());
         assert_ne!(ringed.digest().expect("saved"), bare.digest().expect("saved"));
-        let (of, first) = (|n, way| ringed.ring_address(n, way).expect("a place"), ringed.staging_address(1));
+        let (of, first) =
+            (|n, way| ringed.in_flight_address(n, way).expect("a place"), ringed.staging_address(1));
         for n in 0..2 * depth as u64 {
             assert_eq!(of(n, Direction::In), first + n % depth as u64 * inputs);
             assert_eq!(of(n, Direction::Out), first + each(inputs).0 + n % depth as u64 * outputs);
@@ -40,8 +41,8 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
         let one_more = |step: u64| Bytes(step * (depth as u64 + 1));
         // The host buffers also hold pieces of weights that are transferred to the arena, 4 MiB in total.
         assert_eq!(ringed.host_staging(), [one_more(inputs) + Bytes(4 << 20), one_more(outputs)]);
-        assert_eq!(ringed.clone().with_ring(depth), ringed, "once is enough");
-        assert_eq!(ringed.with_ring(1).arena_bytes(), bare.arena_bytes());
+        assert_eq!(ringed.clone().with_pipeline_depth(depth), ringed, "once is enough");
+        assert_eq!(ringed.with_pipeline_depth(1).arena_bytes(), bare.arena_bytes());
     }
 }
 
@@ -69,7 +70,7 @@ fn replicas_are_in_the_ledger() {
 fn streamed_weights_travel_through_the_hosts_memory() {
     // Elements of the largest weight: the first linear of the MLP.
     const WIDEST: u64 = 640 * 2560;
-    let of = |weights| program_of("facebook/esm2_t30_150M_UR50D", "h200", weights).with_ring(2);
+    let of = |weights| program_of("facebook/esm2_t30_150M_UR50D", "h200", weights).with_pipeline_depth(2);
     let [resident, streamed] = [Weights::Resident, Weights::Streamed].map(of);
     let [of_resident, of_streamed] = [resident.host_staging(), streamed.host_staging()];
     assert_eq!(of_streamed[1], of_resident[1]);
@@ -80,9 +81,9 @@ fn streamed_weights_travel_through_the_hosts_memory() {
 #[test]
 fn where_the_arena_is_the_hosts_memory_steps_need_no_staging() {
     let bare = program("cpu", Weights::Resident);
-    assert_eq!(bare.clone().with_ring(4), bare);
+    assert_eq!(bare.clone().with_pipeline_depth(4), bare);
     assert_eq!(
-        (bare.depth(), bare.host_staging(), bare.ring_address(0, Direction::In)),
+        (bare.depth(), bare.host_staging(), bare.in_flight_address(0, Direction::In)),
         (1, [Bytes::ZERO; 2], None)
     );
 }

@@ -233,7 +233,9 @@ impl SearchStage<'_> {
         };
         let plans = self.parts.iter().map(|part| plan(part, &mut *dump)).collect::<Result<_, PlanError>>()?;
         let program = Program::new(point.target.clone(), plans, vec![]);
-        Ok((self.finish)(program, point.replicas).with_ring(point.depth).with_replicas(point.replicas))
+        Ok((self.finish)(program, point.replicas)
+            .with_pipeline_depth(point.depth)
+            .with_replicas(point.replicas))
     }
 }
 

@@ -160,7 +160,7 @@ impl Run<'_> {
             let PersistentKind::Param(param) = what else { continue };
             let elements: u64 = spec.shape.iter().filter_map(|d| d.fixed()).product();
             let mut values = vec![f32::NAN; elements as usize];
-            self.executor.download_f32(at, &mut values).expect("inside the arena");
+            self.executor.download(at, bytemuck::cast_slice_mut(&mut values)).expect("inside the arena");
             all.insert(param.name, values);
         }
         all
