@@ -4,7 +4,7 @@
     python3 bench/train_gpu.py target/release/plimsoll --work /tmp/train_gpu [--rows 650m lora 3b 8m llama moe] [--steps 12]
 
 ESM-2 starts from random weights in the Hub's layout, with random proteins of log-normal lengths (exp N(5.6, 0.75), 30 to
-1022); the language models (1.3 B parameters: llama with 4 sequences of 4096 random tokens a step; moe, the model of
+1022); the language models (1.35 B parameters: llama with 4 sequences of 4096 random tokens a step; moe, the model of
 examples/moe-base.yaml, with 8 of 2048) start from random initial weights. All train in bf16 with AdamW, clipping, nothing
 recomputed, and one micro-batch a step. The peers are bench/peers/training.py and bench/peers/language_model.py.
 Prints tokens/s (median of the steps after the third), the largest memory of the card (NVML, every 0.3 s) of both sides,

@@ -25,8 +25,8 @@ const MAX_IN_FLIGHT: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InFlightBuffers {
     depth: usize,
-    /// Index of the first of its two staging buffers; `None` for a depth of one, where a step uses the plan's
-    /// own addresses.
+    /// Index of the first of its two staging buffers. For a depth of one there are none, and a step uses the plan's own
+    /// addresses.
     first: usize,
     /// Bytes of the inputs and of the outputs of one step, for the plan with the largest.
     step: [Bytes; 2],
@@ -90,14 +90,14 @@ impl Program {
         };
         let of_plan = |p: &Plan| p.schedule.loads().map(|v| p.graph.spec(v).bytes(&p.graph.bounds)).max();
         let weight = self.plans().iter().filter_map(|(_, p)| of_plan(p)).max().unwrap_or_default();
-        // One more step than the depth: if the space at the end of the ring buffer is too short for the next step, it
+        // One more step than the depth: if the space at the end of the host's buffer is too short for the next step, it
         // is left unused.
         let of = |step: Bytes| Bytes(step.0 * (depth as u64 + 1));
         let weights = Bytes((weight.0 * WEIGHTS).max(PIECES * PIECE * DType::F32.size()));
         [of(inputs) + weights, of(outputs)]
     }
 
-    /// Size that a value of `bytes` occupies in the ring buffer, padded to the alignment of the target.
+    /// Size that a value of `bytes` occupies in a staging buffer, padded to the alignment of the target.
     pub fn padded(&self, bytes: Bytes) -> Bytes {
         bytes.align_up(self.target().alignment)
     }

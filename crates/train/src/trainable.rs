@@ -37,8 +37,8 @@ pub trait Trainable {
     /// device does not wait for the caller.
     fn is_asynchronous(&self) -> bool;
 
-    /// Waits for the oldest step that was started by micro-steps and an update and whose result was not returned yet, and
-    /// returns the result of each of its `micro_steps` to `found`, then that of the update.
+    /// Waits for the oldest unfinished step. Calls `found` with the result of each of its `micro_steps` micro-steps, and
+    /// returns the result of its update.
     fn finish_step(
         &mut self,
         micro_steps: u64,

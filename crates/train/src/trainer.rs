@@ -1,6 +1,7 @@
 //! The training loop: micro-steps, updates, evaluations, checkpoints, and the end of the run. Invariant: the result of
 //! a step depends on the configuration, the state and the data alone; clocks and signals decide only when checkpoints
-//! are written. The result of a step is read while the next one runs, so that a GPU need not wait for the host.
+//! are written. On a GPU, except in fp16, the result of a step is read while the next one runs, so that the GPU need not
+//! wait for the host.
 
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{leaves, schema};
@@ -410,8 +411,11 @@ impl Trainer {
     /// Starts one update; returns false if the data ended first.
     fn step(&mut self) -> Result<bool, TrainError> {
         let group = self.group()?;
-        if group.targets == 0 {
+        if group.micro_steps == 0 {
             return Ok(false);
+        }
+        if group.targets == 0 {
+            return Err(RuntimeError::bug("the micro-batches of a step have no targets").into());
         }
         let step = self.state.step + 1;
         let lr = self.rate.at(self.state.step, group.epoch);
@@ -436,12 +440,20 @@ impl Trainer {
         Ok(())
     }
 
+    /// An error if the results of a step were not read: the state would not be that of the weights.
+    fn all_finished(&self) -> Result<(), TrainError> {
+        match self.started.is_empty() {
+            true => Ok(()),
+            false => Err(RuntimeError::bug("the results of a step were not read").into()),
+        }
+    }
+
     /// Reads the result of the oldest started step.
     fn finish(&mut self, started: &StartedStep, observer: &mut dyn Observer) -> Result<(), TrainError> {
         let &StartedStep { step, ref group, tokens, .. } = started;
         let mut found = GroupResult::default();
         let applied = self.model.finish_step(group.micro_steps, &mut |result| found.add(&result))?;
-        // A loss that is not finite has gradients that are not finite, so the weights did not change.
+        // The run ends without a checkpoint, so it does not matter whether this step or the one after it changed weights.
         if !found.loss.is_finite() && self.config.precision.kind != PrecisionKind::Fp16 {
             return Err(TrainError::LossNotFinite { step });
         }
@@ -560,6 +572,7 @@ impl Trainer {
     /// Evaluates the mean loss on the validation data, without auxiliary losses. Returns whether it is the lowest so
     /// far.
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
+        self.all_finished()?;
         let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
         let (mut loss, mut targets) = (0.0, 0);
         self.model.rewind()?;
@@ -589,6 +602,7 @@ impl Trainer {
 
     /// Saves a checkpoint of the current step unless it exists, and removes older ones.
     fn save(&mut self) -> Result<&Path, TrainError> {
+        self.all_finished()?;
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
             self.state.position = self.model.position()?;

@@ -177,9 +177,9 @@ __device__ __forceinline__ void write_rows(const float (&sums)[MT][DP / 8][4], f
 }
 
 // q, do: (T, H d) and k, v: (T, G d), each with the stride of its rows (that of do is H d), q and k rotated; stats: (T,
-// H); spans: (S, 2); cos, sin: (longest, d/2). With KEYS, d1 and d2 are dk and dv, of which KEYS = 2 and
-// 3 write their own only, otherwise d1 is dq, with stride `d_stride`; either may be null. Grid: a block for each head (with KEYS, of k) and each number below T / ROWS + S
-// (`block_of`). Invalid spans set `status` and write nothing.
+// H); spans: (S, 2); cos, sin: (longest, d/2). With KEYS, d1 and d2 are dk and dv, of which KEYS = 2 and 3 write their own
+// only, otherwise d1 is dq, with stride `d_stride`; either may be null. Grid: a block for each head (with KEYS, of k) and
+// each number below T / ROWS + S (`block_of`). Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long long q_stride, long long k_stride,
                long long v_stride, const float2 *stats, const int *spans, int sequences, int tokens, const Angle *cosines,

@@ -70,8 +70,8 @@ pub enum Optimizer {
     Sgd(Sgd),
 }
 
-/// Maximum number of submitted micro-steps and updates on a GPU: the loss of a step of one micro-batch is read while the next
-/// step runs, that is, after its micro-step and its update and before the update of the next one.
+/// Maximum number of submitted micro-steps and updates on a GPU: the micro-step and the update of one step, and the micro-step
+/// of the next, which is enqueued before the first results are read.
 pub const TRAINING_DEPTH: usize = 3;
 
 /// Smaller parameters keep f32 moments, whose memory is negligible (Dettmers et al. 2022).

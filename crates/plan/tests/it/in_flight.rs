@@ -24,25 +24,25 @@ fn open_steps_have_places_of_their_own_in_the_ledger() {
     // Inputs: token ids and spans; outputs: means. Each is padded to a multiple of 256 bytes.
     let (inputs, outputs) = (4096 + 256, 4 * 320 * 7);
     for depth in [2, 3, 5] {
-        let ringed = bare.clone().with_pipeline_depth(depth);
+        let buffered = bare.clone().with_pipeline_depth(depth);
         let each = |step: u64| Bytes(step * depth as u64);
-        assert_eq!(ringed.depth(), depth);
-        assert_eq!(ringed.ledger().get("staging: inputs ahead"), each(inputs));
-        assert_eq!(ringed.ledger().get("staging: outputs waiting"), each(outputs));
-        assert_eq!(ringed.peak(), bare.peak() + each(inputs) + each(outputs));
-        assert_eq!(ringed.ledger().total(), ringed.peak());
-        assert_ne!(ringed.digest().expect("saved"), bare.digest().expect("saved"));
+        assert_eq!(buffered.depth(), depth);
+        assert_eq!(buffered.ledger().get("staging: inputs ahead"), each(inputs));
+        assert_eq!(buffered.ledger().get("staging: outputs waiting"), each(outputs));
+        assert_eq!(buffered.peak(), bare.peak() + each(inputs) + each(outputs));
+        assert_eq!(buffered.ledger().total(), buffered.peak());
+        assert_ne!(buffered.digest().expect("saved"), bare.digest().expect("saved"));
         let (of, first) =
-            (|n, way| ringed.in_flight_address(n, way).expect("a place"), ringed.staging_address(1));
+            (|n, way| buffered.in_flight_address(n, way).expect("a place"), buffered.staging_address(1));
         for n in 0..2 * depth as u64 {
             assert_eq!(of(n, Direction::In), first + n % depth as u64 * inputs);
             assert_eq!(of(n, Direction::Out), first + each(inputs).0 + n % depth as u64 * outputs);
         }
         let one_more = |step: u64| Bytes(step * (depth as u64 + 1));
         // The host buffers also hold pieces of weights that are transferred to the arena, 4 MiB in total.
-        assert_eq!(ringed.host_staging(), [one_more(inputs) + Bytes(4 << 20), one_more(outputs)]);
-        assert_eq!(ringed.clone().with_pipeline_depth(depth), ringed, "once is enough");
-        assert_eq!(ringed.with_pipeline_depth(1).arena_bytes(), bare.arena_bytes());
+        assert_eq!(buffered.host_staging(), [one_more(inputs) + Bytes(4 << 20), one_more(outputs)]);
+        assert_eq!(buffered.clone().with_pipeline_depth(depth), buffered, "once is enough");
+        assert_eq!(buffered.with_pipeline_depth(1).arena_bytes(), bare.arena_bytes());
     }
 }
 

@@ -40,9 +40,9 @@ enum Stage {
 /// Result of a submitted micro-step or update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepResult {
-    /// Of [`TrainSession::submit_micro_step`].
+    /// Result of a step submitted by [`TrainSession::submit_micro_step`].
     MicroStep(Losses),
-    /// Of [`TrainSession::submit_update`].
+    /// Result of an update submitted by [`TrainSession::submit_update`].
     Update(Update),
 }
 
@@ -115,7 +115,7 @@ pub struct Losses {
 pub struct Update {
     /// Global norm of the gradient; `None` where the plan does not compute it.
     pub norm: Option<f64>,
-    /// Whether the weights were updated, that is, whether every gradient was finite.
+    /// Whether every gradient was finite; otherwise no weight was updated.
     pub moved: bool,
 }
 
@@ -162,8 +162,11 @@ struct Apply {
     outputs: Vec<(OutputId, usize)>,
 }
 
-/// Largest number of inputs of a micro-step.
+/// Largest number of inputs of a micro-step: three of a batch and six scalar ones.
 const MOST_INPUTS: usize = 9;
+
+/// Number of results for which there is room from the start; more micro-steps in a step allocate.
+const MOST_RESULTS: usize = 64;
 
 /// Inputs of a plan with their values.
 struct Inputs<'a> {
@@ -186,7 +189,8 @@ impl TrainSession {
         let of_update = apply.as_ref().map_or(0, |apply| apply.outputs.len());
         let outputs = [micro.outputs.len(), of_update].map(|n| vec![vec![]; n]);
         let executor = site.start_one(program, observer)?;
-        let (in_flight, results) = (VecDeque::with_capacity(executor.depth()), VecDeque::new());
+        let (in_flight, results) =
+            (VecDeque::with_capacity(executor.depth()), VecDeque::with_capacity(MOST_RESULTS));
         let mut session = Self { executor, micro, apply, evaluate, in_flight, results, outputs };
         session.load(source, observer)?;
         Ok(session)
@@ -252,22 +256,21 @@ impl TrainSession {
     }
 
     /// Submits the update of the weights with the gradient sum times `unscale`, which is skipped on the device if a gradient
-    /// is not finite. Returns false where the micro-steps update the weights themselves; then nothing is submitted.
+    /// is not finite. Submits nothing where the micro-steps update the weights themselves.
     ///
     /// # Errors
     /// Device errors.
-    pub fn submit_update(&mut self, hyper: &[f32], unscale: f32) -> Result<bool, RuntimeError> {
-        if self.apply.is_none() {
-            return Ok(false);
+    pub fn submit_update(&mut self, hyper: &[f32], unscale: f32) -> Result<(), RuntimeError> {
+        if self.apply.is_some() {
+            self.make_room()?;
         }
-        self.make_room()?;
-        let Some(apply) = &self.apply else { return Ok(false) };
+        let Some(apply) = &self.apply else { return Ok(()) };
         let unscale = [unscale];
         let inputs = [(apply.hyper, Data::F32(hyper)), (apply.unscale, Data::F32(&unscale))];
         let counts = Counts { tokens: 0, sequences: 0 };
         let submitted = self.executor.submit(apply.plan, &inputs, counts, &apply.outputs)?;
         self.in_flight.push_back((Stage::Update, submitted));
-        Ok(true)
+        Ok(())
     }
 
     /// Returns the result of the oldest micro-step or update whose result was not returned yet; waits for it.
@@ -278,6 +281,14 @@ impl TrainSession {
         match self.results.pop_front() {
             Some(result) => Ok(result),
             None => self.collect(),
+        }
+    }
+
+    /// An error if a step is in flight.
+    fn nothing_in_flight(&self) -> Result<(), RuntimeError> {
+        match self.in_flight.is_empty() {
+            true => Ok(()),
+            false => Err(RuntimeError::bug("the results of submitted steps were not read")),
         }
     }
 
@@ -292,8 +303,10 @@ impl TrainSession {
 
     /// Waits for the oldest step on the device.
     fn collect(&mut self) -> Result<StepResult, RuntimeError> {
-        let (stage, step) =
-            self.in_flight.pop_front().ok_or_else(|| RuntimeError::bug("a result of nothing was asked for"))?;
+        let (stage, step) = self
+            .in_flight
+            .pop_front()
+            .ok_or_else(|| RuntimeError::bug("a result was asked for, but no step was submitted"))?;
         let outputs = &mut self.outputs[stage as usize];
         self.executor.collect(step, outputs)?;
         Ok(match stage {
@@ -319,6 +332,7 @@ impl TrainSession {
         step: MicroStep<'_>,
         times: &mut [Duration],
     ) -> Result<Losses, RuntimeError> {
+        self.nothing_in_flight()?;
         let scalars = Scalars::of(&step);
         let (inputs, counts) = self.micro.inputs(batch, &step, &scalars)?;
         let Self { executor, micro, outputs: [outputs, _], .. } = self;
@@ -341,6 +355,7 @@ impl TrainSession {
     /// # Errors
     /// As [`TrainSession::submit_micro_step`]; a step is in flight.
     pub fn evaluate(&mut self, batch: Batch<'_>) -> Result<f64, RuntimeError> {
+        self.nothing_in_flight()?;
         let Self { executor, evaluate, .. } = self;
         let (inputs, counts) = evaluate.inputs(batch)?;
         let wanted = [(evaluate.cross_entropy, 1)];
@@ -394,15 +409,15 @@ impl Forward {
         let mut inputs = Inputs { given: [None; MOST_INPUTS] };
         match (&self.inputs, batch) {
             (&BatchInputs::Tokens { ids, spans, targets }, Batch::Tokens { ids: i, spans: s, targets: t }) => {
-                inputs.add(Some(ids), Data::I32(i));
-                inputs.add(Some(spans), Data::I32(s.as_flattened()));
-                inputs.add(Some(targets), Data::I32(t));
+                inputs.add(Some(ids), Data::I32(i))?;
+                inputs.add(Some(spans), Data::I32(s.as_flattened()))?;
+                inputs.add(Some(targets), Data::I32(t))?;
             }
             (BatchInputs::Rows { parts, targets }, Batch::Rows { parts: rows, targets: t }) => {
                 for (&part, rows) in parts.iter().zip(rows) {
-                    inputs.add(Some(part), Data::F32(rows));
+                    inputs.add(Some(part), Data::F32(rows))?;
                 }
-                inputs.add(Some(*targets), Data::I32(t));
+                inputs.add(Some(*targets), Data::I32(t))?;
             }
             (BatchInputs::Tokens { .. }, Batch::Rows { .. })
             | (BatchInputs::Rows { .. }, Batch::Tokens { .. }) => {
@@ -414,12 +429,13 @@ impl Forward {
 }
 
 impl<'a> Inputs<'a> {
-    /// Adds an input that the plan has.
-    fn add(&mut self, input: Option<InputId>, data: Data<'a>) {
+    /// Adds an input, if the plan has it.
+    fn add(&mut self, input: Option<InputId>, data: Data<'a>) -> Result<(), RuntimeError> {
+        let Some(input) = input else { return Ok(()) };
         let free = self.given.iter_mut().find(|given| given.is_none());
-        if let (Some(input), Some(free)) = (input, free) {
-            *free = Some((input, data));
-        }
+        *free.ok_or_else(|| RuntimeError::bug("a micro-step has more inputs than MOST_INPUTS"))? =
+            Some((input, data));
+        Ok(())
     }
 
     /// Calls `f` with the inputs as a slice.
@@ -501,24 +517,26 @@ impl Micro {
         scalars: &'a Scalars,
     ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
         let (mut inputs, counts) = self.forward.inputs(batch)?;
-        inputs.add(self.loss_scale, Data::F32(&scalars.loss_scale));
-        inputs.add(self.auxiliary_scale, Data::F32(&scalars.auxiliary));
-        inputs.add(self.keep, Data::F32(&scalars.keep));
-        inputs.add(self.unscale, Data::F32(&scalars.unscale));
-        inputs.add(self.hyper, Data::F32(step.hyper));
-        inputs.add(self.seed, Data::I32(&step.seed));
+        inputs.add(self.loss_scale, Data::F32(&scalars.loss_scale))?;
+        inputs.add(self.auxiliary_scale, Data::F32(&scalars.auxiliary))?;
+        inputs.add(self.keep, Data::F32(&scalars.keep))?;
+        inputs.add(self.unscale, Data::F32(&scalars.unscale))?;
+        inputs.add(self.hyper, Data::F32(step.hyper))?;
+        inputs.add(self.seed, Data::I32(&step.seed))?;
         Ok((inputs, counts))
     }
 
     /// The losses from the values of all outputs.
     fn losses(&self, outputs: &[Vec<f32>]) -> Result<Losses, RuntimeError> {
         let mut rest = outputs.iter();
-        let mut next = |there: bool| there.then(|| rest.next()).flatten();
+        let mut next_if = |requested: bool| requested.then(|| rest.next()).flatten();
         let missing = || RuntimeError::bug("a micro-step has fewer outputs than were asked for");
-        let cross_entropy = f64::from(next(true).ok_or_else(missing)?[0]);
-        let mut optional = |output: Option<OutputId>| next(output.is_some()).map(|values| f64::from(values[0]));
+        let cross_entropy = f64::from(next_if(true).ok_or_else(missing)?[0]);
+        let mut optional =
+            |output: Option<OutputId>| next_if(output.is_some()).map(|values| f64::from(values[0]));
         let (z, balance, router_z) = (optional(self.z), optional(self.balance), optional(self.router_z));
-        let moved = next(self.scale.is_some()).map(|scale| cross_entropy.is_finite() && factor(scale) != 0.0);
+        let moved =
+            next_if(self.scale.is_some()).map(|scale| cross_entropy.is_finite() && factor(scale) != 0.0);
         // The counters are i32, which are returned as f32 with the same bits.
         let dropped = rest.map(|rows| (rows[0].to_bits() as i32).max(0) as u64).sum();
         Ok(Losses { cross_entropy, z, balance, router_z, dropped, moved })
@@ -548,8 +566,7 @@ fn index(program: &Program, name: &str) -> Result<usize, RuntimeError> {
     program.index(name).ok_or_else(missing)
 }
 
-/// Factor of the gradients, the second element of the output `scale`; zero if a gradient was not finite, and then the
-/// weights did not change.
+/// Factor of the gradients, the second element of the output `scale`; zero if a gradient was not finite.
 fn factor(scale: &[f32]) -> f32 {
     scale.get(1).copied().unwrap_or_default()
 }

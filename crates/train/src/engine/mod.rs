@@ -286,8 +286,10 @@ impl Trainable for Engine {
     ) -> Result<Applied, TrainError> {
         let mut moved = None;
         for _ in 0..micro_steps {
-            let StepResult::MicroStep(losses) = self.session.result()? else { return Err(mixed()) };
-            let targets = self.targets.pop_front().ok_or_else(mixed)?;
+            let StepResult::MicroStep(losses) = self.session.result()? else {
+                return Err(results_out_of_order());
+            };
+            let targets = self.targets.pop_front().ok_or_else(results_out_of_order)?;
             let Losses { cross_entropy, z, balance, router_z, dropped, .. } = losses;
             let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
             moved = losses.moved;
@@ -298,7 +300,9 @@ impl Trainable for Engine {
             // at the same time.
             Some(ok) => Ok(Applied { norm: f64::NAN, ok }),
             None => {
-                let StepResult::Update(update) = self.session.result()? else { return Err(mixed()) };
+                let StepResult::Update(update) = self.session.result()? else {
+                    return Err(results_out_of_order());
+                };
                 Ok(Applied { norm: update.norm.unwrap_or(f64::NAN), ok: update.moved })
             }
         }
@@ -385,7 +389,7 @@ impl Trainable for Engine {
 }
 
 /// The results of a step are not those of its micro-steps followed by that of its update.
-fn mixed() -> TrainError {
+fn results_out_of_order() -> TrainError {
     RuntimeError::bug("the results of a step are in another order than its micro-steps and its update").into()
 }
 
@@ -398,8 +402,9 @@ impl Engine {
     /// Counter of dropout's random generator for the next micro-step.
     fn next_seed(&mut self) -> [i32; 2] {
         let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
+        let seed = [word, self.micro_steps as i32];
         self.micro_steps += 1;
-        [word, (self.micro_steps - 1) as i32]
+        seed
     }
 
     fn program(&self) -> &Program {
