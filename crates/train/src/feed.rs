@@ -384,7 +384,7 @@ mod tests {
         let feed = Feed::open(&config(head), bounds, None).expect("rows");
         assert_eq!(feed.widths(), [96, 40]);
         assert!(feed.host_bytes(true).iter().any(|held| held.bytes > 0));
-        let text = "data.train=[ROOT/README.md] data.validation_fraction=0.3 data.longest=64";
+        let text = "data.train=[ROOT/examples/corpus.txt] data.validation_fraction=0.3 data.longest=64";
         let (tokens, targets) = check(text, BOUNDS, None);
         assert_eq!((tokens, targets), (512, 512));
     }
@@ -395,11 +395,11 @@ mod tests {
             let found = vocabulary(&config(flags), None).map_err(|e| e.to_string());
             assert_eq!(found, wanted.map_err(str::to_owned), "{flags}");
         };
-        check("data.train=[ROOT/README.md]", Ok(256));
-        check("data.train=[ROOT/README.md] data.end_token=end", Ok(257));
-        check("data.train=[ROOT/README.md] model.vocabulary=300", Ok(300));
+        check("data.train=[ROOT/examples/corpus.txt]", Ok(256));
+        check("data.train=[ROOT/examples/corpus.txt] data.end_token=end", Ok(257));
+        check("data.train=[ROOT/examples/corpus.txt] model.vocabulary=300", Ok(300));
         let few = "model.vocabulary 200: the tokenizer has 256 tokens; give at least as many";
-        check("data.train=[ROOT/README.md] model.vocabulary=200", Err(few));
+        check("data.train=[ROOT/examples/corpus.txt] model.vocabulary=200", Err(few));
         check("data.train=[nowhere.jsonl] data.tokenizer=none.json model.vocabulary=65536", Ok(65_536));
         let text =
             "data.train: the name `x` does not tell its format; give data.format txt, jsonl, bin or fasta";

@@ -77,7 +77,7 @@ fn check(checkpoint: &Path, architecture: &str) {
 #[test]
 fn checkpoints_are_as_transformers_writes_them() {
     let folder = Folder::new("interop-names");
-    let text = format!("data.train=[{}]", root("README.md").display());
+    let text = format!("data.train=[{}]", root("examples/corpus.txt").display());
     for (architecture, flags) in [
         ("llama", "model.kind=dense_lm"),
         ("llama_tied", "model.kind=dense_lm model.tied_head=true"),
@@ -111,7 +111,7 @@ fn tokenizers_go_with_checkpoints() {
     let config = json(&report.join("config.json"));
     assert_eq!(config["auto_map"]["AutoModelForMaskedLM"], "bert_layers.BertForMaskedLM");
     assert_eq!(config["architectures"][0], "BertForMaskedLM");
-    let text = format!("model.kind=moe_lm data.train=[{}]", root("README.md").display());
+    let text = format!("model.kind=moe_lm data.train=[{}]", root("examples/corpus.txt").display());
     let report = train(&folder.path("bytes"), DECODER, &text);
     assert!(!report.checkpoint.join("tokenizer.json").exists());
 }

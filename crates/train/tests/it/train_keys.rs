@@ -48,7 +48,8 @@ const SCALED: &str = "schedule.scaling=sqrt schedule.reference_tokens=7";
 const ENDS: &str = "schedule.kind=cosine";
 const EVALUATES: &str = "run.evaluate_every=2";
 const FP16: &str = "precision.kind=fp16";
-const REAL: &str = "data.train=[FIXTURES/../README.md] data.longest=24 batch.micro_tokens=24 run.steps=2";
+const REAL: &str =
+    "data.train=[FIXTURES/../examples/corpus.txt] data.longest=24 batch.micro_tokens=24 run.steps=2";
 
 /// (key, settings of both configurations, value of the key in the second configuration, effect).
 const ROWS: &[(&str, &str, &str, Changes)] = &[

@@ -94,7 +94,7 @@ fn decoder(draw: &mut Draw, kind: &str) -> String {
     let longest = draw.number(5, 64);
     let experts = if kind == "dense_lm" { String::new() } else { experts(draw) };
     format!(
-        "data.train=[FIXTURES/../README.md] data.longest={longest} data.document=line model.heads={heads} \
+        "data.train=[FIXTURES/../examples/corpus.txt] data.longest={longest} data.document=line model.heads={heads} \
          model.hidden={hidden} model.layers={layers} model.intermediate={intermediate} \
          model.kv_heads={kv_heads} model.norm={norm} model.activation={activation} model.bias={bias} \
          model.position={position} model.tied_head={tied} model.attention.mask={mask} model.dropout={dropout} \

@@ -22,18 +22,18 @@ run: {steps: 1, threads: 2}
 const SUBJECTS: [(&str, &str); 5] = [
     (
         "a mixture of experts that drops rows",
-        "data.train=[FIXTURES/../README.md] model.hidden=32 model.layers=2 model.intermediate=32 \
+        "data.train=[FIXTURES/../examples/corpus.txt] model.hidden=32 model.layers=2 model.intermediate=32 \
          model.experts.count=4 model.experts.capacity=1.25 model.dropout=0.1 loss.router_z=1e-3",
     ),
     (
         "the same in bf16 at once",
-        "data.train=[FIXTURES/../README.md] model.hidden=32 model.layers=2 model.intermediate=32 \
+        "data.train=[FIXTURES/../examples/corpus.txt] model.hidden=32 model.layers=2 model.intermediate=32 \
          model.experts.count=4 precision.kind=bf16 batch.micro_tokens=256 optimizer.clip_norm=null \
          optimizer.kind=adamw8bit",
     ),
     (
         "a dense model in fp16, all recomputed",
-        "data.train=[FIXTURES/../README.md] model.kind=dense_lm model.hidden=32 model.layers=2 \
+        "data.train=[FIXTURES/../examples/corpus.txt] model.kind=dense_lm model.hidden=32 model.layers=2 \
          precision.kind=fp16 memory.remat=full optimizer.kind=adafactor",
     ),
     (
