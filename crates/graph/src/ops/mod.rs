@@ -243,5 +243,14 @@ fn spans(spec: &TensorSpec) -> Result<(), RuleError> {
     shape_is("spans", spec, &[Dim::Sequences(1), Dim::Fixed(2)])
 }
 
+/// Checks the spans of attention, of which a sequence may have several.
+fn spans_of_attention(spec: &TensorSpec) -> Result<(), RuleError> {
+    integers("spans", spec)?;
+    match spec.shape[..] {
+        [Dim::Sequences(k), Dim::Fixed(2)] if k > 0 => Ok(()),
+        _ => Err(RuleError(format!("spans must be (S, 2) or a multiple of S by 2, not {spec}"))),
+    }
+}
+
 #[cfg(test)]
 mod tests;
