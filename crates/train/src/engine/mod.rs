@@ -216,7 +216,11 @@ fn batch(feed: &Feed) -> Batch<'_> {
     match feed {
         Feed::Tokens(feed) => {
             let batch = &feed.batch;
-            Batch::Tokens { ids: &batch.ids, spans: &batch.spans, targets: &batch.targets }
+            Batch::Tokens {
+                ids: &batch.ids,
+                spans: &batch.spans,
+                targets: std::slice::from_ref(&batch.targets),
+            }
         }
         Feed::Rows(feed) => Batch::Rows { parts: &feed.batch.parts, targets: &feed.batch.targets },
     }
