@@ -214,7 +214,7 @@ impl CallerConfig {
                 let mut dropping = DropoutBuilder::new(g, training);
                 let x = self.encode(g, &windows, &mut dropping);
                 g.scope("", None);
-                let w = g.param("lm_head.weight", &[self.vocab_size, self.hidden_size]);
+                let w = g.param(LM_HEAD, &[self.vocab_size, self.hidden_size]);
                 training.loss(g, x, w, None, targets);
             }
             CallerObjective::Tasks(weights) => {
@@ -350,6 +350,9 @@ impl CallerConfig {
         g.gelu(h)
     }
 }
+
+/// Name of the weight with which a caller predicts masked codons; only pre-trained models have it.
+pub const LM_HEAD: &str = "lm_head.weight";
 
 /// Name of the embedding table.
 const EMBEDDING: &str = "embedding.weight";
