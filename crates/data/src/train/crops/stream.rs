@@ -341,7 +341,11 @@ impl CropStream {
         let filled = if self.ended { Ok(()) } else { self.fill_from_parcels(batch) };
         self.ended |= filled.is_err() || batch.spans.is_empty();
         match &mut batch.position_after {
-            Some(position) => position.clone_from(&self.at),
+            Some(position) => {
+                // `clone_from` of the position itself would allocate its digest anew.
+                position.data.clone_from(&self.at.data);
+                position.crop = self.at.crop;
+            }
             none => *none = Some(self.at.clone()),
         }
         filled.map(|()| !batch.spans.is_empty())
