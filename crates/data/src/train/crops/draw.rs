@@ -165,13 +165,13 @@ fn substitute(letters: &mut [u8], rate: f64, key: Key) {
 /// Number of trials of probability `rate` that fail before one succeeds: geometric, by inversion.
 fn gap(rate: f64, key: Key) -> usize {
     // `1 - unit` is in (0, 1], so the logarithm is finite. The cast saturates.
-    ((1.0 - key.unit()).ln() / (-rate).ln_1p()) as usize
+    (libm::log(1.0 - key.unit()) / libm::log1p(-rate)) as usize
 }
 
 /// A log-uniform length between two lengths.
 pub(super) fn length(shortest: usize, longest: usize, key: Key) -> usize {
-    let [low, high] = [shortest as f64, longest as f64 + 1.0].map(f64::ln);
-    ((low + key.unit() * (high - low)).exp() as usize).clamp(shortest, longest)
+    let [low, high] = [shortest as f64, longest as f64 + 1.0].map(libm::log);
+    (libm::exp(low + key.unit() * (high - low)) as usize).clamp(shortest, longest)
 }
 
 #[cfg(test)]

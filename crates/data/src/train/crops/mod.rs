@@ -25,7 +25,7 @@ pub use self::settings::{
     ValidationCrops,
 };
 pub use self::stream::{CropBatch, CropCounts, CropPosition, CropStream};
-use self::table::{RecordTable, RowOf};
+use self::table::{RecordTable, UsedRow};
 use super::files;
 use super::ledger::{DECODER, HostMemory, READER};
 use super::settings::{Bounds, Format};
@@ -45,8 +45,8 @@ pub struct CropSet {
 /// State of a crop set, shared with the threads of its streams.
 struct Inner {
     settings: CropSettings,
-    train: Vec<Labelled>,
-    validation: Vec<Labelled>,
+    train: Vec<LabelledRecord>,
+    validation: Vec<LabelledRecord>,
     /// Sampler of the training records, then one for each length of validation crops.
     samplers: Vec<Sampler>,
     /// Targets of shuffled crops.
@@ -60,7 +60,7 @@ struct Inner {
 }
 
 /// A record with its targets, one for each task, and its values, one for each sampling level.
-struct Labelled {
+struct LabelledRecord {
     packed: Packed,
     targets: Box<[i32]>,
     values: Box<[u32]>,
@@ -156,9 +156,9 @@ impl CropSet {
         let records = [&inner.train, &inner.validation].into_iter();
         let records: usize = records
             .map(|records| {
-                let inside: usize = records.iter().map(Labelled::bytes).sum();
+                let inside: usize = records.iter().map(LabelledRecord::bytes).sum();
                 // A vector that grows holds its old buffer too.
-                inside + 2 * records.capacity() * size_of::<Labelled>()
+                inside + 2 * records.capacity() * size_of::<LabelledRecord>()
             })
             .sum();
         let samplers: usize = inner.samplers.iter().map(|s| s.bytes() + 2 * size_of::<Sampler>()).sum();
@@ -222,7 +222,7 @@ const LARGEST_INDEX: u64 = 1 << 62;
 
 impl Inner {
     /// The records of a split.
-    fn records(&self, split: Split) -> &[Labelled] {
+    fn records(&self, split: Split) -> &[LabelledRecord] {
         match split {
             Split::Train => &self.train,
             Split::Validation => &self.validation,
@@ -294,7 +294,7 @@ impl Inner {
     }
 
     /// Adds a record to its split, or counts it as short.
-    fn add(&mut self, letters: &[u8], row: &RowOf<'_>, names: &[Vec<&str>], hash: &mut Sha256) {
+    fn add(&mut self, letters: &[u8], row: &UsedRow<'_>, names: &[Vec<&str>], hash: &mut Sha256) {
         // Without validation, its records are counted but not held.
         let (shortest, is_held) = match row.split {
             Split::Train => (self.settings.shortest, true),
@@ -326,7 +326,7 @@ impl Inner {
                 hash.update([0]);
             }
         }
-        records.push(Labelled { packed, targets: row.targets.into(), values: row.values.into() });
+        records.push(LabelledRecord { packed, targets: row.targets.into(), values: row.values.into() });
     }
 
     /// Builds the samplers.
@@ -336,7 +336,7 @@ impl Inner {
     fn make_samplers(&mut self) -> Result<(), DataError> {
         let powers: Vec<f64> = self.settings.levels.iter().map(|level| level.power).collect();
         let none = |what: String| DataError::at(&self.settings.table, DataErrorKind::NoData(what));
-        let sampler = |records: &[Labelled], shortest: usize| {
+        let sampler = |records: &[LabelledRecord], shortest: usize| {
             let of = |record: u32| &records[record as usize];
             let long = (0..records.len() as u32).filter(|&record| of(record).packed.len() >= shortest);
             Sampler::new(long.collect(), &powers, &|record| of(record).packed.len() as u64, &|record, level| {
@@ -363,7 +363,7 @@ impl Inner {
     }
 }
 
-impl Labelled {
+impl LabelledRecord {
     /// Heap bytes, with an allowance for the allocator's headers.
     fn bytes(&self) -> usize {
         self.packed.bytes() + self.targets.len() * size_of::<i32>() + self.values.len() * size_of::<u32>() + 32

@@ -93,7 +93,7 @@ impl Node {
         let largest = sizes.iter().copied().max().unwrap_or(1) as f64;
         let mut total = 0.0;
         let sum = |&size: &u64| {
-            total += (size as f64 / largest).powf(power);
+            total += libm::pow(size as f64 / largest, power);
             total
         };
         let sums = sizes.iter().map(sum).collect();

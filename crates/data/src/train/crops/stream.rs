@@ -19,7 +19,7 @@ use super::super::split::Split;
 use super::super::stream::lost;
 use super::draw::{self, Change, Cropper};
 use super::settings::{CropObjective, Mutations};
-use super::{Inner, Labelled};
+use super::{Inner, LabelledRecord};
 use crate::limits::spawn;
 use crate::{DataError, DataErrorKind};
 
@@ -132,7 +132,7 @@ fn shape(bounds: &Bounds, objective: CropObjective, tasks: usize) -> (usize, usi
 
 /// Crops of consecutive indices.
 struct Parcel {
-    crops: Vec<Made>,
+    crops: Vec<ParcelCrop>,
     /// Tokens of all crops, concatenated.
     ids: Vec<i32>,
     /// Masked tokens: the target of each token.
@@ -140,7 +140,7 @@ struct Parcel {
 }
 
 /// A crop of a parcel.
-struct Made {
+struct ParcelCrop {
     /// End of its tokens in the parcel; they start at the end of the crop before.
     end: usize,
     bases: u32,
@@ -176,9 +176,9 @@ pub(super) fn bytes(inner: &Inner) -> [u64; 2] {
         CropObjective::Masked(_) => 2,
     };
     let tokens = vectors * inner.longest_tokens() * size_of::<i32>();
-    let parcel = parcel_crops(inner) * (tokens + size_of::<Made>());
+    let parcel = parcel_crops(inner) * (tokens + size_of::<ParcelCrop>());
     let parcels = settings.workers * (parcels_of_worker(settings.prefetch) * (parcel + size_of::<Parcel>()));
-    let worker = Maker::bytes(inner) + CHANNELS;
+    let worker = CropMaker::bytes(inner) + CHANNELS;
     [parcels as u64, (settings.workers * worker) as u64]
 }
 
@@ -191,7 +191,7 @@ fn parcels_of_worker(prefetch: usize) -> usize {
 }
 
 /// Makes the crops of a split.
-struct Maker {
+struct CropMaker {
     inner: Arc<Inner>,
     split: Split,
     cropper: Cropper,
@@ -201,7 +201,7 @@ struct Maker {
     ordinary: Vec<i32>,
 }
 
-impl Maker {
+impl CropMaker {
     fn new(inner: Arc<Inner>, split: Split) -> Self {
         let longest = inner.settings.longest_crop();
         let tokens = match inner.settings.objective {
@@ -209,7 +209,7 @@ impl Maker {
             CropObjective::Masked(_) => Vec::with_capacity(inner.longest_tokens()),
         };
         let ordinary = inner.settings.tokens.ordinary();
-        Maker { split, cropper: Cropper::new(longest), tokens, ordinary, inner }
+        CropMaker { split, cropper: Cropper::new(longest), tokens, ordinary, inner }
     }
 
     fn bytes(inner: &Inner) -> usize {
@@ -231,7 +231,7 @@ impl Maker {
 
     /// Appends the crop of an index to a parcel.
     fn push(&mut self, parcel: &mut Parcel, index: u64) {
-        let Maker { inner, split, cropper, tokens, ordinary } = self;
+        let CropMaker { inner, split, cropper, tokens, ordinary } = self;
         let settings = &inner.settings;
         let split_word = match split {
             Split::Train => TRAIN,
@@ -251,7 +251,7 @@ impl Maker {
             }
         };
         let record = sampler.draw(key.with(RECORD));
-        let Labelled { packed, .. } = &inner.records(*split)[record as usize];
+        let LabelledRecord { packed, .. } = &inner.records(*split)[record as usize];
         let length = length.min(packed.len());
         let letters = cropper.make(packed, length, change, key.with(LETTERS));
         let masked = match settings.objective {
@@ -266,7 +266,7 @@ impl Maker {
                 masking.push(tokens, 0, key.with(MASKS), &mut parcel.ids, &mut parcel.targets)
             }
         };
-        parcel.crops.push(Made {
+        parcel.crops.push(ParcelCrop {
             end: parcel.ids.len(),
             bases: length as u32,
             record,
@@ -312,7 +312,7 @@ impl CropStream {
             for _ in 0..parcels_of_worker(prefetch) {
                 let _ = free.send(Parcel::new(&inner));
             }
-            let mut maker = Maker::new(inner.clone(), split);
+            let mut maker = CropMaker::new(inner.clone(), split);
             let first = from.crop + worker * crops;
             let work = move || {
                 let starts = (first..end).step_by((count * crops) as usize);

@@ -37,7 +37,7 @@ struct Row {
 }
 
 /// What the table says of a record that is used.
-pub(super) struct RowOf<'t> {
+pub(super) struct UsedRow<'t> {
     pub split: Split,
     pub targets: &'t [i32],
     pub values: &'t [u32],
@@ -165,7 +165,7 @@ impl<'a> RecordTable<'a> {
     ///
     /// # Errors
     /// A record without a row, or with the name of a record before; the text says which.
-    pub(super) fn take(&mut self, id: &str) -> Result<Option<RowOf<'_>>, String> {
+    pub(super) fn take(&mut self, id: &str) -> Result<Option<UsedRow<'_>>, String> {
         let Some(row) = self.rows.get_mut(id) else {
             return Err(format!(
                 "no row in the table {}; add one, with - in the column 'split' to leave the record out",
@@ -176,10 +176,10 @@ impl<'a> RecordTable<'a> {
             return Err("a second record of this name; rename or remove one".to_owned());
         }
         let number = row.number as usize;
-        Ok(row.split.map(|split| RowOf {
+        Ok(row.split.map(|split| UsedRow {
             split,
-            targets: of(&self.targets, self.tasks, number),
-            values: of(&self.values, self.levels, number),
+            targets: cells_of(&self.targets, self.tasks, number),
+            values: cells_of(&self.values, self.levels, number),
         }))
     }
 
@@ -212,6 +212,6 @@ impl<'a> RecordTable<'a> {
 }
 
 /// Slice of row `number` in the concatenated rows of `width` cells.
-fn of<T>(cells: &[T], width: usize, number: usize) -> &[T] {
+fn cells_of<T>(cells: &[T], width: usize, number: usize) -> &[T] {
     &cells[number * width..(number + 1) * width]
 }

@@ -317,6 +317,38 @@ fn crops_are_drawn_as_the_levels_say() {
 }
 
 #[test]
+fn crops_end_with_their_records() {
+    let folder = folder("crops_ends");
+    let base = settings(&folder);
+    let set = CropSet::open(CropSettings {
+        longest: 2500,
+        shortest: 30,
+        mutations: Mutations::default(),
+        shuffled: ShuffledCrops::default(),
+        validation: None,
+        bounds: Bounds { tokens: 20_000, sequences: 100, longest: 900 },
+        ..base
+    })
+    .unwrap();
+    // Family a is record 0; family b is the records 1 and 2, of 500 and 30 bases.
+    let (mut whole, mut short, mut all) = ([0; 3], 0, 0);
+    for batch in batches(&set, Split::Train, &set.start(), 500) {
+        for (&bases, &family) in batch.bases.iter().zip(&batch.targets[1]) {
+            let longest = [700, 2000, 500, 2500][(family + 1) as usize];
+            assert!(bases <= longest);
+            all += u32::from(family == 1);
+            short += u32::from(family == 1 && bases == 30);
+            (0..2).for_each(|at| whole[at] += u32::from(family == at as i32 && bases == longest));
+        }
+    }
+    // A drawn length is at least 500 with this probability, and the record is record 1 in 500 of 530 draws.
+    let expected = (2501.0_f64 / 500.0).ln() / (2501.0_f64 / 30.0).ln() * 500.0 / 530.0;
+    let share = f64::from(whole[1]) / f64::from(all);
+    assert!(all > 1000 && (share - expected).abs() < 0.04, "{share} of {all}, {expected} expected");
+    assert!(whole[0] > 0 && short > 0);
+}
+
+#[test]
 fn shuffled_crops_have_their_own_targets() {
     let folder = folder("crops_shuffled");
     let base = settings(&folder);
