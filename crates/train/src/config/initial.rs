@@ -244,7 +244,8 @@ impl Initial {
 
     /// Reads the architecture of a caller. The tasks are those of the run: heads that the model has are kept.
     fn caller(&mut self, c: &CallerConfig) {
-        let read = ["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps", "rope_theta"];
+        let read =
+            ["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps", "rope_theta"];
         self.read.extend(read);
         self.model = Model {
             kind: ModelKind::Caller,

@@ -20,7 +20,9 @@ pub use data::{BinType, Crops, Data, Document, Format, Level, Masking};
 pub use error::ConfigError;
 pub use foreign::{Answer, counterpart};
 pub use initial::Initial;
-pub use model::{Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset, Task};
+pub use model::{
+    Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset, Task,
+};
 pub use optimizer::{
     Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
     ScheduleKind, Unit, Warmup,

@@ -214,11 +214,11 @@ pub struct Experts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Task {
-    /// Name of the task: letters, digits and _. Required.
+    /// Name of the task, and of the column of the table data.labels with the class of each record: letters, digits
+    /// and _. Required.
     pub name: String,
-    /// Column of the table data.labels with the class of each record; null (default) is the name of the task.
-    pub column: Option<String>,
-    /// Names of the classes, at least two, as they are written in the column. Required.
+    /// Names of the classes, at least two, as they are written in the column; a record without a class has ? there.
+    /// Required.
     pub classes: Vec<String>,
     /// Factor of the task's loss (default 1).
     #[schemars(extend("exclusiveMinimum" = 0))]
@@ -285,14 +285,7 @@ impl Default for Experts {
 
 impl Default for Task {
     fn default() -> Self {
-        Self { name: String::new(), column: None, classes: vec![], weight: 1.0 }
-    }
-}
-
-impl Task {
-    /// The column of the table of records with the classes of this task.
-    pub fn column(&self) -> &str {
-        self.column.as_deref().unwrap_or(&self.name)
+        Self { name: String::new(), classes: vec![], weight: 1.0 }
     }
 }
 

@@ -95,9 +95,8 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
         crops: crops.clone(),
         ..usual.data
     };
-    let valid = |task: &super::Task| {
-        CallerTask { name: task.name.clone(), classes: task.classes.clone() }.is_valid()
-    };
+    let valid =
+        |task: &super::Task| CallerTask { name: task.name.clone(), classes: task.classes.clone() }.is_valid();
     let invalid = m.tasks.iter().position(|task| !valid(task));
     let names: BTreeSet<&str> = m.tasks.iter().map(|task| task.name.as_str()).collect();
     let too_long = crops.validation_lengths.iter().find(|&&n| !(5..=100_000).contains(&n));
@@ -374,11 +373,9 @@ impl TrainConfig {
                 let bases = crops.validation_lengths.iter().copied().chain([crops.longest]).max();
                 FRAMES * codons_of_a_frame(bases.unwrap_or(crops.longest))
             }
-            ModelKind::MoeLm
-            | ModelKind::DenseLm
-            | ModelKind::Esm2
-            | ModelKind::DnabertS
-            | ModelKind::Head => self.data.longest,
+            ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Esm2 | ModelKind::DnabertS | ModelKind::Head => {
+                self.data.longest
+            }
         }
     }
 

@@ -11,8 +11,9 @@ use plimsoll_exec::ReadError;
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bounds, Graph, Param, ParamPiece};
 use plimsoll_models::{
-    CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig, Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, Training,
-    TrainingTask, TunedPart, Tuning, group, init, init_param, trains,
+    CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig, Encoder, Experts,
+    HeadConfig, Init, Lora, Mlp, Positions, Training, TrainingTask, TunedPart, Tuning, group, init, init_param,
+    trains,
 };
 use plimsoll_plan::{ParameterGroup, PlanError};
 use plimsoll_runtime::adapter::{self, Adapter};
@@ -514,7 +515,8 @@ fn caller(
     let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
     let text = read_config(&path)?;
     let initial = CallerConfig::from_json(&text).map_err(|source| RuntimeError::Config { path, source })?;
-    let weights = Weights::open(place.weights().ok_or_else(|| TrainError::WithoutWeights { from: from.clone() })?)?;
+    let weights =
+        Weights::open(place.weights().ok_or_else(|| TrainError::WithoutWeights { from: from.clone() })?)?;
     // The encoder must be there as a whole. A head is taken if its task has the same classes, else initialised.
     let bounds = Bounds { tokens: 6, sequences: 1, longest: 1 };
     let graph = caller.train_graph(bounds, &CallerObjective::MaskedCodons, &Training::default())?;
