@@ -258,11 +258,16 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
         ),
         (
             rows || longest <= micro,
-            format!(
-                "{0} gives sequences of up to {longest} tokens, which do not fit in a step of {micro}; \
-                     raise batch.tokens or batch.micro_tokens, or lower {0}",
-                if c.model.kind == ModelKind::Caller { "data.crops.longest" } else { "data.longest" }
-            ),
+            match c.model.kind == ModelKind::Caller {
+                true => format!(
+                    "data.crops.longest and validation_lengths give windows of up to {longest} tokens, which do not fit in a \
+                         step of {micro}; raise batch.tokens or batch.micro_tokens, or shorten the windows"
+                ),
+                false => format!(
+                    "data.longest {longest}: such a sequence does not fit in a step of {micro}; \
+                         raise batch.tokens or batch.micro_tokens, or lower data.longest"
+                ),
+            },
         ),
         (
             parse_budget(&c.memory.budget, Bytes(1 << 40)).is_ok(),
