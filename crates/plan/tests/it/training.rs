@@ -71,6 +71,7 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
         group: &decay,
         accumulation: 2,
         max_norm: 1.0,
+        ema: None,
     }
 }
 
