@@ -51,14 +51,7 @@ pub fn sgd_momentum(
 }
 
 /// One step of the average `ema` of the parameter p, after `steps` earlier steps.
-pub fn ema(
-    cpu: &Cpu,
-    op: &Ema,
-    p: Gradient<'_>,
-    ema: OptimizerState<'_, f32>,
-    scale: Scale,
-    steps: f32,
-) {
+pub fn ema(cpu: &Cpu, op: &Ema, p: Gradient<'_>, ema: OptimizerState<'_, f32>, scale: Scale, steps: f32) {
     // The rule gets the parameter in place of the gradient, which the factor of the gradients must not change.
     update(cpu, EmaStep { weight: op.weight(steps) }, p, [ema], Scale { factor: 1.0, ..scale });
 }

@@ -6,7 +6,7 @@
 //! device with asynchronous copies (`submit` and `collect` in `submit.rs`).
 
 use crate::device::{Device, DeviceError, GraphCapture, Launch, Operand};
-use crate::load::{Buffers, ParamSource, ReadParam, ReadShared, Source, Weight, load_weights};
+use crate::load::{Buffers, Copies, ParamSource, ReadParam, ReadShared, Source, Weight, load_weights};
 use crate::progress::OnStart;
 use crate::submit::InFlightStep;
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec, ValueId};

@@ -295,9 +295,10 @@ impl Transfer<'_, '_, '_> {
         let Weight { param, copies, .. } = self.weight;
         let fail = |source| DeviceError::Load { param: param.name.clone(), source };
         (self.read)(param, first..first + out.len() as u64, out).map_err(fail)?;
-        copies.iter().flatten().try_for_each(|copy| {
-            (self.upload)(copy + first * DType::F32.size(), bytemuck::cast_slice(out))
-        })
+        copies
+            .iter()
+            .flatten()
+            .try_for_each(|copy| (self.upload)(copy + first * DType::F32.size(), bytemuck::cast_slice(out)))
     }
 
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {

@@ -151,7 +151,14 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         "adafactor_squares",
         "adafactor",
     ];
-    let of_sums = ["ema", "count_steps", "grad_scale", "adafactor_column_means", "adafactor_row_average", "adafactor_rate"];
+    let of_sums = [
+        "ema",
+        "count_steps",
+        "grad_scale",
+        "adafactor_column_means",
+        "adafactor_row_average",
+        "adafactor_rate",
+    ];
     let types = [DType::F32, DType::Bf16, DType::F16];
     let typed = types.iter().flat_map(|&dtype| of_gradients.map(|entry| kernel(entry, dtype)));
     typed.chain(of_sums.map(|entry| kernel(entry, DType::F32))).collect()

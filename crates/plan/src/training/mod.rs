@@ -16,11 +16,11 @@ use plimsoll_graph::ops::{
     Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, CountSteps, Ema, GradScale, Sgd,
 };
 use plimsoll_graph::{
-    Builder, DType, Def, Dim, Graph, Node, Op, Param, Phase, Role, StateDef, StateId, StateKind, TensorSpec, Value,
-    ValueId,
+    Builder, DType, Def, Dim, Graph, Node, Op, Param, Phase, Role, StateDef, StateId, StateKind, TensorSpec,
+    Value, ValueId,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Names of the plans of a training program.
 pub mod plans {
@@ -163,7 +163,7 @@ impl Training<'_> {
             compile_owned(graph, &policy(remat), target, &mut persistent, &mut |_, _| {})
         };
         let apply = self.apply(&micro)?.map(|graph| plan(graph, &RecomputePolicy::None)).transpose()?;
-        let evaluate = plan(self.evaluation(evaluation)?, &RecomputePolicy::None)?;
+        let evaluate = plan(self.evaluation(evaluation, &micro)?, &RecomputePolicy::None)?;
         let micro = plan(micro, remat)?;
         let named = |name: &str, plan: Plan| (name.to_owned(), plan);
         let after =
@@ -341,11 +341,18 @@ impl Training<'_> {
     }
 
     /// Returns the graph of an evaluation in the precision of training. If the weights are averaged, it reads the averages
-    /// in place of the trained parameters, rounded to the type of the parameter where that is 16-bit.
-    fn evaluation(&self, graph: &Graph) -> Result<Graph, PlanError> {
+    /// in place of the parameters that `micro` trains, rounded to the type of the parameter where that is 16-bit.
+    fn evaluation(&self, graph: &Graph, micro: &Graph) -> Result<Graph, PlanError> {
         let graph = self.in_precision(graph)?;
-        let trained = |param: &Param| (self.group)(param) != ParameterGroup::Frozen;
-        Ok(if self.ema.is_some() { averaged(&graph, &trained) } else { graph })
+        if self.ema.is_none() {
+            return Ok(graph);
+        }
+        // A parameter without a gradient, such as a running mean, is not averaged.
+        let states: BTreeSet<&str> = micro.states.iter().map(|state| &*state.name).collect();
+        let trained = |param: &Param| {
+            [gradient(&param.name), average(&param.name)].iter().any(|state| states.contains(&*state.name))
+        };
+        Ok(averaged(&graph, &trained))
     }
 }
 
