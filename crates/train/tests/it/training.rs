@@ -385,10 +385,15 @@ fn weights_are_averaged() {
         assert!(most < 6.0 * f64::from(f32::EPSILON), "{flags}: {most:e}");
         assert!(moved > 1e-4, "{flags}: the averages are the weights");
 
-        let precision = if flags.contains("bf16") { "precision.kind=bf16" } else { "precision.kind=f32" };
+        // Evaluations with the same types and micro-batches.
+        let same: Vec<&str> = flags
+            .split(' ')
+            .filter(|flag| flag.starts_with("precision.") || flag.starts_with("batch."))
+            .collect();
+        let same = same.join(" ");
         let again = |from: &Path| {
             let folder = Folder::new("training-average-again");
-            train(&folder.0, TINY, &format!("{data} {still} {precision} model.from={}", from.display()));
+            train(&folder.0, TINY, &format!("{data} {still} {same} model.from={}", from.display()));
             validation(&folder)
         };
         assert_eq!(report.checkpoint, step(6));
