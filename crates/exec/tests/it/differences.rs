@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 /// Ops without gradients: tables of positions, updates of parameters and states, and gradients, which are not
 /// differentiated again.
-const NOT_DIFFERENTIATED: [&str; 8] = [
+const NOT_DIFFERENTIATED: [&str; 10] = [
     "rotary_table",
     "accumulate",
     "adafactor",
