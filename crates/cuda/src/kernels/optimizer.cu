@@ -114,14 +114,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// Average of a parameter (tf.train.ExponentialMovingAverage): ema (n) to ema_new after the update of p (n). steps (1) is
+// Average of a parameter (tf.train.ExponentialMovingAverage): mean (n) to mean_new after the update of p (n). steps (1) is
 // the number of earlier steps. The weight of p is computed in f64 as on the CPU.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    ema(const float *ema, const float *__restrict__ p, const float *__restrict__ scale,
-        const float *__restrict__ steps, float *ema_new, long long n, float decay) {
+    ema(const float *mean, const float *__restrict__ p, const float *__restrict__ scale,
+        const float *__restrict__ steps, float *mean_new, long long n, float decay) {
   after_predecessors();
   const bool ok = is_ok(scale);
-  if (!ok && ema == ema_new) return;
+  if (!ok && mean == mean_new) return;
   __shared__ float shared_weight;
   if (threadIdx.x == 0) {
     const double t = (double)steps[0] + 1.0;
@@ -135,12 +135,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long at = first + s * THREADS * MANY;
     if (at >= n) break;
     float es[MANY], ps[MANY];
-    load_some<0, MANY>(ema, at, n, es);
+    load_some<0, MANY>(mean, at, n, es);
     load_some<0, MANY>(p, at, n, ps);
 #pragma unroll
     for (int i = 0; i < MANY; i++)
       if (ok) es[i] = fmaf(weight, ps[i] - es[i], es[i]);
-    store_some<0, MANY>(ema_new, at, n, es);
+    store_some<0, MANY>(mean_new, at, n, es);
   }
 }
 

@@ -156,11 +156,10 @@ impl Checkpoints {
             None => fs::remove_file(&link).map_err(RuntimeError::io(&link))?,
             Some(wanted) => {
                 // Left by a process that was killed.
-                match fs::remove_file(&temporary) {
-                    Err(e) if e.kind() != ErrorKind::NotFound => {
-                        return Err(RuntimeError::io(&temporary)(e).into());
-                    }
-                    Ok(()) | Err(_) => {}
+                if let Err(e) = fs::remove_file(&temporary)
+                    && e.kind() != ErrorKind::NotFound
+                {
+                    return Err(RuntimeError::io(&temporary)(e).into());
                 }
                 link_to_folder(&wanted, &temporary).map_err(RuntimeError::io(&temporary))?;
                 fs::rename(&temporary, &link).map_err(RuntimeError::io(&link))?;
