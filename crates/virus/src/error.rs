@@ -35,6 +35,14 @@ pub enum VirusError {
         /// Requested window length in bases.
         length: usize,
     },
+    /// A calibration.json that is not the calibration of a caller.
+    #[error("{}: {what}; give the folder of a caller with its own calibration.json", path.display())]
+    Calibration {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A prediction to be planned for a CPU other than the local one.
     #[error(
         "--predict --target {target}: a prediction can be planned only for the CPU of this machine (--target \
@@ -256,6 +264,7 @@ impl Failure for VirusError {
             Self::Runtime(_)
             | Self::WrongModel { .. }
             | Self::HeadLength { .. }
+            | Self::Calibration { .. }
             | Self::TargetOfOtherCpu { .. }
             | Self::SameFolder { .. }
             | Self::ShardOfPipe

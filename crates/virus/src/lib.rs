@@ -4,6 +4,7 @@
 //! arithmetic only.
 #![forbid(unsafe_code)]
 
+pub mod caller;
 mod compute;
 mod engine;
 mod error;

@@ -35,10 +35,10 @@ mod embeddings;
 mod hits;
 mod intermediate;
 mod reports;
-mod sorted;
+pub(crate) mod sorted;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod verdict;
 mod virnucpro;
 
