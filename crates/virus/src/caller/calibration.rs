@@ -34,7 +34,7 @@ use plimsoll_data::printable::Name;
 use plimsoll_runtime::RuntimeError;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Name of the file in the folder of a caller.
 pub const CALIBRATION: &str = "calibration.json";
@@ -363,11 +363,6 @@ impl<'a> Keys<'a> {
 /// The start of a JSON value, for messages.
 fn shown(value: &Value) -> String {
     Name(&value.to_string()).to_string()
-}
-
-/// Path of the calibration of a caller, for messages.
-pub(crate) fn path(folder: &Path) -> PathBuf {
-    folder.join(CALIBRATION)
 }
 
 #[cfg(test)]

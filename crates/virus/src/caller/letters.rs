@@ -13,7 +13,8 @@ const LIMIT: f64 = 2.0;
 /// Least number of triplets that tell something about a piece.
 const FEWEST: u32 = 16;
 
-/// Counts of letters and pieces.
+/// Counts of letters and pieces of a window, which has at most 2^20 letters. Small, because every window that waits for its
+/// scores has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LetterCounts {
     /// Letters.
@@ -21,9 +22,9 @@ pub(crate) struct LetterCounts {
     /// Letters other than A, C, G, T and U.
     pub(crate) unknown: u32,
     /// Pieces with enough known triplets.
-    pub(crate) pieces: u32,
+    pub(crate) pieces: u16,
     /// Pieces of low complexity.
-    pub(crate) low: u32,
+    pub(crate) low: u16,
 }
 
 impl LetterCounts {
@@ -54,7 +55,7 @@ impl LetterCounts {
             }
             let pairs: u32 = triplets.iter().map(|&c| u32::from(c)).map(|c| c * c.saturating_sub(1) / 2).sum();
             counts.pieces += 1;
-            counts.low += u32::from(f64::from(pairs) / f64::from(total - 1) > LIMIT);
+            counts.low += u16::from(f64::from(pairs) / f64::from(total - 1) > LIMIT);
         }
         counts
     }

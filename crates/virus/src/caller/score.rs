@@ -19,6 +19,16 @@ pub enum Threshold {
     Score(f64),
 }
 
+impl Threshold {
+    /// Text for run.json: the preset's name or the score.
+    pub fn name(self) -> String {
+        match self {
+            Self::Preset(preset) => preset.name().to_owned(),
+            Self::Score(score) => score.to_string(),
+        }
+    }
+}
+
 /// Limits on records that can be called.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
@@ -383,7 +393,7 @@ mod tests {
         let plain = b"ACGTTGCATCAGGACT";
         assert_eq!(call(&rules, 100, 2.0, plain), FirstCall::Virus);
         assert_eq!(call(&rules, 100, -2.0, plain), FirstCall::Other);
-        // 0.5 +- 0.02 contains the threshold.
+        // The log odds are known to 0.08, which 0.02 around 0.5 is.
         for (margin, wanted) in [
             (0.05, FirstCall::None(Reason::Uncertain)),
             (-0.05, FirstCall::None(Reason::Uncertain)),
@@ -416,10 +426,7 @@ mod tests {
         assert_eq!(call(&score, 100, 6.0, b""), FirstCall::Virus);
         // At a prevalence of 1 % a score of 0.5 is 0.99 at equal priors, above all presets.
         assert_eq!(score.errors(100), ErrorBounds { tpr: [0.0, 0.5], fpr: [0.0, 0.01] });
-        assert_eq!(
-            call(&rules(Threshold::Score(1.0), 0.5), 100, 20.0, b""),
-            FirstCall::None(Reason::Uncertain)
-        );
+        assert_eq!(call(&rules(Threshold::Score(1.0), 0.5), 100, 20.0, b""), FirstCall::Other);
         assert_eq!(call(&rules(Threshold::Score(0.0), 0.5), 100, -20.0, b""), FirstCall::Virus);
     }
 
