@@ -145,3 +145,12 @@ fn killed_at_any_moment_it_ends_with_the_same_bytes() {
     }
     assert!(resumed > 0, "no kill came when something was kept");
 }
+
+#[test]
+fn plot_says_what_it_draws() {
+    let folder = Folder::new("caller-plot");
+    folder.write("reads.fa", reads(3));
+    folder.run(&["predict", "reads.fa", "--caller", &golden("caller"), "-o", "out", "-q"]).assert_code(0);
+    let ran = folder.run(&["plot", "out"]);
+    assert!(ran.assert_code(1).stderr().contains("the result of a caller"), "{}", ran.stderr());
+}

@@ -461,4 +461,29 @@ pub(crate) mod tests {
         let error = Calibration::parse("{", Path::new("calibration.json")).expect_err("refused").to_string();
         assert!(error.contains("not JSON"), "{error}");
     }
+
+    /// Damaged files are refused with one printable line that names the file, or are read; nothing panics.
+    #[test]
+    fn damaged_files_are_refused() {
+        let text = table(&[(100, 1.0, 0.0), (400, 3.0, -1.0)]).to_string();
+        let read = |text: &str| {
+            let Err(error) = Calibration::parse(text, Path::new("calibration.json")) else { return true };
+            let error = error.to_string();
+            assert!(error.starts_with("calibration.json: "), "{error}");
+            assert!(
+                error.len() < 1000 && error.chars().all(plimsoll_data::printable::is_printable),
+                "{error:?}"
+            );
+            false
+        };
+        assert!(read(&text));
+        let mut accepted = 0;
+        for at in 0..text.len() {
+            assert!(!read(&text[..at]), "{at}");
+            for damage in ["", "9", "-", "1e999", "\"", "\\u001b", "{", "null"] {
+                accepted += u32::from(read(&[&text[..at], damage, &text[at + 1..]].concat()));
+            }
+        }
+        assert!(accepted > 0, "some changes of a digit are valid");
+    }
 }

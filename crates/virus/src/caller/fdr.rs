@@ -119,7 +119,7 @@ mod tests {
     fn rates_do_not_depend_on_memory() {
         let record = |i: u64| {
             let p = (i.wrapping_mul(2_654_435_761) % 1000) as f64 / 1000.0;
-            ((i % 7 != 0).then_some(p), i % 5 != 0)
+            ((!i.is_multiple_of(7)).then_some(p), !i.is_multiple_of(5))
         };
         let records: Vec<_> = (0..2000).map(record).collect();
         let wanted = rates(&records, 1 << 20);

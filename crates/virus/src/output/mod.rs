@@ -18,6 +18,8 @@
 //! | `plimsoll_mqc.tsv`, `plimsoll_calls_mqc.tsv`, `versions.yml` | run | see `reports.rs` |
 //! | `run.json` | run | the run record |
 //!
+//! A caller writes other files, see `caller.rs`.
+//!
 //! - With [`Options::source`], `predictions.tsv` and `windows.tsv` end with a column `source`, the input file.
 //! - `window` counts from 1; `start` and `end` count bases from 1, both inclusive. In `windows.bed` bases count
 //!   from 0 and the end is exclusive, as BED defines.
@@ -27,8 +29,6 @@
 //! - `virus_score` is the mean of max P(virus) / (max P(others) + max P(virus)) over the scored windows.
 //! - A window without a scored frame has the scores `NA` and the prediction `no_call`, and so has a record that
 //!   consists of such windows only. A record without letters has no windows and the prediction `skipped`.
-//! A caller writes other files, see `caller.rs`.
-//!
 //! - With untrained weights, the prediction of every scored window and record is `untrained`, scores and
 //!   `n_virus` are `NA`, and `virus.fna` and the two `prediction_results*` files are not written. `no_call` and
 //!   `skipped` remain.
