@@ -11,7 +11,7 @@
 //! network, P the width of the pooled vector.
 
 use crate::config::{ConfigError, Keys, decimal};
-use crate::init::{Init, default_init};
+use crate::init::{DEVIATION, Init, default_init};
 use crate::training::{DropoutBuilder, Training};
 use plimsoll_graph::ops::{
     Activation, Add, Attention, Bias, Concat, Embed, Glu, LinearCrossEntropy, Mask, Qkv, RotaryTable, Scale,
@@ -160,7 +160,7 @@ impl CallerConfig {
         let mut dropping = DropoutBuilder::new(&mut g, &Training::default());
         let x = self.encode(&mut g, &windows, &mut dropping);
         let x = self.pool(&mut g, x, &windows);
-        g.scope("tasks.", None);
+        g.scope(TASKS, None);
         let logits: Vec<ValueId> =
             self.tasks.iter().map(|task| g.linear(x, &task.name, task.classes.len() as u64, true)).collect();
         let logits = match logits[..] {
@@ -214,7 +214,7 @@ impl CallerConfig {
                 let mut dropping = DropoutBuilder::new(g, training);
                 let x = self.encode(g, &windows, &mut dropping);
                 g.scope("", None);
-                let w = g.param("lm_head.weight", &[self.vocab_size, self.hidden_size]);
+                let w = g.param(LM_HEAD, &[self.vocab_size, self.hidden_size]);
                 training.loss(g, x, w, None, targets);
             }
             CallerObjective::Tasks(weights) => {
@@ -254,7 +254,7 @@ impl CallerConfig {
         targets: ValueId,
         chunk: u32,
     ) -> ValueId {
-        g.scope("tasks.", None);
+        g.scope(TASKS, None);
         let classes = task.classes.len() as u64;
         let w = g.param(&format!("{}.weight", task.name), &[classes, self.pooled()]);
         let b = g.param(&format!("{}.bias", task.name), &[classes]);
@@ -271,6 +271,8 @@ impl CallerConfig {
         }
         match piece.shape[..] {
             [_, _] if piece.tensor == EMBEDDING => Init::Normal(1.0),
+            // Small, so that training begins with all classes about equally probable.
+            [_, _] if piece.tensor.starts_with(TASKS) => Init::Normal(DEVIATION),
             [_, inputs] => {
                 let adds =
                     ["attention.output.weight", "mlp.down.weight"].iter().any(|n| piece.tensor.ends_with(n));
@@ -350,6 +352,12 @@ impl CallerConfig {
         g.gelu(h)
     }
 }
+
+/// Name of the weight with which a caller predicts masked codons; only pre-trained models have it.
+pub const LM_HEAD: &str = "lm_head.weight";
+
+/// Prefix of the names of the tasks' heads.
+const TASKS: &str = "tasks.";
 
 /// Name of the embedding table.
 const EMBEDDING: &str = "embedding.weight";

@@ -33,6 +33,7 @@ use folder::FolderState;
 use journal::InputStamps;
 use output::Counts;
 use output::caller::LogitLayout;
+use plimsoll_data::codons::VOCABULARY;
 use plimsoll_data::sequence::{Input, Reader, digests, extent};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::Executor;
@@ -302,8 +303,8 @@ fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, Viru
 fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
     let refuse = |what: String| VirusError::CallerModel { model: caller.name.clone(), what };
     let vocabulary = caller.config.vocab_size;
-    if vocabulary != CODON_TOKENS {
-        return Err(refuse(format!("its vocabulary has {vocabulary} tokens, and codons have {CODON_TOKENS}")));
+    if vocabulary != VOCABULARY as u64 {
+        return Err(refuse(format!("its vocabulary has {vocabulary} tokens, and codons have {VOCABULARY}")));
     }
     let (mut first, mut virus, mut classes) = (0, None, None);
     for task in &caller.config.tasks {
@@ -326,9 +327,6 @@ fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
     let (classes, names) = classes.unwrap_or_default();
     Ok(LogitLayout { other, virus, classes, names })
 }
-
-/// Vocabulary size of a caller: 64 codons, the codon with an unknown letter, and the mask.
-const CODON_TOKENS: u64 = 66;
 
 /// Opens the encoders and the head, checks that they fit each other and the window length, and hashes their files.
 fn open_virnucpro(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusError> {

@@ -2,7 +2,6 @@
 //! jobs (for a caller, they only tokenize), and the engine receives the results in input order. Invariant: number and size of the jobs in flight
 //! are bounded (see `QueueSizes::held`), whatever the records look like.
 
-use crate::caller::codons::encode;
 use crate::caller::letters::LetterCounts;
 use crate::caller::mates::common_name;
 use crate::caller::windows::{SHORTEST_WINDOW, overlap, windows};
@@ -12,6 +11,7 @@ use crate::output::{Field, HitsFormat, Note, RecordText};
 use crate::queues::QueueSizes;
 use plimsoll_data::alphabet::{Alphabet, count_uracil, uracil_to_thymine};
 use plimsoll_data::chunk::{Chunk, chunks};
+use plimsoll_data::codons::encode;
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
 use plimsoll_data::limits::spawn;

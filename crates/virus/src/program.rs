@@ -2,8 +2,8 @@
 //! in host memory; if the budget is for host memory, the ledger accounts for every byte of them.
 
 use super::stage::PredictStage;
-use crate::caller::codons::tokens_of;
 use crate::caller::windows::SHORTEST_WINDOW;
+use plimsoll_data::codons::tokens_of;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_graph::{Graph, VerifyError};
 use plimsoll_models::{CallerConfig, Encoder, FRAMES, HeadConfig, Output, mlp_head};

@@ -18,6 +18,7 @@ use super::trainable::{
 use crate::TrainError;
 use crate::config::PROCESS;
 use plimsoll_data::train::HostMemory;
+use plimsoll_data::train::crops::CropBatch;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_plan::{Instr, KernelId, PlanError, Program, Staging, Target, node_seconds};
@@ -223,6 +224,10 @@ fn batch(feed: &Feed) -> Batch<'_> {
             }
         }
         Feed::Rows(feed) => Batch::Rows { parts: &feed.batch.parts, targets: &feed.batch.targets },
+        Feed::Crops(feed) => {
+            let CropBatch { ids, spans, targets, .. } = &feed.batch;
+            Batch::Tokens { ids, spans, targets }
+        }
     }
 }
 

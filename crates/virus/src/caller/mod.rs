@@ -3,7 +3,6 @@
 //! Invariant: a probability is never shown without the calibration that belongs to the weights.
 
 pub mod calibration;
-pub(crate) mod codons;
 pub(crate) mod fdr;
 pub(crate) mod letters;
 pub(crate) mod mates;
