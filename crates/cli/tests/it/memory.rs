@@ -108,7 +108,7 @@ fn words(list: &[&str]) -> Vec<String> {
 fn the_peak_of_a_caller_is_within_the_budget_or_the_run_is_refused() {
     let folder = Folder::new("memory_caller");
     let mut draws = Draws(23);
-    let inputs = [("long.fa", 2, 3_000_000), ("short.fa", 20_000, 150), ("mates.fa", 2, 400_000)];
+    let inputs = [("long.fa", 1, 500_000), ("short.fa", 3_000, 150), ("mates.fa", 2, 100_000)];
     for (name, records, length) in inputs {
         write(&folder.path(name), &mut draws, records, length);
     }
@@ -116,7 +116,7 @@ fn the_peak_of_a_caller_is_within_the_budget_or_the_run_is_refused() {
     folder.write("mates.fa", text.replace("record_0", "m/1").replace("record_1", "m/2"));
     let caller = golden("caller");
     let (mut ran, mut refused) = (0, 0);
-    for case in 0..18 {
+    for case in 0..15 {
         let input = inputs[case % 3].0;
         let budget =
             [10, 30, 40, 50, 70, 100, 150, 300][draws.below(8) as usize] * 1_000_000 + draws.below(4_000_000);
