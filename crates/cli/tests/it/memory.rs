@@ -119,7 +119,7 @@ fn the_peak_of_a_caller_is_within_the_budget_or_the_run_is_refused() {
     for case in 0..15 {
         let input = inputs[case % 3].0;
         let budget =
-            [10, 30, 40, 50, 70, 100, 150, 300][draws.below(8) as usize] * 1_000_000 + draws.below(4_000_000);
+            [10, 56, 62, 66, 70, 80, 100, 300][draws.below(8) as usize] * 1_000_000 + draws.below(4_000_000);
         let (size, output) = (budget.to_string(), format!("out{case}"));
         let (threads, length) =
             ((1 + draws.below(3)).to_string(), ["100", "333", "1000"][draws.below(3) as usize]);
