@@ -344,7 +344,6 @@ fn weights_are_averaged() {
         (0.9, "optimizer.kind=sgd optimizer.lr=0.1"),
         (0.9, "optimizer.kind=adamw optimizer.clip_norm=null batch.micro_tokens=256"),
         (0.9, "precision.kind=bf16"),
-        (0.9, "precision.kind=tf32"),
     ] {
         let flags = format!("{data} schedule.warmup=0 {flags}");
         let folder = Folder::new("training-average-run");
