@@ -248,7 +248,12 @@ fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Wind
 
 /// Score of each strand of a window, computed from the open reading frames of the strand as the score of the
 /// window is computed from all of them.
-fn strands(frames: &mut TableReader, record: &str, number: u64, orfs: u64) -> Result<[Option<f64>; 2], DataError> {
+fn strands(
+    frames: &mut TableReader,
+    record: &str,
+    number: u64,
+    orfs: u64,
+) -> Result<[Option<f64>; 2], DataError> {
     let mut maxima: [Option<[f64; 2]>; 2] = [None; 2];
     for _ in 0..orfs {
         let row = frames.next(|[id, other, virus]| {

@@ -78,7 +78,9 @@ pub fn column(key: &str, form: Form) -> Option<Column> {
             false,
             "Number of windows with an open reading frame. Only these windows have a score.",
         ),
-        "n_virus" => make("Virus windows", Count, true, false, "Number of windows that are called virus by themselves."),
+        "n_virus" => {
+            make("Virus windows", Count, true, false, "Number of windows that are called virus by themselves.")
+        }
         "virus_score" if caller => make(
             "Virus score",
             Share,
@@ -99,7 +101,7 @@ pub fn column(key: &str, form: Form) -> Option<Column> {
             Share,
             true,
             false,
-            "Lower end of the interval of the virus score, which is wider for records with few windows or windows that disagree.",
+            "Lower end of the interval of the virus score. The interval is wide where the windows of a record disagree.",
         ),
         "high" => make("High", Share, true, false, "Upper end of the interval of the virus score."),
         "fdr" => make(
@@ -107,8 +109,8 @@ pub fn column(key: &str, form: Form) -> Option<Column> {
             Share,
             true,
             false,
-            "Expected share of false calls among this record and all records with a higher score: the running mean of \
-             1 minus the virus score.",
+            "False discovery rate: the expected share of false calls among this record and all records with a higher score, \
+             which is their mean of 1 minus the virus score.",
         ),
         "prediction" => make(
             "Call",
@@ -127,8 +129,8 @@ pub fn column(key: &str, form: Form) -> Option<Column> {
             Word,
             true,
             false,
-            "Why a record was not called: for example too short, too many unknown letters, low complexity, or an interval \
-             that contains the threshold.",
+            "Why there is no call: empty (no letters), short, unknown_letters (such as N), low_complexity (repeats), failed \
+             (not computed), uncertain (the interval contains the threshold) or fdr (above the limit of the run).",
         ),
         "class" => make("Class", Word, true, true, "The most probable class of the record."),
         "source" => make("Input file", Word, true, true, "The input file of the record."),

@@ -127,7 +127,9 @@ mod tests {
 
     #[test]
     fn numbers_are_short() {
-        for (number, text) in [(0, "0"), (9999, "9999"), (10_000, "10\u{202f}000"), (1_234_567, "1\u{202f}234\u{202f}567")] {
+        for (number, text) in
+            [(0, "0"), (9999, "9999"), (10_000, "10\u{202f}000"), (1_234_567, "1\u{202f}234\u{202f}567")]
+        {
             assert_eq!(whole(number), text);
         }
         for (part, total, text) in [
@@ -151,7 +153,10 @@ mod tests {
         ] {
             assert_eq!(bases(number), text);
         }
-        assert_eq!((decimal(0.5, 4), decimal(100.0, 0), decimal(0.00004, 4)), ("0.5".into(), "100".into(), "0".into()));
+        assert_eq!(
+            (decimal(0.5, 4), decimal(100.0, 0), decimal(0.00004, 4)),
+            ("0.5".into(), "100".into(), "0".into())
+        );
     }
 
     #[test]

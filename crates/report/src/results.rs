@@ -64,8 +64,6 @@ pub struct Positions {
     pub score: usize,
     /// Call of the record: its values are indices in [`CALLS`].
     pub call: usize,
-    /// The false discovery rate.
-    pub fdr: Option<usize>,
     /// Class of the record.
     pub class: Option<usize>,
     /// Number of regions.
@@ -91,7 +89,7 @@ pub struct Region {
     pub start: u64,
     /// Last base, included.
     pub end: u64,
-    /// Score; NaN for `NA`.
+    /// Sum of the scores of its windows: log odds, so not limited to 1.
     pub score: f64,
 }
 
@@ -104,6 +102,8 @@ pub struct Window {
     pub end: u64,
     /// Score; NaN for `NA`.
     pub score: f64,
+    /// Whether the record is a pair of mates: the positions are those in a mate.
+    pub of_a_mate: bool,
 }
 
 impl Results {
@@ -111,7 +111,9 @@ impl Results {
     pub fn open(folder: &Path) -> Result<Self, ReportError> {
         let path = folder.join(RUN_RECORD);
         let text = bounded::read_text(&path, LONGEST_RECORD).map_err(|error| match error.kind() {
-            ErrorKind::NotFound | ErrorKind::NotADirectory => ReportError::NoResult { folder: folder.to_owned() },
+            ErrorKind::NotFound | ErrorKind::NotADirectory => {
+                ReportError::NoResult { folder: folder.to_owned() }
+            }
             _ => RuntimeError::io(&path)(error).into(),
         })?;
         let missing = |missing| ReportError::NotARunRecord { path: path.clone(), missing };
@@ -136,7 +138,9 @@ impl Results {
             }
         }
         if columns.iter().filter(|column| column.key.starts_with("p_")).count() > MOST_CLASSES {
-            return Err(table.error(format!("more than {MOST_CLASSES} columns with probabilities of classes")).into());
+            return Err(table
+                .error(format!("more than {MOST_CLASSES} columns with probabilities of classes"))
+                .into());
         }
         let find = |key: &str| columns.iter().position(|column| column.key == key);
         let need = |key: &str| {
@@ -150,14 +154,14 @@ impl Results {
             windows: need("n_windows")?,
             score: need("virus_score")?,
             call: need("prediction")?,
-            fdr: find("fdr"),
             class: find("class"),
             regions: has_regions.then_some(columns.len()),
         };
         let mut words = vec![vec![]; columns.len()];
         words[at.call] = CALLS.iter().map(|(word, _)| (*word).to_owned()).collect();
         if has_regions {
-            let help = "Number of regions of the record that are viral as a whole: runs of neighbouring windows.";
+            let help =
+                "Number of regions of the record that are viral as a whole: runs of neighbouring windows.";
             columns.push(Column {
                 key: REGION_COUNT.to_owned(),
                 label: "Regions".to_owned(),
@@ -183,7 +187,8 @@ impl Results {
                 for (place, (cell, column)) in cells.iter().zip(columns).enumerate() {
                     values[place] = value(column, cell, &mut words[place], place == at.call)?;
                 }
-                for (place, key) in [(at.length, "length"), (at.windows, "n_windows"), (at.call, "prediction")] {
+                for (place, key) in [(at.length, "length"), (at.windows, "n_windows"), (at.call, "prediction")]
+                {
                     if values[place].is_nan() {
                         return Err(format!("{key} is `NA`"));
                     }
@@ -213,7 +218,8 @@ impl Results {
         if !path.exists() {
             return Ok(false);
         }
-        let mut records = TableReader::open(&self.folder.join(PREDICTIONS), &["seq_name", "length", "n_windows"])?;
+        let mut records =
+            TableReader::open(&self.folder.join(PREDICTIONS), &["seq_name", "length", "n_windows"])?;
         let scores: &[&str] = match self.form {
             Form::VirNucPro => &["seq_name", "start", "end", "score_other", "score_virus"],
             Form::Caller => &["seq_name", "start", "end", "virus_score"],
@@ -243,7 +249,11 @@ impl Results {
             return Ok(());
         }
         let mut table = TableReader::open(&path, &["seq_name", "kind", "detail", "action"])?;
-        while table.next(|cells| Ok(see(cells)))?.is_some() {}
+        let mut row = |cells| {
+            see(cells);
+            Ok(())
+        };
+        while table.next(&mut row)?.is_some() {}
         Ok(())
     }
 
@@ -278,7 +288,8 @@ impl Regions {
             return Ok(None);
         }
         let columns = ["seq_name", "start", "end", "score"];
-        let mut regions = Regions { table: TableReader::open(&results.folder.join(REGIONS), &columns)?, next: None };
+        let mut regions =
+            Regions { table: TableReader::open(&results.folder.join(REGIONS), &columns)?, next: None };
         regions.advance()?;
         Ok(Some(regions))
     }
@@ -286,7 +297,7 @@ impl Regions {
     fn advance(&mut self) -> Result<(), DataError> {
         self.next = self.table.next(|[name, start, end, score]| {
             let (start, end) = (whole("start", start)?, whole("end", end)?);
-            Ok((name.to_owned(), Region { start, end, score: share("score", score)? }))
+            Ok((name.to_owned(), Region { start, end, score: finite("score", score)? }))
         })?;
         Ok(())
     }
@@ -294,7 +305,7 @@ impl Regions {
     /// Replaces `found` by the regions of the next record, which is named `name`.
     fn take(&mut self, name: &str, length: f64, found: &mut Vec<Region>) -> Result<(), DataError> {
         found.clear();
-        while let Some((_, region)) = self.next.take_if(|(of, _)| of == name) {
+        while let Some((_, region)) = self.next.take_if(|(of, _)| is_of(of, name)) {
             if region.start == 0 || region.end < region.start || region.end as f64 > length {
                 let text = format!("bases {} to {} are not in a record of {length}", region.start, region.end);
                 return Err(self.table.error(text));
@@ -351,7 +362,7 @@ fn value(column: &Column, cell: &str, words: &mut Vec<String>, is_call: bool) ->
 /// Parses a window of the record `name` of `length` bases: name, first and last base, and either its score, or its
 /// scores of "other" and "virus".
 fn window(name: &str, length: u64, cells: &[&str]) -> Result<Window, String> {
-    if cells[0] != name {
+    if !is_of(cells[0], name) {
         let text = format!("expected a window of '{}' as in {PREDICTIONS}", Name(name));
         return Err(format!("{text}; the tables are incomplete or belong to different runs"));
     }
@@ -370,7 +381,18 @@ fn window(name: &str, length: u64, cells: &[&str]) -> Result<Window, String> {
         }
         _ => share("virus_score", cells[3])?,
     };
-    Ok(Window { start, end, score })
+    Ok(Window { start, end, score, of_a_mate: cells[0] != name })
+}
+
+/// Whether a row belongs to the record `name`: it has its name, or that of one of its mates where the record is a pair.
+fn is_of(cell: &str, name: &str) -> bool {
+    cell.strip_prefix(name).is_some_and(|rest| matches!(rest, "" | "/1" | "/2"))
+}
+
+/// Parses a finite number.
+fn finite(column: &str, cell: &str) -> Result<f64, String> {
+    let number = cell.parse::<f64>().ok().filter(|number| number.is_finite());
+    number.ok_or_else(|| format!("{column} is `{}`, expected a number", Name(cell)))
 }
 
 /// Parses a whole number.

@@ -122,6 +122,10 @@ pub struct CallCount {
 /// Statistics of all records.
 pub struct Survey {
     at: Positions,
+    /// Lengths of the calibration, ascending.
+    measured: Vec<u64>,
+    /// Number of records whose length is nearest to each length of the calibration, as a ratio.
+    pub nearest: Vec<u64>,
     /// Number of records.
     pub records: u64,
     /// Number of bases.
@@ -169,10 +173,12 @@ pub struct Selection {
 }
 
 impl Survey {
-    /// Statistics of no records.
-    pub fn new(at: Positions) -> Self {
+    /// Statistics of no records. `measured` are the lengths of the calibration, ascending.
+    pub fn new(at: Positions, measured: Vec<u64>) -> Self {
         Survey {
             at,
+            nearest: vec![0; measured.len()],
+            measured,
             records: 0,
             bases: 0,
             windows: 0,
@@ -209,6 +215,12 @@ impl Survey {
             None => Some((length, length)),
             Some((low, high)) => Some((low.min(length), high.max(length))),
         };
+        // Two lengths are equally near to their geometric mean.
+        let is_below = |pair: &[u64]| u128::from(length).pow(2) > u128::from(pair[0]) * u128::from(pair[1]);
+        let nearest = self.measured.windows(2).take_while(|pair| is_below(pair)).count();
+        if let Some(count) = self.nearest.get_mut(nearest) {
+            *count += 1;
+        }
         let length_bin = length_bin(length);
         self.lengths[length_bin][series] += 1;
         if !score.is_nan() {
@@ -261,7 +273,8 @@ impl Survey {
         self.tracks.truncate(TRACKS - 1);
         let regions = row.regions.iter().take(MOST_REGIONS).copied().collect();
         let (ordinal, name, region_count) = (row.ordinal, Name(row.name).to_string(), row.regions.len());
-        self.tracks.insert(place, TrackRecord { rank, ordinal, name, length, score, call, regions, region_count });
+        self.tracks
+            .insert(place, TrackRecord { rank, ordinal, name, length, score, call, regions, region_count });
     }
 
     /// Chooses the rows of the table: the listed records, then sampled ones up to [`MOST_ROWS`] in all.
