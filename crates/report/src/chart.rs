@@ -257,15 +257,25 @@ impl Course {
         );
         let mut axes = score_lines(&[0.0, 0.5, 1.0]);
         axes.push_str(&self.threshold.map_or(String::new(), horizontal));
-        let parts = 4;
-        let ticks: Vec<Tick> =
-            (0..=parts).map(|n| (n as f64 / parts as f64, bases(self.length / parts * n))).collect();
-        axes.push_str(&bottom_labels(&ticks));
+        axes.push_str(&bottom_labels(&round_positions(self.length)));
         format!(
             "<svg class=\"plot track\" role=\"img\" aria-label=\"{}\">{axes}{marks}</svg>\n",
             escape(&self.label)
         )
     }
+}
+
+/// Labels at 3 to 6 round positions of a record.
+fn round_positions(length: u64) -> Vec<Tick> {
+    let step = round_step(length as f64, 5.0).max(1.0);
+    let numbers = (0..=6).map(|n| n as f64 * step).take_while(|&base| base <= length as f64);
+    numbers.map(|base| (base / length.max(1) as f64, bases(base as u64))).collect()
+}
+
+/// The smallest of 1, 2 and 5 times a power of 10 of which `most` has at most `parts`.
+fn round_step(most: f64, parts: f64) -> f64 {
+    let unit = 10_f64.powf((most / parts).log10().floor());
+    [1.0, 2.0, 5.0].map(|n| n * unit).into_iter().find(|n| most / n <= parts).unwrap_or(10.0 * unit)
 }
 
 /// Heights of bars.
@@ -297,9 +307,7 @@ impl Scale {
             let step = decades / 4 + 1;
             numbers.extend((0..=decades).step_by(step as usize).map(|power| 10_u64.pow(power)));
         } else {
-            let unit = 10_f64.powf((self.most / 3.0).log10().floor());
-            let step = [1.0, 2.0, 5.0].map(|n| n * unit).into_iter().find(|n| self.most / n <= 5.0);
-            let step = step.unwrap_or(10.0 * unit).max(1.0) as u64;
+            let step = round_step(self.most, 4.0).max(1.0) as u64;
             numbers.extend((0..).map(|n| n * step).take_while(|&n| n as f64 <= self.most));
         }
         let line = |n: &u64| left_label(self.height(*n), &whole(*n));

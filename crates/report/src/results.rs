@@ -249,7 +249,7 @@ impl Results {
             return Ok(());
         }
         let mut table = TableReader::open(&path, &["seq_name", "kind", "detail", "action"])?;
-        let mut row = |cells| {
+        let mut row = |cells: [&str; 4]| {
             see(cells);
             Ok(())
         };
