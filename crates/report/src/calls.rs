@@ -245,7 +245,7 @@ fn read_tracks(results: &Results, survey: &Survey) -> Result<String, DataError> 
     }
     let drawn: Vec<usize> = (0..survey.tracks.len()).filter(|&place| !pairs[place]).collect();
     if drawn.is_empty() {
-        return Ok("<p class=\"note\">No record has two windows or more.</p>\n".to_owned());
+        return Ok("<p class=\"note\">No record has two windows or more of one sequence.</p>\n".to_owned());
     }
     let mut html = format!(
         "<p class=\"note\">The score of each window along {}: {} Long records are drawn as the mean, lowest and highest \

@@ -203,7 +203,7 @@
       const text = column.text(row);
       const isName = column.kind === "text";
       const node = element(isName ? "th" : "td", {
-        class: column.numeric ? "n" : "w", role: isName ? "rowheader" : "cell", scope: isName ? "row" : null, "data-label": column.label,
+        class: isName ? null : column.numeric ? "n" : "w", role: isName ? "rowheader" : "cell", scope: isName ? "row" : null, "data-label": column.label,
       });
       const content = element("span", text === null ? { class: "na" } : {}, text === null ? "NA" : text);
       if (column.key === "prediction" && text !== null) content.prepend(dot(text));

@@ -225,13 +225,13 @@ impl Results {
             Form::Caller => &["seq_name", "start", "end", "virus_score"],
         };
         let mut windows = TableReader::open(&path, scores)?;
-        let (mut ordinal, mut count) = (0, 0);
+        let (mut ordinal, mut count, paired) = (0, 0, self.is_paired());
         let record = |[name, length, windows]: [&str; 3]| {
             Ok((name.to_owned(), whole("length", length)?, whole("n_windows", windows)?))
         };
         while let Some((name, length, number)) = records.next(record)? {
             for _ in 0..number {
-                let row = windows.next_row(|cells| window(&name, length, cells))?;
+                let row = windows.next_row(|cells| window(&name, length, paired, cells))?;
                 see(ordinal, number, row.ok_or_else(|| windows.ends_early())?);
             }
             count += number;
@@ -257,6 +257,11 @@ impl Results {
         Ok(())
     }
 
+    /// Whether records are pairs of mates, whose windows have the names of the mates.
+    fn is_paired(&self) -> bool {
+        self.run["calling"]["paired"] == true
+    }
+
     /// Opens the table of records, with the known columns.
     fn predictions(&self) -> Result<TableReader, DataError> {
         let path = self.folder.join(PREDICTIONS);
@@ -280,6 +285,8 @@ struct Regions {
     table: TableReader,
     /// The next row.
     next: Option<(String, Region)>,
+    /// Whether records are pairs of mates.
+    paired: bool,
 }
 
 impl Regions {
@@ -288,8 +295,11 @@ impl Regions {
             return Ok(None);
         }
         let columns = ["seq_name", "start", "end", "score"];
-        let mut regions =
-            Regions { table: TableReader::open(&results.folder.join(REGIONS), &columns)?, next: None };
+        let mut regions = Regions {
+            table: TableReader::open(&results.folder.join(REGIONS), &columns)?,
+            next: None,
+            paired: results.is_paired(),
+        };
         regions.advance()?;
         Ok(Some(regions))
     }
@@ -305,7 +315,7 @@ impl Regions {
     /// Replaces `found` by the regions of the next record, which is named `name`.
     fn take(&mut self, name: &str, length: f64, found: &mut Vec<Region>) -> Result<(), DataError> {
         found.clear();
-        while let Some((_, region)) = self.next.take_if(|(of, _)| is_of(of, name)) {
+        while let Some((_, region)) = self.next.take_if(|(of, _)| is_of(of, name, self.paired)) {
             if region.start == 0 || region.end < region.start || region.end as f64 > length {
                 let text = format!("bases {} to {} are not in a record of {length}", region.start, region.end);
                 return Err(self.table.error(text));
@@ -361,8 +371,8 @@ fn value(column: &Column, cell: &str, words: &mut Vec<String>, is_call: bool) ->
 
 /// Parses a window of the record `name` of `length` bases: name, first and last base, and either its score, or its
 /// scores of "other" and "virus".
-fn window(name: &str, length: u64, cells: &[&str]) -> Result<Window, String> {
-    if !is_of(cells[0], name) {
+fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Window, String> {
+    if !is_of(cells[0], name, paired) {
         let text = format!("expected a window of '{}' as in {PREDICTIONS}", Name(name));
         return Err(format!("{text}; the tables are incomplete or belong to different runs"));
     }
@@ -385,8 +395,8 @@ fn window(name: &str, length: u64, cells: &[&str]) -> Result<Window, String> {
 }
 
 /// Whether a row belongs to the record `name`: it has its name, or that of one of its mates where the record is a pair.
-fn is_of(cell: &str, name: &str) -> bool {
-    cell.strip_prefix(name).is_some_and(|rest| matches!(rest, "" | "/1" | "/2"))
+fn is_of(cell: &str, name: &str, paired: bool) -> bool {
+    cell.strip_prefix(name).is_some_and(|rest| rest.is_empty() || paired && matches!(rest, "/1" | "/2"))
 }
 
 /// Parses a finite number.

@@ -116,6 +116,22 @@ fn a_page_of_a_caller_has_the_values_of_the_tables() {
     assert!(tracks.ends_with(&["c", "a"]), "{tracks:?}");
 }
 
+/// A pair of mates is one record; its windows and regions have the names of the mates.
+#[test]
+fn pairs_have_the_windows_of_their_mates() {
+    let folder = Folder::new("pairs");
+    let record = |name: &str| format!("{name}\t300\t2\t0.9\t0.8\t0.95\t0.1\tvirus\tNA\tphage\t0.9\t0.1\n");
+    let windows = "a/1\t1\t150\t1.0\t0.9\tphage\na/2\t1\t150\t1.0\t0.9\tphage\n";
+    folder.caller(&record("a"), windows, "a/2\t1\t150\t150\t9.5\t1\n");
+    folder.refuses("regions.tsv, line 2: a region of 'a/2', which is not in predictions.tsv");
+    let run = fs::read_to_string(folder.0.join("run.json")).expect("there");
+    folder.write("run.json", &run.replace("\"prevalence\"", "\"paired\":true,\"prevalence\""));
+    let page = folder.page().expect("a page");
+    assert_eq!(column(&data(&page), "n_regions"), [1]);
+    // Positions are those in a mate, so there is no track.
+    assert!(page.contains("No record has two windows or more of one sequence."));
+}
+
 #[test]
 fn a_page_of_virnucpro_has_no_error_rates() {
     let folder = Folder::new("virnucpro");

@@ -111,7 +111,7 @@ fn by_score(records: &[Record]) -> Vec<Record> {
 }
 
 #[test]
-fn a_page_shows_the_tables_after_clicks() {
+fn in_chromium_a_page_shows_the_tables_after_clicks() {
     let records = records();
     let folder = Folder::with_page("clicks", &records);
     let Some(mut browser) = Browser::start("clicks", 1280) else { return };
@@ -201,7 +201,7 @@ fn a_page_shows_the_tables_after_clicks() {
 
 /// A page fits the width of a phone, every column is explained, and printing shows the explanations.
 #[test]
-fn a_page_fits_a_phone_and_prints_its_explanations() {
+fn in_chromium_a_page_fits_a_phone_and_prints_its_explanations() {
     let records = records();
     let folder = Folder::with_page("phone", &records);
     let Some(mut browser) = Browser::start("phone", 390) else { return };
