@@ -1,5 +1,5 @@
 //! Reads tab-separated tables of result folders row by row. Invariant: a file that is not a complete table of the
-//! expected form is an error with path and line, and a line uses at most [`LONGEST`] bytes of memory.
+//! expected form is an error with path and line, and a line uses at most 1 MiB of memory.
 
 use crate::{DataError, DataErrorKind};
 use std::fs::File;

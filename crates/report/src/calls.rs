@@ -117,7 +117,7 @@ fn overview(results: &Results, survey: &Survey) -> String {
     let virus = survey.calls[0].records;
     if results.form == Form::Caller && virus > 0 {
         let share = 100.0 * survey.expected_false / virus as f64;
-        let detail = format!("of the virus calls, {} %", decimal(share, 1));
+        let detail = format!("of the virus calls, {}\u{a0}%", decimal(share, 1));
         card("", "Expected false calls", &decimal(survey.expected_false, 1), &detail);
     }
     let mut charts = String::new();
@@ -245,7 +245,8 @@ fn read_tracks(results: &Results, survey: &Survey) -> Result<String, DataError> 
     }
     let drawn: Vec<usize> = (0..survey.tracks.len()).filter(|&place| !pairs[place]).collect();
     if drawn.is_empty() {
-        return Ok("<p class=\"note\">No record has two windows or more of one sequence.</p>\n".to_owned());
+        return Ok("<p class=\"note\">No record has the scores of two windows or more of one sequence.</p>\n"
+            .to_owned());
     }
     let mut html = format!(
         "<p class=\"note\">The score of each window along {}: {} Long records are drawn as the mean, lowest and highest \

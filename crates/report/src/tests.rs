@@ -129,7 +129,7 @@ fn pairs_have_the_windows_of_their_mates() {
     let page = folder.page().expect("a page");
     assert_eq!(column(&data(&page), "n_regions"), [1]);
     // Positions are those in a mate, so there is no track.
-    assert!(page.contains("No record has two windows or more of one sequence."));
+    assert!(page.contains("No record has the scores of two windows or more of one sequence."));
 }
 
 #[test]

@@ -34,7 +34,11 @@ const TABLE: &[Row] = &[
         floor: 5,
         may: &["graph", "plan", "exec", "cpu", "cuda", "models", "data", "runtime", "embed", "train", "virus"],
     },
-    Row { name: "cli", floor: 6, may: &["runtime", "embed", "tools", "train", "virus", "plot", "report", "cuda"] },
+    Row {
+        name: "cli",
+        floor: 6,
+        may: &["runtime", "embed", "tools", "train", "virus", "plot", "report", "cuda"],
+    },
 ];
 
 /// Every manifest in `crates/` depends on crates of the workspace only as the table allows.
