@@ -2,7 +2,7 @@
 //! memory; only percentages and units are computed here.
 
 use plimsoll_runtime::{EscapedPath, machine};
-use plimsoll_virus::Shard;
+use plimsoll_virus::{CallsSummary, Shard};
 
 /// Summary of a prediction, or of one shard of a prediction.
 pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
@@ -16,8 +16,10 @@ pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
         ("records", c.records.to_string()),
         ("windows", c.windows.to_string()),
         ("scored windows", c.scored_windows.to_string()),
-        ("open reading frames", c.orfs.to_string()),
     ];
+    if report.calls.is_none() {
+        rows.push(("open reading frames", c.orfs.to_string()));
+    }
     match report.trained {
         true => {
             rows.push(("called virus", c.virus.to_string()));
@@ -29,8 +31,12 @@ pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
     if c.skipped > 0 {
         rows.push(("skipped, without letters", c.skipped.to_string()));
     }
+    if let Some(calls) = &report.calls {
+        rows.push(("regions", calls.regions.to_string()));
+    }
     if report.failed > 0 {
-        rows.push(("FAILED reading frames", report.failed.to_string()));
+        let label = if report.calls.is_some() { "FAILED windows" } else { "FAILED reading frames" };
+        rows.push((label, report.failed.to_string()));
     }
     if report.notes > 0 {
         rows.push(("notes", format!("{}, see notes.tsv", report.notes)));
@@ -38,8 +44,41 @@ pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
     if let [Some(dna), Some(protein)] = report.fill {
         rows.push(("packing fill", format!("{:.1} % DNA, {:.1} % protein", 100.0 * dna, 100.0 * protein)));
     }
+    if let (Some(_), [Some(caller), _]) = (&report.calls, report.fill) {
+        rows.push(("packing fill", format!("{:.1} %", 100.0 * caller)));
+    }
     rows.extend(speed(report.seconds, report.tokens_per_second));
-    table(&rows) + &format!("results in {}", EscapedPath(&report.output_dir))
+    let calls = report.calls.as_ref().map(expected).unwrap_or_default();
+    table(&rows) + &calls + &format!("results in {}", EscapedPath(&report.output_dir))
+}
+
+/// The expected errors of a caller's calls, for the lengths of the input, and the reasons of missing calls.
+fn expected(calls: &CallsSummary) -> String {
+    let mut text = String::new();
+    if calls.ranked > 0 {
+        let ([tpr, fpr], records) = ([calls.tpr, calls.fpr].map(percent), calls.ranked);
+        text += &format!(
+            "expected for {records} records of these lengths, from the caller's calibration: {tpr} of the viral records are \
+             called virus, and {fpr} of the others\n"
+        );
+    }
+    if let Some(wrong) = calls.false_calls {
+        text += &format!(
+            "expected false calls at this prevalence: {:.1} % of the records called virus\n",
+            100.0 * wrong
+        );
+    }
+    if !calls.reasons.is_empty() {
+        let reasons = calls.reasons.iter().map(|(reason, count)| format!("{count} {reason}"));
+        text += &format!("no call: {}\n", reasons.collect::<Vec<_>>().join(", "));
+    }
+    text
+}
+
+/// A rate in percent, or its bounds.
+fn percent([least, most]: [f64; 2]) -> String {
+    let (least, most) = (format!("{:.1}", 100.0 * least), format!("{:.1}", 100.0 * most));
+    if least == most { format!("{most} %") } else { format!("{least} to {most} %") }
 }
 
 /// Summary of an embedding or a classification; `values` names the numbers in a row.

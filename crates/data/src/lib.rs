@@ -9,6 +9,7 @@ pub mod alphabet;
 pub mod atomic;
 pub mod bounded;
 pub mod chunk;
+pub mod codons;
 pub mod error;
 pub mod hex;
 pub mod ids;

@@ -26,6 +26,13 @@ pub enum ConfigError {
     },
     /// The `model_type` is not supported.
     Kind(String),
+    /// A key that the model family does not have.
+    UnknownKey {
+        /// Name of the key.
+        key: String,
+        /// The keys of the family.
+        known: String,
+    },
 }
 
 impl fmt::Display for ConfigError {
@@ -33,6 +40,9 @@ impl fmt::Display for ConfigError {
         match self {
             Self::Json(_) => write!(f, "the configuration is not JSON"),
             Self::Key { key, wanted, found } => write!(f, "`{key}` must be {wanted}, found {found}"),
+            Self::UnknownKey { key, known } => {
+                write!(f, "`{key}` is not a key of this model; its keys are {known}")
+            }
             Self::Kind(found) => write!(
                 f,
                 "model_type {found} is not known; known are `esm` (ESM-2) and `bert` of DNABERT-S (with \
@@ -46,7 +56,7 @@ impl std::error::Error for ConfigError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Json(error) => Some(error),
-            Self::Key { .. } | Self::Kind(_) => None,
+            Self::Key { .. } | Self::Kind(_) | Self::UnknownKey { .. } => None,
         }
     }
 }
@@ -300,6 +310,14 @@ impl Keys<'_> {
             "at most 128 heads that divide hidden_size {hidden_size} into even parts of at most {WIDEST_HEAD}"
         );
         Err(self.bad("num_attention_heads", wanted))
+    }
+
+    /// `Err` if there is a key that is not one of `known`.
+    pub(crate) fn only(&self, known: &[&str]) -> Result<(), ConfigError> {
+        match self.0.keys().find(|key| !known.contains(&key.as_str())) {
+            None => Ok(()),
+            Some(key) => Err(ConfigError::UnknownKey { key: shown(key), known: known.join(", ") }),
+        }
     }
 
     /// `Err` unless the boolean is `wanted` or missing.

@@ -5,6 +5,7 @@
 //! inference, training and memory planning share on every device.
 #![forbid(unsafe_code)]
 
+mod caller;
 mod config;
 mod decoder;
 mod dnabert_s;
@@ -20,6 +21,7 @@ mod names;
 mod training;
 mod tuning;
 
+pub use caller::{CallerConfig, CallerObjective, CallerTask, FRAMES, LM_HEAD as CALLER_LM_HEAD, MAX_TASKS};
 pub use config::{ConfigError, Encoder, Output};
 pub use decoder::{DecoderConfig, Experts, Mlp, Norm, Positions, active_parameters};
 pub use dnabert_s::{DnabertConfig, dnabert_s};

@@ -86,7 +86,8 @@ struct Picture {
 /// order of `records`. Nothing is written unless all pictures could be drawn.
 ///
 /// # Errors
-/// - [`PlotError::NoResult`], [`PlotError::NotARunRecord`]: the folder has no complete results of a prediction.
+/// - [`PlotError::NoResult`], [`PlotError::NotARunRecord`], [`PlotError::OfCaller`]: the folder has no complete results of
+///   VirNucPro's models.
 /// - [`PlotError::SeveralRuns`], [`PlotError::NoWindows`], [`PlotError::SeveralWindows`], [`PlotError::NotAWindow`],
 ///   [`PlotError::WindowOutOfOrder`], [`PlotError::TornWindows`], [`PlotError::UnknownWindow`],
 ///   [`PlotError::Contradiction`]: results of VirNucPro that are ambiguous, incomplete or inconsistent.

@@ -82,7 +82,10 @@ impl Results {
             return Err(PlotError::NoResult { folder: folder.to_owned() });
         }
         let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
-        let record = serde_json::from_str(&text).ok();
+        let record: Option<Value> = serde_json::from_str(&text).ok();
+        if record.as_ref().is_some_and(|record| record["models"]["caller"].is_string()) {
+            return Err(PlotError::OfCaller { folder: folder.to_owned() });
+        }
         let (about, counts) = record
             .as_ref()
             .ok_or("JSON")

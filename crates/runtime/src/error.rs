@@ -93,6 +93,15 @@ pub enum ModelError {
         /// The token found.
         found: String,
     },
+    /// A caller that was only pre-trained.
+    #[error(
+        "{name}: its config.json lists no tasks, so it classifies nothing; train it with model.kind caller, model.tasks and \
+         model.from"
+    )]
+    CallerWithoutTasks {
+        /// Name of the model.
+        name: String,
+    },
     /// Two tensors that the family ties have different values.
     #[error("{name}: `{a}` and `{b}` must be equal in this model family, but differ")]
     Untied {

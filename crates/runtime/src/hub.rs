@@ -11,7 +11,7 @@ use plimsoll_data::weights::{
     is_hub_id, resolve_model, shard_files,
 };
 use plimsoll_graph::Bytes;
-use plimsoll_models::{ConfigError, DecoderConfig, Encoder};
+use plimsoll_models::{CallerConfig, ConfigError, DecoderConfig, Encoder};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,8 @@ pub enum Trainable {
     Decoder(DecoderConfig),
     /// An encoder of biological sequences.
     Encoder(Encoder),
+    /// A classifier of DNA windows.
+    Caller(CallerConfig),
 }
 
 impl Trainable {
@@ -46,6 +48,9 @@ impl Trainable {
     /// families.
     pub fn from_json(text: &str) -> Result<Self, ConfigError> {
         match Encoder::from_json(text) {
+            Err(ConfigError::Kind(_)) if CallerConfig::is_caller(text) => {
+                CallerConfig::from_json(text).map(Self::Caller)
+            }
             Err(ConfigError::Kind(_)) => DecoderConfig::from_json(text).map(Self::Decoder),
             encoder => encoder.map(Self::Encoder),
         }
@@ -55,6 +60,8 @@ impl Trainable {
     fn tokenizer(&self) -> Asked {
         match self {
             Self::Encoder(encoder) => tokenizer(encoder).map_or(Asked::Nothing, Asked::Required),
+            // The codons of a caller are its tokens.
+            Self::Caller(_) => Asked::Nothing,
             // A byte-level language model has no tokenizer file.
             Self::Decoder(_) => Asked::Optional(TOKENIZER),
         }

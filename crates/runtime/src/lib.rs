@@ -78,6 +78,7 @@
 pub mod adapter;
 pub mod budget;
 mod bundle;
+mod caller;
 mod device;
 mod error;
 pub mod fair_esm;
@@ -94,6 +95,7 @@ pub mod session;
 mod settings;
 
 pub use budget::Budget;
+pub use caller::CallerModel;
 pub use device::Device;
 pub use error::{Failure, ModelError, RequestError, RuntimeError};
 pub use fair_esm::Checkpoint;

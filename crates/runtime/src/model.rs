@@ -386,16 +386,17 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 /// The pieces of all parameters of a graph; each piece is a range of rows of one tensor in the file.
-fn pieces(graph: &Graph) -> impl Iterator<Item = &ParamPiece> {
+pub(crate) fn pieces(graph: &Graph) -> impl Iterator<Item = &ParamPiece> {
     graph.params.iter().flat_map(|p| &p.pieces)
 }
 
 /// Reads a range of one piece's tensor into a slice.
-type ReadPiece<'a> = &'a mut dyn FnMut(&ParamPiece, Range<u64>, &mut [f32]) -> Result<(), RuntimeError>;
+pub(crate) type ReadPiece<'a> =
+    &'a mut dyn FnMut(&ParamPiece, Range<u64>, &mut [f32]) -> Result<(), RuntimeError>;
 
 /// Reads `elements` of a parameter by splitting the range into ranges of the tensors of which the parameter is
 /// concatenated.
-fn read_pieces(
+pub(crate) fn read_pieces(
     param: &Param,
     elements: Range<u64>,
     out: &mut [f32],

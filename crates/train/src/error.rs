@@ -48,6 +48,19 @@ pub enum TrainError {
         /// Value of `model.from`.
         from: String,
     },
+    /// A task has other classes in the initial model.
+    #[error(
+        "model.tasks: the task {task} of {from}, the model of model.from, has the classes {classes}; give the same classes in the \
+            same order, or another name to train a new head"
+    )]
+    OtherClasses {
+        /// Value of `model.from`.
+        from: String,
+        /// Name of the task.
+        task: String,
+        /// Classes of the initial model's task.
+        classes: String,
+    },
     /// The kind of model needs `model.from`, which is not set.
     #[error("model.from is required; name the {kind} whose sizes or weights the run starts from")]
     NoModel {
@@ -341,6 +354,7 @@ impl Failure for TrainError {
             | Self::LargestOfKind { .. }
             | Self::LargestOfModel { .. }
             | Self::WithoutWeights { .. }
+            | Self::OtherClasses { .. }
             | Self::NoModel { .. }
             | Self::OtherFamily { .. }
             | Self::LoraWithoutHead { .. }

@@ -5,6 +5,11 @@
 use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
 use super::trainable::Taken;
 use crate::TrainError;
+use plimsoll_data::codons;
+use plimsoll_data::train::crops::{
+    CropBatch, CropObjective, CropPosition, CropSet, CropSettings, CropStream, CropTask, CropTokenizer,
+    Mutations, SamplingLevel, ShuffledCrops, ValidationCrops,
+};
 use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowPosition, RowSet, RowSettings, RowStream};
 use plimsoll_data::train::{
     Batch, Bounds, Classes, Dataset, HostMemory, IdWidth, LabelsFrom, MaskRates, Objective, Position, Settings,
@@ -20,6 +25,8 @@ pub enum Feed {
     Tokens(Box<TokenFeed>),
     /// Embeddings with classes, for training a head.
     Rows(Box<RowFeed>),
+    /// Windows of DNA records, for training a caller.
+    Crops(Box<CropFeed>),
 }
 
 /// Batches of tokens.
@@ -41,6 +48,15 @@ pub struct RowFeed {
     pub batch: RowBatch,
 }
 
+/// Batches of DNA windows.
+pub struct CropFeed {
+    set: CropSet,
+    train: Option<CropStream>,
+    validation: Option<CropStream>,
+    /// The batch taken last.
+    pub batch: CropBatch,
+}
+
 impl Feed {
     /// Opens the data set, reading all of it once. `tokenizer` is the tokenizer.json next to the initial weights, if
     /// there is one.
@@ -49,6 +65,11 @@ impl Feed {
             let set = RowSet::open(row_settings(config, bounds.tokens)?)?;
             let (train, validation, batch) = (None, None, RowBatch::default());
             return Ok(Self::Rows(Box::new(RowFeed { set, train, validation, batch })));
+        }
+        if config.model.kind == ModelKind::Caller {
+            let set = CropSet::open(crop_settings(config, bounds)?)?;
+            let (train, validation, batch) = (None, None, set.batch());
+            return Ok(Self::Crops(Box::new(CropFeed { set, train, validation, batch })));
         }
         let dataset = Dataset::open(settings(config, bounds, tokenizer)?)?;
         let batch = Batch::with_capacity(&bounds);
@@ -63,6 +84,10 @@ impl Feed {
                 feed.batch = Batch::with_capacity(&bounds);
             }
             Self::Rows(feed) => feed.set.bound(bounds.tokens)?,
+            Self::Crops(feed) => {
+                feed.set.bound(bounds)?;
+                feed.batch = feed.set.batch();
+            }
         }
         Ok(())
     }
@@ -86,6 +111,14 @@ impl Feed {
                 let filled = stream.fill(&mut feed.batch)?;
                 Ok(filled.then(|| rows_of(&feed.batch)))
             }
+            Self::Crops(feed) => {
+                let stream = match &mut feed.train {
+                    Some(stream) => stream,
+                    none => none.insert(feed.set.stream(Split::Train, &feed.set.start())?),
+                };
+                let filled = stream.fill(&mut feed.batch)?;
+                Ok(filled.then(|| crops_of(&feed.batch)))
+            }
         }
     }
 
@@ -102,6 +135,11 @@ impl Feed {
                 let filled = stream.fill(&mut feed.batch)?;
                 Ok(filled.then(|| rows_of(&feed.batch)))
             }
+            Self::Crops(feed) => {
+                let Some(stream) = &mut feed.validation else { return Ok(None) };
+                let filled = stream.fill(&mut feed.batch)?;
+                Ok(filled.then(|| crops_of(&feed.batch)))
+            }
         }
     }
 
@@ -112,6 +150,7 @@ impl Feed {
                 feed.validation = Some(feed.dataset.stream(Split::Validation, &feed.dataset.start())?);
             }
             Self::Rows(feed) => feed.validation = Some(feed.set.stream(Split::Validation, &feed.set.start())?),
+            Self::Crops(feed) => feed.validation = Some(feed.set.stream(Split::Validation, &feed.set.start())?),
         }
         Ok(())
     }
@@ -124,6 +163,10 @@ impl Feed {
                 serde_json::to_value(place.unwrap_or_else(|| feed.dataset.start()))
             }
             Self::Rows(feed) => {
+                let place = feed.train.as_ref().map(|stream| stream.position().clone());
+                serde_json::to_value(place.unwrap_or_else(|| feed.set.start()))
+            }
+            Self::Crops(feed) => {
                 let place = feed.train.as_ref().map(|stream| stream.position().clone());
                 serde_json::to_value(place.unwrap_or_else(|| feed.set.start()))
             }
@@ -143,6 +186,10 @@ impl Feed {
                 let position: RowPosition = serde_json::from_value(position.clone()).map_err(damaged)?;
                 feed.train = Some(feed.set.stream(Split::Train, &position)?);
             }
+            Self::Crops(feed) => {
+                let position: CropPosition = serde_json::from_value(position.clone()).map_err(damaged)?;
+                feed.train = Some(feed.set.stream(Split::Train, &position)?);
+            }
         }
         Ok(())
     }
@@ -155,6 +202,7 @@ impl Feed {
                 (feed.dataset.host_bytes(), Batch::host_bytes(&feed.dataset.settings().bounds))
             }
             Self::Rows(feed) => (feed.set.host_bytes(), feed.set.batch_bytes()),
+            Self::Crops(feed) => (feed.set.host_bytes(), feed.set.batch_bytes()),
         };
         let stream = held.iter().map(|h| h.bytes).sum();
         held.push(HostMemory { what: "batch", bytes: batch });
@@ -165,7 +213,7 @@ impl Feed {
     /// Widths of the inputs of a head; empty for tokens.
     pub fn widths(&self) -> &[usize] {
         match self {
-            Self::Tokens(_) => &[],
+            Self::Tokens(_) | Self::Crops(_) => &[],
             Self::Rows(feed) => feed.set.widths(),
         }
     }
@@ -180,9 +228,17 @@ fn rows_of(batch: &RowBatch) -> Taken {
     Taken { tokens: rows, targets: rows }
 }
 
+fn crops_of(batch: &CropBatch) -> Taken {
+    // The loss of several tasks is divided by the number of targets of the first, which every labelled window has.
+    Taken { tokens: batch.ids.len() as u64, targets: batch.target_counts.first().copied().unwrap_or(0) }
+}
+
 /// Returns the number of entries of the embedding table: the configured number, or else the size of the tokenizer's
 /// vocabulary. A configured number must not be smaller than that size.
 pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64, TrainError> {
+    if config.model.kind == ModelKind::Caller {
+        return Ok(codons::VOCABULARY as u64);
+    }
     let bounds = Bounds { tokens: 2, sequences: 1, longest: 2 };
     let known = match config.model.vocabulary {
         // Without the data files only planning is possible, and a plan then needs no tokenizer.
@@ -241,7 +297,9 @@ fn task(config: &TrainConfig) -> Objective {
             let m = d.masking;
             Objective::Masked(MaskRates { select: m.fraction, mask: m.mask, random: m.random })
         }
-        (None, ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head) => Objective::Causal,
+        (None, ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head | ModelKind::Caller) => {
+            Objective::Causal
+        }
     }
 }
 
@@ -309,10 +367,12 @@ pub fn tokens(
         ("auto", ModelKind::DnabertS) => {
             own.map(|file| TokenizerKind::Dna(file.to_owned())).ok_or(TrainError::NoTokenizer)
         }
-        ("auto", ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head) => Ok(match own {
-            Some(file) => TokenizerKind::BytePairs { file: file.to_owned(), end: d.end_token.clone() },
-            None => bytes,
-        }),
+        ("auto", ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Head | ModelKind::Caller) => {
+            Ok(match own {
+                Some(file) => TokenizerKind::BytePairs { file: file.to_owned(), end: d.end_token.clone() },
+                None => bytes,
+            })
+        }
         (file, _) if dna => Ok(TokenizerKind::Dna(PathBuf::from(file))),
         (file, _) => Ok(TokenizerKind::BytePairs { file: PathBuf::from(file), end: d.end_token.clone() }),
     }
@@ -336,6 +396,51 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
         validation_seed: d.split_seed,
         seed: config.run.seed,
         rows,
+    })
+}
+
+/// Translates the configuration into settings of the reader of DNA windows.
+pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSettings, TrainError> {
+    let (d, c) = (&config.data, &config.data.crops);
+    let m = d.masking;
+    let tasks: Vec<CropTask> = config
+        .model
+        .tasks
+        .iter()
+        .map(|task| CropTask { name: task.name.clone(), classes: task.classes.clone() })
+        .collect();
+    let objective = match tasks.is_empty() {
+        true => CropObjective::Masked(MaskRates { select: m.fraction, mask: m.mask, random: m.random }),
+        false => CropObjective::Classify,
+    };
+    // A shuffled window is an example of the first class of the first task.
+    let of_shuffled = tasks.first().filter(|_| c.shuffled > 0.0).and_then(|task| {
+        let class = task.classes.first()?;
+        Some((task.name.clone(), class.clone()))
+    });
+    Ok(CropSettings {
+        files: d.train.iter().map(PathBuf::from).collect(),
+        table: d.labels.as_ref().map(PathBuf::from).unwrap_or_default(),
+        tasks,
+        tokens: CropTokenizer::Codons,
+        objective,
+        shortest: c.shortest as usize,
+        longest: c.longest as usize,
+        mutations: Mutations { substitutions: c.substitutions, indels: c.indels },
+        shuffled: ShuffledCrops { share: c.shuffled, targets: of_shuffled.into_iter().collect() },
+        levels: c
+            .levels
+            .iter()
+            .map(|level| SamplingLevel { column: level.column.clone(), power: level.power })
+            .collect(),
+        validation: config.run.evaluate_every.map(|_| ValidationCrops {
+            crops: c.validation_windows,
+            lengths: c.validation_lengths.iter().map(|&n| n as usize).collect(),
+        }),
+        seed: config.run.seed,
+        bounds,
+        workers: d.workers.0.map_or_else(|| machine::cores().min(8), |n| n as usize),
+        prefetch: d.prefetch as usize,
     })
 }
 

@@ -28,7 +28,8 @@ const ROLES: [(&str, &str); 5] = [
 /// Returns names and contents of the tokenizer files of a run whose weights come from `folder`. Byte-level models and
 /// raw ids need no files.
 pub fn files(config: &TrainConfig, folder: Option<&Path>) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
-    if config.model.kind == ModelKind::Head {
+    // The codons of a caller need no file.
+    if matches!(config.model.kind, ModelKind::Head | ModelKind::Caller) {
         return Ok(vec![]);
     }
     let own = folder.map(|folder| folder.join(TOKENIZER)).filter(|path| path.is_file());

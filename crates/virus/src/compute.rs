@@ -5,7 +5,7 @@
 use super::Options;
 use super::engine::Totals;
 use super::produce::{Batch, OrfTokens};
-use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
+use super::program::{CALLER, DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
 use super::queue::{OrfLocation, OrfState, PendingOrf, Queue, Window};
 use super::stage::PredictStage;
 use plimsoll_data::pack::Fill;
@@ -72,20 +72,25 @@ impl Compute {
         shape: &Shape,
         options: &Options,
     ) -> Result<Self, RuntimeError> {
-        let encoders = [DNA, PROTEIN].map(|encoder| session.model(PLANS[encoder]));
+        let encoders = match stage {
+            PredictStage::Caller => [session.model(CALLER), None],
+            PredictStage::Whole | PredictStage::Nucleotide | PredictStage::Protein => {
+                [DNA, PROTEIN].map(|encoder| session.model(PLANS[encoder]))
+            }
+        };
         let head = session.model(PLANS[HEAD]).map(|model| {
             let missing = || RuntimeError::bug("the head lacks an input");
             let input = |name: &str| session.row_input(model, name).ok_or_else(missing);
             Ok::<Head, RuntimeError>(Head { model, inputs: [input("dna")?, input("protein")?] })
         });
-        let widths = [shape.head.dna as usize, shape.head.protein as usize];
+        let widths = shape.widths();
         let slots = shape.slots(tokens(session.program()), session.in_flight_target()) as usize;
         // Zeroed pages are mapped lazily, so slots that are never used cost no physical memory.
         let rows = |waits: bool, width: usize| if waits { vec![0.0; slots * width] } else { vec![] };
         let rows = [rows(true, widths[DNA]), rows(stage.runs(PROTEIN), widths[PROTEIN])];
         Ok(Self {
             stage,
-            keeps_embeddings: options.save_embeddings.is_some() || stage == PredictStage::Nucleotide,
+            keeps_embeddings: options.save_embeddings.is_some() || !stage.scores(),
             encoders,
             head: head.transpose()?,
             widths,
@@ -214,7 +219,7 @@ impl Compute {
         if !self.keeps_embeddings {
             return;
         }
-        let encoders: &[usize] = if self.stage == PredictStage::Nucleotide { &[DNA] } else { &[DNA, PROTEIN] };
+        let encoders: &[usize] = if self.stage.scores() { &[DNA, PROTEIN] } else { &[DNA] };
         for slot in window.embedded().filter_map(PendingOrf::slot) {
             for &encoder in encoders {
                 rows.extend_from_slice(self.row(encoder, slot));

@@ -9,11 +9,14 @@
 
 use super::compute::{Compute, Sink};
 use super::journal::{JournalEntry, JournalReader, JournalWriter, OrfEntry};
-use super::output::{Note, OrfScore, OutputError, Outputs, RecordEnd, Window as OutputWindow};
+use super::output::{
+    CallerWindow, Note, OrfScore, OutputError, RecordEnd, ResultFiles, Window as OutputWindow,
+};
 use super::produce::{Batch, Event, OrfTokens};
 use super::queue::{OrfState, OutputItem, PendingOrf, Queue, Window};
 use super::queues::QueueSizes;
 use crate::VirusError;
+use crate::caller::letters::LetterCounts;
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::intermediate::orf_name;
 use plimsoll_data::pack::Fill;
@@ -88,7 +91,7 @@ pub(crate) struct Parts {
     /// Journal that finished results are written to.
     pub(crate) writer: Option<JournalWriter>,
     /// Result files.
-    pub(crate) outputs: Option<Outputs>,
+    pub(crate) outputs: Option<ResultFiles>,
     /// Whether notes on the input are errors (`--strict`).
     pub(crate) strict: bool,
 }
@@ -129,8 +132,8 @@ impl Engine {
         self.queue.push(OutputItem::Text(std::mem::take(&mut batch.text)));
         for event in std::mem::take(&mut batch.events) {
             match event {
-                Event::Window { number, record, chunk, orfs: count } => {
-                    let embeddings = self.window(number, record, chunk, count)?;
+                Event::Window { number, record, chunk, orfs: count, letters } => {
+                    let embeddings = self.window((number, record, chunk), count, letters)?;
                     // Without embeddings of an earlier stage `width` is 0, and the empty rows are filtered out.
                     let width = embeddings.len() / count.max(1);
                     for (i, orf) in orfs.by_ref().take(count).enumerate() {
@@ -139,8 +142,8 @@ impl Engine {
                     }
                 }
                 Event::Source(name) => self.queue.push(OutputItem::Source(name)),
-                Event::End { record, length, text } => {
-                    self.queue.push(OutputItem::End { record, length, text });
+                Event::End { record, length, text, mate } => {
+                    self.queue.push(OutputItem::End { record, length, text, mate });
                 }
                 Event::Note(note) => self.note(note)?,
             }
@@ -211,14 +214,13 @@ impl Engine {
     /// frames if an earlier stage has computed them.
     fn window(
         &mut self,
-        number: u64,
-        record: Arc<str>,
-        chunk: Chunk,
+        (number, record, chunk): (u64, Arc<str>, Chunk),
         orfs: usize,
+        letters: LetterCounts,
     ) -> Result<Vec<f32>, VirusError> {
         if let Some(entry) = self.parts.results.take(number, &record, chunk.index)? {
             self.totals.kept += 1;
-            self.queue.push(OutputItem::Window(Window::kept(record, chunk, entry)));
+            self.queue.push(OutputItem::Window(Window::kept(record, chunk, entry).with_letters(letters)));
             return Ok(vec![]);
         }
         let missing =
@@ -230,7 +232,7 @@ impl Engine {
             let entry = entry.ok_or_else(|| missing("the nucleotide embeddings"))?;
             rows = entry.rows_of_all(compute.nucleotide_width());
         }
-        self.queue.push(OutputItem::Window(Window::new(number, record, chunk, orfs)));
+        self.queue.push(OutputItem::Window(Window::new(number, record, chunk, orfs).with_letters(letters)));
         Ok(rows)
     }
 
@@ -272,10 +274,15 @@ impl Engine {
         while let Some(item) = self.queue.pop_complete() {
             match item {
                 OutputItem::Window(window) => self.write(window)?,
-                OutputItem::End { record, length, text } => {
+                OutputItem::End { record, length, text, mate } => {
                     self.totals.records += 1;
-                    if let Some(outputs) = &mut self.parts.outputs {
-                        outputs.record(&RecordEnd { id: &record, length, text: text.as_deref() })?;
+                    let end = RecordEnd { id: &record, length, text: text.as_deref() };
+                    match &mut self.parts.outputs {
+                        Some(ResultFiles::VirNucPro(outputs)) => drop(outputs.record(&end)?),
+                        Some(ResultFiles::Caller(outputs)) => {
+                            outputs.record(&end, mate.as_ref().map(|mate| (&*mate.pair, mate.is_second)))?;
+                        }
+                        None => {}
                     }
                 }
                 OutputItem::Note(note) => self.written(|outputs| outputs.note(&note))?,
@@ -293,7 +300,7 @@ impl Engine {
     /// Calls `write` on the result files if the stage writes any.
     fn written(
         &mut self,
-        write: impl FnOnce(&mut Outputs) -> Result<(), OutputError>,
+        write: impl FnOnce(&mut ResultFiles) -> Result<(), OutputError>,
     ) -> Result<(), VirusError> {
         Ok(self.parts.outputs.as_mut().map_or(Ok(()), write)?)
     }
@@ -310,9 +317,19 @@ impl Engine {
         self.scored.clear();
         self.scored.extend(window.scores());
         let (record, chunk) = (&window.record, &window.chunk);
-        if let Some(outputs) = &mut self.parts.outputs {
-            let (start, end, orfs) = (chunk.start, chunk.end(), &self.scored[..]);
-            outputs.window(&OutputWindow { record, index: chunk.index, start, end, orfs })?;
+        let (index, start, end) = (chunk.index, chunk.start, chunk.end());
+        match &mut self.parts.outputs {
+            Some(ResultFiles::VirNucPro(outputs)) => {
+                outputs.window(&OutputWindow { record, index, start, end, orfs: &self.scored })?;
+            }
+            Some(ResultFiles::Caller(outputs)) => {
+                // A window is one sequence, so its only row, if it has one, is that of the logits.
+                let logits = window.embedded().next().map(|_| &self.entry.rows[..]);
+                let failed = window.orfs().any(|orf| orf.state == OrfState::Failed);
+                let letters = window.letters;
+                outputs.window(&CallerWindow { record, index, start, end, letters, logits, failed })?;
+            }
+            None => {}
         }
         // A window whose results came from this journal is not written to it again.
         let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.kept) else { return Ok(()) };
@@ -331,10 +348,12 @@ impl Engine {
         for orf in window.orfs().filter(|orf| orf.state == OrfState::Failed) {
             self.totals.failed += 1;
             let (number, frame) = (window.chunk.index + 1, orf.frame.name());
+            let of_caller = matches!(self.parts.outputs, Some(ResultFiles::Caller(_)));
+            let frame = if of_caller { String::new() } else { format!(" frame {frame}") };
             let note = Note {
                 seq_name: window.record.to_string(),
                 kind: "failed",
-                detail: format!("window {number} frame {frame}: a value is not a number"),
+                detail: format!("window {number}{frame}: a value is not a number"),
                 action: "not scored",
             };
             self.written(|outputs| outputs.note(&note))?;
@@ -345,7 +364,9 @@ impl Engine {
     /// Writes the embeddings in `self.entry` to the result files, if `--save-embeddings` is given.
     fn write_embeddings(&mut self, window: &Window) -> Result<(), VirusError> {
         let count = window.embedded().count();
-        let Some(outputs) = self.parts.outputs.as_mut().filter(|_| count > 0) else { return Ok(()) };
+        let Some(ResultFiles::VirNucPro(outputs)) = self.parts.outputs.as_mut().filter(|_| count > 0) else {
+            return Ok(());
+        };
         let mut name = String::new();
         // One row per embedded frame. `max(1)`: without saved embeddings there are no rows, and `chunks_exact` panics
         // at a size of 0.

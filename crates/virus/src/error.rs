@@ -35,6 +35,52 @@ pub enum VirusError {
         /// Requested window length in bases.
         length: usize,
     },
+    /// A caller without the task that a prediction needs, or with another vocabulary.
+    #[error("{model}: {what}; give the folder of a caller that was trained for `plimsoll predict`")]
+    CallerModel {
+        /// Name of the caller.
+        model: String,
+        /// What is missing.
+        what: String,
+    },
+    /// A prediction with a caller, to be planned without a run.
+    #[error(
+        "plan --predict plans VirNucPro's models; `plimsoll predict --caller` prints the plan of a caller when it starts"
+    )]
+    PlanOfCaller,
+    /// Mates in more than two files.
+    #[error(
+        "--paired: {files} files were given; give two files with the mates in the same order, or one file with the mates one \
+         after another"
+    )]
+    PairedFiles {
+        /// Number of files.
+        files: usize,
+    },
+    /// An option of VirNucPro's pipeline together with a caller.
+    #[error(
+        "{option} belongs to VirNucPro's models and has no meaning for a caller; omit it, or omit --caller"
+    )]
+    NotOfCaller {
+        /// The option.
+        option: &'static str,
+    },
+    /// A window length that a caller cannot compute.
+    #[error("--length {length}: a caller computes windows from {shortest} bases on; give a larger --length")]
+    ShortWindows {
+        /// The window length in bases.
+        length: usize,
+        /// Least window length in bases.
+        shortest: usize,
+    },
+    /// A calibration.json that is not the calibration of a caller.
+    #[error("{}: {what}; give the folder of a caller with its own calibration.json", path.display())]
+    Calibration {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A prediction to be planned for a CPU other than the local one.
     #[error(
         "--predict --target {target}: a prediction can be planned only for the CPU of this machine (--target \
@@ -256,6 +302,12 @@ impl Failure for VirusError {
             Self::Runtime(_)
             | Self::WrongModel { .. }
             | Self::HeadLength { .. }
+            | Self::Calibration { .. }
+            | Self::CallerModel { .. }
+            | Self::PlanOfCaller
+            | Self::PairedFiles { .. }
+            | Self::NotOfCaller { .. }
+            | Self::ShortWindows { .. }
             | Self::TargetOfOtherCpu { .. }
             | Self::SameFolder { .. }
             | Self::ShardOfPipe

@@ -4,6 +4,7 @@
 //! arithmetic only.
 #![forbid(unsafe_code)]
 
+pub mod caller;
 mod compute;
 mod engine;
 mod error;
@@ -22,12 +23,17 @@ mod run;
 mod stage;
 
 pub use error::VirusError;
-pub use options::{Models, Options, Shard};
+pub use options::{CallerOptions, Models, Options, Shard};
+pub use output::CallsSummary;
 pub use plimsoll_data::sequence::{files, stem};
 
+use caller::calibration::Calibration;
+use caller::windows::SHORTEST_WINDOW;
 use folder::FolderState;
 use journal::InputStamps;
 use output::Counts;
+use output::caller::LogitLayout;
+use plimsoll_data::codons::VOCABULARY;
 use plimsoll_data::sequence::{Input, Reader, digests, extent};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::Executor;
@@ -37,8 +43,8 @@ use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::machine::Tracker;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::Process;
-use plimsoll_runtime::{Budget, EncoderModel, HeadModel, Level, Observer, replicas_for_input};
-use program::Shape;
+use plimsoll_runtime::{Budget, CallerModel, EncoderModel, HeadModel, Level, Observer, replicas_for_input};
+use program::{Architecture, Shape, VirNucProShape};
 use queues::QueueSizes;
 use resume::Keys;
 use run::Run;
@@ -71,20 +77,50 @@ pub struct PredictReport {
     pub seconds: f64,
     /// Tokens of both encoders divided by the duration of the run.
     pub tokens_per_second: f64,
-    /// Packing fill of the nucleotide and the protein encoder, without their last packs; `None` if there was only one
+    /// Calls of a caller and their expected errors; `None` for VirNucPro's pipeline, for shards and for complete results.
+    pub calls: Option<CallsSummary>,
+    /// Packing fill of the nucleotide and the protein encoder (of a caller: the first), without their last packs; `None` if there was only one
     /// pack.
     pub fill: [Option<f64>; 2],
     /// One line that compares the plan with the budget.
     pub memory_line: String,
 }
 
-/// The opened models of a prediction.
-pub(crate) struct Opened {
+/// The models of VirNucPro's pipeline.
+pub(crate) struct VirNucProModels {
     pub(crate) dna: EncoderModel,
     pub(crate) protein: EncoderModel,
     pub(crate) head: HeadModel,
+}
+
+/// A caller with its calibration.
+pub(crate) struct OpenedCaller {
+    pub(crate) model: CallerModel,
+    pub(crate) calibration: Calibration,
+    pub(crate) layout: LogitLayout,
+}
+
+/// The models of a prediction.
+pub(crate) enum OpenedModels {
+    VirNucPro(Box<VirNucProModels>),
+    Caller(Box<OpenedCaller>),
+}
+
+/// The opened models of a prediction.
+pub(crate) struct Opened {
+    pub(crate) models: OpenedModels,
     /// Digests of the model files. Computed once, because the files can have many gigabytes.
     pub(crate) digests: Value,
+}
+
+impl Opened {
+    /// Whether the weights were trained; a caller has a calibration, so it was.
+    pub(crate) fn is_trained(&self) -> bool {
+        match &self.models {
+            OpenedModels::VirNucPro(models) => models.head.trained,
+            OpenedModels::Caller(_) => true,
+        }
+    }
 }
 
 /// Runs a prediction over all inputs into one folder.
@@ -212,7 +248,7 @@ fn hosts(
         true => extent(&options.inputs, &|| stopped(observer, "nothing had begun")),
         false => Ok(budget.of_pipe().unwrap_or_default()),
     };
-    planned::hosts(options, opened.head.trained, budget, process, measure)
+    planned::hosts(options, opened.is_trained(), budget, process, measure)
 }
 
 /// Whether `folder` is one of `folders`, after resolving symbolic links and relative paths.
@@ -231,8 +267,69 @@ fn look_at_inputs(options: &Options) -> Result<(), VirusError> {
     Ok(())
 }
 
-/// Opens the encoders and the head, checks that they fit each other and the window length, and hashes their files.
+/// Opens the caller or VirNucPro's models, and hashes their files.
 fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusError> {
+    match &options.caller {
+        Some(caller) => open_caller(options, caller),
+        None => open_virnucpro(options, observer),
+    }
+}
+
+/// Opens a caller, checks that it has the tasks of a prediction and that no option contradicts it, and hashes its files.
+fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, VirusError> {
+    let refused = [
+        (options.original_alphabet, "--original-alphabet"),
+        (options.keep_intermediate, "--keep-intermediate"),
+        (options.save_embeddings.is_some(), "--save-embeddings"),
+        (options.models != Models::default(), "a model of --weights, --dna-model, --protein-model or --head"),
+    ];
+    if let Some((_, option)) = refused.into_iter().find(|(given, _)| *given) {
+        return Err(VirusError::NotOfCaller { option });
+    }
+    if options.length < SHORTEST_WINDOW {
+        return Err(VirusError::ShortWindows { length: options.length, shortest: SHORTEST_WINDOW });
+    }
+    if caller.paired && options.inputs.len() > 2 {
+        return Err(VirusError::PairedFiles { files: options.inputs.len() });
+    }
+    let model = CallerModel::open(&caller.folder)?;
+    let calibration = Calibration::open(&caller.folder)?;
+    let layout = layout(&model)?;
+    let digests = record::caller_digests(&model, &calibration)?;
+    Ok(Opened { models: OpenedModels::Caller(Box::new(OpenedCaller { model, calibration, layout })), digests })
+}
+
+/// Finds the tasks of a prediction in a caller's logits.
+fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
+    let refuse = |what: String| VirusError::CallerModel { model: caller.name.clone(), what };
+    let vocabulary = caller.config.vocab_size;
+    if vocabulary != VOCABULARY as u64 {
+        return Err(refuse(format!("its vocabulary has {vocabulary} tokens, and codons have {VOCABULARY}")));
+    }
+    let (mut first, mut virus, mut classes) = (0, None, None);
+    for task in &caller.config.tasks {
+        let logits = first..first + task.classes.len();
+        first = logits.end;
+        match &*task.name {
+            "virus" => {
+                let position = |name: &str| task.classes.iter().position(|class| class == name);
+                let found = position("other").zip(position("virus")).filter(|_| task.classes.len() == 2);
+                let (other, is_virus) = found.ok_or_else(|| {
+                    refuse("the classes of its task `virus` are not `other` and `virus`".to_owned())
+                })?;
+                virus = Some((logits.start + other, logits.start + is_virus));
+            }
+            "class" => classes = Some((logits, task.classes.clone())),
+            _ => {}
+        }
+    }
+    let (other, virus) = virus.ok_or_else(|| refuse("its config.json has no task `virus`".to_owned()))?;
+    let (classes, names) = classes.unwrap_or_default();
+    Ok(LogitLayout { other, virus, classes, names })
+}
+
+/// Opens the encoders and the head, checks that they fit each other and the window length, and hashes their files.
+fn open_virnucpro(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusError> {
     let env = HubEnv::from_process();
     let models = &options.models;
     let dna = match &models.dna {
@@ -275,7 +372,7 @@ fn open(options: &Options, observer: &mut dyn Observer) -> Result<Opened, VirusE
         );
         observer.say(Level::Warning, &text);
     }
-    Ok(Opened { dna, protein, head, digests })
+    Ok(Opened { models: OpenedModels::VirNucPro(Box::new(VirNucProModels { dna, protein, head })), digests })
 }
 
 /// Returns the report of this run if it is already complete in the output folder; an error if the folder holds the
@@ -328,7 +425,8 @@ fn already_there(
         notes,
         counts: Counts::from_record(&old),
         output_dir: options.output_dir.clone(),
-        trained: opened.head.trained,
+        trained: opened.is_trained(),
+        calls: None,
         seconds: 0.0,
         tokens_per_second: 0.0,
         fill: [None; 2],
@@ -338,10 +436,13 @@ fn already_there(
 }
 
 fn shape(opened: &Opened, options: &Options) -> Shape {
-    Shape {
-        dna: opened.dna.encoder.clone(),
-        protein: opened.protein.encoder.clone(),
-        head: opened.head.config,
-        length: options.length as u64,
-    }
+    let models = match &opened.models {
+        OpenedModels::VirNucPro(models) => Architecture::VirNucPro(Box::new(VirNucProShape {
+            dna: models.dna.encoder.clone(),
+            protein: models.protein.encoder.clone(),
+            head: models.head.config,
+        })),
+        OpenedModels::Caller(caller) => Architecture::Caller(caller.model.config.clone()),
+    };
+    Shape { models, length: options.length as u64 }
 }

@@ -1,6 +1,7 @@
 //! Options of a prediction. Invariant: `result_key` contains exactly the settings that can change a result; two runs
 //! with equal keys, inputs, weights and arithmetic write identical bytes.
 
+use crate::caller::score::{Limits, Threshold};
 use crate::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_runtime::Settings;
 use serde_json::{Value, json};
@@ -16,13 +17,15 @@ pub struct Options {
     pub output_dir: PathBuf,
     /// Whether the results of another run in that folder may be replaced.
     pub force: bool,
-    /// Models to use.
+    /// Models of VirNucPro's pipeline; not used with a caller.
     pub models: Models,
+    /// The caller, which replaces VirNucPro's pipeline; `None` for that pipeline.
+    pub caller: Option<CallerOptions>,
     /// Window length in bases.
     pub length: usize,
     /// Whether letters are interpreted as in VirNucPro, which drops codons with U. Otherwise U is read as T.
     pub original_alphabet: bool,
-    /// Minimum score of a record that is called virus.
+    /// Minimum score of a record that VirNucPro's pipeline calls virus.
     pub threshold: f32,
     /// Whether to write the intermediate files of VirNucPro's stages.
     pub keep_intermediate: bool,
@@ -49,6 +52,39 @@ pub struct Options {
     pub sort_by_length: bool,
     /// Settings of the machine.
     pub settings: Settings,
+}
+
+/// Options of a prediction with a caller.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CallerOptions {
+    /// Folder of the caller: config.json, model.safetensors and calibration.json.
+    pub folder: PathBuf,
+    /// What decides whether a record is called virus.
+    pub threshold: Threshold,
+    /// Largest false discovery rate of a record that is called virus; `None` without a limit.
+    pub max_fdr: Option<f64>,
+    /// Expected share of viral records in the input, above 0 and below 1.
+    pub prevalence: f64,
+    /// Whether the records are mates of pairs: in two files, or one after another.
+    pub paired: bool,
+    /// Limits on records that can be called.
+    pub limits: Limits,
+}
+
+impl CallerOptions {
+    /// Returns the settings that can change results.
+    fn result_key(&self) -> Value {
+        let Limits { min_length, max_n, min_complexity } = self.limits;
+        json!({
+            "threshold": self.threshold.name(),
+            "max_fdr": self.max_fdr,
+            "prevalence": self.prevalence,
+            "paired": self.paired,
+            "min_length": min_length,
+            "max_n": max_n,
+            "min_complexity": min_complexity,
+        })
+    }
 }
 
 /// One of several shares of the windows: windows are dealt to the shards in turn, in groups of consecutive windows.
@@ -85,6 +121,14 @@ impl Options {
     /// Returns the settings that can change results, except settings of the machine, which [`Settings::arithmetic`]
     /// returns.
     pub(crate) fn result_key(&self) -> Value {
+        if let Some(caller) = &self.caller {
+            return json!({
+                "length": self.length,
+                "hits_format": self.hits_format.name(),
+                "source": self.source,
+                "calling": caller.result_key(),
+            });
+        }
         json!({
             "length": self.length,
             "threshold": self.threshold,

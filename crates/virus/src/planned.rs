@@ -1,7 +1,7 @@
 //! Planning of predictions, for `predict` and for `plimsoll plan --predict`, which loads no weights. Invariant:
 //! both choose stages, steps and queue sizes with `choose` and `hosts`.
 
-use super::program::{DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape};
+use super::program::{Architecture, DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape, VirNucProShape};
 use super::queues::QueueSizes;
 use super::stage::PredictStage;
 use super::{Models, Options};
@@ -134,6 +134,9 @@ pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
 /// fit the budget.
 pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let Request { options, .. } = request;
+    if options.caller.is_some() {
+        return Err(VirusError::PlanOfCaller);
+    }
     let settings = &options.settings;
     // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
     super::look_at_inputs(options)?;
@@ -164,11 +167,13 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
         }
         extent(&options.inputs, &|| Ok(()))
     };
-    let shape = Shape { dna, protein, head, length: options.length as u64 };
+    let models = Architecture::VirNucPro(Box::new(VirNucProShape { dna, protein, head }));
+    let shape = Shape { models, length: options.length as u64 };
     let hosts = hosts(options, true, &budget, process, measure)?;
     let work = if options.inputs.is_empty() { None } else { replicas_for_input(&options.inputs) };
     let planned = choose(&hosts, settings, &budget, &shape, settings.most_replicas(work), true)?;
-    let stages: Vec<_> = stages(&planned).iter().copied().zip(planned.programs().iter().cloned()).collect();
+    let stages: Vec<_> =
+        stages(&planned, &shape).iter().copied().zip(planned.programs().iter().cloned()).collect();
     let chosen = planned.budget();
     // Held until here, so that the measurements of the process in `hosts` included the opened models.
     drop(opened);
@@ -239,7 +244,8 @@ pub(crate) fn choose<'a>(
     let stages =
         |stages: &[PredictStage]| stages.iter().map(|stage| shape.planned(*stage, precision)).collect();
     // An input that can be read only once has no second pass.
-    let alternatives = if reread { ALTERNATIVES } else { &ALTERNATIVES[..1] };
+    let alternatives = shape.alternatives();
+    let alternatives = if reread { alternatives } else { &alternatives[..1] };
     settings.plan(session::Request {
         alternatives: alternatives.iter().copied().map(stages).collect(),
         replicas,
@@ -248,14 +254,9 @@ pub(crate) fn choose<'a>(
     })
 }
 
-/// Alternative divisions into stages, in order of preference. Two passes over the input cost less than streaming the
-/// weights in every step.
-const ALTERNATIVES: &[&[PredictStage]] =
-    &[&[PredictStage::Whole], &[PredictStage::Nucleotide, PredictStage::Protein]];
-
 /// Returns the stages of a plan, in the order of its programs.
-pub(crate) fn stages(planned: &session::Planned<'_>) -> &'static [PredictStage] {
-    ALTERNATIVES[planned.alternative()]
+pub(crate) fn stages(planned: &session::Planned<'_>, shape: &Shape) -> &'static [PredictStage] {
+    shape.alternatives()[planned.alternative()]
 }
 
 /// Returns the index of the queue sizes for a merge, which runs no models and only needs the memory of the process.
@@ -312,6 +313,7 @@ impl PredictStage {
             Self::Whole => "both encoders and the head",
             Self::Nucleotide => "the nucleotide encoder",
             Self::Protein => "the protein encoder and the head",
+            Self::Caller => "the caller",
         }
     }
 }

@@ -1,16 +1,21 @@
 //! The front end: one thread reads records and cuts them into jobs, worker threads translate and tokenize the
-//! jobs, and the engine receives the results in input order. Invariant: number and size of the jobs in flight
+//! jobs (for a caller, they only tokenize), and the engine receives the results in input order. Invariant: number and size of the jobs in flight
 //! are bounded (see `QueueSizes::held`), whatever the records look like.
 
+use crate::caller::letters::LetterCounts;
+use crate::caller::mates::common_name;
+use crate::caller::windows::{SHORTEST_WINDOW, overlap, windows};
 use crate::journal::Coverage;
 use crate::options::Shard;
 use crate::output::{Field, HitsFormat, Note, RecordText};
 use crate::queues::QueueSizes;
 use plimsoll_data::alphabet::{Alphabet, count_uracil, uracil_to_thymine};
 use plimsoll_data::chunk::{Chunk, chunks};
+use plimsoll_data::codons::encode;
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
 use plimsoll_data::limits::spawn;
+use plimsoll_data::printable;
 use plimsoll_data::sequence::{Extent, Format, Input, Reader, Record};
 use plimsoll_data::translate::{Frame, Orf, Scratch, orfs};
 use plimsoll_data::{DataError, DataErrorKind};
@@ -26,8 +31,7 @@ use std::thread::JoinHandle;
 pub(crate) struct InputPipeline {
     /// Window length in bases.
     pub(crate) length: usize,
-    pub(crate) dna: Tokenizer,
-    pub(crate) protein: Tokenizer,
+    pub(crate) units: Units,
     /// Whether U is kept as in VirNucPro, which drops codons that contain it; otherwise U is read as T.
     pub(crate) original_alphabet: bool,
     /// Whether jobs produce the text of the intermediate files.
@@ -48,19 +52,36 @@ pub(crate) struct InputPipeline {
     pub(crate) most: Option<Extent>,
 }
 
+/// What is computed of a window.
+pub(crate) enum Units {
+    /// Its open reading frames, tokenized for both encoders.
+    Frames { dna: Tokenizer, protein: Tokenizer },
+    /// The whole window, as the codons of its six frames. With `paired`, records are mates.
+    Windows { paired: bool },
+}
+
+/// The pair of a record, with `--paired`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mate {
+    /// Name of the pair.
+    pub(crate) pair: Arc<str>,
+    /// Whether the record is the second of the pair.
+    pub(crate) is_second: bool,
+}
+
 /// An event of the input, in input order.
 pub(crate) enum Event {
     /// A window of a record. Its open reading frames are the next `orfs` of the job.
-    Window { number: u64, record: Arc<str>, chunk: Chunk, orfs: usize },
+    Window { number: u64, record: Arc<str>, chunk: Chunk, orfs: usize, letters: LetterCounts },
     /// Name of the input that the following records come from.
     Source(Arc<str>),
     /// The end of a record; a record without letters has no windows.
-    End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>> },
+    End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>>, mate: Option<Mate> },
     /// A note on an oddity of the input.
     Note(Note),
 }
 
-/// Tokens of an open reading frame, as ranges of the job's token vectors.
+/// Tokens of an open reading frame, or of a window for a caller, as ranges of the job's token vectors.
 pub(crate) struct OrfTokens {
     pub(crate) frame: Frame,
     /// Length of the nucleotide sequence in bases.
@@ -130,9 +151,7 @@ impl Stream {
 
 /// Starts the threads. They end at the end of the input, or after the stream was dropped.
 pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, RuntimeError> {
-    let mut input = Reader::open(inputs)?;
-    input.keep_qualities(front.hits.is_some_and(HitsFormat::has_qualities));
-    front.most.iter().for_each(|most| input.hold_to(most.clone()));
+    let input = Records::open(&front, inputs)?;
     let front = Arc::new(front);
     let bytes_total = input.total_bytes();
     let bytes_read = Arc::new(AtomicU64::new(0));
@@ -145,11 +164,113 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
     let progress = Arc::clone(&bytes_read);
     let reader = move || {
         let (job, ids, source) = (Job::default(), IdSet::new(), None);
-        let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source, file: 0, record: 0 };
+        let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source, records: vec![] };
         cutter.read(input)
     };
     let reader = spawn("reader", reader).map_err(RuntimeError::thread("reader"))?;
     Ok(Stream { batches, reader, bytes_read, bytes_total })
+}
+
+/// The records of the inputs: of one file after another, or of two files in turn.
+struct Records {
+    readers: Vec<Reader>,
+    /// Index of the reader of the current record.
+    turn: usize,
+    /// Whether records come in pairs.
+    paired: bool,
+    /// Number of records so far.
+    records: u64,
+}
+
+impl Records {
+    fn open(front: &InputPipeline, inputs: &[PathBuf]) -> Result<Self, DataError> {
+        let paired = matches!(front.units, Units::Windows { paired: true });
+        let files: Vec<&[PathBuf]> = match inputs {
+            [first, second] if paired => {
+                vec![std::slice::from_ref(first), std::slice::from_ref(second)]
+            }
+            all => vec![all],
+        };
+        let mut readers = files.into_iter().map(Reader::open).collect::<Result<Vec<_>, _>>()?;
+        for reader in &mut readers {
+            reader.keep_qualities(front.hits.is_some_and(HitsFormat::has_qualities));
+            front.most.iter().for_each(|most| reader.hold_to(most.clone()));
+        }
+        Ok(Self { readers, turn: 0, paired, records: 0 })
+    }
+
+    /// Reads the next record; false at the end of the input.
+    ///
+    /// # Errors
+    /// Those of [`Reader::read_into`]; a record without a mate.
+    fn read_into(&mut self, record: &mut Record) -> Result<bool, DataError> {
+        self.turn = self.records as usize % self.readers.len();
+        let is_second = self.paired && self.records % 2 == 1;
+        // The place of the first mate, before its file is closed at its end.
+        let first = is_second.then(|| self.place_of(0)).flatten();
+        let more = self.readers[self.turn].read_into(record)?;
+        let alone = |(path, line): (PathBuf, u64)| {
+            let what = "the last record has no mate; give both files of the pairs, or one file with the mates one after \
+                        another, or omit --paired";
+            DataError::at(path, DataErrorKind::Malformed(what.to_owned())).with_line(line)
+        };
+        match more {
+            true => self.records += 1,
+            false if is_second => {
+                return Err(
+                    first.map_or_else(|| DataError::new(DataErrorKind::Malformed("no mate".to_owned())), alone)
+                );
+            }
+            // The second file must end where the first one does.
+            false if self.readers.len() == 2 && self.readers[1].read_into(record)? => {
+                self.turn = 1;
+                return Err(self
+                    .place_of(1)
+                    .map_or_else(|| DataError::new(DataErrorKind::Malformed("no mate".to_owned())), alone));
+            }
+            false => {}
+        }
+        Ok(more)
+    }
+
+    fn place_of(&self, reader: usize) -> Option<(PathBuf, u64)> {
+        self.readers[reader].position().map(|(path, line)| (path.to_owned(), line))
+    }
+
+    /// The reader of the current record.
+    fn reader(&self) -> &Reader {
+        &self.readers[self.turn]
+    }
+
+    /// Number of the file of the current record, from 1.
+    fn file(&self) -> usize {
+        self.turn + self.reader().inputs().len() + 1
+    }
+
+    /// The inputs with their digests, after the last record.
+    fn inputs(&self) -> Vec<Input> {
+        self.readers.iter().flat_map(|reader| reader.inputs().iter().cloned()).collect()
+    }
+
+    fn bytes_read(&self) -> u64 {
+        self.readers.iter().map(Reader::bytes_read).sum()
+    }
+
+    fn total_bytes(&self) -> Option<u64> {
+        self.readers.iter().map(Reader::total_bytes).sum()
+    }
+}
+
+/// A record with its place in the input.
+#[derive(Default)]
+struct PlacedRecord {
+    record: Record,
+    /// Path and line, for notes.
+    place: String,
+    /// Number of its file, from 1.
+    file: usize,
+    /// Number of the record in the file, from 1.
+    number: u64,
 }
 
 /// The reader thread: reads records and cuts them into jobs.
@@ -163,23 +284,21 @@ struct Cutter {
     windows: u64,
     /// File of the current record.
     source: Option<PathBuf>,
-    /// Number of that file, from 1.
-    file: usize,
-    /// Number of the current record in the file, from 1.
-    record: u64,
+    /// Number of records read of each file.
+    records: Vec<u64>,
 }
 
 impl Cutter {
     /// Reads all records and sends their jobs. Returns the inputs with their digests; an empty list after an error,
     /// which the engine receives in input order, or if the engine has ended.
-    fn read(&mut self, mut reader: Reader) -> Result<Vec<Input>, RuntimeError> {
-        let mut record = Record::default();
+    fn read(&mut self, mut records: Records) -> Result<Vec<Input>, RuntimeError> {
+        let (mut current, mut first) = (PlacedRecord::default(), PlacedRecord::default());
         loop {
-            match reader.read_into(&mut record) {
+            match self.next(&mut records, &mut current) {
                 Ok(true) => {}
                 Ok(false) => {
                     let _ = self.flush();
-                    return Ok(reader.inputs().to_vec());
+                    return Ok(records.inputs());
                 }
                 Err(error) => {
                     // Earlier records are computed first; the engine then receives the error in input order.
@@ -188,33 +307,115 @@ impl Cutter {
                     return Ok(vec![]);
                 }
             }
-            self.announce(&reader);
-            let accepted =
-                self.check_qualities(&reader).and_then(|()| Alphabet::Nucleotides.check(&record, &reader));
-            if let Err(error) = accepted {
-                let _ = self.flush();
-                self.feed.fail(error.into());
+            if records.paired && records.records % 2 == 1 {
+                std::mem::swap(&mut current, &mut first);
+                continue;
+            }
+            let sent = match records.paired {
+                false => {
+                    self.announce(records.reader());
+                    self.cut(&mut current)
+                }
+                true => match self.name_pair(&mut first, &mut current) {
+                    Ok(name) => self.cut_pair(&records, name, [&mut first, &mut current]),
+                    Err(error) => {
+                        let _ = self.flush();
+                        self.feed.fail(error.into());
+                        return Ok(vec![]);
+                    }
+                },
+            };
+            if sent.and_then(|()| self.flush_full()).is_err() {
                 return Ok(vec![]);
             }
-            let place = reader.position().map_or(String::new(), |(p, line)| format!("{}:{line}", p.display()));
-            if self.cut(&mut record, &place).and_then(|()| self.flush_full()).is_err() {
-                return Ok(vec![]);
-            }
-            self.progress.store(reader.bytes_read(), Ordering::Relaxed);
+            self.progress.store(records.bytes_read(), Ordering::Relaxed);
         }
+    }
+
+    /// Reads and checks the next record; false at the end of the input.
+    fn next(&mut self, records: &mut Records, current: &mut PlacedRecord) -> Result<bool, DataError> {
+        if !records.read_into(&mut current.record)? {
+            return Ok(false);
+        }
+        current.file = records.file();
+        if self.records.len() < current.file {
+            self.records.resize(current.file, 0);
+        }
+        self.records[current.file - 1] += 1;
+        current.number = self.records[current.file - 1];
+        let reader = records.reader();
+        self.check_qualities(reader)?;
+        Alphabet::Nucleotides.check(&current.record, reader)?;
+        current.place = reader.position().map_or(String::new(), |(p, line)| format!("{}:{line}", p.display()));
+        Ok(true)
     }
 
     /// Emits an event if the current record comes from a different file than the previous one.
     fn announce(&mut self, reader: &Reader) {
-        let file = reader.inputs().len() + 1;
-        self.record = if file == self.file { self.record + 1 } else { 1 };
-        self.file = file;
         let Some((path, _)) = reader.position() else { return };
         if self.source.as_deref() != Some(path) {
             self.source = Some(path.to_owned());
             let name: Arc<str> = path.display().to_string().into();
             self.job.parts.push(JobPart::Event(Event::Source(name)));
         }
+    }
+
+    /// Returns the name of a pair, and names its mates after it.
+    ///
+    /// # Errors
+    /// Records that are not mates.
+    fn name_pair(
+        &mut self,
+        first: &mut PlacedRecord,
+        second: &mut PlacedRecord,
+    ) -> Result<Arc<str>, DataError> {
+        let Some(name) = common_name(&first.record.id, &second.record.id) else {
+            let what = format!(
+                "'{}' follows '{}' of {}, which is not its mate: mates have the same name, or names that end with /1 and /2; \
+                 correct the order of the records, or omit --paired",
+                printable::Name(&second.record.id),
+                printable::Name(&first.record.id),
+                first.place
+            );
+            let (path, line) = second.place.rsplit_once(':').unwrap_or((&second.place, "0"));
+            let line = line.parse().unwrap_or(0);
+            return Err(DataError::at(path, DataErrorKind::Malformed(what)).with_line(line));
+        };
+        let mut name = name.to_owned();
+        let shown = |name: &str| Field(name).to_string();
+        if let Some(other) = self.ids.rename(&name, first.file, first.number, shown) {
+            let detail = format!(
+                "{}: the name of the pair occurs before; in the tables it is named {}",
+                first.place,
+                Field(&other)
+            );
+            self.note(&name, "duplicate_id", detail, "computed under another name");
+            name = other;
+        }
+        first.record.id = format!("{name}/1");
+        second.record.id = format!("{name}/2");
+        Ok(name.into())
+    }
+
+    /// Appends both mates of a pair to the job.
+    fn cut_pair(
+        &mut self,
+        records: &Records,
+        pair: Arc<str>,
+        mates: [&mut PlacedRecord; 2],
+    ) -> Result<(), Gone> {
+        for (number, mate) in mates.into_iter().enumerate() {
+            self.announce(&records.readers[number % records.readers.len()]);
+            let of_pair = Mate { pair: Arc::clone(&pair), is_second: number == 1 };
+            self.cut_named(&mut mate.record, &mate.place, Some(of_pair))?;
+        }
+        Ok(())
+    }
+
+    /// Appends a note to the job.
+    fn note(&mut self, name: &str, kind: &'static str, detail: String, action: &'static str) {
+        let note = Note { seq_name: name.to_owned(), kind, detail, action };
+        self.job.parts.push(JobPart::Event(Event::Note(note)));
     }
 
     /// Rejects FASTA records if the output format needs qualities.
@@ -229,25 +430,31 @@ impl Cutter {
         Err(DataError::at(path, DataErrorKind::Malformed(what)).with_line(line))
     }
 
+    /// Appends a record to the job, under another name if its id occurs before.
+    fn cut(&mut self, current: &mut PlacedRecord) -> Result<(), Gone> {
+        let PlacedRecord { record, place, file, number } = current;
+        // Ids are compared as they appear in tables, where two ids must not become equal.
+        let shown = |name: &str| Field(name).to_string();
+        if let Some(name) = self.ids.rename(&record.id, *file, *number, shown) {
+            let detail =
+                format!("{place}: the id occurs before; in the tables this record is named {}", Field(&name));
+            self.note(&record.id, "duplicate_id", detail, "computed under another name");
+            record.id = name;
+        }
+        self.cut_named(record, place, None)
+    }
+
     /// Appends the windows, notes and end of a record to the job, and sends the job whenever it is full.
-    /// `place` is the position of the record in the input, for notes. A duplicate id is replaced.
-    fn cut(&mut self, record: &mut Record, place: &str) -> Result<(), Gone> {
+    /// `place` is the position of the record in the input, for notes.
+    fn cut_named(&mut self, record: &mut Record, place: &str, mate: Option<Mate>) -> Result<(), Gone> {
         let name = record.id.clone();
         let note = |kind: &'static str, detail: String, action: &'static str| {
             JobPart::Event(Event::Note(Note { seq_name: name.clone(), kind, detail, action }))
         };
-        // Ids are compared as they appear in tables, where two ids must not become equal.
-        let shown = |name: &str| Field(name).to_string();
-        if let Some(name) = self.ids.rename(&record.id, self.file, self.record, shown) {
-            let detail =
-                format!("{place}: the id occurs before; in the tables this record is named {}", Field(&name));
-            self.job.parts.push(note("duplicate_id", detail, "computed under another name"));
-            record.id = name;
-        }
         if record.seq.is_empty() {
             self.job.parts.push(note("empty", place.to_owned(), "skipped"));
             let record = record.id.as_str().into();
-            self.job.parts.push(JobPart::Event(Event::End { record, length: 0, text: None }));
+            self.job.parts.push(JobPart::Event(Event::End { record, length: 0, text: None, mate }));
             return Ok(());
         }
         // Only the job's copy is changed: a record called virus is written with its original letters.
@@ -257,12 +464,16 @@ impl Cutter {
             self.job.parts.push(note("rna", detail, "U is read as T"));
         }
         if let Some(detail) = odd_characters(&record.seq) {
-            self.job.parts.push(note("non_iupac", detail, "codons that contain U are dropped"));
+            let action = match self.front.units {
+                Units::Frames { .. } => "codons that contain U are dropped",
+                Units::Windows { .. } => "codons that contain them are unknown",
+            };
+            self.job.parts.push(note("non_iupac", detail, action));
         }
         let id: Arc<str> = record.id.as_str().into();
         // Position in the record of its first base in the job, and offset of this base in `job.bases`.
         let mut held: Option<(usize, usize)> = None;
-        for chunk in chunks(record.seq.len(), self.front.length) {
+        for chunk in self.front.cut(record.seq.len()) {
             // Windows of other shards are counted too, so that a window has the same number in every shard and
             // in the merge.
             let number = self.windows;
@@ -295,7 +506,7 @@ impl Cutter {
             let sequence = std::mem::take(&mut record.seq);
             Arc::new(RecordText { description, sequence, quality: std::mem::take(&mut record.quality) })
         });
-        self.job.parts.push(JobPart::Event(Event::End { record: id, length, text }));
+        self.job.parts.push(JobPart::Event(Event::End { record: id, length, text, mate }));
         Ok(())
     }
 
@@ -314,6 +525,24 @@ impl Cutter {
             return Ok(());
         }
         self.feed.send(std::mem::take(&mut self.job))
+    }
+}
+
+impl InputPipeline {
+    /// Returns the windows of a record of `length` bases.
+    fn cut(&self, length: usize) -> Box<dyn Iterator<Item = Chunk>> {
+        match self.units {
+            Units::Frames { .. } => Box::new(chunks(length, self.length)),
+            Units::Windows { .. } => Box::new(windows(length, self.length)),
+        }
+    }
+
+    /// What a window of only N comes to, for notes.
+    fn all_n(&self) -> &'static str {
+        match self.units {
+            Units::Frames { .. } => "no open reading frame, no call",
+            Units::Windows { .. } => "all codons are unknown",
+        }
     }
 }
 
@@ -355,16 +584,29 @@ fn translate(
                         seq_name: record.to_string(),
                         kind: "all_n",
                         detail: format!("window {}", chunk.index + 1),
-                        action: "no open reading frame, no call",
+                        action: front.all_n(),
                     }));
                 }
+                if let Units::Windows { .. } = front.units {
+                    let letters = LetterCounts::of(&bases[overlap(&chunk, front.length)..]);
+                    let orfs = usize::from(!kept && bases.len() >= SHORTEST_WINDOW);
+                    if orfs > 0 {
+                        let start = batch.dna.len();
+                        encode(bases, &mut batch.dna);
+                        let (dna, bases) = (start..batch.dna.len(), bases.len() as u32);
+                        batch.orfs.push(OrfTokens { frame: Frame::F1, bases, dna, protein: 0..0 });
+                    }
+                    batch.events.push(Event::Window { number, record, chunk, orfs, letters });
+                    continue;
+                }
+                let letters = LetterCounts::default();
                 if front.intermediate {
                     chunk_name(&record, chunk.index, name);
                     // Writing to a Vec cannot fail.
                     let _ = write_chunk(&mut batch.text[0], name, bases);
                 }
                 if kept && !front.intermediate {
-                    batch.events.push(Event::Window { number, record, chunk, orfs: 0 });
+                    batch.events.push(Event::Window { number, record, chunk, orfs: 0, letters });
                     continue;
                 }
                 let before = batch.orfs.len();
@@ -387,7 +629,7 @@ fn translate(
                     return Err(error);
                 }
                 let orfs = batch.orfs.len() - before;
-                batch.events.push(Event::Window { number, record, chunk, orfs });
+                batch.events.push(Event::Window { number, record, chunk, orfs, letters });
             }
         }
     }
@@ -396,9 +638,12 @@ fn translate(
 
 /// Appends the tokens of an open reading frame to the batch.
 fn tokenize(front: &InputPipeline, orf: &Orf<'_>, batch: &mut Batch) -> Result<(), RuntimeError> {
+    let Units::Frames { dna: of_dna, protein: of_protein } = &front.units else {
+        return Err(RuntimeError::bug("a caller has no tokenizers of frames"));
+    };
     let (dna, protein) = (batch.dna.len(), batch.protein.len());
-    front.dna.encode(orf.nucleotide, &mut batch.dna)?;
-    front.protein.encode(orf.protein, &mut batch.protein)?;
+    of_dna.encode(orf.nucleotide, &mut batch.dna)?;
+    of_protein.encode(orf.protein, &mut batch.protein)?;
     batch.orfs.push(OrfTokens {
         frame: orf.frame,
         bases: orf.nucleotide.len() as u32,
@@ -422,8 +667,10 @@ mod tests {
         std::fs::write(&path, ">empty\n".repeat(10 * job_parts)).expect("written");
         let front = InputPipeline {
             length: 500,
-            dna: EncoderModel::builtin_dna().expect("built in").tokenizer,
-            protein: Tokenizer::Esm,
+            units: Units::Frames {
+                dna: EncoderModel::builtin_dna().expect("built in").tokenizer,
+                protein: Tokenizer::Esm,
+            },
             original_alphabet: false,
             intermediate: false,
             hits: None,

@@ -3,6 +3,8 @@
 
 use super::journal::{JournalEntry, OrfEntry};
 use super::output::{OrfScore, RecordText};
+use super::produce::Mate;
+use crate::caller::letters::LetterCounts;
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::translate::Frame;
 use std::collections::VecDeque;
@@ -16,7 +18,7 @@ pub(crate) enum OutputItem {
     /// A window and its open reading frames.
     Window(Window),
     /// The end of a record.
-    End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>> },
+    End { record: Arc<str>, length: usize, text: Option<Arc<RecordText>>, mate: Option<Mate> },
     /// A note on an oddity of the input.
     Note(super::output::Note),
     /// Name of the input that the following items come from.
@@ -34,7 +36,9 @@ pub(crate) struct Window {
     /// The open reading frames that were admitted, by frame.
     orfs: [Option<PendingOrf>; FRAMES],
     /// Number of open reading frames without a final state, including those that are not admitted yet.
-    waiting: usize,
+    waiting: u8,
+    /// Counts of its letters that are not in the window before it; only with a caller.
+    pub(crate) letters: LetterCounts,
     /// Concatenated embeddings of the frames that did not fail, if they come from a journal; otherwise empty.
     pub(crate) rows: Vec<f32>,
     /// Whether the results come from the journal that this run writes.
@@ -67,7 +71,8 @@ pub(crate) enum OrfState {
     Scored([f32; 2]),
     /// Failed: a computed value was not finite.
     Failed,
-    /// Nucleotide embedding finished; a later stage computes the rest.
+    /// Finished with a row of values: a nucleotide embedding, of which a later stage computes the rest, or the logits of a
+    /// caller.
     Embedded,
 }
 
@@ -75,8 +80,9 @@ impl Window {
     /// Creates a window with `orfs` open reading frames. It counts all of them as missing from the start; otherwise the
     /// window could leave the queue before its last frames have got a slot.
     pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, orfs: usize) -> Self {
-        let (orfs, waiting) = ([None; FRAMES], orfs);
-        Self { number, record, chunk, orfs, waiting, rows: vec![], kept: false }
+        // A window has at most six frames.
+        let (orfs, waiting, letters) = ([None; FRAMES], orfs as u8, LetterCounts::default());
+        Self { number, record, chunk, orfs, waiting, letters, rows: vec![], kept: false }
     }
 
     /// Creates a window whose results were found in a journal.
@@ -87,6 +93,11 @@ impl Window {
             window.orfs[frame.index()] = Some(PendingOrf { frame, bases, slot: None, state });
         }
         window
+    }
+
+    /// Sets the counts of the letters.
+    pub(crate) fn with_letters(self, letters: LetterCounts) -> Self {
+        Self { letters, ..self }
     }
 
     /// All open reading frames that were admitted, in the order of frames.

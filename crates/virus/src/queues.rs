@@ -3,6 +3,7 @@
 
 use super::Options;
 use super::resume::{EMBEDDINGS, RESULTS};
+use crate::caller::regions::BYTES_OF_WINDOW;
 use plimsoll_data::sequence::Extent;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::process::{NAME, Process};
@@ -92,11 +93,14 @@ impl QueueSizes {
         // and one per three bases (4/3 bytes, rounded up to 2) for the protein encoder. The factor 2 covers
         // vectors that grow by doubling.
         const TOKENS: u64 = 6 * (4 + 2) * 2;
+        // A caller has one i32 token for each codon of six frames, also doubled.
+        const CODONS: u64 = 2 * 4 * 2;
+        let tokens = if options.caller.is_some() { CODONS } else { TOKENS };
         // Per base: one byte in chunked.fa, six in nucleotide.fa (one per frame) and 6/3 in protein.faa, also
         // doubled.
         let text = if options.keep_intermediate { 2 * (1 + 6 + 2) } else { 0 };
         let bases = self.job_bases as u64 + window;
-        bases * (2 + TOKENS + text) + self.parts(window) * self.part(extent)
+        bases * (2 + tokens + text) + self.parts(window) * self.part(extent)
     }
 
     /// Upper bound of the number of windows, record ends and notes in a job.
@@ -127,7 +131,9 @@ impl QueueSizes {
         // The bases of a record are held once. With trained weights a record is held until it is scored, because it may
         // be called virus, while the next one is read; title and FASTQ qualities are held too. Buffers grow by an
         // eighth.
-        let copies = if trained { 3 } else { 1 };
+        // Both mates of a pair are held until the pair is scored.
+        let mates = if options.caller.as_ref().is_some_and(|caller| caller.paired) { 2 } else { 0 };
+        let copies = mates + if trained { 3 } else { 1 };
         let letters = if trained && options.hits_format.has_qualities() { 2 } else { 1 };
         let record = copies * (letters * (extent.longest + extent.longest / 8) + 2 * extent.longest_title);
         let name = if extent.name.is_empty() {
@@ -136,8 +142,14 @@ impl QueueSizes {
             format!(" ({})", plimsoll_data::printable::Name(&extent.name))
         };
         process.add(&format!("the longest record{name}"), record + READER);
+        if options.caller.is_some() {
+            let windows = extent.longest / options.length as u64 + 1;
+            process.add("windows of the longest record", windows * BYTES_OF_WINDOW);
+        }
         process.add("names of records", extent.records * NAME + (64 << 10));
-        let sorted = if trained { 3 * self.sort as u64 } else { 0 };
+        // A caller sorts by score and by number.
+        let sorts = if options.caller.is_some() { 2 } else { 1 };
+        let sorted = if trained { sorts * 3 * self.sort as u64 } else { 0 };
         let embeddings = if options.save_embeddings.is_some() { EMBEDDINGS_HELD } else { 0 };
         process.add("writers", FILES * BUFFER + sorted + embeddings);
         let left = [RESULTS, EMBEDDINGS].map(|name| {

@@ -3,7 +3,10 @@
 //! equal identities and input names write identical result files.
 
 use super::engine::Totals;
-use super::{Opened, Options};
+use super::{CallerOptions, Opened, OpenedModels, Options};
+use crate::caller::calibration::{CALIBRATION, Calibration};
+use crate::caller::score::Limits;
+use plimsoll_data::hex::hex;
 use plimsoll_data::pack::Fill;
 use plimsoll_data::sequence::Input;
 use plimsoll_graph::Bytes;
@@ -11,8 +14,9 @@ use plimsoll_plan::{Program, Staging};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::Usage;
 use plimsoll_runtime::machine::Tracker;
-use plimsoll_runtime::{EncoderModel, HeadModel, price, process};
+use plimsoll_runtime::{CallerModel, EncoderModel, HeadModel, price, process};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the digests of all model files. Reads every file once.
@@ -30,6 +34,29 @@ pub(crate) fn digests(
         "protein": encoder(protein)?,
         "head": object(head.weights.sha256()?),
     }))
+}
+
+/// Returns the digests of the files of a caller.
+pub(crate) fn caller_digests(model: &CallerModel, calibration: &Calibration) -> Result<Value, RuntimeError> {
+    let config = ("config.json".to_owned(), hex(&Sha256::digest(model.config_text.as_bytes())));
+    let calibration = (CALIBRATION.to_owned(), calibration.sha256.clone());
+    Ok(json!({"caller": object(model.weights.sha256()?.into_iter().chain([config, calibration]))}))
+}
+
+/// Returns the options of a caller and its calibration, for run.json.
+fn calling(options: &CallerOptions, calibration: &Calibration) -> Value {
+    let Limits { min_length, max_n, min_complexity } = options.limits;
+    json!({
+        "threshold": options.threshold.name(),
+        "max_fdr": options.max_fdr,
+        "prevalence": options.prevalence,
+        "training_prior": 0.5,
+        "paired": options.paired,
+        "min_length": min_length.unwrap_or(calibration.shortest()),
+        "max_n": max_n,
+        "min_complexity": min_complexity,
+        "calibration": calibration.json,
+    })
 }
 
 /// Returns everything that results depend on. `arithmetic` describes the device: another precision, instruction
@@ -86,16 +113,20 @@ impl RunRecordInputs<'_> {
             .iter()
             .map(|s| json!({"stage": s.name, "resident_bytes": s.resident.0, "peak_bytes": s.peak.0}))
             .collect();
-        Ok(json!({
+        let models = match &self.opened.models {
+            OpenedModels::VirNucPro(models) => json!({
+                "dna": models.dna.name,
+                "protein": models.protein.name,
+                "head": models.head.name,
+                "trained": models.head.trained,
+            }),
+            OpenedModels::Caller(caller) => json!({"caller": caller.model.name, "trained": true}),
+        };
+        let mut record = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "identity": self.identity,
             "inputs": names(self.inputs),
-            "models": {
-                "dna": self.opened.dna.name,
-                "protein": self.opened.protein.name,
-                "head": self.opened.head.name,
-                "trained": self.opened.head.trained,
-            },
+            "models": models,
             "device": self.devices.first().map(|device| &device.name),
             "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
             "kernels": self.program.map(kernels),
@@ -142,7 +173,23 @@ impl RunRecordInputs<'_> {
                 "protein_but_last": self.fill[1].but_last(),
             },
             "memory": stages,
-        }))
+        });
+        if let (OpenedModels::Caller(caller), Some(options)) = (&self.opened.models, &self.options.caller) {
+            let fill = self.fill[0];
+            record["calling"] = calling(options, &caller.calibration);
+            record["sequences"] = json!({"windows": t.orfs, "failed": t.failed, "records": t.records});
+            record["tokens"] = json!({"caller": t.tokens[0]});
+            record["tokens_per_second"] =
+                json!({"caller": rate(t.tokens[0], s.encoders[0]), "all": rate(t.tokens[0], self.seconds)});
+            record["packing_fill"] = json!({"caller": fill.all(), "caller_but_last": fill.but_last()});
+            if let Some(seconds) = record["seconds"].as_object_mut() {
+                ["nucleotide_encoder", "protein_encoder", "head"]
+                    .iter()
+                    .for_each(|key| drop(seconds.remove(*key)));
+                seconds.insert("caller".to_owned(), s.encoders[0].into());
+            }
+        }
+        Ok(record)
     }
 }
 

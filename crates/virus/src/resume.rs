@@ -72,7 +72,9 @@ impl Keys {
         observer: &mut dyn Observer,
     ) -> Result<OpenedJournal, VirusError> {
         let (path, what) = match stage {
-            PredictStage::Whole | PredictStage::Protein => (self.dir.join(RESULTS), "windows are finished"),
+            PredictStage::Whole | PredictStage::Protein | PredictStage::Caller => {
+                (self.dir.join(RESULTS), "windows are finished")
+            }
             PredictStage::Nucleotide => (self.dir.join(EMBEDDINGS), "windows have passed the DNA encoder"),
         };
         let Some(blocks) = self.of_this_run(&path)? else {

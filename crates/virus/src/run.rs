@@ -5,16 +5,18 @@
 use super::compute::Compute;
 use super::engine::{Engine, Parts, Totals};
 use super::journal::{JournalReader, JournalWriter, changed};
-use super::output::{self, Counts, Outputs};
+use super::output::caller::CallerOutputOptions;
+use super::output::{self, CallerOutputs, Counts, Outputs, ResultFiles};
 use super::planned;
-use super::produce::{self, Event, InputPipeline};
+use super::produce::{self, Event, InputPipeline, Units};
 use super::program::{DNA, PROTEIN, Shape};
 use super::queues::QueueSizes;
 use super::record::{self, RunRecordInputs};
 use super::resume::{self, Keys, OpenedJournal};
 use super::stage::PredictStage;
-use super::{Opened, Options, PredictReport, Warm};
+use super::{Opened, OpenedModels, Options, PredictReport, Warm};
 use crate::VirusError;
+use crate::caller::score::Rules;
 use plimsoll_data::pack::{Fill, Order};
 use plimsoll_data::sequence::{Extent, Input};
 use plimsoll_graph::Bytes;
@@ -28,9 +30,6 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-
-/// Name of the data that the host holds for steps in flight, for messages.
-const KEPT: &str = "embeddings";
 
 /// A prediction whose output folder has been checked.
 pub(crate) struct Run<'a> {
@@ -77,7 +76,7 @@ impl Run<'_> {
         let (mut before, mut earlier, mut held) = (None, Totals::default(), Bytes::ZERO);
         let planned = self.plan(observer)?;
         self.start_over()?;
-        let stages = planned::stages(&planned);
+        let stages = planned::stages(&planned, self.shape);
         let last = *stages.last().ok_or_else(|| RuntimeError::bug("there is no stage"))?;
         for (number, program) in planned.programs().iter().enumerate().take(stages.len() - 1) {
             before = Some(price::to_json(program)?);
@@ -93,10 +92,13 @@ impl Run<'_> {
             return Ok(self.shard(&Totals::default(), start, true));
         }
         let nucleotides = match (last, &self.keys) {
-            (PredictStage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.head.dna as usize)?),
-            (PredictStage::Whole | PredictStage::Nucleotide | PredictStage::Protein, _) => None,
+            (PredictStage::Protein, Some(keys)) => Some(keys.embeddings(self.shape.widths()[DNA])?),
+            (
+                PredictStage::Whole | PredictStage::Nucleotide | PredictStage::Protein | PredictStage::Caller,
+                _,
+            ) => None,
         };
-        let memory_line = planned.memory_line(stages.len() - 1, KEPT);
+        let memory_line = planned.memory_line(stages.len() - 1, self.kept_name());
         let compute = Some(self.compute((&planned, stages.len() - 1), warm, observer)?);
         tracker.track("loaded");
         let outputs = match self.options.shard {
@@ -129,7 +131,7 @@ impl Run<'_> {
         warm: &mut Warm,
         observer: &mut dyn Observer,
     ) -> Result<Totals, VirusError> {
-        let stage = planned::stages(planned)[number];
+        let stage = planned::stages(planned, self.shape)[number];
         let width = self.shape.kept_width(stage, false);
         let OpenedJournal { reader: results, writer } = self.journal(stage, width, observer)?;
         let Some(writer) = writer else { return Ok(Totals::default()) };
@@ -154,7 +156,7 @@ impl Run<'_> {
             return Err(VirusError::MergeOfPipe);
         };
         self.chosen.set(planned::choose_alone(&self.hosts, &self.budget)?);
-        let width = self.shape.kept_width(PredictStage::Whole, self.options.save_embeddings.is_some());
+        let width = self.shape.kept_width(self.shape.single_stage(), self.options.save_embeddings.is_some());
         let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
         let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
@@ -185,11 +187,41 @@ impl Run<'_> {
     }
 
     /// Creates the result files.
-    fn outputs(&self) -> Result<Outputs, VirusError> {
-        let options = output_options(self.options, self.opened, self.shape);
-        let mut outputs = Outputs::create(&self.options.output_dir, options)?;
-        outputs.set_sort_bytes(self.queues().sort);
-        Ok(outputs)
+    fn outputs(&self) -> Result<ResultFiles, VirusError> {
+        let folder = &self.options.output_dir;
+        match (&self.opened.models, &self.options.caller) {
+            (OpenedModels::Caller(caller), Some(options)) => {
+                let rules = Rules::new(
+                    caller.calibration.clone(),
+                    options.threshold,
+                    options.prevalence,
+                    options.limits,
+                );
+                let options = CallerOutputOptions {
+                    rules,
+                    max_fdr: options.max_fdr,
+                    hits_format: self.options.hits_format,
+                    source: self.options.source,
+                    layout: caller.layout.clone(),
+                    sort_bytes: self.queues().sort,
+                };
+                Ok(ResultFiles::Caller(Box::new(CallerOutputs::create(folder, options)?)))
+            }
+            (OpenedModels::Caller(_) | OpenedModels::VirNucPro(_), _) => {
+                let options = output_options(self.options, self.opened, self.shape);
+                let mut outputs = Outputs::create(folder, options)?;
+                outputs.set_sort_bytes(self.queues().sort);
+                Ok(ResultFiles::VirNucPro(Box::new(outputs)))
+            }
+        }
+    }
+
+    /// Name of the data that the host holds for steps in flight, for messages.
+    fn kept_name(&self) -> &'static str {
+        match &self.opened.models {
+            OpenedModels::VirNucPro(_) => "embeddings",
+            OpenedModels::Caller(_) => "logits",
+        }
     }
 
     /// Plans the stages: one stage for all models, or the nucleotide encoder first if they do not fit together.
@@ -198,7 +230,7 @@ impl Run<'_> {
         let planned = planned::choose(&self.hosts, settings, &self.budget, self.shape, self.replicas, reread)?;
         self.chosen.set(planned.budget());
         if planned.programs().len() > 1 {
-            let bytes = Bytes(self.shape.head.dna * 4);
+            let bytes = Bytes(self.shape.widths()[DNA] as u64 * 4);
             let text = format!(
                 "both encoders do not fit under {} together: the DNA encoder runs first, and its embeddings \
                     wait on disk ({bytes} for each open reading frame, in {})",
@@ -219,26 +251,31 @@ impl Run<'_> {
         warm: &mut Warm,
         observer: &mut dyn Observer,
     ) -> Result<Compute, RuntimeError> {
-        let stage = planned::stages(planned)[number];
+        let stage = planned::stages(planned, self.shape)[number];
         let order = if self.options.sort_by_length { Order::ByLength } else { Order::Input };
         if let Some((_, executors)) =
             warm.take_if(|(s, executors)| *s == stage && planned.is_on(number, executors))
         {
             return Compute::new(planned.resume(number, executors, order)?, stage, self.shape, self.options);
         }
-        let Opened { dna, protein, head, .. } = self.opened;
         let mut weights: Vec<&dyn WeightSource> = vec![];
-        if stage.runs(DNA) {
-            weights.push(dna);
-        }
-        if stage.runs(PROTEIN) {
-            weights.push(protein);
-        }
-        if stage.scores() {
-            weights.push(head);
+        match &self.opened.models {
+            OpenedModels::VirNucPro(models) => {
+                if stage.runs(DNA) {
+                    weights.push(&models.dna);
+                }
+                if stage.runs(PROTEIN) {
+                    weights.push(&models.protein);
+                }
+                if stage.scores() {
+                    weights.push(&models.head);
+                }
+            }
+            OpenedModels::Caller(caller) => weights.push(&caller.model),
         }
         let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
-        let session = planned.start(number, Start { order, weights, running, kept: KEPT }, observer)?;
+        let session =
+            planned.start(number, Start { order, weights, running, kept: self.kept_name() }, observer)?;
         Compute::new(session, stage, self.shape, self.options)
     }
 
@@ -299,8 +336,9 @@ impl Run<'_> {
     }
 
     /// Warns if the input has windows and none of them could be scored.
-    fn say_silent(&self, outputs: Option<&Outputs>, observer: &mut dyn Observer) {
-        let Some(counts) = outputs.map(Outputs::counts) else { return };
+    fn say_silent(&self, outputs: Option<&ResultFiles>, observer: &mut dyn Observer) {
+        let Some(ResultFiles::VirNucPro(outputs)) = outputs else { return };
+        let counts = outputs.counts();
         if counts.windows > 0 && counts.scored_windows == 0 {
             let text = format!(
                 "none of the {} windows of at most {} bases has an open reading frame (a frame without a stop \
@@ -317,11 +355,18 @@ impl Run<'_> {
     fn front(&self, parts: &Parts) -> InputPipeline {
         InputPipeline {
             length: self.options.length,
-            dna: self.opened.dna.tokenizer.clone(),
-            protein: self.opened.protein.tokenizer.clone(),
+            units: match (&self.opened.models, &self.options.caller) {
+                (OpenedModels::VirNucPro(models), _) => Units::Frames {
+                    dna: models.dna.tokenizer.clone(),
+                    protein: models.protein.tokenizer.clone(),
+                },
+                (OpenedModels::Caller(_), options) => {
+                    Units::Windows { paired: options.as_ref().is_some_and(|options| options.paired) }
+                }
+            },
             original_alphabet: self.options.original_alphabet,
             intermediate: self.options.keep_intermediate && parts.outputs.is_some(),
-            hits: (self.opened.head.trained && parts.outputs.is_some()).then_some(self.options.hits_format),
+            hits: (self.opened.is_trained() && parts.outputs.is_some()).then_some(self.options.hits_format),
             workers: self.options.workers,
             prefetch: self.options.prefetch,
             queues: self.queues(),
@@ -415,9 +460,9 @@ impl Run<'_> {
             identity: record::identity(self.options, self.opened, &inputs, arithmetic),
         };
         let mut run_record = story.record()?;
-        let counts = match parts.outputs {
+        let (counts, calls) = match parts.outputs {
             Some(outputs) => outputs.finish(&mut run_record)?,
-            None => Counts::default(),
+            None => (Counts::default(), None),
         };
         // Only after run.json is on disk: until then the journals are needed to resume.
         if let Some(keys) = &self.keys {
@@ -426,6 +471,7 @@ impl Run<'_> {
         *warm = parts.compute.map(Compute::into_executors);
         let mut report = self.report(&totals, seconds);
         (report.run_record, report.counts, report.notes) = (run_record, counts, counts.notes);
+        report.calls = calls;
         (report.fill, report.memory_line) = (fill.map(|f| (f.packs > 1).then(|| f.but_last())), memory_line);
         Ok(report)
     }
@@ -461,7 +507,8 @@ impl Run<'_> {
             run_record: Value::Null,
             counts: Counts::default(),
             output_dir: self.options.output_dir.clone(),
-            trained: self.opened.head.trained,
+            trained: self.opened.is_trained(),
+            calls: None,
             seconds,
             tokens_per_second: tokens as f64 / seconds.max(1e-9),
             fill: [None; 2],
@@ -473,12 +520,12 @@ impl Run<'_> {
 /// Returns the options of the writers.
 fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::Options {
     output::Options {
-        trained: opened.head.trained,
+        trained: opened.is_trained(),
         threshold: options.threshold,
         keep_intermediate: options.keep_intermediate,
         save_embeddings: options.save_embeddings,
         hits_format: options.hits_format,
-        width: (shape.head.dna + shape.head.protein) as usize,
+        width: shape.widths().iter().sum(),
         source: options.source,
     }
 }

@@ -12,6 +12,9 @@ pub(crate) enum PredictStage {
     Nucleotide,
     /// The protein encoder and the head; nucleotide embeddings are read from the journal of the `Nucleotide` stage.
     Protein,
+    /// A caller. It takes the place of the nucleotide encoder, and its logits that of the embeddings: a window is one
+    /// sequence, whose row of logits is the result.
+    Caller,
 }
 
 impl PredictStage {
@@ -19,7 +22,7 @@ impl PredictStage {
     pub(crate) fn runs(self, encoder: usize) -> bool {
         match self {
             Self::Whole => true,
-            Self::Nucleotide => encoder == DNA,
+            Self::Nucleotide | Self::Caller => encoder == DNA,
             Self::Protein => encoder == PROTEIN,
         }
     }
@@ -28,7 +31,7 @@ impl PredictStage {
     pub(crate) fn scores(self) -> bool {
         match self {
             Self::Whole | Self::Protein => true,
-            Self::Nucleotide => false,
+            Self::Nucleotide | Self::Caller => false,
         }
     }
 }

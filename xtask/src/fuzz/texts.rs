@@ -6,7 +6,7 @@ use super::{CaseResult, Format, Seeds, check_error, check_message, measured, mes
 use plimsoll_data::bounded::read_text;
 use plimsoll_data::tokenize::Bpe;
 use plimsoll_graph::{Bounds, Bytes, Graph};
-use plimsoll_models::{Encoder, Output};
+use plimsoll_models::{CallerConfig, CallerObjective, Encoder, Output, Training};
 use plimsoll_plan::{Policy, Program, Target, compile};
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,7 @@ pub fn formats(root: &Path) -> Vec<Format> {
         .to_vec();
     let mut tokenizers = vec![small; 7];
     tokenizers.push(read(&format!("{goldens}/dnabert_s/tokenizer.json")));
-    let configs = ["esm2", "dnabert_s"].map(|model| read(&format!("{goldens}/{model}/config.json")));
+    let configs = ["esm2", "dnabert_s", "caller"].map(|model| read(&format!("{goldens}/{model}/config.json")));
     let targets = ["null", "h200", "cpu"].map(|name| read(&format!("crates/plan/src/targets/{name}.toml")));
     let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect();
     let row = |name, file, corpus: Vec<Vec<u8>>, words, check| {
@@ -171,8 +171,15 @@ fn check_config(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
     let bounds = Bounds { tokens: 8, sequences: 2, longest: 8 };
     let (read, peak) = measured(|| {
         let text = read_text(path, 1 << 20).ok()?;
-        let encoder = Encoder::from_json(&text);
-        Some(encoder.map(|encoder| encoder.graph(bounds, &[Output::Mean]).map(|graph| in_range(&graph))))
+        let graph = match CallerConfig::is_caller(&text) {
+            true => CallerConfig::from_json(&text).map(|caller| match caller.tasks.is_empty() {
+                // Without tasks there is no inference graph.
+                true => caller.train_graph(bounds, &CallerObjective::MaskedCodons, &Training::default()),
+                false => caller.graph(bounds),
+            }),
+            false => Encoder::from_json(&text).map(|encoder| encoder.graph(bounds, &[Output::Mean])),
+        };
+        Some(graph.map(|graph| graph.map(|graph| in_range(&graph))))
     });
     let accepted = match read {
         None => false,

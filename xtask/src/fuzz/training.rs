@@ -1,9 +1,14 @@
-//! Training data: texts, JSON lines, files of token ids, arrays of rows, and byte-level tokenizers. Invariant:
-//! accepted data is used completely: every byte of a document is a target once, every id is in the vocabulary,
-//! every row is finite.
+//! Training data: texts, JSON lines, files of token ids, arrays of rows, byte-level tokenizers, and tables of genomes.
+//! Invariant: accepted data is used completely: every byte of a document is a target once, every id is in the
+//! vocabulary, every row is finite, every crop of a genome has a class of its tasks.
 
 use super::{CaseResult, Format, Seeds, check_error, measured};
 use plimsoll_data::DataError;
+use plimsoll_data::codons;
+use plimsoll_data::train::crops::{
+    CropObjective, CropSet, CropSettings, CropTask, CropTokenizer, Mutations, SamplingLevel, ShuffledCrops,
+    ValidationCrops,
+};
 use plimsoll_data::train::rows::{RowBatch, RowGroupPart, RowSet, RowSettings};
 use plimsoll_data::train::{
     Batch, Bounds, BytePairs, Classes, Dataset, Format as Kind, IdWidth, Objective, Settings, Shuffle, Split,
@@ -37,7 +42,28 @@ pub fn formats() -> Vec<Format> {
         &[b"'descr': '<f4', ", b"(3, 2)", b"18446744073709551615", b"-1", b"'<f8'", b"\x93NUMPY"];
     let mut rows = row("rows.npy", "rows.npy", npys(), numbers, check_rows);
     rows.beside = vec![("rows.ids.txt", b"a\nb\nc\n".to_vec()), ("labels.tsv", b"a\t0\nb\t1\nc\t1\n".to_vec())];
+    let tables = [
+        &b"id\tsplit\tclass\tfamily\nr0\ttrain\tvirus\ta\nr1\ttrain\t?\t\nr2\tvalidation\tother\tb\nr3\t-\tx\t\n"[..],
+        b"\xef\xbb\xbffamily\tclass\tid\tnote\tsplit\r\n\r\n\t\tr3\t\ttrain\r\n\tother\tr0\t\tvalidation\r\na\tvirus\tr1\tx\ttrain\r\na\tvirus\tr2\t\ttrain",
+    ];
+    let cells: &[&[u8]] = &[
+        b"\t",
+        b"\n",
+        b"\r",
+        b"-",
+        b"?",
+        b"train",
+        b"validation",
+        b"\t\t\t",
+        b"id",
+        b"\nr1\t-\t\t",
+        b"\x1b[2J",
+    ];
+    let mut crops = row("crops.tsv", "records.tsv", owned(&tables), cells, check_crops);
+    let record = |number: usize| format!(">r{number}\n{}\n", "ACGTTGCANacgu".repeat(3 + number));
+    crops.beside = vec![("records.fa", (0..4).map(record).collect::<String>().into_bytes())];
     vec![
+        crops,
         row("train.txt", "t.txt", owned(&texts), &[b"\n\n", b"\r", b"\r\n", b" ", b"\0", b"\xff"], check_text),
         row("train.jsonl", "t.jsonl", owned(&lines), json, check_json),
         row("train.bin", "t.bin", ids.to_vec(), &[b"\x09\0", b"\xe7\x03", b"\xe8\x03"], check_ids),
@@ -233,4 +259,54 @@ fn check_rows(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
         Err(error) => check_error(&error, path).map(|()| false)?,
     };
     Ok(CaseResult { accepted, peak, allowed: BUFFERS + 16 * bytes.len() as u64 })
+}
+
+/// Opens records with a table and reads crops of both splits.
+fn check_crops(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
+    let settings = CropSettings {
+        files: vec![path.with_file_name("records.fa")],
+        table: path.to_owned(),
+        tasks: vec![CropTask {
+            name: "class".to_owned(),
+            classes: ["other", "virus"].map(str::to_owned).into(),
+        }],
+        tokens: CropTokenizer::Codons,
+        objective: CropObjective::Classify,
+        shortest: 10,
+        longest: 50,
+        mutations: Mutations { substitutions: 0.1, indels: 0.05 },
+        shuffled: ShuffledCrops { share: 0.1, targets: vec![("class".to_owned(), "other".to_owned())] },
+        levels: vec![SamplingLevel { column: "family".to_owned(), power: 0.5 }],
+        validation: Some(ValidationCrops { crops: 3, lengths: vec![20] }),
+        seed: 1,
+        bounds: Bounds { tokens: 400, sequences: 5, longest: 20 },
+        workers: 1,
+        prefetch: 1,
+    };
+    let (read, peak) = measured(|| {
+        let set = CropSet::open(settings)?;
+        let mut batch = set.batch();
+        let mut stream = set.stream(Split::Train, &set.start())?;
+        let mut sound = true;
+        for _ in 0..3 {
+            stream.fill(&mut batch)?;
+            sound &= (1..=5).contains(&batch.spans.len()) && batch.targets[0].len() == batch.spans.len();
+            sound &= batch.targets[0].iter().all(|target| (0..2).contains(target));
+            sound &= batch.ids.iter().all(|id| (0..=codons::UNKNOWN).contains(id));
+        }
+        let mut stream = set.stream(Split::Validation, &set.start())?;
+        while stream.fill(&mut batch)? {
+            sound &= batch.bases.iter().all(|&bases| bases == 20);
+        }
+        let census = set.stats();
+        let records = [census.train, census.validation].map(|size| size.records + size.short);
+        Ok::<_, DataError>(sound && records.iter().sum::<u64>() + census.left_out == 4)
+    });
+    let accepted = match read {
+        Ok(true) => true,
+        Ok(false) => return Err("a crop out of range, or a record is missing".to_owned()),
+        Err(error) => check_error(&error, path).map(|()| false)?,
+    };
+    // A row may have 6 bytes; its entry in the map of rows has 48, in a table that is at most half empty.
+    Ok(CaseResult { accepted, peak, allowed: BUFFERS + 64 * bytes.len() as u64 })
 }

@@ -2,6 +2,7 @@
 //! one file, with its default and its help.
 
 pub mod bench;
+mod caller;
 mod card;
 pub mod classify;
 pub mod completions;

@@ -1,5 +1,6 @@
-//! Flags of `plimsoll predict`. Invariant: contradicting flags are refused before a model is opened.
+//! Flags of `plimsoll predict`; those of callers are in `caller.rs`. Invariant: contradicting flags are refused before a model is opened.
 
+use super::caller::CallerFlags;
 use super::machine::{Machine, Sorting, StreamingFlags};
 use super::virnucpro::VirnucproFlags;
 use super::voice::Voice;
@@ -16,10 +17,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Predict for each DNA sequence whether it comes from a virus, with the method of VirNucPro
+/// Predict for each DNA sequence whether it comes from a virus, with the method of VirNucPro or with a caller
 ///
 /// Reads FASTA or FASTQ, plain or compressed, cuts each sequence into windows, translates each window in six frames,
-/// and scores each open reading frame with a DNA model and a protein model.
+/// and scores each open reading frame with a DNA model and a protein model. With --caller, every window is scored by one
+/// small model with calibrated probabilities.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Predict {
@@ -37,7 +39,7 @@ pub struct Predict {
     force: bool,
 
     /// Window length in bases, 3 to 1048576; the head must have been trained for it [default: the length in the head's
-    /// file name, such as 300 for 300_model.pth, otherwise 500]
+    /// file name, such as 300 for 300_model.pth, otherwise 500; 1000 for a caller, whose least length is 100]
     #[arg(long, alias = "expected-length", short_alias = 'e', value_name = "BASES", value_parser = length)]
     length: Option<u64>,
 
@@ -45,9 +47,10 @@ pub struct Predict {
     #[arg(long)]
     original_alphabet: bool,
 
-    /// Minimum score of a sequence that is called virus, from 0 to 1
-    #[arg(long, default_value_t = 0.5, value_name = "SCORE", value_parser = threshold)]
-    threshold: f32,
+    /// Minimum score of a sequence that is called virus, from 0 to 1 [default: 0.5; with a caller, the threshold of
+    /// --preset]
+    #[arg(long, value_name = "SCORE", value_parser = threshold)]
+    threshold: Option<f64>,
 
     /// Also write the windows (chunked.fa), the open reading frames (nucleotide.fa) and their translations
     /// (protein.faa)
@@ -69,6 +72,9 @@ pub struct Predict {
 
     #[command(flatten)]
     models: ModelFlags,
+
+    #[command(flatten)]
+    caller: CallerFlags,
 
     #[command(flatten)]
     machine: Machine,
@@ -168,8 +174,8 @@ pub(super) fn length(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "give a window length from 3 (one codon) to 1048576 bases".to_owned())
 }
 
-fn threshold(text: &str) -> Result<f32, String> {
-    let number = text.parse::<f32>().ok().filter(|t| (0.0..=1.0).contains(t));
+fn threshold(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|t| (0.0..=1.0).contains(t));
     number.ok_or_else(|| "give a score between 0 and 1, such as 0.5".to_owned())
 }
 
@@ -227,6 +233,10 @@ impl Predict {
     /// Replaces our flags by the values of virnucpro-broad's flags.
     fn take_foreign(&mut self) -> Result<(), CliError> {
         self.virnucpro.refuse()?;
+        // Before the flags are interpreted, which could fail for want of VirNucPro's models.
+        if self.caller.is_given() {
+            self.caller.options(self.threshold, &self.of_virnucpro())?;
+        }
         let device = self.virnucpro.device(self.machine.device())?;
         self.machine.take(device, self.virnucpro.threads());
         let ModelFlags { head, weights, .. } = &self.models;
@@ -239,6 +249,21 @@ impl Predict {
         }
         self.length = self.length.or(length);
         Ok(())
+    }
+
+    /// Flags that only VirNucPro's models have, with whether they were given.
+    fn of_virnucpro(&self) -> [(bool, &'static str); 8] {
+        let ModelFlags { weights, dna_model, protein_model, head } = &self.models;
+        [
+            (weights.is_some(), "--weights"),
+            (dna_model.is_some(), "--dna-model"),
+            (protein_model.is_some(), "--protein-model"),
+            (head.is_some(), "--head"),
+            (self.virnucpro.has_model_type(), "--model-type"),
+            (self.original_alphabet, "--original-alphabet"),
+            (self.keep_intermediate, "--keep-intermediate"),
+            (self.save_embeddings.is_some(), "--save-embeddings"),
+        ]
     }
 
     fn tell(&self, report: &PredictReport, terminal: &mut Terminal) -> Result<(), CliError> {
@@ -262,19 +287,28 @@ impl Predict {
     fn options(&self) -> Result<Options, CliError> {
         let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? };
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
-        let models = self.models.models(self.length)?;
-        let length = window_length(self.length, &models);
+        let inputs = files(&self.inputs)?;
+        let caller = self.caller.options(self.threshold, &self.of_virnucpro())?;
+        let (models, length) = match &caller {
+            Some(_) => (Models::default(), self.length.map_or(CALLER_LENGTH, |n| n as usize)),
+            None => {
+                let models = self.models.models(self.length)?;
+                let length = window_length(self.length, &models);
+                (models, length)
+            }
+        };
         Ok(Options {
-            inputs: files(&self.inputs)?,
+            inputs,
             output_dir: self.output_dir.clone().unwrap_or_else(|| match self.per_input {
                 true => PathBuf::new(),
                 false => default_folder(&self.inputs),
             }),
             force: self.force,
             models,
+            caller,
             length,
             original_alphabet: self.original_alphabet,
-            threshold: self.threshold,
+            threshold: self.threshold.unwrap_or(THRESHOLD) as f32,
             keep_intermediate: self.keep_intermediate,
             save_embeddings: self.save_embeddings.map(|format| match format {
                 Format::Npy => EmbeddingFormat::Npy,
@@ -294,6 +328,12 @@ impl Predict {
         })
     }
 }
+
+/// Default of `--threshold` without a caller.
+const THRESHOLD: f64 = 0.5;
+
+/// Default window length in bases of a caller.
+const CALLER_LENGTH: usize = 1000;
 
 /// Default number of threads that read and translate.
 fn usual_workers(settings: &Settings) -> usize {
@@ -319,8 +359,9 @@ pub(super) fn usual_options(
         force: false,
         length: window_length(length, &models),
         models,
+        caller: None,
         original_alphabet: false,
-        threshold: 0.5,
+        threshold: THRESHOLD as f32,
         keep_intermediate: false,
         save_embeddings: None,
         hits_format: HitsFormat::Fasta,

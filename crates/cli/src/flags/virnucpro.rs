@@ -80,6 +80,11 @@ fn gpus(list: &str) -> Result<DeviceName, String> {
 }
 
 impl VirnucproFlags {
+    /// Whether `--model-type` was given.
+    pub fn has_model_type(&self) -> bool {
+        self.model_type.is_some()
+    }
+
     /// Refuses flags that this program does not have; the error names the replacement.
     pub fn refuse(&self) -> Result<(), CliError> {
         let tokens = "steps are as large as --memory-budget allows; --tokens N sets the tokens of a step of both encoders";

@@ -2,6 +2,7 @@
 //! own, an empty hub cache and no network, and the compared output does not depend on the machine.
 
 mod bench;
+mod callers;
 mod conversions;
 mod documents;
 mod embedding_formats;

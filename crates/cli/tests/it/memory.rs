@@ -103,6 +103,38 @@ fn words(list: &[&str]) -> Vec<String> {
     list.iter().map(|word| (*word).to_owned()).collect()
 }
 
+/// Runs of a caller with pseudo-random budgets, windows and threads over long, short, many and paired records.
+#[test]
+fn the_peak_of_a_caller_is_within_the_budget_or_the_run_is_refused() {
+    let folder = Folder::new("memory_caller");
+    let mut draws = Draws(23);
+    let inputs = [("long.fa", 1, 500_000), ("short.fa", 3_000, 150), ("mates.fa", 2, 100_000)];
+    for (name, records, length) in inputs {
+        write(&folder.path(name), &mut draws, records, length);
+    }
+    let text = String::from_utf8(folder.read("mates.fa")).expect("text");
+    folder.write("mates.fa", text.replace("record_0", "m/1").replace("record_1", "m/2"));
+    let caller = golden("caller");
+    let (mut ran, mut refused) = (0, 0);
+    for case in 0..15 {
+        let input = inputs[case % 3].0;
+        let budget =
+            [10, 56, 62, 66, 70, 80, 100, 300][draws.below(8) as usize] * 1_000_000 + draws.below(4_000_000);
+        let (size, output) = (budget.to_string(), format!("out{case}"));
+        let (threads, length) =
+            ((1 + draws.below(3)).to_string(), ["100", "333", "1000"][draws.below(3) as usize]);
+        let mut list =
+            vec!["predict", input, "--caller", &caller, "--memory-budget", &size, "--threads", &threads];
+        list.extend(["--length", length, "--threshold", "0", "-q", "-o", &output]);
+        list.extend((input == "mates.fa").then_some("--paired"));
+        match check(&folder, &words(&list), budget) {
+            true => ran += 1,
+            false => refused += 1,
+        }
+    }
+    assert!(ran > 4 && refused > 0, "{ran} ran, {refused} were refused");
+}
+
 /// Sixty pseudo-random combinations of command, input, budget and threads.
 #[test]
 fn the_peak_is_within_the_budget_or_the_run_is_refused() {

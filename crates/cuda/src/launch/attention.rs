@@ -35,7 +35,9 @@ pub(super) fn attention(call: &mut Call<'_>, op: &Attention) -> Result<(), Devic
     let [q, k, v] = check(call, op)?;
     let mut args = arguments(call, op, [q, k, v])?;
     let table = if op.rotary { call.input(op.operands() + 1)?.dtype } else { DType::F32 };
-    let (preparing, counts, capability) = (call.preparing, call.launch.counts, call.context.card.capability);
+    let (preparing, capability) = (call.preparing, call.context.card.capability);
+    // Blocks of queries belong to spans, of which a sequence of the step may have several.
+    let counts = Counts { sequences: call.input(op.operands())?.rows, ..call.launch.counts };
     let mut call_form = |form: AttentionForm| {
         let blocks = (counts.tokens / form.rows + counts.sequences) * u64::from(op.heads.div_ceil(form.heads));
         let blocks = form.resident_blocks(&call.context.card).map_or(blocks, |limit| blocks.min(limit));

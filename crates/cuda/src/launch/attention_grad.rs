@@ -98,7 +98,8 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
             call.status(),
         ];
         let heads = u64::from(if side.has_keys() { op.kv_heads } else { op.heads });
-        let blocks = (counts.tokens / form.rows + counts.sequences) * heads;
+        // Blocks of rows belong to spans, of which a sequence of the step may have several.
+        let blocks = (counts.tokens / form.rows + spans.rows) * heads;
         let shape = Shape { shared: form.shared, ..Shape::of(blocks, form.threads) };
         call.kernel(&form.kernel("attention_grad", op, (q.dtype, table), side), shape, &args)?;
     }

@@ -9,9 +9,9 @@ use super::vocabulary::Vocabulary;
 use super::windows::{self, ShuffledDocument};
 
 /// Bytes of a reader's fixed buffers: raw and decompressed input, and the tables of a decoder.
-const READER: u64 = 512 << 10;
+pub(super) const READER: u64 = 512 << 10;
 /// Upper bound in bytes of a decompressor's memory; the readers reject streams that require more.
-const DECODER: u64 = 128 << 20;
+pub(super) const DECODER: u64 = 128 << 20;
 
 /// Host memory for one purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,11 @@
 //!
 //! Path of a document: `source` reads it, `split` assigns it to training or validation, `windows` shuffles it into
 //! the epoch's order, a worker thread of `pipeline` tokenizes it, and `pieces` packs it into a [`Batch`].
-//! Precomputed embeddings, the input for training a head, take a shorter path in [`rows`].
+//! Precomputed embeddings, the input for training a head, take a shorter path in [`rows`], and crops of genomes, the
+//! input for training a classifier of DNA, another in [`crops`].
 
 mod byte_pairs;
+pub mod crops;
 mod dataset;
 mod entropy;
 mod files;

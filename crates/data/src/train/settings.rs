@@ -164,6 +164,18 @@ pub struct MaskRates {
 impl MaskRates {
     /// Rates of BERT and ESM-2: 15 % selected, of these 80 % masked and 10 % random.
     pub const BERT: MaskRates = MaskRates { select: 0.15, mask: 0.8, random: 0.1 };
+
+    /// Checks that the rates are fractions; the error is the message for the user.
+    pub(super) fn check(self) -> Result<(), &'static str> {
+        let part = |x: f64| (0.0..=1.0).contains(&x);
+        if !(self.select > 0.0 && part(self.select)) {
+            return Err("the masked part must be above 0, at most 1");
+        }
+        match part(self.mask) && part(self.random) && part(self.mask + self.random) {
+            true => Ok(()),
+            false => Err("the masked and random parts must be 0 to 1 together"),
+        }
+    }
 }
 
 /// Maximum size of a micro-batch; these are the bounds of the plan that runs it.
@@ -202,11 +214,6 @@ impl Settings {
     pub fn check(&self) -> Result<(), DataError> {
         let Bounds { tokens, sequences, longest } = self.bounds;
         let ids = matches!(self.format, Format::Ids { .. });
-        let rates = match self.task {
-            Objective::Masked(rates) => rates,
-            Objective::Causal | Objective::Classify { .. } => MaskRates::BERT,
-        };
-        let part = |x: f64| (0.0..=1.0).contains(&x);
         let rules = [
             (!self.train.is_empty(), "no training data is named"),
             (
@@ -224,11 +231,6 @@ impl Settings {
                 !ids || self.task == Objective::Causal,
                 "files of ids are for the next token: they do not say which ids are special",
             ),
-            (rates.select > 0.0 && part(rates.select), "the masked part must be above 0, at most 1"),
-            (
-                part(rates.mask) && part(rates.random) && part(rates.mask + rates.random),
-                "the masked and random parts must be 0 to 1 together",
-            ),
             (self.workers > 0 && self.prefetch > 0, "at least one worker and one parcel for it"),
             (self.longest_document > 0 && self.shuffle.bytes > 0, "documents and windows need bytes"),
             (self.longest_document <= 1 << 30, "a document may have at most 1 GiB"),
@@ -237,8 +239,13 @@ impl Settings {
                 "a label is a field of lines of JSON, or a line of a table by the name of a sequence",
             ),
         ];
-        match rules.into_iter().find(|(kept, _)| !kept) {
-            Some((_, why)) => Err(DataError::new(DataErrorKind::Malformed(why.to_owned()))),
+        let rates = match self.task {
+            Objective::Masked(rates) => rates.check(),
+            Objective::Causal | Objective::Classify { .. } => Ok(()),
+        };
+        let broken = rules.into_iter().find(|(kept, _)| !kept).map(|(_, why)| why);
+        match broken.or(rates.err()) {
+            Some(why) => Err(DataError::new(DataErrorKind::Malformed(why.to_owned()))),
             None => Ok(()),
         }
     }

@@ -188,7 +188,7 @@ impl Stream {
 }
 
 /// Error for a pipeline thread that ended without sending an error, which means that it panicked.
-fn lost() -> DataError {
+pub(super) fn lost() -> DataError {
     DataError::new(DataErrorKind::Malformed(
         "a thread that makes batches has stopped; this is a bug in \
         plimsoll, please report it"

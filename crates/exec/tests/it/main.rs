@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod autodiff;
+mod caller;
 mod devices;
 mod differences;
 mod evaluate;

@@ -134,15 +134,25 @@ impl Case {
         self.operand(shape, Data::I32(data), false)
     }
 
-    /// Adds the (start, end) spans of packed sequences of `lengths`.
+    /// Adds the (start, end) spans of packed sequences of `lengths`, or of as many spans in each sequence as there are for
+    /// one.
     pub fn spans(self, lengths: &[u64]) -> Self {
+        let each = lengths.len() as u64 / self.counts.sequences.max(1);
         let mut end = 0;
         let pair = |&n: &u64| {
             end += n as i32;
             [end - n as i32, end]
         };
         let data = lengths.iter().flat_map(pair).collect();
-        self.integers(&[Dim::Sequences(1), Dim::Fixed(2)], data)
+        self.integers(&[Dim::Sequences(each), Dim::Fixed(2)], data)
+    }
+
+    /// The case with `each` consecutive spans of attention in a sequence.
+    pub fn with_spans_of_a_sequence(mut self, each: u64) -> Self {
+        let slack = self.bounds.sequences - self.counts.sequences;
+        self.counts.sequences /= each;
+        self.bounds.sequences = self.counts.sequences + slack;
+        self
     }
 
     /// Adds an operand.

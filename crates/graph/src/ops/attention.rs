@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 /// are those of ALiBi (Press et al. 2022), applied on both sides of the query as in MosaicBERT; under a causal
 /// mask this equals the form of the paper.
 ///
-/// Inputs: q: (T, H*d), k, v: (T, G*d), or one fused qkv: (T, (H + 2 G) * d); spans: (S, 2); with `rotary` cos
-/// and sin: (longest, d/2) each, in f32 as computed by [`RotaryTable`]. Outputs: o: (T, H*d), lse: (T, H) in
+/// Inputs: q: (T, H*d), k, v: (T, G*d), or one fused qkv: (T, (H + 2 G) * d); spans: (S, 2), or (n S, 2) where a
+/// sequence has n spans that do not attend to each other; with `rotary` cos and sin: (longest, d/2) each, in f32 as
+/// computed by [`RotaryTable`]. Outputs: o: (T, H*d), lse: (T, H) in
 /// f32.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
@@ -133,7 +134,7 @@ impl OpRules for Attention {
             float("q, k, v", x)?;
             shape_is("q, k, v", x, &[Dim::Tokens(1), Dim::Fixed(columns)])?;
         }
-        spans(ins[operands])?;
+        spans_of_attention(ins[operands])?;
         for table in &ins[operands + 1..] {
             let half = u64::from(self.head_dim / 2);
             f32_is("a rotary table", table, &[Dim::Fixed(bounds.longest), Dim::Fixed(half)])?;

@@ -53,7 +53,7 @@ pub use layer_norm::LayerNorm;
 pub use layer_norm_grad::LayerNormGrad;
 pub use linear::{Epilogue, Linear, Prologue};
 pub use linear_grad::{LinearInputGrad, LinearWeightGrad};
-pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, GradScale, Sgd};
+pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, CountSteps, Ema, GradScale, Sgd};
 pub use quantize::{Quantize, Quantized};
 pub use relu::{Relu, ReluGrad};
 pub use rms_norm::{RmsNorm, RmsNormGrad};
@@ -241,6 +241,15 @@ fn alike(what: &str, spec: &TensorSpec, other: &TensorSpec) -> Result<(), RuleEr
 fn spans(spec: &TensorSpec) -> Result<(), RuleError> {
     integers("spans", spec)?;
     shape_is("spans", spec, &[Dim::Sequences(1), Dim::Fixed(2)])
+}
+
+/// Checks the spans of attention, of which a sequence may have several.
+fn spans_of_attention(spec: &TensorSpec) -> Result<(), RuleError> {
+    integers("spans", spec)?;
+    match spec.shape[..] {
+        [Dim::Sequences(k), Dim::Fixed(2)] if k > 0 => Ok(()),
+        _ => Err(RuleError(format!("spans must be (S, 2) or a multiple of S by 2, not {spec}"))),
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 
 mod admission;
 pub mod bounds;
+mod frames;
 mod in_order;
 mod planned;
 mod replica;
@@ -30,6 +31,7 @@ pub use training::{Batch, Losses, MicroStep, StepResult, TrainSession, Update};
 pub use weights::WeightSource;
 
 use crate::RuntimeError;
+use frames::FramesInput;
 use plimsoll_data::pack::{Fill, Order, Pack, Packer};
 use plimsoll_exec::Executor;
 use plimsoll_graph::Counts;
@@ -82,6 +84,9 @@ enum Inputs {
         spans: InputId,
         /// Index of each sequence's first token: (S); `None` where the graph does not select it.
         firsts: Option<InputId>,
+        /// The spans within which attention stays: (n S, 2), n for each sequence; `None` where attention spans a
+        /// whole sequence.
+        frames: Option<FramesInput>,
         /// Packs sequences into steps.
         packer: Box<Packer>,
     },
@@ -179,7 +184,11 @@ impl Session {
     /// Maximum number of tokens of a sequence for a model.
     pub fn longest(&self, model: ModelId) -> usize {
         let bounds = self.program().plans()[model.0].1.graph.bounds;
-        bounds.longest.min(bounds.tokens) as usize
+        let longest = match &self.models[model.0].inputs {
+            Inputs::Packed { frames: Some(frames), .. } => bounds.longest * frames.count as u64,
+            Inputs::Packed { frames: None, .. } | Inputs::Rows { .. } => bounds.longest,
+        };
+        longest.min(bounds.tokens) as usize
     }
 
     /// Adds sequences, each with its model and key: all of them, or none if the session is full.
@@ -195,7 +204,10 @@ impl Session {
         }
         for (model, key, tokens) in sequences {
             match &mut self.models[model.0].inputs {
-                Inputs::Packed { packer, .. } => packer.push(key, tokens)?,
+                Inputs::Packed { packer, frames, .. } => {
+                    frames.map_or(Ok(()), |frames| frames.check(tokens.len()))?;
+                    packer.push(key, tokens)?;
+                }
                 Inputs::Rows { .. } => return Err(RuntimeError::bug("a model of rows was given a sequence")),
             }
         }
@@ -442,12 +454,14 @@ impl Session {
     /// Sends a pack as a step of model `number`.
     fn send(&mut self, number: usize, pack: Pack) {
         let Model { inputs, outputs, spare } = &mut self.models[number];
-        let Inputs::Packed { ids, spans: of_spans, firsts, .. } = inputs else { return };
+        let Inputs::Packed { ids, spans: of_spans, firsts, frames, .. } = inputs else { return };
         let Pack { tokens, spans, owners } = pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64 };
         let rows = firsts.map(|input| (input, Values::I32(spans.iter().map(|[start, _]| *start).collect())));
+        let frames = frames.map(|frames| (frames.input, Values::Spans(frames.of_spans(&spans).collect())));
         let mut inputs = vec![(*ids, Values::I32(tokens)), (*of_spans, Values::Spans(spans))];
         inputs.extend(rows);
+        inputs.extend(frames);
         let work = Work {
             plan: number,
             inputs,
@@ -490,9 +504,11 @@ impl Model {
         let inputs = match (program.input(plan, "ids"), program.input(plan, "spans")) {
             (Some(ids), Some(spans)) => {
                 let b = graph.bounds;
-                let packer = Packer::new(b.tokens as usize, b.sequences as usize, b.longest as usize, order);
+                let frames = FramesInput::of(program, plan);
+                let longest = b.longest as usize * frames.map_or(1, |frames| frames.count);
+                let packer = Packer::new(b.tokens as usize, b.sequences as usize, longest, order);
                 let firsts = program.input(plan, "rows");
-                Inputs::Packed { ids, spans, firsts, packer: Box::new(packer) }
+                Inputs::Packed { ids, spans, firsts, frames, packer: Box::new(packer) }
             }
             (Some(_) | None, _) => {
                 let inputs = graph.inputs.iter().map(|&(_, value)| InputId { plan, value }).collect();

@@ -4,11 +4,13 @@
 //! the host.
 
 use super::admission::Site;
+use super::frames::FramesInput;
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
-use plimsoll_exec::{Data, Executor, PersistentKind, PersistentTensor, ReadShared, Submitted};
-use plimsoll_graph::{Bounds, Counts, DType};
-use plimsoll_plan::training::{master, plans};
+use plimsoll_exec::{Copies, Data, Executor, PersistentKind, PersistentTensor, ReadShared, Submitted};
+use plimsoll_graph::{Bounds, Counts, DType, StateDef};
+use plimsoll_models::MAX_TASKS;
+use plimsoll_plan::training::{average, master, plans};
 use plimsoll_plan::{InputId, OutputId, Program};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -28,6 +30,8 @@ pub struct TrainSession {
     results: VecDeque<StepResult>,
     /// Memory for the outputs of one micro-step or update, reused.
     outputs: [Vec<Vec<f32>>; 2],
+    /// Memory for the frames of a batch, reused; empty for models without frames.
+    frames: Vec<[i32; 2]>,
 }
 
 /// What was submitted.
@@ -55,8 +59,8 @@ pub enum Batch<'a> {
         ids: &'a [i32],
         /// Start and end of each sequence: (S, 2).
         spans: &'a [[i32; 2]],
-        /// The id to predict at each token, or the class of each sequence; -1 for none.
-        targets: &'a [i32],
+        /// The id to predict at each token, or for each task the class of each sequence; -1 for none.
+        targets: &'a [Vec<i32>],
     },
     /// Rows of precomputed embeddings.
     Rows {
@@ -128,7 +132,7 @@ struct Forward {
 
 /// Batch inputs of a plan.
 enum BatchInputs {
-    Tokens { ids: InputId, spans: InputId, targets: InputId },
+    Tokens { ids: InputId, spans: InputId, frames: Option<FramesInput>, targets: Vec<InputId> },
     Rows { parts: Vec<InputId>, targets: InputId },
 }
 
@@ -162,8 +166,8 @@ struct Apply {
     outputs: Vec<(OutputId, usize)>,
 }
 
-/// Largest number of inputs of a micro-step: three of a batch and six scalar ones.
-const MOST_INPUTS: usize = 9;
+/// Largest number of inputs of a micro-step: three of a batch, the targets of [`MAX_TASKS`] tasks, and six scalar ones.
+const MOST_INPUTS: usize = 9 + MAX_TASKS;
 
 /// Number of results for which there is room from the start; more micro-steps in a step allocate.
 const MOST_RESULTS: usize = 64;
@@ -175,7 +179,7 @@ struct Inputs<'a> {
 
 impl TrainSession {
     /// Starts a program of [`plimsoll_plan::Training`]: initializes the states, and writes the values read by `source` to the
-    /// parameters and to their master copies. Reports the progress to `observer`.
+    /// parameters, to their master copies and to their averages. Reports the progress to `observer`.
     ///
     /// # Errors
     /// Too little free memory, errors of the device or of `source`, or a program that lacks a training plan.
@@ -188,15 +192,17 @@ impl TrainSession {
         let (micro, apply, evaluate) = (Micro::of(&program)?, Apply::of(&program)?, evaluation(&program)?);
         let of_update = apply.as_ref().map_or(0, |apply| apply.outputs.len());
         let outputs = [micro.outputs.len(), of_update].map(|n| vec![vec![]; n]);
+        let sequences = program.plans()[micro.forward.plan].1.graph.bounds.sequences as usize;
+        let frames = Vec::with_capacity(micro.forward.frames_of_a_sequence() * sequences);
         let executor = site.start_one(program, observer)?;
         let (in_flight, results) =
             (VecDeque::with_capacity(executor.depth()), VecDeque::with_capacity(MOST_RESULTS));
-        let mut session = Self { executor, micro, apply, evaluate, in_flight, results, outputs };
+        let mut session = Self { executor, micro, apply, evaluate, in_flight, results, outputs, frames };
         session.load(source, observer)?;
         Ok(session)
     }
 
-    /// Initializes the states, then loads the parameters together with their master copies, which are f32.
+    /// Initializes the states, then loads the parameters together with their master copies and averages, which are f32.
     fn load(&mut self, source: ReadShared<'_>, observer: &mut dyn Observer) -> Result<(), RuntimeError> {
         let executor = &mut self.executor;
         executor.start_states()?;
@@ -207,15 +213,18 @@ impl TrainSession {
                 states.insert(state.name.as_str(), (state, *at));
             }
         }
-        let copy = |PersistentTensor { what, at, .. }: &PersistentTensor| match what {
+        let copies_of = |PersistentTensor { what, at, .. }: &PersistentTensor| match what {
             PersistentKind::Param(param) => {
-                let wanted = master(&param.name);
-                let (state, copy) = states.get(wanted.name.as_str())?;
-                (**state == wanted).then_some((*at, *copy))
+                let wanted = [master(&param.name), average(&param.name)];
+                let place = |wanted: &StateDef| {
+                    let (state, copy) = states.get(wanted.name.as_str())?;
+                    (**state == *wanted).then_some(*copy)
+                };
+                Some((*at, wanted.each_ref().map(place)))
             }
             PersistentKind::State(_) => None,
         };
-        let copies: BTreeMap<u64, u64> = residents.iter().filter_map(copy).collect();
+        let copies: BTreeMap<u64, Copies> = residents.iter().filter_map(copies_of).collect();
         load_training(executor, &copies, source, observer)
     }
 
@@ -247,10 +256,10 @@ impl TrainSession {
     pub fn submit_micro_step(&mut self, batch: Batch<'_>, step: MicroStep<'_>) -> Result<(), RuntimeError> {
         self.make_room()?;
         let scalars = Scalars::of(&step);
-        let (inputs, counts) = self.micro.inputs(batch, &step, &scalars)?;
-        let micro = &self.micro;
+        let Self { executor, micro, frames, .. } = self;
+        let (inputs, counts) = micro.inputs(batch, &step, &scalars, frames)?;
         let submitted =
-            inputs.with(|inputs| self.executor.submit(micro.forward.plan, inputs, counts, &micro.outputs))?;
+            inputs.with(|inputs| executor.submit(micro.forward.plan, inputs, counts, &micro.outputs))?;
         self.in_flight.push_back((Stage::MicroStep, submitted));
         Ok(())
     }
@@ -334,8 +343,8 @@ impl TrainSession {
     ) -> Result<Losses, RuntimeError> {
         self.nothing_in_flight()?;
         let scalars = Scalars::of(&step);
-        let (inputs, counts) = self.micro.inputs(batch, &step, &scalars)?;
-        let Self { executor, micro, outputs: [outputs, _], .. } = self;
+        let Self { executor, micro, outputs: [outputs, _], frames, .. } = self;
+        let (inputs, counts) = micro.inputs(batch, &step, &scalars, frames)?;
         inputs.with(|inputs| {
             inputs.iter().try_for_each(|&(input, data)| match data {
                 Data::F32(values) => executor.write_f32(input, values),
@@ -356,8 +365,8 @@ impl TrainSession {
     /// As [`TrainSession::submit_micro_step`]; a step is in flight.
     pub fn evaluate(&mut self, batch: Batch<'_>) -> Result<f64, RuntimeError> {
         self.nothing_in_flight()?;
-        let Self { executor, evaluate, .. } = self;
-        let (inputs, counts) = evaluate.inputs(batch)?;
+        let Self { executor, evaluate, frames, .. } = self;
+        let (inputs, counts) = evaluate.inputs(batch, frames)?;
         let wanted = [(evaluate.cross_entropy, 1)];
         let submitted = inputs.with(|inputs| executor.submit(evaluate.plan, inputs, counts, &wanted))?;
         let mut outputs = [vec![]];
@@ -389,12 +398,16 @@ impl Forward {
             let name = &program.plans()[plan].0;
             RuntimeError::bug(format!("the plan `{name}` of a training program has no {what}"))
         };
-        let targets = input("targets").ok_or_else(|| lacks("input `targets`"))?;
+        let of_tasks = (0..MAX_TASKS).map_while(|task| input(&format!("targets.{task}")));
+        let targets: Vec<InputId> = input("targets").into_iter().chain(of_tasks).collect();
+        let &first = targets.first().ok_or_else(|| lacks("input `targets`"))?;
         let inputs = match (input("ids"), input("spans")) {
-            (Some(ids), Some(spans)) => BatchInputs::Tokens { ids, spans, targets },
+            (Some(ids), Some(spans)) => {
+                BatchInputs::Tokens { ids, spans, frames: FramesInput::of(program, plan), targets }
+            }
             (Some(_) | None, _) => {
                 let parts = ["dna", "protein"].map(|name| input(name).ok_or_else(|| lacks("input of rows")));
-                BatchInputs::Rows { parts: parts.into_iter().collect::<Result<_, _>>()?, targets }
+                BatchInputs::Rows { parts: parts.into_iter().collect::<Result<_, _>>()?, targets: first }
             }
         };
         // A model that also minimizes a z-loss has the cross-entropy as a separate output; otherwise it is the whole
@@ -404,14 +417,42 @@ impl Forward {
         Ok(Self { plan, inputs, cross_entropy: cross_entropy.ok_or_else(|| lacks("output `loss`"))? })
     }
 
+    /// Number of frames of a sequence; 0 for a model without frames.
+    fn frames_of_a_sequence(&self) -> usize {
+        match &self.inputs {
+            BatchInputs::Tokens { frames, .. } => frames.map_or(0, |frames| frames.count),
+            BatchInputs::Rows { .. } => 0,
+        }
+    }
+
     /// The plan's inputs with the values of a batch, and the batch's numbers of tokens and sequences.
-    fn inputs<'a>(&self, batch: Batch<'a>) -> Result<(Inputs<'a>, Counts), RuntimeError> {
+    /// `frames` is memory for the frames of the sequences.
+    fn inputs<'a>(
+        &self,
+        batch: Batch<'a>,
+        frames: &'a mut Vec<[i32; 2]>,
+    ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
         let mut inputs = Inputs { given: [None; MOST_INPUTS] };
         match (&self.inputs, batch) {
-            (&BatchInputs::Tokens { ids, spans, targets }, Batch::Tokens { ids: i, spans: s, targets: t }) => {
-                inputs.add(Some(ids), Data::I32(i))?;
-                inputs.add(Some(spans), Data::I32(s.as_flattened()))?;
-                inputs.add(Some(targets), Data::I32(t))?;
+            (
+                BatchInputs::Tokens { ids, spans, frames: of_frames, targets },
+                Batch::Tokens { ids: i, spans: s, targets: t },
+            ) => {
+                inputs.add(Some(*ids), Data::I32(i))?;
+                inputs.add(Some(*spans), Data::I32(s.as_flattened()))?;
+                if let Some(of_frames) = of_frames {
+                    s.iter().try_for_each(|[start, end]| of_frames.check((end - start) as usize))?;
+                    frames.clear();
+                    frames.extend(of_frames.of_spans(s));
+                    inputs.add(Some(of_frames.input), Data::I32(frames.as_flattened()))?;
+                }
+                // An evaluation reads the targets of the first task alone.
+                if t.len() < targets.len() {
+                    return Err(RuntimeError::bug("a batch lacks the targets of a task"));
+                }
+                for (&input, targets) in targets.iter().zip(t) {
+                    inputs.add(Some(input), Data::I32(targets))?;
+                }
             }
             (BatchInputs::Rows { parts, targets }, Batch::Rows { parts: rows, targets: t }) => {
                 for (&part, rows) in parts.iter().zip(rows) {
@@ -515,8 +556,9 @@ impl Micro {
         batch: Batch<'a>,
         step: &'a MicroStep<'a>,
         scalars: &'a Scalars,
+        frames: &'a mut Vec<[i32; 2]>,
     ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
-        let (mut inputs, counts) = self.forward.inputs(batch)?;
+        let (mut inputs, counts) = self.forward.inputs(batch, frames)?;
         inputs.add(self.loss_scale, Data::F32(&scalars.loss_scale))?;
         inputs.add(self.auxiliary_scale, Data::F32(&scalars.auxiliary))?;
         inputs.add(self.keep, Data::F32(&scalars.keep))?;

@@ -35,7 +35,9 @@ pub struct Data {
     /// Field of a jsonl line that contains the class, a whole number from 0 (default label).
     pub label_field: String,
     /// Table of classes for FASTA files or embeddings: one line for each sequence with its id, a tab, and its
-    /// class. Required for a head.
+    /// class. For a caller, the table of records: a line of column names, among them id and split (train,
+    /// validation, or - for records that are not used), then a line for each record. Required for a head and for
+    /// a caller.
     pub labels: Option<String>,
     /// Unit of a txt file that is one document: file, paragraph (default; paragraphs are separated by blank
     /// lines), line, or separated (by lines equal to data.separator).
@@ -76,6 +78,52 @@ pub struct Data {
     pub prefetch: u64,
     /// Selection of the tokens that an encoder is trained to predict.
     pub masking: Masking,
+    /// How a caller's training windows are cut from the records.
+    pub crops: Crops,
+}
+
+/// Windows that are cut at random from records of DNA while training. Windows are drawn without end: a run with them
+/// has no epochs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Crops {
+    /// Shortest window in bases (default 150).
+    #[schemars(range(min = 5))]
+    pub shortest: u64,
+    /// Longest window in bases (default 1000); the lengths between are drawn uniformly on a logarithmic scale.
+    #[schemars(range(min = 5, max = 100000))]
+    pub longest: u64,
+    /// Highest rate of substituted bases, from 0 to 0.5 (default 0); each window draws its own rate from 0 to it.
+    #[schemars(range(min = 0, max = 0.5))]
+    pub substitutions: f64,
+    /// Rate of insertions and deletions of 1 to 3 bases for each base, from 0 to 0.1 (default 0).
+    #[schemars(range(min = 0, max = 0.1))]
+    pub indels: f64,
+    /// Share of windows whose dinucleotides are shuffled, from 0 to below 1 (default 0). Their class is the first one
+    /// of the first task, and they have no class in the other tasks.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub shuffled: f64,
+    /// Levels of sampling, from the outermost on; within the last level a record is drawn in proportion to its bases. If
+    /// empty (default), all records are in one group.
+    pub levels: Vec<Level>,
+    /// Number of validation windows of each length (default 1000).
+    #[schemars(range(min = 1, max = 1000000))]
+    pub validation_windows: u64,
+    /// Lengths of the validation windows in bases (default [500]).
+    #[schemars(length(min = 1))]
+    pub validation_lengths: Vec<u64>,
+}
+
+/// A level of sampling: draws a value of a column of the table of records.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Level {
+    /// Column of the table data.labels. Required.
+    pub column: String,
+    /// A value is drawn with a probability in proportion to the number of its bases to this power, from 0 (default), all
+    /// values equally often, to 1, in proportion to the bases.
+    #[schemars(range(min = 0, max = 1))]
+    pub power: f64,
 }
 
 /// Format of the data files.
@@ -163,6 +211,22 @@ impl Default for Data {
             workers: Auto(None),
             prefetch: 2,
             masking: Masking::default(),
+            crops: Crops::default(),
+        }
+    }
+}
+
+impl Default for Crops {
+    fn default() -> Self {
+        Self {
+            shortest: 150,
+            longest: 1000,
+            substitutions: 0.0,
+            indels: 0.0,
+            shuffled: 0.0,
+            levels: vec![],
+            validation_windows: 1000,
+            validation_lengths: vec![500],
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::ConfigError;
 use crate::TrainError;
 use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
 use plimsoll_graph::ops::Mask;
-use plimsoll_models::{DecoderConfig, Encoder, Mlp, Positions};
+use plimsoll_models::{CallerConfig, DecoderConfig, Encoder, Mlp, Positions};
 use plimsoll_runtime::fair_esm;
 use plimsoll_runtime::hub::{Need, Trainable, config_text, trainable};
 use plimsoll_runtime::{Observer, RuntimeError};
@@ -80,6 +80,7 @@ impl Initial {
         match Trainable::from_json(&text).map_err(|source| RuntimeError::Config { path, source })? {
             Trainable::Decoder(decoder) => initial.decoder(&decoder),
             Trainable::Encoder(encoder) => initial.encoder(&encoder, &text),
+            Trainable::Caller(caller) => initial.caller(&caller),
         }
         Ok(initial)
     }
@@ -237,6 +238,24 @@ impl Initial {
             intermediate,
             norm_eps: shortest(eps),
             classes,
+            ..self.model.clone()
+        };
+    }
+
+    /// Reads the architecture of a caller. The tasks are those of the run: heads that the model has are kept.
+    fn caller(&mut self, c: &CallerConfig) {
+        let read =
+            ["kind", "vocabulary", "hidden", "layers", "heads", "intermediate", "norm_eps", "rope_theta"];
+        self.read.extend(read);
+        self.model = Model {
+            kind: ModelKind::Caller,
+            vocabulary: Some(c.vocab_size),
+            hidden: c.hidden_size,
+            layers: c.layers,
+            heads: c.heads,
+            intermediate: c.intermediate_size,
+            norm_eps: shortest(c.eps),
+            rope_theta: shortest(c.rope_theta),
             ..self.model.clone()
         };
     }

@@ -16,11 +16,13 @@ mod translate;
 pub mod yaml;
 
 pub use auto::Auto;
-pub use data::{BinType, Data, Document, Format, Masking};
+pub use data::{BinType, Crops, Data, Document, Format, Level, Masking};
 pub use error::ConfigError;
 pub use foreign::{Answer, counterpart};
 pub use initial::Initial;
-pub use model::{Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset};
+pub use model::{
+    Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset, Task,
+};
 pub use optimizer::{
     Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
     ScheduleKind, Unit, Warmup,
@@ -257,6 +259,15 @@ fn usual(kind: ModelKind, preset: Option<Preset>) -> TrainConfig {
             let position = if kind == ModelKind::Esm2 { Position::Rotary } else { Position::Alibi };
             let optimizer = Optimizer { lr: 1e-4, betas: [0.9, 0.98], weight_decay: 0.01, ..config.optimizer };
             TrainConfig { model: Model { attention, position, ..model }, optimizer, ..config }
+        }
+        ModelKind::Caller => {
+            let attention = Attention { mask: MaskKind::Full, ..model.attention };
+            let sizes = Model { hidden: 192, layers: 5, heads: 3, intermediate: 512, ..model };
+            let (norm, activation) = (Norm::RmsNorm, Activation::Swiglu);
+            let model = Model { norm, activation, bias: false, attention, vocabulary: Some(66), ..sizes };
+            let optimizer = Optimizer { lr: 1e-3, weight_decay: 0.05, ..config.optimizer };
+            let data = Data { format: Format::Fasta, ..config.data };
+            TrainConfig { model, optimizer, data, ..config }
         }
         ModelKind::Head => {
             let model = Model { classes: Some(2), hidden: 512, dropout: 0.5, ..model };

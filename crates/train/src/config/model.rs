@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
     /// Model family: moe_lm (default) and dense_lm are decoder language models, esm2 and dnabert_s are
-    /// encoders, and head is VirNucPro's classifier over embeddings.
+    /// encoders, head is VirNucPro's classifier over embeddings, and caller is a classifier of DNA windows over
+    /// the codons of all six reading frames.
     pub kind: ModelKind,
     /// Named size of a moe_lm: tiny, small, base or large; keys that are also given take precedence. null
     /// (default) is no preset. Refused together with model.from.
@@ -66,6 +67,9 @@ pub struct Model {
     /// language model.
     #[schemars(range(min = 2))]
     pub classes: Option<u64>,
+    /// Tasks of a caller, which are trained together, the most important one first: the validation loss is that
+    /// of the first task. If empty (default), a caller is pre-trained to predict masked codons.
+    pub tasks: Vec<Task>,
     /// LoRA: low-rank adapters, which are trained instead of the weights that they adapt; null trains all
     /// weights. Only for esm2 and dnabert_s, and requires model.from.
     pub lora: Option<Lora>,
@@ -88,6 +92,8 @@ pub enum ModelKind {
     DnabertS,
     /// VirNucPro's classifier over embeddings.
     Head,
+    /// A classifier of DNA windows over the codons of all six reading frames.
+    Caller,
 }
 
 impl ModelKind {
@@ -99,6 +105,7 @@ impl ModelKind {
             Self::Esm2 => "esm2",
             Self::DnabertS => "dnabert_s",
             Self::Head => "head",
+            Self::Caller => "caller",
         }
     }
 }
@@ -203,6 +210,21 @@ pub struct Experts {
     pub shared: u64,
 }
 
+/// A classification of DNA windows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Task {
+    /// Name of the task, and of the column of the table data.labels with the class of each record: letters, digits
+    /// and _. Required.
+    pub name: String,
+    /// Names of the classes, at least two, as they are written in the column; a record without a class has ? there.
+    /// Required.
+    pub classes: Vec<String>,
+    /// Factor of the task's loss (default 1).
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub weight: f64,
+}
+
 /// Low-rank adapters (Hu et al. 2021).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -242,6 +264,7 @@ impl Default for Model {
             dropout: 0.0,
             experts: Experts::default(),
             classes: None,
+            tasks: vec![],
             lora: None,
             freeze_encoder: false,
         }
@@ -257,6 +280,12 @@ impl Default for Attention {
 impl Default for Experts {
     fn default() -> Self {
         Self { count: 8, top_k: 2, capacity: None, renormalise: true, shared: 0 }
+    }
+}
+
+impl Default for Task {
+    fn default() -> Self {
+        Self { name: String::new(), classes: vec![], weight: 1.0 }
     }
 }
 

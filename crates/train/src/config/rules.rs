@@ -6,11 +6,13 @@ use super::{
     RematPolicy, Scaling, ScheduleKind, TrainConfig, Warmup,
 };
 use plimsoll_graph::{Bytes, Op};
+use plimsoll_models::{CallerTask, FRAMES, MAX_TASKS};
 use plimsoll_runtime::machine::parse_budget;
+use std::collections::BTreeSet;
 
 /// Returns one message for each rule that the configuration violates.
 pub fn broken(c: &TrainConfig) -> Vec<String> {
-    let all = [model(c), data(c), optimizer(c), batch(c), run(c)];
+    let all = [model(c), caller(c), data(c), optimizer(c), batch(c), run(c)];
     all.into_iter().flatten().filter(|(kept, _)| !kept).map(|(_, text)| text).collect()
 }
 
@@ -60,6 +62,100 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
     ]
 }
 
+/// Rules on callers, and on the keys that only callers have.
+fn caller(c: &TrainConfig) -> Vec<Rule> {
+    let (m, d) = (&c.model, &c.data);
+    let crops = &d.crops;
+    if m.kind != ModelKind::Caller {
+        let of_callers = m.tasks.is_empty() && *crops == super::Crops::default();
+        return vec![(
+            of_callers,
+            "model.tasks and data.crops apply only to model.kind caller; remove them".to_owned(),
+        )];
+    }
+    let usual = super::usual(ModelKind::Caller, None);
+    let fixed = super::Model {
+        from: m.from.clone(),
+        hidden: m.hidden,
+        layers: m.layers,
+        heads: m.heads,
+        intermediate: m.intermediate,
+        norm_eps: m.norm_eps,
+        rope_theta: m.rope_theta,
+        dropout: m.dropout,
+        tasks: m.tasks.clone(),
+        ..usual.model
+    };
+    let unread = super::Data {
+        train: d.train.clone(),
+        labels: d.labels.clone(),
+        workers: d.workers,
+        prefetch: d.prefetch,
+        masking: d.masking,
+        crops: crops.clone(),
+        ..usual.data
+    };
+    let valid =
+        |task: &super::Task| CallerTask { name: task.name.clone(), classes: task.classes.clone() }.is_valid();
+    let invalid = m.tasks.iter().position(|task| !valid(task));
+    let names: BTreeSet<&str> = m.tasks.iter().map(|task| task.name.as_str()).collect();
+    let too_long = crops.validation_lengths.iter().find(|&&n| !(5..=100_000).contains(&n));
+    vec![
+        (
+            *m == fixed,
+            "model.kind caller has only the keys from, hidden, layers, heads, intermediate, norm_eps, rope_theta, dropout and \
+                tasks of the section model; remove the others"
+                .to_owned(),
+        ),
+        (
+            *d == unread,
+            "model.kind caller has only the keys train, labels, workers, prefetch, masking and crops of the section data; \
+                remove the others (the length of windows is data.crops.longest)"
+                .to_owned(),
+        ),
+        (
+            m.tasks.len() <= MAX_TASKS && names.len() == m.tasks.len(),
+            format!("model.tasks: give at most {MAX_TASKS} tasks with different names"),
+        ),
+        (
+            invalid.is_none(),
+            format!(
+                "model.tasks[{}]: give a name of letters, digits and _, and the names of at least two different classes \
+                    without white space",
+                invalid.unwrap_or_default()
+            ),
+        ),
+        (d.labels.is_some(), "data.labels is required for a caller; give the table of records".to_owned()),
+        (
+            crops.shortest <= crops.longest,
+            format!("data.crops.shortest {} is longer than data.crops.longest {}", crops.shortest, crops.longest),
+        ),
+        (
+            too_long.is_none(),
+            format!(
+                "data.crops.validation_lengths: {} is not a length from 5 to 100000 bases",
+                too_long.copied().unwrap_or_default()
+            ),
+        ),
+        (
+            crops.levels.iter().all(|level| !level.column.is_empty()),
+            "data.crops.levels: each level needs the name of a column".to_owned(),
+        ),
+        (
+            crops.shuffled == 0.0 || !m.tasks.is_empty(),
+            "data.crops.shuffled needs model.tasks: shuffled windows are examples of the first class".to_owned(),
+        ),
+        (
+            c.run.epochs.is_none(),
+            "run.epochs: windows of a caller are drawn without end; give run.steps or run.max_tokens".to_owned(),
+        ),
+        (
+            c.loss.z == 0.0 || m.tasks.is_empty(),
+            "loss.z applies to a caller only without model.tasks; remove it".to_owned(),
+        ),
+    ]
+}
+
 fn data(c: &TrainConfig) -> Vec<Rule> {
     let d = &c.data;
     let m = d.masking;
@@ -98,6 +194,13 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
         (
             o.betas.iter().all(|&beta| beta < 1.0),
             format!("optimizer.betas {:?}: both decay rates must be less than 1", o.betas),
+        ),
+        (
+            o.ema.is_none_or(|decay| decay as f32 > 0.0 && (decay as f32) < 1.0),
+            format!(
+                "optimizer.ema {} is 0 or 1 in 32 bits; give a decay from 1e-37 to 0.9999999, such as 0.999",
+                o.ema.unwrap_or_default()
+            ),
         ),
         (!o.nesterov || (sgd && o.momentum > 0.0), "optimizer.nesterov needs optimizer.kind sgd and \
             optimizer.momentum above 0".to_owned()),
@@ -147,7 +250,7 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
 fn batch(c: &TrainConfig) -> Vec<Rule> {
     let b = &c.batch;
     let micro = b.micro_tokens.0.unwrap_or(b.tokens);
-    let longest = c.data.longest;
+    let longest = c.longest_sequence();
     let rows = c.model.kind == ModelKind::Head;
     let (remat, ops): (_, &[String]) = match &c.memory.remat {
         Remat::Policy(policy) => (Some(*policy), &[]),
@@ -162,10 +265,16 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
         ),
         (
             rows || longest <= micro,
-            format!(
-                "data.longest {longest}: such a sequence does not fit in a step of {micro}; \
-                     raise batch.tokens or batch.micro_tokens, or lower data.longest"
-            ),
+            match c.model.kind == ModelKind::Caller {
+                true => format!(
+                    "data.crops.longest and validation_lengths give windows of up to {longest} tokens, which do not fit in a \
+                         step of {micro}; raise batch.tokens or batch.micro_tokens, or shorten the windows"
+                ),
+                false => format!(
+                    "data.longest {longest}: such a sequence does not fit in a step of {micro}; \
+                         raise batch.tokens or batch.micro_tokens, or lower data.longest"
+                ),
+            },
         ),
         (
             parse_budget(&c.memory.budget, Bytes(1 << 40)).is_ok(),
@@ -210,7 +319,7 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
             "the end of the run is missing; give run.steps, run.epochs or run.max_tokens".to_owned(),
         ),
         (
-            r.evaluate_every.is_none() || validates,
+            r.evaluate_every.is_none() || validates || c.model.kind == ModelKind::Caller,
             "run.evaluate_every needs validation data; give data.validation or data.validation_fraction"
                 .to_owned(),
         ),
@@ -236,7 +345,19 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
             r.patience.is_none() || r.evaluate_every.is_some(),
             "run.patience counts evaluations; give run.evaluate_every as well".to_owned(),
         ),
+        (
+            r.min_delta == 0.0 || r.patience.is_some(),
+            format!(
+                "run.min_delta {} applies only with run.patience; give it as well, or remove the key",
+                r.min_delta
+            ),
+        ),
     ]
+}
+
+/// Number of codons of one reading frame of a window: all six frames have as many.
+fn codons_of_a_frame(bases: u64) -> u64 {
+    bases.saturating_sub(2) / 3
 }
 
 impl ScheduleKind {
@@ -263,6 +384,20 @@ impl ScheduleKind {
 }
 
 impl TrainConfig {
+    /// Maximum number of tokens of a sequence.
+    pub fn longest_sequence(&self) -> u64 {
+        match self.model.kind {
+            ModelKind::Caller => {
+                let crops = &self.data.crops;
+                let bases = crops.validation_lengths.iter().copied().chain([crops.longest]).max();
+                FRAMES * codons_of_a_frame(bases.unwrap_or(crops.longest))
+            }
+            ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Esm2 | ModelKind::DnabertS | ModelKind::Head => {
+                self.data.longest
+            }
+        }
+    }
+
     /// Returns the step at which a decaying learning rate ends; `None` if it is not known before the run.
     pub fn horizon(&self) -> Option<u64> {
         let by_tokens = self.run.max_tokens.map(|most| most.div_ceil(self.batch.tokens));

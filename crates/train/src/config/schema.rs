@@ -49,6 +49,11 @@ pub fn properties(schema: &Value) -> Option<&serde_json::Map<String, Value>> {
     schema["properties"].as_object().or_else(|| branches(schema).find_map(properties))
 }
 
+/// Returns the schema of the elements of a list of sections; `None` for the schema of anything else.
+fn sections(schema: &Value) -> Option<&Value> {
+    schema.get("items").filter(|inner| properties(inner).is_some())
+}
+
 fn branches(schema: &Value) -> impl Iterator<Item = &Value> {
     ["anyOf", "oneOf"].into_iter().filter_map(|word| schema[word].as_array()).flatten()
 }
@@ -87,6 +92,12 @@ pub fn faults(node: &Node, schema: &Value) -> Vec<Fault> {
 
 fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
     let NodeKind::Map(entries) = &node.kind else {
+        if let (NodeKind::List(sections), Some(inner)) = (&node.kind, sections(schema)) {
+            for (number, section) in sections.iter().enumerate() {
+                check(section, inner, &format!("{path}[{number}]"), found);
+            }
+            return;
+        }
         if !fits(node, schema) {
             let (found_text, allowed) = (node.inline(), allowed(schema));
             let what = Wrong::Value { found: found_text, allowed };

@@ -132,7 +132,7 @@ impl Size {
             Self::Tokens => {
                 let whole = config.batch.tokens.div_ceil(step);
                 let head = config.model.kind == ModelKind::Head;
-                let least = if head { 2 } else { config.data.longest.div_ceil(step) };
+                let least = if head { 2 } else { config.longest_sequence().div_ceil(step) };
                 Ok(if whole > least && !fits(whole)? { least } else { whole.max(least) })
             }
         }

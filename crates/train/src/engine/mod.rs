@@ -13,11 +13,13 @@ use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
 use super::priced;
 use super::trainable::{
-    Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken, Trainable,
+    AVERAGE, Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken,
+    Trainable,
 };
 use crate::TrainError;
 use crate::config::PROCESS;
 use plimsoll_data::train::HostMemory;
+use plimsoll_data::train::crops::CropBatch;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_plan::{Instr, KernelId, PlanError, Program, Staging, Target, node_seconds};
@@ -216,9 +218,17 @@ fn batch(feed: &Feed) -> Batch<'_> {
     match feed {
         Feed::Tokens(feed) => {
             let batch = &feed.batch;
-            Batch::Tokens { ids: &batch.ids, spans: &batch.spans, targets: &batch.targets }
+            Batch::Tokens {
+                ids: &batch.ids,
+                spans: &batch.spans,
+                targets: std::slice::from_ref(&batch.targets),
+            }
         }
         Feed::Rows(feed) => Batch::Rows { parts: &feed.batch.parts, targets: &feed.batch.targets },
+        Feed::Crops(feed) => {
+            let CropBatch { ids, spans, targets, .. } = &feed.batch;
+            Batch::Tokens { ids, spans, targets }
+        }
     }
 }
 
@@ -384,7 +394,13 @@ impl Trainable for Engine {
     }
 
     fn extra_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
-        Ok(self.subject.extra_files(&self.store.tensors(StatePart::Model)))
+        let files = self.subject.extra_files(&self.store.tensors(StatePart::Model));
+        // The model with averaged weights is complete by itself, so it has its own copies of the small files.
+        let averages = match self.store.tensors(StatePart::Average).is_empty() {
+            true => vec![],
+            false => files.iter().map(|(name, bytes)| (format!("{AVERAGE}/{name}"), bytes.clone())).collect(),
+        };
+        Ok([files, averages].concat())
     }
 }
 

@@ -7,6 +7,7 @@ use crate::TrainError;
 use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
 use plimsoll_graph::{Bounds, Bytes, Graph, Param};
+use plimsoll_models::FRAMES;
 use plimsoll_plan::{
     Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingChoice, TrainingSearch,
 };
@@ -106,6 +107,7 @@ fn with_search<T>(
             group: &group,
             accumulation: 1,
             max_norm: config.optimizer.clip_norm.unwrap_or(0.0) as f32,
+            ema: config.optimizer.ema.map(|decay| decay as f32),
         },
         budget,
         step_tokens: config.batch.tokens,
@@ -124,8 +126,18 @@ pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
     if config.model.kind == crate::config::ModelKind::Head {
         return Bounds { tokens, sequences: tokens, longest: 1 };
     }
+    let longest = config.longest_sequence();
+    if config.model.kind == crate::config::ModelKind::Caller {
+        // The shortest window that may be drawn.
+        let shortest =
+            config.data.crops.validation_lengths.iter().copied().chain([config.data.crops.shortest]).min();
+        let least = (shortest.unwrap_or(5).saturating_sub(2) / 3).max(1) * FRAMES;
+        let sequences = config.batch.sequences.0.unwrap_or(tokens / least).clamp(1, tokens);
+        // The longest span of attention is a frame.
+        return Bounds { tokens, sequences, longest: (longest / FRAMES).min(tokens) };
+    }
     let sequences = config.batch.sequences.0.unwrap_or(tokens / TOKENS_PER_SEQUENCE).clamp(1, tokens);
-    Bounds { tokens, sequences, longest: config.data.longest.min(tokens) }
+    Bounds { tokens, sequences, longest: longest.min(tokens) }
 }
 
 /// Bounds of the largest micro-batch that may be chosen.
@@ -140,7 +152,7 @@ fn sizes(config: &TrainConfig) -> Vec<u64> {
         return vec![tokens];
     }
     let head = config.model.kind == crate::config::ModelKind::Head;
-    let least = if head { 2 } else { config.data.longest };
+    let least = if head { 2 } else { config.longest_sequence() };
     let step = config.batch.tokens;
     let halves = std::iter::successors(Some(step), |n| n.is_multiple_of(2).then_some(n / 2));
     let sizes: Vec<u64> = halves.take_while(|&n| n >= least.min(step)).take(SIZES).collect();

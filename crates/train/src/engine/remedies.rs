@@ -57,9 +57,11 @@ fn settings(config: &TrainConfig) -> Vec<Settings> {
     let encoder = matches!(c.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
     add(encoder && c.model.lora.is_none() && !c.model.freeze_encoder, "model.lora.rank", json!(8));
     add(encoder && c.model.classes.is_some() && c.model.lora.is_none(), "model.freeze_encoder", json!(true));
-    let sequences = c.model.kind != ModelKind::Head && c.data.longest >= 4;
+    let documents = !matches!(c.model.kind, ModelKind::Head | ModelKind::Caller);
+    let sequences = documents && c.data.longest >= 4;
     add(sequences, "data.longest", json!(c.data.longest / 2));
     add(c.optimizer.clip_norm.is_some(), "optimizer.clip_norm", Value::Null);
+    add(c.optimizer.ema.is_some(), "optimizer.ema", Value::Null);
     let auto = Remat::Policy(RematPolicy::Auto);
     if c.memory.remat != auto {
         let mut remat = vec![("memory.remat".to_owned(), json!(auto))];

@@ -11,8 +11,9 @@ use plimsoll_exec::ReadError;
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bounds, Graph, Param, ParamPiece};
 use plimsoll_models::{
-    CarriedTensor, DecoderConfig, Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, Training,
-    TrainingTask, TunedPart, Tuning, group, init, init_param, trains,
+    CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig, Encoder, Experts,
+    HeadConfig, Init, Lora, Mlp, Positions, Training, TrainingTask, TunedPart, Tuning, group, init, init_param,
+    trains,
 };
 use plimsoll_plan::{ParameterGroup, PlanError};
 use plimsoll_runtime::adapter::{self, Adapter};
@@ -46,6 +47,7 @@ enum ModelFamily {
     Decoder(DecoderConfig),
     Encoder { encoder: Encoder, task: TrainingTask, lora: Option<Lora> },
     Head(HeadConfig),
+    Caller { caller: CallerConfig, objective: CallerObjective },
 }
 
 /// Initial weights.
@@ -53,6 +55,7 @@ enum From {
     Encoder(EncoderModel),
     Decoder { folder: PathBuf, weights: Weights },
     Head(Weights),
+    Caller { folder: PathBuf, weights: Weights },
 }
 
 impl TrainedModel {
@@ -75,6 +78,7 @@ impl TrainedModel {
             ModelKind::MoeLm | ModelKind::DenseLm => decoder(config, vocabulary, observer)?,
             ModelKind::Esm2 | ModelKind::DnabertS => encoder(model, observer)?,
             ModelKind::Head => (ModelFamily::Head(head(model, widths)?), file(model)?),
+            ModelKind::Caller => caller(model, vocabulary, observer)?,
         };
         if let ModelFamily::Decoder(c) = &kind
             && c.layers > MAX_LAYERS
@@ -83,14 +87,15 @@ impl TrainedModel {
         }
         let folder = match (&from, &model.from) {
             (Some(From::Encoder(model)), _) => model.folder.clone(),
-            (Some(From::Decoder { folder, .. }), _) => Some(folder.clone()),
+            (Some(From::Decoder { folder, .. } | From::Caller { folder, .. }), _) => Some(folder.clone()),
             (Some(From::Head(_)), Some(from)) => Some(PathBuf::from(from)),
             (_, _) => None,
         };
         let config_of = |folder: &PathBuf| read_config(&folder.join("config.json"));
         let configured = match kind {
             ModelFamily::Encoder { .. } | ModelFamily::Decoder(_) => true,
-            ModelFamily::Head(_) => false,
+            // Its config.json is written from the run's configuration alone.
+            ModelFamily::Head(_) | ModelFamily::Caller { .. } => false,
         };
         Ok(Self {
             tokenizer: tokenizer::files(config, folder.as_deref())?,
@@ -110,7 +115,7 @@ impl TrainedModel {
                 let lora = model.lora.as_ref().map(|l| adapters(l, &encoder));
                 ModelFamily::Encoder { encoder, task, lora }
             }
-            kind @ (ModelFamily::Decoder(_) | ModelFamily::Head(_)) => kind,
+            kind @ (ModelFamily::Decoder(_) | ModelFamily::Head(_) | ModelFamily::Caller { .. }) => kind,
         };
         Self { kind, ..self.clone() }
     }
@@ -121,6 +126,7 @@ impl TrainedModel {
             ModelFamily::Decoder(c) => c.layers,
             ModelFamily::Encoder { encoder, .. } => encoder.layers(),
             ModelFamily::Head(_) => 0,
+            ModelFamily::Caller { caller, .. } => caller.layers,
         };
         u32::try_from(layers).unwrap_or(u32::MAX)
     }
@@ -132,6 +138,9 @@ impl TrainedModel {
             ModelFamily::Decoder(c) => ModelFamily::Decoder(DecoderConfig { layers, ..c }),
             ModelFamily::Encoder { encoder, task, lora } => {
                 ModelFamily::Encoder { encoder: encoder.with_layers(layers), task, lora }
+            }
+            ModelFamily::Caller { caller, objective } => {
+                ModelFamily::Caller { caller: CallerConfig { layers, ..caller }, objective }
             }
             kind @ ModelFamily::Head(_) => kind,
         }
@@ -159,6 +168,10 @@ impl TrainedModel {
                 c.train_graph(bounds, &training).map_err(verified)?,
                 c.evaluation_graph(bounds, &still).map_err(verified)?,
             ),
+            ModelFamily::Caller { caller, objective } => (
+                caller.train_graph(bounds, objective, &training).map_err(verified)?,
+                caller.evaluation_graph(bounds, objective, &still).map_err(verified)?,
+            ),
         })
     }
 
@@ -167,7 +180,10 @@ impl TrainedModel {
         let tuning = match &self.kind {
             ModelFamily::Encoder { lora: Some(_), .. } => Tuning::Adapters,
             ModelFamily::Encoder { .. } if config.model.freeze_encoder => Tuning::Head,
-            ModelFamily::Encoder { .. } | ModelFamily::Decoder(_) | ModelFamily::Head(_) => Tuning::Full,
+            ModelFamily::Encoder { .. }
+            | ModelFamily::Decoder(_)
+            | ModelFamily::Head(_)
+            | ModelFamily::Caller { .. } => Tuning::Full,
         };
         let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
         if !trains(tuning, param) {
@@ -234,6 +250,7 @@ impl TrainedModel {
                     is_own.then(|| format!("{}{}", adapter::PREFIX, encoder.hub_name(tensor)))
                 }
             },
+            ModelFamily::Caller { caller, .. } => caller.derived(tensor).is_none().then(|| tensor.to_owned()),
             ModelFamily::Head(_) => Some(tensor.to_owned()),
         }
     }
@@ -242,9 +259,10 @@ impl TrainedModel {
     pub fn kept(&self) -> Vec<CarriedTensor> {
         match &self.kind {
             ModelFamily::Encoder { encoder, lora: None, .. } => encoder.carried_tensors(),
-            ModelFamily::Encoder { lora: Some(_), .. } | ModelFamily::Decoder(_) | ModelFamily::Head(_) => {
-                vec![]
-            }
+            ModelFamily::Encoder { lora: Some(_), .. }
+            | ModelFamily::Decoder(_)
+            | ModelFamily::Head(_)
+            | ModelFamily::Caller { .. } => vec![],
         }
     }
 
@@ -252,7 +270,8 @@ impl TrainedModel {
     pub fn file(&self, part: StatePart) -> &'static str {
         match (part, &self.kind) {
             (StatePart::Model, ModelFamily::Encoder { lora: Some(_), .. }) => adapter::WEIGHTS,
-            (StatePart::Model | StatePart::State, _) => part.file(),
+            (StatePart::Average, ModelFamily::Encoder { lora: Some(_), .. }) => "ema/adapter_model.safetensors",
+            (StatePart::Model | StatePart::State | StatePart::Average, _) => part.file(),
         }
     }
 
@@ -266,6 +285,7 @@ impl TrainedModel {
             ModelFamily::Encoder { task, lora: Some(lora), .. } => {
                 (adapter::CONFIG, self.adapter(*task, lora, tensors))
             }
+            ModelFamily::Caller { caller, .. } => (CONFIG, caller.to_json()),
             ModelFamily::Head(_) => return vec![],
         };
         std::iter::once((name.to_owned(), text.into_bytes())).chain(self.tokenizer.clone()).collect()
@@ -291,7 +311,7 @@ impl From {
     fn weights(&self) -> &Weights {
         match self {
             Self::Encoder(model) => &model.weights,
-            Self::Decoder { weights, .. } | Self::Head(weights) => weights,
+            Self::Decoder { weights, .. } | Self::Head(weights) | Self::Caller { weights, .. } => weights,
         }
     }
 }
@@ -302,6 +322,7 @@ impl ModelFamily {
             Self::Decoder(c) => c.init(piece),
             Self::Encoder { encoder, .. } => encoder.init(piece),
             Self::Head(c) => c.init(piece),
+            Self::Caller { caller, .. } => caller.init(piece),
         }
     }
 
@@ -309,6 +330,11 @@ impl ModelFamily {
     fn found(&self, from: &From, piece: &ParamPiece) -> Option<String> {
         match from {
             From::Encoder(model) => model.find(&piece.tensor),
+            // A head of the initial model belongs to a task of the same name and classes.
+            From::Caller { weights, .. } => weights
+                .get(&piece.tensor)
+                .is_some_and(|found| found.shape() == piece.shape)
+                .then(|| piece.tensor.clone()),
             From::Decoder { weights, .. } | From::Head(weights) => {
                 weights.get(&piece.tensor).is_some().then(|| piece.tensor.clone())
             }
@@ -462,6 +488,54 @@ fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
         false => named.collect(),
     };
     Lora { rank: asked.rank, alpha: asked.alpha as f32, targets }
+}
+
+fn caller(
+    m: &Model,
+    vocabulary: u64,
+    observer: &mut dyn Observer,
+) -> Result<(ModelFamily, Option<From>), TrainError> {
+    let task = |task: &config::Task| CallerTask { name: task.name.clone(), classes: task.classes.clone() };
+    let caller = CallerConfig {
+        vocab_size: m.vocabulary.unwrap_or(vocabulary),
+        hidden_size: m.hidden,
+        layers: m.layers,
+        heads: m.heads,
+        intermediate_size: m.intermediate,
+        eps: m.norm_eps as f32,
+        rope_theta: m.rope_theta as f32,
+        tasks: m.tasks.iter().map(task).collect(),
+    };
+    let objective = match m.tasks.is_empty() {
+        true => CallerObjective::MaskedCodons,
+        false => CallerObjective::Tasks(m.tasks.iter().map(|task| task.weight as f32).collect()),
+    };
+    let Some(from) = &m.from else { return Ok((ModelFamily::Caller { caller, objective }, None)) };
+    let place = trainable(from, Need::Model, &HubEnv::from_process(), observer)?;
+    let path = place.config();
+    let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+    let text = read_config(&path)?;
+    let initial = CallerConfig::from_json(&text).map_err(|source| RuntimeError::Config { path, source })?;
+    let weights =
+        Weights::open(place.weights().ok_or_else(|| TrainError::WithoutWeights { from: from.clone() })?)?;
+    // The encoder must be there as a whole. A head is taken if its task has the same classes, else initialised.
+    let bounds = Bounds { tokens: 6, sequences: 1, longest: 1 };
+    let graph = caller.train_graph(bounds, &CallerObjective::MaskedCodons, &Training::default())?;
+    for piece in graph.params.iter().flat_map(|param| &param.pieces) {
+        if caller.derived(&piece.tensor).is_none() && piece.tensor != CALLER_LM_HEAD {
+            weights.expect(&piece.tensor, &piece.shape)?;
+        }
+    }
+    for task in &caller.tasks {
+        if let Some(other) = initial.tasks.iter().find(|other| other.name == task.name && *other != task) {
+            return Err(TrainError::OtherClasses {
+                from: from.clone(),
+                task: task.name.clone(),
+                classes: other.classes.join(", "),
+            });
+        }
+    }
+    Ok((ModelFamily::Caller { caller, objective }, Some(From::Caller { folder, weights })))
 }
 
 fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, TrainError> {

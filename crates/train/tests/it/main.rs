@@ -1,6 +1,7 @@
 //! Integration tests of `train`. Invariant: tests are hermetic; each test works in a folder of its own.
 #![forbid(unsafe_code)]
 
+mod caller;
 #[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
 #[path = "../../../runtime/tests/it/rig.rs"]
 mod folders;

@@ -33,6 +33,9 @@ use Changes::{Data, Loop, Place, Plan, Real, Update};
 
 const HEAD: &str = "model.kind=head data.proteins=[b] data.labels=c ";
 const LABELLED: &str = "data.format=jsonl model.kind=esm2 model.classes=2";
+const CALLER: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
+     data.crops.shortest=10 data.crops.validation_lengths=[20] batch.tokens=96 batch.micro_tokens=48 data.labels=c \
+     run.evaluate_every=2 model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]}]";
 const IDS: &str = "data.format=bin model.vocabulary=9";
 const SPARSE: &str = "model.attention.mask=block_sparse";
 const CLASSIFIER: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 model.experts.count=8 \
@@ -58,6 +61,14 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("batch.tokens", "", "48", Loop),
     ("data.bin_end", IDS, "5", Data),
     ("data.bin_type", IDS, "u32", Data),
+    ("data.crops.indels", CALLER, "0.01", Data),
+    ("data.crops.levels", CALLER, "[{\"column\":\"group\",\"power\":0.5}]", Data),
+    ("data.crops.longest", CALLER, "16", Data),
+    ("data.crops.shortest", CALLER, "12", Data),
+    ("data.crops.shuffled", CALLER, "0.1", Data),
+    ("data.crops.substitutions", CALLER, "0.1", Data),
+    ("data.crops.validation_lengths", CALLER, "[15]", Data),
+    ("data.crops.validation_windows", CALLER, "7", Data),
     ("data.document", "", "line", Data),
     ("data.end_token", "", "end", Data),
     ("data.field", "data.format=jsonl", "body", Data),
@@ -120,12 +131,14 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("model.position", "", "alibi", Plan),
     ("model.preset", "", "tiny", Plan),
     ("model.rope_theta", REAL, "10", Real),
+    ("model.tasks", CALLER, "[{\"name\":\"virus\",\"classes\":[other,virus],\"weight\":0.5}]", Plan),
     ("model.tied_head", "", "true", Plan),
     ("model.vocabulary", IDS, "10", Data),
     ("optimizer.betas", ADAMW, "[0.9, 0.99]", Update),
     ("optimizer.clip_norm", "", "null", Plan),
     ("optimizer.decay", "", "all", Plan),
     ("optimizer.decay_exponent", ADAFACTOR, "0.7", Update),
+    ("optimizer.ema", "", "0.9", Plan),
     ("optimizer.eps", ADAMW, "1e-6", Plan),
     ("optimizer.kind", "", "adamw", Plan),
     ("optimizer.lr", "", "0.5", Update),
@@ -145,6 +158,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("run.keep_last", "run.save_every=1", "3", Loop),
     ("run.log_every", "", "2", Loop),
     ("run.max_tokens", "", "30", Loop),
+    ("run.min_delta", "run.steps=12 run.evaluate_every=1 run.patience=2", "100", Loop),
     ("run.output", "", "elsewhere", Place),
     ("run.patience", "run.steps=12 run.evaluate_every=1 optimizer.lr=0.3", "1", Loop),
     ("run.save_every", "", "2", Loop),
@@ -180,6 +194,7 @@ fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainErr
     let bounds = plimsoll_data::train::Bounds { tokens: 8, sequences: 1, longest: 2 };
     Ok(match changes {
         Data if c.model.kind == ModelKind::Head => format!("{:?}", feed::row_settings(c, 8)?),
+        Data if c.model.kind == ModelKind::Caller => format!("{:?}", feed::crop_settings(c, bounds)?),
         Data => format!("{:?}", feed::settings(c, bounds, None)?),
         Update => {
             let rates: Vec<f64> = (0..8).map(|step| Rate::new(c).at(step, step / 2)).collect();

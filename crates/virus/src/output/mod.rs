@@ -18,6 +18,8 @@
 //! | `plimsoll_mqc.tsv`, `plimsoll_calls_mqc.tsv`, `versions.yml` | run | see `reports.rs` |
 //! | `run.json` | run | the run record |
 //!
+//! A caller writes other files, see `caller.rs`.
+//!
 //! - With [`Options::source`], `predictions.tsv` and `windows.tsv` end with a column `source`, the input file.
 //! - `window` counts from 1; `start` and `end` count bases from 1, both inclusive. In `windows.bed` bases count
 //!   from 0 and the end is exclusive, as BED defines.
@@ -31,17 +33,20 @@
 //!   `n_virus` are `NA`, and `virus.fna` and the two `prediction_results*` files are not written. `no_call` and
 //!   `skipped` remain.
 
+pub(crate) mod caller;
 mod embeddings;
 mod hits;
 mod intermediate;
 mod reports;
-mod sorted;
+pub(crate) mod sorted;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod verdict;
 mod virnucpro;
 
+pub use caller::CallsSummary;
+pub(crate) use caller::{CallerOutputs, CallerWindow};
 use embeddings::Embeddings;
 use intermediate::Intermediate;
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
@@ -73,7 +78,7 @@ pub const RUN_RECORD: &str = "run.json";
 
 /// Names of all result files of a run. The run record must be the first: [`Outputs::finish`] removes files in this
 /// order, and the old run record must be gone before any file that it vouches for.
-pub const FILES: [&str; 21] = [
+pub const FILES: [&str; 24] = [
     RUN_RECORD,
     PREDICTIONS,
     WINDOWS,
@@ -95,6 +100,9 @@ pub const FILES: [&str; 21] = [
     reports::MULTIQC,
     reports::MULTIQC_CALLS,
     reports::VERSIONS,
+    caller::REGIONS,
+    caller::REGIONS_BED,
+    caller::REGIONS_FASTA,
 ];
 
 /// Options of the writers.
@@ -316,7 +324,7 @@ impl Outputs {
     /// nothing of the window is written then. A file that cannot be written.
     pub fn window(&mut self, window: &Window<'_>) -> Result<(), OutputError> {
         check_scores(window)?;
-        self.record.accept(window)?;
+        self.record.accept(window.record, window.index, window.start, window.end)?;
         let consensus = Consensus::of(window.orfs);
         self.record.score.add(consensus.as_ref());
         self.counts.windows += 1;
@@ -397,8 +405,7 @@ impl Outputs {
 
     /// Writes a note to `notes.tsv`.
     pub fn note(&mut self, note: &Note) -> Result<(), OutputError> {
-        let [name, kind, detail, action] = [&note.seq_name, note.kind, &note.detail, note.action].map(Field);
-        self.notes.row(format_args!("{name}\t{kind}\t{detail}\t{action}"))?;
+        write_note(&mut self.notes, note)?;
         self.counts.notes += 1;
         Ok(())
     }
@@ -439,10 +446,6 @@ impl Outputs {
     /// cannot be written. The results of an earlier run are then either unchanged or without their `run.json`.
     pub fn finish(mut self, run_record: &mut Value) -> Result<Counts, OutputError> {
         self.check_complete()?;
-        let Some(record) = run_record.as_object_mut() else {
-            return Err(OutputError::mismatch(RUN_RECORD, "the run record is not an object"));
-        };
-        record.insert("counts".to_owned(), self.counts.to_record());
         let tables = [self.predictions, self.windows, self.bed, self.notes];
         let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
         files.extend(self.virus.take().map(Hits::into_file).transpose()?);
@@ -450,27 +453,8 @@ impl Outputs {
             files.extend(virnucpro.finish()?);
         }
         files.extend(self.intermediate.into_iter().flat_map(Intermediate::into_files));
-        files.extend(reports::write(&self.folder, run_record, &self.counts)?);
         files.extend(self.embeddings.map_or(Ok(vec![]), Embeddings::into_files)?);
-        // Flushed before the first removal, so that a full disk fails while the earlier results are still
-        // complete.
-        for file in &mut files {
-            file.flush().map_err(|e| file.error(e))?;
-        }
-        let is_ours = |path: &Path| files.iter().any(|file| file.target() == path);
-        for name in FILES {
-            let path = self.folder.join(name);
-            if name == RUN_RECORD || !is_ours(&path) {
-                remove(path)?;
-            }
-            if name == RUN_RECORD {
-                // On disk before any file changes: after a power failure, the record must not vouch for other files.
-                let folder = |source| OutputError::Folder { path: self.folder.clone(), source };
-                sync_folder(&self.folder.join(name)).map_err(folder)?;
-            }
-        }
-        files.into_iter().try_for_each(AtomicFile::commit)?;
-        write_run_record(&self.folder, run_record)?;
+        commit(&self.folder, files, run_record, self.counts)?;
         Ok(self.counts)
     }
 
@@ -492,8 +476,7 @@ impl OpenRecord {
     /// # Errors
     /// A window that is not the next of its record, leaves a gap, or belongs to another record before this one
     /// has ended.
-    fn accept(&mut self, window: &Window<'_>) -> Result<(), OutputError> {
-        let Window { record, index, start, end, .. } = *window;
+    fn accept(&mut self, record: &str, index: usize, start: usize, end: usize) -> Result<(), OutputError> {
         if self.windows == 0 {
             self.id.clear();
             self.id.push_str(record);
@@ -552,6 +535,86 @@ fn check_scores(window: &Window<'_>) -> Result<(), OutputError> {
         }
     }
     Ok(())
+}
+
+/// Replaces the results of an earlier run by `files` and the reports, as [`Outputs::finish`] describes.
+fn commit(
+    folder: &Path,
+    mut files: Vec<AtomicFile>,
+    run_record: &mut Value,
+    counts: Counts,
+) -> Result<(), OutputError> {
+    let Some(record) = run_record.as_object_mut() else {
+        return Err(OutputError::mismatch(RUN_RECORD, "the run record is not an object"));
+    };
+    record.insert("counts".to_owned(), counts.to_record());
+    files.extend(reports::write(folder, run_record, &counts)?);
+    // Flushed before the first removal, so that a full disk fails while the earlier results are still complete.
+    for file in &mut files {
+        file.flush().map_err(|e| file.error(e))?;
+    }
+    let is_ours = |path: &Path| files.iter().any(|file| file.target() == path);
+    for name in FILES {
+        let path = folder.join(name);
+        if name == RUN_RECORD || !is_ours(&path) {
+            remove(path)?;
+        }
+        if name == RUN_RECORD {
+            // On disk before any file changes: after a power failure, the record must not vouch for other files.
+            let refuse = |source| OutputError::Folder { path: folder.to_owned(), source };
+            sync_folder(&folder.join(name)).map_err(refuse)?;
+        }
+    }
+    files.into_iter().try_for_each(AtomicFile::commit)?;
+    write_run_record(folder, run_record)
+}
+
+/// The result files of a run: those of VirNucPro's pipeline, or those of a caller.
+pub(crate) enum ResultFiles {
+    /// VirNucPro's pipeline.
+    VirNucPro(Box<Outputs>),
+    /// A caller.
+    Caller(Box<CallerOutputs>),
+}
+
+impl ResultFiles {
+    /// Writes a note to `notes.tsv`.
+    pub(crate) fn note(&mut self, note: &Note) -> Result<(), OutputError> {
+        match self {
+            Self::VirNucPro(outputs) => outputs.note(note),
+            Self::Caller(outputs) => outputs.note(note),
+        }
+    }
+
+    /// Sets the input file of the following windows and records.
+    pub(crate) fn source(&mut self, name: &str) -> Result<(), OutputError> {
+        match self {
+            Self::VirNucPro(outputs) => outputs.source(name),
+            Self::Caller(outputs) => outputs.source(name),
+        }
+    }
+
+    /// Appends text to the intermediate files, which a caller does not write.
+    pub(crate) fn intermediate(&mut self, texts: &[Vec<u8>; 3]) -> Result<(), OutputError> {
+        match self {
+            Self::VirNucPro(outputs) => outputs.intermediate(texts),
+            Self::Caller(_) => Ok(()),
+        }
+    }
+
+    /// Completes the files and replaces the results of an earlier run; see [`Outputs::finish`].
+    pub(crate) fn finish(self, run_record: &mut Value) -> Result<(Counts, Option<CallsSummary>), OutputError> {
+        match self {
+            Self::VirNucPro(outputs) => Ok((outputs.finish(run_record)?, None)),
+            Self::Caller(outputs) => outputs.finish(run_record).map(|(counts, calls)| (counts, Some(calls))),
+        }
+    }
+}
+
+/// Writes the row of a note to the table `notes`.
+fn write_note(notes: &mut Table, note: &Note) -> Result<(), OutputError> {
+    let [name, kind, detail, action] = [&note.seq_name, note.kind, &note.detail, note.action].map(Field);
+    notes.row(format_args!("{name}\t{kind}\t{detail}\t{action}"))
 }
 
 fn write_run_record(folder: &Path, record: &Value) -> Result<(), OutputError> {

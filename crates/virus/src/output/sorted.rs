@@ -119,6 +119,22 @@ impl Sorter {
     }
 }
 
+/// Creates a temporary file in `folder` and unlinks it: the open file remains usable, and the system frees it when it is
+/// closed. Returns the path that it had, for error messages.
+pub(crate) fn unlinked(folder: &Path) -> Result<(PathBuf, File), DataError> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    loop {
+        let count = COUNT.fetch_add(1, Atomic::Relaxed);
+        let path = folder.join(format!(".sort.{}-{count}.part", std::process::id()));
+        let open = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        match open.and_then(|file| fs::remove_file(&path).map(|()| file)) {
+            Ok(file) => return Ok((path, file)),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(DataError::at(path, DataErrorKind::Write(e))),
+        }
+    }
+}
+
 /// Sorted runs of lines, each line with a line feed, in one unlinked file.
 #[derive(Debug)]
 struct Spool {
@@ -133,21 +149,8 @@ struct Spool {
 
 impl Spool {
     fn create(folder: &Path) -> Result<Self, DataError> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        loop {
-            let count = COUNT.fetch_add(1, Atomic::Relaxed);
-            let path = folder.join(format!(".sort.{}-{count}.part", std::process::id()));
-            let open = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-            // Unlinked at once: the open file remains usable, and the system frees it when it is closed.
-            match open.and_then(|file| fs::remove_file(&path).map(|()| file)) {
-                Ok(file) => {
-                    let file = BufWriter::with_capacity(64 << 10, file);
-                    return Ok(Spool { path, file, length: 0, runs: Vec::new() });
-                }
-                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(DataError::at(path, DataErrorKind::Write(e))),
-            }
-        }
+        let (path, file) = unlinked(folder)?;
+        Ok(Spool { path, file: BufWriter::with_capacity(64 << 10, file), length: 0, runs: Vec::new() })
     }
 
     fn write(&mut self, line: &[u8]) -> Result<(), DataError> {

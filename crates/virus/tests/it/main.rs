@@ -1,6 +1,7 @@
 //! Integration tests of the crate. Invariant: the tests are hermetic; every test has its own temporary folder.
 #![forbid(unsafe_code)]
 
+mod caller;
 #[allow(dead_code, reason = "shared with the tests of `run`")]
 #[path = "../../../runtime/tests/it/cards.rs"]
 mod cards;

@@ -57,7 +57,7 @@ pub struct Stopper {
 }
 
 impl Stopper {
-    fn after(asked: usize) -> Self {
+    pub fn after(asked: usize) -> Self {
         Self { left: Cell::new(asked), said: vec![] }
     }
 

@@ -29,6 +29,7 @@ pub fn builtin(input: &Path, output: &Path) -> Options {
         output_dir: output.to_owned(),
         force: false,
         models: Models::default(),
+        caller: None,
         length: 500,
         original_alphabet: false,
         threshold: 0.5,

@@ -1,6 +1,7 @@
 //! Tests of training data, from files to batches.
 
 mod batches;
+mod crops;
 mod memory;
 mod refused;
 mod resume;

@@ -78,6 +78,7 @@ pub fn cases() -> Vec<Case> {
     }
     cases.extend(masks());
     cases.extend(gradients());
+    cases.extend(several_spans());
     cases.extend(wide());
     cases
 }
@@ -94,6 +95,21 @@ fn masks() -> Vec<Case> {
         cases.push(attention(masked(Mask::Full, shape, FORMS[i]), &[50, 33], 1.0));
     }
     cases
+}
+
+/// Attention and its gradient with two and with six spans in each sequence, as the frames of a caller are.
+fn several_spans() -> Vec<Case> {
+    let of = |each: u64, lengths: &[u64], i: usize| {
+        let forward = op((3, 3, 64), FORMS[i]);
+        let narrow = op((2, 2, 16), FORMS[i]);
+        [
+            attention_of(forward, lengths, 1.0, each),
+            attention_of(narrow, lengths, 1.0, each),
+            gradient_of(forward, lengths, each),
+        ]
+    };
+    let six = [166, 166, 166, 166, 166, 166, 33, 33, 33, 33, 33, 33];
+    [of(2, &[17, 64, 1, 30], 0), of(6, &six, 0), of(6, &[32; 18], 7)].concat()
 }
 
 /// Wide heads and their gradients, on batches below and above a block's queries and a tile's keys.
@@ -137,11 +153,17 @@ fn masked(mask: Mask, shape: (u32, u32, u32), form: Form) -> Attention {
 /// score is a relative error of its softmax weight, so the scale grows with the scores, which are of the order
 /// of the amplitude squared.
 fn attention(op: Attention, lengths: &[u64], amplitude: f32) -> Case {
-    let name = format!("{op:?}, {lengths:?}, amplitude {amplitude}");
+    attention_of(op, lengths, amplitude, 1)
+}
+
+/// As [`attention`], with `each` of the spans in every sequence.
+fn attention_of(op: Attention, lengths: &[u64], amplitude: f32, each: u64) -> Case {
+    let name = format!("{op:?}, {lengths:?} by {each}, amplitude {amplitude}");
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let k = u64::from(op.head_dim) + longest;
     let tolerance = Tolerance { c: 4.0, k, scale: amplitude * amplitude };
     let case = Case::new(name, Op::Attention(op), lengths, slack(&op), tolerance);
+    let case = case.with_spans_of_a_sequence(each);
     inputs(case, &op, lengths, Noise { amplitude, ..UNIT })
 }
 
@@ -171,11 +193,17 @@ fn inputs(mut case: Case, op: &Attention, lengths: &[u64], noise: Noise) -> Case
 /// which are sums over the head dimension, affects every term of the outer sum; shared key and value heads add
 /// the terms of their query heads.
 fn gradient(op: Attention, lengths: &[u64]) -> Case {
-    let name = format!("gradient of {op:?}, {lengths:?}");
+    gradient_of(op, lengths, 1)
+}
+
+/// As [`gradient`], with `each` of the spans in every sequence.
+fn gradient_of(op: Attention, lengths: &[u64], each: u64) -> Case {
+    let name = format!("gradient of {op:?}, {lengths:?} by {each}");
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let k = u64::from(op.head_dim) + longest * u64::from(op.heads / op.kv_heads);
     let grad = AttentionGrad { forward: op };
     let case = Case::new(name, Op::AttentionGrad(grad), lengths, slack(&op), Tolerance::sum(8.0, k));
+    let case = case.with_spans_of_a_sequence(each);
     let width = [Dim::Tokens(1), Dim::Fixed(op.width())];
     let case = inputs(case.noise(&width, UNIT), &op, lengths, UNIT);
     let forward = Case { op: Op::Attention(op), ins: case.ins[1..].to_vec(), ..case.clone() };

@@ -1,0 +1,163 @@
+//! Codon tokens in six reading frames, the input of the built-in caller. Invariant: all six frames of a sequence have
+//! the same number of tokens, and the tokens of a reverse complement are those of the sequence with the frames +k and
+//! -k exchanged.
+//!
+//! A sequence of n bases has frames of (n - 2) / 3 codons (integer division). The frames follow one another in the
+//! order +1, +2, +3, -1, -2, -3. Frame +k begins k - 1 bases after the first base; frame -k is frame +k of the reverse
+//! complement. A codon b0 b1 b2 has the id 16 b0 + 4 b1 + b2 with A, C, G, T = 0, 1, 2, 3; U is read as T, and case is
+//! ignored.
+
+/// Id of a codon with a letter other than A, C, G, T and U.
+pub const UNKNOWN: i32 = 64;
+
+/// Id of the mask token. [`encode`] never returns it.
+pub const MASK: i32 = 65;
+
+/// Number of ids: 64 codons, [`UNKNOWN`] and [`MASK`].
+pub const VOCABULARY: usize = 66;
+
+/// Number of reading frames.
+pub const FRAMES: usize = 6;
+
+/// Code of a letter that is no base. Shifted by 0, 2 or 4 bits it exceeds every codon, so one comparison of the sum
+/// finds a codon with such a letter.
+const OTHER: u16 = 64;
+
+/// Code of each letter on the forward strand, and of its complement.
+const CODES: [[u16; 2]; 256] = {
+    let mut table = [[OTHER; 2]; 256];
+    let letters = *b"ACGTUacgtu";
+    let mut at = 0;
+    while at < letters.len() {
+        let code = if at % 5 == 4 { 3 } else { (at % 5) as u16 };
+        table[letters[at] as usize] = [code, 3 - code];
+        at += 1;
+    }
+    table
+};
+
+/// Number of tokens of a sequence of `bases` bases; 0 for fewer than five bases.
+pub fn tokens_of(bases: usize) -> usize {
+    FRAMES * frame_of(bases)
+}
+
+/// Number of tokens of each of the six frames of a sequence of `bases` bases.
+pub fn frame_of(bases: usize) -> usize {
+    bases.saturating_sub(2) / 3
+}
+
+/// Appends the tokens of a sequence to `out`: [`tokens_of`]`(bases.len())` ids. Allocates only if `out` lacks the
+/// capacity.
+pub fn encode(bases: &[u8], out: &mut Vec<i32>) {
+    let length = frame_of(bases.len());
+    let start = out.len();
+    out.resize(start + FRAMES * length, UNKNOWN);
+    let (forward, reverse) = out[start..].split_at_mut(3 * length);
+    strand(bases.iter().map(|&letter| CODES[usize::from(letter)][0]), forward);
+    strand(bases.iter().rev().map(|&letter| CODES[usize::from(letter)][1]), reverse);
+}
+
+/// Writes the three frames of a strand, given the codes of its bases in order.
+fn strand(mut codes: impl Iterator<Item = u16>, out: &mut [i32]) {
+    let (first, rest) = out.split_at_mut(out.len() / 3);
+    let (second, third) = rest.split_at_mut(first.len());
+    let mut next = || codes.next().unwrap_or(OTHER);
+    let (mut a, mut b) = (next(), next());
+    for ((first, second), third) in first.iter_mut().zip(second).zip(third) {
+        let (c, d, e) = (next(), next(), next());
+        *first = codon(a, b, c);
+        *second = codon(b, c, d);
+        *third = codon(c, d, e);
+        (a, b) = (d, e);
+    }
+}
+
+/// Id of the codon with these codes of bases.
+fn codon(a: u16, b: u16, c: u16) -> i32 {
+    // Only a sum with a term of OTHER, 4 * OTHER or 16 * OTHER reaches 64, which is UNKNOWN.
+    i32::from(((a << 4) + (b << 2) + c).min(OTHER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn encoded(bases: &[u8]) -> Vec<i32> {
+        let mut out = Vec::new();
+        encode(bases, &mut out);
+        out
+    }
+
+    /// Complement by the definition of the IUPAC codes that the tests use.
+    fn reverse_complement(bases: &[u8]) -> Vec<u8> {
+        let complement = |&letter: &u8| match letter {
+            b'A' => b'T',
+            b'a' => b't',
+            b'C' => b'G',
+            b'c' => b'g',
+            b'G' => b'C',
+            b'g' => b'c',
+            b'T' | b'U' => b'A',
+            b't' | b'u' => b'a',
+            other => other,
+        };
+        bases.iter().rev().map(complement).collect()
+    }
+
+    /// The tokens by definition: every frame of a strand codon by codon.
+    fn by_definition(bases: &[u8]) -> Vec<i32> {
+        let code = |letter: u8| b"ACGT".iter().position(|&base| base == letter);
+        let upper = |bases: &[u8]| {
+            let upper = bases.to_ascii_uppercase().into_iter();
+            upper.map(|letter| if letter == b'U' { b'T' } else { letter }).collect::<Vec<_>>()
+        };
+        let strands = [upper(bases), upper(&reverse_complement(bases))];
+        let length = if bases.len() < 2 { 0 } else { (bases.len() - 2) / 3 };
+        let mut tokens = Vec::new();
+        for strand in strands {
+            for frame in 0..3 {
+                for codon in strand[frame.min(strand.len())..].chunks_exact(3).take(length) {
+                    let codes: Option<Vec<usize>> = codon.iter().map(|&letter| code(letter)).collect();
+                    tokens.push(codes.map_or(UNKNOWN, |c| (16 * c[0] + 4 * c[1] + c[2]) as i32));
+                }
+            }
+        }
+        tokens
+    }
+
+    #[test]
+    fn frames_follow_one_another() {
+        // ACGTA: frames ACG CGT GTA, and TAC ACG CGT of the reverse complement TACGT.
+        assert_eq!(encoded(b"ACGTA"), [6, 27, 44, 49, 6, 27]);
+        assert_eq!(encoded(b"acgua"), encoded(b"ACGTA"));
+        // A letter that is no base makes the three codons on each strand that contain it unknown.
+        assert_eq!(encoded(b"ANGTATTT"), [64, 51, 64, 15, 44, 63, 0, 49, 3, 64, 12, 64]);
+        for (bases, tokens) in [(0, 0), (2, 0), (4, 0), (5, 6), (7, 6), (8, 12), (500, 996)] {
+            assert_eq!(tokens_of(bases), tokens);
+            assert_eq!(encoded(&b"A".repeat(bases)).len(), tokens);
+        }
+    }
+
+    #[test]
+    fn tokens_are_appended_within_the_capacity() {
+        let (bases, mut out) = (b"ACG".repeat(100), Vec::with_capacity(1 + tokens_of(300)));
+        out.push(7);
+        let counted = allocation_counter::measure(|| encode(&bases, &mut out));
+        assert_eq!((counted.count_total, out[0], out.len()), (0, 7, 1 + tokens_of(300)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn the_reverse_complement_exchanges_the_strands(
+            bases in prop::collection::vec(prop::sample::select(b"ACGTUacgtuNnRx-".to_vec()), 0..60),
+        ) {
+            let tokens = encoded(&bases);
+            prop_assert_eq!(&tokens, &by_definition(&bases));
+            let (forward, reverse) = tokens.split_at(tokens.len() / 2);
+            prop_assert_eq!(encoded(&reverse_complement(&bases)), [reverse, forward].concat());
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! The calibration of a caller, calibration.json beside its weights: how the margin of a record becomes a probability, what
+//! was measured at the presets, and the parameters of regions. Invariant: a calibration that was read is complete and
+//! consistent: lengths ascend, probabilities are probabilities, slopes are positive.
+//!
+//! ```json
+//! {
+//!   "format": "plimsoll_calibration",
+//!   "version": 1,
+//!   "class_temperature": 1.2,
+//!   "lengths": [
+//!     {
+//!       "length": 300, "slope": 0.9, "intercept": -0.1, "auroc": 0.84, "ece": 0.02,
+//!       "presets": {
+//!         "default": {"threshold": 0.5, "tpr": 0.7, "fpr": 0.15},
+//!         "relaxed": {"threshold": 0.3, "tpr": 0.85, "fpr": 0.3},
+//!         "conservative": {"threshold": 0.95, "tpr": 0.2, "fpr": 0.01}
+//!       }
+//!     }
+//!   ],
+//!   "regions": {"offset": 0.5, "min_score": 8.0, "min_length": 2000, "merge_gap": 2000}
+//! }
+//! ```
+//! All keys are required, other keys are errors. The *margin* of a window is its logit of `virus` minus its logit of
+//! `other`; the margin of a record is the mean over its windows. The log odds of a record are `slope * margin + intercept`
+//! at equal numbers of viral and other records (a prior of 0.5). Thresholds are probabilities at that prior; `ece` is the
+//! expected calibration error (Guo et al. 2017). Between two lengths of the table every number is linear in the logarithm
+//! of the length; below the shortest and above the longest length the nearest row applies.
+
+use super::logit;
+use crate::VirusError;
+use plimsoll_data::bounded;
+use plimsoll_data::hex::hex;
+use plimsoll_data::printable::Name;
+use plimsoll_runtime::RuntimeError;
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use std::path::Path;
+
+/// Name of the file in the folder of a caller.
+pub const CALIBRATION: &str = "calibration.json";
+
+/// Value of the key `format`.
+const FORMAT: &str = "plimsoll_calibration";
+/// Value of the key `version`.
+const VERSION: u64 = 1;
+/// Largest accepted file in bytes.
+const LARGEST: u64 = 1 << 20;
+/// Maximum number of lengths.
+const MAX_LENGTHS: usize = 1000;
+
+/// A named operating point of the classifier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preset {
+    /// A balance between found viruses and false calls.
+    #[default]
+    Default,
+    /// More viruses, more false calls.
+    Relaxed,
+    /// Fewer false calls, fewer viruses.
+    Conservative,
+}
+
+impl Preset {
+    /// All presets, in the order of [`AtLength::points`].
+    pub const ALL: [Self; 3] = [Self::Default, Self::Relaxed, Self::Conservative];
+
+    /// Name on the command line and in calibration.json.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Default => "default",
+            Self::Relaxed => "relaxed",
+            Self::Conservative => "conservative",
+        }
+    }
+}
+
+/// What was measured at one threshold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OperatingPoint {
+    /// Least probability, at equal priors, of a record that is called virus.
+    pub threshold: f64,
+    /// True positive rate: share of the viral records that are called virus.
+    pub tpr: f64,
+    /// False positive rate: share of the other records that are called virus.
+    pub fpr: f64,
+}
+
+/// The calibration of records of one length.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AtLength {
+    /// Factor of the margin.
+    pub slope: f64,
+    /// Log odds of a margin of 0.
+    pub intercept: f64,
+    /// Measured area under the ROC curve.
+    pub auroc: f64,
+    /// Measured expected calibration error.
+    pub ece: f64,
+    /// The operating points of the presets, in the order of [`Preset::ALL`].
+    pub points: [OperatingPoint; 3],
+}
+
+/// Parameters of regions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RegionParameters {
+    /// Subtracted from the log odds of every window.
+    pub offset: f64,
+    /// Least sum of the windows' scores of a region.
+    pub min_score: f64,
+    /// Least length of a region in bases.
+    pub min_length: u64,
+    /// Regions with at most this number of bases between them are merged.
+    pub merge_gap: u64,
+}
+
+/// Bounds of the error rates at a threshold; both are equal where the threshold is that of a preset.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ErrorBounds {
+    /// Least and largest true positive rate.
+    pub tpr: [f64; 2],
+    /// Least and largest false positive rate.
+    pub fpr: [f64; 2],
+}
+
+/// A calibration that was read and checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    /// Rows by ascending length.
+    rows: Vec<(u64, AtLength)>,
+    /// Divisor of the logits of the task `class`.
+    pub class_temperature: f64,
+    /// Parameters of regions.
+    pub regions: RegionParameters,
+    /// SHA-256 of the file in hexadecimal.
+    pub sha256: String,
+    /// The file as JSON, for run.json.
+    pub json: Value,
+}
+
+impl AtLength {
+    /// Log odds at equal priors of a record with this margin.
+    pub fn log_odds(&self, margin: f64) -> f64 {
+        self.slope * margin + self.intercept
+    }
+
+    /// The operating point of a preset.
+    pub fn point(&self, preset: Preset) -> OperatingPoint {
+        self.points[preset as usize]
+    }
+
+    /// Bounds of the error rates at a threshold on the log odds at equal priors. Both rates fall with the threshold, so
+    /// the nearest measured thresholds on either side bound them.
+    pub fn errors(&self, threshold: f64) -> ErrorBounds {
+        let mut bounds = ErrorBounds { tpr: [0.0, 1.0], fpr: [0.0, 1.0] };
+        for OperatingPoint { threshold: measured, tpr, fpr } in self.points {
+            if logit(measured) <= threshold {
+                bounds.tpr[1] = bounds.tpr[1].min(tpr);
+                bounds.fpr[1] = bounds.fpr[1].min(fpr);
+            }
+            if logit(measured) >= threshold {
+                bounds.tpr[0] = bounds.tpr[0].max(tpr);
+                bounds.fpr[0] = bounds.fpr[0].max(fpr);
+            }
+        }
+        bounds
+    }
+
+    /// Linear interpolation of every number between two rows; `t` is 0 at `self` and 1 at `other`.
+    fn between(&self, other: &Self, t: f64) -> Self {
+        let mix = |a: f64, b: f64| a + (b - a) * t;
+        let mut points = self.points;
+        for (point, next) in points.iter_mut().zip(&other.points) {
+            point.threshold = mix(point.threshold, next.threshold);
+            point.tpr = mix(point.tpr, next.tpr);
+            point.fpr = mix(point.fpr, next.fpr);
+        }
+        Self {
+            slope: mix(self.slope, other.slope),
+            intercept: mix(self.intercept, other.intercept),
+            auroc: mix(self.auroc, other.auroc),
+            ece: mix(self.ece, other.ece),
+            points,
+        }
+    }
+}
+
+impl Calibration {
+    /// Reads and checks the calibration.json in the folder of a caller.
+    ///
+    /// # Errors
+    /// A file that is missing or not JSON, another format or version, and keys that are missing, unknown or out of range.
+    pub fn open(folder: &Path) -> Result<Self, VirusError> {
+        let path = folder.join(CALIBRATION);
+        let text = bounded::read_text(&path, LARGEST).map_err(RuntimeError::io(&path))?;
+        Self::parse(&text, &path)
+    }
+
+    /// Reads and checks a text; `path` is named in errors.
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, VirusError> {
+        let refuse = |what| VirusError::Calibration { path: path.to_owned(), what };
+        let json: Value =
+            serde_json::from_str(text).map_err(|error| refuse(format!("it is not JSON: {error}")))?;
+        let mut calibration = Self::of(&json).map_err(refuse)?;
+        calibration.sha256 = hex(&Sha256::digest(text.as_bytes()));
+        calibration.json = json;
+        Ok(calibration)
+    }
+
+    fn of(json: &Value) -> Result<Self, String> {
+        let keys =
+            Keys::of(json, String::new(), &["format", "version", "class_temperature", "lengths", "regions"])?;
+        let format = keys.get("format")?;
+        if format != FORMAT {
+            return Err(format!("`format` must be \"{FORMAT}\", found {}", shown(format)));
+        }
+        let version = keys.get("version")?;
+        if version.as_u64() != Some(VERSION) {
+            return Err(format!(
+                "`version` must be {VERSION}, found {}; use the version of plimsoll that the caller was made for",
+                shown(version)
+            ));
+        }
+        let lengths = keys.get("lengths")?.as_array().filter(|l| (1..=MAX_LENGTHS).contains(&l.len()));
+        let lengths = lengths
+            .ok_or_else(|| format!("`lengths` must be a list of 1 to {MAX_LENGTHS} objects, by length"))?;
+        let mut rows: Vec<(u64, AtLength)> = vec![];
+        for (number, row) in lengths.iter().enumerate() {
+            let (length, row) = row_of(row, &format!("lengths[{number}]"))?;
+            if rows.last().is_some_and(|(before, _)| *before >= length) {
+                return Err(format!("`lengths[{number}].length` must be above the length before it"));
+            }
+            rows.push((length, row));
+        }
+        let regions = Keys::of(
+            keys.get("regions")?,
+            "regions.".to_owned(),
+            &["offset", "min_score", "min_length", "merge_gap"],
+        )?;
+        Ok(Self {
+            rows,
+            class_temperature: keys.number("class_temperature", 0.01, 100.0)?,
+            regions: RegionParameters {
+                offset: regions.number("offset", -100.0, 100.0)?,
+                min_score: regions.number("min_score", 0.0, 1e6)?,
+                min_length: regions.count("min_length")?,
+                merge_gap: regions.count("merge_gap")?,
+            },
+            sha256: String::new(),
+            json: Value::Null,
+        })
+    }
+
+    /// The shortest length that was measured.
+    pub fn shortest(&self) -> u64 {
+        self.rows.first().map_or(0, |(length, _)| *length)
+    }
+
+    /// The calibration of records of `length` bases.
+    pub fn at(&self, length: u64) -> AtLength {
+        let above = self.rows.partition_point(|(l, _)| *l < length);
+        match (above.checked_sub(1).map(|i| &self.rows[i]), self.rows.get(above)) {
+            (Some((shorter, a)), Some((longer, b))) => {
+                let [x, from, to] = [length, *shorter, *longer].map(|l| (l as f64).ln());
+                a.between(b, (x - from) / (to - from))
+            }
+            (Some((_, row)), None) | (None, Some((_, row))) => *row,
+            // Does not occur: there is at least one row.
+            (None, None) => AtLength {
+                slope: 1.0,
+                intercept: 0.0,
+                auroc: 0.5,
+                ece: 1.0,
+                points: [OperatingPoint { threshold: 1.0, tpr: 0.0, fpr: 0.0 }; 3],
+            },
+        }
+    }
+}
+
+/// Reads a row of `lengths`.
+fn row_of(value: &Value, place: &str) -> Result<(u64, AtLength), String> {
+    let known = ["length", "slope", "intercept", "auroc", "ece", "presets"];
+    let keys = Keys::of(value, format!("{place}."), &known)?;
+    let presets = Keys::of(keys.get("presets")?, format!("{place}.presets."), &Preset::ALL.map(Preset::name))?;
+    let mut points = [OperatingPoint { threshold: 0.5, tpr: 0.0, fpr: 0.0 }; 3];
+    for (preset, point) in Preset::ALL.into_iter().zip(&mut points) {
+        let place = format!("{place}.presets.{}.", preset.name());
+        let keys = Keys::of(presets.get(preset.name())?, place, &["threshold", "tpr", "fpr"])?;
+        point.threshold = keys.number("threshold", 0.0, 1.0)?;
+        point.tpr = keys.number("tpr", 0.0, 1.0)?;
+        point.fpr = keys.number("fpr", 0.0, 1.0)?;
+    }
+    // Both rates fall with the threshold. A table that contradicts this was not measured on one set of records.
+    let mut sorted = points;
+    sorted.sort_by(|a, b| a.threshold.total_cmp(&b.threshold));
+    if sorted.windows(2).any(|pair| pair[1].tpr > pair[0].tpr || pair[1].fpr > pair[0].fpr) {
+        return Err(format!("`{place}.presets`: a higher threshold must not have a higher tpr or fpr"));
+    }
+    let length = keys.count("length")?;
+    if length == 0 {
+        return Err(format!("`{place}.length` must be at least 1"));
+    }
+    let row = AtLength {
+        slope: keys.number("slope", 1e-6, 1e6)?,
+        intercept: keys.number("intercept", -1e3, 1e3)?,
+        auroc: keys.number("auroc", 0.0, 1.0)?,
+        ece: keys.number("ece", 0.0, 1.0)?,
+        points,
+    };
+    Ok((length, row))
+}
+
+/// The keys of an object at `place`.
+struct Keys<'a> {
+    object: &'a Map<String, Value>,
+    /// Path of the object with a dot at its end; empty for the root.
+    place: String,
+}
+
+impl<'a> Keys<'a> {
+    /// Checks that `value` is an object without keys other than `known`.
+    fn of(value: &'a Value, place: String, known: &[&str]) -> Result<Self, String> {
+        let Some(object) = value.as_object() else {
+            let place = if place.is_empty() {
+                "the file".to_owned()
+            } else {
+                format!("`{}`", place.trim_end_matches('.'))
+            };
+            return Err(format!("{place} must be an object with the keys {}", known.join(", ")));
+        };
+        match object.keys().find(|key| !known.contains(&key.as_str())) {
+            Some(key) => Err(format!(
+                "`{place}{}` is not a key of a calibration; known are {}",
+                Name(key),
+                known.join(", ")
+            )),
+            None => Ok(Self { object, place }),
+        }
+    }
+
+    fn get(&self, key: &str) -> Result<&'a Value, String> {
+        self.object.get(key).ok_or_else(|| format!("`{}{key}` is missing", self.place))
+    }
+
+    /// A number from `least` to `most`.
+    fn number(&self, key: &str, least: f64, most: f64) -> Result<f64, String> {
+        let value = self.get(key)?;
+        let number = value.as_f64().filter(|x| (least..=most).contains(x));
+        number.ok_or_else(|| {
+            format!("`{}{key}` must be a number from {least} to {most}, found {}", self.place, shown(value))
+        })
+    }
+
+    /// A whole number of bases.
+    fn count(&self, key: &str) -> Result<u64, String> {
+        let value = self.get(key)?;
+        let number = value.as_u64().filter(|&n| n <= 1 << 40);
+        number.ok_or_else(|| {
+            format!("`{}{key}` must be a whole number of bases, found {}", self.place, shown(value))
+        })
+    }
+}
+
+/// The start of a JSON value, for messages.
+fn shown(value: &Value) -> String {
+    Name(&value.to_string()).to_string()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// A calibration with the given rows of length, slope and intercept.
+    pub(crate) fn table(rows: &[(u64, f64, f64)]) -> Value {
+        let row = |&(length, slope, intercept): &(u64, f64, f64)| {
+            json!({
+                "length": length, "slope": slope, "intercept": intercept, "auroc": 0.9, "ece": 0.02,
+                "presets": {
+                    "default": {"threshold": 0.5, "tpr": 0.8, "fpr": 0.1},
+                    "relaxed": {"threshold": 0.25, "tpr": 0.9, "fpr": 0.25},
+                    "conservative": {"threshold": 0.75, "tpr": 0.5, "fpr": 0.01},
+                },
+            })
+        };
+        json!({
+            "format": "plimsoll_calibration",
+            "version": 1,
+            "class_temperature": 2.0,
+            "lengths": rows.iter().map(row).collect::<Vec<_>>(),
+            "regions": {"offset": 0.0, "min_score": 2.0, "min_length": 100, "merge_gap": 0},
+        })
+    }
+
+    pub(crate) fn parsed(json: &Value) -> Result<Calibration, VirusError> {
+        Calibration::parse(&json.to_string(), Path::new("calibration.json"))
+    }
+
+    #[test]
+    fn numbers_are_linear_in_the_logarithm_of_the_length() {
+        let calibration = parsed(&table(&[(100, 1.0, 0.0), (400, 3.0, -1.0)])).expect("read");
+        assert_eq!(calibration.shortest(), 100);
+        for (length, slope, intercept) in
+            [(1, 1.0, 0.0), (100, 1.0, 0.0), (200, 2.0, -0.5), (400, 3.0, -1.0), (1 << 30, 3.0, -1.0)]
+        {
+            let at = calibration.at(length);
+            assert!(
+                (at.slope - slope).abs() < 1e-12 && (at.intercept - intercept).abs() < 1e-12,
+                "{length}: {at:?}"
+            );
+        }
+        assert!((calibration.at(200).log_odds(2.0) - 3.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn error_rates_are_bounded_by_the_nearest_presets() {
+        let at = parsed(&table(&[(100, 1.0, 0.0)])).expect("read").at(100);
+        let errors = |threshold: f64| at.errors(logit(threshold));
+        assert_eq!(errors(0.5), ErrorBounds { tpr: [0.8, 0.8], fpr: [0.1, 0.1] });
+        assert_eq!(errors(0.6), ErrorBounds { tpr: [0.5, 0.8], fpr: [0.01, 0.1] });
+        assert_eq!(errors(0.1), ErrorBounds { tpr: [0.9, 1.0], fpr: [0.25, 1.0] });
+        assert_eq!(errors(1.0), ErrorBounds { tpr: [0.0, 0.5], fpr: [0.0, 0.01] });
+    }
+
+    /// Replaces the value at a JSON pointer, and checks that the refusal names the key.
+    #[test]
+    fn faults_are_refused_by_key() {
+        let valid = table(&[(100, 1.0, 0.0), (400, 3.0, -1.0)]);
+        let cases = [
+            ("/format", json!("other"), "`format`"),
+            ("/version", json!(2), "`version` must be 1, found 2"),
+            ("/class_temperature", json!(0), "`class_temperature`"),
+            ("/lengths", json!([]), "`lengths`"),
+            ("/lengths/1/length", json!(100), "`lengths[1].length`"),
+            ("/lengths/1/length", json!(1.5), "`lengths[1].length`"),
+            ("/lengths/0/slope", json!(-1), "`lengths[0].slope`"),
+            ("/lengths/0/ece", json!("0.1"), "`lengths[0].ece`"),
+            ("/lengths/0/presets/relaxed", json!(0.5), "`lengths[0].presets.relaxed`"),
+            ("/lengths/0/presets/default/fpr", json!(1.5), "`lengths[0].presets.default.fpr`"),
+            ("/lengths/0/presets/conservative/tpr", json!(0.99), "`lengths[0].presets`"),
+            ("/regions/min_length", json!(-1), "`regions.min_length`"),
+            (
+                "/regions",
+                json!({"offset": 0, "min_score": 1, "min_length": 1}),
+                "`regions.merge_gap` is missing",
+            ),
+        ];
+        for (pointer, value, named) in cases {
+            let mut json = valid.clone();
+            *json.pointer_mut(pointer).expect("a key") = value;
+            let error = parsed(&json).expect_err("refused").to_string();
+            assert!(error.contains(named) && error.starts_with("calibration.json"), "{pointer}: {error}");
+        }
+        for (pointer, named) in
+            [("", "`extra`"), ("/lengths/1", "`lengths[1].extra`"), ("/regions", "`regions.extra`")]
+        {
+            let mut json = valid.clone();
+            json.pointer_mut(pointer).expect("an object")["extra"] = json!(1);
+            let error = parsed(&json).expect_err("refused").to_string();
+            assert!(error.contains(named), "{pointer}: {error}");
+        }
+        let error = Calibration::parse("{", Path::new("calibration.json")).expect_err("refused").to_string();
+        assert!(error.contains("not JSON"), "{error}");
+    }
+
+    /// Damaged files are refused with one printable line that names the file, or are read; nothing panics.
+    #[test]
+    fn damaged_files_are_refused() {
+        let text = table(&[(100, 1.0, 0.0), (400, 3.0, -1.0)]).to_string();
+        let read = |text: &str| {
+            let Err(error) = Calibration::parse(text, Path::new("calibration.json")) else { return true };
+            let error = error.to_string();
+            assert!(error.starts_with("calibration.json: "), "{error}");
+            assert!(
+                error.len() < 1000 && error.chars().all(plimsoll_data::printable::is_printable),
+                "{error:?}"
+            );
+            false
+        };
+        assert!(read(&text));
+        let mut accepted = 0;
+        for at in 0..text.len() {
+            assert!(!read(&text[..at]), "{at}");
+            for damage in ["", "9", "-", "1e999", "\"", "\\u001b", "{", "null"] {
+                accepted += u32::from(read(&[&text[..at], damage, &text[at + 1..]].concat()));
+            }
+        }
+        assert!(accepted > 0, "some changes of a digit are valid");
+    }
+}

@@ -1,0 +1,136 @@
+//! False discovery rate of records ranked by their scores: for each record the running mean of 1 - p over the records with
+//! the same or a higher probability p, as in geNomad (Camargo et al. 2024). Ties are in input order. Invariant: memory is
+//! bounded by the limit of the sorters; the rates are returned in input order.
+//!
+//! Records whose score leads to no call for another reason (short, unknown letters, low complexity) are not part of the
+//! mean. They get the mean as if they were the last record of their rank.
+
+use crate::output::sorted::{Limits, Sorter};
+use plimsoll_data::{DataError, DataErrorKind};
+use std::path::Path;
+
+/// Computes the false discovery rates of records.
+#[derive(Debug)]
+pub(crate) struct Ranking {
+    by_score: Sorter,
+    by_number: Sorter,
+    /// Records so far, those without a score included.
+    records: u64,
+}
+
+impl Ranking {
+    /// Ranks with temporary files in `folder`; each of the two sorts holds `bytes` bytes of lines in memory.
+    pub(crate) fn new(folder: &Path, bytes: usize) -> Self {
+        let sorter = || Sorter::new(folder, Limits { run_bytes: bytes, ..Limits::default() });
+        Self { by_score: sorter(), by_number: sorter(), records: 0 }
+    }
+
+    /// Adds the next record with its probability; `counts` tells whether it is part of the mean.
+    pub(crate) fn add(&mut self, probability: Option<f64>, counts: bool) -> Result<(), DataError> {
+        let number = self.records;
+        self.records += 1;
+        let Some(p) = probability else { return Ok(()) };
+        // Probabilities are not negative, so their bits ascend with them; the complement sorts them descending.
+        let line = format!("{:016x}{number:016x}{}", !p.to_bits(), u8::from(counts));
+        self.by_score.push(line.as_bytes())
+    }
+
+    /// Calls `each` with the rate of every record in input order; `None` for records without a score.
+    pub(crate) fn finish<E: From<DataError>>(
+        self,
+        mut each: impl FnMut(Option<f64>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Self { by_score, mut by_number, records } = self;
+        let (mut sum, mut count) = (0.0, 0u64);
+        by_score.finish(|line| {
+            let (bits, number, counts) = (hex(line, 0)?, hex(line, 16)?, line.get(32) == Some(&b'1'));
+            let wrong = 1.0 - f64::from_bits(!bits);
+            let (with, of) = (sum + wrong, count + 1);
+            if counts {
+                (sum, count) = (with, of);
+            }
+            let rate: f64 = with / of as f64;
+            by_number.push(format!("{number:016x}{:016x}", rate.to_bits()).as_bytes())
+        })?;
+        let mut next = 0;
+        by_number.finish(|line| {
+            let number = hex(line, 0)?;
+            while next < number {
+                next += 1;
+                each(None)?;
+            }
+            next += 1;
+            each(Some(f64::from_bits(hex(line, 16)?)))
+        })?;
+        (next..records).try_for_each(|_| each(None))
+    }
+}
+
+/// The number of 16 hexadecimal digits at `at` of a line.
+fn hex(line: &[u8], at: usize) -> Result<u64, DataError> {
+    let digits = line.get(at..at + 16).and_then(|digits| std::str::from_utf8(digits).ok());
+    digits.and_then(|digits| u64::from_str_radix(digits, 16).ok()).ok_or_else(|| {
+        DataError::new(DataErrorKind::Malformed(
+            "a temporary file of the ranking changed while it was read".to_owned(),
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::tests::Folder;
+
+    fn rates(records: &[(Option<f64>, bool)], bytes: usize) -> Vec<Option<f64>> {
+        let folder = Folder::new();
+        let mut ranking = Ranking::new(folder.path(), bytes);
+        for &(p, counts) in records {
+            ranking.add(p, counts).expect("added");
+        }
+        let mut rates = vec![];
+        ranking
+            .finish(|rate| {
+                rates.push(rate);
+                Ok::<(), DataError>(())
+            })
+            .expect("ranked");
+        assert!(folder.names().is_empty());
+        rates
+    }
+
+    #[test]
+    fn rates_are_running_means_by_rank() {
+        let yes = |p| (Some(p), true);
+        let found = rates(&[yes(0.5), (None, true), yes(1.0), yes(0.75), yes(0.5), (None, false)], 1 << 20);
+        let wanted = [Some(0.75 / 3.0), None, Some(0.0), Some(0.125), Some(1.25 / 4.0), None];
+        assert_eq!(found, wanted);
+        assert!(rates(&[], 100).is_empty());
+        assert_eq!(rates(&[(None, false), (None, true)], 100), [None, None]);
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_called_is_not_part_of_the_mean() {
+        let found = rates(&[(Some(1.0), true), (Some(0.75), false), (Some(0.5), true)], 1 << 20);
+        assert_eq!(found, [Some(0.0), Some(0.125), Some(0.25)]);
+    }
+
+    /// Runs of a few lines on disk give the rates of a sort in memory.
+    #[test]
+    fn rates_do_not_depend_on_memory() {
+        let record = |i: u64| {
+            let p = (i.wrapping_mul(2_654_435_761) % 1000) as f64 / 1000.0;
+            ((!i.is_multiple_of(7)).then_some(p), !i.is_multiple_of(5))
+        };
+        let records: Vec<_> = (0..2000).map(record).collect();
+        let wanted = rates(&records, 1 << 20);
+        assert_eq!(rates(&records, 300), wanted);
+        let mut ranked: Vec<(f64, usize)> =
+            records.iter().enumerate().filter_map(|(i, r)| Some((r.0.filter(|_| r.1)?, i))).collect();
+        ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let mut sum = 0.0;
+        for (rank, (p, i)) in ranked.into_iter().enumerate() {
+            sum += 1.0 - p;
+            assert_eq!(wanted[i], Some(sum / (rank + 1) as f64));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Regions: neighbouring windows of a record that together look viral. A region is a maximal scoring subsequence of the
+//! windows' scores (Ruzzo and Tompa 1999, "A linear time algorithm for finding all maximal scoring subsequences"): a run of
+//! windows that no longer run within it or around it exceeds. Invariant: regions are disjoint and in the order of the
+//! record; a region is at least as long and scores at least as high as the parameters require.
+
+use super::calibration::RegionParameters;
+
+/// A region of a record.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Region {
+    /// First base, from 0.
+    pub start: u64,
+    /// Base after the last.
+    pub end: u64,
+    /// Sum of the scores of its windows.
+    pub score: f64,
+    /// Number of windows.
+    pub windows: u64,
+}
+
+/// Finds the regions of one record, window by window.
+#[derive(Debug, Default)]
+pub(crate) struct RegionFinder {
+    /// Candidates in order, as in the algorithm: each with the cumulative score before its first window (`left`) and after
+    /// its last (`right`).
+    candidates: Vec<Candidate>,
+    /// Cumulative score of all windows so far.
+    total: f64,
+    /// Number of windows so far.
+    windows: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    start: u64,
+    end: u64,
+    first: u64,
+    last: u64,
+    left: f64,
+    right: f64,
+    /// Index of the last candidate before this one with a smaller `left`; usize::MAX without one. The search follows these
+    /// links, so it takes linear time over all windows together.
+    below: usize,
+}
+
+/// Bytes of memory for each window of a record, with room for a growing vector.
+pub(crate) const BYTES_OF_WINDOW: u64 = 3 * size_of::<Candidate>() as u64;
+
+impl RegionFinder {
+    /// Adds the next window, which has the bases `start..end`.
+    pub(crate) fn add(&mut self, start: u64, end: u64, score: f64) {
+        let number = self.windows;
+        self.windows += 1;
+        let left = self.total;
+        self.total += score;
+        if score <= 0.0 {
+            return;
+        }
+        let below = usize::MAX;
+        let mut new = Candidate { start, end, first: number, last: number, left, right: self.total, below };
+        loop {
+            new.below = self.candidates.len().wrapping_sub(1);
+            // Candidates between `below` and this one have no smaller `left` than it, so none smaller than `new.left`.
+            while let Some(candidate) = self.candidates.get(new.below).filter(|c| c.left >= new.left) {
+                new.below = candidate.below;
+            }
+            match self.candidates.get(new.below) {
+                Some(j) if j.right < new.right => {
+                    new = Candidate { start: j.start, first: j.first, left: j.left, ..new }
+                }
+                Some(_) | None => break,
+            }
+            self.candidates.truncate(new.below);
+        }
+        self.candidates.push(new);
+    }
+
+    /// Returns the regions of the record and starts the next record.
+    pub(crate) fn finish(&mut self, parameters: &RegionParameters) -> Vec<Region> {
+        let RegionParameters { min_score, min_length, merge_gap, .. } = *parameters;
+        let mut merged: Vec<Region> = vec![];
+        for c in self.candidates.drain(..) {
+            let next =
+                Region { start: c.start, end: c.end, score: c.right - c.left, windows: c.last - c.first + 1 };
+            match merged.last_mut() {
+                // Windows may overlap, so the next region can begin before the last one ends.
+                Some(last) if next.start <= last.end + merge_gap => {
+                    last.end = last.end.max(next.end);
+                    last.score += next.score;
+                    last.windows += next.windows;
+                }
+                _ => merged.push(next),
+            }
+        }
+        (self.total, self.windows) = (0.0, 0);
+        merged.retain(|region| region.score >= min_score && region.end - region.start >= min_length);
+        merged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: RegionParameters = RegionParameters { offset: 0.0, min_score: 0.0, min_length: 0, merge_gap: 0 };
+
+    fn found(scores: &[f64], parameters: &RegionParameters) -> Vec<Region> {
+        let mut finder = RegionFinder::default();
+        for (i, &score) in scores.iter().enumerate() {
+            // A base between windows, so that windows that are neighbours are not merged by their ends.
+            finder.add(101 * i as u64, 101 * i as u64 + 100, score);
+        }
+        finder.finish(parameters)
+    }
+
+    fn windows(regions: &[Region]) -> Vec<(u64, u64, f64)> {
+        regions.iter().map(|r| (r.start / 101, r.windows, r.score)).collect()
+    }
+
+    /// The example of the paper: 4 -5 3 -3 1 2 -2 2 -2 1 5 has the subsequences [4], [3] and [1 2 -2 2 -2 1 5].
+    #[test]
+    fn the_example_of_the_paper() {
+        let scores = [4.0, -5.0, 3.0, -3.0, 1.0, 2.0, -2.0, 2.0, -2.0, 1.0, 5.0];
+        assert_eq!(windows(&found(&scores, &ALL)), [(0, 1, 4.0), (2, 1, 3.0), (4, 7, 7.0)]);
+    }
+
+    /// All maximal subsequences by the definition of the paper (proposition 1): the best run, shortest on a tie, then the
+    /// same on both sides of it.
+    fn by_definition(scores: &[f64], from: usize, out: &mut Vec<(u64, u64, f64)>) {
+        let mut best: Option<(usize, usize, f64)> = None;
+        for a in 0..scores.len() {
+            for b in a + 1..=scores.len() {
+                let sum: f64 = scores[a..b].iter().sum();
+                let better = |(x, y, s): (usize, usize, f64)| sum > s || (sum == s && b - a < y - x);
+                if sum > 0.0 && best.is_none_or(better) {
+                    best = Some((a, b, sum));
+                }
+            }
+        }
+        let Some((a, b, sum)) = best else { return };
+        by_definition(&scores[..a], from, out);
+        out.push(((from + a) as u64, (b - a) as u64, sum));
+        by_definition(&scores[b..], from + b, out);
+    }
+
+    #[test]
+    fn regions_are_those_of_the_definition() {
+        let mut state = 1u64;
+        for length in 0..60 {
+            for _ in 0..8 {
+                let scores: Vec<f64> = (0..length)
+                    .map(|_| {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        // Odd multiples of a power of two with many digits: sums are exact and ties are rare.
+                        f64::from((state >> 33) as i32 as u32 % 20_011) / 16.0 - 620.0
+                    })
+                    .collect();
+                let mut wanted = vec![];
+                by_definition(&scores, 0, &mut wanted);
+                assert_eq!(windows(&found(&scores, &ALL)), wanted, "{scores:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn short_and_weak_regions_are_dropped_and_near_ones_are_merged() {
+        let scores = [5.0, 5.0, -20.0, 4.0, -20.0, 1.0];
+        assert_eq!(windows(&found(&scores, &ALL)), [(0, 2, 10.0), (3, 1, 4.0), (5, 1, 1.0)]);
+        let strong = RegionParameters { min_score: 4.0, ..ALL };
+        assert_eq!(windows(&found(&scores, &strong)), [(0, 2, 10.0), (3, 1, 4.0)]);
+        let long = RegionParameters { min_length: 201, ..ALL };
+        assert_eq!(windows(&found(&scores, &long)), [(0, 2, 10.0)]);
+        let near = RegionParameters { merge_gap: 102, ..ALL };
+        let merged = found(&scores, &near);
+        assert_eq!(merged, [Region { start: 0, end: 605, score: 15.0, windows: 4 }]);
+        let nothing = found(&[-1.0, -2.0], &ALL);
+        assert!(nothing.is_empty());
+    }
+
+    #[test]
+    fn a_finder_starts_over() {
+        let mut finder = RegionFinder::default();
+        finder.add(0, 100, 3.0);
+        assert_eq!(finder.finish(&ALL).len(), 1);
+        finder.add(0, 50, 2.0);
+        assert_eq!(finder.finish(&ALL), [Region { start: 0, end: 50, score: 2.0, windows: 1 }]);
+    }
+}

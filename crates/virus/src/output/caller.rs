@@ -1,0 +1,599 @@
+//! Writers of the result files of a caller. Invariants: as for all results (`mod.rs`). The false discovery rate of a record
+//! depends on the scores of all records, so rows of `predictions.tsv` and the texts of records that may be called wait in
+//! temporary files until the end; memory does not grow with the number of records.
+//!
+//! | file | one row per | columns |
+//! |---|---|---|
+//! | `predictions.tsv` | record, or pair of mates | `seq_name length n_windows virus_score low high fdr prediction reason class p_<class>...` |
+//! | `windows.tsv` | window | `seq_name start end margin virus_score class` |
+//! | `regions.tsv` | region | `seq_name start end length score n_windows` |
+//! | `regions.bed` | region | chrom, start, end, name, score, strand |
+//! | `notes.tsv` | note on the input or a failed window | `seq_name kind detail action` |
+//! | `virus.fna` | record called virus | see [`HitsFormat`] |
+//! | `regions.fna` | region | FASTA |
+//!
+//! - In the tables `start` and `end` count bases from 1, both inclusive. In `regions.bed` bases count from 0 and the end is
+//!   exclusive, as BED defines; the score is 1000 times the probability that belongs to the mean log odds of the region's
+//!   windows, and the strand is `.`.
+//! - `virus_score` is the calibrated probability of virus at the prevalence of the run, `low` and `high` are the bounds of its
+//!   interval, `fdr` is the mean of 1 - `virus_score` over the records with the same or a higher score.
+//! - `prediction` is `virus`, `other` or `no_call`; `reason` says why there is no call, see [`Reason`].
+//! - `margin` is the window's logit of virus minus its logit of other.
+//! - Missing values are `NA`.
+
+use super::sorted::unlinked;
+use super::table::{Field, Table};
+use super::{
+    Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, RecordText,
+    WINDOWS, commit, write_note,
+};
+use crate::caller::calibration::RegionParameters;
+use crate::caller::fdr::Ranking;
+use crate::caller::letters::LetterCounts;
+use crate::caller::regions::{Region, RegionFinder};
+use crate::caller::score::{FirstCall, Reason, RecordSums, Rules, largest};
+use crate::caller::sigmoid;
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::intermediate::write_lines;
+use plimsoll_data::{DataError, DataErrorKind};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Name of the table of regions.
+pub(super) const REGIONS: &str = "regions.tsv";
+/// Name of the BED file of regions.
+pub(super) const REGIONS_BED: &str = "regions.bed";
+/// Name of the file with the sequences of regions.
+pub(super) const REGIONS_FASTA: &str = "regions.fna";
+
+/// Positions of the tasks in a window's row of logits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogitLayout {
+    /// Logit of `other`.
+    pub(crate) other: usize,
+    /// Logit of `virus`.
+    pub(crate) virus: usize,
+    /// Logits of the task `class`; empty without that task.
+    pub(crate) classes: Range<usize>,
+    /// Names of the classes.
+    pub(crate) names: Vec<String>,
+}
+
+impl LogitLayout {
+    /// The margin of a row of logits.
+    fn margin(&self, logits: &[f32]) -> f64 {
+        f64::from(logits[self.virus]) - f64::from(logits[self.other])
+    }
+}
+
+/// Options of the writers.
+#[derive(Clone, Debug)]
+pub(crate) struct CallerOutputOptions {
+    pub(crate) rules: Rules,
+    /// Largest false discovery rate of a record that is called virus.
+    pub(crate) max_fdr: Option<f64>,
+    /// Format of the file of records called virus.
+    pub(crate) hits_format: HitsFormat,
+    /// Whether tables have a last column `source` with the input file of the row.
+    pub(crate) source: bool,
+    pub(crate) layout: LogitLayout,
+    /// Bytes of lines that each sort holds in memory.
+    pub(crate) sort_bytes: usize,
+}
+
+/// A window and its logits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallerWindow<'a> {
+    /// Id of the record.
+    pub(crate) record: &'a str,
+    /// Index of the window in the record, from 0.
+    pub(crate) index: usize,
+    /// Position of the first base in the record, from 0.
+    pub(crate) start: usize,
+    /// Position one past the last base.
+    pub(crate) end: usize,
+    /// Counts of its letters that are not in the window before it.
+    pub(crate) letters: LetterCounts,
+    /// The logits; `None` if the window is too short or has failed.
+    pub(crate) logits: Option<&'a [f32]>,
+    /// Whether the logits were not finite.
+    pub(crate) failed: bool,
+}
+
+/// Calls of a run and their expected errors.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CallsSummary {
+    /// Records whose score can lead to a call; the expected rates are means over them.
+    pub ranked: u64,
+    /// Least and largest expected true positive rate at the lengths of the records.
+    pub tpr: [f64; 2],
+    /// Least and largest expected false positive rate at the lengths of the records.
+    pub fpr: [f64; 2],
+    /// Mean of 1 - p over the records called virus: their expected share of false calls. `None` without such records.
+    pub false_calls: Option<f64>,
+    /// Number of records without a call, by reason.
+    pub reasons: BTreeMap<&'static str, u64>,
+    /// Number of regions.
+    pub regions: u64,
+}
+
+impl CallsSummary {
+    fn to_json(&self) -> Value {
+        json!({
+            "records_ranked": self.ranked,
+            "expected_tpr": self.tpr,
+            "expected_fpr": self.fpr,
+            "expected_false_calls": self.false_calls,
+            "no_call_reasons": self.reasons,
+            "regions": self.regions,
+        })
+    }
+}
+
+/// Writer of all result files of a caller. If it is dropped without [`CallerOutputs::finish`], it leaves no files.
+pub(crate) struct CallerOutputs {
+    folder: PathBuf,
+    options: CallerOutputOptions,
+    counts: Counts,
+    summary: CallsSummary,
+    record: OpenRecord,
+    sums: RecordSums,
+    finder: RegionFinder,
+    /// The first mate of the current pair, after its end.
+    first: Option<FirstMate>,
+    /// A tab and the current input, if tables have the column `source`; otherwise empty.
+    source: String,
+    windows: Table,
+    regions: Table,
+    bed: Table,
+    notes: Table,
+    regions_fasta: AtomicFile,
+    /// Rows of `predictions.tsv` without `fdr`, `prediction` and `reason`.
+    rows: RowSpool,
+    /// Texts of the records that may be called virus.
+    texts: TextSpool,
+    ranking: Ranking,
+}
+
+/// The first mate of a pair.
+struct FirstMate {
+    id: String,
+    length: usize,
+    text: RecordText,
+    /// The column `source` of the pair.
+    source: String,
+}
+
+impl CallerOutputs {
+    /// Creates the files in `folder`, and the folder if it does not exist. Results of an earlier run in the
+    /// folder remain unchanged until [`CallerOutputs::finish`] replaces them.
+    pub(crate) fn create(folder: &Path, options: CallerOutputOptions) -> Result<Self, OutputError> {
+        fs::create_dir_all(folder).map_err(|source| OutputError::Folder { path: folder.to_owned(), source })?;
+        let source = if options.source { " source" } else { "" };
+        let windows = format!("seq_name start end margin virus_score class{source}").replace(' ', "\t");
+        let regions = "seq_name start end length score n_windows".replace(' ', "\t");
+        Ok(Self {
+            windows: Table::create(folder, WINDOWS, &windows)?,
+            regions: Table::create(folder, REGIONS, &regions)?,
+            bed: Table::bare(folder, REGIONS_BED)?,
+            notes: Table::create(folder, NOTES, "seq_name\tkind\tdetail\taction")?,
+            regions_fasta: AtomicFile::create(folder.join(REGIONS_FASTA))?,
+            rows: RowSpool::create(folder)?,
+            texts: TextSpool::create(folder)?,
+            ranking: Ranking::new(folder, options.sort_bytes),
+            folder: folder.to_owned(),
+            options,
+            counts: Counts::default(),
+            summary: CallsSummary::default(),
+            record: OpenRecord::default(),
+            sums: RecordSums::default(),
+            finder: RegionFinder::default(),
+            first: None,
+            source: String::new(),
+        })
+    }
+
+    /// Sets the input file of the following windows and records.
+    pub(crate) fn source(&mut self, name: &str) -> Result<(), OutputError> {
+        if self.options.source {
+            self.source = format!("\t{}", Field(name));
+        }
+        Ok(())
+    }
+
+    /// Writes a note to `notes.tsv`.
+    pub(crate) fn note(&mut self, note: &Note) -> Result<(), OutputError> {
+        write_note(&mut self.notes, note)?;
+        self.counts.notes += 1;
+        Ok(())
+    }
+
+    /// Writes the next window of the current record, or the first window of the next record.
+    ///
+    /// # Errors
+    /// A window out of order; a file that cannot be written.
+    pub(crate) fn window(&mut self, window: &CallerWindow<'_>) -> Result<(), OutputError> {
+        let CallerWindow { record, index, start, end, letters, logits, failed } = *window;
+        self.record.accept(record, index, start, end)?;
+        self.counts.windows += 1;
+        self.sums.letters.add(letters);
+        let (name, source) = (Field(record), &self.source);
+        let Some(logits) = logits else {
+            self.sums.add_without_score(failed);
+            return self.windows.row(format_args!("{name}\t{}\t{end}\tNA\tNA\tNA{source}", start + 1));
+        };
+        self.counts.scored_windows += 1;
+        let CallerOutputOptions { rules, layout, .. } = &self.options;
+        let (bases, margin) = ((end - start) as u64, layout.margin(logits));
+        let classes = &logits[layout.classes.clone()];
+        let class = largest(classes).map_or("NA", |class| &layout.names[class]);
+        self.sums.add(bases, margin, classes);
+        self.finder.add(start as u64, end as u64, rules.region_score(bases, margin));
+        let score = rules.window(bases, margin);
+        self.windows.row(format_args!("{name}\t{}\t{end}\t{margin:.4}\t{score:.6}\t{class}{source}", start + 1))
+    }
+
+    /// Ends the current record after its last window. `pair` is the name of its pair, if it is a mate, and whether it is the
+    /// second one: the pair then has one row, which is written with the second mate.
+    ///
+    /// # Errors
+    /// Windows of another record, or windows that do not cover the record; a record without its text; a file that cannot be
+    /// written.
+    pub(crate) fn record(
+        &mut self,
+        record: &RecordEnd<'_>,
+        pair: Option<(&str, bool)>,
+    ) -> Result<(), OutputError> {
+        self.record.end(record)?;
+        let found = self.finder.finish(&self.options.rules.calibration().regions);
+        for region in found {
+            self.region(record, &region)?;
+        }
+        self.record.clear();
+        match pair {
+            None => {
+                let source = self.source.clone();
+                self.end(record.id, record.length, &source, &[(record.id, record.text)])
+            }
+            Some((_, false)) => {
+                let text = record.text.cloned().unwrap_or_default();
+                let (id, length, source) = (record.id.to_owned(), record.length, self.source.clone());
+                self.first = Some(FirstMate { id, length, text, source });
+                Ok(())
+            }
+            Some((name, true)) => {
+                let Some(first) = self.first.take() else {
+                    return Err(OutputError::mismatch(record.id, "its mate was not written before it"));
+                };
+                let texts = [(&*first.id, Some(&first.text)), (record.id, record.text)];
+                self.end(name, first.length + record.length, &first.source, &texts)
+            }
+        }
+    }
+
+    /// Scores a record, or a pair of mates, and puts its row and its texts to the temporary files.
+    fn end(
+        &mut self,
+        name: &str,
+        length: usize,
+        source: &str,
+        texts: &[(&str, Option<&RecordText>)],
+    ) -> Result<(), OutputError> {
+        let CallerOutputOptions { rules, layout, .. } = &self.options;
+        let bases = length as u64;
+        let score = rules.score(bases, &self.sums);
+        let call = rules.call(bases, &self.sums, score.as_ref());
+        if score.is_some() && call.is_ranked() {
+            let errors = rules.errors(bases);
+            self.summary.ranked += 1;
+            for bound in 0..2 {
+                self.summary.tpr[bound] += errors.tpr[bound];
+                self.summary.fpr[bound] += errors.fpr[bound];
+            }
+        }
+        self.ranking.add(score.map(|score| score.probability), call.is_ranked())?;
+        let mut row = format!("{}\t{length}\t{}\t", Field(name), self.sums.windows);
+        // Writing to a String cannot fail.
+        let _ = match score {
+            Some(score) => {
+                let [low, high] = score.interval.map(sigmoid);
+                write!(row, "{:.6}\t{low:.6}\t{high:.6}", score.probability)
+            }
+            None => write!(row, "NA\tNA\tNA"),
+        };
+        let classes = self.sums.classes(rules.calibration().class_temperature);
+        let mut rest = largest(&classes).map_or("NA", |class| &layout.names[class]).to_owned();
+        for class in 0..layout.names.len() {
+            let _ = match classes.get(class) {
+                Some(p) => write!(rest, "\t{p:.4}"),
+                None => write!(rest, "\tNA"),
+            };
+        }
+        rest += source;
+        let probability = score.map_or(0.0, |score| score.probability);
+        self.rows.push(call, probability, &row, &rest)?;
+        if call == FirstCall::Virus {
+            for (id, text) in texts {
+                let Some(text) = text else {
+                    return Err(OutputError::mismatch(
+                        id,
+                        "may be called virus, and its sequence is not there",
+                    ));
+                };
+                self.texts.push(id, text)?;
+            }
+            self.texts.end_row()?;
+        }
+        self.counts.records += 1;
+        self.sums.clear();
+        Ok(())
+    }
+
+    /// Writes a region of the current record.
+    fn region(&mut self, record: &RecordEnd<'_>, region: &Region) -> Result<(), OutputError> {
+        let Region { start, end, score, windows } = *region;
+        let RegionParameters { offset, .. } = self.options.rules.calibration().regions;
+        let (name, first, length) = (Field(record.id), start + 1, end - start);
+        self.regions.row(format_args!("{name}\t{first}\t{end}\t{length}\t{score:.4}\t{windows}"))?;
+        // An integer from 0 to 1000 after rounding, so the cast is exact.
+        let mean = (1000.0 * sigmoid(score / windows as f64 + offset)).round() as u32;
+        self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}:{first}-{end}\t{mean}\t."))?;
+        let Some(bases) = record.text.and_then(|text| text.sequence.get(start as usize..end as usize)) else {
+            return Err(OutputError::mismatch(record.id, "has a region, and its sequence is not there"));
+        };
+        let out = &mut self.regions_fasta;
+        let written = writeln!(out, ">{}:{first}-{end} score={score:.4} n_windows={windows}", record.id)
+            .and_then(|()| write_lines(out, bases));
+        written.map_err(|e| self.regions_fasta.error(e))?;
+        self.summary.regions += 1;
+        Ok(())
+    }
+
+    /// Ranks the records, writes `predictions.tsv` and the records called virus, and replaces the results of an earlier run.
+    /// The counts and the summary of the calls are added to `run_record`.
+    ///
+    /// # Errors
+    /// A last record that was not ended; a file that cannot be written.
+    pub(crate) fn finish(self, run_record: &mut Value) -> Result<(Counts, CallsSummary), OutputError> {
+        let Self { folder, options, mut counts, mut summary, record, first, .. } = self;
+        if record.windows > 0 || first.is_some() {
+            return Err(OutputError::mismatch(&record.id, "its windows were given, it or its mate was not"));
+        }
+        let classes: String = options.layout.names.iter().map(|name| format!(" p_{name}")).collect();
+        let source = if options.source { " source" } else { "" };
+        let header = format!(
+            "seq_name length n_windows virus_score low high fdr prediction reason class{classes}{source}"
+        );
+        let mut predictions = Table::create(&folder, PREDICTIONS, &header.replace(' ', "\t"))?;
+        let mut hits = Hits::create(&folder, options.hits_format)?;
+        let (mut rows, mut texts) = (self.rows.read()?, self.texts.read()?);
+        let mut wrong = 0.0;
+        self.ranking.finish(|fdr| {
+            let row = rows.next()?;
+            let call = match (row.call, fdr, options.max_fdr) {
+                (FirstCall::Virus, Some(fdr), Some(most)) if fdr > most => FirstCall::None(Reason::Fdr),
+                (call, _, _) => call,
+            };
+            let prediction = match call {
+                FirstCall::Virus => {
+                    counts.virus += 1;
+                    wrong += 1.0 - row.probability;
+                    "virus"
+                }
+                FirstCall::Other => {
+                    counts.other += 1;
+                    "other"
+                }
+                FirstCall::None(reason) => {
+                    *summary.reasons.entry(reason.name()).or_default() += 1;
+                    *(if reason == Reason::Empty { &mut counts.skipped } else { &mut counts.no_call }) += 1;
+                    "no_call"
+                }
+            };
+            let reason = match call {
+                FirstCall::None(reason) => reason.name(),
+                FirstCall::Virus | FirstCall::Other => "NA",
+            };
+            let fdr = fdr.map_or("NA".to_owned(), |fdr| format!("{fdr:.6}"));
+            let (start, rest) = (&row.start, &row.rest);
+            predictions.row(format_args!("{start}\t{fdr}\t{prediction}\t{reason}\t{rest}"))?;
+            if row.call == FirstCall::Virus {
+                let score = format!("{:.6}", row.probability);
+                while texts.next()? {
+                    if call == FirstCall::Virus {
+                        hits.write(&texts.id, &texts.text, &score, prediction)?;
+                    }
+                }
+            }
+            Ok::<(), OutputError>(())
+        })?;
+        summary.false_calls = (counts.virus > 0).then(|| wrong / counts.virus as f64);
+        for rate in summary.tpr.iter_mut().chain(&mut summary.fpr) {
+            *rate /= summary.ranked.max(1) as f64;
+        }
+        if let Some(record) = run_record.as_object_mut() {
+            record.insert("calls".to_owned(), summary.to_json());
+        }
+        let tables = [predictions, self.windows, self.regions, self.bed, self.notes];
+        let mut files: Vec<AtomicFile> = tables.into_iter().map(Table::into_file).collect();
+        files.push(hits.into_file()?);
+        files.push(self.regions_fasta);
+        commit(&folder, files, run_record, counts)?;
+        Ok((counts, summary))
+    }
+}
+
+/// A temporary file that was unlinked when it was created.
+struct Scratch {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Scratch {
+    fn create(folder: &Path) -> Result<Self, OutputError> {
+        let (path, file) = unlinked(folder)?;
+        Ok(Self { path, file: BufWriter::with_capacity(64 << 10, file) })
+    }
+
+    fn error(&self, source: io::Error) -> OutputError {
+        DataError::at(&self.path, DataErrorKind::Write(source)).into()
+    }
+
+    /// Returns a reader from the start of the file.
+    fn read(self) -> Result<(PathBuf, BufReader<File>), OutputError> {
+        let Self { path, file } = self;
+        let rewound = file.into_inner().map_err(io::IntoInnerError::into_error).and_then(|mut file| {
+            file.seek(SeekFrom::Start(0))?;
+            Ok(file)
+        });
+        match rewound {
+            Ok(file) => Ok((path, BufReader::with_capacity(64 << 10, file))),
+            Err(source) => Err(DataError::at(path, DataErrorKind::Write(source)).into()),
+        }
+    }
+}
+
+/// Rows of `predictions.tsv` in input order.
+struct RowSpool(Scratch);
+
+/// A row read back.
+struct Row {
+    call: FirstCall,
+    probability: f64,
+    /// The columns before `fdr`.
+    start: String,
+    /// The columns after `reason`.
+    rest: String,
+}
+
+/// Byte that separates the parts of a row in the temporary file; [`Field`] escapes it in texts.
+const SEPARATOR: char = '\u{1f}';
+
+impl RowSpool {
+    fn create(folder: &Path) -> Result<Self, OutputError> {
+        Ok(Self(Scratch::create(folder)?))
+    }
+
+    fn push(&mut self, call: FirstCall, probability: f64, start: &str, rest: &str) -> Result<(), OutputError> {
+        let call = match call {
+            FirstCall::Virus => "virus",
+            FirstCall::Other => "other",
+            FirstCall::None(reason) => reason.name(),
+        };
+        let bits = probability.to_bits();
+        let written = writeln!(self.0.file, "{call}{SEPARATOR}{bits:016x}{SEPARATOR}{start}{SEPARATOR}{rest}");
+        written.map_err(|e| self.0.error(e))
+    }
+
+    fn read(self) -> Result<RowReader, OutputError> {
+        let (path, file) = self.0.read()?;
+        Ok(RowReader { path, file, line: String::new() })
+    }
+}
+
+/// Reader of the rows.
+struct RowReader {
+    path: PathBuf,
+    file: BufReader<File>,
+    line: String,
+}
+
+impl RowReader {
+    fn next(&mut self) -> Result<Row, OutputError> {
+        self.line.clear();
+        let read = self.file.read_line(&mut self.line);
+        read.map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))?;
+        let row = Self::parse(self.line.trim_end_matches('\n'));
+        row.ok_or_else(|| OutputError::mismatch(PREDICTIONS, "a temporary file changed while it was read"))
+    }
+
+    fn parse(line: &str) -> Option<Row> {
+        let mut parts = line.split(SEPARATOR);
+        let call = match parts.next()? {
+            "virus" => FirstCall::Virus,
+            "other" => FirstCall::Other,
+            name => FirstCall::None(Reason::ALL.into_iter().find(|reason| reason.name() == name)?),
+        };
+        let probability = f64::from_bits(u64::from_str_radix(parts.next()?, 16).ok()?);
+        Some(Row { call, probability, start: parts.next()?.to_owned(), rest: parts.next()?.to_owned() })
+    }
+}
+
+/// Texts of records in input order. Each part has its length before it; a row ends with [`END_OF_ROW`].
+struct TextSpool(Scratch);
+
+/// In the place of the length of an id: there are no more texts of this row.
+const END_OF_ROW: u64 = u64::MAX;
+
+impl TextSpool {
+    fn create(folder: &Path) -> Result<Self, OutputError> {
+        Ok(Self(Scratch::create(folder)?))
+    }
+
+    fn push(&mut self, id: &str, text: &RecordText) -> Result<(), OutputError> {
+        for part in [id.as_bytes(), &text.description, &text.sequence, &text.quality] {
+            let length = (part.len() as u64).to_le_bytes();
+            let written = self.0.file.write_all(&length).and_then(|()| self.0.file.write_all(part));
+            written.map_err(|e| self.0.error(e))?;
+        }
+        Ok(())
+    }
+
+    fn end_row(&mut self) -> Result<(), OutputError> {
+        self.0.file.write_all(&END_OF_ROW.to_le_bytes()).map_err(|e| self.0.error(e))
+    }
+
+    fn read(self) -> Result<TextReader, OutputError> {
+        let (path, file) = self.0.read()?;
+        Ok(TextReader { path, file, id: String::new(), text: RecordText::default() })
+    }
+}
+
+/// Reader of the texts.
+struct TextReader {
+    path: PathBuf,
+    file: BufReader<File>,
+    id: String,
+    text: RecordText,
+}
+
+impl TextReader {
+    /// Reads the next text of the row; false after the last.
+    fn next(&mut self) -> Result<bool, OutputError> {
+        self.read().map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)).into())
+    }
+
+    fn read(&mut self) -> io::Result<bool> {
+        let file = &mut self.file;
+        let mut length = || {
+            let mut bytes = [0; 8];
+            file.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
+        };
+        let of_id = length()?;
+        if of_id == END_OF_ROW {
+            return Ok(false);
+        }
+        let mut id = std::mem::take(&mut self.id).into_bytes();
+        read_part(&mut self.file, of_id, &mut id)?;
+        self.id = String::from_utf8(id).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        let RecordText { description, sequence, quality } = &mut self.text;
+        for part in [description, sequence, quality] {
+            let mut bytes = [0; 8];
+            self.file.read_exact(&mut bytes)?;
+            read_part(&mut self.file, u64::from_le_bytes(bytes), part)?;
+        }
+        Ok(true)
+    }
+}
+
+/// Reads a part of `length` bytes into `part`.
+fn read_part(file: &mut BufReader<File>, length: u64, part: &mut Vec<u8>) -> io::Result<()> {
+    part.clear();
+    let read = file.take(length).read_to_end(part)?;
+    if read as u64 == length { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}

@@ -1,0 +1,546 @@
+//! Tests of predictions with a caller: what the tables say, that results do not depend on how they are computed, and that
+//! interrupted, sharded and paired runs end with the right bytes.
+
+use crate::cards::Card;
+use crate::resume::{Stopper, kept, results, same};
+use crate::rig::{Folder, builtin, fixture, read, run};
+use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_runtime::{Device, Failure, Machine, Settings};
+use plimsoll_virus::caller::calibration::{Calibration, Preset};
+use plimsoll_virus::caller::score::{Limits, Threshold};
+use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
+use plimsoll_virus::{CallerOptions, Models, Options, Shard, VirusError, predict};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A prediction of `input` with the golden caller, windows of 1000 bases, in f32.
+fn calling(input: &Path, output: &Path) -> Options {
+    let caller = CallerOptions {
+        folder: fixture("goldens/caller"),
+        threshold: Threshold::Preset(Preset::Default),
+        max_fdr: None,
+        prevalence: 0.5,
+        paired: false,
+        limits: Limits::default(),
+    };
+    let usual = builtin(input, output);
+    Options { caller: Some(caller), length: 1000, keep_intermediate: false, ..usual }
+}
+
+/// Returns the options with changed options of the caller.
+fn with(options: Options, change: impl FnOnce(&mut CallerOptions)) -> Options {
+    let mut options = options;
+    change(options.caller.as_mut().expect("a caller"));
+    options
+}
+
+/// Pseudo-random bases; every record has its own share of G and C, which the golden caller reacts to.
+struct Bases(u64);
+
+impl Bases {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn sequence(&mut self, length: usize, gc: f64) -> String {
+        let letter = |gc: bool, first: bool| match (gc, first) {
+            (true, true) => 'G',
+            (true, false) => 'C',
+            (false, true) => 'A',
+            (false, false) => 'T',
+        };
+        (0..length).map(|_| letter(self.next() < gc, self.next() < 0.5)).collect()
+    }
+}
+
+/// Records of several lengths and compositions, by name.
+fn records() -> Vec<(String, String)> {
+    let mut bases = Bases(5);
+    let lengths = [150, 300, 999, 1000, 1001, 2500, 4200];
+    (0..42)
+        .map(|i| {
+            let gc = 0.2 + 0.12 * (i % 6) as f64;
+            (format!("r{i}"), bases.sequence(lengths[i % lengths.len()], gc))
+        })
+        .collect()
+}
+
+fn fasta(records: &[(String, String)]) -> String {
+    records.iter().map(|(name, bases)| format!(">{name}\n{bases}\n")).collect()
+}
+
+fn ran(options: &Options) -> plimsoll_virus::PredictReport {
+    run(options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Rows of a table, each by column name.
+fn rows(path: &Path) -> Vec<BTreeMap<String, String>> {
+    let text = read(path);
+    let mut lines = text.lines().map(|line| line.split('\t').map(str::to_owned).collect::<Vec<_>>());
+    let header = lines.next().expect("a header");
+    lines
+        .map(|cells| {
+            assert_eq!(cells.len(), header.len(), "{cells:?}");
+            header.iter().cloned().zip(cells).collect()
+        })
+        .collect()
+}
+
+fn number(row: &BTreeMap<String, String>, column: &str) -> f64 {
+    row[column].parse().unwrap_or_else(|_| panic!("{column}: {row:?}"))
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The tables agree with each other and with the calibration, computed here once more from `windows.tsv`.
+#[test]
+fn the_tables_follow_from_the_windows() {
+    let folder = Folder::new("caller-tables");
+    let input = folder.write("in.fa", fasta(&records()));
+    let out = folder.path("out");
+    let report = ran(&with(calling(&input, &out), |caller| caller.prevalence = 0.2));
+    let calibration = Calibration::open(&fixture("goldens/caller")).unwrap_or_else(|e| panic!("{e}"));
+    let (windows, predictions) = (rows(&out.join("windows.tsv")), rows(&out.join("predictions.tsv")));
+    let shift = 0.25f64.ln();
+    assert_eq!(predictions.len(), 42);
+    for (row, (name, bases)) in predictions.iter().zip(records()) {
+        let length = bases.len();
+        assert_eq!((&row["seq_name"], number(row, "length")), (&name, length as f64));
+        let own: Vec<_> = windows.iter().filter(|w| w["seq_name"] == name).collect();
+        assert_eq!(number(row, "n_windows"), own.len() as f64);
+        assert_eq!(own.len(), length.div_ceil(1000));
+        for (i, window) in own.iter().enumerate() {
+            let start = (1000 * i).min(length.saturating_sub(1000));
+            let end = (start + 1000).min(length);
+            assert_eq!((number(window, "start"), number(window, "end")), (start as f64 + 1.0, end as f64));
+            let at = calibration.at((end - start) as u64);
+            let score = sigmoid(at.log_odds(number(window, "margin")) + shift);
+            assert!((number(window, "virus_score") - score).abs() < 1e-3, "{window:?}: {score}");
+        }
+        let margin = own.iter().map(|w| number(w, "margin")).sum::<f64>() / own.len() as f64;
+        let score = sigmoid(calibration.at(length as u64).log_odds(margin) + shift);
+        assert!((number(row, "virus_score") - score).abs() < 1e-3, "{row:?}: {score}");
+        assert!(number(row, "low") <= score + 1e-3 && score <= number(row, "high") + 1e-3, "{row:?}");
+        let classes = ["p_bacteria", "p_phage", "p_plant"];
+        let total: f64 = classes.iter().map(|class| number(row, class)).sum();
+        assert!((total - 1.0).abs() < 2e-4, "{row:?}");
+        let best =
+            classes.into_iter().max_by(|a, b| number(row, a).total_cmp(&number(row, b))).expect("classes");
+        assert_eq!(best, format!("p_{}", row["class"]));
+        // The threshold of the preset, at equal priors 0.5, is 0.2 at this prevalence.
+        let wanted = match (number(row, "low") > 0.2, number(row, "high") < 0.2) {
+            (true, _) => ("virus", "NA"),
+            (false, true) => ("other", "NA"),
+            (false, false) => ("no_call", "uncertain"),
+        };
+        assert_eq!((&*row["prediction"], &*row["reason"]), wanted, "{row:?}");
+    }
+    let of = |call: &str| predictions.iter().filter(|row| row["prediction"] == call).count() as u64;
+    let counts = report.counts;
+    assert_eq!((counts.virus, counts.other, counts.no_call), (of("virus"), of("other"), of("no_call")));
+    assert!(counts.virus > 3 && counts.other > 3 && counts.no_call > 0, "{counts:?}");
+    check_fdr(&predictions);
+    let fna = read(out.join("virus.fna"));
+    assert_eq!(fna.matches('>').count() as u64, counts.virus);
+    for (name, bases) in records() {
+        let is_virus = predictions.iter().any(|row| row["seq_name"] == name && row["prediction"] == "virus");
+        assert_eq!(fna.contains(&format!(">{name} virus_score=")), is_virus, "{name}");
+        assert_eq!(fna.replace('\n', "").contains(&bases), is_virus, "{name}");
+    }
+    let calls = report.calls.expect("a caller");
+    assert_eq!(calls.ranked, 42);
+    assert!(calls.tpr[0] == calls.tpr[1] && calls.tpr[0] > 0.6 && calls.fpr[1] < 0.3, "{calls:?}");
+    let record = report.run_record;
+    assert_eq!(record["calling"]["prevalence"], 0.2);
+    assert_eq!(record["calling"]["threshold"], "default");
+    assert_eq!(record["calling"]["calibration"]["lengths"][0]["length"], 150);
+    assert_eq!(record["calls"]["no_call_reasons"]["uncertain"], counts.no_call);
+}
+
+/// The column `fdr` is the running mean of 1 - p over the records by descending p.
+fn check_fdr(predictions: &[BTreeMap<String, String>]) {
+    let mut ranked: Vec<_> = predictions.iter().collect();
+    ranked.sort_by(|a, b| number(b, "fdr").total_cmp(&number(a, "fdr")).reverse());
+    let mut sum = 0.0;
+    for (rank, row) in ranked.iter().enumerate() {
+        if let Some(next) = ranked.get(rank + 1) {
+            assert!(number(row, "virus_score") >= number(next, "virus_score"), "{row:?} {next:?}");
+        }
+        sum += 1.0 - number(row, "virus_score");
+        let mean = sum / (rank + 1) as f64;
+        assert!((number(row, "fdr") - mean).abs() < 1e-5, "{row:?}: {mean}");
+    }
+}
+
+#[test]
+fn records_without_a_call_have_a_reason() {
+    let folder = Folder::new("caller-reasons");
+    let mut bases = Bases(9);
+    let (random, unknown) = (bases.sequence(600, 0.5), "N".repeat(300));
+    let input = folder.write(
+        "in.fa",
+        format!(
+            ">tiny\n{}\n>short\n{}\n>empty\n>unknown\n{unknown}{}\n>repeat\n{}\n>plain\n{random}\n>rna\n{}\n",
+            &random[..99],
+            &random[..149],
+            &random[..300],
+            "CA".repeat(300),
+            random.replace('T', "U"),
+        ),
+    );
+    let reasons = |options: &Options| -> Vec<(String, String)> {
+        ran(options);
+        rows(&options.output_dir.join("predictions.tsv"))
+            .into_iter()
+            .map(|row| (row["seq_name"].clone(), row["reason"].clone()))
+            .collect()
+    };
+    let out = folder.path("out");
+    // Nothing is uncertain with this threshold.
+    let options = with(calling(&input, &out), |caller| caller.threshold = Threshold::Score(0.0));
+    let wanted = |[short, unknown, repeat]: [&str; 3]| -> Vec<(String, String)> {
+        let names = ["tiny", "short", "empty", "unknown", "repeat", "plain", "rna"];
+        let reasons = ["short", short, "empty", unknown, repeat, "NA", "NA"];
+        names.into_iter().zip(reasons).map(|(a, b)| (a.to_owned(), b.to_owned())).collect()
+    };
+    assert_eq!(reasons(&options), wanted(["short", "unknown_letters", "low_complexity"]));
+    let table = rows(&out.join("predictions.tsv"));
+    assert_eq!((&*table[0]["virus_score"], &*table[0]["fdr"], &*table[0]["class"]), ("NA", "NA", "NA"));
+    assert!(number(&table[1], "virus_score") > 0.0 && number(&table[4], "fdr") > 0.0);
+    // U is read as T.
+    assert_eq!(table[5]["virus_score"], table[6]["virus_score"]);
+    let windows = rows(&out.join("windows.tsv"));
+    assert_eq!((&*windows[0]["margin"], &*windows[0]["virus_score"]), ("NA", "NA"));
+    let loose = with(options, |caller| {
+        caller.limits = Limits { min_length: Some(100), max_n: 0.5, min_complexity: 0.0 };
+    });
+    let loose = Options { output_dir: folder.path("loose"), ..loose };
+    assert_eq!(reasons(&loose), wanted(["NA", "NA", "NA"]));
+}
+
+#[test]
+fn a_false_discovery_rate_above_the_limit_prevents_a_call() {
+    let folder = Folder::new("caller-fdr");
+    let input = folder.write("in.fa", fasta(&records()));
+    let calls = |name: &str, max_fdr| {
+        let options = with(calling(&input, &folder.path(name)), |caller| caller.max_fdr = max_fdr);
+        let report = ran(&options);
+        (rows(&folder.path(name).join("predictions.tsv")), report)
+    };
+    let (all, _) = calls("all", None);
+    let limit = all.iter().filter(|row| row["prediction"] == "virus").map(|row| number(row, "fdr"));
+    let limit = limit.fold(0.0, f64::max) / 2.0;
+    let (some, report) = calls("some", Some(limit));
+    let (mut kept, mut lost) = (0, 0);
+    for (before, after) in all.iter().zip(&some) {
+        let (call, fdr) = (&*before["prediction"], number(before, "fdr"));
+        let wanted = match call {
+            "virus" if fdr > limit => ("no_call", "fdr"),
+            call => (call, &*before["reason"]),
+        };
+        assert_eq!((&*after["prediction"], &*after["reason"]), wanted, "{before:?}");
+        kept += u64::from(wanted.0 == "virus");
+        lost += u64::from(wanted.1 == "fdr");
+    }
+    assert!(kept > 0 && lost > 0, "{kept} {lost}");
+    assert_eq!(report.counts.virus, kept);
+    assert_eq!(read(folder.path("some/virus.fna")).matches('>').count() as u64, kept);
+}
+
+/// Random bases in a repeat. The golden caller gives random bases a margin of about 1 and the repeat one of about 0; the
+/// calibration of this test puts equal odds in between.
+#[test]
+fn a_region_has_its_place_in_all_files() {
+    let folder = Folder::new("caller-regions");
+    let mut bases = Bases(11);
+    let (host, insert, tail) = ("AT".repeat(4000), bases.sequence(3000, 0.5), "AT".repeat(3000));
+    let input = folder.write("in.fa", format!(">contig\n{host}{insert}{tail}\n>rest\n{host}\n"));
+    let (model, out) = (folder.path("model"), folder.path("out"));
+    copy(&model, |_, _| {});
+    let text = read(model.join("calibration.json"));
+    assert!(text.contains("\"intercept\": -4.0"), "{text}");
+    fs::write(model.join("calibration.json"), text.replace("\"intercept\": -4.0", "\"intercept\": -2.0"))
+        .expect("written");
+    let report = ran(&with(calling(&input, &out), |caller| caller.folder = model.clone()));
+    let regions = rows(&out.join("regions.tsv"));
+    assert_eq!(regions.len(), 1, "{regions:?}");
+    let region = &regions[0];
+    assert_eq!(&*region["seq_name"], "contig");
+    let columns = ["start", "end", "length", "n_windows"].map(|column| number(region, column));
+    assert_eq!(columns, [8001.0, 11000.0, 3000.0, 3.0]);
+    let windows = rows(&out.join("windows.tsv"));
+    let calibration = Calibration::open(&model).unwrap_or_else(|e| panic!("{e}"));
+    let score: f64 = windows[8..11].iter().map(|w| calibration.at(1000).log_odds(number(w, "margin"))).sum();
+    assert!((number(region, "score") - score).abs() < 1e-2, "{region:?}: {score}");
+    let bed = read(out.join("regions.bed"));
+    let cells: Vec<&str> = bed.trim_end().split('\t').collect();
+    assert_eq!(cells[..4], ["contig", "8000", "11000", "contig:8001-11000"]);
+    assert_eq!(cells[5], ".");
+    let fna = read(out.join("regions.fna"));
+    let (title, letters) = fna.split_once('\n').expect("a title");
+    assert!(title.starts_with(">contig:8001-11000 score="), "{title}");
+    assert_eq!(letters.replace('\n', ""), insert);
+    assert_eq!(report.calls.expect("a caller").regions, 1);
+}
+
+#[test]
+fn results_do_not_depend_on_how_they_are_computed() {
+    let folder = Folder::new("caller-invariance");
+    let input = folder.write("in.fa", fasta(&records()));
+    let first = folder.path("first");
+    let with_source = |out: &Path| Options { source: true, ..calling(&input, out) };
+    ran(&with_source(&first));
+    let wanted = results(&first);
+    assert!(wanted.keys().any(|name| name == "predictions.tsv"));
+    let vary = |name: &str, change: &dyn Fn(&mut Options)| {
+        let mut options = with_source(&folder.path(name));
+        change(&mut options);
+        ran(&options);
+        same(&options.output_dir, &wanted);
+    };
+    vary("tokens", &|o| o.settings.tokens = Some(2048));
+    vary("threads", &|o| o.settings.threads = 5);
+    vary("workers", &|o| (o.workers, o.prefetch) = (1, 1));
+    vary("order", &|o| o.sort_by_length = false);
+    let device = |cards: usize| {
+        let machines =
+            (0..cards).map(|n| Arc::new(Card::new(n).slow(Duration::from_millis(1))) as Arc<dyn Machine>);
+        Device::machines(machines.collect()).unwrap_or_else(|e| panic!("{e}"))
+    };
+    for count in [1, 3] {
+        vary(&format!("cards-{count}"), &|o| {
+            o.settings =
+                Settings { device: device(count), tokens: Some(2048), threads: 1, ..o.settings.clone() };
+        });
+    }
+}
+
+/// Many short reads, so that a run has many steps.
+fn reads() -> String {
+    let mut bases = Bases(21);
+    let reads: Vec<_> =
+        (0..400).map(|i| (format!("read{i}"), bases.sequence(100 + 7 * (i % 40), 0.5))).collect();
+    fasta(&reads)
+}
+
+/// Interrupts a run at later and later moments until it ends by itself; some of the interruptions leave results.
+#[test]
+fn a_run_that_is_interrupted_ends_with_the_same_bytes() {
+    let folder = Folder::new("caller-resume");
+    let input = folder.write("in.fa", reads());
+    let small = |out: &str| {
+        let mut options = calling(&input, &folder.path(out));
+        (options.settings.tokens, options.commit_every) = (Some(2048), Duration::ZERO);
+        options
+    };
+    ran(&small("whole"));
+    let wanted = results(&folder.path("whole"));
+    let mut resumed = 0;
+    for steps in [1, 10, 20, 40, 80] {
+        let broken = small(&format!("broken{steps}"));
+        let Err(error) = predict(&broken, &mut Stopper::after(steps)) else { continue };
+        assert_eq!(error.exit_code(), 143, "{error}");
+        assert!(!broken.output_dir.join("predictions.tsv").exists());
+        let report = ran(&broken);
+        same(&broken.output_dir, &wanted);
+        resumed += u64::from(kept(&report) > 0);
+        // Another threshold is another run.
+        let error = run(&with(broken, |caller| caller.prevalence = 0.1)).expect_err("another run");
+        assert!(error.to_string().contains("calling"), "{error}");
+    }
+    assert!(resumed > 0, "no interruption left results");
+}
+
+#[test]
+fn shards_merge_to_the_same_bytes() {
+    let folder = Folder::new("caller-shards");
+    let input = folder.write("in.fa", reads());
+    let options = |out: &str| calling(&input, &folder.path(out));
+    ran(&options("whole"));
+    for number in 1..=2 {
+        let shard = Some(Shard { number, of: 2 });
+        let report = ran(&Options { shard, ..options(&format!("shard{number}")) });
+        assert!(report.shard.is_some() && report.calls.is_none());
+    }
+    let merge = vec![folder.path("shard1"), folder.path("shard2")];
+    let report = ran(&Options { merge, ..options("merged") });
+    assert!(report.calls.is_some());
+    same(&folder.path("merged"), &results(&folder.path("whole")));
+}
+
+/// Returns pairs of reads as first and second file, and interleaved, with names of the given ends.
+fn pairs(ends: [&str; 2]) -> [String; 3] {
+    let mut bases = Bases(31);
+    let mut texts = [String::new(), String::new(), String::new()];
+    for i in 0..30 {
+        for (mate, end) in ends.into_iter().enumerate() {
+            let length = [150, 240][(i + mate) % 2];
+            let record = format!("@pair{i}{end}\n{}\n+\n{}\n", bases.sequence(length, 0.5), "I".repeat(length));
+            texts[mate] += &record;
+            texts[2] += &record;
+        }
+    }
+    texts
+}
+
+#[test]
+fn mates_get_one_call() {
+    let folder = Folder::new("caller-pairs");
+    let [first, second, both] = pairs(["/1", "/2"]);
+    let files = [folder.write("1.fq", first), folder.write("2.fq", second)];
+    let both = folder.write("both.fq", both);
+    let paired = |inputs: &[PathBuf], out: &str| {
+        let options = with(calling(&both, &folder.path(out)), |caller| caller.paired = true);
+        ran(&Options { inputs: inputs.to_vec(), hits_format: HitsFormat::Fastq, ..options })
+    };
+    paired(&files, "two");
+    paired(std::slice::from_ref(&both), "interleaved");
+    let wanted = results(&folder.path("two"));
+    for (name, bytes) in results(&folder.path("interleaved")) {
+        // The reports for MultiQC have the name of the first file.
+        assert!(name.ends_with("_mqc.tsv") || wanted[&name] == bytes, "{name} differs");
+    }
+    let plain = [pairs(["", ""])[0].clone(), pairs(["", ""])[1].clone()];
+    let plain = [folder.write("p1.fq", &plain[0]), folder.write("p2.fq", &plain[1])];
+    paired(&plain, "plain");
+    assert!(results(&folder.path("plain"))["predictions.tsv"] == wanted["predictions.tsv"]);
+
+    let predictions = rows(&folder.path("two/predictions.tsv"));
+    let windows = rows(&folder.path("two/windows.tsv"));
+    assert_eq!((predictions.len(), windows.len()), (30, 60));
+    let calibration = Calibration::open(&fixture("goldens/caller")).unwrap_or_else(|e| panic!("{e}"));
+    for (i, (row, mates)) in predictions.iter().zip(windows.chunks(2)).enumerate() {
+        assert_eq!(row["seq_name"], format!("pair{i}"));
+        assert_eq!((number(row, "length"), number(row, "n_windows")), (390.0, 2.0));
+        assert_eq!(mates[0]["seq_name"], format!("pair{i}/1"));
+        assert_eq!(mates[1]["seq_name"], format!("pair{i}/2"));
+        let weighted: f64 = mates.iter().map(|w| number(w, "margin") * number(w, "end")).sum();
+        let score = sigmoid(calibration.at(390).log_odds(weighted / 390.0));
+        assert!((number(row, "virus_score") - score).abs() < 1e-3, "{row:?}: {score}");
+    }
+    let virus = predictions.iter().filter(|row| row["prediction"] == "virus").count();
+    assert!(virus > 0);
+    assert_eq!(read(folder.path("two/virus.fastq")).matches("\n+\n").count(), 2 * virus);
+}
+
+#[test]
+fn records_that_are_no_mates_are_refused() {
+    let folder = Folder::new("caller-no-mates");
+    let refused = |inputs: Vec<PathBuf>, says: &str| {
+        let options = with(calling(&inputs[0], &folder.path("out")), |caller| caller.paired = true);
+        let error = run(&Options { inputs, ..options }).expect_err("refused").to_string();
+        assert!(error.contains(says), "{error}");
+        assert!(!folder.path("out").exists());
+    };
+    let bases = Bases(41).sequence(150, 0.5);
+    let file = |name: &str, ids: &[&str]| {
+        folder.write(name, ids.iter().map(|id| format!(">{id}\n{bases}\n")).collect::<String>())
+    };
+    refused(vec![file("a.fa", &["x/1", "y/2"])], "a.fa, line 3: 'y/2' follows 'x/1'");
+    refused(vec![file("b.fa", &["x/1", "x/2", "y/1"])], "b.fa, line 5: the last record has no mate");
+    let (one, two) = (file("c.fa", &["x", "y"]), file("d.fa", &["x"]));
+    refused(vec![one.clone(), two.clone()], "c.fa, line 3: the last record has no mate");
+    refused(vec![two, one.clone()], "c.fa, line 3: the last record has no mate");
+    refused(vec![one.clone(), one.clone(), one], "3 files were given");
+}
+
+/// A caller with NaN weights: every window fails, is listed, and leads to no call.
+#[test]
+fn windows_that_fail_are_listed() {
+    let folder = Folder::new("caller-failed");
+    let input = folder.write("in.fa", fasta(&records()[..3]));
+    let model = folder.path("model");
+    copy(&model, |name, data| {
+        if name == "tasks.virus.bias" {
+            data[0] = f32::NAN;
+        }
+    });
+    let out = folder.path("out");
+    let report = ran(&with(calling(&input, &out), |caller| caller.folder = model));
+    assert_eq!(report.failed, 3);
+    assert!(read(out.join("notes.tsv")).contains("r0\tfailed\twindow 1: a value is not a number\tnot scored"));
+    for row in rows(&out.join("predictions.tsv")) {
+        assert_eq!((&*row["virus_score"], &*row["prediction"], &*row["reason"]), ("NA", "no_call", "failed"));
+    }
+}
+
+/// Copies the golden caller to `to`, after `change` was called with every tensor.
+fn copy(to: &Path, change: impl Fn(&str, &mut [f32])) {
+    fs::create_dir_all(to).expect("a folder");
+    for name in ["config.json", "calibration.json"] {
+        fs::copy(fixture("goldens/caller").join(name), to.join(name)).expect("copied");
+    }
+    let weights = Weights::open(&fixture("goldens/caller/model.safetensors")).expect("weights");
+    let tensors: Vec<(String, Vec<u64>, Vec<f32>)> = weights
+        .tensors()
+        .map(|t| {
+            let mut data = vec![0.0; t.elements() as usize];
+            weights.read_f32(t.name(), 0..t.elements(), &mut data).expect("read");
+            change(t.name(), &mut data);
+            (t.name().to_owned(), t.shape().to_vec(), data)
+        })
+        .collect();
+    let data: Vec<TensorData<'_>> =
+        tensors.iter().map(|(name, shape, data)| TensorData { name, shape, data }).collect();
+    write_safetensors(&to.join("model.safetensors"), &data, &BTreeMap::new(), StoredAs::F32).expect("written");
+}
+
+/// A changed file of the caller makes another run, and a caller that does not fit is refused.
+#[test]
+fn a_caller_is_its_files() {
+    let folder = Folder::new("caller-files");
+    let input = folder.write("in.fa", fasta(&records()[..2]));
+    let (model, out) = (folder.path("model"), folder.path("out"));
+    copy(&model, |_, _| {});
+    let options = with(calling(&input, &out), |caller| caller.folder = model.clone());
+    ran(&options);
+    assert!(ran(&options).already_complete);
+    let edit = |file: &str, from: &str, to: &str| {
+        let path = model.join(file);
+        let text = read(&path);
+        assert!(text.contains(from), "{file}");
+        fs::write(&path, text.replacen(from, to, 1)).expect("written");
+        let error = run(&options).map(|_| ()).expect_err("refused").to_string();
+        fs::write(&path, text).expect("written");
+        error
+    };
+    let other = edit("calibration.json", "\"ece\": 0.05", "\"ece\": 0.04");
+    assert!(other.contains("another run") && other.contains("caller"), "{other}");
+    for (file, from, to, says) in [
+        ("calibration.json", "\"version\": 1", "\"version\": 2", "`version` must be 1"),
+        ("calibration.json", "\"slope\"", "\"slop\"", "`lengths[0].slop` is not a key"),
+        ("config.json", "\"virus\",\n      \"classes\"", "\"virus2\",\n      \"classes\"", "virus2"),
+        ("config.json", "\"other\"", "\"host\"", "`other` and `virus`"),
+    ] {
+        let error = edit(file, from, to);
+        assert!(error.contains(says), "{file}: {error}");
+    }
+    fs::remove_file(model.join("calibration.json")).expect("removed");
+    let error = run(&options).map(|_| ()).expect_err("refused").to_string();
+    assert!(error.contains("calibration.json"), "{error}");
+}
+
+#[test]
+fn options_of_virnucpro_are_refused() {
+    let folder = Folder::new("caller-refused");
+    let input = folder.write("in.fa", ">a\nACGT\n");
+    let plain = calling(&input, &folder.path("out"));
+    let refused = |options: Options, says: &str| {
+        let error = run(&options).expect_err("refused");
+        assert!(error.to_string().contains(says), "{error}");
+        assert!(matches!(error, VirusError::NotOfCaller { .. } | VirusError::ShortWindows { .. }));
+    };
+    let format = Some(EmbeddingFormat::Npy);
+    refused(Options { original_alphabet: true, ..plain.clone() }, "--original-alphabet");
+    refused(Options { keep_intermediate: true, ..plain.clone() }, "--keep-intermediate");
+    refused(Options { save_embeddings: format, ..plain.clone() }, "--save-embeddings");
+    let models = Models { dna: Some("x".to_owned()), ..Models::default() };
+    refused(Options { models, ..plain.clone() }, "--dna-model");
+    refused(Options { length: 99, ..plain }, "--length 99");
+}
