@@ -1,6 +1,6 @@
 //! The command line: parses flags into options of the applications and prints their results. Invariant: this
-//! crate has no logic; the commands are implemented in `virus`, `embed`, `train`, `tools`, `plot` and
-//! `runtime`, and the flags of a command are defined in its file in `flags`.
+//! crate has no logic; the commands are implemented in `virus`, `embed`, `train`, `tools`, `plot`,
+//! `report` and `runtime`, and the flags of a command are defined in its file in `flags`.
 //!
 //! Exit codes: 0 success; 1 failure, bad usage or bad input; 2 some sequences failed to compute; 3 the output
 //! of an earlier run cannot be used; 4 does not fit in memory; 130 and 143 interrupted by a signal.
@@ -39,6 +39,7 @@ enum Command {
     Train(flags::train::Train),
     Plan(flags::plan::Plan),
     Plot(flags::plot::Plot),
+    Report(flags::report::Report),
     Bench(Box<flags::bench::Bench>),
     Doctor(flags::doctor::Doctor),
     List(flags::list::List),
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Command::Train(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Plot(command) => command.run(),
+        Command::Report(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::List(command) => command.run(),

@@ -21,6 +21,7 @@ pub mod pack;
 pub mod printable;
 pub mod rows;
 pub mod sequence;
+pub mod table;
 pub mod tokenize;
 pub mod train;
 pub mod translate;

@@ -7,7 +7,6 @@ mod draw;
 mod error;
 mod names;
 mod results;
-mod rows;
 mod survey;
 mod track;
 mod virnucpro;

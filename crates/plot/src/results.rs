@@ -1,12 +1,12 @@
 //! Reads a folder of results. Invariant: every row is checked, and tables that contradict each other or their
 //! run record are an error with path and line; predictions are not recomputed.
 
-use super::rows::Rows;
 use super::survey::{CALLS, PredictionRow, Survey};
 use super::track::{Track, Window};
 use super::virnucpro::{self, VirNucProResults};
 use crate::PlotError;
 use plimsoll_data::DataError;
+use plimsoll_data::table::TableReader;
 use plimsoll_data::translate::Frame;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::output::{Call, RUN_RECORD};
@@ -56,7 +56,7 @@ enum Source {
     Original(VirNucProResults),
 }
 
-/// Rows of the tables of `predict`.
+/// TableReader of the tables of `predict`.
 #[derive(Clone, Copy)]
 pub(super) struct RowCounts {
     /// Of `predictions.tsv`.
@@ -120,9 +120,9 @@ impl Results {
             Source::Original(original) => return Ok(original.tracks(chosen, survey)),
         };
         let mut records = self.predictions()?;
-        let mut windows = Rows::open(&self.folder.join(WINDOWS), &OF_A_WINDOW)?;
+        let mut windows = TableReader::open(&self.folder.join(WINDOWS), &OF_A_WINDOW)?;
         let frames = self.folder.join(FRAMES);
-        let mut frames = frames.exists().then(|| Rows::open(&frames, &OF_A_FRAME)).transpose()?;
+        let mut frames = frames.exists().then(|| TableReader::open(&frames, &OF_A_FRAME)).transpose()?;
         let mut tracks: Vec<Track> = vec![];
         let (mut ordinal, mut count) = (0, 0);
         while let Some(record) = records.next(|cells| entry(ordinal, cells))? {
@@ -150,18 +150,18 @@ impl Results {
             }
         }
         windows.expect_end()?;
-        frames.as_mut().map_or(Ok(()), Rows::expect_end)?;
+        frames.as_mut().map_or(Ok(()), TableReader::expect_end)?;
         self.agree(&windows, count, said.windows)?;
         Ok(tracks)
     }
 
     /// Opens the table of records.
-    fn predictions(&self) -> Result<Rows, DataError> {
-        Rows::open(&self.folder.join(PREDICTIONS), &OF_A_RECORD)
+    fn predictions(&self) -> Result<TableReader, DataError> {
+        TableReader::open(&self.folder.join(PREDICTIONS), &OF_A_RECORD)
     }
 
     /// Checks the number of rows of a table, which detects truncation between two rows.
-    fn agree(&self, rows: &Rows, found: u64, said: u64) -> Result<(), DataError> {
+    fn agree(&self, rows: &TableReader, found: u64, said: u64) -> Result<(), DataError> {
         if found == said {
             return Ok(());
         }
@@ -251,7 +251,12 @@ fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Wind
 
 /// Score of each strand of a window, computed from the open reading frames of the strand as the score of the
 /// window is computed from all of them.
-fn strands(frames: &mut Rows, record: &str, number: u64, orfs: u64) -> Result<[Option<f64>; 2], DataError> {
+fn strands(
+    frames: &mut TableReader,
+    record: &str,
+    number: u64,
+    orfs: u64,
+) -> Result<[Option<f64>; 2], DataError> {
     let mut maxima: [Option<[f64; 2]>; 2] = [None; 2];
     for _ in 0..orfs {
         let row = frames.next(|[id, other, virus]| {

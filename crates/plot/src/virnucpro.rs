@@ -5,12 +5,13 @@
 //! the file are an error.
 
 use super::results::About;
-use super::rows::Rows;
+
 use super::survey::{PredictionRow, Survey};
 use super::track::{Track, Window};
 use crate::PlotError;
 use plimsoll_data::chunk::chunks;
 use plimsoll_data::sequence::Reader;
+use plimsoll_data::table::TableReader;
 use plimsoll_data::translate::Frame;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::output::verdict::{Consensus, RecordScore};
@@ -150,7 +151,7 @@ fn windows_file(tables: &Path) -> Result<(PathBuf, usize), PlotError> {
 
 /// Reads `prediction_results.txt`: the scored open reading frames of each window.
 fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, PlotError> {
-    let mut rows = Rows::open(path, &["Sequence_ID", "score1", "score2"])?;
+    let mut rows = TableReader::open(path, &["Sequence_ID", "score1", "score2"])?;
     let mut orfs: HashMap<String, Vec<OrfScore>> = HashMap::new();
     while let Some((window, orf)) = rows.next(|[id, other, virus]| {
         let is_frame = |frame: &&Frame| id.ends_with(frame.name());
@@ -180,7 +181,7 @@ fn consensus(path: &Path) -> Result<HashMap<String, bool>, PlotError> {
     if fs::metadata(path).map_err(RuntimeError::io(path))?.len() <= 1 {
         return Ok(calls);
     }
-    let mut rows = Rows::open(path, &["Modified_ID", "Is_Virus"])?;
+    let mut rows = TableReader::open(path, &["Modified_ID", "Is_Virus"])?;
     while let Some((id, is_virus)) = rows.next(|[id, is_virus]| match is_virus {
         "True" => Ok((id.to_owned(), true)),
         "False" => Ok((id.to_owned(), false)),

@@ -28,12 +28,17 @@ const TABLE: &[Row] = &[
     Row { name: "train", floor: 4, may: &["graph", "plan", "exec", "models", "data", "runtime"] },
     Row { name: "virus", floor: 4, may: &["graph", "plan", "exec", "models", "data", "runtime"] },
     Row { name: "plot", floor: 5, may: &["data", "runtime", "virus"] },
+    Row { name: "report", floor: 5, may: &["data", "runtime"] },
     Row {
         name: "plimsoll",
         floor: 5,
         may: &["graph", "plan", "exec", "cpu", "cuda", "models", "data", "runtime", "embed", "train", "virus"],
     },
-    Row { name: "cli", floor: 6, may: &["runtime", "embed", "tools", "train", "virus", "plot", "cuda"] },
+    Row {
+        name: "cli",
+        floor: 6,
+        may: &["runtime", "embed", "tools", "train", "virus", "plot", "report", "cuda"],
+    },
 ];
 
 /// Every manifest in `crates/` depends on crates of the workspace only as the table allows.

@@ -18,6 +18,7 @@ pub mod merge;
 pub mod plan;
 pub mod plot;
 pub mod predict;
+pub mod report;
 pub mod train;
 pub mod verify;
 mod virnucpro;

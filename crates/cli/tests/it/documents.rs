@@ -157,6 +157,7 @@ fn commands_of_the_other_pages() {
         ("docs/clusters.md", 3),
         ("docs/configuration.md", 3),
         ("docs/gpus.md", 6),
+        ("docs/report.md", 3),
         ("docs/training-gpu.md", 2),
         ("docs/validation.md", 1),
     ] {

@@ -54,6 +54,7 @@ fn commands() -> Vec<Vec<String>> {
         ],
         vec!["plan", "--model", "facebook/esm2_t6_8M_UR50D"],
         vec!["plot", "results", "-o", "p.svg", "--force"],
+        vec!["report", "results", "-o", "r.html", "--force"],
     ];
     words.into_iter().map(|words| words.into_iter().map(str::to_owned).collect()).collect()
 }

@@ -21,6 +21,7 @@ mod plans;
 mod plots;
 mod predictions;
 mod readme;
+mod reports;
 mod streaming;
 mod survival;
 #[allow(dead_code, reason = "only the builders of torch files are of use here")]

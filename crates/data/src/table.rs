@@ -1,7 +1,7 @@
-//! Reads a table of a result folder row by row. Invariant: a file that is not a complete table of the expected
-//! form is an error with path and line, and a line uses at most [`LONGEST`] bytes of memory.
+//! Reads tab-separated tables of result folders row by row. Invariant: a file that is not a complete table of the
+//! expected form is an error with path and line, and a line uses at most 1 MiB of memory.
 
-use plimsoll_data::{DataError, DataErrorKind};
+use crate::{DataError, DataErrorKind};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -10,36 +10,52 @@ use std::path::{Path, PathBuf};
 const LONGEST: u64 = 1 << 20;
 
 /// Reader of a tab-separated table with column names in its first line.
-pub struct Rows {
+pub struct TableReader {
     path: PathBuf,
     reader: BufReader<File>,
     line: String,
     number: u64,
-    /// Number of columns in the header.
-    width: usize,
+    /// Names of all columns, as in the header.
+    names: Vec<String>,
     /// Indices of the requested columns.
     places: Vec<usize>,
 }
 
-impl Rows {
+impl TableReader {
     /// Opens a table and locates the columns `wanted`, which may be in any order and among others.
     pub fn open(path: &Path, wanted: &[&str]) -> Result<Self, DataError> {
+        let mut table = Self::open_all(path)?;
+        table.select(wanted)?;
+        Ok(table)
+    }
+
+    /// Opens a table with all its columns, in the order of its header.
+    pub fn open_all(path: &Path) -> Result<Self, DataError> {
         let file = File::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let reader = BufReader::with_capacity(1 << 16, file);
-        let line = String::new();
-        let mut rows = Rows { path: path.to_owned(), reader, line, number: 0, width: 0, places: vec![] };
-        if !rows.advance()? {
-            return Err(rows.error("it is empty, without a header; run plimsoll predict again"));
+        let (line, names, places) = (String::new(), vec![], vec![]);
+        let mut table = TableReader { path: path.to_owned(), reader, line, number: 0, names, places };
+        if !table.advance()? {
+            return Err(table.error("it is empty, without a header; run plimsoll predict again"));
         }
-        let names: Vec<&str> = rows.line.split('\t').collect();
-        let places: Vec<Option<usize>> =
-            wanted.iter().map(|column| names.iter().position(|name| name == column)).collect();
-        rows.width = names.len();
-        for (place, column) in places.into_iter().zip(wanted) {
+        table.names = table.line.split('\t').map(str::to_owned).collect();
+        table.places = (0..table.names.len()).collect();
+        Ok(table)
+    }
+
+    /// Restricts the following rows to the columns `wanted`, in this order.
+    pub fn select(&mut self, wanted: &[&str]) -> Result<(), DataError> {
+        let place = |column: &&str| {
             let text = format!("there is no column `{column}`: this is not a table of plimsoll predict");
-            rows.places.push(place.ok_or_else(|| rows.error(text))?);
-        }
-        Ok(rows)
+            self.names.iter().position(|name| name == column).ok_or_else(|| self.error(text))
+        };
+        self.places = wanted.iter().map(place).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Names of all columns, as in the header.
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// Passes the requested cells of the next row to `parse` and returns its result; `None` at the end of the
@@ -48,19 +64,30 @@ impl Rows {
         &mut self,
         parse: impl FnOnce([&str; N]) -> Result<T, String>,
     ) -> Result<Option<T>, DataError> {
+        self.next_row(|cells| {
+            let mut wanted = [""; N];
+            for (place, cell) in wanted.iter_mut().zip(cells) {
+                *place = cell;
+            }
+            parse(wanted)
+        })
+    }
+
+    /// The same as [`TableReader::next`], for a number of columns that is known only from the header.
+    pub fn next_row<T>(
+        &mut self,
+        parse: impl FnOnce(&[&str]) -> Result<T, String>,
+    ) -> Result<Option<T>, DataError> {
         if !self.advance()? {
             return Ok(None);
         }
         let cells: Vec<&str> = self.line.split('\t').collect();
-        let (found, width) = (cells.len(), self.width);
+        let (found, width) = (cells.len(), self.names.len());
         if found != width {
             return Err(self.error(format!("{found} columns, the header has {width}; the table is incomplete")));
         }
-        let mut wanted = [""; N];
-        for (cell, &place) in wanted.iter_mut().zip(&self.places) {
-            *cell = cells[place];
-        }
-        parse(wanted).map(Some).map_err(|what| self.error(what))
+        let wanted: Vec<&str> = self.places.iter().map(|&place| cells[place]).collect();
+        parse(&wanted).map(Some).map_err(|what| self.error(what))
     }
 
     /// Skips `count` rows.
@@ -74,7 +101,7 @@ impl Rows {
     }
 
     /// `Err` if the table has another row.
-    pub(crate) fn expect_end(&mut self) -> Result<(), DataError> {
+    pub fn expect_end(&mut self) -> Result<(), DataError> {
         match self.advance()? {
             true => {
                 Err(self.error("the table has more rows than the other results; they belong to different runs"))
@@ -84,7 +111,7 @@ impl Rows {
     }
 
     /// Error for a table that ends before its last expected row.
-    pub(crate) fn ends_early(&self) -> DataError {
+    pub fn ends_early(&self) -> DataError {
         self.error(
             "the table ends here, but the other results continue; it is incomplete or belongs to another run",
         )

@@ -1,0 +1,47 @@
+//! Flags of `plimsoll report`. Invariant: an existing file is replaced only with `--force`.
+
+use super::print;
+use crate::error::CliError;
+use clap::Args;
+use plimsoll_report::{Options, report};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Write the results of a prediction as one HTML page: calls, scores, regions, and a table to sort and search
+///
+/// Reads the output folder of plimsoll predict and recomputes nothing. The page is one file of at most 5 MB without
+/// references to other files or to the network. It counts all records; its table lists up to 25 000 of them, and says
+/// which. The path of the page is printed to standard output.
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct Report {
+    /// Output folder of `plimsoll predict`
+    #[arg(value_name = "RESULT_DIR")]
+    results: PathBuf,
+
+    /// Page to write [default: the name of RESULT_DIR with _report.html appended, in the current folder]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Title of the page [default: the names of the input files]
+    #[arg(long, value_name = "TEXT")]
+    title: Option<String>,
+
+    /// Replace an existing file
+    #[arg(long)]
+    force: bool,
+}
+
+impl Report {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let output = self.output.unwrap_or_else(|| {
+            let full = self.results.canonicalize().unwrap_or_else(|_| self.results.clone());
+            PathBuf::from(format!("{}_report.html", full.file_name().unwrap_or_default().to_string_lossy()))
+        });
+        let options = Options { results: self.results, output, title: self.title, force: self.force };
+        report(&options)?;
+        print(&options.output.display().to_string())?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

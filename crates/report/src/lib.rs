@@ -1,0 +1,56 @@
+//! `plimsoll report`: the results of a prediction as one HTML page, without references to other files or the network.
+//! Reads the run record, and each table once or twice from its start to its end. Invariant: results are not recomputed or
+//! changed; a page has at most 5 MB; memory is bounded for any number of records, at about 60 MB with names of 200
+//! characters (see `survey.rs`).
+//!
+//! `page.rs`, `table.rs` and `chart.rs` know nothing of viral calls: other reports use the same frame, table and charts.
+#![forbid(unsafe_code)]
+
+mod calls;
+mod chart;
+mod columns;
+mod error;
+mod html;
+mod page;
+mod results;
+mod survey;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use error::ReportError;
+
+use plimsoll_data::atomic::AtomicFile;
+use results::Results;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Options of [`report()`].
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The folder that `predict` wrote.
+    pub results: PathBuf,
+    /// The page to write.
+    pub output: PathBuf,
+    /// Title of the page; `None` for the names of the input files.
+    pub title: Option<String>,
+    /// Whether an existing file may be replaced.
+    pub force: bool,
+}
+
+/// Writes the page of the results of a prediction.
+///
+/// # Errors
+/// - [`ReportError::Exists`]: the output exists and `force` is not set.
+/// - [`ReportError::NoResult`], [`ReportError::NotARunRecord`]: the folder has no complete results of a prediction.
+/// - [`ReportError::Runtime`]: a table is damaged or contradicts another one, or the page cannot be written.
+pub fn report(options: &Options) -> Result<(), ReportError> {
+    if !options.force && options.output.exists() {
+        return Err(ReportError::Exists { path: options.output.clone() });
+    }
+    let results = Results::open(&options.results)?;
+    let page = calls::page(results, options.title.as_deref())?.html();
+    let mut file = AtomicFile::create(&options.output)?;
+    file.write_all(page.as_bytes()).map_err(|error| file.error(error))?;
+    Ok(file.commit()?)
+}

@@ -1,0 +1,420 @@
+//! Reads a folder of results of `predict`, row by row. Invariant: every row is checked, and tables that contradict each
+//! other or their run record are an error with path and line; memory does not grow with the number of rows.
+
+use crate::ReportError;
+use crate::columns::{CALLS, Column, Form, Kind, column};
+use plimsoll_data::printable::Name;
+use plimsoll_data::table::TableReader;
+use plimsoll_data::{DataError, bounded};
+use plimsoll_runtime::RuntimeError;
+use serde_json::Value;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+/// Name of the run record; `predict` writes it last, so results next to it are complete.
+const RUN_RECORD: &str = "run.json";
+const PREDICTIONS: &str = "predictions.tsv";
+const WINDOWS: &str = "windows.tsv";
+const REGIONS: &str = "regions.tsv";
+const NOTES: &str = "notes.tsv";
+
+/// Maximum bytes of `run.json`, which has about 10 kB.
+const LONGEST_RECORD: u64 = 16 << 20;
+
+/// Maximum number of different words in a column of words.
+const MOST_WORDS: usize = 256;
+
+/// Maximum number of columns with probabilities of classes.
+const MOST_CLASSES: usize = 32;
+
+/// Key of the column that the report adds: the number of a record's regions.
+pub const REGION_COUNT: &str = "n_regions";
+
+/// A folder of results.
+pub struct Results {
+    folder: PathBuf,
+    /// Content of `run.json`.
+    pub run: Value,
+    /// When `run.json` was last changed, in seconds since 1970.
+    pub changed: Option<u64>,
+    /// Form of the tables.
+    pub form: Form,
+    /// Columns of `predictions.tsv` that the report shows, in their order there.
+    pub columns: Vec<Column>,
+    /// Columns of `predictions.tsv` that the report does not know.
+    pub unknown: Vec<String>,
+    /// Different words of each column of words, in order of appearance.
+    pub words: Vec<Vec<String>>,
+    /// Positions of the columns that every table has.
+    pub at: Positions,
+    /// Whether the folder has a table of regions.
+    pub has_regions: bool,
+}
+
+/// Indices in [`Results::columns`].
+#[derive(Clone, Copy, Debug)]
+pub struct Positions {
+    name: usize,
+    /// Length in bases.
+    pub length: usize,
+    /// Number of windows.
+    pub windows: usize,
+    /// Score of the record.
+    pub score: usize,
+    /// Call of the record: its values are indices in [`CALLS`].
+    pub call: usize,
+    /// Class of the record.
+    pub class: Option<usize>,
+    /// Number of regions.
+    pub regions: Option<usize>,
+}
+
+/// A row of `predictions.tsv`.
+pub struct Row<'a> {
+    /// Row number from 0.
+    pub ordinal: u64,
+    /// Name of the record.
+    pub name: &'a str,
+    /// Value of each column: a number, or the index of a word; NaN for `NA`, and for the name.
+    pub values: &'a [f64],
+    /// Regions of the record.
+    pub regions: &'a [Region],
+}
+
+/// A row of `regions.tsv`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Region {
+    /// First base, counted from 1.
+    pub start: u64,
+    /// Last base, included.
+    pub end: u64,
+    /// Sum of the scores of its windows: log odds, so not limited to 1.
+    pub score: f64,
+}
+
+/// A row of `windows.tsv`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// First base, counted from 1.
+    pub start: u64,
+    /// Last base, included.
+    pub end: u64,
+    /// Score; NaN for `NA`.
+    pub score: f64,
+    /// Whether the record is a pair of mates: the positions are those in a mate.
+    pub of_a_mate: bool,
+}
+
+impl Results {
+    /// Opens the folder by its run record, and reads the header of `predictions.tsv`.
+    pub fn open(folder: &Path) -> Result<Self, ReportError> {
+        let path = folder.join(RUN_RECORD);
+        let text = bounded::read_text(&path, LONGEST_RECORD).map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => {
+                ReportError::NoResult { folder: folder.to_owned() }
+            }
+            _ => RuntimeError::io(&path)(error).into(),
+        })?;
+        let missing = |missing| ReportError::NotARunRecord { path: path.clone(), missing };
+        let run: Value = serde_json::from_str(&text).map_err(|_| missing("JSON"))?;
+        run["plimsoll"].as_str().ok_or_else(|| missing("`plimsoll`"))?;
+        run["inputs"].as_array().ok_or_else(|| missing("`inputs`"))?;
+        run["counts"]["records"].as_u64().ok_or_else(|| missing("`counts.records`"))?;
+        let changed = path.metadata().and_then(|facts| facts.modified()).ok();
+        let changed = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map(|time| time.as_secs());
+
+        let table = TableReader::open_all(&folder.join(PREDICTIONS))?;
+        let form = match table.names().iter().any(|name| name == "n_scored") {
+            true => Form::VirNucPro,
+            false => Form::Caller,
+        };
+        let known = |name: &String| column(name, form).ok_or_else(|| Name(name).to_string());
+        let (mut columns, mut unknown) = (vec![], vec![]);
+        for name in table.names() {
+            match known(name) {
+                Ok(column) => columns.push(column),
+                Err(name) => unknown.push(name),
+            }
+        }
+        if columns.iter().filter(|column| column.key.starts_with("p_")).count() > MOST_CLASSES {
+            return Err(table
+                .error(format!("more than {MOST_CLASSES} columns with probabilities of classes"))
+                .into());
+        }
+        let find = |key: &str| columns.iter().position(|column| column.key == key);
+        let need = |key: &str| {
+            let text = format!("there is no column `{key}`: this is not a table of plimsoll predict");
+            find(key).ok_or_else(|| table.error(text))
+        };
+        let has_regions = folder.join(REGIONS).exists();
+        let at = Positions {
+            name: need("seq_name")?,
+            length: need("length")?,
+            windows: need("n_windows")?,
+            score: need("virus_score")?,
+            call: need("prediction")?,
+            class: find("class"),
+            regions: has_regions.then_some(columns.len()),
+        };
+        let mut words = vec![vec![]; columns.len()];
+        words[at.call] = CALLS.iter().map(|(word, _)| (*word).to_owned()).collect();
+        if has_regions {
+            let help =
+                "Number of regions of the record that are viral as a whole: runs of neighbouring windows.";
+            columns.push(Column {
+                key: REGION_COUNT.to_owned(),
+                label: "Regions".to_owned(),
+                help: help.to_owned(),
+                kind: Kind::Count,
+                shown: true,
+                filter: false,
+            });
+            words.push(vec![]);
+        }
+        let folder = folder.to_owned();
+        Ok(Results { folder, run, changed, form, columns, unknown, words, at, has_regions })
+    }
+
+    /// Calls `see` for every record, in order.
+    pub fn records(&mut self, mut see: impl FnMut(&Row)) -> Result<(), DataError> {
+        let (mut table, mut regions) = (self.predictions()?, Regions::open(self)?);
+        let mut values = vec![f64::NAN; self.columns.len()];
+        let (mut found, mut ordinal) = (vec![], 0);
+        loop {
+            let (columns, words, at) = (&self.columns, &mut self.words, self.at);
+            let name = table.next_row(|cells| {
+                for (place, (cell, column)) in cells.iter().zip(columns).enumerate() {
+                    values[place] = value(column, cell, &mut words[place], place == at.call)?;
+                }
+                for (place, key) in [(at.length, "length"), (at.windows, "n_windows"), (at.call, "prediction")]
+                {
+                    if values[place].is_nan() {
+                        return Err(format!("{key} is `NA`"));
+                    }
+                }
+                Ok(cells[at.name].to_owned())
+            })?;
+            let Some(name) = name else { break };
+            if let Some(regions) = &mut regions {
+                regions.take(&name, values[at.length], &mut found)?;
+            }
+            if let Some(place) = at.regions {
+                values[place] = found.len() as f64;
+            }
+            see(&Row { ordinal, name: &name, values: &values, regions: &found });
+            ordinal += 1;
+        }
+        if let Some(regions) = &mut regions {
+            regions.expect_end()?;
+        }
+        self.agree(&table, ordinal, &self.run["counts"]["records"])
+    }
+
+    /// Calls `see` for every window, in order, with the row number of its record and the number of windows of the
+    /// record. Returns false if there is no table of windows.
+    pub fn windows(&self, mut see: impl FnMut(u64, u64, Window)) -> Result<bool, DataError> {
+        let path = self.folder.join(WINDOWS);
+        if !path.exists() {
+            return Ok(false);
+        }
+        let mut records =
+            TableReader::open(&self.folder.join(PREDICTIONS), &["seq_name", "length", "n_windows"])?;
+        let scores: &[&str] = match self.form {
+            Form::VirNucPro => &["seq_name", "start", "end", "score_other", "score_virus"],
+            Form::Caller => &["seq_name", "start", "end", "virus_score"],
+        };
+        let mut windows = TableReader::open(&path, scores)?;
+        let (mut ordinal, mut count, paired) = (0, 0, self.is_paired());
+        let record = |[name, length, windows]: [&str; 3]| {
+            Ok((name.to_owned(), whole("length", length)?, whole("n_windows", windows)?))
+        };
+        while let Some((name, length, number)) = records.next(record)? {
+            for _ in 0..number {
+                let row = windows.next_row(|cells| window(&name, length, paired, cells))?;
+                see(ordinal, number, row.ok_or_else(|| windows.ends_early())?);
+            }
+            count += number;
+            ordinal += 1;
+        }
+        windows.expect_end()?;
+        self.agree(&windows, count, &self.run["counts"]["windows"])?;
+        Ok(true)
+    }
+
+    /// Calls `see` for every note, in order, with its cells: record, kind, detail, action.
+    pub fn notes(&self, mut see: impl FnMut([&str; 4])) -> Result<(), DataError> {
+        let path = self.folder.join(NOTES);
+        if !path.exists() {
+            return Ok(());
+        }
+        let mut table = TableReader::open(&path, &["seq_name", "kind", "detail", "action"])?;
+        let mut row = |cells: [&str; 4]| {
+            see(cells);
+            Ok(())
+        };
+        while table.next(&mut row)?.is_some() {}
+        Ok(())
+    }
+
+    /// Whether records are pairs of mates, whose windows have the names of the mates.
+    fn is_paired(&self) -> bool {
+        self.run["calling"]["paired"] == true
+    }
+
+    /// Opens the table of records, with the known columns.
+    fn predictions(&self) -> Result<TableReader, DataError> {
+        let path = self.folder.join(PREDICTIONS);
+        let keys: Vec<&str> = self.columns.iter().map(|column| column.key.as_str()).collect();
+        TableReader::open(&path, keys.strip_suffix(&[REGION_COUNT]).unwrap_or(&keys))
+    }
+
+    /// Checks the number of rows of a table, which detects truncation between two rows.
+    fn agree(&self, table: &TableReader, found: u64, said: &Value) -> Result<(), DataError> {
+        match said.as_u64() {
+            Some(said) if said != found => Err(table.error(format!(
+                "{found} rows, {RUN_RECORD} says {said}; the table is incomplete or belongs to another run"
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Reader of `regions.tsv`, whose rows are in the order of the records.
+struct Regions {
+    table: TableReader,
+    /// The next row.
+    next: Option<(String, Region)>,
+    /// Whether records are pairs of mates.
+    paired: bool,
+}
+
+impl Regions {
+    fn open(results: &Results) -> Result<Option<Self>, DataError> {
+        if !results.has_regions {
+            return Ok(None);
+        }
+        let columns = ["seq_name", "start", "end", "score"];
+        let mut regions = Regions {
+            table: TableReader::open(&results.folder.join(REGIONS), &columns)?,
+            next: None,
+            paired: results.is_paired(),
+        };
+        regions.advance()?;
+        Ok(Some(regions))
+    }
+
+    fn advance(&mut self) -> Result<(), DataError> {
+        self.next = self.table.next(|[name, start, end, score]| {
+            let (start, end) = (whole("start", start)?, whole("end", end)?);
+            Ok((name.to_owned(), Region { start, end, score: finite("score", score)? }))
+        })?;
+        Ok(())
+    }
+
+    /// Replaces `found` by the regions of the next record, which is named `name`.
+    fn take(&mut self, name: &str, length: f64, found: &mut Vec<Region>) -> Result<(), DataError> {
+        found.clear();
+        while let Some((_, region)) = self.next.take_if(|(of, _)| is_of(of, name, self.paired)) {
+            if region.start == 0 || region.end < region.start || region.end as f64 > length {
+                let text = format!("bases {} to {} are not in a record of {length}", region.start, region.end);
+                return Err(self.table.error(text));
+            }
+            found.push(region);
+            self.advance()?;
+        }
+        Ok(())
+    }
+
+    /// `Err` if regions are left after the last record.
+    fn expect_end(&self) -> Result<(), DataError> {
+        match &self.next {
+            None => Ok(()),
+            Some((name, _)) => {
+                let text = format!(
+                    "a region of '{}', which is not in {PREDICTIONS} or not in its order there; the tables belong to \
+                     different runs",
+                    Name(name)
+                );
+                Err(self.table.error(text))
+            }
+        }
+    }
+}
+
+/// Parses the cell of a record.
+fn value(column: &Column, cell: &str, words: &mut Vec<String>, is_call: bool) -> Result<f64, String> {
+    match column.kind {
+        Kind::Name => Ok(f64::NAN),
+        Kind::Count if cell == "NA" => Ok(f64::NAN),
+        Kind::Count => Ok(whole(&column.key, cell)? as f64),
+        Kind::Share => share(&column.key, cell),
+        // An empty reason is no reason.
+        Kind::Word if cell == "NA" || cell.is_empty() => Ok(f64::NAN),
+        Kind::Word => match words.iter().position(|word| word == cell) {
+            Some(place) => Ok(place as f64),
+            None if is_call => Err(format!(
+                "{} is `{}`, expected virus, other, no_call, skipped or untrained",
+                column.key,
+                Name(cell)
+            )),
+            None if words.len() == MOST_WORDS => {
+                Err(format!("more than {MOST_WORDS} different words in column {}", column.key))
+            }
+            None => {
+                words.push(cell.to_owned());
+                Ok((words.len() - 1) as f64)
+            }
+        },
+    }
+}
+
+/// Parses a window of the record `name` of `length` bases: name, first and last base, and either its score, or its
+/// scores of "other" and "virus".
+fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Window, String> {
+    if !is_of(cells[0], name, paired) {
+        let text = format!("expected a window of '{}' as in {PREDICTIONS}", Name(name));
+        return Err(format!("{text}; the tables are incomplete or belong to different runs"));
+    }
+    let (start, end) = (whole("start", cells[1])?, whole("end", cells[2])?);
+    if start == 0 || end < start || end > length {
+        return Err(format!("bases {start} to {end} are not in a record of {length}"));
+    }
+    let score = match cells[3..] {
+        [other, virus] => {
+            let (other, virus) = (share("score_other", other)?, share("score_virus", virus)?);
+            if other.is_nan() != virus.is_nan() || other + virus == 0.0 {
+                return Err("score_other and score_virus must both be NA, or one of them above 0".to_owned());
+            }
+            // The score of a window as `predict` defines it.
+            virus / (other + virus)
+        }
+        _ => share("virus_score", cells[3])?,
+    };
+    Ok(Window { start, end, score, of_a_mate: cells[0] != name })
+}
+
+/// Whether a row belongs to the record `name`: it has its name, or that of one of its mates where the record is a pair.
+fn is_of(cell: &str, name: &str, paired: bool) -> bool {
+    cell.strip_prefix(name).is_some_and(|rest| rest.is_empty() || paired && matches!(rest, "/1" | "/2"))
+}
+
+/// Parses a finite number.
+fn finite(column: &str, cell: &str) -> Result<f64, String> {
+    let number = cell.parse::<f64>().ok().filter(|number| number.is_finite());
+    number.ok_or_else(|| format!("{column} is `{}`, expected a number", Name(cell)))
+}
+
+/// Parses a whole number.
+fn whole(column: &str, cell: &str) -> Result<u64, String> {
+    cell.parse().map_err(|_| format!("{column} is `{}`, expected a whole number", Name(cell)))
+}
+
+/// Parses a number from 0 to 1; NaN for `NA`.
+fn share(column: &str, cell: &str) -> Result<f64, String> {
+    if cell == "NA" {
+        return Ok(f64::NAN);
+    }
+    let number = cell.parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or_else(|| format!("{column} is `{}`, expected a number from 0 to 1", Name(cell)))
+}

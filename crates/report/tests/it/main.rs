@@ -1,0 +1,4 @@
+//! Integration tests of `plimsoll-report`.
+
+mod browser;
+mod page;
