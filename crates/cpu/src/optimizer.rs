@@ -1,4 +1,4 @@
-//! AdamW and SGD updates, and the common scale of all gradients (unscaling and clipping).
+//! AdamW and SGD updates, averages of weights, and the common scale of all gradients (unscaling and clipping).
 //!
 //! Invariant: a new state depends on the old states and the gradient at its own element only. The gradient norm is a
 //! sum of squares in f64, added block by block in a fixed order. The square of an f32 is exact in f64, so the
@@ -10,7 +10,7 @@ use super::optimizer_state::{Gradient, OptimizerState};
 use super::simd::{LANES, Simd};
 use super::total::{GRAIN, squares, total};
 use core::ops::Range;
-use plimsoll_graph::ops::{AdamW, GradScale, Sgd};
+use plimsoll_graph::ops::{AdamW, Ema, GradScale, Sgd};
 
 /// Factor on all gradients: computed by [`grad_scale`], applied by every optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,6 +48,12 @@ pub fn sgd_momentum(
     lr: f32,
 ) {
     update(cpu, SgdStep { op: *op, lr }, g, states, scale);
+}
+
+/// One step of the average `ema` of the parameter p, after `steps` earlier steps.
+pub fn ema(cpu: &Cpu, op: &Ema, p: Gradient<'_>, ema: OptimizerState<'_, f32>, scale: Scale, steps: f32) {
+    // The rule gets the parameter in place of the gradient, which the factor of the gradients must not change.
+    update(cpu, EmaStep { weight: op.weight(steps) }, p, [ema], Scale { factor: 1.0, ..scale });
 }
 
 /// Returns the scale for `grads`, and their norm after multiplication with `unscale` and before clipping
@@ -150,6 +156,20 @@ impl UpdateRule<2> for SgdStep {
         let b = s.fma(momentum, b, g);
         let by = if self.op.nesterov { s.fma(momentum, b, g) } else { b };
         [self.down(s, p, by), b]
+    }
+}
+
+/// Rule of an average of parameters, of which the parameter has this weight.
+#[derive(Clone, Copy)]
+struct EmaStep {
+    weight: f32,
+}
+
+impl UpdateRule<1> for EmaStep {
+    #[inline(always)]
+    fn step<S: Simd>(&self, s: S, p: S::V, [ema]: [S::V; 1]) -> [S::V; 1] {
+        let by = s.fma(s.splat(-1.0), ema, p);
+        [s.fma(s.splat(self.weight), by, ema)]
     }
 }
 

@@ -6,7 +6,7 @@
 //! device with asynchronous copies (`submit` and `collect` in `submit.rs`).
 
 use crate::device::{Device, DeviceError, GraphCapture, Launch, Operand};
-use crate::load::{Buffers, ParamSource, ReadParam, ReadShared, Source, Weight, load_weights};
+use crate::load::{Buffers, Copies, ParamSource, ReadParam, ReadShared, Source, Weight, load_weights};
 use crate::progress::OnStart;
 use crate::submit::InFlightStep;
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec, ValueId};
@@ -127,11 +127,11 @@ impl Executor {
     }
 
     /// Loads the resident parameters of every plan with `readers` threads. A parameter that several plans share is read
-    /// and uploaded once. `copies` maps the address of a parameter to the address of a second copy, row-major in f32,
-    /// which receives the same values. Reports the number of elements that were read.
+    /// and uploaded once. `copies` maps the address of a parameter to the addresses of further copies, row-major in f32,
+    /// which receive the same values. Reports the number of elements that were read.
     pub fn load_all_plans(
         &mut self,
-        copies: &BTreeMap<u64, u64>,
+        copies: &BTreeMap<u64, Copies>,
         readers: usize,
         read: ReadShared<'_>,
         report: OnStart<'_>,
@@ -140,8 +140,8 @@ impl Executor {
         let all = (0..program.plans().len()).flat_map(|plan| Weight::resident(program, plan));
         let once = all.filter(|weight| loaded.insert(weight.at));
         let weights = once.map(|weight| {
-            let copy = copies.get(&weight.at).copied();
-            weight.with_copy(copy)
+            let copies = copies.get(&weight.at).copied();
+            weight.with_copies(copies.unwrap_or_default())
         });
         let weights = weights.collect();
         load_weights(&mut [self], weights, readers, read, report)

@@ -25,7 +25,7 @@ pub use device::{
     Tracer,
 };
 pub use executor::Executor;
-pub use load::{ParamSource, ReadError, ReadParam, ReadShared, load_all};
+pub use load::{Copies, ParamSource, ReadError, ReadParam, ReadShared, load_all};
 pub use persistent::{PersistentKind, PersistentTensor};
 pub use plimsoll_graph::Param;
 pub use progress::{OnStart, StartProgress, StartStage};

@@ -152,8 +152,8 @@ fn ended(thread: ScopedJoinHandle<'_, Result<(), DeviceError>>) -> Result<(), De
 /// A parameter or a window of its rows, its address in the arena and its layout.
 pub(crate) struct Weight {
     pub(crate) at: u64,
-    /// Address of a second copy of the parameter, row-major in f32: the master copy of the optimizer.
-    copy: Option<u64>,
+    /// Addresses of further copies of the parameter, row-major in f32.
+    copies: Copies,
     param: Param,
     shape: Shape,
 }
@@ -176,6 +176,9 @@ enum Shape {
     /// int8 (n, k) in tiles, followed by one scale per row.
     ScaledTiles { n: u64, k: u64 },
 }
+
+/// Addresses of further copies of a parameter: the master copy of the optimizer, and the average of the parameter.
+pub type Copies = [Option<u64>; 2];
 
 /// Buffers for reading and packing a parameter: the only copies of it outside the arena.
 #[derive(Default)]
@@ -210,12 +213,12 @@ impl Weight {
         let (.., param) = p.graph.param_values().find(|(value, ..)| *value == v)?;
         let slice = p.memory.slice(v)?;
         let shape = Shape::of(p.graph.spec(v), p);
-        Some(Self { at: program.address(plan, slice), copy: None, param: param.clone(), shape })
+        Some(Self { at: program.address(plan, slice), copies: [None; 2], param: param.clone(), shape })
     }
 
-    /// Returns the weight with a second copy of its values at an address, row-major in f32.
-    pub(crate) fn with_copy(self, copy: Option<u64>) -> Self {
-        Self { copy, ..self }
+    /// Returns the weight with further copies of its values, row-major in f32.
+    pub(crate) fn with_copies(self, copies: Copies) -> Self {
+        Self { copies, ..self }
     }
 
     /// Number of elements to load.
@@ -244,7 +247,7 @@ impl Weight {
         }
     }
 
-    /// Reads the parameter, packs it and uploads it, to both places if it has a second copy.
+    /// Reads the parameter, packs it and uploads it, also to its further copies.
     pub(crate) fn load(
         &self,
         upload: Upload<'_>,
@@ -287,15 +290,15 @@ struct Transfer<'a, 'b, 'c> {
 }
 
 impl Transfer<'_, '_, '_> {
-    /// Reads elements from `first` on, and uploads them to the second copy if the weight has one.
+    /// Reads elements from `first` on, and uploads them to the further copies of the weight.
     fn read(&mut self, first: u64, out: &mut [f32]) -> Result<(), DeviceError> {
-        let Weight { param, copy, .. } = self.weight;
+        let Weight { param, copies, .. } = self.weight;
         let fail = |source| DeviceError::Load { param: param.name.clone(), source };
         (self.read)(param, first..first + out.len() as u64, out).map_err(fail)?;
-        match copy {
-            Some(copy) => (self.upload)(copy + first * DType::F32.size(), bytemuck::cast_slice(out)),
-            None => Ok(()),
-        }
+        copies
+            .iter()
+            .flatten()
+            .try_for_each(|copy| (self.upload)(copy + first * DType::F32.size(), bytemuck::cast_slice(out)))
     }
 
     fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {

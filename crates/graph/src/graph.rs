@@ -143,6 +143,8 @@ pub enum StateKind {
     Optimizer,
     /// f32 master copy of a 16-bit parameter.
     Master,
+    /// Averages of the trained weights, in f32, and the number of steps that they average.
+    Average,
     /// Running statistics of batch normalisation.
     Buffer,
 }
@@ -154,6 +156,7 @@ impl StateKind {
             Self::Gradient => "gradients",
             Self::Optimizer => "optimizer",
             Self::Master => "master weights",
+            Self::Average => "averaged weights",
             Self::Buffer => "buffers",
         }
     }

@@ -29,7 +29,10 @@ pub struct RunState {
     pub scale: LossScale,
     /// The evaluation with the lowest loss.
     pub best: Option<Best>,
-    /// Number of evaluations since the best one.
+    /// Loss of the last evaluation that was lower by more than `run.min_delta` than the one before it in this field.
+    #[serde(default)]
+    pub improved: Option<f64>,
+    /// Number of evaluations since that one.
     pub stale: u64,
     /// Step after which the last evaluation ran.
     pub evaluated: u64,
@@ -119,6 +122,22 @@ impl RunState {
         Ok(())
     }
 
+    /// Counts an evaluation after the current step. Returns whether its loss is the lowest so far.
+    pub fn evaluated(&mut self, loss: f64, min_delta: f64) -> bool {
+        self.evaluated = self.step;
+        // Checkpoints of versions without `run.min_delta` have no `improved`; there it was the best loss.
+        let before = self.improved.or(self.best.map(|best| best.loss));
+        match loss.is_finite() && before.is_none_or(|before| loss < before - min_delta) {
+            true => (self.improved, self.stale) = (Some(loss), 0),
+            false => (self.improved, self.stale) = (before, self.stale + 1),
+        }
+        let best = loss.is_finite() && self.best.is_none_or(|best| loss < best.loss);
+        if best {
+            self.best = Some(Best { step: self.step, loss });
+        }
+        best
+    }
+
     /// Returns the state before the first step.
     pub fn new(precision: &Precision, position: Value) -> Self {
         let scale = LossScale::new(precision);
@@ -132,6 +151,7 @@ impl RunState {
             targets: 0,
             scale,
             best: None,
+            improved: None,
             stale: 0,
             evaluated: 0,
             position,
@@ -178,6 +198,35 @@ mod tests {
             scale.after(false, &precision, 1).expect("nothing to lower");
             assert_eq!(scale, LossScale { factor: 1.0, good: 0 });
         }
+    }
+
+    /// (loss, whether it is the lowest so far, evaluations since the last improvement): with a smallest improvement, a
+    /// lower loss need not count.
+    #[test]
+    fn small_improvements_do_not_count() {
+        let small = [
+            (2.0, true, 0),
+            (1.9, true, 1),
+            (1.8, true, 2),
+            (1.6, true, 0),
+            (f64::NAN, false, 1),
+            (1.7, false, 2),
+            (1.3, true, 3),
+            (1.0, true, 0),
+        ];
+        let any = [(2.0, true, 0), (1.9, true, 0), (1.9, false, 1), (f64::NAN, false, 2), (1.8, true, 0)];
+        for (min_delta, wanted) in [(0.3, &small[..]), (0.0, &any[..])] {
+            let mut state = RunState::new(&Precision::default(), Value::Null);
+            for (step, &(loss, lowest, stale)) in (1..).zip(wanted) {
+                state.step = step;
+                assert_eq!(state.evaluated(loss, min_delta), lowest, "{min_delta}: {loss}");
+                assert_eq!((state.stale, state.evaluated), (stale, step), "{min_delta}: {loss}");
+            }
+        }
+        let old = Best { step: 1, loss: 1.0 };
+        let mut state = RunState { best: Some(old), ..RunState::new(&Precision::default(), Value::Null) };
+        assert!(!state.evaluated(1.5, 0.0));
+        assert_eq!((state.stale, state.improved), (1, Some(1.0)), "a checkpoint without `improved`");
     }
 
     #[test]

@@ -83,7 +83,8 @@ pub trait Trainable {
 
     /// Returns the tensors of a checkpoint file in the order in which they are written. Model tensors have the names
     /// and shapes of the Hugging Face Hub; the state has everything else that the next step depends on: master weights,
-    /// moments, running statistics.
+    /// moments, running statistics. Without averaged weights, [`StatePart::Average`] is empty and has no
+    /// file.
     fn tensors(&self, part: StatePart) -> Vec<Stored>;
 
     /// Returns the file name of a part of the checkpoint.
@@ -198,17 +199,23 @@ pub enum StatePart {
     Model,
     /// All other tensors that the next step depends on.
     State,
+    /// The model with averaged weights, if the run averages weights (`optimizer.ema`).
+    Average,
 }
 
+/// Folder of the model with averaged weights inside a checkpoint.
+pub const AVERAGE: &str = "ema";
+
 impl StatePart {
-    /// Both parts.
-    pub const ALL: [StatePart; 2] = [StatePart::Model, StatePart::State];
+    /// All parts.
+    pub const ALL: [StatePart; 3] = [StatePart::Model, StatePart::State, StatePart::Average];
 
     /// Default name of the file.
     pub fn file(self) -> &'static str {
         match self {
             Self::Model => "model.safetensors",
             Self::State => "state.safetensors",
+            Self::Average => "ema/model.safetensors",
         }
     }
 }

@@ -9,7 +9,7 @@ use super::config::{PrecisionKind, TrainConfig};
 use super::metrics::{EvaluationLine, Metrics, StepLine, number};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
-use super::state::{Best, RunState, SKIPS_IN_A_ROW};
+use super::state::{RunState, SKIPS_IN_A_ROW};
 use super::trainable::{Applied, Auxiliary, MicroStepResult, Taken, Trainable};
 use crate::TrainError;
 use plimsoll_data::atomic::AtomicFile;
@@ -191,6 +191,8 @@ fn train_from(
         loss: None,
         started: VecDeque::new(),
     };
+    // A kill between a checkpoint and its link, and a resume from an older checkpoint, leave another link.
+    trainer.checkpoints.link_best(trainer.best())?;
     for line in trainer.introduction(output) {
         observer.say(Level::Info, &line);
     }
@@ -375,6 +377,9 @@ impl Trainer {
                     self.evaluate(observer)?;
                 }
                 self.save()?;
+                if ended == Ended::Patience {
+                    observer.say(Level::Info, &self.stopped_early());
+                }
                 return Ok(ended);
             }
             if !self.step()? {
@@ -394,6 +399,20 @@ impl Trainer {
             }
             self.heed(observer)?;
         }
+    }
+
+    /// Says why `run.patience` ended the run.
+    fn stopped_early(&self) -> String {
+        let RunState { step, stale, improved, .. } = self.state;
+        let by = match self.config.run.min_delta {
+            0.0 => String::new(),
+            min_delta => format!(" by more than {min_delta}"),
+        };
+        let from = improved.map_or_else(String::new, |loss| format!(" {loss:.4}"));
+        format!(
+            "stopped early after step {step}: {stale} evaluations without a validation loss below{from}{by} \
+             (run.patience)"
+        )
     }
 
     fn ended(&self) -> Option<Ended> {
@@ -586,12 +605,7 @@ impl Trainer {
             return Err(TrainError::NothingToEvaluate);
         }
         let (step, loss) = (self.state.step, loss / targets as f64);
-        let best = loss.is_finite() && self.state.best.is_none_or(|best| loss < best.loss);
-        self.state.evaluated = step;
-        match best {
-            true => (self.state.best, self.state.stale) = (Some(Best { step, loss }), 0),
-            false => self.state.stale += 1,
-        }
+        let best = self.state.evaluated(loss, self.config.run.min_delta);
         let (validation_loss, validation_targets) = (number(loss), targets);
         self.metrics.put(&EvaluationLine { step, validation_loss, validation_targets, best })?;
         let mark = if best { ", the lowest so far" } else { "" };
@@ -615,11 +629,17 @@ impl Trainer {
             let path = self.checkpoints.save(&record, self.model.as_mut())?;
             self.newest = Some((step, path));
             self.saved = Instant::now();
-            let best = self.state.best.filter(|_| self.config.run.keep_best).map(|best| best.step);
-            self.checkpoints.rotate(self.config.run.keep_last, best)?;
+            // The link leaves an older checkpoint before that is removed.
+            self.checkpoints.link_best(self.best())?;
+            self.checkpoints.rotate(self.config.run.keep_last, self.best())?;
         }
         // `newest` is set: the checkpoint was just written or existed before.
         Ok(self.newest.as_ref().map_or(Path::new(""), |(_, path)| path))
+    }
+
+    /// Step of the checkpoint that is kept because it is the best.
+    fn best(&self) -> Option<u64> {
+        self.state.best.filter(|_| self.config.run.keep_best).map(|best| best.step)
     }
 
     /// If a signal has requested it, saves a checkpoint and ends the run with `RuntimeError::Interrupted`.
@@ -647,6 +667,7 @@ impl Trainer {
             "config": self.asked,
             "choices": self.choices,
             "ended": ended.key(),
+            "stopped_early": ended == Ended::Patience,
             "state": self.state,
             "loss": self.loss,
             "checkpoint": checkpoint.display().to_string(),

@@ -53,6 +53,23 @@ pub(in super::super) fn adamw_8bit(l: &Operands<'_>, cpu: &Cpu, op: &AdamW8bit) 
     Ok(())
 }
 
+pub(in super::super) fn ema(l: &Operands<'_>, cpu: &Cpu, op: &Ema) -> Result<(), DeviceError> {
+    let [steps] = numbers(l, 3)?;
+    optimizer::ema(cpu, op, gradient(l, 1)?, place(l, 0, 0, DType::F32)?, scale(l, 2)?, steps);
+    Ok(())
+}
+
+pub(in super::super) fn count_steps(l: &Operands<'_>, _: &CountSteps) -> Result<(), DeviceError> {
+    let ([steps], scale) = (numbers(l, 0)?, scale(l, 1)?);
+    if let Some(out) = l.vector_out(0)? {
+        out[0] = if scale.ok { (steps + 1.0).min(COUNTABLE) } else { steps };
+    }
+    Ok(())
+}
+
+/// Largest count of steps: the largest number to which f32 can add 1.
+const COUNTABLE: f32 = (1u32 << 24) as f32;
+
 pub(in super::super) fn grad_scale(l: &Operands<'_>, cpu: &Cpu, op: &GradScale) -> Result<(), DeviceError> {
     let last = l.launch.ins.len() - 1;
     // Checks all gradients first: the iterator below, which avoids an allocation, cannot return an error.

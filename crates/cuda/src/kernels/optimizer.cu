@@ -1,4 +1,4 @@
-// Updates of one parameter: AdamW, AdamW with 8-bit moments, Adafactor, SGD; and the scale of all gradients.
+// Updates of one parameter: AdamW, AdamW with 8-bit moments, Adafactor, SGD; its average; and the scale of all gradients.
 //
 // The gradient g has the element type TYPE; parameters and moments are f32. `scale` (2) is (factor, ok): the gradient
 // is factor g, and where ok is 0 every output equals its input. `scale` and `hyper` are read from device memory, so a
@@ -112,6 +112,43 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store_some<0, MANY>(p_new, at, n, ps);
     if (buffer) store_some<0, MANY>(buffer_new, at, n, bs);
   }
+}
+
+// Average of a parameter (tf.train.ExponentialMovingAverage): mean (n) to mean_new after the update of p (n). steps (1) is
+// the number of earlier steps. The weight of p is computed in f64 as on the CPU.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    ema(const float *mean, const float *__restrict__ p, const float *__restrict__ scale,
+        const float *__restrict__ steps, float *mean_new, long long n, float decay) {
+  after_predecessors();
+  const bool ok = is_ok(scale);
+  if (!ok && mean == mean_new) return;
+  __shared__ float shared_weight;
+  if (threadIdx.x == 0) {
+    const double t = (double)steps[0] + 1.0;
+    shared_weight = (float)(1.0 - fmin((double)decay, (1.0 + t) / (10.0 + t)));
+  }
+  __syncthreads();
+  const float weight = shared_weight;
+  const long long first = first_element<MANY>();
+#pragma unroll
+  for (int s = 0; s < STEPS; s++) {
+    const long long at = first + s * THREADS * MANY;
+    if (at >= n) break;
+    float es[MANY], ps[MANY];
+    load_some<0, MANY>(mean, at, n, es);
+    load_some<0, MANY>(p, at, n, ps);
+#pragma unroll
+    for (int i = 0; i < MANY; i++)
+      if (ok) es[i] = fmaf(weight, ps[i] - es[i], es[i]);
+    store_some<0, MANY>(mean_new, at, n, es);
+  }
+}
+
+// Counter of the steps that are not skipped, at most 2^24, where f32 can no longer add 1. One thread.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    count_steps(const float *steps, const float *__restrict__ scale, float *steps_new) {
+  after_predecessors();
+  if (threadIdx.x == 0) steps_new[0] = is_ok(scale) ? fminf(steps[0] + 1.0f, 16777216.0f) : steps[0];
 }
 
 // Sums of squares of a gradient: partial[b] is the sum over the elements from b RANGE on, in f64. One block per range.

@@ -207,6 +207,8 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
         K::Adafactor => optimizer::adafactor(call, call.launch.op_as()?),
         K::AdamW => optimizer::adamw(call, call.launch.op_as()?),
         K::AdamW8bit => optimizer::adamw_8bit(call, call.launch.op_as()?),
+        K::CountSteps => optimizer::count_steps(call),
+        K::Ema => optimizer::ema(call, call.launch.op_as()?),
         K::GradScale => optimizer::grad_scale(call, call.launch.op_as()?),
         K::Sgd => optimizer::sgd(call, call.launch.op_as()?),
         K::GemmInputGrad => linear_grad::input_grad(call, call.launch.op_as()?),

@@ -1,4 +1,4 @@
-//! Updates of parameters by AdamW, Adafactor and SGD, and the scale of all gradients of a step. Invariant: the factor
+//! Updates of parameters by AdamW, Adafactor and SGD, averages of parameters, and the scale of all gradients of a step. Invariant: the factor
 //! of the gradients and the hyperparameters are read from device memory, and the order of every sum follows from the
 //! shapes alone.
 
@@ -6,7 +6,7 @@ use super::{Call, Tensor};
 use crate::kernel::{Arg, File, Kernel, Shape};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
-use plimsoll_graph::ops::{Adafactor, AdamW, AdamW8bit, BLOCK, GradScale, Sgd};
+use plimsoll_graph::ops::{Adafactor, AdamW, AdamW8bit, BLOCK, Ema, GradScale, Sgd};
 use plimsoll_plan::{ADAFACTOR_ROWS, SQUARES};
 
 /// Threads of a block.
@@ -59,6 +59,18 @@ pub(super) fn sgd(call: &mut Call<'_>, op: &Sgd) -> Result<(), DeviceError> {
     let nesterov = Arg::int(i32::from(op.nesterov));
     let args = [p.pointer(), g.pointer(), old, scale, hyper, p_new, new, n, momentum, decay, nesterov];
     call.kernel(&kernel("sgd", g.dtype), flat(&p), &args)
+}
+
+pub(super) fn ema(call: &mut Call<'_>, op: &Ema) -> Result<(), DeviceError> {
+    let [ema, p, scale, steps] = [call.input(0)?, call.input(1)?, call.input(2)?, call.input(3)?];
+    let [old, p, scale, steps] = [ema, p, scale, steps].map(|t| t.pointer());
+    let (new, n) = (call.output(0)?.pointer(), Arg::long(ema.elements()));
+    call.kernel(&kernel("ema", DType::F32), flat(&ema), &[old, p, scale, steps, new, n, Arg::float(op.decay)])
+}
+
+pub(super) fn count_steps(call: &mut Call<'_>) -> Result<(), DeviceError> {
+    let args = [call.input(0)?, call.input(1)?, call.output(0)?].map(|t| t.pointer());
+    call.kernel(&kernel("count_steps", DType::F32), Shape::of(1, 32), &args)
 }
 
 pub(super) fn grad_scale(call: &mut Call<'_>, op: &GradScale) -> Result<(), DeviceError> {
@@ -139,7 +151,14 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         "adafactor_squares",
         "adafactor",
     ];
-    let of_sums = ["grad_scale", "adafactor_column_means", "adafactor_row_average", "adafactor_rate"];
+    let of_sums = [
+        "ema",
+        "count_steps",
+        "grad_scale",
+        "adafactor_column_means",
+        "adafactor_row_average",
+        "adafactor_rate",
+    ];
     let types = [DType::F32, DType::Bf16, DType::F16];
     let typed = types.iter().flat_map(|&dtype| of_gradients.map(|entry| kernel(entry, dtype)));
     typed.chain(of_sums.map(|entry| kernel(entry, DType::F32))).collect()

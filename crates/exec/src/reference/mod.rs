@@ -122,6 +122,8 @@ pub fn eval(
         Op::Adafactor(op) => optimizer::eval_adafactor(op, &mut operands),
         Op::AdamW(op) => optimizer::eval_adamw(op, &mut operands),
         Op::AdamW8bit(op) => adamw_8bit::eval(op, &mut operands),
+        Op::CountSteps(_) => optimizer::eval_count_steps(&mut operands),
+        Op::Ema(op) => optimizer::eval_ema(op, &mut operands),
         Op::GradScale(op) => optimizer::eval_grad_scale(op, &mut operands),
         Op::Sgd(op) => optimizer::eval_sgd(op, &mut operands),
     }?;

@@ -1,8 +1,8 @@
-//! One step of AdamW, SGD and Adafactor, gradient accumulation, and the common gradient scale. Invariant: if `ok` is
+//! One step of AdamW, SGD and Adafactor, gradient accumulation, the common gradient scale, and averages of weights. Invariant: if `ok` is
 //! 0, every output equals its input.
 
 use super::{Operands, ReferenceError, Tensor};
-use plimsoll_graph::ops::{Adafactor, AdamW, GradScale, Sgd};
+use plimsoll_graph::ops::{Adafactor, AdamW, Ema, GradScale, Sgd};
 
 /// Factor on all gradients of a step, and whether the step is applied.
 #[derive(Clone, Copy)]
@@ -149,4 +149,21 @@ pub(super) fn eval_accumulate(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, Ref
     let keep = ins.shaped("keep", &[1])?[0];
     let sum = acc.iter().zip(g).map(|(acc, g)| if keep == 0.0 { *g } else { acc + g });
     Ok(vec![Tensor::f64(shape, sum.collect())])
+}
+
+pub(super) fn eval_ema(op: &Ema, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let (shape, ema) = ins.floats("ema")?;
+    let p = ins.shaped("p", shape)?;
+    let Scale { ok, .. } = Scale::take(ins)?;
+    let t = ins.shaped("steps", &[1])?[0] + 1.0;
+    let decay = f64::from(op.decay).min((1.0 + t) / (10.0 + t));
+    let mean = ema.iter().zip(p).map(|(ema, p)| if ok { decay * ema + (1.0 - decay) * p } else { *ema });
+    Ok(vec![Tensor::f64(shape, mean.collect())])
+}
+
+pub(super) fn eval_count_steps(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
+    let steps = ins.shaped("steps", &[1])?[0];
+    let Scale { ok, .. } = Scale::take(ins)?;
+    let most = f64::from(1 << 24);
+    Ok(vec![Tensor::f64(&[1], vec![if ok { (steps + 1.0).min(most) } else { steps }])])
 }

@@ -9,8 +9,18 @@ use std::collections::BTreeSet;
 
 /// Ops without gradients: tables of positions, updates of parameters and states, and gradients, which are not
 /// differentiated again.
-const NOT_DIFFERENTIATED: [&str; 8] =
-    ["rotary_table", "accumulate", "adafactor", "adamw", "adamw_8bit", "grad_scale", "quantize", "sgd"];
+const NOT_DIFFERENTIATED: [&str; 10] = [
+    "rotary_table",
+    "accumulate",
+    "adafactor",
+    "adamw",
+    "adamw_8bit",
+    "count_steps",
+    "ema",
+    "grad_scale",
+    "quantize",
+    "sgd",
+];
 
 /// Maximum elements of a compared case: larger cases take seconds in f64 and test nothing more.
 const MAX_ELEMENTS: usize = 12_000;

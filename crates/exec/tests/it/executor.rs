@@ -93,16 +93,17 @@ fn a_large_parameter_and_its_copy_are_loaded_by_any_number_of_threads() {
     let target = Target::named("null").expect("read");
     let policy = Policy { precision: Precision::Bf16, ..Policy::default() };
     let plan = compile(&g.finish().expect("verified"), &policy, &target).expect("planned");
-    let copy = Staging { label: "copy".to_owned(), bytes: Bytes(4 * ROWS * COLUMNS) };
-    let program = Program::new(target, vec![("embed".to_owned(), plan)], vec![copy]);
+    let copies = ["master copy", "average"]
+        .map(|label| Staging { label: label.to_owned(), bytes: Bytes(4 * ROWS * COLUMNS) });
+    let program = Program::new(target, vec![("embed".to_owned(), plan)], copies.to_vec());
     let bytes_of = |readers: usize| {
         let mut executor = Executor::new(Box::new(ReferenceDevice::new()), program.clone()).expect("started");
         let tensors = executor.persistent_tensors();
         let [PersistentTensor { at, spec, .. }] = tensors.as_slice() else { panic!("{tensors:?}") };
         assert_eq!(spec.dtype, DType::Bf16);
-        let copy = program.staging_address(0);
+        let [copy, second] = [0, 1].map(|k| program.staging_address(k));
         let mut reported = vec![];
-        let copies = BTreeMap::from([(*at, copy)]);
+        let copies = BTreeMap::from([(*at, [Some(copy), Some(second)])]);
         executor
             .load_all_plans(&copies, readers, &read, &mut |progress| reported.push(progress))
             .expect("loaded");
@@ -112,7 +113,10 @@ fn a_large_parameter_and_its_copy_are_loaded_by_any_number_of_threads() {
         let mut narrow = vec![0; (2 * ROWS * COLUMNS) as usize];
         let mut whole = vec![0; (4 * ROWS * COLUMNS) as usize];
         executor.download(*at, &mut narrow).expect("in the arena");
+        executor.download(second, &mut whole).expect("in the arena");
+        let average = whole.clone();
         executor.download(copy, &mut whole).expect("in the arena");
+        assert!(average == whole, "both copies have the same bytes");
         (narrow, whole)
     };
     let (narrow, whole) = bytes_of(1);

@@ -53,7 +53,7 @@ pub use layer_norm::LayerNorm;
 pub use layer_norm_grad::LayerNormGrad;
 pub use linear::{Epilogue, Linear, Prologue};
 pub use linear_grad::{LinearInputGrad, LinearWeightGrad};
-pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, GradScale, Sgd};
+pub use optimizer::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, CountSteps, Ema, GradScale, Sgd};
 pub use quantize::{Quantize, Quantized};
 pub use relu::{Relu, ReluGrad};
 pub use rms_norm::{RmsNorm, RmsNormGrad};

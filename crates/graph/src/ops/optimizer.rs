@@ -1,6 +1,6 @@
 //! One optimizer step for one parameter, in place. Every optimizer op reads `scale`: f32 (2) = (factor, ok) of
 //! [`GradScale`]: the gradient is `factor g`, and where ok is 0 every output equals its input, so that a step
-//! with overflowed gradients is skipped entirely. `hyper` holds the values that change from step to step.
+//! with overflowed gradients is skipped entirely; so do the ops of the average of the weights. `hyper` holds the values that change from step to step.
 //! Parameters and moments are f32; g may be 16-bit.
 
 use super::terminal::{GradientOrUpdateOp, f32_is, f32s, like};
@@ -206,6 +206,76 @@ pub struct GradScale {
 /// Inputs: acc: any shape, g: the same shape, keep: f32 (1). Output: the type of acc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Accumulate {}
+
+/// Exponential moving average of a parameter, after its update: with t = steps + 1, `d = min(decay, (1 + t) / (10 + t))`
+/// and `ema += (1 - d) (p - ema)` (tf.train.ExponentialMovingAverage; the second bound is its warm-up).
+///
+/// Inputs ema, p: one shape, scale as of every optimizer, steps: f32 (1) of [`CountSteps`], the number of earlier
+/// steps. Output: ema.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ema {
+    /// Largest decay of the average, below 1.
+    pub decay: f32,
+}
+
+impl Ema {
+    /// 1 - d, the weight of the parameter after `steps` earlier steps.
+    pub fn weight(&self, steps: f32) -> f32 {
+        let t = f64::from(steps) + 1.0;
+        (1.0 - f64::from(self.decay).min((1.0 + t) / (10.0 + t))) as f32
+    }
+}
+
+/// Counter of the optimizer steps that were not skipped: `steps + 1`, at most 2^24, the largest count to which f32 can
+/// add 1. At 2^24 steps the warm-up of [`Ema`] has reached a decay of 0.9999995.
+///
+/// Inputs: steps: f32 (1), scale as of every optimizer. Output: steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct CountSteps {}
+
+impl GradientOrUpdateOp for Ema {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 4)?;
+        f32_is("ema", ins[0], &ins[0].shape)?;
+        f32_is("p", ins[1], &ins[0].shape)?;
+        f32_is("scale", ins[2], &[Dim::Fixed(2)])?;
+        f32_is("steps", ins[3], &[Dim::Fixed(1)])?;
+        Ok(vec![like(ins[0])])
+    }
+
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+        3 * outs[0].elements_at(counts)
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[0]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+}
+
+impl GradientOrUpdateOp for CountSteps {
+    fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
+        arity(ins, 2)?;
+        f32_is("steps", ins[0], &[Dim::Fixed(1)])?;
+        f32_is("scale", ins[1], &[Dim::Fixed(2)])?;
+        Ok(vec![like(ins[0])])
+    }
+
+    fn flops(&self, _: &[&TensorSpec], _: &[&TensorSpec], _: Counts) -> u64 {
+        1
+    }
+
+    fn in_place(&self, _: usize) -> &'static [usize] {
+        &[0]
+    }
+
+    fn class(&self) -> PrecisionClass {
+        PrecisionClass::Sensitive
+    }
+}
 
 impl GradientOrUpdateOp for GradScale {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {

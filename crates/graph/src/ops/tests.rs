@@ -61,6 +61,8 @@ fn in_place() -> Vec<(Op, Vec<TensorSpec>)> {
         (Op::BatchNorm(BatchNorm { eps: 0.1 }), [&norm[..], &vec![vector(8); 3]].concat()),
         (Op::CombineGrad(CombineGrad { top_k: 2 }), [&[x(Bf16), rows][..], &choices].concat()),
         (Op::Accumulate(Accumulate {}), vec![x(F32), x(Bf16), vector(1)]),
+        (Op::CountSteps(CountSteps {}), vec![vector(1), vector(2)]),
+        (Op::Ema(Ema { decay: 0.9 }), vec![w.clone(), w.clone(), vector(2), vector(1)]),
         (Op::AdamW(adamw), [&vec![w.clone(); 4][..], &tail(3)].concat()),
         (
             Op::AdamW8bit(AdamW8bit { adamw }),

@@ -26,7 +26,7 @@ pub(crate) use stream::streamed;
 pub use tf32::tf32;
 
 /// Appends a node and sets the definition of its outputs.
-fn push_node(g: &mut Graph, node: Node) {
+pub(crate) fn push_node(g: &mut Graph, node: Node) {
     let id = NodeId::at(g.nodes.len());
     for (k, out) in node.outputs.iter().enumerate() {
         if let Some(v) = out {

@@ -10,14 +10,17 @@ pub use frontier::{Frontier, LayerWay, Solver};
 pub use search::{Candidate, Rejected, RematChoice, TrainingChoice, TrainingSearch};
 
 use crate::compile::{compile_owned, has_matmuls};
-use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision, tf32};
+use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision, push_node, tf32};
 use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights};
-use plimsoll_graph::ops::{Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, GradScale, Sgd};
+use plimsoll_graph::ops::{
+    Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, CountSteps, Ema, GradScale, Sgd,
+};
 use plimsoll_graph::{
-    Builder, DType, Dim, Graph, Op, Param, Phase, Role, StateDef, StateKind, TensorSpec, ValueId,
+    Builder, DType, Def, Dim, Graph, Node, Op, Param, Phase, Role, StateDef, StateId, StateKind, TensorSpec,
+    Value, ValueId,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Names of the plans of a training program.
 pub mod plans {
@@ -43,6 +46,8 @@ pub struct Training<'a> {
     pub accumulation: u64,
     /// Largest global gradient norm; 0 disables clipping.
     pub max_norm: f32,
+    /// Decay of the exponential moving average of every trained parameter, which evaluations use; `None` for no average.
+    pub ema: Option<f32>,
 }
 
 /// How a parameter is trained.
@@ -158,7 +163,7 @@ impl Training<'_> {
             compile_owned(graph, &policy(remat), target, &mut persistent, &mut |_, _| {})
         };
         let apply = self.apply(&micro)?.map(|graph| plan(graph, &RecomputePolicy::None)).transpose()?;
-        let evaluate = plan(self.in_precision(evaluation)?, &RecomputePolicy::None)?;
+        let evaluate = plan(self.evaluation(evaluation, &micro)?, &RecomputePolicy::None)?;
         let micro = plan(micro, remat)?;
         let named = |name: &str, plan: Plan| (name.to_owned(), plan);
         let after =
@@ -188,6 +193,9 @@ impl Training<'_> {
         let mut builder = differentiate(&graph, &outputs, &trained, &mut sink)?;
         if let Some([scale, _]) = guard {
             builder.output("scale", scale);
+            builder.in_phase(Phase::Update);
+            builder.in_layer(None);
+            self.count_step(&mut builder, scale);
         }
         if common.is_none() {
             let why = "no parameter is trained: all are frozen".to_owned();
@@ -283,6 +291,7 @@ impl Training<'_> {
         for (p, param, grad) in pairs {
             self.step(g, param, p, grad, scale[0], hyper);
         }
+        self.count_step(g, scale[0]);
         let built = std::mem::replace(g, Builder::new(micro.bounds)).finish();
         built.map(Some).map_err(|source| PlanError::Verify { after: "apply", source })
     }
@@ -314,7 +323,70 @@ impl Training<'_> {
             let narrow = g.one(Op::Cast(Cast { to: spec.dtype }), &[outs[0]]);
             g.update(p, narrow);
         }
+        if let Some(decay) = self.ema {
+            let average = g.state(average(name), &spec.shape, DType::F32);
+            let steps = g.state(averaged_steps(), &[Dim::Fixed(1)], DType::F32);
+            let mean = g.one(Op::Ema(Ema { decay }), &[average, outs[0], scale, steps]);
+            g.update(average, mean);
+        }
     }
+
+    /// Counts the step for the warm-up of the averages, which read the number of earlier steps before.
+    fn count_step(&self, g: &mut Builder, scale: ValueId) {
+        if self.ema.is_some() {
+            let steps = g.state(averaged_steps(), &[Dim::Fixed(1)], DType::F32);
+            let count = g.one(Op::CountSteps(CountSteps {}), &[steps, scale]);
+            g.update(steps, count);
+        }
+    }
+
+    /// Returns the graph of an evaluation in the precision of training. If the weights are averaged, it reads the averages
+    /// in place of the parameters that `micro` trains, rounded to the type of the parameter where that is 16-bit.
+    fn evaluation(&self, graph: &Graph, micro: &Graph) -> Result<Graph, PlanError> {
+        let graph = self.in_precision(graph)?;
+        if self.ema.is_none() {
+            return Ok(graph);
+        }
+        // A parameter without a gradient, such as a running mean, is not averaged.
+        let states: BTreeSet<&str> = micro.states.iter().map(|state| &*state.name).collect();
+        let trained = |param: &Param| {
+            [gradient(&param.name), average(&param.name)].iter().any(|state| states.contains(&*state.name))
+        };
+        Ok(averaged(&graph, &trained))
+    }
+}
+
+/// Returns the graph with the averages of the parameters for which `trained` is true in place of these parameters.
+fn averaged(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Graph {
+    let mut g = Graph { nodes: vec![], ..graph.clone() };
+    // The parameters whose average is rounded, with the average.
+    let mut narrow: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    for (v, _, param) in graph.param_values().filter(|(.., param)| trained(param)) {
+        let state = StateId::at(g.states.len());
+        g.states.push(average(&param.name));
+        let spec = &mut g.values[v.index()].spec;
+        let role = Role::State(state);
+        if spec.dtype == DType::F32 {
+            spec.role = role;
+            continue;
+        }
+        let wide = TensorSpec::activation(spec.shape.clone(), DType::F32).with_role(role);
+        spec.role = Role::Activation;
+        narrow.insert(v, ValueId::at(g.values.len()));
+        g.values.push(Value { spec: wide, def: Def::Source });
+    }
+    for node in &graph.nodes {
+        // Directly before the first reader, so that the rounded values of two layers are not in memory together.
+        for &v in &node.inputs {
+            if let Some(wide) = narrow.remove(&v) {
+                let op = Op::Cast(Cast { to: graph.spec(v).dtype });
+                let (layer, phase) = (node.layer, node.phase);
+                push_node(&mut g, Node { op, inputs: vec![wide], outputs: vec![Some(v)], layer, phase });
+            }
+        }
+        push_node(&mut g, node.clone());
+    }
+    g
 }
 
 /// Compilation policy of training graphs.
@@ -342,6 +414,16 @@ fn gradient(name: &str) -> StateDef {
 /// f32 master copy of the 16-bit parameter `name`, which the optimizer updates.
 pub fn master(name: &str) -> StateDef {
     state(format!("master {name}"), StateKind::Master)
+}
+
+/// f32 average of the parameter `name`.
+pub fn average(name: &str) -> StateDef {
+    state(format!("ema {name}"), StateKind::Average)
+}
+
+/// Number of steps that the averages of the parameters have seen.
+pub fn averaged_steps() -> StateDef {
+    state("steps of ema".to_owned(), StateKind::Average)
 }
 
 fn state(name: String, kind: StateKind) -> StateDef {

@@ -244,7 +244,7 @@ impl Look<'_> {
         let all = Layers::alike(search.layers);
         let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, all.shown())?;
         let graph = training.micro_step(&forward)?;
-        let evaluation = training.in_precision(&evaluation)?;
+        let evaluation = training.evaluation(&evaluation, &graph)?;
         // Unsupported graphs are rejected before anything is priced.
         let apply = training.apply(&graph)?;
         target.supports([&graph, &evaluation].into_iter().chain(&apply))?;
@@ -287,7 +287,7 @@ impl Look<'_> {
             let (forward, evaluation) = (self.build)(candidate.tokens, candidate.chunk, layers)?;
             let micro = training.micro_step(&forward)?;
             let apply = training.apply(&micro)?;
-            let evaluation = training.in_precision(&evaluation)?;
+            let evaluation = training.evaluation(&evaluation, &micro)?;
             let mut persistent = Persistent::new();
             for graph in apply.iter().chain([&evaluation, &micro]) {
                 for value in graph.values.iter().filter(|v| v.def == Def::Source) {
@@ -670,6 +670,7 @@ mod tests {
                         group: &|_| ParameterGroup::Decay,
                         accumulation: 1,
                         max_norm,
+                        ema: (layers == 5).then_some(0.9),
                     },
                     budget: Bytes(u64::MAX),
                     step_tokens: 256,

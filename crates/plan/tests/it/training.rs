@@ -71,6 +71,7 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
         group: &decay,
         accumulation: 2,
         max_norm: 1.0,
+        ema: None,
     }
 }
 
@@ -107,9 +108,10 @@ fn small() -> Graph {
 #[test]
 fn plans_share_what_survives() {
     for optimizer in optimizers() {
-        for (accumulation, max_norm) in [(1, 0.0), (1, 1.0), (4, 0.0)] {
+        let sizes = [(1, 0.0, None), (1, 1.0, None), (4, 0.0, None), (1, 0.0, Some(0.9)), (4, 1.0, Some(0.9))];
+        for (accumulation, max_norm, ema) in sizes {
             for precision in [Precision::F32, Precision::Bf16, Precision::Fp16] {
-                let t = Training { accumulation, max_norm, precision, ..training(optimizer) };
+                let t = Training { accumulation, max_norm, ema, precision, ..training(optimizer) };
                 let program = match program(&t, &small()) {
                     Ok(program) => program,
                     // The kernel table of the reference accepts every element type.
@@ -125,9 +127,11 @@ fn plans_share_what_survives() {
                     let found = p.graph.param_values().find(|(.., param)| param.name == name);
                     found.and_then(|(v, ..)| p.memory.slice(v)).map(|slice| program.address(plan, slice))
                 };
+                // With averages, the evaluation reads no parameter.
+                let reads = names.len() - usize::from(ema.is_some());
                 for name in ["embed.weight", "layers.1.q.weight", "norm.weight"] {
                     let places: Vec<u64> = (0..names.len()).filter_map(|i| place(i, name)).collect();
-                    assert_eq!(places, vec![places[0]; names.len()], "{name}");
+                    assert_eq!(places, vec![places[0]; reads], "{name}");
                 }
             }
         }
@@ -356,6 +360,59 @@ pub fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
         layers: 4,
         remat,
         stopped: &|| false,
+    }
+}
+
+/// Averages are f32 states of the trained parameters alone; the plan that updates the weights updates them, and the
+/// evaluation reads them in place of the parameters, rounded where these are 16-bit.
+#[test]
+fn evaluations_read_the_averages() {
+    let group = |param: &Param| match param.name.starts_with("layers.0") {
+        true => ParameterGroup::Frozen,
+        false => ParameterGroup::Decay,
+    };
+    for (accumulation, max_norm) in [(1, 0.0), (2, 1.0)] {
+        for precision in [Precision::F32, Precision::Tf32, Precision::Bf16] {
+            let ema = Some(0.9);
+            let t = Training {
+                precision,
+                accumulation,
+                max_norm,
+                ema,
+                group: &group,
+                ..training(Optimizer::AdamW(ADAM))
+            };
+            let all = program(&t, &small()).expect("planned");
+            let plan = |name: &str| &all.plans()[all.index(name).expect("a plan")].1.graph;
+            let averages = |graph: &Graph| -> Vec<String> {
+                let states = graph.state_values().filter(|(.., state)| state.kind == StateKind::Average);
+                let mut names: Vec<String> = states
+                    .map(|(v, _, state)| {
+                        assert_eq!(graph.spec(v).dtype, DType::F32, "{}", state.name);
+                        state.name.clone()
+                    })
+                    .collect();
+                names.sort();
+                names
+            };
+            let update = plan(if t.steps_at_once() { plans::MICRO } else { plans::APPLY });
+            let (mut updated, read) = (averages(update), averages(plan(plans::EVALUATE)));
+            updated.retain(|name| name != "steps of ema");
+            assert_eq!(updated, read, "{precision:?}");
+            assert!(read.contains(&"ema layers.1.q.weight".to_owned()), "{read:?}");
+            assert!(read.iter().all(|name| !name.contains("layers.0")), "{read:?}");
+            let params: Vec<String> =
+                plan(plans::EVALUATE).param_values().map(|(.., param)| param.name.clone()).collect();
+            assert!(!params.is_empty() && params.iter().all(|name| name.contains("layers.0")), "{params:?}");
+            let without = program(&Training { ema: None, ..t }, &small()).expect("planned");
+            let line = |program: &Program| program.ledger().get(StateKind::Average.label());
+            assert_eq!(line(&without), Bytes::ZERO);
+            let elements = |graph: &Graph| -> u64 {
+                let states = graph.state_values().filter(|(.., state)| state.kind == StateKind::Average);
+                states.map(|(v, ..)| graph.spec(v).elements_at(graph.bounds.full())).sum()
+            };
+            assert_eq!(line(&all), Bytes(4 * elements(update)));
+        }
     }
 }
 

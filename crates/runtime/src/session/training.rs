@@ -7,10 +7,10 @@ use super::admission::Site;
 use super::frames::FramesInput;
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
-use plimsoll_exec::{Data, Executor, PersistentKind, PersistentTensor, ReadShared, Submitted};
-use plimsoll_graph::{Bounds, Counts, DType};
+use plimsoll_exec::{Copies, Data, Executor, PersistentKind, PersistentTensor, ReadShared, Submitted};
+use plimsoll_graph::{Bounds, Counts, DType, StateDef};
 use plimsoll_models::MAX_TASKS;
-use plimsoll_plan::training::{master, plans};
+use plimsoll_plan::training::{average, master, plans};
 use plimsoll_plan::{InputId, OutputId, Program};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -179,7 +179,7 @@ struct Inputs<'a> {
 
 impl TrainSession {
     /// Starts a program of [`plimsoll_plan::Training`]: initializes the states, and writes the values read by `source` to the
-    /// parameters and to their master copies. Reports the progress to `observer`.
+    /// parameters, to their master copies and to their averages. Reports the progress to `observer`.
     ///
     /// # Errors
     /// Too little free memory, errors of the device or of `source`, or a program that lacks a training plan.
@@ -202,7 +202,7 @@ impl TrainSession {
         Ok(session)
     }
 
-    /// Initializes the states, then loads the parameters together with their master copies, which are f32.
+    /// Initializes the states, then loads the parameters together with their master copies and averages, which are f32.
     fn load(&mut self, source: ReadShared<'_>, observer: &mut dyn Observer) -> Result<(), RuntimeError> {
         let executor = &mut self.executor;
         executor.start_states()?;
@@ -213,15 +213,18 @@ impl TrainSession {
                 states.insert(state.name.as_str(), (state, *at));
             }
         }
-        let copy = |PersistentTensor { what, at, .. }: &PersistentTensor| match what {
+        let copies_of = |PersistentTensor { what, at, .. }: &PersistentTensor| match what {
             PersistentKind::Param(param) => {
-                let wanted = master(&param.name);
-                let (state, copy) = states.get(wanted.name.as_str())?;
-                (**state == wanted).then_some((*at, *copy))
+                let wanted = [master(&param.name), average(&param.name)];
+                let place = |wanted: &StateDef| {
+                    let (state, copy) = states.get(wanted.name.as_str())?;
+                    (**state == *wanted).then_some(*copy)
+                };
+                Some((*at, wanted.each_ref().map(place)))
             }
             PersistentKind::State(_) => None,
         };
-        let copies: BTreeMap<u64, u64> = residents.iter().filter_map(copy).collect();
+        let copies: BTreeMap<u64, Copies> = residents.iter().filter_map(copies_of).collect();
         load_training(executor, &copies, source, observer)
     }
 

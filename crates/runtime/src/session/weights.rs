@@ -4,7 +4,7 @@
 use crate::observer::on_start;
 use crate::{EncoderModel, HeadModel, Observer, RuntimeError, machine};
 use plimsoll_data::limits;
-use plimsoll_exec::{Executor, Param, ParamSource, ReadShared};
+use plimsoll_exec::{Copies, Executor, Param, ParamSource, ReadShared};
 use plimsoll_graph::Graph;
 use plimsoll_plan::HOST;
 use std::collections::BTreeMap;
@@ -69,10 +69,10 @@ fn readers(executors: &[Executor]) -> usize {
     of_host.map_or_else(machine::cores, of_all)
 }
 
-/// Loads the parameters of every plan of a training program, and their second copies ([`Executor::load_all_plans`]).
+/// Loads the parameters of every plan of a training program, and their further copies ([`Executor::load_all_plans`]).
 pub(super) fn load_training(
     executor: &mut Executor,
-    copies: &BTreeMap<u64, u64>,
+    copies: &BTreeMap<u64, Copies>,
     read: ReadShared<'_>,
     observer: &mut dyn Observer,
 ) -> Result<(), RuntimeError> {

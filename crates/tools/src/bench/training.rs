@@ -82,6 +82,7 @@ fn times(
         // Accumulation and clipping are enabled, because they have their own kernels, which are timed too.
         accumulation: 2,
         max_norm: 1.0,
+        ema: None,
     };
     let program = training.program(&forward, &forward, target)?;
     let mut session = TimedSession::start_single(settings, program)?;

@@ -1,6 +1,6 @@
 //! Checkpoints of a training run, stored as folders `checkpoints/step-00000020`. Invariant: a checkpoint folder gets
 //! its final name only after all of its files are on disk, and loses that name before its files are deleted; whenever
-//! the process is killed, every folder with a checkpoint name is complete.
+//! the process is killed, every folder with a checkpoint name is complete. The link `best` names one of them or is absent.
 
 mod read;
 mod write;
@@ -17,12 +17,18 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
+#[cfg(unix)]
+use std::os::unix::fs::symlink as link_to_folder;
+#[cfg(windows)]
+use std::os::windows::fs::symlink_dir as link_to_folder;
 use std::path::{Path, PathBuf};
 
 /// Name of the manifest inside a checkpoint folder; it is written last.
 const RECORD: &str = "trainer.json";
 /// Name of the folder of checkpoints inside the folder of a run.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
+/// Name of the link to the best checkpoint inside the folder of a run.
+pub(crate) const BEST: &str = "best";
 /// Prefix of a checkpoint folder's name, before the step number.
 const PREFIX: &str = "step-";
 
@@ -128,6 +134,38 @@ impl Checkpoints {
             let _ = fs::remove_dir_all(&temporary);
         }
         written.map(|()| path)
+    }
+
+    /// Makes the link [`BEST`] in the folder of the run name the checkpoint of step `best`. Removes the link if `best` is
+    /// `None` or has no checkpoint. The link is replaced by a rename: at any time it names a complete checkpoint, or none.
+    pub fn link_best(&self, best: Option<u64>) -> Result<(), TrainError> {
+        let run = self.folder.parent().unwrap_or(Path::new("."));
+        let (link, temporary) = (run.join(BEST), run.join(format!(".{BEST}.part")));
+        let wanted = best.map(name).filter(|name| self.folder.join(name).is_dir());
+        let wanted = wanted.map(|name| Path::new(CHECKPOINTS).join(name));
+        let there = match fs::read_link(&link) {
+            Ok(there) => Some(there),
+            // A folder or file called `best` is not ours; creating the link fails below.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::InvalidInput) => None,
+            Err(e) => return Err(RuntimeError::io(&link)(e).into()),
+        };
+        if there == wanted {
+            return Ok(());
+        }
+        match wanted {
+            None => fs::remove_file(&link).map_err(RuntimeError::io(&link))?,
+            Some(wanted) => {
+                // Left by a process that was killed.
+                if let Err(e) = fs::remove_file(&temporary)
+                    && e.kind() != ErrorKind::NotFound
+                {
+                    return Err(RuntimeError::io(&temporary)(e).into());
+                }
+                link_to_folder(&wanted, &temporary).map_err(RuntimeError::io(&temporary))?;
+                fs::rename(&temporary, &link).map_err(RuntimeError::io(&link))?;
+            }
+        }
+        Ok(sync_folder(&link).map_err(RuntimeError::io(&link))?)
     }
 
     /// Removes all checkpoints except the newest `last` and the checkpoint of step `best`.

@@ -3,13 +3,13 @@
 
 use super::{FileDigest, RECORD, Record, SealedRecord};
 use crate::TrainError;
-use crate::trainable::{StatePart, Stored, Trainable};
+use crate::trainable::{AVERAGE, StatePart, Stored, Trainable};
 use plimsoll_data::hex::hex;
 use plimsoll_data::weights::safetensors_header;
 use plimsoll_runtime::RuntimeError;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -19,8 +19,16 @@ pub(super) const PART: u64 = 1 << 18;
 /// Writes all files of a checkpoint into the empty folder `folder`.
 pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) -> Result<(), TrainError> {
     let mut files = BTreeMap::new();
+    let averages = !model.tensors(StatePart::Average).is_empty();
     for part in StatePart::ALL {
         let file = model.file(part);
+        if part == StatePart::Average {
+            if !averages {
+                continue;
+            }
+            let folder = folder.join(AVERAGE);
+            fs::create_dir(&folder).map_err(RuntimeError::io(&folder))?;
+        }
         files.insert(file.to_owned(), tensors(&folder.join(file), part, model)?);
     }
     for (name, bytes) in model.extra_files()? {
@@ -31,6 +39,14 @@ pub(super) fn fill(folder: &Path, record: &Record, model: &mut dyn Trainable) ->
     let sealed = SealedRecord { record: record.clone(), files, sha256 };
     let text = serde_json::to_vec_pretty(&sealed).map_err(unwritable)?;
     whole(&folder.join(RECORD), &text)?;
+    if averages {
+        sync(&folder.join(AVERAGE))?;
+    }
+    sync(folder)
+}
+
+/// Writes the entries of a folder to disk.
+fn sync(folder: &Path) -> Result<(), TrainError> {
     Ok(File::open(folder).and_then(|folder| folder.sync_all()).map_err(RuntimeError::io(folder))?)
 }
 

@@ -35,6 +35,11 @@ pub struct Optimizer {
     /// updated before it keep their update.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub clip_norm: Option<f64>,
+    /// Decay of an exponential moving average (EMA) of the trained weights, above 0 and below 1, such as 0.999;
+    /// null (default) is no average. After t updates the decay is at most (1 + t) / (10 + t). Evaluations use the
+    /// average, and a checkpoint has it as a model of its own in the folder ema.
+    #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
+    pub ema: Option<f64>,
     /// Momentum of sgd, from 0 to below 1 (default 0.9).
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub momentum: f64,
@@ -260,6 +265,7 @@ impl Default for Optimizer {
             decay: Decay::Matrices,
             no_decay: vec![],
             clip_norm: Some(1.0),
+            ema: None,
             momentum: 0.9,
             nesterov: false,
             update_clip: 1.0,

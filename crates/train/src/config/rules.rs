@@ -195,6 +195,13 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
             o.betas.iter().all(|&beta| beta < 1.0),
             format!("optimizer.betas {:?}: both decay rates must be less than 1", o.betas),
         ),
+        (
+            o.ema.is_none_or(|decay| decay as f32 > 0.0 && (decay as f32) < 1.0),
+            format!(
+                "optimizer.ema {} is 0 or 1 in 32 bits; give a decay from 1e-37 to 0.9999999, such as 0.999",
+                o.ema.unwrap_or_default()
+            ),
+        ),
         (!o.nesterov || (sgd && o.momentum > 0.0), "optimizer.nesterov needs optimizer.kind sgd and \
             optimizer.momentum above 0".to_owned()),
         (
@@ -337,6 +344,13 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
         (
             r.patience.is_none() || r.evaluate_every.is_some(),
             "run.patience counts evaluations; give run.evaluate_every as well".to_owned(),
+        ),
+        (
+            r.min_delta == 0.0 || r.patience.is_some(),
+            format!(
+                "run.min_delta {} applies only with run.patience; give it as well, or remove the key",
+                r.min_delta
+            ),
         ),
     ]
 }

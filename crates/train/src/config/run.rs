@@ -101,10 +101,13 @@ pub struct Run {
     /// Number of targets of an evaluation; null (default) uses all validation data.
     #[schemars(range(min = 1), extend("changes" = "end"))]
     pub evaluate_tokens: Option<u64>,
-    /// Number of evaluations without a lower loss after which the run ends (early stopping); null (default)
-    /// never ends the run. Requires run.evaluate_every.
+    /// Number of evaluations without a loss that is lower by more than run.min_delta, after which the run ends
+    /// (early stopping); null (default) never ends the run. Requires run.evaluate_every.
     #[schemars(range(min = 1), extend("changes" = "end"))]
     pub patience: Option<u64>,
+    /// Smallest improvement of the validation loss that counts for run.patience, in nats (default 0).
+    #[schemars(range(min = 0), extend("changes" = "end"))]
+    pub min_delta: f64,
     /// Interval between two checkpoints: a number of steps, or a time such as 10min (default; units s, min
     /// and h), after which the current step is saved. null saves only at the end and on a signal.
     #[schemars(extend("minimum" = 1, "changes" = "log"))]
@@ -112,7 +115,8 @@ pub struct Run {
     /// Number of newest checkpoints that are kept; older checkpoints are deleted (default 2).
     #[schemars(range(min = 1), extend("changes" = "log"))]
     pub keep_last: u64,
-    /// Whether the checkpoint with the lowest validation loss is kept as well (default true).
+    /// Whether the checkpoint with the lowest validation loss is kept as well (default true); the link best in the
+    /// output folder names it.
     #[schemars(extend("changes" = "log"))]
     pub keep_best: bool,
     /// Number of steps between two lines of metrics.jsonl (default 1); a line contains the values of its own
@@ -226,6 +230,7 @@ impl Default for Run {
             evaluate_every: None,
             evaluate_tokens: None,
             patience: None,
+            min_delta: 0.0,
             // The interval bounds the work lost when the process is killed.
             save_every: Some(Interval::Time("10min".to_owned())),
             keep_last: 2,

@@ -241,6 +241,11 @@ fn every_rule_can_be_broken() {
         (&["run.steps=null", "schedule.kind=constant"], "the end of the run is missing"),
         (&["run.evaluate_every=5", "data.validation_fraction=0"], "run.evaluate_every needs validation data"),
         (&["run.patience=5"], "give run.evaluate_every"),
+        (&["run.min_delta=0.1"], "run.min_delta 0.1 applies only with run.patience"),
+        (&["optimizer.ema=0.99999999"], "optimizer.ema 0.99999999 is 0 or 1 in 32 bits"),
+        (&["optimizer.ema=1"], "`optimizer.ema` is 1"),
+        (&["optimizer.ema=0"], "`optimizer.ema` is 0"),
+        (&["run.min_delta=-1"], "`run.min_delta` is -1"),
     ] {
         let error = parse(MINIMAL, flags).expect_err(wanted);
         assert!(error.contains(wanted), "{flags:?}: {error}");

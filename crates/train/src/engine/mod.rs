@@ -13,7 +13,8 @@ use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
 use super::priced;
 use super::trainable::{
-    Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken, Trainable,
+    AVERAGE, Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken,
+    Trainable,
 };
 use crate::TrainError;
 use crate::config::PROCESS;
@@ -393,7 +394,13 @@ impl Trainable for Engine {
     }
 
     fn extra_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
-        Ok(self.subject.extra_files(&self.store.tensors(StatePart::Model)))
+        let files = self.subject.extra_files(&self.store.tensors(StatePart::Model));
+        // The model with averaged weights is complete by itself, so it has its own copies of the small files.
+        let averages = match self.store.tensors(StatePart::Average).is_empty() {
+            true => vec![],
+            false => files.iter().map(|(name, bytes)| (format!("{AVERAGE}/{name}"), bytes.clone())).collect(),
+        };
+        Ok([files, averages].concat())
     }
 }
 

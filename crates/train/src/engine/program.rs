@@ -107,6 +107,7 @@ fn with_search<T>(
             group: &group,
             accumulation: 1,
             max_norm: config.optimizer.clip_norm.unwrap_or(0.0) as f32,
+            ema: config.optimizer.ema.map(|decay| decay as f32),
         },
         budget,
         step_tokens: config.batch.tokens,

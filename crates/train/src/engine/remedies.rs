@@ -61,6 +61,7 @@ fn settings(config: &TrainConfig) -> Vec<Settings> {
     let sequences = documents && c.data.longest >= 4;
     add(sequences, "data.longest", json!(c.data.longest / 2));
     add(c.optimizer.clip_norm.is_some(), "optimizer.clip_norm", Value::Null);
+    add(c.optimizer.ema.is_some(), "optimizer.ema", Value::Null);
     let auto = Remat::Policy(RematPolicy::Auto);
     if c.memory.remat != auto {
         let mut remat = vec![("memory.remat".to_owned(), json!(auto))];

@@ -1,5 +1,5 @@
 //! Access to the tensors of a checkpoint inside the arena: the model's tensors with the names of the Hugging Face Hub,
-//! and the optimizer state. Invariant: elements are read and written in place; a parameter that stacks several tensors
+//! those of the averaged model, and the optimizer state. Invariant: elements are read and written in place; a parameter that stacks several tensors
 //! is stored as several tensors of the file.
 
 use super::trained_model::TrainedModel;
@@ -7,14 +7,18 @@ use crate::TrainError;
 use crate::{StatePart, Stored};
 use plimsoll_data::weights::{DType, f32_to_bf16, f32_to_f16};
 use plimsoll_exec::{PersistentKind, PersistentTensor};
-use plimsoll_graph::{ParamPiece, StateKind};
+use plimsoll_graph::{Param, ParamPiece, StateKind};
+use plimsoll_plan::training::{average as averaged, averaged_steps};
 use plimsoll_runtime::session::TrainSession;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Locations of the tensors of both checkpoint files.
 pub(super) struct Store {
     model: Vec<Tensor>,
     state: Vec<Tensor>,
+    /// The model with averages in place of the trained parameters; empty if the run averages no weights.
+    average: Vec<Tensor>,
     seed: u64,
 }
 
@@ -31,17 +35,27 @@ struct Tensor {
 impl Store {
     /// Builds the tables from the persistent tensors of a session.
     pub fn of(session: &TrainSession, subject: &TrainedModel, seed: u64) -> Self {
-        let (mut model, mut state) = (vec![], vec![]);
-        for resident in session.residents() {
+        let (mut model, mut state, mut average) = (vec![], vec![], vec![]);
+        let residents = session.residents();
+        let averages: BTreeMap<&str, &PersistentTensor> = residents
+            .iter()
+            .filter_map(|resident| match &resident.what {
+                PersistentKind::State(s) if s.kind == StateKind::Average => Some((s.name.as_str(), resident)),
+                PersistentKind::State(_) | PersistentKind::Param(_) => None,
+            })
+            .collect();
+        let steps = averaged_steps().name;
+        for resident in &residents {
             match &resident.what {
                 PersistentKind::Param(param) => {
-                    let mut at = resident.at;
-                    for piece in &param.pieces {
-                        let tensor = piece_of(&resident, piece, at, subject);
-                        at += (piece.rows.1 - piece.rows.0) * row(piece) * resident.spec.dtype.size();
-                        model.extend(tensor);
+                    model.extend(pieces_of(resident, param, subject));
+                    if !averages.is_empty() {
+                        let mean = averages.get(averaged(&param.name).name.as_str());
+                        average.extend(pieces_of(mean.unwrap_or(&resident), param, subject));
                     }
                 }
+                // The file of the averaged model has it.
+                PersistentKind::State(s) if s.kind == StateKind::Average && s.name != steps => {}
                 // Gradients are consumed within a step and therefore not part of a checkpoint.
                 PersistentKind::State(s) if s.kind == StateKind::Gradient => {}
                 PersistentKind::State(s) => {
@@ -52,21 +66,27 @@ impl Store {
                 }
             }
         }
-        model.extend(subject.kept().into_iter().map(|kept| {
-            let stored = Stored { name: kept.name, dtype: DType::F32, shape: kept.piece.shape.clone() };
-            Tensor { stored, at: 0, there: 0..0, piece: Some(kept.piece) }
-        }));
-        // Tied weights are one parameter with one name, and appear once in the file.
-        model.sort_by(|a: &Tensor, b: &Tensor| a.stored.name.cmp(&b.stored.name));
-        model.dedup_by(|a, b| a.stored.name == b.stored.name);
+        for file in [&mut model, &mut average] {
+            if file.is_empty() {
+                continue;
+            }
+            file.extend(subject.kept().into_iter().map(|kept| {
+                let stored = Stored { name: kept.name, dtype: DType::F32, shape: kept.piece.shape.clone() };
+                Tensor { stored, at: 0, there: 0..0, piece: Some(kept.piece) }
+            }));
+            // Tied weights are one parameter with one name, and appear once in the file.
+            file.sort_by(|a: &Tensor, b: &Tensor| a.stored.name.cmp(&b.stored.name));
+            file.dedup_by(|a, b| a.stored.name == b.stored.name);
+        }
         state.sort_by(|a: &Tensor, b: &Tensor| a.stored.name.cmp(&b.stored.name));
-        Self { model, state, seed }
+        Self { model, state, average, seed }
     }
 
     fn part(&self, part: StatePart) -> &[Tensor] {
         match part {
             StatePart::Model => &self.model,
             StatePart::State => &self.state,
+            StatePart::Average => &self.average,
         }
     }
 
@@ -134,6 +154,16 @@ impl Store {
 
 fn row(piece: &ParamPiece) -> u64 {
     piece.shape.iter().skip(1).product()
+}
+
+/// Describes the pieces of a parameter whose values are at `resident`: the parameter itself or its average.
+fn pieces_of(resident: &PersistentTensor, param: &Param, subject: &TrainedModel) -> Vec<Tensor> {
+    let (mut at, mut tensors) = (resident.at, vec![]);
+    for piece in &param.pieces {
+        tensors.extend(piece_of(resident, piece, at, subject));
+        at += (piece.rows.1 - piece.rows.0) * row(piece) * resident.spec.dtype.size();
+    }
+    tensors
 }
 
 /// Describes one piece of a stacked parameter as a tensor of the model file; `None` if the file does not contain it.

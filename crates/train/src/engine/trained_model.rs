@@ -270,7 +270,8 @@ impl TrainedModel {
     pub fn file(&self, part: StatePart) -> &'static str {
         match (part, &self.kind) {
             (StatePart::Model, ModelFamily::Encoder { lora: Some(_), .. }) => adapter::WEIGHTS,
-            (StatePart::Model | StatePart::State, _) => part.file(),
+            (StatePart::Average, ModelFamily::Encoder { lora: Some(_), .. }) => "ema/adapter_model.safetensors",
+            (StatePart::Model | StatePart::State | StatePart::Average, _) => part.file(),
         }
     }
 

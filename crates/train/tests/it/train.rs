@@ -6,14 +6,14 @@ use crate::rig::Folder;
 use plimsoll_data::weights::DType;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
-use plimsoll_train::checkpoint::Checkpoints;
+use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
     Applied, Auxiliary, Ended, Evaluated, InstructionTime, MicroStepResult, Request, Resume, StatePart, Stored,
     Taken, TrainError, TrainReport, Trainable, train_with,
 };
 use serde_json::{Value, json};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -79,6 +79,7 @@ impl Toy {
             (StatePart::Model, 0) => &mut self.weights[..2],
             (StatePart::Model, _) => &mut self.weights[2..],
             (StatePart::State, _) => &mut self.momentum,
+            (StatePart::Average, _) => &mut [],
         }
     }
 }
@@ -192,6 +193,7 @@ impl Trainable for Toy {
         match part {
             StatePart::Model => vec![stored("a", 2), stored("b", 3)],
             StatePart::State => vec![stored("momentum", 5)],
+            StatePart::Average => vec![],
         }
     }
 
@@ -290,11 +292,12 @@ pub fn seen(folder: &Folder, config: &TrainConfig) -> String {
     format!("{:?} {:?} {}", lines(folder), bits(&report), report.run_record["budget_bytes"])
 }
 
-/// The files of the newest checkpoint: model tensors, state tensors; and the state of the loop.
+/// The files of the newest checkpoint: model tensors, state tensors followed by averages if there are any; and the state of the loop.
 pub fn bits(report: &TrainReport) -> (Vec<u8>, Vec<u8>, Value) {
     let read = |name: &str| fs::read(report.checkpoint.join(name)).expect("read");
     let state = serde_json::to_value(&report.state).expect("JSON");
-    (read("model.safetensors"), read("state.safetensors"), state)
+    let averages = fs::read(report.checkpoint.join("ema/model.safetensors")).unwrap_or_default();
+    (read("model.safetensors"), [read("state.safetensors"), averages].concat(), state)
 }
 
 /// The lines of metrics.jsonl without times, rates and memory.
@@ -383,8 +386,13 @@ fn child() {
         return;
     };
     let slow = |toy: &mut Toy| toy.slow = Duration::from_micros(200);
-    go(Path::new(&folder), "run.steps=100000 run.save_every=1", &mut RecordingObserver::default(), slow)
-        .expect("trained");
+    go(
+        Path::new(&folder),
+        "run.steps=100000 run.save_every=1 run.evaluate_every=1",
+        &mut RecordingObserver::default(),
+        slow,
+    )
+    .expect("trained");
 }
 
 /// The step of the newest checkpoint, by the names of folders alone: [`Checkpoints::open`] would delete the
@@ -398,6 +406,7 @@ fn reached(folder: &Folder) -> u64 {
 #[test]
 fn a_kill_at_any_moment_leaves_a_usable_checkpoint() {
     let folder = Folder::new("train-killed");
+    let mut linked = BTreeSet::new();
     for round in 0..50u64 {
         let before = reached(&folder);
         let mut child = std::process::Command::new(std::env::current_exe().expect("this test"))
@@ -414,16 +423,22 @@ fn a_kill_at_any_moment_leaves_a_usable_checkpoint() {
         std::thread::sleep(Duration::from_micros(round * 7919 % 20_000));
         child.kill().expect("killed");
         child.wait().expect("gone");
+        if let Ok(link) = fs::read_link(folder.path("best")) {
+            linked.insert(link);
+            Checkpoint::open(&folder.path("best")).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        }
     }
+    assert!(linked.len() > 1, "the best checkpoint changes: {linked:?}");
     let reached = reached(&folder);
     assert!(reached >= 50, "{reached}");
-    let flags = format!("run.save_every=1 run.steps={}", reached + 3);
+    let flags = format!("run.save_every=1 run.evaluate_every=1 run.steps={}", reached + 3);
     let mut ear = RecordingObserver::default();
     let found = go(&folder.0, &flags, &mut ear, |_| {}).expect("goes on");
     assert!(ear.heard.iter().all(|(level, _)| *level != Level::Warning), "{:?}", ear.heard);
     assert_eq!(found.steps, 3);
     let whole = Folder::new("train-unkilled");
-    assert_eq!(bits(&found), bits(&train(&whole.0, &format!("run.steps={}", reached + 3)).expect("whole")));
+    assert_eq!(bits(&found), bits(&train(&whole.0, &flags).expect("whole")));
+    assert_eq!(fs::read_link(folder.path("best")).ok(), fs::read_link(whole.path("best")).ok());
 }
 
 #[test]
@@ -598,8 +613,55 @@ fn the_best_and_the_newest_are_kept() {
     assert_eq!((report.ended, report.state.stale), (Ended::Patience, 3));
     assert!(report.state.step >= best.step + 6);
     assert_eq!(names(&folder), [format!("step-{:08}", best.step), format!("step-{:08}", report.state.step)]);
+    let link = |folder: &Folder| fs::read_link(folder.path("best")).ok();
+    let wanted = Path::new("checkpoints").join(format!("step-{:08}", best.step));
+    assert_eq!(link(&folder), Some(wanted.clone()));
+    assert_eq!(report.run_record["stopped_early"], json!(true));
+    // A link that a killed process left elsewhere is set right, and removed if the best checkpoint is not kept.
+    fs::remove_file(folder.path("best")).expect("removed");
+    std::os::unix::fs::symlink("checkpoints/step-99999999", folder.path("best")).expect("linked");
+    std::os::unix::fs::symlink("nowhere", folder.path(".best.part")).expect("linked");
+    let still = |toy: &mut Toy| toy.weights = [0.0; 5];
+    let mut ear = RecordingObserver::default();
+    go(&folder.0, flags, &mut ear, still).expect("complete");
+    assert_eq!(link(&folder), Some(wanted));
+    let said = format!("stopped early after step {}: 3 evaluations without", report.state.step);
+    assert!(ear.heard.iter().any(|(_, text)| text.starts_with(&said)), "{:?}", ear.heard);
+    go(&folder.0, &format!("{flags} run.keep_best=false"), &mut RecordingObserver::default(), still)
+        .expect("complete");
+    assert_eq!(link(&folder), None);
+    // What is not a link of ours is not replaced.
+    fs::create_dir(folder.path("best")).expect("created");
+    let error =
+        go(&folder.0, flags, &mut RecordingObserver::default(), still).expect_err("a folder").to_string();
+    assert!(error.contains("best"), "{error}");
     let marks: Vec<Value> = lines(&folder).iter().filter_map(|l| l.get("best").cloned()).collect();
     assert_eq!(marks.iter().filter(|mark| **mark == json!(false)).count(), 3, "{marks:?}");
+}
+
+/// A run that is interrupted before `run.patience` ends it stops at the step at which an unbroken run stops.
+#[test]
+fn early_stopping_goes_on_where_it_was() {
+    for delta in ["0", "0.05", "1000"] {
+        let flags = format!(
+            "run.steps=200 run.evaluate_every=2 run.patience=4 run.min_delta={delta} optimizer.lr=0.05 \
+             schedule.warmup=0"
+        );
+        let whole = Folder::new("train-patience");
+        let wanted = train(&whole.0, &flags).expect("trained");
+        assert_eq!(wanted.ended, Ended::Patience, "{delta}");
+        assert!(wanted.state.step < 200, "{delta}");
+        let broken = Folder::new("train-patience-broken");
+        for stop in [wanted.state.step - 5, wanted.state.step - 3, wanted.state.step - 1] {
+            go(&broken.0, &flags, &mut RecordingObserver::until(stop), |_| {}).expect_err("stopped");
+        }
+        let found = train(&broken.0, &flags).expect("the rest");
+        assert_eq!(bits(&found), bits(&wanted), "{delta}");
+        assert_eq!(lines(&broken), lines(&whole), "{delta}");
+    }
+    let folder = Folder::new("train-not-stopped");
+    let report = train(&folder.0, "run.steps=3").expect("trained");
+    assert_eq!(report.run_record["stopped_early"], json!(false));
 }
 
 /// Floats in a checkpoint's record survive writing and reading as JSON without a change of a bit.

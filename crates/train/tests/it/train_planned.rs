@@ -70,10 +70,12 @@ fn flags(draw: &mut Draw) -> String {
     let tokens = micro * draw.number(1, 3);
     let micro = if draw.of(&["given", "auto"]) == "given" { micro.to_string() } else { "auto".to_owned() };
     let (chunk, threads) = (draw.of(&["auto", "7", "64"]), draw.number(1, 3));
+    let ema = draw.of(&["null", "0.99"]);
     format!(
         "model.kind={kind} {model} optimizer.kind={optimizer} optimizer.momentum={momentum} \
          optimizer.clip_norm={clip} optimizer.decay={decay} precision.kind={precision} memory.remat={remat} \
-         memory.loss_chunk={chunk} batch.tokens={tokens} batch.micro_tokens={micro} run.threads={threads}"
+         memory.loss_chunk={chunk} batch.tokens={tokens} batch.micro_tokens={micro} run.threads={threads} \
+         optimizer.ema={ema}"
     )
 }
 
@@ -186,7 +188,8 @@ fn holds(program: Program, threads: usize, what: &str) {
 
 /// Whether an entry of the ledger is for persistent tensors: parameters or states.
 fn survives(label: &str) -> bool {
-    let kinds = [StateKind::Gradient, StateKind::Optimizer, StateKind::Master, StateKind::Buffer];
+    let kinds =
+        [StateKind::Gradient, StateKind::Optimizer, StateKind::Master, StateKind::Average, StateKind::Buffer];
     label == "params" || kinds.iter().any(|kind| kind.label() == label)
 }
 

@@ -3,7 +3,7 @@
 
 use crate::rig::{Folder, fixture};
 use crate::train::{RecordingObserver, bits, lines};
-use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_data::weights::{DType, StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Silent};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Ended, Request, Resume, TrainError, TrainReport, open, priced, train_with};
@@ -86,7 +86,9 @@ fn mean(losses: &[f64]) -> f64 {
 #[test]
 fn a_broken_run_has_the_bits_of_a_whole_one() {
     let (_text, data) = corpus("training-resume");
-    for kind in ["adamw", "adamw8bit"] {
+    for kind in
+        ["adamw", "adamw8bit", "adamw optimizer.ema=0.9", "sgd optimizer.ema=0.9 optimizer.clip_norm=null"]
+    {
         let flags = format!("{data} optimizer.kind={kind} model.dropout=0.1 run.evaluate_every=4");
         let (whole, broken) = (Folder::new("training-whole"), Folder::new("training-broken"));
         let wanted = train(&whole.0, TINY, &flags);
@@ -184,7 +186,8 @@ fn what_is_recomputed_and_by_how_many_threads_shows_in_no_bit() {
     let (_text, data) = corpus("training-remat");
     let run = |flags: &str| {
         let folder = Folder::new("training-remat-run");
-        let report = train(&folder.0, TINY, &format!("{data} run.steps=4 model.dropout=0.1 {flags}"));
+        let report =
+            train(&folder.0, TINY, &format!("{data} run.steps=4 model.dropout=0.1 optimizer.ema=0.9 {flags}"));
         (tensors(&report), report.run_record["peak_bytes"].as_u64().expect("bytes"))
     };
     let (wanted, most) = run("memory.remat=none");
@@ -212,7 +215,8 @@ fn recomputation_shows_in_no_bit_of_an_encoder_in_16_bits() {
     for precision in ["bf16", "fp16"] {
         let run = |remat: &str| {
             let folder = Folder::new("training-remat-esm2");
-            let flags = format!("run.steps=3 precision.kind={precision} memory.remat={remat}");
+            let flags =
+                format!("run.steps=3 precision.kind={precision} memory.remat={remat} optimizer.ema=0.9");
             tensors(&train(&folder.0, ESM, &esm(&flags)))
         };
         let wanted = run("none");
@@ -276,7 +280,9 @@ fn an_overflow_is_skipped_and_overcome() {
     let (_text, data) = corpus("training-overflow");
     let run = |steps: u64| {
         let folder = Folder::new("training-overflow-run");
-        let flags = format!("{data} precision.kind=fp16 precision.initial_scale=16777216 run.steps={steps}");
+        let flags = format!(
+            "{data} precision.kind=fp16 precision.initial_scale=16777216 run.steps={steps} optimizer.ema=0.9"
+        );
         let report = train(&folder.0, TINY, &flags);
         (tensors(&report), report.state.skipped, report.state.updates, losses(&folder))
     };
@@ -292,7 +298,7 @@ fn a_step_at_once_has_the_bits_of_two_plans() {
     let (_text, data) = corpus("training-fused");
     let run = |flags: &str| {
         let folder = Folder::new("training-fused-run");
-        let flags = format!("{data} batch.micro_tokens=256 run.steps=6 {flags}");
+        let flags = format!("{data} batch.micro_tokens=256 run.steps=6 optimizer.ema=0.9 {flags}");
         let report = train(&folder.0, TINY, &flags);
         let peak = report.run_record["peak_bytes"].as_u64().expect("bytes");
         (tensors(&report), lines(&folder)[0]["grad_norm"].is_null(), peak)
@@ -318,6 +324,119 @@ fn a_checkpoint_opens_again() {
     let again = train(&second.0, TINY, &from);
     assert_eq!(validation(&second), validation(&first));
     assert!(bits(&again).0 == bits(&report).0, "the weights moved");
+}
+
+/// The averages of a run are those of its checkpoints after every step, by the formula in f64, for every optimizer and
+/// for updates inside the micro-step; evaluations use them, and the averaged model opens as a model.
+#[test]
+fn weights_are_averaged() {
+    let (_text, data) = corpus("training-average");
+    let validation = |folder: &Folder| {
+        let all: Vec<Value> = lines(folder).iter().filter_map(|l| l.get("validation_loss").cloned()).collect();
+        all.last().and_then(Value::as_f64).expect("an evaluation")
+    };
+    let still = "optimizer.lr=1e-30 run.steps=1 run.evaluate_every=1 optimizer.weight_decay=0";
+    // The first six decays of the warm-up are 2/11, 3/12, ...; 0.3 is below those from the third step on.
+    for (decay, flags) in [
+        (0.3, "optimizer.kind=adamw"),
+        (0.9, "optimizer.kind=adamw8bit"),
+        (0.9, "optimizer.kind=adafactor optimizer.lr=1e-2"),
+        (0.9, "optimizer.kind=sgd optimizer.lr=0.1"),
+        (0.9, "optimizer.kind=adamw optimizer.clip_norm=null batch.micro_tokens=256"),
+        (0.9, "precision.kind=bf16"),
+        (0.9, "precision.kind=tf32"),
+    ] {
+        let flags = format!("{data} schedule.warmup=0 {flags}");
+        let folder = Folder::new("training-average-run");
+        let all = "run.steps=6 run.save_every=1 run.keep_last=9 run.evaluate_every=6";
+        let report = train(&folder.0, TINY, &format!("{flags} optimizer.ema={decay} {all}"));
+        let start = Folder::new("training-average-start");
+        let first = train(&start.0, TINY, &format!("{flags} {still}"));
+        let step = |step: u64| folder.path(&format!("checkpoints/step-{step:08}"));
+        // In bf16 the averages are of the master weights. Those of experts are one state of several tensors, which are
+        // compared by the evaluation below.
+        let weights = |checkpoint: &Path| -> Vec<(String, Vec<f32>)> {
+            let file = Weights::open(&checkpoint.join("model.safetensors")).expect("weights");
+            let state = values(&checkpoint.join("state.safetensors"));
+            let master = |name: &str| state.iter().find(|(there, _)| *there == format!("master {name}"));
+            let pick = |(name, own): (String, Vec<f32>)| match master(&name) {
+                Some((_, values)) => Some((name, values.clone())),
+                None => (file.tensor(&name).expect("a tensor").dtype() == DType::F32).then_some((name, own)),
+            };
+            values(&checkpoint.join("model.safetensors")).into_iter().filter_map(pick).collect()
+        };
+        let mut wanted: Vec<Vec<f64>> =
+            weights(&first.checkpoint).iter().map(|(_, x)| x.iter().map(|&x| f64::from(x)).collect()).collect();
+        for t in 1..=6u32 {
+            let d = f64::from(decay as f32).min((1.0 + f64::from(t)) / (10.0 + f64::from(t)));
+            for (mean, (_, now)) in wanted.iter_mut().zip(weights(&step(t.into()))) {
+                mean.iter_mut().zip(now).for_each(|(mean, x)| *mean = d * *mean + (1.0 - d) * f64::from(x));
+            }
+        }
+        let (mut average, trained) = (values(&step(6).join("ema")), weights(&step(6)));
+        let all = average.len();
+        average.retain(|(name, _)| trained.iter().any(|(there, _)| there == name));
+        assert_eq!(average.len(), trained.len(), "{flags}");
+        assert!(all == trained.len() || (flags.contains("bf16") && 2 * trained.len() >= all), "{flags}: {all}");
+        let (mut most, mut moved) = (0.0f64, 0.0f64);
+        for (((name, mean), (own, now)), wanted) in average.iter().zip(&trained).zip(&wanted) {
+            assert_eq!(name, own);
+            for ((&mean, &now), &wanted) in mean.iter().zip(now).zip(wanted) {
+                most = most.max((f64::from(mean) - wanted).abs() / wanted.abs().max(0.1));
+                moved = moved.max(f64::from((mean - now).abs()));
+            }
+        }
+        // Six roundings to f32.
+        assert!(most < 6.0 * f64::from(f32::EPSILON), "{flags}: {most:e}");
+        assert!(moved > 1e-4, "{flags}: the averages are the weights");
+
+        // Evaluations with the same types and micro-batches.
+        let same: Vec<&str> = flags
+            .split(' ')
+            .filter(|flag| flag.starts_with("precision.") || flag.starts_with("batch."))
+            .collect();
+        let same = same.join(" ");
+        let again = |from: &Path| {
+            let folder = Folder::new("training-average-again");
+            train(&folder.0, TINY, &format!("{data} {still} {same} model.from={}", from.display()));
+            validation(&folder)
+        };
+        assert_eq!(report.checkpoint, step(6));
+        assert_eq!(validation(&folder), again(&folder.path("best/ema")), "{flags}");
+        assert!(validation(&folder) != again(&folder.path("best")), "{flags}");
+    }
+}
+
+/// The average of adapters is an adapter, that of a head a head: files with the names and shapes of the trained ones.
+#[test]
+fn averages_have_the_files_of_the_model() {
+    let files = |folder: &Path| -> Vec<String> {
+        let entries =
+            fs::read_dir(folder).expect("a checkpoint").map(|entry| entry.expect("an entry").file_name());
+        let mut names: Vec<String> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
+        names.retain(|name| !["ema", "state.safetensors", "trainer.json"].contains(&name.as_str()));
+        names.sort();
+        names
+    };
+    let ema = "optimizer.ema=0.9 run.steps=3 run.evaluate_every=3";
+    let head = fs::read_to_string(root("examples/head.yaml")).expect("the example");
+    let head = head.replace("examples/head/", &format!("{}/", root("examples/head").display()));
+    for (name, text, flags) in [
+        ("adapter", ESM, esm(&format!("model.lora.rank=2 {ema}"))),
+        ("encoder", ESM, esm(ema)),
+        ("head", &head, format!("{ema} run.patience=null")),
+    ] {
+        let folder = Folder::new("training-average-files");
+        let report = train(&folder.0, text, &flags);
+        let (own, average) = (&report.checkpoint, report.checkpoint.join("ema"));
+        assert_eq!(files(own), files(&average), "{name}");
+        let shapes = |folder: &Path| -> Vec<(String, usize)> {
+            let file = files(folder).into_iter().find(|file| file.ends_with(".safetensors")).expect("weights");
+            values(&folder.join(file)).into_iter().map(|(name, x)| (name, x.len())).collect()
+        };
+        assert_eq!(shapes(own), shapes(&average), "{name}");
+        assert!(fs::read_dir(own).is_ok_and(|mut all| all.any(|e| e.is_ok_and(|e| e.file_name() == "ema"))));
+    }
 }
 
 /// The sizes of the model are read from the checkpoint if the configuration sets only `model.from`.

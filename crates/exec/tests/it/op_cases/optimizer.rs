@@ -25,6 +25,8 @@ pub fn cases() -> Vec<Case> {
             for (momentum, nesterov) in [(0.0, false), (0.9, false), (0.9, true)] {
                 cases.push(sgd(&shape, momentum, nesterov, ok));
             }
+            // Warm-up after 0 and 8 steps, and the decay itself.
+            cases.extend([0.0, 8.0, 16_777_216.0].map(|steps| ema(&shape, steps, ok)));
             if n <= 700 {
                 cases.push(adamw_8bit(&shape, ok));
                 cases.push(adafactor(&[n], ok));
@@ -34,6 +36,9 @@ pub fn cases() -> Vec<Case> {
         for max_norm in [0.0, 0.5, 1e6] {
             cases.push(grad_scale(n, max_norm));
         }
+    }
+    for steps in [0.0, 7.0, 16_777_215.0, 16_777_216.0] {
+        cases.extend([true, false].map(|ok| count_steps(steps, ok)));
     }
     for (r, c) in MATRICES {
         cases.extend([true, false].map(|ok| adafactor(&[r, c], ok)));
@@ -56,6 +61,19 @@ fn sgd(shape: &[u64], momentum: f32, nesterov: bool, ok: bool) -> Case {
         case = noise(case, shape, UNIT);
     }
     numbers(scale(case, ok), &[0.1])
+}
+
+/// Tolerance: c = 4 for two products and a difference whose weight is rounded to f32; k = 1.
+fn ema(shape: &[u64], steps: f64, ok: bool) -> Case {
+    let name = format!("ema {shape:?}, after {steps} steps, ok {ok}");
+    let case = case(name, Op::Ema(Ema { decay: 0.9 }), Tolerance::sum(4.0, 1));
+    numbers(scale(noise(noise(case, shape, UNIT), shape, UNIT), ok), &[steps])
+}
+
+/// Tolerance: c = 1, k = 1 for one addition.
+fn count_steps(steps: f64, ok: bool) -> Case {
+    let name = format!("count_steps {steps}, ok {ok}");
+    scale(numbers(case(name, Op::CountSteps(CountSteps {}), Tolerance::sum(1.0, 1)), &[steps]), ok)
 }
 
 fn adamw_8bit(shape: &[u64], ok: bool) -> Case {

@@ -36,6 +36,7 @@ fn start<'a>(
         group: &group,
         accumulation,
         max_norm: if head { 0.0 } else { fixture.hyper("max_norm") as f32 },
+        ema: None,
     };
     let program = training.program(graph, &evaluation(graph), &on.target().expect("a target"));
     let mut executor = on.executor(program.unwrap_or_else(|e| panic!("{}: {e}", fixture.name)));
