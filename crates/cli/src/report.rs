@@ -58,8 +58,8 @@ fn expected(calls: &CallsSummary) -> String {
     if calls.ranked > 0 {
         let ([tpr, fpr], records) = ([calls.tpr, calls.fpr].map(percent), calls.ranked);
         text += &format!(
-            "expected for {records} records of these lengths, from the caller's calibration: {tpr} of the viral records are \
-             called virus, and {fpr} of the others\n"
+            "expected for {records} records of these lengths, from the caller's calibration: {tpr} of the viral records and {fpr} of \
+             the others reach the threshold\n"
         );
     }
     if let Some(wrong) = calls.false_calls {

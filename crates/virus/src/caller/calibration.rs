@@ -292,7 +292,10 @@ fn row_of(value: &Value, place: &str) -> Result<(u64, AtLength), String> {
     // Both rates fall with the threshold. A table that contradicts this was not measured on one set of records.
     let mut sorted = points;
     sorted.sort_by(|a, b| a.threshold.total_cmp(&b.threshold));
-    if sorted.windows(2).any(|pair| pair[1].tpr > pair[0].tpr || pair[1].fpr > pair[0].fpr) {
+    let contradicts = |pair: &[OperatingPoint]| {
+        pair[1].threshold > pair[0].threshold && (pair[1].tpr > pair[0].tpr || pair[1].fpr > pair[0].fpr)
+    };
+    if sorted.windows(2).any(contradicts) {
         return Err(format!("`{place}.presets`: a higher threshold must not have a higher tpr or fpr"));
     }
     let length = keys.count("length")?;

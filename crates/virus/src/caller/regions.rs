@@ -75,26 +75,29 @@ impl RegionFinder {
         self.candidates.push(new);
     }
 
-    /// Returns the regions of the record and starts the next record.
+    /// Returns the regions of the record and starts the next record. Subsequences below the least score are dropped, because
+    /// many of them, each of a window or two, would add up to long regions without a virus. Neighbours are merged if they are
+    /// near each other and the region of both, with the windows between them, still has the least score.
     pub(crate) fn finish(&mut self, parameters: &RegionParameters) -> Vec<Region> {
         let RegionParameters { min_score, min_length, merge_gap, .. } = *parameters;
-        let mut merged: Vec<Region> = vec![];
-        for c in self.candidates.drain(..) {
-            let next =
-                Region { start: c.start, end: c.end, score: c.right - c.left, windows: c.last - c.first + 1 };
+        let mut merged: Vec<Candidate> = vec![];
+        for next in self.candidates.drain(..).filter(|c| c.right - c.left >= min_score) {
             match merged.last_mut() {
                 // Windows may overlap, so the next region can begin before the last one ends.
-                Some(last) if next.start <= last.end + merge_gap => {
-                    last.end = last.end.max(next.end);
-                    last.score += next.score;
-                    last.windows += next.windows;
+                Some(last) if next.start <= last.end + merge_gap && next.right - last.left >= min_score => {
+                    (last.end, last.last, last.right) = (last.end.max(next.end), next.last, next.right);
                 }
                 _ => merged.push(next),
             }
         }
         (self.total, self.windows) = (0.0, 0);
-        merged.retain(|region| region.score >= min_score && region.end - region.start >= min_length);
-        merged
+        let region = |c: &Candidate| Region {
+            start: c.start,
+            end: c.end,
+            score: c.right - c.left,
+            windows: c.last - c.first + 1,
+        };
+        merged.iter().map(region).filter(|region| region.end - region.start >= min_length).collect()
     }
 }
 
@@ -170,9 +173,15 @@ mod tests {
         assert_eq!(windows(&found(&scores, &strong)), [(0, 2, 10.0), (3, 1, 4.0)]);
         let long = RegionParameters { min_length: 201, ..ALL };
         assert_eq!(windows(&found(&scores, &long)), [(0, 2, 10.0)]);
-        let near = RegionParameters { merge_gap: 102, ..ALL };
-        let merged = found(&scores, &near);
-        assert_eq!(merged, [Region { start: 0, end: 605, score: 15.0, windows: 4 }]);
+        // The first two with the windows between them have a sum of 9; with the third it would be -10.
+        let scores = [5.0, 5.0, -3.0, -2.0, 4.0, -20.0, 1.0];
+        let near = RegionParameters { merge_gap: 203, ..ALL };
+        assert_eq!(windows(&found(&scores, &near)), [(0, 5, 9.0), (6, 1, 1.0)]);
+        let nearer = RegionParameters { merge_gap: 202, ..ALL };
+        assert_eq!(windows(&found(&scores, &nearer)), [(0, 2, 10.0), (4, 1, 4.0), (6, 1, 1.0)]);
+        // A weak subsequence is dropped before it could be merged.
+        let strong = RegionParameters { min_score: 4.5, ..near };
+        assert_eq!(windows(&found(&scores, &strong)), [(0, 2, 10.0)]);
         let nothing = found(&[-1.0, -2.0], &ALL);
         assert!(nothing.is_empty());
     }

@@ -258,7 +258,7 @@ impl CallerOutputs {
         match pair {
             None => {
                 let source = self.source.clone();
-                self.end(record.id, record.length, &source, &[(record.id, record.text)])
+                self.end(record.id, record.length, &source, &[(record.id, record.text, record.length)])
             }
             Some((_, false)) => {
                 let text = record.text.cloned().unwrap_or_default();
@@ -270,7 +270,8 @@ impl CallerOutputs {
                 let Some(first) = self.first.take() else {
                     return Err(OutputError::mismatch(record.id, "its mate was not written before it"));
                 };
-                let texts = [(&*first.id, Some(&first.text)), (record.id, record.text)];
+                let texts =
+                    [(&*first.id, Some(&first.text), first.length), (record.id, record.text, record.length)];
                 self.end(name, first.length + record.length, &first.source, &texts)
             }
         }
@@ -282,7 +283,7 @@ impl CallerOutputs {
         name: &str,
         length: usize,
         source: &str,
-        texts: &[(&str, Option<&RecordText>)],
+        texts: &[(&str, Option<&RecordText>, usize)],
     ) -> Result<(), OutputError> {
         let CallerOutputOptions { rules, layout, .. } = &self.options;
         let bases = length as u64;
@@ -318,7 +319,11 @@ impl CallerOutputs {
         let probability = score.map_or(0.0, |score| score.probability);
         self.rows.push(call, probability, &row, &rest)?;
         if call == FirstCall::Virus {
-            for (id, text) in texts {
+            for (id, text, length) in texts {
+                // An empty mate has no text.
+                if *length == 0 {
+                    continue;
+                }
                 let Some(text) = text else {
                     return Err(OutputError::mismatch(
                         id,

@@ -429,6 +429,23 @@ fn mates_get_one_call() {
     assert_eq!(read(folder.path("two/virus.fastq")).matches("\n+\n").count(), 2 * virus);
 }
 
+/// Pairs with one name are all computed, and so is a pair with an empty mate.
+#[test]
+fn repeated_pairs_get_names_of_their_own() {
+    let folder = Folder::new("caller-pair-names");
+    let bases = Bases(51).sequence(200, 0.5);
+    let input = folder
+        .write("in.fa", format!(">x/1\n{bases}\n>x/2\n{bases}\n").repeat(2) + &format!(">y\n{bases}\n>y\n"));
+    let out = folder.path("out");
+    ran(&with(calling(&input, &out), |caller| caller.paired = true));
+    let table = rows(&out.join("predictions.tsv"));
+    let found: Vec<(&str, f64)> = table.iter().map(|row| (&*row["seq_name"], number(row, "length"))).collect();
+    assert_eq!(found, [("x", 400.0), ("x#1.3", 400.0), ("y", 200.0)]);
+    assert_eq!(table[0]["virus_score"], table[1]["virus_score"]);
+    let notes = read(out.join("notes.tsv"));
+    assert!(notes.contains("x\tduplicate_id\t") && notes.contains("y/2\tempty\t"), "{notes}");
+}
+
 #[test]
 fn records_that_are_no_mates_are_refused() {
     let folder = Folder::new("caller-no-mates");
