@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tables of how well scores tell viral windows from others. Standard library only.
 
-    python3 bench/caller_table.py --genomes GENOMES --windows test_500.fa --scores result/predictions.tsv --out test_500.json
+    python3 bench/caller_table.py --genomes GENOMES --windows test_500.fa --scores result/ --out test_500.json
 
 --windows is a FASTA file of make_chunks.py, whose ids are `label|class|record|start-end|strand`; --scores a table with the
 columns seq_name and virus_score (a folder of `plimsoll predict`, or the output of bench/caller_floors.py). Every window must
@@ -81,7 +81,10 @@ def main():
         if os.path.exists(path):
             records |= {row["id"]: row for row in table(path)}
     scores = {}
-    for row in table(args.scores):
+    path = os.path.join(args.scores, "predictions.tsv") if os.path.isdir(args.scores) else args.scores
+    for row in table(path):
+        if row["virus_score"] == "NA":
+            raise SystemExit(f"{path}: {row['seq_name']} has no score; give predict --min-length 100")
         if row["seq_name"] in scores:
             raise SystemExit(f"{args.scores}: {row['seq_name']} has two rows")
         scores[row["seq_name"]] = float(row["virus_score"])

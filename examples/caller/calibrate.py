@@ -4,8 +4,8 @@
     python3 calibrate.py --start MODEL                        write a calibration that changes nothing, to begin with
     python3 calibrate.py MODEL 300=RESULT 500=RESULT ...      fit the calibration to results of `plimsoll predict`
 
-MODEL is the folder of the caller. RESULT is a folder that `plimsoll predict --caller MODEL --min-length 1` wrote for windows
-of the named length, whose ids are `label|class|record|...` as make_chunks.py of the genome collection gives them; families
+MODEL is the folder of the caller. RESULT is a folder that `plimsoll predict --caller MODEL --min-length 100` wrote for windows
+of the named length, 100 bases or more, whose ids are `label|class|record|...` as make_chunks.py of the genome collection gives them; families
 and phyla of these windows must not be in the training data. A length may be given several times: the windows are pooled.
 
 For each length: slope and intercept of the virus margin by logistic regression (Platt 1999) at equal weight of both labels;
@@ -85,9 +85,10 @@ def point(scores, labels, fpr):
     """The threshold above which at most a share `fpr` of the others lies, with the measured rates."""
     others = sorted((score for score, label in zip(scores, labels) if not label), reverse=True)
     viral = [score for score, label in zip(scores, labels) if label]
-    threshold = math.nextafter(others[int(fpr * len(others))], 1.0)
+    # Rounded up, so that the rates are those of the number in the file.
+    threshold = min(math.floor(others[int(fpr * len(others))] * 1e6 + 1) / 1e6, 0.999999)
     rate = lambda found: sum(score >= threshold for score in found) / len(found)
-    return {"threshold": round(threshold, 6), "tpr": round(rate(viral), 4), "fpr": round(rate(others), 4)}
+    return {"threshold": threshold, "tpr": round(rate(viral), 4), "fpr": round(rate(others), 4)}
 
 
 def read(folder):
@@ -95,6 +96,8 @@ def read(folder):
     margins, counts = {}, {}
     for row in table(os.path.join(folder, "windows.tsv")):
         name = row["seq_name"]
+        if row["margin"] == "NA":
+            sys.exit(f"{folder}/windows.tsv: {name} has a window without a score; leave out records of less than 100 bases")
         margins[name] = margins.get(name, 0.0) + float(row["margin"])
         counts[name] = counts.get(name, 0) + 1
     found, labels, classes = [], [], []
@@ -102,28 +105,31 @@ def read(folder):
         name = row["seq_name"]
         label, kind = name.split("|")[:2]
         if name not in margins:
-            sys.exit(f"{folder}: {name} has no window; give predict --min-length 1")
+            sys.exit(f"{folder}: {name} is in predictions.tsv and not in windows.tsv; is the result complete?")
         found.append(margins[name] / counts[name])
         labels.append(int(label == "viral"))
         p = {key[2:]: float(value) for key, value in row.items() if key.startswith("p_") and value != "NA"}
         classes.append((p, CLASSES.get(kind, kind)))
-    return found, labels, classes
+    with open(os.path.join(folder, "run.json")) as file:
+        used = json.load(file)["calling"]["calibration"]["class_temperature"]
+    return found, labels, [(p, true, used) for p, true in classes]
 
 
-def temperature(classes, before):
-    """The temperature with the smallest cross-entropy of the true classes, by golden-section search."""
+def temperature(classes):
+    """The temperature with the smallest cross-entropy of the true classes, by golden-section search. The probabilities are
+    those at the temperature of the result, with four decimals: smaller ones are taken for half a unit of the last."""
 
     def loss(t):
         total = 0.0
-        for p, true in classes:
-            logits = {name: math.log(max(value, 1e-12)) * before / t for name, value in p.items()}
+        for p, true, used in classes:
+            logits = {name: math.log(max(value, 5e-5)) * used / t for name, value in p.items()}
             top = max(logits.values())
             total -= logits[true] - top - math.log(sum(math.exp(z - top) for z in logits.values()))
         return total
 
-    classes = [(p, true) for p, true in classes if true in p]
+    classes = [row for row in classes if row[1] in row[0]]
     if not classes:
-        return before
+        return 1.0
     low, high, ratio = 0.2, 5.0, (math.sqrt(5) - 1) / 2
     for _ in range(40):
         a, b = high - ratio * (high - low), low + ratio * (high - low)
@@ -139,7 +145,7 @@ def main():
     args = parser.parse_args()
     path = os.path.join(args.model, "calibration.json")
     regions = {"offset": 1.0, "min_score": 8.0, "min_length": 2000, "merge_gap": 3000}
-    calibration = {"format": "plimsoll_calibration", "version": 1, "class_temperature": 1.0, "lengths": []}
+    calibration = {"format": "plimsoll_calibration", "version": 1, "window": 1000, "class_temperature": 1.0, "lengths": []}
     if args.start:
         presets = {name: {"threshold": 0.5, "tpr": 0.5, "fpr": 0.5} for name in PRESETS}
         calibration["lengths"] = [{"length": 500, **START, "presets": presets}]
@@ -164,8 +170,8 @@ def main():
             calibration["lengths"].append(row)
             every += classes
             print(json.dumps(row))
-        calibration["class_temperature"] = round(temperature(every, before["class_temperature"]), 4)
-        calibration["regions"] = before["regions"]
+        calibration["class_temperature"] = round(temperature(every), 4)
+        calibration["window"], calibration["regions"] = before["window"], before["regions"]
     with open(path, "w") as file:
         json.dump(calibration, file, indent=2)
         file.write("\n")

@@ -3,7 +3,7 @@
 #
 #   sh examples/caller/train.sh GENOMES FOLD OUT [SEED]
 #
-# GENOMES: a collection as prepare.py describes it. FOLD: the fold of folds.tsv that is held out for validation and calibration.
+# GENOMES: a collection as prepare.py describes it, with make_chunks.py; no spaces or commas in its path. FOLD: the fold of folds.tsv that is held out for validation and calibration.
 # OUT: a new folder. Further settings of `plimsoll train` go into the variable SET, such as
 # SET="--set run.device=cuda --set run.steps=2000". An interrupted run goes on with the same command.
 set -eu
@@ -12,7 +12,8 @@ here=$(dirname "$0")
 plimsoll=${PLIMSOLL:-plimsoll}
 mkdir -p "$out"
 python3 "$here/prepare.py" "$genomes" --fold "$fold" --out "$out/records.tsv"
-files=$(ls "$genomes"/fasta/*.fa.gz "$genomes"/more/fasta/*.fa.gz | paste -sd, -)
+files="$genomes/fasta"
+[ -d "$genomes/more/fasta" ] && files="$files,$genomes/more/fasta"
 common="--set data.train=[$files] --set data.labels=$out/records.tsv --set run.seed=$seed"
 # shellcheck disable=SC2086
 "$plimsoll" train "$here/pretrain.yaml" $common ${SET:-} -o "$out/pretrained"

@@ -433,7 +433,7 @@ fn errors(results: &Results, survey: &Survey) -> String {
         let _ = write!(
             html,
             "<p>At the lengths of the records of this run, {tpr} of viral records and {fpr} of other records are expected to \
-             be called virus."
+             reach the threshold."
         );
         if let Some(false_calls) = calls["expected_false_calls"].as_f64() {
             let _ = write!(html, " Of the virus calls, {} are expected to be wrong", share(false_calls));
@@ -447,8 +447,8 @@ fn errors(results: &Results, survey: &Survey) -> String {
         }
         html += "</p>\n";
     }
-    html += "<p class=\"note\">Measured on sequences that the model was not trained on, at each length. Sequences that resemble \
-             none of them can have higher errors. AUROC: probability that a viral record scores above another one. Calibration \
+    html += "<p class=\"note\">From the calibration of the model, measured at each length. Sequences that resemble none of \
+             those that it was measured on can have higher errors. AUROC: probability that a viral record scores above another one. Calibration \
              error: mean difference between the score and the share of viral records. Found: share of viral records that are \
              called virus. False: share of other records that are called virus.</p>\n";
     let chosen = run["calling"]["threshold"].as_str().unwrap_or_default();

@@ -109,8 +109,8 @@ pub fn column(key: &str, form: Form) -> Option<Column> {
             Share,
             true,
             false,
-            "False discovery rate: the expected share of false calls among this record and all records with a higher score, \
-             which is their mean of 1 minus the virus score.",
+            "False discovery rate: the expected share of false calls among this record and all records called virus with the \
+             same or a higher score, which is their mean of 1 minus the virus score.",
         ),
         "prediction" => make(
             "Call",

@@ -125,7 +125,10 @@ pub enum TrainError {
     #[error("data.train: an epoch contained no training targets; every document may be too short")]
     EmptyEpoch,
     /// The validation data has no targets.
-    #[error("run.evaluate_every: the validation data contains no targets; give more data.validation")]
+    #[error(
+        "run.evaluate_every: the validation data contains no targets; give more data.validation, or for a caller \
+            records with the split validation"
+    )]
     NothingToEvaluate,
     /// The training loss is not finite.
     #[error(

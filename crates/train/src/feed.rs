@@ -229,7 +229,7 @@ fn rows_of(batch: &RowBatch) -> Taken {
 }
 
 fn crops_of(batch: &CropBatch) -> Taken {
-    // The loss of several tasks is divided by the number of targets of the first, which every labelled window has.
+    // The loss of several tasks is divided by the number of targets of the first, which every record has.
     Taken { tokens: batch.ids.len() as u64, targets: batch.target_counts.first().copied().unwrap_or(0) }
 }
 
@@ -413,11 +413,8 @@ pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSetting
         true => CropObjective::Masked(MaskRates { select: m.fraction, mask: m.mask, random: m.random }),
         false => CropObjective::Classify,
     };
-    // A shuffled window is an example of the first class of the first task.
-    let of_shuffled = tasks.first().filter(|_| c.shuffled > 0.0).and_then(|task| {
-        let class = task.classes.first()?;
-        Some((task.name.clone(), class.clone()))
-    });
+    let of_shuffled = tasks.first().zip(c.shuffled_class.as_ref());
+    let of_shuffled = of_shuffled.map(|(task, class)| (task.name.clone(), class.clone()));
     Ok(CropSettings {
         files: d.train.iter().map(PathBuf::from).collect(),
         table: d.labels.as_ref().map(PathBuf::from).unwrap_or_default(),

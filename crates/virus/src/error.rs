@@ -73,6 +73,24 @@ pub enum VirusError {
         /// Least window length in bases.
         shortest: usize,
     },
+    /// A caller without calibration.json, such as a checkpoint.
+    #[error(
+        "{}: there is no such file; a caller needs a calibration (examples/caller/calibrate.py MODEL --start writes one to begin \
+            with)",
+        path.display()
+    )]
+    NoCalibration {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Windows of another length than those of the calibration.
+    #[error("--length {length}: the caller is calibrated for windows of {window} bases; omit --length")]
+    OtherWindows {
+        /// Requested window length in bases.
+        length: usize,
+        /// Window length of the calibration.
+        window: u64,
+    },
     /// A calibration.json that is not the calibration of a caller.
     #[error("{}: {what}; give the folder of a caller with its own calibration.json", path.display())]
     Calibration {
@@ -303,6 +321,8 @@ impl Failure for VirusError {
             | Self::WrongModel { .. }
             | Self::HeadLength { .. }
             | Self::Calibration { .. }
+            | Self::NoCalibration { .. }
+            | Self::OtherWindows { .. }
             | Self::CallerModel { .. }
             | Self::PlanOfCaller
             | Self::PairedFiles { .. }

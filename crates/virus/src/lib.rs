@@ -294,6 +294,9 @@ fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, Viru
     }
     let model = CallerModel::open(&caller.folder)?;
     let calibration = Calibration::open(&caller.folder)?;
+    if options.length as u64 != calibration.window {
+        return Err(VirusError::OtherWindows { length: options.length, window: calibration.window });
+    }
     let layout = layout(&model)?;
     let digests = record::caller_digests(&model, &calibration)?;
     Ok(Opened { models: OpenedModels::Caller(Box::new(OpenedCaller { model, calibration, layout })), digests })

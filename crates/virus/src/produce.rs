@@ -210,7 +210,7 @@ impl Records {
         let first = is_second.then(|| self.place_of(0)).flatten();
         let more = self.readers[self.turn].read_into(record)?;
         let alone = |(path, line): (PathBuf, u64)| {
-            let what = "the last record has no mate; give both files of the pairs, or one file with the mates one after \
+            let what = "this record has no mate, because the other file, or the input, ends before it; give both files of the pairs, or one file with the mates one after \
                         another, or omit --paired";
             DataError::at(path, DataErrorKind::Malformed(what.to_owned())).with_line(line)
         };

@@ -11,6 +11,7 @@ use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use plimsoll_runtime::{HeadModel, Level, Observer, Settings, machine};
+use plimsoll_virus::caller::calibration::Calibration;
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{Models, Options, PredictReport, Shard, files, predict, predict_each, stem};
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ pub struct Predict {
     force: bool,
 
     /// Window length in bases, 3 to 1048576; the head must have been trained for it [default: the length in the head's
-    /// file name, such as 300 for 300_model.pth, otherwise 500; 1000 for a caller, whose least length is 100]
+    /// file name, such as 300 for 300_model.pth, otherwise 500; for a caller the length of its calibration]
     #[arg(long, alias = "expected-length", short_alias = 'e', value_name = "BASES", value_parser = length)]
     length: Option<u64>,
 
@@ -290,7 +291,13 @@ impl Predict {
         let inputs = files(&self.inputs)?;
         let caller = self.caller.options(self.threshold, &self.of_virnucpro())?;
         let (models, length) = match &caller {
-            Some(_) => (Models::default(), self.length.map_or(CALLER_LENGTH, |n| n as usize)),
+            Some(caller) => {
+                let length = match self.length {
+                    Some(length) => length as usize,
+                    None => Calibration::open(&caller.folder)?.window as usize,
+                };
+                (Models::default(), length)
+            }
             None => {
                 let models = self.models.models(self.length)?;
                 let length = window_length(self.length, &models);
@@ -331,9 +338,6 @@ impl Predict {
 
 /// Default of `--threshold` without a caller.
 const THRESHOLD: f64 = 0.5;
-
-/// Default window length in bases of a caller.
-const CALLER_LENGTH: usize = 1000;
 
 /// Default number of threads that read and translate.
 fn usual_workers(settings: &Settings) -> usize {

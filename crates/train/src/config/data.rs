@@ -99,17 +99,20 @@ pub struct Crops {
     /// Rate of insertions and deletions of 1 to 3 bases for each base, from 0 to 0.1 (default 0).
     #[schemars(range(min = 0, max = 0.1))]
     pub indels: f64,
-    /// Share of windows whose dinucleotides are shuffled, from 0 to below 1 (default 0). Their class is the first one
-    /// of the first task, and they have no class in the other tasks.
+    /// Share of windows whose letters are shuffled, with equal counts of dinucleotides, from 0 to below 1 (default 0).
+    /// Requires data.crops.shuffled_class.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub shuffled: f64,
+    /// Class of shuffled windows in the first task, such as other; they have no class in the other tasks. Required with
+    /// data.crops.shuffled, refused without it.
+    pub shuffled_class: Option<String>,
     /// Levels of sampling, from the outermost on; within the last level a record is drawn in proportion to its bases. If
     /// empty (default), all records are in one group.
     pub levels: Vec<Level>,
-    /// Number of validation windows of each length (default 1000).
+    /// Number of validation windows of each length (default 1000); applies with run.evaluate_every.
     #[schemars(range(min = 1, max = 1000000))]
     pub validation_windows: u64,
-    /// Lengths of the validation windows in bases (default [500]).
+    /// Lengths of the validation windows in bases (default [500]); applies with run.evaluate_every.
     #[schemars(length(min = 1))]
     pub validation_lengths: Vec<u64>,
 }
@@ -224,6 +227,7 @@ impl Default for Crops {
             substitutions: 0.0,
             indels: 0.0,
             shuffled: 0.0,
+            shuffled_class: None,
             levels: vec![],
             validation_windows: 1000,
             validation_lengths: vec![500],

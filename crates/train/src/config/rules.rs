@@ -65,9 +65,9 @@ fn model(c: &TrainConfig) -> Vec<Rule> {
 /// Rules on callers, and on the keys that only callers have.
 fn caller(c: &TrainConfig) -> Vec<Rule> {
     let (m, d) = (&c.model, &c.data);
-    let crops = &d.crops;
+    let (crops, usual_crops) = (&d.crops, super::Crops::default());
     if m.kind != ModelKind::Caller {
-        let of_callers = m.tasks.is_empty() && *crops == super::Crops::default();
+        let of_callers = m.tasks.is_empty() && *crops == usual_crops;
         return vec![(
             of_callers,
             "model.tasks and data.crops apply only to model.kind caller; remove them".to_owned(),
@@ -142,8 +142,25 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
             "data.crops.levels: each level needs the name of a column".to_owned(),
         ),
         (
-            crops.shuffled == 0.0 || !m.tasks.is_empty(),
-            "data.crops.shuffled needs model.tasks: shuffled windows are examples of the first class".to_owned(),
+            (crops.shuffled > 0.0) == crops.shuffled_class.is_some(),
+            "data.crops.shuffled_class is required with data.crops.shuffled and refused without it".to_owned(),
+        ),
+        (
+            crops.shuffled_class.as_ref().is_none_or(|class| {
+                m.tasks.first().is_some_and(|task| task.classes.contains(class))
+            }),
+            "data.crops.shuffled_class must be a class of the first task of model.tasks".to_owned(),
+        ),
+        (
+            m.tasks.is_empty() || d.masking == super::Masking::default(),
+            "data.masking applies to a caller only without model.tasks; remove it".to_owned(),
+        ),
+        (
+            c.run.evaluate_every.is_some()
+                || (crops.validation_windows, &crops.validation_lengths)
+                    == (usual_crops.validation_windows, &usual_crops.validation_lengths),
+            "data.crops.validation_windows and validation_lengths apply with run.evaluate_every; give it, or remove them"
+                .to_owned(),
         ),
         (
             c.run.epochs.is_none(),
@@ -384,13 +401,18 @@ impl ScheduleKind {
 }
 
 impl TrainConfig {
+    /// Lengths in bases of the shortest and longest training windows of a caller, and of all validation windows.
+    pub fn window_lengths(&self) -> impl Iterator<Item = u64> + '_ {
+        let crops = &self.data.crops;
+        let validation = self.run.evaluate_every.iter().flat_map(|_| crops.validation_lengths.iter().copied());
+        validation.chain([crops.shortest, crops.longest])
+    }
+
     /// Maximum number of tokens of a sequence.
     pub fn longest_sequence(&self) -> u64 {
         match self.model.kind {
             ModelKind::Caller => {
-                let crops = &self.data.crops;
-                let bases = crops.validation_lengths.iter().copied().chain([crops.longest]).max();
-                FRAMES * codons_of_a_frame(bases.unwrap_or(crops.longest))
+                FRAMES * codons_of_a_frame(self.window_lengths().max().unwrap_or(self.data.crops.longest))
             }
             ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Esm2 | ModelKind::DnabertS | ModelKind::Head => {
                 self.data.longest

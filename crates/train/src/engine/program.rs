@@ -129,8 +129,7 @@ pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
     let longest = config.longest_sequence();
     if config.model.kind == crate::config::ModelKind::Caller {
         // The shortest window that may be drawn.
-        let shortest =
-            config.data.crops.validation_lengths.iter().copied().chain([config.data.crops.shortest]).min();
+        let shortest = config.window_lengths().min();
         let least = (shortest.unwrap_or(5).saturating_sub(2) / 3).max(1) * FRAMES;
         let sequences = config.batch.sequences.0.unwrap_or(tokens / least).clamp(1, tokens);
         // The longest span of attention is a frame.

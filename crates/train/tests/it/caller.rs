@@ -61,7 +61,7 @@ fn a_caller_learns_and_its_checkpoint_is_a_model() {
     genomes(&folder.0);
     let run = folder.0.join("run");
     let flags = format!(
-        "{TASKS} run.steps=40 run.evaluate_every=20 data.crops.shuffled=0.1 data.crops.substitutions=0.05"
+        "{TASKS} run.steps=40 run.evaluate_every=20 data.crops.shuffled=0.1 data.crops.shuffled_class=other data.crops.substitutions=0.05"
     );
     train(config(&folder.0, &flags).expect("a configuration"), &run, Resume::Never).expect("trained");
     let metrics = fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
@@ -140,6 +140,10 @@ fn bad_requests_are_refused_by_name() {
         ("data.validation=[x.fa]", "of the section data"),
         ("data.crops.shortest=95", "data.crops.shortest 95"),
         ("data.crops.shuffled=0.1", "data.crops.shuffled"),
+        ("data.crops.shuffled_class=other", "data.crops.shuffled_class"),
+        ("data.crops.shuffled=0.1 data.crops.shuffled_class=other", "must be a class of the first task"),
+        ("run.evaluate_every=null", "validation_windows"),
+        ("data.masking.fraction=0.5 model.tasks=[{\"name\":\"v\",\"classes\":[x,y]}]", "data.masking"),
         ("data.crops.levels=[{\"power\":0.5}]", "data.crops.levels"),
         ("data.crops.validation_lengths=[4]", "data.crops.validation_lengths"),
         ("run.epochs=2", "run.epochs"),

@@ -36,6 +36,10 @@ const LABELLED: &str = "data.format=jsonl model.kind=esm2 model.classes=2";
 const CALLER: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
      data.crops.shortest=10 data.crops.validation_lengths=[20] batch.tokens=96 batch.micro_tokens=48 data.labels=c \
      run.evaluate_every=2 model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]}]";
+const SHUFFLED: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
+     data.crops.shortest=10 data.crops.validation_lengths=[20] batch.tokens=96 batch.micro_tokens=48 data.labels=c \
+     run.evaluate_every=2 model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]}] data.crops.shuffled=0.5 \
+     data.crops.shuffled_class=virus";
 const IDS: &str = "data.format=bin model.vocabulary=9";
 const SPARSE: &str = "model.attention.mask=block_sparse";
 const CLASSIFIER: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 model.experts.count=8 \
@@ -65,7 +69,8 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("data.crops.levels", CALLER, "[{\"column\":\"group\",\"power\":0.5}]", Data),
     ("data.crops.longest", CALLER, "16", Data),
     ("data.crops.shortest", CALLER, "12", Data),
-    ("data.crops.shuffled", CALLER, "0.1", Data),
+    ("data.crops.shuffled", SHUFFLED, "0.1", Data),
+    ("data.crops.shuffled_class", SHUFFLED, "other", Data),
     ("data.crops.substitutions", CALLER, "0.1", Data),
     ("data.crops.validation_lengths", CALLER, "[15]", Data),
     ("data.crops.validation_windows", CALLER, "7", Data),

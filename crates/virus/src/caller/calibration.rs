@@ -6,6 +6,7 @@
 //! {
 //!   "format": "plimsoll_calibration",
 //!   "version": 1,
+//!   "window": 1000,
 //!   "class_temperature": 1.2,
 //!   "lengths": [
 //!     {
@@ -34,6 +35,7 @@ use plimsoll_data::printable::Name;
 use plimsoll_runtime::RuntimeError;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Name of the file in the folder of a caller.
@@ -125,6 +127,8 @@ pub struct ErrorBounds {
 /// A calibration that was read and checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibration {
+    /// Length in bases of the windows of long records for which everything was measured.
+    pub window: u64,
     /// Rows by ascending length.
     rows: Vec<(u64, AtLength)>,
     /// Divisor of the logits of the task `class`.
@@ -191,8 +195,11 @@ impl Calibration {
     /// A file that is missing or not JSON, another format or version, and keys that are missing, unknown or out of range.
     pub fn open(folder: &Path) -> Result<Self, VirusError> {
         let path = folder.join(CALIBRATION);
-        let text = bounded::read_text(&path, LARGEST).map_err(RuntimeError::io(&path))?;
-        Self::parse(&text, &path)
+        match bounded::read_text(&path, LARGEST) {
+            Ok(text) => Self::parse(&text, &path),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(VirusError::NoCalibration { path }),
+            Err(error) => Err(RuntimeError::io(&path)(error).into()),
+        }
     }
 
     /// Reads and checks a text; `path` is named in errors.
@@ -207,8 +214,11 @@ impl Calibration {
     }
 
     fn of(json: &Value) -> Result<Self, String> {
-        let keys =
-            Keys::of(json, String::new(), &["format", "version", "class_temperature", "lengths", "regions"])?;
+        let keys = Keys::of(
+            json,
+            String::new(),
+            &["format", "version", "window", "class_temperature", "lengths", "regions"],
+        )?;
         let format = keys.get("format")?;
         if format != FORMAT {
             return Err(format!("`format` must be \"{FORMAT}\", found {}", shown(format)));
@@ -237,6 +247,7 @@ impl Calibration {
             &["offset", "min_score", "min_length", "merge_gap"],
         )?;
         Ok(Self {
+            window: keys.count("window")?,
             rows,
             class_temperature: keys.number("class_temperature", 0.01, 100.0)?,
             regions: RegionParameters {
@@ -388,6 +399,7 @@ pub(crate) mod tests {
         json!({
             "format": "plimsoll_calibration",
             "version": 1,
+            "window": 1000,
             "class_temperature": 2.0,
             "lengths": rows.iter().map(row).collect::<Vec<_>>(),
             "regions": {"offset": 0.0, "min_score": 2.0, "min_length": 100, "merge_gap": 0},

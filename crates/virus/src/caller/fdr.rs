@@ -1,9 +1,9 @@
-//! False discovery rate of records ranked by their scores: for each record the running mean of 1 - p over the records with
-//! the same or a higher probability p, as in geNomad (Camargo et al. 2024). Ties are in input order. Invariant: memory is
-//! bounded by the limit of the sorters; the rates are returned in input order.
+//! False discovery rate of records ranked by their scores: for each record the mean of 1 - p over the called records with the
+//! same or a higher probability p, as in geNomad (Camargo et al. 2024). Records with equal scores have equal rates.
+//! Invariant: memory is bounded by the limit of the sorters; the rates are returned in input order.
 //!
-//! Records whose score leads to no call for another reason (short, unknown letters, low complexity) are not part of the
-//! mean. They get the mean as if they were the last record of their rank.
+//! Only records whose score makes them virus are part of the mean, so that the rate of the last call is the expected share of
+//! false calls. Every other record gets the mean as if it were called too.
 
 use crate::output::sorted::{Limits, Sorter};
 use plimsoll_data::{DataError, DataErrorKind};
@@ -14,6 +14,10 @@ use std::path::Path;
 pub(crate) struct Ranking {
     by_score: Sorter,
     by_number: Sorter,
+    /// Sum of 1 - p over the called records, in units of 2^-52: integers, so that a sum less its parts is exact.
+    wrong: u128,
+    /// Number of called records.
+    called: u64,
     /// Records so far, those without a score included.
     records: u64,
 }
@@ -22,16 +26,20 @@ impl Ranking {
     /// Ranks with temporary files in `folder`; each of the two sorts holds `bytes` bytes of lines in memory.
     pub(crate) fn new(folder: &Path, bytes: usize) -> Self {
         let sorter = || Sorter::new(folder, Limits { run_bytes: bytes, ..Limits::default() });
-        Self { by_score: sorter(), by_number: sorter(), records: 0 }
+        Self { by_score: sorter(), by_number: sorter(), wrong: 0, called: 0, records: 0 }
     }
 
-    /// Adds the next record with its probability; `counts` tells whether it is part of the mean.
-    pub(crate) fn add(&mut self, probability: Option<f64>, counts: bool) -> Result<(), DataError> {
+    /// Adds the next record with its probability; `called` tells whether its score makes it virus.
+    pub(crate) fn add(&mut self, probability: Option<f64>, called: bool) -> Result<(), DataError> {
         let number = self.records;
         self.records += 1;
         let Some(p) = probability else { return Ok(()) };
-        // Probabilities are not negative, so their bits ascend with them; the complement sorts them descending.
-        let line = format!("{:016x}{number:016x}{}", !p.to_bits(), u8::from(counts));
+        if called {
+            self.wrong += units(1.0 - p);
+            self.called += 1;
+        }
+        // Probabilities are not negative, so their bits ascend with them.
+        let line = format!("{:016x}{number:016x}{}", p.to_bits(), u8::from(called));
         self.by_score.push(line.as_bytes())
     }
 
@@ -40,16 +48,24 @@ impl Ranking {
         self,
         mut each: impl FnMut(Option<f64>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Self { by_score, mut by_number, records } = self;
-        let (mut sum, mut count) = (0.0, 0u64);
+        let Self { by_score, mut by_number, mut wrong, mut called, records } = self;
+        // Lines come by ascending probability: before the first record of a probability, `wrong` and `called` are those of
+        // all called records with this or a higher one.
+        let (mut current, mut of_current) = (None, (wrong, called));
         by_score.finish(|line| {
-            let (bits, number, counts) = (hex(line, 0)?, hex(line, 16)?, line.get(32) == Some(&b'1'));
-            let wrong = 1.0 - f64::from_bits(!bits);
-            let (with, of) = (sum + wrong, count + 1);
-            if counts {
-                (sum, count) = (with, of);
+            let (bits, number, is_called) = (hex(line, 0)?, hex(line, 16)?, line.get(32) == Some(&b'1'));
+            let own = units(1.0 - f64::from_bits(bits));
+            if current != Some(bits) {
+                (current, of_current) = (Some(bits), (wrong, called));
             }
-            let rate: f64 = with / of as f64;
+            let (sum, count) = match is_called {
+                true => of_current,
+                false => (of_current.0 + own, of_current.1 + 1),
+            };
+            if is_called {
+                (wrong, called) = (wrong - own, called - 1);
+            }
+            let rate = sum as f64 / UNIT / count as f64;
             by_number.push(format!("{number:016x}{:016x}", rate.to_bits()).as_bytes())
         })?;
         let mut next = 0;
@@ -64,6 +80,14 @@ impl Ranking {
         })?;
         (next..records).try_for_each(|_| each(None))
     }
+}
+
+/// Units of a probability in [`Ranking::wrong`].
+const UNIT: f64 = (1u64 << 52) as f64;
+
+/// A probability in units, rounded.
+fn units(probability: f64) -> u128 {
+    (probability * UNIT).round() as u128
 }
 
 /// The number of 16 hexadecimal digits at `at` of a line.
@@ -102,14 +126,14 @@ mod tests {
     fn rates_are_running_means_by_rank() {
         let yes = |p| (Some(p), true);
         let found = rates(&[yes(0.5), (None, true), yes(1.0), yes(0.75), yes(0.5), (None, false)], 1 << 20);
-        let wanted = [Some(0.75 / 3.0), None, Some(0.0), Some(0.125), Some(1.25 / 4.0), None];
+        let wanted = [Some(1.25 / 4.0), None, Some(0.0), Some(0.125), Some(1.25 / 4.0), None];
         assert_eq!(found, wanted);
         assert!(rates(&[], 100).is_empty());
         assert_eq!(rates(&[(None, false), (None, true)], 100), [None, None]);
     }
 
     #[test]
-    fn a_record_that_cannot_be_called_is_not_part_of_the_mean() {
+    fn a_record_that_is_not_called_is_not_part_of_the_mean() {
         let found = rates(&[(Some(1.0), true), (Some(0.75), false), (Some(0.5), true)], 1 << 20);
         assert_eq!(found, [Some(0.0), Some(0.125), Some(0.25)]);
     }
@@ -127,10 +151,10 @@ mod tests {
         let mut ranked: Vec<(f64, usize)> =
             records.iter().enumerate().filter_map(|(i, r)| Some((r.0.filter(|_| r.1)?, i))).collect();
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        let mut sum = 0.0;
-        for (rank, (p, i)) in ranked.into_iter().enumerate() {
-            sum += 1.0 - p;
-            assert_eq!(wanted[i], Some(sum / (rank + 1) as f64));
+        for &(p, i) in &ranked {
+            let above: Vec<f64> = ranked.iter().filter(|(q, _)| *q >= p).map(|(q, _)| 1.0 - q).collect();
+            let mean = above.iter().sum::<f64>() / above.len() as f64;
+            assert!(wanted[i].is_some_and(|rate| (rate - mean).abs() < 1e-12), "{i}");
         }
     }
 }

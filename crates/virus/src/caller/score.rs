@@ -3,8 +3,12 @@
 //! logits in their order, the calibration and the options.
 
 use super::calibration::{AtLength, Calibration, ErrorBounds, Preset};
-use super::letters::LetterTotals;
+use super::letters::{LetterCounts, LetterTotals};
 use super::{logit, sigmoid};
+
+/// Number of windows from which on their spread is part of the interval. With fewer, the normal quantile would be far too small
+/// for the standard error.
+const FEWEST_WINDOWS: u64 = 5;
 
 /// Half the width of a normal distribution's central 95 %, in standard deviations.
 const DEVIATIONS: f64 = 1.96;
@@ -148,8 +152,9 @@ pub struct RecordSums {
     bases: f64,
     /// Sum of the margins, each weighted by the bases of its window.
     margins: f64,
-    /// Mean margin and sum of squared differences from it (Welford 1962), for the spread.
-    mean: f64,
+    /// Sum of the squares of the weights, and weighted sum of squared differences from the mean margin (West 1979), for
+    /// the spread.
+    squared_weights: f64,
     squares: f64,
     /// Sums of the logits of the classes, weighted by bases.
     classes: Vec<f64>,
@@ -157,16 +162,16 @@ pub struct RecordSums {
 }
 
 impl RecordSums {
-    /// Adds a window of `bases` bases.
+    /// Adds a window with `bases` bases that are not in the window before it.
     pub fn add(&mut self, bases: u64, margin: f64, classes: &[f32]) {
         self.windows += 1;
         self.scored += 1;
         let weight = bases as f64;
+        let before = self.margins / self.bases.max(1.0);
         self.bases += weight;
+        self.squared_weights += weight * weight;
         self.margins += weight * margin;
-        let difference = margin - self.mean;
-        self.mean += difference / self.scored as f64;
-        self.squares += difference * (margin - self.mean);
+        self.squares += weight * (margin - before) * (margin - self.margins / self.bases.max(1.0));
         self.classes.resize(classes.len(), 0.0);
         for (sum, &logit) in self.classes.iter_mut().zip(classes) {
             *sum += weight * f64::from(logit);
@@ -184,10 +189,14 @@ impl RecordSums {
         (self.scored > 0).then(|| self.margins / self.bases)
     }
 
-    /// Standard error of the mean margin; 0 for a single window.
+    /// Standard error of the mean margin; 0 with fewer than [`FEWEST_WINDOWS`] windows, whose spread tells too little.
     fn standard_error(&self) -> f64 {
-        let n = self.scored as f64;
-        if self.scored < 2 { 0.0 } else { (self.squares / (n - 1.0) / n).sqrt() }
+        if self.scored < FEWEST_WINDOWS {
+            return 0.0;
+        }
+        // The number of windows of equal weight with the same information (Kish 1965).
+        let n = self.bases * self.bases / self.squared_weights;
+        (self.squares / self.bases / (n - 1.0)).sqrt()
     }
 
     /// Probabilities of the classes: softmax of the mean logits divided by the temperature. Empty without a scored window.
@@ -249,8 +258,25 @@ impl Rules {
 
     /// Log odds of a single window at equal priors less the offset of regions: its score in a region. The prevalence of
     /// viral records says nothing about the windows within one record, so it is left out.
-    pub fn region_score(&self, bases: u64, margin: f64) -> f64 {
-        self.calibration.at(bases).log_odds(margin) - self.calibration.regions.offset
+    /// Of a window that overlaps the one before it, only the share of its new bases counts; one with too many unknown letters
+    /// or of low complexity can be inside a region and adds nothing to it.
+    pub(crate) fn region_score(&self, bases: u64, letters: LetterCounts, margin: f64) -> f64 {
+        let new = f64::from(letters.letters) / bases as f64;
+        let score = new * (self.calibration.at(bases).log_odds(margin) - self.calibration.regions.offset);
+        let mut totals = LetterTotals::default();
+        totals.add(letters);
+        if self.refused(&totals).is_some() { score.min(0.0) } else { score }
+    }
+
+    /// Why letters like these have no call.
+    fn refused(&self, letters: &LetterTotals) -> Option<Reason> {
+        if letters.unknown() > self.limits.max_n {
+            Some(Reason::UnknownLetters)
+        } else if letters.complexity() < self.limits.min_complexity {
+            Some(Reason::LowComplexity)
+        } else {
+            None
+        }
     }
 
     /// Threshold on the log odds at equal priors for records with the calibration `at`.
@@ -269,8 +295,8 @@ impl Rules {
 
     /// Score of a record of `length` bases; `None` without a scored window.
     ///
-    /// The interval is one of log odds and has two parts on either side. The mean margin of several windows is uncertain by
-    /// its standard error, of which the interval covers 1.96. The calibration is off by `ece` on average: that is taken for
+    /// The interval is one of log odds and has two parts on either side. The mean margin of five or more windows is uncertain
+    /// by its standard error, of which the interval covers 1.96. The calibration is off by `ece` on average: that is taken for
     /// an error of the log odds that moves a probability of 1/2 by `ece`, and other probabilities by less.
     pub fn score(&self, length: u64, sums: &RecordSums) -> Option<Score> {
         let margin = sums.margin()?;
@@ -292,12 +318,8 @@ impl Rules {
             Some(Reason::Empty)
         } else if length < self.min_length() {
             Some(Reason::Short)
-        } else if sums.letters.unknown() > self.limits.max_n {
-            Some(Reason::UnknownLetters)
-        } else if sums.letters.complexity() < self.limits.min_complexity {
-            Some(Reason::LowComplexity)
         } else {
-            None
+            self.refused(&sums.letters)
         };
         match (reason, score) {
             (Some(reason), _) => FirstCall::None(reason),
@@ -367,17 +389,24 @@ mod tests {
         assert!(none.margin().is_none() && rules(DEFAULT, 0.5).score(50, &none).is_none());
     }
 
-    /// Margins 1 and 3 have a standard deviation of sqrt(2) and a standard error of 1.
+    /// Margins 0 to 4 have a variance of 2.5 and a standard error of sqrt(1/2). Fewer than five windows have no spread.
     #[test]
     fn the_interval_has_the_spread_of_the_windows_and_the_error_of_the_calibration() {
         let rules = rules(DEFAULT, 0.5);
-        let score = rules.score(100, &sums(&[(100, 1.0), (100, 3.0)])).expect("a score");
-        let error = (0.52f64 / 0.48).ln();
-        close(score.interval[0], 2.0 - 1.96 - error);
-        close(score.interval[1], 2.0 + 1.96 + error);
-        let single = rules.score(100, &sums(&[(100, 2.0)])).expect("a score");
-        close(single.interval[0], 2.0 - error);
-        close(single.interval[1], 2.0 + error);
+        let five: Vec<(u64, f64)> = (0..5).map(|margin| (100, f64::from(margin))).collect();
+        let score = rules.score(100, &sums(&five)).expect("a score");
+        let (error, spread) = ((0.52f64 / 0.48).ln(), 1.96 * 0.5f64.sqrt());
+        close(score.interval[0], 2.0 - spread - error);
+        close(score.interval[1], 2.0 + spread + error);
+        for few in [&[(100, 2.0)][..], &[(100, 0.0), (100, 4.0)]] {
+            let score = rules.score(100, &sums(few)).expect("a score");
+            close(score.interval[0], 2.0 - error);
+            close(score.interval[1], 2.0 + error);
+        }
+        // A last window of which one base is new hardly counts: not in the mean, not in the spread.
+        let overlapping = [&five[..], &[(1, 1000.0)]].concat();
+        let score = rules.score(100, &sums(&overlapping[..])).expect("a score");
+        close(score.log_odds, (500.0 * 2.0 + 1000.0) / 501.0);
     }
 
     fn call(rules: &Rules, length: u64, margin: f64, sequence: &[u8]) -> FirstCall {

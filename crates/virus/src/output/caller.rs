@@ -16,7 +16,8 @@
 //!   exclusive, as BED defines; the score is 1000 times the probability that belongs to the mean log odds of the region's
 //!   windows, and the strand is `.`.
 //! - `virus_score` is the calibrated probability of virus at the prevalence of the run, `low` and `high` are the bounds of its
-//!   interval, `fdr` is the mean of 1 - `virus_score` over the records with the same or a higher score.
+//!   interval, `fdr` is the mean of 1 - `virus_score` over this record and the called records with the same or a
+//!   higher score.
 //! - `prediction` is `virus`, `other` or `no_call`; `reason` says why there is no call, see [`Reason`].
 //! - `margin` is the window's logit of virus minus its logit of other.
 //! - Missing values are `NA`.
@@ -232,8 +233,8 @@ impl CallerOutputs {
         let (bases, margin) = ((end - start) as u64, layout.margin(logits));
         let classes = &logits[layout.classes.clone()];
         let class = largest(classes).map_or("NA", |class| &layout.names[class]);
-        self.sums.add(bases, margin, classes);
-        self.finder.add(start as u64, end as u64, rules.region_score(bases, margin));
+        self.sums.add(u64::from(letters.letters), margin, classes);
+        self.finder.add(start as u64, end as u64, rules.region_score(bases, letters, margin));
         let score = rules.window(bases, margin);
         self.windows.row(format_args!("{name}\t{}\t{end}\t{margin:.4}\t{score:.6}\t{class}{source}", start + 1))
     }
@@ -286,7 +287,9 @@ impl CallerOutputs {
         texts: &[(&str, Option<&RecordText>, usize)],
     ) -> Result<(), OutputError> {
         let CallerOutputOptions { rules, layout, .. } = &self.options;
-        let bases = length as u64;
+        // The margin of a pair is a mean over windows of the mates' lengths, which is what the calibration was measured for;
+        // that of a record of their total length would be more certain than it is.
+        let bases = texts.iter().map(|(_, _, length)| *length as u64).max().unwrap_or(0);
         let score = rules.score(bases, &self.sums);
         let call = rules.call(bases, &self.sums, score.as_ref());
         if score.is_some() && call.is_ranked() {
@@ -297,7 +300,7 @@ impl CallerOutputs {
                 self.summary.fpr[bound] += errors.fpr[bound];
             }
         }
-        self.ranking.add(score.map(|score| score.probability), call.is_ranked())?;
+        self.ranking.add(score.map(|score| score.probability), call == FirstCall::Virus)?;
         let mut row = format!("{}\t{length}\t{}\t", Field(name), self.sums.windows);
         // Writing to a String cannot fail.
         let _ = match score {

@@ -460,10 +460,10 @@ fn records_that_are_no_mates_are_refused() {
         folder.write(name, ids.iter().map(|id| format!(">{id}\n{bases}\n")).collect::<String>())
     };
     refused(vec![file("a.fa", &["x/1", "y/2"])], "a.fa, line 3: 'y/2' follows 'x/1'");
-    refused(vec![file("b.fa", &["x/1", "x/2", "y/1"])], "b.fa, line 5: the last record has no mate");
+    refused(vec![file("b.fa", &["x/1", "x/2", "y/1"])], "b.fa, line 5: this record has no mate");
     let (one, two) = (file("c.fa", &["x", "y"]), file("d.fa", &["x"]));
-    refused(vec![one.clone(), two.clone()], "c.fa, line 3: the last record has no mate");
-    refused(vec![two, one.clone()], "c.fa, line 3: the last record has no mate");
+    refused(vec![one.clone(), two.clone()], "c.fa, line 3: this record has no mate");
+    refused(vec![two, one.clone()], "c.fa, line 3: this record has no mate");
     refused(vec![one.clone(), one.clone(), one], "3 files were given");
 }
 

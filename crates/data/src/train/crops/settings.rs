@@ -47,7 +47,7 @@ pub struct CropSettings {
 }
 
 /// A classification task: a column of the table and its classes. The value `?` and the empty value mean that a record has
-/// no target in the task; every other value must be a class.
+/// no target in the task, except in the first one, in which every record needs a target; every other value must be a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CropTask {
     /// Name of the task and of the column.
@@ -237,8 +237,9 @@ impl CropSettings {
         let mut targets = vec![-1; self.tasks.len()];
         for (name, class) in &self.shuffled.targets {
             let place = self.tasks.iter().position(|task| task.name == *name);
-            let unknown =
-                || format!("shuffled crops have a target in the task '{}', which is none", Name(name));
+            let unknown = || {
+                format!("shuffled crops have a target in the task '{}', and there is no such task", Name(name))
+            };
             let place = place.ok_or_else(unknown)?;
             let class = self.tasks[place].target(class).filter(|&class| class >= 0).ok_or_else(|| {
                 format!(
