@@ -138,7 +138,7 @@ impl Feed {
             Self::Crops(feed) => {
                 let Some(stream) = &mut feed.validation else { return Ok(None) };
                 let filled = stream.fill(&mut feed.batch)?;
-                Ok(filled.then(|| crops_of(&feed.batch)))
+                Ok(filled.then(|| validation_crops_of(&feed.batch)))
             }
         }
     }
@@ -228,8 +228,17 @@ fn rows_of(batch: &RowBatch) -> Taken {
     Taken { tokens: rows, targets: rows }
 }
 
+/// Training divides the loss of all tasks by the number of windows, each of which has a target in some task.
 fn crops_of(batch: &CropBatch) -> Taken {
-    // The loss of several tasks is divided by the number of targets of the first, which every record has.
+    let targets = match batch.targets.first() {
+        Some(targets) if targets.len() == batch.ids.len() => batch.target_counts[0],
+        Some(_) | None => batch.spans.len() as u64,
+    };
+    Taken { tokens: batch.ids.len() as u64, targets }
+}
+
+/// The validation loss is that of the first task alone.
+fn validation_crops_of(batch: &CropBatch) -> Taken {
     Taken { tokens: batch.ids.len() as u64, targets: batch.target_counts.first().copied().unwrap_or(0) }
 }
 

@@ -47,7 +47,7 @@ pub struct CropSettings {
 }
 
 /// A classification task: a column of the table and its classes. The value `?` and the empty value mean that a record has
-/// no target in the task, except in the first one, in which every record needs a target; every other value must be a class.
+/// no target in the task; every other value must be a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CropTask {
     /// Name of the task and of the column.

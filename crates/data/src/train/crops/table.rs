@@ -124,7 +124,7 @@ impl<'a> RecordTable<'a> {
                 continue;
             }
             number += 1;
-            for (place, (task, &at)) in settings.tasks.iter().zip(&tasks).enumerate() {
+            for (task, &at) in settings.tasks.iter().zip(&tasks) {
                 let Some(target) = task.target(cells[at]) else {
                     let what = format!(
                         "column '{}': '{}' is not one of {}; give one of them, or ? for no target",
@@ -134,15 +134,6 @@ impl<'a> RecordTable<'a> {
                     );
                     return refuse(line, what);
                 };
-                // The losses of all tasks are divided by the number of targets of the first.
-                if place == 0 && target < 0 {
-                    let what = format!(
-                        "column '{}': a record that is used needs a class in the first task; give one of {}, or the split -",
-                        Name(&task.name),
-                        listed(&task.classes)
-                    );
-                    return refuse(line, what);
-                }
                 table.targets.push(target);
             }
             for (interned, &at) in interned.iter_mut().zip(&levels) {

@@ -533,7 +533,7 @@ fn settings_that_contradict_themselves() {
         ),
         (shuffled(1.0, "virus", "other"), "the share of shuffled crops must be at least 0 and below 1"),
         (shuffled(0.0, "virus", "other"), "give both or neither"),
-        (shuffled(0.1, "host", "other"), "a target in the task 'host', which is none"),
+        (shuffled(0.1, "host", "other"), "a target in the task 'host', and there is no such task"),
         (shuffled(0.1, "virus", "?"), "the class '?' in the task 'virus'; its classes are other, virus"),
         (tasks(Vec::new()), "classification needs a task"),
         (tasks(vec![virus.clone(), virus.clone()]), "two tasks are called 'virus'"),
