@@ -55,7 +55,7 @@ pub fn page(mut results: Results, title: Option<&str>) -> Result<Page, DataError
     let version = text(&run["plimsoll"]);
     let footer =
         format!("Written by plimsoll report {} from results of plimsoll {version}.", env!("CARGO_PKG_VERSION"));
-    let mut page = Page { title, lead: lead(&results, &survey, untrained), sections, footer };
+    let mut page = Page { title, lead: lead(&results, &survey, untrained), sections, footer, own: ("", "") };
     // The table takes what the rest of the page leaves; the margin is for its fixed texts and column headings.
     let room = MOST_BYTES.saturating_sub(page.html().len() + 100_000);
     let selection = survey.select();
