@@ -238,8 +238,7 @@ impl Program {
 
     /// Ledger entries of buffers outside the arena and of the replicas after the first.
     fn beside_arena(&self) -> Vec<Staging> {
-        let beside =
-            |s: &Staging| Staging { label: format!("beside the arena: {}", s.label), bytes: s.bytes };
+        let beside = |s: &Staging| Staging { label: format!("beside the arena: {}", s.label), bytes: s.bytes };
         let mut entries: Vec<Staging> = self.host_extra.iter().map(beside).collect();
         if self.replicas > 1 {
             let more = if self.replicas == 2 {

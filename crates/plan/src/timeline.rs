@@ -3,7 +3,7 @@
 //! they sum to it at one instruction at least.
 
 use crate::liveness::buffers;
-use crate::program::{transient_label, load_label};
+use crate::program::{load_label, transient_label};
 use crate::{Instr, Plan, Program, Region, Slice, Staging, node_seconds};
 use plimsoll_graph::{Bytes, Def, Graph, NodeId, Phase, Role, ValueId, node_label};
 use std::collections::BTreeSet;
@@ -213,21 +213,22 @@ impl Program {
         let last = plan.schedule.instrs.len().saturating_sub(1);
         let layers = layers_of_readers(graph);
         let mut tensors = vec![];
-        let mut push = |name: String, (birth, death): (usize, usize), slice: Slice, layer, phase, line: &str| {
-            if slice.bytes > Bytes::ZERO {
-                tensors.push(TimelineTensor {
-                    name,
-                    plan: Some(index),
-                    birth: first + birth,
-                    death: first + death,
-                    address: self.address(index, slice),
-                    bytes: slice.bytes,
-                    layer,
-                    phase: Some(phase),
-                    line: line.to_owned(),
-                });
-            }
-        };
+        let mut push =
+            |name: String, (birth, death): (usize, usize), slice: Slice, layer, phase, line: &str| {
+                if slice.bytes > Bytes::ZERO {
+                    tensors.push(TimelineTensor {
+                        name,
+                        plan: Some(index),
+                        birth: first + birth,
+                        death: first + death,
+                        address: self.address(index, slice),
+                        bytes: slice.bytes,
+                        layer,
+                        phase: Some(phase),
+                        line: line.to_owned(),
+                    });
+                }
+            };
         for buffer in buffers(graph, &plan.schedule) {
             for (k, &(from, v)) in buffer.values.iter().enumerate() {
                 // A value that is overwritten in place is replaced at the instant of the next one.

@@ -382,7 +382,15 @@ fn table(results: &Results, selection: &Selection, scored: bool, room: usize) ->
         })
         .collect();
     let sort = if scored { ("virus_score", true) } else { ("row", false) };
-    (PageTable { id: "record-table", caption: "Records of the run".to_owned(), columns, sort, values }, note)
+    let table = PageTable {
+        id: "record-table",
+        caption: "Records of the run".to_owned(),
+        elsewhere: "predictions.tsv has all its rows",
+        columns,
+        sort,
+        values,
+    };
+    (table, note)
 }
 
 /// Says which records the table has.

@@ -17,6 +17,7 @@ mod survey;
 mod table;
 #[cfg(test)]
 mod tests;
+pub mod timeline;
 
 pub use error::ReportError;
 

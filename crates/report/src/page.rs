@@ -114,9 +114,14 @@ mod tests {
     fn a_page_refers_to_nothing_outside() {
         let section = Section { id: "one", title: "One & two", body: "{{script}}".to_owned() };
         let title = "<script>{{style}}".to_owned();
-        let page =
-            Page { title, lead: String::new(), sections: vec![section], footer: "end".to_owned(), own: ("", "") }
-                .html();
+        let page = Page {
+            title,
+            lead: String::new(),
+            sections: vec![section],
+            footer: "end".to_owned(),
+            own: ("", ""),
+        }
+        .html();
         assert!(
             page.contains("<title>&lt;script&gt;{{style}}</title>") && page.contains("One &amp; two"),
             "{page}"

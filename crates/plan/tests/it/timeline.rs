@@ -103,10 +103,8 @@ fn every_instruction_has_its_plan_phase_and_time() {
             assert!(tensor.death < first + count, "{name}: {tensor:?}");
         }
     }
-    let recomputing = plimsoll_plan::Training {
-        remat: RecomputePolicy::Full,
-        ..training(optimizers().remove(0))
-    };
+    let recomputing =
+        plimsoll_plan::Training { remat: RecomputePolicy::Full, ..training(optimizers().remove(0)) };
     let timeline = program(&recomputing, &small()).expect("planned").timeline();
     for phase in [Phase::Forward, Phase::Backward, Phase::Recompute, Phase::Update] {
         assert!(timeline.instructions.iter().any(|i| i.phase == phase), "{phase:?}");

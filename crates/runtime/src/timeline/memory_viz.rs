@@ -63,11 +63,7 @@ fn block(offset: u64, bytes: u64, frames: Option<Pickle>) -> Pickle {
 fn frames(title: &str, timeline: &Timeline, tensor: &TimelineTensor) -> Pickle {
     let frame = |filename: &str, line: usize, name: &str| {
         let line = Pickle::count(line as u64);
-        Pickle::Dict(vec![
-            ("filename", Pickle::text(filename)),
-            ("line", line),
-            ("name", Pickle::text(name)),
-        ])
+        Pickle::Dict(vec![("filename", Pickle::text(filename)), ("line", line), ("name", Pickle::text(name))])
     };
     let plan = tensor.plan.map_or(title, |plan| &timeline.plans[plan].name);
     let phase = tensor.phase.map_or("whole run", |phase| super::trace::name(phase));
