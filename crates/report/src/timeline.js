@@ -3,7 +3,11 @@
 (() => {
   const SVG = "http" + "://www.w3.org/2000/svg";
   const MOST_BANDS = 24;
-  const COLORS = 12;
+  const GAPS = "free below the highest address";
+  // Lines of the ledger that most plans have keep their colours; the others take those that are left.
+  const COLORS = { "params": 0, "streamed params": 9, "gradients": 4, "master weights": 11, "optimizer": 5, "inputs": 8, "outputs": 2,
+    "activations": 1, "activation gradients": 10, "workspace": 7 };
+  const OTHERS = [3, 6, 9, 2, 8];
   const STACK = 280;
   const STRIP = 34;
   const MAP = 260;
@@ -107,10 +111,10 @@
         total[i] += row[i];
       }
     }
-    // Padding: bytes below the highest address in use that hold no tensor.
+    // Bytes below the highest address in use that hold no tensor: at the peak, padding and packing.
     const padding = top.map((end, i) => Math.max(0, end + outside - total[i]));
     if (padding.some((bytes) => bytes > 0)) {
-      names.push("padding and packing");
+      names.push(GAPS);
       rows.push(padding);
       padding.forEach((bytes, i) => { total[i] += bytes; });
     }
@@ -118,10 +122,11 @@
   }
 
   function bandColor(bands, k) {
-    if (bands.names[k] === "padding and packing") return color("free");
-    if (!bands.isLayers) return color("t" + (k % COLORS));
-    if (k < bands.first) return color("t11");
-    if (k === bands.first) return color("t9");
+    const name = bands.names[k];
+    if (name === GAPS) return color("free");
+    if (k < bands.first) return color("outside" + (k % 2));
+    if (!bands.isLayers) return color("t" + (name in COLORS ? COLORS[name] : OTHERS[k % OTHERS.length]));
+    if (k === bands.first) return color("t11");
     const share = (k - bands.first - 1) / Math.max(1, bands.names.length - bands.first - 2);
     return "hsl(" + Math.round(205 - 175 * share) + " 38% " + (k % 2 ? 56 : 50) + "%)";
   }
@@ -238,8 +243,9 @@
       for (const [name, first, count] of t.plans) {
         const [a, b] = [Math.max(LEFT, xOf(first)), Math.min(right, xOf(first + count))];
         if (b <= a) continue;
-        c.fillStyle = muted;
+        c.fillStyle = color("strong-line");
         if (first > chart.from) c.fillRect(Math.round(a), 14, 1, mapTop + MAP - 14);
+        c.fillStyle = muted;
         c.textAlign = "left";
         if (t.plans.length > 1 && c.measureText(name).width < b - a - 8) c.fillText(name, a + 4, 12);
       }
@@ -271,7 +277,10 @@
         const text = "peak " + short(t.peak);
         const after = px + 8 + c.measureText(text).width < right;
         c.textAlign = after ? "left" : "right";
-        halo(c, text, after ? px + 8 : px - 8, Math.max(24, py - 5), color("peak"), bg);
+        // Below the point where the line of the budget would cross the text.
+        const above = Math.max(18, py - 6);
+        const crossed = chart.limit !== null && Math.abs(y(chart.limit) - above + 4) < 18;
+        halo(c, text, after ? px + 8 : px - 8, crossed ? py + 16 : above, color("peak"), bg);
       }
 
       // Addresses.

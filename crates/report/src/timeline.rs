@@ -100,7 +100,7 @@ fn cards(plans: &[Planned]) -> String {
         if plans.len() == 1 {
             let outside = short(timeline.peak.0 - timeline.arena.0);
             card("Arena", &short(timeline.arena.0), &format!("{outside} outside it"));
-            let tensors = format!("of {} tensors", whole(timeline.tensors.len() as u64));
+            let tensors = format!("{} tensors", whole(timeline.tensors.len() as u64));
             card("Instructions", &whole(timeline.instructions.len() as u64), &tensors);
         }
         card(&format!("Expected time{of}"), &time(seconds), "all instructions once");
