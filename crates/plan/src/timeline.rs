@@ -6,7 +6,7 @@ use crate::liveness::buffers;
 use crate::program::{load_label, transient_label};
 use crate::{Instr, Plan, Program, Region, Slice, Staging, node_seconds};
 use plimsoll_graph::{Bytes, Def, Graph, NodeId, Phase, Role, ValueId, node_label};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Name of the ledger line of bytes that hold no tensor.
 const PADDING: &str = "padding and packing";
@@ -81,7 +81,8 @@ pub struct TimelineTensor {
     pub address: u64,
     /// Size.
     pub bytes: Bytes,
-    /// Transformer layer of the instruction that writes the tensor, or of the first that reads it.
+    /// Transformer layer of the instruction that writes the tensor, or of the first that reads it; of a state, that of its
+    /// parameter.
     pub layer: Option<u32>,
     /// Phase of that instruction; `None` for bytes that live for the whole run.
     pub phase: Option<Phase>,
@@ -178,10 +179,13 @@ impl Program {
             phase: None,
             line,
         };
-        let (mut tensors, mut seen) = (vec![], BTreeSet::new());
+        let (mut tensors, mut seen, mut of_params) = (vec![], BTreeSet::new(), BTreeMap::new());
         for (index, (_, plan)) in self.plans().iter().enumerate() {
             let graph = &plan.graph;
             let layers = layers_of_readers(graph);
+            for (v, _, param) in graph.param_values() {
+                of_params.entry(param.name.clone()).or_insert(layers[v.index()]);
+            }
             for (v, value) in graph.values().filter(|(_, v)| v.def == Def::Source) {
                 let slice = plan.memory.slice(v).filter(|s| s.region == Region::Persistent);
                 let Some(slice) = slice.filter(|s| s.bytes > Bytes::ZERO) else { continue };
@@ -195,7 +199,9 @@ impl Program {
                 };
                 let address = self.address(index, slice);
                 if seen.insert(address) {
-                    let layer = layers[v.index()];
+                    // States have the name of their parameter after a word: `grad layers.3.fc1.weight`.
+                    let param = name.split_once(' ').and_then(|(_, param)| of_params.get(param).copied());
+                    let layer = layers[v.index()].or(param.flatten());
                     tensors.push(tensor(name.clone(), address, slice.bytes, layer, line.to_owned()));
                 }
             }

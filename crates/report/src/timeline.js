@@ -1,7 +1,6 @@
 // Timelines: bytes over the instructions of a step, and the tensors at their addresses. Every element with
 // `data-timeline="ID"` is filled from the JSON in the element ID. Texts enter the page as text nodes only.
 (() => {
-  const SVG = "http" + "://www.w3.org/2000/svg";
   const MOST_BANDS = 24;
   const GAPS = "free below the highest address";
   // Lines of the ledger that most plans have keep their colours; the others take those that are left.
@@ -17,18 +16,6 @@
   const figures = [...document.querySelectorAll("[data-timeline]")];
   if (!root || figures.length === 0) return;
 
-  function element(tag, properties, ...children) {
-    const node = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties || {})) {
-      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-      else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
-    }
-    node.append(...children);
-    return node;
-  }
-
-  const grouped = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, "\u202f");
-
   function short(bytes) {
     for (const [unit, name] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
       if (bytes >= unit) {
@@ -39,31 +26,52 @@
     return bytes + "\u00a0B";
   }
 
+  function swatch(fill) {
+    const svg = document.createElementNS(SVG, "svg");
+    svg.setAttribute("aria-hidden", "true");
+    const mark = document.createElementNS(SVG, "rect");
+    for (const [name, value] of Object.entries({ width: "100%", height: "100%", fill })) mark.setAttribute(name, value);
+    svg.append(mark);
+    return svg;
+  }
+
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 
   // Undoes the packing of the data: see `data` in timeline.rs.
   function read(data) {
-    const named = (name, layer) => data.names[name].replace("\u0001", String(layer));
-    const [labels, layers, phases, kernels, times] = data.instructions;
+    const named = (name, number) => data.names[name].replace("\u0001", String(number));
+    const unrun = (column) => {
+      const all = [];
+      for (const item of column) {
+        if (Array.isArray(item)) for (let k = 0; k < item[1]; k += 1) all.push(item[0]);
+        else all.push(item);
+      }
+      return all;
+    };
+    const summed = (column) => {
+      let sum = 0;
+      return column.map((distance) => (sum += distance));
+    };
+    const phaseOf = (phase) => (phase < 0 ? null : data.phases[phase]);
+    const [labels, labelNumbers, labelLayers, phases, kernels, times] = data.instructions.map(unrun);
+    const [numbers, layers] = [summed(labelNumbers), summed(labelLayers)];
     const count = labels.length;
     const instructions = labels.map((label, i) => ({
-      label: named(label, layers[i]), layer: layers[i], phase: phases[i] < 0 ? null : data.phases[phases[i]],
-      kernel: kernels[i] < 0 ? null : data.kernels[kernels[i]], seconds: times[i] / 1e9,
+      label: named(label, numbers[i]), layer: layers[i], phase: phaseOf(phases[i]),
+      kernel: kernels[i] < 0 ? null : data.kernels[kernels[i]], seconds: data.times[times[i]] / 1e9,
     }));
-    const [names, of, when, lines, births, lives, distances, sizes] = data.tensors;
-    const tensors = [];
+    const [names, nameNumbers, nameLayers, when, lines, births, lives, distances, sizes] = data.tensors.map(unrun);
+    const [ofName, of, birth] = [nameNumbers, nameLayers, births].map(summed);
     let end = 0;
-    let birth = 0;
-    for (let k = 0; k < names.length; k += 1) {
+    const tensors = names.map((name, k) => {
       const bytes = data.sizes[sizes[k]];
       const at = end + distances[k];
-      birth += births[k];
       end = at + Math.ceil(bytes / data.alignment);
-      tensors.push({
-        name: named(names[k], of[k]), layer: of[k], phase: when[k] < 0 ? null : data.phases[when[k]], line: data.lines[lines[k]],
-        birth, death: lives[k] < 0 ? count - 1 : birth + lives[k], whole: lives[k] < 0, address: at * data.alignment, bytes,
-      });
-    }
+      return {
+        name: named(name, ofName[k]), layer: of[k], phase: phaseOf(when[k]), line: data.lines[lines[k]], birth: birth[k],
+        death: lives[k] < 0 ? count - 1 : birth[k] + lives[k], whole: lives[k] < 0, address: at * data.alignment, bytes,
+      };
+    });
     return { ...data, instructions, tensors, count };
   }
 
@@ -169,12 +177,7 @@
       chart.bands = bands(t, state.byLayer);
       const { names } = chart.bands;
       legend.replaceChildren(...names.map((name, k) => {
-        const swatch = document.createElementNS(SVG, "svg");
-        swatch.setAttribute("aria-hidden", "true");
-        const mark = document.createElementNS(SVG, "rect");
-        for (const [key, value] of Object.entries({ width: "100%", height: "100%", fill: bandColor(chart.bands, k) })) mark.setAttribute(key, value);
-        swatch.append(mark);
-        return element("li", {}, swatch, name);
+        return element("li", {}, swatch(bandColor(chart.bands, k)), name);
       }));
     };
 
@@ -260,6 +263,7 @@
       c.textAlign = "left";
       if (chart.limit !== null && chart.limit <= most) {
         c.strokeStyle = fg;
+        c.lineWidth = 1;
         c.setLineDash([5, 4]);
         c.beginPath();
         c.moveTo(LEFT, y(chart.limit));
@@ -286,8 +290,11 @@
       // Addresses.
       c.textAlign = "left";
       c.fillStyle = muted;
-      c.fillText("Tensors at their addresses" + (low() ? ", above those that live for the whole run" : ""), LEFT, mapTop - 8);
+      const heading = "Tensors at their addresses";
+      const more = heading + (low() ? ", above those that live for the whole run" : "");
+      c.fillText(c.measureText(more).width < right - LEFT ? more : heading, LEFT, mapTop - 8);
       c.strokeStyle = line;
+      c.lineWidth = 1;
       c.strokeRect(LEFT + 0.5, mapTop + 0.5, right - LEFT - 1, MAP - 1);
       c.textAlign = "right";
       c.textBaseline = "middle";
@@ -505,12 +512,7 @@
   const phases = [...new Set(all.flatMap((chart) => chart.t.instructions.map((i) => i.phase)))];
   const key = element("ul", { class: "key" });
   for (const phase of phases) {
-    const swatch = document.createElementNS(SVG, "svg");
-    const mark = document.createElementNS(SVG, "rect");
-    for (const [name, value] of Object.entries({ width: "100%", height: "100%", fill: "var(--" + phase + ")" })) mark.setAttribute(name, value);
-    swatch.setAttribute("aria-hidden", "true");
-    swatch.append(mark);
-    key.append(element("li", {}, swatch, phase));
+    key.append(element("li", {}, swatch("var(--" + phase + ")"), phase));
   }
   root.after(element("p", { class: "note" }, "Drag to zoom, double-click for the whole step; point at a tensor for its name, lifetime and address. " +
     "With the keyboard: + and −, arrows, 0."), key);

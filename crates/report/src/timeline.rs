@@ -1,8 +1,9 @@
 //! The page of `plimsoll plan --html`: the memory of a step over its instructions. Invariant: every byte on the page is
 //! that of a planner's timeline, and a page has at most 5 MB.
 //!
-//! A model of 1000 layers has about 130 000 tensors in training, so the data of the page is packed: columns in place of
-//! rows, each name once with a mark in place of the layer, each size once, and addresses as distances.
+//! A model of 1000 layers has about 175 000 tensors in training, so the data of the page is packed: columns in place of
+//! rows, runs of equal numbers as one pair, each name once with a mark in place of its number, each size once, and addresses
+//! as distances.
 
 use crate::error::ReportError;
 use crate::html::{escape, json, whole};
@@ -26,8 +27,8 @@ const MOST_BYTES: usize = 5_000_000;
 /// Rows of the table of the largest tensors.
 const LARGEST: usize = 500;
 
-/// Character in a name that stands for the tensor's layer. Escaped names have no control characters.
-const LAYER: char = '\u{1}';
+/// Character in a name that stands for the number of a module, such as the layer. Escaped names have no control characters.
+const NUMBER: char = '\u{1}';
 
 /// A timeline on a page.
 #[derive(Clone, Debug)]
@@ -103,7 +104,11 @@ fn cards(plans: &[Planned]) -> String {
             let tensors = format!("{} tensors", whole(timeline.tensors.len() as u64));
             card("Instructions", &whole(timeline.instructions.len() as u64), &tensors);
         }
-        card(&format!("Expected time{of}"), &time(seconds), "all instructions once");
+        card(
+            &format!("{}{of}", if plans.len() == 1 { "Expected time" } else { "Time" }),
+            &time(seconds),
+            "all instructions once",
+        );
     }
     format!("<dl class=\"cards\">\n{cards}</dl>\n")
 }
@@ -128,6 +133,22 @@ fn figures(plans: &[Planned], titles: &[String]) -> String {
     html
 }
 
+/// Places of distinct numbers, in order of their first use.
+#[derive(Default)]
+struct Numbers {
+    places: HashMap<u64, i64>,
+    numbers: Vec<u64>,
+}
+
+impl Numbers {
+    fn number(&mut self, number: u64) -> i64 {
+        *self.places.entry(number).or_insert_with(|| {
+            self.numbers.push(number);
+            self.numbers.len() as i64 - 1
+        })
+    }
+}
+
 /// Numbers of distinct texts, in order of their first use.
 #[derive(Default)]
 struct Words {
@@ -143,34 +164,70 @@ impl Words {
         })
     }
 
-    /// The number of a name, in which the first number that equals the layer is replaced by [`LAYER`].
-    fn name(&mut self, name: &str, layer: Option<u32>) -> usize {
-        let name = Name(name).to_string();
-        self.number(layer.map_or_else(|| name.clone(), |layer| templated(&name, layer)))
+    /// The number of a name whose module number is replaced by [`NUMBER`], and the module number or -1.
+    fn name(&mut self, name: &str) -> [i64; 2] {
+        let (template, number) = templated(&Name(name).to_string());
+        [self.number(template) as i64, number]
     }
 }
 
-fn templated(name: &str, layer: u32) -> String {
-    let layer = layer.to_string();
-    let is_digit = |at: Option<char>| at.is_some_and(|c| c.is_ascii_digit());
-    let found = name.match_indices(&layer).find(|(at, _)| {
-        let (before, after) = (&name[..*at], &name[at + layer.len()..]);
-        !is_digit(before.chars().next_back()) && !is_digit(after.chars().next())
-    });
-    match found {
-        Some((at, _)) => format!("{}{LAYER}{}", &name[..at], &name[at + layer.len()..]),
-        None => name.to_owned(),
+/// Replaces the first number of a name that is a word of its own between dots and spaces; returns -1 if there is none.
+fn templated(name: &str) -> (String, i64) {
+    let mut at = 0;
+    for word in name.split(['.', ' ']) {
+        let (before, after) = (&name[..at], &name[at + word.len()..]);
+        let number = word.parse::<u32>().ok().filter(|number| number.to_string() == word);
+        if let (Some(number), false) = (number, before.is_empty()) {
+            return (format!("{before}{NUMBER}{after}"), i64::from(number));
+        }
+        at += word.len() + 1;
     }
+    (name.to_owned(), -1)
 }
 
-/// Column of integers as comma-separated JSON.
+/// Column of integers as comma-separated JSON, in which a pair `[value,count]` stands for a run of equal values.
 #[derive(Default)]
-struct Column(String);
+struct Column {
+    text: String,
+    run: Option<(i64, usize)>,
+}
 
 impl Column {
     fn push(&mut self, number: i64) {
-        let comma = if self.0.is_empty() { "" } else { "," };
-        let _ = write!(self.0, "{comma}{number}");
+        match &mut self.run {
+            Some((value, count)) if *value == number => *count += 1,
+            _ => {
+                self.end_run();
+                self.run = Some((number, 1));
+            }
+        }
+    }
+
+    fn end_run(&mut self) {
+        let Some((value, count)) = self.run.take() else { return };
+        // A pair is shorter than four values of one digit.
+        let items = if count < 4 { vec![value.to_string(); count] } else { vec![format!("[{value},{count}]")] };
+        for item in items {
+            let comma = if self.text.is_empty() { "" } else { "," };
+            let _ = write!(self.text, "{comma}{item}");
+        }
+    }
+
+    fn json(mut self) -> String {
+        self.end_run();
+        format!("[{}]", self.text)
+    }
+}
+
+/// Numbers as distances from the preceding one.
+#[derive(Default)]
+struct Distances(i64);
+
+impl Distances {
+    fn of(&mut self, number: i64) -> i64 {
+        let distance = number - self.0;
+        self.0 = number;
+        distance
     }
 }
 
@@ -183,35 +240,36 @@ fn data(plan: &Planned, title: &str) -> String {
     let timeline = &plan.timeline;
     let (mut names, mut lines, mut phases, mut kernels) =
         (Words::default(), Words::default(), Words::default(), Words::default());
-    let mut sizes: HashMap<u64, i64> = HashMap::new();
-    let mut size_list = vec![];
+    let (mut sizes, mut times) = (Numbers::default(), Numbers::default());
     let layer_of = |layer: Option<u32>| layer.map_or(-1, i64::from);
-    let mut instructions: [Column; 5] = Default::default();
+    let (mut numbers, mut layers) = (Distances::default(), Distances::default());
+    let mut instructions: [Column; 6] = Default::default();
     for i in &timeline.instructions {
         let kernel = i.kernel.map_or(-1, |kernel| kernels.number(kernel.to_owned()) as i64);
-        let nanoseconds = (1e9 * i.seconds).round() as i64;
-        let (name, phase) = (names.name(&i.label, i.layer), phases.number(phase_name(i.phase).to_owned()));
-        push_all(&mut instructions, [name as i64, layer_of(i.layer), phase as i64, kernel, nanoseconds]);
+        let phase = phases.number(phase_name(i.phase).to_owned()) as i64;
+        let nanoseconds = times.number((1e9 * i.seconds).round() as u64);
+        let [name, number] = names.name(&i.label);
+        let layer = layers.of(layer_of(i.layer));
+        push_all(&mut instructions, [name, numbers.of(number), layer, phase, kernel, nanoseconds]);
     }
-    let mut tensors: [Column; 8] = Default::default();
-    let (mut end, mut birth) = (0_i64, 0_i64);
+    let (mut numbers, mut layers, mut births) =
+        (Distances::default(), Distances::default(), Distances::default());
+    let mut tensors: [Column; 9] = Default::default();
+    let mut end = 0_i64;
     let alignment = timeline.alignment.max(1) as i64;
     for t in &timeline.tensors {
-        let size = *sizes.entry(t.bytes.0).or_insert_with(|| {
-            size_list.push(t.bytes.0);
-            size_list.len() as i64 - 1
-        });
         // Addresses are multiples of the alignment, and most tensors that live for the whole run follow each other.
         let distance = t.address as i64 / alignment - end;
         end = (t.address + t.bytes.0).div_ceil(alignment as u64) as i64;
         let phase = t.phase.map_or(-1, |phase| phases.number(phase_name(phase).to_owned()) as i64);
         // A life of -1 is the whole run.
         let life = if t.plan.is_some() { (t.death - t.birth) as i64 } else { -1 };
-        let (name, line) = (names.name(&t.name, t.layer), lines.number(t.line.clone()));
-        let row =
-            [name as i64, layer_of(t.layer), phase, line as i64, t.birth as i64 - birth, life, distance, size];
+        let line = lines.number(t.line.clone()) as i64;
+        let [name, number] = names.name(&t.name);
+        let (layer, birth) = (layers.of(layer_of(t.layer)), births.of(t.birth as i64));
+        let size = sizes.number(t.bytes.0);
+        let row = [name, numbers.of(number), layer, phase, line, birth, life, distance, size];
         push_all(&mut tensors, row);
-        birth = t.birth as i64;
     }
     let plans: Vec<_> =
         timeline.plans.iter().map(|p| json!([Name(&p.name).to_string(), p.first, p.count])).collect();
@@ -219,15 +277,18 @@ fn data(plan: &Planned, title: &str) -> String {
     let head = json!({
         "title": title, "budget": plan.budget, "process": plan.process, "arena": timeline.arena.0,
         "lasting": timeline.lasting.0, "peak": timeline.peak.0, "peakAt": timeline.peak_instruction,
-        "alignment": alignment, "plans": plans, "outside": outside, "sizes": size_list, "names": names.words,
+        "alignment": alignment, "plans": plans, "outside": outside, "sizes": sizes.numbers, "times": times.numbers, "names": names.words,
         "lines": lines.words, "phases": phases.words, "kernels": kernels.words,
     });
-    let columns =
-        |columns: &[Column]| columns.iter().map(|c| format!("[{}]", c.0)).collect::<Vec<_>>().join(",");
+    let columns = |columns: Vec<Column>| columns.into_iter().map(Column::json).collect::<Vec<_>>().join(",");
     let head = json(&head.to_string());
     // The head is an object, which ends in a brace.
     let open = &head[..head.len() - 1];
-    format!("{open},\"instructions\":[{}],\"tensors\":[{}]}}", columns(&instructions), columns(&tensors))
+    format!(
+        "{open},\"instructions\":[{}],\"tensors\":[{}]}}",
+        columns(instructions.into()),
+        columns(tensors.into())
+    )
 }
 
 /// The lines of the ledger at the peak, beside each other for several plans.
@@ -447,14 +508,25 @@ mod tests {
 
     #[test]
     fn names_are_shared_by_layers() {
-        for (name, layer, wanted) in [
-            ("layers.12.fc1", 12, "layers.\u{1}.fc1"),
-            ("layers.112.fc12", 12, "layers.112.fc\u{1}"),
-            ("layers.112.fc", 12, "layers.112.fc"),
-            ("add layer 3", 3, "add layer \u{1}"),
+        for (name, wanted, number) in [
+            ("layers.12.fc1", "layers.\u{1}.fc1", 12),
+            ("adamw layers.3.experts.7.w", "adamw layers.\u{1}.experts.7.w", 3),
+            ("add layer 3", "add layer \u{1}", 3),
+            ("layers.012.fc", "layers.012.fc", -1),
+            ("fc1", "fc1", -1),
+            ("7", "7", -1),
+            ("a..5", "a..\u{1}", 5),
         ] {
-            assert_eq!(templated(name, layer), wanted);
+            assert_eq!(templated(name), (wanted.to_owned(), number));
         }
+    }
+
+    #[test]
+    fn runs_of_equal_numbers_are_pairs() {
+        let mut column = Column::default();
+        [1, 1, 1, 2, 2, 2, 2, -3].into_iter().for_each(|number| column.push(number));
+        assert_eq!(column.json(), "[1,1,1,[2,4],-3]");
+        assert_eq!(Column::default().json(), "[]");
     }
 
     #[test]

@@ -112,4 +112,7 @@ fn every_instruction_has_its_plan_phase_and_time() {
     }
     let weight = timeline.tensors.iter().find(|t| t.line == "params" && t.layer == Some(1));
     assert!(weight.is_some_and(|t| t.plan.is_none() && t.death + 1 == timeline.instructions.len()));
+    for line in ["gradients", "optimizer"] {
+        assert!(timeline.tensors.iter().any(|t| t.line == line && t.layer == Some(1)), "{line}");
+    }
 }
