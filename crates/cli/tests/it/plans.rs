@@ -521,7 +521,7 @@ fn timelines_have_the_bytes_of_the_plan() {
         let bytes = folder.read(&pickle);
         assert!(bytes.starts_with(b"\x80\x02") && bytes.ends_with(b"."), "{name}");
         let page = String::from_utf8(folder.read(&page)).expect("text");
-        assert_eq!(page.matches("data-timeline=").count(), 1, "{name}");
+        assert_eq!(page.matches("<figure class=\"timeline\"").count(), 1, "{name}");
         assert!(page.contains(&format!("\"peak\":{peak},")), "{name}");
     }
 }
@@ -539,7 +539,7 @@ fn a_second_plan_is_compared_on_the_page() {
         other[1] = second;
         let other = plan(&folder, &other);
         let page = String::from_utf8(folder.read("page.html")).expect("text");
-        assert_eq!(page.matches("data-timeline=").count(), 2);
+        assert_eq!(page.matches("<figure class=\"timeline\"").count(), 2);
         for plan in [first, other] {
             assert!(page.contains(&format!("\"peak\":{},", plan["peak_bytes"])), "{}", plan["peak_bytes"]);
         }
