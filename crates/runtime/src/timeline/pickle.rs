@@ -81,14 +81,14 @@ fn write_text(text: &str, out: &mut Vec<u8>) {
     let cut = text.floor_char_boundary(u32::MAX as usize);
     out.push(b'X');
     out.extend((cut as u32).to_le_bytes());
-    out.extend(text[..cut].as_bytes());
+    out.extend(&text.as_bytes()[..cut]);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Bytes that Python's `pickletools.dis` was asked to explain.
+    /// Python reads larger pickles in `tests/it/timeline.rs`.
     #[test]
     fn values_have_their_opcodes() {
         let cases: [(Pickle, &[u8]); 8] = [
