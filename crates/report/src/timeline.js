@@ -149,7 +149,7 @@
     return all;
   }
 
-  const state = { byLayer: false, search: "" };
+  const state = { byLayer: false, search: "", whole: false };
   const all = figures.map((figure) => build(figure, read(JSON.parse(document.getElementById(figure.dataset.timeline).textContent))));
   const scale = () => Math.max(...all.map((chart) => Math.max(chart.t.peak, chart.limit || 0)));
   // A budget far above the peak would press the chart flat: it is then a text, not a line.
@@ -170,7 +170,7 @@
     const mapTop = 22 + STACK + STRIP + 40;
 
     // The addresses that the map shows: all of the arena, or only those of tensors that come and go.
-    const low = () => (t.lasting > 0.6 * t.arena ? t.lasting : 0);
+    const low = () => (state.whole || t.lasting === t.arena ? 0 : t.lasting);
     const yOfAddress = (address) => mapTop + MAP - (address - low()) / Math.max(1, t.arena - low()) * MAP;
 
     chart.recompute = () => {
@@ -365,6 +365,11 @@
       if (chart.limit !== null && chart.limit > range()) parts.push("The budget of " + short(chart.limit) + " is above the chart. ");
       if (chart.limit !== null && t.process > 0) parts.push("The budget line is the budget without the " + short(t.process) + " of the process. ");
       if (state.search.trim()) parts.push(bold(grouped(found.length) + (found.length === 1 ? " tensor" : " tensors")), " match, " + short(found.reduce((sum, tensor) => sum + tensor.bytes, 0)) + ". ");
+      if (found.length > 0) {
+        const largest = found.reduce((a, b) => (b.bytes > a.bytes ? b : a));
+        const life = largest.whole ? "during the whole run" : "from instruction " + grouped(largest.birth) + " to " + grouped(largest.death);
+        parts.push("The largest is " + largest.name + ", " + short(largest.bytes) + " at 0x" + largest.address.toString(16) + " " + life + ". ");
+      }
       if (chart.from > 0 || chart.to < t.count) parts.push("Shown: instructions " + grouped(Math.ceil(chart.from)) + " to " + grouped(Math.ceil(chart.to) - 1) + ". ");
       readout.replaceChildren(...parts);
     }
@@ -480,6 +485,8 @@
     return chart;
   }
 
+  // Where most of the arena lasts for the whole run, the tensors of the step would be a thin line above it.
+  state.whole = all.every((chart) => chart.t.lasting <= 0.6 * chart.t.arena);
   const redraw = () => all.forEach((chart) => chart.draw());
   const recompute = () => {
     all.forEach((chart) => chart.recompute());
@@ -489,6 +496,11 @@
     state.byLayer = stack.value === "layer";
     recompute();
   } }, element("option", { value: "line" }, "line of the ledger"), element("option", { value: "layer" }, "layer"));
+  const addresses = element("select", { id: "timeline-addresses", oninput: () => {
+    state.whole = addresses.value === "all";
+    redraw();
+  } }, element("option", { value: "all" }, "all"), element("option", { value: "step" }, "of the step"));
+  addresses.value = state.whole ? "all" : "step";
   const search = element("input", { id: "timeline-search", type: "search", autocomplete: "off", spellcheck: "false", oninput: () => {
     state.search = search.value;
     redraw();
@@ -505,6 +517,7 @@
   };
   root.append(
     element("div", {}, element("label", { for: "timeline-stack" }, "Stack by"), stack),
+    element("div", {}, element("label", { for: "timeline-addresses" }, "Addresses"), addresses),
     element("div", {}, element("label", { for: "timeline-search" }, "Find tensors by name"), search),
     element("div", { class: "buttons" }, button("Zoom in", "zoom-in", around(0.5)), button("Zoom out", "zoom-out", around(2)),
       button("Peak", "zoom-peak", peak), button("Whole step", "zoom-all", (chart) => chart.zoom(0, chart.t.count))),

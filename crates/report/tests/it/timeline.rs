@@ -122,6 +122,18 @@ fn in_chromium_a_page_shows_tensors_with_addresses_and_lifetimes() {
     assert!(found.len() > 5);
     let readout = text(&mut browser, ".timeline .readout");
     assert!(readout.contains(&format!("{} tensors match", found.len())), "{readout}");
+    let most = found.iter().map(|t| t.bytes).max().expect("found");
+    let largest = found.iter().find(|t| t.bytes == most).expect("found");
+    assert!(readout.contains(&format!("{},", largest.name)), "{readout}");
+    assert!(readout.contains(&format!("0x{:x}", largest.address)), "{readout}");
+    // With all addresses, a parameter can be pointed at.
+    browser.choose("#timeline-addresses", "all");
+    let weight = timeline.tensors.iter().filter(|t| t.line == "params").max_by_key(|t| t.bytes);
+    let weight = weight.expect("parameters");
+    let middle = (weight.address + weight.bytes.0 / 2) as f64 / timeline.arena.0 as f64;
+    point(&mut browser, 0.5 * width, map_top + map - middle * map);
+    let tip = text(&mut browser, ".tip");
+    assert!(tip.contains(&weight.name) && tip.contains("birthbefore the run"), "{tip}");
     browser.choose("#timeline-stack", "layer");
     let legend = text(&mut browser, ".timeline .swatches");
     for layer in ["no layer", "layer 0", "layer 5"] {
