@@ -35,12 +35,6 @@ pub struct Plan {
     #[arg(long, conflicts_with_all = ["model", "train", "dump_after"])]
     predict: bool,
 
-    #[command(flatten)]
-    prediction: Prediction,
-
-    #[command(flatten)]
-    timeline: Timelines,
-
     /// Plan a training run instead: the fastest plan inside the budget, which chooses values for the keys that the
     /// configuration leaves at auto
     #[arg(long, value_name = "CONFIG.yaml", conflicts_with_all = ["model", "tokens", "stream_weights", "dump_after"])]
@@ -95,6 +89,13 @@ pub struct Plan {
     /// Print the graph after this compiler pass instead of the plan; an unknown name lists the passes
     #[arg(long, value_name = "PASS", conflicts_with = "format")]
     dump_after: Option<String>,
+
+    // The headings of these flags would apply to all flags after them.
+    #[command(flatten)]
+    timeline: Timelines,
+
+    #[command(flatten)]
+    prediction: Prediction,
 }
 
 /// Flags excluded by --predict. clap does not require a flag that is excluded, so flags that require --predict exclude
