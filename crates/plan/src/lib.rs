@@ -23,6 +23,7 @@ mod program;
 mod schedule;
 mod search;
 mod target;
+mod timeline;
 pub mod training;
 mod updates;
 
@@ -48,6 +49,7 @@ pub use program::{InputId, OutputId, Program, Staging};
 pub use schedule::{Instr, Schedule};
 pub use search::{Build, Search, Streaming, fit, largest};
 pub use target::{Rates, Reserved, Target};
+pub use timeline::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};
 pub use training::{
     Candidate, Optimizer, ParameterGroup, Rejected, RematChoice, TRAINING_DEPTH, Training, TrainingChoice,
     TrainingSearch,

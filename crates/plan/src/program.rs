@@ -220,22 +220,42 @@ impl Program {
             ledger.add(&format!("staging: {}", s.label), s.bytes);
             padding += s.bytes.align_up(self.target.alignment) - s.bytes;
         }
-        for s in &self.host_extra {
-            ledger.add(&format!("beside the arena: {}", s.label), s.bytes);
+        for s in self.beside_arena() {
+            ledger.add(&s.label, s.bytes);
         }
+        ledger.add("padding and packing", padding);
+        for s in self.reserved() {
+            ledger.add(&s.label, s.bytes);
+        }
+        ledger
+    }
+
+    /// Ledger entries of the memory outside the arena.
+    pub(crate) fn outside(&self) -> Vec<Staging> {
+        let all = self.beside_arena().into_iter().chain(self.reserved());
+        all.filter(|s| s.bytes > Bytes::ZERO).collect()
+    }
+
+    /// Ledger entries of buffers outside the arena and of the replicas after the first.
+    fn beside_arena(&self) -> Vec<Staging> {
+        let beside = |s: &Staging| Staging { label: format!("beside the arena: {}", s.label), bytes: s.bytes };
+        let mut entries: Vec<Staging> = self.host_extra.iter().map(beside).collect();
         if self.replicas > 1 {
             let more = if self.replicas == 2 {
                 "1 replica".to_owned()
             } else {
                 format!("{} replicas", self.replicas - 1)
             };
-            ledger.add(&format!("{more} beside the first"), self.more_replicas());
+            let label = format!("{more} beside the first");
+            entries.push(Staging { label, bytes: self.more_replicas() });
         }
-        ledger.add("padding and packing", padding);
-        for r in &self.target.reserved {
-            ledger.add(&format!("reserved: {}", r.label), r.bytes);
-        }
-        ledger
+        entries
+    }
+
+    /// Ledger entries of the memory reserved by the target.
+    fn reserved(&self) -> Vec<Staging> {
+        let of = |r: &crate::Reserved| Staging { label: format!("reserved: {}", r.label), bytes: r.bytes };
+        self.target.reserved.iter().map(of).collect()
     }
 
     /// Hash of all plans and of the properties of the target that affect addresses (kernels, workers,
@@ -358,7 +378,7 @@ impl Program {
     }
 
     /// Size of the transient region, which plans use in turn: the largest transient size of a plan.
-    fn transient(&self) -> Bytes {
+    pub(crate) fn transient(&self) -> Bytes {
         self.plans.iter().map(|(_, p)| p.memory.transient).max().unwrap_or_default()
     }
 }
@@ -367,7 +387,7 @@ impl Program {
 const STREAMED: &str = "streamed params";
 
 /// Label of an instruction that loads the parameter `v`.
-fn load_label(graph: &Graph, v: ValueId) -> String {
+pub(crate) fn load_label(graph: &Graph, v: ValueId) -> String {
     let of = graph.param_values().find(|(value, ..)| *value == v);
     of.map_or_else(|| format!("load of {v}"), |(.., param)| format!("load of {}", param.name))
 }
@@ -386,20 +406,23 @@ fn add_transient(plan: &Plan, ledger: &mut Ledger) -> Bytes {
         ledger.add(label, bytes);
         sum += bytes;
     };
-    let is_output = |v: ValueId| graph.outputs.iter().any(|(_, o)| *o == v);
     for &v in &plan.memory.live_at_peak {
-        let label = match graph.spec(v).role {
-            Role::Input => "inputs",
-            Role::Activation | Role::Grad if is_output(v) => "outputs",
-            Role::Activation => "activations",
-            Role::Grad => "activation gradients",
-            Role::Param(_) => STREAMED,
-            Role::State(s) => graph.states[s.index()].kind.label(),
-        };
-        add(label, graph.spec(v).bytes(&graph.bounds));
+        add(transient_label(graph, v), graph.spec(v).bytes(&graph.bounds));
     }
     if let Some(Some(scratch)) = plan.memory.workspaces.get(plan.memory.peak_instr) {
         add("workspace", scratch.bytes);
     }
     sum
+}
+
+/// Label of the ledger entry that counts a value in the transient region.
+pub(crate) fn transient_label(graph: &Graph, v: ValueId) -> &'static str {
+    match graph.spec(v).role {
+        Role::Input => "inputs",
+        Role::Activation | Role::Grad if graph.outputs.iter().any(|(_, output)| *output == v) => "outputs",
+        Role::Activation => "activations",
+        Role::Grad => "activation gradients",
+        Role::Param(_) => STREAMED,
+        Role::State(s) => graph.states[s.index()].kind.label(),
+    }
 }

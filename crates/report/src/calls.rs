@@ -55,7 +55,7 @@ pub fn page(mut results: Results, title: Option<&str>) -> Result<Page, DataError
     let version = text(&run["plimsoll"]);
     let footer =
         format!("Written by plimsoll report {} from results of plimsoll {version}.", env!("CARGO_PKG_VERSION"));
-    let mut page = Page { title, lead: lead(&results, &survey, untrained), sections, footer };
+    let mut page = Page { title, lead: lead(&results, &survey, untrained), sections, footer, own: ("", "") };
     // The table takes what the rest of the page leaves; the margin is for its fixed texts and column headings.
     let room = MOST_BYTES.saturating_sub(page.html().len() + 100_000);
     let selection = survey.select();
@@ -382,7 +382,15 @@ fn table(results: &Results, selection: &Selection, scored: bool, room: usize) ->
         })
         .collect();
     let sort = if scored { ("virus_score", true) } else { ("row", false) };
-    (PageTable { id: "record-table", caption: "Records of the run".to_owned(), columns, sort, values }, note)
+    let table = PageTable {
+        id: "record-table",
+        caption: "Records of the run".to_owned(),
+        elsewhere: "predictions.tsv has all its rows",
+        columns,
+        sort,
+        values,
+    };
+    (table, note)
 }
 
 /// Says which records the table has.

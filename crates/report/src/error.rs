@@ -38,6 +38,20 @@ pub enum ReportError {
         /// The missing key, or `JSON` if the file is not JSON.
         missing: &'static str,
     },
+    /// A timeline has too many tensors for a page.
+    #[error(
+        "{} would have {bytes} bytes for {tensors} tensors, and a page has at most 5 MB; write the timeline with \
+         --memory-viz or --trace",
+        EscapedPath(path)
+    )]
+    TooManyTensors {
+        /// Path of the page.
+        path: PathBuf,
+        /// Number of tensors.
+        tensors: usize,
+        /// Size of the page.
+        bytes: usize,
+    },
 }
 
 impl<E: Into<RuntimeError>> From<E> for ReportError {

@@ -1,4 +1,4 @@
-//! `plimsoll report`: the results of a prediction as one HTML page, without references to other files or the network.
+//! HTML pages: the results of a prediction (`plimsoll report`), and the memory of a plan ([`timeline`]), without references to other files or the network.
 //! Reads the run record, and each table once or twice from its start to its end. Invariant: results are not recomputed or
 //! changed; a page has at most 5 MB; memory is bounded for any number of records, at about 60 MB with names of 200
 //! characters (see `survey.rs`).
@@ -17,6 +17,7 @@ mod survey;
 mod table;
 #[cfg(test)]
 mod tests;
+pub mod timeline;
 
 pub use error::ReportError;
 

@@ -1,26 +1,27 @@
 // The tables of a page: sorting, search, filters, columns and pages. Every element with `data-table="ID"` is filled from
 // the JSON in the element ID. Texts of the data enter the page as text nodes and attributes only, never as markup.
 "use strict";
+const SVG = "http" + "://www.w3.org/2000/svg";
+
+// Creates an element. Properties that begin with `on` are listeners, all others attributes.
+function element(tag, properties, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties || {})) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children);
+  return node;
+}
+
+function grouped(number) {
+  const digits = String(number);
+  return digits.length <= 4 ? digits : digits.replace(/\B(?=(\d{3})+$)/g, "\u202f");
+}
+
 (() => {
   const PAGE_SIZES = [25, 50, 100, 250];
-  const SVG = "http" + "://www.w3.org/2000/svg";
   const collator = new Intl.Collator("en", { numeric: true });
-
-  // Creates an element. Properties that begin with `on` are listeners, all others attributes.
-  function element(tag, properties, ...children) {
-    const node = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties || {})) {
-      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-      else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
-    }
-    node.append(...children);
-    return node;
-  }
-
-  function grouped(number) {
-    const digits = String(number);
-    return digits.length <= 4 ? digits : digits.replace(/\B(?=(\d{3})+$)/g, "\u202f");
-  }
 
   function dot(word) {
     const series = { virus: "s-virus", other: "s-other" }[word] || "s-none";

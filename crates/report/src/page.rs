@@ -28,6 +28,8 @@ pub struct Page {
     pub sections: Vec<Section>,
     /// Last line of the page, plain text.
     pub footer: String,
+    /// Style sheet and script of this kind of page, after those of all pages; may be empty.
+    pub own: (&'static str, &'static str),
 }
 
 impl Page {
@@ -44,16 +46,17 @@ impl Page {
         let title = escape(&self.title);
         let links: String = self.sections.iter().map(link).collect();
         let sections: String = self.sections.iter().map(section).collect();
-        let digest = base64(&Sha256::digest(SCRIPT.as_bytes()));
+        let (style, script) = (format!("{STYLE}{}", self.own.0), format!("{SCRIPT}{}", self.own.1));
+        let digest = base64(&Sha256::digest(script.as_bytes()));
         fill(&[
             ("digest", &digest),
             ("title", &title),
-            ("style", STYLE),
+            ("style", &style),
             ("lead", &self.lead),
             ("links", &links),
             ("sections", &sections),
             ("footer", &escape(&self.footer)),
-            ("script", SCRIPT),
+            ("script", &script),
         ])
     }
 }
@@ -111,8 +114,14 @@ mod tests {
     fn a_page_refers_to_nothing_outside() {
         let section = Section { id: "one", title: "One & two", body: "{{script}}".to_owned() };
         let title = "<script>{{style}}".to_owned();
-        let page =
-            Page { title, lead: String::new(), sections: vec![section], footer: "end".to_owned() }.html();
+        let page = Page {
+            title,
+            lead: String::new(),
+            sections: vec![section],
+            footer: "end".to_owned(),
+            own: ("", ""),
+        }
+        .html();
         assert!(
             page.contains("<title>&lt;script&gt;{{style}}</title>") && page.contains("One &amp; two"),
             "{page}"

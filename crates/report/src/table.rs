@@ -55,6 +55,8 @@ pub struct PageTable {
     pub id: &'static str,
     /// Caption, plain text.
     pub caption: String,
+    /// Where a reader without JavaScript finds the rows, plain text.
+    pub elsewhere: &'static str,
     /// Columns.
     pub columns: Vec<PageColumn>,
     /// Key of the column by which rows are ordered at first, and whether in descending order.
@@ -71,11 +73,11 @@ impl PageTable {
         let sort = json!({"key": self.sort.0, "descending": self.sort.1});
         format!(
             "<div class=\"records\" id=\"{id}\" data-table=\"{id}-data\" data-caption=\"{caption}\"></div>\n\
-             <noscript><p class=\"note\">Without JavaScript the page cannot show this table; predictions.tsv has all its \
-             rows.</p></noscript>\n\
+             <noscript><p class=\"note\">Without JavaScript the page cannot show this table; {elsewhere}.</p></noscript>\n\
              <script type=\"application/json\" id=\"{id}-data\">{{\"sort\":{sort},\"columns\":[{columns}]}}</script>\n",
             id = self.id,
             caption = escape(&self.caption),
+            elsewhere = escape(self.elsewhere),
             columns = columns.join(","),
         )
     }

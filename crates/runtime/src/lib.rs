@@ -93,6 +93,7 @@ pub mod price;
 pub mod process;
 pub mod session;
 mod settings;
+pub mod timeline;
 
 pub use budget::Budget;
 pub use caller::CallerModel;

@@ -133,11 +133,7 @@ pub fn program(model: &str, request: &Request) -> Result<Program, RuntimeError> 
 /// Plans like [`program`] and calls `dump` with the graph after each pass.
 pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RuntimeError> {
     let (encoder, precision) = (encoder(model)?, request.precision()?);
-    let bytes = match (request.budget, request.target.memory) {
-        (Some(budget), _) => budget,
-        (None, Bytes::ZERO) => Settings::default().read_budget()?.bytes,
-        (None, memory) => memory,
-    };
+    let bytes = budget(request)?;
     // On this machine's CPU the process itself is charged to the budget, as in a run.
     let process = process(request).lines;
     let budget = Budget { bytes, on_host: true, host_memory: None, process };
@@ -166,6 +162,15 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
     found.programs.pop().ok_or_else(|| RuntimeError::bug("a search chose no program"))
 }
 
+/// The budget of a request: the given one, the target's memory, or the default of a run on this machine.
+pub fn budget(request: &Request) -> Result<Bytes, RuntimeError> {
+    match (request.budget, request.target.memory) {
+        (Some(budget), _) => Ok(budget),
+        (None, Bytes::ZERO) => Ok(Settings::default().read_budget()?.bytes),
+        (None, memory) => Ok(memory),
+    }
+}
+
 /// Host memory of the process outside the plan, on this machine's CPU: the entries that do not depend on the input.
 /// Empty for any other target, because that plan does not describe this host's memory.
 pub fn process(request: &Request) -> Process {
@@ -183,6 +188,11 @@ pub struct Process {
 }
 
 impl Process {
+    /// Sum of the entries.
+    pub fn total(&self) -> Bytes {
+        self.lines.iter().map(|line| line.bytes).sum()
+    }
+
     /// The entries as a JSON object: bytes by label.
     pub fn to_json(&self) -> Value {
         process::to_json(&self.lines)

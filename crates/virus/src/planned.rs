@@ -322,7 +322,22 @@ impl Planned {
     /// Peak memory over the stages in bytes, including the process if it counts against the same memory.
     pub fn peak(&self) -> Bytes {
         let plans = self.stages.iter().map(|(_, program)| program.peak()).max().unwrap_or_default();
-        plans + self.process.iter().map(|line| line.bytes).sum()
+        plans + self.process()
+    }
+
+    /// The stages in order, each with its description and program.
+    pub fn stages(&self) -> impl Iterator<Item = (&'static str, &Program)> {
+        self.stages.iter().map(|(stage, program)| (stage.about(), program))
+    }
+
+    /// Memory budget.
+    pub fn budget(&self) -> Bytes {
+        self.budget
+    }
+
+    /// Memory of the process that counts against the budget beside a stage.
+    pub fn process(&self) -> Bytes {
+        self.process.iter().map(|line| line.bytes).sum()
     }
 
     /// Formats the plan as JSON.

@@ -9,7 +9,9 @@ use super::{at_least_one, print};
 use crate::error::{CliError, usage};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
+use plimsoll_report::timeline::Planned;
 use plimsoll_runtime::price::{self, Request};
+use plimsoll_runtime::timeline;
 use plimsoll_runtime::{Device, Failure, RuntimeError, Settings, Silent, Streaming, Target, machine};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{self, priced};
@@ -32,9 +34,6 @@ pub struct Plan {
     /// under the same budget, with the expected reads per second
     #[arg(long, conflicts_with_all = ["model", "train", "dump_after"])]
     predict: bool,
-
-    #[command(flatten)]
-    prediction: Prediction,
 
     /// Plan a training run instead: the fastest plan inside the budget, which chooses values for the keys that the
     /// configuration leaves at auto
@@ -90,6 +89,13 @@ pub struct Plan {
     /// Print the graph after this compiler pass instead of the plan; an unknown name lists the passes
     #[arg(long, value_name = "PASS", conflicts_with = "format")]
     dump_after: Option<String>,
+
+    // The headings of these flags would apply to all flags after them.
+    #[command(flatten)]
+    timeline: Timelines,
+
+    #[command(flatten)]
+    prediction: Prediction,
 }
 
 /// Flags excluded by --predict. clap does not require a flag that is excluded, so flags that require --predict exclude
@@ -133,6 +139,52 @@ struct Prediction {
     /// of 150 bases, genes 1 or more
     #[arg(long, default_value_t = 1.0, value_name = "NUMBER", value_parser = orfs, requires = "predict", conflicts_with_all = OTHERS)]
     orfs: f64,
+}
+
+/// Files that show the memory of a step over its instructions.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Timelines: every tensor with its address and lifetime")]
+struct Timelines {
+    /// Write an HTML page of the memory of a step over its instructions, by line of the ledger and by layer, with the
+    /// budget, the peak and the largest tensors; replaces an existing file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["largest", "dump_after"])]
+    html: Option<PathBuf>,
+
+    /// Set a second plan beside the first on the page of --html: a second configuration of --train, or a second model
+    #[arg(long, value_name = "CONFIG", requires = "html", conflicts_with = "predict")]
+    compare: Option<String>,
+
+    /// Write a snapshot for the memory viewer of PyTorch (pytorch.org/memory_viz); replaces an existing file
+    #[arg(long, value_name = "FILE.pickle", conflicts_with_all = ["largest", "dump_after"])]
+    memory_viz: Option<PathBuf>,
+
+    /// Write a trace of the expected times and the bytes in use, for Perfetto (ui.perfetto.dev); replaces an existing
+    /// file
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["largest", "dump_after"])]
+    trace: Option<PathBuf>,
+}
+
+impl Timelines {
+    /// Whether a timeline is needed.
+    fn is_wanted(&self) -> bool {
+        self.html.is_some() || self.memory_viz.is_some() || self.trace.is_some()
+    }
+
+    /// Writes the files of the planned programs; `compared` is on the page only.
+    fn write(&self, planned: Vec<Planned>, compared: Option<Planned>) -> Result<(), CliError> {
+        let titled: Vec<_> = planned.iter().map(|plan| (plan.title.clone(), &plan.timeline)).collect();
+        if let Some(path) = &self.memory_viz {
+            timeline::write_memory_viz(path, &titled)?;
+        }
+        if let Some(path) = &self.trace {
+            timeline::write_trace(path, &titled)?;
+        }
+        if let Some(path) = &self.html {
+            let all: Vec<Planned> = planned.into_iter().chain(compared).collect();
+            plimsoll_report::timeline::write(path, &all)?;
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -220,14 +272,25 @@ impl Plan {
             target,
         };
         let process = price::process(&request);
-        match (&self.dump_after, self.format()) {
-            (Some(pass), _) => self.dump(model, pass, request),
-            (None, Format::Text) => {
-                let text = price::to_text(model, &price::program(model, &request)?)?;
-                Ok(format!("{text}\n{}", process.to_text()))
-            }
-            (None, Format::Json) => {
-                let mut plan = price::to_json(&price::program(model, &request)?)?;
+        if let Some(pass) = &self.dump_after {
+            return self.dump(model, pass, request);
+        }
+        let program = price::program(model, &request)?;
+        if self.timeline.is_wanted() {
+            let planned = |model: &str, timeline| -> Result<Planned, CliError> {
+                let budget = Some(price::budget(&request)?.0);
+                Ok(Planned { title: model.to_owned(), timeline, budget, process: process.total().0 })
+            };
+            let compared = match &self.timeline.compare {
+                Some(other) => Some(planned(other, price::program(other, &request)?.timeline())?),
+                None => None,
+            };
+            self.timeline.write(vec![planned(model, program.timeline())?], compared)?;
+        }
+        match self.format() {
+            Format::Text => Ok(format!("{}\n{}", price::to_text(model, &program)?, process.to_text())),
+            Format::Json => {
+                let mut plan = price::to_json(&program)?;
                 plan["process"] = process.to_json();
                 Ok(format!("{plan:#}"))
             }
@@ -281,6 +344,17 @@ impl Plan {
             orfs: *orfs,
         };
         let planned = planned::plan(&request)?;
+        if self.timeline.is_wanted() {
+            let (budget, process) = (Some(planned.budget().0), planned.process().0);
+            let stage = |(title, timeline): (&str, timeline::Timeline)| Planned {
+                title: title.to_owned(),
+                timeline,
+                budget,
+                process,
+            };
+            let timelines = planned.stages().map(|(title, program)| (title, program.timeline()));
+            self.timeline.write(timelines.map(stage).collect(), None)?;
+        }
         match self.format() {
             Format::Text => Ok(planned.to_text()?),
             Format::Json => Ok(format!("{:#}", planned.to_json()?)),
@@ -295,6 +369,21 @@ impl Plan {
         let target = self.target(|word| priced::target(&config, word))?;
         let Some(size) = self.largest.map(Largest::size) else {
             let found = priced::found(&config, &target, &mut Silent)?;
+            if self.timeline.is_wanted() {
+                let title = path.display().to_string();
+                let planned = Self::planned_training(title, &config, &target, found.program.timeline())?;
+                let compared = match &self.timeline.compare {
+                    Some(other) => {
+                        let config = TrainConfig::read(Path::new(other), &flags, &mut Silent)?;
+                        let target = self.target(|word| priced::target(&config, word))?;
+                        let found = priced::found(&config, &target, &mut Silent)?;
+                        let timeline = found.program.timeline();
+                        Some(Self::planned_training(other.clone(), &config, &target, timeline)?)
+                    }
+                    None => None,
+                };
+                self.timeline.write(vec![planned], compared)?;
+            }
             return match self.format() {
                 Format::Text => Ok(priced::to_text(&config, &found)?),
                 Format::Json => Ok(format!("{:#}", priced::to_json(&config, &found)?)),
@@ -306,6 +395,17 @@ impl Plan {
             Format::Text => Ok(priced::largest_to_text(&largest)?),
             Format::Json => Ok(format!("{:#}", priced::largest_to_json(&largest)?)),
         }
+    }
+
+    /// The timeline of a training run with its budget.
+    fn planned_training(
+        title: String,
+        config: &TrainConfig,
+        target: &Target,
+        timeline: timeline::Timeline,
+    ) -> Result<Planned, CliError> {
+        let budget = Some(priced::budget(config, target)?.0);
+        Ok(Planned { title, timeline, budget, process: 0 })
     }
 
     /// Target of a GPU of this machine, or the result of `known` for the word.

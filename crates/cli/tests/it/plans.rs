@@ -1,6 +1,6 @@
 //! Tests of `plimsoll plan` and `plimsoll doctor`.
 
-use crate::harness::{Folder, golden};
+use crate::harness::{Folder, example, golden};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -489,4 +489,79 @@ fn a_plan_has_the_lines_of_the_process() {
     assert_eq!(report["process"]["thread stacks"], here["process"]["thread stacks"], "{report}");
     let card = plan(&folder, &["--model", &golden("esm2"), "--target", "h200"]);
     assert_eq!(card["process"], serde_json::json!({}));
+}
+
+/// The most bytes of a trace's counters.
+fn most_bytes(trace: &[u8]) -> u64 {
+    let trace: Value = serde_json::from_slice(trace).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let sum = |event: &Value| -> u64 {
+        event["args"].as_object().expect("series").values().filter_map(Value::as_u64).sum()
+    };
+    events.iter().filter(|event| event["ph"] == "C").map(sum).max().expect("counters")
+}
+
+/// Files of timelines have the peak that the plan prints, for models, predictions and training.
+#[test]
+fn timelines_have_the_bytes_of_the_plan() {
+    let folder = Folder::new("plan_timelines");
+    let mini = example("moe-mini.yaml");
+    for (name, words) in [
+        ("model", vec!["--model", "facebook/esm2_t6_8M_UR50D", "--target", "h200", "--tokens", "4096"]),
+        ("predict", vec!["--predict", "--target", "4090"]),
+        ("train", vec!["--train", &mini, "--target", "4090"]),
+    ] {
+        let [page, pickle, trace] = ["html", "pickle", "json"].map(|ending| format!("{name}.{ending}"));
+        let files = ["--html", &page, "--memory-viz", &pickle, "--trace", &trace];
+        let bare = plan(&folder, &words);
+        let with = plan(&folder, &[&words[..], &files].concat());
+        assert_eq!(bare, with, "{name}: the files change no plan");
+        let peak = with["peak_bytes"].as_u64().expect("a peak");
+        assert_eq!(most_bytes(&folder.read(&trace)), peak, "{name}");
+        let bytes = folder.read(&pickle);
+        assert!(bytes.starts_with(b"\x80\x02") && bytes.ends_with(b"."), "{name}");
+        let page = String::from_utf8(folder.read(&page)).expect("text");
+        assert_eq!(page.matches("<figure class=\"timeline\"").count(), 1, "{name}");
+        assert!(page.contains(&format!("\"peak\":{peak},")), "{name}");
+    }
+}
+
+#[test]
+fn a_second_plan_is_compared_on_the_page() {
+    let folder = Folder::new("plan_compared");
+    let (mini, base) = (example("moe-mini.yaml"), example("moe-base.yaml"));
+    let small = ["--model", "facebook/esm2_t6_8M_UR50D", "--tokens", "4096"];
+    let second = "facebook/esm2_t12_35M_UR50D";
+    for (words, second) in [(&["--train", &mini][..], base.as_str()), (&small, second)] {
+        let words = [words, &["--target", "h200"]].concat();
+        let first = plan(&folder, &[&words[..], &["--html", "page.html", "--compare", second]].concat());
+        let mut other: Vec<&str> = words.clone();
+        other[1] = second;
+        let other = plan(&folder, &other);
+        let page = String::from_utf8(folder.read("page.html")).expect("text");
+        assert_eq!(page.matches("<figure class=\"timeline\"").count(), 2);
+        for plan in [first, other] {
+            assert!(page.contains(&format!("\"peak\":{},", plan["peak_bytes"])), "{}", plan["peak_bytes"]);
+        }
+    }
+}
+
+#[test]
+fn flags_of_timelines_that_have_no_meaning_are_refused() {
+    let folder = Folder::new("plan_timelines_refused");
+    let mini = example("moe-mini.yaml");
+    let model = ["plan", "--model", "facebook/esm2_t6_8M_UR50D", "--tokens", "64"];
+    let train = ["plan", "--train", &mini];
+    for (words, flags, part) in [
+        (&model[..], &["--compare", "facebook/esm2_t6_8M_UR50D"][..], "--html"),
+        (&["plan", "--predict"], &["--html", "x.html", "--compare", "y"], "--predict"),
+        (&train, &["--largest", "tokens", "--html", "x.html"], "--largest"),
+        (&model, &["--dump-after", "fuse", "--trace", "x.json"], "--dump-after"),
+        (&model, &["--trace", "nowhere/x.json"], "nowhere"),
+        (&model, &["--html", "x.html", "--compare", "nowhere/config.json"], "nowhere"),
+    ] {
+        let ran = folder.run(&[words, flags].concat());
+        assert!(ran.assert_code(1).stderr().contains(part), "{flags:?}: {}", ran.stderr());
+    }
+    assert!(!folder.path("x.html").exists() && !folder.path("x.json").exists());
 }

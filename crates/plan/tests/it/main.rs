@@ -16,4 +16,5 @@ mod search;
 mod streaming;
 mod symbolic;
 mod targets;
+mod timeline;
 mod training;

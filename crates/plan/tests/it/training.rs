@@ -76,7 +76,7 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
 }
 
 /// Builds the program for the target `null` and checks every plan with the checker and the oracle.
-fn program(t: &Training<'_>, graph: &Graph) -> Result<Program, PlanError> {
+pub fn program(t: &Training<'_>, graph: &Graph) -> Result<Program, PlanError> {
     let target = target("null");
     let program = t.program(graph, graph, &target)?;
     for (name, plan) in program.plans() {
@@ -88,7 +88,7 @@ fn program(t: &Training<'_>, graph: &Graph) -> Result<Program, PlanError> {
     Ok(program)
 }
 
-fn optimizers() -> Vec<Optimizer> {
+pub fn optimizers() -> Vec<Optimizer> {
     let adafactor = Adafactor { eps1: 1e-30, clip: 1.0, weight_decay: 0.1 };
     let sgd = |momentum| Sgd { momentum, weight_decay: 0.1, nesterov: false };
     vec![
@@ -101,7 +101,7 @@ fn optimizers() -> Vec<Optimizer> {
 }
 
 /// Small model with matrices above and below 4096 elements, the minimum for 8-bit moments with AdamW8bit.
-fn small() -> Graph {
+pub fn small() -> Graph {
     language_model(2, 64, 96, 128)
 }
 

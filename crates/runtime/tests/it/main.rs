@@ -8,3 +8,4 @@ mod pooling;
 #[allow(dead_code, reason = "shared with the tests of other crates, which use all of it")]
 mod rig;
 mod streaming;
+mod timeline;

@@ -1,6 +1,5 @@
 //! Trace of the launches and copies of a few passes, for Perfetto (ui.perfetto.dev) or chrome://tracing.
-//! Invariant: the file has the JSON object form of the Trace Event Format; times are measured by the device, in
-//! microseconds.
+//! Invariant: the times are measured by the device.
 
 use super::case::BenchCase;
 use plimsoll_data::atomic::AtomicFile;
@@ -8,6 +7,7 @@ use plimsoll_exec::Span;
 use plimsoll_graph::{Graph, node_label};
 use plimsoll_plan::{Instr, Plan};
 use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::timeline::{Trace, TraceEvent};
 use serde_json::{Value, json};
 use std::io::Write as _;
 use std::path::Path;
@@ -79,15 +79,15 @@ fn launch(graph: &Graph, id: plimsoll_graph::NodeId) -> (&'static str, Launch) {
 
 /// The trace as JSON, with one process for each replica.
 fn to_json(replicas: &[(String, Vec<Span>)], order: &Order) -> Value {
-    let events: Vec<Value> =
-        replicas.iter().enumerate().flat_map(|(pid, (name, spans))| events(pid, name, spans, order)).collect();
-    json!({"displayTimeUnit": "ms", "traceEvents": events})
+    let mut trace = Trace::new();
+    for (pid, (name, spans)) in replicas.iter().enumerate() {
+        trace.process(pid, name, &TRACKS);
+        add_spans(&mut trace, pid, spans, order);
+    }
+    trace.to_json()
 }
 
-fn events(pid: usize, device: &str, spans: &[Span], order: &Order) -> Vec<Value> {
-    let named = |tid: usize, name: &str| json!({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}});
-    let mut events = vec![json!({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": device}})];
-    events.extend(TRACKS.iter().enumerate().map(|(tid, track)| named(tid, track)));
+fn add_spans(trace: &mut Trace, pid: usize, spans: &[Span], order: &Order) {
     let mut sorted: Vec<&Span> = spans.iter().collect();
     sorted.sort_by(|a, b| a.start.total_cmp(&b.start));
     let computed: Vec<&Span> = sorted.iter().copied().filter(|span| is_launch(span)).collect();
@@ -96,21 +96,16 @@ fn events(pid: usize, device: &str, spans: &[Span], order: &Order) -> Vec<Value>
     for span in sorted {
         let launch = if is_launch(span) { launches.next().flatten() } else { None };
         let tid = TRACKS.iter().position(|track| *track == span.track).unwrap_or(TRACKS.len());
-        let mut event = json!({
-            "name": span.name,
-            "cat": if is_launch(span) { "kernel" } else { "copy" },
-            "ph": "X",
-            "pid": pid,
-            "tid": tid,
-            "ts": 1e6 * span.start,
-            "dur": 1e6 * span.seconds,
+        let details = |Launch { label, layer }: &Launch| json!({"launch": label, "layer": layer});
+        trace.interval(TraceEvent {
+            name: &span.name,
+            category: if is_launch(span) { "kernel" } else { "copy" },
+            track: (pid, tid),
+            start: span.start,
+            seconds: span.seconds,
+            details: launch.map_or(Value::Null, details),
         });
-        if let Some(Launch { label, layer }) = launch {
-            event["args"] = json!({"launch": label, "layer": layer});
-        }
-        events.push(event);
     }
-    events
 }
 
 fn is_launch(span: &Span) -> bool {

@@ -1,0 +1,350 @@
+//! The timeline of a program: every tensor with its address and lifetime, and every instruction with its expected time, as
+//! data for charts and traces. Invariant: at every instruction the bytes of all lines sum to at most the planned peak, and
+//! they sum to it at one instruction at least.
+
+use crate::liveness::buffers;
+use crate::program::{load_label, transient_label};
+use crate::{Instr, Plan, Program, Region, Slice, Staging, node_seconds};
+use plimsoll_graph::{Bytes, Def, Graph, NodeId, Phase, Role, ValueId, node_label};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Name of the ledger line of bytes that hold no tensor.
+const PADDING: &str = "padding and packing";
+
+/// Tensors and instructions of a program. The instructions of all plans are numbered consecutively, in the order of the
+/// plans, each plan once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    /// Name of the target.
+    pub target: String,
+    /// Plans in order.
+    pub plans: Vec<TimelinePlan>,
+    /// Instructions of all plans.
+    pub instructions: Vec<TimelineInstruction>,
+    /// Tensors, staging buffers and workspaces with at least one byte: those that live for the whole run first, then in
+    /// order of birth.
+    pub tensors: Vec<TimelineTensor>,
+    /// Memory outside the arena, which is in use during the whole run.
+    pub outside: Vec<Staging>,
+    /// Size of the arena.
+    pub arena: Bytes,
+    /// Alignment of addresses: the bytes from the end of a tensor to the next multiple are padding.
+    pub alignment: u64,
+    /// Size of the part of the arena whose tensors live for the whole run; the other tensors follow it.
+    pub lasting: Bytes,
+    /// Planned peak: the arena and the memory outside it.
+    pub peak: Bytes,
+    /// Instruction with the most live bytes, as in [`Program::peak_at`].
+    pub peak_instruction: usize,
+}
+
+/// A plan of a timeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimelinePlan {
+    /// Name of the plan in the program.
+    pub name: String,
+    /// Number of the plan's first instruction.
+    pub first: usize,
+    /// Number of the plan's instructions.
+    pub count: usize,
+}
+
+/// An instruction of a timeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimelineInstruction {
+    /// Label, with the parameter or layer: `linear layers.3.fc1`.
+    pub label: String,
+    /// Name of the op; `load` and `copy` for loads and copies.
+    pub op: &'static str,
+    /// Transformer layer, if any.
+    pub layer: Option<u32>,
+    /// Phase of the step.
+    pub phase: Phase,
+    /// Name of the kernel of a launch.
+    pub kernel: Option<&'static str>,
+    /// Expected seconds in a step of the largest size.
+    pub seconds: f64,
+}
+
+/// A tensor of a timeline, or other bytes with an address in the arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimelineTensor {
+    /// Name: that of a parameter, state or input, or the label of the instruction that writes the tensor.
+    pub name: String,
+    /// Index of the plan; `None` for bytes that live for the whole run.
+    pub plan: Option<usize>,
+    /// First instruction at which the tensor is live.
+    pub birth: usize,
+    /// Last instruction at which the tensor is live.
+    pub death: usize,
+    /// Offset in the arena.
+    pub address: u64,
+    /// Size.
+    pub bytes: Bytes,
+    /// Transformer layer of the instruction that writes the tensor, or of the first that reads it; of a state, that of its
+    /// parameter.
+    pub layer: Option<u32>,
+    /// Phase of that instruction; `None` for bytes that live for the whole run.
+    pub phase: Option<Phase>,
+    /// Line of the ledger that counts the bytes.
+    pub line: String,
+}
+
+/// Bytes of the lines of a ledger at every instruction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimelineLines {
+    /// Names of the lines. The last line is padding: bytes below the highest address in use that hold no tensor.
+    pub lines: Vec<String>,
+    /// Bytes of each line at each instruction.
+    pub bytes: Vec<Vec<u64>>,
+}
+
+impl Program {
+    /// The timeline of the program.
+    pub fn timeline(&self) -> Timeline {
+        let mut instructions = vec![];
+        let mut plans = vec![];
+        for (name, plan) in self.plans() {
+            let count = plan.schedule.instrs.len();
+            plans.push(TimelinePlan { name: name.clone(), first: instructions.len(), count });
+            instructions.extend((0..count).map(|i| self.instruction(plan, i)));
+        }
+        let last = instructions.len().saturating_sub(1);
+        let mut tensors = self.lasting(last);
+        let lasting = Bytes(self.arena_bytes().0 - self.transient().0);
+        for (index, (_, plan)) in self.plans().iter().enumerate() {
+            let mut own = self.transients(index, plan, plans[index].first);
+            own.sort_by_key(|t| (t.birth, t.address));
+            tensors.append(&mut own);
+        }
+        let (peak_plan, _) = self.peak_at();
+        let peak_instruction =
+            self.plans().get(peak_plan).map_or(0, |(_, plan)| plans[peak_plan].first + plan.memory.peak_instr);
+        Timeline {
+            target: self.target().name.clone(),
+            plans,
+            instructions,
+            tensors,
+            outside: self.outside(),
+            arena: self.arena_bytes(),
+            alignment: self.target().alignment,
+            lasting,
+            peak: self.peak(),
+            peak_instruction,
+        }
+    }
+
+    fn instruction(&self, plan: &Plan, i: usize) -> TimelineInstruction {
+        let graph = &plan.graph;
+        let step = |label: String, op| TimelineInstruction {
+            label,
+            op,
+            layer: None,
+            phase: Phase::Forward,
+            kernel: None,
+            seconds: 0.0,
+        };
+        match plan.schedule.instrs[i] {
+            Instr::Launch(id) => {
+                let node = graph.node(id);
+                TimelineInstruction {
+                    layer: node.layer,
+                    phase: node.phase,
+                    kernel: Some(plan.kernels[id.index()].name()),
+                    seconds: node_seconds(graph, node, self.target(), graph.bounds.full()),
+                    ..step(node_label(graph, id), node.op.name())
+                }
+            }
+            Instr::Load(v) => TimelineInstruction {
+                layer: layer_of_reader(graph, v),
+                seconds: graph.spec(v).bytes(&graph.bounds).0 as f64 / self.target().rates.storage,
+                ..step(load_label(graph, v), "load")
+            },
+            Instr::Copy { to, .. } => {
+                TimelineInstruction { phase: Phase::Update, ..step(format!("update of {to}"), "copy") }
+            }
+        }
+    }
+
+    /// Parameters, states and staging buffers.
+    fn lasting(&self, last: usize) -> Vec<TimelineTensor> {
+        let tensor = |name: String, address, bytes, layer, line: String| TimelineTensor {
+            name,
+            plan: None,
+            birth: 0,
+            death: last,
+            address,
+            bytes,
+            layer,
+            phase: None,
+            line,
+        };
+        let (mut tensors, mut seen, mut of_params) = (vec![], BTreeSet::new(), BTreeMap::new());
+        for (index, (_, plan)) in self.plans().iter().enumerate() {
+            let graph = &plan.graph;
+            let layers = layers_of_readers(graph);
+            for (v, _, param) in graph.param_values() {
+                of_params.entry(param.name.clone()).or_insert(layers[v.index()]);
+            }
+            for (v, value) in graph.values().filter(|(_, v)| v.def == Def::Source) {
+                let slice = plan.memory.slice(v).filter(|s| s.region == Region::Persistent);
+                let Some(slice) = slice.filter(|s| s.bytes > Bytes::ZERO) else { continue };
+                let (name, line) = match value.spec.role {
+                    Role::Param(p) => (&graph.params[p.index()].name, "params"),
+                    Role::State(s) => {
+                        let state = &graph.states[s.index()];
+                        (&state.name, state.kind.label())
+                    }
+                    Role::Input | Role::Activation | Role::Grad => continue,
+                };
+                let address = self.address(index, slice);
+                if seen.insert(address) {
+                    // States have the name of their parameter after a word: `grad layers.3.fc1.weight`.
+                    let param = name.split_once(' ').and_then(|(_, param)| of_params.get(param).copied());
+                    let layer = layers[v.index()].or(param.flatten());
+                    tensors.push(tensor(name.clone(), address, slice.bytes, layer, line.to_owned()));
+                }
+            }
+        }
+        for (k, s) in self.staging().iter().enumerate().filter(|(_, s)| s.bytes > Bytes::ZERO) {
+            let line = format!("staging: {}", s.label);
+            tensors.push(tensor(s.label.clone(), self.staging_address(k), s.bytes, None, line));
+        }
+        tensors
+    }
+
+    /// Values and workspaces of a plan in the transient region.
+    fn transients(&self, index: usize, plan: &Plan, first: usize) -> Vec<TimelineTensor> {
+        let graph = &plan.graph;
+        let last = plan.schedule.instrs.len().saturating_sub(1);
+        let layers = layers_of_readers(graph);
+        let mut tensors = vec![];
+        let mut push =
+            |name: String, (birth, death): (usize, usize), slice: Slice, layer, phase, line: &str| {
+                if slice.bytes > Bytes::ZERO {
+                    tensors.push(TimelineTensor {
+                        name,
+                        plan: Some(index),
+                        birth: first + birth,
+                        death: first + death,
+                        address: self.address(index, slice),
+                        bytes: slice.bytes,
+                        layer,
+                        phase: Some(phase),
+                        line: line.to_owned(),
+                    });
+                }
+            };
+        for buffer in buffers(graph, &plan.schedule) {
+            for (k, &(from, v)) in buffer.values.iter().enumerate() {
+                // A value that is overwritten in place is replaced at the instant of the next one.
+                let until = buffer.values.get(k + 1).map_or(buffer.death, |(next, _)| next.saturating_sub(1));
+                // Instants are instructions plus 1; the upload belongs to the first instruction, and the download to the
+                // last.
+                let birth = (from as usize).saturating_sub(1).min(last);
+                let death = (until as usize).saturating_sub(1).min(last);
+                let Some(slice) = plan.memory.slice(v).filter(|_| from <= until) else { continue };
+                let (name, layer, phase) = match graph.values[v.index()].def {
+                    Def::Node(id, k) => written_by(graph, id, k),
+                    Def::Source => (source_name(graph, v), layers[v.index()], Phase::Forward),
+                };
+                push(name, (birth, death), slice, layer, phase, transient_label(graph, v));
+            }
+        }
+        for (i, workspace) in plan.memory.workspaces.iter().enumerate() {
+            let (Some(slice), Instr::Launch(id)) = (workspace, plan.schedule.instrs[i]) else { continue };
+            let node = graph.node(id);
+            let name = format!("workspace of {}", node_label(graph, id));
+            push(name, (i, i), *slice, node.layer, node.phase, "workspace");
+        }
+        tensors
+    }
+}
+
+impl Timeline {
+    /// Bytes of each line at each instruction: first the memory outside the arena, then the lines of the tensors in the
+    /// order of the tensors, then padding. Their sum is the memory in use up to the highest address, at most the peak.
+    pub fn lines(&self) -> TimelineLines {
+        let mut lines: Vec<String> = self.outside.iter().map(|s| s.label.clone()).collect();
+        for tensor in &self.tensors {
+            if !lines.contains(&tensor.line) {
+                lines.push(tensor.line.clone());
+            }
+        }
+        let count = self.instructions.len();
+        // Births add bytes and deaths take them away; their running sums are the bytes in use.
+        let mut born: Vec<Vec<u64>> = vec![vec![0; count + 1]; lines.len()];
+        let mut dead = born.clone();
+        for (line, s) in self.outside.iter().enumerate() {
+            born[line][0] = s.bytes.0;
+        }
+        let mut padding = vec![self.lasting.0; count];
+        for tensor in self.tensors.iter().filter(|_| count > 0) {
+            let line = lines.iter().position(|line| *line == tensor.line).unwrap_or(0);
+            born[line][tensor.birth] += tensor.bytes.0;
+            dead[line][tensor.death + 1] += tensor.bytes.0;
+            if tensor.plan.is_some() {
+                let end = Bytes(tensor.address + tensor.bytes.0).align_up(self.alignment).0;
+                for top in &mut padding[tensor.birth..=tensor.death] {
+                    *top = (*top).max(end);
+                }
+            }
+        }
+        let running = |(born, dead): (&Vec<u64>, &Vec<u64>)| {
+            let mut sum = 0;
+            let step = |(b, d): (&u64, &u64)| {
+                sum = sum + b - d;
+                sum
+            };
+            born.iter().zip(dead).take(count).map(step).collect()
+        };
+        let mut bytes: Vec<Vec<u64>> = born.iter().zip(&dead).map(running).collect();
+        let inside = self.outside.len()..lines.len();
+        for (i, top) in padding.iter_mut().enumerate() {
+            *top -= bytes[inside.clone()].iter().map(|line| line[i]).sum::<u64>();
+        }
+        lines.push(PADDING.to_owned());
+        bytes.push(padding);
+        TimelineLines { lines, bytes }
+    }
+}
+
+impl TimelineLines {
+    /// Sum of all lines at instruction `i`.
+    pub fn total(&self, i: usize) -> Bytes {
+        Bytes(self.bytes.iter().map(|line| line[i]).sum())
+    }
+}
+
+/// Layer of the first node that reads each value, indexed by value.
+fn layers_of_readers(graph: &Graph) -> Vec<Option<u32>> {
+    let mut layers = vec![None; graph.values.len()];
+    for node in graph.nodes.iter().rev().filter(|node| node.layer.is_some()) {
+        node.inputs.iter().for_each(|v| layers[v.index()] = node.layer);
+    }
+    layers
+}
+
+fn layer_of_reader(graph: &Graph, v: ValueId) -> Option<u32> {
+    graph.nodes.iter().find(|node| node.inputs.contains(&v)).and_then(|node| node.layer)
+}
+
+/// Name, layer and phase of output `k` of a node.
+fn written_by(graph: &Graph, id: NodeId, k: u32) -> (String, Option<u32>, Phase) {
+    let node = graph.node(id);
+    let label = node_label(graph, id);
+    let name = if node.outputs.iter().flatten().count() > 1 { format!("{label} [{k}]") } else { label };
+    (name, node.layer, node.phase)
+}
+
+/// Name of an input, or of a parameter that is loaded in every step.
+fn source_name(graph: &Graph, v: ValueId) -> String {
+    match graph.spec(v).role {
+        Role::Param(p) => graph.params[p.index()].name.clone(),
+        Role::State(s) => graph.states[s.index()].name.clone(),
+        Role::Input | Role::Activation | Role::Grad => {
+            let input = graph.inputs.iter().find(|(_, input)| *input == v);
+            input.map_or_else(|| v.to_string(), |(name, _)| format!("input {name}"))
+        }
+    }
+}

@@ -1,0 +1,547 @@
+//! The page of `plimsoll plan --html`: the memory of a step over its instructions. Invariant: every byte on the page is
+//! that of a planner's timeline, and a page has at most 5 MB.
+//!
+//! A model of 1000 layers has about 175 000 tensors in training, so the data of the page is packed: columns in place of
+//! rows, runs of equal numbers as one pair, each name once with a mark in place of its number, each size once, and addresses
+//! as distances.
+
+use crate::error::ReportError;
+use crate::html::{escape, json, whole};
+use crate::page::{Page, Section};
+use crate::table::{Cells, PageColumn, PageTable};
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_data::printable::Name;
+use plimsoll_runtime::timeline::{Timeline, TimelineTensor, phase_name};
+use serde_json::json;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+
+const STYLE: &str = include_str!("timeline.css");
+const SCRIPT: &str = include_str!("timeline.js");
+
+/// Maximum size of a page in bytes.
+const MOST_BYTES: usize = 5_000_000;
+
+/// Rows of the table of the largest tensors.
+const LARGEST: usize = 500;
+
+/// Character in a name that stands for the number of a module, such as the layer. Escaped names have no control characters.
+const NUMBER: char = '\u{1}';
+
+/// A timeline on a page.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// What was planned, such as the name of the model.
+    pub title: String,
+    /// The timeline.
+    pub timeline: Timeline,
+    /// Memory budget in bytes, if there is one.
+    pub budget: Option<u64>,
+    /// Bytes of the budget that the process takes outside the plan.
+    pub process: u64,
+}
+
+/// Writes the page of one or more timelines; with several, they are set one below the other on one scale.
+///
+/// # Errors
+/// - [`ReportError::TooManyTensors`]: the page would have more than 5 MB.
+/// - [`ReportError::Runtime`]: the page cannot be written.
+pub fn write(path: &Path, plans: &[Planned]) -> Result<(), ReportError> {
+    let page = page(plans).html();
+    if page.len() > MOST_BYTES {
+        let tensors = plans.iter().map(|plan| plan.timeline.tensors.len()).sum();
+        return Err(ReportError::TooManyTensors { path: path.to_owned(), tensors, bytes: page.len() });
+    }
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(page.as_bytes()).map_err(|error| file.error(error))?;
+    Ok(file.commit()?)
+}
+
+fn page(plans: &[Planned]) -> Page {
+    let titles: Vec<String> = plans.iter().map(|plan| Name(&plan.title).to_string()).collect();
+    let targets: Vec<&str> = plans.iter().map(|plan| plan.timeline.target.as_str()).collect();
+    let mut lead =
+        format!("<p class=\"sub\">Planned for {}", escape(targets[..1].first().unwrap_or(&"nothing")));
+    let _ = writeln!(lead, " · plimsoll {}</p>", escape(env!("CARGO_PKG_VERSION")));
+    let table = table(plans, &titles);
+    let sections = vec![
+        Section { id: "memory", title: "Memory over the step", body: cards(plans) + &figures(plans, &titles) },
+        Section { id: "ledger", title: "Memory at the peak", body: ledger(plans, &titles) },
+        Section { id: "tensors", title: "Largest tensors", body: table.html() },
+        Section { id: "columns", title: "Columns of the table", body: table.legend() },
+    ];
+    Page {
+        title: format!("Memory plan of {}", titles.join(" and ")),
+        lead,
+        sections,
+        footer: "Sizes and addresses are those of the plan, which a run follows to the byte; times are computed from the \
+                 rates of the target."
+            .to_owned(),
+        own: (STYLE, SCRIPT),
+    }
+}
+
+/// Peak, budget, arena, time and counts of the first plan; of all plans the peak and the time where there are several.
+fn cards(plans: &[Planned]) -> String {
+    let mut cards = String::new();
+    let mut card = |title: &str, number: &str, detail: &str| {
+        let _ = writeln!(cards, "<div><dt>{title}</dt><dd>{number}<small>{detail}</small></dd></div>");
+    };
+    for (number, plan) in plans.iter().enumerate() {
+        let Planned { timeline, budget, .. } = plan;
+        let of = if plans.len() > 1 { format!(" of plan {}", number + 1) } else { String::new() };
+        let seconds: f64 = timeline.instructions.iter().map(|i| i.seconds).sum();
+        card(&format!("Peak{of}"), &short(timeline.peak.0), &format!("{} B", whole(timeline.peak.0)));
+        if let Some(budget) = budget {
+            let free = budget.saturating_sub(timeline.peak.0 + plan.process);
+            card(&format!("Budget{of}"), &short(*budget), &format!("{} left", short(free)));
+        }
+        if plans.len() == 1 {
+            let outside = short(timeline.peak.0 - timeline.arena.0);
+            card("Arena", &short(timeline.arena.0), &format!("{outside} outside it"));
+            let tensors = format!("{} tensors", whole(timeline.tensors.len() as u64));
+            card("Instructions", &whole(timeline.instructions.len() as u64), &tensors);
+        }
+        card(
+            &format!("{}{of}", if plans.len() == 1 { "Expected time" } else { "Time" }),
+            &time(seconds),
+            "all instructions once",
+        );
+    }
+    format!("<dl class=\"cards\">\n{cards}</dl>\n")
+}
+
+/// The elements that the script fills, and its data.
+fn figures(plans: &[Planned], titles: &[String]) -> String {
+    let mut html = "<div class=\"controls\" id=\"timeline-controls\"></div>\n".to_owned();
+    html += "<noscript><p class=\"note\">Without JavaScript the page shows the tables only.</p></noscript>\n";
+    for (number, (plan, title)) in plans.iter().zip(titles).enumerate() {
+        let heading = if plans.len() > 1 {
+            format!("<h3>Plan {}: {}</h3>\n", number + 1, escape(title))
+        } else {
+            String::new()
+        };
+        let _ = write!(
+            html,
+            "{heading}<figure class=\"timeline\" data-timeline=\"timeline-data-{number}\"></figure>\n\
+             <script type=\"application/json\" id=\"timeline-data-{number}\">{}</script>\n",
+            data(plan, title)
+        );
+    }
+    html
+}
+
+/// Places of distinct numbers, in order of their first use.
+#[derive(Default)]
+struct Numbers {
+    places: HashMap<u64, i64>,
+    numbers: Vec<u64>,
+}
+
+impl Numbers {
+    fn number(&mut self, number: u64) -> i64 {
+        *self.places.entry(number).or_insert_with(|| {
+            self.numbers.push(number);
+            self.numbers.len() as i64 - 1
+        })
+    }
+}
+
+/// Numbers of distinct texts, in order of their first use.
+#[derive(Default)]
+struct Words {
+    numbers: HashMap<String, usize>,
+    words: Vec<String>,
+}
+
+impl Words {
+    fn number(&mut self, word: String) -> usize {
+        *self.numbers.entry(word).or_insert_with_key(|word| {
+            self.words.push(word.clone());
+            self.words.len() - 1
+        })
+    }
+
+    /// The number of a name whose module number is replaced by [`NUMBER`], and the module number or -1.
+    fn name(&mut self, name: &str) -> [i64; 2] {
+        let (template, number) = templated(&Name(name).to_string());
+        [self.number(template) as i64, number]
+    }
+}
+
+/// Replaces the first number of a name that is a word of its own between dots and spaces; returns -1 if there is none.
+fn templated(name: &str) -> (String, i64) {
+    let mut at = 0;
+    for word in name.split(['.', ' ']) {
+        let (before, after) = (&name[..at], &name[at + word.len()..]);
+        let number = word.parse::<u32>().ok().filter(|number| number.to_string() == word);
+        if let (Some(number), false) = (number, before.is_empty()) {
+            return (format!("{before}{NUMBER}{after}"), i64::from(number));
+        }
+        at += word.len() + 1;
+    }
+    (name.to_owned(), -1)
+}
+
+/// Column of integers as comma-separated JSON, in which a pair `[value,count]` stands for a run of equal values.
+#[derive(Default)]
+struct Column {
+    text: String,
+    run: Option<(i64, usize)>,
+}
+
+impl Column {
+    fn push(&mut self, number: i64) {
+        match &mut self.run {
+            Some((value, count)) if *value == number => *count += 1,
+            _ => {
+                self.end_run();
+                self.run = Some((number, 1));
+            }
+        }
+    }
+
+    fn end_run(&mut self) {
+        let Some((value, count)) = self.run.take() else { return };
+        // A pair is shorter than four values of one digit.
+        let items = if count < 4 { vec![value.to_string(); count] } else { vec![format!("[{value},{count}]")] };
+        for item in items {
+            let comma = if self.text.is_empty() { "" } else { "," };
+            let _ = write!(self.text, "{comma}{item}");
+        }
+    }
+
+    fn json(mut self) -> String {
+        self.end_run();
+        format!("[{}]", self.text)
+    }
+}
+
+/// Numbers as distances from the preceding one.
+#[derive(Default)]
+struct Distances(i64);
+
+impl Distances {
+    fn of(&mut self, number: i64) -> i64 {
+        let distance = number - self.0;
+        self.0 = number;
+        distance
+    }
+}
+
+fn push_all<const N: usize>(columns: &mut [Column; N], row: [i64; N]) {
+    columns.iter_mut().zip(row).for_each(|(column, number)| column.push(number));
+}
+
+/// The data of a timeline for the script; `read` in timeline.js undoes the packing.
+fn data(plan: &Planned, title: &str) -> String {
+    let timeline = &plan.timeline;
+    let (mut names, mut lines, mut phases, mut kernels) =
+        (Words::default(), Words::default(), Words::default(), Words::default());
+    let (mut sizes, mut times) = (Numbers::default(), Numbers::default());
+    let layer_of = |layer: Option<u32>| layer.map_or(-1, i64::from);
+    let (mut numbers, mut layers) = (Distances::default(), Distances::default());
+    let mut instructions: [Column; 6] = Default::default();
+    for i in &timeline.instructions {
+        let kernel = i.kernel.map_or(-1, |kernel| kernels.number(kernel.to_owned()) as i64);
+        let phase = phases.number(phase_name(i.phase).to_owned()) as i64;
+        let nanoseconds = times.number((1e9 * i.seconds).round() as u64);
+        let [name, number] = names.name(&i.label);
+        let layer = layers.of(layer_of(i.layer));
+        push_all(&mut instructions, [name, numbers.of(number), layer, phase, kernel, nanoseconds]);
+    }
+    let (mut numbers, mut layers, mut births) =
+        (Distances::default(), Distances::default(), Distances::default());
+    let mut tensors: [Column; 9] = Default::default();
+    let mut end = 0_i64;
+    let alignment = timeline.alignment.max(1) as i64;
+    for t in &timeline.tensors {
+        // Addresses are multiples of the alignment, and most tensors that live for the whole run follow each other.
+        let distance = t.address as i64 / alignment - end;
+        end = (t.address + t.bytes.0).div_ceil(alignment as u64) as i64;
+        let phase = t.phase.map_or(-1, |phase| phases.number(phase_name(phase).to_owned()) as i64);
+        // A life of -1 is the whole run.
+        let life = if t.plan.is_some() { (t.death - t.birth) as i64 } else { -1 };
+        let line = lines.number(t.line.clone()) as i64;
+        let [name, number] = names.name(&t.name);
+        let (layer, birth) = (layers.of(layer_of(t.layer)), births.of(t.birth as i64));
+        let size = sizes.number(t.bytes.0);
+        let row = [name, numbers.of(number), layer, phase, line, birth, life, distance, size];
+        push_all(&mut tensors, row);
+    }
+    let plans: Vec<_> =
+        timeline.plans.iter().map(|p| json!([Name(&p.name).to_string(), p.first, p.count])).collect();
+    let outside: Vec<_> = timeline.outside.iter().map(|s| json!([s.label, s.bytes.0])).collect();
+    let head = json!({
+        "title": title, "budget": plan.budget, "process": plan.process, "arena": timeline.arena.0,
+        "lasting": timeline.lasting.0, "peak": timeline.peak.0, "peakAt": timeline.peak_instruction,
+        "alignment": alignment, "plans": plans, "outside": outside, "sizes": sizes.numbers, "times": times.numbers, "names": names.words,
+        "lines": lines.words, "phases": phases.words, "kernels": kernels.words,
+    });
+    let columns = |columns: Vec<Column>| columns.into_iter().map(Column::json).collect::<Vec<_>>().join(",");
+    let head = json(&head.to_string());
+    // The head is an object, which ends in a brace.
+    let open = &head[..head.len() - 1];
+    format!(
+        "{open},\"instructions\":[{}],\"tensors\":[{}]}}",
+        columns(instructions.into()),
+        columns(tensors.into())
+    )
+}
+
+/// The lines of the ledger at the peak, beside each other for several plans.
+fn ledger(plans: &[Planned], titles: &[String]) -> String {
+    let ledgers: Vec<Vec<(String, u64)>> = plans.iter().map(at_peak).collect();
+    let mut labels: Vec<&str> = vec![];
+    for (label, _) in ledgers.iter().flatten() {
+        if !labels.contains(&label.as_str()) {
+            labels.push(label);
+        }
+    }
+    let of =
+        |ledger: &[(String, u64)], label: &str| ledger.iter().find(|(l, _)| l == label).map_or(0, |(_, b)| *b);
+    let compared = plans.len() == 2;
+    let mut head = "<th scope=\"col\">Line</th>".to_owned();
+    for (number, title) in titles.iter().enumerate() {
+        let _ = match plans.len() {
+            1 => write!(head, "<th scope=\"col\">Bytes</th><th scope=\"col\">Share</th>"),
+            _ => write!(head, "<th scope=\"col\" title=\"{}\">Plan {}</th>", escape(title), number + 1),
+        };
+    }
+    if compared {
+        head += "<th scope=\"col\">Difference</th>";
+    }
+    let row = |label: &str, bytes: Vec<u64>, class: &str| {
+        let mut cells = String::new();
+        for (number, bytes) in bytes.iter().enumerate() {
+            let _ = write!(cells, "<td>{}</td>", whole(*bytes));
+            if plans.len() == 1 {
+                let share = crate::html::percent(*bytes, plans[number].timeline.peak.0);
+                let _ = write!(cells, "<td>{share}</td>");
+            }
+        }
+        if let ([a, b], true) = (&bytes[..], compared) {
+            let sign = if b > a {
+                "+"
+            } else if b < a {
+                "−"
+            } else {
+                ""
+            };
+            let _ = write!(cells, "<td>{sign}{}</td>", whole(a.abs_diff(*b)));
+        }
+        format!("<tr{class}><th scope=\"row\">{}</th>{cells}</tr>\n", escape(label))
+    };
+    let mut rows: String = labels
+        .iter()
+        .map(|label| row(label, ledgers.iter().map(|ledger| of(ledger, label)).collect(), ""))
+        .collect();
+    let peaks = plans.iter().map(|plan| plan.timeline.peak.0).collect();
+    rows += &row("peak", peaks, " class=\"sum\"");
+    format!(
+        "<div class=\"scroll\"><table class=\"numbers ledger\"><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>\n"
+    )
+}
+
+/// Lines with bytes at the peak; padding is what the peak has beside them.
+fn at_peak(plan: &Planned) -> Vec<(String, u64)> {
+    let timeline = &plan.timeline;
+    let at = timeline.peak_instruction;
+    let mut lines: Vec<(String, u64)> = vec![];
+    let live = timeline.tensors.iter().filter(|t| (t.birth..=t.death).contains(&at));
+    for (label, bytes) in
+        live.map(|t| (&t.line, t.bytes.0)).chain(timeline.outside.iter().map(|s| (&s.label, s.bytes.0)))
+    {
+        match lines.iter_mut().find(|(line, _)| line == label) {
+            Some((_, sum)) => *sum += bytes,
+            None => lines.push((label.clone(), bytes)),
+        }
+    }
+    let sum: u64 = lines.iter().map(|(_, bytes)| bytes).sum();
+    if timeline.peak.0 > sum {
+        lines.push(("padding and packing".to_owned(), timeline.peak.0 - sum));
+    }
+    lines
+}
+
+/// The largest tensors of all plans.
+fn table(plans: &[Planned], titles: &[String]) -> PageTable {
+    let (mut lines, mut phases, mut steps) = (Words::default(), Words::default(), Words::default());
+    let mut all: Vec<(usize, &TimelineTensor)> = plans
+        .iter()
+        .enumerate()
+        .flat_map(|(n, plan)| plan.timeline.tensors.iter().map(move |t| (n, t)))
+        .collect();
+    // A stable sort: equal sizes stay in the order of the timeline.
+    all.sort_by_key(|(_, t)| std::cmp::Reverse(t.bytes));
+    let count = all.len();
+    all.truncate(LARGEST);
+    let mut values: [Vec<String>; 9] = Default::default();
+    for (number, t) in &all {
+        let timeline = &plans[*number].timeline;
+        let step = match (t.plan, plans.len()) {
+            (None, 1) => "whole run".to_owned(),
+            (Some(plan), 1) => timeline.plans[plan].name.clone(),
+            _ => format!("plan {}", number + 1),
+        };
+        let null = || "null".to_owned();
+        let row = [
+            json(&json!(Name(&t.name).to_string()).to_string()),
+            t.bytes.0.to_string(),
+            lines.number(t.line.clone()).to_string(),
+            t.layer.map_or_else(null, |layer| layer.to_string()),
+            t.phase.map_or_else(null, |phase| phases.number(phase_name(phase).to_owned()).to_string()),
+            steps.number(step).to_string(),
+            t.birth.to_string(),
+            t.death.to_string(),
+            t.address.to_string(),
+        ];
+        values.iter_mut().zip(row).for_each(|(column, cell)| column.push(cell));
+    }
+    let column = |key: &str, label: &str, help: &str, cells, shown, filter| PageColumn {
+        key: key.to_owned(),
+        label: label.to_owned(),
+        help: help.to_owned(),
+        cells,
+        shown,
+        filter,
+    };
+    let columns = vec![
+        column(
+            "name",
+            "Name",
+            "Parameter, state or input; for a computed tensor the instruction that writes it",
+            Cells::Text,
+            true,
+            true,
+        ),
+        column("bytes", "Bytes", "Size in a step of the largest size", Cells::Count, true, false),
+        column(
+            "line",
+            "Line",
+            "Line of the ledger that counts the bytes",
+            Cells::Words(lines.words),
+            true,
+            true,
+        ),
+        column(
+            "layer",
+            "Layer",
+            "Transformer layer of the instruction that writes the tensor, or of the first that reads it",
+            Cells::Count,
+            true,
+            false,
+        ),
+        column(
+            "phase",
+            "Phase",
+            "Phase of the step in which the tensor is written; none for tensors that live for the whole run",
+            Cells::Words(phases.words),
+            true,
+            true,
+        ),
+        column(
+            "plan",
+            "Plan",
+            "Part of the step that the tensor belongs to",
+            Cells::Words(steps.words),
+            false,
+            true,
+        ),
+        column(
+            "birth",
+            "Birth",
+            "First instruction at which the tensor is in memory, counted from 0",
+            Cells::Count,
+            true,
+            false,
+        ),
+        column(
+            "death",
+            "Death",
+            "Last instruction at which the tensor is in memory",
+            Cells::Count,
+            true,
+            false,
+        ),
+        column("address", "Address", "Offset in the arena in bytes", Cells::Count, true, false),
+    ];
+    PageTable {
+        id: "tensor-table",
+        caption: format!("The {} largest of {} tensors of {}", all.len(), count, titles.join(" and ")),
+        elsewhere: "plimsoll plan --trace writes the timeline as JSON",
+        columns,
+        sort: ("bytes", true),
+        values: values.into_iter().map(|cells| cells.join(",")).collect(),
+    }
+}
+
+/// A size in decimal units with three digits.
+fn short(bytes: u64) -> String {
+    let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+    match units.into_iter().find(|(unit, _)| bytes as f64 >= *unit) {
+        Some((unit, name)) => {
+            let number = bytes as f64 / unit;
+            let digits = if number < 10.0 { 2 } else { usize::from(number < 100.0) };
+            format!("{number:.digits$}\u{a0}{name}")
+        }
+        None => format!("{bytes}\u{a0}B"),
+    }
+}
+
+/// A time with three digits.
+fn time(seconds: f64) -> String {
+    let (number, unit) = match seconds {
+        1.0.. => (seconds, "s"),
+        1e-3.. => (1e3 * seconds, "ms"),
+        _ => (1e6 * seconds, "µs"),
+    };
+    let digits = if number < 10.0 { 2 } else { usize::from(number < 100.0) };
+    format!("{number:.digits$}\u{a0}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_shared_by_layers() {
+        for (name, wanted, number) in [
+            ("layers.12.fc1", "layers.\u{1}.fc1", 12),
+            ("adamw layers.3.experts.7.w", "adamw layers.\u{1}.experts.7.w", 3),
+            ("add layer 3", "add layer \u{1}", 3),
+            ("layers.012.fc", "layers.012.fc", -1),
+            ("fc1", "fc1", -1),
+            ("7", "7", -1),
+            ("a..5", "a..\u{1}", 5),
+        ] {
+            assert_eq!(templated(name), (wanted.to_owned(), number));
+        }
+    }
+
+    #[test]
+    fn runs_of_equal_numbers_are_pairs() {
+        let mut column = Column::default();
+        [1, 1, 1, 2, 2, 2, 2, -3].into_iter().for_each(|number| column.push(number));
+        assert_eq!(column.json(), "[1,1,1,[2,4],-3]");
+        assert_eq!(Column::default().json(), "[]");
+    }
+
+    #[test]
+    fn sizes_and_times_have_three_digits() {
+        let sizes = [
+            (999, "999\u{a0}B"),
+            (1_000, "1.00\u{a0}kB"),
+            (12_345_678, "12.3\u{a0}MB"),
+            (123_400_000_000, "123\u{a0}GB"),
+        ];
+        for (bytes, text) in sizes {
+            assert_eq!(short(bytes), text);
+        }
+        for (seconds, text) in [(2.5e-6, "2.50\u{a0}µs"), (0.0123, "12.3\u{a0}ms"), (239.2, "239\u{a0}s")] {
+            assert_eq!(time(seconds), text);
+        }
+    }
+}
