@@ -50,7 +50,7 @@ pub struct Terminal {
 }
 
 /// Template of the progress display for input of unknown size.
-const READING: &str = "{spinner} {bytes} read  {elapsed}  {wide_msg}";
+const READING: &str = "{spinner} {bytes} done  {elapsed}  {wide_msg}";
 
 /// Minimum interval between two progress lines in the log file and, without a bar, on standard error.
 const BETWEEN_LINES: Duration = Duration::from_secs(30);
@@ -172,11 +172,11 @@ impl Observer for Terminal {
         let text = numbers(progress);
         if self.shows_bar {
             let bar = self.bar(progress.bytes_total, READING);
-            bar.set_position(progress.bytes);
+            bar.set_position(shown(progress));
             bar.set_message(text.clone());
         }
         let done = progress.bytes_total.filter(|&total| total > 0);
-        let done = done.map(|total| format!("{:.0} % of the input, ", percent(progress.bytes, total)));
+        let done = done.map(|total| format!("{:.0} % of the input, ", percent(progress.bytes, total).floor()));
         self.now_and_then(|| format!("{}{text}", done.unwrap_or_default()));
     }
 
@@ -261,6 +261,14 @@ fn percent(part: u64, total: u64) -> f64 {
     100.0 * part as f64 / total.max(1) as f64
 }
 
+/// Position of the progress bar, which rounds to whole percent: below 99.5 % until the run has finished.
+fn shown(p: &Progress) -> u64 {
+    match p.bytes_total {
+        Some(total) if p.bytes < total => p.bytes.min((total as f64 * 0.994) as u64),
+        Some(_) | None => p.bytes,
+    }
+}
+
 fn numbers(p: &Progress) -> String {
     let rate = if p.seconds > 0.0 { p.tokens as f64 / p.seconds } else { 0.0 };
     format!("{} records, {} sequences, {rate:.0} tokens/s", p.records, p.sequences)
@@ -304,6 +312,15 @@ mod tests {
         ] {
             assert_eq!(utc(seconds), wanted);
         }
+    }
+
+    #[test]
+    fn only_a_finished_run_shows_100_percent() {
+        let progress = |bytes, bytes_total| Progress { bytes, bytes_total, ..Progress::default() };
+        assert_eq!(shown(&progress(500, Some(1000))), 500);
+        assert_eq!(shown(&progress(999, Some(1000))), 994);
+        assert_eq!(shown(&progress(1000, Some(1000))), 1000);
+        assert_eq!(shown(&progress(999, None)), 999);
     }
 
     #[test]

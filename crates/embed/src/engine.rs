@@ -109,15 +109,11 @@ impl<R: Rows> Engine<R> {
         }
     }
 
-    /// Computes the remaining sequences and writes them.
-    pub(super) fn drain(&mut self, stop: Stop<'_>) -> Result<(), EmbedError> {
+    /// Computes a step of the remaining sequences and writes its results; returns false if none remain.
+    pub(super) fn drain(&mut self, stop: Stop<'_>) -> Result<bool, EmbedError> {
         self.session.end();
-        loop {
-            let next = self.session.next(stop)?;
-            if !self.complete(next)? {
-                return Ok(());
-            }
-        }
+        let next = self.session.next(stop)?;
+        self.complete(next)
     }
 
     /// The program that the devices execute.

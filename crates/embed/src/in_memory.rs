@@ -82,10 +82,13 @@ pub fn embed_sequences(
         warn(&mut engine, observer);
         pushed?;
     }
-    let drained = engine.drain(&|| stopped(observer, STOPPED));
-    warn(&mut engine, observer);
-    drained?;
-    engine.finish()
+    loop {
+        let drained = engine.drain(&|| stopped(observer, STOPPED));
+        warn(&mut engine, observer);
+        if !drained? {
+            return engine.finish();
+        }
+    }
 }
 
 /// Hint after a signal: the state of the results.

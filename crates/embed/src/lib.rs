@@ -35,7 +35,8 @@ use plimsoll_runtime::process::{NAME, Process};
 use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
 use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usage, say_given_back};
 use plimsoll_runtime::{
-    Budget, EncoderModel, Level, Observer, Progress, RuntimeError, Settings, Tokenizer, replicas_for_input,
+    Budget, EncoderModel, FinishedBytes, Level, Observer, Progress, RuntimeError, Settings, Tokenizer,
+    replicas_for_input,
 };
 use serde_json::{Value, json};
 use states::LayerSelection;
@@ -488,6 +489,7 @@ fn stream<R: Rows>(
     let start = Instant::now();
     let mut counts = Counts::default();
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
+    let (mut finished, mut read, mut taken) = (FinishedBytes::default(), 0, 0);
     let mut stream = front.start(options.settings.tokenizers(), options.prefetch.max(1), Unit::Tokens)?;
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         for skipped in &batch.skipped {
@@ -510,15 +512,24 @@ fn stream<R: Rows>(
             stop()?;
             engine.push(sequence, tokens, stop)
         });
-        progress.bytes = batch.bytes_read;
+        taken += batch.sequences().map(|(_, tokens)| tokens.len() as u64).sum::<u64>();
+        read = batch.bytes_read;
+        progress.bytes = finished.update(read, progress.bytes_total, engine.tokens(), taken);
         progress.records += (batch.heads.len() + batch.skipped.len()) as u64;
         warn(engine, observer);
         pushed?;
         report(engine, &start, &mut progress, observer);
     }
-    let drained = engine.drain(&|| stopped(observer, STOPPED));
-    warn(engine, observer);
-    drained?;
+    loop {
+        let drained = engine.drain(&|| stopped(observer, STOPPED));
+        warn(engine, observer);
+        if !drained? {
+            break;
+        }
+        progress.bytes = finished.update(read, progress.bytes_total, engine.tokens(), taken);
+        report(engine, &start, &mut progress, observer);
+    }
+    progress.bytes = read;
     report(engine, &start, &mut progress, observer);
     if counts.empty + counts.renamed > MAX_LINES {
         let Counts { empty, renamed, .. } = counts;

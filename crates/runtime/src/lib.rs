@@ -101,7 +101,9 @@ pub use device::Device;
 pub use error::{Failure, ModelError, RequestError, RuntimeError};
 pub use fair_esm::Checkpoint;
 pub use model::{EncoderModel, HEAD_NAMES, HeadModel, Tokenizer};
-pub use observer::{Level, Observer, Progress, Silent, StartProgress, StartStage, Trained, Transfer};
+pub use observer::{
+    FinishedBytes, Level, Observer, Progress, Silent, StartProgress, StartStage, Trained, Transfer,
+};
 pub use output_error::OutputError;
 pub use plimsoll_data::limits::Limit;
 pub use plimsoll_data::printable::{EscapedPath, is_printable};

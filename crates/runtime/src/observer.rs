@@ -65,7 +65,7 @@ pub enum Level {
 /// Progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// Bytes read from the inputs, as stored (compressed).
+    /// Bytes of the inputs, as stored (compressed), whose records are computed; estimated by [`FinishedBytes`].
     pub bytes: u64,
     /// Total bytes of the inputs; `None` if an input is a pipe.
     pub bytes_total: Option<u64>,
@@ -77,6 +77,23 @@ pub struct Progress {
     pub tokens: u64,
     /// Seconds since the encoders started.
     pub seconds: f64,
+}
+
+/// Estimates how many bytes of the input are computed: the bytes read, multiplied by the finished share of the work that
+/// was made of them. Invariant: the estimate never decreases, and is less than the total until the run has finished.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FinishedBytes(u64);
+
+impl FinishedBytes {
+    /// Returns the estimate after `read` of `total` bytes, if `done` of the `taken` units of work from these bytes are
+    /// finished. Bytes without work count as finished.
+    pub fn update(&mut self, read: u64, total: Option<u64>, done: u64, taken: u64) -> u64 {
+        let share = if taken == 0 { 1.0 } else { (done as f64 / taken as f64).min(1.0) };
+        // Rounding and the last results, which are written after their tokens are computed, must not show 100 %.
+        let most = total.map_or(u64::MAX, |total| total.saturating_sub(1));
+        self.0 = self.0.max((read as f64 * share) as u64).min(most);
+        self.0
+    }
 }
 
 /// Progress of a training run.
@@ -115,4 +132,27 @@ impl Observer for Silent {
     fn say(&mut self, _: Level, _: &str) {}
 
     fn progress(&mut self, _: &Progress) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finished_bytes_follow_the_work() {
+        let mut finished = FinishedBytes::default();
+        let check = |finished: &mut FinishedBytes, read, done, taken, wanted| {
+            assert_eq!(finished.update(read, Some(1000), done, taken), wanted, "{read} {done} {taken}");
+        };
+        check(&mut finished, 500, 0, 100, 0);
+        check(&mut finished, 500, 50, 100, 250);
+        // The input is read to its end, and half of it waits.
+        check(&mut finished, 1000, 100, 200, 500);
+        // A share that falls does not move the estimate back.
+        check(&mut finished, 1000, 100, 250, 500);
+        check(&mut finished, 1000, 250, 250, 999);
+        let mut pipe = FinishedBytes::default();
+        assert_eq!(pipe.update(80, None, 1, 4), 20);
+        assert_eq!(pipe.update(80, None, 0, 0), 80);
+    }
 }

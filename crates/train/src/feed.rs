@@ -117,7 +117,7 @@ impl Feed {
                     none => none.insert(feed.set.stream(Split::Train, &feed.set.start())?),
                 };
                 let filled = stream.fill(&mut feed.batch)?;
-                Ok(filled.then(|| crops_of(&feed.batch)))
+                Ok(filled.then(|| crops_of(&feed.batch, feed.set.settings().objective)))
             }
         }
     }
@@ -229,15 +229,14 @@ fn rows_of(batch: &RowBatch) -> Taken {
 }
 
 /// Training divides the loss of all tasks by the number of windows, each of which has a target in some task.
-fn crops_of(batch: &CropBatch) -> Taken {
-    let targets = match batch.targets.first() {
-        Some(targets) if targets.len() == batch.ids.len() => batch.target_counts[0],
-        Some(_) | None => batch.spans.len() as u64,
-    };
-    Taken { tokens: batch.ids.len() as u64, targets }
+fn crops_of(batch: &CropBatch, objective: CropObjective) -> Taken {
+    match objective {
+        CropObjective::Classify => Taken { tokens: batch.ids.len() as u64, targets: batch.spans.len() as u64 },
+        CropObjective::Masked(_) => validation_crops_of(batch),
+    }
 }
 
-/// The validation loss is that of the first task alone.
+/// The validation loss is that of the first task alone, or of masked tokens.
 fn validation_crops_of(batch: &CropBatch) -> Taken {
     Taken { tokens: batch.ids.len() as u64, targets: batch.target_counts.first().copied().unwrap_or(0) }
 }

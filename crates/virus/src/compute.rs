@@ -168,6 +168,12 @@ impl Compute {
         }
     }
 
+    /// Number of tokens that the encoders compute for an open reading frame.
+    pub(crate) fn tokens_of(&self, orf: &OrfTokens) -> u64 {
+        let tokens = self.encoders.iter().zip([&orf.dna, &orf.protein]);
+        tokens.filter(|(model, _)| model.is_some()).map(|(_, range)| range.len() as u64).sum()
+    }
+
     /// Collects finished steps, and submits full packs and rows for the head. Blocks until all full packs are
     /// submitted: the input may stall for a long time, and devices should compute meanwhile.
     pub(crate) fn step(&mut self, sink: &mut Sink<'_>) -> Result<(), RuntimeError> {

@@ -20,9 +20,9 @@ use crate::caller::letters::LetterCounts;
 use plimsoll_data::chunk::Chunk;
 use plimsoll_data::intermediate::orf_name;
 use plimsoll_data::pack::Fill;
-use plimsoll_runtime::Progress;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::session::Stop;
+use plimsoll_runtime::{FinishedBytes, Progress};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -94,6 +94,31 @@ pub(crate) struct Parts {
     pub(crate) outputs: Option<ResultFiles>,
     /// Whether notes on the input are errors (`--strict`).
     pub(crate) strict: bool,
+    /// Number of this stage, from 0, and number of stages, for the progress.
+    pub(crate) stage: (u64, u64),
+}
+
+/// The work that a stage has taken from the input, for its progress.
+#[derive(Default)]
+struct TakenWork {
+    /// Stored bytes of the input up to the last batch taken.
+    bytes: u64,
+    /// Tokens of the open reading frames of all batches taken.
+    tokens: u64,
+    /// Bases of the windows of all batches taken, and of those whose results were in the journal.
+    bases: u64,
+    kept_bases: u64,
+    finished: FinishedBytes,
+}
+
+impl TakenWork {
+    /// Estimates the bytes of the input that are computed after `tokens` tokens. Work is measured in bases of windows,
+    /// which are also known of windows from a journal.
+    fn finished(&mut self, tokens: u64, total: Option<u64>) -> u64 {
+        let share = if self.tokens == 0 { 1.0 } else { (tokens as f64 / self.tokens as f64).min(1.0) };
+        let computed = ((self.bases - self.kept_bases) as f64 * share) as u64;
+        self.finished.update(self.bytes, total, self.kept_bases + computed, self.bases)
+    }
 }
 
 /// The engine of one stage.
@@ -108,6 +133,7 @@ pub(crate) struct Engine {
     /// Reused buffer for the scores of the window being written.
     scored: Vec<OrfScore>,
     pub(crate) totals: Totals,
+    taken: TakenWork,
     started: Instant,
 }
 
@@ -121,6 +147,7 @@ impl Engine {
             entry: JournalEntry::default(),
             scored: Vec::with_capacity(6),
             totals,
+            taken: TakenWork::default(),
             started,
         }
     }
@@ -128,6 +155,10 @@ impl Engine {
     /// Queues the events of one job of the front end, and gives each of its open reading frames a slot of the models.
     /// Waits for results while the models can take no further frame, and while the queue exceeds its limits.
     pub(crate) fn take(&mut self, mut batch: Batch, stop: Stop<'_>) -> Result<(), VirusError> {
+        self.taken.bytes = batch.bytes_read;
+        if let Some(compute) = &self.parts.compute {
+            self.taken.tokens += batch.orfs.iter().map(|orf| compute.tokens_of(orf)).sum::<u64>();
+        }
         let mut orfs = std::mem::take(&mut batch.orfs).into_iter();
         self.queue.push(OutputItem::Text(std::mem::take(&mut batch.text)));
         for event in std::mem::take(&mut batch.events) {
@@ -183,14 +214,19 @@ impl Engine {
         self.parts.compute.as_ref().map_or([Fill::default(); 2], Compute::fill)
     }
 
-    /// Returns the progress of the run.
-    pub(crate) fn progress(&self, bytes: u64, bytes_total: Option<u64>) -> Progress {
+    /// Returns the progress of the run; `read` are the bytes of the input if the stage has finished. Each stage reads
+    /// the whole input and counts for the same share of it.
+    pub(crate) fn progress(&mut self, read: Option<u64>, bytes_total: Option<u64>) -> Progress {
+        let tokens = self.totals.tokens.iter().sum();
+        let of_stage = read.unwrap_or_else(|| self.taken.finished(tokens, bytes_total));
+        let (stage, stages) = self.parts.stage;
+        let bytes = bytes_total.map_or(of_stage, |total| (stage * total + of_stage) / stages);
         Progress {
             bytes,
             bytes_total,
             records: self.totals.records,
             sequences: self.totals.orfs,
-            tokens: self.totals.tokens.iter().sum(),
+            tokens,
             seconds: self.started.elapsed().as_secs_f64(),
         }
     }
@@ -218,8 +254,11 @@ impl Engine {
         orfs: usize,
         letters: LetterCounts,
     ) -> Result<Vec<f32>, VirusError> {
+        let bases = (chunk.end() - chunk.start) as u64;
+        self.taken.bases += bases;
         if let Some(entry) = self.parts.results.take(number, &record, chunk.index)? {
             self.totals.kept += 1;
+            self.taken.kept_bases += bases;
             self.queue.push(OutputItem::Window(Window::kept(record, chunk, entry).with_letters(letters)));
             return Ok(vec![]);
         }

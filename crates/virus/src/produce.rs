@@ -24,7 +24,6 @@ use plimsoll_runtime::{RuntimeError, Tokenizer};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 /// Settings of the front end.
@@ -99,6 +98,8 @@ pub(crate) struct Batch {
     pub(crate) protein: Vec<i32>,
     /// Text for chunked.fa, nucleotide.fa and protein.faa; empty unless [`InputPipeline::intermediate`] is set.
     pub(crate) text: [Vec<u8>; 3],
+    /// Stored bytes of the input up to the end of the batch.
+    pub(crate) bytes_read: u64,
 }
 
 /// Consecutive windows and events of the input, which one worker thread translates and tokenizes.
@@ -108,6 +109,8 @@ struct Job {
     parts: Vec<JobPart>,
     /// Bases of the windows; neighbouring windows share the bases of their overlap.
     bases: Vec<u8>,
+    /// Stored bytes of the input up to the end of the job.
+    bytes_read: u64,
 }
 
 /// A window or an event of a job.
@@ -123,8 +126,6 @@ enum JobPart {
 pub(crate) struct Stream {
     batches: Results<Batch>,
     reader: JoinHandle<Result<Vec<Input>, RuntimeError>>,
-    /// Bytes of input read so far.
-    pub(crate) bytes_read: Arc<AtomicU64>,
     /// Total bytes of input, if known.
     pub(crate) bytes_total: Option<u64>,
 }
@@ -154,21 +155,19 @@ pub(crate) fn start(front: InputPipeline, inputs: &[PathBuf]) -> Result<Stream, 
     let input = Records::open(&front, inputs)?;
     let front = Arc::new(front);
     let bytes_total = input.total_bytes();
-    let bytes_read = Arc::new(AtomicU64::new(0));
     let worker = |_| -> Worker<Job, Batch> {
         let (front, mut scratch, mut name) = (Arc::clone(&front), Scratch::default(), String::new());
         Box::new(move |job| translate(&front, job, &mut scratch, &mut name))
     };
     let workers = (0..front.workers).map(worker).collect();
     let (feed, batches) = ordered::start(workers, front.workers * front.prefetch)?;
-    let progress = Arc::clone(&bytes_read);
     let reader = move || {
         let (job, ids, source) = (Job::default(), IdSet::new(), None);
-        let mut cutter = Cutter { front, job, feed, ids, progress, windows: 0, source, records: vec![] };
+        let mut cutter = Cutter { front, job, feed, ids, bytes: [0; 2], windows: 0, source, records: vec![] };
         cutter.read(input)
     };
     let reader = spawn("reader", reader).map_err(RuntimeError::thread("reader"))?;
-    Ok(Stream { batches, reader, bytes_read, bytes_total })
+    Ok(Stream { batches, reader, bytes_total })
 }
 
 /// The records of the inputs: of one file after another, or of two files in turn.
@@ -279,7 +278,8 @@ struct Cutter {
     job: Job,
     feed: Feed<Job, Batch>,
     ids: IdSet,
-    progress: Arc<AtomicU64>,
+    /// Stored bytes of the input before and after the current record or pair.
+    bytes: [u64; 2],
     /// Number of windows so far.
     windows: u64,
     /// File of the current record.
@@ -311,6 +311,7 @@ impl Cutter {
                 std::mem::swap(&mut current, &mut first);
                 continue;
             }
+            self.bytes = [self.bytes[1], records.bytes_read()];
             let sent = match records.paired {
                 false => {
                     self.announce(records.reader());
@@ -328,7 +329,6 @@ impl Cutter {
             if sent.and_then(|()| self.flush_full()).is_err() {
                 return Ok(vec![]);
             }
-            self.progress.store(records.bytes_read(), Ordering::Relaxed);
         }
     }
 
@@ -498,6 +498,10 @@ impl Cutter {
                 uracil_to_thymine(&mut self.job.bases[end..]);
             }
             let bases = base + chunk.start - from..base + chunk.end() - from;
+            // A long record fills several jobs, of which each covers a part of the record's bytes.
+            let [before, after] = self.bytes;
+            let share = chunk.end() as f64 / record.seq.len().max(1) as f64;
+            self.job.bytes_read = before + (after.saturating_sub(before) as f64 * share) as u64;
             self.job.parts.push(JobPart::Chunk { number, record: Arc::clone(&id), chunk, bases });
         }
         let length = record.seq.len();
@@ -506,6 +510,7 @@ impl Cutter {
             let sequence = std::mem::take(&mut record.seq);
             Arc::new(RecordText { description, sequence, quality: std::mem::take(&mut record.quality) })
         });
+        self.job.bytes_read = self.bytes[1];
         self.job.parts.push(JobPart::Event(Event::End { record: id, length, text, mate }));
         Ok(())
     }
@@ -572,7 +577,7 @@ fn translate(
     scratch: &mut Scratch,
     name: &mut String,
 ) -> Result<Batch, RuntimeError> {
-    let mut batch = Batch::default();
+    let mut batch = Batch { bytes_read: job.bytes_read, ..Batch::default() };
     for part in job.parts {
         match part {
             JobPart::Event(event) => batch.events.push(event),

@@ -28,7 +28,6 @@ use plimsoll_runtime::{Budget, Level, Observer, RuntimeError, price};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// A prediction whose output folder has been checked.
@@ -105,8 +104,9 @@ impl Run<'_> {
             Some(_) => None,
             None => Some(self.outputs()?),
         };
-        let parts =
-            Parts { compute, results, embeddings: nucleotides, writer, outputs, strict: self.options.strict };
+        let stage = if nucleotides.is_some() { (1, 2) } else { (0, 1) };
+        let strict = self.options.strict;
+        let parts = Parts { compute, results, embeddings: nucleotides, writer, outputs, strict, stage };
         let mut done = self.stream(parts, observer)?;
         tracker.track("computed");
         if let Some(compute) = &done.parts.compute {
@@ -137,7 +137,9 @@ impl Run<'_> {
         let Some(writer) = writer else { return Ok(Totals::default()) };
         let compute = Some(self.compute((planned, number), warm, observer)?);
         let strict = self.options.strict;
-        let parts = Parts { compute, results, embeddings: None, writer: Some(writer), outputs: None, strict };
+        let stage = (0, 2);
+        let parts =
+            Parts { compute, results, embeddings: None, writer: Some(writer), outputs: None, strict, stage };
         let Done { parts, totals, .. } = self.stream(parts, observer)?;
         parts.writer.map_or(Ok(()), JournalWriter::finish)?;
         // The next stage runs on the same devices.
@@ -160,7 +162,8 @@ impl Run<'_> {
         let (results, arithmetic) = keys.merge(&self.options.merge, width)?;
         self.start_over()?;
         let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
-        let parts = Parts { compute: None, results, embeddings: None, writer: None, outputs, strict };
+        let stage = (0, 1);
+        let parts = Parts { compute: None, results, embeddings: None, writer: None, outputs, strict, stage };
         let done = self.stream(parts, observer)?;
         tracker.track("merged");
         self.finish(done, (None, &mut None), start, &tracker, (String::new(), arithmetic))
@@ -405,8 +408,7 @@ impl Run<'_> {
             let taken = engine.take(batch, &|| stopped(observer, ""));
             warn(engine, observer);
             taken?;
-            let bytes = stream.bytes_read.load(Ordering::Relaxed);
-            observer.progress(&engine.progress(bytes, stream.bytes_total));
+            observer.progress(&engine.progress(None, stream.bytes_total));
         }
         loop {
             let more = engine.drain(&|| stopped(observer, ""));
@@ -414,12 +416,13 @@ impl Run<'_> {
             if !more? {
                 break;
             }
+            observer.progress(&engine.progress(None, stream.bytes_total));
         }
         let total = stream.bytes_total;
         let inputs = stream.finish()?;
         self.same_inputs(&inputs)?;
         let bytes = inputs.iter().map(|i| i.bytes).sum();
-        observer.progress(&engine.progress(bytes, total));
+        observer.progress(&engine.progress(Some(bytes), total));
         observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
         Ok(inputs)
     }

@@ -573,6 +573,43 @@ fn an_input_that_shrinks_or_vanishes_on_the_way_is_an_error_and_nothing_kept_is_
     check("vanished", &|| fs::remove_file(&b).expect("removed"), "more.fa: there is no such file");
 }
 
+/// Observer that keeps all reports of progress.
+#[derive(Default)]
+struct Reports(Vec<Progress>);
+
+impl Observer for Reports {
+    fn say(&mut self, _: Level, _: &str) {}
+
+    fn progress(&mut self, progress: &Progress) {
+        self.0.push(*progress);
+    }
+}
+
+#[test]
+fn progress_counts_finished_work_also_in_two_stages() {
+    let folder = Folder::new("progress");
+    let alone = options(&folder.path("alone"));
+    let two = tight(&options(&folder.path("two")));
+    for (options, stages) in [(alone, 1), (two, 2)] {
+        let mut reports = Reports::default();
+        predict(&options, &mut reports).unwrap_or_else(|e| panic!("{e}"));
+        let total = reports.0[0].bytes_total.expect("a file");
+        let (last, before) = reports.0.split_last().expect("reports");
+        assert_eq!(last.bytes, total);
+        assert!(reports.0.is_sorted_by_key(|progress| progress.bytes), "{:?}", reports.0);
+        assert!(before.iter().all(|p| p.bytes < total), "{before:?}");
+        // The input is one batch, which is read to its end before the first report. Each stage is half of the run.
+        let stage = |p: &Progress| u64::from(stages == 2 && p.bytes * 2 >= total);
+        for (p, end) in
+            before.iter().map(|p| (p, reports.0.iter().rfind(|q| stage(q) == stage(p)).unwrap_or(p)))
+        {
+            let share = (stage(p) as f64 + p.tokens as f64 / end.tokens as f64) / stages as f64;
+            let shown = p.bytes as f64 / total as f64;
+            assert!((shown - share).abs() < 0.01, "{shown} instead of {share}: {before:?}");
+        }
+    }
+}
+
 #[test]
 fn results_by_input_are_those_of_the_inputs() {
     let folder = Folder::new("each");
