@@ -302,6 +302,16 @@ fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, Viru
     Ok(Opened { models: OpenedModels::Caller(Box::new(OpenedCaller { model, calibration, layout })), digests })
 }
 
+/// Returns the window length in bases for which the caller in `folder` is calibrated.
+///
+/// # Errors
+/// A folder that is not that of a caller with its calibration.
+pub fn caller_window(folder: &Path) -> Result<usize, VirusError> {
+    // The model first: of the folder of another model, its family is what is wrong.
+    CallerModel::open(folder)?;
+    Ok(Calibration::open(folder)?.window as usize)
+}
+
 /// Finds the tasks of a prediction in a caller's logits.
 fn layout(caller: &CallerModel) -> Result<LogitLayout, VirusError> {
     let refuse = |what: String| VirusError::CallerModel { model: caller.name.clone(), what };

@@ -11,9 +11,10 @@ use crate::terminal::Terminal;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use plimsoll_runtime::{HeadModel, Level, Observer, Settings, machine};
-use plimsoll_virus::caller::calibration::Calibration;
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
-use plimsoll_virus::{Models, Options, PredictReport, Shard, files, predict, predict_each, stem};
+use plimsoll_virus::{
+    Models, Options, PredictReport, Shard, caller_window, files, predict, predict_each, stem,
+};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -294,7 +295,7 @@ impl Predict {
             Some(caller) => {
                 let length = match self.length {
                     Some(length) => length as usize,
-                    None => Calibration::open(&caller.folder)?.window as usize,
+                    None => caller_window(&caller.folder)?,
                 };
                 (Models::default(), length)
             }

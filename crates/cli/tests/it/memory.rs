@@ -114,18 +114,28 @@ fn the_peak_of_a_caller_is_within_the_budget_or_the_run_is_refused() {
     }
     let text = String::from_utf8(folder.read("mates.fa")).expect("text");
     folder.write("mates.fa", text.replace("record_0", "m/1").replace("record_1", "m/2"));
-    let caller = golden("caller");
+    // A calibration is for windows of one length.
+    let callers = ["100", "333", "1000"].map(|window| {
+        let caller = folder.path(&format!("caller{window}"));
+        std::fs::create_dir(&caller).expect("a folder");
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(golden(&format!("caller/{file}")), caller.join(file)).expect("copied");
+        }
+        let text = std::fs::read_to_string(golden("caller/calibration.json")).expect("a calibration");
+        let text = text.replace("\"window\": 1000", &format!("\"window\": {window}"));
+        std::fs::write(caller.join("calibration.json"), text).expect("written");
+        format!("caller{window}")
+    });
     let (mut ran, mut refused) = (0, 0);
     for case in 0..15 {
         let input = inputs[case % 3].0;
         let budget =
             [10, 56, 62, 66, 70, 80, 100, 300][draws.below(8) as usize] * 1_000_000 + draws.below(4_000_000);
         let (size, output) = (budget.to_string(), format!("out{case}"));
-        let (threads, length) =
-            ((1 + draws.below(3)).to_string(), ["100", "333", "1000"][draws.below(3) as usize]);
+        let (threads, caller) = ((1 + draws.below(3)).to_string(), &*callers[draws.below(3) as usize]);
         let mut list =
-            vec!["predict", input, "--caller", &caller, "--memory-budget", &size, "--threads", &threads];
-        list.extend(["--length", length, "--threshold", "0", "-q", "-o", &output]);
+            vec!["predict", input, "--caller", caller, "--memory-budget", &size, "--threads", &threads];
+        list.extend(["--threshold", "0", "-q", "-o", &output]);
         list.extend((input == "mates.fa").then_some("--paired"));
         match check(&folder, &words(&list), budget) {
             true => ran += 1,
