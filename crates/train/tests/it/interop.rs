@@ -28,7 +28,7 @@ run: {steps: 1, threads: 2}
 
 /// Writes a table that assigns the classes 0, 1 and 2 to the training proteins in turn, and returns the flags
 /// that train a classifier on it.
-fn labels(folder: &Folder) -> String {
+pub fn labels(folder: &Folder) -> String {
     let proteins = fs::read_to_string(fixture("goldens/pipeline/expected_500/protein.faa")).expect("proteins");
     let names = proteins.lines().filter_map(|line| line.strip_prefix('>')?.split_whitespace().next());
     let table: String = names.enumerate().map(|(i, name)| format!("{name}\t{}\n", i % 3)).collect();
@@ -170,7 +170,11 @@ fn what_was_trained_embeds() {
     }
 }
 
-fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, plimsoll_embed::EmbedError> {
+pub fn classified(
+    folder: &Folder,
+    model: &Path,
+    settings: Settings,
+) -> Result<String, plimsoll_embed::EmbedError> {
     let output = folder.path("classes.tsv");
     let options = classify::Options {
         model: model.display().to_string(),
