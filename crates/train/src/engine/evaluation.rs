@@ -101,6 +101,10 @@ impl EvaluationRequest {
         );
         flags.push(format!("model.from=\"{from}\""));
         let mut config = TrainConfig::read(&file, &flags, observer)?;
+        if config.model.kind == ModelKind::Caller {
+            // Only a run that evaluates draws validation windows.
+            config.run.evaluate_every = Some(1);
+        }
         if self.data.is_empty() {
             return Ok(config);
         }

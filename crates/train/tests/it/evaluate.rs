@@ -2,8 +2,8 @@
 //! probabilities. Invariant: tests are hermetic.
 
 use crate::caller::{TASKS, config, genomes};
-use crate::interop::{classified, labels};
-use crate::rig::Folder;
+use crate::interop::{classified_file, labels};
+use crate::rig::{Folder, fixture};
 use crate::train::lines;
 use crate::training::{ESM, TINY, corpus, esm, train};
 use plimsoll_runtime::{Device, Failure, Settings, Silent};
@@ -31,20 +31,22 @@ fn close(found: f64, wanted: f64) {
 #[test]
 fn a_language_model_has_the_validation_loss_of_its_run() {
     let (text, data) = corpus("evaluate-lm");
-    for flags in ["", "model.kind=dense_lm model.experts.count=1 model.experts.top_k=1 loss.z=0.1"] {
+    let dense = TINY.replace("moe_lm", "dense_lm").replace(", experts: {count: 4, top_k: 2}", "");
+    for (model, flags) in [(TINY, ""), (dense.as_str(), "loss.z=0.1")] {
         let folder = Folder::new("evaluate-lm-run");
-        let run = train(&folder.0, TINY, &format!("{data} run.evaluate_every=12 optimizer.ema=0.9 {flags}"));
+        let run = train(&folder.0, model, &format!("{data} run.evaluate_every=12 optimizer.ema=0.9 {flags}"));
         let last =
             lines(&folder).into_iter().rfind(|line| line.get("validation_loss").is_some()).expect("a line");
-        let found = evaluated(&folder.path("best"), &[], "").expect("evaluated");
+        // A run with averaged weights evaluates these.
+        let found = evaluated(&folder.path("best/ema"), &[], "").expect("evaluated");
         close(found.loss, last["validation_loss"].as_f64().expect("a loss"));
         assert_eq!(Some(found.targets), last["validation_targets"].as_u64());
         close(found.perplexity.expect("a perplexity"), found.loss.exp());
         assert!(found.tasks.is_empty() && found.peak <= found.budget);
         let all = evaluated(&run.checkpoint, &[&text.path("corpus.txt")], "").expect("evaluated");
         assert!(all.targets > 5 * found.targets, "{} of {}", found.targets, all.targets);
-        let average = evaluated(&run.checkpoint.join("ema"), &[], "").expect("evaluated");
-        assert!(average.loss != found.loss && average.targets == found.targets);
+        let last = evaluated(&run.checkpoint, &[], "").expect("evaluated");
+        assert!(last.loss != found.loss && last.targets == found.targets);
     }
 }
 
@@ -78,7 +80,10 @@ fn an_encoder_has_the_metrics_of_its_probabilities() {
     let flags = esm(&format!("run.steps=3 {}", labels(&folder)));
     let run = train(&folder.path("run"), ESM, &flags);
     let settings = Settings { precision: Some(plimsoll_runtime::Precision::F32), ..Settings::default() };
-    let table = classified(&folder, &run.checkpoint, settings).expect("classified");
+    let proteins = fixture("goldens/pipeline/expected_500/protein.faa");
+    // With the tokens at both ends these letters are `data.longest` tokens.
+    let input = (proteins, Some(126));
+    let table = classified_file(&folder, &run.checkpoint, input, settings).expect("classified");
     let classes = fs::read_to_string(folder.path("labels.tsv")).expect("labels");
     let class = |id: &str| -> usize {
         let of = classes.lines().find_map(|line| line.strip_prefix(id)?.strip_prefix('\t'));
@@ -92,7 +97,8 @@ fn an_encoder_has_the_metrics_of_its_probabilities() {
             (class(columns[0]), columns[2..].iter().map(|x| x.parse().expect("a score")).collect())
         })
         .collect();
-    let found = evaluated(&run.checkpoint, &[], "").expect("evaluated");
+    let found = evaluated(&run.checkpoint, &[&fixture("goldens/pipeline/expected_500/protein.faa")], "");
+    let found = found.expect("evaluated");
     let task = &found.tasks[0];
     assert_eq!(task.examples, rows.len() as u64);
     let n = rows.len() as f64;
@@ -127,7 +133,7 @@ fn what_cannot_be_evaluated_is_refused() {
     let folder = Folder::new("evaluate-refused-run");
     let run = train(&folder.0, TINY, &format!("{data} run.steps=1"));
     for (flags, code, named) in [
-        ("memory.budget=1MiB", 4, "1 MiB"),
+        ("memory.budget=1MiB", 4, "1 048 576 B"),
         ("run.nothing=1", 1, "run.nothing"),
         ("model.hidden=48", 1, "model.hidden"),
     ] {

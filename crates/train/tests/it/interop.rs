@@ -170,20 +170,26 @@ fn what_was_trained_embeds() {
     }
 }
 
-pub fn classified(
+fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, plimsoll_embed::EmbedError> {
+    classified_file(folder, model, (fixture(PROTEINS), None), settings)
+}
+
+/// The table of scores of the sequences in a file, which are truncated to a number of letters.
+pub fn classified_file(
     folder: &Folder,
     model: &Path,
+    (input, max_length): (PathBuf, Option<usize>),
     settings: Settings,
 ) -> Result<String, plimsoll_embed::EmbedError> {
     let output = folder.path("classes.tsv");
     let options = classify::Options {
         model: model.display().to_string(),
-        inputs: vec![fixture(PROTEINS)],
+        inputs: vec![input],
         output: output.clone(),
         force: true,
         sort_by_length: true,
-        max_length: None,
-        truncate: false,
+        max_length,
+        truncate: max_length.is_some(),
         prefetch: 2,
         settings,
     };
