@@ -138,6 +138,16 @@ pub enum TrainError {
         /// Path that was given.
         path: PathBuf,
     },
+    /// The checkpoint to evaluate has adapters without the model that they adapt.
+    #[error(
+        "{} has adapters alone; merge them with `plimsoll merge` into a folder inside the folder of the run, such as RUN/merged, \
+         and evaluate that folder",
+        EscapedPath(path)
+    )]
+    EvaluationOfAdapters {
+        /// Path that was given.
+        path: PathBuf,
+    },
     /// The path of the checkpoint is not UTF-8, so that no configuration can hold it.
     #[error("{}: rename this folder; its path must be in UTF-8", EscapedPath(path))]
     CheckpointName {
@@ -410,6 +420,7 @@ impl Failure for TrainError {
             | Self::GradientsNotFinite { .. }
             | Self::NoRunOfCheckpoint { .. }
             | Self::CheckpointName { .. }
+            | Self::EvaluationOfAdapters { .. }
             | Self::DataOfHead
             | Self::ScoresNotFinite
             | Self::StepsSkipped { .. } => 1,

@@ -11,6 +11,7 @@ use crate::feed::Feed;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_plan::{PlanError, Policy, Program, Target, compile};
+use plimsoll_runtime::adapter;
 use plimsoll_runtime::machine::{available, parse_budget};
 use plimsoll_runtime::session::{ForwardSession, Site};
 use plimsoll_runtime::{Budget, Device, Observer, RuntimeError};
@@ -91,7 +92,10 @@ impl EvaluationRequest {
     /// configuration.
     pub fn configuration(&self, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
         let file = self.config_file()?;
-        // The weights are those of the checkpoint, whose adapters are merged into the model when it is opened.
+        if self.checkpoint.join(adapter::CONFIG).is_file() {
+            return Err(TrainError::EvaluationOfAdapters { path: self.checkpoint.clone() });
+        }
+        // The weights are those of the checkpoint. Adapters of the run were merged into them.
         let from = self.checkpoint.to_str().map(|path| path.escape_default().to_string());
         let from = from.ok_or_else(|| TrainError::CheckpointName { path: self.checkpoint.clone() })?;
         let mut flags = self.flags.clone();

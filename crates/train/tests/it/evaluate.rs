@@ -142,6 +142,10 @@ fn what_cannot_be_evaluated_is_refused() {
     }
     let error = evaluated(&folder.path("checkpoints"), &[], "").map(|_| ()).expect_err("no checkpoint");
     assert_eq!(error.exit_code(), 1, "{error}");
+    let adapters = Folder::new("evaluate-adapters");
+    let run = train(&adapters.0, ESM, &esm("run.steps=1 model.lora.rank=2"));
+    let error = evaluated(&run.checkpoint, &[], "").map(|_| ()).expect_err("adapters").to_string();
+    assert!(error.contains("plimsoll merge"), "{error}");
     let other = Folder::new("evaluate-no-run");
     let error = evaluated(&other.0, &[], "").map(|_| ()).expect_err("no run").to_string();
     assert!(error.contains("RUN/best"), "{error}");
