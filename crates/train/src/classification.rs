@@ -236,21 +236,21 @@ mod tests {
         assert!(found.is_some_and(|x| (x - wanted).abs() < 1e-6), "{found:?} is not {wanted}");
     }
 
-    /// The example of scikit-learn's `roc_auc_score` and `f1_score`, counted by hand.
+    /// Three of four pairs are in the right order, and one of four examples is classified wrongly.
     #[test]
     fn two_classes() {
         let found = task(
             2,
-            &[(0, &[0.9, 0.1]), (0, &[0.6, 0.4]), (1, &[0.65, 0.35]), (1, &[0.2, 0.8]), (-1, &[1.0, 0.0])],
+            &[(0, &[0.9, 0.1]), (0, &[0.7, 0.3]), (1, &[0.75, 0.25]), (1, &[0.15, 0.85]), (-1, &[1.0, 0.0])],
         );
         assert_eq!(found.examples, 4);
         close(found.auroc, 0.75);
         close(Some(found.accuracy), 0.75);
         close(found.f1, 2.0 / 3.0);
         close(found.macro_f1, (0.8 + 2.0 / 3.0) / 2.0);
-        close(Some(found.loss), -(0.9f64.ln() + 0.6f64.ln() + 0.35f64.ln() + 0.8f64.ln()) / 4.0);
-        // Confidences 0.9, 0.6, 0.65 (wrong) and 0.8, each in a bin of its own.
-        close(Some(found.expected_calibration_error), (0.1 + 0.4 + 0.65 + 0.2) / 4.0);
+        close(Some(found.loss), -(0.9f64.ln() + 0.7f64.ln() + 0.25f64.ln() + 0.85f64.ln()) / 4.0);
+        // Confidences 0.9, 0.7, 0.75 (wrong) and 0.85, each in a bin of its own.
+        close(Some(found.expected_calibration_error), (0.1 + 0.3 + 0.75 + 0.15) / 4.0);
         assert_eq!(found.calibration.iter().map(|bin| bin.examples).sum::<u64>(), 4);
     }
 

@@ -8,7 +8,7 @@ use super::training::Batch;
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::{Data, Executor, ReadShared};
-use plimsoll_graph::{Counts, Dim};
+use plimsoll_graph::Dim;
 use plimsoll_models::MAX_TASKS;
 use plimsoll_plan::{InputId, OutputId, Program};
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ impl ForwardSession {
         let given = inputs.with(batch, frames)?;
         let rows = if output.by_sequence { counts.sequences as usize } else { 1 };
         let wanted = [(output.id, rows * output.width)];
-        let submitted = executor.submit(0, &given, Counts { ..counts }, &wanted)?;
+        let submitted = executor.submit(0, &given, counts, &wanted)?;
         executor.collect(submitted, values)?;
         Ok(&values[0])
     }
