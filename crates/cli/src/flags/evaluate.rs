@@ -73,7 +73,7 @@ pub struct Evaluate {
 enum Precision {
     /// 16 bits: 8 exponent bits and 8 bits of precision
     Bf16,
-    /// 16 bits: 5 exponent bits and 11 bits of precision. GPU only
+    /// 16 bits: 5 exponent bits and 11 bits of precision
     Fp16,
     /// 32 bits: 8 exponent bits and 24 bits of precision
     F32,
