@@ -3,6 +3,7 @@
 
 use crate::config::ConfigError;
 use plimsoll_data::printable::EscapedPath;
+use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Failure, RuntimeError};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -126,10 +127,58 @@ pub enum TrainError {
     EmptyEpoch,
     /// The validation data has no targets.
     #[error(
-        "run.evaluate_every: the validation data contains no targets; give more data.validation, or for a caller \
-            records with the split validation"
+        "the data of the evaluation contains no targets; give more data.validation, or for a caller records with the split \
+            validation"
     )]
     NothingToEvaluate,
+    /// The folder to evaluate is no checkpoint in the folder of a run.
+    #[error(
+        "{} is not a checkpoint in the folder of a run, which has a config.yaml; give a folder such as RUN/best or \
+         RUN/checkpoints/step-00000100",
+        EscapedPath(path)
+    )]
+    NoRunOfCheckpoint {
+        /// Path that was given.
+        path: PathBuf,
+    },
+    /// The checkpoint to evaluate has adapters without the model that they adapt.
+    #[error(
+        "{} has adapters alone; merge them with `plimsoll merge` into a folder inside the folder of the run, such as RUN/merged, \
+         and evaluate that folder",
+        EscapedPath(path)
+    )]
+    EvaluationOfAdapters {
+        /// Path that was given.
+        path: PathBuf,
+    },
+    /// The path of the checkpoint is not UTF-8, so that no configuration can hold it.
+    #[error("{}: rename this folder; its path must be in UTF-8", EscapedPath(path))]
+    CheckpointName {
+        /// Path that was given.
+        path: PathBuf,
+    },
+    /// Data files were given to evaluate a head.
+    #[error(
+        "the data of a head are embeddings; give them with --set data.train, data.proteins and data.labels, and \
+         --set data.validation_fraction=0 to evaluate all of them"
+    )]
+    DataOfHead,
+    /// The scores of the examples do not fit the memory budget.
+    #[error(
+        "the scores of {targets} examples and the plan exceed the memory budget of {budget}; give more --memory-budget, or \
+         evaluate fewer examples with --set run.evaluate_tokens"
+    )]
+    TooManyScores {
+        /// Number of examples.
+        targets: u64,
+        /// The memory budget.
+        budget: Bytes,
+    },
+    /// A loss or a score of an evaluation is not a number.
+    #[error(
+        "the loss or a score is not finite; the weights or the number format may be unfit; try --precision f32"
+    )]
+    ScoresNotFinite,
     /// The training loss is not finite.
     #[error(
         "step {step}: the loss is not finite; use a lower optimizer.lr or a longer schedule.warmup; the last \
@@ -372,7 +421,13 @@ impl Failure for TrainError {
             | Self::NothingToEvaluate
             | Self::LossNotFinite { .. }
             | Self::GradientsNotFinite { .. }
+            | Self::NoRunOfCheckpoint { .. }
+            | Self::CheckpointName { .. }
+            | Self::EvaluationOfAdapters { .. }
+            | Self::DataOfHead
+            | Self::ScoresNotFinite
             | Self::StepsSkipped { .. } => 1,
+            Self::TooManyScores { .. } => 4,
             Self::DataPosition { .. }
             | Self::MicroSteps { .. }
             | Self::CheckpointExists { .. }

@@ -143,6 +143,16 @@ impl Feed {
         }
     }
 
+    /// Whether the data has a validation split.
+    pub(crate) fn validates(&self, config: &TrainConfig) -> bool {
+        match self {
+            Self::Tokens(_) | Self::Rows(_) => {
+                !config.data.validation.is_empty() || config.data.validation_fraction > 0.0
+            }
+            Self::Crops(_) => true,
+        }
+    }
+
     /// Restarts the validation data from its beginning.
     pub fn rewind(&mut self) -> Result<(), TrainError> {
         match self {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod classification;
 pub mod config;
 mod engine;
 mod error;
@@ -17,7 +18,7 @@ mod trainable;
 mod trainer;
 
 pub use config::ConfigError;
-pub use engine::{Largest, Size, largest, open, plan_of};
+pub use engine::{EvaluationReport, EvaluationRequest, Largest, Size, evaluate, largest, open, plan_of};
 pub use error::{CheckpointError, ConfigDifference, ModelDifference, TrainError};
 pub use plimsoll_plan::TRAINING_DEPTH;
 pub use resume::Resume;

@@ -10,6 +10,7 @@ pub mod convert;
 mod device;
 pub mod doctor;
 pub mod embed;
+pub mod evaluate;
 pub mod licenses;
 pub mod list;
 pub mod machine;

@@ -1,7 +1,7 @@
 //! Flags of `plimsoll train`. Invariant: a flag that stands for a configuration key sets that key, so the file, --set
 //! and the flag are parsed by one schema.
 
-use super::card::training_options;
+use super::card::{Options, training_options};
 use super::device::DeviceName;
 use super::print;
 use super::voice::Voice;
@@ -89,7 +89,7 @@ impl Train {
             return self.print(config);
         }
         let output = self.output.clone().unwrap_or_else(|| config.folder(path));
-        let device = device(&config)?;
+        let device = device(&config, training_options())?;
         let request = Request { output, resume: self.resume(), config };
         let done = plimsoll_train::train_with(
             &request,
@@ -156,14 +156,14 @@ impl Train {
 }
 
 /// Opens the device of `run.device`.
-fn device(config: &TrainConfig) -> Result<Device, CliError> {
+pub fn device(config: &TrainConfig, options: Options) -> Result<Device, CliError> {
     let name = match DeviceChoice::parse(&config.run.device) {
         Some(DeviceChoice::Cpu) => DeviceName::Cpu,
         Some(DeviceChoice::Cuda(ordinal)) => DeviceName::Cuda(vec![ordinal]),
         // Other words were refused when the configuration was read.
         Some(DeviceChoice::Auto) | None => DeviceName::Auto,
     };
-    name.open_one(training_options())
+    name.open_one(options)
 }
 
 /// Parser of the names of trainers with supported configuration files.

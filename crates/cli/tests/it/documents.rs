@@ -143,7 +143,7 @@ fn commands_of_embed() {
 
 #[test]
 fn commands_of_train() {
-    run_page("docs/train.md", 10);
+    run_page("docs/train.md", 12);
 }
 
 #[test]

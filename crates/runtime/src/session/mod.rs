@@ -9,6 +9,7 @@
 
 mod admission;
 pub mod bounds;
+mod forward;
 mod frames;
 mod in_order;
 mod planned;
@@ -21,6 +22,7 @@ mod training;
 mod weights;
 
 pub use admission::Site;
+pub use forward::ForwardSession;
 pub use in_order::InOrder;
 pub use planned::{Planned, Request, Start};
 pub use replicas::{Output, Per, Stop, Usage, say_given_back};

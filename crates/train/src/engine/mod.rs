@@ -1,12 +1,14 @@
 //! The training engine: implements [`Trainable`] on a device with compiled plans, an arena and a data feed. Invariant:
 //! every step executes the plans; memory allocated outside the arena is limited to the batch and a few scalars.
 
+mod evaluation;
 mod largest;
 mod program;
 mod remedies;
 mod store;
 mod trained_model;
 
+pub use evaluation::{EvaluationReport, EvaluationRequest, evaluate};
 pub use largest::{Largest, Size, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};

@@ -158,6 +158,22 @@ fn sizes(config: &TrainConfig) -> Vec<u64> {
     sizes
 }
 
+/// Sizes of a batch of an evaluation, in descending order: that of a micro-step, and its halves as long as the longest
+/// sequence fits.
+pub(super) fn smaller_sizes(config: &TrainConfig) -> Vec<u64> {
+    let head = config.model.kind == crate::config::ModelKind::Head;
+    let least = if head { 1 } else { config.longest_sequence() };
+    let first = sizes(config).first().copied().unwrap_or(1);
+    let halves =
+        std::iter::successors(Some(first), |n| Some(n / 2)).take_while(|&n| n >= least.min(first).max(1));
+    halves.take(SIZES).collect()
+}
+
+/// The number format of an evaluation.
+pub(super) fn inference_precision(config: &TrainConfig) -> Precision {
+    precision(config.precision.kind)
+}
+
 fn optimizers(config: &TrainConfig) -> Vec<Optimizer> {
     let o = &config.optimizer;
     let weight_decay = o.weight_decay as f32;

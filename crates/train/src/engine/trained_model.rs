@@ -9,11 +9,11 @@ use crate::{StatePart, Stored};
 use plimsoll_data::weights::{HubEnv, Weights};
 use plimsoll_exec::ReadError;
 use plimsoll_graph::ops::Mask;
-use plimsoll_graph::{Bounds, Graph, Param, ParamPiece};
+use plimsoll_graph::{Bounds, Graph, Param, ParamPiece, VerifyError};
 use plimsoll_models::{
     CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig, Encoder, Experts,
     HeadConfig, Init, Lora, Mlp, Positions, Training, TrainingTask, TunedPart, Tuning, group, init, init_param,
-    trains,
+    mlp_head, trains,
 };
 use plimsoll_plan::{ParameterGroup, PlanError};
 use plimsoll_runtime::adapter::{self, Adapter};
@@ -48,6 +48,15 @@ enum ModelFamily {
     Encoder { encoder: Encoder, task: TrainingTask, lora: Option<Lora> },
     Head(HeadConfig),
     Caller { caller: CallerConfig, objective: CallerObjective },
+}
+
+/// Values of a classifier's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClassifierOutput {
+    /// The output `scores`: the softmax of the logits.
+    Probabilities,
+    /// The output `logits`: the logits of all tasks, one task after another.
+    Logits,
 }
 
 /// Initial weights.
@@ -173,6 +182,23 @@ impl TrainedModel {
                 caller.evaluation_graph(bounds, objective, &still).map_err(verified)?,
             ),
         })
+    }
+
+    /// Builds the inference graph of a classifier, and returns it with the name of its output, which has a row of values
+    /// for each sequence; `None` for a language model.
+    pub fn classifier(&self, bounds: Bounds) -> Option<(Result<Graph, VerifyError>, ClassifierOutput)> {
+        match &self.kind {
+            ModelFamily::Encoder { encoder, task: TrainingTask::Classes(classes), .. } => {
+                Some((encoder.classifier_graph(bounds, *classes), ClassifierOutput::Probabilities))
+            }
+            ModelFamily::Head(c) => Some((mlp_head(c, bounds), ClassifierOutput::Probabilities)),
+            ModelFamily::Caller { caller, objective: CallerObjective::Tasks(_) } => {
+                Some((caller.graph(bounds), ClassifierOutput::Logits))
+            }
+            ModelFamily::Caller { objective: CallerObjective::MaskedCodons, .. }
+            | ModelFamily::Encoder { task: TrainingTask::MaskedLm, .. }
+            | ModelFamily::Decoder(_) => None,
+        }
     }
 
     /// Returns the parameter group: frozen, trained with weight decay, or trained without.

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::Path;
 
 /// Writes 24 records of two classes, which use different codons, and the table of records.
-fn genomes(folder: &Path) {
+pub fn genomes(folder: &Path) {
     // A multiplicative generator (Lehmer 1951), so that the data is the same everywhere.
     let mut state = 1_u64;
     let mut next = move |n: u64| {
@@ -35,7 +35,7 @@ fn genomes(folder: &Path) {
     fs::write(folder.join("records.tsv"), table).expect("written");
 }
 
-fn config(folder: &Path, flags: &str) -> Result<TrainConfig, TrainError> {
+pub fn config(folder: &Path, flags: &str) -> Result<TrainConfig, TrainError> {
     let text = format!(
         "model: {{kind: caller, hidden: 16, layers: 1, heads: 2, intermediate: 24}}\n\
          data:\n  train: [{0}/genomes.fa]\n  labels: {0}/records.tsv\n\
@@ -48,7 +48,7 @@ fn config(folder: &Path, flags: &str) -> Result<TrainConfig, TrainError> {
     TrainConfig::parse(&text, "test", &flags)
 }
 
-const TASKS: &str = "model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]},{\"name\":\"group\",\"classes\":[g0,g1,g2,g3,g4,g5],\"weight\":0.5}]";
+pub const TASKS: &str = "model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]},{\"name\":\"group\",\"classes\":[g0,g1,g2,g3,g4,g5],\"weight\":0.5}]";
 
 fn train(config: TrainConfig, output: &Path, resume: Resume) -> Result<TrainReport, TrainError> {
     let request = Request { config, output: output.to_owned(), resume };

@@ -28,7 +28,7 @@ run: {steps: 1, threads: 2}
 
 /// Writes a table that assigns the classes 0, 1 and 2 to the training proteins in turn, and returns the flags
 /// that train a classifier on it.
-fn labels(folder: &Folder) -> String {
+pub fn labels(folder: &Folder) -> String {
     let proteins = fs::read_to_string(fixture("goldens/pipeline/expected_500/protein.faa")).expect("proteins");
     let names = proteins.lines().filter_map(|line| line.strip_prefix('>')?.split_whitespace().next());
     let table: String = names.enumerate().map(|(i, name)| format!("{name}\t{}\n", i % 3)).collect();
@@ -171,15 +171,25 @@ fn what_was_trained_embeds() {
 }
 
 fn classified(folder: &Folder, model: &Path, settings: Settings) -> Result<String, plimsoll_embed::EmbedError> {
+    classified_file(folder, model, (fixture(PROTEINS), None), settings)
+}
+
+/// The table of scores of the sequences in a file, which are truncated to a number of letters.
+pub fn classified_file(
+    folder: &Folder,
+    model: &Path,
+    (input, max_length): (PathBuf, Option<usize>),
+    settings: Settings,
+) -> Result<String, plimsoll_embed::EmbedError> {
     let output = folder.path("classes.tsv");
     let options = classify::Options {
         model: model.display().to_string(),
-        inputs: vec![fixture(PROTEINS)],
+        inputs: vec![input],
         output: output.clone(),
         force: true,
         sort_by_length: true,
-        max_length: None,
-        truncate: false,
+        max_length,
+        truncate: max_length.is_some(),
         prefetch: 2,
         settings,
     };

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod caller;
+mod evaluate;
 #[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
 #[path = "../../../runtime/tests/it/rig.rs"]
 mod folders;

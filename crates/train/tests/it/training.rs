@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Configuration of a tiny mixture-of-experts model, whose steps take a few milliseconds.
-const TINY: &str = "
+pub const TINY: &str = "
 model:
   {kind: moe_lm, hidden: 32, layers: 2, heads: 2, intermediate: 32, experts: {count: 4, top_k: 2}}
 data: {document: paragraph, tokenizer: bytes, longest: 64, validation_fraction: 0.1, workers: 1}
@@ -24,7 +24,7 @@ run: {steps: 12, threads: 2}
 ";
 
 /// Writes the first 40 000 bytes of the sample text to a folder; returns the folder, and the flag for `data.train`.
-fn corpus(name: &str) -> (Folder, String) {
+pub fn corpus(name: &str) -> (Folder, String) {
     let folder = Folder::new(name);
     let text = fs::read(root("examples/corpus.txt")).expect("the sample text");
     let path = folder.write("corpus.txt", &text[..40_000]);

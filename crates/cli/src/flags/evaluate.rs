@@ -1,0 +1,185 @@
+//! Flags of `plimsoll evaluate`. Invariant: a flag that stands for a configuration key sets that key, and an existing
+//! file is replaced only with `--force`.
+
+use super::at_least_one;
+use super::card::training_options;
+use super::print;
+use super::train::device;
+use super::voice::Voice;
+use crate::error::{CliError, usage};
+use clap::{Args, ValueEnum};
+use plimsoll_runtime::EscapedPath;
+use plimsoll_train::classification::{CalibrationBin, ClassMetrics, ClassifierMetrics};
+use plimsoll_train::{EvaluationReport, EvaluationRequest, evaluate};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Evaluate a checkpoint: perplexity of a language model, or accuracy, AUROC, F1 and calibration of a classifier
+///
+/// Data settings are those of the run that wrote the checkpoint, from the config.yaml in its folder; DATA and flags
+/// override them. Without DATA, the run's validation data are evaluated, and all data of a run without validation data.
+///
+/// With DATA, all of it is evaluated. The exception are the windows of a caller: those of the records whose split is
+/// `validation` in the table of records (data.labels).
+///
+/// Exit codes: 0 evaluated; 1 failure, bad usage, configuration or data; 4 does not fit in memory; 130 and 143
+/// interrupted.
+#[derive(Debug, Args)]
+pub struct Evaluate {
+    /// Checkpoint of a run, such as RUN/best or RUN/checkpoints/step-00000100, or its folder `ema` of averaged weights
+    #[arg(value_name = "CHECKPOINT")]
+    checkpoint: PathBuf,
+
+    /// Data files in the format of the run's training data; the data of a head are given with --set
+    #[arg(value_name = "DATA")]
+    data: Vec<PathBuf>,
+
+    /// Override the value of a configuration key, such as data.labels=classes.tsv; can be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+
+    /// Write the results to this file as JSON
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Replace an existing file
+    #[arg(long)]
+    force: bool,
+
+    /// Device: auto is the first GPU that can be used, or else the CPU; cpu; cuda, the first GPU; or cuda:N; sets the
+    /// key run.device
+    #[arg(long, value_name = "DEVICE", default_value = "auto", help_heading = "Machine")]
+    device: String,
+
+    /// Number format of weights and activations; sets the key precision.kind [default: that of the run]
+    #[arg(long, value_enum, help_heading = "Machine")]
+    precision: Option<Precision>,
+
+    /// Memory budget, such as 2GiB or 80% of the free memory; sets the key memory.budget [default: that of the run]
+    #[arg(long, alias = "budget", value_name = "SIZE", help_heading = "Machine")]
+    memory_budget: Option<String>,
+
+    /// Compute threads of the CPU, 1 to 1024; sets the key run.threads [default: all cores available to this process]
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = "Machine")]
+    threads: Option<u64>,
+
+    #[command(flatten)]
+    voice: Voice,
+}
+
+/// Number formats of training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Precision {
+    /// 16 bits: 8 exponent bits and 8 bits of precision
+    Bf16,
+    /// 16 bits: 5 exponent bits and 11 bits of precision
+    Fp16,
+    /// 32 bits: 8 exponent bits and 24 bits of precision
+    F32,
+    /// f32, but linear layers round their operands to 11 bits of precision. GPU only
+    Tf32,
+}
+
+impl Evaluate {
+    /// Runs the command.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        let mut terminal = self.voice.terminal()?;
+        terminal.listen()?;
+        if let Some(path) = self.output.as_ref().filter(|path| !self.force && path.exists()) {
+            let path = EscapedPath(path);
+            return Err(usage(format!("{path} already exists; give --force to replace it, or another -o")));
+        }
+        let request = EvaluationRequest {
+            checkpoint: self.checkpoint.clone(),
+            data: self.data.iter().map(|path| utf8(path)).collect::<Result<_, _>>()?,
+            flags: self.flags(),
+        };
+        let done = request.configuration(&mut terminal).map_err(CliError::from).and_then(|config| {
+            let device = device(&config, training_options())?;
+            Ok(evaluate(&request, &config, device, &mut terminal)?)
+        });
+        terminal.finish();
+        let report = done.inspect_err(|error| terminal.log(&error.chain()))?;
+        let json = format!("{:#}", report.to_json());
+        if let Some(path) = &self.output {
+            report.write(path)?;
+        }
+        match (self.voice.json(), self.voice.quiet()) {
+            (true, _) => print(&json)?,
+            (false, true) => {}
+            (false, false) => print(summary(&report).trim_end())?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Key assignments that correspond to the flags.
+    fn flags(&self) -> Vec<String> {
+        let mut flags = self.set.clone();
+        flags.push(format!("run.device=\"{}\"", self.device.escape_default()));
+        flags.push(self.threads.map_or("run.threads=auto".to_owned(), |n| format!("run.threads={n}")));
+        flags.extend(self.precision.map(|kind| {
+            let name = kind.to_possible_value();
+            format!("precision.kind={}", name.as_ref().map_or("f32", |value| value.get_name()))
+        }));
+        flags.extend(
+            self.memory_budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default())),
+        );
+        flags
+    }
+}
+
+fn utf8(path: &Path) -> Result<String, CliError> {
+    let name = || usage(format!("{}: a configuration can only hold a name in UTF-8", EscapedPath(path)));
+    path.to_str().map(str::to_owned).ok_or_else(name)
+}
+
+/// The results as text.
+fn summary(report: &EvaluationReport) -> String {
+    let EvaluationReport { kind, targets, loss, perplexity, tasks, device, budget, peak, .. } = report;
+    let mut text = format!("{kind}, {targets} targets on {device}; plan {peak} of the budget of {budget}\n");
+    if let Some(perplexity) = perplexity {
+        let _ = writeln!(text, "loss        {loss:.6} nats per target\nperplexity  {perplexity:.4}");
+    }
+    for task in tasks {
+        add_task(&mut text, task);
+    }
+    text
+}
+
+fn add_task(text: &mut String, task: &ClassifierMetrics) {
+    let ClassifierMetrics { task: name, examples, loss, accuracy, auroc, f1, macro_f1, classes, .. } = task;
+    let binary = classes.len() == 2;
+    let of = |one: &str| if binary { format!(" ({one})") } else { " (mean of classes)".to_owned() };
+    let positive = classes.get(1).map_or("", |class| class.name.as_str());
+    let _ = writeln!(text, "\ntask {name}: {examples} examples");
+    let mut row = |label: &str, value: &str| {
+        let _ = writeln!(text, "{label:<28}{value}");
+    };
+    row("loss", &format!("{loss:.6} nats"));
+    row("accuracy", &format!("{accuracy:.4}"));
+    row(&format!("AUROC{}", of(positive)), &share(*auroc));
+    row(&format!("F1{}", of(positive)), &share(*f1));
+    if binary {
+        row("F1 (mean of classes)", &share(*macro_f1));
+    }
+    row("expected calibration error", &format!("{:.4}", task.expected_calibration_error));
+    let width = classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0).max(5);
+    let _ = writeln!(text, "\n{:<width$}  examples  precision  recall  F1      AUROC", "class");
+    for ClassMetrics { name, examples, precision, recall, f1, auroc } in classes {
+        let [p, r, f, a] = [precision, recall, f1, auroc].map(|x| share(*x));
+        let _ = writeln!(text, "{name:<width$}  {examples:>8}  {p:<9}  {r:<6}  {f:<6}  {a}");
+    }
+    text.push_str("\nprobability   examples  mean    right\n");
+    for CalibrationBin { from, to, examples, confidence, accuracy } in &task.calibration {
+        if *examples > 0 {
+            let (p, right) = (share(*confidence), share(*accuracy));
+            let _ = writeln!(text, "{from:.3}-{to:.3}   {examples:>8}  {p}  {right}");
+        }
+    }
+}
+
+/// A number with four digits, or a dash where it is not defined.
+fn share(x: Option<f64>) -> String {
+    x.map_or_else(|| "-".to_owned(), |x| format!("{x:.4}"))
+}

@@ -1,0 +1,302 @@
+//! Evaluation of a checkpoint without training: the loss of a language model, or the metrics of a classifier. Invariant:
+//! only the forward pass is planned, so that an evaluation needs no memory for gradients and optimizer states.
+
+use super::program::{bounds, inference_precision, smaller_sizes};
+use super::trained_model::{ClassifierOutput, TrainedModel};
+use super::{batch, beyond_reserved, of_data, subject, tokenizer, with_data};
+use crate::TrainError;
+use crate::classification::{ClassifierMetrics, TaskScores};
+use crate::config::{ModelKind, TrainConfig};
+use crate::feed::Feed;
+use plimsoll_data::atomic::AtomicFile;
+use plimsoll_graph::{Bounds, Bytes};
+use plimsoll_plan::{PlanError, Policy, Program, Target, compile};
+use plimsoll_runtime::adapter;
+use plimsoll_runtime::machine::{available, parse_budget};
+use plimsoll_runtime::session::{ForwardSession, Site};
+use plimsoll_runtime::{Budget, Device, Observer, RuntimeError};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Name of the configuration inside the folder of a run.
+const CONFIG: &str = "config.yaml";
+
+/// A request to evaluate a checkpoint.
+#[derive(Clone, Debug)]
+pub struct EvaluationRequest {
+    /// Folder of a checkpoint, or of averaged weights inside one.
+    pub checkpoint: PathBuf,
+    /// Data files, all of which are evaluated; if empty, the validation data of the run is evaluated.
+    pub data: Vec<String>,
+    /// Overrides of configuration keys, such as `data.labels=classes.tsv`.
+    pub flags: Vec<String>,
+}
+
+/// Result of an evaluation.
+#[derive(Clone, Debug)]
+pub struct EvaluationReport {
+    /// Folder of the checkpoint.
+    pub checkpoint: PathBuf,
+    /// The value of `model.kind`.
+    pub kind: &'static str,
+    /// Number of targets: predicted tokens, or examples of the first task of a classifier.
+    pub targets: u64,
+    /// Mean cross-entropy per target, in nats.
+    pub loss: f64,
+    /// Exponential of the loss, of a language model.
+    pub perplexity: Option<f64>,
+    /// Metrics of each task of a classifier.
+    pub tasks: Vec<ClassifierMetrics>,
+    /// The device that computed.
+    pub device: String,
+    /// Memory budget.
+    pub budget: Bytes,
+    /// Planned peak.
+    pub peak: Bytes,
+}
+
+impl EvaluationReport {
+    /// The report as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "plimsoll": env!("CARGO_PKG_VERSION"),
+            "checkpoint": self.checkpoint.display().to_string(),
+            "kind": self.kind,
+            "targets": self.targets,
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "tasks": self.tasks,
+            "device": self.device,
+            "budget_bytes": self.budget.0,
+            "peak_bytes": self.peak.0,
+        })
+    }
+
+    /// Writes the report as JSON to a file, which appears complete or not at all.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn write(&self, path: &Path) -> Result<(), TrainError> {
+        let mut file = AtomicFile::create(path)?;
+        writeln!(file, "{:#}", self.to_json()).map_err(|e| file.error(e))?;
+        Ok(file.commit()?)
+    }
+}
+
+impl EvaluationRequest {
+    /// Reads the configuration of the run that wrote the checkpoint, with the overrides of the request.
+    ///
+    /// # Errors
+    /// The folder is no checkpoint of a run; DATA was given for a model whose data are no sequences; errors of the
+    /// configuration.
+    pub fn configuration(&self, observer: &mut dyn Observer) -> Result<TrainConfig, TrainError> {
+        let file = self.config_file()?;
+        if self.checkpoint.join(adapter::CONFIG).is_file() {
+            return Err(TrainError::EvaluationOfAdapters { path: self.checkpoint.clone() });
+        }
+        // The weights are those of the checkpoint. Adapters of the run were merged into them.
+        let from = self.checkpoint.to_str().map(|path| path.escape_default().to_string());
+        let from = from.ok_or_else(|| TrainError::CheckpointName { path: self.checkpoint.clone() })?;
+        let mut flags = self.flags.clone();
+        flags.extend(
+            ["model.preset=null", "model.lora=null", "run.evaluate_every=null", "run.patience=null"]
+                .map(str::to_owned),
+        );
+        flags.push(format!("model.from=\"{from}\""));
+        let mut config = TrainConfig::read(&file, &flags, observer)?;
+        if config.model.kind == ModelKind::Caller {
+            // Only a run that evaluates draws validation windows.
+            config.run.evaluate_every = Some(1);
+        }
+        if self.data.is_empty() {
+            return Ok(config);
+        }
+        if config.model.kind == ModelKind::Head {
+            return Err(TrainError::DataOfHead);
+        }
+        config.data.train.clone_from(&self.data);
+        config.data.validation.clear();
+        config.data.validation_fraction = 0.0;
+        Ok(config)
+    }
+
+    /// The configuration of the run: in the folder that contains `checkpoints`, or the link `best`.
+    fn config_file(&self) -> Result<PathBuf, TrainError> {
+        let full = self.checkpoint.canonicalize().map_err(RuntimeError::io(&self.checkpoint))?;
+        let found = full.ancestors().skip(1).take(3).map(|folder| folder.join(CONFIG));
+        let found = found.into_iter().find(|file: &PathBuf| file.is_file());
+        found.ok_or_else(|| TrainError::NoRunOfCheckpoint { path: self.checkpoint.clone() })
+    }
+}
+
+/// Evaluates a checkpoint on `device` with the configuration of [`EvaluationRequest::configuration`].
+///
+/// # Errors
+/// Data that cannot be read or has no targets; a plan that exceeds the memory budget; errors of the device; scores that
+/// are not finite.
+pub fn evaluate(
+    request: &EvaluationRequest,
+    config: &TrainConfig,
+    device: Device,
+    observer: &mut dyn Observer,
+) -> Result<EvaluationReport, TrainError> {
+    let settings = config.run.settings(device.clone());
+    let (target, on_host) = (config.run.target(device)?, settings.is_on_host());
+    let free = if on_host { available().free } else { settings.free()? };
+    let budget = parse_budget(&config.memory.budget, free)?;
+    let subject = subject(config, observer)?;
+    let sizes = smaller_sizes(config);
+    let largest = bounds(config, sizes.first().copied().unwrap_or(1));
+    let mut feed = Feed::open(config, of_data(largest), tokenizer(config, observer)?.as_deref())?;
+    let held = feed.host_bytes(false);
+    let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
+    let whole = Budget { bytes: budget, on_host, host_memory: None, process };
+    let data: Bytes = held.iter().map(|h| Bytes(h.bytes)).sum();
+    let for_plans = if on_host { whole.for_plans().saturating_sub(data) } else { budget };
+    let planned = plan(config, &subject, &target, for_plans, &sizes);
+    let Planned { program, bounds, output, classifier } = planned.map_err(|error| match error {
+        TrainError::Runtime(RuntimeError::Plan(error)) if on_host => {
+            with_data(whole.with_process(error).into(), budget, &held).into()
+        }
+        other => other,
+    })?;
+    feed.bound(of_data(bounds))?;
+    let peak = program.peak() + if on_host { data } else { Bytes::ZERO };
+    // The scores of all examples are kept, in memory of the host that no plan has.
+    let host = if on_host { budget.saturating_sub(peak) } else { available().free };
+    let name = settings.machine().name();
+    let site = Site::new(&settings, 1, None, whole);
+    let source = subject.source(config.run.seed);
+    let mut session = ForwardSession::start(&site, program, output, &source, observer)?;
+    let validates = feed.validates(config);
+    if validates {
+        feed.rewind()?;
+    }
+    let most = config.run.evaluate_tokens.unwrap_or(u64::MAX);
+    let (mut loss, mut targets) = (0.0, 0);
+    let mut tasks = tasks_of(config);
+    while targets < most {
+        if let Some(signal) = observer.stop() {
+            let kept = "nothing was written".to_owned();
+            return Err(RuntimeError::Interrupted { signal, kept }.into());
+        }
+        let Some(taken) = (if validates { feed.take_validation()? } else { feed.take()? }) else { break };
+        let values = session.compute(batch(&feed))?;
+        targets += taken.targets;
+        match classifier {
+            None => loss += f64::from(values[0]),
+            Some(kind) => {
+                add(&mut tasks, kind, values, &classes_of(&feed));
+                let kept: u64 = tasks.iter().map(|task| task.examples() * task.bytes_of_example()).sum();
+                if Bytes(kept) > host {
+                    return Err(TrainError::TooManyScores { targets, budget });
+                }
+            }
+        }
+    }
+    if targets == 0 {
+        return Err(TrainError::NothingToEvaluate);
+    }
+    if tasks.iter().any(|task| !task.is_finite()) || !loss.is_finite() {
+        return Err(TrainError::ScoresNotFinite);
+    }
+    let tasks: Vec<ClassifierMetrics> = match classifier {
+        None => vec![],
+        Some(_) => tasks.iter().filter_map(TaskScores::metrics).collect(),
+    };
+    let loss = tasks.first().map_or(loss / targets as f64, |task| task.loss);
+    Ok(EvaluationReport {
+        checkpoint: request.checkpoint.clone(),
+        kind: config.model.kind.name(),
+        targets: tasks.first().map_or(targets, |task| task.examples),
+        loss,
+        perplexity: classifier.is_none().then(|| loss.exp()),
+        tasks,
+        device: name,
+        budget,
+        peak,
+    })
+}
+
+/// A plan of the forward pass.
+struct Planned {
+    program: Program,
+    bounds: Bounds,
+    /// Name of the output.
+    output: &'static str,
+    /// Values of the output of a classifier; `None` for the loss of a language model.
+    classifier: Option<ClassifierOutput>,
+}
+
+/// Plans the largest batch of `sizes`, in descending order, that fits the budget.
+fn plan(
+    config: &TrainConfig,
+    subject: &TrainedModel,
+    target: &Target,
+    budget: Bytes,
+    sizes: &[u64],
+) -> Result<Planned, TrainError> {
+    let policy = Policy { precision: inference_precision(config), ..Policy::default() };
+    let chunk = config.memory.loss_chunk.0.unwrap_or(64).min(u64::from(u32::MAX)) as u32;
+    let mut refused = None;
+    for &tokens in sizes {
+        let bounds = bounds(config, tokens);
+        let (graph, classifier) = match subject.classifier(bounds) {
+            Some((graph, kind)) => {
+                (graph.map_err(|source| PlanError::Verify { after: "build", source })?, Some(kind))
+            }
+            None => (subject.graphs(bounds, chunk, subject.layers())?.1, None),
+        };
+        let output = match classifier {
+            Some(ClassifierOutput::Probabilities) => "scores",
+            Some(ClassifierOutput::Logits) => "logits",
+            // With a z-loss the cross-entropy is a separate output.
+            None if graph.output("cross_entropy").is_some() => "cross_entropy",
+            None => "loss",
+        };
+        let plan = compile(&graph, &policy, target)?;
+        let program = Program::new(target.clone(), vec![("evaluate".to_owned(), plan)], vec![]);
+        match program.within(budget) {
+            Ok(program) => return Ok(Planned { program, bounds, output, classifier }),
+            Err(error) => refused = Some(error),
+        }
+    }
+    let none = || RuntimeError::bug("an evaluation has no size of a batch");
+    Err(refused.map_or_else(|| none().into(), Into::into))
+}
+
+/// The tasks of a classifier, without examples.
+fn tasks_of(config: &TrainConfig) -> Vec<TaskScores> {
+    if config.model.kind == ModelKind::Caller {
+        let tasks = config.model.tasks.iter();
+        return tasks.map(|task| TaskScores::new(task.name.clone(), task.classes.clone())).collect();
+    }
+    let classes = config.model.classes.map(|n| (0..n).map(|class| class.to_string()).collect());
+    classes.map(|classes| TaskScores::new("class".to_owned(), classes)).into_iter().collect()
+}
+
+/// The classes of the examples of the batch taken last, for each task.
+fn classes_of(feed: &Feed) -> Vec<&[i32]> {
+    match feed {
+        Feed::Tokens(feed) => vec![&feed.batch.targets],
+        Feed::Rows(feed) => vec![&feed.batch.targets],
+        Feed::Crops(feed) => feed.batch.targets.iter().map(Vec::as_slice).collect(),
+    }
+}
+
+/// Adds a batch, in whose `values` a row has the columns of all tasks.
+fn add(tasks: &mut [TaskScores], kind: ClassifierOutput, values: &[f32], targets: &[&[i32]]) {
+    let width: usize = tasks.iter().map(TaskScores::width).sum();
+    let mut first = 0;
+    for (task, targets) in tasks.iter_mut().zip(targets) {
+        let columns = first..first + task.width();
+        for (row, &target) in values.chunks_exact(width).zip(*targets) {
+            match kind {
+                ClassifierOutput::Probabilities => task.add_probabilities(target, &row[columns.clone()]),
+                ClassifierOutput::Logits => task.add_logits(target, &row[columns.clone()]),
+            }
+        }
+        first = columns.end;
+    }
+}
