@@ -136,7 +136,7 @@ impl Checkpoints {
         written.map(|()| path)
     }
 
-    /// Makes the link [`BEST`] in the folder of the run name the checkpoint of step `best`. Removes the link if `best` is
+    /// Makes the link `best` in the folder of the run name the checkpoint of step `best`. Removes the link if `best` is
     /// `None` or has no checkpoint. The link is replaced by a rename: at any time it names a complete checkpoint, or none.
     pub fn link_best(&self, best: Option<u64>) -> Result<(), TrainError> {
         let run = self.folder.parent().unwrap_or(Path::new("."));

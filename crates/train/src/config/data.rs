@@ -112,7 +112,7 @@ pub struct Crops {
     /// Number of validation windows of each length (default 1000); applies with run.evaluate_every.
     #[schemars(range(min = 1, max = 1000000))]
     pub validation_windows: u64,
-    /// Lengths of the validation windows in bases (default [500]); applies with run.evaluate_every.
+    /// Lengths of the validation windows in bases (default one length, 500); applies with run.evaluate_every.
     #[schemars(length(min = 1))]
     pub validation_lengths: Vec<u64>,
 }
