@@ -99,12 +99,14 @@ impl EvaluationRequest {
         let from = self.checkpoint.to_str().map(|path| path.escape_default().to_string());
         let from = from.ok_or_else(|| TrainError::CheckpointName { path: self.checkpoint.clone() })?;
         let mut flags = self.flags.clone();
-        flags.extend(
-            ["model.preset=null", "model.lora=null", "run.evaluate_every=null", "run.patience=null"]
-                .map(str::to_owned),
-        );
+        flags.extend(["model.preset=null", "model.lora=null"].map(str::to_owned));
         flags.push(format!("model.from=\"{from}\""));
+        // A caller's validation windows belong to its evaluations; other models may have no validation data.
         let mut config = TrainConfig::read(&file, &flags, observer)?;
+        if config.model.kind != ModelKind::Caller {
+            flags.extend(["run.evaluate_every=null", "run.patience=null"].map(str::to_owned));
+            config = TrainConfig::read(&file, &flags, observer)?;
+        }
         if config.model.kind == ModelKind::Caller {
             // Only a run that evaluates draws validation windows.
             config.run.evaluate_every = Some(1);
