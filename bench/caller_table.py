@@ -19,6 +19,10 @@ import gzip
 import json
 import os
 import random
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/caller"))
+from metrics import auroc, calibration_error
 
 
 def table(path):
@@ -32,40 +36,12 @@ def names(path):
         return [line[1:].split()[0] for line in file if line.startswith(">")]
 
 
-def auroc(positive, negative):
-    """Probability that a positive has the higher score; ties count one half (Mann and Whitney 1947)."""
-    if not positive or not negative:
-        return None
-    merged = sorted([(score, 1) for score in positive] + [(score, 0) for score in negative])
-    rank_sum, i = 0.0, 0
-    while i < len(merged):
-        end = i
-        while end < len(merged) and merged[end][0] == merged[i][0]:
-            end += 1
-        rank = (i + 1 + end) / 2
-        rank_sum += rank * sum(label for _, label in merged[i:end])
-        i = end
-    n = len(positive)
-    return (rank_sum - n * (n + 1) / 2) / (n * len(negative))
-
-
 def tpr_at(positive, negative, fpr):
     """TPR at the lowest threshold that calls at most a share `fpr` of the negatives."""
     allowed = int(fpr * len(negative))
     ordered = sorted(negative, reverse=True)
     threshold = ordered[allowed] if allowed < len(ordered) else -1.0
     return sum(score > threshold for score in positive) / len(positive)
-
-
-def calibration_error(scores, labels, bins=15):
-    """Expected calibration error (Guo et al. 2017): mean over windows of |share of viruses - mean score| in their bin."""
-    sums = [[0, 0.0, 0] for _ in range(bins)]
-    for score, label in zip(scores, labels):
-        at = sums[min(int(score * bins), bins - 1)]
-        at[0] += 1
-        at[1] += score
-        at[2] += label
-    return sum(abs(score - viral) for n, score, viral in sums if n) / len(scores)
 
 
 def main():

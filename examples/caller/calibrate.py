@@ -5,8 +5,9 @@
     python3 calibrate.py MODEL 300=RESULT 500=RESULT ...      fit the calibration to results of `plimsoll predict`
 
 MODEL is the folder of the caller. RESULT is a folder that `plimsoll predict --caller MODEL --min-length 100` wrote for windows
-of the named length, 100 bases or more, whose ids are `label|class|record|...` as make_chunks.py of the genome collection gives them; families
-and phyla of these windows must not be in the training data. A length may be given several times: the windows are pooled.
+of the named length, 100 bases or more, whose ids are `label|class|record|...` as make_chunks.py of the genome collection gives
+them; families and phyla of these windows must not be in the training data. A length may be given several times: the windows are
+pooled.
 
 For each length: slope and intercept of the virus margin by logistic regression (Platt 1999) at equal weight of both labels;
 thresholds of the presets at false positive rates of 5 % (default), 20 % (relaxed) and 1 % (conservative) with the measured rates;
@@ -20,10 +21,11 @@ import math
 import os
 import sys
 
+from metrics import auroc, calibration_error
+from prepare import CLASSES
+
 PRESETS = {"default": 0.05, "relaxed": 0.20, "conservative": 0.01}
 START = {"slope": 1.0, "intercept": 0.0, "auroc": 0.5, "ece": 0.0}
-# The class of a record in the collection, and the class that the caller gives: see prepare.py.
-CLASSES = {"virus": "eukaryotic_virus", "invertebrate": "animal", "vertebrate": "animal", "protozoa": "protist"}
 
 
 def table(path):
@@ -59,32 +61,15 @@ def fit(margins, labels):
     return slope, intercept
 
 
-def auroc(scores, labels):
-    """Probability that a virus has the higher score; ties count one half."""
-    ordered = sorted(zip(scores, labels))
-    rank_sum, i = 0.0, 0
-    while i < len(ordered):
-        end = i
-        while end < len(ordered) and ordered[end][0] == ordered[i][0]:
-            end += 1
-        rank_sum += (i + 1 + end) / 2 * sum(label for _, label in ordered[i:end])
-        i = end
-    n = sum(labels)
-    return (rank_sum - n * (n + 1) / 2) / (n * (len(labels) - n))
-
-
-def calibration_error(scores, labels):
-    bins = [[0, 0.0, 0] for _ in range(15)]
-    for score, label in zip(scores, labels):
-        at = bins[min(int(score * 15), 14)]
-        at[0], at[1], at[2] = at[0] + 1, at[1] + score, at[2] + label
-    return sum(abs(score - viral) for n, score, viral in bins if n) / len(scores)
+def by_label(scores, labels):
+    """The scores of viral records and of others."""
+    return [[score for score, label in zip(scores, labels) if label == wanted] for wanted in (1, 0)]
 
 
 def point(scores, labels, fpr):
     """The threshold above which at most a share `fpr` of the others lies, with the measured rates."""
-    others = sorted((score for score, label in zip(scores, labels) if not label), reverse=True)
-    viral = [score for score, label in zip(scores, labels) if label]
+    viral, others = by_label(scores, labels)
+    others.sort(reverse=True)
     # Rounded up, so that the rates are those of the number in the file.
     threshold = min(math.floor(others[int(fpr * len(others))] * 1e6 + 1) / 1e6, 0.999999)
     rate = lambda found: sum(score >= threshold for score in found) / len(found)
@@ -109,7 +94,7 @@ def read(folder):
         found.append(margins[name] / counts[name])
         labels.append(int(label == "viral"))
         p = {key[2:]: float(value) for key, value in row.items() if key.startswith("p_") and value != "NA"}
-        classes.append((p, CLASSES.get(kind, kind)))
+        classes.append((p, CLASSES[kind]))
     with open(os.path.join(folder, "run.json")) as file:
         used = json.load(file)["calling"]["calibration"]["class_temperature"]
     return found, labels, [(p, true, used) for p, true in classes]
@@ -165,7 +150,7 @@ def main():
             slope, intercept = fit(margins, labels)
             scores = [sigmoid(slope * x + intercept) for x in margins]
             row = {"length": length, "slope": round(slope, 5), "intercept": round(intercept, 5)}
-            row |= {"auroc": round(auroc(scores, labels), 4), "ece": round(calibration_error(scores, labels), 4)}
+            row |= {"auroc": round(auroc(*by_label(scores, labels)), 4), "ece": round(calibration_error(scores, labels), 4)}
             row["presets"] = {name: point(scores, labels, fpr) for name, fpr in PRESETS.items()}
             calibration["lengths"].append(row)
             every += classes

@@ -65,4 +65,5 @@ def main():
     print(", ".join(f"{split} {n}" for split, n in sorted(counts.items())))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-//! Codon tokens in six reading frames, the input of the built-in caller. Invariant: all six frames of a sequence have
+//! Codon tokens in six reading frames, the input of a caller. Invariant: all six frames of a sequence have
 //! the same number of tokens, and the tokens of a reverse complement are those of the sequence with the frames +k and
 //! -k exchanged.
 //!
@@ -6,6 +6,8 @@
 //! order +1, +2, +3, -1, -2, -3. Frame +k begins k - 1 bases after the first base; frame -k is frame +k of the reverse
 //! complement. A codon b0 b1 b2 has the id 16 b0 + 4 b1 + b2 with A, C, G, T = 0, 1, 2, 3; U is read as T, and case is
 //! ignored.
+
+use crate::bases;
 
 /// Id of a codon with a letter other than A, C, G, T and U.
 pub const UNKNOWN: i32 = 64;
@@ -26,12 +28,13 @@ const OTHER: u16 = 64;
 /// Code of each letter on the forward strand, and of its complement.
 const CODES: [[u16; 2]; 256] = {
     let mut table = [[OTHER; 2]; 256];
-    let letters = *b"ACGTUacgtu";
-    let mut at = 0;
-    while at < letters.len() {
-        let code = if at % 5 == 4 { 3 } else { (at % 5) as u16 };
-        table[letters[at] as usize] = [code, 3 - code];
-        at += 1;
+    let mut letter = 0;
+    while letter < table.len() {
+        let code = bases::CODES[letter];
+        if code != bases::OTHER {
+            table[letter] = [code as u16, 3 - code as u16];
+        }
+        letter += 1;
     }
     table
 };

@@ -7,6 +7,7 @@
 
 pub mod alphabet;
 pub mod atomic;
+pub mod bases;
 pub mod bounded;
 pub mod chunk;
 pub mod codons;

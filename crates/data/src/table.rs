@@ -1,6 +1,7 @@
 //! Reads tab-separated tables of result folders row by row. Invariant: a file that is not a complete table of the
 //! expected form is an error with path and line, and a line uses at most 1 MiB of memory.
 
+use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -137,4 +138,15 @@ impl TableReader {
         self.line = String::from_utf8(bytes).map_err(|_| self.error("not text; this is not a table"))?;
         Ok(true)
     }
+}
+
+/// Parses the whole number in a cell of `column`.
+pub fn whole(column: &str, cell: &str) -> Result<u64, String> {
+    cell.parse().map_err(|_| format!("{column} is `{}`, expected a whole number", Name(cell)))
+}
+
+/// Parses the number from 0 to 1 in a cell of `column`.
+pub fn share(column: &str, cell: &str) -> Result<f64, String> {
+    let number = cell.parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or_else(|| format!("{column} is `{}`, expected a number from 0 to 1", Name(cell)))
 }

@@ -6,7 +6,7 @@ use super::track::{Track, Window};
 use super::virnucpro::{self, VirNucProResults};
 use crate::PlotError;
 use plimsoll_data::DataError;
-use plimsoll_data::table::TableReader;
+use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::translate::Frame;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::output::{Call, RUN_RECORD};
@@ -298,15 +298,4 @@ fn known(cell: &str) -> Option<&str> {
 fn called(cell: &str) -> Result<Call, String> {
     let call = CALLS.into_iter().find(|call| call.name() == cell);
     call.ok_or_else(|| format!("prediction is `{cell}`, expected virus, other, no_call, skipped or untrained"))
-}
-
-/// Parses a whole number.
-fn whole(column: &str, cell: &str) -> Result<u64, String> {
-    cell.parse().map_err(|_| format!("{column} is `{cell}`, expected a whole number"))
-}
-
-/// Parses a number from 0 to 1.
-fn share(column: &str, cell: &str) -> Result<f64, String> {
-    let number = cell.parse::<f64>().ok().filter(|n| (0.0..=1.0).contains(n));
-    number.ok_or_else(|| format!("{column} is `{cell}`, expected a number from 0 to 1"))
 }

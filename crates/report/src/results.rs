@@ -4,7 +4,7 @@
 use crate::ReportError;
 use crate::columns::{CALLS, Column, Form, Kind, column};
 use plimsoll_data::printable::Name;
-use plimsoll_data::table::TableReader;
+use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::{DataError, bounded};
 use plimsoll_runtime::RuntimeError;
 use serde_json::Value;
@@ -348,7 +348,7 @@ fn value(column: &Column, cell: &str, words: &mut Vec<String>, is_call: bool) ->
         Kind::Name => Ok(f64::NAN),
         Kind::Count if cell == "NA" => Ok(f64::NAN),
         Kind::Count => Ok(whole(&column.key, cell)? as f64),
-        Kind::Share => share(&column.key, cell),
+        Kind::Share => share_or_nan(&column.key, cell),
         // An empty reason is no reason.
         Kind::Word if cell == "NA" || cell.is_empty() => Ok(f64::NAN),
         Kind::Word => match words.iter().position(|word| word == cell) {
@@ -382,14 +382,14 @@ fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Windo
     }
     let score = match cells[3..] {
         [other, virus] => {
-            let (other, virus) = (share("score_other", other)?, share("score_virus", virus)?);
+            let (other, virus) = (share_or_nan("score_other", other)?, share_or_nan("score_virus", virus)?);
             if other.is_nan() != virus.is_nan() || other + virus == 0.0 {
                 return Err("score_other and score_virus must both be NA, or one of them above 0".to_owned());
             }
             // The score of a window as `predict` defines it.
             virus / (other + virus)
         }
-        _ => share("virus_score", cells[3])?,
+        _ => share_or_nan("virus_score", cells[3])?,
     };
     Ok(Window { start, end, score, of_a_mate: cells[0] != name })
 }
@@ -405,16 +405,7 @@ fn finite(column: &str, cell: &str) -> Result<f64, String> {
     number.ok_or_else(|| format!("{column} is `{}`, expected a number", Name(cell)))
 }
 
-/// Parses a whole number.
-fn whole(column: &str, cell: &str) -> Result<u64, String> {
-    cell.parse().map_err(|_| format!("{column} is `{}`, expected a whole number", Name(cell)))
-}
-
 /// Parses a number from 0 to 1; NaN for `NA`.
-fn share(column: &str, cell: &str) -> Result<f64, String> {
-    if cell == "NA" {
-        return Ok(f64::NAN);
-    }
-    let number = cell.parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));
-    number.ok_or_else(|| format!("{column} is `{}`, expected a number from 0 to 1", Name(cell)))
+fn share_or_nan(column: &str, cell: &str) -> Result<f64, String> {
+    if cell == "NA" { Ok(f64::NAN) } else { share(column, cell) }
 }

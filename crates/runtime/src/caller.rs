@@ -17,7 +17,7 @@ const WEIGHTS: &str = "model.safetensors";
 
 /// A caller with its weights.
 pub struct CallerModel {
-    /// The name under which the model was requested: its folder, or the name of the built-in caller.
+    /// The name under which the model was requested: its folder.
     pub name: String,
     /// The architecture, which builds the graph, and the tasks.
     pub config: CallerConfig,

@@ -65,7 +65,7 @@ pub enum VirusError {
         /// The option.
         option: &'static str,
     },
-    /// A window length that a caller cannot compute.
+    /// Windows that are shorter than the shortest window of a caller.
     #[error("--length {length}: a caller computes windows from {shortest} bases on; give a larger --length")]
     ShortWindows {
         /// The window length in bases.

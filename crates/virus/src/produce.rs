@@ -1,6 +1,6 @@
 //! The front end: one thread reads records and cuts them into jobs, worker threads translate and tokenize the
-//! jobs (for a caller, they only tokenize), and the engine receives the results in input order. Invariant: number and size of the jobs in flight
-//! are bounded (see `QueueSizes::held`), whatever the records look like.
+//! jobs (for a caller, they only tokenize), and the engine receives the results in input order. Invariant: number and
+//! size of the jobs in flight are bounded (see `QueueSizes::held`), whatever the records look like.
 
 use crate::caller::letters::LetterCounts;
 use crate::caller::mates::common_name;
@@ -209,8 +209,8 @@ impl Records {
         let first = is_second.then(|| self.place_of(0)).flatten();
         let more = self.readers[self.turn].read_into(record)?;
         let alone = |(path, line): (PathBuf, u64)| {
-            let what = "this record has no mate, because the other file, or the input, ends before it; give both files of the pairs, or one file with the mates one after \
-                        another, or omit --paired";
+            let what = "this record has no mate, because the other file, or the input, ends before it; give both files of \
+                        the pairs, or one file with the mates one after another, or omit --paired";
             DataError::at(path, DataErrorKind::Malformed(what.to_owned())).with_line(line)
         };
         match more {
@@ -264,12 +264,19 @@ impl Records {
 #[derive(Default)]
 struct PlacedRecord {
     record: Record,
-    /// Path and line, for notes.
-    place: String,
+    /// File and line.
+    position: Option<(PathBuf, u64)>,
     /// Number of its file, from 1.
     file: usize,
     /// Number of the record in the file, from 1.
     number: u64,
+}
+
+impl PlacedRecord {
+    /// Path and line, for notes.
+    fn place(&self) -> String {
+        self.position.as_ref().map_or(String::new(), |(path, line)| format!("{}:{line}", path.display()))
+    }
 }
 
 /// The reader thread: reads records and cuts them into jobs.
@@ -346,7 +353,7 @@ impl Cutter {
         let reader = records.reader();
         self.check_qualities(reader)?;
         Alphabet::Nucleotides.check(&current.record, reader)?;
-        current.place = reader.position().map_or(String::new(), |(p, line)| format!("{}:{line}", p.display()));
+        current.position = reader.position().map(|(path, line)| (path.to_owned(), line));
         Ok(true)
     }
 
@@ -375,18 +382,20 @@ impl Cutter {
                  correct the order of the records, or omit --paired",
                 printable::Name(&second.record.id),
                 printable::Name(&first.record.id),
-                first.place
+                first.place()
             );
-            let (path, line) = second.place.rsplit_once(':').unwrap_or((&second.place, "0"));
-            let line = line.parse().unwrap_or(0);
-            return Err(DataError::at(path, DataErrorKind::Malformed(what)).with_line(line));
+            let kind = DataErrorKind::Malformed(what);
+            return Err(match &second.position {
+                Some((path, line)) => DataError::at(path, kind).with_line(*line),
+                None => DataError::new(kind),
+            });
         };
         let mut name = name.to_owned();
         let shown = |name: &str| Field(name).to_string();
         if let Some(other) = self.ids.rename(&name, first.file, first.number, shown) {
             let detail = format!(
                 "{}: the name of the pair occurs before; in the tables it is named {}",
-                first.place,
+                first.place(),
                 Field(&other)
             );
             self.note(&name, "duplicate_id", detail, "computed under another name");
@@ -407,7 +416,8 @@ impl Cutter {
         for (number, mate) in mates.into_iter().enumerate() {
             self.announce(&records.readers[number % records.readers.len()]);
             let of_pair = Mate { pair: Arc::clone(&pair), is_second: number == 1 };
-            self.cut_named(&mut mate.record, &mate.place, Some(of_pair))?;
+            let place = mate.place();
+            self.cut_named(&mut mate.record, &place, Some(of_pair))?;
         }
         Ok(())
     }
@@ -432,7 +442,8 @@ impl Cutter {
 
     /// Appends a record to the job, under another name if its id occurs before.
     fn cut(&mut self, current: &mut PlacedRecord) -> Result<(), Gone> {
-        let PlacedRecord { record, place, file, number } = current;
+        let place = current.place();
+        let PlacedRecord { record, file, number, .. } = current;
         // Ids are compared as they appear in tables, where two ids must not become equal.
         let shown = |name: &str| Field(name).to_string();
         if let Some(name) = self.ids.rename(&record.id, *file, *number, shown) {
@@ -441,7 +452,7 @@ impl Cutter {
             self.note(&record.id, "duplicate_id", detail, "computed under another name");
             record.id = name;
         }
-        self.cut_named(record, place, None)
+        self.cut_named(record, &place, None)
     }
 
     /// Appends the windows, notes and end of a record to the job, and sends the job whenever it is full.

@@ -5,8 +5,7 @@ use super::at_least_one;
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
 use plimsoll_virus::CallerOptions;
-use plimsoll_virus::caller::calibration::Preset;
-use plimsoll_virus::caller::score::{Limits, Threshold};
+use plimsoll_virus::caller::{Limits, Preset, Threshold};
 use std::path::PathBuf;
 
 /// Flags of a caller.

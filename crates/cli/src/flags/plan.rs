@@ -150,7 +150,7 @@ struct Timelines {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["largest", "dump_after"])]
     html: Option<PathBuf>,
 
-    /// Set a second plan beside the first on the page of --html: a second configuration of --train, or a second model
+    /// Compare with a second plan on the page of --html: a second configuration of --train, or a second model
     #[arg(long, value_name = "CONFIG", requires = "html", conflicts_with = "predict")]
     compare: Option<String>,
 

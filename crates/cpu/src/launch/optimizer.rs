@@ -62,13 +62,10 @@ pub(in super::super) fn ema(l: &Operands<'_>, cpu: &Cpu, op: &Ema) -> Result<(),
 pub(in super::super) fn count_steps(l: &Operands<'_>, _: &CountSteps) -> Result<(), DeviceError> {
     let ([steps], scale) = (numbers(l, 0)?, scale(l, 1)?);
     if let Some(out) = l.vector_out(0)? {
-        out[0] = if scale.ok { (steps + 1.0).min(COUNTABLE) } else { steps };
+        out[0] = if scale.ok { (steps + 1.0).min(CountSteps::MOST) } else { steps };
     }
     Ok(())
 }
-
-/// Largest count of steps: the largest number to which f32 can add 1.
-const COUNTABLE: f32 = (1u32 << 24) as f32;
 
 pub(in super::super) fn grad_scale(l: &Operands<'_>, cpu: &Cpu, op: &GradScale) -> Result<(), DeviceError> {
     let last = l.launch.ins.len() - 1;

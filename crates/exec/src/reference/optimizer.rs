@@ -1,8 +1,8 @@
-//! One step of AdamW, SGD and Adafactor, gradient accumulation, the common gradient scale, and averages of weights. Invariant: if `ok` is
-//! 0, every output equals its input.
+//! One step of AdamW, SGD and Adafactor, gradient accumulation, the common gradient scale, and averages of weights.
+//! Invariant: if `ok` is 0, every output equals its input.
 
 use super::{Operands, ReferenceError, Tensor};
-use plimsoll_graph::ops::{Adafactor, AdamW, Ema, GradScale, Sgd};
+use plimsoll_graph::ops::{Adafactor, AdamW, CountSteps, Ema, GradScale, Sgd};
 
 /// Factor on all gradients of a step, and whether the step is applied.
 #[derive(Clone, Copy)]
@@ -164,6 +164,6 @@ pub(super) fn eval_ema(op: &Ema, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, 
 pub(super) fn eval_count_steps(ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
     let steps = ins.shaped("steps", &[1])?[0];
     let Scale { ok, .. } = Scale::take(ins)?;
-    let most = f64::from(1 << 24);
+    let most = f64::from(CountSteps::MOST);
     Ok(vec![Tensor::f64(&[1], vec![if ok { (steps + 1.0).min(most) } else { steps }])])
 }

@@ -1,7 +1,7 @@
 //! One optimizer step for one parameter, in place. Every optimizer op reads `scale`: f32 (2) = (factor, ok) of
 //! [`GradScale`]: the gradient is `factor g`, and where ok is 0 every output equals its input, so that a step
-//! with overflowed gradients is skipped entirely; so do the ops of the average of the weights. `hyper` holds the values that change from step to step.
-//! Parameters and moments are f32; g may be 16-bit.
+//! with overflowed gradients is skipped entirely. The ops of the averages of weights follow the same rule. `hyper`
+//! holds the values that change from step to step. Parameters and moments are f32; g may be 16-bit.
 
 use super::terminal::{GradientOrUpdateOp, f32_is, f32s, like};
 use super::*;
@@ -226,12 +226,17 @@ impl Ema {
     }
 }
 
-/// Counter of the optimizer steps that were not skipped: `steps + 1`, at most 2^24, the largest count to which f32 can
-/// add 1. At 2^24 steps the warm-up of [`Ema`] has reached a decay of 0.9999995.
+/// Counter of the optimizer steps that were not skipped: `steps + 1`, at most [`CountSteps::MOST`]. At that count the
+/// warm-up of [`Ema`] has reached a decay of 0.9999995.
 ///
 /// Inputs: steps: f32 (1), scale as of every optimizer. Output: steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CountSteps {}
+
+impl CountSteps {
+    /// Largest count: 2^24, the largest integer to which f32 can count in steps of 1.
+    pub const MOST: f32 = (1u32 << 24) as f32;
+}
 
 impl GradientOrUpdateOp for Ema {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {

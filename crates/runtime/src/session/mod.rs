@@ -8,6 +8,7 @@
 //! [`Settings::plan`]: crate::Settings::plan
 
 mod admission;
+mod batch;
 pub mod bounds;
 mod forward;
 mod frames;
@@ -22,6 +23,7 @@ mod training;
 mod weights;
 
 pub use admission::Site;
+pub use batch::Batch;
 pub use forward::ForwardSession;
 pub use in_order::InOrder;
 pub use planned::{Planned, Request, Start};
@@ -29,7 +31,7 @@ pub use replicas::{Output, Per, Stop, Usage, say_given_back};
 pub use report::threads;
 pub use search::{Choice, Finish, Kept, PlanPart, Rejected, SearchSpace, SearchStage, search};
 pub use timed::{ReplicaSpans, TimedSession, TimedStep};
-pub use training::{Batch, Losses, MicroStep, StepResult, TrainSession, Update};
+pub use training::{Losses, MicroStep, StepResult, TrainSession, Update};
 pub use weights::WeightSource;
 
 use crate::RuntimeError;

@@ -4,12 +4,11 @@
 //! the host.
 
 use super::admission::Site;
-use super::frames::FramesInput;
+use super::batch::{Batch, BatchInputs, Inputs, lacks, targets};
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::{Copies, Data, Executor, PersistentKind, PersistentTensor, ReadShared, Submitted};
 use plimsoll_graph::{Bounds, Counts, DType, StateDef};
-use plimsoll_models::MAX_TASKS;
 use plimsoll_plan::training::{average, master, plans};
 use plimsoll_plan::{InputId, OutputId, Program};
 use std::collections::{BTreeMap, VecDeque};
@@ -48,38 +47,6 @@ pub enum StepResult {
     MicroStep(Losses),
     /// Result of an update submitted by [`TrainSession::submit_update`].
     Update(Update),
-}
-
-/// Inputs of a micro-batch.
-#[derive(Clone, Copy, Debug)]
-pub enum Batch<'a> {
-    /// Sequences of tokens, packed end to end.
-    Tokens {
-        /// Token ids: (T).
-        ids: &'a [i32],
-        /// Start and end of each sequence: (S, 2).
-        spans: &'a [[i32; 2]],
-        /// The id to predict at each token, or for each task the class of each sequence; -1 for none.
-        targets: &'a [Vec<i32>],
-    },
-    /// Rows of precomputed embeddings.
-    Rows {
-        /// The nucleotide and the protein embeddings: (R, D) each.
-        parts: &'a [Vec<f32>],
-        /// The class of each row: (R).
-        targets: &'a [i32],
-    },
-}
-
-impl Batch<'_> {
-    /// Numbers of tokens and sequences; of rows, as many of both.
-    pub fn counts(&self) -> Counts {
-        let (tokens, sequences) = match self {
-            Self::Tokens { ids, spans, .. } => (ids.len(), spans.len()),
-            Self::Rows { targets, .. } => (targets.len(), targets.len()),
-        };
-        Counts { tokens: tokens as u64, sequences: sequences as u64 }
-    }
 }
 
 /// Scalar inputs of a micro-step.
@@ -130,12 +97,6 @@ struct Forward {
     cross_entropy: OutputId,
 }
 
-/// Batch inputs of a plan.
-enum BatchInputs {
-    Tokens { ids: InputId, spans: InputId, frames: Option<FramesInput>, targets: Vec<InputId> },
-    Rows { parts: Vec<InputId>, targets: InputId },
-}
-
 /// Plan of the forward and backward pass of a micro-batch. An input or output is `None` where the plan lacks it.
 struct Micro {
     forward: Forward,
@@ -166,16 +127,8 @@ struct Apply {
     outputs: Vec<(OutputId, usize)>,
 }
 
-/// Largest number of inputs of a micro-step: three of a batch, the targets of [`MAX_TASKS`] tasks, and six scalar ones.
-const MOST_INPUTS: usize = 9 + MAX_TASKS;
-
 /// Number of results for which there is room from the start; more micro-steps in a step allocate.
 const MOST_RESULTS: usize = 64;
-
-/// Inputs of a plan with their values.
-struct Inputs<'a> {
-    given: [Option<(InputId, Data<'a>)>; MOST_INPUTS],
-}
 
 impl TrainSession {
     /// Starts a program of [`plimsoll_plan::Training`]: initializes the states, and writes the values read by `source` to the
@@ -193,7 +146,7 @@ impl TrainSession {
         let of_update = apply.as_ref().map_or(0, |apply| apply.outputs.len());
         let outputs = [micro.outputs.len(), of_update].map(|n| vec![vec![]; n]);
         let sequences = program.plans()[micro.forward.plan].1.graph.bounds.sequences as usize;
-        let frames = Vec::with_capacity(micro.forward.frames_of_a_sequence() * sequences);
+        let frames = Vec::with_capacity(micro.forward.inputs.frames_of_a_sequence() * sequences);
         let executor = site.start_one(program, observer)?;
         let (in_flight, results) =
             (VecDeque::with_capacity(executor.depth()), VecDeque::with_capacity(MOST_RESULTS));
@@ -366,7 +319,7 @@ impl TrainSession {
     pub fn evaluate(&mut self, batch: Batch<'_>) -> Result<f64, RuntimeError> {
         self.nothing_in_flight()?;
         let Self { executor, evaluate, frames, .. } = self;
-        let (inputs, counts) = evaluate.inputs(batch, frames)?;
+        let (inputs, counts) = evaluate.inputs.given(batch, frames)?;
         let wanted = [(evaluate.cross_entropy, 1)];
         let submitted = inputs.with(|inputs| executor.submit(evaluate.plan, inputs, counts, &wanted))?;
         let mut outputs = [vec![]];
@@ -393,101 +346,16 @@ impl TrainSession {
 
 impl Forward {
     fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
-        let input = |name: &str| program.input(plan, name);
-        let lacks = |what: &str| {
-            let name = &program.plans()[plan].0;
-            RuntimeError::bug(format!("the plan `{name}` of a training program has no {what}"))
-        };
-        let of_tasks = (0..MAX_TASKS).map_while(|task| input(&format!("targets.{task}")));
-        let targets: Vec<InputId> = input("targets").into_iter().chain(of_tasks).collect();
-        let &first = targets.first().ok_or_else(|| lacks("input `targets`"))?;
-        let inputs = match (input("ids"), input("spans")) {
-            (Some(ids), Some(spans)) => {
-                BatchInputs::Tokens { ids, spans, frames: FramesInput::of(program, plan), targets }
-            }
-            (Some(_) | None, _) => {
-                let parts = ["dna", "protein"].map(|name| input(name).ok_or_else(|| lacks("input of rows")));
-                BatchInputs::Rows { parts: parts.into_iter().collect::<Result<_, _>>()?, targets: first }
-            }
-        };
+        if targets(program, plan).is_empty() {
+            return Err(lacks(program, plan, "input `targets`"));
+        }
+        let inputs = BatchInputs::of(program, plan)?;
         // A model that also minimizes a z-loss has the cross-entropy as a separate output; otherwise it is the whole
         // loss.
         let output = |name: &str| program.output(plan, name);
         let cross_entropy = output("cross_entropy").or_else(|| output("loss"));
-        Ok(Self { plan, inputs, cross_entropy: cross_entropy.ok_or_else(|| lacks("output `loss`"))? })
-    }
-
-    /// Number of frames of a sequence; 0 for a model without frames.
-    fn frames_of_a_sequence(&self) -> usize {
-        match &self.inputs {
-            BatchInputs::Tokens { frames, .. } => frames.map_or(0, |frames| frames.count),
-            BatchInputs::Rows { .. } => 0,
-        }
-    }
-
-    /// The plan's inputs with the values of a batch, and the batch's numbers of tokens and sequences.
-    /// `frames` is memory for the frames of the sequences.
-    fn inputs<'a>(
-        &self,
-        batch: Batch<'a>,
-        frames: &'a mut Vec<[i32; 2]>,
-    ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
-        let mut inputs = Inputs { given: [None; MOST_INPUTS] };
-        match (&self.inputs, batch) {
-            (
-                BatchInputs::Tokens { ids, spans, frames: of_frames, targets },
-                Batch::Tokens { ids: i, spans: s, targets: t },
-            ) => {
-                inputs.add(Some(*ids), Data::I32(i))?;
-                inputs.add(Some(*spans), Data::I32(s.as_flattened()))?;
-                if let Some(of_frames) = of_frames {
-                    s.iter().try_for_each(|[start, end]| of_frames.check((end - start) as usize))?;
-                    frames.clear();
-                    frames.extend(of_frames.of_spans(s));
-                    inputs.add(Some(of_frames.input), Data::I32(frames.as_flattened()))?;
-                }
-                // An evaluation reads the targets of the first task alone.
-                if t.len() < targets.len() {
-                    return Err(RuntimeError::bug("a batch lacks the targets of a task"));
-                }
-                for (&input, targets) in targets.iter().zip(t) {
-                    inputs.add(Some(input), Data::I32(targets))?;
-                }
-            }
-            (BatchInputs::Rows { parts, targets }, Batch::Rows { parts: rows, targets: t }) => {
-                for (&part, rows) in parts.iter().zip(rows) {
-                    inputs.add(Some(part), Data::F32(rows))?;
-                }
-                inputs.add(Some(*targets), Data::I32(t))?;
-            }
-            (BatchInputs::Tokens { .. }, Batch::Rows { .. })
-            | (BatchInputs::Rows { .. }, Batch::Tokens { .. }) => {
-                return Err(RuntimeError::bug("a batch is not of the kind that the model takes"));
-            }
-        }
-        Ok((inputs, batch.counts()))
-    }
-}
-
-impl<'a> Inputs<'a> {
-    /// Adds an input, if the plan has it.
-    fn add(&mut self, input: Option<InputId>, data: Data<'a>) -> Result<(), RuntimeError> {
-        let Some(input) = input else { return Ok(()) };
-        let free = self.given.iter_mut().find(|given| given.is_none());
-        *free.ok_or_else(|| RuntimeError::bug("a micro-step has more inputs than MOST_INPUTS"))? =
-            Some((input, data));
-        Ok(())
-    }
-
-    /// Calls `f` with the inputs as a slice.
-    fn with<T>(&self, f: impl FnOnce(&[(InputId, Data<'a>)]) -> T) -> T {
-        let Some(first) = self.given[0] else { return f(&[]) };
-        let (mut all, mut n) = ([first; MOST_INPUTS], 0);
-        for given in self.given.iter().flatten() {
-            all[n] = *given;
-            n += 1;
-        }
-        f(&all[..n])
+        let cross_entropy = cross_entropy.ok_or_else(|| lacks(program, plan, "output `loss`"))?;
+        Ok(Self { plan, inputs, cross_entropy })
     }
 }
 
@@ -558,7 +426,7 @@ impl Micro {
         scalars: &'a Scalars,
         frames: &'a mut Vec<[i32; 2]>,
     ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
-        let (mut inputs, counts) = self.forward.inputs(batch, frames)?;
+        let (mut inputs, counts) = self.forward.inputs.given(batch, frames)?;
         inputs.add(self.loss_scale, Data::F32(&scalars.loss_scale))?;
         inputs.add(self.auxiliary_scale, Data::F32(&scalars.auxiliary))?;
         inputs.add(self.keep, Data::F32(&scalars.keep))?;

@@ -77,6 +77,15 @@ impl TrainConfig {
         Self::parse_with(&text, &EscapedPath(path).to_string(), flags, observer)
     }
 
+    /// Reads the value of `model.kind` alone from the configuration file at `path`; `None` if the file does not state it.
+    pub(crate) fn stated_kind(path: &Path) -> Result<Option<ModelKind>, TrainError> {
+        let text = bounded::read_text(path, LARGEST).map_err(RuntimeError::io(path))?;
+        let name = EscapedPath(path).to_string();
+        let tree = yaml::parse(&text).map_err(|error| ConfigError::Syntax { name: name.clone(), error })?;
+        let kind = tree.at("model.kind").map(Node::to_json).unwrap_or_default();
+        serde_json::from_value(kind).map_err(|error| unheld(&name, &error).into())
+    }
+
     /// Parses a configuration from text, with the `a.b=c` overrides of `flags` applied. `name` stands for the file in
     /// error messages.
     pub fn parse(text: &str, name: &str, flags: &[String]) -> Result<Self, TrainError> {

@@ -5,8 +5,9 @@ use super::{
     DeviceChoice, Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat,
     RematPolicy, Scaling, ScheduleKind, TrainConfig, Warmup,
 };
+use plimsoll_data::codons;
 use plimsoll_graph::{Bytes, Op};
-use plimsoll_models::{CallerTask, FRAMES, MAX_TASKS};
+use plimsoll_models::{CallerTask, MAX_TASKS};
 use plimsoll_runtime::machine::parse_budget;
 use std::collections::BTreeSet;
 
@@ -372,11 +373,6 @@ fn run(c: &TrainConfig) -> Vec<Rule> {
     ]
 }
 
-/// Number of codons of one reading frame of a window: all six frames have as many.
-fn codons_of_a_frame(bases: u64) -> u64 {
-    bases.saturating_sub(2) / 3
-}
-
 impl ScheduleKind {
     /// Whether the schedule is defined by the step at which it ends.
     pub fn ends(self) -> bool {
@@ -412,7 +408,8 @@ impl TrainConfig {
     pub fn longest_sequence(&self) -> u64 {
         match self.model.kind {
             ModelKind::Caller => {
-                FRAMES * codons_of_a_frame(self.window_lengths().max().unwrap_or(self.data.crops.longest))
+                let bases = self.window_lengths().max().unwrap_or(self.data.crops.longest);
+                codons::tokens_of(bases as usize) as u64
             }
             ModelKind::MoeLm | ModelKind::DenseLm | ModelKind::Esm2 | ModelKind::DnabertS | ModelKind::Head => {
                 self.data.longest

@@ -3,7 +3,7 @@
 
 use super::program::{bounds, inference_precision, smaller_sizes};
 use super::trained_model::{ClassifierOutput, TrainedModel};
-use super::{batch, beyond_reserved, of_data, subject, tokenizer, with_data};
+use super::{Prepared, batch, of_data};
 use crate::TrainError;
 use crate::classification::{ClassifierMetrics, TaskScores};
 use crate::config::{ModelKind, TrainConfig};
@@ -12,9 +12,9 @@ use plimsoll_data::atomic::AtomicFile;
 use plimsoll_graph::{Bounds, Bytes};
 use plimsoll_plan::{PlanError, Policy, Program, Target, compile};
 use plimsoll_runtime::adapter;
-use plimsoll_runtime::machine::{available, parse_budget};
+use plimsoll_runtime::machine::available;
 use plimsoll_runtime::session::{ForwardSession, Site};
-use plimsoll_runtime::{Budget, Device, Observer, RuntimeError};
+use plimsoll_runtime::{Device, Observer, RuntimeError};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -101,16 +101,12 @@ impl EvaluationRequest {
         let mut flags = self.flags.clone();
         flags.extend(["model.preset=null", "model.lora=null"].map(str::to_owned));
         flags.push(format!("model.from=\"{from}\""));
-        // A caller's validation windows belong to its evaluations; other models may have no validation data.
+        // Only a run of a caller that evaluates draws validation windows; a run of another model that evaluates must have
+        // validation data.
+        let of_caller = TrainConfig::stated_kind(&file)? == Some(ModelKind::Caller);
+        flags.push(format!("run.evaluate_every={}", if of_caller { "1" } else { "null" }));
+        flags.push("run.patience=null".to_owned());
         let mut config = TrainConfig::read(&file, &flags, observer)?;
-        if config.model.kind != ModelKind::Caller {
-            flags.extend(["run.evaluate_every=null", "run.patience=null"].map(str::to_owned));
-            config = TrainConfig::read(&file, &flags, observer)?;
-        }
-        if config.model.kind == ModelKind::Caller {
-            // Only a run that evaluates draws validation windows.
-            config.run.evaluate_every = Some(1);
-        }
         if self.data.is_empty() {
             return Ok(config);
         }
@@ -143,26 +139,14 @@ pub fn evaluate(
     device: Device,
     observer: &mut dyn Observer,
 ) -> Result<EvaluationReport, TrainError> {
-    let settings = config.run.settings(device.clone());
-    let (target, on_host) = (config.run.target(device)?, settings.is_on_host());
-    let free = if on_host { available().free } else { settings.free()? };
-    let budget = parse_budget(&config.memory.budget, free)?;
-    let subject = subject(config, observer)?;
     let sizes = smaller_sizes(config);
     let largest = bounds(config, sizes.first().copied().unwrap_or(1));
-    let mut feed = Feed::open(config, of_data(largest), tokenizer(config, observer)?.as_deref())?;
-    let held = feed.host_bytes(false);
-    let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
-    let whole = Budget { bytes: budget, on_host, host_memory: None, process };
-    let data: Bytes = held.iter().map(|h| Bytes(h.bytes)).sum();
-    let for_plans = if on_host { whole.for_plans().saturating_sub(data) } else { budget };
-    let planned = plan(config, &subject, &target, for_plans, &sizes);
-    let Planned { program, bounds, output, classifier } = planned.map_err(|error| match error {
-        TrainError::Runtime(RuntimeError::Plan(error)) if on_host => {
-            with_data(whole.with_process(error).into(), budget, &held).into()
-        }
-        other => other,
-    })?;
+    let prepared = Prepared::open(config, device, largest, false, observer)?;
+    let planned = plan(config, &prepared.subject, &prepared.target, prepared.for_plans(), &sizes);
+    let Planned { program, bounds, output, classifier } = planned.map_err(|error| prepared.bill(error))?;
+    let data = prepared.data();
+    let Prepared { settings, budget: whole, subject, mut feed, .. } = prepared;
+    let (on_host, budget) = (whole.on_host, whole.bytes);
     feed.bound(of_data(bounds))?;
     let peak = program.peak() + if on_host { data } else { Bytes::ZERO };
     // The scores of all examples are kept, in memory of the host that no plan has.

@@ -54,31 +54,16 @@ pub fn open(
     device: Device,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn Trainable>, TrainError> {
-    let settings = config.run.settings(device.clone());
-    let (target, on_host) = (config.run.target(device)?, settings.is_on_host());
-    // A share of the free memory is resolved before anything is opened and takes some.
-    let free = if on_host { available().free } else { settings.free()? };
-    let budget = parse_budget(&config.memory.budget, free)?;
-    let subject = subject(config, observer)?;
-    let most = of_data(program::largest(config));
-    let mut feed = Feed::open(config, most, tokenizer(config, observer)?.as_deref())?;
-    let held = feed.host_bytes(config.run.evaluate_every.is_some());
-    let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
-    let whole = Budget { bytes: budget, on_host, host_memory: None, process };
-    let data: Bytes = held.iter().map(|h| Bytes(h.bytes)).sum();
-    // On a GPU the data and the process are not in the memory that the budget is of.
-    let for_plans = if on_host { whole.for_plans().saturating_sub(data) } else { budget };
-    let found =
-        program::search(config, &subject, &target, for_plans, observer).map_err(|error| match error {
-            TrainError::Runtime(RuntimeError::Plan(error)) if on_host => {
-                with_data(whole.with_process(error).into(), budget, &held).into()
-            }
-            other => other,
-        })?;
+    let evaluates = config.run.evaluate_every.is_some();
+    let prepared = Prepared::open(config, device, program::largest(config), evaluates, observer)?;
+    let found = program::search(config, &prepared.subject, &prepared.target, prepared.for_plans(), observer);
+    let found = found.map_err(|error| prepared.bill(error))?;
+    let Prepared { settings, budget, subject, mut feed, held, .. } = prepared;
+    let (on_host, budget_bytes) = (budget.on_host, budget.bytes);
     let bounds = program::bounds(config, found.candidate.tokens);
     feed.bound(of_data(bounds))?;
     let plimsoll_plan::TrainingChoice { program, candidate, .. } = found;
-    let site = Site::new(&settings, 1, None, whole);
+    let site = Site::new(&settings, 1, None, budget);
     if let Some(text) = settings.first_use() {
         observer.say(Level::Info, &text);
     }
@@ -109,7 +94,7 @@ pub fn open(
         seed: config.run.seed,
         device,
         on_host,
-        budget,
+        budget: budget_bytes,
         held,
         kind,
         bounds,
@@ -122,6 +107,65 @@ pub fn open(
         feed,
         session,
     }))
+}
+
+/// What is open before anything is planned: the machine with its budget, the model, and the data.
+struct Prepared {
+    settings: Settings,
+    target: Target,
+    /// The budget of the whole process, or of the GPU.
+    budget: Budget,
+    subject: TrainedModel,
+    feed: Feed,
+    /// Host memory held by the data.
+    held: Vec<HostMemory>,
+}
+
+impl Prepared {
+    /// Opens the model and the data, of which batches have at most the bounds `largest`; `evaluates` tells whether
+    /// training and validation data are read at the same time.
+    fn open(
+        config: &TrainConfig,
+        device: Device,
+        largest: Bounds,
+        evaluates: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, TrainError> {
+        let settings = config.run.settings(device.clone());
+        let (target, on_host) = (config.run.target(device)?, settings.is_on_host());
+        // A share of the free memory is resolved before anything is opened and takes some.
+        let free = if on_host { available().free } else { settings.free()? };
+        let bytes = parse_budget(&config.memory.budget, free)?;
+        let subject = subject(config, observer)?;
+        let feed = Feed::open(config, of_data(largest), tokenizer(config, observer)?.as_deref())?;
+        let held = feed.host_bytes(evaluates);
+        let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
+        let budget = Budget { bytes, on_host, host_memory: None, process };
+        Ok(Self { settings, target, budget, subject, feed, held })
+    }
+
+    /// Host memory held by the data.
+    fn data(&self) -> Bytes {
+        self.held.iter().map(|h| Bytes(h.bytes)).sum()
+    }
+
+    /// The budget of the plans. On a GPU the data and the process are not in the memory that the budget is of.
+    fn for_plans(&self) -> Bytes {
+        match self.budget.on_host {
+            true => self.budget.for_plans().saturating_sub(self.data()),
+            false => self.budget.bytes,
+        }
+    }
+
+    /// Adds the memory of the process and of the data to the bill of an over-budget error of a plan in host memory.
+    fn bill(&self, error: TrainError) -> TrainError {
+        match error {
+            TrainError::Runtime(RuntimeError::Plan(error)) if self.budget.on_host => {
+                with_data(self.budget.with_process(error).into(), self.budget.bytes, &self.held).into()
+            }
+            other => other,
+        }
+    }
 }
 
 /// Returns ledger lines for the memory of the process beyond the bytes that every training plan reserves for it

@@ -5,6 +5,7 @@ use super::remedies::with_remedies;
 use super::trained_model::TrainedModel;
 use crate::TrainError;
 use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
+use plimsoll_data::codons;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
 use plimsoll_graph::{Bounds, Bytes, Graph, Param};
 use plimsoll_models::FRAMES;
@@ -130,7 +131,7 @@ pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
     if config.model.kind == crate::config::ModelKind::Caller {
         // The shortest window that may be drawn.
         let shortest = config.window_lengths().min();
-        let least = (shortest.unwrap_or(5).saturating_sub(2) / 3).max(1) * FRAMES;
+        let least = (codons::tokens_of(shortest.unwrap_or(0) as usize) as u64).max(FRAMES);
         let sequences = config.batch.sequences.0.unwrap_or(tokens / least).clamp(1, tokens);
         // The longest span of attention is a frame.
         return Bounds { tokens, sequences, longest: (longest / FRAMES).min(tokens) };

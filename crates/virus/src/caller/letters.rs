@@ -6,6 +6,8 @@
 //! `sum of c_t (c_t - 1) / 2, divided by l - 1`, and is of low complexity if the score is above 2, the usual limit. The
 //! *complexity* of a record is the share of its pieces that are not of low complexity; pieces do not overlap.
 
+use plimsoll_data::bases;
+
 /// Bases of a piece: the window of DUST.
 const PIECE: usize = 64;
 /// DUST score above which a piece is of low complexity.
@@ -35,14 +37,14 @@ impl LetterCounts {
             let (mut triplets, mut known, mut code) = ([0u8; 64], 0u32, 0usize);
             let mut total = 0u32;
             for letter in piece {
-                match base(*letter) {
-                    Some(base) => {
-                        code = (code << 2 | base) & 63;
-                        known += 1;
-                    }
-                    None => {
+                match bases::code(*letter) {
+                    bases::OTHER => {
                         counts.unknown += 1;
                         known = 0;
+                    }
+                    base => {
+                        code = (code << 2 | usize::from(base)) & 63;
+                        known += 1;
                     }
                 }
                 if known >= 3 {
@@ -58,17 +60,6 @@ impl LetterCounts {
             counts.low += u16::from(f64::from(pairs) / f64::from(total - 1) > LIMIT);
         }
         counts
-    }
-}
-
-/// Code of a known base.
-fn base(letter: u8) -> Option<usize> {
-    match letter {
-        b'A' | b'a' => Some(0),
-        b'C' | b'c' => Some(1),
-        b'G' | b'g' => Some(2),
-        b'T' | b't' | b'U' | b'u' => Some(3),
-        _ => None,
     }
 }
 

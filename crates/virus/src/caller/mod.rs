@@ -2,13 +2,16 @@
 //! false discovery rates and regions. The models and the flow of records are those of every prediction (`run.rs`).
 //! Invariant: a probability is never shown without the calibration that belongs to the weights.
 
-pub mod calibration;
+pub(crate) mod calibration;
 pub(crate) mod fdr;
 pub(crate) mod letters;
 pub(crate) mod mates;
 pub(crate) mod regions;
-pub mod score;
+pub(crate) mod score;
 pub(crate) mod windows;
+
+pub use calibration::{AtLength, Calibration, ErrorBounds, OperatingPoint, Preset, RegionParameters};
+pub use score::{Limits, Threshold};
 
 /// The logistic function.
 pub(crate) fn sigmoid(log_odds: f64) -> f64 {

@@ -7,6 +7,7 @@ use super::super::random::Key;
 use super::packed::{self, Packed};
 use super::settings::Mutations;
 use super::shuffle::Shuffler;
+use crate::bases;
 
 /// Key words that separate the draws of a crop.
 const START: u64 = 1;
@@ -154,7 +155,7 @@ fn substitute(letters: &mut [u8], rate: f64, key: Key) {
         // Saturates: a gap may be as large as an integer can be.
         at = gap(rate, key).saturating_add(at);
         let Some(letter) = letters.get_mut(at) else { return };
-        let code = packed::code(*letter);
+        let code = bases::code(*letter);
         if code < 4 {
             *letter = packed::letter(code + 1 + key.with(1).below(3) as u8);
         }

@@ -1,22 +1,11 @@
 //! Sequences in two bits a base. Invariant: unpacking gives the packed letters in upper case with T for U and N for every
 //! letter that is no base.
 
+use crate::bases::code;
 use std::ops::Range;
 
 /// Letters of the four codes.
 const LETTERS: [u8; 4] = *b"ACGT";
-
-/// Code of each letter; 4 for letters that are no base.
-const CODES: [u8; 256] = {
-    let mut table = [4; 256];
-    let letters = *b"ACGTUacgtu";
-    let mut at = 0;
-    while at < letters.len() {
-        table[letters[at] as usize] = if at % 5 == 4 { 3 } else { (at % 5) as u8 };
-        at += 1;
-    }
-    table
-};
 
 /// The four letters of each byte of codes; the first base has the lowest bits.
 const UNPACKED: [[u8; 4]; 256] = {
@@ -32,11 +21,6 @@ const UNPACKED: [[u8; 4]; 256] = {
     }
     table
 };
-
-/// Code of a letter of an unpacked sequence: 0 to 3 for A, C, G, T, and 4 for N.
-pub(super) fn code(letter: u8) -> u8 {
-    CODES[usize::from(letter)]
-}
 
 /// The base with a code below 4.
 pub(super) fn letter(code: u8) -> u8 {

@@ -8,6 +8,7 @@
 
 use super::super::random::Key;
 use super::packed;
+use crate::bases;
 
 /// Letters: the four bases and N.
 const LETTERS: usize = 5;
@@ -28,7 +29,7 @@ impl Shuffler {
     /// Shuffles a sequence of the letters A, C, G, T and N.
     pub(super) fn shuffle(&mut self, letters: &mut [u8], key: Key) {
         let (Some(&first), Some(&last)) = (letters.first(), letters.last()) else { return };
-        let code = |letter: u8| usize::from(packed::code(letter));
+        let code = |letter: u8| usize::from(bases::code(letter));
         let mut counts = [0; LETTERS];
         letters[..letters.len() - 1].iter().for_each(|&letter| counts[code(letter)] += 1);
         let mut starts = [0; LETTERS];
@@ -38,7 +39,7 @@ impl Shuffler {
         let mut next = starts;
         for pair in letters.windows(2) {
             let from = &mut next[code(pair[0])];
-            self.edges[*from] = packed::code(pair[1]);
+            self.edges[*from] = bases::code(pair[1]);
             *from += 1;
         }
         let exits = self.exits(code(last), &starts, &counts, key);

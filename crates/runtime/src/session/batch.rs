@@ -1,0 +1,155 @@
+//! Batches of training and evaluation, and the inputs of a plan that take them. Invariant: a batch of the wrong kind, or
+//! one that lacks the targets of a task, is an error before anything is submitted.
+
+use super::frames::FramesInput;
+use crate::RuntimeError;
+use plimsoll_exec::Data;
+use plimsoll_graph::Counts;
+use plimsoll_models::MAX_TASKS;
+use plimsoll_plan::{InputId, Program};
+
+/// Inputs of a batch.
+#[derive(Clone, Copy, Debug)]
+pub enum Batch<'a> {
+    /// Sequences of tokens, packed end to end.
+    Tokens {
+        /// Token ids: (T).
+        ids: &'a [i32],
+        /// Start and end of each sequence: (S, 2).
+        spans: &'a [[i32; 2]],
+        /// The id to predict at each token, or for each task the class of each sequence; -1 for none.
+        targets: &'a [Vec<i32>],
+    },
+    /// Rows of precomputed embeddings.
+    Rows {
+        /// The nucleotide and the protein embeddings: (R, D) each.
+        parts: &'a [Vec<f32>],
+        /// The class of each row: (R).
+        targets: &'a [i32],
+    },
+}
+
+impl Batch<'_> {
+    /// Numbers of tokens and sequences; of rows, as many of both.
+    pub fn counts(&self) -> Counts {
+        let (tokens, sequences) = match self {
+            Self::Tokens { ids, spans, .. } => (ids.len(), spans.len()),
+            Self::Rows { targets, .. } => (targets.len(), targets.len()),
+        };
+        Counts { tokens: tokens as u64, sequences: sequences as u64 }
+    }
+}
+
+/// Batch inputs of a plan.
+pub(super) enum BatchInputs {
+    Tokens { ids: InputId, spans: InputId, frames: Option<FramesInput>, targets: Vec<InputId> },
+    Rows { parts: Vec<InputId>, targets: Option<InputId> },
+}
+
+/// Largest number of inputs of a plan: three of a batch, the targets of [`MAX_TASKS`] tasks, and six scalar ones of a
+/// micro-step.
+const MOST_INPUTS: usize = 9 + MAX_TASKS;
+
+/// Inputs of a plan with their values, without memory of the heap.
+pub(super) struct Inputs<'a> {
+    given: [Option<(InputId, Data<'a>)>; MOST_INPUTS],
+}
+
+/// The error for a plan that has no `what`.
+pub(super) fn lacks(program: &Program, plan: usize, what: &str) -> RuntimeError {
+    let name = &program.plans()[plan].0;
+    RuntimeError::bug(format!("the plan `{name}` of a training program has no {what}"))
+}
+
+/// The inputs of a plan that take targets: one, or one for each task; none in a plan that computes scores.
+pub(super) fn targets(program: &Program, plan: usize) -> Vec<InputId> {
+    let input = |name: &str| program.input(plan, name);
+    let of_tasks = (0..MAX_TASKS).map_while(|task| input(&format!("targets.{task}")));
+    input("targets").into_iter().chain(of_tasks).collect()
+}
+
+impl BatchInputs {
+    /// The inputs of a plan.
+    pub(super) fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
+        let input = |name: &str| program.input(plan, name);
+        let targets = targets(program, plan);
+        if let (Some(ids), Some(spans)) = (input("ids"), input("spans")) {
+            return Ok(Self::Tokens { ids, spans, frames: FramesInput::of(program, plan), targets });
+        }
+        let part = |name: &str| input(name).ok_or_else(|| lacks(program, plan, "input of rows"));
+        let parts = ["dna", "protein"].map(part).into_iter().collect::<Result<_, _>>()?;
+        Ok(Self::Rows { parts, targets: targets.first().copied() })
+    }
+
+    /// Number of frames of a sequence; 0 for a model without frames.
+    pub(super) fn frames_of_a_sequence(&self) -> usize {
+        match self {
+            Self::Tokens { frames, .. } => frames.map_or(0, |frames| frames.count),
+            Self::Rows { .. } => 0,
+        }
+    }
+
+    /// The inputs with the values of a batch, and the batch's numbers of tokens and sequences. `frames` is memory for the
+    /// frames of the sequences.
+    pub(super) fn given<'a>(
+        &self,
+        batch: Batch<'a>,
+        frames: &'a mut Vec<[i32; 2]>,
+    ) -> Result<(Inputs<'a>, Counts), RuntimeError> {
+        let mut inputs = Inputs { given: [None; MOST_INPUTS] };
+        match (self, batch) {
+            (
+                Self::Tokens { ids, spans, frames: of_frames, targets },
+                Batch::Tokens { ids: i, spans: s, targets: t },
+            ) => {
+                inputs.add(Some(*ids), Data::I32(i))?;
+                inputs.add(Some(*spans), Data::I32(s.as_flattened()))?;
+                if let Some(of_frames) = of_frames {
+                    s.iter().try_for_each(|[start, end]| of_frames.check((end - start) as usize))?;
+                    frames.clear();
+                    frames.extend(of_frames.of_spans(s));
+                    inputs.add(Some(of_frames.input), Data::I32(frames.as_flattened()))?;
+                }
+                // An evaluation reads the targets of the first task alone.
+                if t.len() < targets.len() {
+                    return Err(RuntimeError::bug("a batch lacks the targets of a task"));
+                }
+                for (&input, targets) in targets.iter().zip(t) {
+                    inputs.add(Some(input), Data::I32(targets))?;
+                }
+            }
+            (Self::Rows { parts, targets }, Batch::Rows { parts: rows, targets: t }) => {
+                for (&part, rows) in parts.iter().zip(rows) {
+                    inputs.add(Some(part), Data::F32(rows))?;
+                }
+                inputs.add(*targets, Data::I32(t))?;
+            }
+            (Self::Tokens { .. }, Batch::Rows { .. }) | (Self::Rows { .. }, Batch::Tokens { .. }) => {
+                return Err(RuntimeError::bug("a batch is not of the kind that the model takes"));
+            }
+        }
+        Ok((inputs, batch.counts()))
+    }
+}
+
+impl<'a> Inputs<'a> {
+    /// Adds an input, if the plan has it.
+    pub(super) fn add(&mut self, input: Option<InputId>, data: Data<'a>) -> Result<(), RuntimeError> {
+        let Some(input) = input else { return Ok(()) };
+        let free = self.given.iter_mut().find(|given| given.is_none());
+        *free.ok_or_else(|| RuntimeError::bug("a plan has more inputs than MOST_INPUTS"))? =
+            Some((input, data));
+        Ok(())
+    }
+
+    /// Calls `f` with the inputs as a slice.
+    pub(super) fn with<T>(&self, f: impl FnOnce(&[(InputId, Data<'a>)]) -> T) -> T {
+        let Some(first) = self.given[0] else { return f(&[]) };
+        let (mut all, mut n) = ([first; MOST_INPUTS], 0);
+        for given in self.given.iter().flatten() {
+            all[n] = *given;
+            n += 1;
+        }
+        f(&all[..n])
+    }
+}
