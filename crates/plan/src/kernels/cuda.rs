@@ -149,11 +149,22 @@ impl CudaKernel {
         }
     }
 
-    /// Whether the kernel accepts a node's op and attributes; the element types of the inputs are checked
-    /// separately.
-    pub(super) fn accepts(self, capability: Capability, node: &Node) -> bool {
-        let has_fp8 = self.row() != Operands::Quantized || capability >= Capability::FP8;
-        self.op() == node.op.kind() && has_fp8 && self.has(capability, &node.op)
+    /// Whether the kernel accepts a node's op and attributes, and the factors of a matmul have one element type. Which
+    /// element types it accepts is checked separately.
+    pub(super) fn accepts(self, capability: Capability, graph: &Graph, node: &Node) -> bool {
+        let accepts_factors = match self.row() {
+            Operands::Quantized => capability >= Capability::FP8,
+            Operands::Matmul | Operands::GemmGrad => {
+                matches!(node.inputs[..], [a, b, ..] if graph.spec(a).dtype == graph.spec(b).dtype)
+            }
+            Operands::Rows
+            | Operands::Sums
+            | Operands::Optimizer
+            | Operands::Loss
+            | Operands::FlashGrad
+            | Operands::Experts => true,
+        };
+        self.op() == node.op.kind() && accepts_factors && self.has(capability, &node.op)
     }
 
     /// Whether the kernel implements an op with these attributes.

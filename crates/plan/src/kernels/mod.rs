@@ -206,7 +206,7 @@ impl Kernels {
         let computes = match (id, self) {
             (KernelId::Reference(kernel), _) => kernel.accepts(graph, node),
             (KernelId::Cpu(kernel), _) => kernel.accepts(graph, node),
-            (KernelId::Cuda(kernel), Self::Cuda(capability)) => kernel.accepts(capability, node),
+            (KernelId::Cuda(kernel), Self::Cuda(capability)) => kernel.accepts(capability, graph, node),
             (KernelId::Cuda(_), Self::Reference | Self::Cpu(_)) => false,
         };
         let mut dtypes =

@@ -60,7 +60,8 @@ impl Precision {
 }
 
 /// Returns the graph with the weights of linears, experts, embeddings and losses in `precision`, and activations in
-/// the types that the ops infer from them. Parameters of norms and rotary tables stay f32.
+/// the types that the ops infer from them. Parameters of norms, rotary tables, and weights that multiply an f32
+/// activation stay f32.
 ///
 /// # Errors
 /// [`PlanError::BadPolicy`] if a graph input is floating-point, because the activations computed from it would stay
@@ -74,17 +75,17 @@ pub fn precision(graph: &Graph, precision: Precision) -> Result<Graph, PlanError
         return Err(PlanError::BadPolicy { field: "precision", why });
     }
     let mut g = graph.clone();
-    for node in &graph.nodes {
-        if !reads_weights(&node.op) {
-            continue;
-        }
-        for &v in &node.inputs {
-            if let (Role::Param(_), true) = (graph.spec(v).role, graph.spec(v).dtype.is_float()) {
-                g.values[v.index()].spec.dtype = precision.dtype();
+    for (id, node) in graph.nodes() {
+        // Some ops return f32 whatever they are given (a mean over a sequence). What multiplies their result keeps f32
+        // weights too: kernels take operands of one type, and these matmuls have a row for each sequence, not each token.
+        let wide = matches!(node.inputs.first(), Some(&x) if is_f32_activation(g.spec(x)));
+        if reads_weights(&node.op) && !wide {
+            for &v in &node.inputs {
+                if let (Role::Param(_), true) = (graph.spec(v).role, graph.spec(v).dtype.is_float()) {
+                    g.values[v.index()].spec.dtype = precision.dtype();
+                }
             }
         }
-    }
-    for (id, node) in graph.nodes() {
         let ins: Vec<&TensorSpec> = node.inputs.iter().map(|&v| g.spec(v)).collect();
         let outs = node.op.rules().infer(&ins, &g.bounds).map_err(|rule| PlanError::BadPolicy {
             field: "precision",
@@ -176,6 +177,11 @@ fn cast(g: &mut Graph, v: ValueId, layer: Option<u32>) -> ValueId {
     let op = Op::Cast(Cast { to: DType::F32 });
     push_node(g, Node { op, inputs: vec![v], outputs: vec![Some(wide)], layer, phase: Phase::Forward });
     wide
+}
+
+/// Whether a value is an activation in f32.
+fn is_f32_activation(spec: &TensorSpec) -> bool {
+    spec.dtype == DType::F32 && !matches!(spec.role, Role::Param(_))
 }
 
 /// Whether the parameters of an op are converted: matmul weights and embedding tables are, scales and offsets of

@@ -3,7 +3,7 @@
 use crate::cases::{bounds, encoder, target};
 use plimsoll_graph::ops::{Linear, Quantized, Relu};
 use plimsoll_graph::{Builder, DType, Def, Dim, Graph, Layout, Op, Role};
-use plimsoll_models::{KNOWN, Output};
+use plimsoll_models::{CallerConfig, CallerTask, KNOWN, Output};
 use plimsoll_plan::{Fuse, Plan, Policy, Precision, Weights, compile, passes, step_seconds};
 
 fn typed(id: &str, precision: Precision, outputs: &[Output]) -> Graph {
@@ -65,6 +65,39 @@ fn inner_layers_are_cast_on_their_way_out() {
         let Def::Node(id, _) = g.value(*v).def else { panic!("{name} is given") };
         let cast = matches!(g.node(id).op, Op::Cast(_));
         assert_eq!(cast, name != "mean", "{name}");
+    }
+}
+
+/// A mean over a sequence is f32 whatever it is given, and so is what follows it: the weights there stay f32.
+#[test]
+fn factors_of_a_matmul_have_one_type_also_after_a_mean() {
+    let task = CallerTask { name: "virus".to_owned(), classes: vec!["other".to_owned(), "virus".to_owned()] };
+    let caller = CallerConfig {
+        vocab_size: 66,
+        hidden_size: 64,
+        layers: 2,
+        heads: 1,
+        intermediate_size: 128,
+        eps: 1e-5,
+        rope_theta: 1e4,
+        tasks: vec![task],
+    };
+    let classifier = encoder(KNOWN[0].0).classifier_graph(bounds(512), 3).expect("verified");
+    for graph in [caller.graph(bounds(512)).expect("verified"), classifier] {
+        for (precision, on) in [
+            (Precision::Bf16, "h200"),
+            (Precision::Fp16, "4090"),
+            (Precision::Fp8, "h200"),
+            (Precision::Bf16, "cpu"),
+            (Precision::Int8, "cpu"),
+        ] {
+            let policy = Policy { precision, ..Policy::default() };
+            let plan = compile(&graph, &policy, &target(on)).unwrap_or_else(|e| panic!("{on}: {e}"));
+            for node in plan.graph.nodes.iter().filter(|node| matches!(node.op, Op::Linear(_))) {
+                let [x, w] = [0, 1].map(|i| plan.graph.spec(node.inputs[i]).dtype);
+                assert_eq!(x, w, "{precision:?} on {on}");
+            }
+        }
     }
 }
 
