@@ -1,4 +1,12 @@
-"""Metrics of scores in plain Python: used by calibrate.py and by bench/caller_table.py."""
+#!/usr/bin/env python3
+"""Metrics of scores in plain Python: used by calibrate.py and by bench/caller_table.py.
+
+    python3 metrics.py RESULT ...     the mean AUROC of results of `plimsoll predict` on windows of make_chunks.py
+"""
+
+import csv
+import os
+import sys
 
 
 def auroc(positive, negative):
@@ -27,3 +35,17 @@ def calibration_error(scores, labels, bins=15):
         at[1] += score
         at[2] += label
     return sum(abs(score - viral) for n, score, viral in sums if n) / len(scores)
+
+
+def main():
+    found = []
+    for result in sys.argv[1:]:
+        with open(os.path.join(result, "predictions.tsv"), newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        scores = {label: [float(row["virus_score"]) for row in rows if row["seq_name"].startswith(label + "|")] for label in ("viral", "nonviral")}
+        found.append(auroc(scores["viral"], scores["nonviral"]))
+    print(f"{sum(found) / len(found):.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,32 +1,81 @@
 #!/bin/sh
-# Trains a caller from genomes to a folder that `plimsoll predict --caller` takes.
+# Trains a caller from genomes to a folder that `plimsoll predict --caller` takes, as the built-in caller was trained.
 #
-#   sh examples/caller/train.sh GENOMES FOLD OUT [SEED]
+#   sh examples/caller/train.sh GENOMES OUT
 #
-# GENOMES: a collection as prepare.py describes it, with make_chunks.py; no spaces or commas in its path. FOLD: the fold of folds.tsv that is held out for validation and calibration.
-# OUT: a new folder. Further settings of `plimsoll train` go into the variable SET, such as
-# SET="--set run.device=cuda --set run.steps=2000". An interrupted run goes on with the same command.
+# GENOMES: a collection as prepare.py describes it, with make_chunks.py; no spaces or commas in its path. OUT: a new folder; the
+# result is OUT/caller. An interrupted run goes on with the same command. Settings, as variables:
+#   SEEDS="0 1 2"   seeds that are compared; the one with the highest mean AUROC over the five folds is trained on all records
+#   SET="--set run.device=cuda"   further settings of `plimsoll train`
+#   PLIMSOLL=plimsoll             the program
 set -eu
-genomes=$1 fold=$2 out=$3 seed=${4:-0}
+genomes=$1 out=$2
 here=$(dirname "$0")
 plimsoll=${PLIMSOLL:-plimsoll}
-mkdir -p "$out"
-python3 "$here/prepare.py" "$genomes" --fold "$fold" --out "$out/records.tsv"
+seeds=${SEEDS:-0 1 2}
 files="$genomes/fasta"
 [ -d "$genomes/more/fasta" ] && files="$files,$genomes/more/fasta"
-common="--set data.train=[$files] --set data.labels=$out/records.tsv --set run.seed=$seed"
-# shellcheck disable=SC2086
-"$plimsoll" train "$here/pretrain.yaml" $common ${SET:-} -o "$out/pretrained"
-# shellcheck disable=SC2086
-"$plimsoll" train "$here/train.yaml" $common --set "model.from=$out/pretrained/best" ${SET:-} -o "$out/trained"
-rm -rf "$out/caller"
-cp -RL "$out/trained/best/ema" "$out/caller"
-python3 "$here/calibrate.py" "$out/caller" --start
+mkdir -p "$out"
+
+# last RUN: its last checkpoint. Not the best on the fold: a fold that chose the checkpoint would flatter the seed.
+last() {
+    ls -d "$1/checkpoints"/step-* | tail -n 1
+}
+
+# train NAME TABLE SEED PRETRAINING_STEPS STEPS: writes the averaged weights to OUT/NAME/caller.
+train() {
+    common="--set data.train=[$files] --set data.labels=$2 --set run.seed=$3"
+    # shellcheck disable=SC2086
+    "$plimsoll" train "$here/pretrain.yaml" $common --set "run.steps=$4" ${SET:-} -o "$out/$1/pretrained"
+    # shellcheck disable=SC2086
+    "$plimsoll" train "$here/train.yaml" $common --set "run.steps=$5" --set "model.from=$(last "$out/$1/pretrained")" ${SET:-} -o "$out/$1/trained"
+    rm -rf "$out/$1/caller"
+    cp -R "$(last "$out/$1/trained")/ema" "$out/$1/caller"
+    python3 "$here/calibrate.py" "$out/$1/caller" --start
+}
+
+# predict NAME WINDOWS RESULT
+predict() {
+    "$plimsoll" predict "$2" --caller "$out/$1/caller" --min-length 100 --force -o "$3"
+}
+
+# Windows of every fold and of the split val. The folds together weigh as much as val in the calibration.
+for length in 100 150 300 500 1000 3000; do
+    n=1000
+    [ $length = 3000 ] && n=300
+    python3 "$genomes/make_chunks.py" --split val --len $length --n $n --out "$out/val_$length.fa"
+    for fold in 0 1 2 3 4; do
+        python3 "$genomes/make_chunks.py" --split train --fold $fold --len $length --n $((n / 5)) --out "$out/fold${fold}_$length.fa"
+    done
+done
+
+# Cross-validation: a shorter training for every seed and fold.
+for seed in $seeds; do
+    for fold in 0 1 2 3 4; do
+        python3 "$here/prepare.py" "$genomes" --fold $fold --out "$out/fold$fold.tsv"
+        train "seed$seed-fold$fold" "$out/fold$fold.tsv" "$seed" 1225 3500
+        python3 "$genomes/make_chunks.py" --split train --fold $fold --len 500 --n 1000 --out "$out/fold$fold.fa"
+        predict "seed$seed-fold$fold" "$out/fold$fold.fa" "$out/seed$seed-fold$fold/selection"
+    done
+done
+for seed in $seeds; do
+    echo "$(python3 "$here/metrics.py" "$out/seed$seed"-fold?/selection) $seed"
+done | tee "$out/seeds.txt"
+best=$(sort -g "$out/seeds.txt" | tail -n 1 | cut -d ' ' -f 2)
+
+# The caller itself: the best seed, on all training records.
+python3 "$here/prepare.py" "$genomes" --out "$out/all.tsv"
+train final "$out/all.tsv" "$best" 2875 11500
 results=""
 for length in 100 150 300 500 1000 3000; do
-    python3 "$genomes/make_chunks.py" --split train --fold "$fold" --len $length --n 2000 --out "$out/fold_$length.fa"
-    "$plimsoll" predict "$out/fold_$length.fa" --caller "$out/caller" --min-length 100 --force -o "$out/fold_$length"
-    results="$results $length=$out/fold_$length"
+    predict final "$out/val_$length.fa" "$out/final/val_$length"
+    results="$results $length=$out/final/val_$length"
+    for fold in 0 1 2 3 4; do
+        predict "seed$best-fold$fold" "$out/fold${fold}_$length.fa" "$out/seed$best-fold$fold/$length"
+        results="$results $length=$out/seed$best-fold$fold/$length"
+    done
 done
 # shellcheck disable=SC2086
-python3 "$here/calibrate.py" "$out/caller" $results
+python3 "$here/calibrate.py" "$out/final/caller" $results
+rm -rf "$out/caller"
+python3 "$here/pack.py" "$out/final/caller" "$out/caller"

@@ -47,15 +47,6 @@ pub enum PlotError {
         /// The missing key, or `JSON` if the file is not JSON.
         missing: &'static str,
     },
-    /// The folder contains the results of a caller.
-    #[error(
-        "{}: plot draws results of VirNucPro's models, and this is the result of a caller",
-        EscapedPath(folder)
-    )]
-    OfCaller {
-        /// The folder.
-        folder: PathBuf,
-    },
     /// The folder contains the results of several runs of VirNucPro.
     #[error(
         "{} holds the results of several runs of VirNucPro, such as {} and {}; give one of these folders",

@@ -86,8 +86,7 @@ struct Picture {
 /// order of `records`. Nothing is written unless all pictures could be drawn.
 ///
 /// # Errors
-/// - [`PlotError::NoResult`], [`PlotError::NotARunRecord`], [`PlotError::OfCaller`]: the folder has no complete results of
-///   VirNucPro's models.
+/// - [`PlotError::NoResult`], [`PlotError::NotARunRecord`]: the folder has no complete results.
 /// - [`PlotError::SeveralRuns`], [`PlotError::NoWindows`], [`PlotError::SeveralWindows`], [`PlotError::NotAWindow`],
 ///   [`PlotError::WindowOutOfOrder`], [`PlotError::TornWindows`], [`PlotError::UnknownWindow`],
 ///   [`PlotError::Contradiction`]: results of VirNucPro that are ambiguous, incomplete or inconsistent.

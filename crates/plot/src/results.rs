@@ -1,4 +1,4 @@
-//! Reads a folder of results. Invariant: every row is checked, and tables that contradict each other or their
+//! Reads a folder of results of VirNucPro's models or of a caller. Invariant: every row is checked, and tables that contradict each other or their
 //! run record are an error with path and line; predictions are not recomputed.
 
 use super::survey::{CALLS, PredictionRow, Survey};
@@ -22,6 +22,8 @@ const OF_A_RECORD: [&str; 7] =
     ["seq_name", "length", "n_windows", "n_scored", "n_virus", "virus_score", "prediction"];
 const OF_A_WINDOW: [&str; 9] =
     ["seq_name", "window", "start", "end", "n_orfs", "best_frame", "score_other", "score_virus", "prediction"];
+const OF_A_CALLED_RECORD: [&str; 5] = ["seq_name", "length", "n_windows", "virus_score", "prediction"];
+const OF_A_CALLED_WINDOW: [&str; 4] = ["seq_name", "start", "end", "virus_score"];
 const OF_A_FRAME: [&str; 3] = ["Sequence_ID", "score1", "score2"];
 
 /// Properties of the run that pictures show.
@@ -33,8 +35,11 @@ pub struct About {
     pub inputs: Vec<String>,
     /// Whether the weights were trained; scores of untrained weights are not drawn.
     pub trained: bool,
-    /// Minimum score of a record for the call "virus".
-    pub threshold: f32,
+    /// Minimum score of a record for the call "virus"; `None` for a preset of a caller, whose threshold depends on the
+    /// length of the record.
+    pub threshold: Option<f32>,
+    /// Whether windows have a score for each strand. A caller scores both strands together.
+    pub by_strand: bool,
     /// Length of a window in bases.
     pub length: u64,
 }
@@ -50,8 +55,10 @@ pub struct Results {
 
 /// Program that wrote the results.
 enum Source {
-    /// `predict`, with the numbers of rows according to its run record.
+    /// `predict` with VirNucPro's models, with the numbers of rows according to its run record.
     Ours(RowCounts),
+    /// `predict` with a caller, likewise.
+    Caller(RowCounts),
     /// VirNucPro or virnucpro-broad.
     Original(VirNucProResults),
 }
@@ -83,21 +90,19 @@ impl Results {
         }
         let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
         let record: Option<Value> = serde_json::from_str(&text).ok();
-        if record.as_ref().is_some_and(|record| record["models"]["caller"].is_string()) {
-            return Err(PlotError::OfCaller { folder: folder.to_owned() });
-        }
         let (about, counts) = record
             .as_ref()
             .ok_or("JSON")
             .and_then(about)
             .map_err(|missing| PlotError::NotARunRecord { path: path.clone(), missing })?;
-        Ok(Results { folder: folder.to_owned(), about, source: Source::Ours(counts) })
+        let source = if about.by_strand { Source::Ours(counts) } else { Source::Caller(counts) };
+        Ok(Results { folder: folder.to_owned(), about, source })
     }
 
     /// Calls `see` for every record, in order.
     pub fn records(&self, mut see: impl FnMut(&PredictionRow)) -> Result<(), DataError> {
         let said = match &self.source {
-            Source::Ours(counts) => counts,
+            Source::Ours(counts) | Source::Caller(counts) => counts,
             Source::Original(original) => {
                 original.records(see);
                 return Ok(());
@@ -105,7 +110,7 @@ impl Results {
         };
         let mut rows = self.predictions()?;
         let mut count = 0;
-        while let Some(entry) = rows.next(|cells| entry(count, cells))? {
+        while let Some(entry) = self.next_record(&mut rows, count)? {
             see(&entry);
             count += 1;
         }
@@ -117,6 +122,7 @@ impl Results {
     pub fn tracks(&self, chosen: &[PredictionRow], survey: &mut Survey) -> Result<Vec<Track>, DataError> {
         let said = match &self.source {
             Source::Ours(counts) => counts,
+            Source::Caller(counts) => return self.called_tracks(*counts, chosen, survey),
             Source::Original(original) => return Ok(original.tracks(chosen, survey)),
         };
         let mut records = self.predictions()?;
@@ -125,7 +131,7 @@ impl Results {
         let mut frames = frames.exists().then(|| TableReader::open(&frames, &OF_A_FRAME)).transpose()?;
         let mut tracks: Vec<Track> = vec![];
         let (mut ordinal, mut count) = (0, 0);
-        while let Some(record) = records.next(|cells| entry(ordinal, cells))? {
+        while let Some(record) = self.next_record(&mut records, ordinal)? {
             let wanted = chosen.get(tracks.len()).is_some_and(|next| next.ordinal == ordinal);
             let mut kept = vec![];
             for number in 1..=record.windows {
@@ -155,9 +161,55 @@ impl Results {
         Ok(tracks)
     }
 
+    /// [`Self::tracks`] of the results of a caller.
+    fn called_tracks(
+        &self,
+        said: RowCounts,
+        chosen: &[PredictionRow],
+        survey: &mut Survey,
+    ) -> Result<Vec<Track>, DataError> {
+        let mut records = self.predictions()?;
+        let mut windows = TableReader::open(&self.folder.join(WINDOWS), &OF_A_CALLED_WINDOW)?;
+        let mut tracks: Vec<Track> = vec![];
+        let (mut ordinal, mut count) = (0, 0);
+        while let Some(mut record) = self.next_record(&mut records, ordinal)? {
+            let wanted = chosen.get(tracks.len()).is_some_and(|next| next.ordinal == ordinal);
+            let mut place = Place::default();
+            let mut kept = vec![];
+            for _ in 0..record.windows {
+                let row = windows.next(|cells| called_window(&record, &mut place, cells))?;
+                let window = row.ok_or_else(|| windows.ends_early())?;
+                if let Some(score) = window.score {
+                    survey.window_scores.add(score, window.call);
+                }
+                if wanted {
+                    kept.push(window);
+                }
+            }
+            count += record.windows;
+            ordinal += 1;
+            if wanted {
+                record.scored = kept.iter().filter(|window| window.score.is_some()).count() as u64;
+                tracks.push(Track { entry: record, windows: kept, every_frame: true });
+            }
+        }
+        windows.expect_end()?;
+        self.agree(&windows, count, said.windows)?;
+        Ok(tracks)
+    }
+
     /// Opens the table of records.
     fn predictions(&self) -> Result<TableReader, DataError> {
-        TableReader::open(&self.folder.join(PREDICTIONS), &OF_A_RECORD)
+        let columns = if self.about.by_strand { &OF_A_RECORD[..] } else { &OF_A_CALLED_RECORD[..] };
+        TableReader::open(&self.folder.join(PREDICTIONS), columns)
+    }
+
+    /// Reads the next row of the table of records, which is row `ordinal`.
+    fn next_record(&self, rows: &mut TableReader, ordinal: u64) -> Result<Option<PredictionRow>, DataError> {
+        match self.about.by_strand {
+            true => rows.next(|cells| entry(ordinal, cells)),
+            false => rows.next(|cells| called_entry(ordinal, cells)),
+        }
     }
 
     /// Checks the number of rows of a table, which detects truncation between two rows.
@@ -181,11 +233,22 @@ pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> 
         let path = Path::new(path.as_str()?);
         Some(path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
     };
+    let made_by = format!("plimsoll {}", record["plimsoll"].as_str().ok_or("`plimsoll`")?);
+    let by_strand = !record["models"]["caller"].is_string();
+    let threshold = match by_strand {
+        true => Some(parameters["threshold"].as_f64().ok_or("`threshold`")? as f32),
+        // A score, or the name of a preset.
+        false => {
+            let named = parameters["calling"]["threshold"].as_str().ok_or("`calling.threshold`")?;
+            named.parse().ok()
+        }
+    };
     let about = About {
-        made_by: format!("plimsoll {}", record["plimsoll"].as_str().ok_or("`plimsoll`")?),
+        made_by,
         inputs: record["inputs"].as_array().ok_or("`inputs`")?.iter().filter_map(name).collect(),
         trained: record["models"]["trained"].as_bool().ok_or("`models.trained`")?,
-        threshold: parameters["threshold"].as_f64().ok_or("`threshold`")? as f32,
+        threshold,
+        by_strand,
         length: number(&parameters["length"], "`length`")?,
     };
     let counts = RowCounts {
@@ -217,6 +280,64 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
         return Err(text.to_owned());
     }
     Ok(entry)
+}
+
+/// Parses a record of the results of a caller. Windows without a score are rare and known only from the table of windows.
+fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String> {
+    let [id, length, windows, score, call] = cells;
+    let windows = whole("n_windows", windows)?;
+    let score = known(score).map(|text| share("virus_score", text)).transpose()?;
+    let call = called(call)?;
+    if score.is_none() && matches!(call, Call::Virus | Call::Other) {
+        return Err("the columns contradict each other: virus_score, prediction".to_owned());
+    }
+    Ok(PredictionRow {
+        ordinal,
+        id: id.to_owned(),
+        length: whole("length", length)?,
+        windows,
+        scored: if score.is_some() { windows } else { 0 },
+        virus: None,
+        score,
+        call,
+    })
+}
+
+/// Position in the windows of a record or of the two mates of a pair, which are drawn one after another.
+#[derive(Default)]
+struct Place {
+    /// Sequence of the last window.
+    sequence: String,
+    /// Bases of the sequences before it.
+    before: u64,
+    /// End of the last window, counted from the first base of the record or pair.
+    end: u64,
+}
+
+/// Parses a window of the results of a caller.
+fn called_window(record: &PredictionRow, place: &mut Place, cells: [&str; 4]) -> Result<Window, String> {
+    let [id, start, end, score] = cells;
+    if id != place.sequence {
+        let is_mate = || id.strip_prefix(&*record.id).is_some_and(|mate| matches!(mate, "/1" | "/2"));
+        if id != record.id && !is_mate() {
+            let wanted = format!("expected a window of '{}' as in {PREDICTIONS}", record.id);
+            return Err(format!("{wanted}; the tables are incomplete or belong to different runs"));
+        }
+        *place = Place { sequence: id.to_owned(), before: place.end, end: place.end };
+    }
+    let (start, end) = (whole("start", start)?, whole("end", end)?);
+    let in_record = place.before.checked_add(end).filter(|&end| end <= record.length);
+    let Some(last) = in_record.filter(|_| start > 0 && end >= start) else {
+        return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
+    };
+    place.end = last;
+    let score = known(score).map(|text| share("virus_score", text)).transpose()?;
+    let call = match score {
+        Some(score) if score >= 0.5 => Call::Virus,
+        Some(_) => Call::Other,
+        None => Call::NoCall,
+    };
+    Ok(Window { start: place.before + start - 1, end: last, score, call, strands: [None; 2] })
 }
 
 /// Parses a window and its number of open reading frames.

@@ -94,7 +94,8 @@ impl VirNucProResults {
             made_by: "VirNucPro".to_owned(),
             inputs: vec![name],
             trained: true,
-            threshold: THRESHOLD,
+            threshold: Some(THRESHOLD),
+            by_strand: true,
             length: length as u64,
         };
         Ok(Self { about, tracks })

@@ -2,6 +2,7 @@
 //! graph reads was found with the expected shape before the first byte is allocated.
 
 use crate::RuntimeError;
+use crate::bundle;
 use crate::hub::CONFIG;
 use crate::model::{pieces, read_config, read_pieces};
 use crate::session::WeightSource;
@@ -17,7 +18,7 @@ const WEIGHTS: &str = "model.safetensors";
 
 /// A caller with its weights.
 pub struct CallerModel {
-    /// The name under which the model was requested: its folder.
+    /// The name under which the model was requested: its folder, or the name of the built-in caller.
     pub name: String,
     /// The architecture, which builds the graph, and the tasks.
     pub config: CallerConfig,
@@ -40,6 +41,23 @@ impl CallerModel {
             .map_err(|source| RuntimeError::Config { path: path.clone(), source })?;
         let weights = Weights::open(&folder.join(WEIGHTS))?;
         Self::new(folder.display().to_string(), config, text, weights)
+    }
+
+    /// Opens the caller compiled into the program.
+    ///
+    /// # Errors
+    /// None in a sound build: the errors of [`Self::open`].
+    pub fn builtin() -> Result<Self, RuntimeError> {
+        let (name, text) = ("built-in caller", bundle::CALLER_CONFIG);
+        let config = CallerConfig::from_json(text)
+            .map_err(|source| RuntimeError::Config { path: format!("{name} {CONFIG}").into(), source })?;
+        let weights = Weights::from_bytes(name, bundle::CALLER)?;
+        Self::new(name.to_owned(), config, text.to_owned(), weights)
+    }
+
+    /// Text of the calibration of the built-in caller.
+    pub fn builtin_calibration() -> &'static str {
+        bundle::CALLER_CALIBRATION
     }
 
     fn new(

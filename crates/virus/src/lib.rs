@@ -292,8 +292,7 @@ fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, Viru
     if caller.paired && options.inputs.len() > 2 {
         return Err(VirusError::PairedFiles { files: options.inputs.len() });
     }
-    let model = CallerModel::open(&caller.folder)?;
-    let calibration = Calibration::open(&caller.folder)?;
+    let (model, calibration) = caller_files(caller.folder.as_deref())?;
     if options.length as u64 != calibration.window {
         return Err(VirusError::OtherWindows { length: options.length, window: calibration.window });
     }
@@ -302,14 +301,22 @@ fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, Viru
     Ok(Opened { models: OpenedModels::Caller(Box::new(OpenedCaller { model, calibration, layout })), digests })
 }
 
-/// Returns the window length in bases for which the caller in `folder` is calibrated.
+/// Opens a caller and its calibration; without a folder, the built-in ones.
+fn caller_files(folder: Option<&Path>) -> Result<(CallerModel, Calibration), VirusError> {
+    match folder {
+        // The model first: of the folder of another model, its family is what is wrong.
+        Some(folder) => Ok((CallerModel::open(folder)?, Calibration::open(folder)?)),
+        None => Ok((CallerModel::builtin()?, Calibration::builtin()?)),
+    }
+}
+
+/// Returns the window length in bases for which the caller in `folder` is calibrated; without a folder, that of the
+/// built-in caller.
 ///
 /// # Errors
 /// A folder that is not that of a caller with its calibration.
-pub fn caller_window(folder: &Path) -> Result<usize, VirusError> {
-    // The model first: of the folder of another model, its family is what is wrong.
-    CallerModel::open(folder)?;
-    Ok(Calibration::open(folder)?.window as usize)
+pub fn caller_window(folder: Option<&Path>) -> Result<usize, VirusError> {
+    Ok(caller_files(folder)?.1.window as usize)
 }
 
 /// Finds the tasks of a prediction in a caller's logits.

@@ -57,8 +57,8 @@ pub struct Options {
 /// Options of a prediction with a caller.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallerOptions {
-    /// Folder of the caller: config.json, model.safetensors and calibration.json.
-    pub folder: PathBuf,
+    /// Folder of the caller: config.json, model.safetensors and calibration.json; `None` is the built-in caller.
+    pub folder: Option<PathBuf>,
     /// What decides whether a record is called virus.
     pub threshold: Threshold,
     /// Largest false discovery rate of a record that is called virus; `None` without a limit.

@@ -1,5 +1,5 @@
-//! Flags of `plimsoll predict` with a caller. Invariant: a flag of callers without a caller, and a flag of VirNucPro's models
-//! with one, are refused by name.
+//! Flags of `plimsoll predict` with a caller. Invariant: a flag of callers beside VirNucPro's models, and a flag of VirNucPro's
+//! models without them, are refused by name.
 
 use super::at_least_one;
 use crate::error::{CliError, usage};
@@ -12,13 +12,14 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Callers")]
 pub(super) struct CallerFlags {
-    /// Use the caller in this folder instead of VirNucPro's models: a classifier that scores every window from 100 bases on
+    /// Use the caller in this folder instead of the built-in one: a classifier that scores every window from 100 bases on
     /// and comes with a calibration (config.json, model.safetensors, calibration.json)
     #[arg(long, value_name = "DIR")]
     caller: Option<PathBuf>,
 
-    /// Operating point of the calls; true and false positive rates of each were measured with the caller and are in its
-    /// calibration.json and in the summary. Cannot be used with --threshold [default: default]
+    /// Operating point of the calls. The rates below are those of the built-in caller at 500 bases, for families and phyla
+    /// that are mostly new to it; those at the lengths of the input are in the summary, and those of another caller in its
+    /// calibration.json. Cannot be used with --threshold [default: default]
     #[arg(long, value_enum, value_name = "PRESET", conflicts_with = "threshold")]
     preset: Option<PresetFlag>,
 
@@ -53,12 +54,22 @@ pub(super) struct CallerFlags {
 /// Presets by name.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PresetFlag {
-    /// A balance between found viruses and false calls
+    /// Finds 45 % of the viral sequences and calls 5 % of the others virus
     Default,
-    /// More viruses, more false calls
+    /// Finds 80 % of the viral sequences and calls 20 % of the others virus
     Relaxed,
-    /// Fewer false calls, fewer viruses
+    /// Finds 21 % of the viral sequences and calls 1 % of the others virus
     Conservative,
+}
+
+impl PresetFlag {
+    fn preset(self) -> Preset {
+        match self {
+            Self::Default => Preset::Default,
+            Self::Relaxed => Preset::Relaxed,
+            Self::Conservative => Preset::Conservative,
+        }
+    }
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -72,23 +83,28 @@ fn prevalence(text: &str) -> Result<f64, String> {
 }
 
 impl CallerFlags {
-    /// Whether a caller was selected.
-    pub(super) fn is_given(&self) -> bool {
+    /// Whether a caller was named.
+    pub(super) fn is_named(&self) -> bool {
         self.caller.is_some()
     }
 
-    /// The options of the caller; `None` for VirNucPro's models. `threshold` is the value of `--threshold`, and `of_virnucpro`
-    /// are flags of VirNucPro's models with whether they were given.
+    /// The options of the caller; `None` for VirNucPro's models, which one of `models` selects. `threshold` is the value of
+    /// `--threshold`; `models` and `of_virnucpro` are flags that name models of VirNucPro and other flags of such models,
+    /// with whether they were given.
     ///
     /// # Errors
-    /// Flags of callers without a caller; flags of VirNucPro's models with one.
+    /// Flags of callers beside VirNucPro's models; flags of VirNucPro's models without them.
     pub(super) fn options(
         &self,
         threshold: Option<f64>,
-        of_virnucpro: &[(bool, &str)],
+        models: &[(bool, &'static str)],
+        of_virnucpro: &[(bool, &'static str)],
     ) -> Result<Option<CallerOptions>, CliError> {
-        let Some(folder) = &self.caller else {
+        let first =
+            |flags: &[(bool, &'static str)]| flags.iter().find(|(given, _)| *given).map(|(_, flag)| *flag);
+        if let Some(model) = first(models) {
             let given = [
+                (self.caller.is_some(), "--caller"),
                 (self.preset.is_some(), "--preset"),
                 (self.max_fdr.is_some(), "--max-fdr"),
                 (self.prevalence.is_some(), "--prevalence"),
@@ -97,26 +113,27 @@ impl CallerFlags {
                 (self.max_n.is_some(), "--max-n"),
                 (self.min_complexity.is_some(), "--min-complexity"),
             ];
-            return match given.into_iter().find(|(given, _)| *given) {
+            return match first(&given) {
                 None => Ok(None),
-                Some((_, flag)) => Err(usage(format!(
-                    "{flag} needs a caller, whose scores are calibrated probabilities; add --caller, or omit {flag}"
+                Some(flag) => Err(usage(format!(
+                    "{flag} belongs to callers, and {model} selects VirNucPro's models, whose scores are not calibrated; \
+                     omit {flag}, or omit {model}"
                 ))),
             };
-        };
-        if let Some((_, flag)) = of_virnucpro.iter().find(|(given, _)| *given) {
+        }
+        if let Some(flag) = first(of_virnucpro) {
+            let remedy = match self.caller {
+                Some(_) => format!("omit {flag}, or give --head or --weights in place of --caller"),
+                None => format!("omit {flag}, or name VirNucPro's models with --head or --weights"),
+            };
             return Err(usage(format!(
-                "{flag} belongs to VirNucPro's models and has no meaning for a caller; omit {flag}, or omit --caller"
+                "{flag} belongs to VirNucPro's models and has no meaning for a caller; {remedy}"
             )));
         }
-        let preset = match self.preset {
-            None | Some(PresetFlag::Default) => Preset::Default,
-            Some(PresetFlag::Relaxed) => Preset::Relaxed,
-            Some(PresetFlag::Conservative) => Preset::Conservative,
-        };
+        let preset = self.preset.unwrap_or(PresetFlag::Default).preset();
         let usual = Limits::default();
         Ok(Some(CallerOptions {
-            folder: folder.clone(),
+            folder: self.caller.clone(),
             threshold: threshold.map_or(Threshold::Preset(preset), Threshold::Score),
             max_fdr: self.max_fdr,
             prevalence: self.prevalence.unwrap_or(0.5),
@@ -127,5 +144,26 @@ impl CallerFlags {
                 min_complexity: self.min_complexity.unwrap_or(usual.min_complexity),
             },
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_virus::caller::Calibration;
+
+    #[test]
+    fn the_help_has_the_measured_rates_of_the_built_in_caller() {
+        let calibration = Calibration::builtin().expect("built in");
+        for flag in PresetFlag::value_variants() {
+            let point = calibration.at(500).point(flag.preset());
+            let rates = format!(
+                "Finds {:.0} % of the viral sequences and calls {:.0} % of the others virus",
+                100.0 * point.tpr,
+                100.0 * point.fpr
+            );
+            let value = flag.to_possible_value().expect("a value");
+            assert_eq!(value.get_help().expect("a help").to_string(), rates);
+        }
     }
 }

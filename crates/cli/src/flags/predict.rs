@@ -13,17 +13,18 @@ use clap::{Args, ValueEnum};
 use plimsoll_runtime::{HeadModel, Level, Observer, Settings, machine};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{
-    Models, Options, PredictReport, Shard, caller_window, files, predict, predict_each, stem,
+    CallerOptions, Models, Options, PredictReport, Shard, caller_window, files, predict, predict_each, stem,
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Predict for each DNA sequence whether it comes from a virus, with the method of VirNucPro or with a caller
+/// Predict for each DNA sequence whether it comes from a virus, with the built-in caller or with VirNucPro's models
 ///
-/// Reads FASTA or FASTQ, plain or compressed, cuts each sequence into windows, translates each window in six frames,
-/// and scores each open reading frame with a DNA model and a protein model. With --caller, every window is scored by one
-/// small model with calibrated probabilities.
+/// Reads FASTA or FASTQ, plain or compressed, and cuts each sequence into windows. A caller, the built-in one or that of
+/// --caller, scores every window from its codons in six frames; its scores are calibrated probabilities. With --head or
+/// --weights, each window is translated in six frames, and each open reading frame is scored by VirNucPro's DNA model
+/// and protein model.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Predict {
@@ -125,9 +126,9 @@ pub struct Predict {
     voice: Voice,
 }
 
-/// Model selection; without any of these flags, the small built-in models are used.
+/// Selection of VirNucPro's models; without any of these flags, a caller is used.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Models (without these flags: small built-in models with random weights)")]
+#[command(next_help_heading = "VirNucPro's models")]
 pub(super) struct ModelFlags {
     /// Folder that contains all models: dnabert_s/, esm2/ and a head (head.safetensors, head.pth, 500_model.pth or
     /// 300_model.pth)
@@ -235,14 +236,16 @@ impl Predict {
     /// Replaces our flags by the values of virnucpro-broad's flags.
     fn take_foreign(&mut self) -> Result<(), CliError> {
         self.virnucpro.refuse()?;
-        // Before the flags are interpreted, which could fail for want of VirNucPro's models.
-        if self.caller.is_given() {
-            self.caller.options(self.threshold, &self.of_virnucpro())?;
+        let ModelFlags { head, weights, .. } = &self.models;
+        // Before other flags are interpreted, which could fail for want of VirNucPro's models: with a caller, it is the flags
+        // of such models that are wrong. A model type alone is told which head it needs.
+        if self.caller.is_named() {
+            self.caller_options()?;
         }
+        let length = self.virnucpro.length(head.as_ref(), weights.is_some())?;
+        self.caller_options()?;
         let device = self.virnucpro.device(self.machine.device())?;
         self.machine.take(device, self.virnucpro.threads());
-        let ModelFlags { head, weights, .. } = &self.models;
-        let length = self.virnucpro.length(head.as_ref(), weights.is_some())?;
         if let (Some(ours), Some(theirs)) = (self.length, length)
             && ours != theirs
         {
@@ -253,19 +256,22 @@ impl Predict {
         Ok(())
     }
 
-    /// Flags that only VirNucPro's models have, with whether they were given.
-    fn of_virnucpro(&self) -> [(bool, &'static str); 8] {
+    /// The options of the caller; `None` if flags name VirNucPro's models.
+    fn caller_options(&self) -> Result<Option<CallerOptions>, CliError> {
         let ModelFlags { weights, dna_model, protein_model, head } = &self.models;
-        [
+        let models = [
             (weights.is_some(), "--weights"),
+            (head.is_some(), "--head"),
             (dna_model.is_some(), "--dna-model"),
             (protein_model.is_some(), "--protein-model"),
-            (head.is_some(), "--head"),
+        ];
+        let of_virnucpro = [
             (self.virnucpro.has_model_type(), "--model-type"),
             (self.original_alphabet, "--original-alphabet"),
             (self.keep_intermediate, "--keep-intermediate"),
             (self.save_embeddings.is_some(), "--save-embeddings"),
-        ]
+        ];
+        self.caller.options(self.threshold, &models, &of_virnucpro)
     }
 
     fn tell(&self, report: &PredictReport, terminal: &mut Terminal) -> Result<(), CliError> {
@@ -290,12 +296,12 @@ impl Predict {
         let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? };
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
         let inputs = files(&self.inputs)?;
-        let caller = self.caller.options(self.threshold, &self.of_virnucpro())?;
+        let caller = self.caller_options()?;
         let (models, length) = match &caller {
             Some(caller) => {
                 let length = match self.length {
                     Some(length) => length as usize,
-                    None => caller_window(&caller.folder)?,
+                    None => caller_window(caller.folder.as_deref())?,
                 };
                 (Models::default(), length)
             }

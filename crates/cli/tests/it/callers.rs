@@ -70,20 +70,30 @@ fn flags_that_do_not_fit_are_refused_by_name() {
         &["--max-n", "0.1"],
         &["--min-complexity", "0.1"],
     ] {
-        refused(flag, &format!("{} needs a caller", flag[0]));
+        let words = [&["--weights", &goldens], flag].concat();
+        refused(&words, &format!("{} belongs to callers, and --weights selects VirNucPro's models", flag[0]));
+    }
+    // Without a model, these are refused too: the built-in caller would be used.
+    for flag in [&["--original-alphabet"][..], &["--keep-intermediate"], &["--save-embeddings", "npy"]] {
+        refused(flag, &format!("{} belongs to VirNucPro's models", flag[0]));
     }
     for flag in [
-        &["--weights", &goldens[..]][..],
-        &["--head", "x.pth"],
-        &["--dna-model", "x"],
-        &["--protein-model", "x"],
-        &["--model-type", "500"],
+        &["--model-type", "500"][..],
         &["--original-alphabet"],
         &["--keep-intermediate"],
         &["--save-embeddings", "npy"],
     ] {
         let words = [&["--caller", &caller], flag].concat();
         refused(&words, &format!("{} belongs to VirNucPro's models", flag[0]));
+    }
+    for flag in [
+        &["--weights", &goldens[..]][..],
+        &["--head", "x.pth"],
+        &["--dna-model", "x"],
+        &["--protein-model", "x"],
+    ] {
+        let words = [&["--caller", &caller], flag].concat();
+        refused(&words, &format!("--caller belongs to callers, and {} selects VirNucPro's models", flag[0]));
     }
     let with = |words: &[&'static str]| [&["--caller", &*caller], words].concat();
     refused(&with(&["--preset", "relaxed", "--threshold", "0.5"]), "cannot be used with");
@@ -144,13 +154,4 @@ fn killed_at_any_moment_it_ends_with_the_same_bytes() {
         resumed += u64::from(record["windows_from_journal"].as_u64() > Some(0));
     }
     assert!(resumed > 0, "no kill came when something was kept");
-}
-
-#[test]
-fn plot_says_what_it_draws() {
-    let folder = Folder::new("caller-plot");
-    folder.write("reads.fa", reads(3));
-    folder.run(&["predict", "reads.fa", "--caller", &golden("caller"), "-o", "out", "-q"]).assert_code(0);
-    let ran = folder.run(&["plot", "out"]);
-    assert!(ran.assert_code(1).stderr().contains("the result of a caller"), "{}", ran.stderr());
 }

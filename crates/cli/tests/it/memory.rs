@@ -166,9 +166,11 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
     );
     folder.write("classifier.yaml", classifier);
     folder.run(&["train", "classifier.yaml", "-q", "-o", "classifier"]).assert_code(0);
+    let caller = golden("caller");
+    let few = ["predict", "few.fa", "--caller", &caller, "-q"];
     for shard in ["1/2", "2/2"] {
         folder
-            .run(&["predict", "few.fa", "-q", "--shard", shard, "-o", &format!("shard{}", &shard[..1])])
+            .run(&[&few[..], &["--shard", shard, "-o", &format!("shard{}", &shard[..1])]].concat())
             .assert_code(0);
     }
     let data = format!("data.train=[\"{}\"]", example("corpus.txt"));
@@ -181,7 +183,7 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
         let threads = (1 + draws.below(4)).to_string();
         let output = format!("out{case}");
         let mut command = match draws.below(7) {
-            0 => words(&["predict", input, "-o", &output]),
+            0 => words(&["predict", input, "--caller", &caller, "-o", &output]),
             1 => words(&["predict", input, "--weights", &goldens, "-o", &output, "--keep-intermediate"]),
             2 => words(&["embed", "--model", &esm, "proteins.faa", "-o", &format!("{output}.npy")]),
             3 => {
@@ -196,7 +198,7 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
                 "-o",
                 &format!("{output}.tsv"),
             ]),
-            5 => words(&["predict", "few.fa", "--merge", "shard1", "--merge", "shard2", "-o", &output]),
+            5 => words(&[&few[..], &["--merge", "shard1", "--merge", "shard2", "-o", &output]].concat()),
             _ => words(&[
                 "train",
                 &example("moe-mini.yaml"),
@@ -259,7 +261,7 @@ fn a_pipe_is_held_to_its_share_of_the_line() {
     folder.write("long.fq", format!("@a\n{}\n", "ACGT".repeat(5_000_000)));
     let (dnabert, budget) = (golden("dnabert_s"), 100_000_000);
     let commands = [
-        words(&["predict", "-", "-q", "--threads", "2"]),
+        words(&["predict", "-", "--weights", &golden(""), "-q", "--threads", "2"]),
         words(&[
             "embed",
             "--model",
@@ -329,6 +331,8 @@ fn one_long_record_and_many_short_reads() {
             let command = words(&[
                 "predict",
                 input,
+                "--weights",
+                &golden(""),
                 "-o",
                 &output,
                 "-q",

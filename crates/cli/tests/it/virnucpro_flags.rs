@@ -121,8 +121,8 @@ fn every_flag_works_or_names_ours() {
     }
 }
 
-/// virnucpro-broad uses the head stored with its program. Here a head must be named, so that the untrained
-/// built-in head is not used by mistake.
+/// virnucpro-broad uses the head stored with its program. Here a head must be named, so that the built-in caller is not
+/// used by mistake.
 #[test]
 fn a_model_type_alone_names_the_heads_file() {
     let folder = Folder::new("virnucpro_model_type");

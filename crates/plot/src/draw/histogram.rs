@@ -15,8 +15,8 @@ pub struct HistogramFrame {
     pub y: f64,
     /// Total width.
     pub width: f64,
-    /// Score from which the call is virus.
-    pub line: f64,
+    /// Score from which the call is virus; `None` if it is not the same for all.
+    pub line: Option<f64>,
     /// Label of this score.
     pub line_name: &'static str,
 }
@@ -52,11 +52,13 @@ pub fn draw(scene: &mut Scene, place: &HistogramFrame, spread: &ScoreHistogram) 
         scene.line((across.at(tick), bottom), (across.at(tick), bottom + 2.0), AXIS, 0.6);
         scene.text(across.at(tick), bottom + 9.5, Anchor::Middle, REMARK, score(tick));
     }
-    let x = across.at(place.line);
-    scene.dashed((x, top - 3.0), (x, bottom), DARK, 0.7);
-    let text = format!("{} {}", place.line_name, score(place.line));
-    let half = font::width(&text, REMARK) / 2.0;
-    let middle = x.clamp(across.from + half, (across.to - half).max(across.from + half));
-    scene.text(middle, top - 5.0, Anchor::Middle, REMARK, text);
+    if let Some(line) = place.line {
+        let x = across.at(line);
+        scene.dashed((x, top - 3.0), (x, bottom), DARK, 0.7);
+        let text = format!("{} {}", place.line_name, score(line));
+        let half = font::width(&text, REMARK) / 2.0;
+        let middle = x.clamp(across.from + half, (across.to - half).max(across.from + half));
+        scene.text(middle, top - 5.0, Anchor::Middle, REMARK, text);
+    }
     bottom + 12.0
 }

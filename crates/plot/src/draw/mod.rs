@@ -43,7 +43,7 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
     } else if survey.records > 1 || tracks.is_empty() {
         records(&mut page, survey, about);
     } else {
-        histograms(&mut page, &[("Scores of windows", &survey.window_scores, 0.5, "consensus")]);
+        histograms(&mut page, &[("Scores of windows", &survey.window_scores, Some(0.5), even(about))]);
     }
     if !tracks.is_empty() {
         let viruses = tracks.iter().filter(|track| track.entry.call == Call::Virus).count();
@@ -75,7 +75,11 @@ pub fn record(track: &Track, about: &About, width: f64) -> Scene {
 
 /// Settings of the run: threshold and program.
 fn made(about: &About) -> [String; 2] {
-    [format!("threshold {}", score(f64::from(about.threshold))), about.made_by.clone()]
+    let threshold = match about.threshold {
+        Some(threshold) => format!("threshold {}", score(f64::from(threshold))),
+        None => "threshold by length".to_owned(),
+    };
+    [threshold, about.made_by.clone()]
 }
 
 /// Panels about all records: counts by call, histograms, and the records with the highest scores.
@@ -86,12 +90,12 @@ fn records(page: &mut Page, survey: &Survey, about: &About) {
     if survey.record_scores.total() == 0 {
         return;
     }
-    let threshold = f64::from(about.threshold);
+    let threshold = about.threshold.map(f64::from);
     histograms(
         page,
         &[
             ("Scores of records", &survey.record_scores, threshold, "threshold"),
-            ("Scores of windows", &survey.window_scores, 0.5, "consensus"),
+            ("Scores of windows", &survey.window_scores, Some(0.5), even(about)),
         ],
     );
     let (all, best) = (survey.records, &survey.best.entries);
@@ -102,8 +106,13 @@ fn records(page: &mut Page, survey: &Survey, about: &About) {
     page.y = ranking::draw(&mut page.scene, MARGIN, page.y, inner_width, best, threshold);
 }
 
-/// Title, scores, decision boundary and label of the boundary.
-type Histogram<'a> = (&'a str, &'a ScoreHistogram, f64, &'static str);
+/// What a window's score of 0.5 is: the boundary of its consensus in VirNucPro's method, even odds for a caller.
+fn even(about: &About) -> &'static str {
+    if about.by_strand { "consensus" } else { "even" }
+}
+
+/// Title, scores, decision boundary (`None` without one) and label of the boundary.
+type Histogram<'a> = (&'a str, &'a ScoreHistogram, Option<f64>, &'static str);
 
 /// Draws histograms side by side on a wide page, else below each other.
 fn histograms(page: &mut Page, all: &[Histogram<'_>]) {

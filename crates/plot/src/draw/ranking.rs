@@ -31,7 +31,14 @@ struct Columns {
 }
 
 /// Draws the records; returns the bottom coordinate.
-pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[PredictionRow], threshold: f64) -> f64 {
+pub fn draw(
+    scene: &mut Scene,
+    x: f64,
+    y: f64,
+    width: f64,
+    entries: &[PredictionRow],
+    threshold: Option<f64>,
+) -> f64 {
     let columns = columns(x, width, entries);
     let (bars, top) = (&columns.bars, y + LINE);
     let bottom = top + LINE * entries.len() as f64;
@@ -47,12 +54,14 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, entries: &[Prediction
     for (index, entry) in entries.iter().enumerate() {
         row(scene, &columns, top + LINE * index as f64, entry);
     }
-    let place = bars.at(threshold);
-    scene.dashed((place, top - 2.0), (place, bottom), DARK, 0.7);
-    let text = format!("threshold {}", score(threshold));
-    let half = font::width(&text, REMARK) / 2.0;
-    let middle = place.clamp(bars.from + half, (bars.to - half).max(bars.from + half));
-    scene.text(middle, top - 4.0, Anchor::Middle, REMARK, text);
+    if let Some(threshold) = threshold {
+        let place = bars.at(threshold);
+        scene.dashed((place, top - 2.0), (place, bottom), DARK, 0.7);
+        let text = format!("threshold {}", score(threshold));
+        let half = font::width(&text, REMARK) / 2.0;
+        let middle = place.clamp(bars.from + half, (bars.to - half).max(bars.from + half));
+        scene.text(middle, top - 4.0, Anchor::Middle, REMARK, text);
+    }
     bottom + 11.0
 }
 

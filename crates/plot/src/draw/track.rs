@@ -27,20 +27,20 @@ const EVEN: f64 = 0.5;
 struct Axes {
     across: Scale,
     up: Scale,
-    /// Top of the row of each strand.
-    strands: [f64; 2],
+    /// Top of the row of each strand; `None` if scores are of both strands together.
+    strands: Option<[f64; 2]>,
 }
 
 /// Draws a track; returns the bottom coordinate.
 pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about: &About) -> f64 {
-    heading(scene, x, y, width, &track.entry);
+    heading(scene, x, y, width, &track.entry, about);
     let (top, bottom) = (y + 32.0, y + 32.0 + HEIGHT);
     let end = track.entry.length.max(1) as f64;
     let first = bottom + 6.0;
     let axes = Axes {
         across: Scale { from: x + LEFT, to: x + width - RIGHT, end },
         up: Scale { from: bottom, to: top, end: 1.0 },
-        strands: [first, first + STRAND + BETWEEN],
+        strands: about.by_strand.then_some([first, first + STRAND + BETWEEN]),
     };
     grid(scene, &axes);
     let inner_width = axes.across.to - axes.across.from;
@@ -54,13 +54,13 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
         scene.text(axes.across.to, top - 5.0, Anchor::End, REMARK, text);
     }
     labels(scene, &axes, track, about);
-    let foot = axes.strands[1] + STRAND;
+    let foot = axes.strands.map_or(bottom, |strands| strands[1] + STRAND);
     ruler(scene, &axes, foot + 2.5);
     foot + 14.0
 }
 
 /// Draws the id, length, call and counts of the record.
-fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &PredictionRow) {
+fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &PredictionRow, about: &About) {
     let length = bases(entry.length);
     let inner_width = width - font::width(&length, REMARK) - 10.0;
     scene.text(x, y + 7.5, Anchor::Start, NAME, font::shorten(&entry.id, NAME, inner_width));
@@ -70,7 +70,7 @@ fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &PredictionRow)
     scene.text(x, y + 16.5, Anchor::Start, kind, word);
     let silent = entry.windows - entry.scored;
     let mut parts = vec![];
-    parts.extend(entry.score.map(|number| format!("mean score {number:.3}")));
+    parts.extend(entry.score.map(|number| format!("{} {number:.3}", of_record(about).0)));
     match entry.virus {
         Some(virus) if entry.scored > 0 => {
             parts.push(format!("{} of {} scored windows virus", count(virus), count(entry.scored)));
@@ -90,6 +90,12 @@ fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &PredictionRow)
     scene.text(from, y + 16.5, Anchor::Start, REMARK, parts.join(" · "));
 }
 
+/// Names of the score of a record, long and short. That of a caller is calibrated for the length of the record, so it is
+/// not the mean of the scores of its windows.
+fn of_record(about: &About) -> (&'static str, &'static str) {
+    if about.by_strand { ("mean score", "mean") } else { ("score", "record") }
+}
+
 /// Draws the score axis, its grid lines and the names of the strands.
 fn grid(scene: &mut Scene, axes: &Axes) {
     let (left, right) = (axes.across.from, axes.across.to);
@@ -99,7 +105,7 @@ fn grid(scene: &mut Scene, axes: &Axes) {
         scene.text(left - 4.0, y + 2.3, Anchor::End, REMARK, score(tick));
     }
     scene.text(left - 4.0, axes.up.to - 5.0, Anchor::End, REMARK, "score");
-    for (top, name) in axes.strands.into_iter().zip(["+ strand", "− strand"]) {
+    for (top, name) in axes.strands.into_iter().flatten().zip(["+ strand", "− strand"]) {
         scene.text(left - 4.0, top + STRAND - 0.9, Anchor::End, REMARK, name);
     }
 }
@@ -119,7 +125,7 @@ fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
             let key = crate::survey::call_index(window.call);
             edges.entry(key).or_insert((window.call, vec![])).1.extend(segment((left, y), (right, y)));
         }
-        for (strand, top) in window.strands.into_iter().zip(axes.strands) {
+        for (strand, top) in window.strands.into_iter().zip(axes.strands.into_iter().flatten()) {
             if let Some(number) = strand {
                 cells.add(style::shade(number), rectangle(left, top, right - left, STRAND));
             }
@@ -173,7 +179,7 @@ fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
     no_call(scene, axes, &stretches);
     let mut cells = Cells::default();
     for (index, column) in columns.iter().enumerate() {
-        for (strand, top) in column.strands.iter().zip(axes.strands) {
+        for (strand, top) in column.strands.iter().zip(axes.strands.into_iter().flatten()) {
             if let Some(mean) = strand.mean() {
                 cells.add(style::shade(mean), rectangle(place(index), top, step, STRAND));
             }
@@ -210,7 +216,9 @@ fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<PathSte
 
 /// Hatches the intervals without a call, across both strands.
 fn no_call(scene: &mut Scene, axes: &Axes, stretches: &[(f64, f64)]) {
-    let (top, height) = (axes.strands[0], 2.0 * STRAND + BETWEEN);
+    // Without rows for strands, a gap in the track says the same.
+    let Some([top, _]) = axes.strands else { return };
+    let height = 2.0 * STRAND + BETWEEN;
     let lines = stretches.iter().flat_map(|&(left, right)| hatch(left, top, right - left, height, 2.6));
     scene.shape(lines.collect(), Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
 }
@@ -234,14 +242,16 @@ impl Cells {
 /// Draws the legend to the right of the track: threshold, mean, calls and hatching.
 fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
     let (left, right) = (axes.across.from, axes.across.to);
-    let threshold = f64::from(about.threshold);
-    let line = axes.up.at(threshold);
-    scene.dashed((left, line), (right + 3.0, line), DARK, 0.7);
-    let mut words = vec![(line, format!("threshold {}", score(threshold)), REMARK)];
+    let mut words = vec![];
+    if let Some(threshold) = about.threshold.map(f64::from) {
+        let line = axes.up.at(threshold);
+        scene.dashed((left, line), (right + 3.0, line), DARK, 0.7);
+        words.push((line, format!("threshold {}", score(threshold)), REMARK));
+    }
     if let Some(mean) = track.entry.score {
         let y = axes.up.at(mean);
         scene.line((right, y), (right + 3.0, y), DARK, 1.4);
-        words.push((y, format!("mean {mean:.3}"), LABEL));
+        words.push((y, format!("{} {mean:.3}", of_record(about).1), LABEL));
     }
     let shown = |call| TextStyle {
         bold: true,
@@ -256,7 +266,7 @@ fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
     for ((_, word, kind), y) in words.into_iter().zip(places) {
         scene.text(right + 5.0, y + 2.3, Anchor::Start, kind, word);
     }
-    let strands = axes.strands;
+    let Some(strands) = axes.strands else { return };
     if track.windows.iter().any(|window| window.call == Call::NoCall) {
         let box_of = (right + 5.0, strands[0], 8.0, STRAND);
         let lines = hatch(box_of.0, box_of.1, box_of.2, box_of.3, 2.6);

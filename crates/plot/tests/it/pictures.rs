@@ -154,6 +154,76 @@ fn texts_of_a_picture() {
     assert!(!overview.contains("b<&") && !overview.contains("UNTRAINED"));
 }
 
+/// A folder with results of a caller: a record of three windows, one without a score, and a pair.
+fn called(test: &str, threshold: &str) -> Results {
+    let folder = Results::new(test, &[]);
+    let head = "seq_name\tlength\tn_windows\tvirus_score\tlow\thigh\tfdr\tprediction\treason\tclass\n";
+    let rows = "a\t2500\t3\t0.9\t0.8\t0.95\t0.1\tvirus\tNA\tphage\np\t600\t2\t0.4\t0.3\t0.5\t0.2\tno_call\tuncertain\tplant\n";
+    folder.write("predictions.tsv", &format!("{head}{rows}"));
+    let head = "seq_name\tstart\tend\tmargin\tvirus_score\tclass\n";
+    let rows = "a\t1\t1000\t2.5\t0.93\tphage\na\t1001\t2000\tNA\tNA\tNA\na\t1501\t2500\t-1.0\t0.2\tplant\np/1\t1\t300\t0\t0.5\tplant\np/2\t1\t300\t0\t0.3\tplant\n";
+    folder.write("windows.tsv", &format!("{head}{rows}"));
+    let record = serde_json::json!({
+        "plimsoll": "0.1.0",
+        "inputs": ["folder/reads.fa"],
+        "models": {"caller": "built-in caller", "trained": true},
+        "identity": {"parameters": {"calling": {"threshold": threshold}, "length": 1000}},
+        "counts": {"records": 2, "windows": 5},
+    });
+    folder.write("run.json", &record.to_string());
+    fs::remove_file(folder.0.path("prediction_results.txt")).expect("removed");
+    folder
+}
+
+#[test]
+fn results_of_a_caller() {
+    let [overview, record, pair] = &called("caller", "default").pictures(&["a", "p"])[..] else {
+        panic!("three pictures")
+    };
+    let text = ">2 records · 5 windows of 1000 bp, 4 scored · threshold by length · plimsoll 0.1.0<";
+    assert!(overview.contains(text), "{overview}");
+    assert!(record.contains("score 0.900 · 2 of 3 windows scored<"), "{record}");
+    for picture in [overview, record, pair] {
+        assert!(!picture.contains("strand<") && !picture.contains("threshold 0"), "{picture}");
+    }
+    let stated = &called("caller-score", "0.75").pictures(&[])[0];
+    assert!(stated.contains(">threshold 0.75<"), "{stated}");
+}
+
+#[test]
+fn damaged_tables_of_a_caller() {
+    for (name, from, to, wanted) in [
+        (
+            "windows.tsv",
+            "a\t1501\t2500",
+            "a\t1501\t2501",
+            "windows.tsv, line 4: bases 1501 to 2501 are not in a record of 2500",
+        ),
+        (
+            "windows.tsv",
+            "p/2\t1\t300",
+            "p/2\t1\t301",
+            "windows.tsv, line 6: bases 1 to 301 are not in a record of 600",
+        ),
+        (
+            "windows.tsv",
+            "p/2",
+            "q/2",
+            "windows.tsv, line 6: expected a window of 'p' as in predictions.tsv; the tables are incomplete or belong to different runs",
+        ),
+        (
+            "predictions.tsv",
+            "3\t0.9\t",
+            "3\tNA\t",
+            "predictions.tsv, line 2: the columns contradict each other: virus_score, prediction",
+        ),
+    ] {
+        let folder = called("caller-damage", "default");
+        folder.edit(name, from, to);
+        assert_eq!(folder.fails(&["a"]), wanted);
+    }
+}
+
 #[test]
 fn untrained_results_say_so() {
     let folder = Results::new("untrained", &[]);

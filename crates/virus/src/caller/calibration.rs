@@ -32,7 +32,7 @@ use crate::VirusError;
 use plimsoll_data::bounded;
 use plimsoll_data::hex::hex;
 use plimsoll_data::printable::Name;
-use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::{CallerModel, RuntimeError};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use std::io::ErrorKind;
@@ -200,6 +200,14 @@ impl Calibration {
             Err(error) if error.kind() == ErrorKind::NotFound => Err(VirusError::NoCalibration { path }),
             Err(error) => Err(RuntimeError::io(&path)(error).into()),
         }
+    }
+
+    /// The calibration of the built-in caller.
+    ///
+    /// # Errors
+    /// None in a sound build: the errors of [`Self::open`].
+    pub fn builtin() -> Result<Self, VirusError> {
+        Self::parse(CallerModel::builtin_calibration(), Path::new("built-in calibration.json"))
     }
 
     /// Reads and checks a text; `path` is named in errors.

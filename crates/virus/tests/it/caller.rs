@@ -18,7 +18,7 @@ use std::time::Duration;
 /// A prediction of `input` with the golden caller, windows of 1000 bases, in f32.
 fn calling(input: &Path, output: &Path) -> Options {
     let caller = CallerOptions {
-        folder: fixture("goldens/caller"),
+        folder: Some(fixture("goldens/caller")),
         threshold: Threshold::Preset(Preset::Default),
         max_fdr: None,
         prevalence: 0.5,
@@ -271,7 +271,7 @@ fn a_region_has_its_place_in_all_files() {
     assert!(text.contains("\"intercept\": -4.0"), "{text}");
     fs::write(model.join("calibration.json"), text.replace("\"intercept\": -4.0", "\"intercept\": -2.0"))
         .expect("written");
-    let report = ran(&with(calling(&input, &out), |caller| caller.folder = model.clone()));
+    let report = ran(&with(calling(&input, &out), |caller| caller.folder = Some(model.clone())));
     let regions = rows(&out.join("regions.tsv"));
     assert_eq!(regions.len(), 1, "{regions:?}");
     let region = &regions[0];
@@ -484,7 +484,7 @@ fn windows_that_fail_are_listed() {
         }
     });
     let out = folder.path("out");
-    let report = ran(&with(calling(&input, &out), |caller| caller.folder = model));
+    let report = ran(&with(calling(&input, &out), |caller| caller.folder = Some(model)));
     assert_eq!(report.failed, 3);
     assert!(read(out.join("notes.tsv")).contains("r0\tfailed\twindow 1: a value is not a number\tnot scored"));
     for row in rows(&out.join("predictions.tsv")) {
@@ -520,7 +520,7 @@ fn a_caller_is_its_files() {
     let input = folder.write("in.fa", fasta(&records()[..2]));
     let (model, out) = (folder.path("model"), folder.path("out"));
     copy(&model, |_, _| {});
-    let options = with(calling(&input, &out), |caller| caller.folder = model.clone());
+    let options = with(calling(&input, &out), |caller| caller.folder = Some(model.clone()));
     ran(&options);
     assert!(ran(&options).already_complete);
     let edit = |file: &str, from: &str, to: &str| {
