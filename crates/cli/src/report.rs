@@ -107,7 +107,7 @@ fn speed(seconds: f64, tokens_per_second: f64) -> [(&'static str, String); 3] {
     [
         ("seconds", format!("{seconds:.1}")),
         ("tokens per second", format!("{tokens_per_second:.0}")),
-        ("peak memory", peak.to_string()),
+        ("peak memory", peak.rounded()),
     ]
 }
 

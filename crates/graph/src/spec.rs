@@ -26,6 +26,21 @@ impl Bytes {
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
+
+    /// Formats the size for readers, rounded to a decimal unit, with two digits at least: `3.7 GB`, `84 GB`, `270 MB`.
+    pub fn rounded(self) -> String {
+        for (name, unit) in [("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1000)] {
+            // In u128, so that any number of bytes can be rounded.
+            let bytes = u128::from(self.0);
+            let tenths = (10 * bytes + unit / 2) / unit;
+            match tenths {
+                0..10 => {}
+                10..100 => return format!("{}.{} {name}", tenths / 10, tenths % 10),
+                _ => return format!("{} {name}", (bytes + unit / 2) / unit),
+            }
+        }
+        format!("{} B", self.0)
+    }
 }
 
 impl Add for Bytes {
@@ -375,6 +390,24 @@ mod tests {
     fn bytes_are_grouped() {
         for (n, text) in [(0, "0 B"), (999, "999 B"), (1000, "1 000 B"), (84_512_768_000, "84 512 768 000 B")] {
             assert_eq!(Bytes(n).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn bytes_are_rounded_for_readers() {
+        for (n, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.0 kB"),
+            (9_949_999, "9.9 MB"),
+            (9_950_000, "10 MB"),
+            (268_073_115, "268 MB"),
+            (949_999_999, "950 MB"),
+            (999_600_000, "1.0 GB"),
+            (19_459_122_790, "19 GB"),
+            (u64::MAX, "18446744074 GB"),
+        ] {
+            assert_eq!(Bytes(n).rounded(), text);
         }
     }
 

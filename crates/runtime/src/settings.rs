@@ -2,7 +2,7 @@
 //! (replicas, tokens, streaming) are stored in the plan of a session.
 
 use crate::budget::Budget;
-use crate::{Device, Level, RequestError, RuntimeError, machine};
+use crate::{Device, RequestError, RuntimeError, machine};
 use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::Machine;
 use plimsoll_graph::Bytes;
@@ -126,15 +126,6 @@ impl Settings {
     /// Explains what delays the first step on a machine on which the program never ran before; `None` if nothing does.
     pub fn first_use(&self) -> Option<String> {
         self.machine().first_use()
-    }
-
-    /// Severity at which a run reports its device and kernels: only a detail for f32 on the CPU, which is the
-    /// reference.
-    pub(crate) fn computing_level(&self) -> Level {
-        match (self.is_on_host(), self.precision()) {
-            (true, Ok(Precision::F32)) => Level::Detail,
-            (true | false, _) => Level::Info,
-        }
     }
 
     /// Bytes free for an arena; with several devices, of the device with the least free memory.

@@ -360,7 +360,12 @@ impl Trainer {
                 "on {files}, {} tokens a step in micro-steps of {micro}; computed by {device}",
                 batch.tokens
             ),
-            format!("plan: {peak} of the budget of {budget} ({})", memory.budget),
+            format!(
+                "memory: {} planned of a budget of {} ({})",
+                peak.rounded(),
+                budget.rounded(),
+                memory.budget
+            ),
             format!(
                 "writes to {}: metrics.jsonl, config.yaml, run.json, and a checkpoint {saves}",
                 EscapedPath(output)

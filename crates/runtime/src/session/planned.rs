@@ -3,7 +3,7 @@
 
 use super::Session;
 use super::admission::Site;
-use super::report::{device_lines, memory_line_with_host};
+use super::report::{device_lines, device_words, memory_line_with_host, memory_words};
 use super::search::{Choice, Rejected, SearchSpace, SearchStage, search};
 use super::weights::{WeightSource, load_all};
 use crate::budget::Budget;
@@ -128,12 +128,18 @@ impl Planned<'_> {
     ) -> Result<Session, RuntimeError> {
         let (program, budget) = (&self.choice.programs[stage], self.site.budget());
         budget.admits_held(program, self.kept(stage, program))?;
-        observer.say(Level::Info, &self.memory_line(stage, start.kept));
+        let words = memory_words(budget, program, self.kept(stage, program), start.kept);
+        observer.say(Level::Info, &words);
+        observer.say(Level::Detail, &self.memory_line(stage, start.kept));
         self.settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
         let mut executors =
             self.site.start_smaller(program.clone(), &self.stages[stage], start.running, observer)?;
-        for line in device_lines(&executors, self.settings.precision()?) {
-            observer.say(self.settings.computing_level(), &line);
+        let precision = self.settings.precision()?;
+        for words in device_words(&executors, precision) {
+            observer.say(Level::Info, &words);
+        }
+        for line in device_lines(&executors, precision) {
+            observer.say(Level::Detail, &line);
         }
         for (plan, weights) in start.weights.into_iter().enumerate() {
             load_all(&mut executors, plan, weights)?;

@@ -8,6 +8,30 @@ use plimsoll_graph::{Bytes, Op};
 use plimsoll_plan::HOST;
 use plimsoll_plan::{Precision, Program};
 
+/// One line per device for the reader of a run: device and precision. [`device_lines`] has the kernels.
+pub(super) fn device_words(executors: &[Executor], precision: Precision) -> Vec<String> {
+    let alike = executors.first().map_or(1, |executor| executor.program().replicas());
+    let words = |executor: &Executor| format!("computes in {} on {}", precision.name(), name(executor));
+    executors.iter().step_by(alike).map(words).collect()
+}
+
+/// The plan against the budget, with rounded sizes, for the reader of a run: [`memory_line_with_host`] has the bytes. `kept`
+/// is the host memory for the values named by `what` of in-flight steps on a GPU.
+pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
+    let on_host = program.target().space == HOST;
+    let (peak, line) = (program.peak().rounded(), budget.bytes.rounded());
+    let (process, host) = match (on_host, budget.process_bytes()) {
+        (true, Bytes::ZERO) => (String::new(), String::new()),
+        (true, process) => (format!(" and at most {} for the process", process.rounded()), String::new()),
+        (false, _) => (String::new(), format!("; at most {} of host memory for {what} in transit", kept.rounded())),
+    };
+    let streamed = match program.streamed() {
+        Bytes::ZERO => String::new(),
+        streamed => format!("; {} of weights are read from disk in every step", streamed.rounded()),
+    };
+    format!("memory: {peak} planned{process}, of a budget of {line}; {} tokens a step{host}{streamed}", tokens(program))
+}
+
 /// One line per device with its precision and kernels. All CPU replicas together are one device.
 pub(super) fn device_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
     // On the CPU all executors are replicas of one program, so the first of them stands for all.
