@@ -128,7 +128,7 @@ fn run_page(name: &str, commands: usize) {
 
 #[test]
 fn commands_of_the_readme() {
-    run_page("README.md", 5);
+    run_page("README.md", 6);
 }
 
 #[test]

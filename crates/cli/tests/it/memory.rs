@@ -167,10 +167,10 @@ fn the_peak_is_within_the_budget_or_the_run_is_refused() {
     folder.write("classifier.yaml", classifier);
     folder.run(&["train", "classifier.yaml", "-q", "-o", "classifier"]).assert_code(0);
     let caller = golden("caller");
-    let few = ["predict", "few.fa", "--caller", &caller, "-q"];
+    let few = ["predict", "few.fa", "--caller", &caller];
     for shard in ["1/2", "2/2"] {
         folder
-            .run(&[&few[..], &["--shard", shard, "-o", &format!("shard{}", &shard[..1])]].concat())
+            .run(&[&few[..], &["-q", "--shard", shard, "-o", &format!("shard{}", &shard[..1])]].concat())
             .assert_code(0);
     }
     let data = format!("data.train=[\"{}\"]", example("corpus.txt"));
