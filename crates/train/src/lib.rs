@@ -14,6 +14,7 @@ mod resume;
 pub mod schedule;
 mod state;
 mod tokenizer;
+mod tensorboard;
 mod trainable;
 mod trainer;
 

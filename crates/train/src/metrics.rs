@@ -1,12 +1,13 @@
-//! Writer of metrics.jsonl, which has one line for each logged step and each evaluation. Invariant: lines are ordered
+//! Writer of metrics.jsonl, and of the event files with the same numbers; metrics.jsonl has one line for each logged step and each evaluation. Invariant: lines are ordered
 //! by step, and a resumed run first removes the lines of steps that it will repeat.
 
+use super::tensorboard::EventFile;
 use super::trainable::Auxiliary;
 use crate::TrainError;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_runtime::RuntimeError;
 use serde::{Deserialize, Serialize};
-use serde_json::Number;
+use serde_json::{Number, Value};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -75,11 +76,12 @@ pub fn number(x: f64) -> Option<Number> {
     Number::from_f64(x)
 }
 
-/// The open file.
+/// The open file, and the event file with the same numbers if TensorBoard is wanted.
 #[derive(Debug)]
 pub struct Metrics {
     path: PathBuf,
     file: File,
+    events: Option<EventFile>,
 }
 
 /// The field that every line has.
@@ -89,19 +91,26 @@ struct StepMetrics {
 }
 
 impl Metrics {
-    /// Opens the metrics of the run in `folder` and keeps its existing lines up to `step`.
-    pub fn open(folder: &Path, step: u64) -> Result<Self, TrainError> {
+    /// Opens the metrics of the run in `folder` and keeps its existing lines up to `step`. `tensorboard`: writes event files
+    /// for TensorBoard too.
+    pub fn open(folder: &Path, step: u64, tensorboard: bool) -> Result<Self, TrainError> {
         let path = folder.join(FILE);
         keep(&path, step)?;
         let file = OpenOptions::new().append(true).open(&path).map_err(RuntimeError::io(&path))?;
-        Ok(Self { path, file })
+        let events = tensorboard.then(|| EventFile::create(folder, step + 1)).transpose()?;
+        Ok(Self { path, file, events })
     }
 
     /// Appends a line.
     pub fn put(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
-        let mut text = serde_json::to_string(line).map_err(|e| RuntimeError::bug(e.to_string()))?;
+        let bug = |e: serde_json::Error| RuntimeError::bug(e.to_string());
+        let mut text = serde_json::to_string(line).map_err(bug)?;
         text.push('\n');
-        Ok(self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))?)
+        self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))?;
+        if let (Some(events), Value::Object(line)) = (&mut self.events, serde_json::to_value(line).map_err(bug)?) {
+            events.put(&line)?;
+        }
+        Ok(())
     }
 }
 

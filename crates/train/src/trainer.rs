@@ -174,7 +174,7 @@ fn train_from(
     };
     write_text(&output.join("config.yaml"), &config.to_yaml()?)?;
     tracker.track("opened");
-    let metrics = Metrics::open(output, state.step)?;
+    let metrics = Metrics::open(output, state.step, config.run.tensorboard)?;
     let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
     let mut trainer = Trainer {
         asked: asked.clone(),

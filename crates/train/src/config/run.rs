@@ -123,6 +123,10 @@ pub struct Run {
     /// step, not means.
     #[schemars(range(min = 1), extend("changes" = "log"))]
     pub log_every: u64,
+    /// Whether event files for TensorBoard, with the numbers of metrics.jsonl, are written to the folder tensorboard in the
+    /// output folder (default false).
+    #[schemars(extend("changes" = "log"))]
+    pub tensorboard: bool,
     /// Output folder of the run; null (default) is the name of the configuration file with _run appended.
     #[schemars(extend("changes" = "log"))]
     pub output: Option<String>,
@@ -236,6 +240,7 @@ impl Default for Run {
             keep_last: 2,
             keep_best: true,
             log_every: 1,
+            tensorboard: false,
             output: None,
             threads: Auto(None),
             device: "auto".to_owned(),

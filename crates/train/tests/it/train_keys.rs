@@ -169,6 +169,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("run.save_every", "", "2", Loop),
     ("run.seed", "", "1", Data),
     ("run.steps", "", "3", Loop),
+    ("run.tensorboard", "", "true", Loop),
     ("run.threads", "", "1", Plan),
     ("schedule.cycle", "schedule.kind=cosine_restarts", "3", Update),
     ("schedule.cycle_growth", "schedule.kind=cosine_restarts schedule.cycle=2", "2", Update),
@@ -208,7 +209,7 @@ fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainErr
         Loop => {
             let folder = Folder::new(&format!("train-key-{key}"));
             let seen = seen(&folder, c);
-            format!("{seen} {:?}", names(&folder))
+            format!("{seen} {:?} {}", names(&folder), folder.0.join("tensorboard").exists())
         }
         Plan => priced::found(c, &priced::target(c, "cpu")?, &mut Silent)?.program.digest()?,
         Place => c.folder(Path::new("run.yaml")).display().to_string(),
