@@ -29,17 +29,17 @@ impl Bytes {
 
     /// Formats the size for readers, rounded to a decimal unit, with two digits at least: `3.7 GB`, `84 GB`, `270 MB`.
     pub fn rounded(self) -> String {
-        for (name, unit) in [("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1000)] {
-            // In u128, so that any number of bytes can be rounded.
-            let bytes = u128::from(self.0);
-            let tenths = (10 * bytes + unit / 2) / unit;
-            match tenths {
-                0..10 => {}
-                10..100 => return format!("{}.{} {name}", tenths / 10, tenths % 10),
-                _ => return format!("{} {name}", (bytes + unit / 2) / unit),
-            }
+        if self.0 < 1000 {
+            return format!("{} B", self.0);
         }
-        format!("{} B", self.0)
+        // In u128, so that any number of bytes can be rounded.
+        let tenths = |unit: u128| (10 * u128::from(self.0) + unit / 2) / unit;
+        let units = [("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1000)];
+        let (name, unit) = units.into_iter().find(|(_, unit)| tenths(*unit) >= 10).unwrap_or(("kB", 1000));
+        match tenths(unit) {
+            few @ 0..100 => format!("{}.{} {name}", few / 10, few % 10),
+            _ => format!("{} {name}", (u128::from(self.0) + unit / 2) / unit),
+        }
     }
 }
 

@@ -13,8 +13,8 @@ pub mod priced;
 mod resume;
 pub mod schedule;
 mod state;
-mod tokenizer;
 mod tensorboard;
+mod tokenizer;
 mod trainable;
 mod trainer;
 

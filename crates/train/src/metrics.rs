@@ -107,7 +107,9 @@ impl Metrics {
         let mut text = serde_json::to_string(line).map_err(bug)?;
         text.push('\n');
         self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))?;
-        if let (Some(events), Value::Object(line)) = (&mut self.events, serde_json::to_value(line).map_err(bug)?) {
+        if let (Some(events), Value::Object(line)) =
+            (&mut self.events, serde_json::to_value(line).map_err(bug)?)
+        {
             events.put(&line)?;
         }
         Ok(())

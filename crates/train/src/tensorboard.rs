@@ -167,9 +167,13 @@ mod tests {
         // Each begins with the time: a key and eight bytes.
         assert_eq!(version[9..], [&[3 << 3 | BYTES, 13], &b"brain.Event:2"[..]].concat());
         assert_eq!(start[9..], [2 << 3, 8, 7 << 3 | BYTES, 2, 8, 1]);
-        let scalar = [&[1 << 3 | BYTES, 10], &b"train/loss"[..], &[2 << 3 | FIXED32], &0.5f32.to_le_bytes()].concat();
+        let scalar =
+            [&[1 << 3 | BYTES, 10], &b"train/loss"[..], &[2 << 3 | FIXED32], &0.5f32.to_le_bytes()].concat();
         let summary = [&[1 << 3 | BYTES, scalar.len() as u8], &scalar[..]].concat();
-        assert_eq!(scalars[9..], [&[2 << 3, 0xac, 2, 5 << 3 | BYTES, summary.len() as u8], &summary[..]].concat());
+        assert_eq!(
+            scalars[9..],
+            [&[2 << 3, 0xac, 2, 5 << 3 | BYTES, summary.len() as u8], &summary[..]].concat()
+        );
         std::fs::remove_dir_all(&folder).expect("removed");
     }
 }

@@ -23,13 +23,18 @@ pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what
     let (process, host) = match (on_host, budget.process_bytes()) {
         (true, Bytes::ZERO) => (String::new(), String::new()),
         (true, process) => (format!(" and at most {} for the process", process.rounded()), String::new()),
-        (false, _) => (String::new(), format!("; at most {} of host memory for {what} in transit", kept.rounded())),
+        (false, _) => {
+            (String::new(), format!("; at most {} of host memory for {what} in transit", kept.rounded()))
+        }
     };
     let streamed = match program.streamed() {
         Bytes::ZERO => String::new(),
         streamed => format!("; {} of weights are read from disk in every step", streamed.rounded()),
     };
-    format!("memory: {peak} planned{process}, of a budget of {line}; {} tokens a step{host}{streamed}", tokens(program))
+    format!(
+        "memory: {peak} planned{process}, of a budget of {line}; {} tokens a step{host}{streamed}",
+        tokens(program)
+    )
 }
 
 /// One line per device with its precision and kernels. All CPU replicas together are one device.

@@ -738,7 +738,7 @@ fn a_run_introduces_itself() {
     for wanted in [
         "trains a moe_lm from random weights, in f32, with sgd, for 2 steps",
         "on x, 24 tokens a step in micro-steps of 8; computed by the CPU",
-        "of the budget of ",
+        " planned of a budget of ",
         "a checkpoint every 10min and at the end",
     ] {
         assert!(said.contains(wanted), "{wanted}: {said}");
