@@ -47,7 +47,7 @@ fn embeddings_in_less_memory_than_the_weights() {
     deep(&folder);
     folder.write("p.faa", PROTEINS);
     let run = |words: &[&str], code| {
-        let ran = folder.run(&[&EMBED, words].concat());
+        let ran = folder.run(&[&EMBED, words, &["-v"]].concat());
         ran.assert_code(code).stderr()
     };
     let said = run(&[], 0);

@@ -1,4 +1,4 @@
-"""Compares the scalars that TensorBoard reads from a run with its metrics.jsonl: tensorboard.py RUN."""
+"""Compares the scalars that TensorBoard reads from a run with its metrics.jsonl: read_events.py RUN."""
 
 import json
 import struct
