@@ -43,11 +43,6 @@ pub enum VirusError {
         /// What is missing.
         what: String,
     },
-    /// A prediction with a caller, to be planned without a run.
-    #[error(
-        "plan --predict plans VirNucPro's models; `plimsoll predict --caller` prints the plan of a caller when it starts"
-    )]
-    PlanOfCaller,
     /// Mates in more than two files.
     #[error(
         "--paired: {files} files were given; give two files with the mates in the same order, or one file with the mates one \
@@ -324,7 +319,6 @@ impl Failure for VirusError {
             | Self::NoCalibration { .. }
             | Self::OtherWindows { .. }
             | Self::CallerModel { .. }
-            | Self::PlanOfCaller
             | Self::PairedFiles { .. }
             | Self::NotOfCaller { .. }
             | Self::ShortWindows { .. }

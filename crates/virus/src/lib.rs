@@ -286,19 +286,25 @@ fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, Viru
     if let Some((_, option)) = refused.into_iter().find(|(given, _)| *given) {
         return Err(VirusError::NotOfCaller { option });
     }
-    if options.length < SHORTEST_WINDOW {
-        return Err(VirusError::ShortWindows { length: options.length, shortest: SHORTEST_WINDOW });
-    }
     if caller.paired && options.inputs.len() > 2 {
         return Err(VirusError::PairedFiles { files: options.inputs.len() });
     }
-    let (model, calibration) = caller_files(caller.folder.as_deref())?;
-    if options.length as u64 != calibration.window {
-        return Err(VirusError::OtherWindows { length: options.length, window: calibration.window });
-    }
+    let (model, calibration) = caller_for_windows(caller, options.length)?;
     let layout = layout(&model)?;
     let digests = record::caller_digests(&model, &calibration)?;
     Ok(Opened { models: OpenedModels::Caller(Box::new(OpenedCaller { model, calibration, layout })), digests })
+}
+
+/// Opens a caller and its calibration for windows of `length` bases.
+fn caller_for_windows(caller: &CallerOptions, length: usize) -> Result<(CallerModel, Calibration), VirusError> {
+    if length < SHORTEST_WINDOW {
+        return Err(VirusError::ShortWindows { length, shortest: SHORTEST_WINDOW });
+    }
+    let (model, calibration) = caller_files(caller.folder.as_deref())?;
+    match calibration.window {
+        window if window == length as u64 => Ok((model, calibration)),
+        window => Err(VirusError::OtherWindows { length, window }),
+    }
 }
 
 /// Opens a caller and its calibration; without a folder, the built-in ones.

@@ -1,6 +1,7 @@
 //! Options of a prediction. Invariant: `result_key` contains exactly the settings that can change a result; two runs
 //! with equal keys, inputs, weights and arithmetic write identical bytes.
 
+use crate::caller::calibration::Preset;
 use crate::caller::score::{Limits, Threshold};
 use crate::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_runtime::Settings;
@@ -72,6 +73,18 @@ pub struct CallerOptions {
 }
 
 impl CallerOptions {
+    /// The caller in `folder`, or the built-in one, with the usual settings.
+    pub fn usual(folder: Option<PathBuf>) -> Self {
+        Self {
+            folder,
+            threshold: Threshold::Preset(Preset::Default),
+            max_fdr: None,
+            prevalence: 0.5,
+            paired: false,
+            limits: Limits::default(),
+        }
+    }
+
     /// Returns the settings that can change results.
     fn result_key(&self) -> Value {
         let Limits { min_length, max_n, min_complexity } = self.limits;

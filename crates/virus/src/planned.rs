@@ -4,9 +4,11 @@
 use super::program::{Architecture, DNA, HEAD, HEAD_ROWS, PLANS, PROTEIN, Shape, VirNucProShape};
 use super::queues::QueueSizes;
 use super::stage::PredictStage;
-use super::{Models, Options};
+use super::{CallerOptions, Models, Options};
 use crate::VirusError;
+use crate::caller::windows::windows;
 use plimsoll_data::chunk::chunks;
+use plimsoll_data::codons::tokens_of;
 use plimsoll_data::sequence::{Extent, extent};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_exec::{DeviceError, DeviceKind, Machine};
@@ -16,8 +18,10 @@ use plimsoll_plan::{HOST, Precision, Program, Staging, Target, step_seconds};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session;
-use plimsoll_runtime::{Budget, Device, EncoderModel, HeadModel, Settings, Silent, price, replicas_for_input};
-use serde_json::{Value, json};
+use plimsoll_runtime::{
+    Budget, CallerModel, Device, EncoderModel, HeadModel, Settings, Silent, price, replicas_for_input,
+};
+use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -55,12 +59,31 @@ pub struct Request {
 pub struct Planned {
     target: Target,
     budget: Bytes,
-    models: [String; 3],
+    models: Vec<ModelName>,
     length: u64,
     stages: Vec<(PredictStage, Program)>,
     process: Vec<Staging>,
     queues: QueueSizes,
     reads: Reads,
+}
+
+/// A model of a prediction.
+#[derive(Clone, Debug)]
+struct ModelName {
+    /// Key in JSON.
+    key: &'static str,
+    /// What the model is, in words.
+    what: &'static str,
+    name: String,
+}
+
+/// The models of a plan.
+struct PlannedModels {
+    names: Vec<ModelName>,
+    architecture: Architecture,
+    /// Models that are on this machine, opened because the headers of their weights and tokenizers are in the heap of a real
+    /// run. For missing models they are covered by the margin of the heap's memory line.
+    _opened: (Vec<EncoderModel>, Option<CallerModel>),
 }
 
 /// Expected throughput for reads of one length.
@@ -134,24 +157,13 @@ pub fn device(target: Target, depth: usize) -> Result<Device, VirusError> {
 /// fit the budget.
 pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let Request { options, .. } = request;
-    if options.caller.is_some() {
-        return Err(VirusError::PlanOfCaller);
-    }
     let settings = &options.settings;
     // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
     super::look_at_inputs(options)?;
-    let names = names(&options.models);
-    let (dna, protein) = (encoder(&names[DNA], "DNABERT-S")?, encoder(&names[PROTEIN], "ESM-2")?);
-    let (d, p) = (dna.hidden_size(), protein.hidden_size());
-    let head = match &options.models.head {
-        Some(path) => HeadModel::open(path, d, p)?.config,
-        None => HeadConfig { dna: d, protein: p, hidden: HIDDEN, classes: 2 },
+    let PlannedModels { names, architecture, _opened: opened } = match &options.caller {
+        Some(caller) => PlannedModels::caller(caller, options.length)?,
+        None => PlannedModels::virnucpro(&options.models)?,
     };
-    // Models that are present are opened, because the headers of their weights and tokenizers are in the heap of a real
-    // run. For missing models they are covered by the margin of the heap's memory line.
-    let offline = HubEnv { offline: true, ..HubEnv::from_process() };
-    let opened: Vec<EncoderModel> =
-        names[..HEAD].iter().filter_map(|name| EncoderModel::open(name, &offline, &mut Silent).ok()).collect();
     let budget = settings.read_budget()?;
     let process = || Process::of(settings);
     let measure = || {
@@ -167,8 +179,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
         }
         extent(&options.inputs, &|| Ok(()))
     };
-    let models = Architecture::VirNucPro(Box::new(VirNucProShape { dna, protein, head }));
-    let shape = Shape { models, length: options.length as u64 };
+    let shape = Shape { models: architecture, length: options.length as u64 };
     let hosts = hosts(options, true, &budget, process, measure)?;
     let work = if options.inputs.is_empty() { None } else { replicas_for_input(&options.inputs) };
     let planned = choose(&hosts, settings, &budget, &shape, settings.most_replicas(work), true)?;
@@ -184,14 +195,40 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     Ok(Planned { target, budget, models: names, length, stages, process, queues, reads })
 }
 
-/// Names of the nucleotide encoder, the protein encoder and the head, with defaults for those not given.
-fn names(models: &Models) -> [String; 3] {
-    let head = || format!("a head of {HIDDEN} hidden units");
-    [
-        models.dna.clone().unwrap_or_else(|| DNA_ID.to_owned()),
-        models.protein.clone().unwrap_or_else(|| PROTEIN_ID.to_owned()),
-        models.head.as_ref().map_or_else(head, |path| path.display().to_string()),
-    ]
+impl PlannedModels {
+    /// A caller for windows of `length` bases.
+    fn caller(caller: &CallerOptions, length: usize) -> Result<Self, VirusError> {
+        let (model, _) = super::caller_for_windows(caller, length)?;
+        let names = vec![ModelName { key: "caller", what: "caller", name: model.name.clone() }];
+        let architecture = Architecture::Caller(model.config.clone());
+        Ok(Self { names, architecture, _opened: (vec![], Some(model)) })
+    }
+
+    /// VirNucPro's models, with its own for those not given.
+    fn virnucpro(models: &Models) -> Result<Self, VirusError> {
+        let named = |model: &Option<String>, id: &str| model.clone().unwrap_or_else(|| id.to_owned());
+        let encoders = [named(&models.dna, DNA_ID), named(&models.protein, PROTEIN_ID)];
+        let (dna, protein) = (encoder(&encoders[DNA], "DNABERT-S")?, encoder(&encoders[PROTEIN], "ESM-2")?);
+        let (d, p) = (dna.hidden_size(), protein.hidden_size());
+        let (head, head_name) = match &models.head {
+            Some(path) => (HeadModel::open(path, d, p)?.config, path.display().to_string()),
+            None => {
+                let config = HeadConfig { dna: d, protein: p, hidden: HIDDEN, classes: 2 };
+                (config, format!("a head of {HIDDEN} hidden units"))
+            }
+        };
+        let offline = HubEnv { offline: true, ..HubEnv::from_process() };
+        let open = |name: &String| EncoderModel::open(name, &offline, &mut Silent).ok();
+        let opened = encoders.iter().filter_map(open).collect();
+        let [dna_name, protein_name] = encoders;
+        let names = vec![
+            ModelName { key: "dna", what: "DNA model", name: dna_name },
+            ModelName { key: "protein", what: "protein model", name: protein_name },
+            ModelName { key: "head", what: "head", name: head_name },
+        ];
+        let architecture = Architecture::VirNucPro(Box::new(VirNucProShape { dna, protein, head }));
+        Ok(Self { names, architecture, _opened: (opened, None) })
+    }
 }
 
 /// Returns the architecture of a model by name; an error if it is not of the family `wanted`.
@@ -278,32 +315,40 @@ pub(crate) fn choose_alone(
 /// reading frame takes the share of a step that corresponds to its tokens (encoders) or its row (head).
 fn reads(request: &Request, stages: &[(PredictStage, Program)]) -> Result<Reads, RuntimeError> {
     let Request { options, read_length, orfs, .. } = request;
-    let (mut windows, mut seconds) = (0, 0.0);
-    for chunk in chunks(*read_length as usize, options.length) {
-        windows += 1;
-        let tokens = [chunk.len as f64 / BASES_OF_TOKEN + ENDS, chunk.len as f64 / 3.0 + ENDS];
+    let (read, size) = (*read_length as usize, options.length);
+    let lengths: Vec<usize> = match &options.caller {
+        Some(_) => windows(read, size).map(|window| window.len).collect(),
+        None => chunks(read, size).map(|window| window.len).collect(),
+    };
+    // A caller computes every window, whatever its frames.
+    let sequences_of_a_window = if options.caller.is_some() { 1.0 } else { *orfs };
+    let mut seconds = 0.0;
+    for &length in &lengths {
+        let tokens = [length as f64 / BASES_OF_TOKEN + ENDS, length as f64 / 3.0 + ENDS];
         for (_, program) in stages {
             for (name, plan) in program.plans() {
                 let bounds = plan.graph.bounds;
-                let part = PLANS.iter().position(|part| part == name);
-                let (counts, share) = match part {
+                let of_sequences = |tokens: f64| {
+                    let sequences = (bounds.tokens as f64 / tokens) as u64;
+                    let counts =
+                        Counts { tokens: bounds.tokens, sequences: sequences.clamp(1, bounds.sequences) };
+                    (counts, tokens / bounds.tokens as f64)
+                };
+                let (counts, share) = match PLANS.iter().position(|part| part == name) {
                     // A row of the head is one of HEAD_ROWS.
-                    Some(HEAD) | None => (bounds.full(), 1.0 / HEAD_ROWS as f64),
-                    Some(encoder) => {
-                        let sequences = (bounds.tokens as f64 / tokens[encoder]) as u64;
-                        let counts =
-                            Counts { tokens: bounds.tokens, sequences: sequences.clamp(1, bounds.sequences) };
-                        (counts, tokens[encoder] / bounds.tokens as f64)
-                    }
+                    Some(HEAD) => (bounds.full(), 1.0 / HEAD_ROWS as f64),
+                    Some(encoder) => of_sequences(tokens[encoder]),
+                    None => of_sequences(tokens_of(length).max(1) as f64),
                 };
                 // Streamed weights are read from storage once in every step.
                 let reading = plan.streamed().0 as f64 / program.target().rates.storage;
                 let step = step_seconds(&plan.graph, program.target(), counts) + reading;
-                seconds += orfs * share * step / program.replicas() as f64;
+                seconds += sequences_of_a_window * share * step / program.replicas() as f64;
             }
         }
     }
-    Ok(Reads { length: *read_length, windows, orfs: *orfs, per_second: 1.0 / seconds })
+    let windows = lengths.len();
+    Ok(Reads { length: *read_length, windows: windows as u64, orfs: *orfs, per_second: 1.0 / seconds })
 }
 
 impl PredictStage {
@@ -352,7 +397,7 @@ impl Planned {
         Ok(json!({
             "target": self.target.name,
             "budget_bytes": self.budget.0,
-            "models": {"dna": self.models[0], "protein": self.models[1], "head": self.models[2]},
+            "models": self.models.iter().map(|m| (m.key.to_owned(), m.name.clone().into())).collect::<Map<_, Value>>(),
             "window_bases": self.length,
             "stages": self.stages.iter().map(stage).collect::<Result<Vec<_>, RuntimeError>>()?,
             "process": plimsoll_runtime::process::to_json(&self.process),
@@ -367,12 +412,11 @@ impl Planned {
 
     /// Formats the plan as text.
     pub fn to_text(&self) -> Result<String, RuntimeError> {
-        let [dna, protein, head] = &self.models;
-        let mut text = format!(
-            "a prediction on {} ({}), windows of {} bases\n  DNA model      {dna}\n  protein model  {protein}\n  head           \
-             {head}\n",
-            self.target.name, self.target.about, self.length
-        );
+        let (target, about, length) = (&self.target.name, &self.target.about, self.length);
+        let mut text = format!("a prediction on {target} ({about}), windows of {length} bases\n");
+        for ModelName { what, name, .. } in &self.models {
+            let _ = writeln!(text, "  {what:<13}  {name}");
+        }
         for (number, (stage, program)) in self.stages.iter().enumerate() {
             let replicas = match program.replicas() {
                 1 => String::new(),
@@ -397,12 +441,15 @@ impl Planned {
         let Reads { length, windows, orfs, per_second } = self.reads;
         let _ = writeln!(text, "peak {}, the budget is {}", self.peak(), self.budget);
         let windows = if windows == 1 { "1 window".to_owned() } else { format!("{windows} windows") };
-        let frames = if orfs == 1.0 { "frame" } else { "frames" };
+        let frames = match self.stages.iter().any(|(stage, _)| *stage == PredictStage::Caller) {
+            true => String::new(),
+            false if orfs == 1.0 => " and 1 open reading frame a window".to_owned(),
+            false => format!(" and {orfs} open reading frames a window"),
+        };
         let digits = if per_second < 10.0 { 2 } else { 0 };
         let _ = write!(
             text,
-            "expected {per_second:.digits$} reads/s of {length} bases, at {windows} a read and {orfs} open reading {frames} \
-             a window"
+            "expected {per_second:.digits$} reads/s of {length} bases, at {windows} a read{frames}"
         );
         Ok(text)
     }

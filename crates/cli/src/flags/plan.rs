@@ -15,7 +15,7 @@ use plimsoll_runtime::timeline;
 use plimsoll_runtime::{Device, Failure, RuntimeError, Settings, Silent, Streaming, Target, machine};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{self, priced};
-use plimsoll_virus::{Models, files, planned};
+use plimsoll_virus::{CallerOptions, Models, caller_window, files, planned};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -102,10 +102,17 @@ pub struct Plan {
 /// these too.
 const OTHERS: [&str; 2] = ["model", "train"];
 
+/// Flags of VirNucPro's models, excluded by a caller.
+const OF_VIRNUCPRO: [&str; 5] = ["weights", "dna_model", "protein_model", "head", "orfs"];
+
 /// Inputs of a prediction, for --predict.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "With --predict (without model flags: the configurations of VirNucPro's models)")]
 struct Prediction {
+    /// Plan the built-in caller, which `plimsoll predict` uses without a model, or the caller in this folder
+    #[arg(long, value_name = "DIR", num_args = 0..=1, requires = "predict", conflicts_with_all = OTHERS, conflicts_with_all = OF_VIRNUCPRO)]
+    caller: Option<Option<PathBuf>>,
+
     /// Folder that contains all models, as for `plimsoll predict`
     #[arg(long, value_name = "DIR", requires = "predict", conflicts_with_all = OTHERS)]
     weights: Option<PathBuf>,
@@ -122,7 +129,8 @@ struct Prediction {
     #[arg(long, value_name = "PATH", requires = "predict", conflicts_with_all = OTHERS)]
     head: Option<PathBuf>,
 
-    /// Window length in bases, 3 to 1048576 [default: the length in the head's file name, otherwise 500]
+    /// Window length in bases, 3 to 1048576 [default: the length in the head's file name, otherwise 500; for a caller the
+    /// length of its calibration]
     #[arg(long, value_name = "BASES", value_parser = length, requires = "predict", conflicts_with_all = OTHERS)]
     length: Option<u64>,
 
@@ -299,7 +307,7 @@ impl Plan {
 
     /// Plans a whole prediction.
     fn prediction(&self) -> Result<String, CliError> {
-        let Prediction { weights, dna_model, protein_model, head, length, input, read_length, orfs } =
+        let Prediction { caller, weights, dna_model, protein_model, head, length, input, read_length, orfs } =
             &self.prediction;
         let target = self.target(price::target)?;
         let budget = match self.budget.as_deref() {
@@ -338,11 +346,12 @@ impl Plan {
             ..Settings::default()
         };
         let inputs = if input.is_empty() { vec![] } else { files(input)? };
-        let request = planned::Request {
-            options: usual_options(inputs, models, *length, settings),
-            read_length: *read_length,
-            orfs: *orfs,
-        };
+        let mut options = usual_options(inputs, models, *length, settings);
+        if let Some(folder) = caller {
+            options.caller = Some(CallerOptions::usual(folder.clone()));
+            options.length = length.map_or_else(|| caller_window(folder.as_deref()), |n| Ok(n as usize))?;
+        }
+        let request = planned::Request { options, read_length: *read_length, orfs: *orfs };
         let planned = planned::plan(&request)?;
         if self.timeline.is_wanted() {
             let (budget, process) = (Some(planned.budget().0), planned.process().0);

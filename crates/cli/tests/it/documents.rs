@@ -148,7 +148,7 @@ fn commands_of_train() {
 
 #[test]
 fn commands_of_plan() {
-    run_page("docs/plan.md", 11);
+    run_page("docs/plan.md", 12);
 }
 
 #[test]

@@ -371,9 +371,18 @@ fn prediction(words: &[&str]) -> Vec<String> {
 fn a_planned_prediction_is_the_one_that_runs() {
     let folder = Folder::new("plan_predict");
     let reads = golden("pipeline/reads.fa");
-    for budget in ["2GB", "250MB", "120MB"] {
-        for tokens in [None, Some("512")] {
-            let mut words = prediction(&["--memory-budget", budget]);
+    let caller = ["--caller", &golden("caller"), "--threads", "2", "--precision", "f32"].map(str::to_owned);
+    let virnucpro = prediction(&[]);
+    for (models, budget) in [
+        (&caller[..], "2GB"),
+        (&caller, "120MB"),
+        (&virnucpro, "2GB"),
+        (&virnucpro, "250MB"),
+        (&virnucpro, "120MB"),
+    ] {
+        for tokens in [None, Some("2048")] {
+            let mut words = models.to_vec();
+            words.extend(["--memory-budget", budget].map(str::to_owned));
             words.extend(tokens.iter().flat_map(|tokens| ["--tokens".to_owned(), (*tokens).to_owned()]));
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let of_run = [&["predict", &reads, "-o", "out", "--force", "-q"], &words[..]].concat();
