@@ -42,8 +42,15 @@ def main():
     for result in sys.argv[1:]:
         with open(os.path.join(result, "predictions.tsv"), newline="") as file:
             rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        missing = [row["seq_name"] for row in rows if row["virus_score"] == "NA"]
+        if missing:
+            sys.exit(f"{result}: {missing[0]} has no score")
         scores = {label: [float(row["virus_score"]) for row in rows if row["seq_name"].startswith(label + "|")] for label in ("viral", "nonviral")}
+        if not scores["viral"] or not scores["nonviral"]:
+            sys.exit(f"{result}: the ids of its records are not those of viral and of other windows of make_chunks.py")
         found.append(auroc(scores["viral"], scores["nonviral"]))
+    if not found:
+        sys.exit("give results of plimsoll predict")
     print(f"{sum(found) / len(found):.4f}")
 
 

@@ -3,7 +3,7 @@
 
     python3 pack.py MODEL OUT     both folders hold config.json, model.safetensors and calibration.json
 
-Weights are rounded to the nearest, ties to even. Calibrate before or after: the difference is below the third digit of a score.
+Weights are rounded to the nearest, ties to even.
 """
 
 import argparse
@@ -25,6 +25,8 @@ def main():
     parser.add_argument("model")
     parser.add_argument("out")
     args = parser.parse_args()
+    if os.path.realpath(args.model) == os.path.realpath(args.out):
+        parser.error("OUT must be another folder than MODEL")
     if sys.byteorder != "little":
         sys.exit("this script needs a little-endian machine")
     with open(os.path.join(args.model, "model.safetensors"), "rb") as file:

@@ -49,8 +49,9 @@ def gc_shares(genomes):
         with gzip.open(path, "rt") as file:
             for record in file.read().split(">")[1:]:
                 title, _, letters = record.partition("\n")
-                letters = letters.replace("\n", "")
-                shares[title.split()[0]] = (letters.count("G") + letters.count("C")) / max(len(letters), 1)
+                letters = letters.upper()
+                counts = [letters.count(base) for base in "GCAT"]
+                shares[title.split()[0]] = sum(counts[:2]) / max(sum(counts), 1)
     return shares
 
 
@@ -88,7 +89,9 @@ def main():
         for id, split, virus, name, kind, group, of in written:
             parts = max(1, math.ceil(math.sqrt(len(species.get(group, ())))))
             bucket = f"{group}#{zlib.crc32(of.encode()) % parts}"
-            percent = 5 * max(4, min(14, int(20 * gc.get(id, 0.4))))
+            if id not in gc:
+                sys.exit(f"{id} is in index.tsv and in no FASTA file")
+            percent = 5 * max(4, min(14, int(20 * gc[id])))
             out.write("\t".join([id, split, virus, name, kind, bucket, of, f"{percent}%"]) + "\n")
     print(", ".join(f"{split} {n}" for split, n in sorted(counts.items())))
 

@@ -27,10 +27,12 @@ train() {
     common="--set data.train=[$files] --set data.labels=$2 --set run.seed=$3"
     # shellcheck disable=SC2086
     "$plimsoll" train "$here/pretrain.yaml" $common --set "run.steps=$4" ${SET:-} -o "$out/$1/pretrained"
+    pretrained=$(last "$out/$1/pretrained")
     # shellcheck disable=SC2086
-    "$plimsoll" train "$here/train.yaml" $common --set "run.steps=$5" --set "model.from=$(last "$out/$1/pretrained")" ${SET:-} -o "$out/$1/trained"
+    "$plimsoll" train "$here/train.yaml" $common --set "run.steps=$5" --set "model.from=$pretrained" ${SET:-} -o "$out/$1/trained"
     rm -rf "$out/$1/caller"
-    cp -R "$(last "$out/$1/trained")/ema" "$out/$1/caller"
+    trained=$(last "$out/$1/trained")
+    cp -R "$trained/ema" "$out/$1/caller"
     python3 "$here/calibrate.py" "$out/$1/caller" --start
 }
 
@@ -58,10 +60,12 @@ for seed in $seeds; do
         predict "seed$seed-fold$fold" "$out/fold$fold.fa" "$out/seed$seed-fold$fold/selection"
     done
 done
+rm -f "$out/seeds.txt"
 for seed in $seeds; do
-    echo "$(python3 "$here/metrics.py" "$out/seed$seed"-fold?/selection) $seed"
-done | tee "$out/seeds.txt"
-best=$(sort -g "$out/seeds.txt" | tail -n 1 | cut -d ' ' -f 2)
+    mean=$(python3 "$here/metrics.py" "$out/seed$seed"-fold?/selection)
+    echo "$mean $seed" >>"$out/seeds.txt"
+done
+best=$(LC_ALL=C sort -g "$out/seeds.txt" | tail -n 1 | cut -d ' ' -f 2)
 
 # The caller itself: the best seed, on all training records.
 python3 "$here/prepare.py" "$genomes" --out "$out/all.tsv"

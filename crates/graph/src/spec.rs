@@ -33,12 +33,15 @@ impl Bytes {
             return format!("{} B", self.0);
         }
         // In u128, so that any number of bytes can be rounded.
-        let tenths = |unit: u128| (10 * u128::from(self.0) + unit / 2) / unit;
-        let units = [("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1000)];
-        let (name, unit) = units.into_iter().find(|(_, unit)| tenths(*unit) >= 10).unwrap_or(("kB", 1000));
-        match tenths(unit) {
-            few @ 0..100 => format!("{}.{} {name}", few / 10, few % 10),
-            _ => format!("{} {name}", (u128::from(self.0) + unit / 2) / unit),
+        let bytes = u128::from(self.0);
+        let rounded = |unit: u128| (bytes + unit / 2) / unit;
+        // The first unit in which the rounded number has at most three digits.
+        let units = [("kB", 1000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
+        let fits = |&(_, unit): &(&str, u128)| rounded(unit) < 1000;
+        let (name, unit) = units.into_iter().find(fits).unwrap_or(("GB", 1_000_000_000));
+        match (10 * bytes + unit / 2) / unit {
+            tenths @ 0..100 => format!("{}.{} {name}", tenths / 10, tenths % 10),
+            _ => format!("{} {name}", rounded(unit)),
         }
     }
 }
@@ -402,7 +405,8 @@ mod tests {
             (9_949_999, "9.9 MB"),
             (9_950_000, "10 MB"),
             (268_073_115, "268 MB"),
-            (949_999_999, "950 MB"),
+            (950_000_000, "950 MB"),
+            (999_499_999, "999 MB"),
             (999_600_000, "1.0 GB"),
             (19_459_122_790, "19 GB"),
             (u64::MAX, "18446744074 GB"),

@@ -240,7 +240,10 @@ pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> 
         // A score, or the name of a preset.
         false => {
             let named = parameters["calling"]["threshold"].as_str().ok_or("`calling.threshold`")?;
-            named.parse().ok()
+            match named {
+                "default" | "relaxed" | "conservative" => None,
+                score => Some(score.parse().map_err(|_| "`calling.threshold`")?),
+            }
         }
     };
     let about = About {

@@ -1,4 +1,4 @@
-//! Writer of event files for TensorBoard, beside metrics.jsonl and with the same numbers. Invariant: a file begins with the
+//! Writer of event files for TensorBoard, beside metrics.jsonl and with the same numbers in f32. Invariant: a file begins with the
 //! version of the format and the first step that it has, so that TensorBoard forgets the steps that a resumed run repeats.
 //!
 //! A file is a sequence of records (length, its checksum, data, its checksum), and the data of each is a protobuf message
@@ -46,7 +46,8 @@ impl EventFile {
 
     /// Writes the numbers of a line of metrics.jsonl as scalars: `train/KEY`, or `validation/KEY` for `validation_KEY`.
     pub fn put(&mut self, line: &Map<String, Value>) -> Result<(), TrainError> {
-        let step = line.get("step").and_then(Value::as_u64).unwrap_or_default();
+        let step = line.get("step").and_then(Value::as_u64);
+        let step = step.ok_or_else(|| RuntimeError::bug("a line of metrics without a step".to_owned()))?;
         let mut summary = vec![];
         for (key, value) in line {
             let Some(number) = value.as_f64().filter(|_| !NO_SCALARS.contains(&&**key)) else { continue };

@@ -382,7 +382,7 @@ fn open_virnucpro(options: &Options, observer: &mut dyn Observer) -> Result<Open
         None => HeadModel::builtin(d, p)?,
     };
     if !head.trained {
-        let text = "the built-in models are UNTRAINED: scores are NA and calls read `untrained`; give trained \
+        let text = "the built-in test models are UNTRAINED: scores are NA and calls read `untrained`; give trained \
             models with --weights";
         observer.say(Level::Warning, text);
     }

@@ -1,5 +1,5 @@
-//! Flags of `plimsoll predict` with a caller. Invariant: a flag of callers beside VirNucPro's models, and a flag of VirNucPro's
-//! models without them, are refused by name.
+//! Flags of `plimsoll predict` with a caller. Invariant: a flag of callers together with a flag that selects VirNucPro's models,
+//! and a flag of VirNucPro's models without such a flag, are refused by name.
 
 use super::at_least_one;
 use crate::error::{CliError, usage};

@@ -22,9 +22,11 @@ pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what
     let (peak, line) = (program.peak().rounded(), budget.bytes.rounded());
     let (process, host) = match (on_host, budget.process_bytes()) {
         (true, Bytes::ZERO) => (String::new(), String::new()),
-        (true, process) => (format!(" and at most {} for the process", process.rounded()), String::new()),
+        (true, process) => {
+            (format!(" and up to {} for the rest of the process", process.rounded()), String::new())
+        }
         (false, _) => {
-            (String::new(), format!("; at most {} of host memory for {what} in transit", kept.rounded()))
+            (String::new(), format!("; up to {} of host memory for {what} in transit", kept.rounded()))
         }
     };
     let streamed = match program.streamed() {
@@ -32,7 +34,7 @@ pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what
         streamed => format!("; {} of weights are read from disk in every step", streamed.rounded()),
     };
     format!(
-        "memory: {peak} planned{process}, of a budget of {line}; {} tokens a step{host}{streamed}",
+        "memory: {peak} for the model{process}, budget {line}; {} tokens a step{host}{streamed}",
         tokens(program)
     )
 }
