@@ -10,8 +10,8 @@ regression on canonical 6-mers), `codons` (logistic regression on codons and dip
 """
 
 import argparse
-import gzip
 import os
+import sys
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -19,24 +19,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/caller"))
+from files import fasta
+
 STOPS = {"TAA", "TAG", "TGA"}
 CODONS = [a + b + c for a in "ACGT" for b in "ACGT" for c in "ACGT"]
 AMINO = dict(zip(CODONS, "KNKNTTTTRSRSIIMIQHQHPPPPRRRRLLLLEDEDAAAAGGGGVVVV*Y*YSSSS*CWCLFLF"))
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 PAIRS = str.maketrans("ACGT", "TGCA")
-
-
-def read(path):
-    names, sequences = [], []
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt") as file:
-        for line in file:
-            if line.startswith(">"):
-                names.append(line[1:].split()[0])
-                sequences.append("")
-            else:
-                sequences[-1] += line.strip()
-    return names, sequences
 
 
 def canonical(k):
@@ -122,7 +112,7 @@ def main():
             lambda: HistGradientBoostingClassifier(max_iter=400, learning_rate=0.08, random_state=1),
         ),
     }
-    (fit_names, fit), (names, windows) = read(args.fit), read(args.windows)
+    (fit_names, fit), (names, windows) = (zip(*fasta(path)) for path in (args.fit, args.windows))
     labels = np.array([name.startswith("viral|") for name in fit_names])
     for floor, (features, model) in floors.items():
         fitted = model().fit(np.stack([features(s) for s in fit]), labels)

@@ -14,24 +14,13 @@ threshold, and that has no call for another reason.
 """
 
 import argparse
-import csv
-import gzip
 import os
 import random
 import re
+import sys
 
-
-def table(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def fasta(path):
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt") as file:
-        for record in file.read().split(">")[1:]:
-            title, _, letters = record.partition("\n")
-            yield title.split()[0], letters.replace("\n", "")
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/caller"))
+from files import fasta, table
 
 
 def shuffled(sequence, drawn):

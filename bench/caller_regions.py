@@ -19,35 +19,18 @@ of low complexity or with unknown letters, which add nothing to a region, are no
 """
 
 import argparse
-import csv
-import gzip
 import itertools
 import json
 import math
 import os
 import random
 import statistics
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/caller"))
+from files import fasta, table
 
 HOSTS = ("bacteria", "archaea")
-
-
-def table(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def fasta(path):
-    name, parts = None, []
-    with gzip.open(path, "rt") as file:
-        for line in file:
-            if line.startswith(">"):
-                if name:
-                    yield name, "".join(parts)
-                name, parts = line[1:].split()[0], []
-            else:
-                parts.append(line.strip())
-    if name:
-        yield name, "".join(parts)
 
 
 def make(args):

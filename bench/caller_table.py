@@ -14,26 +14,14 @@ equal width).
 """
 
 import argparse
-import csv
-import gzip
 import json
 import os
 import random
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/caller"))
+from files import fasta, table
 from metrics import auroc, calibration_error
-
-
-def table(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def names(path):
-    opened = gzip.open if path.endswith(".gz") else open
-    with opened(path, "rt") as file:
-        return [line[1:].split()[0] for line in file if line.startswith(">")]
 
 
 def tpr_at(positive, negative, fpr):
@@ -65,7 +53,7 @@ def main():
             raise SystemExit(f"{args.scores}: {row['seq_name']} has two rows")
         scores[row["seq_name"]] = float(row["virus_score"])
     viral, other, families, groups, unseen = [], [], {}, {}, []
-    for name in names(args.windows):
+    for name, _ in fasta(args.windows):
         if name not in scores:
             raise SystemExit(f"{args.scores}: no score of {name}")
         score, (label, kind, record) = scores[name], name.split("|")[:3]

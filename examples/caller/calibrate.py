@@ -15,22 +15,17 @@ AUROC; expected calibration error in 15 bins (Guo et al. 2017). The temperature 
 """
 
 import argparse
-import csv
 import json
 import math
 import os
 import sys
 
+from files import table
 from metrics import auroc, calibration_error
 from prepare import CLASSES
 
 PRESETS = {"default": 0.05, "relaxed": 0.20, "conservative": 0.01}
 START = {"slope": 1.0, "intercept": 0.0, "auroc": 0.5, "ece": 0.0}
-
-
-def table(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def sigmoid(x):

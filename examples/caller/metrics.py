@@ -4,9 +4,10 @@
     python3 metrics.py RESULT ...     the mean AUROC of results of `plimsoll predict` on windows of make_chunks.py
 """
 
-import csv
 import os
 import sys
+
+from files import table
 
 
 def auroc(positive, negative):
@@ -40,8 +41,7 @@ def calibration_error(scores, labels, bins=15):
 def main():
     found = []
     for result in sys.argv[1:]:
-        with open(os.path.join(result, "predictions.tsv"), newline="") as file:
-            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        rows = table(os.path.join(result, "predictions.tsv"))
         missing = [row["seq_name"] for row in rows if row["virus_score"] == "NA"]
         if missing:
             sys.exit(f"{result}: {missing[0]} has no score")

@@ -7,19 +7,19 @@
 GENOMES is a folder with index.tsv (columns id, species, class, family_or_phylum, split), folds.tsv (id, fold), fasta/*.fa.gz, and
 perhaps more/ of the same form. Records of the split test get no split here: they are neither trained nor validated on.
 
-The columns for the levels of sampling: `gc` is the share of G and C of the record, in bins of 5 % (the lowest and the highest bin
-are open). `bucket` divides the species of a family or phylum into as many parts as the root of their number, so that families
+The columns for the levels of sampling: `gc` is the share of G and C of the record in bins of 5 %, from 20 to 70 %; records with a lower
+share are in the first bin, those with a higher one in the last. `bucket` divides the species of a family or phylum into as many parts as the root of their number, so that families
 drawn by bucket have weights by the root of their size, and a family of large genomes has no more weight than one of small ones.
 """
 
 import argparse
-import csv
 import glob
-import gzip
 import math
 import os
 import sys
 import zlib
+
+from files import fasta, table
 
 # The class of a record in the collection, and the name of the class that the caller gives.
 CLASSES = {
@@ -37,21 +37,13 @@ CLASSES = {
 VIRAL = ("virus", "phage")
 
 
-def rows(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
 def gc_shares(genomes):
     """Share of G and C of every record."""
     shares = {}
     for path in sorted(glob.glob(os.path.join(genomes, "fasta", "*.fa.gz")) + glob.glob(os.path.join(genomes, "more", "fasta", "*.fa.gz"))):
-        with gzip.open(path, "rt") as file:
-            for record in file.read().split(">")[1:]:
-                title, _, letters = record.partition("\n")
-                letters = letters.upper()
-                counts = [letters.count(base) for base in "GCAT"]
-                shares[title.split()[0]] = sum(counts[:2]) / max(sum(counts), 1)
+        for name, letters in fasta(path):
+            counts = [letters.upper().count(base) for base in "GCAT"]
+            shares[name] = sum(counts[:2]) / max(sum(counts), 1)
     return shares
 
 
@@ -61,11 +53,11 @@ def main():
     parser.add_argument("--fold", type=int, choices=range(5), help="fold of folds.tsv that is held out for validation")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
-    folds = {row["id"]: int(row["fold"]) for row in rows(os.path.join(args.genomes, "folds.tsv"))}
-    records = rows(os.path.join(args.genomes, "index.tsv"))
+    folds = {row["id"]: int(row["fold"]) for row in table(os.path.join(args.genomes, "folds.tsv"))}
+    records = table(os.path.join(args.genomes, "index.tsv"))
     more = os.path.join(args.genomes, "more", "index.tsv")
     if os.path.exists(more):
-        records += rows(more)
+        records += table(more)
     gc = gc_shares(args.genomes)
     counts, written, species = {}, [], {}
     for record in records:

@@ -35,7 +35,7 @@ impl Bytes {
         // In u128, so that any number of bytes can be rounded.
         let bytes = u128::from(self.0);
         let rounded = |unit: u128| (bytes + unit / 2) / unit;
-        // The first unit in which the rounded number has at most three digits.
+        // The smallest unit in which the size, rounded to a whole number of units, has at most three digits.
         let units = [("kB", 1000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
         let fits = |&(_, unit): &(&str, u128)| rounded(unit) < 1000;
         let (name, unit) = units.into_iter().find(fits).unwrap_or(("GB", 1_000_000_000));

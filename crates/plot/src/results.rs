@@ -1,5 +1,5 @@
-//! Reads a folder of results of VirNucPro's models or of a caller. Invariant: every row is checked, and tables that contradict each other or their
-//! run record are an error with path and line; predictions are not recomputed.
+//! Reads a folder of results of VirNucPro's models or of a caller. Invariant: every row is checked, and tables that
+//! contradict each other or their run record are an error with path and line; predictions are not recomputed.
 
 use super::survey::{CALLS, PredictionRow, Survey};
 use super::track::{Track, Window};
@@ -9,6 +9,7 @@ use plimsoll_data::DataError;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::translate::Frame;
 use plimsoll_runtime::RuntimeError;
+use plimsoll_virus::caller::Threshold;
 use plimsoll_virus::output::{Call, RUN_RECORD};
 use serde_json::Value;
 use std::fs;
@@ -55,10 +56,8 @@ pub struct Results {
 
 /// Program that wrote the results.
 enum Source {
-    /// `predict` with VirNucPro's models, with the numbers of rows according to its run record.
+    /// `predict`, with the numbers of rows according to its run record.
     Ours(RowCounts),
-    /// `predict` with a caller, likewise.
-    Caller(RowCounts),
     /// VirNucPro or virnucpro-broad.
     Original(VirNucProResults),
 }
@@ -95,14 +94,13 @@ impl Results {
             .ok_or("JSON")
             .and_then(about)
             .map_err(|missing| PlotError::NotARunRecord { path: path.clone(), missing })?;
-        let source = if about.by_strand { Source::Ours(counts) } else { Source::Caller(counts) };
-        Ok(Results { folder: folder.to_owned(), about, source })
+        Ok(Results { folder: folder.to_owned(), about, source: Source::Ours(counts) })
     }
 
     /// Calls `see` for every record, in order.
     pub fn records(&self, mut see: impl FnMut(&PredictionRow)) -> Result<(), DataError> {
         let said = match &self.source {
-            Source::Ours(counts) | Source::Caller(counts) => counts,
+            Source::Ours(counts) => counts,
             Source::Original(original) => {
                 original.records(see);
                 return Ok(());
@@ -122,63 +120,18 @@ impl Results {
     pub fn tracks(&self, chosen: &[PredictionRow], survey: &mut Survey) -> Result<Vec<Track>, DataError> {
         let said = match &self.source {
             Source::Ours(counts) => counts,
-            Source::Caller(counts) => return self.called_tracks(*counts, chosen, survey),
             Source::Original(original) => return Ok(original.tracks(chosen, survey)),
         };
         let mut records = self.predictions()?;
-        let mut windows = TableReader::open(&self.folder.join(WINDOWS), &OF_A_WINDOW)?;
-        let frames = self.folder.join(FRAMES);
-        let mut frames = frames.exists().then(|| TableReader::open(&frames, &OF_A_FRAME)).transpose()?;
-        let mut tracks: Vec<Track> = vec![];
-        let (mut ordinal, mut count) = (0, 0);
-        while let Some(record) = self.next_record(&mut records, ordinal)? {
-            let wanted = chosen.get(tracks.len()).is_some_and(|next| next.ordinal == ordinal);
-            let mut kept = vec![];
-            for number in 1..=record.windows {
-                let row = windows.next(|cells| window(&record, number, cells))?;
-                let (mut window, orfs) = row.ok_or_else(|| windows.ends_early())?;
-                if let Some(score) = window.score {
-                    survey.window_scores.add(score, window.call);
-                }
-                match &mut frames {
-                    Some(frames) if wanted => window.strands = strands(frames, &record.id, number, orfs)?,
-                    Some(frames) => frames.skip(orfs)?,
-                    None => {}
-                }
-                if wanted {
-                    kept.push(window);
-                }
-            }
-            count += record.windows;
-            ordinal += 1;
-            if wanted {
-                tracks.push(Track { entry: record, windows: kept, every_frame: frames.is_some() });
-            }
-        }
-        windows.expect_end()?;
-        frames.as_mut().map_or(Ok(()), TableReader::expect_end)?;
-        self.agree(&windows, count, said.windows)?;
-        Ok(tracks)
-    }
-
-    /// [`Self::tracks`] of the results of a caller.
-    fn called_tracks(
-        &self,
-        said: RowCounts,
-        chosen: &[PredictionRow],
-        survey: &mut Survey,
-    ) -> Result<Vec<Track>, DataError> {
-        let mut records = self.predictions()?;
-        let mut windows = TableReader::open(&self.folder.join(WINDOWS), &OF_A_CALLED_WINDOW)?;
+        let mut windows = WindowRows::open(&self.folder, self.about.by_strand)?;
         let mut tracks: Vec<Track> = vec![];
         let (mut ordinal, mut count) = (0, 0);
         while let Some(mut record) = self.next_record(&mut records, ordinal)? {
             let wanted = chosen.get(tracks.len()).is_some_and(|next| next.ordinal == ordinal);
-            let mut place = Place::default();
             let mut kept = vec![];
-            for _ in 0..record.windows {
-                let row = windows.next(|cells| called_window(&record, &mut place, cells))?;
-                let window = row.ok_or_else(|| windows.ends_early())?;
+            let mut place = Place::default();
+            for number in 1..=record.windows {
+                let window = windows.next(&record, number, &mut place, wanted)?;
                 if let Some(score) = window.score {
                     survey.window_scores.add(score, window.call);
                 }
@@ -189,12 +142,13 @@ impl Results {
             count += record.windows;
             ordinal += 1;
             if wanted {
-                record.scored = kept.iter().filter(|window| window.score.is_some()).count() as u64;
-                tracks.push(Track { entry: record, windows: kept, every_frame: true });
+                if !self.about.by_strand {
+                    record.scored = kept.iter().filter(|window| window.score.is_some()).count() as u64;
+                }
+                tracks.push(Track { entry: record, windows: kept, every_frame: windows.has_every_frame() });
             }
         }
-        windows.expect_end()?;
-        self.agree(&windows, count, said.windows)?;
+        self.agree(windows.finish()?, count, said.windows)?;
         Ok(tracks)
     }
 
@@ -225,6 +179,74 @@ impl Results {
     }
 }
 
+/// Readers of the tables of windows.
+enum WindowRows {
+    /// Of VirNucPro's models: `windows.tsv`, and the scores of all open reading frames if they were written.
+    ByStrand { windows: TableReader, frames: Option<TableReader> },
+    /// Of a caller: `windows.tsv`.
+    Called(TableReader),
+}
+
+impl WindowRows {
+    fn open(folder: &Path, by_strand: bool) -> Result<Self, DataError> {
+        let path = folder.join(WINDOWS);
+        if !by_strand {
+            return Ok(Self::Called(TableReader::open(&path, &OF_A_CALLED_WINDOW)?));
+        }
+        let windows = TableReader::open(&path, &OF_A_WINDOW)?;
+        let frames = folder.join(FRAMES);
+        let frames = frames.exists().then(|| TableReader::open(&frames, &OF_A_FRAME)).transpose()?;
+        Ok(Self::ByStrand { windows, frames })
+    }
+
+    /// Reads window `number` of a record, with the scores of its strands if it is `wanted`. `place` is where the
+    /// record's window before it ended.
+    fn next(
+        &mut self,
+        record: &PredictionRow,
+        number: u64,
+        place: &mut Place,
+        wanted: bool,
+    ) -> Result<Window, DataError> {
+        match self {
+            Self::ByStrand { windows, frames } => {
+                let row = windows.next(|cells| window(record, number, cells))?;
+                let (mut window, orfs) = row.ok_or_else(|| windows.ends_early())?;
+                match frames {
+                    Some(frames) if wanted => window.strands = strands(frames, &record.id, number, orfs)?,
+                    Some(frames) => frames.skip(orfs)?,
+                    None => {}
+                }
+                Ok(window)
+            }
+            Self::Called(windows) => {
+                let row = windows.next(|cells| called_window(record, place, cells))?;
+                row.ok_or_else(|| windows.ends_early())
+            }
+        }
+    }
+
+    /// Whether windows have the scores of every open reading frame, or need none.
+    fn has_every_frame(&self) -> bool {
+        match self {
+            Self::ByStrand { frames, .. } => frames.is_some(),
+            Self::Called(_) => true,
+        }
+    }
+
+    /// Checks that all rows were read; returns the table of windows.
+    fn finish(&mut self) -> Result<&TableReader, DataError> {
+        match self {
+            Self::ByStrand { windows, frames } => {
+                windows.expect_end()?;
+                frames.as_mut().map_or(Ok(()), TableReader::expect_end)?;
+                Ok(windows)
+            }
+            Self::Called(windows) => windows.expect_end().map(|()| &*windows),
+        }
+    }
+}
+
 /// Reads a run record. `Err` names a missing key.
 pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> {
     let number = |value: &Value, name| value.as_u64().ok_or(name);
@@ -237,12 +259,11 @@ pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> 
     let by_strand = !record["models"]["caller"].is_string();
     let threshold = match by_strand {
         true => Some(parameters["threshold"].as_f64().ok_or("`threshold`")? as f32),
-        // A score, or the name of a preset.
         false => {
-            let named = parameters["calling"]["threshold"].as_str().ok_or("`calling.threshold`")?;
-            match named {
-                "default" | "relaxed" | "conservative" => None,
-                score => Some(score.parse().map_err(|_| "`calling.threshold`")?),
+            let named = parameters["calling"]["threshold"].as_str().and_then(Threshold::of_name);
+            match named.ok_or("`calling.threshold`")? {
+                Threshold::Preset(_) => None,
+                Threshold::Score(score) => Some(score as f32),
             }
         }
     };
@@ -285,7 +306,8 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
     Ok(entry)
 }
 
-/// Parses a record of the results of a caller. Windows without a score are rare and known only from the table of windows.
+/// Parses a row of a caller's `predictions.tsv`. It does not say how many windows have a score: [`Results::tracks`] counts
+/// them where they are drawn.
 fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String> {
     let [id, length, windows, score, call] = cells;
     let windows = whole("n_windows", windows)?;
@@ -306,7 +328,8 @@ fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String>
     })
 }
 
-/// Position in the windows of a record or of the two mates of a pair, which are drawn one after another.
+/// Where the last window of a record ended. The mates of a pair are drawn one after the other, so the positions of the second
+/// continue those of the first.
 #[derive(Default)]
 struct Place {
     /// Sequence of the last window.
@@ -323,8 +346,7 @@ fn called_window(record: &PredictionRow, place: &mut Place, cells: [&str; 4]) ->
     if id != place.sequence {
         let is_mate = || id.strip_prefix(&*record.id).is_some_and(|mate| matches!(mate, "/1" | "/2"));
         if id != record.id && !is_mate() {
-            let wanted = format!("expected a window of '{}' as in {PREDICTIONS}", record.id);
-            return Err(format!("{wanted}; the tables are incomplete or belong to different runs"));
+            return Err(other_run("a window", record));
         }
         *place = Place { sequence: id.to_owned(), before: place.end, end: place.end };
     }
@@ -343,12 +365,19 @@ fn called_window(record: &PredictionRow, place: &mut Place, cells: [&str; 4]) ->
     Ok(Window { start: place.before + start - 1, end: last, score, call, strands: [None; 2] })
 }
 
+/// The error for a row of `windows.tsv` that is not `what` of the record.
+fn other_run(what: &str, record: &PredictionRow) -> String {
+    format!(
+        "expected {what} of '{}' as in {PREDICTIONS}; the tables are incomplete or belong to different runs",
+        record.id
+    )
+}
+
 /// Parses a window and its number of open reading frames.
 fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Window, u64), String> {
     let [id, window, start, end, orfs, frame, other, virus, call] = cells;
     if id != record.id || whole("window", window)? != number {
-        let wanted = format!("expected window {number} of '{}' as in {PREDICTIONS}", record.id);
-        return Err(format!("{wanted}; the tables are incomplete or belong to different runs"));
+        return Err(other_run(&format!("window {number}"), record));
     }
     let (start, end) = (whole("start", start)?, whole("end", end)?);
     if start == 0 || end < start || end > record.length {

@@ -46,7 +46,7 @@ impl CallerModel {
     /// Opens the caller compiled into the program.
     ///
     /// # Errors
-    /// None in a sound build: the errors of [`Self::open`].
+    /// Those of [`Self::open`]; none of them occurs with the files that the program contains.
     pub fn builtin() -> Result<Self, RuntimeError> {
         let (name, text) = ("built-in caller", bundle::CALLER_CONFIG);
         let config = CallerConfig::from_json(text)

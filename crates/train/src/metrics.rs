@@ -1,5 +1,5 @@
-//! Writer of metrics.jsonl, and of the event files with the same numbers; metrics.jsonl has one line for each logged step and each evaluation. Invariant: lines are ordered
-//! by step, and a resumed run first removes the lines of steps that it will repeat.
+//! Writer of metrics.jsonl, which has one line for each logged step and each evaluation, and of event files with the same
+//! numbers. Invariant: lines are ordered by step, and a resumed run first removes the lines of steps that it will repeat.
 
 use super::tensorboard::EventFile;
 use super::trainable::Auxiliary;
@@ -107,8 +107,8 @@ impl Metrics {
         let mut text = serde_json::to_string(line).map_err(bug)?;
         text.push('\n');
         self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))?;
-        if let (Some(events), Value::Object(line)) =
-            (&mut self.events, serde_json::to_value(line).map_err(bug)?)
+        if let Some(events) = &mut self.events
+            && let Value::Object(line) = serde_json::to_value(line).map_err(bug)?
         {
             events.put(&line)?;
         }

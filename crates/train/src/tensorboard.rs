@@ -1,5 +1,6 @@
-//! Writer of event files for TensorBoard, beside metrics.jsonl and with the same numbers in f32. Invariant: a file begins with the
-//! version of the format and the first step that it has, so that TensorBoard forgets the steps that a resumed run repeats.
+//! Writer of event files for TensorBoard, beside metrics.jsonl and with the same numbers in f32. Invariant: a file begins with
+//! the version of the format and the first step that it has, so that TensorBoard forgets the steps that a resumed run
+//! repeats.
 //!
 //! A file is a sequence of records (length, its checksum, data, its checksum), and the data of each is a protobuf message
 //! `Event`. Sources: tensorflow/core/lib/io/record_writer.cc, tensorflow/core/util/event.proto,
@@ -72,7 +73,7 @@ impl EventFile {
         record.extend(masked_crc(&length).to_le_bytes());
         record.extend(data);
         record.extend(masked_crc(data).to_le_bytes());
-        // One call for each record: a killed process leaves at most one incomplete record at the end.
+        // One write for each record, so that a killed process leaves at most its last record incomplete.
         Ok(self.file.write_all(&record).map_err(RuntimeError::io(&self.path))?)
     }
 }

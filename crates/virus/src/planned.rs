@@ -83,7 +83,7 @@ struct PlannedModels {
     architecture: Architecture,
     /// Models that are on this machine, opened because the headers of their weights and tokenizers are in the heap of a real
     /// run. For missing models they are covered by the margin of the heap's memory line.
-    _opened: (Vec<EncoderModel>, Option<CallerModel>),
+    opened: (Vec<EncoderModel>, Option<CallerModel>),
 }
 
 /// Expected throughput for reads of one length.
@@ -160,7 +160,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let settings = &options.settings;
     // Measuring stops where an input cannot be read, because a run reports that when it gets there. A plan never does.
     super::look_at_inputs(options)?;
-    let PlannedModels { names, architecture, _opened: opened } = match &options.caller {
+    let PlannedModels { names, architecture, opened } = match &options.caller {
         Some(caller) => PlannedModels::caller(caller, options.length)?,
         None => PlannedModels::virnucpro(&options.models)?,
     };
@@ -201,7 +201,7 @@ impl PlannedModels {
         let (model, _) = super::caller_for_windows(caller, length)?;
         let names = vec![ModelName { key: "caller", what: "caller", name: model.name.clone() }];
         let architecture = Architecture::Caller(model.config.clone());
-        Ok(Self { names, architecture, _opened: (vec![], Some(model)) })
+        Ok(Self { names, architecture, opened: (vec![], Some(model)) })
     }
 
     /// VirNucPro's models, with its own for those not given.
@@ -227,7 +227,7 @@ impl PlannedModels {
             ModelName { key: "head", what: "head", name: head_name },
         ];
         let architecture = Architecture::VirNucPro(Box::new(VirNucProShape { dna, protein, head }));
-        Ok(Self { names, architecture, _opened: (opened, None) })
+        Ok(Self { names, architecture, opened: (opened, None) })
     }
 }
 
@@ -316,12 +316,11 @@ pub(crate) fn choose_alone(
 fn reads(request: &Request, stages: &[(PredictStage, Program)]) -> Result<Reads, RuntimeError> {
     let Request { options, read_length, orfs, .. } = request;
     let (read, size) = (*read_length as usize, options.length);
-    let lengths: Vec<usize> = match &options.caller {
-        Some(_) => windows(read, size).map(|window| window.len).collect(),
-        None => chunks(read, size).map(|window| window.len).collect(),
+    // A caller computes every window, VirNucPro's models the open reading frames of a window.
+    let (lengths, sequences_of_a_window): (Vec<usize>, f64) = match &options.caller {
+        Some(_) => (windows(read, size).map(|window| window.len).collect(), 1.0),
+        None => (chunks(read, size).map(|window| window.len).collect(), *orfs),
     };
-    // A caller computes every window, whatever its frames.
-    let sequences_of_a_window = if options.caller.is_some() { 1.0 } else { *orfs };
     let mut seconds = 0.0;
     for &length in &lengths {
         let tokens = [length as f64 / BASES_OF_TOKEN + ENDS, length as f64 / 3.0 + ENDS];

@@ -131,18 +131,18 @@ impl CallerFlags {
             )));
         }
         let preset = self.preset.unwrap_or(PresetFlag::Default).preset();
-        let usual = Limits::default();
+        let usual = CallerOptions::usual(self.caller.clone());
         Ok(Some(CallerOptions {
-            folder: self.caller.clone(),
             threshold: threshold.map_or(Threshold::Preset(preset), Threshold::Score),
             max_fdr: self.max_fdr,
-            prevalence: self.prevalence.unwrap_or(0.5),
+            prevalence: self.prevalence.unwrap_or(usual.prevalence),
             paired: self.paired,
             limits: Limits {
                 min_length: self.min_length,
-                max_n: self.max_n.unwrap_or(usual.max_n),
-                min_complexity: self.min_complexity.unwrap_or(usual.min_complexity),
+                max_n: self.max_n.unwrap_or(usual.limits.max_n),
+                min_complexity: self.min_complexity.unwrap_or(usual.limits.min_complexity),
             },
+            ..usual
         }))
     }
 }

@@ -236,14 +236,10 @@ impl Predict {
     /// Replaces our flags by the values of virnucpro-broad's flags.
     fn take_foreign(&mut self) -> Result<(), CliError> {
         self.virnucpro.refuse()?;
-        let ModelFlags { head, weights, .. } = &self.models;
-        // Before other flags are interpreted, which could fail for want of VirNucPro's models: with a caller, it is the flags
-        // of such models that are wrong. A model type alone is told which head it needs.
-        if self.caller.is_named() {
-            self.caller_options()?;
-        }
-        let length = self.virnucpro.length(head.as_ref(), weights.is_some())?;
+        // Before the model type is interpreted, which fails without a head: with a caller, it is the model type that is wrong.
         self.caller_options()?;
+        let ModelFlags { head, weights, .. } = &self.models;
+        let length = self.virnucpro.length(head.as_ref(), weights.is_some())?;
         let device = self.virnucpro.device(self.machine.device())?;
         self.machine.take(device, self.virnucpro.threads());
         if let (Some(ours), Some(theirs)) = (self.length, length)
@@ -266,7 +262,8 @@ impl Predict {
             (protein_model.is_some(), "--protein-model"),
         ];
         let of_virnucpro = [
-            (self.virnucpro.has_model_type(), "--model-type"),
+            // Without a caller, `VirnucproFlags::length` says which head the model type needs.
+            (self.virnucpro.has_model_type() && self.caller.is_named(), "--model-type"),
             (self.original_alphabet, "--original-alphabet"),
             (self.keep_intermediate, "--keep-intermediate"),
             (self.save_embeddings.is_some(), "--save-embeddings"),

@@ -26,6 +26,16 @@ const HEIGHT: f64 = 58.0;
 /// Height above the bars for the label of the decision boundary.
 const ABOVE: f64 = 9.0;
 
+/// Draws a dashed line at a score, from `top` to `bottom`, with its name and number above it.
+pub fn boundary(scene: &mut Scene, across: &Scale, (top, bottom): (f64, f64), line: f64, name: &str) {
+    let x = across.at(line);
+    scene.dashed((x, top), (x, bottom), DARK, 0.7);
+    let text = format!("{name} {}", score(line));
+    let half = font::width(&text, REMARK) / 2.0;
+    let middle = x.clamp(across.from + half, (across.to - half).max(across.from + half));
+    scene.text(middle, top - 2.0, Anchor::Middle, REMARK, text);
+}
+
 /// Draws the histogram; returns the bottom coordinate.
 pub fn draw(scene: &mut Scene, place: &HistogramFrame, spread: &ScoreHistogram) -> f64 {
     let (top, bottom) = (place.y + ABOVE, place.y + ABOVE + HEIGHT);
@@ -53,12 +63,7 @@ pub fn draw(scene: &mut Scene, place: &HistogramFrame, spread: &ScoreHistogram) 
         scene.text(across.at(tick), bottom + 9.5, Anchor::Middle, REMARK, score(tick));
     }
     if let Some(line) = place.line {
-        let x = across.at(line);
-        scene.dashed((x, top - 3.0), (x, bottom), DARK, 0.7);
-        let text = format!("{} {}", place.line_name, score(line));
-        let half = font::width(&text, REMARK) / 2.0;
-        let middle = x.clamp(across.from + half, (across.to - half).max(across.from + half));
-        scene.text(middle, top - 5.0, Anchor::Middle, REMARK, text);
+        boundary(scene, &across, (top - 3.0, bottom), line, place.line_name);
     }
     bottom + 12.0
 }

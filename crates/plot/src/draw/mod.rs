@@ -43,7 +43,7 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
     } else if survey.records > 1 || tracks.is_empty() {
         records(&mut page, survey, about);
     } else {
-        histograms(&mut page, &[("Scores of windows", &survey.window_scores, Some(0.5), even(about))]);
+        histograms(&mut page, &[("Scores of windows", &survey.window_scores, Some(0.5), name_of_half(about))]);
     }
     if !tracks.is_empty() {
         let viruses = tracks.iter().filter(|track| track.entry.call == Call::Virus).count();
@@ -95,7 +95,7 @@ fn records(page: &mut Page, survey: &Survey, about: &About) {
         page,
         &[
             ("Scores of records", &survey.record_scores, threshold, "threshold"),
-            ("Scores of windows", &survey.window_scores, Some(0.5), even(about)),
+            ("Scores of windows", &survey.window_scores, Some(0.5), name_of_half(about)),
         ],
     );
     let (all, best) = (survey.records, &survey.best.entries);
@@ -107,7 +107,7 @@ fn records(page: &mut Page, survey: &Survey, about: &About) {
 }
 
 /// What a window's score of 0.5 is: the boundary of its consensus in VirNucPro's method, even odds for a caller.
-fn even(about: &About) -> &'static str {
+fn name_of_half(about: &About) -> &'static str {
     if about.by_strand { "consensus" } else { "even" }
 }
 

@@ -3,8 +3,9 @@
 
 use super::axis::{Scale, bases, count, score};
 use super::font;
+use super::histogram::boundary;
 use super::scene::{Anchor, Scene, TextStyle};
-use super::style::{self, AXIS, DARK, GRID, LABEL, REMARK};
+use super::style::{self, AXIS, GRID, LABEL, REMARK};
 use crate::survey::PredictionRow;
 use plimsoll_virus::output::Call;
 
@@ -55,12 +56,7 @@ pub fn draw(
         row(scene, &columns, top + LINE * index as f64, entry);
     }
     if let Some(threshold) = threshold {
-        let place = bars.at(threshold);
-        scene.dashed((place, top - 2.0), (place, bottom), DARK, 0.7);
-        let text = format!("threshold {}", score(threshold));
-        let half = font::width(&text, REMARK) / 2.0;
-        let middle = place.clamp(bars.from + half, (bars.to - half).max(bars.from + half));
-        scene.text(middle, top - 4.0, Anchor::Middle, REMARK, text);
+        boundary(scene, bars, (top - 2.0, bottom), threshold, "threshold");
     }
     bottom + 11.0
 }

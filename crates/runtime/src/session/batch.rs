@@ -1,5 +1,5 @@
 //! Batches of training and evaluation, and the inputs of a plan that take them. Invariant: a batch of the wrong kind, or
-//! one that lacks the targets of a task, is an error before anything is submitted.
+//! one that lacks the targets of a task, is an error before anything is submitted to a device.
 
 use super::frames::FramesInput;
 use crate::RuntimeError;
@@ -99,30 +99,30 @@ impl BatchInputs {
         let mut inputs = Inputs { given: [None; MOST_INPUTS] };
         match (self, batch) {
             (
-                Self::Tokens { ids, spans, frames: of_frames, targets },
-                Batch::Tokens { ids: i, spans: s, targets: t },
+                Self::Tokens { ids: ids_input, spans: spans_input, frames: of_frames, targets: targets_inputs },
+                Batch::Tokens { ids, spans, targets },
             ) => {
-                inputs.add(Some(*ids), Data::I32(i))?;
-                inputs.add(Some(*spans), Data::I32(s.as_flattened()))?;
+                inputs.add(Some(*ids_input), Data::I32(ids))?;
+                inputs.add(Some(*spans_input), Data::I32(spans.as_flattened()))?;
                 if let Some(of_frames) = of_frames {
-                    s.iter().try_for_each(|[start, end]| of_frames.check((end - start) as usize))?;
+                    spans.iter().try_for_each(|[start, end]| of_frames.check((end - start) as usize))?;
                     frames.clear();
-                    frames.extend(of_frames.of_spans(s));
+                    frames.extend(of_frames.of_spans(spans));
                     inputs.add(Some(of_frames.input), Data::I32(frames.as_flattened()))?;
                 }
                 // An evaluation reads the targets of the first task alone.
-                if t.len() < targets.len() {
+                if targets.len() < targets_inputs.len() {
                     return Err(RuntimeError::bug("a batch lacks the targets of a task"));
                 }
-                for (&input, targets) in targets.iter().zip(t) {
+                for (&input, targets) in targets_inputs.iter().zip(targets) {
                     inputs.add(Some(input), Data::I32(targets))?;
                 }
             }
-            (Self::Rows { parts, targets }, Batch::Rows { parts: rows, targets: t }) => {
-                for (&part, rows) in parts.iter().zip(rows) {
-                    inputs.add(Some(part), Data::F32(rows))?;
+            (Self::Rows { parts: parts_inputs, targets: targets_input }, Batch::Rows { parts, targets }) => {
+                for (&input, rows) in parts_inputs.iter().zip(parts) {
+                    inputs.add(Some(input), Data::F32(rows))?;
                 }
-                inputs.add(*targets, Data::I32(t))?;
+                inputs.add(*targets_input, Data::I32(targets))?;
             }
             (Self::Tokens { .. }, Batch::Rows { .. }) | (Self::Rows { .. }, Batch::Tokens { .. }) => {
                 return Err(RuntimeError::bug("a batch is not of the kind that the model takes"));

@@ -127,9 +127,9 @@ impl Planned<'_> {
         observer: &mut dyn Observer,
     ) -> Result<Session, RuntimeError> {
         let (program, budget) = (&self.choice.programs[stage], self.site.budget());
-        budget.admits_held(program, self.kept(stage, program))?;
-        let words = memory_words(budget, program, self.kept(stage, program), start.kept);
-        observer.say(Level::Info, &words);
+        let kept = self.kept(stage, program);
+        budget.admits_held(program, kept)?;
+        observer.say(Level::Info, &memory_words(budget, program, kept, start.kept));
         observer.say(Level::Detail, &self.memory_line(stage, start.kept));
         self.settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
         let mut executors =

@@ -10,9 +10,8 @@ use plimsoll_plan::{Precision, Program};
 
 /// One line per device for the reader of a run: device and precision. [`device_lines`] has the kernels.
 pub(super) fn device_words(executors: &[Executor], precision: Precision) -> Vec<String> {
-    let alike = executors.first().map_or(1, |executor| executor.program().replicas());
     let words = |executor: &Executor| format!("computes in {} on {}", precision.name(), name(executor));
-    executors.iter().step_by(alike).map(words).collect()
+    one_of_each_device(executors).map(words).collect()
 }
 
 /// The plan against the budget, with rounded sizes, for the reader of a run: [`memory_line_with_host`] has the bytes. `kept`
@@ -20,14 +19,15 @@ pub(super) fn device_words(executors: &[Executor], precision: Precision) -> Vec<
 pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what: &str) -> String {
     let on_host = program.target().space == HOST;
     let (peak, line) = (program.peak().rounded(), budget.bytes.rounded());
-    let (process, host) = match (on_host, budget.process_bytes()) {
-        (true, Bytes::ZERO) => (String::new(), String::new()),
-        (true, process) => {
-            (format!(" and up to {} for the rest of the process", process.rounded()), String::new())
+    let process = match budget.process_bytes() {
+        process if on_host && process > Bytes::ZERO => {
+            format!(" and up to {} for the rest of the process", process.rounded())
         }
-        (false, _) => {
-            (String::new(), format!("; up to {} of host memory for {what} in transit", kept.rounded()))
-        }
+        _ => String::new(),
+    };
+    let host = match on_host {
+        true => String::new(),
+        false => format!("; up to {} of host memory for {what} in transit", kept.rounded()),
     };
     let streamed = match program.streamed() {
         Bytes::ZERO => String::new(),
@@ -41,9 +41,13 @@ pub(super) fn memory_words(budget: &Budget, program: &Program, kept: Bytes, what
 
 /// One line per device with its precision and kernels. All CPU replicas together are one device.
 pub(super) fn device_lines(executors: &[Executor], precision: Precision) -> Vec<String> {
-    // On the CPU all executors are replicas of one program, so the first of them stands for all.
+    one_of_each_device(executors).map(|executor| device_line(executor, precision)).collect()
+}
+
+/// One executor of each device. On the CPU all executors are replicas of one program, so the first of them stands for all.
+fn one_of_each_device(executors: &[Executor]) -> impl Iterator<Item = &Executor> {
     let alike = executors.first().map_or(1, |executor| executor.program().replicas());
-    executors.iter().step_by(alike).map(|executor| device_line(executor, precision)).collect()
+    executors.iter().step_by(alike)
 }
 
 /// Name of an executor's device; for one of several CPU replicas, the CPU with the number of replicas and the

@@ -205,7 +205,7 @@ impl Calibration {
     /// The calibration of the built-in caller.
     ///
     /// # Errors
-    /// None in a sound build: the errors of [`Self::open`].
+    /// Those of [`Self::open`]; none of them occurs with the file that the program contains.
     pub fn builtin() -> Result<Self, VirusError> {
         Self::parse(CallerModel::builtin_calibration(), Path::new("built-in calibration.json"))
     }

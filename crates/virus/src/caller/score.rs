@@ -31,6 +31,12 @@ impl Threshold {
             Self::Score(score) => score.to_string(),
         }
     }
+
+    /// Parses the text of [`Self::name`]; `None` for any other text.
+    pub fn of_name(name: &str) -> Option<Self> {
+        let preset = Preset::ALL.into_iter().find(|preset| preset.name() == name).map(Self::Preset);
+        preset.or_else(|| name.parse().ok().map(Self::Score))
+    }
 }
 
 /// Limits on records that can be called.

@@ -6,7 +6,7 @@ use crate::resume::{Stopper, kept, results, same};
 use crate::rig::{Folder, builtin, fixture, read, run};
 use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_runtime::{Device, Failure, Machine, Settings};
-use plimsoll_virus::caller::{Calibration, Limits, Preset, Threshold};
+use plimsoll_virus::caller::{Calibration, Limits, Threshold};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{CallerOptions, Models, Options, Shard, VirusError, predict};
 use std::collections::BTreeMap;
@@ -17,14 +17,7 @@ use std::time::Duration;
 
 /// A prediction of `input` with the golden caller, windows of 1000 bases, in f32.
 fn calling(input: &Path, output: &Path) -> Options {
-    let caller = CallerOptions {
-        folder: Some(fixture("goldens/caller")),
-        threshold: Threshold::Preset(Preset::Default),
-        max_fdr: None,
-        prevalence: 0.5,
-        paired: false,
-        limits: Limits::default(),
-    };
+    let caller = CallerOptions::usual(Some(fixture("goldens/caller")));
     let usual = builtin(input, output);
     Options { caller: Some(caller), length: 1000, keep_intermediate: false, ..usual }
 }
