@@ -1,6 +1,6 @@
 //! Tests of the executor's guarantees: no allocation in a step, refusals, and states that persist.
 
-use crate::rig::{ByName, On, bare, load, output, run, stream};
+use crate::rig::{ByName, On, bare, in_own_process, load, output, run, stream};
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_exec::half::f32_to_bf16;
 use plimsoll_exec::reference::ReferenceDevice;
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 #[global_allocator]
-static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+pub static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
 
@@ -206,13 +206,7 @@ fn lanes_share_their_weights() {
 #[test]
 fn a_step_allocates_nothing() {
     use Weights::{Resident, Streamed};
-    const ALONE: &str = "PLIMSOLL_TEST_ALONE";
-    if std::env::var_os(ALONE).is_none() {
-        let this = std::env::current_exe().expect("a test binary");
-        let mut alone = std::process::Command::new(this);
-        alone.args(["--exact", "executor::a_step_allocates_nothing", "--nocapture"]).env(ALONE, "1");
-        let output = alone.output().expect("it starts");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    if !in_own_process("executor::a_step_allocates_nothing") {
         return;
     }
     let cpu = On::Cpu(Isa::detect(), 2);

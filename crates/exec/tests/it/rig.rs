@@ -220,3 +220,16 @@ pub fn output_u8(executor: &mut Executor, name: &str, elements: usize) -> Vec<u8
     executor.output(0, name).and_then(|id| executor.read_u8(id, &mut out)).unwrap_or_else(|e| panic!("{e}"));
     out
 }
+
+/// Returns whether this process runs the test `name` alone. In a process of other tests, runs the test in a new process,
+/// asserts that it passes there, and returns `false`.
+pub fn in_own_process(name: &str) -> bool {
+    const ALONE: &str = "PLIMSOLL_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut alone = std::process::Command::new(std::env::current_exe().expect("a test binary"));
+    let output = alone.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    false
+}

@@ -2,13 +2,28 @@
 
 use crate::rig::ByName;
 use plimsoll_data::weights::Weights as File;
-use plimsoll_exec::Executor;
+use plimsoll_exec::{Data, Executor};
 use plimsoll_graph::{Bounds, Counts, Graph, Param, ParamPiece};
 use plimsoll_models::{DecoderConfig, Encoder, HeadConfig, Training, TrainingTask, candidates, derived};
 use std::path::PathBuf;
 
 /// Tolerance relative to the largest value of a tensor.
 const TOLERANCE: f32 = 1e-5;
+
+/// The values of an input.
+pub enum Value {
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+}
+
+impl Value {
+    pub fn data(&self) -> Data<'_> {
+        match self {
+            Self::I32(values) => Data::I32(values),
+            Self::F32(values) => Data::F32(values),
+        }
+    }
+}
 
 /// A model of the fixtures.
 pub enum Model {
@@ -120,18 +135,26 @@ impl Fixture {
         self.integers("targets").iter().filter(|&&t| t >= 0).count()
     }
 
-    /// Writes the batch to the inputs of a plan, with cotangent 1 for a loss. Inputs that the plan does not have are
-    /// skipped.
+    /// The value of an input of a training graph: the batch, and cotangent 1 for a loss. `None` for other inputs.
+    pub fn value(&self, name: &str) -> Option<Value> {
+        Some(match name {
+            "ids" | "spans" | "targets" => Value::I32(self.integers(name)),
+            "dna" | "protein" => Value::F32(self.floats(name)),
+            "seed" => Value::I32(vec![7, -9]),
+            "d loss" => Value::F32(vec![1.0]),
+            "d aux" => Value::F32(vec![self.targets() as f32]),
+            _ => return None,
+        })
+    }
+
+    /// Writes the batch to the inputs of a plan. Inputs without a value in the batch are skipped.
     pub fn give(&self, executor: &mut Executor, plan: usize) {
         let inputs = executor.program().plans()[plan].1.graph.inputs.clone();
         for (name, _) in &inputs {
-            let given = match name.as_str() {
-                "ids" | "spans" | "targets" => executor.input_i32(plan, name, &self.integers(name)),
-                "dna" | "protein" => executor.input_f32(plan, name, &self.floats(name)),
-                "seed" => executor.input_i32(plan, name, &[7, -9]),
-                "d loss" => executor.input_f32(plan, name, &[1.0]),
-                "d aux" => executor.input_f32(plan, name, &[self.targets() as f32]),
-                _ => Ok(()),
+            let given = match self.value(name) {
+                Some(Value::I32(values)) => executor.input_i32(plan, name, &values),
+                Some(Value::F32(values)) => executor.input_f32(plan, name, &values),
+                None => Ok(()),
             };
             given.unwrap_or_else(|e| panic!("{name}: {e}"));
         }

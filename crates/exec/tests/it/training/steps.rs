@@ -1,13 +1,17 @@
 //! Five optimizer steps by a training program: micro-step, apply, evaluation.
 
-use super::fixture::{Fixture, Model, check};
+use super::fixture::{Fixture, Model, Value, check};
 use super::{DENSE, MASKED, MIXTURES, gpu};
-use crate::rig::{ByName, On};
-use plimsoll_exec::{Executor, PersistentKind, PersistentTensor};
+use crate::executor::ALLOCATOR;
+use crate::rig::{ByName, On, in_own_process};
+use plimsoll_cpu::Isa;
+use plimsoll_cuda::{CudaMachine, Options};
+use plimsoll_exec::{Executor, Machine, PersistentKind, PersistentTensor};
 use plimsoll_graph::ops::{AdamW, Sgd};
 use plimsoll_graph::{Counts, Graph, Param};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{Optimizer, ParameterGroup, Precision, RecomputePolicy, Training};
+use stats_alloc::Region;
 use std::collections::BTreeMap;
 
 const STEPS: usize = 5;
@@ -29,8 +33,12 @@ fn start<'a>(
     remat: RecomputePolicy,
 ) -> Run<'a> {
     let head = matches!(fixture.model, Model::Head(_));
+    let precision = match on {
+        On::Narrow(precision) | On::CpuNarrow(.., precision) | On::Cuda(precision) => precision,
+        On::Reference | On::Cpu(..) => Precision::F32,
+    };
     let training = Training {
-        precision: Precision::F32,
+        precision,
         remat,
         optimizer: optimizer(fixture),
         group: &group,
@@ -298,5 +306,60 @@ fn recomputation_changes_no_bit() {
                 assert!(steps(remat.clone()) == plain, "{name} on {}: {remat:?}", on.name());
             }
         }
+    }
+}
+
+/// A submitted micro-step and update allocate no memory of the host and none of a GPU. The counters include other
+/// threads and processes, so the steps are repeated until one is without an allocation, which proves the claim.
+#[test]
+fn a_step_of_training_allocates_nothing() {
+    if !in_own_process("training::steps::a_step_of_training_allocates_nothing") {
+        return;
+    }
+    const MAX_STEPS: usize = 50;
+    let machine = gpu().first().map(|_| CudaMachine::new(0, Options::default()).expect("a GPU"));
+    let devices = [Some(On::Cpu(Isa::detect(), 2)), On::cuda(Precision::F32), On::cuda(Precision::Bf16)];
+    for (name, on) in ["llama", "moe_swiglu", "esm2"].iter().flat_map(|name| devices.map(|on| (name, on))) {
+        let Some(on) = on else { continue };
+        let fixture = Fixture::open(name);
+        let mut run = start(&fixture, &fixture.graph(fixture.bounds()), on, 2, RecomputePolicy::None);
+        run.step(1);
+        let plan = |what: &str| run.executor.program().index(what).expect("a plan");
+        let (micro, apply) = (plan(plans::MICRO), plan(plans::APPLY));
+        let values = [micro, apply].map(|k| {
+            let inputs = &run.executor.program().plans()[k].1.graph.inputs;
+            let value = |name: &str| match name {
+                "keep" => Value::F32(vec![0.0]),
+                "unscale" => Value::F32(vec![1.0 / fixture.targets() as f32]),
+                "hyper" => Value::F32(fixture.hyper_of_step(2)),
+                _ => fixture.value(name).unwrap_or_else(|| panic!("{name}")),
+            };
+            let id = |name: &str| run.executor.input(k, name).expect("an input");
+            inputs.iter().map(|(name, _)| (id(name), value(name))).collect::<Vec<_>>()
+        });
+        let inputs = values.each_ref().map(|all| all.iter().map(|(id, v)| (*id, v.data())).collect::<Vec<_>>());
+        let (loss, norm) = (run.executor.output(micro, "loss"), run.executor.output(apply, "norm"));
+        let (loss, norm) = ([(loss.expect("an output"), 1)], [(norm.expect("an output"), 1)]);
+        let counts = fixture.counts();
+        let (mut losses, mut norms) = ([vec![]], [vec![]]);
+        let free = || machine.as_ref().map(|machine| machine.free().expect("the driver answers"));
+        let mut found = vec![];
+        for _ in 0..MAX_STEPS {
+            let before = free();
+            let region = Region::new(ALLOCATOR);
+            let e = &mut run.executor;
+            let step = e.submit(micro, &inputs[0], counts, &loss).expect("submitted");
+            e.collect(step, &mut losses).expect("collected");
+            let step =
+                e.submit(apply, &inputs[1], Counts { tokens: 0, sequences: 0 }, &norm).expect("submitted");
+            e.collect(step, &mut norms).expect("collected");
+            let change = region.change();
+            found.push((change.allocations, free() == before));
+            if found.last() == Some(&(0, true)) {
+                break;
+            }
+        }
+        assert!(losses[0][0].is_finite() && norms[0][0].is_finite(), "{}: {losses:?} {norms:?}", run.what);
+        assert!(found.contains(&(0, true)), "{}: (allocations, card unchanged) of steps: {found:?}", run.what);
     }
 }
