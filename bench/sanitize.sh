@@ -6,7 +6,8 @@
 #
 # racecheck also lists hazards inside the kernels of cuBLASLt. Only hazards in kernels of this project count. (Version 2025.3
 # of racecheck fails at the first kernel that it is told to skip, so cuBLASLt is not skipped.) LIMIT is the maximum number of
-# seconds of one run; memcheck makes kernels ten to a hundred times slower. Prints a line for each run: its name, the summary of
+# seconds of one run, SHARDS the number of processes that share the op cases (8), TOOLS the tools; memcheck makes kernels ten
+# to a hundred times slower. Prints a line for each run: its name, the summary of
 # the sanitizer, and the result of the tests. Exit code 1 if a run found something, 2 if a run did not finish.
 set -uo pipefail
 exec_tests=${1:?the test binary of plimsoll-exec}
@@ -18,10 +19,13 @@ if [ -z "$tool" ]; then
     echo "sanitize.sh: no compute-sanitizer on the path or under /usr/local/cuda" >&2
     exit 2
 fi
-log=$(mktemp)
-running=
-# The child runs in its own session and does not receive Ctrl-C, so it is killed here.
-finish() { rm -f "$log"; [ -z "$running" ] || kill -9 -- -"$running" 2>/dev/null; }
+logs=$(mktemp -d)
+pids=()
+# The children run in sessions of their own and do not receive Ctrl-C, so they are killed here.
+finish() {
+    rm -rf "$logs"
+    for pid in "${pids[@]}"; do kill -9 -- -"$pid" 2>/dev/null; done
+}
 trap finish EXIT
 trap 'exit 130' INT TERM
 ended=0
@@ -35,39 +39,51 @@ if [ -z "$ours" ]; then
     exit 2
 fi
 
-# check TOOL BINARY TEST...
+# check TOOL BINARY TEST...: one process for each of $shards, side by side.
 check() {
-    local which=$1 binary=$2 code summary start=$SECONDS
+    local which=$1 binary=$2 start=$SECONDS shard code summary
     shift 2
-    # In its own session, so that the whole process group can be killed: if only the tool were killed, the tests would
-    # continue on the GPU.
-    setsid timeout -k 2 "$limit" "$tool" --tool "$which" --print-limit 0 --error-exitcode 9 "$binary" --test-threads=1 "$@" \
-        >"$log" 2>&1 &
-    running=$!
-    wait $running
-    code=$?
-    kill -9 -- -$running 2>/dev/null
-    running=
-    summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -1 | sed 's/^=* *//')
-    echo "$which $*: ${summary:-no summary}; exit $code after $((SECONDS - start)) s; $(grep -E '^test result' "$log" | tail -1)"
-    if [ "$which $code" = "racecheck 9" ] && grep -q '^test result: ok' "$log" && grep -q ' access at ' "$log" &&
-        ! grep ' access at ' "$log" | grep -qE " at ($ours)\+"; then
-        echo "    all of them inside of kernels that are not ours"
-        code=0
-    fi
-    case $code in
-    0) ;;
-    9) ended=1; grep -E '^=========' "$log" | head -40 ;;
-    *) [ "$ended" = 1 ] || ended=2; tail -5 "$log" ;;
-    esac
+    pids=()
+    for ((shard = 0; shard < shards; shard++)); do
+        # In its own session, so that the whole process group can be killed: if only the tool were killed, the tests would
+        # continue on the GPU.
+        PLIMSOLL_TEST_SHARD=$shard/$shards setsid timeout -k 2 "$limit" "$tool" --tool "$which" --print-limit 0 \
+            --error-exitcode 9 "$binary" --test-threads=1 "$@" >"$logs/$shard" 2>&1 &
+        pids+=($!)
+    done
+    for ((shard = 0; shard < shards; shard++)); do
+        wait "${pids[shard]}"
+        code=$?
+        kill -9 -- -"${pids[shard]}" 2>/dev/null
+        log=$logs/$shard
+        summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -1 | sed 's/^=* *//')
+        echo "$which $* ($((shard + 1)) of $shards): ${summary:-no summary}; exit $code after $((SECONDS - start)) s;" \
+            "$(grep -E '^test result' "$log" | tail -1)"
+        if [ "$which $code" = "racecheck 9" ] && grep -q '^test result: ok' "$log" && grep -q ' access at ' "$log" &&
+            ! grep ' access at ' "$log" | grep -qE " at ($ours)\+"; then
+            echo "    all of them inside of kernels that are not ours"
+            code=0
+        fi
+        case $code in
+        0) ;;
+        9) ended=1; grep -E '^=========' "$log" | head -40 ;;
+        *) [ "$ended" = 1 ] || ended=2; tail -5 "$log" ;;
+        esac
+    done
+    pids=()
 }
 
-for which in memcheck racecheck; do
+for which in ${TOOLS:-memcheck racecheck}; do
     # The smallest tests that cover every form of attention and of norms fused into matmuls: seconds, where the suites
     # take minutes.
+    shards=1
     check "$which" "$cuda_tests" few_tokens two_tiles
-    check "$which" "$exec_tests" cuda_runs_every_case cuda_runs_cases both_models_on_cuda
+    check "$which" "$exec_tests" both_models_on_cuda the_caller_on_cuda on_a_gpu
+    # The cases of every op in f32 and 16 bits.
+    shards=${SHARDS:-8}
+    check "$which" "$exec_tests" cuda_runs
     # The tests of the arena launch no kernels and provoke allocation errors, which the sanitizer would report.
+    shards=1
     check "$which" "$cuda_tests" --skip every_kernel_compiles --skip same_bits --skip arena::
 done
 exit "$ended"

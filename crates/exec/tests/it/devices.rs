@@ -195,6 +195,15 @@ fn the_cpu_runs_optimizers_on_every_instruction_set() {
     on_every_cpu(&optimizer::cases());
 }
 
+/// The cases that this process runs: every `N`-th from `I` on if `PLIMSOLL_TEST_SHARD` is `I/N`, else all. A sanitizer
+/// makes kernels up to a hundred times slower, so `bench/sanitize.sh` spreads the cases over several processes.
+pub fn shard(cases: Vec<Case>) -> Vec<Case> {
+    let Ok(text) = std::env::var("PLIMSOLL_TEST_SHARD") else { return cases };
+    let numbers = text.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
+    let (i, n): (usize, usize) = numbers.filter(|(i, n)| i < n).expect("PLIMSOLL_TEST_SHARD=I/N, I below N");
+    cases.into_iter().skip(i).step_by(n).collect()
+}
+
 /// Runs `check` on every case, and panics with the first failure of each op, so that one run on a GPU shows them all.
 pub fn every_op(cases: &[Case], check: impl Fn(&Case)) {
     let mut failures: BTreeMap<&str, (usize, String)> = BTreeMap::new();
@@ -216,7 +225,7 @@ fn cuda_runs_every_case() {
     let cases: Vec<Case> = cases().into_iter().filter(|case| has_cuda(&case.op)).collect();
     let ops: BTreeSet<&str> = cases.iter().map(|case| case.op.name()).collect();
     assert!(ops.len() >= 50, "only {ops:?}");
-    every_op(&cases, |case| {
+    every_op(&shard(cases), |case| {
         let Some(first) = compare(on, case, Weights::Resident) else { panic!("{} is unsupported", case.name) };
         assert!(results(on, case, Weights::Resident) == Some(first), "{}: bits differ", case.name);
     });

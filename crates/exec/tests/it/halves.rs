@@ -3,7 +3,7 @@
 //! tolerance.
 
 use crate::devices::{
-    compare_codes, every_op, give, has_cuda, has_wide_heads, not_on_cpu, rows_of_codes, same_alone,
+    compare_codes, every_op, give, has_cuda, has_wide_heads, not_on_cpu, rows_of_codes, same_alone, shard,
 };
 use crate::op_cases::{Case, Operand, attention, cases};
 use crate::rig::{On, bare, output, output_i32, run};
@@ -163,7 +163,7 @@ fn cuda_runs_cases_in_16_bits() {
     let chosen = |case: &Case| {
         (small(case) || has_wide_heads(&case.op)) && has_cuda(&case.op) && !quantized(case) && !gradient(case)
     };
-    every_op(&cases().into_iter().filter(chosen).collect::<Vec<_>>(), |case| {
+    every_op(&shard(cases().into_iter().filter(chosen).collect()), |case| {
         for dtype in [DType::Bf16, DType::F16] {
             if case.op.rules().precision() == PrecisionClass::Matmul {
                 near(on, case, dtype);
@@ -213,7 +213,8 @@ fn near(on: On, case: &Case, dtype: DType) {
 #[test]
 fn cuda_runs_gradients_of_attention_in_16_bits() {
     let Some(on) = On::cuda(Precision::F32) else { return };
-    for case in cases().iter().filter(|case| matches!(case.op, Op::AttentionGrad(_))) {
+    let gradients = cases().into_iter().filter(|case| matches!(case.op, Op::AttentionGrad(_))).collect();
+    for case in &shard(gradients) {
         for (dtype, rounding) in [(DType::Bf16, 2f64.powi(-7)), (DType::F16, 2f64.powi(-10))] {
             let graph = graph(case, dtype);
             let (found, wanted) = (results(on, case, &graph), results(On::Reference, case, &graph));
