@@ -56,9 +56,13 @@ pub fn predicted(report: &plimsoll_virus::PredictReport) -> String {
 fn expected(calls: &CallsSummary) -> String {
     let mut text = String::new();
     if calls.ranked > 0 {
-        let ([tpr, fpr], records) = ([calls.tpr, calls.fpr].map(percent), calls.ranked);
+        let [tpr, fpr] = [calls.tpr, calls.fpr].map(percent);
+        let records = match calls.ranked {
+            1 => "1 record of its length".to_owned(),
+            records => format!("{records} records of these lengths"),
+        };
         text += &format!(
-            "expected for {records} records of these lengths, from the caller's calibration: {tpr} of the viral records and {fpr} of \
+            "expected for {records}, from the caller's calibration: {tpr} of the viral records and {fpr} of \
              the others reach the threshold\n"
         );
     }

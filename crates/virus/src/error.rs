@@ -68,6 +68,16 @@ pub enum VirusError {
         /// Least window length in bases.
         shortest: usize,
     },
+    /// A least length below the shortest window of a caller, which would change nothing.
+    #[error(
+        "--min-length {length}: a caller computes windows from {shortest} bases on; give a larger --min-length, or omit it"
+    )]
+    ShortMinLength {
+        /// The given length in bases.
+        length: u64,
+        /// Least window length in bases.
+        shortest: usize,
+    },
     /// A caller without calibration.json, such as a checkpoint.
     #[error(
         "{}: there is no such file; a caller needs a calibration (examples/caller/calibrate.py MODEL --start writes one to begin \
@@ -322,6 +332,7 @@ impl Failure for VirusError {
             | Self::PairedFiles { .. }
             | Self::NotOfCaller { .. }
             | Self::ShortWindows { .. }
+            | Self::ShortMinLength { .. }
             | Self::TargetOfOtherCpu { .. }
             | Self::SameFolder { .. }
             | Self::ShardOfPipe

@@ -286,6 +286,9 @@ fn open_caller(options: &Options, caller: &CallerOptions) -> Result<Opened, Viru
     if let Some((_, option)) = refused.into_iter().find(|(given, _)| *given) {
         return Err(VirusError::NotOfCaller { option });
     }
+    if let Some(length) = caller.limits.min_length.filter(|&length| length < SHORTEST_WINDOW as u64) {
+        return Err(VirusError::ShortMinLength { length, shortest: SHORTEST_WINDOW });
+    }
     if caller.paired && options.inputs.len() > 2 {
         return Err(VirusError::PairedFiles { files: options.inputs.len() });
     }

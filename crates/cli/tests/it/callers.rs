@@ -96,6 +96,7 @@ fn flags_that_do_not_fit_are_refused_by_name() {
         refused(&words, &format!("--caller belongs to callers, and {} selects VirNucPro's models", flag[0]));
     }
     let with = |words: &[&'static str]| [&["--caller", &*caller], words].concat();
+    refused(&with(&["--min-length", "99"]), "--min-length 99: a caller computes windows from 100 bases on");
     refused(&with(&["--preset", "relaxed", "--threshold", "0.5"]), "cannot be used with");
     refused(&with(&["--paired", "--per-input"]), "cannot be used with");
     refused(&with(&["--prevalence", "1"]), "above 0 and below 1");
