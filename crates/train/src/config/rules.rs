@@ -68,10 +68,10 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
     let (m, d) = (&c.model, &c.data);
     let (crops, usual_crops) = (&d.crops, super::Crops::default());
     if m.kind != ModelKind::Caller {
-        let of_callers = m.tasks.is_empty() && *crops == usual_crops;
+        let of_callers = m.tasks.is_empty() && *crops == usual_crops && c.distillation.is_none();
         return vec![(
             of_callers,
-            "model.tasks and data.crops apply only to model.kind caller; remove them".to_owned(),
+            "model.tasks, data.crops and distillation apply only to model.kind caller; remove them".to_owned(),
         )];
     }
     let usual = super::usual(ModelKind::Caller, None);
@@ -125,6 +125,14 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
                     without white space",
                 invalid.unwrap_or_default()
             ),
+        ),
+        (
+            c.distillation.is_none() || !m.tasks.is_empty(),
+            "distillation needs the tasks that the teachers have; give model.tasks, or remove it".to_owned(),
+        ),
+        (
+            c.distillation.as_ref().is_none_or(|distillation| !distillation.teacher.is_empty()),
+            "distillation.teacher is required; give the folders of the teachers, or remove distillation".to_owned(),
         ),
         (d.labels.is_some(), "data.labels is required for a caller; give the table of records".to_owned()),
         (
