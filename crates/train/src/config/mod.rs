@@ -55,8 +55,8 @@ pub struct TrainConfig {
     pub schedule: Schedule,
     /// Loss terms in addition to the cross-entropy.
     pub loss: Loss,
-    /// Teachers from which a caller learns besides the classes of the records; null (default) is none.
-    pub distillation: Option<Distillation>,
+    /// Trained models whose predictions a caller learns besides the classes of the records.
+    pub distillation: Distillation,
     /// Floating-point formats.
     pub precision: Precision,
     /// The memory budget, and what may be recomputed to stay within it.

@@ -225,9 +225,10 @@ pub struct Loss {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Distillation {
-    /// Folders of the teachers: callers with all tasks of model.tasks and the same classes, such as RUN/best/ema. They
-    /// read the windows that the model reads, and their logits are averaged. Required.
-    #[schemars(length(min = 1, max = 16))]
+    /// Folders of the teachers, at most 16: callers with all tasks of model.tasks and the same classes, such as RUN/best/ema.
+    /// They read the windows that the model reads, and their logits are averaged. If empty (default), there is no
+    /// distillation.
+    #[schemars(length(max = 16))]
     pub teacher: Vec<String>,
     /// Share w of the teachers in the loss of a task, above 0 to 1 (default 0.5): the loss is 1 - w times the cross-entropy
     /// with the classes of the records, and w times the square of the temperature times the divergence from the teachers.

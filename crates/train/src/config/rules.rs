@@ -68,7 +68,8 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
     let (m, d) = (&c.model, &c.data);
     let (crops, usual_crops) = (&d.crops, super::Crops::default());
     if m.kind != ModelKind::Caller {
-        let of_callers = m.tasks.is_empty() && *crops == usual_crops && c.distillation.is_none();
+        let of_callers =
+            m.tasks.is_empty() && *crops == usual_crops && c.distillation == super::Distillation::default();
         return vec![(
             of_callers,
             "model.tasks, data.crops and distillation apply only to model.kind caller; remove them".to_owned(),
@@ -127,12 +128,14 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
         (
-            c.distillation.is_none() || !m.tasks.is_empty(),
+            c.distillation.teacher.is_empty() || !m.tasks.is_empty(),
             "distillation needs the tasks that the teachers have; give model.tasks, or remove it".to_owned(),
         ),
         (
-            c.distillation.as_ref().is_none_or(|distillation| !distillation.teacher.is_empty()),
-            "distillation.teacher is required; give the folders of the teachers, or remove distillation".to_owned(),
+            !c.distillation.teacher.is_empty() || c.distillation == super::Distillation::default(),
+            "distillation.weight and temperature apply with distillation.teacher; give the folders of the teachers, or remove \
+                them"
+                .to_owned(),
         ),
         (d.labels.is_some(), "data.labels is required for a caller; give the table of records".to_owned()),
         (

@@ -566,10 +566,10 @@ fn caller(
         rope_theta: m.rope_theta as f32,
         tasks: m.tasks.iter().map(task).collect(),
     };
-    let teachers = config.distillation.iter().flat_map(|d| &d.teacher);
-    let teachers: Arc<[CallerModel]> =
-        teachers.map(|folder| teacher(Path::new(folder), &caller)).collect::<Result<_, _>>()?;
-    let distillation = config.distillation.as_ref().map(|d| Distillation {
+    let d = &config.distillation;
+    let teachers = d.teacher.iter().map(|folder| teacher(Path::new(folder), &caller));
+    let teachers: Arc<[CallerModel]> = teachers.collect::<Result<_, _>>()?;
+    let distillation = (!teachers.is_empty()).then(|| Distillation {
         teachers: teachers.iter().map(|teacher| teacher.config.clone()).collect(),
         weight: d.weight as f32,
         temperature: d.temperature as f32,
