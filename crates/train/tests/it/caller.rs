@@ -312,3 +312,54 @@ fn teachers_that_do_not_fit_are_refused_by_name() {
         assert!(error.contains(named), "{flags}: {error}");
     }
 }
+
+/// The configurations of the example differ in what their comments say, and train a teacher and its student.
+#[test]
+fn the_example_trains_a_teacher_and_its_student() {
+    let folder = Folder::new("train-caller-example");
+    genomes(&folder.0);
+    // The columns that the example's table has.
+    let table = fs::read_to_string(folder.0.join("records.tsv")).expect("a table");
+    let more = |(i, line): (usize, &str)| match (i, line.contains("\tvirus\t")) {
+        (0, _) => "id\tsplit\tvirus\tgroup\tclass\tgc\tkind\tbucket\tspecies\n".to_owned(),
+        (_, true) => format!("{line}\tphage\tg50\tphage\tb1\ts{i}\n"),
+        (_, false) => format!("{line}\tbacteria\tg50\tbacteria\tb2\ts{i}\n"),
+    };
+    let table: String = table.lines().enumerate().map(more).collect();
+    fs::write(folder.0.join("records.tsv"), table).expect("written");
+    let example = |name: &str, flags: &[String]| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/caller").join(name);
+        TrainConfig::read(&path, flags, &mut Silent).unwrap_or_else(|e| panic!("{name}: {e}"))
+    };
+    let files = [
+        format!("data.train=[{}/genomes.fa]", folder.0.display()),
+        format!("data.labels={}/records.tsv", folder.0.display()),
+    ];
+    let plain = example("train.yaml", &files);
+    let mut of_teacher = example("teacher.yaml", &files);
+    assert!(of_teacher.model.hidden > plain.model.hidden && of_teacher.model.layers > plain.model.layers);
+    of_teacher.model = plain.model.clone();
+    assert_eq!(of_teacher, plain);
+    let mut of_student = example("distill.yaml", &files);
+    assert!(!of_student.distillation.teacher.is_empty());
+    of_student.distillation = plain.distillation.clone();
+    assert_eq!(of_student, plain);
+    let tiny = |flags: &str| {
+        let flags = flags.split_whitespace().map(str::to_owned);
+        let crops = "data.crops.shortest=60 data.crops.longest=90 data.crops.validation_lengths=[90] \
+                     data.crops.validation_windows=8 batch.tokens=1440 batch.micro_tokens=720 run.steps=2 \
+                     run.evaluate_every=2 run.threads=1 run.device=cpu memory.budget=1GiB schedule.warmup=0";
+        flags.chain(crops.split_whitespace().map(str::to_owned)).chain(files.clone()).collect::<Vec<_>>()
+    };
+    let sizes = |hidden: u64, layers: u64| {
+        format!("model.hidden={hidden} model.layers={layers} model.heads=2 model.intermediate=24")
+    };
+    let teacher = example("teacher.yaml", &tiny(&sizes(24, 2)));
+    train(teacher, &folder.0.join("teacher"), Resume::Never).expect("trained");
+    let teacher = folder.0.join("teacher/checkpoints/step-00000002/ema");
+    let flags = format!("{} distillation.teacher=[{}]", sizes(16, 1), teacher.display());
+    let run = folder.0.join("student");
+    train(example("distill.yaml", &tiny(&flags)), &run, Resume::Never).expect("trained");
+    assert_eq!(column(&run, "distillation_loss").len(), 2);
+    CallerModel::open(&run.join("checkpoints/step-00000002/ema")).expect("a caller");
+}
