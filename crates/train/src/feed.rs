@@ -2,7 +2,7 @@
 //! streams. Invariant: the saved position in the training data is the position after the batch taken last, regardless
 //! of evaluations since.
 
-use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
+use super::config::{BinType, Document, Format, MaskUnit, ModelKind, TrainConfig};
 use super::trainable::Taken;
 use crate::TrainError;
 use plimsoll_data::codons;
@@ -242,7 +242,7 @@ fn rows_of(batch: &RowBatch) -> Taken {
 fn crops_of(batch: &CropBatch, objective: CropObjective) -> Taken {
     match objective {
         CropObjective::Classify => Taken { tokens: batch.ids.len() as u64, targets: batch.spans.len() as u64 },
-        CropObjective::Masked(_) => validation_crops_of(batch),
+        CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => validation_crops_of(batch),
     }
 }
 
@@ -427,9 +427,11 @@ pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSetting
         .iter()
         .map(|task| CropTask { name: task.name.clone(), classes: task.classes.clone() })
         .collect();
-    let objective = match tasks.is_empty() {
-        true => CropObjective::Masked(MaskRates { select: m.fraction, mask: m.mask, random: m.random }),
-        false => CropObjective::Classify,
+    let rates = MaskRates { select: m.fraction, mask: m.mask, random: m.random };
+    let objective = match (tasks.is_empty(), m.unit) {
+        (false, _) => CropObjective::Classify,
+        (true, MaskUnit::Token) => CropObjective::Masked(rates),
+        (true, MaskUnit::Nucleotide) => CropObjective::MaskedBases { rates, span: m.span as usize },
     };
     let of_shuffled = tasks.first().zip(c.shuffled_class.as_ref());
     let of_shuffled = of_shuffled.map(|(task, class)| (task.name.clone(), class.clone()));

@@ -16,7 +16,7 @@ mod translate;
 pub mod yaml;
 
 pub use auto::Auto;
-pub use data::{BinType, Crops, Data, Document, Format, Level, Masking};
+pub use data::{BinType, Crops, Data, Document, Format, Level, MaskUnit, Masking};
 pub use error::ConfigError;
 pub use foreign::{Answer, counterpart};
 pub use initial::Initial;

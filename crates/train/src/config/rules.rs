@@ -2,8 +2,8 @@
 //! types and ranges of single keys are checked by the schema.
 
 use super::{
-    DeviceChoice, Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat,
-    RematPolicy, Scaling, ScheduleKind, TrainConfig, Warmup,
+    DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, OptimizerKind, PrecisionKind,
+    Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Warmup,
 };
 use plimsoll_data::codons;
 use plimsoll_graph::{Bytes, Op};
@@ -205,6 +205,14 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
         (
             m.mask + m.random <= 1.0,
             format!("data.masking.mask {} and random {} sum to more than 1", m.mask, m.random),
+        ),
+        (
+            m.unit == MaskUnit::Token || c.model.kind == ModelKind::Caller,
+            "data.masking.unit nucleotide applies only to model.kind caller; remove it".to_owned(),
+        ),
+        (
+            m.unit == MaskUnit::Nucleotide || m.span == super::Masking::default().span,
+            "data.masking.span applies only to data.masking.unit nucleotide; give it as well, or remove the key".to_owned(),
         ),
         (
             separated == d.separator.is_some(),

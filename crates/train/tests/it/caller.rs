@@ -92,6 +92,34 @@ fn a_resumed_caller_has_the_bytes_of_an_unbroken_run() {
     assert!(weights(&whole) == weights(&broken), "the resumed run has other weights");
 }
 
+/// Pre-training on masked spans of bases learns, continues with equal bits, and gives an encoder to start from.
+#[test]
+fn masked_bases_are_an_objective() {
+    let folder = Folder::new("train-caller-bases");
+    genomes(&folder.0);
+    let flags = "data.masking.unit=nucleotide data.masking.span=3 schedule.steps=40 run.evaluate_every=20";
+    let (whole, broken) = (folder.0.join("whole"), folder.0.join("broken"));
+    let run = |folder_of_run: &Path, more: &str, resume: Resume| {
+        let config = config(&folder.0, &format!("{flags} {more}")).expect("a configuration");
+        train(config, folder_of_run, resume)
+    };
+    run(&whole, "run.steps=40", Resume::Never).expect("trained");
+    let losses = column(&whole, "validation_loss");
+    // A uniform prediction has ln 66 = 4.19.
+    assert!(losses.len() == 2 && losses[1] < 3.5 && losses[1] < losses[0], "{losses:?}");
+    run(&broken, "run.steps=7 data.workers=3", Resume::Never).expect("trained");
+    run(&broken, "run.steps=40", Resume::Auto).expect("resumed");
+    let weights =
+        |run: &Path| fs::read(run.join("checkpoints/step-00000040/model.safetensors")).expect("a checkpoint");
+    assert!(weights(&whole) == weights(&broken), "the resumed run has other weights");
+    let error =
+        run(&broken, "run.steps=50 data.masking.span=4", Resume::Auto).expect_err("refused").to_string();
+    assert!(error.contains("`data.masking.span` was 3, is 4"), "{error}");
+    let from = format!("{TASKS} model.from={}", whole.join("checkpoints/step-00000040").display());
+    let begun = config(&folder.0, &from).expect("a configuration");
+    train(begun, &folder.0.join("second"), Resume::Never).expect("trained");
+}
+
 #[test]
 fn a_pretrained_encoder_is_a_start() {
     let folder = Folder::new("train-caller-from");
@@ -147,6 +175,10 @@ fn bad_requests_are_refused_by_name() {
         ("run.evaluate_every=null", "validation_windows"),
         ("data.masking.fraction=0.5 model.tasks=[{\"name\":\"v\",\"classes\":[x,y]}]", "data.masking"),
         ("data.crops.levels=[{\"power\":0.5}]", "data.crops.levels"),
+        ("data.masking.unit=base", "data.masking.unit"),
+        ("data.masking.unit=nucleotide data.masking.span=0", "data.masking.span"),
+        ("data.masking.span=3", "data.masking.span applies only"),
+        ("data.masking.unit=nucleotide model.tasks=[{\"name\":\"v\",\"classes\":[x,y]}]", "data.masking"),
         ("data.crops.validation_lengths=[4]", "data.crops.validation_lengths"),
         ("run.epochs=2", "run.epochs"),
         ("model.kind=moe_lm model.hidden=16", "data.crops"),

@@ -7,6 +7,7 @@
 //! ([`codons`](crate::codons)), masks.
 
 mod draw;
+mod mask_bases;
 mod packed;
 mod sampler;
 mod settings;
