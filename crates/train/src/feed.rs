@@ -238,7 +238,8 @@ fn rows_of(batch: &RowBatch) -> Taken {
     Taken { tokens: rows, targets: rows }
 }
 
-/// Training divides the loss of all tasks by the number of windows, each of which has a target in some task.
+/// Training divides the loss of all tasks by the number of windows, each of which has a target in some task or is predicted by
+/// the teachers.
 fn crops_of(batch: &CropBatch, objective: CropObjective) -> Taken {
     match objective {
         CropObjective::Classify => Taken { tokens: batch.ids.len() as u64, targets: batch.spans.len() as u64 },
@@ -450,6 +451,7 @@ pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSetting
             .iter()
             .map(|level| SamplingLevel { column: level.column.clone(), power: level.power })
             .collect(),
+        unlabelled: !config.distillation.teacher.is_empty(),
         validation: config.run.evaluate_every.map(|_| ValidationCrops {
             crops: c.validation_windows,
             lengths: c.validation_lengths.iter().map(|&n| n as usize).collect(),

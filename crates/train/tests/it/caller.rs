@@ -245,6 +245,27 @@ fn a_student_learns_from_its_teachers_alone() {
     evaluate(&request, &evaluated, Device::Cpu, &mut Silent).expect("evaluated");
 }
 
+/// Records without a class teach by the predictions of the teacher, whatever the weight.
+#[test]
+fn a_student_learns_from_records_without_a_class() {
+    let folder = Folder::new("train-caller-distillation-unlabelled");
+    genomes(&folder.0);
+    let teacher = teacher(&folder.0, "teacher", "run.steps=40 run.evaluate_every=40");
+    let table = fs::read_to_string(folder.0.join("records.tsv")).expect("a table");
+    let without = |line: &str| match line.split('\t').collect::<Vec<_>>()[..] {
+        [id, "train", ..] => format!("{id}\ttrain\t?\t?\n"),
+        _ => format!("{line}\n"),
+    };
+    fs::write(folder.0.join("records.tsv"), table.lines().map(without).collect::<String>()).expect("written");
+    let run = folder.0.join("student");
+    let flags =
+        format!("{TASKS} distillation.teacher=[{}] run.steps=40 run.evaluate_every=20", teacher.display());
+    train(config(&folder.0, &flags).expect("a configuration"), &run, Resume::Never).expect("trained");
+    let losses = column(&run, "validation_loss");
+    assert!(losses.len() == 2 && losses[1] < 0.3, "{losses:?}");
+    assert!(column(&run, "loss").iter().all(|&loss| loss == 0.0));
+}
+
 /// The bits of a distilled model depend neither on a resume nor on recomputation; another teacher is refused.
 #[test]
 fn a_resumed_student_has_the_bytes_of_an_unbroken_run() {

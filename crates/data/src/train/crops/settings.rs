@@ -33,6 +33,9 @@ pub struct CropSettings {
     pub shuffled: ShuffledCrops,
     /// Levels at which a record is drawn, outermost first. Without levels a record is drawn in proportion to its bases.
     pub levels: Vec<SamplingLevel>,
+    /// Whether training crops without a target in any task are in the batches; otherwise they are skipped. A model that
+    /// learns from the predictions of another one needs no target.
+    pub unlabelled: bool,
     /// Validation crops; `None` for no validation.
     pub validation: Option<ValidationCrops>,
     /// Seed of all random draws.

@@ -412,7 +412,7 @@ impl CropStream {
         Ok(())
     }
 
-    /// Adds a crop of a parcel to the batch, or skips it if it has no target, because it would cost time and contribute no
+    /// Adds a crop of a parcel to the batch, or skips it if it has no target and would therefore cost time and contribute no
     /// gradient. Returns whether it is consumed; it is not if it does not fit.
     fn take(&mut self, parcel: &Parcel, at: usize, batch: &mut CropBatch) -> bool {
         let inner = &self.inner;
@@ -424,7 +424,8 @@ impl CropStream {
             (CropObjective::Classify, true) => &inner.shuffled,
             (CropObjective::Classify, false) => &inner.records(self.split)[made.record as usize].targets,
         };
-        if made.masked == 0 && targets.iter().all(|&target| target < 0) {
+        let is_needed = self.split == Split::Train && inner.settings.unlabelled;
+        if made.masked == 0 && targets.iter().all(|&target| target < 0) && !is_needed {
             self.counts.skipped += 1;
             self.skipped += 1;
             return true;

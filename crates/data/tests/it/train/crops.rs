@@ -71,6 +71,7 @@ fn settings(folder: &Path) -> CropSettings {
             SamplingLevel { column: "virus".into(), power: 0.0 },
             SamplingLevel { column: "family".into(), power: 0.5 },
         ],
+        unlabelled: false,
         validation: Some(ValidationCrops { crops: 20, lengths: vec![100, 300, 50] }),
         seed: 3,
         bounds: Bounds { tokens: 2400, sequences: 8, longest: 140 },
@@ -399,6 +400,20 @@ fn crops_without_a_target_are_skipped() {
     // One of the four values of the level.
     assert!((share - 0.25).abs() < 0.04, "{share}");
     assert_eq!(stream.position().crop, counts.skipped + counts.crops);
+    // They are not skipped where they are wanted, except in validation.
+    let all = CropSet::open(CropSettings { unlabelled: true, ..base.clone() }).unwrap();
+    let drawn = batches(&all, Split::Train, &all.start(), 100);
+    let targets: Vec<i32> = drawn.iter().flat_map(|batch| batch.targets[0].clone()).collect();
+    let share = targets.iter().filter(|&&target| target < 0).count() as f64 / targets.len() as f64;
+    assert!((share - 0.25).abs() < 0.04, "{share}");
+    let counted: u64 = drawn.iter().map(|batch| batch.target_counts[0]).sum();
+    assert_eq!(counted as usize, targets.iter().filter(|&&target| target >= 0).count());
+    let validated = |set: &CropSet| {
+        let batches = batches(set, Split::Validation, &set.start(), 80);
+        batches.into_iter().map(|batch| (batch.ids, batch.targets)).collect::<Vec<_>>()
+    };
+    assert_eq!(validated(&all), validated(&set));
+    assert_ne!(all.digest(), set.digest());
     // A stream of data without any target ends with an error.
     let rows = "id\tsplit\tfamily\nr0\ttrain\t\nr1\t-\t\nr2\t-\t\nr6\t-\t\n";
     let set = CropSet::open(CropSettings {
