@@ -635,6 +635,21 @@ mod tests {
         let masked = c.train_graph(bounds, &CallerObjective::MaskedCodons, &training).expect("built");
         let other: Vec<String> = names(&masked).difference(&inference).cloned().collect();
         assert_eq!(other, ["lm_head.weight"]);
+        // Distillation adds teachers under names of their own, in no layer, and its loss.
+        let teachers = vec![CallerConfig { layers: 3, ..small() }, small()];
+        let distillation = Some(Distillation { teachers, weight: 0.5, temperature: 2.0 });
+        let distilled = CallerObjective::Tasks { weights: vec![1.0, 0.5], distillation };
+        let graph = c.train_graph(bounds, &distilled, &training).expect("built");
+        let (own, of_teachers): (Vec<String>, _) =
+            names(&graph).into_iter().partition(|name| tensor_of_teacher(name).is_none());
+        assert!(own.iter().eq(&inference));
+        let of =
+            |i| of_teachers.iter().filter(move |name| tensor_of_teacher(name).is_some_and(|(n, _)| n == i));
+        assert_eq!(of(1).count(), inference.len());
+        assert!(of(0).any(|name| tensor_of_teacher(name) == Some((0, "layers.2.mlp.down.weight"))));
+        assert_eq!(graph.nodes.iter().filter_map(|node| node.layer).max(), Some(1));
+        let outputs: Vec<&str> = graph.outputs.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(outputs, ["cross_entropy", "distillation_loss", "loss"]);
         // The evaluation of several tasks is that of the first.
         let evaluated = c.evaluation_graph(bounds, &tasks, &training).expect("built");
         assert!(!names(&evaluated).contains("tasks.class.weight"));
