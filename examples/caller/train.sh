@@ -7,6 +7,7 @@
 # result is OUT/caller. An interrupted run goes on with the same command. Settings, as variables:
 #   SEEDS="0 1 2"   seeds that are compared; the one with the highest mean AUROC over the five folds is trained on all records
 #   SET="--set run.device=cuda"   further settings of `plimsoll train`
+#   DISTILL=1       trains a teacher before every caller (teacher.yaml), from which the caller learns (distill.yaml)
 #   PLIMSOLL=plimsoll             the program
 set -eu
 genomes=$1 out=$2
@@ -22,14 +23,28 @@ last() {
     ls -d "$1/checkpoints"/step-* | tail -n 1
 }
 
-# train NAME TABLE SEED PRETRAINING_STEPS STEPS: writes the averaged weights to OUT/NAME/caller.
-train() {
+# fit NAME TABLE SEED PRETRAINING_STEPS STEPS CONFIG SIZES MORE: pre-trains with the settings SIZES, and trains with CONFIG and
+# the settings MORE. The result is the last checkpoint of OUT/NAME/trained.
+fit() {
     common="--set data.train=[$files] --set data.labels=$2 --set run.seed=$3"
     # shellcheck disable=SC2086
-    "$plimsoll" train "$here/pretrain.yaml" $common --set "run.steps=$4" ${SET:-} -o "$out/$1/pretrained"
+    "$plimsoll" train "$here/pretrain.yaml" $common --set "run.steps=$4" $7 ${SET:-} -o "$out/$1/pretrained"
     pretrained=$(last "$out/$1/pretrained")
     # shellcheck disable=SC2086
-    "$plimsoll" train "$here/train.yaml" $common --set "run.steps=$5" --set "model.from=$pretrained" ${SET:-} -o "$out/$1/trained"
+    "$plimsoll" train "$here/$6" $common --set "run.steps=$5" --set "model.from=$pretrained" $8 ${SET:-} -o "$out/$1/trained"
+}
+
+# train NAME TABLE SEED PRETRAINING_STEPS STEPS: writes the averaged weights to OUT/NAME/caller.
+train() {
+    if [ -n "${DISTILL:-}" ]; then
+        # The sizes of teacher.yaml.
+        sizes="--set model.hidden=320 --set model.layers=8 --set model.heads=5 --set model.intermediate=864"
+        fit "$1/teacher" "$2" "$3" "$4" "$5" teacher.yaml "$sizes" ""
+        teacher=$(last "$out/$1/teacher/trained")/ema
+        fit "$1" "$2" "$3" "$4" "$5" distill.yaml "" "--set distillation.teacher=[$teacher]"
+    else
+        fit "$1" "$2" "$3" "$4" "$5" train.yaml "" ""
+    fi
     rm -rf "$out/$1/caller"
     trained=$(last "$out/$1/trained")
     cp -R "$trained/ema" "$out/$1/caller"

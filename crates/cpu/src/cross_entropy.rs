@@ -209,8 +209,7 @@ impl<'a> Scratch<'a> {
 }
 
 /// ln sum exp of the rows `range`, for `Isa::run`. The largest element is subtracted first, so that exp cannot
-/// overflow (Blanchard, Higham and Higham 2021, "Accurately computing the log-sum-exp"). Blocks of 1024 elements
-/// are summed in f32, the sums of blocks in f64.
+/// overflow (Blanchard, Higham and Higham 2021, "Accurately computing the log-sum-exp").
 struct LogSumExp<'a> {
     logits: Rows<'a>,
     sums: &'a RowsMut<'a>,
@@ -220,32 +219,44 @@ struct LogSumExp<'a> {
 impl Kernel for LogSumExp<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        const BLOCK: usize = 64 * LANES;
-        let cols = self.logits.cols();
-        let width = |j: usize| LANES.min(cols - j);
         for r in self.range.clone() {
-            let x = self.logits.row(r);
-            // SAFETY: row r holds `cols` f32, and j + width(j) <= cols; its sum is written by this task only.
+            // SAFETY: row r holds the columns of the logits; its sum is written by this task only.
             unsafe {
-                let mut top = s.splat(f32::NEG_INFINITY);
-                for j in (0..cols).step_by(LANES) {
-                    let v = s.load_n(x.add(j), width(j));
-                    top = s.max(top, s.first(v, top, width(j)));
-                }
-                let largest = s.max_lane(top);
-                let top = s.splat(largest);
-                let mut total = 0.0;
-                for block in (0..cols).step_by(BLOCK) {
-                    let mut sum = s.splat(0.0);
-                    for j in (block..cols.min(block + BLOCK)).step_by(LANES) {
-                        let e = exp(s, s.sub(s.load_n(x.add(j), width(j)), top));
-                        sum = s.add(sum, s.first(e, s.splat(0.0), width(j)));
-                    }
-                    total += f64::from(s.sum(sum));
-                }
+                let (largest, total) = sum_exp(s, self.logits.row(r), self.logits.cols());
                 *self.sums.row(r) = log_sum_exp(largest, total) as f32;
             }
         }
+    }
+}
+
+/// The largest of `cols` elements, and the sum of the exponentials of all elements relative to it, in f32 for blocks of
+/// 1024 elements and in f64 over blocks.
+///
+/// # Safety
+/// `x` must be valid for reads of `cols` elements.
+#[inline(always)]
+pub(super) unsafe fn sum_exp<S: Simd>(s: S, x: *const f32, cols: usize) -> (f32, f64) {
+    const BLOCK: usize = 64 * LANES;
+    let width = |j: usize| LANES.min(cols - j);
+    // SAFETY: j + width(j) <= cols.
+    unsafe {
+        let mut top = s.splat(f32::NEG_INFINITY);
+        for j in (0..cols).step_by(LANES) {
+            let v = s.load_n(x.add(j), width(j));
+            top = s.max(top, s.first(v, top, width(j)));
+        }
+        let largest = s.max_lane(top);
+        let top = s.splat(largest);
+        let mut total = 0.0;
+        for block in (0..cols).step_by(BLOCK) {
+            let mut sum = s.splat(0.0);
+            for j in (block..cols.min(block + BLOCK)).step_by(LANES) {
+                let e = exp(s, s.sub(s.load_n(x.add(j), width(j)), top));
+                sum = s.add(sum, s.first(e, s.splat(0.0), width(j)));
+            }
+            total += f64::from(s.sum(sum));
+        }
+        (largest, total)
     }
 }
 

@@ -272,6 +272,8 @@ fn run(kernel: CpuKernel, l: &Operands<'_>, cpu: &Cpu) -> Result<(), DeviceError
         K::GroupedLinearF32 => launch::matmul::grouped_linear(l, cpu, l.launch.op_as()?),
         K::GroupedLinearInputGradF32 => launch::matmul::grouped_linear_input_grad(l, cpu, l.launch.op_as()?),
         K::GroupedLinearWeightGradF32 => launch::matmul::grouped_linear_weight_grad(l, cpu, l.launch.op_as()?),
+        K::KlDivergenceF32 => launch::backward::kl_divergence(l, cpu, l.launch.op_as()?),
+        K::KlDivergenceGradF32 => launch::backward::kl_divergence_grad(l, cpu, l.launch.op_as()?),
         K::LayerNormF32 => launch::forward::layer_norm::<f32>(l, cpu, l.launch.op_as()?),
         K::LayerNormBf16 => launch::forward::layer_norm::<Bf16>(l, cpu, l.launch.op_as()?),
         K::LayerNormGradF32 => launch::backward::layer_norm_grad(l, cpu, l.launch.op_as()?),

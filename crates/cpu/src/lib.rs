@@ -50,6 +50,7 @@ pub mod gemm;
 pub mod gemm_bf16;
 pub mod gemm_int8;
 pub mod grouped;
+pub mod kl_divergence;
 pub mod matmul;
 pub mod norm;
 pub mod norm_grad;

@@ -43,6 +43,8 @@ pub enum File {
     ElementwiseGrad,
     /// `grouped.cu`
     Grouped,
+    /// `kl_divergence.cu`
+    KlDivergence,
     /// `matmul.cu`
     Matmul,
     /// `mma.cu`
@@ -89,6 +91,7 @@ impl File {
             Self::Elementwise => "elementwise.cu",
             Self::ElementwiseGrad => "elementwise_grad.cu",
             Self::Grouped => "grouped.cu",
+            Self::KlDivergence => "kl_divergence.cu",
             Self::Matmul => "matmul.cu",
             Self::Mma => "mma.cu",
             Self::Norm => "norm.cu",
@@ -165,6 +168,7 @@ impl File {
                 include_str!("kernels/elementwise_grad.cu")
             ),
             Self::Grouped => include_str!("kernels/grouped.cu"),
+            Self::KlDivergence => include_str!("kernels/kl_divergence.cu"),
             Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
             Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
             Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
@@ -256,6 +260,7 @@ impl Kernel {
             | File::Elementwise
             | File::ElementwiseGrad
             | File::Grouped
+            | File::KlDivergence
             | File::Matmul
             | File::Mma
             | File::Norm

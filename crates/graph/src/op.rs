@@ -105,6 +105,8 @@ ops! {
     GroupedLinear "grouped_linear"
     GroupedLinearInputGrad "grouped_linear_input_grad"
     GroupedLinearWeightGrad "grouped_linear_weight_grad"
+    KlDivergence "kl_divergence"
+    KlDivergenceGrad "kl_divergence_grad"
     LayerNorm "layer_norm"
     LayerNormGrad "layer_norm_grad"
     Linear "linear"

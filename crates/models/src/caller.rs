@@ -14,8 +14,8 @@ use crate::config::{ConfigError, Keys, decimal};
 use crate::init::{DEVIATION, Init, default_init};
 use crate::training::{DropoutBuilder, Training};
 use plimsoll_graph::ops::{
-    Activation, Add, Attention, Bias, Concat, Embed, Glu, LinearCrossEntropy, Mask, Qkv, RotaryTable, Scale,
-    SegmentMean,
+    Activation, Add, Attention, Bias, Concat, Embed, Epilogue, Glu, KlDivergence, Linear, LinearCrossEntropy,
+    Mask, Qkv, RotaryTable, Scale, SegmentMean,
 };
 use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, ParamPiece, ValueId, VerifyError};
 use serde_json::{Map, Value, json};
@@ -67,8 +67,54 @@ const MODEL_TYPE: &str = "plimsoll_caller";
 pub enum CallerObjective {
     /// Prediction of masked codons (Devlin et al. 2019); `targets`: i32 (T).
     MaskedCodons,
-    /// All tasks of the configuration together, each with the weight of its loss; `targets.{i}`: i32 (S) for task i.
-    Tasks(Vec<f32>),
+    /// All tasks of the configuration together; `targets.{i}`: i32 (S) for task i.
+    Tasks {
+        /// Factor of the loss of each task.
+        weights: Vec<f32>,
+        /// Teachers, whose predictions are targets as well.
+        distillation: Option<Distillation>,
+    },
+}
+
+/// Distillation (Hinton, Vinyals and Dean 2015): the loss of a task is `(1 - w) H + w T^2 D`, where H is the cross-entropy
+/// with the classes of the windows, and D the divergence of the prediction from that of the teachers on the same windows,
+/// both at the temperature T. The gradient of D falls with the square of the temperature, which the factor undoes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Distillation {
+    /// The teachers, each with all tasks of the model that is trained. Their logits are averaged.
+    pub teachers: Vec<CallerConfig>,
+    /// w, above 0 and at most 1.
+    pub weight: f32,
+    /// T, by which logits are divided before the softmax.
+    pub temperature: f32,
+}
+
+/// Prefix of the names of the parameters of a teacher.
+const TEACHERS: &str = "teachers.";
+
+/// The number of the teacher that has the tensor called `tensor` of a training graph, and the tensor's name in the
+/// teacher; `None` for a tensor of the model that is trained.
+pub fn tensor_of_teacher(tensor: &str) -> Option<(usize, &str)> {
+    let (number, name) = tensor.strip_prefix(TEACHERS)?.split_once('.')?;
+    Some((number.parse().ok()?, name))
+}
+
+/// The model of a graph whose parameters and nodes are added: the model itself, or a frozen teacher.
+#[derive(Clone, Copy)]
+enum Part {
+    Model,
+    Teacher(usize),
+}
+
+impl Part {
+    /// Sets the names of the parameters and the layer of the nodes that follow. Nodes of a teacher belong to no layer: none
+    /// of their results is kept for the backward pass, and the layers of a plan are those of the model that is trained.
+    fn scope(self, g: &mut Builder, prefix: &str, layer: Option<u32>) {
+        match self {
+            Self::Model => g.scope(prefix, layer),
+            Self::Teacher(i) => g.scope(format!("{TEACHERS}{i}.{prefix}"), None),
+        }
+    }
 }
 
 /// Graph inputs of packed windows.
@@ -158,11 +204,9 @@ impl CallerConfig {
         let mut g = Builder::new(bounds);
         let windows = Windows::inputs(&mut g);
         let mut dropping = DropoutBuilder::new(&mut g, &Training::default());
-        let x = self.encode(&mut g, &windows, &mut dropping);
-        let x = self.pool(&mut g, x, &windows);
-        g.scope(TASKS, None);
-        let logits: Vec<ValueId> =
-            self.tasks.iter().map(|task| g.linear(x, &task.name, task.classes.len() as u64, true)).collect();
+        let x = self.encode(&mut g, &windows, &mut dropping, Part::Model);
+        let x = self.pool(&mut g, x, &windows, Part::Model);
+        let logits = self.logits_of(&mut g, x, self.tasks.iter(), Part::Model);
         let logits = match logits[..] {
             [one] => one,
             _ => g.one(Op::Concat(Concat {}), &logits),
@@ -173,7 +217,8 @@ impl CallerConfig {
 
     /// Builds the training graph. Inputs as for [`Self::graph`], the targets of the objective, and with dropout `seed`:
     /// i32 (2). Output `loss`: f32 (1), the sum over all targets that are not negative; of several tasks the sum of their
-    /// losses times their weights.
+    /// losses times their weights. With distillation, whose sum is over all windows, the outputs `cross_entropy` (the loss
+    /// without distillation) and `distillation_loss` are the two parts: `loss` is the former times 1 - w, and the latter.
     pub fn train_graph(
         &self,
         bounds: Bounds,
@@ -194,7 +239,10 @@ impl CallerConfig {
         let still = Training { dropout: 0.0, z_loss: 0.0, ..*training };
         match objective {
             CallerObjective::MaskedCodons => self.loss_graph(bounds, objective, &still, 0),
-            CallerObjective::Tasks(_) => self.loss_graph(bounds, &CallerObjective::Tasks(vec![1.0]), &still, 1),
+            CallerObjective::Tasks { .. } => {
+                let first = CallerObjective::Tasks { weights: vec![1.0], distillation: None };
+                self.loss_graph(bounds, &first, &still, 1)
+            }
         }
     }
 
@@ -212,33 +260,48 @@ impl CallerConfig {
             CallerObjective::MaskedCodons => {
                 let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
                 let mut dropping = DropoutBuilder::new(g, training);
-                let x = self.encode(g, &windows, &mut dropping);
+                let x = self.encode(g, &windows, &mut dropping, Part::Model);
                 g.scope("", None);
                 let w = g.param(LM_HEAD, &[self.vocab_size, self.hidden_size]);
                 training.loss(g, x, w, None, targets);
             }
-            CallerObjective::Tasks(weights) => {
+            CallerObjective::Tasks { weights, distillation } => {
                 let targets: Vec<ValueId> = (0..tasks)
                     .map(|i| g.input(&format!("targets.{i}"), &[Dim::Sequences(1)], DType::I32))
                     .collect();
+                // Teachers come first, so that their activations are gone before those of the model are kept.
+                let teachers = distillation.as_ref().map(|d| (d, d.predictions(g, &windows, &self.tasks)));
                 let mut dropping = DropoutBuilder::new(g, training);
-                let x = self.encode(g, &windows, &mut dropping);
-                let x = self.pool(g, x, &windows);
+                let x = self.encode(g, &windows, &mut dropping, Part::Model);
+                let x = self.pool(g, x, &windows, Part::Model);
                 let x = dropping.apply(g, x);
-                let mut total = None;
+                let mut losses = vec![];
                 for ((task, &targets), &weight) in self.tasks.iter().zip(&targets).zip(weights) {
                     let loss = self.task_loss(g, x, task, targets, training.chunk);
-                    let loss = match weight {
-                        1.0 => loss,
-                        factor => g.one(Op::Scale(Scale { factor }), &[loss]),
-                    };
-                    total = Some(match total {
-                        None => loss,
-                        Some(sum) => g.one(Op::Add(Add {}), &[sum, loss]),
-                    });
+                    losses.push(scaled(g, loss, weight));
                 }
-                if let Some(total) = total {
-                    g.output("loss", total);
+                let loss = total(g, &losses);
+                match teachers {
+                    None => loss.into_iter().for_each(|loss| g.output("loss", loss)),
+                    Some((distillation, predictions)) => {
+                        let mut divergences = vec![];
+                        for ((task, &prediction), &weight) in self.tasks.iter().zip(&predictions).zip(weights) {
+                            let divergence = self.divergence(g, x, task, prediction, distillation.temperature);
+                            divergences.push(scaled(g, divergence, weight * distillation.factor()));
+                        }
+                        if let (Some(loss), Some(divergence)) = (loss, total(g, &divergences)) {
+                            g.output("cross_entropy", loss);
+                            g.output("distillation_loss", divergence);
+                            let both = match 1.0 - distillation.weight {
+                                0.0 => divergence,
+                                share => {
+                                    let loss = scaled(g, loss, share);
+                                    g.add(loss, divergence)
+                                }
+                            };
+                            g.output("loss", both);
+                        }
+                    }
                 }
             }
         }
@@ -254,12 +317,45 @@ impl CallerConfig {
         targets: ValueId,
         chunk: u32,
     ) -> ValueId {
+        let [w, b] = self.head(g, task);
+        let op = LinearCrossEntropy { bias: true, chunk, z_loss: 0.0 };
+        g.node(Op::LinearCrossEntropy(op), &[x, w, b, targets])[0]
+    }
+
+    /// Divergence of the prediction of a task from that of the teachers, whose logits are divided by the temperature,
+    /// summed over all windows: f32 (1).
+    fn divergence(
+        &self,
+        g: &mut Builder,
+        x: ValueId,
+        task: &CallerTask,
+        teachers: ValueId,
+        temperature: f32,
+    ) -> ValueId {
+        let [w, b] = self.head(g, task);
+        let logits = g.one(Op::Linear(Linear::new(true, Epilogue::None)), &[x, w, b]);
+        let logits = scaled(g, logits, 1.0 / temperature);
+        g.one(Op::KlDivergence(KlDivergence {}), &[logits, teachers])
+    }
+
+    /// Weight and bias of the head of a task.
+    fn head(&self, g: &mut Builder, task: &CallerTask) -> [ValueId; 2] {
         g.scope(TASKS, None);
         let classes = task.classes.len() as u64;
         let w = g.param(&format!("{}.weight", task.name), &[classes, self.pooled()]);
-        let b = g.param(&format!("{}.bias", task.name), &[classes]);
-        let op = LinearCrossEntropy { bias: true, chunk, z_loss: 0.0 };
-        g.node(Op::LinearCrossEntropy(op), &[x, w, b, targets])[0]
+        [w, g.param(&format!("{}.bias", task.name), &[classes])]
+    }
+
+    /// Logits of some tasks from the pooled vectors: (S, C) for a task with C classes.
+    fn logits_of<'a>(
+        &self,
+        g: &mut Builder,
+        x: ValueId,
+        tasks: impl Iterator<Item = &'a CallerTask>,
+        part: Part,
+    ) -> Vec<ValueId> {
+        part.scope(g, TASKS, None);
+        tasks.map(|task| g.linear(x, &task.name, task.classes.len() as u64, true)).collect()
     }
 
     /// Initialisation of a tensor: normal with the reciprocal square root of the number of inputs as standard deviation
@@ -291,17 +387,17 @@ impl CallerConfig {
     }
 
     /// Builds the encoder; returns the last hidden state after the final norm: (T, D).
-    fn encode(&self, g: &mut Builder, windows: &Windows, dropping: &mut DropoutBuilder) -> ValueId {
-        g.scope("", None);
+    fn encode(&self, g: &mut Builder, windows: &Windows, dropping: &mut DropoutBuilder, part: Part) -> ValueId {
+        part.scope(g, "", None);
         let table = g.param(EMBEDDING, &[self.vocab_size, self.hidden_size]);
         let mut x = g.one(Op::Embed(Embed { token_dropout: None, row: false }), &[windows.ids, table]);
         let inv_freq = g.param(INV_FREQ, &[self.head_dim() / 2]);
         let rotary = g.node(Op::RotaryTable(RotaryTable {}), &[inv_freq]); // cos, sin: (longest, d/2)
         for i in 0..self.layers {
-            g.scope(format!("layers.{i}."), Some(i as u32));
+            part.scope(g, &format!("layers.{i}."), Some(i as u32));
             x = self.block(g, x, windows, &rotary, dropping);
         }
-        g.scope("", None);
+        part.scope(g, "", None);
         g.rms_norm(x, "norm", self.eps)
     }
 
@@ -340,8 +436,8 @@ impl CallerConfig {
     }
 
     /// Gated mean over the codons of a window, and a layer with GELU: (T, D) -> (S, P).
-    fn pool(&self, g: &mut Builder, x: ValueId, windows: &Windows) -> ValueId {
-        g.scope("pool.", None);
+    fn pool(&self, g: &mut Builder, x: ValueId, windows: &Windows, part: Part) -> ValueId {
+        part.scope(g, "pool.", None);
         let h = g.linear(x, "gate_value", 2 * self.pooled(), true); // (T, 2P)
         let h = g.one(Op::Glu(Glu { activation: Activation::Silu }), &[h]);
         let mean = SegmentMean { skip_first: 0, skip_last: 0 };
@@ -351,6 +447,42 @@ impl CallerConfig {
         let h = g.linear(h, "dense", self.pooled(), true);
         g.gelu(h)
     }
+}
+
+impl Distillation {
+    /// Predictions of the teachers for some tasks: their mean logits divided by the temperature, (S, C) for a task with C
+    /// classes.
+    fn predictions(&self, g: &mut Builder, windows: &Windows, tasks: &[CallerTask]) -> Vec<ValueId> {
+        let mut sums: Vec<ValueId> = vec![];
+        for (i, teacher) in self.teachers.iter().enumerate() {
+            let part = Part::Teacher(i);
+            let mut still = DropoutBuilder::new(g, &Training::default());
+            let x = teacher.encode(g, windows, &mut still, part);
+            let x = teacher.pool(g, x, windows, part);
+            let logits = teacher.logits_of(g, x, tasks.iter(), part);
+            sums = match sums[..] {
+                [] => logits,
+                _ => sums.iter().zip(logits).map(|(&sum, logits)| g.add(sum, logits)).collect(),
+            };
+        }
+        let factor = 1.0 / (self.teachers.len() as f32 * self.temperature);
+        sums.into_iter().map(|sum| scaled(g, sum, factor)).collect()
+    }
+
+    /// Factor of the divergence.
+    fn factor(&self) -> f32 {
+        self.weight * self.temperature * self.temperature
+    }
+}
+
+/// `x` times a factor.
+fn scaled(g: &mut Builder, x: ValueId, factor: f32) -> ValueId {
+    if factor == 1.0 { x } else { g.one(Op::Scale(Scale { factor }), &[x]) }
+}
+
+/// The sum of some values; `None` of none.
+fn total(g: &mut Builder, values: &[ValueId]) -> Option<ValueId> {
+    values.iter().copied().reduce(|sum, value| g.one(Op::Add(Add {}), &[sum, value]))
 }
 
 /// Name of the weight with which a caller predicts masked codons; only pre-trained models have it.
@@ -498,11 +630,26 @@ mod tests {
         };
         let inference = names(&c.graph(bounds).expect("built"));
         let training = Training { dropout: 0.1, ..Training::default() };
-        let tasks = CallerObjective::Tasks(vec![1.0, 0.5]);
+        let tasks = CallerObjective::Tasks { weights: vec![1.0, 0.5], distillation: None };
         assert_eq!(names(&c.train_graph(bounds, &tasks, &training).expect("built")), inference);
         let masked = c.train_graph(bounds, &CallerObjective::MaskedCodons, &training).expect("built");
         let other: Vec<String> = names(&masked).difference(&inference).cloned().collect();
         assert_eq!(other, ["lm_head.weight"]);
+        // Distillation adds teachers under names of their own, in no layer, and its loss.
+        let teachers = vec![CallerConfig { layers: 3, ..small() }, small()];
+        let distillation = Some(Distillation { teachers, weight: 0.5, temperature: 2.0 });
+        let distilled = CallerObjective::Tasks { weights: vec![1.0, 0.5], distillation };
+        let graph = c.train_graph(bounds, &distilled, &training).expect("built");
+        let (own, of_teachers): (Vec<String>, _) =
+            names(&graph).into_iter().partition(|name| tensor_of_teacher(name).is_none());
+        assert!(own.iter().eq(&inference));
+        let of =
+            |i| of_teachers.iter().filter(move |name| tensor_of_teacher(name).is_some_and(|(n, _)| n == i));
+        assert_eq!(of(1).count(), inference.len());
+        assert!(of(0).any(|name| tensor_of_teacher(name) == Some((0, "layers.2.mlp.down.weight"))));
+        assert_eq!(graph.nodes.iter().filter_map(|node| node.layer).max(), Some(1));
+        let outputs: Vec<&str> = graph.outputs.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(outputs, ["cross_entropy", "distillation_loss", "loss"]);
         // The evaluation of several tasks is that of the first.
         let evaluated = c.evaluation_graph(bounds, &tasks, &training).expect("built");
         assert!(!names(&evaluated).contains("tasks.class.weight"));

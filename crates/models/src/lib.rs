@@ -21,7 +21,10 @@ mod names;
 mod training;
 mod tuning;
 
-pub use caller::{CallerConfig, CallerObjective, CallerTask, FRAMES, LM_HEAD as CALLER_LM_HEAD, MAX_TASKS};
+pub use caller::{
+    CallerConfig, CallerObjective, CallerTask, Distillation, FRAMES, LM_HEAD as CALLER_LM_HEAD, MAX_TASKS,
+    tensor_of_teacher,
+};
 pub use config::{ConfigError, Encoder, Output};
 pub use decoder::{DecoderConfig, Experts, Mlp, Norm, Positions, active_parameters};
 pub use dnabert_s::{DnabertConfig, dnabert_s};

@@ -62,6 +62,42 @@ pub enum TrainError {
         /// Classes of the initial model's task.
         classes: String,
     },
+    /// A teacher does not have a task of the model, or has other classes in it.
+    #[error(
+        "distillation.teacher: {} does not have the task {task} with the classes {classes}, in this order; {found}. Give a \
+            teacher that was trained with the same model.tasks",
+        EscapedPath(teacher)
+    )]
+    TeacherTask {
+        /// Folder of the teacher.
+        teacher: PathBuf,
+        /// Name of the task.
+        task: String,
+        /// Classes of the task.
+        classes: String,
+        /// What the teacher has instead.
+        found: String,
+    },
+    /// A teacher has another number of tokens than the model.
+    #[error(
+        "distillation.teacher: {} has an embedding table of {found} entries, the model one of {wanted}; give a teacher that \
+            reads the same tokens",
+        EscapedPath(teacher)
+    )]
+    TeacherVocabulary {
+        /// Folder of the teacher.
+        teacher: PathBuf,
+        /// Entries of the teacher's embedding table.
+        found: u64,
+        /// Entries of the model's embedding table.
+        wanted: u64,
+    },
+    /// The files of the teachers are not those with which the checkpoint was made.
+    #[error(
+        "distillation.teacher: the files of the teachers are not those of the run that wrote the checkpoint; restore them, or \
+            start over in another folder"
+    )]
+    OtherTeachers,
     /// The kind of model needs `model.from`, which is not set.
     #[error("model.from is required; name the {kind} whose sizes or weights the run starts from")]
     NoModel {
@@ -407,6 +443,8 @@ impl Failure for TrainError {
             | Self::LargestOfModel { .. }
             | Self::WithoutWeights { .. }
             | Self::OtherClasses { .. }
+            | Self::TeacherTask { .. }
+            | Self::TeacherVocabulary { .. }
             | Self::NoModel { .. }
             | Self::OtherFamily { .. }
             | Self::LoraWithoutHead { .. }
@@ -437,7 +475,8 @@ impl Failure for TrainError {
             | Self::BadCheckpoint { .. }
             | Self::OlderCheckpoint { .. }
             | Self::CheckpointConfig { .. }
-            | Self::OtherModel { .. } => 3,
+            | Self::OtherModel { .. }
+            | Self::OtherTeachers => 3,
         }
     }
 }

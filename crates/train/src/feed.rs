@@ -2,7 +2,7 @@
 //! streams. Invariant: the saved position in the training data is the position after the batch taken last, regardless
 //! of evaluations since.
 
-use super::config::{BinType, Document, Format, ModelKind, TrainConfig};
+use super::config::{BinType, Document, Format, MaskUnit, ModelKind, TrainConfig};
 use super::trainable::Taken;
 use crate::TrainError;
 use plimsoll_data::codons;
@@ -238,11 +238,12 @@ fn rows_of(batch: &RowBatch) -> Taken {
     Taken { tokens: rows, targets: rows }
 }
 
-/// Training divides the loss of all tasks by the number of windows, each of which has a target in some task.
+/// Training divides the loss of all tasks by the number of windows, each of which has a target in some task or is predicted by
+/// the teachers.
 fn crops_of(batch: &CropBatch, objective: CropObjective) -> Taken {
     match objective {
         CropObjective::Classify => Taken { tokens: batch.ids.len() as u64, targets: batch.spans.len() as u64 },
-        CropObjective::Masked(_) => validation_crops_of(batch),
+        CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => validation_crops_of(batch),
     }
 }
 
@@ -427,9 +428,11 @@ pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSetting
         .iter()
         .map(|task| CropTask { name: task.name.clone(), classes: task.classes.clone() })
         .collect();
-    let objective = match tasks.is_empty() {
-        true => CropObjective::Masked(MaskRates { select: m.fraction, mask: m.mask, random: m.random }),
-        false => CropObjective::Classify,
+    let rates = MaskRates { select: m.fraction, mask: m.mask, random: m.random };
+    let objective = match (tasks.is_empty(), m.unit) {
+        (false, _) => CropObjective::Classify,
+        (true, MaskUnit::Token) => CropObjective::Masked(rates),
+        (true, MaskUnit::Nucleotide) => CropObjective::MaskedBases { rates, span: m.span as usize },
     };
     let of_shuffled = tasks.first().zip(c.shuffled_class.as_ref());
     let of_shuffled = of_shuffled.map(|(task, class)| (task.name.clone(), class.clone()));
@@ -448,6 +451,7 @@ pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSetting
             .iter()
             .map(|level| SamplingLevel { column: level.column.clone(), power: level.power })
             .collect(),
+        unlabelled: !config.distillation.teacher.is_empty(),
         validation: config.run.evaluate_every.map(|_| ValidationCrops {
             crops: c.validation_windows,
             lengths: c.validation_lengths.iter().map(|&n| n as usize).collect(),

@@ -3,7 +3,8 @@
 use super::config::{PrecisionKind, TrainConfig, training_on};
 use super::{Largest, plan_of};
 use crate::TrainError;
-use plimsoll_graph::{Bytes, Graph, Phase};
+use plimsoll_graph::{Bytes, Graph, Param, Phase};
+use plimsoll_models::tensor_of_teacher;
 use plimsoll_plan::{Optimizer, Rejected, Target, TrainingChoice};
 use plimsoll_runtime::{Device, Observer, price};
 use serde_json::{Value, json};
@@ -45,6 +46,7 @@ pub fn to_json(config: &TrainConfig, found: &TrainingChoice) -> Result<Value, Tr
     };
     plan["precision"] = json!(config.precision.kind);
     plan["parameters"] = json!(parameters(&found.program.plans()[0].1.graph));
+    plan["parameters_of_teachers"] = json!(parameters_of_teachers(&found.program.plans()[0].1.graph));
     plan["chosen"] = chosen(c);
     plan["recomputed"] = json!(recomputed(&found.program.plans()[0].1.graph));
     plan["seconds_per_step"] = json!(found.seconds);
@@ -72,6 +74,10 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
         target.name,
         target.about
     );
+    let teachers = parameters_of_teachers(graph);
+    if teachers > 0 {
+        text += &format!("teachers of {teachers} parameters, which are not trained\n");
+    }
     let times = match candidate.accumulation {
         1 => "one micro-batch".to_owned(),
         n => format!("{n} micro-batches"),
@@ -141,10 +147,20 @@ fn precision(kind: PrecisionKind) -> &'static str {
     }
 }
 
-/// Returns the number of parameters of a graph.
+/// Returns the number of parameters of the model of a training graph, without those of teachers.
 pub(super) fn parameters(graph: &Graph) -> u64 {
-    let elements = |shape: &[plimsoll_graph::Dim]| shape.iter().filter_map(|d| d.fixed()).product::<u64>();
-    graph.param_values().map(|(v, ..)| elements(&graph.spec(v).shape)).sum()
+    elements(graph, |param| tensor_of_teacher(&param.name).is_none())
+}
+
+/// Returns the number of parameters of the teachers in a training graph.
+fn parameters_of_teachers(graph: &Graph) -> u64 {
+    elements(graph, |param| tensor_of_teacher(&param.name).is_some())
+}
+
+/// Number of elements of the parameters that `counts`.
+fn elements(graph: &Graph, counts: impl Fn(&Param) -> bool) -> u64 {
+    let params = graph.param_values().filter(|(.., param)| counts(param));
+    params.map(|(v, ..)| graph.spec(v).shape.iter().filter_map(|d| d.fixed()).product::<u64>()).sum()
 }
 
 /// Number of nodes of each op, by op name.

@@ -98,11 +98,17 @@ fn refuse_older(own: &Checkpoints, found: &Checkpoint) -> Result<(), TrainError>
 /// Returns the first key that changes results and has different values in the configurations, or a different
 /// end of the schedule.
 fn difference(old: &Value, config: &TrainConfig) -> Result<Option<ConfigDifference>, TrainError> {
-    let new = serde_json::to_value(config)
-        .map_err(|e| RuntimeError::bug(format!("a configuration that cannot be written as JSON: {e}")))?;
+    let text = |config: &TrainConfig| {
+        serde_json::to_value(config)
+            .map_err(|e| RuntimeError::bug(format!("a configuration that cannot be written as JSON: {e}")))
+    };
+    // A checkpoint of a version without a key has the default of the key.
+    let before: TrainConfig =
+        serde_json::from_value(old.clone()).map_err(|source| TrainError::CheckpointConfig { source })?;
+    let (old, new) = (text(&before)?, text(config)?);
     let keys = leaves(&schema()).into_iter().filter(|leaf| leaf.changes == "results");
     for leaf in keys {
-        let (was, is) = (at_path(old, &leaf.path), at_path(&new, &leaf.path));
+        let (was, is) = (at_path(&old, &leaf.path), at_path(&new, &leaf.path));
         if was != is {
             let (was, is) = (was.clone(), is.clone());
             return Ok(Some(ConfigDifference::Key { key: leaf.path, was, is }));
@@ -110,9 +116,7 @@ fn difference(old: &Value, config: &TrainConfig) -> Result<Option<ConfigDifferen
     }
     // The length of the run may change unless the learning rate of the completed steps depended on it: a decaying
     // schedule, or a warm-up that is a fraction of the steps.
-    let old: TrainConfig =
-        serde_json::from_value(old.clone()).map_err(|source| TrainError::CheckpointConfig { source })?;
-    let (was, is) = (old.horizon(), config.horizon());
+    let (was, is) = (before.horizon(), config.horizon());
     let bends = config.schedule.kind.ends() || matches!(config.schedule.warmup, Warmup::Share(_));
     Ok((bends && was != is).then_some(ConfigDifference::ScheduleEnd { was, is }))
 }
@@ -120,4 +124,23 @@ fn difference(old: &Value, config: &TrainConfig) -> Result<Option<ConfigDifferen
 /// The value at a dotted path; null if the path does not exist.
 fn at_path<'a>(value: &'a Value, path: &str) -> &'a Value {
     path.split('.').fold(value, |value, key| &value[key])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A checkpoint of a version without a key continues with the default of the key, and with no other value.
+    #[test]
+    fn keys_that_a_checkpoint_lacks_have_their_defaults() {
+        let config = TrainConfig::default();
+        let mut old = serde_json::to_value(&config).expect("JSON");
+        old.as_object_mut().expect("a section").remove("distillation");
+        old["data"]["masking"].as_object_mut().expect("a section").remove("unit");
+        assert_eq!(difference(&old, &config).expect("compared"), None);
+        let mut other = config;
+        other.distillation.weight = 0.25;
+        let found = difference(&old, &other).expect("compared").expect("a difference").to_string();
+        assert_eq!(found, "`distillation.weight` was 0.5, is 0.25");
+    }
 }

@@ -143,13 +143,16 @@ pub struct MicroStepResult {
     pub dropped: u64,
 }
 
-/// Auxiliary losses, each multiplied by its weight, as means over targets (z-loss) or tokens (router losses); `None` if
-/// the model does not have the loss. They are minimised together with the cross-entropy and reported separately.
+/// Auxiliary losses, each multiplied by its weight, as means over targets (z-loss, distillation) or tokens (router losses);
+/// `None` if the model does not have the loss. They are minimised together with the cross-entropy and reported separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Auxiliary {
     /// z-loss of the output logits.
     #[serde(rename = "z_loss", skip_serializing_if = "Option::is_none")]
     pub z: Option<f64>,
+    /// Divergence from the teachers, times its weight and the square of the temperature.
+    #[serde(rename = "distillation_loss", skip_serializing_if = "Option::is_none")]
+    pub distillation: Option<f64>,
     /// Load-balancing loss of the experts.
     #[serde(rename = "balance_loss", skip_serializing_if = "Option::is_none")]
     pub balance: Option<f64>,
@@ -167,6 +170,7 @@ impl Auxiliary {
             }
         };
         sum(&mut self.z, other.z);
+        sum(&mut self.distillation, other.distillation);
         sum(&mut self.balance, other.balance);
         sum(&mut self.router_z, other.router_z);
     }

@@ -328,9 +328,14 @@ impl Clock {
 impl Trainer {
     /// Describes the run in four lines: model, data, memory, and output.
     fn introduction(&self, output: &Path) -> [String; 4] {
-        let TrainConfig { model, data, batch, memory, run, precision, .. } = &self.config;
+        let TrainConfig { model, data, batch, memory, run, precision, distillation, .. } = &self.config;
         let parameters = self.model.parameters().map_or_else(String::new, |n| format!(" of {n} parameters"));
         let from = model.from.as_ref().map_or("random weights".to_owned(), |from| from.clone());
+        let teachers = match distillation.teacher.as_slice() {
+            [] => String::new(),
+            [only] => format!(", with the teacher {}", EscapedPath(Path::new(only))),
+            all => format!(", with {} teachers", all.len()),
+        };
         let end = [
             run.steps.map(|n| format!("{n} steps")),
             run.epochs.map(|n| format!("{n} epochs")),
@@ -351,7 +356,7 @@ impl Trainer {
         let micro = batch.micro_tokens.0.unwrap_or(batch.tokens);
         [
             format!(
-                "trains a {}{parameters} from {from}, in {}, with {}, for {end}",
+                "trains a {}{parameters} from {from}{teachers}, in {}, with {}, for {end}",
                 model.kind.name(),
                 word(&precision.kind),
                 word(&self.model.optimizer()),

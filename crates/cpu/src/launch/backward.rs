@@ -4,6 +4,7 @@
 use super::super::batch_norm::{self, BatchStatistics};
 use super::super::cast;
 use super::super::elementwise::{self, Gate};
+use super::super::kl_divergence as kl;
 use super::super::operands::Operands;
 use super::super::scatter;
 use super::super::widening::half;
@@ -94,6 +95,16 @@ pub(in super::super) fn gate(activation: Activation) -> Gate {
 
 pub(in super::super) fn glu_grad(l: &Operands<'_>, cpu: &Cpu, op: &GluGrad) -> Launched {
     elementwise::glu_grad(cpu, gate(op.activation), l.input(0)?, l.input(1)?, l.output(0)?);
+    Ok(())
+}
+
+pub(in super::super) fn kl_divergence(l: &Operands<'_>, cpu: &Cpu, _: &KlDivergence) -> Launched {
+    l.flat_out(0)?[0] = kl::divergence(cpu, l.input(0)?, l.input(1)?);
+    Ok(())
+}
+
+pub(in super::super) fn kl_divergence_grad(l: &Operands<'_>, cpu: &Cpu, _: &KlDivergenceGrad) -> Launched {
+    kl::gradient(cpu, l.vector(0)?[0], l.input(1)?, l.input(2)?, l.output(0)?);
     Ok(())
 }
 

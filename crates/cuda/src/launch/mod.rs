@@ -6,6 +6,7 @@ mod attention_grad;
 mod cross_entropy;
 mod experts;
 mod gradients;
+mod kl_divergence;
 mod linear;
 mod linear_grad;
 mod optimizer;
@@ -213,6 +214,8 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
         K::Sgd => optimizer::sgd(call, call.launch.op_as()?),
         K::GemmInputGrad => linear_grad::input_grad(call, call.launch.op_as()?),
         K::GemmWeightGrad => linear_grad::weight_grad(call, call.launch.op_as()?),
+        K::KlDivergence => kl_divergence::kl_divergence(call),
+        K::KlDivergenceGrad => kl_divergence::kl_divergence_grad(call),
         K::LinearCrossEntropy => cross_entropy::linear_cross_entropy(call, call.launch.op_as()?),
         K::LinearCrossEntropyGrad => cross_entropy::linear_cross_entropy_grad(call, call.launch.op_as()?),
         K::FlashGrad => attention_grad::attention_grad(call, call.launch.op_as()?),
@@ -241,6 +244,7 @@ pub(crate) fn every_kernel() -> Vec<Kernel> {
         cross_entropy::every_kernel(),
         experts::every_kernel(),
         gradients::every_kernel(),
+        kl_divergence::every_kernel(),
         linear_grad::every_kernel(),
         optimizer::every_kernel(),
         gemm::every_kernel(),

@@ -24,6 +24,7 @@ mod gelu;
 mod glu;
 mod grouped_linear;
 pub mod half;
+mod kl_divergence;
 mod layer_norm;
 mod layer_norm_grad;
 mod linear;
@@ -118,6 +119,8 @@ pub fn eval(
         Op::GroupedLinearWeightGrad(op) => grouped_linear::eval_weight_grad(op, &mut operands),
         Op::LinearCrossEntropy(op) => cross_entropy::eval(op, &mut operands),
         Op::LinearCrossEntropyGrad(op) => cross_entropy::eval_grad(op, &mut operands),
+        Op::KlDivergence(_) => kl_divergence::eval(&mut operands),
+        Op::KlDivergenceGrad(_) => kl_divergence::eval_grad(&mut operands),
         Op::Accumulate(_) => optimizer::eval_accumulate(&mut operands),
         Op::Adafactor(op) => optimizer::eval_adafactor(op, &mut operands),
         Op::AdamW(op) => optimizer::eval_adamw(op, &mut operands),

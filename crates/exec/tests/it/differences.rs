@@ -55,13 +55,15 @@ fn backward(case: &Case) -> Option<Backward> {
     Some(Backward { graph, inputs, dy, grads })
 }
 
-/// Whether a floating-point input is constant for the op and has no gradient: running statistics and tables of
-/// positions.
+/// Whether a floating-point input is constant for the op and has no gradient: running statistics, tables of positions, and
+/// the target of a divergence.
 fn constant(case: &Case, input: usize) -> bool {
     let first = if let Op::Attention(op) = case.op {
         op.operands() + 1
     } else if matches!(case.op, Op::BatchNorm(_) | Op::BatchNormTrain(_)) {
         3
+    } else if matches!(case.op, Op::KlDivergence(_)) {
+        1
     } else if matches!(case.op, Op::RotaryTable(_)) {
         0
     } else {

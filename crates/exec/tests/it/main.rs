@@ -6,6 +6,7 @@ mod autodiff;
 mod caller;
 mod devices;
 mod differences;
+mod distillation;
 mod evaluate;
 mod executor;
 mod experts;

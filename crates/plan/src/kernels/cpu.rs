@@ -60,6 +60,8 @@ table! {
         GroupedLinearF32 = "grouped_linear_f32": GroupedLinear (Takes::Widened, Scratch::Product),
         GroupedLinearInputGradF32 = "grouped_linear_input_grad_f32": GroupedLinearInputGrad (Takes::Widened, Scratch::Product),
         GroupedLinearWeightGradF32 = "grouped_linear_weight_grad_f32": GroupedLinearWeightGrad (Takes::Widened, Scratch::Product),
+        KlDivergenceF32 = "kl_divergence_f32": KlDivergence (Takes::Widened, Scratch::None),
+        KlDivergenceGradF32 = "kl_divergence_grad_f32": KlDivergenceGrad (Takes::Widened, Scratch::None),
         LayerNormF32 = "layer_norm_f32": LayerNorm (Takes::WidenedF16, Scratch::None),
         LayerNormBf16 = "layer_norm_bf16": LayerNorm (Takes::Bf16, Scratch::None),
         LayerNormGradF32 = "layer_norm_grad_f32": LayerNormGrad (Takes::Widened, Scratch::None),

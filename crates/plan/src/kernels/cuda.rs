@@ -53,6 +53,8 @@ table! {
         GroupedGemm = "grouped_gemm": GroupedLinear Operands::Experts,
         GroupedGemmInputGrad = "grouped_gemm_input_grad": GroupedLinearInputGrad Operands::Experts,
         GroupedGemmWeightGrad = "grouped_gemm_weight_grad": GroupedLinearWeightGrad Operands::Experts,
+        KlDivergence = "kl_divergence": KlDivergence Operands::Rows,
+        KlDivergenceGrad = "kl_divergence_grad": KlDivergenceGrad Operands::Rows,
         LayerNorm = "rows": LayerNorm Operands::Rows,
         LayerNormGrad = "layer_norm_grad": LayerNormGrad Operands::Sums,
         Gemm = "gemm": Linear Operands::Matmul,

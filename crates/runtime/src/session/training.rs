@@ -71,6 +71,8 @@ pub struct Losses {
     pub cross_entropy: f64,
     /// Z-loss of the output logits, summed over targets.
     pub z: Option<f64>,
+    /// Divergence from the teachers times its weight, summed over sequences.
+    pub distillation: Option<f64>,
     /// Load-balancing loss of the routers.
     pub balance: Option<f64>,
     /// Z-loss of the router logits.
@@ -107,6 +109,7 @@ struct Micro {
     hyper: Option<InputId>,
     seed: Option<InputId>,
     z: Option<OutputId>,
+    distillation: Option<OutputId>,
     balance: Option<OutputId>,
     router_z: Option<OutputId>,
     /// Factor of the gradients, where the micro-step updates the weights; the factor is zero if a gradient was not
@@ -350,8 +353,8 @@ impl Forward {
             return Err(lacks(program, plan, "input `targets`"));
         }
         let inputs = BatchInputs::of(program, plan)?;
-        // A model that also minimizes a z-loss has the cross-entropy as a separate output; otherwise it is the whole
-        // loss.
+        // A model that also minimizes a z-loss or a distillation loss has the cross-entropy as a separate output; otherwise
+        // it is the whole loss.
         let output = |name: &str| program.output(plan, name);
         let cross_entropy = output("cross_entropy").or_else(|| output("loss"));
         let cross_entropy = cross_entropy.ok_or_else(|| lacks(program, plan, "output `loss`"))?;
@@ -395,10 +398,11 @@ impl Micro {
             }
         };
         let forward = Forward::of(program, plan)?;
-        let [z, balance, router_z] = ["z_loss", "balance_loss", "router_z_loss"].map(output);
+        let [z, distillation, balance, router_z] =
+            ["z_loss", "distillation_loss", "balance_loss", "router_z_loss"].map(output);
         let one = |id: OutputId| (id, 1);
         let outputs = std::iter::once(one(forward.cross_entropy))
-            .chain([z, balance, router_z].into_iter().flatten().map(one))
+            .chain([z, distillation, balance, router_z].into_iter().flatten().map(one))
             .chain(scale.map(|id| (id, 2)))
             .chain(counters.map(|&(_, value)| one(OutputId { plan, value })))
             .collect();
@@ -411,6 +415,7 @@ impl Micro {
             hyper: input("hyper"),
             seed: input("seed"),
             z,
+            distillation,
             balance,
             router_z,
             scale,
@@ -444,12 +449,13 @@ impl Micro {
         let cross_entropy = f64::from(next_if(true).ok_or_else(missing)?[0]);
         let mut optional =
             |output: Option<OutputId>| next_if(output.is_some()).map(|values| f64::from(values[0]));
-        let (z, balance, router_z) = (optional(self.z), optional(self.balance), optional(self.router_z));
+        let (z, distillation) = (optional(self.z), optional(self.distillation));
+        let (balance, router_z) = (optional(self.balance), optional(self.router_z));
         let moved =
             next_if(self.scale.is_some()).map(|scale| cross_entropy.is_finite() && factor(scale) != 0.0);
         // The counters are i32, which are returned as f32 with the same bits.
         let dropped = rest.map(|rows| (rows[0].to_bits() as i32).max(0) as u64).sum();
-        Ok(Losses { cross_entropy, z, balance, router_z, dropped, moved })
+        Ok(Losses { cross_entropy, z, distillation, balance, router_z, dropped, moved })
     }
 }
 

@@ -175,16 +175,32 @@ pub enum BinType {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Masking {
+    /// What is masked: token (default), or for a caller nucleotide: spans of bases. A masked base is hidden, and a replaced one
+    /// replaced, in every codon of all six frames that contains it, and these codons are the targets.
+    pub unit: MaskUnit,
+    /// With unit nucleotide, the bases of a span, 1 to 1000 (default 1).
+    #[schemars(range(min = 1, max = 1000))]
+    pub span: u64,
     /// Share of the tokens that are targets, above 0 to 1 (default 0.15).
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
     pub fraction: f64,
-    /// Share of the targets that are replaced by the mask token, 0 to 1 (default 0.8).
+    /// Share of the targets (with unit nucleotide: of the spans) that are replaced by the mask token, 0 to 1 (default 0.8).
     #[schemars(range(min = 0, max = 1))]
     pub mask: f64,
-    /// Share of the targets that are replaced by a random token, 0 to 1 (default 0.1); the remaining targets
-    /// are unchanged. The sum with data.masking.mask is at most 1.
+    /// Share of the targets (with unit nucleotide: of the spans) that are replaced by random tokens or bases, 0 to 1 (default
+    /// 0.1); the remaining ones are unchanged. The sum with data.masking.mask is at most 1.
     #[schemars(range(min = 0, max = 1))]
     pub random: f64,
+}
+
+/// What masking selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MaskUnit {
+    /// Single tokens: codons of a caller.
+    Token,
+    /// Spans of bases.
+    Nucleotide,
 }
 
 impl Default for Data {
@@ -237,6 +253,6 @@ impl Default for Crops {
 
 impl Default for Masking {
     fn default() -> Self {
-        Self { fraction: 0.15, mask: 0.8, random: 0.1 }
+        Self { unit: MaskUnit::Token, span: 1, fraction: 0.15, mask: 0.8, random: 0.1 }
     }
 }

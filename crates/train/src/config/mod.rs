@@ -16,7 +16,7 @@ mod translate;
 pub mod yaml;
 
 pub use auto::Auto;
-pub use data::{BinType, Crops, Data, Document, Format, Level, Masking};
+pub use data::{BinType, Crops, Data, Document, Format, Level, MaskUnit, Masking};
 pub use error::ConfigError;
 pub use foreign::{Answer, counterpart};
 pub use initial::Initial;
@@ -24,8 +24,8 @@ pub use model::{
     Activation, Attention, Experts, Lora, MaskKind, Model, ModelKind, Norm, Position, Preset, Task,
 };
 pub use optimizer::{
-    Decay, DecayShape, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling, Schedule,
-    ScheduleKind, Unit, Warmup,
+    Decay, DecayShape, Distillation, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling,
+    Schedule, ScheduleKind, Unit, Warmup,
 };
 pub use run::{Batch, DeviceChoice, Interval, Memory, Remat, RematPolicy, Run};
 pub(crate) use run::{PROCESS, training_on};
@@ -55,6 +55,8 @@ pub struct TrainConfig {
     pub schedule: Schedule,
     /// Loss terms in addition to the cross-entropy.
     pub loss: Loss,
+    /// Trained models whose predictions a caller learns besides the classes of the records.
+    pub distillation: Distillation,
     /// Floating-point formats.
     pub precision: Precision,
     /// The memory budget, and what may be recomputed to stay within it.

@@ -221,6 +221,32 @@ pub struct Loss {
     pub z: f64,
 }
 
+/// Distillation (Hinton, Vinyals and Dean 2015): a model learns the predictions of larger trained models, its teachers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Distillation {
+    /// Folders of the teachers, at most 16: callers with all tasks of model.tasks and the same classes, such as RUN/best/ema.
+    /// They read the windows that the model reads, and their logits are averaged. If empty (default), there is no
+    /// distillation.
+    #[schemars(length(max = 16))]
+    pub teacher: Vec<String>,
+    /// Share w of the teachers in the loss of a task, above 0 to 1 (default 0.5): the loss is 1 - w times the cross-entropy
+    /// with the classes of the records, and w times the square of the temperature times the divergence from the teachers.
+    /// Windows without a class in a task have the second part alone.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
+    pub weight: f64,
+    /// Temperature by which the logits of the model and of the teachers are divided, from 0.1 to 100 (default 2): the higher,
+    /// the more the improbable classes count.
+    #[schemars(range(min = 0.1, max = 100))]
+    pub temperature: f64,
+}
+
+impl Default for Distillation {
+    fn default() -> Self {
+        Self { teacher: vec![], weight: 0.5, temperature: 2.0 }
+    }
+}
+
 /// Floating-point formats.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]

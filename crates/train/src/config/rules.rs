@@ -2,8 +2,8 @@
 //! types and ranges of single keys are checked by the schema.
 
 use super::{
-    DeviceChoice, Document, Format, Interval, MaskKind, ModelKind, OptimizerKind, PrecisionKind, Remat,
-    RematPolicy, Scaling, ScheduleKind, TrainConfig, Warmup,
+    DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, OptimizerKind, PrecisionKind,
+    Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Warmup,
 };
 use plimsoll_data::codons;
 use plimsoll_graph::{Bytes, Op};
@@ -68,10 +68,11 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
     let (m, d) = (&c.model, &c.data);
     let (crops, usual_crops) = (&d.crops, super::Crops::default());
     if m.kind != ModelKind::Caller {
-        let of_callers = m.tasks.is_empty() && *crops == usual_crops;
+        let of_callers =
+            m.tasks.is_empty() && *crops == usual_crops && c.distillation == super::Distillation::default();
         return vec![(
             of_callers,
-            "model.tasks and data.crops apply only to model.kind caller; remove them".to_owned(),
+            "model.tasks, data.crops and distillation apply only to model.kind caller; remove them".to_owned(),
         )];
     }
     let usual = super::usual(ModelKind::Caller, None);
@@ -125,6 +126,16 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
                     without white space",
                 invalid.unwrap_or_default()
             ),
+        ),
+        (
+            c.distillation.teacher.is_empty() || !m.tasks.is_empty(),
+            "distillation needs the tasks that the teachers have; give model.tasks, or remove it".to_owned(),
+        ),
+        (
+            !c.distillation.teacher.is_empty() || c.distillation == super::Distillation::default(),
+            "distillation.weight and temperature apply with distillation.teacher; give the folders of the teachers, or remove \
+                them"
+                .to_owned(),
         ),
         (d.labels.is_some(), "data.labels is required for a caller; give the table of records".to_owned()),
         (
@@ -194,6 +205,14 @@ fn data(c: &TrainConfig) -> Vec<Rule> {
         (
             m.mask + m.random <= 1.0,
             format!("data.masking.mask {} and random {} sum to more than 1", m.mask, m.random),
+        ),
+        (
+            m.unit == MaskUnit::Token || c.model.kind == ModelKind::Caller,
+            "data.masking.unit nucleotide applies only to model.kind caller; remove it".to_owned(),
+        ),
+        (
+            m.unit == MaskUnit::Nucleotide || m.span == super::Masking::default().span,
+            "data.masking.span applies only to data.masking.unit nucleotide; give it as well, or remove the key".to_owned(),
         ),
         (
             separated == d.separator.is_some(),

@@ -99,7 +99,7 @@ impl EvaluationRequest {
         let from = self.checkpoint.to_str().map(|path| path.escape_default().to_string());
         let from = from.ok_or_else(|| TrainError::CheckpointName { path: self.checkpoint.clone() })?;
         let mut flags = self.flags.clone();
-        flags.extend(["model.preset=null", "model.lora=null"].map(str::to_owned));
+        flags.extend(["model.preset=null", "model.lora=null", "distillation={}"].map(str::to_owned));
         flags.push(format!("model.from=\"{from}\""));
         // Only a run of a caller that evaluates draws validation windows; a run of another model that evaluates must have
         // validation data.

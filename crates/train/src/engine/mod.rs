@@ -31,7 +31,7 @@ use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session::{Batch, Losses, MicroStep, Site, StepResult, TrainSession};
 use plimsoll_runtime::{Budget, Device, Level, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 use store::Store;
@@ -99,6 +99,7 @@ pub fn open(
         kind,
         bounds,
         taken: None,
+        teachers: subject.teachers()?,
         micro_steps: 0,
         targets: VecDeque::new(),
         hyper: vec![],
@@ -251,6 +252,8 @@ struct Engine {
     /// Host memory held by the data outside the arena.
     held: Vec<HostMemory>,
     taken: Option<Taken>,
+    /// Digests of the files of each teacher, by name. A resumed run must have the same teachers.
+    teachers: Vec<BTreeMap<String, String>>,
     /// Number of micro-steps of the run so far, part of the dropout seed: every micro-step must draw a different mask.
     micro_steps: u64,
     /// Numbers of targets of the micro-steps whose results were not read yet, the oldest first.
@@ -346,8 +349,9 @@ impl Trainable for Engine {
                 return Err(results_out_of_order());
             };
             let targets = self.targets.pop_front().ok_or_else(results_out_of_order)?;
-            let Losses { cross_entropy, z, balance, router_z, dropped, .. } = losses;
-            let auxiliary = Auxiliary { z: z.map(|z| z / f64::from(targets as f32)), balance, router_z };
+            let Losses { cross_entropy, z, distillation, balance, router_z, dropped, .. } = losses;
+            let [z, distillation] = [z, distillation].map(|sum| sum.map(|sum| sum / f64::from(targets as f32)));
+            let auxiliary = Auxiliary { z, distillation, balance, router_z };
             moved = losses.moved;
             found(MicroStepResult { targets, loss: cross_entropy, auxiliary, dropped });
         }
@@ -375,10 +379,17 @@ impl Trainable for Engine {
     }
 
     fn position(&self) -> Result<Value, TrainError> {
-        Ok(json!({"data": self.feed.position()?, "micro_steps": self.micro_steps}))
+        let mut position = json!({"data": self.feed.position()?, "micro_steps": self.micro_steps});
+        if !self.teachers.is_empty() {
+            position["teachers"] = json!(self.teachers);
+        }
+        Ok(position)
     }
 
     fn seek(&mut self, position: &Value) -> Result<(), TrainError> {
+        if !self.teachers.is_empty() && position["teachers"] != json!(self.teachers) {
+            return Err(TrainError::OtherTeachers);
+        }
         self.micro_steps = micro_steps(position)?;
         self.feed.seek(&position["data"])
     }

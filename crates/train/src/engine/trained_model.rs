@@ -6,20 +6,24 @@ use crate::TrainError;
 use crate::config::{self, Activation, Decay, MaskKind, Model, ModelKind, Norm, Position, TrainConfig};
 use crate::tokenizer;
 use crate::{StatePart, Stored};
+use plimsoll_data::hex::hex;
 use plimsoll_data::weights::{HubEnv, Weights};
 use plimsoll_exec::ReadError;
 use plimsoll_graph::ops::Mask;
 use plimsoll_graph::{Bounds, Graph, Param, ParamPiece, VerifyError};
 use plimsoll_models::{
-    CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig, Encoder, Experts,
-    HeadConfig, Init, Lora, Mlp, Positions, Training, TrainingTask, TunedPart, Tuning, group, init, init_param,
-    mlp_head, trains,
+    CALLER_LM_HEAD, CallerConfig, CallerObjective, CallerTask, CarriedTensor, DecoderConfig, Distillation,
+    Encoder, Experts, HeadConfig, Init, Lora, Mlp, Positions, Training, TrainingTask, TunedPart, Tuning, group,
+    init, init_param, mlp_head, tensor_of_teacher, trains,
 };
 use plimsoll_plan::{ParameterGroup, PlanError};
 use plimsoll_runtime::adapter::{self, Adapter};
 use plimsoll_runtime::hub::{CONFIG, Need, trainable};
 use plimsoll_runtime::model::read_config;
-use plimsoll_runtime::{EncoderModel, Observer, RuntimeError};
+use plimsoll_runtime::session::WeightSource;
+use plimsoll_runtime::{CallerModel, EncoderModel, Observer, RuntimeError};
+use sha2::{Digest as _, Sha256};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,7 +51,7 @@ enum ModelFamily {
     Decoder(DecoderConfig),
     Encoder { encoder: Encoder, task: TrainingTask, lora: Option<Lora> },
     Head(HeadConfig),
-    Caller { caller: CallerConfig, objective: CallerObjective },
+    Caller { caller: CallerConfig, objective: CallerObjective, teachers: Arc<[CallerModel]> },
 }
 
 /// Values of a classifier's output.
@@ -87,7 +91,7 @@ impl TrainedModel {
             ModelKind::MoeLm | ModelKind::DenseLm => decoder(config, vocabulary, observer)?,
             ModelKind::Esm2 | ModelKind::DnabertS => encoder(model, observer)?,
             ModelKind::Head => (ModelFamily::Head(head(model, widths)?), file(model)?),
-            ModelKind::Caller => caller(model, vocabulary, observer)?,
+            ModelKind::Caller => caller(config, vocabulary, observer)?,
         };
         if let ModelFamily::Decoder(c) = &kind
             && c.layers > MAX_LAYERS
@@ -148,8 +152,8 @@ impl TrainedModel {
             ModelFamily::Encoder { encoder, task, lora } => {
                 ModelFamily::Encoder { encoder: encoder.with_layers(layers), task, lora }
             }
-            ModelFamily::Caller { caller, objective } => {
-                ModelFamily::Caller { caller: CallerConfig { layers, ..caller }, objective }
+            ModelFamily::Caller { caller, objective, teachers } => {
+                ModelFamily::Caller { caller: CallerConfig { layers, ..caller }, objective, teachers }
             }
             kind @ ModelFamily::Head(_) => kind,
         }
@@ -177,7 +181,7 @@ impl TrainedModel {
                 c.train_graph(bounds, &training).map_err(verified)?,
                 c.evaluation_graph(bounds, &still).map_err(verified)?,
             ),
-            ModelFamily::Caller { caller, objective } => (
+            ModelFamily::Caller { caller, objective, .. } => (
                 caller.train_graph(bounds, objective, &training).map_err(verified)?,
                 caller.evaluation_graph(bounds, objective, &still).map_err(verified)?,
             ),
@@ -192,7 +196,7 @@ impl TrainedModel {
                 Some((encoder.classifier_graph(bounds, *classes), ClassifierOutput::Probabilities))
             }
             ModelFamily::Head(c) => Some((mlp_head(c, bounds), ClassifierOutput::Probabilities)),
-            ModelFamily::Caller { caller, objective: CallerObjective::Tasks(_) } => {
+            ModelFamily::Caller { caller, objective: CallerObjective::Tasks { .. }, .. } => {
                 Some((caller.graph(bounds), ClassifierOutput::Logits))
             }
             ModelFamily::Caller { objective: CallerObjective::MaskedCodons, .. }
@@ -212,7 +216,7 @@ impl TrainedModel {
             | ModelFamily::Caller { .. } => Tuning::Full,
         };
         let named = |patterns: &[String]| patterns.iter().any(|pattern| is_like(&param.name, pattern));
-        if !trains(tuning, param) {
+        if !trains(tuning, param) || tensor_of_teacher(&param.name).is_some() {
             return ParameterGroup::Frozen;
         }
         let decays = match (group(param), config.optimizer.decay) {
@@ -236,6 +240,9 @@ impl TrainedModel {
     pub fn source(&self, seed: u64) -> impl Fn(&Param, Range<u64>, &mut [f32]) -> Result<(), ReadError> + Sync {
         let (kind, from) = (&self.kind, self.from.as_deref());
         move |param, range, out| {
+            if let Some((teacher, param)) = kind.of_teacher(param) {
+                return Ok(teacher.read(&param, range, out)?);
+            }
             let file = param.pieces.iter().map(|piece| Some((from?, kind.found(from?, piece)?)));
             let Some(found) = file.collect::<Option<Vec<_>>>() else {
                 init_param(|piece| kind.init(piece), seed, param, range, out);
@@ -265,7 +272,7 @@ impl TrainedModel {
     }
 
     /// Returns the name of a tensor in weight files; `None` if the file does not contain the tensor, because it is
-    /// derived from the configuration or because it belongs to the base model of an adapter.
+    /// derived from the configuration, or because it belongs to the base model of an adapter or to a teacher.
     pub fn hub_name(&self, tensor: &str) -> Option<String> {
         match &self.kind {
             ModelFamily::Decoder(c) => c.derived(tensor).is_none().then(|| tensor.to_owned()),
@@ -276,9 +283,22 @@ impl TrainedModel {
                     is_own.then(|| format!("{}{}", adapter::PREFIX, encoder.hub_name(tensor)))
                 }
             },
-            ModelFamily::Caller { caller, .. } => caller.derived(tensor).is_none().then(|| tensor.to_owned()),
+            ModelFamily::Caller { caller, .. } => {
+                let is_own = tensor_of_teacher(tensor).is_none() && caller.derived(tensor).is_none();
+                is_own.then(|| tensor.to_owned())
+            }
             ModelFamily::Head(_) => Some(tensor.to_owned()),
         }
+    }
+
+    /// The digests of the files of each teacher, by name.
+    pub fn teachers(&self) -> Result<Vec<BTreeMap<String, String>>, TrainError> {
+        let ModelFamily::Caller { teachers, .. } = &self.kind else { return Ok(vec![]) };
+        let files = |teacher: &CallerModel| {
+            let config = (CONFIG.to_owned(), hex(&Sha256::digest(teacher.config_text.as_bytes())));
+            Ok(teacher.weights.sha256()?.into_iter().chain([config]).collect())
+        };
+        teachers.iter().map(files).collect()
     }
 
     /// Tensors of the weight file that no graph uses; they are copied into checkpoints.
@@ -350,6 +370,19 @@ impl ModelFamily {
             Self::Head(c) => c.init(piece),
             Self::Caller { caller, .. } => caller.init(piece),
         }
+    }
+
+    /// The teacher that has a parameter of a training graph, and the parameter with the names that it has there; `None` for
+    /// a parameter of the model that is trained.
+    fn of_teacher(&self, param: &Param) -> Option<(&CallerModel, Param)> {
+        let Self::Caller { teachers, .. } = self else { return None };
+        let (number, name) = tensor_of_teacher(&param.name)?;
+        let own = |piece: &ParamPiece| {
+            let tensor = tensor_of_teacher(&piece.tensor)?.1.to_owned();
+            Some(ParamPiece { tensor, ..piece.clone() })
+        };
+        let pieces = param.pieces.iter().map(own).collect::<Option<_>>()?;
+        Some((teachers.get(number)?, Param { name: name.to_owned(), pieces }))
     }
 
     /// Returns the tensor's name in the initial weights; `None` if they do not have the tensor.
@@ -517,10 +550,11 @@ fn adapters(asked: &config::Lora, encoder: &Encoder) -> Lora {
 }
 
 fn caller(
-    m: &Model,
+    config: &TrainConfig,
     vocabulary: u64,
     observer: &mut dyn Observer,
 ) -> Result<(ModelFamily, Option<From>), TrainError> {
+    let m = &config.model;
     let task = |task: &config::Task| CallerTask { name: task.name.clone(), classes: task.classes.clone() };
     let caller = CallerConfig {
         vocab_size: m.vocabulary.unwrap_or(vocabulary),
@@ -532,11 +566,20 @@ fn caller(
         rope_theta: m.rope_theta as f32,
         tasks: m.tasks.iter().map(task).collect(),
     };
+    let d = &config.distillation;
+    let teachers = d.teacher.iter().map(|folder| teacher(Path::new(folder), &caller));
+    let teachers: Arc<[CallerModel]> = teachers.collect::<Result<_, _>>()?;
+    let distillation = (!teachers.is_empty()).then(|| Distillation {
+        teachers: teachers.iter().map(|teacher| teacher.config.clone()).collect(),
+        weight: d.weight as f32,
+        temperature: d.temperature as f32,
+    });
+    let weights = m.tasks.iter().map(|task| task.weight as f32).collect();
     let objective = match m.tasks.is_empty() {
         true => CallerObjective::MaskedCodons,
-        false => CallerObjective::Tasks(m.tasks.iter().map(|task| task.weight as f32).collect()),
+        false => CallerObjective::Tasks { weights, distillation },
     };
-    let Some(from) = &m.from else { return Ok((ModelFamily::Caller { caller, objective }, None)) };
+    let Some(from) = &m.from else { return Ok((ModelFamily::Caller { caller, objective, teachers }, None)) };
     let place = trainable(from, Need::Model, &HubEnv::from_process(), observer)?;
     let path = place.config();
     let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
@@ -561,7 +604,31 @@ fn caller(
             });
         }
     }
-    Ok((ModelFamily::Caller { caller, objective }, Some(From::Caller { folder, weights })))
+    Ok((ModelFamily::Caller { caller, objective, teachers }, Some(From::Caller { folder, weights })))
+}
+
+/// Opens the teacher in `folder`, which must have the tokens and all tasks of `caller`.
+fn teacher(folder: &Path, caller: &CallerConfig) -> Result<CallerModel, TrainError> {
+    let teacher = CallerModel::open(folder)?;
+    let (found, wanted) = (teacher.config.vocab_size, caller.vocab_size);
+    if found != wanted {
+        return Err(TrainError::TeacherVocabulary { teacher: folder.to_owned(), found, wanted });
+    }
+    match caller.tasks.iter().find(|task| !teacher.config.tasks.contains(task)) {
+        None => Ok(teacher),
+        Some(task) => {
+            let of_teacher = teacher.config.tasks.iter();
+            let found = match of_teacher.clone().find(|other| other.name == task.name) {
+                Some(other) => format!("there its classes are {}", other.classes.join(", ")),
+                None => {
+                    let names: Vec<&str> = of_teacher.map(|task| task.name.as_str()).collect();
+                    format!("its tasks are {}", names.join(", "))
+                }
+            };
+            let (task, classes) = (task.name.clone(), task.classes.join(", "));
+            Err(TrainError::TeacherTask { teacher: folder.to_owned(), task, classes, found })
+        }
+    }
 }
 
 fn head(m: &Model, widths: &[u64]) -> Result<HeadConfig, TrainError> {

@@ -40,6 +40,12 @@ const SHUFFLED: &str = "model.kind=caller model.experts.count=8 data.longest=102
      data.crops.shortest=10 data.crops.validation_lengths=[20] batch.tokens=96 batch.micro_tokens=48 data.labels=c \
      run.evaluate_every=2 model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]}] data.crops.shuffled=0.5 \
      data.crops.shuffled_class=virus";
+const DISTILLED: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
+     data.crops.shortest=10 batch.tokens=96 batch.micro_tokens=48 data.labels=c \
+     model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]}] distillation.teacher=[FIXTURES/goldens/caller]";
+/// A caller that is pre-trained.
+const PRETRAINED: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
+     data.crops.shortest=10 batch.tokens=96 batch.micro_tokens=48 data.labels=c data.masking.unit=nucleotide";
 const IDS: &str = "data.format=bin model.vocabulary=9";
 const SPARSE: &str = "model.attention.mask=block_sparse";
 const CLASSIFIER: &str = "model.kind=esm2 model.hidden=40 model.heads=5 model.intermediate=160 model.experts.count=8 \
@@ -85,6 +91,8 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("data.masking.fraction", "model.kind=esm2", "0.3", Data),
     ("data.masking.mask", "model.kind=esm2", "0.5", Data),
     ("data.masking.random", "model.kind=esm2", "0.2", Data),
+    ("data.masking.span", PRETRAINED, "4", Data),
+    ("data.masking.unit", PRETRAINED, "token", Data),
     ("data.prefetch", "", "5", Data),
     ("data.proteins", HEAD, "[d]", Data),
     ("data.separator", "data.document=separated data.separator=x", "y", Data),
@@ -98,6 +106,9 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("data.validation", "", "[y.txt]", Data),
     ("data.validation_fraction", "", "0.5", Data),
     ("data.workers", "", "3", Data),
+    ("distillation.teacher", CALLER, "[FIXTURES/goldens/caller]", Plan),
+    ("distillation.temperature", DISTILLED, "4", Plan),
+    ("distillation.weight", DISTILLED, "0.25", Plan),
     ("loss.balance", "", "0.5", Plan),
     ("loss.router_z", "", "0.5", Plan),
     ("loss.z", "", "0.5", Plan),

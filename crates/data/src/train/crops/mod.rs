@@ -7,6 +7,7 @@
 //! ([`codons`](crate::codons)), masks.
 
 mod draw;
+mod mask_bases;
 mod packed;
 mod sampler;
 mod settings;
@@ -374,7 +375,9 @@ impl LabelledRecord {
 fn described(settings: &CropSettings) -> String {
     let CropSettings { tasks, tokens, objective, shortest, longest, mutations, shuffled, levels, seed, .. } =
         settings;
+    // Nothing is added for false, so that the digests of versions without this setting stay valid.
+    let unlabelled = if settings.unlabelled { " unlabelled" } else { "" };
     format!(
-        "{tasks:?} {tokens:?} {objective:?} {shortest} {longest} {mutations:?} {shuffled:?} {levels:?} {seed}"
+        "{tasks:?} {tokens:?} {objective:?} {shortest} {longest} {mutations:?} {shuffled:?} {levels:?} {seed}{unlabelled}"
     )
 }

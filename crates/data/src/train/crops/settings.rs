@@ -33,6 +33,9 @@ pub struct CropSettings {
     pub shuffled: ShuffledCrops,
     /// Levels at which a record is drawn, outermost first. Without levels a record is drawn in proportion to its bases.
     pub levels: Vec<SamplingLevel>,
+    /// Whether training crops without a target in any task are in the batches; otherwise they are skipped. A model that
+    /// learns from the predictions of another one needs no target.
+    pub unlabelled: bool,
     /// Validation crops; `None` for no validation.
     pub validation: Option<ValidationCrops>,
     /// Seed of all random draws.
@@ -109,6 +112,13 @@ impl CropTokenizer {
         }
     }
 
+    /// The id of a token with an unknown letter.
+    pub(super) fn unknown(self) -> i32 {
+        match self {
+            Self::Codons => codons::UNKNOWN,
+        }
+    }
+
     /// The ids that may be masked, ascending.
     pub(super) fn ordinary(self) -> Vec<i32> {
         match self {
@@ -131,6 +141,13 @@ pub enum CropObjective {
     Classify,
     /// Predict the masked tokens.
     Masked(MaskRates),
+    /// Predict the codons that contain a base of a masked span.
+    MaskedBases {
+        /// Rates: the fraction of the codons that are selected, and what becomes of the bases of a span.
+        rates: MaskRates,
+        /// Bases of a span, at least 1.
+        span: usize,
+    },
 }
 
 /// Mutations of training crops. A crop keeps its length: it takes as many more or fewer bases of the record as its
@@ -174,6 +191,9 @@ pub struct ValidationCrops {
     /// Lengths in bases; the crops come in this order.
     pub lengths: Vec<usize>,
 }
+
+/// Longest masked span in bases.
+const LONGEST_SPAN: usize = 1000;
 
 /// Largest length of a crop in bases.
 const LARGEST: usize = 1 << 26;
@@ -268,10 +288,15 @@ impl CropSettings {
             CropObjective::Classify if self.tasks.is_empty() => {
                 return Err("classification needs a task".to_owned());
             }
-            CropObjective::Masked(_) if !self.tasks.is_empty() => {
+            CropObjective::Masked(_) | CropObjective::MaskedBases { .. } if !self.tasks.is_empty() => {
                 return Err("masked tokens have no tasks; leave the tasks out".to_owned());
             }
-            CropObjective::Masked(rates) => rates.check().map_err(str::to_owned)?,
+            CropObjective::MaskedBases { span, .. } if !(1..=LONGEST_SPAN).contains(&span) => {
+                return Err(format!("a masked span has 1 to {LONGEST_SPAN} bases, not {span}"));
+            }
+            CropObjective::Masked(rates) | CropObjective::MaskedBases { rates, .. } => {
+                rates.check().map_err(str::to_owned)?
+            }
             CropObjective::Classify => {}
         }
         for (at, task) in self.tasks.iter().enumerate() {

@@ -18,6 +18,7 @@ use super::super::settings::{Bounds, MaskRates};
 use super::super::split::Split;
 use super::super::stream::lost;
 use super::draw::{self, Change, Cropper};
+use super::mask_bases::BaseMasker;
 use super::settings::{CropObjective, Mutations};
 use super::{Inner, LabelledRecord};
 use crate::limits::spawn;
@@ -126,7 +127,7 @@ impl CropBatch {
 fn shape(bounds: &Bounds, objective: CropObjective, tasks: usize) -> (usize, usize) {
     match objective {
         CropObjective::Classify => (tasks, bounds.sequences),
-        CropObjective::Masked(_) => (1, bounds.tokens),
+        CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => (1, bounds.tokens),
     }
 }
 
@@ -154,7 +155,7 @@ struct ParcelCrop {
 impl Parcel {
     fn new(inner: &Inner) -> Self {
         let tokens = parcel_crops(inner) * inner.longest_tokens();
-        let masked = matches!(inner.settings.objective, CropObjective::Masked(_));
+        let masked = inner.settings.objective != CropObjective::Classify;
         Parcel {
             crops: Vec::with_capacity(parcel_crops(inner)),
             ids: Vec::with_capacity(tokens),
@@ -173,7 +174,7 @@ pub(super) fn bytes(inner: &Inner) -> [u64; 2] {
     let settings = &inner.settings;
     let vectors = match settings.objective {
         CropObjective::Classify => 1,
-        CropObjective::Masked(_) => 2,
+        CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => 2,
     };
     let tokens = vectors * inner.longest_tokens() * size_of::<i32>();
     let parcel = parcel_crops(inner) * (tokens + size_of::<ParcelCrop>());
@@ -195,30 +196,48 @@ struct CropMaker {
     inner: Arc<Inner>,
     split: Split,
     cropper: Cropper,
-    /// Tokens of a crop before masking.
-    tokens: Vec<i32>,
-    /// Ids that may be masked.
-    ordinary: Vec<i32>,
+    masker: Masker,
+}
+
+/// What is masked in a crop, with the buffers for it.
+enum Masker {
+    Nothing,
+    Tokens {
+        rates: MaskRates,
+        /// Tokens of a crop before they are masked.
+        tokens: Vec<i32>,
+        /// Ids that may be masked.
+        ordinary: Vec<i32>,
+    },
+    Bases(BaseMasker),
 }
 
 impl CropMaker {
     fn new(inner: Arc<Inner>, split: Split) -> Self {
         let longest = inner.settings.longest_crop();
-        let tokens = match inner.settings.objective {
-            CropObjective::Classify => Vec::new(),
-            CropObjective::Masked(_) => Vec::with_capacity(inner.longest_tokens()),
+        let tokens = inner.settings.tokens;
+        let masker = match inner.settings.objective {
+            CropObjective::Classify => Masker::Nothing,
+            CropObjective::Masked(rates) => Masker::Tokens {
+                rates,
+                tokens: Vec::with_capacity(inner.longest_tokens()),
+                ordinary: tokens.ordinary(),
+            },
+            CropObjective::MaskedBases { rates, span } => {
+                Masker::Bases(BaseMasker::new(tokens, rates, span, longest))
+            }
         };
-        let ordinary = inner.settings.tokens.ordinary();
-        CropMaker { split, cropper: Cropper::new(longest), tokens, ordinary, inner }
+        CropMaker { split, cropper: Cropper::new(longest), masker, inner }
     }
 
     fn bytes(inner: &Inner) -> usize {
-        let tokens = match inner.settings.objective {
+        let (longest, tokens) = (inner.settings.longest_crop(), inner.settings.tokens);
+        let masker = match inner.settings.objective {
             CropObjective::Classify => 0,
-            CropObjective::Masked(_) => inner.longest_tokens(),
+            CropObjective::Masked(_) => (inner.longest_tokens() + tokens.vocabulary()) * size_of::<i32>(),
+            CropObjective::MaskedBases { .. } => BaseMasker::bytes(tokens, longest),
         };
-        let ids = tokens + inner.settings.tokens.vocabulary();
-        Cropper::bytes(inner.settings.longest_crop()) + ids * size_of::<i32>()
+        Cropper::bytes(longest) + masker
     }
 
     /// Replaces the contents of a parcel by the crops of a range of indices.
@@ -231,7 +250,7 @@ impl CropMaker {
 
     /// Appends the crop of an index to a parcel.
     fn push(&mut self, parcel: &mut Parcel, index: u64) {
-        let CropMaker { inner, split, cropper, tokens, ordinary } = self;
+        let CropMaker { inner, split, cropper, masker } = self;
         let settings = &inner.settings;
         let split_word = match split {
             Split::Train => TRAIN,
@@ -254,15 +273,19 @@ impl CropMaker {
         let LabelledRecord { packed, .. } = &inner.records(*split)[record as usize];
         let length = length.min(packed.len());
         let letters = cropper.make(packed, length, change, key.with(LETTERS));
-        let masked = match settings.objective {
-            CropObjective::Classify => {
+        let masked = match masker {
+            Masker::Nothing => {
                 settings.tokens.encode(letters, &mut parcel.ids);
                 0
             }
-            CropObjective::Masked(rates) => {
+            Masker::Bases(masker) => {
+                let Parcel { ids, targets, .. } = parcel;
+                masker.push(settings.tokens, letters, key.with(MASKS), ids, targets)
+            }
+            Masker::Tokens { rates, tokens, ordinary } => {
                 tokens.clear();
                 settings.tokens.encode(letters, tokens);
-                let masking = Masking { rates, mask: settings.tokens.mask(), ordinary };
+                let masking = Masking { rates: *rates, mask: settings.tokens.mask(), ordinary };
                 masking.push(tokens, 0, key.with(MASKS), &mut parcel.ids, &mut parcel.targets)
             }
         };
@@ -389,7 +412,7 @@ impl CropStream {
         Ok(())
     }
 
-    /// Adds a crop of a parcel to the batch, or skips it if it has no target, because it would cost time and contribute no
+    /// Adds a crop of a parcel to the batch, or skips it if it has no target and would therefore cost time and contribute no
     /// gradient. Returns whether it is consumed; it is not if it does not fit.
     fn take(&mut self, parcel: &Parcel, at: usize, batch: &mut CropBatch) -> bool {
         let inner = &self.inner;
@@ -397,11 +420,12 @@ impl CropStream {
         let made = &parcel.crops[at];
         let start = at.checked_sub(1).map_or(0, |before| parcel.crops[before].end);
         let targets: &[i32] = match (inner.settings.objective, made.is_shuffled) {
-            (CropObjective::Masked(_), _) => &[],
+            (CropObjective::Masked(_) | CropObjective::MaskedBases { .. }, _) => &[],
             (CropObjective::Classify, true) => &inner.shuffled,
             (CropObjective::Classify, false) => &inner.records(self.split)[made.record as usize].targets,
         };
-        if made.masked == 0 && targets.iter().all(|&target| target < 0) {
+        let is_needed = self.split == Split::Train && inner.settings.unlabelled;
+        if made.masked == 0 && targets.iter().all(|&target| target < 0) && !is_needed {
             self.counts.skipped += 1;
             self.skipped += 1;
             return true;
@@ -422,7 +446,7 @@ impl CropStream {
                     self.counts.targets += u64::from(target >= 0);
                 }
             }
-            CropObjective::Masked(_) => {
+            CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => {
                 batch.targets[0].extend_from_slice(&parcel.targets[start..made.end]);
                 batch.target_counts[0] += made.masked;
                 self.counts.targets += made.masked;
@@ -440,7 +464,9 @@ impl CropStream {
             CropObjective::Classify => {
                 "its records have ? in every task; give classes, or sample other records"
             }
-            CropObjective::Masked(MaskRates { .. }) => "its records have no known codons; check the files",
+            CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => {
+                "its records have no known codons; check the files"
+            }
         };
         let what = format!("{SKIPPED} crops in succession have no target: {why}");
         DataError::at(&self.inner.settings.table, DataErrorKind::NoData(what))

@@ -71,6 +71,7 @@ fn settings(folder: &Path) -> CropSettings {
             SamplingLevel { column: "virus".into(), power: 0.0 },
             SamplingLevel { column: "family".into(), power: 0.5 },
         ],
+        unlabelled: false,
         validation: Some(ValidationCrops { crops: 20, lengths: vec![100, 300, 50] }),
         seed: 3,
         bounds: Bounds { tokens: 2400, sequences: 8, longest: 140 },
@@ -82,6 +83,11 @@ fn settings(folder: &Path) -> CropSettings {
 fn masked(settings: CropSettings) -> CropSettings {
     let (tasks, shuffled) = (Vec::new(), ShuffledCrops::default());
     CropSettings { tasks, shuffled, objective: CropObjective::Masked(MaskRates::BERT), ..settings }
+}
+
+fn masked_bases(settings: CropSettings) -> CropSettings {
+    let objective = CropObjective::MaskedBases { rates: MaskRates::BERT, span: 4 };
+    CropSettings { objective, ..masked(settings) }
 }
 
 /// The next `count` batches of a split; fewer at the end of the validation crops.
@@ -113,7 +119,7 @@ fn decoded(tokens: &[i32], bases: usize) -> Vec<u8> {
 fn batches_hold_whole_crops_within_their_bounds() {
     let folder = folder("crops_bounds");
     let base = settings(&folder);
-    for base in [base.clone(), masked(base)] {
+    for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
         let set = CropSet::open(base.clone()).unwrap();
         let (mut crops, mut full) = (0, 0);
         let all = batches(&set, Split::Train, &set.start(), 60);
@@ -146,7 +152,7 @@ fn batches_hold_whole_crops_within_their_bounds() {
                     assert!(batch.targets[1].iter().all(|target| (-1..3).contains(target)));
                     assert!(batch.ids.iter().all(|&id| (0..=codons::UNKNOWN).contains(&id)));
                 }
-                CropObjective::Masked(_) => {
+                CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => {
                     assert_eq!((batch.targets.len(), batch.targets[0].len()), (1, batch.ids.len()));
                     for (&id, &target) in batch.ids.iter().zip(&batch.targets[0]) {
                         assert!(target == -100 || (0..64).contains(&target));
@@ -194,7 +200,7 @@ fn masks_have_their_rates() {
 fn batches_do_not_depend_on_the_workers() {
     let folder = folder("crops_workers");
     let base = settings(&folder);
-    for base in [base.clone(), masked(base)] {
+    for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
         let read = |workers, prefetch| {
             let set = CropSet::open(CropSettings { workers, prefetch, ..base.clone() }).unwrap();
             let train = batches(&set, Split::Train, &set.start(), 80);
@@ -220,7 +226,7 @@ proptest! {
         let folder = folder("crops_resume");
         let bounds = Bounds { tokens, sequences, longest: 133 };
         let base = CropSettings { seed, bounds, ..settings(&folder) };
-        for base in [base.clone(), masked(base)] {
+        for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
             let set = CropSet::open(base.clone()).unwrap();
             let whole = batches(&set, Split::Train, &set.start(), 40);
             // A checkpoint stores the position as JSON.
@@ -394,6 +400,20 @@ fn crops_without_a_target_are_skipped() {
     // One of the four values of the level.
     assert!((share - 0.25).abs() < 0.04, "{share}");
     assert_eq!(stream.position().crop, counts.skipped + counts.crops);
+    // They are not skipped where they are wanted, except in validation.
+    let all = CropSet::open(CropSettings { unlabelled: true, ..base.clone() }).unwrap();
+    let drawn = batches(&all, Split::Train, &all.start(), 100);
+    let targets: Vec<i32> = drawn.iter().flat_map(|batch| batch.targets[0].clone()).collect();
+    let share = targets.iter().filter(|&&target| target < 0).count() as f64 / targets.len() as f64;
+    assert!((share - 0.25).abs() < 0.04, "{share}");
+    let counted: u64 = drawn.iter().map(|batch| batch.target_counts[0]).sum();
+    assert_eq!(counted as usize, targets.iter().filter(|&&target| target >= 0).count());
+    let validated = |set: &CropSet| {
+        let batches = batches(set, Split::Validation, &set.start(), 80);
+        batches.into_iter().map(|batch| (batch.ids, batch.targets)).collect::<Vec<_>>()
+    };
+    assert_eq!(validated(&all), validated(&set));
+    assert_ne!(all.digest(), set.digest());
     // A stream of data without any target ends with an error.
     let rows = "id\tsplit\tfamily\nr0\ttrain\t\nr1\t-\t\nr2\t-\t\nr6\t-\t\n";
     let set = CropSet::open(CropSettings {
@@ -549,6 +569,17 @@ fn settings_that_contradict_themselves() {
             "the masked part must be above 0, at most 1",
         ),
         (
+            CropSettings { objective: CropObjective::MaskedBases { rates, span: 1 }, ..masked(base.clone()) },
+            "the masked part must be above 0, at most 1",
+        ),
+        (
+            CropSettings {
+                objective: CropObjective::MaskedBases { rates: MaskRates::BERT, span: 0 },
+                ..masked(base.clone())
+            },
+            "a masked span has 1 to 1000 bases, not 0",
+        ),
+        (
             CropSettings { levels: vec![SamplingLevel { column: "x".into(), power: -1.0 }], ..base.clone() },
             "the power of a sampling level must be a number of at least 0",
         ),
@@ -594,6 +625,11 @@ fn a_position_is_one_in_its_data() {
         CropSettings { mutations: Mutations::default(), ..base.clone() },
         CropSettings { levels: Vec::new(), ..base.clone() },
         masked(base.clone()),
+        masked_bases(base.clone()),
+        CropSettings {
+            objective: CropObjective::MaskedBases { rates: MaskRates::BERT, span: 5 },
+            ..masked(base.clone())
+        },
     ] {
         assert!(refused(changed, &start).starts_with(other));
     }
@@ -639,12 +675,9 @@ fn a_set_holds_at_most_what_its_figures_say() {
     let rows: String = (0..3000).map(|i| format!("record{i}\ttrain\tvirus\tfamily{}\n", i % 700)).collect();
     let fasta: String =
         (0..3000).map(|i| format!(">record{i}\n{}\n", "ACGTTGCANN".repeat(10 + i * 7 % 400))).collect();
-    for objective in [CropObjective::Classify, CropObjective::Masked(MaskRates::BERT)] {
-        let base = settings(&folder);
-        let base = match objective {
-            CropObjective::Classify => CropSettings { tasks: vec![task("virus", &["virus"])], ..base },
-            CropObjective::Masked(_) => masked(base),
-        };
+    let base = settings(&folder);
+    let classify = CropSettings { tasks: vec![task("virus", &["virus"])], ..base.clone() };
+    for base in [classify, masked(base.clone()), masked_bases(base)] {
         let settings = CropSettings {
             files: vec![file(&folder, "many.fa", &fasta)],
             table: file(&folder, "many.tsv", format!("id\tsplit\tvirus\tfamily\n{rows}")),

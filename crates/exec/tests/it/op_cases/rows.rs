@@ -20,11 +20,18 @@ pub fn cases() -> Vec<Case> {
         cases.push(concat(rows, Dim::Tokens(1), &[columns, 8, 33]));
         cases.push(concat_grad(rows, columns));
         cases.push(softmax_grad(rows, columns));
+        cases.push(kl_divergence(rows, Dim::Tokens(1), columns, UNIT));
+        cases.push(kl_divergence_grad(rows, columns, UNIT));
     }
     // A mean far from zero, where E[x^2] - E[x]^2 loses precision.
     cases.extend(norms(13, 160, Noise { offset: 100.0, amplitude: 1.0 }));
     cases.push(softmax(33, 40, Noise { offset: 500.0, amplitude: 100.0 }));
     cases.push(softmax(5, 2, UNIT));
+    let far = Noise { offset: 100.0, amplitude: 20.0 };
+    cases.push(kl_divergence(33, Dim::Tokens(1), 40, far));
+    cases.push(kl_divergence_grad(33, 40, far));
+    // Rows of windows, as in a caller.
+    cases.push(kl_divergence(70, Dim::Sequences(1), 9, UNIT));
     cases.push(concat(3, Dim::Sequences(1), &[33]));
     cases.push(concat(70, Dim::Sequences(1), &[768, 320]));
     cases.push(concat(13, Dim::Fixed(13), &[1, 1, 1, 1]));
@@ -149,6 +156,28 @@ fn softmax_grad(rows: u64, columns: u64) -> Case {
     let x = [Dim::Tokens(1), Dim::Fixed(columns)];
     let op = Op::SoftmaxGrad(SoftmaxGrad {});
     case(op, rows, columns, UNIT, Tolerance::sum(4.0, columns)).noise(&x, UNIT).noise(&x, POSITIVE)
+}
+
+/// Tolerance: c = 4 for exponentials, their sum, and the sum of distances; `k` is the number of columns. The terms are
+/// distances of logits, one for each row.
+fn kl_divergence(rows: u64, dim: Dim, columns: u64, noise: Noise) -> Case {
+    let lengths: &[u64] = match dim {
+        Dim::Sequences(_) => &vec![1; rows as usize],
+        Dim::Tokens(_) | Dim::Fixed(_) => &[rows],
+    };
+    let tolerance = Tolerance { c: 4.0, k: columns, scale: rows as f32 * 2.0 * noise.amplitude };
+    let name = format!("kl_divergence {rows} of {dim}, {columns} around {}", noise.offset);
+    let case = Case::new(name, Op::KlDivergence(KlDivergence {}), lengths, rows % 2 * 3, tolerance);
+    let logits = [dim, Dim::Fixed(columns)];
+    case.noise(&logits, noise).noise(&logits, noise)
+}
+
+/// Tolerance: c = 4 as for [`kl_divergence`]; the largest terms are probabilities.
+fn kl_divergence_grad(rows: u64, columns: u64, noise: Noise) -> Case {
+    let op = Op::KlDivergenceGrad(KlDivergenceGrad {});
+    let logits = [Dim::Tokens(1), Dim::Fixed(columns)];
+    let case = case(op, rows, columns, noise, Tolerance::sum(4.0, columns));
+    case.noise(&[Dim::Fixed(1)], UNIT).noise(&logits, noise).noise(&logits, noise)
 }
 
 /// Copies the columns from `first` on. Tolerance 0.
