@@ -4,7 +4,8 @@
 
 use super::attention::{columns, mask_extent, mask_kind};
 use super::{Call, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::kernel::{Arg, File, HOPPER, Kernel, Shape, code};
+use crate::tensor_map::tensor_map;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Mask, Qkv};
@@ -56,6 +57,7 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
     let blocks = (q.rows * u64::from(op.heads)).div_ceil(PREPARED);
     call.kernel(&prepare_kernel(op, q.dtype, table), Shape::of(blocks, 256), &prepare)?;
     let counts = call.launch.counts;
+    let capability = call.context.card.capability;
     for &side in Side::all(op, q.dtype) {
         let used = match side {
             Side::Q => dq.is_some(),
@@ -70,6 +72,46 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
             true => (to_k, to_v, k.columns),
             false => (to_q, Arg::pointer(0), q.columns),
         };
+        let (width, kv_width) = (op.width(), op.kv_width());
+        if let Some(form) = HopperForm::of(op, q.dtype, side, capability) {
+            if q.rows == 0 {
+                continue; // no tensor map can describe a tensor without rows
+            }
+            // k and v of a fused qkv are columns of its matrix, rotated rows are matrices of their own.
+            let [k_column, v_column] = columns(op);
+            let map = |address, columns| tensor_map(call.context, q.dtype, (address, q.rows, columns), 64);
+            let whole = |x: Tensor, column| map(x.address - column * q.dtype.size(), x.columns);
+            let [of_q, of_k] = match op.rotary {
+                true => [map(rotated_q, width)?, map(rotated_k, kv_width)?],
+                false => [whole(q, 0)?, whole(k, k_column)?],
+            };
+            let maps = [of_q, of_k, whole(v, v_column)?, map(dy.address, width)?];
+            let args = [
+                Arg::int(if op.rotary { 0 } else { k_column }),
+                Arg::int(v_column),
+                Arg::pointer(stats),
+                spans.pointer(),
+                Arg::int(spans.rows),
+                Arg::int(q.rows),
+                cosines.pointer(),
+                sines.pointer(),
+                Arg::int(cosines.rows),
+                d1,
+                d2,
+                Arg::long(stride),
+                heads,
+                kv_heads,
+                Arg::float(op.scale),
+                Arg::int(span),
+                call.status(),
+            ];
+            let heads = u64::from(if side.has_keys() { op.kv_heads } else { op.heads });
+            let items = (counts.tokens / form.rows() + spans.rows) * heads;
+            let blocks = items.div_ceil(form.units.into()).min(call.context.card.multiprocessors.into());
+            let shape = Shape { shared: form.shared(op, side), ..Shape::of(blocks, form.threads()) };
+            call.kernel_on(&form.kernel(op, (q.dtype, table), side), shape, &maps, &args)?;
+            continue;
+        }
         let form = GradForm::of(op, q.dtype, side);
         let args = [
             Arg::pointer(at_q),
@@ -260,6 +302,71 @@ impl GradForm {
     }
 }
 
+/// A variant of `attention_grad_hopper.cu`.
+#[derive(Clone, Copy)]
+struct HopperForm {
+    /// Parts of a block that compute rows of their own.
+    units: u32,
+    /// Warpgroups of a unit, with 64 rows each.
+    groups: u32,
+    /// Steps of 64 columns that shared memory holds.
+    stages: u32,
+}
+
+impl HopperForm {
+    /// Returns the variant for the gradients of `side`; `None` for ops that `attention_grad.cu` computes.
+    fn of(op: &Attention, dtype: DType, side: Side, capability: (u32, u32)) -> Option<Self> {
+        let mask = matches!(op.mask, Mask::Full | Mask::Causal | Mask::Window(_));
+        if capability != HOPPER || dtype == DType::F32 || !mask || op.bias != Bias::None {
+            return None;
+        }
+        let form = |[units, groups, stages]: [u32; 3]| Self { units, groups, stages };
+        if let Ok(text) = std::env::var("PLIMSOLL_GRAD") {
+            let mut sides = text.split(';');
+            let of = sides.nth(usize::from(side == Side::Q))?;
+            let numbers: Vec<u32> = of.split(',').filter_map(|n| n.parse().ok()).collect();
+            return match (op.head_dim, numbers[..].try_into()) {
+                (64 | 128, Ok(numbers)) => Some(form(numbers)),
+                _ => None,
+            };
+        }
+        match op.head_dim {
+            64 => Some(form([3, 1, 3])),
+            128 => Some(form([1, 2, 3])),
+            _ => None,
+        }
+    }
+
+    /// Rows of an item.
+    fn rows(self) -> u64 {
+        u64::from(self.groups * 64)
+    }
+
+    fn threads(self) -> u32 {
+        (self.units * self.groups + 1) * 128
+    }
+
+    /// Bytes of shared memory: in a unit rows, stages and results of 64 rows each; stats of each stage, the item, and
+    /// barriers.
+    fn shared(self, op: &Attention, side: Side) -> u32 {
+        let Self { units, groups, stages } = self;
+        let _ = side;
+        units * ((3 * groups + 2 * stages) * 64 * op.head_dim * 2 + stages * (64 * 8 + 16) + 32)
+    }
+
+    fn kernel(self, op: &Attention, (dtype, table): (DType, DType), side: Side) -> Kernel {
+        Kernel::new(File::AttentionGradHopper, "attention_grad", dtype)
+            .with("HEAD_DIM", i64::from(op.head_dim))
+            .with("TABLE", code(table))
+            .with("ROTARY", i64::from(op.rotary))
+            .with("MASK", mask_kind(op.mask))
+            .with("KEYS", side as i64)
+            .with("UNITS", i64::from(self.units))
+            .with("GROUPS", i64::from(self.groups))
+            .with("STAGES", i64::from(self.stages))
+    }
+}
+
 /// The kernel that prepares the rows. It is an entry of each file, which needs the variant's constants all the same.
 fn prepare_kernel(op: &Attention, dtype: DType, table: DType) -> Kernel {
     let side = Side::all(op, dtype)[0];
@@ -287,12 +394,18 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     }
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
     ops.push(op(5, Mask::Full, Bias::None, false));
+    for (head_dim, rotary) in [(64, true), (64, false), (128, true), (128, false)] {
+        ops.extend([Mask::Causal, Mask::Window(100)].map(|mask| op(head_dim, mask, Bias::None, rotary)));
+    }
     let mut kernels = vec![];
     for op in &ops {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             kernels.push(prepare_kernel(op, dtype, DType::F32));
             kernels.extend(Side::all(op, dtype).iter().map(|&side| {
                 GradForm::of(op, dtype, side).kernel("attention_grad", op, (dtype, DType::F32), side)
+            }));
+            kernels.extend(Side::all(op, dtype).iter().filter_map(|&side| {
+                Some(HopperForm::of(op, dtype, side, HOPPER)?.kernel(op, (dtype, DType::F32), side))
             }));
         }
     }
