@@ -331,7 +331,8 @@ impl HopperForm {
             };
         }
         match op.head_dim {
-            64 => Some(form([3, 1, 3])),
+            64 if side == Side::Q => Some(form([3, 1, 3])),
+            64 => Some(form([2, 1, 4])),
             128 => Some(form([1, 2, 3])),
             _ => None,
         }
