@@ -34,16 +34,40 @@
 #define STATS (STEP * 8)     // bytes of lse and delta of a step's queries
 #define SUMS (KEYS ? 2 : 1)
 #define LOG2E 1.4426950408889634f
-// Registers per thread after setmaxnreg: a multiprocessor has 64 Ki.
-#define LOAD_REGISTERS (CONSUMERS == 3 || KEYS ? 32 : 40)
+// Registers per thread after setmaxnreg. All must fit into those that the block gets at its launch, or the threads that
+// ask for more wait forever.
+#define LOAD_REGISTERS (CONSUMERS == 3 ? 32 : KEYS ? 24 : 40)
 #define CONSUMER_REGISTERS (CONSUMERS == 3 ? 160 : KEYS ? 240 : 232)
 // Whether x1 and x2 are held in registers, and whether p y2 is issued before dp is there; three warpgroups have no registers for
 // either, and keys have none for the former.
+#ifndef HELD
 #define HELD (!KEYS && CONSUMERS == 2)
+#endif
+#ifndef EARLY
 #define EARLY (KEYS && CONSUMERS == 2)
+#endif
 static_assert(HEAD_DIM % 64 == 0 && PANELS <= 2, "products over the columns are one instruction wide");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are divided for two or three warpgroups");
+static_assert(LOAD_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers of a block");
 static_assert(UNITS <= 4 && STAGES >= 2, "a warp loads for each unit");
+#ifdef LIMIT // for measuring only: a wait that takes more than a second is reported and given up
+extern "C" __device__ int printf(const char *, ...);
+__device__ int gave_up, printed;
+__device__ uint4 notes[64];
+__device__ __forceinline__ void wait_at(u32 barrier, u32 parity, int line) {
+  const long long from = clock64();
+  u32 done;
+  do {
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  } while (!done && clock64() - from < (1ll << 31) && !*(volatile int *)&gave_up);
+  if (!done && threadIdx.x % 32 == 0) {
+    int n = atomicAdd(&gave_up, 1);
+    if (n < 64) notes[n] = make_uint4(blockIdx.x << 16 | threadIdx.x, line, barrier, parity), __threadfence();
+  }
+}
+#define wait(barrier, parity) wait_at(barrier, parity, __LINE__)
+#endif
 typedef Element<TABLE>::type Angle;
 struct __align__(sizeof(Angle) * 2) Angles { Angle x, y; };
 
@@ -539,4 +563,15 @@ attention_grad(const __grid_constant__ Map q, const __grid_constant__ Map k, con
       if (KEYS && d2) write_rows<false>(rows.sums[SUMS - 1], staging, d2 + at, d_stride, count, 1.0f, cosines, sines, own);
     }
   }
+#ifdef LIMIT
+  if (threadIdx.x % 128 == 0 && *(volatile int *)&gave_up && !atomicExch(&printed, 1)) {
+    const long long from = clock64();
+    while (clock64() - from < (1ll << 30)) {}
+    for (int n = 0; n < min(64, *(volatile int *)&gave_up); n++) {
+      volatile uint4 *note = (volatile uint4 *)notes + n;
+      printf("HANG block %u of %u thread %u line %u barrier %d behind the unit's tail parity %u\n", note->x >> 16, gridDim.x, note->x & 0xffff,
+             note->y, (int)note->z - (int)(base + UNITS * UNIT_TILES), note->w);
+    }
+  }
+#endif
 }

@@ -311,6 +311,7 @@ struct HopperForm {
     groups: u32,
     /// Steps of 64 columns that shared memory holds.
     stages: u32,
+    flag: Option<i64>,
 }
 
 impl HopperForm {
@@ -320,13 +321,14 @@ impl HopperForm {
         if capability != HOPPER || dtype == DType::F32 || !mask || op.bias != Bias::None {
             return None;
         }
-        let form = |[units, groups, stages]: [u32; 3]| Self { units, groups, stages };
+        let form = |[units, groups, stages]: [u32; 3]| Self { units, groups, stages, flag: None };
         if let Ok(text) = std::env::var("PLIMSOLL_GRAD") {
             let mut sides = text.split(';');
             let of = sides.nth(usize::from(side == Side::Q))?;
             let numbers: Vec<u32> = of.split(',').filter_map(|n| n.parse().ok()).collect();
-            return match (op.head_dim, numbers[..].try_into()) {
-                (64 | 128, Ok(numbers)) => Some(form(numbers)),
+            let flag = numbers.get(3).map(|&n| i64::from(n));
+            return match (op.head_dim, numbers.get(..3).and_then(|n| n.try_into().ok())) {
+                (64 | 128, Some(numbers)) => Some(Self { flag, ..form(numbers) }),
                 _ => None,
             };
         }
@@ -350,13 +352,19 @@ impl HopperForm {
     /// Bytes of shared memory: in a unit rows, stages and results of 64 rows each; stats of each stage, the item, and
     /// barriers.
     fn shared(self, op: &Attention, side: Side) -> u32 {
-        let Self { units, groups, stages } = self;
+        let Self { units, groups, stages, .. } = self;
         let _ = side;
         units * ((3 * groups + 2 * stages) * 64 * op.head_dim * 2 + stages * (64 * 8 + 16) + 32)
     }
 
     fn kernel(self, op: &Attention, (dtype, table): (DType, DType), side: Side) -> Kernel {
-        Kernel::new(File::AttentionGradHopper, "attention_grad", dtype)
+        let kernel = Kernel::new(File::AttentionGradHopper, "attention_grad", dtype);
+        let kernel = if std::env::var("PLIMSOLL_GRAD_LIMIT").is_ok() { kernel.with("LIMIT", 1) } else { kernel };
+        let kernel = match self.flag {
+            Some(flag) => kernel.with(if side.has_keys() { "EARLY" } else { "HELD" }, flag),
+            None => kernel,
+        };
+        kernel
             .with("HEAD_DIM", i64::from(op.head_dim))
             .with("TABLE", code(table))
             .with("ROTARY", i64::from(op.rotary))
