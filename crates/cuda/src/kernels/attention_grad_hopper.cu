@@ -11,13 +11,15 @@
 // and dp = x2 y2^T and add ds y1 to the first sum, and with KEYS p y2 to the second. The accumulator layout of s is that of
 // operand a, so that p and ds need no exchange between threads.
 //
-// A block is resident on its multiprocessor and consists of UNITS independent units, each of which loops over items: a
-// producer warp, which loads rows and columns by TMA into a ring buffer of STAGES stages, and GROUPS warpgroups with 64 rows
-// each, which read the same columns. All producer warps are in the last warpgroup of the block.
+// A block is resident on its multiprocessor and consists of UNITS independent units: a producer warp, which loads rows and
+// columns by TMA into a ring buffer of STAGES stages, and GROUPS warpgroups with 64 rows each, which read the same columns. All
+// producer warps are in the last warpgroup of the block. A unit begins with the item of its own number and then takes the next
+// item that no unit has taken, by an integer counter in memory: items differ in their numbers of steps, and with a fixed
+// share for each unit some units would take twice the mean time.
 //
-// Invariant: a gradient row is a function of its own sequence, bit by bit: columns are added in steps of STEP, by head and then
-// from the sequence's start. Masked pairs add zeros, and so do the columns of a step behind the sequence's end, which are
-// cleared in shared memory. Only rows of sequences are written.
+// Invariant: a gradient row is a function of its own sequence, bit by bit, whichever unit computes it: columns are added in
+// steps of STEP, by head and then from the sequence's start. Masked pairs add zeros, and so do the columns of a step behind the
+// sequence's end, which are cleared in shared memory. Only rows of sequences are written.
 //
 // Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), MASK (0 to 2 of attention_mask.cuh), KEYS; for speed alone
 // UNITS, GROUPS and STAGES.
@@ -38,36 +40,14 @@
 // ask for more wait forever.
 #define LOAD_REGISTERS (CONSUMERS == 3 ? 32 : KEYS ? 24 : 40)
 #define CONSUMER_REGISTERS (CONSUMERS == 3 ? 160 : KEYS ? 240 : 232)
-// Whether x1 and x2 are held in registers, and whether p y2 is issued before dp is there; three warpgroups have no registers for
-// either, and keys have none for the former.
-#ifndef HELD
+// Whether x1 and x2 are held in registers: neither the two sums of keys nor three warpgroups leave enough of them.
 #define HELD (!KEYS && CONSUMERS == 2)
-#endif
-#ifndef EARLY
-#define EARLY (KEYS && CONSUMERS == 2)
-#endif
+// Whether p y2 is issued before dp has been computed. Heads of 64 columns are 5 % faster without (measured).
+#define EARLY (KEYS && PANELS == 2)
 static_assert(HEAD_DIM % 64 == 0 && PANELS <= 2, "products over the columns are one instruction wide");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are divided for two or three warpgroups");
 static_assert(LOAD_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers of a block");
 static_assert(UNITS <= 4 && STAGES >= 2, "a warp loads for each unit");
-#ifdef LIMIT // for measuring only: a wait that takes more than a second is reported and given up
-extern "C" __device__ int printf(const char *, ...);
-__device__ int gave_up, printed;
-__device__ uint4 notes[64];
-__device__ __forceinline__ void wait_at(u32 barrier, u32 parity, int line) {
-  const long long from = clock64();
-  u32 done;
-  do {
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-  } while (!done && clock64() - from < (1ll << 31) && !*(volatile int *)&gave_up);
-  if (!done && threadIdx.x % 32 == 0) {
-    int n = atomicAdd(&gave_up, 1);
-    if (n < 64) notes[n] = make_uint4(blockIdx.x << 16 | threadIdx.x, line, barrier, parity), __threadfence();
-  }
-}
-#define wait(barrier, parity) wait_at(barrier, parity, __LINE__)
-#endif
 typedef Element<TABLE>::type Angle;
 struct __align__(sizeof(Angle) * 2) Angles { Angle x, y; };
 
@@ -182,14 +162,16 @@ struct Operands {
   Extent mask;
 };
 
-// The producer warp of a unit: loads the rows of every `step`-th item from number `i` on, and its columns, then sends
-// the end. The note must be written before `expect`, the arrival that publishes it.
-__device__ __forceinline__ void produce(const Unit &unit, const Operands &of, int i, int step, u32 *status) {
+// The producer warp of a unit: loads the rows and columns of item `i` and of the items that it takes after it, then sends the
+// end. `counter` is the number of items that have been taken beside the first ones of all `units` units. The note must be written
+// before `expect`, the arrival that publishes it.
+__device__ __forceinline__ void produce(const Unit &unit, const Operands &of, int i, int units, int *counter, u32 *status) {
   const int lane = threadIdx.x % 32, group = of.heads / of.kv_heads, block_heads = KEYS ? of.kv_heads : of.heads;
   const int numbers = of.tokens / ROWS + of.sequences;
   Cursor cursor = {0, 0};
   u32 parity = 1; // of `item_empty`
-  for (; i < numbers * block_heads; i += step) {
+  auto take = [&] { return units + __shfl_sync(~0u, lane == 0 ? atomicAdd(counter, 1) : 0, 0); };
+  for (; i < numbers * block_heads; i = take()) {
     int number = i / block_heads, head = i % block_heads;
     // Long items first: with a causal mask the last queries have the most keys.
     if (!KEYS && MASK == 1) number = numbers - 1 - number;
@@ -494,12 +476,13 @@ __device__ __forceinline__ void write_rows(float (&sums)[PANELS * 32], u32 stagi
 
 // q, do: (T, H d) and k, v: (T, G d), k and v from columns of their matrices on, q and k rotated; stats: (T, H); spans:
 // (S, 2); cos, sin: (longest, d/2). With KEYS, d1 and d2 are dk and dv, otherwise d1 is dq, with stride `d_stride`; either may be
-// null. Grid: any number of blocks. Invalid spans set `status` and write nothing.
+// null. counters: the items that units of the kernel of dq, and of that of dk and dv, have taken; `prepare` sets them to 0. Grid:
+// any number of blocks. Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_grad(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
                const __grid_constant__ Map dy, int k_column, int v_column, const float2 *stats, const int *spans, int sequences,
                int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *d1, u16 *d2, long long d_stride, int heads,
-               int kv_heads, float scale, int span, u32 *status) {
+               int kv_heads, float scale, int span, int *counters, u32 *status) {
   extern __shared__ __align__(1024) u16 memory[];
   const u32 base = shared_address(memory);
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -520,7 +503,7 @@ attention_grad(const __grid_constant__ Map q, const __grid_constant__ Map k, con
     const int number = __shfl_sync(~0u, threadIdx.x / 32, 0) % 4;
     if (number < UNITS) {
       Operands operands = {q, k, v, dy, k_column, v_column, stats, spans, sequences, tokens, longest, heads, kv_heads, mask};
-      produce(unit_of(number), operands, blockIdx.x * UNITS + number, gridDim.x * UNITS, status);
+      produce(unit_of(number), operands, blockIdx.x * UNITS + number, gridDim.x * UNITS, counters + KEYS, status);
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
@@ -563,15 +546,4 @@ attention_grad(const __grid_constant__ Map q, const __grid_constant__ Map k, con
       if (KEYS && d2) write_rows<false>(rows.sums[SUMS - 1], staging, d2 + at, d_stride, count, 1.0f, cosines, sines, own);
     }
   }
-#ifdef LIMIT
-  if (threadIdx.x % 128 == 0 && *(volatile int *)&gave_up && !atomicExch(&printed, 1)) {
-    const long long from = clock64();
-    while (clock64() - from < (1ll << 30)) {}
-    for (int n = 0; n < min(64, *(volatile int *)&gave_up); n++) {
-      volatile uint4 *note = (volatile uint4 *)notes + n;
-      printf("HANG block %u of %u thread %u line %u barrier %d behind the unit's tail parity %u\n", note->x >> 16, gridDim.x, note->x & 0xffff,
-             note->y, (int)note->z - (int)(base + UNITS * UNIT_TILES), note->w);
-    }
-  }
-#endif
 }

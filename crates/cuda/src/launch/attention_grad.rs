@@ -7,8 +7,8 @@ use super::{Call, Tensor};
 use crate::kernel::{Arg, File, HOPPER, Kernel, Shape, code};
 use crate::tensor_map::tensor_map;
 use plimsoll_exec::DeviceError;
-use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Mask, Qkv};
+use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{WIDEST_CUDA_HEAD, cuda_flash_grad_parts};
 
 /// Rows of one head that a block of `prepare` processes, 8 threads each.
@@ -22,7 +22,7 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
         return Ok(());
     }
     let Operands { dy, q, k, v, o, lse, spans, cosines, sines } = operands;
-    let [stats, rotated_q, rotated_k] = workspace(call, op, q)?;
+    let [stats, rotated_q, rotated_k, counters] = workspace(call, op, q)?;
     let [at_q, at_k] = if op.rotary { [rotated_q, rotated_k] } else { [q.address, k.address] };
     let [q_stride, k_stride] = if op.rotary { [op.width(), op.kv_width()] } else { [q.columns, k.columns] };
     let [to_q, to_k, to_v] = [dq, dk, dv].map(|d| Arg::pointer(d.unwrap_or(0)));
@@ -53,6 +53,7 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
         Arg::long(k.columns),
         heads,
         kv_heads,
+        Arg::pointer(counters),
     ];
     let blocks = (q.rows * u64::from(op.heads)).div_ceil(PREPARED);
     call.kernel(&prepare_kernel(op, q.dtype, table), Shape::of(blocks, 256), &prepare)?;
@@ -103,12 +104,13 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
                 kv_heads,
                 Arg::float(op.scale),
                 Arg::int(span),
+                Arg::pointer(counters),
                 call.status(),
             ];
             let heads = u64::from(if side.has_keys() { op.kv_heads } else { op.heads });
             let items = (counts.tokens / form.rows() + spans.rows) * heads;
             let blocks = items.div_ceil(form.units.into()).min(call.context.card.multiprocessors.into());
-            let shape = Shape { shared: form.shared(op, side), ..Shape::of(blocks, form.threads()) };
+            let shape = Shape { shared: form.shared(op), ..Shape::of(blocks, form.threads()) };
             call.kernel_on(&form.kernel(op, (q.dtype, table), side), shape, &maps, &args)?;
             continue;
         }
@@ -202,14 +204,18 @@ fn gradients(call: &Call<'_>, op: &Attention) -> Result<[Option<u64>; 3], Device
     })
 }
 
-/// Carves the workspace for this step's tokens: addresses of the stats, and of the rotated q and k.
-fn workspace(call: &Call<'_>, op: &Attention, q: Tensor) -> Result<[u64; 3], DeviceError> {
-    let (address, size) = call.workspace()?;
-    let [stats, rotated_q, rotated_k] = cuda_flash_grad_parts(op, q.rows, q.dtype);
-    if (stats + rotated_q + rotated_k).0 > size.0 {
+/// Carves the workspace for this step's tokens: addresses of the stats, of the rotated q and k, and of the counters.
+fn workspace(call: &Call<'_>, op: &Attention, q: Tensor) -> Result<[u64; 4], DeviceError> {
+    let (mut end, size) = call.workspace()?;
+    let parts = cuda_flash_grad_parts(op, q.rows, q.dtype);
+    if parts.into_iter().sum::<Bytes>().0 > size.0 {
         return Err(call.refused(format!("its workspace has only {size}")));
     }
-    Ok([address, address + stats.0, address + stats.0 + rotated_q.0])
+    Ok(parts.map(|part| {
+        let address = end;
+        end += part.0;
+        address
+    }))
 }
 
 /// The gradients that one kernel computes; the number is its constant `KEYS`.
@@ -311,33 +317,23 @@ struct HopperForm {
     groups: u32,
     /// Steps of 64 columns that shared memory holds.
     stages: u32,
-    flag: Option<i64>,
 }
 
 impl HopperForm {
-    /// Returns the variant for the gradients of `side`; `None` for ops that `attention_grad.cu` computes.
+    /// Returns the variant for the gradients of `side`, the fastest one measured; `None` for what `attention_grad.cu`
+    /// and `attention_grad_f32.cu` compute.
     fn of(op: &Attention, dtype: DType, side: Side, capability: (u32, u32)) -> Option<Self> {
         let mask = matches!(op.mask, Mask::Full | Mask::Causal | Mask::Window(_));
         if capability != HOPPER || dtype == DType::F32 || !mask || op.bias != Bias::None {
             return None;
         }
-        let form = |[units, groups, stages]: [u32; 3]| Self { units, groups, stages, flag: None };
-        if let Ok(text) = std::env::var("PLIMSOLL_GRAD") {
-            let mut sides = text.split(';');
-            let of = sides.nth(usize::from(side == Side::Q))?;
-            let numbers: Vec<u32> = of.split(',').filter_map(|n| n.parse().ok()).collect();
-            let flag = numbers.get(3).map(|&n| i64::from(n));
-            return match (op.head_dim, numbers.get(..3).and_then(|n| n.try_into().ok())) {
-                (64 | 128, Some(numbers)) => Some(Self { flag, ..form(numbers) }),
-                _ => None,
-            };
-        }
-        match op.head_dim {
-            64 if side == Side::Q => Some(form([3, 1, 3])),
-            64 => Some(form([2, 1, 4])),
-            128 => Some(form([1, 2, 3])),
-            _ => None,
-        }
+        let [units, groups, stages] = match op.head_dim {
+            64 if side == Side::Q => [3, 1, 3],
+            64 => [2, 1, 4],
+            128 => [1, 2, 4],
+            _ => return None,
+        };
+        Some(Self { units, groups, stages })
     }
 
     /// Rows of an item.
@@ -345,26 +341,20 @@ impl HopperForm {
         u64::from(self.groups * 64)
     }
 
+    /// The consumer warpgroups, and one of producer warps.
     fn threads(self) -> u32 {
         (self.units * self.groups + 1) * 128
     }
 
-    /// Bytes of shared memory: in a unit rows, stages and results of 64 rows each; stats of each stage, the item, and
-    /// barriers.
-    fn shared(self, op: &Attention, side: Side) -> u32 {
-        let Self { units, groups, stages, .. } = self;
-        let _ = side;
+    /// Bytes of shared memory. A unit has tiles of 64 rows for x1, x2 and results of each group, and for y1 and y2 of each
+    /// stage; 64 stats and two barriers of each stage; the item and its two barriers.
+    fn shared(self, op: &Attention) -> u32 {
+        let Self { units, groups, stages } = self;
         units * ((3 * groups + 2 * stages) * 64 * op.head_dim * 2 + stages * (64 * 8 + 16) + 32)
     }
 
     fn kernel(self, op: &Attention, (dtype, table): (DType, DType), side: Side) -> Kernel {
-        let kernel = Kernel::new(File::AttentionGradHopper, "attention_grad", dtype);
-        let kernel = if std::env::var("PLIMSOLL_GRAD_LIMIT").is_ok() { kernel.with("LIMIT", 1) } else { kernel };
-        let kernel = match self.flag {
-            Some(flag) => kernel.with(if side.has_keys() { "EARLY" } else { "HELD" }, flag),
-            None => kernel,
-        };
-        kernel
+        Kernel::new(File::AttentionGradHopper, "attention_grad", dtype)
             .with("HEAD_DIM", i64::from(op.head_dim))
             .with("TABLE", code(table))
             .with("ROTARY", i64::from(op.rotary))
@@ -435,5 +425,18 @@ mod tests {
                 assert!(most.is_some_and(|most| most <= LEAST_SHARED), "{} columns: {most:?}", op.head_dim);
             }
         }
+    }
+
+    #[test]
+    fn every_variant_for_hopper_fits_into_its_shared_memory() {
+        let mut variants = 0;
+        for op in (1..=WIDEST_CUDA_HEAD).map(op) {
+            for &side in Side::all(&op, DType::Bf16) {
+                let Some(form) = HopperForm::of(&op, DType::Bf16, side, HOPPER) else { continue };
+                assert!(form.shared(&op) <= 227 << 10, "{} columns: {}", op.head_dim, form.shared(&op));
+                variants += 1;
+            }
+        }
+        assert_eq!(variants, 4, "heads of 64 and of 128 columns, a kernel for dk and dv and one for dq each");
     }
 }
