@@ -23,6 +23,8 @@ pub enum File {
     AttentionGrad,
     /// `attention_grad_f32.cu`
     AttentionGradF32,
+    /// `attention_grad_hopper.cu`: for compute capability 9.0 only.
+    AttentionGradHopper,
     /// `attention_hopper.cu`: for compute capability 9.0 only.
     AttentionHopper,
     /// `attention_narrow.cu`
@@ -81,6 +83,7 @@ impl File {
             Self::AttentionF32 => "attention_f32.cu",
             Self::AttentionGrad => "attention_grad.cu",
             Self::AttentionGradF32 => "attention_grad_f32.cu",
+            Self::AttentionGradHopper => "attention_grad_hopper.cu",
             Self::AttentionHopper => "attention_hopper.cu",
             Self::AttentionNarrow => "attention_narrow.cu",
             Self::AttentionPersistent => "attention_persistent.cu",
@@ -134,6 +137,13 @@ impl File {
                 include_str!("kernels/attention_mask.cuh"),
                 include_str!("kernels/attention_grad.cuh"),
                 include_str!("kernels/attention_grad_f32.cu")
+            ),
+            Self::AttentionGradHopper => concat!(
+                include_str!("kernels/attention.cuh"),
+                include_str!("kernels/warpgroup.cuh"),
+                include_str!("kernels/copies.cuh"),
+                include_str!("kernels/attention_mask.cuh"),
+                include_str!("kernels/attention_grad_hopper.cu")
             ),
             Self::AttentionHopper => concat!(
                 include_str!("kernels/attention.cuh"),
@@ -245,9 +255,11 @@ impl Kernel {
     pub fn runs_on(&self, capability: (u32, u32)) -> bool {
         let quantized = self.constants().any(|(name, _)| name == "QUANTIZED");
         match self.file {
-            File::AttentionHopper | File::AttentionPersistent | File::Wgmma | File::WgmmaNorm => {
-                capability == HOPPER
-            }
+            File::AttentionGradHopper
+            | File::AttentionHopper
+            | File::AttentionPersistent
+            | File::Wgmma
+            | File::WgmmaNorm => capability == HOPPER,
             File::Attention
             | File::AttentionF32
             | File::AttentionGrad

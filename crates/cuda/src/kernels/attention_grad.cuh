@@ -17,14 +17,17 @@ template <int N> struct __align__(N * sizeof(Angle) < 16 ? N * sizeof(Angle) : 1
 
 // Computes what both gradient kernels read, for every row t and head h: stats (T, H), each lse[t,h] (times
 // log2(e) for 16-bit types) and do[t,h] . o[t,h], and with ROTARY the rotated q: (T, H d) and k: (T, G d). Rows that belong to no sequence get zero gradients
-// here, since the gradient kernels write rows of sequences only; null gradients are not used by anyone.
+// here, since the gradient kernels write rows of sequences only; null gradients are not used by anyone. The two `counters` of
+// attention_grad_hopper.cu get 0.
 //
 // Work: 8 lanes for each row and head of q; those with h < G also process head h of k.
 extern "C" __global__ void __launch_bounds__(256)
 prepare(const T *dy, const T *o, const float *lse, const T *q, long long q_stride, const T *k, long long k_stride,
         const int *spans, int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, float2 *stats,
-        T *q_rotated, T *k_rotated, T *dq, T *dk, T *dv, long long dq_stride, long long dk_stride, int heads, int kv_heads) {
+        T *q_rotated, T *k_rotated, T *dq, T *dk, T *dv, long long dq_stride, long long dk_stride, int heads, int kv_heads,
+        int *counters) {
   after_predecessors();
+  if (blockIdx.x == 0 && threadIdx.x < 2) counters[threadIdx.x] = 0;
   long long item = (long long)blockIdx.x * 32 + threadIdx.x / 8;
   int lane = threadIdx.x % 8;
   bool live = item < (long long)tokens * heads;

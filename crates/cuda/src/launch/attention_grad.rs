@@ -4,10 +4,11 @@
 
 use super::attention::{columns, mask_extent, mask_kind};
 use super::{Call, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape, code};
+use crate::kernel::{Arg, File, HOPPER, Kernel, Shape, code};
+use crate::tensor_map::tensor_map;
 use plimsoll_exec::DeviceError;
-use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Attention, AttentionGrad, Bias, Mask, Qkv};
+use plimsoll_graph::{Bytes, DType};
 use plimsoll_plan::{WIDEST_CUDA_HEAD, cuda_flash_grad_parts};
 
 /// Rows of one head that a block of `prepare` processes, 8 threads each.
@@ -21,7 +22,7 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
         return Ok(());
     }
     let Operands { dy, q, k, v, o, lse, spans, cosines, sines } = operands;
-    let [stats, rotated_q, rotated_k] = workspace(call, op, q)?;
+    let [stats, rotated_q, rotated_k, counters] = workspace(call, op, q)?;
     let [at_q, at_k] = if op.rotary { [rotated_q, rotated_k] } else { [q.address, k.address] };
     let [q_stride, k_stride] = if op.rotary { [op.width(), op.kv_width()] } else { [q.columns, k.columns] };
     let [to_q, to_k, to_v] = [dq, dk, dv].map(|d| Arg::pointer(d.unwrap_or(0)));
@@ -52,10 +53,12 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
         Arg::long(k.columns),
         heads,
         kv_heads,
+        Arg::pointer(counters),
     ];
     let blocks = (q.rows * u64::from(op.heads)).div_ceil(PREPARED);
     call.kernel(&prepare_kernel(op, q.dtype, table), Shape::of(blocks, 256), &prepare)?;
     let counts = call.launch.counts;
+    let capability = call.context.card.capability;
     for &side in Side::all(op, q.dtype) {
         let used = match side {
             Side::Q => dq.is_some(),
@@ -70,6 +73,47 @@ pub(super) fn attention_grad(call: &mut Call<'_>, op: &AttentionGrad) -> Result<
             true => (to_k, to_v, k.columns),
             false => (to_q, Arg::pointer(0), q.columns),
         };
+        let (width, kv_width) = (op.width(), op.kv_width());
+        if let Some(form) = HopperForm::of(op, q.dtype, side, capability) {
+            if q.rows == 0 {
+                continue; // no tensor map can describe a tensor without rows
+            }
+            // k and v of a fused qkv are columns of its matrix, rotated rows are matrices of their own.
+            let [k_column, v_column] = columns(op);
+            let map = |address, columns| tensor_map(call.context, q.dtype, (address, q.rows, columns), 64);
+            let whole = |x: Tensor, column| map(x.address - column * q.dtype.size(), x.columns);
+            let [of_q, of_k] = match op.rotary {
+                true => [map(rotated_q, width)?, map(rotated_k, kv_width)?],
+                false => [whole(q, 0)?, whole(k, k_column)?],
+            };
+            let maps = [of_q, of_k, whole(v, v_column)?, map(dy.address, width)?];
+            let args = [
+                Arg::int(if op.rotary { 0 } else { k_column }),
+                Arg::int(v_column),
+                Arg::pointer(stats),
+                spans.pointer(),
+                Arg::int(spans.rows),
+                Arg::int(q.rows),
+                cosines.pointer(),
+                sines.pointer(),
+                Arg::int(cosines.rows),
+                d1,
+                d2,
+                Arg::long(stride),
+                heads,
+                kv_heads,
+                Arg::float(op.scale),
+                Arg::int(span),
+                Arg::pointer(counters),
+                call.status(),
+            ];
+            let heads = u64::from(if side.has_keys() { op.kv_heads } else { op.heads });
+            let items = (counts.tokens / form.rows() + spans.rows) * heads;
+            let blocks = items.div_ceil(form.units.into()).min(call.context.card.multiprocessors.into());
+            let shape = Shape { shared: form.shared(op), ..Shape::of(blocks, form.threads()) };
+            call.kernel_on(&form.kernel(op, (q.dtype, table), side), shape, &maps, &args)?;
+            continue;
+        }
         let form = GradForm::of(op, q.dtype, side);
         let args = [
             Arg::pointer(at_q),
@@ -160,14 +204,18 @@ fn gradients(call: &Call<'_>, op: &Attention) -> Result<[Option<u64>; 3], Device
     })
 }
 
-/// Carves the workspace for this step's tokens: addresses of the stats, and of the rotated q and k.
-fn workspace(call: &Call<'_>, op: &Attention, q: Tensor) -> Result<[u64; 3], DeviceError> {
-    let (address, size) = call.workspace()?;
-    let [stats, rotated_q, rotated_k] = cuda_flash_grad_parts(op, q.rows, q.dtype);
-    if (stats + rotated_q + rotated_k).0 > size.0 {
+/// Carves the workspace for this step's tokens: addresses of the stats, of the rotated q and k, and of the counters.
+fn workspace(call: &Call<'_>, op: &Attention, q: Tensor) -> Result<[u64; 4], DeviceError> {
+    let (mut end, size) = call.workspace()?;
+    let parts = cuda_flash_grad_parts(op, q.rows, q.dtype);
+    if parts.into_iter().sum::<Bytes>().0 > size.0 {
         return Err(call.refused(format!("its workspace has only {size}")));
     }
-    Ok([address, address + stats.0, address + stats.0 + rotated_q.0])
+    Ok(parts.map(|part| {
+        let address = end;
+        end += part.0;
+        address
+    }))
 }
 
 /// The gradients that one kernel computes; the number is its constant `KEYS`.
@@ -260,6 +308,64 @@ impl GradForm {
     }
 }
 
+/// A variant of `attention_grad_hopper.cu`.
+#[derive(Clone, Copy)]
+struct HopperForm {
+    /// Parts of a block that compute rows of their own.
+    units: u32,
+    /// Warpgroups of a unit, with 64 rows each.
+    groups: u32,
+    /// Steps of 64 columns that shared memory holds.
+    stages: u32,
+}
+
+impl HopperForm {
+    /// Returns the variant for the gradients of `side`, the fastest one measured; `None` for what `attention_grad.cu`
+    /// and `attention_grad_f32.cu` compute.
+    fn of(op: &Attention, dtype: DType, side: Side, capability: (u32, u32)) -> Option<Self> {
+        let mask = matches!(op.mask, Mask::Full | Mask::Causal | Mask::Window(_));
+        if capability != HOPPER || dtype == DType::F32 || !mask || op.bias != Bias::None {
+            return None;
+        }
+        let [units, groups, stages] = match op.head_dim {
+            64 if side == Side::Q => [3, 1, 3],
+            64 => [2, 1, 4],
+            128 => [1, 2, 4],
+            _ => return None,
+        };
+        Some(Self { units, groups, stages })
+    }
+
+    /// Rows of an item.
+    fn rows(self) -> u64 {
+        u64::from(self.groups * 64)
+    }
+
+    /// The consumer warpgroups, and one of producer warps.
+    fn threads(self) -> u32 {
+        (self.units * self.groups + 1) * 128
+    }
+
+    /// Bytes of shared memory. A unit has tiles of 64 rows for x1, x2 and results of each group, and for y1 and y2 of each
+    /// stage; 64 stats and two barriers of each stage; the item and its two barriers.
+    fn shared(self, op: &Attention) -> u32 {
+        let Self { units, groups, stages } = self;
+        units * ((3 * groups + 2 * stages) * 64 * op.head_dim * 2 + stages * (64 * 8 + 16) + 32)
+    }
+
+    fn kernel(self, op: &Attention, (dtype, table): (DType, DType), side: Side) -> Kernel {
+        Kernel::new(File::AttentionGradHopper, "attention_grad", dtype)
+            .with("HEAD_DIM", i64::from(op.head_dim))
+            .with("TABLE", code(table))
+            .with("ROTARY", i64::from(op.rotary))
+            .with("MASK", mask_kind(op.mask))
+            .with("KEYS", side as i64)
+            .with("UNITS", i64::from(self.units))
+            .with("GROUPS", i64::from(self.groups))
+            .with("STAGES", i64::from(self.stages))
+    }
+}
+
 /// The kernel that prepares the rows. It is an entry of each file, which needs the variant's constants all the same.
 fn prepare_kernel(op: &Attention, dtype: DType, table: DType) -> Kernel {
     let side = Side::all(op, dtype)[0];
@@ -287,12 +393,18 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
     }
     ops.push(op(64, Mask::Full, Bias::Alibi, false));
     ops.push(op(5, Mask::Full, Bias::None, false));
+    for (head_dim, rotary) in [(64, true), (64, false), (128, true), (128, false)] {
+        ops.extend([Mask::Causal, Mask::Window(100)].map(|mask| op(head_dim, mask, Bias::None, rotary)));
+    }
     let mut kernels = vec![];
     for op in &ops {
         for dtype in [DType::F32, DType::Bf16, DType::F16] {
             kernels.push(prepare_kernel(op, dtype, DType::F32));
             kernels.extend(Side::all(op, dtype).iter().map(|&side| {
                 GradForm::of(op, dtype, side).kernel("attention_grad", op, (dtype, DType::F32), side)
+            }));
+            kernels.extend(Side::all(op, dtype).iter().filter_map(|&side| {
+                Some(HopperForm::of(op, dtype, side, HOPPER)?.kernel(op, (dtype, DType::F32), side))
             }));
         }
     }
@@ -313,5 +425,18 @@ mod tests {
                 assert!(most.is_some_and(|most| most <= LEAST_SHARED), "{} columns: {most:?}", op.head_dim);
             }
         }
+    }
+
+    #[test]
+    fn every_variant_for_hopper_fits_into_its_shared_memory() {
+        let mut variants = 0;
+        for op in (1..=WIDEST_CUDA_HEAD).map(op) {
+            for &side in Side::all(&op, DType::Bf16) {
+                let Some(form) = HopperForm::of(&op, DType::Bf16, side, HOPPER) else { continue };
+                assert!(form.shared(&op) <= 227 << 10, "{} columns: {}", op.head_dim, form.shared(&op));
+                variants += 1;
+            }
+        }
+        assert_eq!(variants, 4, "heads of 64 and of 128 columns, a kernel for dk and dv and one for dq each");
     }
 }

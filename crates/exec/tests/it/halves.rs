@@ -237,9 +237,9 @@ fn cuda_runs_gradients_of_attention_in_16_bits() {
 }
 
 #[test]
-fn cuda_computes_wide_heads_in_16_bits_alone_as_in_a_batch() {
+fn cuda_computes_attention_in_16_bits_alone_as_in_a_batch() {
     let Some(on) = On::cuda(Precision::F32) else { return };
-    for case in attention::wide() {
+    for case in shard(attention::wide().into_iter().chain(attention::tiles()).collect()) {
         for dtype in [DType::Bf16, DType::F16] {
             let graph = graph(&case, dtype);
             same_alone(&case, |case| results(on, case, &graph));

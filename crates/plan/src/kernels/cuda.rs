@@ -409,11 +409,13 @@ fn flash_grad_bytes(graph: &Graph, node: &Node) -> Bytes {
 }
 
 /// Parts of the workspace of the gradient of attention in a step of `tokens` tokens: lse and delta of every row and head
-/// in f32, and with rotary embedding the rotated q and k.
-pub fn flash_grad_parts(op: &Attention, tokens: u64, dtype: DType) -> [Bytes; 3] {
+/// in f32; with rotary embedding the rotated q and k; two counters of work items.
+pub fn flash_grad_parts(op: &Attention, tokens: u64, dtype: DType) -> [Bytes; 4] {
     let stats = 2 * u64::from(op.heads) * DType::F32.size();
     let rotated = |width: u64| if op.rotary { width * dtype.size() } else { 0 };
-    [stats, rotated(op.width()), rotated(op.kv_width())].map(|row| Bytes(tokens * row).align_up(256))
+    let counters = 2 * DType::I32.size();
+    let rows = [stats, rotated(op.width()), rotated(op.kv_width())].map(|row| tokens * row);
+    [rows[0], rows[1], rows[2], counters].map(|bytes| Bytes(bytes).align_up(256))
 }
 
 /// Largest number of experts of routing on GPUs: a thread of a block has an expert.

@@ -54,6 +54,23 @@ const WIDE: [((u32, u32, u32), Mask, usize); 9] = [
     ((2, 2, 256), Mask::BlockSparse { block: 50, local: 1, global: 1 }, 6),
 ];
 
+/// Gradients for kernels with rows and steps of 64 tokens: heads of 64 and 128 columns without ALiBi, one to three tiles of rows,
+/// lengths at and about multiples of a tile, and empty sequences. (shape, mask, index of the form, lengths)
+const TILES: [((u32, u32, u32), Mask, usize, &[u64]); 12] = [
+    ((2, 1, 64), Mask::Full, 0, &[64, 65, 1, 130]),
+    ((3, 3, 64), Mask::Full, 5, &[200, 0, 63]),
+    ((4, 2, 64), Mask::Causal, 3, &[129, 0, 0, 128, 1]),
+    ((2, 2, 64), Mask::Causal, 2, &[193, 64]),
+    ((1, 1, 64), Mask::Window(17), 2, &[200, 3]),
+    ((2, 1, 64), Mask::Window(100), 3, &[257]),
+    ((2, 1, 128), Mask::Full, 0, &[128, 1, 129]),
+    ((1, 1, 128), Mask::Full, 5, &[0, 191, 64]),
+    ((2, 1, 128), Mask::Causal, 0, &[130, 64, 0, 65]),
+    ((2, 2, 128), Mask::Causal, 5, &[257]),
+    ((2, 1, 128), Mask::Window(70), 3, &[200, 2]),
+    ((1, 1, 128), Mask::Window(1), 2, &[190, 64]),
+];
+
 /// All test cases of this file.
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -80,6 +97,7 @@ pub fn cases() -> Vec<Case> {
     cases.extend(gradients());
     cases.extend(several_spans());
     cases.extend(wide());
+    cases.extend(tiles());
     cases
 }
 
@@ -120,6 +138,14 @@ pub fn wide() -> Vec<Case> {
         [of(&[1, 30, 2]), of(&[97, 1, 33])].concat()
     };
     WIDE.into_iter().flat_map(cases).collect()
+}
+
+/// The gradients of [`TILES`].
+pub fn tiles() -> Vec<Case> {
+    let of = |(shape, mask, form, lengths): ((u32, u32, u32), Mask, usize, &[u64])| {
+        gradient(masked(mask, shape, FORMS[form]), lengths)
+    };
+    TILES.into_iter().map(of).collect()
 }
 
 /// Every mask, form and head dim; batches about a kernel's blocks of queries and keys.
