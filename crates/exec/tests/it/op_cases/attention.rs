@@ -54,9 +54,12 @@ const WIDE: [((u32, u32, u32), Mask, usize); 9] = [
     ((2, 2, 256), Mask::BlockSparse { block: 50, local: 1, global: 1 }, 6),
 ];
 
+/// (shape, mask, index of the form, lengths)
+type GradCase = ((u32, u32, u32), Mask, usize, &'static [u64]);
+
 /// Gradients for kernels with rows and steps of 64 tokens: heads of 64 and 128 columns without ALiBi, one to three tiles of rows,
-/// lengths at and about multiples of a tile, and empty sequences. (shape, mask, index of the form, lengths)
-const TILES: [((u32, u32, u32), Mask, usize, &[u64]); 12] = [
+/// lengths at and about multiples of a tile, and empty sequences.
+const TILES: [GradCase; 12] = [
     ((2, 1, 64), Mask::Full, 0, &[64, 65, 1, 130]),
     ((3, 3, 64), Mask::Full, 5, &[200, 0, 63]),
     ((4, 2, 64), Mask::Causal, 3, &[129, 0, 0, 128, 1]),
@@ -142,9 +145,7 @@ pub fn wide() -> Vec<Case> {
 
 /// The gradients of [`TILES`].
 pub fn tiles() -> Vec<Case> {
-    let of = |(shape, mask, form, lengths): ((u32, u32, u32), Mask, usize, &[u64])| {
-        gradient(masked(mask, shape, FORMS[form]), lengths)
-    };
+    let of = |(shape, mask, form, lengths): GradCase| gradient(masked(mask, shape, FORMS[form]), lengths);
     TILES.into_iter().map(of).collect()
 }
 
