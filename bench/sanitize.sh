@@ -6,9 +6,9 @@
 #
 # racecheck also lists hazards inside the kernels of cuBLASLt. Only hazards in kernels of this project count. (Version 2025.3
 # of racecheck fails at the first kernel that it is told to skip, so cuBLASLt is not skipped.) LIMIT is the maximum number of
-# seconds of one run, SHARDS the number of processes that share the op cases (8), TOOLS the tools; memcheck makes kernels ten
-# to a hundred times slower. Prints a line for each run: its name, the summary of
-# the sanitizer, and the result of the tests. Exit code 1 if a run found something, 2 if a run did not finish.
+# seconds of one run, SHARDS the number of processes that share the op cases (8), TOOLS the sanitizers to run (both);
+# memcheck makes kernels ten to a hundred times slower. Prints a line for each run: its name, the summary of the sanitizer, and
+# the result of the tests. Exit code 1 if a run found something, 2 if a run did not finish.
 set -uo pipefail
 exec_tests=${1:?the test binary of plimsoll-exec}
 cuda_tests=${2:?the test binary of plimsoll-cuda}

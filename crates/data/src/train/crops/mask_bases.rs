@@ -156,8 +156,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
 
-        /// With masks alone there is a set of hidden bases, of which each lies in a span of hidden bases, such that exactly
-        /// the codons with a hidden base are masked, in all six frames.
+        /// If spans are only masked, never replaced or kept, a known codon is masked in each of the six frames if and only
+        /// if it contains a base that no visible codon of any frame shows.
         #[test]
         fn a_masked_base_is_hidden_in_every_frame(
             letters in prop::collection::vec(prop::sample::select(b"ACGTN".to_vec()), 5..60),
