@@ -7,7 +7,7 @@
 # result is OUT/caller. An interrupted run goes on with the same command. Settings, as variables:
 #   SEEDS="0 1 2"   seeds that are compared; the one with the highest mean AUROC over the five folds is trained on all records
 #   SET="--set run.device=cuda"   further settings of `plimsoll train`
-#   DISTILL=1       trains a teacher before every caller (teacher.yaml), from which the caller learns (distill.yaml)
+#   DISTILL=1       trains a teacher for each seed first (teacher.yaml); every caller learns from all of them (distill.yaml)
 #   PLIMSOLL=plimsoll             the program
 set -eu
 genomes=$1 out=$2
@@ -34,17 +34,27 @@ fit() {
     "$plimsoll" train "$here/$6" $common --set "run.steps=$5" --set "model.from=$pretrained" $8 ${SET:-} -o "$out/$1/trained"
 }
 
-# train NAME TABLE SEED PRETRAINING_STEPS STEPS: writes the averaged weights to OUT/NAME/caller.
+# teachers NAME TABLE PRETRAINING_STEPS STEPS: with DISTILL, trains a teacher for each seed (OUT/NAME-teacherSEED), and sets
+# $taught to the setting with their averaged weights.
+teachers() {
+    taught=""
+    [ -n "${DISTILL:-}" ] || return 0
+    # The sizes of teacher.yaml.
+    sizes="--set model.hidden=320 --set model.layers=8 --set model.heads=5 --set model.intermediate=864"
+    folders=""
+    for teacher in $seeds; do
+        fit "$1-teacher$teacher" "$2" "$teacher" "$3" "$4" teacher.yaml "$sizes" ""
+        folders="$folders${folders:+,}$(last "$out/$1-teacher$teacher/trained")/ema"
+    done
+    taught="--set distillation.teacher=[$folders]"
+}
+
+# train NAME TABLE SEED PRETRAINING_STEPS STEPS: writes the averaged weights to OUT/NAME/caller. Learns from the teachers that
+# `teachers` has set.
 train() {
-    if [ -n "${DISTILL:-}" ]; then
-        # The sizes of teacher.yaml.
-        sizes="--set model.hidden=320 --set model.layers=8 --set model.heads=5 --set model.intermediate=864"
-        fit "$1/teacher" "$2" "$3" "$4" "$5" teacher.yaml "$sizes" ""
-        teacher=$(last "$out/$1/teacher/trained")/ema
-        fit "$1" "$2" "$3" "$4" "$5" distill.yaml "" "--set distillation.teacher=[$teacher]"
-    else
-        fit "$1" "$2" "$3" "$4" "$5" train.yaml "" ""
-    fi
+    config=train.yaml
+    [ -z "$taught" ] || config=distill.yaml
+    fit "$1" "$2" "$3" "$4" "$5" "$config" "" "$taught"
     rm -rf "$out/$1/caller"
     trained=$(last "$out/$1/trained")
     cp -R "$trained/ema" "$out/$1/caller"
@@ -67,11 +77,12 @@ for length in 100 150 300 500 1000 3000; do
 done
 
 # Cross-validation: a shorter training for every seed and fold.
-for seed in $seeds; do
-    for fold in 0 1 2 3 4; do
-        python3 "$here/prepare.py" "$genomes" --fold $fold --out "$out/fold$fold.tsv"
+for fold in 0 1 2 3 4; do
+    python3 "$here/prepare.py" "$genomes" --fold $fold --out "$out/fold$fold.tsv"
+    python3 "$genomes/make_chunks.py" --split train --fold $fold --len 500 --n 1000 --out "$out/fold$fold.fa"
+    teachers "fold$fold" "$out/fold$fold.tsv" 1225 3500
+    for seed in $seeds; do
         train "seed$seed-fold$fold" "$out/fold$fold.tsv" "$seed" 1225 3500
-        python3 "$genomes/make_chunks.py" --split train --fold $fold --len 500 --n 1000 --out "$out/fold$fold.fa"
         predict "seed$seed-fold$fold" "$out/fold$fold.fa" "$out/seed$seed-fold$fold/selection"
     done
 done
@@ -84,6 +95,7 @@ best=$(LC_ALL=C sort -g "$out/seeds.txt" | tail -n 1 | cut -d ' ' -f 2)
 
 # The caller itself: the best seed, on all training records.
 python3 "$here/prepare.py" "$genomes" --out "$out/all.tsv"
+teachers all "$out/all.tsv" 2875 11500
 train final "$out/all.tsv" "$best" 2875 11500
 results=""
 for length in 100 150 300 500 1000 3000; do
