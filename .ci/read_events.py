@@ -10,8 +10,11 @@ run = sys.argv[1]
 wanted = {}
 with open(f"{run}/metrics.jsonl") as file:
     for line in map(json.loads, file):
+        # Lines of stages and events are no values of a step.
+        if "stage" in line or "event" in line:
+            continue
         for key, value in line.items():
-            if key in ("step", "seconds") or value is None or isinstance(value, bool):
+            if key in ("step", "seconds") or value is None or isinstance(value, (bool, str)):
                 continue
             tag = "validation/" + key.removeprefix("validation_") if key.startswith("validation_") else "train/" + key
             # Scalars are f32.

@@ -141,7 +141,9 @@ def metrics(file):
     for line in file.read_text().splitlines():
         if file.suffix == ".jsonl":
             row = json.loads(line)
-            yield {key: row[key] for key in row if "loss" in key or key == "step"}
+            # Lines of stages and events depend on the machine.
+            if "stage" not in row and "event" not in row:
+                yield {key: row[key] for key in row if "loss" in key or key == "step"}
         else:
             yield line.split(",")[:3]
 

@@ -143,7 +143,8 @@ def ours(args, name):
         run = subprocess.Popen([args.binary, "train", config, "-o", output], stderr=subprocess.PIPE, text=True)
         # Ended before its last step: the checkpoint at the end is not measured.
         while run.poll() is None:
-            done = metrics.read_text().count("\n") if metrics.exists() else 0
+            # Lines without a loss are of stages.
+            done = metrics.read_text().count('"loss":') if metrics.exists() else 0
             if done > 0 and first is None:
                 first = time.time() - began
             if done >= args.steps:

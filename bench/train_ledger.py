@@ -97,7 +97,8 @@ def main():
         metrics = output / "metrics.jsonl"
         while process.poll() is None:
             samples.append((time.monotonic(), card.used()))
-            lines = metrics.read_text().count("\n") if metrics.exists() else 0
+            # Lines without a loss are of stages.
+            lines = metrics.read_text().count('"loss":') if metrics.exists() else 0
             if lines > len(steps):
                 steps += [len(samples) - 1] * (lines - len(steps))
             time.sleep(0.01)

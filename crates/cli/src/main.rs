@@ -9,6 +9,7 @@
 mod error;
 mod flags;
 mod report;
+mod screen;
 mod terminal;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -38,6 +39,7 @@ enum Command {
     Classify(flags::classify::Classify),
     Train(flags::train::Train),
     Evaluate(flags::evaluate::Evaluate),
+    Monitor(flags::monitor::Monitor),
     Plan(flags::plan::Plan),
     Plot(flags::plot::Plot),
     Report(flags::report::Report),
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Classify(command) => command.run(),
         Command::Train(command) => command.run(),
         Command::Evaluate(command) => command.run(),
+        Command::Monitor(command) => command.run(),
         Command::Plan(command) => command.run(),
         Command::Plot(command) => command.run(),
         Command::Report(command) => command.run(),

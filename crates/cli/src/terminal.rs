@@ -2,8 +2,11 @@
 //! standard error and, with the time, to the log file.
 
 use crate::error::CliError;
+use crate::screen::Screen;
 use indicatif::{ProgressBar, ProgressStyle};
+use plimsoll_runtime::live::LiveState;
 use plimsoll_runtime::{Level, Observer, Progress, RuntimeError, StartProgress, StartStage, Trained, Transfer};
+use plimsoll_tools::monitor::{View, frame, line};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::fmt::{self, Display, Formatter, Write as _};
@@ -42,6 +45,10 @@ pub struct Terminal {
     bar: Option<ProgressBar>,
     shows_bar: bool,
     shows_lines: bool,
+    /// View of the run, with `--monitor`.
+    monitor: Option<View>,
+    /// Where the view is drawn; `None` without a terminal, and before the first state.
+    screen: Option<Screen>,
     colours: bool,
     log: Option<File>,
     said: Instant,
@@ -69,11 +76,23 @@ impl Terminal {
             bar: None,
             shows_bar: progress && terminal,
             shows_lines: progress && !terminal,
+            monitor: None,
+            screen: None,
             colours: terminal && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
             log: log.map(open).transpose()?,
             said: Instant::now(),
             stop: Arc::default(),
         })
+    }
+
+    /// Shows the state of the run instead of a progress bar.
+    pub fn with_monitor(self) -> Self {
+        Self { monitor: Some(View::default()), ..self }
+    }
+
+    /// Whether a progress bar is drawn. While a run reports its state to a monitor, that has the progress.
+    fn has_bar(&self) -> bool {
+        self.shows_bar && self.screen.is_none()
     }
 
     /// Installs the handlers of SIGINT (Ctrl-C) and SIGTERM: the first signal requests a stop of the run, a
@@ -105,9 +124,17 @@ impl Terminal {
     }
 
     /// Removes the progress bar.
-    pub fn finish(&mut self) {
+    fn drop_bar(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
+        }
+    }
+
+    /// Removes the progress bar and the view of the run.
+    pub fn finish(&mut self) {
+        self.drop_bar();
+        if let Some(mut screen) = self.screen.take() {
+            screen.clear();
         }
     }
 
@@ -122,10 +149,11 @@ impl Terminal {
     }
 
     /// Writes a line to standard error, above the progress bar.
-    fn print(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| write(text)),
-            None => write(text),
+    fn print(&mut self, text: &str) {
+        match (&mut self.screen, &self.bar) {
+            (Some(screen), _) => screen.above(|| write(text)),
+            (None, Some(bar)) => bar.suspend(|| write(text)),
+            (None, None) => write(text),
         }
     }
 
@@ -170,10 +198,13 @@ impl Observer for Terminal {
 
     fn progress(&mut self, progress: &Progress) {
         let text = numbers(progress);
-        if self.shows_bar {
+        if self.has_bar() {
             let bar = self.bar(progress.bytes_total, READING);
             bar.set_position(shown(progress));
             bar.set_message(text.clone());
+        }
+        if self.monitor.is_some() {
+            return;
         }
         let done = progress.bytes_total.filter(|&total| total > 0);
         let done = done.map(|total| format!("{:.0} % of the input, ", percent(progress.bytes, total).floor()));
@@ -182,38 +213,55 @@ impl Observer for Terminal {
 
     fn trained(&mut self, trained: &Trained) {
         let text = training(trained);
-        if self.shows_bar {
+        if self.has_bar() {
             let bar = self.bar(trained.steps, "{spinner} {elapsed}  {wide_msg}");
             bar.set_position(trained.step);
             bar.set_message(text.clone());
         }
-        self.now_and_then(|| text);
+        match &mut self.monitor {
+            Some(view) => view.take_step(trained.step, trained.loss),
+            None => self.now_and_then(|| text),
+        }
+    }
+
+    fn live(&mut self, state: &LiveState) {
+        if self.monitor.is_some() && self.shows_bar {
+            self.drop_bar();
+        }
+        let Some(view) = &mut self.monitor else { return };
+        view.take(state);
+        let line = line(view);
+        if self.shows_bar {
+            let screen = self.screen.get_or_insert_with(Screen::on_stderr);
+            screen.draw(frame(view, screen.width()));
+        }
+        self.now_and_then(|| line);
     }
 
     fn transfer(&mut self, transfer: &Transfer<'_>) {
         let Transfer { file, bytes, total } = *transfer;
-        if self.shows_bar {
+        if self.has_bar() {
             let bar = self.bar(Some(total), READING);
             bar.set_position(bytes);
             bar.set_message(file.to_owned());
         }
         if bytes == total {
             // The next transfer creates a bar with its own total.
-            self.finish();
+            self.drop_bar();
         }
         self.now_and_then(|| format!("{file}: {:.0} % of {:.0} MB", percent(bytes, total), total as f64 / 1e6));
     }
 
     fn starting(&mut self, progress: &StartProgress) {
         let StartProgress { stage: of, done, total } = *progress;
-        if self.shows_bar {
+        if self.has_bar() {
             let bar = self.bar(Some(total), READING);
             bar.set_position(done);
             bar.set_message(stage(of));
         }
         if done == total {
             // The next stage creates a bar with its own total.
-            self.finish();
+            self.drop_bar();
         }
         self.now_and_then(|| format!("{}: {:.0} %", stage(of), percent(done, total)));
     }

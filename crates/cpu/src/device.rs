@@ -133,6 +133,15 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn set_borders(&mut self, _: &[Bytes]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        self.arena_mut()?.give_back(bytes);
+        Ok(())
+    }
+
     fn persistent(&mut self, bytes: Bytes) {
         if let Some(lane) = &mut self.lane {
             lane.persistent = bytes;

@@ -38,6 +38,8 @@ struct Segment {
     start: u64,
     reserved: usize,
     granule: usize,
+    /// Positions at which a chunk ends, in ascending order, so that the memory behind can be unmapped.
+    borders: Vec<usize>,
     /// Mapped memory, contiguous from `start`.
     chunks: Vec<Chunk>,
 }
@@ -53,11 +55,17 @@ struct Chunk {
 const OUT_OF_MEMORY: i32 = 2;
 
 impl Arena {
-    /// Allocates `bytes`; an `expandable` arena can grow in place.
-    pub(crate) fn new(context: &Context, bytes: Bytes, expandable: bool) -> Result<Self, DeviceError> {
+    /// Allocates `bytes`; an `expandable` arena can grow in place, and shrink to its `borders` with its content.
+    pub(crate) fn new(
+        context: &Context,
+        bytes: Bytes,
+        borders: &[Bytes],
+        expandable: bool,
+    ) -> Result<Self, DeviceError> {
         let memory = || match expandable {
             true => {
                 let mut segment = Segment::reserve(context)?;
+                segment.set_borders(borders);
                 segment.resize(bytes)?;
                 Ok(ArenaMemory::Segment(segment))
             }
@@ -68,15 +76,38 @@ impl Arena {
 
     /// Changes the size to `bytes`; the contents are lost. An expandable arena that shrinks keeps its memory mapped
     /// until `trim`. After an error the arena has zero bytes.
-    pub(crate) fn resize(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+    pub(crate) fn resize(&mut self, bytes: Bytes, borders: &[Bytes]) -> Result<(), DeviceError> {
         // Set before the attempt: a failed resize may already have unmapped a chunk or freed the plain allocation,
         // which is freed first because both sizes at once may not fit.
         self.bytes = Bytes::ZERO;
         let resized = match &mut self.memory {
-            ArenaMemory::Segment(segment) => segment.resize(bytes),
+            ArenaMemory::Segment(segment) => {
+                // Chunks that were mapped with other borders cannot be split.
+                if segment.set_borders(borders) {
+                    segment.shrink(0);
+                }
+                segment.resize(bytes)
+            }
             ArenaMemory::Plain(plain) => plain.replace(bytes),
         };
         resized.map_err(|error| refused(error, bytes))?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Unmaps the memory behind the border at `bytes`, or maps memory up to it; the contents before stay. After an error
+    /// the arena is unchanged. No work may be running on the GPU.
+    pub(crate) fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        let ArenaMemory::Segment(segment) = &mut self.memory else {
+            let why = "the arena is one allocation".to_owned();
+            return Err(DeviceError::Kernel { op: "set_mapped", why });
+        };
+        let (before, wanted) = (segment.mapped(), segment.rounded(bytes));
+        segment.shrink(wanted);
+        if let Err(error) = segment.map(wanted.saturating_sub(segment.mapped())) {
+            segment.shrink(before);
+            return Err(refused(error, bytes));
+        }
         self.bytes = bytes;
         Ok(())
     }
@@ -153,8 +184,17 @@ impl Segment {
             api.check("cuMemGetAllocationGranularity", code)?;
             let reserved = (context.card.memory.0 as usize).next_multiple_of(granule);
             api.check("cuMemAddressReserve", (api.cuMemAddressReserve)(&mut start, reserved, 0, 0, 0))?;
-            Ok(Self { api, device, start, reserved, granule, chunks: vec![] })
+            Ok(Self { api, device, start, reserved, granule, borders: vec![], chunks: vec![] })
         }
+    }
+
+    /// Sets the borders at which chunks end that are mapped from now on. Returns whether they changed.
+    fn set_borders(&mut self, borders: &[Bytes]) -> bool {
+        let mut borders: Vec<usize> = borders.iter().map(|&border| self.rounded(border)).collect();
+        borders.sort_unstable();
+        let changed = borders != self.borders;
+        self.borders = borders;
+        changed
     }
 
     fn rounded(&self, bytes: Bytes) -> usize {
@@ -180,8 +220,20 @@ impl Segment {
         }
     }
 
-    /// Maps `bytes` of new memory behind the mapped range.
+    /// Maps `bytes` of new memory behind the mapped range, in chunks that end at the borders. Chunks that were mapped before
+    /// an error stay.
     fn map(&mut self, bytes: usize) -> Result<(), CudaError> {
+        let end = self.mapped() + bytes;
+        while self.mapped() < end {
+            let at = self.mapped();
+            let border = self.borders.iter().copied().find(|&border| border > at);
+            self.map_chunk(border.map_or(end, |border| border.min(end)) - at)?;
+        }
+        Ok(())
+    }
+
+    /// Maps one chunk of `bytes` behind the mapped range.
+    fn map_chunk(&mut self, bytes: usize) -> Result<(), CudaError> {
         let (api, at) = (self.api, self.start + self.mapped() as u64);
         if self.mapped() + bytes > self.reserved {
             let message = "it is more than the memory of the GPU".to_owned();

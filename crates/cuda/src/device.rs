@@ -46,6 +46,8 @@ impl Default for Options {
 /// A device that runs kernels on one GPU.
 pub struct CudaDevice {
     options: Options,
+    /// Sizes to which the arena will be changed.
+    borders: Vec<Bytes>,
     arena: Option<Arena>,
     /// Pinned buffers for host-to-device and device-to-host copies; `None` where copies use the caller's memory.
     staging: [Option<Staging>; 2],
@@ -134,6 +136,7 @@ impl CudaDevice {
         Ok(Self {
             options,
             arena: None,
+            borders: vec![],
             staging: [None, None],
             fetched,
             spare: vec![],
@@ -272,9 +275,10 @@ impl Device for CudaDevice {
         self.context.synchronize()?;
         self.graphs.clear(&self.context);
         match &mut self.arena {
-            Some(arena) => arena.resize(bytes),
+            Some(arena) => arena.resize(bytes, &self.borders),
             None => {
-                self.arena = Some(Arena::new(&self.context, bytes, self.options.expandable)?);
+                let expandable = self.options.expandable;
+                self.arena = Some(Arena::new(&self.context, bytes, &self.borders, expandable)?);
                 Ok(())
             }
         }
@@ -417,6 +421,26 @@ impl Device for CudaDevice {
     }
 
     fn persistent(&mut self, _: Bytes) {}
+
+    fn set_borders(&mut self, borders: &[Bytes]) -> Result<(), DeviceError> {
+        if !borders.is_empty() && !self.options.expandable {
+            let why =
+                "memory.dynamic needs expandable segments; remove the flag that turns them off".to_owned();
+            return Err(DeviceError::Kernel { op: "set_borders", why });
+        }
+        self.borders = borders.to_vec();
+        Ok(())
+    }
+
+    fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        self.context.enter()?;
+        // Enqueued work, and copies in other streams, may still use the memory that is given back.
+        self.context.synchronize()?;
+        // Captured copies refer to the mapping, not only to its address.
+        self.graphs.clear(&self.context);
+        let arena = self.arena.as_mut().ok_or(DeviceError::OutsideArena { at: 0, bytes })?;
+        arena.set_mapped(bytes)
+    }
 
     fn takes_weights(&self) -> bool {
         true

@@ -73,6 +73,25 @@ impl CudaError {
     }
 }
 
+impl CudaError {
+    /// Whether a call failed because the GPU has too little memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            // CUBLAS_STATUS_ALLOC_FAILED is 3, CUDA_ERROR_OUT_OF_MEMORY is 2. A code of NVRTC or NVML means something else.
+            Self::Call { function, code, .. } if function.starts_with("cublas") => *code == 3,
+            Self::Call { function, code, .. } => {
+                *code == 2 && !function.starts_with("nvrtc") && !function.starts_with("nvml")
+            }
+            Self::Library { .. }
+            | Self::NoDevice { .. }
+            | Self::TooOld { .. }
+            | Self::Compile { .. }
+            | Self::Unprepared { .. }
+            | Self::Data { .. } => false,
+        }
+    }
+}
+
 impl fmt::Display for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -100,6 +119,9 @@ impl std::error::Error for CudaError {}
 
 impl From<CudaError> for DeviceError {
     fn from(error: CudaError) -> Self {
-        Self::Machine { source: Box::new(error) }
+        match error.is_out_of_memory() {
+            true => Self::Exhausted { source: Box::new(error) },
+            false => Self::Machine { source: Box::new(error) },
+        }
     }
 }

@@ -4,6 +4,7 @@
 use crate::context::Context;
 use crate::gemm;
 use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
+use plimsoll_exec::memory::Memory;
 use plimsoll_exec::{Device, DeviceError, DeviceKind, Holder, Machine};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Capability, Kernels, Precision, Target};
@@ -105,6 +106,11 @@ impl Machine for CudaMachine {
         // The context exists already, but the plan counts its memory as reserved; adding it here avoids counting it
         // twice.
         Ok((self.memory()?.0 + self.taken).min(self.card.memory))
+    }
+
+    fn usage(&self) -> Result<Memory, DeviceError> {
+        let (free, total) = self.memory()?;
+        Ok(Memory { free, total })
     }
 
     fn taken(&self) -> Result<Option<Bytes>, DeviceError> {

@@ -9,6 +9,7 @@
 mod decode;
 pub(crate) mod source;
 mod stored;
+mod texts;
 mod zstd;
 
 use std::collections::VecDeque;
@@ -20,6 +21,7 @@ use crate::{DataError, DataErrorKind};
 pub use decode::Compression;
 use source::Source;
 pub use stored::{Input, digests, files, stem};
+use texts::Texts;
 
 /// Maximum bytes of a record's name. Results repeat the name for every window, so a name of megabytes would fill a
 /// disk.
@@ -55,6 +57,8 @@ pub struct Reader {
     /// Buffer for the title of the current record.
     title: Vec<u8>,
     keep_qualities: bool,
+    /// Whether files of texts are accepted.
+    accept_texts: bool,
     /// Upper bounds on the records, for input whose [`Extent`] could not be measured beforehand.
     most: Option<Extent>,
     /// Records read so far.
@@ -65,6 +69,8 @@ pub struct Reader {
 struct Open {
     source: Source,
     format: Format,
+    /// The format of a file of texts, which has no `format`.
+    texts: Option<Texts>,
     /// Line number of the title that was read last, from 1.
     line: u64,
 }
@@ -159,6 +165,7 @@ impl Reader {
             total_bytes,
             title,
             keep_qualities: false,
+            accept_texts: false,
             most: None,
             records: 0,
         }
@@ -168,6 +175,13 @@ impl Reader {
     /// measured before memory is planned.
     pub fn hold_to(&mut self, most: Extent) {
         self.most = Some(most);
+    }
+
+    /// Accepts files of texts: `.txt`, with a text on each line, and `.jsonl`, with a JSON object on each line, of which the
+    /// field `text` is the text and the field `id` the id. Without an id, the number of the line is the id. Files with
+    /// other extensions are read as sequences.
+    pub fn accept_texts(&mut self) {
+        self.accept_texts = true;
     }
 
     /// Sets whether the qualities of FASTQ records are read into [`Record::quality`].
@@ -239,7 +253,11 @@ impl Reader {
                 self.finished.push(input);
             }
             let Some(path) = self.waiting.pop_front() else { return Ok(false) };
-            self.current = Some(Open::new(Source::open(&path)?)?);
+            let (source, texts) = (Source::open(&path)?, Texts::of(&path).filter(|_| self.accept_texts));
+            self.current = Some(match texts {
+                Some(texts) => Open::texts(source, texts)?,
+                None => Open::new(source)?,
+            });
         }
     }
 }
@@ -253,7 +271,13 @@ impl Open {
             Some(b'@') => Format::Fastq,
             Some(first) => return Err(source.error(DataErrorKind::NotSequences { first })),
         };
-        Ok(Open { line: source.line(), source, format })
+        Ok(Open { line: source.line(), source, format, texts: None })
+    }
+
+    /// Opens a file of texts.
+    fn texts(mut source: Source, texts: Texts) -> Result<Self, DataError> {
+        source.skip_byte_order_mark()?;
+        Ok(Open { line: source.line(), source, format: Format::Fasta, texts: Some(texts) })
     }
 
     /// Reads the next record of this file; false at the end of the file.
@@ -272,6 +296,11 @@ impl Open {
         record.description.clear();
         record.seq.clear();
         record.quality.clear();
+        if let Some(texts) = self.texts {
+            let Some(line) = texts.read(&mut self.source, record, letters)? else { return Ok(false) };
+            self.line = line;
+            return self.is_bounded(record, letters, named).map(|()| true);
+        }
         let Some(first) = self.source.skip_blank()? else { return Ok(false) };
         self.line = self.source.line();
         if self.format == Format::Fastq && first != b'@' {
@@ -285,9 +314,7 @@ impl Open {
             return Err(self.no_room(&format!("a title has more than {titled} bytes")));
         }
         self.name(title, &mut record.id)?;
-        if record.id.len() > named {
-            return Err(self.no_room(&format!("a name has more than {named} bytes")));
-        }
+        self.is_bounded(record, usize::MAX, named)?;
         record.description.extend_from_slice(after_first_word(title));
         match self.format {
             Format::Fasta => self.fasta_sequence(&mut record.seq, letters)?,
@@ -297,12 +324,20 @@ impl Open {
                 self.fastq_sequence(seq, quality, title, letters).map_err(|e| e.with_id(id.as_str()))?
             }
         }
+        self.is_bounded(record, letters, named).map(|()| true)
+    }
+
+    /// Checks a record against the bounds of [`Reader::hold_to`].
+    fn is_bounded(&self, record: &Record, letters: usize, named: usize) -> Result<(), DataError> {
+        if record.id.len() > named {
+            return Err(self.no_room(&format!("a name has more than {named} bytes")));
+        }
         if record.seq.len() > letters {
             return Err(self
                 .no_room(&format!("a record has more than {letters} letters"))
                 .with_id(record.id.as_str()));
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Measures the next record without storing it and puts its title into `title`, at most `2 * LONGEST_NAME` bytes of

@@ -65,7 +65,7 @@ pub fn classify(options: &Options, observer: &mut dyn Observer) -> Result<EmbedR
     let count = names.len() as u64;
     let graph = &|bounds| model.encoder.classifier_graph(bounds, count);
     let table = Table::create(options, names)?;
-    run(&options.as_embedding(), start, &model, reading, table, graph, observer)
+    run(&options.as_embedding(), start, &(&model).into(), reading, table, graph, observer)
 }
 
 /// Reads the class names from `config.json`. `Err` if the model has no classes, or its classifier tensors do

@@ -6,9 +6,8 @@ use super::input::Sequence;
 use super::output::Written;
 use crate::EmbedError;
 use plimsoll_data::pack::{Fill, Order};
-use plimsoll_models::Encoder;
-use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::session::{Completed, InOrder, ModelId, Next, Push, Session, Stop, Usage};
+use plimsoll_runtime::{RuntimeError, Tokenizer};
 
 /// Name of the encoder's plan.
 pub(super) const ENCODER: &str = "encoder";
@@ -59,13 +58,13 @@ pub(super) trait FileRows: Rows<Written = Vec<Written>> {
 impl<R: Rows> Engine<R> {
     pub(super) fn new(
         session: Session,
-        encoder: &Encoder,
+        tokenizer: &Tokenizer,
         reading: OutputLayout,
         results: R,
     ) -> Result<Self, EmbedError> {
-        let ends = match (reading.pool, encoder) {
-            (Pool::Tokens, Encoder::Esm2(_)) => [1, 1],
-            (Pool::Tokens, Encoder::DnabertS(_)) | (Pool::Mean | Pool::Cls, _) => [0, 0],
+        let ends = match (reading.pool, tokenizer) {
+            (Pool::Tokens, Tokenizer::Esm) => [1, 1],
+            (Pool::Tokens, Tokenizer::Bpe(_) | Tokenizer::Text(_)) | (Pool::Mean | Pool::Cls, _) => [0, 0],
         };
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
         let known = session.outputs(encoder);

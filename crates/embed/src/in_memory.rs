@@ -51,7 +51,7 @@ pub fn embed_sequences(
     settings: &Settings,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Vec<f32>>, EmbedError> {
-    let states = LayerSelection::new(pool, layers, &model.encoder)?;
+    let states = LayerSelection::new(pool, layers, model.encoder.layers())?;
     let mut encoded = vec![];
     for (position, letters) in sequences.iter().enumerate() {
         encoded.push(encode(model, position, letters.as_ref())?);
@@ -72,8 +72,8 @@ pub fn embed_sequences(
     };
     let graph = &|bounds| model.encoder.graph(bounds, &outputs);
     let request = request(settings, &measured, reading.order, None, graph, settings.read_budget()?)?;
-    let session = settings.plan(request)?.start(0, start_of(model, reading.order), observer)?;
-    let mut engine = Engine::new(session, &model.encoder, reading, InMemory(vec![]))?;
+    let session = settings.plan(request)?.start(0, start_of(&model.into(), reading.order), observer)?;
+    let mut engine = Engine::new(session, &model.tokenizer, reading, InMemory(vec![]))?;
     for (position, tokens) in encoded.iter().enumerate() {
         let length = sequences[position].as_ref().len() as u64;
         let sequence = Sequence { id: name(position), length, result: 0 };
@@ -106,12 +106,12 @@ fn encode(model: &EncoderModel, position: usize, letters: &[u8]) -> Result<Vec<i
     let alphabet = model.tokenizer.alphabet();
     let refusal = match model.tokenizer.letters(&letters).is_empty() {
         true => Some("it has no letters".to_owned()),
-        false => alphabet.refusal(&letters),
+        false => alphabet.and_then(|alphabet| alphabet.refusal(&letters)),
     };
     if let Some(reason) = refusal {
         return Err(EmbedError::Refused { id: name(position), reason });
     }
-    if alphabet == Alphabet::Nucleotides {
+    if alphabet == Some(Alphabet::Nucleotides) {
         uracil_to_thymine(&mut letters);
     }
     model.tokenizer.encode(&letters, &mut tokens)?;

@@ -40,7 +40,7 @@ pub(super) enum Unit {
 /// A record without an embedding.
 #[derive(Debug)]
 pub(super) enum Skipped {
-    /// The record has no letters; its id.
+    /// The record has no letters, or no tokens; its id.
     Empty(String),
 }
 
@@ -85,16 +85,31 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Replaces the letters by their tokens.
+    /// Replaces the letters by their tokens. A text without a token, such as one of blanks, is skipped like an empty one.
     fn tokenized(mut self, tokenizer: &Tokenizer) -> Result<Self, RuntimeError> {
         let letters = std::mem::take(&mut self.letters);
-        let mut start = 0;
-        for end in &mut self.ends {
+        let (mut start, mut first, mut empty) = (0, 0, vec![]);
+        for (place, (end, head)) in self.ends.iter_mut().zip(&self.heads).enumerate() {
             // `end` was an offset into `letters` and becomes an offset into `tokens`; `start` takes the old
             // value.
-            tokenizer.encode(&letters[start..*end], &mut self.tokens)?;
+            let encoded = tokenizer.encode(&letters[start..*end], &mut self.tokens);
+            encoded.map_err(|error| with_id(error, &head.id))?;
             start = std::mem::replace(end, self.tokens.len());
+            if *end == first {
+                empty.push(place);
+            }
+            first = *end;
         }
+        let skipped = self.skipped.len();
+        for place in empty.into_iter().rev() {
+            self.ends.remove(place);
+            let Sequence { id: name, .. } = self.heads.remove(place);
+            // A record that is not in the results has no other name there.
+            let renamed = self.renamed.iter().position(|renamed| renamed.name == name);
+            let id = renamed.map_or(name, |at| self.renamed.remove(at).id);
+            self.skipped.push(Skipped::Empty(id));
+        }
+        self.skipped[skipped..].reverse();
         Ok(self)
     }
 
@@ -116,6 +131,23 @@ impl Batch {
             || self.skipped.len() + self.renamed.len() >= BATCH_LETTERS
             || self.names >= BATCH_NAMES
     }
+}
+
+/// Adds the id of a record to the error of its data.
+fn with_id(error: RuntimeError, id: &str) -> RuntimeError {
+    match error {
+        RuntimeError::Data(error) => error.with_id(id).into(),
+        other => other,
+    }
+}
+
+/// Number of bytes of `text`, at most `limit`, that end with a whole UTF-8 character.
+fn whole_characters(text: &[u8], limit: usize) -> usize {
+    // Continuation bytes have the form 10xxxxxx, and a character has at most three. More of them are not UTF-8, which
+    // the tokenizer reports.
+    let inside = |end: &usize| text.get(*end).is_some_and(|byte| byte & 0xc0 == 0x80);
+    let end = limit.min(text.len());
+    (end.saturating_sub(3)..=end).rev().find(|end| !inside(end)).unwrap_or(end)
 }
 
 /// Reader of the input records, which applies the limits and makes ids unique.
@@ -143,6 +175,9 @@ impl InputPipeline {
         most: Option<Extent>,
     ) -> Result<Self, RuntimeError> {
         let (mut reader, record) = (Reader::open(inputs)?, Record::default());
+        if tokenizer.alphabet().is_none() {
+            reader.accept_texts();
+        }
         most.into_iter().for_each(|most| reader.hold_to(most));
         Ok(Self { reader, record, ids: IdSet::new(), place: (0, 0), result: 0, per_input, tokenizer, limits })
     }
@@ -164,8 +199,10 @@ impl InputPipeline {
         let same = self.place.0 == input + 1;
         self.place = (input + 1, if same { self.place.1 + 1 } else { 1 });
         let alphabet = self.tokenizer.alphabet();
-        alphabet.check(&self.record, &self.reader)?;
-        if alphabet == Alphabet::Nucleotides && uracil_to_thymine(&mut self.record.seq) > 0 {
+        if let Some(alphabet) = alphabet {
+            alphabet.check(&self.record, &self.reader)?;
+        }
+        if alphabet == Some(Alphabet::Nucleotides) && uracil_to_thymine(&mut self.record.seq) > 0 {
             batch.rna += 1;
         }
         let id = &self.record.id;
@@ -184,7 +221,11 @@ impl InputPipeline {
             }
             batch.truncated += 1;
         }
-        batch.letters.extend_from_slice(&letters[..letters.len().min(limit)]);
+        let kept = match alphabet {
+            Some(_) => letters.len().min(limit),
+            None => whole_characters(letters, limit),
+        };
+        batch.letters.extend_from_slice(&letters[..kept]);
         batch.ends.push(batch.letters.len());
         if let Some(name) = &name {
             batch.renamed.push(Renamed { id: id.clone(), name: name.clone() });
@@ -294,5 +335,13 @@ mod tests {
         }
         std::fs::remove_file(path).unwrap();
         assert_eq!(read.last(), Some(&(0, text.len() as u64)), "{read:?}");
+    }
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        let text = "a\u{e9}\u{20ac}\u{1f600}".as_bytes();
+        let ends: Vec<usize> = (0..=text.len() + 1).map(|limit| whole_characters(text, limit)).collect();
+        assert_eq!(ends, [0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 10]);
+        assert_eq!(whole_characters(&[0x80; 9], 5), 5);
     }
 }

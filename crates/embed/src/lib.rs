@@ -28,15 +28,18 @@ use engine::{ENCODER, Engine, FileRows, OutputLayout, Rows};
 use input::{BATCH_LETTERS, BATCH_NAMES, InputPipeline, Limits, Renamed, Skipped, Unit};
 use output::{ResultSchema, Results, Targets};
 use plimsoll_graph::{Bounds, Bytes, Graph, VerifyError};
-use plimsoll_models::Encoder;
+use plimsoll_models::{Encoder, SequenceModel};
 use plimsoll_plan::Staging;
+use plimsoll_runtime::health::PlannedMemory;
+use plimsoll_runtime::machine::Reading;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::{NAME, Process};
 use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
 use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usage, say_given_back};
+use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{
-    Budget, EncoderModel, FinishedBytes, Level, Observer, Progress, RuntimeError, Settings, Tokenizer,
-    replicas_for_input,
+    Budget, FinishedBytes, Level, ModelParts, Observer, OpenedModel, Progress, RuntimeError, Settings,
+    Tokenizer, replicas_for_input,
 };
 use serde_json::{Value, json};
 use states::LayerSelection;
@@ -46,7 +49,7 @@ use std::time::Instant;
 /// Options of [`embed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The encoder: a folder, a weight file or a Hugging Face Hub id.
+    /// The model, an encoder or a decoder: a folder, a weight file or a Hugging Face Hub id.
     pub model: String,
     /// Sequence files; `-` is standard input.
     pub inputs: Vec<PathBuf>,
@@ -63,8 +66,8 @@ pub struct Options {
     /// Whether sequences are reordered by length when they are packed into steps, which fills the steps better. The
     /// results are identical and in input order.
     pub sort_by_length: bool,
-    /// Maximum sequence length in letters (residues or bases); `None` is [`ESM_LENGTH`] for ESM-2 and no limit
-    /// for DNABERT-S.
+    /// Maximum sequence length in letters (residues or bases; bytes of text); `None` is [`ESM_LENGTH`] for ESM-2 and
+    /// no limit for other models.
     pub max_length: Option<usize>,
     /// Whether longer sequences are truncated to `max_length`; otherwise they are errors.
     pub truncate: bool,
@@ -110,13 +113,14 @@ pub const ESM_LENGTH: usize = 1022;
 /// Pooling: how the hidden states `(T, D)` of a sequence become its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pool {
-    /// The mean, `(D)`: over residues for ESM-2, over all tokens for DNABERT-S.
+    /// The mean, `(D)`: over residues for ESM-2, over all tokens for other models.
     #[default]
     Mean,
-    /// The hidden state of the first token (BOS of ESM-2, CLS of DNABERT-S), `(D)`.
+    /// The hidden state of the first token (BOS of ESM-2, CLS of DNABERT-S), `(D)`. The first token of a decoder has seen
+    /// no other token.
     Cls,
     /// The hidden state of every token, `(tokens, D)`: without BOS and EOS for ESM-2, with CLS and SEP for
-    /// DNABERT-S.
+    /// DNABERT-S; decoders have no start and end tokens.
     Tokens,
 }
 
@@ -160,6 +164,10 @@ pub struct EmbedReport {
     pub process: Vec<Staging>,
     /// Work of each device.
     pub devices: Vec<Usage>,
+    /// Memory at the end of each stage, as JSON.
+    pub stages: Value,
+    /// Health of the run, as JSON.
+    pub health: Value,
 }
 
 impl EmbedReport {
@@ -180,6 +188,8 @@ impl EmbedReport {
             "packing_fill_but_last": self.fill,
             "memory": self.memory_line,
             "process": plimsoll_runtime::process::to_json(&self.process),
+            "stages": self.stages,
+            "health": self.health,
             "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
         })
     }
@@ -191,46 +201,50 @@ pub fn embed(options: &Options, observer: &mut dyn Observer) -> Result<EmbedRepo
     let targets = Targets::new(&options.output, &options.inputs, options.pool, options.force)?;
     // Open the inputs first, so that a missing file is an error before the model is downloaded or loaded.
     Reader::open(&options.inputs)?;
-    let model = EncoderModel::open(&options.model, &HubEnv::from_process(), observer)?;
-    let states = LayerSelection::new(options.pool, options.layers.as_deref(), &model.encoder)?;
+    let model = OpenedModel::open(&options.model, &HubEnv::from_process(), observer)?;
+    let model = model.parts();
+    let architecture = &model.architecture;
+    let states = LayerSelection::new(options.pool, options.layers.as_deref(), architecture.layers())?;
     let (metadata, outputs) = (metadata(options, &states), states.outputs());
-    let kind = ResultSchema { states, width: model.encoder.hidden_size() as usize, metadata };
+    let kind = ResultSchema { states, width: architecture.hidden_size() as usize, metadata };
     let results = Results::create(targets, kind)?;
     let reading = OutputLayout {
         pool: options.pool,
         outputs: outputs.iter().map(|output| output.name()).collect(),
-        width: model.encoder.hidden_size() as usize,
+        width: architecture.hidden_size() as usize,
         order: if options.sort_by_length { Order::ByLength } else { Order::Input },
     };
-    let graph = &|bounds| model.encoder.graph(bounds, &outputs);
+    let graph = &|bounds| architecture.graph(bounds, &outputs);
     run(options, start, &model, reading, results, graph, observer)
 }
 
 /// Builds the encoder's graph for the bounds of a step.
 type GraphOf<'a> = &'a dyn Fn(Bounds) -> Result<Graph, VerifyError>;
 
-/// Streams the input through the graph of an encoder into `results`; shared by [`embed`] and
+/// Streams the input through the graph of a model into `results`; shared by [`embed`] and
 /// [`classify`](classify::classify).
 fn run(
     options: &Options,
     start: Instant,
-    model: &EncoderModel,
+    model: &ModelParts<'_>,
     reading: OutputLayout,
     results: impl FileRows,
     graph: GraphOf<'_>,
     observer: &mut dyn Observer,
 ) -> Result<EmbedReport, EmbedError> {
     let settings = &options.settings;
-    let limits = limits(options, &model.encoder)?;
+    let mut watch = Watch::start("embed", None, settings.machines(1));
+    watch.end_stage("opened", None);
+    let limits = limits(options, &model.architecture)?;
     let width = reading.width as u64;
     observer.say(Level::Detail, "reading the input once to find the longest sequence");
     let mut measured = measure(options, model, limits, Unit::Letters, observer)?;
-    // With BPE, the number of letters only bounds the number of tokens from above. If that bound is longer than
+    // With byte pairs, the number of letters only bounds the number of tokens from above. If that bound is longer than
     // the steps that saturate the device, read the input again and count tokens, because every step must hold
     // the longest sequence.
-    let is_exact = match &model.tokenizer {
+    let is_exact = match model.tokenizer {
         Tokenizer::Esm => true,
-        Tokenizer::Bpe(_) => measured.longest.is_none() || measured.sequences.is_none(),
+        Tokenizer::Bpe(_) | Tokenizer::Text(_) => measured.longest.is_none() || measured.sequences.is_none(),
     };
     let saturation = settings.target()?.saturation;
     if !is_exact && measured.longest.is_some_and(|longest| longest > saturation) {
@@ -258,32 +272,41 @@ fn run(
     let records = most.as_ref().map_or(measured.sequences, |most| Some(most.records));
     let process = process(options, &measured, limits, results.memory_bytes(records, measured.name));
     let worthwhile = replicas_for_input(&options.inputs);
-    let plan = |measured: &Measured| {
-        settings.plan(request(
-            settings,
-            measured,
-            reading.order,
-            worthwhile,
-            graph,
-            budget.with(process.clone()),
-        )?)
+    let order = reading.order;
+    let plan = |measured: &Measured, budget: &Budget| {
+        let budget = budget.with(process.clone());
+        settings.plan(request(settings, measured, order, worthwhile, graph, budget)?)
     };
-    let planned = match plan(&measured) {
+    let planned = match plan(&measured, &budget) {
         // The exact number of tokens is smaller than the bound from letters, and its plan may fit.
-        Err(_) if !is_exact => plan(&measure(options, model, limits, Unit::Tokens, observer)?)?,
+        Err(_) if !is_exact => {
+            measured = measure(options, model, limits, Unit::Tokens, observer)?;
+            plan(&measured, &budget)?
+        }
         planned => planned?,
     };
-    let session = planned.start(0, start_of(model, reading.order), observer)?;
+    watch.end_stage("planned", None);
+    watch.set_planned(PlannedMemory::of(&planned.programs()[0], planned.site().budget()));
+    let record = &mut |name: &str, reading: &Reading, _: &mut dyn Observer| {
+        watch.record_stage(name, None, reading.clone());
+    };
+    let recorder = &mut StageRecorder { inner: observer, record };
+    let session = planned.start(0, start_of(model, reading.order), recorder)?;
 
     let front = open(options, model, limits, most)?;
-    let mut engine = Engine::new(session, &model.encoder, reading, results)?;
+    let mut engine = Engine::new(session, model.tokenizer, reading, results)?;
     let loaded = Instant::now();
-    let counts = stream(options, front, &mut engine, observer)?;
+    let counts = stream(options, front, &mut engine, &mut watch, observer)?;
+    watch.end_stage("computed", None);
+    if watch.wants_advice() {
+        watch.advise(planned.remedies(|budget| plan(&measured, budget)), observer);
+    }
     let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
     let devices = engine.usage().to_vec();
     say_given_back(&devices, observer);
     planned.site().compare(engine.program(), Bytes::ZERO, "at the end", observer);
     let written = engine.finish()?;
+    watch.end_stage("written", None);
     for result in written.iter().filter(|result| result.sequences == 0) {
         let text = format!("the input contains no sequence: {} has no row", result.files[0].display());
         observer.say(Level::Warning, &text);
@@ -302,6 +325,8 @@ fn run(
         memory_line: planned.memory_line(0, "outputs"),
         process: planned.site().budget().process.clone(),
         devices,
+        stages: watch.stages(),
+        health: watch.record(),
     })
 }
 
@@ -339,8 +364,8 @@ fn request<'a>(
 }
 
 /// Options to start the session that [`request`] plans.
-fn start_of(model: &EncoderModel, order: Order) -> Start<'_> {
-    Start { order, weights: vec![model], running: vec![], kept: "outputs" }
+fn start_of<'a>(model: &ModelParts<'a>, order: Order) -> Start<'a> {
+    Start { order, weights: vec![model.weights], running: vec![], kept: "outputs" }
 }
 
 /// Metadata of the result files: model, pooling and, if requested, layers.
@@ -352,7 +377,7 @@ fn metadata(options: &Options, states: &LayerSelection) -> Vec<(&'static str, St
 /// Opens all inputs for reading.
 fn open(
     options: &Options,
-    model: &EncoderModel,
+    model: &ModelParts<'_>,
     limits: Limits,
     most: Option<Extent>,
 ) -> Result<InputPipeline, RuntimeError> {
@@ -365,13 +390,13 @@ fn open(
 
 /// The length limit of the options, or the default of the model family. `Err` if sequences should be truncated
 /// and neither gives a limit.
-fn limits(options: &Options, encoder: &Encoder) -> Result<Limits, EmbedError> {
-    let letters = match encoder {
-        Encoder::Esm2(_) => options.max_length.or(Some(ESM_LENGTH)),
-        Encoder::DnabertS(_) => options.max_length,
+fn limits(options: &Options, model: &SequenceModel) -> Result<Limits, EmbedError> {
+    let letters = match model {
+        SequenceModel::Encoder(Encoder::Esm2(_)) => options.max_length.or(Some(ESM_LENGTH)),
+        SequenceModel::Encoder(Encoder::DnabertS(_)) | SequenceModel::Decoder(_) => options.max_length,
     };
     if options.truncate && letters.is_none() {
-        return Err(EmbedError::NoLimit { family: encoder.family() });
+        return Err(EmbedError::NoLimit { family: model.family() });
     }
     Ok(Limits { letters, truncate: options.truncate })
 }
@@ -429,20 +454,18 @@ fn process(options: &Options, measured: &Measured, limits: Limits, written: u64)
 }
 
 /// Reads the input once and returns the length of its longest sequence, in tokens, and the number of sequences.
-/// `Err` if a sequence exceeds the limit. With `Unit::Letters` the length is the number of letters plus one
-/// special token at each end: an upper bound, because both tokenizers give at most one token per letter, and
-/// exact for ESM-2. A pipe can be read only once: it is not read, and the length limit is returned.
+/// `Err` if a sequence exceeds the limit. With `Unit::Letters` the length is the maximum number of tokens for
+/// the number of letters, which is exact for ESM-2. A pipe can be read only once: it is not read, and the length limit is returned.
 fn measure(
     options: &Options,
-    model: &EncoderModel,
+    model: &ModelParts<'_>,
     limits: Limits,
     unit: Unit,
     observer: &dyn Observer,
 ) -> Result<Measured, EmbedError> {
-    const ENDS: u64 = 2;
     let front = open(options, model, limits, None)?;
     if front.bytes_total().is_none() {
-        let longest = limits.letters.map(|letters| letters as u64 + ENDS);
+        let longest = limits.letters.map(|letters| model.tokenizer.most_tokens(letters as u64));
         return Ok(Measured { longest, ..Measured::default() });
     }
     let (mut longest, mut measured) = (0, Measured::default());
@@ -451,11 +474,10 @@ fn measure(
     while let Some(batch) = stream.next(&mut || stopped(observer, STOPPED))? {
         stopped(observer, STOPPED)?;
         for (sequence, length) in batch.heads.iter().zip(batch.lengths()) {
-            let ends = match unit {
-                Unit::Letters => ENDS,
-                Unit::Tokens => 0,
-            };
-            longest = longest.max(length as u64 + ends);
+            longest = longest.max(match unit {
+                Unit::Letters => model.tokenizer.most_tokens(length as u64),
+                Unit::Tokens => length as u64,
+            });
             measured.letters = measured.letters.max(sequence.length);
             measured.name = measured.name.max(sequence.id.len() as u64);
             sequences += 1;
@@ -484,9 +506,11 @@ fn stream<R: Rows>(
     options: &Options,
     front: InputPipeline,
     engine: &mut Engine<R>,
+    watch: &mut Watch,
     observer: &mut dyn Observer,
 ) -> Result<Counts, EmbedError> {
     let start = Instant::now();
+    watch.begin("computing", observer);
     let mut counts = Counts::default();
     let mut progress = Progress { bytes_total: front.bytes_total(), ..Progress::default() };
     let (mut finished, mut read, mut taken) = (FinishedBytes::default(), 0, 0);
@@ -518,7 +542,7 @@ fn stream<R: Rows>(
         progress.records += (batch.heads.len() + batch.skipped.len()) as u64;
         warn(engine, observer);
         pushed?;
-        report(engine, &start, &mut progress, observer);
+        report(engine, &start, &mut progress, watch, observer);
     }
     loop {
         let drained = engine.drain(&|| stopped(observer, STOPPED));
@@ -527,10 +551,10 @@ fn stream<R: Rows>(
             break;
         }
         progress.bytes = finished.update(read, progress.bytes_total, engine.tokens(), taken);
-        report(engine, &start, &mut progress, observer);
+        report(engine, &start, &mut progress, watch, observer);
     }
     progress.bytes = read;
-    report(engine, &start, &mut progress, observer);
+    report(engine, &start, &mut progress, watch, observer);
     if counts.empty + counts.renamed > MAX_LINES {
         let Counts { empty, renamed, .. } = counts;
         let text = format!(
@@ -565,9 +589,16 @@ fn warn<R: Rows>(engine: &mut Engine<R>, observer: &mut dyn Observer) {
 }
 
 /// Sends the present counts to the progress display.
-fn report<R: Rows>(engine: &Engine<R>, start: &Instant, progress: &mut Progress, observer: &mut dyn Observer) {
+fn report<R: Rows>(
+    engine: &Engine<R>,
+    start: &Instant,
+    progress: &mut Progress,
+    watch: &mut Watch,
+    observer: &mut dyn Observer,
+) {
     progress.sequences = engine.sequences();
     progress.tokens = engine.tokens();
     progress.seconds = start.elapsed().as_secs_f64();
     observer.progress(progress);
+    watch.show(observer, |state| state.set_progress(progress));
 }

@@ -3,7 +3,7 @@
 
 use super::Pool;
 use crate::EmbedError;
-use plimsoll_models::{Encoder, Output};
+use plimsoll_models::Output;
 
 /// The requested layers and their pooling.
 pub(super) struct LayerSelection {
@@ -13,10 +13,10 @@ pub(super) struct LayerSelection {
 }
 
 impl LayerSelection {
-    /// Layers are numbered as in [`Output::HiddenOf`]; negative numbers count from the last layer. `Err` if a
+    /// Layers are numbered as in [`Output::HiddenOf`] up to `last`; negative numbers count from the last layer. `Err` if a
     /// layer does not exist or is given twice.
-    pub(super) fn new(pool: Pool, asked: Option<&[i64]>, encoder: &Encoder) -> Result<Self, EmbedError> {
-        let layers = asked.map(|asked| resolve(asked, encoder.layers())).transpose()?;
+    pub(super) fn new(pool: Pool, asked: Option<&[i64]>, last: u64) -> Result<Self, EmbedError> {
+        let layers = asked.map(|asked| resolve(asked, last)).transpose()?;
         Ok(Self { pool, layers })
     }
 

@@ -51,6 +51,22 @@ impl Block {
         Ok(Self { start, layout })
     }
 
+    /// Returns the pages behind the first `kept` bytes to the operating system; their content is lost.
+    fn give_back(&mut self, kept: usize) {
+        // Whole huge pages alone: the block is aligned to them, and the operating system would have to split one. The last
+        // page may hold memory of other owners behind the block, so it stays.
+        let (first, last) = (kept.next_multiple_of(HUGE_PAGE), self.size() / HUGE_PAGE * HUGE_PAGE);
+        if first >= last {
+            return;
+        }
+        #[cfg(target_os = "linux")]
+        // SAFETY: the range is inside the block and consists of whole pages, `&mut self` excludes all other accesses, and the
+        // memory is private and anonymous, so that it reads as zeros afterwards, which is initialised.
+        unsafe {
+            libc::madvise(self.start.as_ptr().add(first).cast(), last - first, libc::MADV_DONTNEED);
+        }
+    }
+
     /// Size in bytes.
     fn size(&self) -> usize {
         self.layout.size()
@@ -162,6 +178,13 @@ impl Arena {
         Ok(())
     }
 
+    /// Returns the pages behind the first `bytes` bytes, as far as they are this arena's own, to the operating system. They
+    /// remain part of the arena: the next access of a page takes memory for it again, with zeros as content.
+    pub fn give_back(&mut self, bytes: Bytes) {
+        let kept = bytes.saturating_sub(Bytes(self.shared())).0 as usize;
+        self.own.give_back(kept);
+    }
+
     /// Copies a range to another position; the two may overlap.
     pub fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
         let (source, target) = (self.range(from, bytes)?, self.range(to, bytes)?);
@@ -211,5 +234,36 @@ mod tests {
         }
         assert!(two.range(192, Bytes(0)).is_ok() && two.range(128, Bytes(0)).is_ok());
         assert_eq!(arena(128).own.size(), 1, "nothing of its own");
+    }
+
+    /// Pages behind a border are given back, and those before keep their content.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn memory_behind_a_border_is_given_back() {
+        let size = 8 * HUGE_PAGE as u64;
+        let mut arena = Arena::new(Bytes(size)).expect("memory");
+        arena.fill(0, Bytes(size), 7).expect("inside");
+        let resident = |arena: &Arena| {
+            let mut pages = vec![0u8; arena.own.size().div_ceil(4096)];
+            // SAFETY: the range is the block, and there is a byte for every page, which has at least 4096 bytes.
+            let code = unsafe {
+                libc::mincore(arena.own.start.as_ptr().cast(), arena.own.size(), pages.as_mut_ptr().cast())
+            };
+            assert_eq!(code, 0, "mincore");
+            pages.iter().filter(|&&page| page & 1 == 1).count() as u64 * 4096
+        };
+        if resident(&arena) != size {
+            println!("skipped: pages of this system are not of 4096 bytes, or are swapped out");
+            return;
+        }
+        let border = 3 * HUGE_PAGE as u64 - 5;
+        arena.give_back(Bytes(border));
+        assert_eq!(resident(&arena), 3 * HUGE_PAGE as u64);
+        let bytes = |arena: &Arena, at, n| arena.read(at, Bytes(n), <[u8]>::to_vec).expect("inside");
+        assert_eq!(bytes(&arena, border - 4, 4), [7; 4]);
+        assert_eq!(bytes(&arena, size - 4, 4), [0; 4], "taken again when it is read");
+        arena.write(size - 4, &[9; 4]).expect("inside");
+        arena.give_back(Bytes(size));
+        assert_eq!(bytes(&arena, size - 4, 4), [9; 4], "nothing is behind the end");
     }
 }

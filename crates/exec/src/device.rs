@@ -1,6 +1,7 @@
 //! The interface between plans and hardware: `Machine`, `Device` and their errors. Invariant: a device follows the
 //! addresses of the plan and decides nothing itself.
 
+use crate::memory::{self, Memory};
 use crate::progress::{OnStart, StartProgress, StartStage};
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec};
 use plimsoll_plan::{KernelId, Kernels, Precision, Target};
@@ -22,6 +23,16 @@ pub trait Device: Send {
     /// Allocates the arena. A second call resizes it, in place if the device can; its content is lost. On failure the
     /// arena is unchanged, or there is none.
     fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
+
+    /// Sets the sizes in bytes to which [`Device::set_mapped`] may later shrink or grow the arena; called before the arena is
+    /// allocated. `Err` if the device cannot give back a part of an arena.
+    fn set_borders(&mut self, borders: &[Bytes]) -> Result<(), DeviceError>;
+
+    /// Gives back the memory behind the first `bytes` bytes of the arena, or takes memory for them again; `bytes` is one of
+    /// the borders. Addresses and the first `bytes` bytes do not change, apart from those that were given back before, which
+    /// are undefined. No enqueued work may use the memory that is given back. If there is no memory to take, the error is
+    /// [`DeviceError::OutOfMemory`], and the arena is unchanged.
+    fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError>;
 
     /// Announces, before the arena is allocated, that its first `bytes` bytes are weights, which the replicas of one
     /// machine share.
@@ -210,7 +221,13 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Free memory for an arena and everything outside of it.
     fn free(&self) -> Result<Bytes, DeviceError>;
 
-    /// Memory that this process uses on the machine, including everything outside of arenas; `None` if unknown.
+    /// Free and total memory, counting all processes: of the card; or of the container, or else of the host.
+    fn usage(&self) -> Result<Memory, DeviceError> {
+        Ok(memory::available())
+    }
+
+    /// Memory that was taken on the machine since it was opened, including everything outside of arenas; `None` if unknown. It
+    /// also counts what other processes took or gave back since then.
     fn taken(&self) -> Result<Option<Bytes>, DeviceError> {
         Ok(None)
     }
@@ -319,6 +336,11 @@ pub enum DeviceError {
         /// Size of the arena.
         bytes: Bytes,
     },
+    /// The device has too little memory for a launch or a copy.
+    Exhausted {
+        /// The cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An address range outside of the arena: a bug of this program.
     OutsideArena {
         /// First byte of the range.
@@ -391,7 +413,7 @@ impl DeviceError {
     /// Whether a device had too little memory.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
-            Self::OutOfMemory { .. } => true,
+            Self::OutOfMemory { .. } | Self::Exhausted { .. } => true,
             Self::NoneLeft { first, .. } => first.is_out_of_memory(),
             Self::OutsideArena { .. }
             | Self::Kernels { .. }
@@ -410,6 +432,7 @@ impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfMemory { bytes } => write!(f, "the arena of {bytes} could not be allocated"),
+            Self::Exhausted { .. } => f.write_str("the device has too little memory for a launch or a copy"),
             Self::OutsideArena { at, bytes } => write!(f, "{bytes} at {at} lie outside of the arena"),
             Self::Kernels { planned, found } => {
                 write!(f, "the plan was made for {planned}, and the device has {found}")
@@ -444,7 +467,9 @@ impl fmt::Display for DeviceError {
 impl std::error::Error for DeviceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Load { source, .. } | Self::Machine { source } => Some(source.as_ref()),
+            Self::Load { source, .. } | Self::Machine { source } | Self::Exhausted { source } => {
+                Some(source.as_ref())
+            }
             Self::Thread { source } => Some(source),
             Self::NoneLeft { first, .. } => Some(first.as_ref()),
             Self::OutOfMemory { .. }

@@ -28,6 +28,8 @@ pub struct Executor {
     sources: Vec<Option<Source>>,
     /// State of in-flight steps.
     pub(crate) open: InFlightStep,
+    /// Number of instructions that the last step has issued.
+    issued: usize,
     /// Steps since the device last trimmed its memory.
     since: u64,
     /// Bytes trimmed since `given_back` was last called.
@@ -74,6 +76,7 @@ impl Executor {
             instructions,
             sources,
             open: InFlightStep::default(),
+            issued: 0,
             since: 0,
             given_back: Bytes::ZERO,
         })
@@ -91,9 +94,25 @@ impl Executor {
         Ok(())
     }
 
+    /// Gives back the memory of the arena that only the alternatives of the program before number `k` use, or takes it
+    /// again; see [`Program::arena_bytes_from`]. Until then, the program must not run these alternatives.
+    ///
+    /// # Errors
+    /// A step is in flight, errors of the device, or [`DeviceError::OutOfMemory`], after which nothing has changed.
+    pub fn use_alternatives_from(&mut self, k: usize) -> Result<(), DeviceError> {
+        self.open.none("use_alternatives_from")?;
+        self.device.wait()?;
+        self.device.set_mapped(self.program.arena_bytes_from(k))
+    }
+
     /// Bytes that the device returned to the system between steps since the last call.
     pub fn given_back(&mut self) -> Bytes {
         std::mem::take(&mut self.given_back)
+    }
+
+    /// Number of instructions that the last step has issued; after an error, those before the instruction that failed.
+    pub fn issued(&self) -> usize {
+        self.issued
     }
 
     /// A message for the user about unusual events on the device since the last call, if any.
@@ -205,9 +224,14 @@ impl Executor {
     /// Runs one step, enqueued after the in-flight steps.
     pub(crate) fn follow(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.admits(plan, counts)?;
-        let Self { device, instructions, sources, .. } = self;
-        let mut run = |device: &mut dyn Device| {
-            instructions[plan].iter().try_for_each(|one| one.run(device, counts, sources[plan].as_mut()))
+        let Self { device, instructions, sources, issued, .. } = self;
+        *issued = 0;
+        let mut run = |device: &mut dyn Device, issued: &mut usize| {
+            instructions[plan].iter().try_for_each(|one| {
+                one.run(device, counts, sources[plan].as_mut())?;
+                *issued += 1;
+                Ok(())
+            })
         };
         // A step that streams parameters cannot be captured, because the host reads the weight file between launches.
         let reads = instructions[plan].iter().any(|one| one.weight().is_some());
@@ -219,15 +243,17 @@ impl Executor {
             None => GraphCapture::Plain,
         };
         match repeat {
-            GraphCapture::Done => {}
-            GraphCapture::Plain => run(device.as_mut())?,
+            GraphCapture::Done => *issued = instructions[plan].len(),
+            GraphCapture::Plain => run(device.as_mut(), issued)?,
             GraphCapture::Record => {
-                let ran = run(device.as_mut());
+                // The captured launches have not run yet, so an error leaves the step without an issued instruction.
+                let ran = run(device.as_mut(), &mut 0);
                 let recorded =
                     device.recorder().map_or(Ok(GraphCapture::Done), |recorder| recorder.end(ran.is_ok()));
                 ran?;
-                if recorded? == GraphCapture::Plain {
-                    run(device.as_mut())?;
+                match recorded? {
+                    GraphCapture::Plain => run(device.as_mut(), issued)?,
+                    GraphCapture::Done | GraphCapture::Record => *issued = instructions[plan].len(),
                 }
             }
         }
@@ -404,6 +430,8 @@ fn made(
     let all: Vec<Vec<Instruction>> =
         (0..program.plans().len()).map(|i| instructions(program, i)).collect::<Result<_, _>>()?;
     let bytes = program.arena_bytes();
+    let borders: Vec<Bytes> = (0..program.alternatives().len()).map(|k| program.arena_bytes_from(k)).collect();
+    device.set_borders(if borders.len() > 1 { &borders } else { &[] })?;
     device.persistent(program.persistent());
     device.alloc_arena(bytes)?;
     device.stage(program.host_staging())?;

@@ -5,13 +5,25 @@ use plimsoll_graph::Bytes;
 use std::fs;
 use std::path::Path;
 
-/// Host memory of this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Free and total memory, of the host or of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Bytes that this process can still allocate without swapping, within all limits.
     pub free: Bytes,
     /// Total memory, within all limits.
     pub total: Bytes,
+}
+
+impl Memory {
+    /// Memory in use by all processes.
+    pub fn used(&self) -> Bytes {
+        self.total.saturating_sub(self.free)
+    }
+
+    /// Share of the memory that is in use, 0 to 1.
+    pub fn share(&self) -> f64 {
+        self.used().0 as f64 / self.total.0.max(1) as f64
+    }
 }
 
 /// The current state of the host's memory.

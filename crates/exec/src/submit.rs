@@ -35,6 +35,9 @@ pub(crate) struct InFlightStep {
     pub(crate) steps: u64,
     /// Pending outputs in the order of steps, each with its number of values.
     tickets: VecDeque<(Ticket, usize)>,
+    /// Outputs requested by a step that failed before all of them were requested; they are collected and dropped before
+    /// any later output.
+    orphans: VecDeque<(Ticket, usize)>,
 }
 
 impl InFlightStep {
@@ -65,7 +68,14 @@ impl Executor {
         self.check(plan, inputs, counts, outputs)?;
         self.give(inputs)?;
         self.follow(plan, counts)?;
-        self.request_outputs(outputs)?;
+        let before = self.open.tickets.len();
+        if let Err(error) = self.request_outputs(outputs) {
+            // Outputs that were requested before the error belong to no step. The device returns outputs in order, so they
+            // are collected in their turn.
+            let orphans = self.open.tickets.split_off(before);
+            self.open.orphans.extend(orphans);
+            return Err(error);
+        }
         self.open.steps += 1;
         self.open.next += 1;
         Ok(Submitted { number: self.open.next - 1, outputs: outputs.len() })
@@ -182,10 +192,19 @@ impl Executor {
             out.reserve_exact(n.saturating_sub(out.len()));
             out.resize(n, 0.0);
             // All outputs are collected even after an error: the next step's outputs follow in the same queue.
+            self.drop_orphans(ticket)?;
             let collected = self.device_mut().collect(ticket, bytemuck::cast_slice_mut(out));
             result = result.and(collected);
         }
         result
+    }
+
+    /// Collects and drops the outputs without a step that were requested before `ticket`.
+    fn drop_orphans(&mut self, ticket: Ticket) -> Result<(), DeviceError> {
+        while let Some((orphan, n)) = self.open.orphans.pop_front_if(|(orphan, _)| orphan.0 < ticket.0) {
+            self.device_mut().collect(orphan, &mut vec![0; n * DType::F32.size() as usize])?;
+        }
+        Ok(())
     }
 
     /// Turns the recording of launch and copy times on or off.

@@ -46,7 +46,8 @@ impl fmt::Display for ConfigError {
             Self::Kind(found) => write!(
                 f,
                 "model_type {found} is not known; known are `esm` (ESM-2) and `bert` of DNABERT-S (with \
-                 `alibi_starting_size`, with DNABERT's code in `auto_map`, or with its vocabulary of 4096 tokens)"
+                 `alibi_starting_size`, with DNABERT's code in `auto_map`, or with its vocabulary of 4096 tokens), \
+                 and where language models are accepted `llama`, `mistral`, `mixtral` and `plimsoll_decoder`"
             ),
         }
     }
@@ -67,12 +68,13 @@ pub enum Output {
     /// The last hidden state of every token (`hidden`: (T, D)).
     Hidden,
     /// The mean of the last hidden states of a sequence (`mean`: (S, D)): over residues for ESM-2, over all
-    /// tokens for DNABERT-S.
+    /// tokens for other models.
     Mean,
     /// The last hidden state of the first token of every sequence (`cls`: (S, D)). The graph has an additional
     /// input `rows`: i32 (S), the positions of these tokens.
     Cls,
-    /// Masked-language-model logits of every token (`logits`: (T, V)); ESM-2 only.
+    /// Logits of every token (`logits`: (T, V)): those of the masked language model for ESM-2, of the next token for
+    /// decoders; other models have none.
     Logits,
     /// [`Output::Hidden`] of a layer (`hidden.3`: (T, D)). Layers are numbered as `hidden_states` in
     /// transformers: 0 is the input of the first block, i is the output of block i, and the last is the last

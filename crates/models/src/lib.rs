@@ -18,6 +18,7 @@ mod lora;
 mod mlm;
 mod mlp_head;
 mod names;
+mod sequence_model;
 mod training;
 mod tuning;
 
@@ -36,5 +37,6 @@ pub use lora::{Lora, TrainingError};
 pub use mlm::TrainingTask;
 pub use mlp_head::{HeadConfig, mlp_head};
 pub use names::{candidates, derived, from_fair_esm, tied_tensors};
+pub use sequence_model::SequenceModel;
 pub use training::Training;
 pub use tuning::{Group, TunedPart, Tuning, group, trains};

@@ -5,6 +5,7 @@
 use crate::liveness::{Buffer, buffers};
 use crate::pack::{PackItem, Problem, solve};
 use crate::schedule::schedule;
+use crate::sharing::Sharing;
 use crate::updates::Updates;
 use crate::{
     Fuse, Fusions, Instr, KernelId, MemoryPlan, Persistent, PlanError, Policy, Precision, RecomputePolicy,
@@ -148,7 +149,7 @@ pub(crate) fn lowered(
             graph = verified("stream", passes::stream(&graph))?;
         }
     }
-    let schedule = schedule(&graph, policy.weights);
+    let schedule = schedule(&graph, policy.weights, Sharing::default());
     Ok((graph, schedule))
 }
 
@@ -196,13 +197,29 @@ fn place(
 ) -> Result<MemoryPlan, PlanError> {
     let mut slices: Vec<Option<Slice>> = vec![None; graph.values.len()];
     place_persistent(graph, schedule, target, shared, &mut slices);
-    let buffers = buffers(graph, schedule);
+    Ok(place_transient(graph, schedule, kernels, target, Sharing::default(), slices, shared.bytes()))
+}
+
+/// Assigns addresses in the transient region to all values without a slice. `persistent` is the size of the other
+/// region.
+pub(crate) fn place_transient(
+    graph: &Graph,
+    schedule: &Schedule,
+    kernels: &[KernelId],
+    target: &Target,
+    sharing: Sharing,
+    mut slices: Vec<Option<Slice>>,
+    persistent: Bytes,
+) -> MemoryPlan {
+    let buffers = buffers(graph, schedule, sharing);
     let scratch = scratch(graph, schedule, kernels, target);
     let item = |bytes: Bytes, birth, death| PackItem { size: bytes.0, birth, death };
     // Lifetimes are counted in instants (see `Buffer`): instant 0 is the upload of the inputs, so instruction i is
     // instant i + 1, and a workspace lives for the instant of its launch only.
     let items = buffers.iter().map(|b: &Buffer| item(b.bytes, b.birth, b.death));
-    let spaces = scratch.iter().map(|&(i, bytes)| item(bytes, i as u32 + 1, i as u32 + 1));
+    let end = schedule.instrs.len() as u32 + 1;
+    let during = |i: usize| if sharing.lifetimes { (i as u32 + 1, i as u32 + 1) } else { (0, end) };
+    let spaces = scratch.iter().map(|&(i, bytes)| item(bytes, during(i).0, during(i).1));
     let problem = Problem { items: items.chain(spaces).collect(), align: target.alignment };
     let packing = solve(&problem);
     let slice = |k: usize, bytes| Slice { region: Region::Transient, offset: packing.offsets[k], bytes };
@@ -221,8 +238,8 @@ fn place(
     let live: Vec<usize> = problem.live_at(bound.instant);
     let holder = |b: &Buffer| b.holder(bound.instant);
     let live_at_peak: Vec<ValueId> = live.iter().filter_map(|&k| buffers.get(k)).map(holder).collect();
-    Ok(MemoryPlan {
-        persistent: shared.bytes(),
+    MemoryPlan {
+        persistent,
         transient: Bytes(packing.height),
         slices,
         workspaces,
@@ -231,7 +248,7 @@ fn place(
         // Back from instants to instructions. A peak at the upload (instant 0) is counted for the first instruction,
         // where the inputs are still live (see `buffers`).
         peak_instr: (bound.instant as usize).clamp(1, schedule.instrs.len().max(1)) - 1,
-    })
+    }
 }
 
 /// Gives resident parameters and states consecutive addresses, in the order of the graph. A new value of a state that
@@ -251,7 +268,7 @@ fn place_persistent(
             slices[id.index()] = shared.place(graph, &value.spec, target.alignment);
         }
     }
-    for (v, home) in Updates::of(graph).home.iter().enumerate() {
+    for (v, home) in Updates::of(graph, Sharing::default()).home.iter().enumerate() {
         if let Some(state) = home {
             slices[v] = slices[state.index()];
         }

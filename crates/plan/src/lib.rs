@@ -22,6 +22,7 @@ mod policy;
 mod program;
 mod schedule;
 mod search;
+mod sharing;
 mod target;
 mod timeline;
 pub mod training;
@@ -48,6 +49,7 @@ pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};
 pub use program::{InputId, OutputId, Program, Staging};
 pub use schedule::{Instr, Schedule};
 pub use search::{Build, Search, Streaming, fit, largest};
+pub use sharing::Sharing;
 pub use target::{Rates, Reserved, Target};
 pub use timeline::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};
 pub use training::{

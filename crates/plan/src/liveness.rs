@@ -2,6 +2,7 @@
 //! the storage of an input only if the op's alias rule allows it and the input is not read later.
 
 use crate::schedule::{Instr, Schedule};
+use crate::sharing::Sharing;
 use crate::updates::Updates;
 use plimsoll_graph::{Bytes, Graph, Node, NodeId, Role, ValueId};
 
@@ -26,9 +27,9 @@ impl Buffer {
 }
 
 /// Computes the transient buffers of a schedule.
-pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
+pub(crate) fn buffers(graph: &Graph, schedule: &Schedule, sharing: Sharing) -> Vec<Buffer> {
     let deaths = deaths(graph, schedule);
-    let home = Updates::of(graph).home;
+    let home = Updates::of(graph, sharing).home;
     let mut of_value: Vec<Option<usize>> = vec![None; graph.values.len()];
     let mut buffers: Vec<Buffer> = vec![];
     let mut open = |values: &mut [Option<usize>], v: ValueId, birth: u32, death: u32| {
@@ -65,7 +66,7 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
             // Storage is free if this instruction is the last reader. A value that is written directly into the
             // storage of a state is in the persistent region, so its storage is not available.
             let free = |old: ValueId| deaths[old.index()] == instant && home[old.index()].is_none();
-            match reusable(graph, id, k, v, free, &taken) {
+            match reusable(graph, id, k, v, free, &taken).filter(|_| sharing.operands) {
                 Some(old) => {
                     taken.push(old);
                     merges.push((instant, old, v));
@@ -79,6 +80,10 @@ pub(crate) fn buffers(graph: &Graph, schedule: &Schedule) -> Vec<Buffer> {
         of_value[v.index()] = Some(buffer);
         buffers[buffer].values.push((instant, v));
         buffers[buffer].death = buffers[buffer].death.max(deaths[v.index()]);
+    }
+    if !sharing.lifetimes {
+        let end = schedule.instrs.len() as u32 + 1;
+        buffers.iter_mut().for_each(|buffer| (buffer.birth, buffer.death) = (0, end));
     }
     buffers
 }

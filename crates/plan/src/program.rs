@@ -53,7 +53,7 @@ use std::fmt::Write as _;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     target: Target,
-    plans: Vec<(String, Plan)>,
+    pub(crate) plans: Vec<(String, Plan)>,
     pub(crate) staging: Vec<Staging>,
     /// Bytes in the same memory space that are outside the arena.
     host_extra: Vec<Staging>,
@@ -63,6 +63,8 @@ pub struct Program {
     pub(crate) in_flight: Option<InFlightBuffers>,
     /// Number of replicas: arenas that execute steps concurrently and share the weights at their start.
     replicas: usize,
+    /// Indices of plans of which a run uses one at a time, the largest first.
+    alternatives: Vec<usize>,
 }
 
 /// A buffer that belongs to no plan, inside or outside the arena, such as rows that wait between two plans.
@@ -95,13 +97,22 @@ pub struct OutputId {
 impl Program {
     /// Combines named plans for one target into a program.
     pub fn new(target: Target, plans: Vec<(String, Plan)>, staging: Vec<Staging>) -> Self {
-        Self { target, plans, staging, host_extra: vec![], shared: false, in_flight: None, replicas: 1 }
+        Self {
+            target,
+            plans,
+            staging,
+            host_extra: vec![],
+            shared: false,
+            in_flight: None,
+            replicas: 1,
+            alternatives: vec![],
+        }
     }
 
     /// Combines plans that were compiled with one [`Persistent`](crate::Persistent) and therefore share their
     /// parameters and states.
     pub fn sharing(target: Target, plans: Vec<(String, Plan)>) -> Self {
-        Self { target, plans, staging: vec![], host_extra: vec![], shared: true, in_flight: None, replicas: 1 }
+        Self { shared: true, ..Self::new(target, plans, vec![]) }
     }
 
     /// Adds memory that a run uses outside the arena, in the memory space to which the budget applies. It
@@ -114,6 +125,24 @@ impl Program {
     /// region.
     pub fn with_replicas(self, replicas: usize) -> Self {
         Self { replicas: replicas.max(1), ..self }
+    }
+
+    /// Sets the plans of which a run uses one at a time, by index, the largest first.
+    pub(crate) fn with_alternatives(self, alternatives: Vec<usize>) -> Self {
+        Self { alternatives, ..self }
+    }
+
+    /// Indices of the plans of which a run uses one at a time, the largest first; empty if it uses all of them.
+    pub fn alternatives(&self) -> &[usize] {
+        &self.alternatives
+    }
+
+    /// Bytes of the arena that all plans need except the alternatives before number `k`, which are larger. The transient
+    /// region is at the end of the arena, so the memory behind is needed by larger alternatives alone.
+    pub fn arena_bytes_from(&self, k: usize) -> Bytes {
+        let unused = &self.alternatives[..k];
+        let used = self.plans.iter().enumerate().filter(|(i, _)| !unused.contains(i));
+        self.transient_base() + used.map(|(_, (_, p))| p.memory.transient).max().unwrap_or_default()
     }
 
     /// Number of replicas that execute steps concurrently.
@@ -176,6 +205,11 @@ impl Program {
         self.arena_bytes() + self.more_replicas() + self.kept_beside() + self.target.reserved()
     }
 
+    /// Size of the arenas of all replicas, with the shared weights counted once.
+    pub fn all_arenas_bytes(&self) -> Bytes {
+        self.arena_bytes() + self.more_replicas()
+    }
+
     /// Memory of the replicas after the first, which do not allocate the shared weights again.
     fn more_replicas(&self) -> Bytes {
         let each = self.arena_bytes() - self.persistent();
@@ -189,6 +223,13 @@ impl Program {
         let each = self.transient_base() - self.persistent() + live;
         let all = Bytes(each.0 * self.replicas as u64);
         self.persistent() + all + self.kept_beside() + self.target.reserved()
+    }
+
+    /// Fragmentation of the arena: the share by which the peak exceeds [`Program::lower_bound`], the memory of a packing
+    /// without gaps.
+    pub fn packing_waste(&self) -> f64 {
+        let (peak, bound) = (self.peak(), self.lower_bound());
+        peak.saturating_sub(bound).0 as f64 / bound.0.max(1) as f64
     }
 
     /// Index of the plan with the largest transient region, and the label of the instruction at its peak.

@@ -2,6 +2,7 @@
 
 use crate::Weights;
 use crate::passes::streamed;
+use crate::sharing::Sharing;
 use crate::updates::Updates;
 use plimsoll_graph::{Graph, NodeId, ValueId};
 use serde::{Deserialize, Serialize};
@@ -33,12 +34,12 @@ pub struct Schedule {
 /// Schedules the nodes in the order of the graph. Each node comes after the loads of its streamed parameters
 /// and before the copies to states that are not read afterwards. A new value that is written directly into its
 /// state's storage needs no copy.
-pub(crate) fn schedule(graph: &Graph, weights: Weights) -> Schedule {
+pub(crate) fn schedule(graph: &Graph, weights: Weights, sharing: Sharing) -> Schedule {
     let streamed = match weights {
         Weights::Resident | Weights::Trained => vec![false; graph.values.len()],
         Weights::Streamed => streamed(graph),
     };
-    let updates = Updates::of(graph);
+    let updates = Updates::of(graph, sharing);
     let copy = |&(to, from): &(ValueId, ValueId)| Instr::Copy { from, to };
     let mut instrs: Vec<Instr> = updates.before.iter().map(copy).collect();
     for (id, node) in graph.nodes() {

@@ -4,6 +4,7 @@
 
 use crate::liveness::buffers;
 use crate::program::{load_label, transient_label};
+use crate::sharing::Sharing;
 use crate::{Instr, Plan, Program, Region, Slice, Staging, node_seconds};
 use plimsoll_graph::{Bytes, Def, Graph, NodeId, Phase, Role, ValueId, node_label};
 use std::collections::{BTreeMap, BTreeSet};
@@ -235,7 +236,7 @@ impl Program {
                     });
                 }
             };
-        for buffer in buffers(graph, &plan.schedule) {
+        for buffer in buffers(graph, &plan.schedule, Sharing::default()) {
             for (k, &(from, v)) in buffer.values.iter().enumerate() {
                 // A value that is overwritten in place is replaced at the instant of the next one.
                 let until = buffer.values.get(k + 1).map_or(buffer.death, |(next, _)| next.saturating_sub(1));

@@ -2,6 +2,7 @@
 //! state wherever the old value is no longer read; otherwise it is copied there immediately after the last read
 //! of the old value.
 
+use crate::sharing::Sharing;
 use plimsoll_graph::{Def, Graph, NodeId, ValueId};
 
 /// How the updates of a graph are performed.
@@ -16,7 +17,7 @@ pub(crate) struct Updates {
 }
 
 impl Updates {
-    pub(crate) fn of(graph: &Graph) -> Self {
+    pub(crate) fn of(graph: &Graph, sharing: Sharing) -> Self {
         let last = last_reads(graph);
         let mut updates = Self {
             home: vec![None; graph.values.len()],
@@ -26,7 +27,7 @@ impl Updates {
         for &(state, new) in &graph.updates {
             let read = last[state.index()];
             match graph.value(new).def {
-                Def::Node(id, k) if written_there(graph, state, id, k as usize, read) => {
+                Def::Node(id, k) if sharing.states && written_there(graph, state, id, k as usize, read) => {
                     match &mut updates.home[new.index()] {
                         home @ None => *home = Some(state),
                         // The value is the new value of two states and can be written directly into only one of

@@ -3,6 +3,8 @@
 
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_runtime::{Failure, RuntimeError};
+use plimsoll_train::TrainError;
+use plimsoll_train::history::MixedFolders;
 use std::path::PathBuf;
 
 /// Error of [`plot`](crate::plot()).
@@ -12,6 +14,71 @@ pub enum PlotError {
     /// Reading results or writing pictures failed.
     #[error(transparent)]
     Runtime(RuntimeError),
+    /// A training run cannot be read.
+    #[error(transparent)]
+    Training(TrainError),
+    /// Some of the folders are training runs, and others are not.
+    #[error(transparent)]
+    Mixture(MixedFolders),
+    /// Several folders are given, none of which is a training run.
+    #[error("the pictures of a prediction are of one folder; give one folder, or the folders of training runs")]
+    SeveralPredictions,
+    /// More training runs than colours.
+    #[error("{count} training runs; at most {most} can be told apart in one picture, so give fewer folders")]
+    TooManyRuns {
+        /// Number of runs.
+        count: usize,
+        /// Maximum number of runs.
+        most: usize,
+    },
+    /// An option for training runs is given for a prediction.
+    #[error("{flag} is for training runs, and {} is not one; omit {flag}", EscapedPath(folder))]
+    OfTraining {
+        /// The option.
+        flag: &'static str,
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// An option for predictions is given for training runs.
+    #[error(
+        "{flag} is for predictions, and {} is a training run; omit {flag}, or choose charts with --series",
+        EscapedPath(folder)
+    )]
+    OfPrediction {
+        /// The option.
+        flag: &'static str,
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The training runs do not have the requested series.
+    #[error("--series {name}: no such series in these runs{hint}; there are {}", known.join(", "))]
+    UnknownSeries {
+        /// The name.
+        name: String,
+        /// The nearest name, as a part of the message.
+        hint: String,
+        /// All names.
+        known: Vec<String>,
+    },
+    /// Charts and the load of the experts are requested in a single file.
+    #[error("--series expert_load is a picture of its own; give a folder with -o, or omit the other series")]
+    TwoPictures,
+    /// A logarithmic axis is requested, and suits none of the charts.
+    #[error(
+        "--log: none of {} can have a logarithmic axis; omit --log, or choose with --series from loss, auxiliary, lr, \
+         grad_norm and loss_scale",
+        charts.join(", ")
+    )]
+    NoLogarithm {
+        /// Names of the charts.
+        charts: Vec<String>,
+    },
+    /// The training runs have no numbers yet.
+    #[error("{}: metrics.jsonl has no number yet; wait for the first logged step", EscapedPath(folder))]
+    NothingToDraw {
+        /// Folder of the first run.
+        folder: PathBuf,
+    },
     /// The results do not contain the requested record.
     #[error("--record {id}: no such record in {}{nearest}", folder.display())]
     NoSuchRecord {
@@ -27,6 +94,12 @@ pub enum PlotError {
     Exists {
         /// Path of the picture.
         path: PathBuf,
+    },
+    /// The folder does not exist.
+    #[error("{}: there is no such folder; check the path", EscapedPath(folder))]
+    NoFolder {
+        /// The folder.
+        folder: PathBuf,
     },
     /// The folder contains no complete results.
     #[error(
@@ -174,6 +247,7 @@ impl Failure for PlotError {
     fn of_runtime(&self) -> Option<&RuntimeError> {
         match self {
             Self::Runtime(error) => Some(error),
+            Self::Training(error) => error.of_runtime(),
             _ => None,
         }
     }

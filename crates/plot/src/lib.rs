@@ -1,6 +1,6 @@
-//! `plimsoll plot`: pictures of the results of viral prediction. Reads the run record, scans the tables once
-//! for records and once for windows, draws the pictures and writes them. Invariant: predictions are not
-//! recomputed and results are not changed; equal results and options give equal bytes.
+//! `plimsoll plot`: pictures of the results of viral prediction, or of training runs. For a prediction, reads the run record,
+//! scans the tables once for records and once for windows, draws the pictures and writes them; training runs are in
+//! `training.rs`. Invariant: nothing is recomputed and results are not changed; equal results and options give equal bytes.
 #![forbid(unsafe_code)]
 
 mod draw;
@@ -9,6 +9,7 @@ mod names;
 mod results;
 mod survey;
 mod track;
+mod training;
 mod virnucpro;
 
 pub use error::PlotError;
@@ -17,6 +18,7 @@ use draw::{png, scene::Scene, svg};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
+use plimsoll_train::history;
 use results::Results;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -52,19 +54,23 @@ impl Format {
 /// Destination of pictures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// One file with one picture: the overview, or the requested record.
+    /// One file with one picture: the overview, the requested record, or the charts of training runs.
     File(PathBuf, Format),
-    /// A folder for the overview and every requested record, in each of the formats.
+    /// A folder for the overview and every requested record, or for the pictures of training runs, in each of the formats.
     Folder(PathBuf, Vec<Format>),
 }
 
 /// Options of [`plot()`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The folder that `predict` wrote, or a folder of results of VirNucPro.
-    pub results: PathBuf,
-    /// Ids of the records to draw, as in `predictions.tsv`.
+    /// The folder that `predict` wrote, or a folder of results of VirNucPro; or the folders of training runs.
+    pub results: Vec<PathBuf>,
+    /// Ids of the records of a prediction to draw, as in `predictions.tsv`.
     pub records: Vec<String>,
+    /// Charts or series of training runs to draw; empty for all.
+    pub series: Vec<String>,
+    /// Whether the charts of training runs for which it is suitable have a logarithmic axis.
+    pub log: bool,
     /// Destination of the pictures.
     pub output: Output,
     /// Width of a picture in millimetres.
@@ -82,11 +88,17 @@ struct Picture {
     scene: Scene,
 }
 
-/// Draws the pictures and returns the paths of the written files: the overview first, then the requested records in the
-/// order of `records`. Nothing is written unless all pictures could be drawn.
+/// Draws the pictures and returns the paths of the written files: of a prediction the overview first, then the requested
+/// records in the order of `records`; of training runs the charts, then the load of the experts. Nothing is written unless
+/// all pictures could be drawn.
 ///
 /// # Errors
-/// - [`PlotError::NoResult`], [`PlotError::NotARunRecord`]: the folder has no complete results.
+/// - [`PlotError::Mixture`], [`PlotError::SeveralPredictions`], [`PlotError::OfTraining`], [`PlotError::OfPrediction`]:
+///   folders or options that do not belong together.
+/// - [`PlotError::Training`], [`PlotError::UnknownSeries`], [`PlotError::NothingToDraw`], [`PlotError::TooManyRuns`]: training
+///   runs that cannot be drawn.
+/// - [`PlotError::NoLogarithm`]: `log` is set, and none of the chosen charts can have a logarithmic axis.
+/// - [`PlotError::NoFolder`], [`PlotError::NoResult`], [`PlotError::NotARunRecord`]: the folder has no complete results.
 /// - [`PlotError::SeveralRuns`], [`PlotError::NoWindows`], [`PlotError::SeveralWindows`], [`PlotError::NotAWindow`],
 ///   [`PlotError::WindowOutOfOrder`], [`PlotError::TornWindows`], [`PlotError::UnknownWindow`],
 ///   [`PlotError::Contradiction`]: results of VirNucPro that are ambiguous, incomplete or inconsistent.
@@ -94,7 +106,20 @@ struct Picture {
 /// - [`PlotError::Exists`]: a picture exists and `force` is not set.
 /// - [`PlotError::Runtime`]: a table cannot be read, or a picture cannot be written.
 pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
-    let results = Results::open(&options.results)?;
+    let is_training = history::are_training_runs(&options.results).map_err(PlotError::Mixture)?;
+    let pictures = if is_training { training::pictures(options)? } else { of_prediction(options)? };
+    write(&pictures, options)
+}
+
+/// The pictures of a prediction.
+fn of_prediction(options: &Options) -> Result<Vec<Picture>, PlotError> {
+    let flag = if options.log { Some("--log") } else { (!options.series.is_empty()).then_some("--series") };
+    let [folder] = &options.results[..] else { return Err(PlotError::SeveralPredictions) };
+    // A folder that does not exist is reported as such below.
+    if let Some(flag) = flag.filter(|_| folder.exists()) {
+        return Err(PlotError::OfTraining { flag, folder: folder.clone() });
+    }
+    let results = Results::open(folder)?;
     let (mut survey, asked) = look(&results, &options.records)?;
     let with_overview = matches!(options.output, Output::Folder(..)) || options.records.is_empty();
     let leading = if with_overview { survey.leading.entries.clone() } else { vec![] };
@@ -114,7 +139,7 @@ pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
     for (track, name) in asked.iter().filter_map(track).zip(names) {
         pictures.push(Picture { name, scene: draw::record(track, &results.about, width) });
     }
-    write(&pictures, options)
+    Ok(pictures)
 }
 
 /// Scans all records; returns their statistics and the records with the requested ids, in the order of `ids`. A record

@@ -85,7 +85,11 @@ impl Results {
                 let (about, source) = (original.about.clone(), Source::Original(original));
                 return Ok(Results { folder: folder.to_owned(), about, source });
             }
-            return Err(PlotError::NoResult { folder: folder.to_owned() });
+            let (is_missing, folder) = (!folder.exists(), folder.to_owned());
+            return Err(match is_missing {
+                true => PlotError::NoFolder { folder },
+                false => PlotError::NoResult { folder },
+            });
         }
         let text = fs::read_to_string(&path).map_err(RuntimeError::io(&path))?;
         let record: Option<Value> = serde_json::from_str(&text).ok();

@@ -325,7 +325,7 @@ fn score_lines(scores: &[f64]) -> String {
 }
 
 /// A thin line across the plot with its label on the left; `height` is from 0 to 1.
-fn left_label(height: f64, text: &str) -> String {
+pub fn left_label(height: f64, text: &str) -> String {
     let y = decimal(100.0 * (1.0 - height), 2);
     format!(
         "<line class=\"grid\" x1=\"0\" x2=\"100%\" y1=\"{y}%\" y2=\"{y}%\"/><text x=\"0\" dx=\"-8\" y=\"{y}%\" \
@@ -333,7 +333,7 @@ fn left_label(height: f64, text: &str) -> String {
     )
 }
 
-fn bottom_labels(ticks: &[Tick]) -> String {
+pub fn bottom_labels(ticks: &[Tick]) -> String {
     let label = |(place, text): &Tick| {
         let x = decimal(100.0 * place, 2);
         format!(

@@ -2,6 +2,8 @@
 
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::{Failure, RuntimeError};
+use plimsoll_train::TrainError;
+use plimsoll_train::history::MixedFolders;
 use std::path::PathBuf;
 
 /// Error of [`report`](crate::report()).
@@ -11,11 +13,34 @@ pub enum ReportError {
     /// Reading results or writing the page failed.
     #[error(transparent)]
     Runtime(RuntimeError),
+    /// A training run cannot be read.
+    #[error(transparent)]
+    Training(TrainError),
+    /// Some of the folders are training runs, and others are not.
+    #[error(transparent)]
+    Mixture(MixedFolders),
+    /// Several folders are given, none of which is a training run.
+    #[error("the report of a prediction is of one folder; give one folder, or the folders of training runs")]
+    SeveralPredictions,
+    /// More training runs than colours.
+    #[error("{count} training runs; at most {most} can be told apart on one page, so give fewer folders")]
+    TooManyRuns {
+        /// Number of runs.
+        count: usize,
+        /// Maximum number of runs.
+        most: usize,
+    },
     /// The output file exists and `force` is not set.
     #[error("{} already exists; use --force to replace it, or choose another file with -o", EscapedPath(path))]
     Exists {
         /// Path of the file.
         path: PathBuf,
+    },
+    /// The folder does not exist.
+    #[error("{}: there is no such folder; check the path", EscapedPath(folder))]
+    NoFolder {
+        /// The folder.
+        folder: PathBuf,
     },
     /// The folder contains no complete results.
     #[error(
@@ -64,6 +89,7 @@ impl Failure for ReportError {
     fn of_runtime(&self) -> Option<&RuntimeError> {
         match self {
             Self::Runtime(error) => Some(error),
+            Self::Training(error) => error.of_runtime(),
             _ => None,
         }
     }

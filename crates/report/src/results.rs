@@ -111,6 +111,7 @@ impl Results {
     pub fn open(folder: &Path) -> Result<Self, ReportError> {
         let path = folder.join(RUN_RECORD);
         let text = bounded::read_text(&path, LONGEST_RECORD).map_err(|error| match error.kind() {
+            ErrorKind::NotFound if !folder.exists() => ReportError::NoFolder { folder: folder.to_owned() },
             ErrorKind::NotFound | ErrorKind::NotADirectory => {
                 ReportError::NoResult { folder: folder.to_owned() }
             }

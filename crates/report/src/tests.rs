@@ -264,7 +264,7 @@ fn folders_without_results_and_existing_files_are_refused() {
     folder.refuses("there is no run.json in it");
     folder.caller(PREDICTIONS, OF_WINDOWS, OF_REGIONS);
     let (output, title) = (folder.0.join("page.html"), Some("A <title>".to_owned()));
-    let mut options = Options { results: folder.0.clone(), output, title, force: false };
+    let mut options = Options { results: vec![folder.0.clone()], output, title, force: false };
     report(&options).expect("written");
     let page = fs::read_to_string(&options.output).expect("there");
     assert!(page.contains("<h1>A &lt;title&gt;</h1>"));

@@ -72,8 +72,28 @@
         death: lives[k] < 0 ? count - 1 : birth[k] + lives[k], whole: lives[k] < 0, address: at * data.alignment, bytes,
       };
     });
+    if (data.measured) data.measured.times.forEach((time, i) => { instructions[i].measured = time === null ? null : time / 1e9; });
     return { ...data, instructions, tensors, count };
   }
+
+  // Positions of the instructions on an axis, scaled to the number of instructions: an instruction i reaches from
+  // positions[i] to positions[i + 1]. An axis of time gives each instruction the width of its time.
+  function positions(t, axis) {
+    const all = new Float64Array(t.count + 1);
+    for (let i = 0; i < t.count; i += 1) {
+      const { seconds, measured } = t.instructions[i];
+      all[i + 1] = all[i] + (axis === "expected" ? seconds : axis === "measured" ? measured || 0 : 1);
+    }
+    const total = all[t.count];
+    if (total <= 0) return { all: Float64Array.from(all, (_, i) => i), total: 0 };
+    for (let i = 0; i <= t.count; i += 1) all[i] *= t.count / total;
+    return { all, total: axis === "instructions" ? 0 : total };
+  }
+
+  const clock = (seconds) => {
+    const [number, unit] = seconds >= 1 ? [seconds, "s"] : seconds >= 1e-3 ? [1e3 * seconds, "ms"] : [1e6 * seconds, "µs"];
+    return Number(number.toPrecision(3)) + "\u00a0" + unit;
+  };
 
   // Bytes of every band at every instruction. A band is a line of the ledger, or a range of layers.
   function bands(t, byLayer) {
@@ -149,11 +169,11 @@
     return all;
   }
 
-  const state = { byLayer: false, search: "", whole: false };
+  const state = { byLayer: false, search: "", whole: false, axis: "instructions" };
   const all = figures.map((figure) => build(figure, read(JSON.parse(document.getElementById(figure.dataset.timeline).textContent))));
-  const scale = () => Math.max(...all.map((chart) => Math.max(chart.t.peak, chart.limit || 0)));
+  const scale = () => Math.max(...all.map((chart) => Math.max(chart.t.peak, chart.measuredPeak, chart.limit || 0)));
   // A budget far above the peak would press the chart flat: it is then a text, not a line.
-  const peaks = () => Math.max(...all.map((chart) => chart.t.peak));
+  const peaks = () => Math.max(...all.map((chart) => Math.max(chart.t.peak, chart.measuredPeak)));
   const range = () => (scale() > 3 * peaks() ? peaks() : scale()) * 1.06;
 
   function build(figure, t) {
@@ -163,10 +183,34 @@
     const readout = element("p", { class: "readout", role: "status" });
     figure.append(canvas, tip, legend, readout);
     const chart = { t, from: 0, to: t.count, drag: null, pinned: null, width: 0, bands: null, limit: t.budget === null ? null : t.budget - t.process };
+    const memory = t.measured ? t.measured.memory : [];
+    chart.measuredPeak = Math.max(0, ...memory.flatMap(([, bytes]) => bytes.map(([, at]) => at)));
 
-    const xOf = (i) => LEFT + (i - chart.from) / (chart.to - chart.from) * (chart.width - LEFT - RIGHT);
+    // Places on the axis; `chart.from` and `chart.to` are the ends of the shown part.
+    const placeOf = (i) => {
+      const whole = Math.min(t.count, Math.floor(i));
+      const { all } = chart.positions;
+      return all[whole] + (i - whole) * (whole < t.count ? all[whole + 1] - all[whole] : 0);
+    };
+    const xOf = (i) => LEFT + (placeOf(i) - chart.from) / (chart.to - chart.from) * (chart.width - LEFT - RIGHT);
     const atX = (x) => chart.from + (x - LEFT) / (chart.width - LEFT - RIGHT) * (chart.to - chart.from);
-    const instructionAt = (x) => Math.max(0, Math.min(t.count - 1, Math.floor(atX(x))));
+    // The last instruction that begins at the place or before it.
+    const instructionAt = (x) => {
+      const [place, { all }] = [atX(x), chart.positions];
+      let [low, high] = [0, t.count - 1];
+      while (low < high) {
+        const middle = Math.ceil((low + high) / 2);
+        if (all[middle] <= place) low = middle;
+        else high = middle - 1;
+      }
+      return low;
+    };
+    chart.axis = () => {
+      chart.positions = positions(t, state.axis);
+      [chart.from, chart.to] = [0, t.count];
+    };
+    chart.axis();
+    chart.around = (i, half) => [placeOf(i) - half, placeOf(i) + half];
     const mapTop = 22 + STACK + STRIP + 40;
 
     // The addresses that the map shows: all of the arena, or only those of tensors that come and go.
@@ -215,7 +259,9 @@
       // Each column of pixels shows the instruction with the most bytes that falls into it, so that no peak is lost.
       for (let x = LEFT; x < right; x += 1) {
         const first = instructionAt(x);
-        const last = Math.max(first, Math.min(t.count - 1, Math.ceil(atX(x + 1)) - 1));
+        // The instruction at the next column belongs to that column; the last instruction has none after it.
+        const next = state.axis === "instructions" && atX(x + 1) < t.count ? 1 : 0;
+        const last = Math.max(first, instructionAt(x + 1) - next);
         let at = first;
         for (let i = first; i <= last; i += 1) if (total[i] > total[at]) at = i;
         let sum = 0;
@@ -231,9 +277,10 @@
 
       // Phases, and the plans of the step.
       const strip = 22 + STACK + 6;
-      let begin = Math.max(0, Math.floor(chart.from));
-      for (let i = begin; i <= Math.min(t.count, Math.ceil(chart.to)); i += 1) {
-        if (i === Math.min(t.count, Math.ceil(chart.to)) || t.instructions[i].phase !== t.instructions[begin].phase) {
+      let begin = instructionAt(LEFT);
+      const end = Math.min(t.count, instructionAt(right) + 1);
+      for (let i = begin; i <= end; i += 1) {
+        if (i === end || t.instructions[i].phase !== t.instructions[begin].phase) {
           if (i > begin) {
             const [a, b] = [Math.max(LEFT, xOf(begin)), Math.min(right, xOf(i))];
             c.fillStyle = color(t.instructions[begin].phase);
@@ -247,7 +294,7 @@
         const [a, b] = [Math.max(LEFT, xOf(first)), Math.min(right, xOf(first + count))];
         if (b <= a) continue;
         c.fillStyle = color("strong-line");
-        if (first > chart.from) c.fillRect(Math.round(a), 14, 1, mapTop + MAP - 14);
+        if (placeOf(first) > chart.from) c.fillRect(Math.round(a), 14, 1, mapTop + MAP - 14);
         c.fillStyle = muted;
         c.textAlign = "left";
         if (t.plans.length > 1 && c.measureText(name).width < b - a - 8) c.fillText(name, a + 4, 12);
@@ -255,9 +302,42 @@
       c.fillStyle = muted;
       c.textAlign = "center";
       const count = Math.max(2, Math.floor((right - LEFT) / 90));
-      for (const i of ticks(chart.from, chart.to, count).filter((i) => Number.isInteger(i) && i < t.count)) {
-        c.fillText(grouped(i), Math.min(right - 12, xOf(i + 0.5)), strip + 26);
+      if (chart.positions.total > 0) {
+        const seconds = chart.positions.total / t.count;
+        for (const at of ticks(chart.from * seconds, chart.to * seconds, count)) {
+          const x = LEFT + (at / seconds - chart.from) / (chart.to - chart.from) * (right - LEFT);
+          c.fillText(clock(at), Math.min(right - 16, x), strip + 26);
+        }
+      } else {
+        for (const i of ticks(chart.from, chart.to, count).filter((i) => Number.isInteger(i) && i < t.count)) {
+          c.fillText(grouped(i), Math.min(right - 12, xOf(i + 0.5)), strip + 26);
+        }
       }
+
+      // Measured memory, as steps: a reading holds until the next.
+      memory.forEach(([name, bytes], k) => {
+        c.strokeStyle = fg;
+        c.lineWidth = 1.5;
+        c.setLineDash(k ? [2, 3] : []);
+        c.save();
+        c.beginPath();
+        c.rect(LEFT, 0, right - LEFT, 22 + STACK);
+        c.clip();
+        c.beginPath();
+        bytes.forEach(([i, at], n) => {
+          if (n === 0) c.moveTo(xOf(i), y(at));
+          else c.lineTo(xOf(i), y(bytes[n - 1][1]));
+          c.lineTo(xOf(i), y(at));
+        });
+        if (bytes.length > 0) c.lineTo(xOf(bytes[bytes.length - 1][0] + 1), y(bytes[bytes.length - 1][1]));
+        c.stroke();
+        c.restore();
+        c.setLineDash([]);
+        if (bytes.length > 0) {
+          c.textAlign = "left";
+          halo(c, name, LEFT + 6, Math.max(34, y(bytes[0][1]) - 6) + 14 * k, fg, bg);
+        }
+      });
 
       // Budget and peak.
       c.textAlign = "left";
@@ -272,7 +352,7 @@
         c.setLineDash([]);
         halo(c, "budget " + short(chart.limit), LEFT + 6, y(chart.limit) - 5, fg, bg);
       }
-      if (t.peakAt >= chart.from && t.peakAt < chart.to) {
+      if (placeOf(t.peakAt + 0.5) >= chart.from && placeOf(t.peakAt + 0.5) < chart.to) {
         const [px, py] = [xOf(t.peakAt + 0.5), y(t.peak)];
         c.fillStyle = color("peak");
         c.beginPath();
@@ -315,7 +395,7 @@
         return [a, top, Math.max(b - a, 0.5), Math.max(bottom - top, 0.25)];
       };
       for (const tensor of t.tensors) {
-        if (tensor.death + 1 < chart.from || tensor.birth > chart.to) continue;
+        if (placeOf(tensor.death + 1) < chart.from || placeOf(tensor.birth) > chart.to) continue;
         const [a, top, w, h] = box(tensor);
         c.globalAlpha = found.size > 0 && !found.has(tensor) ? 0.25 : 1;
         c.fillStyle = colors[tensor.band];
@@ -370,7 +450,12 @@
         const life = largest.whole ? "during the whole run" : "from instruction " + grouped(largest.birth) + " to " + grouped(largest.death);
         parts.push("The largest is " + largest.name + ", " + short(largest.bytes) + " at 0x" + largest.address.toString(16) + " " + life + ". ");
       }
-      if (chart.from > 0 || chart.to < t.count) parts.push("Shown: instructions " + grouped(Math.ceil(chart.from)) + " to " + grouped(Math.ceil(chart.to) - 1) + ". ");
+      for (const [name, bytes] of memory) {
+        parts.push("The " + name + ": at most ", bold(short(Math.max(...bytes.map(([, at]) => at)))), ". ");
+      }
+      if (chart.from > 0 || chart.to < t.count) {
+        parts.push("Shown: instructions " + grouped(instructionAt(LEFT)) + " to " + grouped(instructionAt(chart.width - RIGHT - 0.5)) + ". ");
+      }
       readout.replaceChildren(...parts);
     }
 
@@ -417,6 +502,11 @@
       row("phase", instruction.phase);
       if (instruction.kernel) row("kernel", instruction.kernel);
       row("expected", (1e6 * instruction.seconds).toFixed(1) + " µs");
+      if (t.measured) {
+        const { measured, seconds } = instruction;
+        const ratio = measured !== null && seconds > 0 ? ", " + (measured / seconds).toFixed(2) + " times expected" : "";
+        row("measured", measured === null ? "not run" : (1e6 * measured).toFixed(1) + " µs" + ratio);
+      }
       row("in use", grouped(chart.bands.total[i]) + " B");
       const largest = chart.bands.names.map((name, k) => [name, chart.bands.rows[k][i]]).sort((a, b) => b[1] - a[1]).slice(0, 4);
       for (const [name, bytes] of largest) if (bytes > 0) row(name, short(bytes));
@@ -501,6 +591,12 @@
     redraw();
   } }, element("option", { value: "all" }, "all"), element("option", { value: "step" }, "of the step"));
   addresses.value = state.whole ? "all" : "step";
+  const axis = element("select", { id: "timeline-axis", oninput: () => {
+    state.axis = axis.value;
+    all.forEach((chart) => chart.axis());
+    redraw();
+  } }, element("option", { value: "instructions" }, "instructions"), element("option", { value: "expected" }, "expected time"),
+    ...(all.some((chart) => chart.t.measured) ? [element("option", { value: "measured" }, "measured time")] : []));
   const search = element("input", { id: "timeline-search", type: "search", autocomplete: "off", spellcheck: "false", oninput: () => {
     state.search = search.value;
     redraw();
@@ -513,11 +609,12 @@
   };
   const peak = (chart) => {
     const half = Math.max(10, (chart.to - chart.from) / 8);
-    chart.zoom(chart.t.peakAt - half, chart.t.peakAt + half);
+    chart.zoom(...chart.around(chart.t.peakAt + 0.5, half));
   };
   root.append(
     element("div", {}, element("label", { for: "timeline-stack" }, "Stack by"), stack),
     element("div", {}, element("label", { for: "timeline-addresses" }, "Addresses"), addresses),
+    element("div", {}, element("label", { for: "timeline-axis" }, "Axis"), axis),
     element("div", {}, element("label", { for: "timeline-search" }, "Find tensors by name"), search),
     element("div", { class: "buttons" }, button("Zoom in", "zoom-in", around(0.5)), button("Zoom out", "zoom-out", around(2)),
       button("Peak", "zoom-peak", peak), button("Whole step", "zoom-all", (chart) => chart.zoom(0, chart.t.count))),

@@ -11,7 +11,7 @@ use crate::page::{Page, Section};
 use crate::table::{Cells, PageColumn, PageTable};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::Name;
-use plimsoll_runtime::timeline::{Timeline, TimelineTensor, phase_name};
+use plimsoll_runtime::timeline::{MeasuredTimeline, Timeline, TimelineTensor, phase_name};
 use serde_json::json;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -41,6 +41,36 @@ pub struct Planned {
     pub budget: Option<u64>,
     /// Bytes of the budget that the process takes outside the plan.
     pub process: u64,
+    /// What was measured of a step; `None` for a plan alone.
+    pub measured: Option<Measured>,
+}
+
+/// Measurements of the instructions of a timeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// Seconds of each instruction; `None` for those that did not run.
+    pub seconds: Vec<Option<f64>>,
+    /// Tokens and sequences of the measured step.
+    pub step: [u64; 2],
+    /// Measured memory: a label, and bytes at ascending instructions.
+    pub memory: Vec<(String, Vec<(usize, u64)>)>,
+}
+
+impl Planned {
+    /// A timeline with what was measured.
+    pub fn measured(title: String, found: MeasuredTimeline, budget: Option<u64>, process: u64) -> Self {
+        let memory = found.memory.into_iter().map(|line| (line.label, line.bytes)).collect();
+        let step = [found.counts.tokens, found.counts.sequences];
+        let measured = Some(Measured { seconds: found.seconds, step, memory });
+        Self { title, timeline: found.timeline, budget, process, measured }
+    }
+}
+
+impl Measured {
+    /// Seconds of all instructions that ran.
+    fn total(&self) -> f64 {
+        self.seconds.iter().flatten().sum()
+    }
 }
 
 /// Writes the page of one or more timelines; with several, they are set one below the other on one scale.
@@ -59,26 +89,46 @@ pub fn write(path: &Path, plans: &[Planned]) -> Result<(), ReportError> {
     Ok(file.commit()?)
 }
 
+/// Checks before a run that its page can be written to `path`, so that a wrong path does not cost the run.
+///
+/// # Errors
+/// The folder of `path` does not exist or cannot be written, or `path` is no regular file.
+pub fn check(path: &Path) -> Result<(), ReportError> {
+    // The temporary file of an uncommitted file is removed when it is dropped.
+    Ok(AtomicFile::create(path).map(drop)?)
+}
+
 fn page(plans: &[Planned]) -> Page {
     let titles: Vec<String> = plans.iter().map(|plan| Name(&plan.title).to_string()).collect();
     let targets: Vec<&str> = plans.iter().map(|plan| plan.timeline.target.as_str()).collect();
     let mut lead =
         format!("<p class=\"sub\">Planned for {}", escape(targets[..1].first().unwrap_or(&"nothing")));
+    let is_measured = plans.iter().any(|plan| plan.measured.is_some());
+    if is_measured {
+        lead += ", with the times and the memory that were measured";
+    }
     let _ = writeln!(lead, " · plimsoll {}</p>", escape(env!("CARGO_PKG_VERSION")));
     let table = table(plans, &titles);
-    let sections = vec![
+    let mut sections = vec![
         Section { id: "memory", title: "Memory over the step", body: cards(plans) + &figures(plans, &titles) },
         Section { id: "ledger", title: "Memory at the peak", body: ledger(plans, &titles) },
         Section { id: "tensors", title: "Largest tensors", body: table.html() },
         Section { id: "columns", title: "Columns of the table", body: table.legend() },
     ];
+    if let [Planned { timeline, measured: Some(measured), .. }] = plans {
+        let slowest = slowest(timeline, measured);
+        let body = slowest.html() + &slowest.legend();
+        sections.insert(1, Section { id: "slowest", title: "Slowest instructions", body });
+    }
     Page {
         title: format!("Memory plan of {}", titles.join(" and ")),
         lead,
         sections,
-        footer: "Sizes and addresses are those of the plan, which a run follows to the byte; times are computed from the \
-                 rates of the target."
-            .to_owned(),
+        footer: format!(
+            "Sizes and addresses are those of the plan, which a run follows to the byte; expected times are computed from \
+             the rates of the target{}.",
+            if is_measured { "; measured times include the wait for each instruction" } else { "" }
+        ),
         own: (STYLE, SCRIPT),
     }
 }
@@ -109,6 +159,13 @@ fn cards(plans: &[Planned]) -> String {
             &time(seconds),
             "all instructions once",
         );
+        if let Some(measured) = &plan.measured {
+            let expected = timeline.instructions.iter().zip(&measured.seconds).filter(|(_, s)| s.is_some());
+            let expected: f64 = expected.map(|(instruction, _)| instruction.seconds).sum();
+            let [tokens, sequences] = measured.step.map(whole);
+            let detail = format!("{} expected; {tokens} tokens, {sequences} sequences", time(expected));
+            card(&format!("Measured time{of}"), &time(measured.total()), &detail);
+        }
     }
     format!("<dl class=\"cards\">\n{cards}</dl>\n")
 }
@@ -274,8 +331,12 @@ fn data(plan: &Planned, title: &str) -> String {
     let plans: Vec<_> =
         timeline.plans.iter().map(|p| json!([Name(&p.name).to_string(), p.first, p.count])).collect();
     let outside: Vec<_> = timeline.outside.iter().map(|s| json!([s.label, s.bytes.0])).collect();
+    let measured = plan.measured.as_ref().map(|measured| {
+        let nanoseconds = measured.seconds.iter().map(|s| s.map(|s| (1e9 * s).round() as u64));
+        json!({"times": nanoseconds.collect::<Vec<_>>(), "memory": measured.memory})
+    });
     let head = json!({
-        "title": title, "budget": plan.budget, "process": plan.process, "arena": timeline.arena.0,
+        "measured": measured, "title": title, "budget": plan.budget, "process": plan.process, "arena": timeline.arena.0,
         "lasting": timeline.lasting.0, "peak": timeline.peak.0, "peakAt": timeline.peak_instruction,
         "alignment": alignment, "plans": plans, "outside": outside, "sizes": sizes.numbers, "times": times.numbers, "names": names.words,
         "lines": lines.words, "phases": phases.words, "kernels": kernels.words,
@@ -364,6 +425,74 @@ fn at_peak(plan: &Planned) -> Vec<(String, u64)> {
         lines.push(("padding and packing".to_owned(), timeline.peak.0 - sum));
     }
     lines
+}
+
+/// Rows of the table of the slowest instructions.
+const SLOWEST: usize = 500;
+
+/// The instructions that ran, with the most measured time first.
+fn slowest(timeline: &Timeline, measured: &Measured) -> PageTable {
+    let ran = measured.seconds.iter().enumerate().filter_map(|(i, seconds)| Some((i, (*seconds)?)));
+    let mut ran: Vec<(usize, f64)> = ran.collect();
+    let count = ran.len();
+    ran.sort_by(|a, b| b.1.total_cmp(&a.1));
+    ran.truncate(SLOWEST);
+    let (mut phases, mut kernels) = (Words::default(), Words::default());
+    let microseconds = Cells::Number { stored: 3 };
+    let ratios = Cells::Number { stored: 3 };
+    let mut values: [Vec<String>; 8] = Default::default();
+    for &(i, seconds) in &ran {
+        let instruction = &timeline.instructions[i];
+        let number = |cells: &Cells, value: f64| {
+            let mut text = String::new();
+            cells.write(value, &mut text);
+            text
+        };
+        let ratio = if instruction.seconds > 0.0 { seconds / instruction.seconds } else { f64::NAN };
+        let row = [
+            json(&json!(Name(&instruction.label).to_string()).to_string()),
+            number(&microseconds, 1e6 * seconds),
+            number(&microseconds, 1e6 * instruction.seconds),
+            number(&ratios, ratio),
+            instruction.layer.map_or_else(|| "null".to_owned(), |layer| layer.to_string()),
+            phases.number(phase_name(instruction.phase).to_owned()).to_string(),
+            kernels.number(instruction.kernel.unwrap_or("none").to_owned()).to_string(),
+            i.to_string(),
+        ];
+        values.iter_mut().zip(row).for_each(|(column, cell)| column.push(cell));
+    }
+    let column = |key: &str, label: &str, help: &str, cells, filter| PageColumn {
+        key: key.to_owned(),
+        label: label.to_owned(),
+        help: help.to_owned(),
+        cells,
+        shown: true,
+        filter,
+    };
+    let columns = vec![
+        column("label", "Instruction", "Op, with its parameter or layer", Cells::Text, true),
+        column("measured", "Measured", "Measured time in microseconds", microseconds, false),
+        column(
+            "expected",
+            "Expected",
+            "Time in microseconds that the plan expects of this step",
+            Cells::Number { stored: 3 },
+            false,
+        ),
+        column("ratio", "Ratio", "Measured time divided by expected time", ratios, true),
+        column("step_layer", "Layer", "Transformer layer", Cells::Count, false),
+        column("step_phase", "Phase", "Phase of the step", Cells::Words(phases.words), true),
+        column("kernel", "Kernel", "Kernel of a launch", Cells::Words(kernels.words), true),
+        column("number", "Number", "Number of the instruction, counted from 0", Cells::Count, false),
+    ];
+    PageTable {
+        id: "instruction-table",
+        caption: format!("The {} slowest of {count} measured instructions", ran.len()),
+        elsewhere: "plimsoll bench --json lists the slowest kernels",
+        columns,
+        sort: ("measured", true),
+        values: values.into_iter().map(|cells| cells.join(",")).collect(),
+    }
 }
 
 /// The largest tensors of all plans.

@@ -75,6 +75,17 @@ pub enum ModelError {
         /// Number of rows of the embedding.
         rows: u64,
     },
+    /// A language model without a tokenizer, whose tokens are not bytes.
+    #[error(
+        "{name}: the folder has no tokenizer.json, and {rows} tokens are not the 256 to 512 of a model of bytes; put the \
+         tokenizer.json of the model into its folder"
+    )]
+    NoTokenizer {
+        /// Name of the model.
+        name: String,
+        /// Number of rows of the embedding.
+        rows: u64,
+    },
     /// The vocabulary differs from the alphabet of ESM-2.
     #[error(
         "{}, line {line}: expected {expected}, found {found}; ESM-2 models are run with ESM-2's own alphabet of {} \

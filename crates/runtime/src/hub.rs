@@ -11,7 +11,7 @@ use plimsoll_data::weights::{
     is_hub_id, resolve_model, shard_files,
 };
 use plimsoll_graph::Bytes;
-use plimsoll_models::{CallerConfig, ConfigError, DecoderConfig, Encoder};
+use plimsoll_models::{CallerConfig, ConfigError, DecoderConfig, Encoder, SequenceModel};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -84,6 +84,8 @@ enum Asked {
 enum Family {
     /// Encoders only.
     Encoders,
+    /// Encoders and decoders.
+    Sequences,
     /// Encoders and language models.
     Trainable,
 }
@@ -96,6 +98,16 @@ pub fn local(
     observer: &mut dyn Observer,
 ) -> Result<ModelPath, RuntimeError> {
     local_of(model, need, Family::Encoders, env, observer)
+}
+
+/// Resolves the value of `--model` to local files of an encoder or a decoder, downloading missing files.
+pub fn sequence_model(
+    model: &str,
+    need: Need,
+    env: &HubEnv,
+    observer: &mut dyn Observer,
+) -> Result<ModelPath, RuntimeError> {
+    local_of(model, need, Family::Sequences, env, observer)
 }
 
 /// Resolves the value of the key `model.from` to local files of an encoder or a language model, downloading missing
@@ -207,6 +219,10 @@ impl Fetch<'_> {
         // Check the configuration first: an unsupported model is refused before its weights are downloaded.
         let model = match self.family {
             Family::Encoders => Encoder::from_json(&text).map(Trainable::Encoder),
+            Family::Sequences => SequenceModel::from_json(&text).map(|model| match model {
+                SequenceModel::Encoder(encoder) => Trainable::Encoder(encoder),
+                SequenceModel::Decoder(decoder) => Trainable::Decoder(decoder),
+            }),
             Family::Trainable => Trainable::from_json(&text),
         };
         let model = model.map_err(|source| RuntimeError::Config { path, source })?;

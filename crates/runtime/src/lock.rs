@@ -66,6 +66,17 @@ pub fn take(dir: &Path, journals: &'static [&'static str]) -> Result<Lock, Runti
     }
 }
 
+/// Whether a run holds the lock of a folder; `None` where that cannot be known. A run that takes the lock at the moment of
+/// the call would be refused, so call this only for a run that gives no other sign of life.
+pub fn is_taken(dir: &Path) -> Option<bool> {
+    let folder = File::open(dir).ok()?;
+    match folder.try_lock_shared() {
+        Ok(()) => Some(false),
+        Err(TryLockError::WouldBlock) => Some(true),
+        Err(TryLockError::Error(_)) => None,
+    }
+}
+
 /// Removes a file; a missing file is not an error.
 pub fn remove(path: &Path) -> Result<(), RuntimeError> {
     match fs::remove_file(path) {

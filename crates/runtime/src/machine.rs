@@ -2,10 +2,13 @@
 //! Invariant: a limit that cannot be read is treated as absent; nothing is cached.
 
 use crate::{RequestError, RuntimeError};
+use plimsoll_exec::Machine;
 use plimsoll_exec::memory::kib;
 use plimsoll_graph::Bytes;
+use serde_json::{Value, json};
 use std::fs;
 use std::num::NonZero;
+use std::sync::Arc;
 
 pub use plimsoll_exec::memory::{Memory, available};
 
@@ -16,9 +19,9 @@ pub fn cores() -> usize {
 
 /// Resident memory of this process: the current value and the peak.
 pub fn resident() -> (Bytes, Bytes) {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let field = |name| kib(&status, name).unwrap_or(Bytes::ZERO);
-    (field("VmRSS:"), field("VmHWM:"))
+    let mut reading = Reading::default();
+    reading.read_process();
+    (reading.process, reading.process_peak)
 }
 
 /// Parses a memory budget such as `2GiB`, `500MB`, `80%` (of `free`) or a plain number of bytes.
@@ -58,38 +61,155 @@ fn decimal(number: &str, unit: u64) -> Option<u64> {
     whole.checked_mul(unit)?.checked_add((u128::from(thousandths) * u128::from(unit) / 1000) as u64)
 }
 
-/// Records resident memory at the end of each stage of a run.
-#[derive(Clone, Debug, Default)]
-pub struct Tracker {
-    stages: Vec<DeviceStage>,
+/// Memory in use at one moment: of this process, of the host, and of the GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Resident memory of this process, mapped files included.
+    pub process: Bytes,
+    /// Peak of `process` since the process started.
+    pub process_peak: Bytes,
+    /// Resident memory of this process without pages of files: heap, stacks and, on a CPU, the arena. `None` if the
+    /// system does not report it.
+    pub anonymous: Option<Bytes>,
+    /// Host memory in use by all processes, within the limits of containers.
+    pub host: Memory,
+    /// Memory of the GPU; `None` if plans are in host memory or the GPU does not report it.
+    pub card: Option<CardReading>,
 }
 
-/// Resident memory at the end of a stage.
+/// Memory of a GPU at one moment. With several GPUs, of the GPU with the least free memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CardReading {
+    /// Memory in use by this process, with driver and libraries.
+    pub process: Bytes,
+    /// Memory in use by all processes.
+    pub all: Memory,
+}
+
+impl Reading {
+    /// Reads the memory of the process and the host.
+    pub fn of_host() -> Self {
+        let mut reading = Self { host: available(), ..Self::default() };
+        reading.read_process();
+        reading
+    }
+
+    /// Reads the memory of the process again, which takes less time than a whole reading.
+    pub fn read_process(&mut self) {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let field = |name| kib(&status, name);
+        self.process = field("VmRSS:").unwrap_or_default();
+        self.process_peak = field("VmHWM:").unwrap_or_default();
+        self.anonymous = field("RssAnon:");
+    }
+
+    /// Reads the memory of the process, the host and the GPUs among `machines`.
+    pub fn of(machines: &[Arc<dyn Machine>]) -> Self {
+        Self { card: card(machines), ..Self::of_host() }
+    }
+
+    /// The reading as JSON, with bytes as integers; fields of a GPU only with a GPU.
+    pub fn to_json(&self) -> Value {
+        let mut json = json!({
+            "resident_bytes": self.process.0,
+            "peak_bytes": self.process_peak.0,
+            "host_used_bytes": self.host.used().0,
+            "host_total_bytes": self.host.total.0,
+        });
+        if let Some(card) = &self.card {
+            json["card_bytes"] = card.process.0.into();
+            json["card_used_bytes"] = card.all.used().0.into();
+            json["card_total_bytes"] = card.all.total.0.into();
+        }
+        json
+    }
+}
+
+/// Reads the memory of the GPU with the least free memory. A GPU that does not answer is left out: a failed reading
+/// must not end a run.
+pub fn card(machines: &[Arc<dyn Machine>]) -> Option<CardReading> {
+    let readings = machines.iter().filter_map(|machine| {
+        let (process, all) = (machine.taken().ok()??, machine.usage().ok()?);
+        Some(CardReading { process, all })
+    });
+    readings.min_by_key(|card| card.all.free)
+}
+
+/// Records memory at the end of each stage of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Tracker {
+    machines: Vec<Arc<dyn Machine>>,
+    stages: Vec<MemoryStage>,
+}
+
+/// Memory at the end of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceStage {
+pub struct MemoryStage {
     /// Name of the stage.
     pub name: String,
-    /// Resident memory at the end of the stage.
-    pub resident: Bytes,
-    /// Peak resident memory of the process up to the end of the stage.
-    pub peak: Bytes,
+    /// Optimizer step at the end of the stage; `None` outside of training.
+    pub step: Option<u64>,
+    /// Memory at the end of the stage.
+    pub reading: Reading,
+}
+
+impl MemoryStage {
+    /// The stage as JSON: its name, its step and the fields of [`Reading::to_json`].
+    pub fn to_json(&self) -> Value {
+        let mut json = self.reading.to_json();
+        json["stage"] = self.name.clone().into();
+        if let Some(step) = self.step {
+            json["step"] = step.into();
+        }
+        json
+    }
 }
 
 impl Tracker {
-    /// Returns a tracker without stages.
+    /// Returns a tracker of host memory, without stages.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Records the end of the stage `name`.
+    /// Returns a tracker of host memory and of the memory of the GPUs among `machines`, without stages.
+    pub fn on(machines: Vec<Arc<dyn Machine>>) -> Self {
+        Self { machines, stages: vec![] }
+    }
+
+    /// Sets the machines whose memory is read.
+    pub fn set_machines(&mut self, machines: Vec<Arc<dyn Machine>>) {
+        self.machines = machines;
+    }
+
+    /// Reads the memory now, without recording it.
+    pub fn read(&self) -> Reading {
+        Reading::of(&self.machines)
+    }
+
+    /// Records the end of the stage `name`, with the memory at this moment.
     pub fn track(&mut self, name: &str) {
-        let (resident, peak) = resident();
-        self.stages.push(DeviceStage { name: name.to_owned(), resident, peak });
+        let stage = MemoryStage { name: name.to_owned(), step: None, reading: self.read() };
+        self.record(stage);
+    }
+
+    /// Records the end of a stage. Of a stage that occurs often, the first and the last occurrence are kept, so that the
+    /// list does not grow with the length of the run.
+    pub fn record(&mut self, stage: MemoryStage) {
+        let mut earlier = self.stages.iter().enumerate().filter(|(_, other)| other.name == stage.name);
+        if let (Some(_), Some((last, _))) = (earlier.next(), earlier.next()) {
+            self.stages.remove(last);
+        }
+        self.stages.push(stage);
     }
 
     /// The stages recorded so far.
-    pub fn stages(&self) -> &[DeviceStage] {
+    pub fn stages(&self) -> &[MemoryStage] {
         &self.stages
+    }
+
+    /// The stages recorded so far, as JSON.
+    pub fn to_json(&self) -> Value {
+        self.stages.iter().map(MemoryStage::to_json).collect()
     }
 }
 
@@ -125,5 +245,36 @@ mod tests {
         assert!(memory.free.0 > 0 && memory.free <= memory.total);
         let (now, peak) = resident();
         assert!(now.0 > 0 && now <= peak);
+    }
+
+    #[test]
+    fn a_reading_has_process_and_host() {
+        let reading = Reading::of_host();
+        assert!(reading.process.0 > 0 && reading.process <= reading.process_peak);
+        assert!(reading.anonymous.is_some_and(|bytes| bytes.0 > 0 && bytes <= reading.process));
+        assert!(reading.host.used().0 > 0 && reading.host.used() <= reading.host.total);
+        assert_eq!(reading.card, None);
+        assert!(reading.to_json().get("card_bytes").is_none());
+    }
+
+    #[test]
+    fn of_a_frequent_stage_the_first_and_the_last_are_kept() {
+        let mut tracker = Tracker::new();
+        for (name, step) in [("start", 0), ("save", 1), ("evaluate", 1), ("save", 2), ("save", 3), ("end", 3)] {
+            let reading = Reading::default();
+            tracker.record(MemoryStage { name: name.to_owned(), step: Some(step), reading });
+        }
+        let kept: Vec<_> =
+            tracker.stages().iter().map(|stage| (&*stage.name, stage.step.expect("a step"))).collect();
+        assert_eq!(kept, [("start", 0), ("save", 1), ("evaluate", 1), ("save", 3), ("end", 3)]);
+    }
+
+    #[test]
+    fn a_card_is_in_the_json_of_a_reading() {
+        let all = Memory { free: Bytes(50), total: Bytes(80) };
+        let reading = Reading { card: Some(CardReading { process: Bytes(20), all }), ..Reading::default() };
+        let json = MemoryStage { name: "loaded".to_owned(), step: None, reading }.to_json();
+        let card = ["card_bytes", "card_used_bytes", "card_total_bytes"].map(|key| json[key].as_u64());
+        assert_eq!((card, json["stage"].as_str()), ([Some(20), Some(30), Some(80)], Some("loaded")));
     }
 }

@@ -8,7 +8,8 @@ use plimsoll_data::bounded;
 use plimsoll_data::hex::hex;
 use plimsoll_data::printable::Name;
 use plimsoll_data::tokenize::{bpe, bpe::Bpe, esm};
-use plimsoll_data::weights::{HubEnv, Weights};
+use plimsoll_data::train::Vocabulary;
+use plimsoll_data::weights::{HubEnv, ModelPath, Weights};
 use plimsoll_exec::ParamSource;
 use plimsoll_graph::{Bounds, Graph, Param, ParamPiece};
 use plimsoll_models::{Encoder, HeadConfig, Output, candidates, derived, mlp_head, tied_tensors};
@@ -49,14 +50,17 @@ pub enum Tokenizer {
     Esm,
     /// Byte-pair encoding, read from a tokenizer.json.
     Bpe(Arc<Bpe>),
+    /// The tokenizer of a language model: bytes, or a tokenizer.json.
+    Text(Arc<Vocabulary>),
 }
 
 impl Tokenizer {
-    /// Alphabet of the sequences that the tokenizer encodes.
-    pub fn alphabet(&self) -> Alphabet {
+    /// Alphabet of the sequences that the tokenizer encodes; `None` for any text.
+    pub fn alphabet(&self) -> Option<Alphabet> {
         match self {
-            Self::Esm => Alphabet::AminoAcids,
-            Self::Bpe(_) => Alphabet::Nucleotides,
+            Self::Esm => Some(Alphabet::AminoAcids),
+            Self::Bpe(_) => Some(Alphabet::Nucleotides),
+            Self::Text(_) => None,
         }
     }
 
@@ -64,7 +68,7 @@ impl Tokenizer {
     pub fn letters<'a>(&self, sequence: &'a [u8]) -> &'a [u8] {
         match self {
             Self::Esm => esm::residues(sequence),
-            Self::Bpe(_) => sequence,
+            Self::Bpe(_) | Self::Text(_) => sequence,
         }
     }
 
@@ -73,6 +77,33 @@ impl Tokenizer {
         match self {
             Self::Esm => Ok(esm::encode(sequence, tokens)),
             Self::Bpe(bpe) => Ok(bpe.encode(sequence, tokens)?),
+            Self::Text(vocabulary) => Ok(vocabulary.encode(sequence, tokens)?),
+        }
+    }
+
+    /// Maximum number of tokens of a sequence of `letters` bytes, start and end token included.
+    pub fn most_tokens(&self, letters: u64) -> u64 {
+        match self {
+            Self::Esm | Self::Bpe(_) => letters + 2,
+            Self::Text(vocabulary) => vocabulary.most_tokens(letters as usize) as u64,
+        }
+    }
+
+    /// Number of tokens that the tokenizer knows; all ids are below it.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Self::Esm => esm::VOCAB,
+            Self::Bpe(bpe) => bpe.vocab_size(),
+            Self::Text(vocabulary) => vocabulary.size(),
+        }
+    }
+
+    /// Checks that a model with `rows` rows in its embedding table has a row for every token.
+    pub(crate) fn fits(&self, name: &str, rows: u64) -> Result<(), RuntimeError> {
+        let (name, tokens) = (name.to_owned(), self.vocab_size());
+        match tokens as u64 > rows {
+            true => Err(ModelError::Tokenizer { name, tokens, rows }.into()),
+            false => Ok(()),
         }
     }
 }
@@ -85,10 +116,18 @@ impl EncoderModel {
         let (config, text) = hub::config_text(&place)?;
         let encoder = Encoder::from_json(&text)
             .map_err(|source| RuntimeError::Config { path: config.clone(), source })?;
-        let Some(weights) = place.weights() else {
-            return Err(ModelError::WithoutWeights { name: name.to_owned() }.into());
-        };
-        let weights = Weights::open(weights)?;
+        Self::at(name, &place, &config, &text, encoder)
+    }
+
+    /// Opens the files of a model whose configuration, with the text `text` of the file `config`, was read.
+    pub(crate) fn at(
+        name: &str,
+        place: &ModelPath,
+        config: &Path,
+        text: &str,
+        encoder: Encoder,
+    ) -> Result<Self, RuntimeError> {
+        let weights = weights_of(name, place)?;
         let folder = config.parent().unwrap_or(Path::new("."));
         let mut described_by = vec![(CONFIG, sha256(text.as_bytes()))];
         let tokenizer = match &encoder {
@@ -142,14 +181,7 @@ impl EncoderModel {
         tokenizer: Tokenizer,
         described_by: Vec<(&'static str, String)>,
     ) -> Result<Self, RuntimeError> {
-        let vocabulary = match &tokenizer {
-            Tokenizer::Esm => esm::VOCAB,
-            Tokenizer::Bpe(bpe) => bpe.vocab_size(),
-        };
-        if vocabulary as u64 > encoder.vocab_size() {
-            let (name, rows) = (name.to_owned(), encoder.vocab_size());
-            return Err(ModelError::Tokenizer { name, tokens: vocabulary, rows }.into());
-        }
+        tokenizer.fits(name, encoder.vocab_size())?;
         let weights = Arc::new(weights);
         let model = Self { name: name.to_owned(), encoder, weights, tokenizer, folder: None, described_by };
         model.check()?;
@@ -234,6 +266,14 @@ impl EncoderModel {
             Some(name) => Slice::File(name),
             None => Slice::Memory(derived(&self.encoder, tensor).unwrap_or_default()),
         }
+    }
+}
+
+/// Opens the weights of a model.
+pub(crate) fn weights_of(name: &str, place: &ModelPath) -> Result<Weights, RuntimeError> {
+    match place.weights() {
+        Some(weights) => Ok(Weights::open(weights)?),
+        None => Err(ModelError::WithoutWeights { name: name.to_owned() }.into()),
     }
 }
 
@@ -366,7 +406,7 @@ pub fn read_config(path: &Path) -> Result<String, RuntimeError> {
 
 /// Refuses the folder of an ESM-2 model whose `vocab.txt` differs from ESM-2's alphabet, because token ids would then
 /// stand for other residues. A missing file is accepted.
-fn check_vocabulary(folder: &Path) -> Result<(), RuntimeError> {
+pub(crate) fn check_vocabulary(folder: &Path) -> Result<(), RuntimeError> {
     let path = folder.join(VOCABULARY);
     if !path.exists() {
         return Ok(());
@@ -381,7 +421,7 @@ fn check_vocabulary(folder: &Path) -> Result<(), RuntimeError> {
     Err(ModelError::Vocabulary { path, line: difference.line, expected, found }.into())
 }
 
-fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 

@@ -1,6 +1,8 @@
 //! Reporting of a run's events. Invariant: applications never print; they report to an observer.
 
 use crate::RuntimeError;
+use crate::live::LiveState;
+use crate::machine::Reading;
 pub use plimsoll_exec::{StartProgress, StartStage};
 use plimsoll_graph::Bytes;
 
@@ -27,6 +29,12 @@ pub trait Observer {
     /// Reports progress of the work before the first step: kernels are compiled, launches prepared, weights loaded.
     /// Called often.
     fn starting(&mut self, _: &StartProgress) {}
+
+    /// Reports the memory at the end of a stage of the start: `planned`, `arena allocated`, `weights loaded`.
+    fn stage(&mut self, _: &str, _: &Reading) {}
+
+    /// Reports the state of the run. Called about once a second.
+    fn live(&mut self, _: &LiveState) {}
 }
 
 /// Reports the progress of a start to `observer`, and a line of text before kernels are compiled.

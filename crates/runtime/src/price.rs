@@ -1,8 +1,9 @@
 //! Plans a model from its configuration alone, without weights: the plan of `plimsoll plan`.
 
+use crate::explain::{self, Effect, PlanCost};
 use crate::hub::{self, Need};
-use crate::session::bounds::{bounds, copies, with_outputs};
-use crate::session::{PlanPart, SearchSpace, SearchStage, search, threads};
+use crate::session::bounds::{self, bounds, copies, with_outputs};
+use crate::session::{PlanPart, SearchPoint, SearchSpace, SearchStage, search, threads};
 use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each};
 use crate::{Budget, RequestError, RuntimeError, Settings, Silent, machine, process};
 use plimsoll_cpu::{CpuDevice, Isa};
@@ -11,8 +12,10 @@ use plimsoll_data::pack::MAX_PACKS;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::Bytes;
-use plimsoll_models::{Encoder, Output, known};
-use plimsoll_plan::{Dump, HOST, PIPELINE_DEPTH, Policy, Precision, Program, Staging, Streaming, Target};
+use plimsoll_models::{Encoder, Output, SequenceModel, known};
+use plimsoll_plan::{
+    Dump, Fuse, HOST, PIPELINE_DEPTH, Policy, Precision, Program, Staging, Streaming, Target, Weights,
+};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -39,6 +42,11 @@ impl Request {
             true => most_replicas(self.threads(), self.threads(), self.stream),
             false => 1,
         }
+    }
+
+    /// The target of one of `replicas` replicas.
+    fn target_of(&self, replicas: usize) -> Target {
+        self.target.clone().with_workers(threads_of_each(self.threads(), replicas) as u64)
     }
 
     /// Threads of the run: the target's workers.
@@ -114,6 +122,16 @@ pub fn encoder(model: &str) -> Result<Encoder, RuntimeError> {
     Encoder::from_json(&text).map_err(|source| RuntimeError::Config { path, source })
 }
 
+/// Returns the encoder or decoder of a hub id, a config.json, or a model folder, like [`encoder`].
+pub fn sequence_model(model: &str) -> Result<SequenceModel, RuntimeError> {
+    if let Some(encoder) = known(model).filter(|_| !Path::new(model).exists()) {
+        return Ok(SequenceModel::Encoder(encoder));
+    }
+    let place = hub::sequence_model(model, Need::Config, &HubEnv::from_process(), &mut Silent)?;
+    let (path, text) = hub::config_text(&place)?;
+    SequenceModel::from_json(&text).map_err(|source| RuntimeError::Config { path, source })
+}
+
 /// Returns the CPU target with another number of threads.
 ///
 /// # Errors
@@ -132,34 +150,92 @@ pub fn program(model: &str, request: &Request) -> Result<Program, RuntimeError> 
 
 /// Plans like [`program`] and calls `dump` with the graph after each pass.
 pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Program, RuntimeError> {
-    let (encoder, precision) = (encoder(model)?, request.precision()?);
     let bytes = budget(request)?;
     // On this machine's CPU the process itself is charged to the budget, as in a run.
     let process = process(request).lines;
     let budget = Budget { bytes, on_host: true, host_memory: None, process };
-    let threads = request.threads();
     let space = SearchSpace {
-        target: &|replicas| Ok(request.target.clone().with_workers(threads_of_each(threads, replicas) as u64)),
+        target: &|replicas| Ok(request.target_of(replicas)),
         depth: PIPELINE_DEPTH,
-        threads,
+        threads: request.threads(),
         replicas: request.most_replicas(),
         tokens: request.tokens,
         stream: request.stream,
         budgets: &[budget],
     };
+    let policy = Policy { precision: request.precision()?, ..Policy::default() };
+    let mut found = search(&space, &[vec![stage(sequence_model(model)?, request, policy)]], dump)?;
+    found.programs.pop().ok_or_else(|| RuntimeError::bug("a search chose no program"))
+}
+
+/// The stage of a run that computes mean embeddings.
+fn stage(model: SequenceModel, request: &Request, policy: Policy) -> SearchStage<'static> {
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
     let part = PlanPart {
         name: "encoder",
-        graph: Box::new(move |tokens| encoder.graph(bounds(tokens, longest), &[Output::Mean])),
-        policy: Policy { precision, ..Policy::default() },
+        graph: Box::new(move |tokens| model.graph(bounds(tokens, longest), &[Output::Mean])),
+        policy,
         streams: true,
     };
-    let stage = SearchStage {
+    SearchStage {
         finish: Box::new(|program, replicas| with_outputs(program, copies(replicas), MAX_PACKS as u64, None)),
         ..SearchStage::new(vec![part], longest)
+    }
+}
+
+/// The optimisations in effect in `program`, which was planned for `request`. Sizes of a step are held: a plan without an
+/// optimisation has as many tokens, but may exceed the budget.
+pub fn explain(model: &str, request: &Request, program: &Program) -> Result<Vec<Effect>, RuntimeError> {
+    let model = sequence_model(model)?;
+    let policy = Policy { precision: request.precision()?, ..Policy::default() };
+    let tokens = bounds::tokens(program);
+    let weights = if program.is_streamed() { Weights::Streamed } else { Weights::Resident };
+    let build = |policy: Policy, weights, replicas, depth| {
+        let target = request.target_of(replicas);
+        let point = SearchPoint { target: &target, depth, replicas };
+        Ok::<_, RuntimeError>(cost(&stage(model.clone(), request, policy).program(
+            &point,
+            tokens,
+            weights,
+            &mut |_, _| {},
+        )?))
     };
-    let mut found = search(&space, &[vec![stage]], dump)?;
-    found.programs.pop().ok_or_else(|| RuntimeError::bug("a search chose no program"))
+    let (replicas, depth, with) = (program.replicas(), program.depth(), cost(program));
+    let mut effects = explain::sharing(program, with)?;
+    let mut add = |name: String, instead: &str, without: Result<PlanCost, RuntimeError>| {
+        effects.push(Effect { name, instead: instead.to_owned(), with, without: without? });
+        Ok::<(), RuntimeError>(())
+    };
+    let unfused = Policy { fuse: Fuse::Nothing, ..policy.clone() };
+    add("fused ops".to_owned(), "every op of the model by itself", build(unfused, weights, replicas, depth))?;
+    let common = Policy { fuse: Fuse::Ops, ..policy.clone() };
+    let name = "fused ops that need kernels of this target".to_owned();
+    add(name, "only the fusions of every target", build(common, weights, replicas, depth))?;
+    if policy.precision != Precision::F32 {
+        let wide = Policy { precision: Precision::F32, ..policy.clone() };
+        let name = format!("precision {}", policy.precision.name());
+        add(name, "--precision f32", build(wide, weights, replicas, depth))?;
+    }
+    if program.is_streamed() {
+        let resident = build(policy.clone(), Weights::Resident, replicas, depth);
+        add("weights streamed from disk".to_owned(), "--stream-weights never", resident)?;
+    }
+    if replicas > 1 {
+        let name = format!("{replicas} replicas that share the weights");
+        add(name, "one replica with all threads", build(policy.clone(), weights, 1, depth))?;
+    }
+    if depth > 1 {
+        let name = format!("{depth} steps in flight (their overlap is not in the expected time)");
+        add(name, "one step at a time", build(policy, weights, replicas, 1))?;
+    }
+    effects.retain(Effect::is_any);
+    Ok(effects)
+}
+
+/// Memory of a program, and its time for each token; replicas compute at the same time.
+fn cost(program: &Program) -> PlanCost {
+    let tokens = bounds::tokens(program) * program.replicas() as u64;
+    PlanCost { bytes: program.peak(), seconds_per_token: program.seconds() / tokens.max(1) as f64 }
 }
 
 /// The budget of a request: the given one, the target's memory, or the default of a run on this machine.
@@ -247,8 +323,7 @@ pub fn to_text(model: &str, program: &Program) -> Result<String, RuntimeError> {
             streamed => format!("weights stream from disk: {streamed} per step\n"),
         };
     }
-    let (peak, bound) = (program.peak(), program.lower_bound());
-    let waste = peak.saturating_sub(bound).0 as f64 / bound.0.max(1) as f64;
+    let (bound, waste) = (program.lower_bound(), program.packing_waste());
     text += &format!("{}\n", program.ledger());
     if host_staging(program) > Bytes::ZERO {
         text += &format!("host staging {}, which is not memory of the GPU\n", host_staging(program));

@@ -12,6 +12,21 @@ pub enum ToolError {
     /// Opening a model, planning, computing, reading or writing failed.
     #[error(transparent)]
     Runtime(RuntimeError),
+    /// A folder without a run.
+    #[error(
+        "{}: there is no run in it (no run.json, no progress.json); give the output folder of train or predict",
+        EscapedPath(folder)
+    )]
+    NoRun {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A run.json that is not a record of a run.
+    #[error("{} is not the record of a run; give the output folder of train or predict", EscapedPath(path))]
+    NotARecord {
+        /// The file.
+        path: PathBuf,
+    },
     /// The output exists and must not be replaced.
     #[error("{} already exists; use {advice}", EscapedPath(path))]
     Exists {

@@ -1,5 +1,5 @@
 //! Tools for models and machines: `verify` checks and `bench` times a model; `convert` and `merge` rewrite weights;
-//! `list` and `doctor` describe the caches and the machine. Invariant: every tool reports its failures as a
+//! `list` and `doctor` describe the caches and the machine; `monitor` shows a run. Invariant: every tool reports its failures as a
 //! [`ToolError`].
 #![forbid(unsafe_code)]
 
@@ -9,6 +9,7 @@ pub mod doctor;
 mod error;
 pub mod list;
 pub mod merge;
+pub mod monitor;
 pub mod verify;
 
 pub use error::ToolError;

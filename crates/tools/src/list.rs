@@ -5,7 +5,7 @@ use crate::ToolError;
 use plimsoll_data::printable::{EscapedPath, Name};
 use plimsoll_data::weights::{FOLDER_FILES, HubEnv, find_in_hub, shard_files};
 use plimsoll_graph::{Bounds, Bytes, VerifyError};
-use plimsoll_models::{Encoder, KNOWN, Output, known};
+use plimsoll_models::{Encoder, KNOWN, Output, SequenceModel, known};
 use plimsoll_runtime::fair_esm::{self, Checkpoint};
 use plimsoll_runtime::hub::{CONFIG, Need, lacks};
 use serde_json::{Value, json};
@@ -69,7 +69,8 @@ pub fn list() -> Result<List, ToolError> {
     });
     let checkpoints = fair_esm::cached(&env);
     let model = |(id, about, encoder): (String, _, Encoder)| {
-        let (parameters, cached) = (parameters(&encoder)?, cached_state(&id, &env));
+        let (parameters, cached) =
+            (parameters(&SequenceModel::Encoder(encoder.clone()))?, cached_state(&id, &env));
         let checkpoint = checkpoints.iter().find(|checkpoint| checkpoint.model == id).cloned();
         Ok(Model { id, about, encoder, parameters, cached, checkpoint })
     };
@@ -87,14 +88,16 @@ pub(crate) fn cached_ids(env: &HubEnv) -> Vec<String> {
     ids
 }
 
-/// Number of trained parameters: for ESM-2 with its language-model head, whose decoder shares the embedding, and
-/// without the rotary frequencies, which are constants.
-pub(crate) fn parameters(encoder: &Encoder) -> Result<u64, VerifyError> {
-    let outputs: &[Output] = match encoder {
-        Encoder::Esm2(_) => &[Output::Hidden, Output::Logits],
-        Encoder::DnabertS(_) => &[Output::Hidden],
+/// Number of trained parameters: for ESM-2 with its language-model head, whose decoder shares the embedding, for decoders
+/// with the output projection, counted once if it is the embedding table; and without the rotary frequencies, which are constants.
+pub(crate) fn parameters(model: &SequenceModel) -> Result<u64, VerifyError> {
+    let outputs: &[Output] = match model {
+        SequenceModel::Encoder(Encoder::Esm2(_)) | SequenceModel::Decoder(_) => {
+            &[Output::Hidden, Output::Logits]
+        }
+        SequenceModel::Encoder(Encoder::DnabertS(_)) => &[Output::Hidden],
     };
-    let graph = encoder.graph(Bounds { tokens: 1, sequences: 1, longest: 1 }, outputs)?;
+    let graph = model.graph(Bounds { tokens: 1, sequences: 1, longest: 1 }, outputs)?;
     let pieces = graph.params.iter().flat_map(|p| &p.pieces);
     let learnt = pieces.filter(|piece| !piece.tensor.ends_with("inv_freq"));
     Ok(learnt.map(|piece| piece.shape.iter().product::<u64>()).sum())
@@ -232,7 +235,7 @@ mod tests {
             ("zhihan1996/DNABERT-S", 116_477_952),
         ] {
             let encoder = known(id).expect("known");
-            assert_eq!(parameters(&encoder).expect("verified"), wanted, "{id}");
+            assert_eq!(parameters(&SequenceModel::Encoder(encoder)).expect("verified"), wanted, "{id}");
         }
     }
 }

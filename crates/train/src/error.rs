@@ -2,6 +2,7 @@
 //! is one.
 
 use crate::config::ConfigError;
+use crate::trainable::MemoryReport;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Failure, RuntimeError};
@@ -37,11 +38,46 @@ pub enum TrainError {
         /// The kind of model.
         kind: &'static str,
     },
+    /// A trial of the answer of `--largest` did not confirm it.
+    #[error("--confirm: {what} is not confirmed: {why}")]
+    NotConfirmed {
+        /// The answer.
+        what: String,
+        /// What happened.
+        why: String,
+    },
     /// `--largest` names a dimension although `model.from` determines the shape of the model.
     #[error("--largest {size}: model.from fixes the shape of the model; remove it")]
     LargestOfModel {
         /// The dimension to maximize.
         size: &'static str,
+    },
+    /// The device had too little memory for a step, and smaller micro-steps were not possible or did not help.
+    #[error(
+        "step {step}: the device ran out of memory in the {phase}{tried}; the largest tensors are {largest}{holders}. \
+            {remedy}"
+    )]
+    OutOfMemory {
+        /// The step.
+        step: u64,
+        /// What was computed or moved.
+        phase: Phase,
+        /// The smaller sizes that were tried before.
+        tried: String,
+        /// The largest tensors of the plan.
+        largest: String,
+        /// Other processes that hold memory, with a separator before; empty if unknown.
+        holders: String,
+        /// What to try.
+        remedy: &'static str,
+        /// The error of the device, boxed to keep errors small.
+        source: Box<RuntimeError>,
+    },
+    /// A request that `plan` has for plans with one size of micro-steps only.
+    #[error("{flag}: memory.dynamic has micro-steps of several sizes; remove it")]
+    PlanOfDynamic {
+        /// The flag.
+        flag: &'static str,
     },
     /// `model.from` names a configuration file without weights.
     #[error("model.from {from} is a config.json without weights; give the folder of the model")]
@@ -322,6 +358,15 @@ pub enum TrainError {
         /// Error of the parser.
         source: serde_json::Error,
     },
+    /// The folder is no folder of a training run, or the run ended before its first step.
+    #[error(
+        "{}: there is no metrics.jsonl in it; give the output folder of a plimsoll train that has begun to train",
+        EscapedPath(folder)
+    )]
+    NoMetrics {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// A checkpoint has other tensors (names, shapes or element types) than the model.
     #[error("{} was written for another model: {difference}", EscapedPath(path))]
     OtherModel {
@@ -420,6 +465,83 @@ pub enum ModelDifference {
     },
 }
 
+/// What a device ran out of memory in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The allocation of the arena and the load of the weights.
+    Start,
+    /// The forward and backward pass of a micro-batch.
+    MicroStep,
+    /// The update of the weights.
+    Update,
+    /// An evaluation.
+    Evaluation,
+    /// The transfer of tensors to a checkpoint.
+    Checkpoint,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Start => "allocation of the arena",
+            Self::MicroStep => "micro-step",
+            Self::Update => "update of the weights",
+            Self::Evaluation => "evaluation",
+            Self::Checkpoint => "checkpoint",
+        })
+    }
+}
+
+impl TrainError {
+    /// Whether a device had too little memory for what was asked.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Runtime(error) if is_out_of_memory(error))
+    }
+
+    /// Converts an error of a lack of memory to one with the phase, what holds the memory and what to try; returns other
+    /// errors unchanged. `dynamic`: whether the run changes the size of its micro-steps. `smaller`: the numbers of tokens of
+    /// the smaller micro-steps that were tried.
+    pub(crate) fn in_phase(
+        self,
+        (step, phase): (u64, Phase),
+        report: MemoryReport,
+        dynamic: bool,
+        smaller: &[u64],
+    ) -> Self {
+        let source = match self {
+            Self::Runtime(error) if is_out_of_memory(&error) => error,
+            other => return other,
+        };
+        let tokens = smaller.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+        Self::OutOfMemory {
+            step,
+            phase,
+            tried: if smaller.is_empty() {
+                String::new()
+            } else {
+                format!(", also with micro-steps of {tokens} tokens")
+            },
+            largest: report.largest,
+            holders: if report.holders.is_empty() { String::new() } else { format!("; {}", report.holders) },
+            remedy: match dynamic {
+                true => {
+                    "End other processes, or lower memory.budget or memory.dynamic.min_batch; the same command resumes \
+                    from the last checkpoint"
+                }
+                false => {
+                    "End other processes, lower memory.budget, or give memory.dynamic, with which micro-steps shrink; \
+                    the same command resumes from the last checkpoint"
+                }
+            },
+            source: Box::new(source),
+        }
+    }
+}
+
+fn is_out_of_memory(error: &RuntimeError) -> bool {
+    matches!(error, RuntimeError::Device(error) if error.is_out_of_memory())
+}
+
 impl<E: Into<RuntimeError>> From<E> for TrainError {
     fn from(error: E) -> Self {
         Self::Runtime(error.into())
@@ -429,7 +551,9 @@ impl<E: Into<RuntimeError>> From<E> for TrainError {
 impl Failure for TrainError {
     fn of_runtime(&self) -> Option<&RuntimeError> {
         match self {
+            // The error of the device gives the exit code, and the limit of the system that it met.
             Self::Runtime(error) => Some(error),
+            Self::OutOfMemory { source, .. } => Some(source),
             _ => None,
         }
     }
@@ -441,6 +565,8 @@ impl Failure for TrainError {
             | Self::TooManyLayers { .. }
             | Self::LargestOfKind { .. }
             | Self::LargestOfModel { .. }
+            | Self::PlanOfDynamic { .. }
+            | Self::NotConfirmed { .. }
             | Self::WithoutWeights { .. }
             | Self::OtherClasses { .. }
             | Self::TeacherTask { .. }
@@ -464,8 +590,9 @@ impl Failure for TrainError {
             | Self::EvaluationOfAdapters { .. }
             | Self::DataOfHead
             | Self::ScoresNotFinite
+            | Self::NoMetrics { .. }
             | Self::StepsSkipped { .. } => 1,
-            Self::TooManyScores { .. } => 4,
+            Self::OutOfMemory { .. } | Self::TooManyScores { .. } => 4,
             Self::DataPosition { .. }
             | Self::MicroSteps { .. }
             | Self::CheckpointExists { .. }

@@ -220,6 +220,14 @@ impl Feed {
         held
     }
 
+    /// Number of lists of targets that a batch of tokens has.
+    pub fn tasks(&self) -> usize {
+        match self {
+            Self::Tokens(_) | Self::Rows(_) => 1,
+            Self::Crops(feed) => feed.batch.targets.len(),
+        }
+    }
+
     /// Widths of the inputs of a head; empty for tokens.
     pub fn widths(&self) -> &[usize] {
         match self {
@@ -230,26 +238,29 @@ impl Feed {
 }
 
 fn tokens_of(batch: &Batch) -> Taken {
-    Taken { tokens: batch.ids.len() as u64, targets: batch.target_tokens }
+    Taken { tokens: batch.ids.len() as u64, targets: batch.target_tokens, packs: 1 }
 }
 
 fn rows_of(batch: &RowBatch) -> Taken {
     let rows = batch.targets.len() as u64;
-    Taken { tokens: rows, targets: rows }
+    Taken { tokens: rows, targets: rows, packs: 1 }
 }
 
 /// Training divides the loss of all tasks by the number of windows, each of which has a target in some task or is predicted by
 /// the teachers.
 fn crops_of(batch: &CropBatch, objective: CropObjective) -> Taken {
     match objective {
-        CropObjective::Classify => Taken { tokens: batch.ids.len() as u64, targets: batch.spans.len() as u64 },
+        CropObjective::Classify => {
+            Taken { tokens: batch.ids.len() as u64, targets: batch.spans.len() as u64, packs: 1 }
+        }
         CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => validation_crops_of(batch),
     }
 }
 
 /// The validation loss is that of the first task alone, or of masked tokens.
 fn validation_crops_of(batch: &CropBatch) -> Taken {
-    Taken { tokens: batch.ids.len() as u64, targets: batch.target_counts.first().copied().unwrap_or(0) }
+    let targets = batch.target_counts.first().copied().unwrap_or(0);
+    Taken { tokens: batch.ids.len() as u64, targets, packs: 1 }
 }
 
 /// Returns the number of entries of the embedding table: the configured number, or else the size of the tokenizer's

@@ -2,12 +2,16 @@
 //! it. Invariant: a run that was interrupted and resumed ends with bit-identical weights to an uninterrupted run.
 #![forbid(unsafe_code)]
 
+pub mod charts;
 pub mod checkpoint;
 pub mod classification;
 pub mod config;
+pub mod confirm;
+mod dynamic;
 mod engine;
 mod error;
 pub mod feed;
+pub mod history;
 mod metrics;
 pub mod priced;
 mod resume;
@@ -17,14 +21,19 @@ mod tensorboard;
 mod tokenizer;
 mod trainable;
 mod trainer;
+mod watch;
 
 pub use config::ConfigError;
-pub use engine::{EvaluationReport, EvaluationRequest, Largest, Size, evaluate, largest, open, plan_of};
-pub use error::{CheckpointError, ConfigDifference, ModelDifference, TrainError};
-pub use plimsoll_plan::TRAINING_DEPTH;
+pub use dynamic::SizeChange;
+pub use engine::{
+    EvaluationReport, EvaluationRequest, Largest, RunMemory, Size, evaluate, explain, largest, open, plan_of,
+};
+pub use error::{CheckpointError, ConfigDifference, ModelDifference, Phase, TrainError};
+pub use plimsoll_plan::{TRAINING_DEPTH, TrainingChoice};
 pub use resume::Resume;
 pub use state::{Best, LossScale, RunState};
 pub use trainable::{
-    Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken, Trainable,
+    Applied, Auxiliary, Evaluated, ExpertRows, InstructionTime, MemoryReport, MicroStepResult, MicroStepSize,
+    StatePart, Stored, Taken, Trainable,
 };
-pub use trainer::{Ended, Open, Request, TrainReport, train_with};
+pub use trainer::{Ended, Open, Request, TrainReport, train_with, train_with_timeline};

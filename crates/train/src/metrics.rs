@@ -1,11 +1,14 @@
-//! Writer of metrics.jsonl, which has one line for each logged step and each evaluation, and of event files with the same
-//! numbers. Invariant: lines are ordered by step, and a resumed run first removes the lines of steps that it will repeat.
+//! Writer of metrics.jsonl, which has one line for each logged step, each evaluation and the memory at the end of each
+//! stage, and of event files with the numbers of steps and evaluations. Invariant: lines are ordered by step, and a resumed run first removes the lines of steps that it will repeat.
 
+use super::dynamic::{Replay, SizeChange};
 use super::tensorboard::EventFile;
-use super::trainable::Auxiliary;
+use super::trainable::{Auxiliary, ExpertRows};
 use crate::TrainError;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::health::Health;
+use plimsoll_runtime::machine::Reading;
 use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value};
 use std::fs::{File, OpenOptions};
@@ -16,8 +19,8 @@ use std::path::{Path, PathBuf};
 pub const FILE: &str = "metrics.jsonl";
 
 /// Line of a training step; non-finite numbers become null.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StepLine {
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StepLine<'a> {
     /// Optimizer step, counted from 1.
     pub step: u64,
     /// Mean cross-entropy per target, in nats.
@@ -45,6 +48,9 @@ pub struct StepLine {
     /// Rows dropped because an expert's capacity was exceeded.
     #[serde(skip_serializing_if = "is_zero")]
     pub dropped: u64,
+    /// Share of the rows that each expert of each layer received.
+    #[serde(skip_serializing_if = "ExpertRows::is_empty")]
+    pub expert_load: ExpertRows<'a>,
     /// Loss scale; only for fp16.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<Number>,
@@ -52,6 +58,36 @@ pub struct StepLine {
     pub skipped: u64,
     /// Resident memory of the process, in bytes.
     pub memory_bytes: u64,
+    /// Host memory that all processes use, in bytes.
+    pub host_used_bytes: u64,
+    /// Memory of the GPU that this process uses, in bytes; only on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub card_bytes: Option<u64>,
+    /// Memory of the GPU that all processes use, in bytes; only on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub card_used_bytes: Option<u64>,
+    /// How close the run is to its limits: `ok`, `tight` or `critical`.
+    pub status: &'static str,
+    /// Measured memory divided by the budget.
+    pub utilisation: Option<Number>,
+    /// Risk, from 0 to 1, that memory runs out.
+    pub oom_risk: Option<Number>,
+}
+
+impl StepLine<'_> {
+    /// Returns the line with the memory and the health of a run.
+    pub fn with_memory(self, reading: &Reading, health: Health) -> Self {
+        Self {
+            memory_bytes: reading.process.0,
+            host_used_bytes: reading.host.used().0,
+            card_bytes: reading.card.map(|card| card.process.0),
+            card_used_bytes: reading.card.map(|card| card.all.used().0),
+            status: health.status.word(),
+            utilisation: number(health.utilisation),
+            oom_risk: number(health.oom_risk),
+            ..self
+        }
+    }
 }
 
 /// Line of an evaluation.
@@ -66,6 +102,27 @@ pub struct EvaluationLine {
     /// Whether the loss is the lowest so far.
     pub best: bool,
 }
+
+/// Line of a change of the size of micro-steps (`memory.dynamic`).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SizeLine {
+    /// [`SIZE_EVENT`].
+    pub event: &'static str,
+    /// First step with the new size.
+    pub step: u64,
+    /// Tokens of a micro-step before.
+    pub from: u64,
+    /// Tokens of a micro-step from this step on.
+    pub to: u64,
+    /// Cause of the change.
+    pub reason: &'static str,
+    /// Share of the memory that all processes used, if it was read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilisation: Option<Number>,
+}
+
+/// Value of `event` of a [`SizeLine`].
+pub const SIZE_EVENT: &str = "dynamic_batch";
 
 fn is_zero(n: &u64) -> bool {
     *n == 0
@@ -84,10 +141,42 @@ pub struct Metrics {
     events: Option<EventFile>,
 }
 
-/// The field that every line has.
+/// The field that every line has, and the fields of a change of size.
 #[derive(Deserialize)]
 struct StepMetrics {
     step: u64,
+    event: Option<String>,
+    to: Option<u64>,
+}
+
+/// Reads the changes of size after `step`, and the last step, from the metrics of the run in `folder`. A run that resumes at
+/// `step` repeats them.
+pub fn changes_after(folder: &Path, step: u64) -> Result<Replay, TrainError> {
+    let path = folder.join(FILE);
+    let mut replay = Replay { until: step, ..Replay::default() };
+    for line in lines(&path)? {
+        // An incomplete line left by a killed process ends the file.
+        let Ok(found) = serde_json::from_str::<StepMetrics>(&line?) else { break };
+        if found.step <= step {
+            continue;
+        }
+        replay.until = replay.until.max(found.step);
+        if let (Some(SIZE_EVENT), Some(tokens)) = (found.event.as_deref(), found.to) {
+            replay.changes.push_back(SizeChange { step: found.step, tokens });
+        }
+    }
+    Ok(replay)
+}
+
+/// The lines of a file; none if there is no file.
+fn lines(path: &Path) -> Result<impl Iterator<Item = Result<String, TrainError>> + use<'_>, TrainError> {
+    let file = match File::open(path) {
+        Ok(file) => Some(BufReader::new(file)),
+        Err(e) if e.kind() == ErrorKind::NotFound => None,
+        Err(e) => return Err(RuntimeError::io(path)(e).into()),
+    };
+    let all = file.into_iter().flat_map(BufRead::lines);
+    Ok(all.map(move |line| Ok(line.map_err(RuntimeError::io(path))?)))
 }
 
 impl Metrics {
@@ -109,6 +198,8 @@ impl Metrics {
         self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))?;
         if let Some(events) = &mut self.events
             && let Value::Object(line) = serde_json::to_value(line).map_err(bug)?
+            && !line.contains_key("stage")
+            && !line.contains_key("event")
         {
             events.put(&line)?;
         }
@@ -119,16 +210,14 @@ impl Metrics {
 /// Rewrites the file with its lines up to `step`. An incomplete line left by a killed process ends the copy.
 fn keep(path: &Path, step: u64) -> Result<(), TrainError> {
     let mut kept = AtomicFile::create(path)?;
-    let old = match File::open(path) {
-        Ok(file) => Some(BufReader::new(file)),
-        Err(e) if e.kind() == ErrorKind::NotFound => None,
-        Err(e) => return Err(RuntimeError::io(path)(e).into()),
-    };
-    for line in old.into_iter().flat_map(BufRead::lines) {
-        let line = line.map_err(RuntimeError::io(path))?;
+    for line in lines(path)? {
+        let line = line?;
         match serde_json::from_str::<StepMetrics>(&line) {
             Ok(there) if there.step <= step => writeln!(kept, "{line}").map_err(|e| kept.error(e))?,
-            Ok(_) | Err(_) => break,
+            // A change of the size of micro-steps during an evaluation belongs to the next step, and is followed by lines of
+            // the step that is evaluated.
+            Ok(_) => {}
+            Err(_) => break,
         }
     }
     Ok(kept.commit()?)

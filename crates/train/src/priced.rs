@@ -5,8 +5,8 @@ use super::{Largest, plan_of};
 use crate::TrainError;
 use plimsoll_graph::{Bytes, Graph, Param, Phase};
 use plimsoll_models::tensor_of_teacher;
-use plimsoll_plan::{Optimizer, Rejected, Target, TrainingChoice};
-use plimsoll_runtime::{Device, Observer, price};
+use plimsoll_plan::{Optimizer, Program, Rejected, Target, TrainingChoice};
+use plimsoll_runtime::{Device, Observer, price, process};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -59,6 +59,7 @@ pub fn to_json(config: &TrainConfig, found: &TrainingChoice) -> Result<Value, Tr
 pub fn largest_to_json(largest: &Largest) -> Result<Value, TrainError> {
     let mut plan = to_json(&largest.config, &largest.found)?;
     plan["largest"] = json!({"of": largest.size.name(), "value": largest.value, "refused": largest.refused});
+    plan["process"] = process::to_json(&largest.process.lines());
     Ok(plan)
 }
 
@@ -89,14 +90,14 @@ pub fn to_text(config: &TrainConfig, found: &TrainingChoice) -> Result<String, T
         graph.bounds.longest,
         precision(config.precision.kind)
     );
+    text += &dynamic_sizes(program);
     text +=
         &format!("optimizer {}; {} rows of logits at a time\n", name(&candidate.optimizer), candidate.chunk);
     text += &match recomputed(graph).as_slice() {
         [] => "nothing is recomputed\n".to_owned(),
         lines => format!("recomputed: {}\n", lines.join("; ")),
     };
-    let (peak, bound) = (program.peak(), program.lower_bound());
-    let waste = peak.saturating_sub(bound).0 as f64 / bound.0.max(1) as f64;
+    let (bound, waste) = (program.lower_bound(), program.packing_waste());
     text += &format!("{}\npeak at {}\n", program.ledger(), program.peak_at().1);
     text += &format!("lower bound {bound}; packing wastes {:.2} %\n", 100.0 * waste);
     text += &format!("expected {:.3} s a step, {:.0} tokens/s\n", found.seconds, found.tokens_per_second);
@@ -116,7 +117,24 @@ pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
         }
     };
     let plan = to_text(&largest.config, &largest.found)?;
-    Ok(format!("the largest that fits: {what}; {} does not\n{plan}", largest.refused))
+    let process = process::to_text("of the budget a run takes, besides its plans", &largest.process.lines());
+    Ok(format!("the largest that fits: {what}; {} does not\n{plan}\n{process}", largest.refused))
+}
+
+/// The smaller micro-steps of `memory.dynamic` with the memory that each gives back; empty without them.
+fn dynamic_sizes(program: &Program) -> String {
+    let all = program.alternatives();
+    let size = |k: usize| {
+        let (tokens, whole) = (program.plans()[all[k]].1.graph.bounds.tokens, program.arena_bytes());
+        format!("{tokens} tokens, {} less", whole.saturating_sub(program.arena_bytes_from(k)))
+    };
+    match all.len() {
+        0 | 1 => String::new(),
+        n => format!(
+            "smaller micro-steps, by the free memory: {}\n",
+            (1..n).map(size).collect::<Vec<_>>().join("; ")
+        ),
+    }
 }
 
 fn chosen(c: &plimsoll_plan::Candidate) -> Value {

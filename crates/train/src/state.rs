@@ -2,6 +2,7 @@
 //! configuration it determines every following step bit for bit.
 
 use super::config::{Precision, PrecisionKind};
+use super::dynamic::SizeChange;
 use crate::TrainError;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -36,6 +37,9 @@ pub struct RunState {
     pub stale: u64,
     /// Step after which the last evaluation ran.
     pub evaluated: u64,
+    /// Sizes of the micro-steps of all steps so far, each with its first step; empty without `memory.dynamic`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<SizeChange>,
     /// Position in the training data.
     pub position: Value,
 }
@@ -75,6 +79,17 @@ impl LossScale {
         match precision.kind {
             PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => Self { factor: 1.0, good: 0 },
             PrecisionKind::Fp16 => Self { factor: precision.initial_scale, good: 0 },
+        }
+    }
+
+    /// The factor of the summed cross-entropy of a micro-batch in a step of `tokens` tokens. In fp16 it is the loss scale
+    /// divided by the tokens of a step, so that fp16 tensors hold gradients of a mean, whose magnitude does not depend on
+    /// the size of the micro-batch. f32 and bf16 have the range for the sum, which is divided by the number of targets in
+    /// the update.
+    pub fn of_micro_batch(&self, kind: PrecisionKind, tokens: u64) -> f32 {
+        match kind {
+            PrecisionKind::Fp16 => (self.factor / tokens as f64) as f32,
+            PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => self.factor as f32,
         }
     }
 
@@ -138,6 +153,13 @@ impl RunState {
         best
     }
 
+    /// Records the size of the micro-steps from `step` on.
+    pub fn resized(&mut self, step: u64, tokens: u64) {
+        // Of several changes before a step, the last one counts.
+        let _ = self.sizes.pop_if(|change| change.step == step);
+        self.sizes.push(SizeChange { step, tokens });
+    }
+
     /// Returns the state before the first step.
     pub fn new(precision: &Precision, position: Value) -> Self {
         let scale = LossScale::new(precision);
@@ -154,6 +176,7 @@ impl RunState {
             improved: None,
             stale: 0,
             evaluated: 0,
+            sizes: vec![],
             position,
         }
     }

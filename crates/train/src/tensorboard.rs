@@ -45,22 +45,21 @@ impl EventFile {
         Ok(events)
     }
 
-    /// Writes the numbers of a line of metrics.jsonl as scalars: `train/KEY`, or `validation/KEY` for `validation_KEY`.
+    /// Writes the numbers of a line of metrics.jsonl as scalars: `train/KEY`, or `validation/KEY` for `validation_KEY`. Those of
+    /// an object or an array have their keys or places as further parts of the name: `train/expert_load/LAYER/EXPERT`.
     pub fn put(&mut self, line: &Map<String, Value>) -> Result<(), TrainError> {
         let step = line.get("step").and_then(Value::as_u64);
         let step = step.ok_or_else(|| RuntimeError::bug("a line of metrics without a step".to_owned()))?;
         let mut summary = vec![];
         for (key, value) in line {
-            let Some(number) = value.as_f64().filter(|_| !NO_SCALARS.contains(&&**key)) else { continue };
+            if NO_SCALARS.contains(&&**key) {
+                continue;
+            }
             let tag = match key.strip_prefix("validation_") {
                 Some(key) => format!("validation/{key}"),
                 None => format!("train/{key}"),
             };
-            let mut scalar = vec![];
-            field_bytes(&mut scalar, 1, tag.as_bytes());
-            scalar.push(2 << 3 | FIXED32);
-            scalar.extend((number as f32).to_le_bytes());
-            field_bytes(&mut summary, 1, &scalar);
+            add_scalars(&mut summary, &tag, value);
         }
         self.write(&event(now(), Some(step), |out| field_bytes(out, 5, &summary)))
     }
@@ -75,6 +74,29 @@ impl EventFile {
         record.extend(masked_crc(data).to_le_bytes());
         // One write for each record, so that a killed process leaves at most its last record incomplete.
         Ok(self.file.write_all(&record).map_err(RuntimeError::io(&self.path))?)
+    }
+}
+
+/// Appends a value to a summary if it is a number, and all numbers in it if it is an object or an array.
+fn add_scalars(summary: &mut Vec<u8>, tag: &str, value: &Value) {
+    match value {
+        Value::Number(number) => {
+            let mut scalar = vec![];
+            field_bytes(&mut scalar, 1, tag.as_bytes());
+            scalar.push(2 << 3 | FIXED32);
+            scalar.extend((number.as_f64().unwrap_or(f64::NAN) as f32).to_le_bytes());
+            field_bytes(summary, 1, &scalar);
+        }
+        Value::Object(entries) => {
+            entries.iter().for_each(|(key, value)| add_scalars(summary, &format!("{tag}/{key}"), value));
+        }
+        Value::Array(values) => {
+            values
+                .iter()
+                .zip(0..)
+                .for_each(|(value, place)| add_scalars(summary, &format!("{tag}/{place}"), value));
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
     }
 }
 
@@ -177,5 +199,22 @@ mod tests {
             [&[2 << 3, 0xac, 2, 5 << 3 | BYTES, summary.len() as u8], &summary[..]].concat()
         );
         std::fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn numbers_in_objects_and_arrays_have_their_place_in_the_name() {
+        let tags = |value: Value| {
+            let mut summary = vec![];
+            add_scalars(&mut summary, "train/expert_load", &value);
+            String::from_utf8_lossy(&summary).matches("train/expert_load").count()
+        };
+        assert_eq!(tags(serde_json::json!({"0": [0.5, 0.25, null], "3": [1]})), 3);
+        let mut summary = vec![];
+        add_scalars(&mut summary, "a", &serde_json::json!({"3": [7, 0.5]}));
+        let scalar = |tag: &[u8], number: f32| {
+            let scalar = [&[1 << 3 | BYTES, 5], tag, &[2 << 3 | FIXED32], &number.to_le_bytes()].concat();
+            [&[1 << 3 | BYTES, scalar.len() as u8], &scalar[..]].concat()
+        };
+        assert_eq!(summary, [scalar(b"a/3/0", 7.0), scalar(b"a/3/1", 0.5)].concat());
     }
 }

@@ -4,17 +4,24 @@
 use super::config::OptimizerKind;
 use crate::TrainError;
 use plimsoll_data::weights::DType;
+use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
-use serde::Serialize;
+use plimsoll_plan::Remedy;
+use plimsoll_runtime::health::PlannedMemory;
+use plimsoll_runtime::session::ExpertLayer;
+use plimsoll_runtime::timeline::MeasuredTimeline;
+use plimsoll_runtime::{Machine, Observer};
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A model with its training data, as seen by the training loop.
 pub trait Trainable {
-    /// Takes the next training micro-batch; `None` at the end of an epoch, after which the next call begins another
-    /// epoch.
-    fn take(&mut self) -> Result<Option<Taken>, TrainError>;
+    /// Takes the next training micro-batch, of at most `most` packs of the data; `None` at the end of an epoch, after which
+    /// the next call begins another epoch. Without `memory.dynamic`, a micro-batch is one pack.
+    fn take(&mut self, most: u64) -> Result<Option<Taken>, TrainError>;
 
     /// Sets the hyperparameters of the step that begins. Needed before its first micro-step, because a step of a single
     /// micro-batch updates the weights during that micro-step.
@@ -28,6 +35,12 @@ pub trait Trainable {
     /// Runs a micro-step as [`Trainable::micro_step`] does, with a loss scale of 1, waits for it, and returns the times of
     /// its instructions, in their order.
     fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError>;
+
+    /// Runs a micro-step as [`Trainable::timed_micro_step`] does, and returns the timeline of the run's plans with the times of
+    /// its instructions and the memory while it ran; `None` if the model has no plans.
+    fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
+        Ok(None)
+    }
 
     /// Starts the update of the weights with the accumulated gradients times `unscale`, which is skipped if a gradient is not
     /// finite.
@@ -44,6 +57,30 @@ pub trait Trainable {
         micro_steps: u64,
         found: &mut dyn FnMut(MicroStepResult),
     ) -> Result<Applied, TrainError>;
+
+    /// Returns the rows that the experts received in the step that was finished last; empty without experts.
+    fn expert_rows(&self) -> ExpertRows<'_> {
+        ExpertRows::default()
+    }
+    /// The sizes of micro-steps between which a run may change, in ascending order; a single one without `memory.dynamic`.
+    fn sizes(&self) -> Vec<MicroStepSize>;
+
+    /// Changes the following micro-steps to size number `size`, and gives back the memory that only larger sizes use, or takes
+    /// it again. All results must have been read. If there is no memory for a larger size, the error says so
+    /// ([`TrainError::is_out_of_memory`]) and the size does not change.
+    fn set_size(&mut self, size: usize) -> Result<(), TrainError>;
+
+    /// Free and total memory of the device, counting all processes.
+    fn usage(&self) -> Result<Memory, TrainError>;
+
+    /// Waits for micro-steps that were started, and drops their results: the step is repeated, or the run ends.
+    fn abandon(&mut self);
+
+    /// Whether a failed [`Trainable::apply`] may have changed weights or states, so that it cannot be repeated.
+    fn has_begun_update(&self) -> bool;
+
+    /// The largest tensors of the plan, and other processes that hold memory of the device, for an error.
+    fn memory_report(&self) -> MemoryReport;
 
     /// Computes the loss of the next validation micro-batch; `None` at the end of the validation data.
     fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError>;
@@ -81,6 +118,18 @@ pub trait Trainable {
     /// the data.
     fn peak(&self) -> Bytes;
 
+    /// Returns the planned memory: budget, peak, arena and fragmentation.
+    fn planned_memory(&self) -> PlannedMemory;
+
+    /// Returns the machine that computes; empty if it has no memory but the host's.
+    fn machines(&self) -> Vec<Arc<dyn Machine>> {
+        vec![]
+    }
+
+    /// Returns settings with which the plan needs at least a tenth less memory, each priced by the planner against the
+    /// plan of this run, the fastest first.
+    fn remedies(&self, observer: &dyn Observer) -> Vec<Remedy>;
+
     /// Returns the tensors of a checkpoint file in the order in which they are written. Model tensors have the names
     /// and shapes of the Hugging Face Hub; the state has everything else that the next step depends on: master weights,
     /// moments, running statistics. Without averaged weights, [`StatePart::Average`] is empty and has no
@@ -115,6 +164,26 @@ pub struct Taken {
     pub tokens: u64,
     /// Number of targets.
     pub targets: u64,
+    /// Number of packs of the data.
+    pub packs: u64,
+}
+
+/// A size of micro-steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicroStepSize {
+    /// Maximum number of tokens.
+    pub tokens: u64,
+    /// Bytes of the device's memory that are in use with this size.
+    pub bytes: Bytes,
+}
+
+/// What holds the memory of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// The largest tensors of the plan, with their sizes.
+    pub largest: String,
+    /// Other processes, with their sizes; or how much all others hold together, if the processes are unknown.
+    pub holders: String,
 }
 
 /// Measured time of an instruction of a micro-step.
@@ -141,6 +210,44 @@ pub struct MicroStepResult {
     pub auxiliary: Auxiliary,
     /// Rows dropped because an expert's capacity was exceeded.
     pub dropped: u64,
+}
+
+/// Rows that the experts of all layers received in a step. A token has one row for each expert that it was routed to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ExpertRows<'a> {
+    /// Layers with experts.
+    pub layers: &'a [ExpertLayer],
+    /// Number of rows of each expert, layer by layer.
+    pub rows: &'a [u64],
+}
+
+impl ExpertRows<'_> {
+    /// Whether the model has no experts.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+}
+
+/// Written as an object with an array for each layer: the share of its rows that each expert received, with six decimals.
+impl Serialize for ExpertRows<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut rest = self.rows;
+        serializer.collect_map(self.layers.iter().map(|layer| {
+            let (rows, after) = rest.split_at(layer.experts.min(rest.len()));
+            rest = after;
+            (layer.layer, Shares(rows))
+        }))
+    }
+}
+
+/// Numbers of which the shares are written.
+struct Shares<'a>(&'a [u64]);
+
+impl Serialize for Shares<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let all = self.0.iter().sum::<u64>().max(1) as f64;
+        serializer.collect_seq(self.0.iter().map(|&rows| (rows as f64 / all * 1e6).round() / 1e6))
+    }
 }
 
 /// Auxiliary losses, each multiplied by its weight, as means over targets (z-loss, distillation) or tokens (router losses);

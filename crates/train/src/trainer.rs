@@ -6,16 +6,22 @@
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{leaves, schema};
 use super::config::{PrecisionKind, TrainConfig};
-use super::metrics::{EvaluationLine, Metrics, StepLine, number};
+use super::dynamic::{DynamicBatch, percent};
+use super::metrics::{self, EvaluationLine, Metrics, SIZE_EVENT, SizeLine, StepLine, number};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
 use super::state::{RunState, SKIPS_IN_A_ROW};
 use super::trainable::{Applied, Auxiliary, MicroStepResult, Taken, Trainable};
-use crate::TrainError;
+use super::watch::TrainWatch;
+use crate::error::{Phase, TrainError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::EscapedPath;
+use plimsoll_graph::Bytes;
+use plimsoll_runtime::dynamic::Reason;
 use plimsoll_runtime::lock;
-use plimsoll_runtime::machine::{self, Tracker};
+use plimsoll_runtime::machine::Reading;
+use plimsoll_runtime::timeline::MeasuredTimeline;
+use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{Level, Observer, RuntimeError, Trained};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
@@ -84,6 +90,10 @@ pub struct TrainReport {
     pub tokens_per_second: f64,
     /// Contents of run.json.
     pub run_record: Value,
+    /// Memory budget.
+    pub budget: Bytes,
+    /// The timeline of the plans with a measured micro-step, if it was requested.
+    pub timeline: Option<MeasuredTimeline>,
 }
 
 /// Trains the model opened by `open`, from a checkpoint or from scratch, until a limit of the configuration is reached.
@@ -92,8 +102,26 @@ pub fn train_with(
     open: Open<'_>,
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
-    let tracker = Tracker::new();
+    train(request, false, open, observer)
+}
+
+/// Trains as [`train_with`] does, then measures a micro-step more, for [`TrainReport::timeline`].
+pub fn train_with_timeline(
+    request: &Request,
+    open: Open<'_>,
+    observer: &mut dyn Observer,
+) -> Result<TrainReport, TrainError> {
+    train(request, true, open, observer)
+}
+
+fn train(
+    request: &Request,
+    timeline: bool,
+    open: Open<'_>,
+    observer: &mut dyn Observer,
+) -> Result<TrainReport, TrainError> {
     let output = &request.output;
+    let mut watch = TrainWatch::start(output);
     // Held until the run ends: two runs in one folder would overwrite each other's files.
     let lock = lock::take(output, &[])?;
     if !lock.is_held() {
@@ -108,14 +136,15 @@ pub fn train_with(
     // From here on the folder belongs to this run, so run.json must tell the truth about it even if the run fails.
     let asked = serde_json::to_value(&request.config).map_err(|e| RuntimeError::bug(e.to_string()))?;
     let started = Status { output, asked: &asked };
-    started.write("running", None)?;
-    train_from(request, checkpoints, found, &asked, open, tracker, observer).inspect_err(|error| {
+    started.write("running", None, &watch)?;
+    let done = train_from(request, timeline, checkpoints, found, &asked, open, &mut watch, observer);
+    done.inspect_err(|error| {
         let status = if matches!(error, TrainError::Runtime(RuntimeError::Interrupted { .. })) {
             "interrupted"
         } else {
             "failed"
         };
-        if let Err(why) = started.write(status, Some(error)) {
+        if let Err(why) = started.write(status, Some(error), &watch) {
             observer.say(
                 Level::Warning,
                 &format!(
@@ -134,11 +163,13 @@ struct Status<'a> {
 }
 
 impl Status<'_> {
-    fn write(&self, status: &str, error: Option<&TrainError>) -> Result<(), TrainError> {
+    fn write(&self, status: &str, error: Option<&TrainError>, watch: &Watch) -> Result<(), TrainError> {
         let mut record = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "status": status,
             "config": self.asked,
+            "memory": watch.stages(),
+            "health": watch.record(),
         });
         if let Some(error) = error {
             record["error"] = json!(error.to_string());
@@ -148,19 +179,25 @@ impl Status<'_> {
 }
 
 /// Trains from the checkpoint `found`, or from scratch.
+#[expect(clippy::too_many_arguments, reason = "the parts of one run, each used once")]
 fn train_from(
     request: &Request,
+    timeline: bool,
     checkpoints: Checkpoints,
     found: Option<Checkpoint>,
     asked: &Value,
     open: Open<'_>,
-    mut tracker: Tracker,
+    watch: &mut TrainWatch,
     observer: &mut dyn Observer,
 ) -> Result<TrainReport, TrainError> {
     let output = &request.output;
     let kept = found.as_ref().map(|c| decisive(&c.record.choices)).unwrap_or_default();
     // Values chosen for the completed steps must hold for the following steps too.
-    let mut model = open(&request.config.with(&kept)?, observer)?;
+    let config = request.config.with(&kept)?;
+    let record = &mut |name: &str, reading: &Reading, observer: &mut dyn Observer| {
+        watch.starting(name, reading, observer);
+    };
+    let mut model = open(&config, &mut StageRecorder { inner: observer, record })?;
     let choices: BTreeMap<String, Value> = kept.into_iter().chain(model.choices()).collect();
     let config = request.config.with(&choices)?;
     let state = match &found {
@@ -173,8 +210,11 @@ fn train_from(
         }
     };
     write_text(&output.join("config.yaml"), &config.to_yaml()?)?;
-    tracker.track("opened");
-    let metrics = Metrics::open(output, state.step, config.run.tensorboard)?;
+    // Read before the metrics are cut to the steps of the checkpoint.
+    let replay = metrics::changes_after(output, state.step)?;
+    let dynamic = DynamicBatch::of(&config, model.sizes(), replay);
+    let mut metrics = Metrics::open(output, state.step, config.run.tensorboard)?;
+    watch.opened(model.as_ref(), state.step, &mut metrics)?;
     let newest = found.map(|checkpoint| (checkpoint.record.state.step, checkpoint.path));
     let mut trainer = Trainer {
         asked: asked.clone(),
@@ -190,15 +230,24 @@ fn train_from(
         state,
         loss: None,
         started: VecDeque::new(),
+        watch,
+        dynamic,
+        phase: Phase::Start,
     };
+    trainer.start_sizes()?;
+    trainer.stage("opened", observer)?;
     // A kill between a checkpoint and its link, and a resume from an older checkpoint, leave another link.
     trainer.checkpoints.link_best(trainer.best())?;
     for line in trainer.introduction(output) {
         observer.say(Level::Info, &line);
     }
-    let ended = trainer.run(observer)?;
-    tracker.track("trained");
-    trainer.report(output, ended, &tracker)
+    trainer.watch.begin("training", observer);
+    let ended = match trainer.run(observer) {
+        Ok(ended) => ended,
+        Err(error) => return Err(trainer.with_phase(error, &[])),
+    };
+    trainer.stage("trained", observer)?;
+    trainer.report(output, ended, timeline, observer)
 }
 
 /// Selects the choices that affect results.
@@ -218,8 +267,11 @@ fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
 }
 
+/// Number of times that something is repeated with smaller micro-steps after a lack of memory.
+pub(crate) const RETRIES: usize = 3;
+
 /// A run in progress.
-struct Trainer {
+struct Trainer<'a> {
     /// The configuration before choices were made; a resumed run is compared with it.
     asked: Value,
     /// The configuration with the chosen values filled in.
@@ -240,6 +292,11 @@ struct Trainer {
     /// Steps that were started and whose results were not read yet, the oldest first. Empty whenever something else than
     /// the next step follows: an evaluation, a checkpoint, the end of the run.
     started: VecDeque<StartedStep>,
+    watch: &'a mut TrainWatch,
+    /// Sizes of micro-steps; `None` without `memory.dynamic`.
+    dynamic: Option<DynamicBatch>,
+    /// What is computed at present, for an error.
+    phase: Phase,
 }
 
 /// A step that was started and whose results were not read yet.
@@ -257,6 +314,8 @@ struct StartedStep {
 #[derive(Default)]
 struct Group {
     micro_steps: u64,
+    /// Packs of the data in the micro-steps.
+    packs: u64,
     /// Epoch in which the update began.
     epoch: u64,
     tokens: u64,
@@ -266,6 +325,7 @@ struct Group {
 impl Group {
     fn add(&mut self, taken: Taken) {
         self.micro_steps += 1;
+        self.packs += taken.packs;
         self.tokens += taken.tokens;
         self.targets += taken.targets;
     }
@@ -325,7 +385,7 @@ impl Clock {
     }
 }
 
-impl Trainer {
+impl Trainer<'_> {
     /// Describes the run in four lines: model, data, memory, and output.
     fn introduction(&self, output: &Path) -> [String; 4] {
         let TrainConfig { model, data, batch, memory, run, precision, distillation, .. } = &self.config;
@@ -353,7 +413,10 @@ impl Trainer {
             Some(every) => format!("every {every} and at the end"),
             None => "at the end".to_owned(),
         };
-        let micro = batch.micro_tokens.0.unwrap_or(batch.tokens);
+        let micro = match self.dynamic.as_ref().map(DynamicBatch::range) {
+            Some([least, most]) => format!("{least} to {most}, by the free memory"),
+            None => batch.micro_tokens.0.unwrap_or(batch.tokens).to_string(),
+        };
         [
             format!(
                 "trains a {}{parameters} from {from}{teachers}, in {}, with {}, for {end}",
@@ -386,13 +449,14 @@ impl Trainer {
                 if due && self.state.step > 0 {
                     self.evaluate(observer)?;
                 }
-                self.save()?;
+                self.save(observer)?;
                 if ended == Ended::Patience {
                     observer.say(Level::Info, &self.stopped_early());
                 }
                 return Ok(ended);
             }
-            if !self.step()? {
+            self.follow_memory(observer)?;
+            if !self.whole_step(observer)? {
                 continue;
             }
             let run = &self.config.run;
@@ -405,7 +469,7 @@ impl Trainer {
             self.finish_steps(if waits { 0 } else { 1 }, observer)?;
             let is_best = evaluates && self.evaluate(observer)? && self.config.run.keep_best;
             if saves || is_best {
-                self.save()?;
+                self.save(observer)?;
             }
             self.heed(observer)?;
         }
@@ -437,6 +501,139 @@ impl Trainer {
         all.into_iter().find(|(_, reached)| *reached).map(|(ended, _)| ended)
     }
 
+    /// Uses the size of micro-steps that the checkpoint has, or the largest.
+    fn start_sizes(&mut self) -> Result<(), TrainError> {
+        let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
+        if let Some(last) = self.state.sizes.last() {
+            let size = dynamic.size_of(last.tokens);
+            self.model.set_size(size)?;
+            dynamic.set(size);
+        }
+        let tokens = dynamic.tokens();
+        if self.state.sizes.last().is_none_or(|last| last.tokens != tokens) {
+            self.state.resized(self.state.step + 1, tokens);
+        }
+        self.watch.resized(tokens, self.model.as_ref());
+        Ok(())
+    }
+
+    /// Changes the size of micro-steps before the next step, if the memory in use demands or allows it, or if an earlier
+    /// process did.
+    fn follow_memory(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        let step = self.state.step + 1;
+        let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
+        let switch = match dynamic.replayed(step) {
+            Some(to) => to.map(|to| (to, Reason::Replay, None)),
+            None => {
+                let switch = dynamic.decide(step, self.model.usage()?);
+                switch.map(|switch| (switch.to, switch.reason, Some(switch.utilisation)))
+            }
+        };
+        let Some((to, reason, utilisation)) = switch else { return Ok(()) };
+        self.finish_steps(0, observer)?;
+        match self.resize(to, reason, utilisation, observer) {
+            // The reading was overtaken: the run continues with its size.
+            Err(error) if error.is_out_of_memory() => {
+                let dynamic = self.dynamic.as_mut().ok_or(error)?;
+                dynamic.lacks_memory(step);
+                let (to, from) = (dynamic.tokens_of(to), dynamic.tokens());
+                let text =
+                    format!("step {step}: there is no memory for micro-steps of {to} tokens; {from} are kept");
+                observer.say(Level::Warning, &text);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Changes the micro-steps from the next step on to size number `to`, and records it.
+    fn resize(
+        &mut self,
+        to: usize,
+        reason: Reason,
+        utilisation: Option<f64>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
+        self.model.set_size(to)?;
+        let (step, from) = (self.state.step + 1, dynamic.tokens());
+        dynamic.set(to);
+        let to = dynamic.tokens();
+        self.watch.resized(to, self.model.as_ref());
+        self.state.resized(step, to);
+        let used = utilisation
+            .map_or_else(String::new, |share| format!("{} % of the memory is in use, ", percent(share)));
+        let why = dynamic.threshold(reason);
+        observer.say(
+            Level::Info,
+            &format!("step {step}: micro-steps of {to} tokens instead of {from} ({used}{why})"),
+        );
+        let (event, reason) = (SIZE_EVENT, reason.name());
+        self.metrics.put(&SizeLine { event, step, from, to, reason, utilisation: utilisation.and_then(number) })
+    }
+
+    /// Starts one update as [`Trainer::step`] does; repeats the step with smaller micro-steps if the device has too little
+    /// memory.
+    fn whole_step(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
+        let before = match &self.dynamic {
+            Some(_) => Some((self.model.position()?, self.state.epoch)),
+            None => None,
+        };
+        self.retried(observer, &mut |this, is_repeated| {
+            if is_repeated && let Some((position, epoch)) = &before {
+                this.model.seek(position)?;
+                this.state.epoch = *epoch;
+            }
+            this.step()
+        })
+    }
+
+    /// Runs `act`. If the device has too little memory for it, changes to the next smaller micro-steps, which gives memory
+    /// back, and runs it again, at most [`RETRIES`] times.
+    fn retried<T>(
+        &mut self,
+        observer: &mut dyn Observer,
+        act: &mut dyn FnMut(&mut Self, bool) -> Result<T, TrainError>,
+    ) -> Result<T, TrainError> {
+        let mut smaller = vec![];
+        loop {
+            let error = match act(self, !smaller.is_empty()) {
+                Err(error) if error.is_out_of_memory() => error,
+                other => return other,
+            };
+            if smaller.len() == RETRIES || !self.gives_way(observer)? {
+                return Err(self.with_phase(error, &smaller));
+            }
+            smaller.extend(self.dynamic.as_ref().map(DynamicBatch::tokens));
+        }
+    }
+
+    /// Adds the phase, what holds the memory and what to try to an error of a lack of memory; returns other errors unchanged.
+    /// `smaller` are the sizes that were tried.
+    fn with_phase(&self, error: TrainError, smaller: &[u64]) -> TrainError {
+        if !error.is_out_of_memory() {
+            return error;
+        }
+        let at = (self.state.step + 1, self.phase);
+        error.in_phase(at, self.model.memory_report(), self.dynamic.is_some(), smaller)
+    }
+
+    /// Changes to the next smaller micro-steps after a lack of memory. Returns false if there are none, or if weights may have
+    /// changed already, so that the step must not be repeated.
+    fn gives_way(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
+        let began = self.phase == Phase::Update && self.model.has_begun_update();
+        let Some(dynamic) = self.dynamic.as_mut().filter(|dynamic| dynamic.now() > 0 && !began) else {
+            return Ok(false);
+        };
+        let (to, step) = (dynamic.now() - 1, self.state.step + 1);
+        dynamic.lacks_memory(step);
+        // Earlier steps are complete on the device; what remains after their results is of the step that failed.
+        self.finish_steps(0, observer)?;
+        self.model.abandon();
+        self.resize(to, Reason::OutOfMemory, None, observer)?;
+        Ok(true)
+    }
+
     /// Starts one update; returns false if the data ended first.
     fn step(&mut self) -> Result<bool, TrainError> {
         let group = self.group()?;
@@ -450,6 +647,7 @@ impl Trainer {
         let lr = self.rate.at(self.state.step, group.epoch);
         let told = self.hyper(group.epoch);
         let unscale = (1.0 / (f64::from(self.loss_scale()) * group.targets as f64)) as f32;
+        self.phase = Phase::Update;
         self.model.apply(&told, unscale)?;
         self.state.step = step;
         self.state.tokens += group.tokens;
@@ -505,28 +703,29 @@ impl Trainer {
             }
         }
         self.loss = Some(found.loss / group.targets as f64);
+        self.watch.step(step, observer);
         if step.is_multiple_of(self.config.run.log_every) {
             self.log(started, &found, applied)?;
         }
-        observer.trained(&Trained {
+        let trained = Trained {
             step,
             steps: self.config.run.steps,
             loss: self.loss.unwrap_or_default(),
             tokens_per_second: self.clock.rate(tokens),
-            memory: machine::resident().0,
+            memory: self.watch.reading().process,
             line: self.model.budget(),
-        });
+        };
+        observer.trained(&trained);
+        self.watch.trained(&trained, observer);
+        if step == self.clock.first_step + 1 {
+            self.watch.stage("first step", step, self.model.as_ref(), &mut self.metrics, observer)?;
+        }
         Ok(())
     }
 
-    /// The factor of a micro-batch's summed cross-entropy. In fp16 it is the loss scale divided by the tokens of a
-    /// step, so that fp16 tensors hold gradients of a mean, whose magnitude does not depend on the size of the
-    /// micro-batch. f32 and bf16 have the range for the sum, which is divided by the number of targets in the update.
+    /// The factor of a micro-batch's summed cross-entropy.
     fn loss_scale(&self) -> f32 {
-        match self.config.precision.kind {
-            PrecisionKind::Fp16 => (self.state.scale.factor / self.config.batch.tokens as f64) as f32,
-            PrecisionKind::F32 | PrecisionKind::Tf32 | PrecisionKind::Bf16 => self.state.scale.factor as f32,
-        }
+        self.state.scale.of_micro_batch(self.config.precision.kind, self.config.batch.tokens)
     }
 
     /// Hyperparameters of the next update, which begins in `epoch`.
@@ -543,12 +742,12 @@ impl Trainer {
 
     /// Runs the micro-steps of the next update: fewer at the end of an epoch, none if the run ends there.
     fn group(&mut self) -> Result<Group, TrainError> {
-        let batch = &self.config.batch;
-        let most = batch.tokens / batch.micro_tokens.0.unwrap_or(batch.tokens);
+        self.phase = Phase::MicroStep;
+        let most = self.config.batch.tokens / self.config.unit_tokens();
         let (mut group, mut ends) = (Group::default(), 0);
-        while group.micro_steps < most {
+        while group.packs < most {
             let asked = Instant::now();
-            let taken = self.model.take()?;
+            let taken = self.model.take(most - group.packs)?;
             self.clock.waited += asked.elapsed();
             let Some(taken) = taken else {
                 self.state.epoch += 1;
@@ -579,7 +778,7 @@ impl Trainer {
         let mut auxiliary = Auxiliary::default();
         auxiliary.add(&found.auxiliary, 1.0 / targets);
         let (tokens_per_second, data_wait_seconds) = self.clock.lap(tokens);
-        self.metrics.put(&StepLine {
+        let line = StepLine {
             step,
             loss: number(found.loss / targets),
             auxiliary,
@@ -592,25 +791,25 @@ impl Trainer {
             data_wait_seconds: number(data_wait_seconds),
             seconds: number(self.clock.began.elapsed().as_secs_f64()),
             dropped: found.dropped,
+            expert_load: self.model.expert_rows(),
             loss_scale: number(scale).filter(|_| scales),
             skipped: self.state.skipped,
-            memory_bytes: machine::resident().0.0,
-        })
+            ..StepLine::default()
+        };
+        self.metrics.put(&line.with_memory(self.watch.reading(), self.watch.health()))
+    }
+
+    /// Records the memory at the end of a stage.
+    fn stage(&mut self, name: &str, observer: &mut dyn Observer) -> Result<(), TrainError> {
+        self.watch.stage(name, self.state.step, self.model.as_ref(), &mut self.metrics, observer)
     }
 
     /// Evaluates the mean loss on the validation data, without auxiliary losses. Returns whether it is the lowest so
     /// far.
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, TrainError> {
         self.all_finished()?;
-        let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
-        let (mut loss, mut targets) = (0.0, 0);
-        self.model.rewind()?;
-        while targets < most
-            && let Some(found) = self.model.evaluate()?
-        {
-            loss += found.loss;
-            targets += found.targets;
-        }
+        self.watch.begin("evaluating", observer);
+        let (loss, targets) = self.retried(observer, &mut |this, _| this.validation_loss())?;
         if targets == 0 {
             return Err(TrainError::NothingToEvaluate);
         }
@@ -621,27 +820,51 @@ impl Trainer {
         let mark = if best { ", the lowest so far" } else { "" };
         observer
             .say(Level::Info, &format!("step {step}: validation loss {loss:.4} over {targets} targets{mark}"));
+        self.stage("evaluation", observer)?;
+        self.watch.evaluated(loss);
+        self.watch.begin("training", observer);
         Ok(best)
     }
 
+    /// Sum of the losses of the validation data, and the number of their targets.
+    fn validation_loss(&mut self) -> Result<(f64, u64), TrainError> {
+        self.phase = Phase::Evaluation;
+        let most = self.config.run.evaluate_tokens.unwrap_or(u64::MAX);
+        let (mut loss, mut targets) = (0.0, 0);
+        self.model.rewind()?;
+        while targets < most
+            && let Some(found) = self.model.evaluate()?
+        {
+            loss += found.loss;
+            targets += found.targets;
+        }
+        Ok((loss, targets))
+    }
+
     /// Saves a checkpoint of the current step unless it exists, and removes older ones.
-    fn save(&mut self) -> Result<&Path, TrainError> {
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<&Path, TrainError> {
         self.all_finished()?;
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
+            self.watch.begin("writing a checkpoint", observer);
             self.state.position = self.model.position()?;
-            let record = Record {
-                plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
-                state: self.state.clone(),
-                config: self.asked.clone(),
-                choices: self.choices.clone(),
-            };
-            let path = self.checkpoints.save(&record, self.model.as_mut())?;
+            let path = self.retried(observer, &mut |this, _| {
+                this.phase = Phase::Checkpoint;
+                let record = Record {
+                    plimsoll: env!("CARGO_PKG_VERSION").to_owned(),
+                    state: this.state.clone(),
+                    config: this.asked.clone(),
+                    choices: this.choices.clone(),
+                };
+                this.checkpoints.save(&record, this.model.as_mut())
+            })?;
             self.newest = Some((step, path));
             self.saved = Instant::now();
             // The link leaves an older checkpoint before that is removed.
             self.checkpoints.link_best(self.best())?;
             self.checkpoints.rotate(self.config.run.keep_last, self.best())?;
+            self.stage("checkpoint", observer)?;
+            self.watch.begin("training", observer);
         }
         // `newest` is set: the checkpoint was just written or existed before.
         Ok(self.newest.as_ref().map_or(Path::new(""), |(_, path)| path))
@@ -657,20 +880,36 @@ impl Trainer {
         let Some(signal) = observer.stop() else { return Ok(()) };
         self.finish_steps(0, observer)?;
         let step = self.state.step;
-        let path = EscapedPath(self.save()?).to_string();
+        let path = EscapedPath(self.save(observer)?).to_string();
         let kept = format!("step {step} is kept in {path}; the same command resumes from it");
         Err(RuntimeError::Interrupted { signal, kept }.into())
     }
 
-    fn report(mut self, output: &Path, ended: Ended, tracker: &Tracker) -> Result<TrainReport, TrainError> {
-        let checkpoint = self.save()?.to_owned();
+    /// Measures a micro-step after the last checkpoint: it changes weights and gradients that nothing reads any more.
+    fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
+        let mut ends = 0;
+        while self.model.take(u64::MAX)?.is_none() {
+            ends += 1;
+            if ends > 1 {
+                return Err(TrainError::EmptyEpoch);
+            }
+        }
+        let told = self.hyper(self.state.epoch);
+        self.model.prepare(&told);
+        self.model.measured_timeline()
+    }
+
+    fn report(
+        mut self,
+        output: &Path,
+        ended: Ended,
+        timeline: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<TrainReport, TrainError> {
+        // The run saved its last step before it ended.
+        let checkpoint = self.newest.take().map(|(_, path)| path).unwrap_or_default();
         let seconds = self.clock.began.elapsed().as_secs_f64();
         let tokens_per_second = self.clock.rate(self.state.tokens);
-        let stages: Vec<Value> = tracker
-            .stages()
-            .iter()
-            .map(|s| json!({"stage": s.name, "resident_bytes": s.resident.0, "peak_bytes": s.peak.0}))
-            .collect();
         let run_record = json!({
             "plimsoll": env!("CARGO_PKG_VERSION"),
             "status": "finished",
@@ -687,10 +926,24 @@ impl Trainer {
             "budget_bytes": self.model.budget().0,
             "peak_bytes": self.model.peak().0,
             "plan": self.model.plan()?,
-            "memory": stages,
+            "memory": self.watch.stages(),
+            "health": self.watch.record(),
         });
         write_text(&output.join("run.json"), &format!("{run_record:#}\n"))?;
+        self.watch.finish();
+        // The run is complete, so a failure here must not turn its record into that of a failed run.
+        let timeline = match timeline.then(|| self.measured_timeline()) {
+            None => None,
+            Some(Ok(timeline)) => timeline,
+            Some(Err(error)) => {
+                let text = format!("a step could not be measured, so no timeline is written: {error}");
+                observer.say(Level::Warning, &text);
+                None
+            }
+        };
         Ok(TrainReport {
+            budget: self.model.budget(),
+            timeline,
             output: output.to_owned(),
             checkpoint,
             steps: self.state.step - self.clock.first_step,

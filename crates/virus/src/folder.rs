@@ -5,8 +5,8 @@
 use super::output::{FILES, RUN_RECORD};
 use super::resume;
 use crate::VirusError;
-use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::lock::remove;
+use plimsoll_runtime::{RuntimeError, live};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -41,7 +41,7 @@ pub fn inspect(dir: &Path, force: bool) -> Result<FolderState, VirusError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if is_leftover(&name) {
             leftovers.push(path);
-        } else if !FILES.contains(&name.as_str()) && !JOURNALS.contains(&name.as_str()) {
+        } else if ![&FILES[..], &JOURNALS, &[live::FILE]].concat().contains(&name.as_str()) {
             return Err(VirusError::ForeignFiles { folder: dir.to_owned(), name });
         }
     }
@@ -80,7 +80,11 @@ fn is_leftover(name: &str) -> bool {
     let parts = || {
         let (file, number) = name.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;
         let (process, count) = number.split_once('-')?;
-        Some((file == "sort" || FILES.contains(&file)) && is_number(process) && is_number(count))
+        Some(
+            (["sort", live::FILE].contains(&file) || FILES.contains(&file))
+                && is_number(process)
+                && is_number(count),
+        )
     };
     parts() == Some(true)
 }
@@ -94,6 +98,7 @@ mod tests {
         let check = |name: &str, wanted: bool| assert_eq!(is_leftover(name), wanted, "{name}");
         check(".predictions.tsv.123-4.part", true);
         check(".run.json.1-0.part", true);
+        check(".progress.json.1-0.part", true);
         check(".embeddings.ids.txt.9-12.part", true);
         check(".sort.77-0.part", true);
         check(".thesis.tex.123-4.part", false);

@@ -40,9 +40,9 @@ use plimsoll_exec::Executor;
 use plimsoll_models::Encoder;
 use plimsoll_plan::Staging;
 use plimsoll_runtime::RuntimeError;
-use plimsoll_runtime::machine::Tracker;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::Process;
+use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{Budget, CallerModel, EncoderModel, HeadModel, Level, Observer, replicas_for_input};
 use program::{Architecture, Shape, VirNucProShape};
 use queues::QueueSizes;
@@ -194,7 +194,8 @@ fn predict_one(
     warm: &mut Warm,
     observer: &mut dyn Observer,
 ) -> Result<PredictReport, VirusError> {
-    let mut tracker = Tracker::new();
+    let mut watch = Watch::start("predict", Some(&options.output_dir), options.settings.machines(1));
+    watch.end_stage("start", None);
     // Held until the run ends: two runs in one folder would overwrite each other's files.
     let lock = plimsoll_runtime::lock::take(&options.output_dir, &folder::JOURNALS)?;
     if !lock.is_held() {
@@ -204,16 +205,16 @@ fn predict_one(
         observer.say(Level::Warning, &text);
     }
     // Taken before the inputs are hashed, so that a change during the hashing is detected too.
-    let watch = InputStamps::over(&options.inputs);
+    let stamps = InputStamps::over(&options.inputs);
     let inputs = digests(&options.inputs, &|| stopped(observer, "nothing had begun"))?;
-    let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, watch)).transpose()?;
+    let keys = inputs.as_deref().map(|inputs| Keys::new(options, opened, inputs, stamps)).transpose()?;
     if let Some(report) = already_there(options, opened, inputs.as_deref(), keys.as_ref())? {
         return Ok(report);
     }
     if !options.force {
         resume::check_journals(options, keys.as_ref())?;
     }
-    tracker.track("opened");
+    watch.end_stage("opened", None);
     let shape = shape(opened, options);
     let (budget, replicas) = match shared {
         Some(Shared { budget, replicas, .. }) => (budget.clone(), *replicas),
@@ -226,10 +227,13 @@ fn predict_one(
     let hosts = hosts(options, opened, &budget, (before, inputs.is_some()), observer)?;
     let chosen = Cell::new(0);
     let run = Run { options, opened, shape: &shape, budget, replicas, keys, inputs, hosts, chosen };
-    match options.merge.is_empty() {
-        true => run.stages(start, tracker, warm, observer),
-        false => run.merge(start, tracker, observer),
-    }
+    let done = match options.merge.is_empty() {
+        true => run.stages(start, &mut watch, warm, observer),
+        false => run.merge(start, &mut watch, observer),
+    };
+    // However the run ended: the folder of a run that failed before its first result must be empty.
+    watch.finish();
+    done
 }
 
 /// Returns the candidate queue sizes for the input, each with the memory lines of the process. With a budget

@@ -13,7 +13,7 @@ use plimsoll_graph::Bytes;
 use plimsoll_plan::{Program, Staging};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::Usage;
-use plimsoll_runtime::machine::Tracker;
+use plimsoll_runtime::watch::Watch;
 use plimsoll_runtime::{CallerModel, EncoderModel, HeadModel, price, process};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -96,7 +96,7 @@ pub(crate) struct RunRecordInputs<'a> {
     pub(crate) totals: &'a Totals,
     pub(crate) fill: [Fill; 2],
     pub(crate) seconds: f64,
-    pub(crate) tracker: &'a Tracker,
+    pub(crate) watch: &'a Watch,
     pub(crate) inputs: &'a [Input],
     pub(crate) identity: Value,
 }
@@ -107,12 +107,6 @@ impl RunRecordInputs<'_> {
         let t = self.totals;
         let s = &t.seconds;
         let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
-        let stages: Vec<Value> = self
-            .tracker
-            .stages()
-            .iter()
-            .map(|s| json!({"stage": s.name, "resident_bytes": s.resident.0, "peak_bytes": s.peak.0}))
-            .collect();
         let models = match &self.opened.models {
             OpenedModels::VirNucPro(models) => json!({
                 "dna": models.dna.name,
@@ -172,7 +166,8 @@ impl RunRecordInputs<'_> {
                 "protein": self.fill[1].all(),
                 "protein_but_last": self.fill[1].but_last(),
             },
-            "memory": stages,
+            "memory": self.watch.stages(),
+            "health": self.watch.record(),
         });
         if let (OpenedModels::Caller(caller), Some(options)) = (&self.opened.models, &self.options.caller) {
             let fill = self.fill[0];

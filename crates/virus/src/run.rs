@@ -20,11 +20,13 @@ use crate::caller::score::Rules;
 use plimsoll_data::pack::{Fill, Order};
 use plimsoll_data::sequence::{Extent, Input};
 use plimsoll_graph::Bytes;
-use plimsoll_plan::Staging;
-use plimsoll_runtime::machine::{Tracker, resident};
+use plimsoll_plan::{Remedy, Staging};
+use plimsoll_runtime::health::PlannedMemory;
+use plimsoll_runtime::machine::{Reading, resident};
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::session::{Planned, Start, WeightSource, say_given_back};
-use plimsoll_runtime::{Budget, Level, Observer, RuntimeError, price};
+use plimsoll_runtime::watch::{StageRecorder, Watch};
+use plimsoll_runtime::{Budget, Level, Observer, Progress, RuntimeError, price};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -61,7 +63,7 @@ impl Run<'_> {
     pub(crate) fn stages(
         &self,
         start: Instant,
-        mut tracker: Tracker,
+        watch: &mut Watch,
         warm: &mut Warm,
         observer: &mut dyn Observer,
     ) -> Result<PredictReport, VirusError> {
@@ -74,14 +76,15 @@ impl Run<'_> {
         }
         let (mut before, mut earlier, mut held) = (None, Totals::default(), Bytes::ZERO);
         let planned = self.plan(observer)?;
+        watch.end_stage("planned", None);
         self.start_over()?;
         let stages = planned::stages(&planned, self.shape);
         let last = *stages.last().ok_or_else(|| RuntimeError::bug("there is no stage"))?;
         for (number, program) in planned.programs().iter().enumerate().take(stages.len() - 1) {
             before = Some(price::to_json(program)?);
             held = held.max(program.arena_bytes());
-            earlier = self.embed((&planned, number), warm, observer)?;
-            tracker.track("nucleotide embeddings");
+            earlier = self.embed((&planned, number), warm, watch, observer)?;
+            watch.end_stage("nucleotide embeddings", None);
         }
         let embeddings = self.options.save_embeddings.is_some();
         let width = self.shape.kept_width(last, embeddings);
@@ -98,8 +101,8 @@ impl Run<'_> {
             ) => None,
         };
         let memory_line = planned.memory_line(stages.len() - 1, self.kept_name());
-        let compute = Some(self.compute((&planned, stages.len() - 1), warm, observer)?);
-        tracker.track("loaded");
+        let compute = Some(self.compute((&planned, stages.len() - 1), warm, watch, observer)?);
+        watch.end_stage("loaded", None);
         let outputs = match self.options.shard {
             Some(_) => None,
             None => Some(self.outputs()?),
@@ -107,8 +110,11 @@ impl Run<'_> {
         let stage = if nucleotides.is_some() { (1, 2) } else { (0, 1) };
         let strict = self.options.strict;
         let parts = Parts { compute, results, embeddings: nucleotides, writer, outputs, strict, stage };
-        let mut done = self.stream(parts, observer)?;
-        tracker.track("computed");
+        let mut done = self.stream(parts, watch, observer)?;
+        watch.end_stage("computed", None);
+        if watch.wants_advice() {
+            watch.advise(self.remedies(&planned), observer);
+        }
         if let Some(compute) = &done.parts.compute {
             planned.site().compare(compute.program(), held, "at the end", observer);
         }
@@ -120,7 +126,7 @@ impl Run<'_> {
             return Ok(self.shard(&done.totals, start, false));
         }
         let arithmetic = self.options.settings.arithmetic()?;
-        self.finish(done, (before.as_ref(), warm), start, &tracker, (memory_line, arithmetic))
+        self.finish(done, (before.as_ref(), warm), start, watch, (memory_line, arithmetic))
     }
 
     /// Computes the nucleotide embeddings of all open reading frames into their journal, unless it is already
@@ -129,18 +135,19 @@ impl Run<'_> {
         &self,
         (planned, number): (&Planned<'_>, usize),
         warm: &mut Warm,
+        watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Totals, VirusError> {
         let stage = planned::stages(planned, self.shape)[number];
         let width = self.shape.kept_width(stage, false);
         let OpenedJournal { reader: results, writer } = self.journal(stage, width, observer)?;
         let Some(writer) = writer else { return Ok(Totals::default()) };
-        let compute = Some(self.compute((planned, number), warm, observer)?);
+        let compute = Some(self.compute((planned, number), warm, watch, observer)?);
         let strict = self.options.strict;
         let stage = (0, 2);
         let parts =
             Parts { compute, results, embeddings: None, writer: Some(writer), outputs: None, strict, stage };
-        let Done { parts, totals, .. } = self.stream(parts, observer)?;
+        let Done { parts, totals, .. } = self.stream(parts, watch, observer)?;
         parts.writer.map_or(Ok(()), JournalWriter::finish)?;
         // The next stage runs on the same devices.
         *warm = parts.compute.map(Compute::into_executors);
@@ -151,7 +158,7 @@ impl Run<'_> {
     pub(crate) fn merge(
         &self,
         start: Instant,
-        mut tracker: Tracker,
+        watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<PredictReport, VirusError> {
         let Some(keys) = &self.keys else {
@@ -164,9 +171,9 @@ impl Run<'_> {
         let (outputs, strict) = (Some(self.outputs()?), self.options.strict);
         let stage = (0, 1);
         let parts = Parts { compute: None, results, embeddings: None, writer: None, outputs, strict, stage };
-        let done = self.stream(parts, observer)?;
-        tracker.track("merged");
-        self.finish(done, (None, &mut None), start, &tracker, (String::new(), arithmetic))
+        let done = self.stream(parts, watch, observer)?;
+        watch.end_stage("merged", None);
+        self.finish(done, (None, &mut None), start, watch, (String::new(), arithmetic))
     }
 
     /// With `--force`, removes the journals of an earlier run. Called only after the run is known to be able to start;
@@ -245,6 +252,14 @@ impl Run<'_> {
         Ok(planned)
     }
 
+    /// Returns the setting with which the run would need less memory.
+    fn remedies(&self, planned: &Planned<'_>) -> Vec<Remedy> {
+        let (settings, reread) = (&self.options.settings, self.keys.is_some());
+        planned.remedies(|budget| {
+            planned::choose(&self.hosts, settings, budget, self.shape, self.replicas, reread)
+        })
+    }
+
     /// Starts the models of a stage. Warm executors of the same stage with the same program are reused with
     /// their weights; the devices of other warm executors are reused for this stage's program, and weights are
     /// loaded.
@@ -252,8 +267,10 @@ impl Run<'_> {
         &self,
         (planned, number): (&Planned<'_>, usize),
         warm: &mut Warm,
+        watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Compute, RuntimeError> {
+        watch.set_planned(PlannedMemory::of(&planned.programs()[number], planned.site().budget()));
         let stage = planned::stages(planned, self.shape)[number];
         let order = if self.options.sort_by_length { Order::ByLength } else { Order::Input };
         if let Some((_, executors)) =
@@ -277,6 +294,10 @@ impl Run<'_> {
             OpenedModels::Caller(caller) => weights.push(&caller.model),
         }
         let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
+        let record = &mut |name: &str, reading: &Reading, _: &mut dyn Observer| {
+            watch.record_stage(name, None, reading.clone());
+        };
+        let observer = &mut StageRecorder { inner: observer, record };
         let session =
             planned.start(number, Start { order, weights, running, kept: self.kept_name() }, observer)?;
         Compute::new(session, stage, self.shape, self.options)
@@ -293,11 +314,11 @@ impl Run<'_> {
     }
 
     /// Reads and computes until the input ends. If the run ends early, finished windows are committed to the journal.
-    fn stream(&self, parts: Parts, observer: &mut dyn Observer) -> Result<Done, VirusError> {
+    fn stream(&self, parts: Parts, watch: &mut Watch, observer: &mut dyn Observer) -> Result<Done, VirusError> {
         let front = self.front(&parts);
         let mut engine = Engine::new(parts, self.queues());
         let start = Instant::now();
-        let poured = self.pump(front, &mut engine, observer);
+        let poured = self.pump(front, &mut engine, watch, observer);
         engine.totals.seconds.streaming = start.elapsed().as_secs_f64();
         match poured {
             Ok(inputs) => {
@@ -396,8 +417,10 @@ impl Run<'_> {
         &self,
         front: InputPipeline,
         engine: &mut Engine,
+        watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Input>, VirusError> {
+        watch.begin("computing", observer);
         let stream = produce::start(front, &self.options.inputs)?;
         loop {
             let wait = Instant::now();
@@ -408,7 +431,7 @@ impl Run<'_> {
             let taken = engine.take(batch, &|| stopped(observer, ""));
             warn(engine, observer);
             taken?;
-            observer.progress(&engine.progress(None, stream.bytes_total));
+            report(&engine.progress(None, stream.bytes_total), watch, observer);
         }
         loop {
             let more = engine.drain(&|| stopped(observer, ""));
@@ -416,13 +439,13 @@ impl Run<'_> {
             if !more? {
                 break;
             }
-            observer.progress(&engine.progress(None, stream.bytes_total));
+            report(&engine.progress(None, stream.bytes_total), watch, observer);
         }
         let total = stream.bytes_total;
         let inputs = stream.finish()?;
         self.same_inputs(&inputs)?;
         let bytes = inputs.iter().map(|i| i.bytes).sum();
-        observer.progress(&engine.progress(Some(bytes), total));
+        report(&engine.progress(Some(bytes), total), watch, observer);
         observer.say(Level::Detail, &format!("peak resident memory {}", resident().1));
         Ok(inputs)
     }
@@ -442,7 +465,7 @@ impl Run<'_> {
         done: Done,
         (before, warm): (Option<&Value>, &mut Warm),
         start: Instant,
-        tracker: &Tracker,
+        watch: &Watch,
         (memory_line, arithmetic): (String, Value),
     ) -> Result<PredictReport, VirusError> {
         let Done { parts, totals, fill, inputs } = done;
@@ -458,7 +481,7 @@ impl Run<'_> {
             totals: &totals,
             fill,
             seconds,
-            tracker,
+            watch,
             inputs: &inputs,
             identity: record::identity(self.options, self.opened, &inputs, arithmetic),
         };
@@ -531,6 +554,12 @@ fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::
         width: shape.widths().iter().sum(),
         source: options.source,
     }
+}
+
+/// Reports the progress to the observer, and to monitors.
+fn report(progress: &Progress, watch: &mut Watch, observer: &mut dyn Observer) {
+    observer.progress(progress);
+    watch.show(observer, |state| state.set_progress(progress));
 }
 
 /// Reports the engine's warnings, for example about failed devices.

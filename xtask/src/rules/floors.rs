@@ -27,8 +27,8 @@ const TABLE: &[Row] = &[
     Row { name: "tools", floor: 4, may: &["graph", "plan", "exec", "cpu", "models", "data", "runtime"] },
     Row { name: "train", floor: 4, may: &["graph", "plan", "exec", "models", "data", "runtime"] },
     Row { name: "virus", floor: 4, may: &["graph", "plan", "exec", "models", "data", "runtime"] },
-    Row { name: "plot", floor: 5, may: &["data", "runtime", "virus"] },
-    Row { name: "report", floor: 5, may: &["data", "runtime"] },
+    Row { name: "plot", floor: 5, may: &["data", "runtime", "train", "virus"] },
+    Row { name: "report", floor: 5, may: &["data", "runtime", "train"] },
     Row {
         name: "plimsoll",
         floor: 5,

@@ -4,6 +4,7 @@ use super::machine::Machine;
 use super::{at_least, print};
 use crate::error::CliError;
 use clap::{ArgGroup, Args};
+use plimsoll_report::timeline::{self, Planned};
 use plimsoll_tools::bench::{BenchWork, Lengths, Request, bench, calibrate};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,6 +48,11 @@ pub struct Bench {
     /// Also write a timeline of every kernel and copy of two passes over the batch to FILE.json, for ui.perfetto.dev
     #[arg(long, value_name = "FILE.json", conflicts_with = "calibrate")]
     trace: Option<PathBuf>,
+
+    /// Also write an HTML page of one more step, as plan --html writes it, with the measured time of every instruction beside
+    /// the expected time, and the measured memory over the planned; replaces an existing file
+    #[arg(long, value_name = "FILE.html", conflicts_with = "calibrate")]
+    timeline: Option<PathBuf>,
 
     #[command(flatten)]
     machine: Machine,
@@ -122,8 +128,21 @@ impl Bench {
                 BenchWork::Model { model: model.unwrap_or_default(), sequences, lengths }
             }
         };
-        let report = bench(&Request { work, settings, repeats, trace: self.trace })?;
+        let budget = settings.read_budget()?.bytes.0;
+        self.timeline.as_deref().map_or(Ok(()), timeline::check)?;
+        let timeline = self.timeline.is_some();
+        let mut report = bench(&Request { work, settings, repeats, trace: self.trace, timeline })?;
+        // Printed before the page is written, so that a full disk does not cost the report.
+        let found = report.timeline.take();
         print(&if self.json { report.to_json().to_string() } else { report.to_string() })?;
+        if let (Some(path), Some(found)) = (&self.timeline, found) {
+            let title = match &report.work {
+                BenchWork::Model { model, .. } => model.clone(),
+                BenchWork::Linear { rows, n, k } => format!("linear layer {rows}x{n}x{k}"),
+            };
+            // The process is a part of the measured memory, so it is not subtracted from the budget.
+            timeline::write(path, &[Planned::measured(title, found, Some(budget), 0)])?;
+        }
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -1,7 +1,7 @@
 //! Flags of `plimsoll embed`. Invariant: every flag has its default and help here.
 
 use super::machine::{Machine, Sorting, StreamingFlags};
-use super::voice::Voice;
+use super::voice::{MonitorFlag, Voice};
 use super::{at_least_one, print};
 use crate::error::CliError;
 use crate::report;
@@ -13,16 +13,18 @@ use std::process::ExitCode;
 
 /// Compute embeddings of DNA or protein sequences
 ///
-/// Writes one row for each sequence, in the order of the input.
+/// Writes one row for each sequence, in the order of the input. With a decoder language model the input can also be texts.
 #[derive(Debug, Args)]
 pub struct Embed {
     /// Sequence files: FASTA or FASTQ, plain or compressed (.gz, .bz2, .zst, .xz); a folder selects all sequence files
-    /// in it, and - reads standard input
+    /// in it, and - reads standard input. For a decoder also texts: .txt, one on each line, or .jsonl, objects with the
+    /// fields text and, if the line number is not the id, id
     #[arg(required = true, value_name = "INPUT")]
     inputs: Vec<PathBuf>,
 
     /// Model: a folder, a weight file, or a Hugging Face hub id such as facebook/esm2_t33_650M_UR50D or
-    /// zhihan1996/DNABERT-S; files missing from the local cache are downloaded
+    /// zhihan1996/DNABERT-S; files missing from the local cache are downloaded. A decoder is a checkpoint of plimsoll train,
+    /// or a folder or hub id of a Llama, Mistral or Mixtral model
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: String,
 
@@ -52,7 +54,7 @@ pub struct Embed {
     #[arg(long, value_name = "I,J,...", value_delimiter = ',', value_parser = layer, allow_hyphen_values = true)]
     layers: Option<Vec<i64>>,
 
-    /// Maximum length of a sequence in letters (residues or bases) [default: 1022 for ESM-2, no limit for DNABERT-S]
+    /// Maximum length of a sequence in letters (residues or bases; bytes of texts) [default: 1022 for ESM-2, no limit for other models]
     #[arg(long, value_name = "N", value_parser = letters)]
     max_length: Option<u64>,
 
@@ -76,16 +78,19 @@ pub struct Embed {
 
     #[command(flatten)]
     voice: Voice,
+
+    #[command(flatten)]
+    monitor: MonitorFlag,
 }
 
 /// Pooling of a sequence's hidden states.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PoolName {
-    /// The mean over residues (ESM-2) or over all tokens (DNABERT-S)
+    /// The mean over residues (ESM-2) or over all tokens (DNABERT-S, decoders)
     Mean,
     /// The row of the first token (CLS)
     Cls,
-    /// One row per residue (ESM-2, without BOS and EOS) or per token (DNABERT-S); requires .safetensors
+    /// One row per residue (ESM-2, without BOS and EOS) or per token (DNABERT-S, decoders); requires .safetensors
     Tokens,
 }
 
@@ -117,7 +122,7 @@ pub(super) fn prefetch(text: &str) -> Result<u64, String> {
 impl Embed {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode, CliError> {
-        let mut terminal = self.voice.terminal()?;
+        let mut terminal = self.voice.terminal_with(&self.monitor)?;
         terminal.listen()?;
         let options = self.options()?;
         let done = embed(&options, &mut terminal);

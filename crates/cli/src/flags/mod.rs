@@ -16,6 +16,7 @@ pub mod list;
 pub mod machine;
 pub mod man;
 pub mod merge;
+pub mod monitor;
 pub mod plan;
 pub mod plot;
 pub mod predict;

@@ -10,11 +10,13 @@ use crate::error::{CliError, usage};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
 use plimsoll_report::timeline::Planned;
+use plimsoll_runtime::explain::{self, Effect};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline;
 use plimsoll_runtime::{Device, Failure, RuntimeError, Settings, Silent, Streaming, Target, machine};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{self, priced};
+use plimsoll_train::confirm::{Confirmation, TrialCommand};
+use plimsoll_train::{self, RunMemory, TrainingChoice, priced};
 use plimsoll_virus::{CallerOptions, Models, caller_window, files, planned};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -48,6 +50,15 @@ pub struct Plan {
     /// Find the largest value that fits the budget of --train: the tokens of a micro-batch, the layers, or the width
     #[arg(long, value_enum, value_name = "tokens|layers|hidden", requires = "train", conflicts_with = "model")]
     largest: Option<Largest>,
+
+    /// Run the answer of --largest on this machine, at most two micro-steps and the update in a process of its own under the
+    /// same budget, and show why the next larger value is refused; needs the training data
+    #[arg(long, requires = "largest")]
+    confirm: bool,
+
+    /// Run the trial of --confirm, and print what it measured
+    #[arg(long, hide = true, requires = "train", conflicts_with_all = ["largest", "explain", "html", "memory_viz", "trace"])]
+    trial: bool,
 
     /// Maximum number of tokens in a step, which is one batch through the model [default: the most that fit the budget
     /// and increase speed]
@@ -85,6 +96,11 @@ pub struct Plan {
     /// Same as --format json
     #[arg(long, conflicts_with_all = ["format", "dump_after"])]
     json: bool,
+
+    /// List the optimisations in effect, each with the bytes it saves and the time it costs, found by planning with and
+    /// without it
+    #[arg(long, conflicts_with_all = ["predict", "dump_after"])]
+    explain: bool,
 
     /// Print the graph after this compiler pass instead of the plan; an unknown name lists the passes
     #[arg(long, value_name = "PASS", conflicts_with = "format")]
@@ -287,7 +303,13 @@ impl Plan {
         if self.timeline.is_wanted() {
             let planned = |model: &str, timeline| -> Result<Planned, CliError> {
                 let budget = Some(price::budget(&request)?.0);
-                Ok(Planned { title: model.to_owned(), timeline, budget, process: process.total().0 })
+                Ok(Planned {
+                    title: model.to_owned(),
+                    timeline,
+                    budget,
+                    process: process.total().0,
+                    measured: None,
+                })
             };
             let compared = match &self.timeline.compare {
                 Some(other) => Some(planned(other, price::program(other, &request)?.timeline())?),
@@ -295,11 +317,19 @@ impl Plan {
             };
             self.timeline.write(vec![planned(model, program.timeline())?], compared)?;
         }
+        let effects = match self.explain {
+            true => Some(price::explain(model, &request, &program)?),
+            false => None,
+        };
         match self.format() {
-            Format::Text => Ok(format!("{}\n{}", price::to_text(model, &program)?, process.to_text())),
+            Format::Text => {
+                let text = format!("{}\n{}", price::to_text(model, &program)?, process.to_text());
+                Ok(with_effects(text, effects.as_deref()))
+            }
             Format::Json => {
                 let mut plan = price::to_json(&program)?;
                 plan["process"] = process.to_json();
+                explain::add_to_json(&mut plan, effects.as_deref());
                 Ok(format!("{plan:#}"))
             }
         }
@@ -360,6 +390,7 @@ impl Plan {
                 timeline,
                 budget,
                 process,
+                measured: None,
             };
             let timelines = planned.stages().map(|(title, program)| (title, program.timeline()));
             self.timeline.write(timelines.map(stage).collect(), None)?;
@@ -375,6 +406,10 @@ impl Plan {
         let budget = self.budget.as_ref().map(|size| format!("memory.budget=\"{}\"", size.escape_default()));
         let flags: Vec<String> = self.set.iter().cloned().chain(budget).collect();
         let config = TrainConfig::read(path, &flags, &mut Silent)?;
+        if self.trial {
+            let device = super::train::device(&config, card::training_options())?;
+            return Ok(plimsoll_train::confirm::trial(&config, device, &mut Silent)?.to_json());
+        }
         let target = self.target(|word| priced::target(&config, word))?;
         let Some(size) = self.largest.map(Largest::size) else {
             let found = priced::found(&config, &target, &mut Silent)?;
@@ -393,16 +428,74 @@ impl Plan {
                 };
                 self.timeline.write(vec![planned], compared)?;
             }
+            let effects = self.effects(&config, &target, &found)?;
             return match self.format() {
-                Format::Text => Ok(priced::to_text(&config, &found)?),
-                Format::Json => Ok(format!("{:#}", priced::to_json(&config, &found)?)),
+                Format::Text => Ok(with_effects(priced::to_text(&config, &found)?, effects.as_deref())),
+                Format::Json => {
+                    let mut plan = priced::to_json(&config, &found)?;
+                    explain::add_to_json(&mut plan, effects.as_deref());
+                    Ok(format!("{plan:#}"))
+                }
             };
         };
         let budget = priced::budget(&config, &target)?;
-        let largest = plimsoll_train::largest(&config, size, &target, budget, &mut Silent)?;
+        let process = RunMemory::of(&config, &target, budget, self.confirm, &mut Silent)?;
+        let largest = plimsoll_train::largest(&config, size, &target, process, &mut Silent)?;
+        let confirmed = match self.confirm {
+            true => Some(self.confirmed(path, &largest)?),
+            false => None,
+        };
+        let effects = self.effects(&largest.config, &target, &largest.found)?;
         match self.format() {
-            Format::Text => Ok(priced::largest_to_text(&largest)?),
-            Format::Json => Ok(format!("{:#}", priced::largest_to_json(&largest)?)),
+            Format::Text => {
+                let text = with_effects(priced::largest_to_text(&largest)?, effects.as_deref());
+                let confirmed = confirmed.map_or_else(String::new, |confirmed| confirmed.to_text(&largest));
+                Ok(format!("{}\n{confirmed}", text.trim_end()))
+            }
+            Format::Json => {
+                let mut plan = priced::largest_to_json(&largest)?;
+                if let Some(confirmed) = confirmed {
+                    plan["confirmed"] = confirmed.to_json();
+                }
+                explain::add_to_json(&mut plan, effects.as_deref());
+                Ok(format!("{plan:#}"))
+            }
+        }
+    }
+
+    /// Runs the answer of --largest on the target, which must be this machine.
+    fn confirmed(&self, path: &Path, largest: &plimsoll_train::Largest) -> Result<Confirmation, CliError> {
+        let device = match (self.target.as_str(), in_place(&self.target)) {
+            ("cpu", _) => "cpu",
+            (IN_PLACE, _) => "cuda",
+            (gpu, Some(_)) => gpu,
+            (other, None) => {
+                return Err(usage(format!(
+                    "--confirm runs the answer on this machine, which --target {other} may not be; use --target cpu or \
+                     --target device"
+                )));
+            }
+        };
+        let device = format!("run.device={device}");
+        let set = self.set.iter().flat_map(|setting| ["--set", setting]);
+        let path =
+            path.to_str().ok_or_else(|| usage("--confirm: the name of the configuration must be UTF-8"))?;
+        let words = ["plan", "--train", path, "--trial"].into_iter().chain(set).chain(["--set", &device]);
+        let program = std::env::current_exe().map_err(RuntimeError::io("the program"))?;
+        let command = TrialCommand { program: &program, arguments: words.map(str::to_owned).collect() };
+        Ok(plimsoll_train::confirm::confirm(largest, &command)?)
+    }
+
+    /// The optimisations in effect in a training plan, if they are asked for.
+    fn effects(
+        &self,
+        config: &TrainConfig,
+        target: &Target,
+        found: &TrainingChoice,
+    ) -> Result<Option<Vec<Effect>>, CliError> {
+        match self.explain {
+            true => Ok(Some(plimsoll_train::explain(config, target, found, &mut Silent)?)),
+            false => Ok(None),
         }
     }
 
@@ -414,7 +507,7 @@ impl Plan {
         timeline: timeline::Timeline,
     ) -> Result<Planned, CliError> {
         let budget = Some(priced::budget(config, target)?.0);
-        Ok(Planned { title, timeline, budget, process: 0 })
+        Ok(Planned { title, timeline, budget, process: 0, measured: None })
     }
 
     /// Target of a GPU of this machine, or the result of `known` for the word.
@@ -459,6 +552,14 @@ impl Plan {
                 "--dump-after {pass}: the compiler has no such pass for this model; its passes are {passes}"
             ))
         })
+    }
+}
+
+/// Adds the table of the optimisations in effect to a plan as text.
+fn with_effects(plan: String, effects: Option<&[Effect]>) -> String {
+    match effects {
+        Some(effects) => format!("{}\n{}", plan.trim_end(), explain::to_text(effects)),
+        None => plan,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Flags of `plimsoll plot`. Invariant: by default, no file is written into the folder of results.
+//! Flags of `plimsoll plot`. Invariant: by default, no file is written into a folder of results.
 
 use super::{at_least, print};
 use crate::error::{CliError, usage};
@@ -7,26 +7,36 @@ use plimsoll_plot::{Options, Output, plot};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Draw the results of a prediction: calls, scores, and the score along each record
+/// Draw the results of a prediction, or the curves of training runs
 ///
-/// Reads the output folder of plimsoll predict, or a results folder of VirNucPro, and recomputes nothing. Draws an
-/// overview (the number of records per call, the distribution of scores, the highest scores, and the score along the
-/// records with most scored windows), and each record given with --record. The names of the written files are printed
-/// to standard output.
+/// Recomputes nothing. Of a prediction, reads the output folder of plimsoll predict, or a results folder of VirNucPro, and draws
+/// an overview (the number of records per call, the distribution of scores, the highest scores, and the score along the
+/// records with most scored windows), and each record given with --record. Of training, reads the output folders of one or
+/// several runs of plimsoll train, finished or not, and draws their numbers over the steps, all runs in the same charts, and
+/// the load of the experts. The names of the written files are printed to standard output.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Plot {
     /// Results to draw: an output folder of `plimsoll predict`, or VirNucPro's NAME_merged with NAME_chunkedLENGTH.fa
-    /// beside it
-    #[arg(value_name = "RESULT_DIR")]
-    results: PathBuf,
+    /// beside it; or the output folders of one or several runs of `plimsoll train`
+    #[arg(value_name = "RESULT_DIR", required = true)]
+    results: Vec<PathBuf>,
 
     /// Also draw the record with this name (column seq_name of predictions.tsv); can be given several times
     #[arg(long = "record", value_name = "ID")]
     records: Vec<String>,
 
+    /// Charts or series of training to draw, separated by commas, such as loss,lr,memory,expert_load: names in metrics.jsonl
+    /// [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    series: Vec<String>,
+
+    /// Logarithmic axes for losses, learning rate, gradient norm and loss scale
+    #[arg(long)]
+    log: bool,
+
     /// Output folder, or one file that ends in .svg or .png [default: the name of RESULT_DIR with _plots appended, in
-    /// the current folder]
+    /// the current folder; of several runs, training_plots]
     #[arg(short, long, value_name = "DIR|FILE")]
     output: Option<PathBuf>,
 
@@ -89,9 +99,9 @@ impl Plot {
         if self.dpi.is_some() && !is_png {
             return Err(usage("--dpi: only PNG pictures have a resolution; omit --dpi, or draw PNG pictures"));
         }
-        let Self { results, records, width, force, .. } = self;
+        let Self { results, records, series, log, width, force, .. } = self;
         let dpi = self.dpi.unwrap_or(DPI);
-        let files = plot(&Options { results, records, output, width, dpi, force })?;
+        let files = plot(&Options { results, records, series, log, output, width, dpi, force })?;
         let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         print(&names.join("\n"))?;
         Ok(ExitCode::SUCCESS)
@@ -133,9 +143,10 @@ fn picture(path: &Path) -> Option<plimsoll_plot::Format> {
     named.filter(|_| !path.is_dir())
 }
 
-/// The default output folder, `RESULT_DIR_plots`, beside the folder of results, which holds only results.
-fn default_folder(results: &Path) -> PathBuf {
-    let full = results.canonicalize().unwrap_or_else(|_| results.to_owned());
+/// The default output folder, `RESULT_DIR_plots`, in the current folder, since a folder of results holds only results.
+fn default_folder(results: &[PathBuf]) -> PathBuf {
+    let [results] = results else { return PathBuf::from("training_plots") };
+    let full = results.canonicalize().unwrap_or_else(|_| results.clone());
     let name = full.file_name().unwrap_or_default().to_string_lossy();
     PathBuf::from(format!("{name}_plots"))
 }

@@ -3,7 +3,7 @@
 use super::caller::CallerFlags;
 use super::machine::{Machine, Sorting, StreamingFlags};
 use super::virnucpro::VirnucproFlags;
-use super::voice::Voice;
+use super::voice::{MonitorFlag, Voice};
 use super::{at_least, at_least_one, print};
 use crate::error::{CliError, usage};
 use crate::report;
@@ -124,6 +124,9 @@ pub struct Predict {
 
     #[command(flatten)]
     voice: Voice,
+
+    #[command(flatten)]
+    monitor: MonitorFlag,
 }
 
 /// Selection of VirNucPro's models; without any of these flags, a caller is used.
@@ -218,7 +221,7 @@ impl Predict {
     /// Runs the command.
     pub fn run(mut self) -> Result<ExitCode, CliError> {
         self.take_foreign()?;
-        let mut terminal = self.voice.terminal()?;
+        let mut terminal = self.voice.terminal_with(&self.monitor)?;
         terminal.listen()?;
         let options = self.options()?;
         let done = match self.per_input {

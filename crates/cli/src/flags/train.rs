@@ -4,10 +4,11 @@
 use super::card::{Options, training_options};
 use super::device::DeviceName;
 use super::print;
-use super::voice::Voice;
+use super::voice::{MonitorFlag, Voice};
 use crate::error::{CliError, usage};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use plimsoll_report::timeline::{self, Planned};
 use plimsoll_runtime::{Device, EscapedPath, Level, Observer};
 use plimsoll_train::config::schema::schema;
 use plimsoll_train::config::{DeviceChoice, Source, TrainConfig, translate};
@@ -50,6 +51,12 @@ pub struct Train {
     #[arg(long, value_name = "auto|never|CHECKPOINT", default_value = "auto")]
     resume: String,
 
+    /// After the run, measure one micro-step more and write an HTML page of it, as plan --html writes it, with the measured
+    /// time of every instruction beside the expected time, and the measured memory over the planned; replaces an existing
+    /// file
+    #[arg(long, value_name = "FILE.html", conflicts_with_all = ["print_config", "schema"])]
+    timeline: Option<PathBuf>,
+
     /// Print the configuration with the values of all keys, and do not train
     #[arg(long, conflicts_with_all = ["resume", "json"])]
     print_config: bool,
@@ -69,6 +76,9 @@ pub struct Train {
 
     #[command(flatten)]
     voice: Voice,
+
+    #[command(flatten)]
+    monitor: MonitorFlag,
 }
 
 impl Train {
@@ -81,7 +91,7 @@ impl Train {
             print(&format!("{:#}", schema()))?;
             return Ok(ExitCode::SUCCESS);
         };
-        let mut terminal = self.voice.terminal()?;
+        let mut terminal = self.voice.terminal_with(&self.monitor)?;
         terminal.listen()?;
         let config = self.configuration(path, &mut terminal)?;
         if self.print_config {
@@ -89,19 +99,32 @@ impl Train {
             return self.print(config);
         }
         let output = self.output.clone().unwrap_or_else(|| config.folder(path));
+        // The run creates its own folder.
+        let page = self.timeline.as_deref().filter(|page| output.is_dir() || !page.starts_with(&output));
+        page.map_or(Ok(()), timeline::check)?;
         let device = device(&config, training_options())?;
         let request = Request { output, resume: self.resume(), config };
-        let done = plimsoll_train::train_with(
+        let train = match self.timeline {
+            Some(_) => plimsoll_train::train_with_timeline,
+            None => plimsoll_train::train_with,
+        };
+        let done = train(
             &request,
             &mut |config, observer| plimsoll_train::open(config, device.clone(), observer),
             &mut terminal,
         );
         terminal.finish();
-        let report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
+        let mut report = done.map_err(CliError::from).inspect_err(|error| terminal.log(&error.chain()))?;
+        // Printed before the page is written, so that a full disk does not cost the report.
         match (self.voice.json(), self.voice.quiet()) {
             (true, _) => print(&format!("{:#}", report.run_record))?,
             (false, true) => {}
             (false, false) => print(&summary(&report))?,
+        }
+        if let (Some(page), Some(found)) = (&self.timeline, report.timeline.take()) {
+            // The process is a part of the measured memory, so it is not subtracted from the budget.
+            let planned = Planned::measured(path.display().to_string(), found, Some(report.budget.0), 0);
+            timeline::write(page, &[planned])?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -13,7 +13,8 @@ use std::process::ExitCode;
 ///
 /// Compares results with published values of released models, with reference results beside the weights
 /// (golden.safetensors), and with properties that hold for every model: finite values, results independent of the other
-/// sequences in the batch, tokens that decode to the input, a language model that predicts unmasked tokens. With
+/// sequences in the batch, tokens that decode to the input, a language model that predicts unmasked tokens, a decoder
+/// in which no token depends on the tokens after it. With
 /// --precision bf16, with int8 on the CPU, or with tf32, fp16 or fp8 on a GPU, it also reports how far hidden states
 /// and scores are from f32. The exit code is 0 if all models pass, and 1 otherwise.
 #[derive(Debug, Args)]
@@ -23,7 +24,7 @@ pub struct Verify {
     #[arg(long, value_name = "DIR", required_unless_present_any = ["model", "head"])]
     weights: Option<PathBuf>,
 
-    /// Encoder: a path or a Hugging Face hub id such as facebook/esm2_t6_8M_UR50D; can be given several times
+    /// Encoder or decoder: a path or a Hugging Face hub id such as facebook/esm2_t6_8M_UR50D; can be given several times
     #[arg(long, value_name = "PATH|HUB_ID")]
     model: Vec<String>,
 

@@ -30,7 +30,23 @@ pub struct Voice {
     json: bool,
 }
 
+/// The flag `--monitor` of commands that report the state of a run.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Messages")]
+pub struct MonitorFlag {
+    /// Draw progress, memory and health of the run on the terminal while it runs, as plimsoll monitor does for a run
+    /// elsewhere; without a terminal, print a line from time to time
+    #[arg(long, conflicts_with_all = ["no_progress", "quiet"])]
+    monitor: bool,
+}
+
 impl Voice {
+    /// Returns a terminal configured by these flags, with the view of a monitor if the flag asks for it.
+    pub fn terminal_with(&self, flag: &MonitorFlag) -> Result<Terminal, CliError> {
+        let terminal = self.terminal()?;
+        Ok(if flag.monitor { terminal.with_monitor() } else { terminal })
+    }
+
     /// Returns a terminal configured by these flags.
     pub fn terminal(&self) -> Result<Terminal, CliError> {
         let loudness = match (self.quiet, self.verbose) {

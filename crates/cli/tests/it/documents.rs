@@ -138,17 +138,17 @@ fn commands_of_predict() {
 
 #[test]
 fn commands_of_embed() {
-    run_page("docs/embed.md", 11);
+    run_page("docs/embed.md", 12);
 }
 
 #[test]
 fn commands_of_train() {
-    run_page("docs/train.md", 12);
+    run_page("docs/train.md", 15);
 }
 
 #[test]
 fn commands_of_plan() {
-    run_page("docs/plan.md", 12);
+    run_page("docs/plan.md", 14);
 }
 
 #[test]
@@ -157,7 +157,9 @@ fn commands_of_the_other_pages() {
         ("docs/clusters.md", 3),
         ("docs/configuration.md", 3),
         ("docs/gpus.md", 6),
-        ("docs/report.md", 3),
+        ("docs/leaks.md", 0),
+        ("docs/monitor.md", 5),
+        ("docs/report.md", 6),
         ("docs/training-gpu.md", 2),
         ("docs/validation.md", 1),
     ] {

@@ -30,3 +30,40 @@ fn what_cannot_be_reported() {
     folder.write("there.html", "");
     folder.run(&["report", "out", "-o", "there.html"]).assert_code(1).matches("report_there");
 }
+
+/// Writes the folder of a training run with two steps.
+fn run(folder: &Folder, name: &str) {
+    folder.write(
+        &format!("{name}/metrics.jsonl"),
+        "{\"step\":1,\"loss\":3.5,\"lr\":0.001}\n{\"step\":2,\"loss\":2.5,\"lr\":0.002}\n",
+    );
+}
+
+#[test]
+fn training_runs_become_a_page_and_pictures() {
+    let folder = Folder::new("report_training");
+    run(&folder, "a");
+    run(&folder, "b");
+    folder.run(&["report", "a", "b"]).assert_code(0).matches("report_training");
+    folder.run(&["report", "a", "-o", "a.html", "--title", "Mine"]).assert_code(0);
+    let page = String::from_utf8(folder.read("a.html")).expect("text");
+    assert!(page.contains("<title>Mine</title>") && page.contains("data-chart=\"loss\""));
+    folder.run(&["plot", "a", "b", "--log"]).assert_code(0).matches("plot_training");
+    folder.run(&["plot", "a", "--series", "lr", "-o", "lr.svg"]).assert_code(0);
+    let picture = String::from_utf8(folder.read("lr.svg")).expect("text");
+    assert!(picture.contains(">Learning rate<") && !picture.contains(">Loss<"));
+}
+
+#[test]
+fn training_runs_that_cannot_be_reported() {
+    let folder = Folder::new("report_training_refused");
+    run(&folder, "a");
+    folder.write("other/run.json", "{}");
+    folder.run(&["report", "a", "other"]).assert_code(1).matches("report_mixture");
+    folder.run(&["report", "other", "other"]).assert_code(1).matches("report_predictions");
+    folder.run(&["plot", "a", "--series", "los"]).assert_code(1).matches("plot_series");
+    folder.write("a/metrics.jsonl", "{\"step\":1,\"loss\":3.5}\n{\"step\":1,\n{}\n");
+    folder.run(&["report", "a"]).assert_code(1).matches("report_metrics");
+    folder.write("early/run.json", r#"{"status": "failed", "config": {}}"#);
+    folder.run(&["report", "early"]).assert_code(1).matches("report_early");
+}

@@ -37,7 +37,9 @@ fn deep(folder: &Folder) {
         .expect("written");
 }
 
-const EMBED: [&str; 9] = ["embed", "--model", "deep", "p.faa", "-o", "e.npy", "--force", "--threads", "1"];
+/// In f32, so that the resident weights have the size of the file on every CPU.
+const EMBED: [&str; 11] =
+    ["embed", "--model", "deep", "p.faa", "-o", "e.npy", "--force", "--threads", "1", "--precision", "f32"];
 
 /// Budgets from the size of the weights down to the minimum named by the bill give identical bits; one byte
 /// less is refused.

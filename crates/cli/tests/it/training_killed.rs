@@ -60,17 +60,26 @@ fn newest(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     files.map(bytes).collect()
 }
 
-/// The lines of metrics.jsonl without times, rates and memory.
+/// The lines of steps and evaluations in metrics.jsonl, without times, rates and memory.
 fn metrics(folder: &Path) -> Vec<Value> {
     let text = fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
-    let timeless = |line: &str| {
-        let mut line: Value = serde_json::from_str(line).expect("a line of JSON");
-        for key in ["seconds", "tokens_per_second", "data_wait_seconds", "memory_bytes"] {
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"));
+    let timeless = |mut line: Value| {
+        for key in [
+            "seconds",
+            "tokens_per_second",
+            "data_wait_seconds",
+            "memory_bytes",
+            "host_used_bytes",
+            "status",
+            "utilisation",
+            "oom_risk",
+        ] {
             line.as_object_mut().expect("an object").remove(key);
         }
         line
     };
-    text.lines().map(timeless).collect()
+    lines.filter(|line| line.get("stage").is_none()).map(timeless).collect()
 }
 
 /// Fractional part of (i + 1) times the golden ratio: spreads any number of points evenly over 0..1.

@@ -44,13 +44,18 @@ pub fn stem(path: &Path) -> String {
     if is_stdin(path) {
         return "stdin".to_owned();
     }
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let without = |name: &str, endings: &[&str]| {
-        let stem =
-            endings.iter().find_map(|e| name.strip_suffix(e)).filter(|stem| stem.bytes().any(|b| b != b'.'));
-        stem.unwrap_or(name).to_owned()
-    };
-    without(&without(&name, &COMPRESSED), &ENDINGS)
+    without(&without_compression(path), &ENDINGS)
+}
+
+/// The name of a file without the extension of a compression.
+pub(super) fn without_compression(path: &Path) -> String {
+    without(&path.file_name().unwrap_or_default().to_string_lossy(), &COMPRESSED)
+}
+
+/// A name without an ending of the list, if that leaves more than dots.
+fn without(name: &str, endings: &[&str]) -> String {
+    let stem = endings.iter().find_map(|e| name.strip_suffix(e)).filter(|stem| stem.bytes().any(|b| b != b'.'));
+    stem.unwrap_or(name).to_owned()
 }
 
 /// Expands `paths` to sequence files: a file stands for itself, a folder for the files in it with the extension of a

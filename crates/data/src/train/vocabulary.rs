@@ -34,7 +34,19 @@ impl Vocabulary {
     /// # Errors
     /// A tokenizer file that cannot be read or is not supported; an end-of-document token that it does not define.
     pub fn open(settings: &Settings) -> Result<Self, DataError> {
-        match &settings.tokens {
+        let width = match settings.format {
+            Format::Ids { width, .. } => width,
+            Format::Text(_) | Format::JsonLines { .. } | Format::Sequences => IdWidth::U16,
+        };
+        Self::of(&settings.tokens, width)
+    }
+
+    /// Opens a tokenizer; `width` is that of stored ids.
+    ///
+    /// # Errors
+    /// As [`Vocabulary::open`].
+    pub fn of(tokens: &TokenizerKind, width: IdWidth) -> Result<Self, DataError> {
+        match tokens {
             TokenizerKind::Bytes { end } => {
                 let last = end.then_some(256);
                 Ok(Self::new(VocabularyKind::Bytes, 256 + usize::from(*end), [None, last], None, |id| id < 256))
@@ -58,10 +70,6 @@ impl Vocabulary {
                 Ok(Self::new(kind, size, [None, last], None, |id| !special.contains(&id)))
             }
             TokenizerKind::Ids { vocab } => {
-                let width = match settings.format {
-                    Format::Ids { width, .. } => width,
-                    Format::Text(_) | Format::JsonLines { .. } | Format::Sequences => IdWidth::U16,
-                };
                 Ok(Self::new(VocabularyKind::Ids(width), *vocab, [None; 2], None, |_| true))
             }
         }
@@ -137,7 +145,7 @@ impl Vocabulary {
     }
 
     /// Maximum number of tokens, start and end token included, of a document of `bytes` bytes.
-    pub(super) fn most_tokens(&self, bytes: usize) -> usize {
+    pub fn most_tokens(&self, bytes: usize) -> usize {
         match &self.kind {
             VocabularyKind::Bytes | VocabularyKind::Esm => bytes + 2,
             VocabularyKind::BytePairs(pairs) => pairs.most_tokens(bytes) + 2,

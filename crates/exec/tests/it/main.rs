@@ -4,6 +4,7 @@
 
 mod autodiff;
 mod caller;
+mod decoders;
 mod devices;
 mod differences;
 mod distillation;

@@ -9,10 +9,17 @@ mod moe;
 pub use config::{DecoderConfig, Experts, Mlp, Norm, Positions};
 pub use moe::active_parameters;
 
+use crate::Output;
 use crate::init::{DEVIATION, Init, default_init};
+use crate::layers::{Batch, Wanted};
 use crate::training::{DropoutBuilder, Training};
-use plimsoll_graph::ops::{Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable};
+use plimsoll_graph::ops::{
+    Activation, Attention, Bias, Embed, Epilogue, Glu, Linear, Qkv, RotaryTable, SegmentMean,
+};
 use plimsoll_graph::{Bounds, Builder, DType, Dim, Graph, Op, Param, ParamPiece, ValueId, VerifyError};
+
+/// Mean pooling of decoders: over all tokens of a sequence.
+const MEAN: SegmentMean = SegmentMean { skip_first: 0, skip_last: 0 };
 
 /// Values that all blocks of a decoder share.
 struct Stack<'a> {
@@ -21,8 +28,8 @@ struct Stack<'a> {
     /// Cosine and sine tables: (longest, d/2) each; empty without rotary position embedding.
     rotary: Vec<ValueId>,
     dropping: DropoutBuilder,
-    /// Auxiliary losses of each block's router.
-    aux: Vec<moe::RouterLosses>,
+    /// Auxiliary losses of each block's router; `None` for inference, which has none.
+    aux: Option<Vec<moe::RouterLosses>>,
 }
 
 impl DecoderConfig {
@@ -30,20 +37,21 @@ impl DecoderConfig {
     /// `targets`: i32 (T), with dropout also `seed`: i32 (2). Output `loss`: f32 (1), the sum over all targets
     /// that are not negative. If a router loss has a nonzero weight, output `aux`: f32 (1), the weighted
     /// sum of the router losses. Its two terms are the outputs `balance_loss` and `router_z_loss`, each f32 (1) and
-    /// present if its own weight is not 0. With an expert capacity, `dropped.{i}`: i32 (1) for each layer.
+    /// present if its own weight is not 0. With experts, `load.{i}`: i32 (E + 1) for each layer, the first row of every
+    /// expert and the number of rows; with an expert capacity, `dropped.{i}`: i32 (1) for each layer.
     pub fn train_graph(&self, bounds: Bounds, training: &Training) -> Result<Graph, VerifyError> {
         let g = &mut Builder::new(bounds);
         let ids = g.input("ids", &[Dim::Tokens(1)], DType::I32);
         let spans = g.input("spans", &[Dim::Sequences(1), Dim::Fixed(2)], DType::I32);
         let targets = g.input("targets", &[Dim::Tokens(1)], DType::I32);
         let dropping = DropoutBuilder::new(g, training);
-        let mut stack = Stack { c: self, spans, rotary: vec![], dropping, aux: vec![] };
-        let x = stack.hidden(g, ids); // (T, D)
-        let name = if self.tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
-        let head = g.param(name, &[self.vocab_size, self.hidden_size]);
+        let mut stack = Stack { c: self, spans, rotary: vec![], dropping, aux: Some(vec![]) };
+        let x = stack.hidden(g, ids, &mut |_, _, _| {}); // (T, D)
+        let head = self.head(g);
         training.loss(g, x, head, None, targets);
+        let aux = stack.aux.unwrap_or_default();
         let mut total = |name: &str, of: fn(&moe::RouterLosses) -> ValueId| {
-            if let Some(sum) = stack.aux.iter().map(of).reduce(|a, b| g.add(a, b)) {
+            if let Some(sum) = aux.iter().map(of).reduce(|a, b| g.add(a, b)) {
                 g.output(name, sum);
             }
         };
@@ -56,6 +64,34 @@ impl DecoderConfig {
             total("router_z_loss", |losses| losses.z);
         }
         std::mem::replace(g, Builder::new(bounds)).finish()
+    }
+
+    /// Builds the inference graph with `outputs`. Inputs `ids`: i32 (T), `spans`: i32 (S, 2). [`Output::Logits`] are those
+    /// of every token: row t is the prediction of the token after t. Experts have no capacity, because a token that is
+    /// dropped for others of its batch would depend on them.
+    pub fn graph(&self, bounds: Bounds, outputs: &[Output]) -> Result<Graph, VerifyError> {
+        let experts = self.experts.clone().map(|e| Experts { capacity: 0, ..e });
+        let c = &Self { experts, ..self.clone() };
+        let g = &mut Builder::new(bounds);
+        let batch = &mut Batch::inputs(g);
+        let wanted = Wanted { outputs, mean: MEAN };
+        let dropping = DropoutBuilder::new(g, &Training::default());
+        let mut stack = Stack { c, spans: batch.spans, rotary: vec![], dropping, aux: None };
+        let ids = batch.ids;
+        let x = stack.hidden(g, ids, &mut |g, x, layer| wanted.layer(g, batch, x, layer)); // (T, D)
+        wanted.last(g, batch, x, self.layers);
+        if outputs.contains(&Output::Logits) {
+            let head = self.head(g);
+            let logits = g.one(Op::Linear(Linear::new(false, Epilogue::None)), &[x, head]); // (T, V)
+            g.output("logits", logits);
+        }
+        std::mem::replace(g, Builder::new(bounds)).finish()
+    }
+
+    /// The weight of the output projection: (V, D).
+    fn head(&self, g: &mut Builder) -> ValueId {
+        let name = if self.tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
+        g.param(name, &[self.vocab_size, self.hidden_size])
     }
 
     /// Initialisation of a tensor: normal; the weights that write to the residual stream are scaled by
@@ -90,8 +126,14 @@ impl DecoderConfig {
 }
 
 impl Stack<'_> {
-    /// Builds the decoder; returns the last hidden state, after the final norm: (T, D).
-    fn hidden(&mut self, g: &mut Builder, ids: ValueId) -> ValueId {
+    /// Builds the decoder; returns the last hidden state, after the final norm: (T, D). Calls `before` with the input of
+    /// each layer and the number of the layer.
+    fn hidden(
+        &mut self,
+        g: &mut Builder,
+        ids: ValueId,
+        before: &mut dyn FnMut(&mut Builder, ValueId, u64),
+    ) -> ValueId {
         let c = self.c;
         g.scope("model.", None);
         let table = g.param("embed_tokens.weight", &[c.vocab_size, c.hidden_size]);
@@ -103,6 +145,7 @@ impl Stack<'_> {
         }
         for i in 0..c.layers {
             let prefix = format!("model.layers.{i}.");
+            before(g, x, i);
             g.scope(&prefix, Some(i as u32));
             x = self.attention_block(g, x);
             x = self.mlp_block(g, &prefix, x, i);

@@ -54,15 +54,19 @@ impl Stack<'_> {
             let shared = self.mlp(g, prefix, h, names, e.shared * c.intermediate_size);
             y = g.add(y, shared);
         }
-        if e.balance != 0.0 || e.z != 0.0 {
+        if let Some(aux) = self.aux.as_mut().filter(|_| e.balance != 0.0 || e.z != 0.0) {
             // Divide the weights by the number of layers: the outputs are sums over the layers, and the losses
             // are means.
             let share = |weight: f32| weight / c.layers as f32;
             let loss = RouterLoss { balance: share(e.balance), z: share(e.z) };
             let losses = g.node(Op::RouterLoss(loss), &[logits, chosen]);
             if let [sum, balance, z] = losses[..] {
-                self.aux.push(RouterLosses { sum, balance, z });
+                aux.push(RouterLosses { sum, balance, z });
             }
+        }
+        // Only training reads the load.
+        if self.aux.is_some() {
+            g.output(&format!("load.{layer}"), offsets);
         }
         if e.capacity > 0 {
             g.output(&format!("dropped.{layer}"), dropped);

@@ -108,12 +108,12 @@ fn inputs_and_outputs_have_the_trainers_names() {
     check(
         c.train_graph(BOUNDS, &plain).expect("verified"),
         &["ids", "spans", "targets"],
-        &["loss", "aux", "balance_loss", "router_z_loss"],
+        &["load.0", "load.1", "loss", "aux", "balance_loss", "router_z_loss"],
     );
     let experts = c.experts.as_mut().expect("experts");
     (experts.capacity, experts.balance, experts.z) = (1250, 0.0, 0.0);
     let graph = c.train_graph(BOUNDS, &plain).expect("verified");
-    check(graph, &["ids", "spans", "targets"], &["dropped.0", "dropped.1", "loss"]);
+    check(graph, &["ids", "spans", "targets"], &["load.0", "dropped.0", "load.1", "dropped.1", "loss"]);
     for name in ["esm2", "dnabert_s"] {
         for task in [TrainingTask::MaskedLm, TrainingTask::Classes(3)] {
             let graph = encoder(name).train_graph(BOUNDS, task, &plain, None).expect("a graph");

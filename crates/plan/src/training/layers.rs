@@ -9,6 +9,7 @@
 
 use crate::cost::node_seconds;
 use crate::liveness::{Buffer, buffers};
+use crate::sharing::Sharing;
 use crate::{Instr, PlanError, RecomputePolicy, Schedule, Target, step_seconds};
 use plimsoll_graph::{Bytes, Graph, Node, Phase};
 
@@ -179,7 +180,7 @@ impl Layers {
                 live.add(i + 1, i + 1, bytes.0);
             }
         }
-        let buffers = buffers(graph, schedule);
+        let buffers = buffers(graph, schedule, Sharing::default());
         let size = |buffer: &Buffer| buffer.bytes.align_up(target.alignment).0;
         for buffer in &buffers {
             live.add(buffer.birth as usize, buffer.death as usize, size(buffer));

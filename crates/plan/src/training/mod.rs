@@ -11,7 +11,7 @@ pub use search::{Candidate, Rejected, RematChoice, TrainingChoice, TrainingSearc
 
 use crate::compile::{compile_owned, has_matmuls};
 use crate::passes::{Precision, RecomputePolicy, dce, differentiate, precision, push_node, tf32};
-use crate::{Persistent, Plan, PlanError, Policy, Program, Target, Weights};
+use crate::{Fuse, Persistent, Plan, PlanError, Policy, Program, Target, Weights};
 use plimsoll_graph::ops::{
     Accumulate, Adafactor, AdamW, AdamW8bit, BLOCK, Cast, CountSteps, Ema, GradScale, Sgd,
 };
@@ -30,6 +30,12 @@ pub mod plans {
     pub const APPLY: &str = "apply";
     /// Evaluation: the loss of a batch.
     pub const EVALUATE: &str = "evaluate";
+
+    /// Name of the plan of a micro-step of `tokens` tokens, of which a program has several besides [`MICRO`] if a run
+    /// switches between them.
+    pub fn smaller(tokens: u64) -> String {
+        format!("{MICRO} of {tokens} tokens")
+    }
 }
 
 /// Options of training. The graph is given separately: it has an output `loss` and optionally `aux`.
@@ -48,6 +54,8 @@ pub struct Training<'a> {
     pub max_norm: f32,
     /// Decay of the exponential moving average of every trained parameter, which evaluations use; `None` for no average.
     pub ema: Option<f32>,
+    /// Ops to fuse.
+    pub fuse: Fuse,
 }
 
 /// How a parameter is trained.
@@ -146,30 +154,40 @@ impl Training<'_> {
     /// batch.
     pub fn program(&self, forward: &Graph, evaluation: &Graph, target: &Target) -> Result<Program, PlanError> {
         let micro = self.micro_step(forward)?;
-        self.program_of(micro, &self.remat, evaluation, target)
+        self.program_of(vec![(micro, self.remat.clone())], evaluation, target)
     }
 
-    /// Builds the program from a graph returned by [`Training::micro_step`], with another recomputation policy.
+    /// Builds the program from graphs returned by [`Training::micro_step`], each with its recomputation policy: the
+    /// micro-steps between which a run switches, the largest first, or a single one. Gradients of several micro-steps
+    /// have the same addresses, which requires an accumulation of more than one micro-batch.
     pub fn program_of(
         &self,
-        micro: Graph,
-        remat: &RecomputePolicy,
+        micro_steps: Vec<(Graph, RecomputePolicy)>,
         evaluation: &Graph,
         target: &Target,
     ) -> Result<Program, PlanError> {
         has_matmuls(self.precision, target)?;
+        let mut micro_steps = micro_steps.into_iter();
+        let nothing = || PlanError::BadPolicy { field: "batch", why: "there is no micro-step".to_owned() };
+        let (micro, remat) = micro_steps.next().ok_or_else(nothing)?;
         let mut persistent = Persistent::new();
         let mut plan = |graph: Graph, remat: &RecomputePolicy| {
-            compile_owned(graph, &policy(remat), target, &mut persistent, &mut |_, _| {})
+            compile_owned(graph, &self.policy(remat), target, &mut persistent, &mut |_, _| {})
         };
         let apply = self.apply(&micro)?.map(|graph| plan(graph, &RecomputePolicy::None)).transpose()?;
         let evaluate = plan(self.evaluation(evaluation, &micro)?, &RecomputePolicy::None)?;
-        let micro = plan(micro, remat)?;
+        let micro = plan(micro, &remat)?;
+        let smaller = micro_steps
+            .map(|(graph, remat)| Ok((plans::smaller(graph.bounds.tokens), plan(graph, &remat)?)))
+            .collect::<Result<Vec<_>, PlanError>>()?;
         let named = |name: &str, plan: Plan| (name.to_owned(), plan);
         let after =
             apply.map(|plan| named(plans::APPLY, plan)).into_iter().chain([named(plans::EVALUATE, evaluate)]);
-        let plans = std::iter::once(named(plans::MICRO, micro)).chain(after).collect();
-        Ok(Program::sharing(target.clone(), plans).with_pipeline_depth(TRAINING_DEPTH))
+        let mut plans: Vec<_> = std::iter::once(named(plans::MICRO, micro)).chain(after).collect();
+        let alternatives = std::iter::once(0).chain(plans.len()..plans.len() + smaller.len()).collect();
+        plans.extend(smaller);
+        let program = Program::sharing(target.clone(), plans).with_alternatives(alternatives);
+        Ok(program.with_pipeline_depth(TRAINING_DEPTH))
     }
 
     /// Builds the micro-step: forward, backward, and accumulation of the gradients or the immediate optimizer
@@ -203,6 +221,11 @@ impl Training<'_> {
         }
         let graph = builder.finish().map_err(|source| PlanError::Verify { after: "training", source })?;
         Ok(dce(&graph))
+    }
+
+    /// Compilation policy of the graphs.
+    fn policy(&self, remat: &RecomputePolicy) -> Policy {
+        Policy { weights: Weights::Trained, remat: remat.clone(), fuse: self.fuse, ..Policy::default() }
     }
 
     /// Converts a forward graph to the precision of training.
@@ -387,11 +410,6 @@ fn averaged(graph: &Graph, trained: &dyn Fn(&Param) -> bool) -> Graph {
         push_node(&mut g, node.clone());
     }
     g
-}
-
-/// Compilation policy of training graphs.
-fn policy(remat: &RecomputePolicy) -> Policy {
-    Policy { weights: Weights::Trained, remat: remat.clone(), ..Policy::default() }
 }
 
 /// Handling of a gradient.

@@ -5,7 +5,7 @@
 
 use super::frontier::Frontier;
 use super::layers::{Layers, Size, full};
-use super::{Optimizer, Solver, Training, policy};
+use super::{Optimizer, Solver, Training};
 use crate::compile::{has_matmuls, lowered};
 use crate::{Bill, Persistent, PlanError, Program, RecomputePolicy, Target, passes};
 use plimsoll_graph::{Bytes, Def, Graph};
@@ -33,6 +33,10 @@ pub struct TrainingSearch<'a> {
     pub layers: u32,
     /// How recomputation is decided.
     pub remat: RematChoice,
+    /// Tokens of micro-steps between which a run can switch; empty for a run that does not. The program has a micro-step for
+    /// each of these numbers below the chosen one. All of them then add to the gradients of a step, and evaluations have the
+    /// smallest number.
+    pub dynamic: Vec<u64>,
     /// Polled between plans; returning true ends the search with [`PlanError::Stopped`].
     pub stopped: &'a dyn Fn() -> bool,
 }
@@ -178,13 +182,21 @@ impl TrainingSearch<'_> {
         Ok(false)
     }
 
+    /// Tokens of the micro-steps of a program whose largest micro-step has `tokens` tokens, in descending order.
+    fn switched(&self, tokens: u64) -> Vec<u64> {
+        let smaller = self.dynamic.iter().copied().filter(|&n| n < tokens);
+        let sizes: BTreeSet<u64> = smaller.chain([tokens]).collect();
+        sizes.into_iter().rev().collect()
+    }
+
     fn proceed(&self) -> Result<(), PlanError> {
         if (self.stopped)() { Err(PlanError::Stopped) } else { Ok(()) }
     }
 
     /// Training options of a candidate.
     fn training(&self, candidate: &Candidate) -> Training<'_> {
-        let (optimizer, accumulation) = (candidate.optimizer, candidate.accumulation);
+        let least = if self.dynamic.is_empty() { 1 } else { 2 };
+        let (optimizer, accumulation) = (candidate.optimizer, candidate.accumulation.max(least));
         Training { optimizer, accumulation, remat: RecomputePolicy::None, ..self.training }
     }
 }
@@ -311,7 +323,8 @@ impl Look<'_> {
         layers: &Layers,
         remat: &RecomputePolicy,
     ) -> Result<(Bytes, usize), PlanError> {
-        let (graph, schedule) = lowered(graph.clone(), &policy(remat), self.target, &mut |_, _| {})?;
+        let (graph, schedule) =
+            lowered(graph.clone(), &self.search.training.policy(remat), self.target, &mut |_, _| {})?;
         let live = layers.live(&graph, &schedule, self.target)?;
         Ok((live, layers.recomputed(&graph, self.target).0))
     }
@@ -496,19 +509,25 @@ impl Look<'_> {
         self.search.proceed()?;
         let nothing = || PlanError::BadPolicy { field: "batch", why: "it was never tried".to_owned() };
         let open = open.iter().find(|o| o.candidate == tried.candidate).ok_or_else(nothing)?;
+        let Candidate { tokens, chunk, .. } = tried.candidate;
         let training = self.search.training(&tried.candidate);
-        let (forward, evaluation) =
-            (self.build)(tried.candidate.tokens, tried.candidate.chunk, self.search.layers)?;
-        let micro = training.micro_step(&forward)?;
-        drop(forward);
-        let remat = match (&open.step.frontier, &self.search.remat) {
-            (Some(frontier), _) if tried.choice + 1 < open.step.choices.len() => {
-                RecomputePolicy::Nodes(frontier.nodes(&micro, &frontier.ways(open.step.choices[tried.choice])))
-            }
-            (None, RematChoice::Given(remat)) => remat.clone(),
-            (_, _) => RecomputePolicy::None,
-        };
-        let program = training.program_of(micro, &remat, &evaluation, self.target)?;
+        let (mut evaluation, mut micro_steps) = (None, vec![]);
+        for tokens in self.search.switched(tokens) {
+            let (forward, evaluated) = (self.build)(tokens, chunk, self.search.layers)?;
+            let micro = training.micro_step(&forward)?;
+            let remat = match (&open.step.frontier, &self.search.remat) {
+                (Some(frontier), _) if tried.choice + 1 < open.step.choices.len() => {
+                    let ways = frontier.ways(open.step.choices[tried.choice]);
+                    RecomputePolicy::Nodes(frontier.nodes(&micro, &ways))
+                }
+                (None, RematChoice::Given(remat)) => remat.clone(),
+                (_, _) => RecomputePolicy::None,
+            };
+            micro_steps.push((micro, remat));
+            evaluation = Some(evaluated);
+        }
+        let remat = micro_steps.first().map_or(RecomputePolicy::None, |(_, remat)| remat.clone());
+        let program = training.program_of(micro_steps, &evaluation.ok_or_else(nothing)?, self.target)?;
         Ok((program, remat))
     }
 }
@@ -588,8 +607,8 @@ fn thinned(n: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Precision;
     use crate::training::ParameterGroup;
+    use crate::{Fuse, Precision};
     use plimsoll_graph::Bounds;
     use plimsoll_graph::ops::{AdamW, Mask};
     use plimsoll_models::{DecoderConfig, Experts, Mlp, Norm, Positions};
@@ -671,6 +690,7 @@ mod tests {
                         accumulation: 1,
                         max_norm,
                         ema: (layers == 5).then_some(0.9),
+                        fuse: Fuse::default(),
                     },
                     budget: Bytes(u64::MAX),
                     step_tokens: 256,
@@ -679,6 +699,7 @@ mod tests {
                     optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
                     layers,
                     remat: remat.clone(),
+                    dynamic: vec![],
                     stopped: &|| false,
                 };
                 let look = Look { search: &search, target: &target, build: &build };

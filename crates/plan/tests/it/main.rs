@@ -13,6 +13,7 @@ mod oracle;
 mod precision;
 mod random;
 mod search;
+mod sharing;
 mod streaming;
 mod symbolic;
 mod targets;

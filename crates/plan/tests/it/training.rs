@@ -7,13 +7,13 @@ use plimsoll_graph::ops::{
 };
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, Param, Phase, Role, StateKind, ValueId};
 use plimsoll_plan::{
-    Kernels, Optimizer, ParameterGroup, Plan, PlanError, Precision, Program, Rates, RecomputePolicy, Region,
-    RematChoice, Target, Training, TrainingSearch, check, passes, step_seconds,
+    Fuse, Kernels, Optimizer, ParameterGroup, Plan, PlanError, Precision, Program, Rates, RecomputePolicy,
+    Region, RematChoice, Target, Training, TrainingSearch, check, passes, step_seconds,
     training::{Solver, plans},
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+pub const ADAM: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 /// Language model with tied embedding and output weights.
 pub fn language_model(layers: u32, hidden: u64, vocab: u64, tokens: u64) -> Graph {
@@ -72,6 +72,7 @@ pub fn training(optimizer: Optimizer) -> Training<'static> {
         accumulation: 2,
         max_norm: 1.0,
         ema: None,
+        fuse: Fuse::default(),
     }
 }
 
@@ -359,6 +360,7 @@ pub fn search(budget: Bytes, remat: RematChoice) -> TrainingSearch<'static> {
         optimizers: vec![Optimizer::AdamW(ADAM), Optimizer::AdamW8bit(ADAM)],
         layers: 4,
         remat,
+        dynamic: vec![],
         stopped: &|| false,
     }
 }
@@ -518,7 +520,7 @@ fn what_is_kept_bounds_every_plan() {
         let mut tight = 0;
         for k in (0..frontier.len()).step_by(frontier.len() / 12) {
             let remat = RecomputePolicy::Nodes(frontier.nodes(&micro, &frontier.ways(k)));
-            let program = t.program_of(micro.clone(), &remat, &graph, &target).expect("planned");
+            let program = t.program_of(vec![(micro.clone(), remat.clone())], &graph, &target).expect("planned");
             let (floor, peak) = (program.persistent() + target.reserved() + frontier.kept(k), program.peak());
             assert!(floor <= peak, "{k}: {floor}, {peak}");
             tight += usize::from(10 * (peak - floor).0 < 4 * frontier.kept(k).0);
@@ -564,4 +566,48 @@ fn forty_layers_are_searched_within_a_second() {
     assert!(found.program.peak() <= Bytes(24 << 30));
     // Takes about 0.25 s in a dev build; the limit allows for other load on the machine.
     assert!(start.elapsed().as_secs_f64() < 4.0, "{:?}", start.elapsed());
+}
+
+/// All sizes of a dynamic program share parameters, states and gradients, and the memory that only larger sizes use is at the
+/// end of the arena.
+#[test]
+fn a_program_of_several_sizes_shares_all_that_persists() {
+    let target = target("null");
+    let build = |tokens, _, layers| {
+        let graph = language_model(layers, 64, 300, tokens);
+        Ok((graph.clone(), graph))
+    };
+    let of = |budget| TrainingSearch {
+        dynamic: vec![1024, 256, 512],
+        tokens: vec![1024, 256, 512],
+        step_tokens: 1024,
+        ..search(Bytes(budget), RematChoice::Auto)
+    };
+    let found = of(1 << 40).run(&target, &build).expect("fits");
+    let program = &found.program;
+    assert_eq!((found.candidate.tokens, found.candidate.accumulation), (1024, 1));
+    let names: Vec<&str> = program.plans().iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["micro-step", "apply", "evaluate", "micro-step of 512 tokens", "micro-step of 256 tokens"]
+    );
+    assert_eq!(program.alternatives(), [0, 3, 4]);
+    assert_eq!(program.plans()[2].1.graph.bounds.tokens, 256, "evaluations have the smallest size");
+    let persistent = |plan: usize| -> BTreeMap<String, u64> {
+        let (_, of) = &program.plans()[plan];
+        let states = of.graph.state_values().map(|(v, _, state)| (v, state.name.clone()));
+        let all = of.graph.param_values().map(|(v, _, param)| (v, param.name.clone())).chain(states);
+        all.map(|(v, name)| (name, program.address(plan, of.memory.slice(v).expect("a place")))).collect()
+    };
+    let first = persistent(0);
+    assert!(first.keys().any(|name| name.starts_with("grad ")));
+    assert!([3, 4].iter().all(|&plan| persistent(plan) == first));
+    let bytes = [0, 1, 2].map(|k| program.arena_bytes_from(k));
+    assert!(bytes[0] == program.arena_bytes() && bytes[0] > bytes[1] && bytes[1] > bytes[2], "{bytes:?}");
+    // The smallest budgets leave smaller sizes, down to one.
+    let least = of(0).run(&target, &build).expect_err("nothing fits");
+    let PlanError::OverBudget(bill) = least else { panic!("{least}") };
+    let least = bill.budget + bill.short_by();
+    let small = of(least.0).run(&target, &build).expect("the bill names what fits");
+    assert!(small.program.peak() <= least && small.program.alternatives().len() < 3);
 }

@@ -3,6 +3,7 @@
 
 mod axis;
 mod calls;
+pub mod curves;
 mod font;
 mod histogram;
 mod page;

@@ -78,10 +78,16 @@ impl Page {
 
     /// Draws the letter and the title of the next panel, with the baseline at `y`.
     pub fn name(&mut self, x: f64, y: f64, width: f64, name: &str) {
-        let letter = self.letters.next().unwrap_or('z');
-        self.scene.text(x, y, Anchor::Start, NAME, letter);
-        let name = font::shorten(name, NAME, width - INDENT);
-        self.scene.text(x + INDENT, y, Anchor::Start, NAME, name);
+        // After the last letter, titles stand alone.
+        let indent = match self.letters.next() {
+            Some(letter) => {
+                self.scene.text(x, y, Anchor::Start, NAME, letter);
+                INDENT
+            }
+            None => 0.0,
+        };
+        let name = font::shorten(name, NAME, width - indent);
+        self.scene.text(x + indent, y, Anchor::Start, NAME, name);
     }
 
     /// Returns the scene, with the height of its content.

@@ -65,6 +65,24 @@ pub fn word(call: Call) -> &'static str {
     }
 }
 
+/// Colours of training runs: those of Okabe and Ito without the yellow, which is too light for a line on white.
+const OF_RUNS: [Color; 8] = [
+    BLUE,
+    VERMILION,
+    Color(0, 158, 115),
+    Color(204, 121, 167),
+    Color(230, 159, 0),
+    Color(86, 180, 233),
+    Color(80, 80, 80),
+    Color(133, 92, 51),
+];
+
+/// Colour of a training run; from the ninth on, darker shades of the first colours.
+pub fn run_ink(run: usize) -> Color {
+    let ink = OF_RUNS[run % OF_RUNS.len()];
+    if run < OF_RUNS.len() { ink } else { ink.towards(Color(0, 0, 0), 0.45) }
+}
+
 /// Colour of a score: blue at 0, a light neutral in the middle, vermilion at 1. Quantized to 16 steps, so that
 /// cells of equal colour become one shape.
 pub fn shade(score: f64) -> Color {

@@ -201,7 +201,7 @@ fn runs(count: usize, is: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
 }
 
 /// Path through the points.
-fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<PathStep> {
+pub fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<PathStep> {
     let mut steps: Vec<PathStep> = points.map(|(x, y)| PathStep::Line(x, y)).collect();
     if let Some(first) = steps.first_mut()
         && let PathStep::Line(x, y) = *first

@@ -8,3 +8,4 @@ mod pictures;
 #[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
 #[path = "../../../virus/tests/it/rig.rs"]
 mod rig;
+mod training;

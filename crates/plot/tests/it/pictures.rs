@@ -44,8 +44,10 @@ impl Results {
 
     fn options(&self, records: &[&str]) -> Options {
         Options {
-            results: self.0.path(""),
+            results: vec![self.0.path("")],
             records: records.iter().map(|id| (*id).to_owned()).collect(),
+            series: vec![],
+            log: false,
             output: Output::Folder(self.0.path("plots"), vec![Format::Svg]),
             width: 180.0,
             dpi: 100,
@@ -398,7 +400,8 @@ fn results_of_predict_are_read() {
     run(&golden(&fixture("goldens/pipeline/reads.fa"), &out)).expect("predicted");
     let output = Output::Folder(folder.path("plots"), vec![Format::Svg]);
     let records = vec!["read_2".to_owned()];
-    let options = Options { results: out, records, output, width: 89.0, dpi: 72, force: false };
+    let (results, series) = (vec![out], vec![]);
+    let options = Options { results, records, series, log: false, output, width: 89.0, dpi: 72, force: false };
     let files = plot(&options).expect("drawn");
     let names: Vec<_> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();
     assert_eq!(names, ["overview.svg", "record_read_2.svg"]);

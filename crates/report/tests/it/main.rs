@@ -3,3 +3,4 @@
 mod browser;
 mod page;
 mod timeline;
+mod training;

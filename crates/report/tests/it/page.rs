@@ -68,7 +68,7 @@ impl Folder {
         fs::write(path.join("windows.tsv"), windows).expect("written");
         fs::write(path.join("run.json"), run.to_string()).expect("written");
         let options =
-            Options { results: path.clone(), output: path.join("page.html"), title: None, force: false };
+            Options { results: vec![path.clone()], output: path.join("page.html"), title: None, force: false };
         report(&options).expect("a page");
         Folder(path)
     }

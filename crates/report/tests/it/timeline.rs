@@ -1,7 +1,7 @@
 //! Pages of timelines in Chromium: what they show equals the plan.
 
 use crate::browser::Browser;
-use plimsoll_report::timeline::{Planned, write};
+use plimsoll_report::timeline::{Measured, Planned, write};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline::{Timeline, TimelineTensor};
 use plimsoll_runtime::{Streaming, Target};
@@ -15,7 +15,7 @@ fn planned(model: &str, tokens: u64) -> Planned {
         Request { tokens: Some(tokens), budget: None, stream: Streaming::Never, precision: None, target };
     let timeline = price::program(model, &request).expect("planned").timeline();
     let budget = timeline.peak.0 + timeline.peak.0 / 10;
-    Planned { title: model.to_owned(), timeline, budget: Some(budget), process: 0 }
+    Planned { title: model.to_owned(), timeline, budget: Some(budget), process: 0, measured: None }
 }
 
 fn page(test: &str, plans: &[Planned]) -> PathBuf {
@@ -205,4 +205,47 @@ fn a_page_of_a_thousand_layers_has_at_most_5_mb() {
         assert!(!text.contains(foreign), "{foreign}");
     }
     fs::remove_file(&path).expect("removed");
+}
+
+/// A measured step: the page has the times and the memory that were measured, and an axis of measured time.
+#[test]
+fn in_chromium_a_measured_step_is_set_over_the_plan() {
+    let mut plan = planned("facebook/esm2_t6_8M_UR50D", 4096);
+    let count = plan.timeline.instructions.len();
+    let slowest = count / 2;
+    let seconds: Vec<Option<f64>> = (0..count).map(|i| Some(if i == slowest { 0.5 } else { 1e-4 })).collect();
+    let peak = plan.timeline.peak.0;
+    let memory =
+        vec![("process, measured".to_owned(), vec![(0, peak / 2), (slowest, peak + 1000), (count - 1, peak)])];
+    plan.measured = Some(Measured { seconds, step: [4000, 12], memory });
+    let path = page("measured", std::slice::from_ref(&plan));
+    let text = fs::read_to_string(&path).expect("a page");
+    assert!(
+        text.contains("Measured time") && text.contains("4\u{202f}000 tokens") | text.contains("4000 tokens")
+    );
+    let Some(mut browser) = Browser::start("timeline-measured", 1280) else { return };
+    browser.open(&path);
+    // The slowest instruction is the first of the table, with its time in microseconds.
+    let label = self::text(&mut browser, "#instruction-table tbody tr th");
+    assert_eq!(label, plan.timeline.instructions[slowest].label);
+    let time = self::text(&mut browser, "#instruction-table tbody tr td");
+    assert!(time.replace('\u{202f}', "").starts_with("500000"), "{time}");
+    let readout = text_of(&mut browser);
+    assert!(readout.contains("The process, measured: at most"), "{readout}");
+    // On the axis of measured time the slowest instruction fills most of the width, so the middle is in it.
+    browser.choose("#timeline-axis", "measured");
+    let width = browser.value("document.querySelector('.timeline').clientWidth").as_f64().expect("a number");
+    point(&mut browser, width / 2.0, 150.0);
+    let tip = self::text(&mut browser, ".tip");
+    assert!(tip.contains(&plan.timeline.instructions[slowest].label), "{tip}");
+    assert!(tip.contains("measured500000.0 µs"), "{tip}");
+    browser.choose("#timeline-axis", "instructions");
+    point(&mut browser, width - 12.0, 150.0);
+    let tip = self::text(&mut browser, ".tip");
+    assert!(tip.contains("measured100.0 µs"), "{tip}");
+    fs::remove_file(&path).expect("removed");
+}
+
+fn text_of(browser: &mut Browser) -> String {
+    text(browser, ".timeline .readout")
 }

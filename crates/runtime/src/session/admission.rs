@@ -5,6 +5,7 @@
 use super::bounds::{TOKEN_STEP, tokens};
 use super::search::{SearchPoint, SearchStage};
 use crate::budget::Budget;
+use crate::machine::Reading;
 use crate::observer::on_start;
 use crate::settings::free;
 use crate::{Level, Observer, RequestError, RuntimeError, Settings};
@@ -49,6 +50,11 @@ impl Site {
     /// The memory budget, with the entries of the process.
     pub fn budget(&self) -> &Budget {
         &self.budget
+    }
+
+    /// Reads the memory of the process, the host and the machines.
+    pub fn reading(&self) -> Reading {
+        Reading::of(&self.machines)
     }
 
     /// Number of in-flight steps that keeps all devices together busy.

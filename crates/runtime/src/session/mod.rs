@@ -29,9 +29,10 @@ pub use in_order::InOrder;
 pub use planned::{Planned, Request, Start};
 pub use replicas::{Output, Per, Stop, Usage, say_given_back};
 pub use report::threads;
+pub(crate) use search::SearchPoint;
 pub use search::{Choice, Finish, Kept, PlanPart, Rejected, SearchSpace, SearchStage, search};
 pub use timed::{ReplicaSpans, TimedSession, TimedStep};
-pub use training::{Losses, MicroStep, StepResult, TrainSession, Update};
+pub use training::{ExpertLayer, Losses, MicroStep, StepResult, TrainSession, Update};
 pub use weights::WeightSource;
 
 use crate::RuntimeError;

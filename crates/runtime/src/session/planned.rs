@@ -11,7 +11,7 @@ use crate::{Level, Observer, RequestError, RuntimeError, Settings};
 use plimsoll_data::pack::Order;
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Program, Streaming};
+use plimsoll_plan::{Program, Remedy, Streaming};
 
 /// Request for the plan of a session.
 pub struct Request<'a> {
@@ -104,6 +104,36 @@ impl Planned<'_> {
         &self.site
     }
 
+    /// The largest peak of the programs.
+    fn peak(&self) -> Bytes {
+        self.programs().iter().map(Program::peak).max().unwrap_or_default()
+    }
+
+    /// Expected seconds for each token, summed over the stages.
+    fn seconds_per_token(&self) -> f64 {
+        let of_program = |program: &Program| {
+            let tokens = program.plans().iter().map(|(_, plan)| plan.graph.bounds.tokens).max().unwrap_or(1);
+            program.seconds() / (tokens.max(1) * program.replicas() as u64) as f64
+        };
+        self.programs().iter().map(of_program).sum()
+    }
+
+    /// The setting that would save memory if memory is short: the budget of a plan with at least a tenth less. `plan`
+    /// plans the same work within another budget. Empty if there is no such plan.
+    pub fn remedies<'p>(&self, plan: impl FnOnce(&Budget) -> Result<Planned<'p>, RuntimeError>) -> Vec<Remedy> {
+        let budget = self.site.budget();
+        let beside = budget.process_bytes();
+        let wanted = Budget { bytes: Bytes(self.peak().0 / 10 * 9) + beside, ..budget.clone() };
+        // A refusal means that nothing smaller does the same work.
+        let Ok(smaller) = plan(&wanted) else { return vec![] };
+        let megabytes = (smaller.peak() + smaller.site.budget().process_bytes()).0.div_ceil(1_000_000);
+        vec![Remedy {
+            flag: format!("--memory-budget {megabytes}MB"),
+            saves: self.peak().saturating_sub(smaller.peak()),
+            slower: smaller.seconds_per_token() / self.seconds_per_token() - 1.0,
+        }]
+    }
+
     /// Text line that compares the plan of a stage with the budget; `kept` names the values that the host keeps for
     /// in-flight steps.
     pub fn memory_line(&self, stage: usize, kept: &str) -> String {
@@ -134,6 +164,7 @@ impl Planned<'_> {
         self.settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
         let mut executors =
             self.site.start_smaller(program.clone(), &self.stages[stage], start.running, observer)?;
+        observer.stage("arena allocated", &self.site.reading());
         let precision = self.settings.precision()?;
         for words in device_words(&executors, precision) {
             observer.say(Level::Info, &words);
@@ -147,6 +178,7 @@ impl Planned<'_> {
         if let Some(program) = executors.first().map(Executor::program) {
             budget.admits_held(program, self.kept(stage, program))?;
         }
+        observer.stage("weights loaded", &self.site.reading());
         Session::new(executors, start.order)
     }
 

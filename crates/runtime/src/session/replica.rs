@@ -216,5 +216,8 @@ impl<T: Send> Replica<T> {
 /// Whether the error concerns the device, so that another device may succeed. Kernel errors about data and file errors
 /// about weights would recur on any device.
 fn is_of_the_device(error: &DeviceError) -> bool {
-    matches!(error, DeviceError::Machine { .. } | DeviceError::OutOfMemory { .. })
+    matches!(
+        error,
+        DeviceError::Machine { .. } | DeviceError::OutOfMemory { .. } | DeviceError::Exhausted { .. }
+    )
 }

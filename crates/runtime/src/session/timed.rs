@@ -8,8 +8,9 @@
 use super::admission::Site;
 use super::report::name;
 use super::weights::load;
+use crate::timeline::{MeasuredTimeline, sampled};
 use crate::{RuntimeError, Settings, Silent};
-use plimsoll_exec::{Data, Executor, Span, Submitted};
+use plimsoll_exec::{Data, Executor, Machine, Span, Submitted};
 use plimsoll_graph::{Counts, Graph, Param, VerifyError};
 use plimsoll_plan::{InputId, OutputId, PlanError, Policy, Program, compile};
 use std::collections::VecDeque;
@@ -183,6 +184,28 @@ impl TimedSession {
         Ok((0..times.iter().map(Vec::len).max().unwrap_or(0)).map(mean).collect())
     }
 
+    /// Computes one step on the first replica and returns the times of its instructions, and the memory while it ran.
+    /// `machine` is that of the replica.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn measured(
+        &mut self,
+        step: &TimedStep<'_>,
+        machine: &dyn Machine,
+    ) -> Result<MeasuredTimeline, RuntimeError> {
+        let replica = &mut self.replicas[0];
+        replica.executor.wait()?;
+        replica.inputs(step)?;
+        let executor = &mut replica.executor;
+        let mut times = vec![Duration::ZERO; executor.program().plans()[step.plan].1.schedule.instrs.len()];
+        let start = Instant::now();
+        let (done, samples) = sampled(machine, || executor.run_timed(step.plan, step.counts, &mut times));
+        done?;
+        executor.wait()?;
+        Ok(MeasuredTimeline::new(executor.program(), step.plan, step.counts, &times, start, &samples))
+    }
+
     /// Computes every step `times` times and returns the begin and end of each kernel and copy, for each replica.
     ///
     /// # Errors
@@ -252,16 +275,22 @@ impl TimedReplica {
         Ok(self.executor.collect(step, &mut self.outputs)?)
     }
 
+    /// Copies the inputs of a step to the arena.
+    fn inputs(&mut self, step: &TimedStep<'_>) -> Result<(), RuntimeError> {
+        for &(input, data) in &step.inputs {
+            match data {
+                Data::I32(values) => self.executor.write_i32(input, values)?,
+                Data::F32(values) => self.executor.write_f32(input, values)?,
+            }
+        }
+        Ok(())
+    }
+
     /// Computes steps without overlap, because the time of a kernel is only known after waiting for it.
     fn instructions(&mut self, queue: &Queue<'_>) -> Result<Vec<Duration>, RuntimeError> {
         let mut times = vec![];
         while let Some(step) = queue.take() {
-            for &(input, data) in &step.inputs {
-                match data {
-                    Data::I32(values) => self.executor.write_i32(input, values)?,
-                    Data::F32(values) => self.executor.write_f32(input, values)?,
-                }
-            }
+            self.inputs(step)?;
             times.resize(self.executor.program().plans()[step.plan].1.schedule.instrs.len(), Duration::ZERO);
             self.executor.run_timed(step.plan, step.counts, &mut times)?;
         }

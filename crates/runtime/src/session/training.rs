@@ -8,7 +8,7 @@ use super::batch::{Batch, BatchInputs, Inputs, lacks, targets};
 use super::weights::load_training;
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::{Copies, Data, Executor, PersistentKind, PersistentTensor, ReadShared, Submitted};
-use plimsoll_graph::{Bounds, Counts, DType, StateDef};
+use plimsoll_graph::{Bounds, Bytes, Counts, DType, StateDef};
 use plimsoll_plan::training::{average, master, plans};
 use plimsoll_plan::{InputId, OutputId, Program};
 use std::collections::{BTreeMap, VecDeque};
@@ -17,8 +17,10 @@ use std::time::Duration;
 /// A training program running on a device.
 pub struct TrainSession {
     executor: Executor,
-    /// The micro-step plan's inputs and outputs.
-    micro: Micro,
+    /// Inputs and outputs of the micro-step plans, the largest first.
+    micros: Vec<Micro>,
+    /// Index of the plan that micro-steps run.
+    micro: usize,
     /// The optimizer's update; `None` where a micro-step updates the weights itself.
     apply: Option<Apply>,
     /// The evaluation plan's inputs and outputs.
@@ -31,6 +33,10 @@ pub struct TrainSession {
     outputs: [Vec<Vec<f32>>; 2],
     /// Memory for the frames of a batch, reused; empty for models without frames.
     frames: Vec<[i32; 2]>,
+    /// Rows of the experts of micro-steps whose results are in `results`, the oldest first.
+    waiting_rows: VecDeque<u32>,
+    /// Rows of the experts of the micro-step whose result was returned last.
+    expert_rows: Vec<u32>,
 }
 
 /// What was submitted.
@@ -116,8 +122,20 @@ struct Micro {
     /// finite.
     scale: Option<OutputId>,
     /// All outputs with their numbers of values: those above in their order, the cross-entropy first, then for each layer
-    /// with experts the number of rows that the experts dropped.
+    /// with experts the first row of each expert and the number of rows, then for each layer with a capacity the number of
+    /// rows that its experts dropped.
     outputs: Vec<(OutputId, usize)>,
+    /// Layers with experts.
+    expert_layers: Vec<ExpertLayer>,
+}
+
+/// A layer with experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertLayer {
+    /// Number of the layer, from 0.
+    pub layer: u32,
+    /// Number of experts.
+    pub experts: usize,
 }
 
 /// Plan of the optimizer's update.
@@ -145,16 +163,36 @@ impl TrainSession {
         source: ReadShared<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Self, RuntimeError> {
-        let (micro, apply, evaluate) = (Micro::of(&program)?, Apply::of(&program)?, evaluation(&program)?);
+        let micros = Micro::all(&program)?;
+        let (apply, evaluate) = (Apply::of(&program)?, evaluation(&program)?);
         let of_update = apply.as_ref().map_or(0, |apply| apply.outputs.len());
-        let outputs = [micro.outputs.len(), of_update].map(|n| vec![vec![]; n]);
-        let sequences = program.plans()[micro.forward.plan].1.graph.bounds.sequences as usize;
-        let frames = Vec::with_capacity(micro.forward.inputs.frames_of_a_sequence() * sequences);
+        let outputs = [micros[0].outputs.len(), of_update].map(|n| vec![vec![]; n]);
+        let largest = &micros[0].forward;
+        let sequences = program.plans()[largest.plan].1.graph.bounds.sequences as usize;
+        let frames = Vec::with_capacity(largest.inputs.frames_of_a_sequence() * sequences);
         let executor = site.start_one(program, observer)?;
+        observer.stage("arena allocated", &site.reading());
         let (in_flight, results) =
             (VecDeque::with_capacity(executor.depth()), VecDeque::with_capacity(MOST_RESULTS));
-        let mut session = Self { executor, micro, apply, evaluate, in_flight, results, outputs, frames };
+        // Micro-steps of all sizes have the same outputs.
+        let experts = micros[0].expert_layers.iter().map(|layer| layer.experts).sum();
+        let waiting_rows = VecDeque::with_capacity(MOST_RESULTS * experts);
+        let expert_rows = Vec::with_capacity(experts);
+        let mut session = Self {
+            executor,
+            micros,
+            micro: 0,
+            apply,
+            evaluate,
+            in_flight,
+            results,
+            outputs,
+            frames,
+            waiting_rows,
+            expert_rows,
+        };
         session.load(source, observer)?;
+        observer.stage("weights loaded", &site.reading());
         Ok(session)
     }
 
@@ -189,9 +227,68 @@ impl TrainSession {
         self.executor.program()
     }
 
-    /// The plan of a micro-step.
+    /// The plan that micro-steps run at present.
     pub fn micro_plan(&self) -> &plimsoll_plan::Plan {
-        &self.program().plans()[self.micro.forward.plan].1
+        self.plan_of(self.micro)
+    }
+
+    /// The plan of micro-steps of size `k`.
+    fn plan_of(&self, k: usize) -> &plimsoll_plan::Plan {
+        &self.program().plans()[self.micros[k].forward.plan].1
+    }
+
+    /// The sizes of micro-steps between which [`TrainSession::set_micro_step`] switches, the largest first: the maximum number
+    /// of tokens, and the bytes of the arena that are in use with this size.
+    pub fn micro_steps(&self) -> Vec<(u64, Bytes)> {
+        let bytes = |k| match self.micros.len() {
+            1 => self.program().arena_bytes(),
+            _ => self.program().arena_bytes_from(k),
+        };
+        (0..self.micros.len()).map(|k| (self.plan_of(k).graph.bounds.tokens, bytes(k))).collect()
+    }
+
+    /// Runs the following micro-steps with the plan of size `k` of [`TrainSession::micro_steps`], and gives back the memory
+    /// that only larger sizes use, or takes it again.
+    ///
+    /// # Errors
+    /// A step is in flight, or errors of the device. If a larger size finds no memory, the session keeps its size, and the
+    /// error is [`DeviceError::OutOfMemory`](plimsoll_exec::DeviceError::OutOfMemory).
+    pub fn set_micro_step(&mut self, k: usize) -> Result<(), RuntimeError> {
+        self.nothing_in_flight()?;
+        if self.micros.len() > 1 {
+            self.executor.use_alternatives_from(k)?;
+        }
+        self.micro = k;
+        Ok(())
+    }
+
+    /// Number of the plan of the present size of micro-steps in the program.
+    pub fn micro_plan_index(&self) -> usize {
+        self.micros[self.micro].forward.plan
+    }
+
+    /// Bytes of the arena that plans of the present size of micro-steps use.
+    pub fn arena_bytes(&self) -> Bytes {
+        match self.micros.len() {
+            1 => self.program().arena_bytes(),
+            _ => self.program().arena_bytes_from(self.micro),
+        }
+    }
+
+    /// Waits for all submitted micro-steps and updates, and drops their results and errors.
+    pub fn drop_submitted(&mut self) {
+        while let Some((stage, step)) = self.in_flight.pop_front() {
+            // The step is repeated, or the run ends with an earlier error.
+            let _ = self.executor.collect(step, &mut self.outputs[stage as usize]);
+        }
+        self.results.clear();
+        self.waiting_rows.clear();
+    }
+
+    /// Whether an update that failed may have changed parameters or states: its first instruction, which only reads
+    /// gradients, was issued.
+    pub fn has_begun_update(&self) -> bool {
+        self.executor.issued() > 0
     }
 
     /// The bounds of a micro-batch.
@@ -212,7 +309,8 @@ impl TrainSession {
     pub fn submit_micro_step(&mut self, batch: Batch<'_>, step: MicroStep<'_>) -> Result<(), RuntimeError> {
         self.make_room()?;
         let scalars = Scalars::of(&step);
-        let Self { executor, micro, frames, .. } = self;
+        let Self { executor, micros, micro, frames, .. } = self;
+        let micro = &micros[*micro];
         let (inputs, counts) = micro.inputs(batch, &step, &scalars, frames)?;
         let submitted =
             inputs.with(|inputs| executor.submit(micro.forward.plan, inputs, counts, &micro.outputs))?;
@@ -243,10 +341,28 @@ impl TrainSession {
     /// # Errors
     /// Device errors, or nothing was submitted.
     pub fn result(&mut self) -> Result<StepResult, RuntimeError> {
-        match self.results.pop_front() {
-            Some(result) => Ok(result),
-            None => self.collect(),
+        let result = match self.results.pop_front() {
+            Some(result) => result,
+            None => self.collect()?,
+        };
+        if matches!(result, StepResult::MicroStep(_)) {
+            let experts = self.micros[0].expert_layers.iter().map(|layer| layer.experts).sum();
+            self.expert_rows.clear();
+            let there = self.waiting_rows.len().min(experts);
+            self.expert_rows.extend(self.waiting_rows.drain(..there));
         }
+        Ok(result)
+    }
+
+    /// The layers with experts.
+    pub fn expert_layers(&self) -> &[ExpertLayer] {
+        &self.micros[0].expert_layers
+    }
+
+    /// Number of rows that each expert received in the micro-step whose result was returned last, layer by layer as in
+    /// [`TrainSession::expert_layers`].
+    pub fn expert_rows(&self) -> &[u32] {
+        &self.expert_rows
     }
 
     /// An error if a step is in flight.
@@ -275,7 +391,10 @@ impl TrainSession {
         let outputs = &mut self.outputs[stage as usize];
         self.executor.collect(step, outputs)?;
         Ok(match stage {
-            Stage::MicroStep => StepResult::MicroStep(self.micro.losses(outputs)?),
+            Stage::MicroStep => {
+                self.waiting_rows.extend(self.micros[0].expert_rows(outputs));
+                StepResult::MicroStep(self.micros[0].losses(outputs)?)
+            }
             Stage::Update => {
                 let has_norm = self.apply.as_ref().is_some_and(|apply| apply.has_norm);
                 let norm = has_norm.then(|| f64::from(outputs[0][0]));
@@ -299,7 +418,8 @@ impl TrainSession {
     ) -> Result<Losses, RuntimeError> {
         self.nothing_in_flight()?;
         let scalars = Scalars::of(&step);
-        let Self { executor, micro, outputs: [outputs, _], frames, .. } = self;
+        let Self { executor, micros, micro, outputs: [outputs, _], frames, .. } = self;
+        let micro = &micros[*micro];
         let (inputs, counts) = micro.inputs(batch, &step, &scalars, frames)?;
         inputs.with(|inputs| {
             inputs.iter().try_for_each(|&(input, data)| match data {
@@ -383,13 +503,34 @@ impl Scalars {
 }
 
 impl Micro {
-    fn of(program: &Program) -> Result<Self, RuntimeError> {
-        let plan = index(program, plans::MICRO)?;
+    /// The micro-steps of a program, the largest first.
+    fn all(program: &Program) -> Result<Vec<Self>, RuntimeError> {
+        let first = index(program, plans::MICRO)?;
+        let smaller = program.alternatives().iter().copied().filter(|&plan| plan != first);
+        std::iter::once(first).chain(smaller).map(|plan| Self::of(program, plan)).collect()
+    }
+
+    fn of(program: &Program, plan: usize) -> Result<Self, RuntimeError> {
         let input = |name: &str| program.input(plan, name);
         let output = |name: &str| program.output(plan, name);
         let graph = &program.plans()[plan].1.graph;
-        // Rows dropped by experts are the only integer outputs of a training graph.
-        let counters = graph.outputs.iter().filter(|(_, value)| graph.spec(*value).dtype == DType::I32);
+        // The integer outputs of a training graph are those of its experts, named after their layers.
+        let of_experts = |prefix: &str| -> Vec<(u32, OutputId, usize)> {
+            let integers = graph.outputs.iter().filter(|(_, value)| graph.spec(*value).dtype == DType::I32);
+            let mut found: Vec<_> = integers
+                .filter_map(|(name, value)| {
+                    let layer = name.strip_prefix(prefix)?.parse().ok()?;
+                    let values = graph.spec(*value).shape.iter().filter_map(|dim| dim.fixed()).product::<u64>();
+                    Some((layer, OutputId { plan, value: *value }, values as usize))
+                })
+                .collect();
+            found.sort_by_key(|(layer, ..)| *layer);
+            found
+        };
+        let (loads, dropped) = (of_experts("load."), of_experts("dropped."));
+        let expert_layers =
+            loads.iter().map(|&(layer, _, values)| ExpertLayer { layer, experts: values.saturating_sub(1) });
+        let expert_layers = expert_layers.collect();
         let scale = match program.index(plans::APPLY) {
             Some(_) => None,
             None => {
@@ -404,7 +545,7 @@ impl Micro {
         let outputs = std::iter::once(one(forward.cross_entropy))
             .chain([z, distillation, balance, router_z].into_iter().flatten().map(one))
             .chain(scale.map(|id| (id, 2)))
-            .chain(counters.map(|&(_, value)| one(OutputId { plan, value })))
+            .chain(loads.into_iter().chain(dropped).map(|(_, id, values)| (id, values)))
             .collect();
         Ok(Self {
             forward,
@@ -420,6 +561,7 @@ impl Micro {
             router_z,
             scale,
             outputs,
+            expert_layers,
         })
     }
 
@@ -441,6 +583,16 @@ impl Micro {
         Ok((inputs, counts))
     }
 
+    /// The number of rows of each expert, layer by layer, from the values of all outputs.
+    fn expert_rows<'a>(&self, outputs: &'a [Vec<f32>]) -> impl Iterator<Item = u32> + use<'a> {
+        let optional = [self.z, self.distillation, self.balance, self.router_z, self.scale];
+        let before = 1 + optional.into_iter().flatten().count();
+        let layers = outputs.iter().skip(before).take(self.expert_layers.len());
+        layers.flat_map(|offsets| {
+            offsets.windows(2).map(|pair| integer(pair[1]).saturating_sub(integer(pair[0])))
+        })
+    }
+
     /// The losses from the values of all outputs.
     fn losses(&self, outputs: &[Vec<f32>]) -> Result<Losses, RuntimeError> {
         let mut rest = outputs.iter();
@@ -453,10 +605,14 @@ impl Micro {
         let (balance, router_z) = (optional(self.balance), optional(self.router_z));
         let moved =
             next_if(self.scale.is_some()).map(|scale| cross_entropy.is_finite() && factor(scale) != 0.0);
-        // The counters are i32, which are returned as f32 with the same bits.
-        let dropped = rest.map(|rows| (rows[0].to_bits() as i32).max(0) as u64).sum();
+        let dropped = rest.skip(self.expert_layers.len()).map(|rows| u64::from(integer(rows[0]))).sum();
         Ok(Losses { cross_entropy, z, distillation, balance, router_z, dropped, moved })
     }
+}
+
+/// The value of an i32 output, which is returned as f32 with the same bits.
+fn integer(bits: f32) -> u32 {
+    (bits.to_bits() as i32).max(0) as u32
 }
 
 impl Apply {
@@ -507,7 +663,7 @@ mod tests {
         };
         let error = evaluation(&program(&[plans::MICRO])).err().expect("refused").to_string();
         assert!(error.contains("has no plan `evaluate`"), "{error}");
-        let error = Micro::of(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
+        let error = Micro::all(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
         assert!(error.contains("has no plan `micro-step`"), "{error}");
         let error = evaluation(&program(&[plans::EVALUATE])).err().expect("refused").to_string();
         assert!(error.contains("`evaluate` of a training program has no input `targets`"), "{error}");

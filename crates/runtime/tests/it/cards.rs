@@ -305,6 +305,14 @@ impl Device for CardDevice {
         self.upload(at, bytes)
     }
 
+    fn set_borders(&mut self, borders: &[Bytes]) -> Result<(), DeviceError> {
+        self.cpu.set_borders(borders)
+    }
+
+    fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
+        self.cpu.set_mapped(bytes)
+    }
+
     fn persistent(&mut self, bytes: Bytes) {
         self.cpu.persistent(bytes);
     }

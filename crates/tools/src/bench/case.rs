@@ -9,13 +9,14 @@ use crate::ToolError;
 use plimsoll_exec::Data;
 use plimsoll_graph::ops::{Embed, SegmentMean};
 use plimsoll_graph::{Bounds, Builder, Bytes, DType, Dim, Graph, Op, VerifyError};
-use plimsoll_models::{Encoder, Output};
+use plimsoll_models::{Encoder, Output, SequenceModel};
 use plimsoll_plan::{InputId, Instr, OutputId, Plan, Policy, Precision};
 use plimsoll_runtime::session::bounds::{MIN_TOKENS_OF_REPLICA, bounds, with_outputs};
 use plimsoll_runtime::session::{
     PlanPart, Planned, ReplicaSpans, Request, SearchStage, TimedSession, TimedStep,
 };
-use plimsoll_runtime::{RuntimeError, Settings, price};
+use plimsoll_runtime::timeline::MeasuredTimeline;
+use plimsoll_runtime::{Machine, RuntimeError, Settings, price};
 use std::time::Instant;
 
 /// Minimum seconds of a measurement: shorter work is repeated until it takes this long.
@@ -75,7 +76,7 @@ impl BenchCase {
         match *work {
             BenchWork::Model { ref model, sequences, lengths } => {
                 let lengths = lengths.of(sequences);
-                Ok(Self::model(settings, &price::encoder(model)?, &lengths)?)
+                Ok(Self::model(settings, &price::sequence_model(model)?, &lengths)?)
             }
             BenchWork::Linear { rows, n, k } => {
                 let precision = settings.precision()?;
@@ -105,9 +106,9 @@ impl BenchCase {
         }
     }
 
-    /// An encoder over a batch, with the number of replicas of a long run, but at most one per
+    /// An encoder or decoder over a batch, with the number of replicas of a long run, but at most one per
     /// `MIN_TOKENS_OF_REPLICA` tokens of the batch: a small batch measures small steps on all threads together.
-    fn model(settings: &Settings, encoder: &Encoder, lengths: &[u64]) -> Result<Self, RuntimeError> {
+    fn model(settings: &Settings, model: &SequenceModel, lengths: &[u64]) -> Result<Self, RuntimeError> {
         let tokens: u64 = lengths.iter().sum();
         let replicas = settings.most_replicas(Some(tokens / MIN_TOKENS_OF_REPLICA));
         let longest = lengths.iter().copied().max().unwrap_or(1);
@@ -115,7 +116,7 @@ impl BenchCase {
         let graph = |mixed: Bounds| {
             let n = (mixed.tokens / longest).clamp(1, lengths.len() as u64);
             let whole = Bounds { tokens: n * longest, sequences: n, longest };
-            encoder.graph(if equal { whole } else { mixed }, &[Output::Mean])
+            model.graph(if equal { whole } else { mixed }, &[Output::Mean])
         };
         let planned = Self::planned(settings, replicas, longest, Box::new(graph))?;
         let program = planned.programs()[0].clone();
@@ -123,7 +124,7 @@ impl BenchCase {
         let steps: Vec<PackedStep> =
             packs(lengths, &bounds, program.replicas()).into_iter().map(PackedStep::of).collect();
         let session = TimedSession::start(planned.site(), program)?;
-        Self::of_model(session, steps, ids(encoder, bounds.tokens))
+        Self::of_model(session, steps, ids(model, bounds.tokens))
     }
 
     /// Plans a graph for the number of tokens per step that the settings or the planner select within the
@@ -268,6 +269,15 @@ impl BenchCase {
         session.instructions(&timed(steps, model.as_ref()))
     }
 
+    /// The timeline of the largest step, with the measured times of its instructions and the memory while it ran.
+    pub(super) fn timeline(&mut self, machine: &dyn Machine) -> Result<MeasuredTimeline, RuntimeError> {
+        let Self { session, steps, model } = self;
+        let largest = steps.iter().enumerate().max_by_key(|(_, step)| step.counts.tokens);
+        let (number, _) = largest.ok_or_else(|| RuntimeError::bug("a benchmark has no step"))?;
+        let largest = timed(&steps[number..=number], model.as_ref());
+        session.measured(&largest[0], machine)
+    }
+
     /// Start and duration of each launch and copy in `passes` passes, by replica.
     pub(super) fn spans(&mut self, passes: u32) -> Result<Vec<ReplicaSpans>, RuntimeError> {
         let Self { session, steps, model } = self;
@@ -389,11 +399,13 @@ fn timed<'a>(steps: &'a [PackedStep], model: Option<&'a ModelInputs>) -> Vec<Tim
     steps.iter().map(step).collect()
 }
 
-/// `count` token ids without special tokens: residues for ESM-2, words of the vocabulary for DNABERT-S.
-fn ids(encoder: &Encoder, count: u64) -> Vec<i32> {
-    let (first, end) = match encoder {
-        Encoder::Esm2(_) => (4, 24),
-        Encoder::DnabertS(config) => (5, config.vocab_size.max(6)),
+/// `count` token ids without special tokens: residues for ESM-2, words of the vocabulary for DNABERT-S, any id for a
+/// decoder.
+fn ids(model: &SequenceModel, count: u64) -> Vec<i32> {
+    let (first, end) = match model {
+        SequenceModel::Encoder(Encoder::Esm2(_)) => (4, 24),
+        SequenceModel::Encoder(Encoder::DnabertS(config)) => (5, config.vocab_size.max(6)),
+        SequenceModel::Decoder(config) => (0, config.vocab_size),
     };
     (0..count).map(|i| (first + i * 7919 % (end - first)) as i32).collect()
 }

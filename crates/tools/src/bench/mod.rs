@@ -27,7 +27,7 @@ use std::path::PathBuf;
 /// Work that a benchmark times. Weights and inputs are pseudo-random with fixed seeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BenchWork {
-    /// The forward pass of an encoder over a batch of sequences, including mean pooling.
+    /// The forward pass of an encoder or decoder over a batch of sequences, including mean pooling.
     Model {
         /// A known hub id, a config.json, or a model folder; weights are not read.
         model: String,
@@ -58,6 +58,8 @@ pub struct Request {
     pub repeats: usize,
     /// File for a trace with the times of every launch and copy of additional passes; `None` for no trace.
     pub trace: Option<PathBuf>,
+    /// Whether the report has the timeline of an additional step, with what was measured.
+    pub timeline: bool,
 }
 
 /// Runs a benchmark and writes the trace if one was requested.
@@ -68,7 +70,11 @@ pub fn bench(request: &Request) -> Result<BenchReport, ToolError> {
     if let Some(path) = &request.trace {
         trace::write(path, &mut subject)?;
     }
-    Ok(BenchReport::new(request, &subject, turns))
+    let timeline = match request.timeline {
+        true => Some(subject.timeline(request.settings.machine().as_ref())?),
+        false => None,
+    };
+    Ok(BenchReport { timeline, ..BenchReport::new(request, &subject, turns) })
 }
 
 /// Median: for an even number of values the mean of the two in the middle, and zero for no values.
@@ -103,7 +109,7 @@ mod tests {
         let settings = Settings { threads: 1, tokens: Some(25), ..Settings::default() };
         let report = |sequences| {
             let (work, settings) = (work(sequences), settings.clone());
-            bench(&Request { work, settings, repeats: 1, trace: None }).expect("timed")
+            bench(&Request { work, settings, repeats: 1, trace: None, timeline: false }).expect("timed")
         };
         let (five, one) = (report(5), report(1));
         assert_eq!((five.steps, five.step_tokens, one.steps, one.step_tokens), (3, 24, 1, 12));
@@ -124,7 +130,8 @@ mod tests {
             |sequences| BenchWork::Model { model: config.to_owned(), sequences, lengths: Lengths::Equal(105) };
         let report = |threads, sequences| {
             let settings = Settings { threads, budget: Some(Bytes(1 << 30)), ..Settings::default() };
-            bench(&Request { work: work(sequences), settings, repeats: 1, trace: None }).expect("timed")
+            bench(&Request { work: work(sequences), settings, repeats: 1, trace: None, timeline: false })
+                .expect("timed")
         };
         let (one, four, small) = (report(1, 40), report(4, 40), report(4, 9));
         assert_eq!([&one, &four, &small].map(|r| (r.replicas, r.steps)), [(1, 2), (4, 8), (1, 1)]);

@@ -7,6 +7,7 @@ use plimsoll_graph::ops::{Epilogue, Prologue};
 use plimsoll_graph::{Bytes, Graph, Node, Op, PrecisionClass, node_label};
 use plimsoll_plan::Instr;
 use plimsoll_runtime::machine;
+use plimsoll_runtime::timeline::MeasuredTimeline;
 use serde_json::{Value, json};
 use std::fmt;
 
@@ -47,6 +48,8 @@ pub struct BenchReport {
     pub resident: (Bytes, Bytes),
     /// Times by kernel, slowest first. Launches that differ only in their layer are one entry.
     pub kernels: Vec<Kernel>,
+    /// Timeline of the largest step with what was measured, if it was requested.
+    pub timeline: Option<MeasuredTimeline>,
 }
 
 /// Launches of one op with equal labels (apart from the layer) and shapes.
@@ -96,6 +99,7 @@ impl BenchReport {
             peak: subject.peak(),
             resident: machine::resident(),
             kernels,
+            timeline: None,
         }
     }
 

@@ -10,7 +10,7 @@ use plimsoll_graph::{Bounds, Counts};
 use plimsoll_models::{DecoderConfig, Training as Loss};
 use plimsoll_plan::training::plans;
 use plimsoll_plan::{
-    InputId, Instr, Optimizer, ParameterGroup, Precision, Program, RecomputePolicy, Target, Training,
+    Fuse, InputId, Instr, Optimizer, ParameterGroup, Precision, Program, RecomputePolicy, Target, Training,
     node_seconds,
 };
 use plimsoll_runtime::session::{TimedSession, TimedStep};
@@ -83,6 +83,7 @@ fn times(
         accumulation: 2,
         max_norm: 1.0,
         ema: None,
+        fuse: Fuse::default(),
     };
     let program = training.program(&forward, &forward, target)?;
     let mut session = TimedSession::start_single(settings, program)?;

@@ -1,4 +1,4 @@
-//! Runs an encoder and returns all of its outputs. Invariant: a sequence's outputs do not depend on the other
+//! Runs an encoder or a decoder and returns all of its outputs. Invariant: a sequence's outputs do not depend on the other
 //! sequences of its batch or on their order.
 
 use plimsoll_data::pack::Order;
@@ -9,7 +9,7 @@ use plimsoll_runtime::session::bounds::bounds;
 use plimsoll_runtime::session::{
     ModelId, Next, PlanPart, Push, Request, SearchStage, Session, Start, WeightSource,
 };
-use plimsoll_runtime::{EncoderModel, RuntimeError, Settings, Silent};
+use plimsoll_runtime::{ModelParts, RuntimeError, Settings, Silent};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,7 +19,7 @@ const TOKENS: u64 = 1024;
 /// Name of the encoder's plan in the program.
 const ENCODER: &str = "encoder";
 
-/// An encoder with loaded weights that is ready to run.
+/// A model with loaded weights that is ready to run.
 pub(super) struct Runner {
     session: Session,
     encoder: ModelId,
@@ -33,7 +33,7 @@ pub(super) struct Runner {
 
 /// Weight source that counts the values that are NaN or infinite while they are loaded.
 struct Counted<'a> {
-    model: &'a EncoderModel,
+    model: &'a dyn WeightSource,
     broken: AtomicU64,
 }
 
@@ -50,7 +50,7 @@ impl WeightSource for Counted<'_> {
     }
 }
 
-/// Outputs of the encoder for one sequence of T tokens, with D columns and a vocabulary of V.
+/// Outputs of the model for one sequence of T tokens, with D columns and a vocabulary of V.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct EncoderOutputs {
     /// Hidden states of the last layer, `(T, D)`.
@@ -81,10 +81,10 @@ impl EncoderOutputs {
 }
 
 impl Runner {
-    /// Plans the encoder and loads its weights. `longest` is the number of tokens of the longest sequence that
+    /// Plans the model and loads its weights. `longest` is the number of tokens of the longest sequence that
     /// will be passed to [`Self::answers`].
     pub(super) fn start(
-        model: &EncoderModel,
+        model: &ModelParts<'_>,
         with_logits: bool,
         settings: &Settings,
         longest: u64,
@@ -95,7 +95,7 @@ impl Runner {
         };
         let part = PlanPart {
             name: ENCODER,
-            graph: Box::new(|tokens| model.encoder.graph(bounds(tokens, longest), outputs)),
+            graph: Box::new(|tokens| model.architecture.graph(bounds(tokens, longest), outputs)),
             policy: settings.policy()?,
             streams: false,
         };
@@ -106,7 +106,7 @@ impl Runner {
             tokens: settings.tokens.or(Some(longest.max(TOKENS))),
             budgets: vec![settings.read_budget()?],
         })?;
-        let counted = Counted { model, broken: AtomicU64::new(0) };
+        let counted = Counted { model: model.weights, broken: AtomicU64::new(0) };
         let start = Start { order: Order::Input, weights: vec![&counted], running: vec![], kept: "outputs" };
         let session = planned.start(0, start, &mut Silent)?;
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;

@@ -8,14 +8,14 @@ use super::facts::{
 };
 use super::reference::{RunSide, sets};
 use super::sequences::{self, Golden, Sequence};
-use super::{Options, Verdict, chain, facts, worst};
+use super::{Options, Verdict, chain, decoder, facts, worst};
 use crate::ToolError;
 use crate::list::parameters;
 use plimsoll_data::tokenize::esm;
 use plimsoll_data::weights::HubEnv;
-use plimsoll_models::{Encoder, KNOWN, derived, known};
+use plimsoll_models::{Encoder, KNOWN, SequenceModel, derived, known};
 use plimsoll_plan::Precision;
-use plimsoll_runtime::{EncoderModel, Level, Observer, RuntimeError, Settings, Tokenizer};
+use plimsoll_runtime::{EncoderModel, Level, Observer, OpenedModel, RuntimeError, Settings, Tokenizer};
 
 /// Tolerance of reference outputs beside the weights: f32 compared with f32.
 const ANSWER_BOUND: f32 = 1e-5;
@@ -40,7 +40,7 @@ pub(super) struct Opened {
     pub(super) means: Option<Means>,
 }
 
-/// Verifies an encoder; the second value is `None` if it could not be opened.
+/// Verifies an encoder or a decoder; the second value is `None` for a decoder, and if the model could not be opened.
 pub(super) fn verify(
     name: &str,
     options: &Options,
@@ -49,8 +49,12 @@ pub(super) fn verify(
 ) -> Result<(Verdict, Option<Opened>), ToolError> {
     let precision = options.settings.precision()?;
     let mut verdict = Verdict::new(name);
-    let model = match EncoderModel::open(name, env, observer) {
-        Ok(model) => model,
+    let model = match OpenedModel::open(name, env, observer) {
+        Ok(OpenedModel::Encoder(model)) => model,
+        Ok(OpenedModel::Decoder(model)) => {
+            decoder::verify(&model, options, &mut verdict, observer)?;
+            return Ok((verdict, None));
+        }
         Err(error @ RuntimeError::Interrupted { .. }) => return Err(error.into()),
         Err(error) => {
             verdict.add("opens", false, chain(&error));
@@ -70,17 +74,16 @@ pub(super) fn verify(
     sequences::round_trip(&model, released(&model.encoder).next().is_some(), &mut verdict)?;
 
     let own = sequences::own(&model.tokenizer)?;
-    let golden = Golden::find(&model, &mut verdict)?;
+    let golden = Golden::find(&model.weights, &model.tokenizer, &mut verdict)?;
     let references = references(&model, options, &mut verdict)?;
     let answered = golden.iter().flat_map(|g| &g.sequences);
     let all = || own.iter().chain(answered.clone()).chain(references.iter().flat_map(|r| &r.sequences));
     let longest = all().map(|s| s.tokens.len()).max().unwrap_or(0) as u64;
     // Published values and reference outputs are in f32.
     let wide = Settings { precision: Some(Precision::F32), ..options.settings.clone() };
-    let mut runner = Runner::start(&model, has_head, &wide, longest)?;
+    let mut runner = Runner::start(&(&model).into(), has_head, &wide, longest)?;
     observer.say(Level::Detail, &format!("{name} is loaded"));
-    let broken = runner.broken_weights;
-    verdict.add("weights", broken == 0, format!("{broken} weights are NaN or infinite"));
+    weights(&runner, &mut verdict);
 
     corners(&model, &mut runner, &mut verdict)?;
     if let Some(golden) = &golden {
@@ -101,11 +104,17 @@ pub(super) fn verify(
     let wanted = runner.answers(all().map(|s| &s.tokens[..]))?;
     drop(runner);
     observer.say(Level::Info, &format!("verifying {name} in {}", precision.name()));
-    let mut runner = Runner::start(&model, has_head, &options.settings, longest)?;
+    let mut runner = Runner::start(&(&model).into(), has_head, &options.settings, longest)?;
     let found = runner.answers(all().map(|s| &s.tokens[..]))?;
     let means = distance::answers(precision, &wanted, &found, &mut verdict);
     batch_invariance(&own, &mut runner, &mut verdict)?;
     Ok((verdict, Some(Opened { width, means: Some(means) })))
+}
+
+/// Checks that all weights that were loaded are finite.
+pub(super) fn weights(runner: &Runner, verdict: &mut Verdict) {
+    let broken = runner.broken_weights;
+    verdict.add("weights", broken == 0, format!("{broken} weights are NaN or infinite"));
 }
 
 /// Hub ids of the known models with this configuration.
@@ -121,7 +130,7 @@ fn files(model: &EncoderModel, has_head: bool, verdict: &mut Verdict) -> Result<
         (Encoder::Esm2(_), false) => " with a language-model head, which is not there",
         (Encoder::DnabertS(_), _) => "",
     };
-    let count = parameters(&model.encoder)?;
+    let count = parameters(&SequenceModel::Encoder(model.encoder.clone()))?;
     verdict.add("opens", true, format!("{tensors} tensors; {count} parameters{head}"));
     let ids: Vec<&str> = released(&model.encoder).collect();
     match ids.is_empty() {
@@ -187,7 +196,7 @@ fn corners(model: &EncoderModel, runner: &mut Runner, verdict: &mut Verdict) -> 
 }
 
 /// Compares with the outputs of a reference implementation that are stored beside the weights.
-fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+pub(super) fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
     let found = runner.answers(golden.sequences.iter().map(|s| &s.tokens[..]))?;
     for (output, of) in [
         ("hidden", (|a: &EncoderOutputs| &a.hidden) as fn(&EncoderOutputs) -> &Vec<f32>),
@@ -217,7 +226,11 @@ fn answers(golden: &Golden, runner: &mut Runner, verdict: &mut Verdict) -> Resul
 
 /// Checks that outputs are finite, and bitwise equal whether sequences are computed alone, together, or
 /// together in reverse order.
-fn batch_invariance(own: &[Sequence], runner: &mut Runner, verdict: &mut Verdict) -> Result<(), ToolError> {
+pub(super) fn batch_invariance(
+    own: &[Sequence],
+    runner: &mut Runner,
+    verdict: &mut Verdict,
+) -> Result<(), ToolError> {
     let together = runner.answers(own.iter().map(|s| &s.tokens[..]))?;
     let mut reversed = runner.answers(own.iter().rev().map(|s| &s.tokens[..]))?;
     reversed.reverse();
@@ -302,7 +315,7 @@ fn references(
     let side = match (&model.tokenizer, width) {
         (Tokenizer::Bpe(_), DNA_WIDTH) => RunSide::Dna,
         (Tokenizer::Esm, PROTEIN_WIDTH) => RunSide::Protein,
-        (Tokenizer::Bpe(_) | Tokenizer::Esm, _) => {
+        (Tokenizer::Bpe(_) | Tokenizer::Esm | Tokenizer::Text(_), _) => {
             let text = format!(
                 "not compared: VirNucPro's embeddings have {DNA_WIDTH} values from DNABERT-S and \
                  {PROTEIN_WIDTH} from ESM-2, this model's have {width}"

@@ -4,6 +4,7 @@
 //! never read from a model; a note neither passes nor fails.
 
 mod compute;
+mod decoder;
 mod distance;
 mod encoder;
 mod facts;
@@ -27,7 +28,7 @@ use std::path::{Path, PathBuf};
 pub struct Options {
     /// A bundle folder with `dnabert_s/`, `esm2/` and its heads, or a model folder.
     pub weights: Option<PathBuf>,
-    /// Encoders to verify: paths or hub ids.
+    /// Encoders and decoders to verify: paths or hub ids.
     pub models: Vec<String>,
     /// Weight files of heads to verify without their encoders.
     pub heads: Vec<PathBuf>,

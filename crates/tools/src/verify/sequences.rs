@@ -22,8 +22,8 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<i32>,
 }
 
-/// Returns the built-in test sequences for a tokenizer: known and unusual proteins, or pseudo-random DNA of 1, 30, 150
-/// and 500 bases.
+/// Returns the built-in test sequences for a tokenizer: known and unusual proteins, pseudo-random DNA of 1, 30, 150
+/// and 500 bases, or texts.
 pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
     let letters: Vec<(String, Vec<u8>)> = match tokenizer {
         Tokenizer::Esm => {
@@ -31,6 +31,7 @@ pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
             all.map(|(name, letters)| ((*name).to_owned(), letters.as_bytes().to_vec())).collect()
         }
         Tokenizer::Bpe(_) => [1, 30, 150, 500].map(|n| (format!("{n} bases"), dna(n))).to_vec(),
+        Tokenizer::Text(_) => texts(),
     };
     let sequence = |(name, letters): (String, Vec<u8>)| {
         let mut tokens = vec![];
@@ -38,6 +39,20 @@ pub(super) fn own(tokenizer: &Tokenizer) -> Result<Vec<Sequence>, ToolError> {
         Ok(Sequence { name, letters, tokens })
     };
     letters.into_iter().map(sequence).collect()
+}
+
+/// Texts of 1 to some hundred bytes: English, other scripts, and pseudo-random bases.
+fn texts() -> Vec<(String, Vec<u8>)> {
+    let english =
+        "A plimsoll line is the mark on the hull of a ship that shows how deep it may lie in the water.";
+    let all = [
+        ("one letter", "a".as_bytes().to_vec()),
+        ("a sentence", english.as_bytes().to_vec()),
+        ("three sentences", [english; 3].join(" ").into_bytes()),
+        ("other scripts", "Ladelinie, ligne de charge, 満載喫水線, грузовая марка: 12.5 m".as_bytes().to_vec()),
+        ("150 bases", dna(150)),
+    ];
+    all.map(|(name, text)| (name.to_owned(), text)).to_vec()
 }
 
 /// Pseudo-random bases: the two upper bits of Knuth's linear congruential generator, because its lower bits
@@ -94,6 +109,8 @@ fn read_back(tokenizer: &Tokenizer, tokens: &[i32]) -> Option<Vec<u8>> {
             let words: Option<Vec<String>> = tokens.iter().map(|&t| bpe.token(t)).collect();
             words.map(|words| words.concat().into_bytes())
         }
+        // Decoders are not checked for it: a normalizer may change the text.
+        Tokenizer::Text(_) => None,
     }
 }
 
@@ -112,8 +129,12 @@ impl Golden {
     /// Opens the golden file beside a model's weights; `None` if there is no such file. For a sequence with both token
     /// ids in the file and a FASTA record, the verdict gets a check that the tokenizer produces these ids. Outputs
     /// without a sequence are noted in the verdict and omitted.
-    pub(super) fn find(model: &EncoderModel, verdict: &mut Verdict) -> Result<Option<Self>, ToolError> {
-        let folder = model.weights.files().first().and_then(|file| file.parent());
+    pub(super) fn find(
+        weights: &Weights,
+        tokenizer: &Tokenizer,
+        verdict: &mut Verdict,
+    ) -> Result<Option<Self>, ToolError> {
+        let folder = weights.files().first().and_then(|file| file.parent());
         // A path without a folder refers to the current folder.
         let folder = folder.map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
         let Some(folder) = folder.filter(|folder| folder.join(GOLDEN).exists()) else { return Ok(None) };
@@ -127,7 +148,7 @@ impl Golden {
             let letters = records.iter().find(|(id, _)| id == name).map(|(_, letters)| letters.clone());
             let mut tokens = vec![];
             if let Some(letters) = &letters {
-                model.tokenizer.encode(letters, &mut tokens)?;
+                tokenizer.encode(letters, &mut tokens)?;
             }
             if let Some(ids) = ids(&answers, name)? {
                 if letters.is_some() {

@@ -13,9 +13,12 @@ use std::collections::BTreeSet;
 
 /// Returns one message for each rule that the configuration violates.
 pub fn broken(c: &TrainConfig) -> Vec<String> {
-    let all = [model(c), caller(c), data(c), optimizer(c), batch(c), run(c)];
+    let all = [model(c), caller(c), data(c), optimizer(c), batch(c), dynamic(c), run(c)];
     all.into_iter().flatten().filter(|(kept, _)| !kept).map(|(_, text)| text).collect()
 }
+
+/// Maximum number of sizes of micro-steps that `memory.dynamic` chooses itself.
+const DYNAMIC_SIZES: usize = 6;
 
 /// Whether a rule is satisfied, and the message if it is not.
 type Rule = (bool, String);
@@ -286,7 +289,7 @@ fn optimizer(c: &TrainConfig) -> Vec<Rule> {
 
 fn batch(c: &TrainConfig) -> Vec<Rule> {
     let b = &c.batch;
-    let micro = b.micro_tokens.0.unwrap_or(b.tokens);
+    let micro = c.unit_tokens();
     let longest = c.longest_sequence();
     let rows = c.model.kind == ModelKind::Head;
     let (remat, ops): (_, &[String]) = match &c.memory.remat {
@@ -298,18 +301,20 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
     vec![
         (
             b.tokens.is_multiple_of(micro),
-            format!("batch.micro_tokens {micro} is not a divisor of batch.tokens {}", b.tokens),
+            format!("{} {micro} is not a divisor of batch.tokens {}", unit_key(c), b.tokens),
         ),
         (
             rows || longest <= micro,
             match c.model.kind == ModelKind::Caller {
                 true => format!(
                     "data.crops.longest and validation_lengths give windows of up to {longest} tokens, which do not fit in a \
-                         step of {micro}; raise batch.tokens or batch.micro_tokens, or shorten the windows"
+                         step of {micro}; raise batch.tokens or {}, or shorten the windows",
+                    unit_key(c)
                 ),
                 false => format!(
                     "data.longest {longest}: such a sequence does not fit in a step of {micro}; \
-                         raise batch.tokens or batch.micro_tokens, or lower data.longest"
+                         raise batch.tokens or {}, or lower data.longest",
+                    unit_key(c)
                 ),
             },
         ),
@@ -342,6 +347,79 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
                 "memory.remat: there is no op `{}`; ops are {}",
                 unknown.map_or("", String::as_str),
                 Op::NAMES.join(", ")
+            ),
+        ),
+    ]
+}
+
+/// The key of the tokens of the packs that micro-steps consist of.
+fn unit_key(c: &TrainConfig) -> &'static str {
+    match c.memory.dynamic {
+        Some(_) => "memory.dynamic.min_batch",
+        None => "batch.micro_tokens",
+    }
+}
+
+/// Rules on `memory.dynamic`: its values, and what cannot be computed with micro-steps of several sizes, because it is no
+/// sum over targets.
+fn dynamic(c: &TrainConfig) -> Vec<Rule> {
+    let Some(dynamic) = &c.memory.dynamic else { return vec![] };
+    let fault = dynamic.thresholds().fault();
+    let (most, moe) = (dynamic.max_batch.0.unwrap_or(c.batch.tokens), c.model.kind == ModelKind::MoeLm);
+    let is_power = |least: u64| most.is_multiple_of(least) && (most / least).is_power_of_two();
+    let least = dynamic.min_batch.0;
+    vec![
+        (fault.is_none(), format!("memory.dynamic: {}", fault.unwrap_or_default())),
+        (
+            c.batch.micro_tokens.0.is_none(),
+            "batch.micro_tokens is one size of all micro-steps; remove it, or give memory.dynamic.min_batch and max_batch \
+                instead"
+                .to_owned(),
+        ),
+        (
+            most <= c.batch.tokens,
+            format!("memory.dynamic.max_batch {most} is greater than batch.tokens {}", c.batch.tokens),
+        ),
+        (
+            least.is_none_or(|least| dynamic.max_batch.0.is_none() || is_power(least)),
+            format!(
+                "memory.dynamic.max_batch {most} is not memory.dynamic.min_batch {} times a power of two",
+                least.unwrap_or_default()
+            ),
+        ),
+        (
+            c.dynamic_sizes().len() > 1,
+            format!(
+                "memory.dynamic has nothing to change to: micro-steps of {} tokens cannot be halved, as they must divide \
+                    batch.tokens and hold the longest sequence of {} tokens; raise batch.tokens or max_batch, or lower \
+                    min_batch",
+                least.unwrap_or(most),
+                c.longest_sequence()
+            ),
+        ),
+        (
+            c.model.kind != ModelKind::Head,
+            "memory.dynamic: the batch norm of model.kind head depends on the rows of a micro-step; remove memory.dynamic"
+                .to_owned(),
+        ),
+        (
+            !moe || c.model.experts.capacity.is_none(),
+            "memory.dynamic: model.experts.capacity drops tokens by the load of a micro-step; set it to null, or remove \
+                memory.dynamic"
+                .to_owned(),
+        ),
+        (
+            !moe || c.loss.balance == 0.0,
+            format!(
+                "memory.dynamic: loss.balance {} is a mean over a micro-step; set it to 0, or remove memory.dynamic",
+                c.loss.balance
+            ),
+        ),
+        (
+            !moe || c.loss.router_z == 0.0,
+            format!(
+                "memory.dynamic: loss.router_z {} is a mean over a micro-step; set it to 0, or remove memory.dynamic",
+                c.loss.router_z
             ),
         ),
     ]
@@ -421,6 +499,34 @@ impl TrainConfig {
         let crops = &self.data.crops;
         let validation = self.run.evaluate_every.iter().flat_map(|_| crops.validation_lengths.iter().copied());
         validation.chain([crops.shortest, crops.longest])
+    }
+
+    /// Tokens of the packs that micro-steps consist of: of a whole micro-step, or of the smallest one of
+    /// `memory.dynamic`. For a value that is to be chosen, the tokens of a step.
+    pub fn unit_tokens(&self) -> u64 {
+        let unit = match &self.memory.dynamic {
+            Some(dynamic) => dynamic.min_batch.0,
+            None => self.batch.micro_tokens.0,
+        };
+        unit.unwrap_or(self.batch.tokens)
+    }
+
+    /// Tokens of the micro-steps that `memory.dynamic` may choose from, in descending order; empty without it.
+    pub fn dynamic_sizes(&self) -> Vec<u64> {
+        let Some(dynamic) = &self.memory.dynamic else { return vec![] };
+        let most = dynamic.max_batch.0.unwrap_or(self.batch.tokens);
+        if let Some(least) = dynamic.min_batch.0.filter(|&least| least > 0) {
+            let doubled = std::iter::successors(Some(least), |n| n.checked_mul(2));
+            let mut sizes: Vec<u64> = doubled.take_while(|&n| n <= most).collect();
+            sizes.reverse();
+            return sizes;
+        }
+        let halves = std::iter::successors(Some(most), |n| n.is_multiple_of(2).then_some(n / 2));
+        let fits = |n: u64| n >= self.longest_sequence().max(1);
+        let sizes: Vec<u64> = halves.take_while(|&n| fits(n)).take(DYNAMIC_SIZES).collect();
+        // A step is a whole number of packs of the smallest size.
+        let whole = sizes.iter().rposition(|&n| self.batch.tokens.is_multiple_of(n));
+        sizes[..whole.map_or(0, |last| last + 1)].to_vec()
     }
 
     /// Maximum number of tokens of a sequence.

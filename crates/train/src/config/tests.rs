@@ -319,7 +319,7 @@ fn keys_of_others_lead_to_ours() {
         ("training.mixed_precision", "use `precision.kind` (f32, bf16 or fp16)"),
         ("training.optimizer", "use `optimizer.kind` (auto, adamw"),
         ("memory.enable_cpu_offload", "not supported: there is no offload of states"),
-        ("dynamic_batching.enabled", "not supported: the micro-batch is planned to fit"),
+        ("dynamic_batching.enabled", "use `memory.dynamic.profile` (aggressive, balanced"),
         ("data.max_length", "use `data.longest`"),
         ("gpu.float32_matmul_precision", "not supported: f32 matmuls are always computed in f32"),
     ] {

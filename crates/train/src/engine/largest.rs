@@ -6,9 +6,11 @@ use super::super::config::{Auto, ModelKind, TrainConfig};
 use super::trained_model::MAX_LAYERS;
 use super::{program, subject};
 use crate::TrainError;
+use crate::feed::Feed;
+use plimsoll_data::train::HostMemory;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::Target;
-use plimsoll_runtime::Observer;
+use plimsoll_plan::{PlanError, Staging, Target};
+use plimsoll_runtime::{Budget, Device, Observer, RuntimeError};
 
 /// The dimension to maximise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +34,84 @@ pub struct Largest {
     pub refused: u64,
     /// The configuration with the largest value set.
     pub config: TrainConfig,
-    /// The plans of that configuration.
+    /// The configuration with the refused value set.
+    pub refused_config: TrainConfig,
+    /// The plans of the configuration with the largest value.
     pub found: plimsoll_plan::TrainingChoice,
+    /// Memory of a run outside its plans.
+    pub process: RunMemory,
 }
+
+/// Host memory of a run outside its plans, which is part of the budget where the plans are in host memory.
+#[derive(Clone, Debug)]
+pub struct RunMemory {
+    budget: Budget,
+    data: Vec<HostMemory>,
+}
+
+impl RunMemory {
+    /// The memory of a run on `target` under a budget. For the CPU of this machine it has the entries of the process, and
+    /// if `with_data` those of the data, which is then opened. Empty for other targets, whose plans are not in the memory of
+    /// this process.
+    ///
+    /// # Errors
+    /// Data that cannot be opened.
+    pub fn of(
+        config: &TrainConfig,
+        target: &Target,
+        budget: Bytes,
+        with_data: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, TrainError> {
+        let on_host = target.name == THIS_CPU;
+        let mut all = Self {
+            budget: Budget { bytes: budget, on_host, host_memory: None, process: vec![] },
+            data: vec![],
+        };
+        if on_host && with_data {
+            let bounds = super::of_data(program::largest(config));
+            let feed = Feed::open(config, bounds, super::tokenizer(config, observer)?.as_deref())?;
+            all.data = super::held_by_data(config, &feed, config.run.evaluate_every.is_some());
+        }
+        if on_host {
+            all.budget.process = super::beyond_reserved(config, &config.run.settings(Device::Cpu));
+        }
+        Ok(all)
+    }
+
+    /// The whole budget.
+    pub fn budget(&self) -> Bytes {
+        self.budget.bytes
+    }
+
+    /// Bytes left for plans.
+    pub fn for_plans(&self) -> Bytes {
+        self.budget.for_plans().saturating_sub(self.data.iter().map(|held| Bytes(held.bytes)).sum())
+    }
+
+    /// Adds the memory outside the plans to the bill of an over-budget error.
+    fn bill(&self, error: TrainError) -> TrainError {
+        match error {
+            TrainError::Runtime(RuntimeError::Plan(error)) if self.budget.on_host => {
+                let error = self.budget.with_process(error).into();
+                super::with_data(error, self.budget.bytes, &self.data).into()
+            }
+            other => other,
+        }
+    }
+
+    /// The entries with their labels.
+    pub fn lines(&self) -> Vec<Staging> {
+        let data = self
+            .data
+            .iter()
+            .map(|held| Staging { label: format!("data: {}", held.what), bytes: Bytes(held.bytes) });
+        self.budget.process.iter().cloned().chain(data).collect()
+    }
+}
+
+/// Name of the target of this machine's CPU.
+const THIS_CPU: &str = "cpu";
 
 /// Tokens of a micro-batch are searched in multiples of this number; rows of a head are searched one by one.
 const TOKENS: u64 = 64;
@@ -54,9 +131,10 @@ pub fn largest(
     config: &TrainConfig,
     size: Size,
     target: &Target,
-    budget: Bytes,
+    process: RunMemory,
     observer: &mut dyn Observer,
 ) -> Result<Largest, TrainError> {
+    let budget = process.for_plans();
     let decoder = matches!(config.model.kind, ModelKind::MoeLm | ModelKind::DenseLm);
     if size != Size::Tokens && !decoder {
         let kind = config.model.kind.name();
@@ -64,6 +142,9 @@ pub fn largest(
     }
     if size != Size::Tokens && config.model.from.is_some() {
         return Err(TrainError::LargestOfModel { size: size.name() });
+    }
+    if size == Size::Tokens && config.memory.dynamic.is_some() {
+        return Err(TrainError::PlanOfDynamic { flag: "--largest tokens" });
     }
     let step = size.step(config);
     let mut fits = |n: u64| -> Result<bool, TrainError> {
@@ -94,9 +175,46 @@ pub fn largest(
             }
         }
     }
+    let refused_config = size.of(config, high * step);
     let config = size.of(config, low * step);
-    let found = program::search(&config, &subject(&config, observer)?, target, budget, observer)?;
-    Ok(Largest { size, value: low * step, refused: high * step, config, found })
+    let found = program::search(&config, &subject(&config, observer)?, target, budget, observer);
+    let found = found.map_err(|error| process.bill(error))?;
+    Ok(Largest { size, value: low * step, refused: high * step, config, refused_config, found, process })
+}
+
+impl Largest {
+    /// The refusal of the next larger value: the bill of its smallest plan, without remedies.
+    ///
+    /// # Errors
+    /// The next larger value fits, against the result of the search; other errors of planning.
+    pub fn refusal(&self, observer: &mut dyn Observer) -> Result<TrainError, TrainError> {
+        let config = &self.refused_config;
+        let (subject, budget) = (subject(config, observer)?, self.process.for_plans());
+        match program::search_alone(config, &subject, self.found.program.target(), budget, observer) {
+            Err(error @ TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(_)))) => {
+                Ok(self.process.bill(error))
+            }
+            Err(error) => Err(error),
+            Ok(_) => Err(RuntimeError::bug("the value after the largest fits").into()),
+        }
+    }
+
+    /// The values of the keys that give the configuration, as in `--set`.
+    pub fn settings(&self) -> Vec<String> {
+        let (model, batch) = (&self.config.model, &self.config.batch);
+        match self.size {
+            Size::Tokens => {
+                vec![format!("batch.micro_tokens={}", self.value), format!("batch.tokens={}", batch.tokens)]
+            }
+            Size::Layers => vec![format!("model.layers={}", self.value)],
+            Size::Hidden => {
+                vec![
+                    format!("model.hidden={}", self.value),
+                    format!("model.intermediate={}", model.intermediate),
+                ]
+            }
+        }
+    }
 }
 
 impl Size {

@@ -2,6 +2,8 @@
 //! every step executes the plans; memory allocated outside the arena is limited to the batch and a few scalars.
 
 mod evaluation;
+mod explain;
+mod joined;
 mod largest;
 mod program;
 mod remedies;
@@ -9,31 +11,41 @@ mod store;
 mod trained_model;
 
 pub use evaluation::{EvaluationReport, EvaluationRequest, evaluate};
-pub use largest::{Largest, Size, largest};
+pub use explain::explain;
+pub use largest::{Largest, RunMemory, Size, largest};
 
 use super::config::{ModelKind, OptimizerKind, TrainConfig};
 use super::feed::{self, Feed};
 use super::priced;
 use super::trainable::{
-    AVERAGE, Applied, Auxiliary, Evaluated, InstructionTime, MicroStepResult, StatePart, Stored, Taken,
-    Trainable,
+    AVERAGE, Applied, Auxiliary, Evaluated, ExpertRows, InstructionTime, MemoryReport, MicroStepResult,
+    MicroStepSize, StatePart, Stored, Taken, Trainable,
 };
-use crate::TrainError;
-use crate::config::PROCESS;
+use crate::config::{Auto, PROCESS};
+use crate::error::{Phase, TrainError};
+use crate::trainer::RETRIES;
+use joined::JoinedBatch;
 use plimsoll_data::train::HostMemory;
 use plimsoll_data::train::crops::CropBatch;
 use plimsoll_data::weights::HubEnv;
+use plimsoll_exec::memory::Memory;
 use plimsoll_graph::{Bounds, Bytes};
-use plimsoll_plan::{Instr, KernelId, PlanError, Program, Staging, Target, node_seconds};
+use plimsoll_plan::{
+    Candidate, Instr, KernelId, Ledger, PlanError, Program, Remedy, Staging, Target, TrainingChoice,
+    node_seconds,
+};
+use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::hub::{Need, trainable};
-use plimsoll_runtime::machine::{available, parse_budget};
+use plimsoll_runtime::machine::{available, parse_budget, resident};
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session::{Batch, Losses, MicroStep, Site, StepResult, TrainSession};
-use plimsoll_runtime::{Budget, Device, Level, Observer, RuntimeError, Settings, price};
+use plimsoll_runtime::timeline::{MeasuredTimeline, sampled};
+use plimsoll_runtime::{Budget, Device, Level, Machine, Observer, RuntimeError, Settings, price};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use store::Store;
 use trained_model::TrainedModel;
 
@@ -56,18 +68,27 @@ pub fn open(
 ) -> Result<Box<dyn Trainable>, TrainError> {
     let evaluates = config.run.evaluate_every.is_some();
     let prepared = Prepared::open(config, device, program::largest(config), evaluates, observer)?;
-    let found = program::search(config, &prepared.subject, &prepared.target, prepared.for_plans(), observer);
-    let found = found.map_err(|error| prepared.bill(error))?;
+    let Started { session, candidate, site, tokens_per_second } = start(config, &prepared, observer)?;
+    let beside = prepared.budget.bytes.saturating_sub(prepared.for_plans());
     let Prepared { settings, budget, subject, mut feed, held, .. } = prepared;
     let (on_host, budget_bytes) = (budget.on_host, budget.bytes);
-    let bounds = program::bounds(config, found.candidate.tokens);
+    let dynamic = config.memory.dynamic.as_ref();
+    let bounds = match dynamic {
+        Some(_) => program::largest(config),
+        None => program::bounds(config, candidate.tokens),
+    };
+    let joined = dynamic.map(|_| {
+        let largest = program::bounds(config, candidate.tokens);
+        JoinedBatch::new(largest, feed.tasks(), largest.tokens / bounds.tokens)
+    });
     feed.bound(of_data(bounds))?;
-    let plimsoll_plan::TrainingChoice { program, candidate, .. } = found;
-    let site = Site::new(&settings, 1, None, budget);
-    if let Some(text) = settings.first_use() {
-        observer.say(Level::Info, &text);
+    if dynamic.is_some() && session.micro_steps().len() == 1 {
+        let text = format!(
+            "memory.dynamic: only micro-steps of {} tokens fit the budget, so their size cannot change",
+            candidate.tokens
+        );
+        observer.say(Level::Warning, &text);
     }
-    let session = TrainSession::start(&site, program, &subject.source(config.run.seed), observer)?;
     site.budget().admits_held(session.program(), Bytes::ZERO)?;
     site.compare(session.program(), Bytes::ZERO, "at the start", observer);
     let store = Store::of(&session, &subject, config.run.seed);
@@ -77,7 +98,21 @@ pub fn open(
     let name = settings.machine().name();
     let device = if on_host { "cpu" } else { name.split(' ').next().unwrap_or_default() };
     let choices = [
-        asked(config.batch.micro_tokens.0.is_none(), "batch.micro_tokens", json!(candidate.tokens)),
+        asked(
+            dynamic.is_none() && config.batch.micro_tokens.0.is_none(),
+            "batch.micro_tokens",
+            json!(candidate.tokens),
+        ),
+        asked(
+            dynamic.is_some_and(|d| d.min_batch.0.is_none()),
+            "memory.dynamic.min_batch",
+            json!(bounds.tokens),
+        ),
+        asked(
+            dynamic.is_some_and(|d| d.max_batch.0.is_none()),
+            "memory.dynamic.max_batch",
+            json!(candidate.tokens),
+        ),
         asked(config.batch.sequences.0.is_none(), "batch.sequences", json!(bounds.sequences)),
         asked(config.memory.loss_chunk.0.is_none(), "memory.loss_chunk", json!(candidate.chunk)),
         asked(config.optimizer.kind == OptimizerKind::Auto, "optimizer.kind", json!(kind)),
@@ -94,6 +129,10 @@ pub fn open(
         seed: config.run.seed,
         device,
         on_host,
+        machines: settings.machines(1),
+        config: config.clone(),
+        beside,
+        tokens_per_second,
         budget: budget_bytes,
         held,
         kind,
@@ -103,11 +142,93 @@ pub fn open(
         micro_steps: 0,
         targets: VecDeque::new(),
         hyper: vec![],
+        expert_rows: vec![0; session.expert_layers().iter().map(|layer| layer.experts).sum()],
         subject,
         store,
         feed,
+        joined,
         session,
     }))
+}
+
+/// A session that was started, with its choices.
+struct Started {
+    session: TrainSession,
+    candidate: Candidate,
+    site: Site,
+    /// Expected rate of the plan.
+    tokens_per_second: f64,
+}
+
+/// Plans the training and starts its session. With `memory.dynamic`, the largest micro-step is halved if the device has too
+/// little memory for it, at most [`RETRIES`] times.
+fn start(
+    config: &TrainConfig,
+    prepared: &Prepared,
+    observer: &mut dyn Observer,
+) -> Result<Started, TrainError> {
+    let Prepared { settings, target, budget, subject, .. } = prepared;
+    let (mut smaller, mut config) = (vec![], config.clone());
+    // The packs of the data stay the same if fewer sizes are planned.
+    let unit = config.dynamic_sizes().last().copied();
+    if let Some(dynamic) = &mut config.memory.dynamic {
+        dynamic.min_batch = Auto(unit);
+    }
+    if let Some(text) = settings.first_use() {
+        observer.say(Level::Info, &text);
+    }
+    loop {
+        let found = program::search(&config, subject, target, prepared.for_plans(), observer);
+        let TrainingChoice { program, candidate, tokens_per_second, .. } =
+            found.map_err(|error| prepared.bill(error))?;
+        let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
+        let site = Site::new(settings, 1, None, budget.clone());
+        observer.stage("planned", &site.reading());
+        let error = match TrainSession::start(&site, program, &subject.source(config.run.seed), observer) {
+            Ok(session) => return Ok(Started { session, candidate, site, tokens_per_second }),
+            Err(error) => TrainError::from(error),
+        };
+        let next = config.dynamic_sizes().into_iter().find(|&tokens| tokens < candidate.tokens);
+        let is_bill = matches!(error, TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(_))));
+        let lacks_memory = is_bill || error.is_out_of_memory();
+        let next = next.filter(|_| lacks_memory && smaller.len() < RETRIES);
+        let (Some(next), Some(dynamic)) = (next, &mut config.memory.dynamic) else {
+            let report = MemoryReport { largest, holders: holders(&settings.machine(), settings.is_on_host()) };
+            return Err(error.in_phase((0, Phase::Start), report, config.memory.dynamic.is_some(), &smaller));
+        };
+        let text = format!(
+            "the device has too little memory to start with micro-steps of {} tokens; at most {next} are planned",
+            candidate.tokens
+        );
+        observer.say(Level::Warning, &text);
+        dynamic.max_batch = Auto(Some(next));
+        smaller.push(next);
+    }
+}
+
+/// Host memory that the data holds; `evaluates` tells whether training and validation data are read at the same time.
+fn held_by_data(config: &TrainConfig, feed: &Feed, evaluates: bool) -> Vec<HostMemory> {
+    let mut held = feed.host_bytes(evaluates);
+    if let Some(&tokens) = config.dynamic_sizes().first() {
+        let bytes = JoinedBatch::host_bytes(program::bounds(config, tokens), feed.tasks());
+        held.push(HostMemory { what: "joined packs", bytes });
+    }
+    held
+}
+
+/// Other processes that hold memory of a machine, or how much all others hold together.
+fn holders(machine: &Arc<dyn Machine>, on_host: bool) -> String {
+    let holders: Vec<String> = machine.holders().iter().map(ToString::to_string).collect();
+    if !holders.is_empty() {
+        return holders.join(", ");
+    }
+    let own = if on_host { Some(resident().0) } else { machine.taken().ok().flatten() };
+    match (machine.usage(), own) {
+        (Ok(memory), Some(own)) => {
+            format!("other processes hold {} together", memory.used().saturating_sub(own))
+        }
+        (_, _) => String::new(),
+    }
 }
 
 /// What is open before anything is planned: the machine with its budget, the model, and the data.
@@ -139,7 +260,7 @@ impl Prepared {
         let bytes = parse_budget(&config.memory.budget, free)?;
         let subject = subject(config, observer)?;
         let feed = Feed::open(config, of_data(largest), tokenizer(config, observer)?.as_deref())?;
-        let held = feed.host_bytes(evaluates);
+        let held = held_by_data(config, &feed, evaluates);
         let process = if on_host { beyond_reserved(config, &settings) } else { vec![] };
         let budget = Budget { bytes, on_host, host_memory: None, process };
         Ok(Self { settings, target, budget, subject, feed, held })
@@ -237,8 +358,11 @@ fn micro_steps(position: &Value) -> Result<u64, TrainError> {
 struct Engine {
     session: TrainSession,
     feed: Feed,
+    /// The micro-batch of `memory.dynamic`; without it, a micro-batch is a pack of the feed.
+    joined: Option<JoinedBatch>,
     subject: TrainedModel,
     store: Store,
+    /// Bounds of a pack of the data.
     bounds: Bounds,
     kind: OptimizerKind,
     choices: Vec<(String, Value)>,
@@ -247,6 +371,14 @@ struct Engine {
     device: String,
     /// Whether the plans are in host memory.
     on_host: bool,
+    /// The configuration, for the prices of other settings.
+    config: TrainConfig,
+    /// Part of the budget that is not for plans: on a CPU, the process and the data.
+    beside: Bytes,
+    /// Rate that the plan expects.
+    tokens_per_second: f64,
+    /// The machine that computes.
+    machines: Vec<Arc<dyn Machine>>,
     /// Memory budget of the process, or of the GPU.
     budget: Bytes,
     /// Host memory held by the data outside the arena.
@@ -260,9 +392,16 @@ struct Engine {
     targets: VecDeque<u64>,
     /// Hyperparameters of the optimizer for the step that is beginning.
     hyper: Vec<f32>,
+    /// Rows that each expert received in the step that was finished last, layer by layer.
+    expert_rows: Vec<u64>,
 }
 
-/// Borrows the batch most recently taken from the feed.
+/// Borrows the micro-batch taken last.
+fn micro_batch<'a>(feed: &'a Feed, joined: &'a Option<JoinedBatch>) -> Batch<'a> {
+    joined.as_ref().map_or_else(|| batch(feed), JoinedBatch::batch)
+}
+
+/// Borrows the pack most recently taken from the feed.
 fn batch(feed: &Feed) -> Batch<'_> {
     match feed {
         Feed::Tokens(feed) => {
@@ -282,8 +421,11 @@ fn batch(feed: &Feed) -> Batch<'_> {
 }
 
 impl Trainable for Engine {
-    fn take(&mut self) -> Result<Option<Taken>, TrainError> {
-        self.taken = self.feed.take()?;
+    fn take(&mut self, most: u64) -> Result<Option<Taken>, TrainError> {
+        self.taken = match &mut self.joined {
+            None => self.feed.take()?,
+            Some(joined) => join(joined, &mut self.feed, most)?,
+        };
         Ok(self.taken)
     }
 
@@ -294,14 +436,14 @@ impl Trainable for Engine {
     fn micro_step(&mut self, keep: bool, loss_scale: f32) -> Result<(), TrainError> {
         let (targets, seed) = (self.targets_taken(), self.next_seed());
         let step = MicroStep { keep, loss_scale, targets, hyper: &self.hyper, seed };
-        self.session.submit_micro_step(batch(&self.feed), step)?;
+        self.session.submit_micro_step(micro_batch(&self.feed, &self.joined), step)?;
         self.targets.push_back(targets);
         Ok(())
     }
 
     fn timed_micro_step(&mut self) -> Result<Vec<InstructionTime>, TrainError> {
         let (plan, target) = (self.session.micro_plan(), self.program().target());
-        let counts = batch(&self.feed).counts();
+        let counts = micro_batch(&self.feed, &self.joined).counts();
         let described = |instr: &Instr| match *instr {
             Instr::Launch(id) => {
                 let node = plan.graph.node(id);
@@ -324,9 +466,24 @@ impl Trainable for Engine {
         let mut times = vec![Duration::ZERO; found.len()];
         let (targets, seed) = (self.targets_taken(), self.next_seed());
         let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
-        self.session.timed_micro_step(batch(&self.feed), step, &mut times)?;
+        self.session.timed_micro_step(micro_batch(&self.feed, &self.joined), step, &mut times)?;
         found.iter_mut().zip(times).for_each(|(instruction, time)| instruction.measured = time);
         Ok(found)
+    }
+
+    fn measured_timeline(&mut self) -> Result<Option<MeasuredTimeline>, TrainError> {
+        let counts = micro_batch(&self.feed, &self.joined).counts();
+        let mut times = vec![Duration::ZERO; self.session.micro_plan().schedule.instrs.len()];
+        let (targets, seed) = (self.targets_taken(), self.next_seed());
+        let step = MicroStep { keep: false, loss_scale: 1.0, targets, hyper: &self.hyper, seed };
+        let session = &mut self.session;
+        let taken = micro_batch(&self.feed, &self.joined);
+        let start = Instant::now();
+        let (done, samples) =
+            sampled(self.machines[0].as_ref(), || session.timed_micro_step(taken, step, &mut times));
+        done?;
+        let micro = self.session.micro_plan_index();
+        Ok(Some(MeasuredTimeline::new(self.program(), micro, counts, &times, start, &samples)))
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
@@ -344,10 +501,13 @@ impl Trainable for Engine {
         found: &mut dyn FnMut(MicroStepResult),
     ) -> Result<Applied, TrainError> {
         let mut moved = None;
+        self.expert_rows.fill(0);
         for _ in 0..micro_steps {
             let StepResult::MicroStep(losses) = self.session.result()? else {
                 return Err(results_out_of_order());
             };
+            let rows = self.session.expert_rows();
+            self.expert_rows.iter_mut().zip(rows).for_each(|(sum, &rows)| *sum += u64::from(rows));
             let targets = self.targets.pop_front().ok_or_else(results_out_of_order)?;
             let Losses { cross_entropy, z, distillation, balance, router_z, dropped, .. } = losses;
             let [z, distillation] = [z, distillation].map(|sum| sum.map(|sum| sum / f64::from(targets as f32)));
@@ -368,10 +528,49 @@ impl Trainable for Engine {
         }
     }
 
+    fn expert_rows(&self) -> ExpertRows<'_> {
+        ExpertRows { layers: self.session.expert_layers(), rows: &self.expert_rows }
+    }
+
     fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError> {
         let Some(Taken { targets, .. }) = self.feed.take_validation()? else { return Ok(None) };
         let loss = self.session.evaluate(batch(&self.feed))?;
         Ok(Some(Evaluated { loss, targets }))
+    }
+
+    fn sizes(&self) -> Vec<MicroStepSize> {
+        let sizes = self.session.micro_steps().into_iter();
+        sizes.rev().map(|(tokens, bytes)| MicroStepSize { tokens, bytes }).collect()
+    }
+
+    fn set_size(&mut self, size: usize) -> Result<(), TrainError> {
+        let sizes = self.session.micro_steps();
+        // The sizes of the session are in descending order.
+        let from_largest = sizes.len().saturating_sub(size + 1);
+        self.session.set_micro_step(from_largest)?;
+        if let Some(joined) = &mut self.joined {
+            joined.most = sizes[from_largest].0 / self.bounds.tokens;
+        }
+        Ok(())
+    }
+
+    fn usage(&self) -> Result<Memory, TrainError> {
+        Ok(self.machines[0].usage().map_err(RuntimeError::from)?)
+    }
+
+    fn abandon(&mut self) {
+        self.session.drop_submitted();
+        self.targets.clear();
+    }
+
+    fn has_begun_update(&self) -> bool {
+        self.session.has_begun_update()
+    }
+
+    fn memory_report(&self) -> MemoryReport {
+        let largest = Ledger { entries: self.program().largest_tensors(LARGEST) }.line();
+        let holders = holders(&self.machines[0], self.on_host);
+        MemoryReport { largest, holders }
     }
 
     fn rewind(&mut self) -> Result<(), TrainError> {
@@ -391,6 +590,9 @@ impl Trainable for Engine {
             return Err(TrainError::OtherTeachers);
         }
         self.micro_steps = micro_steps(position)?;
+        if let Some(joined) = &mut self.joined {
+            joined.at_end = false;
+        }
         self.feed.seek(&position["data"])
     }
 
@@ -428,6 +630,27 @@ impl Trainable for Engine {
         self.program().peak() + data
     }
 
+    fn planned_memory(&self) -> PlannedMemory {
+        PlannedMemory {
+            budget: self.budget,
+            // What smaller micro-steps have given back is not taken again unless there is room.
+            peak: self
+                .peak()
+                .saturating_sub(self.program().arena_bytes().saturating_sub(self.session.arena_bytes())),
+            held: self.session.arena_bytes(),
+            fragmentation: self.program().packing_waste(),
+        }
+    }
+
+    fn machines(&self) -> Vec<Arc<dyn Machine>> {
+        self.machines.clone()
+    }
+
+    fn remedies(&self, observer: &dyn Observer) -> Vec<Remedy> {
+        let planned = (self.program(), self.tokens_per_second);
+        program::remedies(&self.config, &self.subject, planned, self.beside, observer)
+    }
+
     fn tensors(&self, part: StatePart) -> Vec<Stored> {
         self.store.tensors(part)
     }
@@ -461,6 +684,31 @@ impl Trainable for Engine {
     }
 }
 
+/// Takes packs of the data until the micro-batch has its number of packs or `most`, or the epoch ends. `None` if the epoch
+/// has ended before.
+fn join(joined: &mut JoinedBatch, feed: &mut Feed, most: u64) -> Result<Option<Taken>, TrainError> {
+    joined.clear();
+    if std::mem::take(&mut joined.at_end) {
+        return Ok(None);
+    }
+    let mut all: Option<Taken> = None;
+    while joined.packs < joined.most.min(most) {
+        let Some(pack) = feed.take()? else {
+            // The end is reported by the next call, as it is for packs that are micro-batches.
+            joined.at_end = all.is_some();
+            break;
+        };
+        joined.add(batch(feed))?;
+        let before = all.unwrap_or(Taken { tokens: 0, targets: 0, packs: 0 });
+        let (tokens, targets) = (before.tokens + pack.tokens, before.targets + pack.targets);
+        all = Some(Taken { tokens, targets, packs: joined.packs });
+    }
+    Ok(all)
+}
+
+/// Number of the largest tensors that an error names.
+const LARGEST: usize = 4;
+
 /// The results of a step are not those of its micro-steps followed by that of its update.
 fn results_out_of_order() -> TrainError {
     RuntimeError::bug("the results of a step are in another order than its micro-steps and its update").into()
@@ -476,7 +724,8 @@ impl Engine {
     fn next_seed(&mut self) -> [i32; 2] {
         let word = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) as i32;
         let seed = [word, self.micro_steps as i32];
-        self.micro_steps += 1;
+        // Counted in packs, so that the count does not depend on the sizes of micro-steps.
+        self.micro_steps += self.taken.map_or(1, |taken| taken.packs);
         seed
     }
 

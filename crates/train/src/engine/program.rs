@@ -10,7 +10,8 @@ use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
 use plimsoll_graph::{Bounds, Bytes, Graph, Param};
 use plimsoll_models::FRAMES;
 use plimsoll_plan::{
-    Optimizer, PlanError, Precision, RematChoice, Target, Training, TrainingChoice, TrainingSearch,
+    Candidate, Fuse, Optimizer, ParameterGroup, PlanError, Precision, Program, RematChoice, Remedy, Target,
+    Training, TrainingChoice, TrainingSearch,
 };
 use plimsoll_runtime::{Observer, RuntimeError};
 use std::collections::BTreeSet;
@@ -36,11 +37,31 @@ pub(super) fn search(
     observer: &dyn Observer,
 ) -> Result<TrainingChoice, TrainError> {
     let stopped = || observer.stop().is_some();
+    let refused = match search_alone(config, subject, target, budget, observer) {
+        Err(TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(bill)))) => bill,
+        other => return other,
+    };
     let other = |config: &TrainConfig| {
         let subject = subject.like(&config.model);
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
         with_search(config, &subject, budget, &stopped, |search| search.find(target, &build))
     };
+    let bill = with_remedies(*refused, config, &other);
+    match stopped() {
+        true => Err(interrupted(observer).into()),
+        false => Err(PlanError::OverBudget(Box::new(bill)).into()),
+    }
+}
+
+/// Like [`search`], but the bill of a refusal offers no remedies, each of which is planned.
+pub(super) fn search_alone(
+    config: &TrainConfig,
+    subject: &TrainedModel,
+    target: &Target,
+    budget: Bytes,
+    observer: &dyn Observer,
+) -> Result<TrainingChoice, TrainError> {
+    let stopped = || observer.stop().is_some();
     let plan = || {
         let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
         let (sample, _) = build(sizes(config)[0], CHUNKS[0], 1)?;
@@ -50,16 +71,35 @@ pub(super) fn search(
     match plan() {
         Ok(found) => Ok(found),
         Err(PlanError::Stopped) => Err(interrupted(observer).into()),
-        Err(PlanError::OverBudget(bill)) => {
-            let bill = with_remedies(*bill, config, &other);
-            if stopped() {
-                Err(interrupted(observer).into())
-            } else {
-                Err(PlanError::OverBudget(Box::new(bill)).into())
-            }
-        }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Returns settings with which a plan needs at least a tenth less memory than `program`, each priced by the planner
+/// against `tokens_per_second`, the expected rate of `program`. `beside` is the part of the memory budget that is not the
+/// plan's.
+pub(super) fn remedies(
+    config: &TrainConfig,
+    subject: &TrainedModel,
+    (program, tokens_per_second): (&Program, f64),
+    beside: Bytes,
+    observer: &dyn Observer,
+) -> Vec<Remedy> {
+    let stopped = || observer.stop().is_some();
+    let budget = Bytes(program.peak().0 / 10 * 9);
+    let plan = |config: &TrainConfig| {
+        let subject = subject.like(&config.model);
+        let build = |tokens, chunk, layers| subject.graphs(bounds(config, tokens), chunk, layers);
+        with_search(config, &subject, budget, &stopped, |search| search.find(program.target(), &build))
+    };
+    let mut bill = program.bill(budget, vec![]);
+    bill.seconds_per_token = 1.0 / tokens_per_second;
+    // A smaller budget alone: more recomputation, or smaller micro-batches.
+    if let Ok(Some(found)) = plan(config) {
+        let megabytes = (found.program.peak() + beside).0.div_ceil(1_000_000);
+        bill.offer(format!("--budget {megabytes}MB"), found.program.peak(), 1.0 / found.tokens_per_second);
+    }
+    with_remedies(bill, config, &plan).remedies
 }
 
 /// Whether any plan of a configuration fits the memory budget.
@@ -101,15 +141,7 @@ fn with_search<T>(
         None => CHUNKS.into_iter().filter(|&c| c == CHUNKS[0] || u64::from(c) <= largest).collect(),
     };
     let search = TrainingSearch {
-        training: Training {
-            precision: precision(config.precision.kind),
-            remat: plimsoll_plan::RecomputePolicy::None,
-            optimizer: optimizers[0],
-            group: &group,
-            accumulation: 1,
-            max_norm: config.optimizer.clip_norm.unwrap_or(0.0) as f32,
-            ema: config.optimizer.ema.map(|decay| decay as f32),
-        },
+        training: training(config, &group, optimizers[0]),
         budget,
         step_tokens: config.batch.tokens,
         tokens,
@@ -117,13 +149,83 @@ fn with_search<T>(
         optimizers,
         layers: subject.layers(),
         remat: remat(config),
+        dynamic: config.dynamic_sizes(),
         stopped,
     };
     ask(&search)
 }
 
-/// Bounds of a micro-batch of `tokens` tokens. For a head, a token is a row.
+/// Training options of a configuration, for steps of one micro-batch without recomputation.
+fn training<'a>(
+    config: &TrainConfig,
+    group: &'a dyn Fn(&Param) -> ParameterGroup,
+    optimizer: Optimizer,
+) -> Training<'a> {
+    Training {
+        precision: precision(config.precision.kind),
+        remat: plimsoll_plan::RecomputePolicy::None,
+        optimizer,
+        group,
+        accumulation: 1,
+        max_norm: config.optimizer.clip_norm.unwrap_or(0.0) as f32,
+        ema: config.optimizer.ema.map(|decay| decay as f32),
+        fuse: Fuse::default(),
+    }
+}
+
+/// All choices of a plan that a search would make.
+#[derive(Clone)]
+pub(super) struct Exact {
+    /// Micro-batch, rows of logits, and optimizer.
+    pub(super) candidate: Candidate,
+    /// Recomputation.
+    pub(super) remat: plimsoll_plan::RecomputePolicy,
+    /// Ops to fuse.
+    pub(super) fuse: Fuse,
+    /// Largest gradient norm, in place of that of the configuration.
+    pub(super) max_norm: Option<f32>,
+}
+
+impl Exact {
+    fn training<'a>(&self, config: &TrainConfig, group: &'a dyn Fn(&Param) -> ParameterGroup) -> Training<'a> {
+        let of_config = training(config, group, self.candidate.optimizer);
+        Training {
+            remat: self.remat.clone(),
+            accumulation: self.candidate.accumulation,
+            max_norm: self.max_norm.unwrap_or(of_config.max_norm),
+            fuse: self.fuse,
+            ..of_config
+        }
+    }
+}
+
+/// Plans exactly these choices, without a budget.
+pub(super) fn exactly(
+    config: &TrainConfig,
+    subject: &TrainedModel,
+    target: &Target,
+    exact: &Exact,
+) -> Result<Program, PlanError> {
+    let Candidate { tokens, chunk, .. } = exact.candidate;
+    let group = |param: &Param| subject.group(config, param);
+    let (forward, evaluation) = subject.graphs(bounds(config, tokens), chunk, subject.layers())?;
+    exact.training(config, &group).program(&forward, &evaluation, target)
+}
+
+/// Whether the plan updates each parameter as soon as its gradient is complete.
+pub(super) fn updates_at_once(config: &TrainConfig, subject: &TrainedModel, exact: &Exact) -> bool {
+    exact.training(config, &|param| subject.group(config, param)).steps_at_once()
+}
+
+/// Bounds of a micro-batch of `tokens` tokens. With `memory.dynamic` it consists of packs of the smallest size.
 pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
+    let Some(&unit) = config.dynamic_sizes().last() else { return bounds_of_pack(config, tokens) };
+    let Bounds { sequences, longest, .. } = bounds_of_pack(config, unit);
+    Bounds { tokens, sequences: sequences * tokens.div_ceil(unit), longest }
+}
+
+/// Bounds of a pack of `tokens` tokens. For a head, a token is a row.
+fn bounds_of_pack(config: &TrainConfig, tokens: u64) -> Bounds {
     if config.model.kind == crate::config::ModelKind::Head {
         return Bounds { tokens, sequences: tokens, longest: 1 };
     }
@@ -140,8 +242,11 @@ pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
     Bounds { tokens, sequences, longest: longest.min(tokens) }
 }
 
-/// Bounds of the largest micro-batch that may be chosen.
+/// Bounds of the largest pack of data that may be chosen: a micro-batch, or the smallest one of `memory.dynamic`.
 pub(super) fn largest(config: &TrainConfig) -> Bounds {
+    if let Some(&unit) = config.dynamic_sizes().last() {
+        return bounds(config, unit);
+    }
     bounds(config, sizes(config).into_iter().max().unwrap_or(1))
 }
 
@@ -150,6 +255,9 @@ pub(super) fn largest(config: &TrainConfig) -> Bounds {
 fn sizes(config: &TrainConfig) -> Vec<u64> {
     if let Some(tokens) = config.batch.micro_tokens.0 {
         return vec![tokens];
+    }
+    if let Some(dynamic) = &config.memory.dynamic {
+        return dynamic.max_batch.0.map_or_else(|| config.dynamic_sizes(), |max| vec![max]);
     }
     let head = config.model.kind == crate::config::ModelKind::Head;
     let least = if head { 2 } else { config.longest_sequence() };
@@ -175,7 +283,7 @@ pub(super) fn inference_precision(config: &TrainConfig) -> Precision {
     precision(config.precision.kind)
 }
 
-fn optimizers(config: &TrainConfig) -> Vec<Optimizer> {
+pub(super) fn optimizers(config: &TrainConfig) -> Vec<Optimizer> {
     let o = &config.optimizer;
     let weight_decay = o.weight_decay as f32;
     let adam = AdamW { beta1: o.betas[0] as f32, beta2: o.betas[1] as f32, eps: o.eps as f32, weight_decay };

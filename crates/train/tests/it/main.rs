@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod caller;
+mod dynamic;
 mod evaluate;
 #[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
 #[path = "../../../runtime/tests/it/rig.rs"]
@@ -10,6 +11,7 @@ mod interop;
 #[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
 #[path = "../../../virus/tests/it/rig.rs"]
 mod rig;
+mod tight;
 mod train;
 mod train_keys;
 mod train_planned;

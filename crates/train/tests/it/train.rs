@@ -4,13 +4,16 @@
 
 use crate::rig::Folder;
 use plimsoll_data::weights::DType;
+use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
+use plimsoll_plan::Remedy;
+use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{
-    Applied, Auxiliary, Ended, Evaluated, InstructionTime, MicroStepResult, Request, Resume, StatePart, Stored,
-    Taken, TrainError, TrainReport, Trainable, train_with,
+    Applied, Auxiliary, Ended, Evaluated, InstructionTime, MemoryReport, MicroStepResult, MicroStepSize,
+    Request, Resume, StatePart, Stored, Taken, TrainError, TrainReport, Trainable, train_with,
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, VecDeque};
@@ -44,6 +47,9 @@ struct Toy {
     /// Results that were not read yet.
     found: VecDeque<MicroStepResult>,
     applied: VecDeque<Applied>,
+    /// Bytes that each step keeps.
+    kept_by_a_step: usize,
+    kept: Vec<Vec<u8>>,
 }
 
 impl Toy {
@@ -66,6 +72,8 @@ impl Toy {
             late: false,
             found: VecDeque::new(),
             applied: VecDeque::new(),
+            kept_by_a_step: 0,
+            kept: vec![],
         }
     }
 
@@ -87,13 +95,13 @@ impl Toy {
 impl Trainable for Toy {
     fn prepare(&mut self, _: &[f32]) {}
 
-    fn take(&mut self) -> Result<Option<Taken>, TrainError> {
+    fn take(&mut self, _: u64) -> Result<Option<Taken>, TrainError> {
         std::thread::sleep(self.slow);
         self.place += 1;
         let taken = match self.place % (self.epoch + 1) {
             0 => None,
-            n if n == self.epoch => Some(Taken { tokens: 3, targets: 2 }),
-            _ => Some(Taken { tokens: 8, targets: 4 }),
+            n if n == self.epoch => Some(Taken { tokens: 3, targets: 2, packs: 1 }),
+            _ => Some(Taken { tokens: 8, targets: 4, packs: 1 }),
         };
         self.targets = taken.map_or(0, |taken| taken.targets);
         Ok(taken)
@@ -120,6 +128,8 @@ impl Trainable for Toy {
     }
 
     fn apply(&mut self, hyper: &[f32], unscale: f32) -> Result<(), TrainError> {
+        // Bytes that are not zero, so that the system maps their pages.
+        self.kept.push(vec![1; self.kept_by_a_step]);
         let norm = self.gradient.iter().map(|g| f64::from(g * unscale).powi(2)).sum::<f64>().sqrt();
         if norm.is_finite() {
             for i in 0..5 {
@@ -142,6 +152,30 @@ impl Trainable for Toy {
     ) -> Result<Applied, TrainError> {
         self.found.drain(..micro_steps as usize).for_each(found);
         Ok(self.applied.pop_front().expect("applied"))
+    }
+
+    fn sizes(&self) -> Vec<MicroStepSize> {
+        vec![MicroStepSize { tokens: 8, bytes: Bytes(60) }]
+    }
+
+    fn set_size(&mut self, _: usize) -> Result<(), TrainError> {
+        panic!("there is one size");
+    }
+
+    fn usage(&self) -> Result<Memory, TrainError> {
+        panic!("no size follows the memory");
+    }
+
+    fn abandon(&mut self) {
+        self.found.clear();
+    }
+
+    fn has_begun_update(&self) -> bool {
+        false
+    }
+
+    fn memory_report(&self) -> MemoryReport {
+        MemoryReport::default()
     }
 
     fn evaluate(&mut self) -> Result<Option<Evaluated>, TrainError> {
@@ -186,6 +220,15 @@ impl Trainable for Toy {
 
     fn peak(&self) -> Bytes {
         Bytes(60)
+    }
+
+    fn planned_memory(&self) -> PlannedMemory {
+        let (budget, peak) = (self.budget(), self.peak());
+        PlannedMemory { budget, peak, held: peak, fragmentation: 0.25 }
+    }
+
+    fn remedies(&self, _: &dyn Observer) -> Vec<Remedy> {
+        vec![Remedy { flag: "--set memory.remat=auto".to_owned(), saves: Bytes(20), slower: 0.1 }]
     }
 
     fn tensors(&self, part: StatePart) -> Vec<Stored> {
@@ -300,17 +343,33 @@ pub fn bits(report: &TrainReport) -> (Vec<u8>, Vec<u8>, Value) {
     (read("model.safetensors"), [read("state.safetensors"), averages].concat(), state)
 }
 
-/// The lines of metrics.jsonl without times, rates and memory.
-pub fn lines(folder: &Folder) -> Vec<Value> {
+/// The lines of metrics.jsonl.
+pub fn all_lines(folder: &Folder) -> Vec<Value> {
     let text = fs::read_to_string(folder.path("metrics.jsonl")).expect("metrics");
-    let timeless = |line: &str| {
-        let mut line: Value = serde_json::from_str(line).expect("a line of JSON");
-        for key in ["seconds", "tokens_per_second", "data_wait_seconds", "memory_bytes"] {
+    text.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
+}
+
+/// Fields of a step in metrics.jsonl that differ between equal runs: times, rates and memory.
+pub const OF_THIS_MOMENT: [&str; 8] = [
+    "seconds",
+    "tokens_per_second",
+    "data_wait_seconds",
+    "memory_bytes",
+    "host_used_bytes",
+    "status",
+    "utilisation",
+    "oom_risk",
+];
+
+/// The lines of steps and evaluations in metrics.jsonl, without times, rates and memory.
+pub fn lines(folder: &Folder) -> Vec<Value> {
+    let timeless = |mut line: Value| {
+        for key in OF_THIS_MOMENT {
             line.as_object_mut().expect("an object").remove(key);
         }
         line
     };
-    text.lines().map(timeless).collect()
+    all_lines(folder).into_iter().filter(|line| line.get("stage").is_none()).map(timeless).collect()
 }
 
 pub fn names(folder: &Folder) -> Vec<String> {
@@ -744,4 +803,95 @@ fn a_run_introduces_itself() {
         assert!(said.contains(wanted), "{wanted}: {said}");
     }
     assert!(said.contains(&format!("writes to {}", folder.0.display())), "{said}");
+}
+
+/// Memory at the end of each stage and the health of the run are in metrics.jsonl and run.json.
+#[test]
+fn a_run_records_its_memory_and_its_health() {
+    let folder = Folder::new("train-health");
+    let mut ear = RecordingObserver::default();
+    let flags = "run.steps=9 run.evaluate_every=2 run.save_every=3 run.keep_best=false";
+    go(&folder.0, flags, &mut ear, |_| {}).expect("trained");
+    let all = all_lines(&folder);
+    let steps: Vec<u64> = all.iter().map(|line| line["step"].as_u64().expect("a step")).collect();
+    assert!(steps.is_sorted(), "{steps:?}");
+    let stages: Vec<String> =
+        all.iter().filter_map(|line| Some(format!("{} {}", line["stage"].as_str()?, line["step"]))).collect();
+    let wanted = "start 0,opened 0,first step 1,evaluation 2,checkpoint 3,evaluation 4,evaluation 6,checkpoint 6,\
+                  evaluation 8,checkpoint 9,evaluation 9,trained 9";
+    assert_eq!(stages.join(","), wanted);
+    for line in &all {
+        let bytes = if line.get("stage").is_some() { "resident_bytes" } else { "memory_bytes" };
+        assert!(line.get("validation_loss").is_some() || line[bytes].as_u64().is_some_and(|n| n > 0), "{line}");
+    }
+    // The budget of the toy is far below the memory of any process.
+    let step = all.iter().find(|line| line.get("loss").is_some()).expect("a step");
+    assert_eq!(step["status"], "critical");
+    assert!(step["utilisation"].as_f64().is_some_and(|n| n > 1.0), "{step}");
+    assert!(step["oom_risk"].as_f64().is_some_and(|n| (0.0..=1.0).contains(&n)), "{step}");
+
+    let record = record(&folder);
+    let kept = record["memory"].as_array().expect("stages").iter();
+    let kept: Vec<String> =
+        kept.map(|s| format!("{} {}", s["stage"].as_str().expect("a name"), s["step"])).collect();
+    let wanted =
+        "start null,opened 0,first step 1,evaluation 2,checkpoint 3,checkpoint 9,evaluation 9,trained 9";
+    assert_eq!(kept.join(","), wanted);
+    let health = &record["health"];
+    assert_eq!((&health["status"], &health["fragmentation"]), (&json!("critical"), &json!(0.25)));
+    assert_eq!(health["leak"], Value::Null);
+    assert_eq!(health["recommendations"][0]["text"], "--set memory.remat=auto saves 20 B, +10 % time");
+    let said =
+        ear.heard.iter().filter(|(_, text)| text.starts_with("memory is critical: --set memory.remat")).count();
+    assert_eq!(said, 1, "{:?}", ear.heard);
+}
+
+/// A failed run has the memory until its end too.
+#[test]
+fn a_failed_run_records_its_memory() {
+    let folder = Folder::new("train-health-failed");
+    let change = |toy: &mut Toy| toy.weights[0] = f32::NAN;
+    go(&folder.0, "run.steps=8", &mut RecordingObserver::default(), change).expect_err("no number");
+    let record = record(&folder);
+    assert_eq!((&record["status"], &record["memory"][1]["stage"]), (&json!("failed"), &json!("opened")));
+    assert_eq!(record["health"]["status"], "critical");
+}
+
+/// Environment variable that makes the test below train in a process of its own, with this number of bytes that each
+/// step keeps.
+const KEPT_BY_A_STEP: &str = "PLIMSOLL_TEST_KEPT_BY_A_STEP";
+
+/// A step that keeps a megabyte is reported within 20 steps, and 1000 steps that keep nothing are not. Each case is a
+/// process of its own, because the tests of this binary share the memory that is measured.
+#[test]
+fn a_planted_leak_is_found() {
+    if let Some(kept) = std::env::var(KEPT_BY_A_STEP).ok().and_then(|n| n.parse().ok()) {
+        return train_with_leak(kept);
+    }
+    for kept in [0, 1 << 20] {
+        let mut child = std::process::Command::new(std::env::current_exe().expect("this test"));
+        child.args(["--exact", "train::a_planted_leak_is_found", "--nocapture"]);
+        let done = child.env(KEPT_BY_A_STEP, kept.to_string()).output().expect("it starts");
+        let said = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert!(done.status.success(), "{kept}: {said:?}");
+    }
+}
+
+/// Trains a toy of which each step keeps memory, and checks what is reported.
+fn train_with_leak(kept: usize) {
+    let folder = Folder::new(&format!("train-leak-{kept}"));
+    let steps = if kept > 0 { 20 } else { 1000 };
+    let mut ear = RecordingObserver::default();
+    let flags = format!("run.steps={steps} run.evaluate_every=50 run.save_every=100");
+    go(&folder.0, &flags, &mut ear, |toy| toy.kept_by_a_step = kept).expect("trained");
+    let leak = record(&folder)["health"]["leak"].clone();
+    let warned = ear.heard.iter().filter(|(level, text)| *level == Level::Warning && text.contains("grows by"));
+    let warned = warned.count();
+    if kept == 0 {
+        assert_eq!((leak, warned), (Value::Null, 0));
+        return;
+    }
+    let rate = leak["bytes_per_step"].as_f64().expect("a leak") / kept as f64;
+    assert!(warned == 1 && (0.8..1.2).contains(&rate), "{leak} {warned}");
+    assert!(leak["found_after_steps"].as_u64().is_some_and(|n| n <= 20), "{leak}");
 }

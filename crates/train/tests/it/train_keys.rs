@@ -3,6 +3,7 @@
 //! key without a row in [`ROWS`] fails, and so does a key that is never read, because effects are compared and
 //! not configurations.
 
+use crate::dynamic::changes_of;
 use crate::rig::{Folder, fixture};
 use crate::train::{lines, names, seen};
 use plimsoll_runtime::{Device, Failure, Silent};
@@ -27,9 +28,11 @@ enum Changes {
     Place,
     /// The losses of a run of a real model, or the choices in its record.
     Real,
+    /// The sizes of the micro-steps of a run of a real model, while other processes take memory and give it back.
+    Sizes,
 }
 
-use Changes::{Data, Loop, Place, Plan, Real, Update};
+use Changes::{Data, Loop, Place, Plan, Real, Sizes, Update};
 
 const HEAD: &str = "model.kind=head data.proteins=[b] data.labels=c ";
 const LABELLED: &str = "data.format=jsonl model.kind=esm2 model.classes=2";
@@ -63,6 +66,9 @@ const EVALUATES: &str = "run.evaluate_every=2";
 const FP16: &str = "precision.kind=fp16";
 const REAL: &str =
     "data.train=[FIXTURES/../examples/corpus.txt] data.longest=24 batch.micro_tokens=24 run.steps=2";
+
+const DYNAMIC: &str = "data.train=[FIXTURES/../examples/corpus.txt] data.longest=8 batch.micro_tokens=auto \
+     batch.tokens=64 run.steps=12 loss.balance=0 memory.dynamic.min_batch=8 memory.dynamic.adjustment_frequency=1";
 
 /// (key, settings of both configurations, value of the key in the second configuration, effect).
 const ROWS: &[(&str, &str, &str, Changes)] = &[
@@ -113,6 +119,15 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("loss.router_z", "", "0.5", Plan),
     ("loss.z", "", "0.5", Plan),
     ("memory.budget", "", "100kB", Plan),
+    ("memory.dynamic.adjustment_frequency", DYNAMIC, "3", Sizes),
+    ("memory.dynamic.critical", DYNAMIC, "0.965", Sizes),
+    ("memory.dynamic.emergency", DYNAMIC, "0.98", Sizes),
+    ("memory.dynamic.max_batch", DYNAMIC, "32", Sizes),
+    ("memory.dynamic.min_batch", DYNAMIC, "16", Sizes),
+    ("memory.dynamic.profile", DYNAMIC, "aggressive", Sizes),
+    ("memory.dynamic.smooth_transitions", DYNAMIC, "false", Sizes),
+    ("memory.dynamic.target", DYNAMIC, "0.8", Sizes),
+    ("memory.dynamic.warning", DYNAMIC, "0.94", Sizes),
     ("memory.loss_chunk", "", "7", Plan),
     ("memory.remat", "", "full", Plan),
     ("memory.remat_every", "memory.remat=every_n", "1", Plan),
@@ -231,6 +246,7 @@ fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainErr
                 train_with(&request, &mut |config, observer| open(config, Device::Cpu, observer), &mut Silent)?;
             format!("{:?} {}", lines(&folder), report.run_record["choices"])
         }
+        Sizes => changes_of(&Folder::new(&format!("train-key-{key}")), c)?,
     })
 }
 

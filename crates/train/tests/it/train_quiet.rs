@@ -58,7 +58,7 @@ fn config(flags: &str) -> TrainConfig {
 /// Takes a micro-batch of the training data. Waits until the threads that prepare the following micro-batches
 /// are idle, because they allocate and the counter includes them.
 fn take(model: &mut dyn Trainable) {
-    while model.take().expect("data").is_none() {}
+    while model.take(u64::MAX).expect("data").is_none() {}
     let mut rests = false;
     while !rests {
         let region = Region::new(ALLOCATOR);

@@ -4,9 +4,11 @@
 use crate::rig::{Folder, fixture};
 use crate::train::{RecordingObserver, bits, lines};
 use plimsoll_data::weights::{DType, StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Silent};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{Ended, Request, Resume, TrainError, TrainReport, open, priced, train_with};
+use plimsoll_train::schedule::hyper;
+use plimsoll_train::{Ended, Request, Resume, TrainError, TrainReport, open, plan_of, priced, train_with};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -130,6 +132,56 @@ fn losses_are_cross_entropy_alone() {
     assert_eq!(none[2..], [None; 3], "no column for a loss that is not there");
     let alone = run("training-z-alone", "loss.z=0.1 loss.balance=0");
     assert_eq!([alone[3], alone[4]], [None; 2]);
+}
+
+/// Every token has a row for each of its experts: in all micro-steps of a step together.
+#[test]
+fn the_rows_of_experts_are_those_of_all_micro_steps() {
+    let (_text, data) = corpus("training-expert-rows");
+    let flags = format!("{data} memory.budget=1GB");
+    let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+    let config = TrainConfig::parse(TINY, "test", &flags).expect("a configuration");
+    let mut model = open(&config, Device::Cpu, &mut Silent).expect("opened");
+    let told = hyper(model.optimizer(), &config.optimizer, 1e-3, 1);
+    for micro_steps in [2, 1] {
+        let mut tokens = 0;
+        for k in 0..micro_steps {
+            tokens += model.take(u64::MAX).expect("data").expect("a batch").tokens;
+            model.prepare(&told);
+            model.micro_step(k > 0, 1.0).expect("run");
+        }
+        model.apply(&told, 1e-3).expect("run");
+        model.finish_step(micro_steps, &mut |_| {}).expect("run");
+        let found = model.expert_rows();
+        let layers: Vec<(u32, usize)> = found.layers.iter().map(|layer| (layer.layer, layer.experts)).collect();
+        assert_eq!(layers, [(0, 4), (1, 4)]);
+        for rows in found.rows.chunks(4) {
+            assert_eq!(rows.iter().sum::<u64>(), 2 * tokens, "{rows:?}");
+        }
+    }
+}
+
+/// The column `expert_load` has the shares of the experts of every layer, and dense models do not have it.
+#[test]
+fn shares_of_experts_are_in_the_metrics() {
+    let (_text, data) = corpus("training-expert-load");
+    let run = |name: &str, flags: &str| {
+        let folder = Folder::new(name);
+        train(&folder.0, TINY, &format!("{data} run.steps=2 schedule.warmup=0 {flags}"));
+        lines(&folder).into_iter().map(|line| line["expert_load"].clone()).collect::<Vec<_>>()
+    };
+    // Where each token uses all experts, the shares are even.
+    let even = json!([0.25, 0.25, 0.25, 0.25]);
+    assert_eq!(run("training-load-all", "model.experts.top_k=4")[0], json!({"0": even, "1": even}));
+    for line in run("training-load", "model.experts.capacity=1.0") {
+        for layer in ["0", "1"] {
+            let shares: Vec<f64> =
+                line[layer].as_array().expect("an array").iter().filter_map(Value::as_f64).collect();
+            assert_eq!(shares.len(), 4);
+            assert!((shares.iter().sum::<f64>() - 1.0).abs() < 4e-6, "{shares:?}");
+        }
+    }
+    assert_eq!(run("training-load-dense", "model.kind=dense_lm"), [Value::Null, Value::Null]);
 }
 
 /// The loss scale applies to the mean over targets, so the number of overflows does not depend on the tokens of a
@@ -653,4 +705,32 @@ fn a_language_model_reads_sentence_pieces() {
     )
     .expect_err("other data");
     assert!(error.to_string().contains("the saved position belongs to other data"), "{error}");
+}
+
+/// The recommendations of a run are priced by planning with and without each setting.
+#[test]
+fn settings_that_save_memory_are_priced() {
+    let (_text, data) = corpus("train-remedies");
+    let flags = [&*data, "model.hidden=384", "model.heads=6", "model.intermediate=384", "model.layers=3"]
+        .map(str::to_owned);
+    let config = TrainConfig::parse(TINY, "test", &flags).expect("a configuration");
+    let model = open(&config, Device::Cpu, &mut Silent).expect("opened");
+    let before = Bytes(model.plan().expect("a plan")["peak_bytes"].as_u64().expect("bytes"));
+    let remedies = model.remedies(&Silent);
+    assert!(remedies.is_sorted_by(|a, b| a.slower <= b.slower), "{remedies:?}");
+    let target = priced::target(&config, "cpu").expect("this machine");
+    let planned =
+        |config: &TrainConfig, budget| plan_of(config, &target, budget, &mut Silent).expect("it fits");
+    let now = planned(&config, before);
+    for kind in ["adamw8bit", "adafactor"] {
+        let flag = format!("--set optimizer.kind={kind}");
+        let remedy = remedies.iter().find(|remedy| remedy.flag == flag);
+        let remedy = remedy.unwrap_or_else(|| panic!("{flag} is not in {remedies:?}"));
+        let other = config.with([(&"optimizer.kind".to_owned(), &json!(kind))]).expect("a configuration");
+        let found = planned(&other, Bytes(before.0 / 10 * 9));
+        assert_eq!(remedy.saves, before - found.program.peak(), "{flag}");
+        assert!(remedy.saves.0 >= before.0 / 10, "{flag}: {} of {before}", remedy.saves);
+        let slower = now.tokens_per_second / found.tokens_per_second - 1.0;
+        assert!((remedy.slower - slower).abs() < 1e-9, "{flag}: {} {slower}", remedy.slower);
+    }
 }

@@ -10,7 +10,7 @@ use plimsoll_exec::{Executor, Machine, PersistentKind, PersistentTensor};
 use plimsoll_graph::ops::{AdamW, Sgd};
 use plimsoll_graph::{Counts, Graph, Param};
 use plimsoll_plan::training::plans;
-use plimsoll_plan::{Optimizer, ParameterGroup, Precision, RecomputePolicy, Training};
+use plimsoll_plan::{Fuse, Optimizer, ParameterGroup, Precision, RecomputePolicy, Training};
 use stats_alloc::Region;
 use std::collections::BTreeMap;
 
@@ -45,6 +45,7 @@ fn start<'a>(
         accumulation,
         max_norm: if head { 0.0 } else { fixture.hyper("max_norm") as f32 },
         ema: None,
+        fuse: Fuse::default(),
     };
     let program = training.program(graph, &evaluation(graph), &on.target().expect("a target"));
     let mut executor = on.executor(program.unwrap_or_else(|e| panic!("{}: {e}", fixture.name)));

@@ -1,0 +1,323 @@
+//! Charts of training runs, with one line for each run and series. Invariant: where a point stands for several steps, the line
+//! is their mean and the band behind it reaches from their lowest to their highest value; the page says so.
+
+use super::axis::{Scale, count};
+use super::font;
+use super::page::{GAP, MARGIN, Page};
+use super::scene::{Anchor, Color, Paint, PathStep, Scene, TextStyle, rectangle, segment};
+use super::style::{self, AXIS, DARK, GRID, LABEL, REMARK, SOFT, TITLE, WHITE};
+use super::track::outline;
+use plimsoll_train::charts::{Axis, Chart, Line, names};
+use plimsoll_train::history::{ExpertLoad, Point, RunHistory};
+use std::collections::BTreeMap;
+
+/// Minimum page width, in points, for two charts side by side.
+const WIDE: f64 = 340.0;
+/// Space left of the axis for its labels.
+const LEFT: f64 = 36.0;
+const HEIGHT: f64 = 84.0;
+/// Height above a chart for its unit, its key and the marks of events.
+const ABOVE: f64 = 13.0;
+/// Maximum number of columns of a map of expert load.
+const MOST_COLUMNS: usize = 200;
+/// Maximum number of layers with a map.
+const MOST_MAPS: usize = 64;
+/// Dashes of the second, third and further series of a chart.
+const DASHES: [[f64; 2]; 3] = [[3.0, 1.6], [1.2, 1.2], [6.0, 1.6]];
+/// Maximum number of events that are marked; more would be a solid bar.
+const MOST_EVENTS: usize = 200;
+
+/// The picture of charts. `log`: charts for which it is suitable have a logarithmic axis.
+pub fn curves(runs: &[RunHistory], charts: &[Chart], log: bool, width: f64) -> Scene {
+    let mut page = headed(runs, width);
+    let columns = if page.scene.width >= WIDE && charts.len() > 1 { 2 } else { 1 };
+    let each = (page.inner_width() - GAP * (columns - 1) as f64) / columns as f64;
+    for row in charts.chunks(columns) {
+        let top = page.y + GAP;
+        for (column, chart) in row.iter().enumerate() {
+            let x = MARGIN + (each + GAP) * column as f64;
+            page.name(x, top, each, &chart.title);
+            page.y = draw(&mut page.scene, (x, top + 4.0, each), chart, runs, log);
+        }
+    }
+    let is_joined = charts.iter().flat_map(|chart| &chart.lines).flat_map(|line| &line.points);
+    let mut remarks = vec![];
+    if is_joined.clone().any(|point| point.count > 1) {
+        remarks.push("a line is the mean of neighbouring steps, and its band their range".to_owned());
+    }
+    let events: u64 = runs.iter().map(|run| run.event_count).sum();
+    let marked = runs.iter().map(|run| marked_steps(run).count() as u64).sum::<u64>();
+    if events > 0 {
+        let of_all = if marked < events { format!(" of {}", count(events)) } else { String::new() };
+        remarks.push(format!("triangles: {}{of_all}", super::counted(marked, "event")));
+    }
+    if !remarks.is_empty() {
+        page.y += 8.0;
+        page.remarks(&remarks);
+    }
+    page.finish()
+}
+
+/// The picture of the load of the experts: a map for each run and layer.
+pub fn loads(runs: &[RunHistory], width: f64) -> Scene {
+    let mut page = headed(runs, width);
+    page.remarks(&[
+        "expert by step".to_owned(),
+        "grey: an even share of the rows, blue: less, red: more, up to twice an even share".to_owned(),
+    ]);
+    let maps = || {
+        runs.iter()
+            .zip(names(runs))
+            .flat_map(|(run, name)| run.loads.iter().map(move |load| (load, name.clone())))
+    };
+    for (load, name) in maps().take(MOST_MAPS) {
+        let title = format!("Layer {}", load.layer);
+        page.panel(&if runs.len() > 1 { format!("{title}, {name}") } else { title });
+        let (y, inner_width) = (page.y, page.inner_width());
+        page.y = map(&mut page.scene, (MARGIN, y, inner_width), load, runs);
+    }
+    let all = maps().count();
+    if all > MOST_MAPS {
+        page.y += 6.0;
+        page.remarks(&[format!("the first {MOST_MAPS} of {all} maps")]);
+    }
+    page.finish()
+}
+
+/// A page with the names of the runs.
+fn headed(runs: &[RunHistory], width: f64) -> Page {
+    let names = names(runs);
+    let title = match &names[..] {
+        [only] => only.clone(),
+        all => format!("{} training runs", all.len()),
+    };
+    let mut page = Page::new(width, format!("plimsoll: {title}"));
+    page.text(TITLE, &title, 10.0);
+    match runs {
+        [only] => page.remarks(&about(only)),
+        _ => legend(&mut page, runs, &names),
+    }
+    page
+}
+
+/// Steps, state, device and program of a run.
+fn about(run: &RunHistory) -> Vec<String> {
+    let text = |key: &str| run.record[key].as_str().map(str::to_owned);
+    let steps = super::counted(run.last_step, "step");
+    let version = text("plimsoll").map(|version| format!("plimsoll {version}"));
+    [Some(steps), text("status"), text("device"), version].into_iter().flatten().collect()
+}
+
+/// The colours of the runs, in lines.
+fn legend(page: &mut Page, runs: &[RunHistory], names: &[String]) {
+    let (mut x, right) = (MARGIN, MARGIN + page.inner_width());
+    for (place, (run, name)) in runs.iter().zip(names).enumerate() {
+        let about = about(run)[..].iter().take(2).cloned().collect::<Vec<_>>().join(", ");
+        let text = font::shorten(&format!("{name} ({about})"), LABEL, page.inner_width() - 18.0);
+        let wide = 14.0 + font::width(&text, LABEL);
+        if x > MARGIN && x + wide > right {
+            (x, page.y) = (MARGIN, page.y + 9.5);
+        }
+        page.scene.rectangle(x, page.y + 2.4, 10.0, 2.4, style::run_ink(place));
+        page.scene.text(x + 14.0, page.y + 5.8, Anchor::Start, LABEL, text);
+        x += wide + 12.0;
+    }
+    page.y += 11.0;
+}
+
+/// Scales of a chart.
+struct Axes {
+    across: Scale,
+    up: Axis,
+    top: f64,
+    bottom: f64,
+}
+
+impl Axes {
+    /// Coordinate of a value; `None` if the axis has no place for it.
+    fn y(&self, value: f64) -> Option<f64> {
+        self.up.at(value).map(|part| self.bottom - part.clamp(0.0, 1.0) * (self.bottom - self.top))
+    }
+
+    fn x(&self, point: &Point) -> f64 {
+        self.across.at(point.first.midpoint(point.last) as f64)
+    }
+}
+
+/// Draws a chart in the box (x, y, width); returns the bottom coordinate.
+fn draw(
+    scene: &mut Scene,
+    (x, y, width): (f64, f64, f64),
+    chart: &Chart,
+    runs: &[RunHistory],
+    log: bool,
+) -> f64 {
+    let (top, bottom) = (y + ABOVE, y + ABOVE + HEIGHT);
+    let axes =
+        Axes { across: steps(x + LEFT, x + width, runs), up: chart.axis(log && chart.suits_log), top, bottom };
+    grid(scene, &axes, chart);
+    ruler(scene, &axes.across, bottom);
+    for limit in &chart.limits {
+        // A limit far above the lines is not in the range of the axis.
+        if let Some(y) = axes.y(limit.value).filter(|_| limit.value <= axes.up.high) {
+            let ink = if runs.len() > 1 { style::run_ink(limit.run) } else { DARK };
+            scene.dashed((axes.across.from, y), (axes.across.to, y), ink, 0.6);
+            scene.text(axes.across.to, y - 2.0, Anchor::End, REMARK, limit.name);
+        }
+    }
+    events(scene, &axes, runs);
+    for line in &chart.lines {
+        band(scene, &axes, line);
+    }
+    for line in &chart.lines {
+        curve(scene, &axes, line);
+    }
+    key(scene, &axes, chart, runs.len());
+    bottom + 12.0
+}
+
+/// The axis of the steps, on which all runs begin at 0.
+fn steps(from: f64, to: f64, runs: &[RunHistory]) -> Scale {
+    let end = runs.iter().map(|run| run.last_step).max().unwrap_or(1).max(1);
+    Scale { from, to, end: end as f64 }
+}
+
+/// Draws the labelled lines of the values, and the unit.
+fn grid(scene: &mut Scene, axes: &Axes, chart: &Chart) {
+    let (factor, unit) = chart.unit.scale(axes.up.high.abs());
+    for (value, label) in axes.up.ticks(5.0, factor) {
+        let Some(y) = axes.y(value) else { continue };
+        scene.line((axes.across.from, y), (axes.across.to, y), GRID, 0.5);
+        scene.text(axes.across.from - 4.0, y + 2.3, Anchor::End, REMARK, label);
+    }
+    let words = [unit, if axes.up.log { "log" } else { "" }];
+    let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+    scene.text(axes.across.from, axes.top - 4.5, Anchor::Start, REMARK, words.join(", "));
+}
+
+/// Draws the axis of the steps below a chart.
+fn ruler(scene: &mut Scene, across: &Scale, bottom: f64) {
+    scene.line((across.from, bottom), (across.to, bottom), AXIS, 0.6);
+    let ticks = across.ticks(((across.to - across.from) / 42.0) as u64);
+    for (place, &tick) in ticks.iter().enumerate() {
+        let x = across.at(tick as f64);
+        scene.line((x, bottom), (x, bottom + 2.0), AXIS, 0.6);
+        let text = if place == 0 { "step 0".to_owned() } else { count(tick) };
+        // The label of the last tick ends with the axis, so that it does not leave the page.
+        let is_last = x + font::width(&text, REMARK) / 2.0 > across.to;
+        let (x, anchor) = if is_last { (across.to, Anchor::End) } else { (x, Anchor::Middle) };
+        scene.text(x, bottom + 9.5, anchor, REMARK, text);
+    }
+}
+
+/// Steps of the events of a run that are marked.
+fn marked_steps(run: &RunHistory) -> impl Iterator<Item = u64> + '_ {
+    run.events.iter().filter_map(|event| event.step).take(MOST_EVENTS)
+}
+
+/// Marks the steps of events by triangles above the chart.
+fn events(scene: &mut Scene, axes: &Axes, runs: &[RunHistory]) {
+    for (place, run) in runs.iter().enumerate() {
+        let ink = if runs.len() > 1 { style::run_ink(place) } else { SOFT };
+        let steps = marked_steps(run);
+        let mark = |step: u64| {
+            let (x, y) = (axes.across.at(step as f64).min(axes.across.to), axes.top);
+            let points = [(x - 1.8, y - 3.4), (x + 1.8, y - 3.4), (x, y)];
+            outline(points.into_iter(), true)
+        };
+        scene.shape(steps.flat_map(mark).collect(), Paint::Fill(ink));
+    }
+}
+
+/// Stretches of neighbouring points that have a place on the axis.
+fn stretches<'a>(axes: &Axes, line: &'a Line) -> Vec<&'a [Point]> {
+    let is_drawn = |point: &Point| axes.y(point.high).is_some();
+    line.points.split(|point| !is_drawn(point)).filter(|part| !part.is_empty()).collect()
+}
+
+/// Fills the range of points that stand for several steps.
+fn band(scene: &mut Scene, axes: &Axes, line: &Line) {
+    let ink = style::run_ink(line.run).towards(WHITE, 0.72);
+    let lowest = axes.up.low;
+    for part in stretches(axes, line) {
+        if part.iter().all(|point| point.low == point.high) {
+            continue;
+        }
+        let at = |point: &Point, value: f64| (axes.x(point), axes.y(value).unwrap_or(axes.bottom));
+        let upper = part.iter().map(|point| at(point, point.high));
+        let lower = part.iter().rev().map(|point| at(point, point.low.max(lowest)));
+        scene.shape(outline(upper.chain(lower), true), Paint::Fill(ink));
+    }
+}
+
+fn curve(scene: &mut Scene, axes: &Axes, line: &Line) {
+    let ink = style::run_ink(line.run);
+    let dash = (line.place > 0 && !line.marked).then(|| DASHES[(line.place - 1) % DASHES.len()]);
+    let mut marks = vec![];
+    for part in stretches(axes, line) {
+        let places: Vec<(f64, f64)> =
+            part.iter().filter_map(|point| Some((axes.x(point), axes.y(point.mean())?))).collect();
+        if line.marked {
+            marks.extend(places.iter().flat_map(|&(x, y)| rectangle(x - 1.5, y - 1.5, 3.0, 3.0)));
+        }
+        scene.shape(outline(places.into_iter(), false), Paint::Stroke { ink, width: 1.0, dash });
+    }
+    scene.shape(marks, Paint::Fill(ink));
+}
+
+/// Names the series of a chart with several series, to the right above it.
+fn key(scene: &mut Scene, axes: &Axes, chart: &Chart, runs: usize) {
+    let series: BTreeMap<usize, (&str, bool)> =
+        chart.lines.iter().map(|line| (line.place, (line.series.as_str(), line.marked))).collect();
+    if series.len() < 2 {
+        return;
+    }
+    let ink = if runs > 1 { SOFT } else { style::run_ink(chart.lines[0].run) };
+    let (mut x, y) = (axes.across.to, axes.top - 4.5);
+    let room = (axes.across.to - axes.across.from - 30.0) / series.len() as f64 - 18.0;
+    for (place, (name, marked)) in series.into_iter().rev() {
+        let text = font::shorten(name, REMARK, room);
+        scene.text(x, y, Anchor::End, REMARK, &*text);
+        x -= font::width(&text, REMARK) + 14.0;
+        let dash = (place > 0 && !marked).then(|| DASHES[(place - 1) % DASHES.len()]);
+        let middle = y - 2.3;
+        let line = segment((x, middle), (x + 11.0, middle)).to_vec();
+        scene.shape(line, Paint::Stroke { ink, width: 1.0, dash });
+        if marked {
+            scene.rectangle(x + 4.0, middle - 1.5, 3.0, 3.0, ink);
+        }
+        x -= 7.0;
+    }
+}
+
+/// Draws the shares of the experts of a layer; returns the bottom coordinate.
+fn map(scene: &mut Scene, (x, y, width): (f64, f64, f64), load: &ExpertLoad, runs: &[RunHistory]) -> f64 {
+    let across = steps(x + LEFT, x + width, runs);
+    let row = (64.0 / load.experts as f64).clamp(0.75, 8.0);
+    let bottom = y + row * load.experts as f64;
+    let mut cells: BTreeMap<Color, Vec<PathStep>> = BTreeMap::new();
+    let columns = load.thinned(MOST_COLUMNS);
+    for (place, column) in columns.iter().enumerate() {
+        // A step fills the space from the step before it, as it does in the time of the run.
+        let end = columns.get(place + 1).map_or(column.last, |next| next.first.saturating_sub(1));
+        let [left, right] = [column.first.saturating_sub(1), end].map(|step| across.at(step as f64));
+        for (expert, share) in column.shares().enumerate() {
+            let ink = style::shade((share * load.experts as f64 / 2.0).clamp(0.0, 1.0));
+            let cell = rectangle(left, y + row * expert as f64, right - left, row);
+            cells.entry(ink).or_default().extend(cell);
+        }
+    }
+    for (ink, steps) in cells {
+        scene.shape(steps, Paint::Cells(ink));
+    }
+    let label = TextStyle { size: 6.0, ..REMARK };
+    for expert in [0, load.experts - 1] {
+        let middle = y + row * (expert as f64 + 0.5) + 2.1;
+        let middle = if expert == 0 { middle.max(y + 4.4) } else { middle.max(y + 10.4) };
+        if expert == 0 || load.experts > 1 {
+            scene.text(across.from - 4.0, middle, Anchor::End, label, format!("expert {expert}"));
+        }
+    }
+    ruler(scene, &across, bottom + 1.0);
+    bottom + 13.0
+}

@@ -1,0 +1,78 @@
+//! Pictures of training runs: one with all charts, runs overlaid, and one with the load of the experts. Invariant: the charts
+//! are those of `plimsoll_train::charts`, which the report draws too.
+
+use crate::draw::{curves, svg};
+use crate::{Options, Output, Picture, PlotError};
+use plimsoll_train::charts::{self, Chart, MOST_RUNS};
+use plimsoll_train::history::{EXPERT_LOAD, RunHistory};
+
+/// Maximum number of points of a line: more than a page has pixels at usual resolutions.
+const MOST_POINTS: usize = 1000;
+
+/// Reads the runs and draws their pictures.
+pub fn pictures(options: &Options) -> Result<Vec<Picture>, PlotError> {
+    let (count, most) = (options.results.len(), MOST_RUNS);
+    if count > most {
+        return Err(PlotError::TooManyRuns { count, most });
+    }
+    let folder = || options.results.first().cloned().unwrap_or_default();
+    if !options.records.is_empty() {
+        return Err(PlotError::OfPrediction { flag: "--record", folder: folder() });
+    }
+    let runs = options.results.iter().map(|folder| RunHistory::open(folder)).collect::<Result<Vec<_>, _>>();
+    let runs = runs.map_err(PlotError::Training)?;
+    let (charts, with_loads) = choose(charts::charts(&runs, MOST_POINTS), &runs, options)?;
+    if charts.is_empty() && !with_loads {
+        return Err(PlotError::NothingToDraw { folder: folder() });
+    }
+    // An axis that is linear in spite of --log would be misread.
+    if options.log && !charts.iter().any(|chart| chart.suits_log && chart.axis(true).log) {
+        let names = charts.iter().map(|chart| chart.id.clone());
+        let charts = names.chain(with_loads.then(|| EXPERT_LOAD.to_owned())).collect();
+        return Err(PlotError::NoLogarithm { charts });
+    }
+    let width = options.width * svg::POINTS;
+    let mut pictures = vec![];
+    if !charts.is_empty() {
+        let scene = curves::curves(&runs, &charts, options.log, width);
+        pictures.push(Picture { name: "training".to_owned(), scene });
+    }
+    if with_loads {
+        let scene = curves::loads(&runs, width);
+        pictures.push(Picture { name: EXPERT_LOAD.to_owned(), scene });
+    }
+    Ok(pictures)
+}
+
+/// The charts to draw, and whether the load of the experts is drawn. A single file has one picture: the charts, unless the load
+/// is all that was asked for.
+fn choose(all: Vec<Chart>, runs: &[RunHistory], options: &Options) -> Result<(Vec<Chart>, bool), PlotError> {
+    let has_loads = runs.iter().any(|run| !run.loads.is_empty());
+    let is_file = matches!(options.output, Output::File(..));
+    if options.series.is_empty() {
+        let with_loads = has_loads && (!is_file || all.is_empty());
+        return Ok((all, with_loads));
+    }
+    let (loads, names): (Vec<_>, Vec<_>) = options.series.iter().partition(|name| *name == EXPERT_LOAD);
+    let names: Vec<String> = names.into_iter().cloned().collect();
+    if !loads.is_empty() && is_file && !names.is_empty() {
+        return Err(PlotError::TwoPictures);
+    }
+    let unknown = |name: &str, mut known: Vec<String>| {
+        known.extend(has_loads.then(|| EXPERT_LOAD.to_owned()));
+        PlotError::UnknownSeries { name: name.to_owned(), hint: nearest(name, &known), known }
+    };
+    if !loads.is_empty() && !has_loads {
+        let known = charts::select(all, &[String::new()]).map_or_else(|unknown| unknown.known, |_| vec![]);
+        return Err(unknown(EXPERT_LOAD, known));
+    }
+    let charts = charts::select(all, &names).map_err(|found| unknown(&found.name, found.known))?;
+    Ok((charts, !loads.is_empty()))
+}
+
+/// The known name that is most similar to `name`, as the end of a message; empty if none is similar.
+fn nearest(name: &str, known: &[String]) -> String {
+    let near = known.iter().map(|other| (strsim::levenshtein(name, other), other));
+    let near = near.filter(|(distance, _)| *distance <= 3).min_by_key(|(distance, _)| *distance);
+    near.map_or_else(String::new, |(_, other)| format!(" (did you mean {other}?)"))
+}

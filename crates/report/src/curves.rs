@@ -1,0 +1,232 @@
+//! A chart of training runs as inline SVG, and the map of the load of experts. Invariant: a chart is complete without a script,
+//! which replaces its marks by equal ones when runs are hidden or the range of steps changes.
+
+use crate::chart::{Tick, bottom_labels, left_label};
+use crate::html::{decimal, escape, whole};
+use plimsoll_train::charts::{Axis, Chart, Line};
+use plimsoll_train::history::{ExpertLoad, Point, RunEvent};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// Number of shades of a map of expert load; the middle one is an even share.
+const SHADES: usize = 17;
+/// Units of the inner picture, which is stretched over the plot.
+const UNITS: f64 = 1000.0;
+
+/// A chart on a page.
+pub struct Curves<'a> {
+    /// The chart.
+    pub chart: &'a Chart,
+    /// Names of the runs.
+    pub names: &'a [String],
+    /// Last step of the axis, which begins at 0.
+    pub end: u64,
+    /// Events to mark, each with its run.
+    pub events: &'a [(usize, &'a RunEvent)],
+    /// Maximum number of points of a line that are drawn without a script.
+    pub most: usize,
+}
+
+impl Curves<'_> {
+    /// The chart.
+    pub fn html(&self) -> String {
+        let chart = self.chart;
+        let axis = chart.axis(false);
+        let (factor, unit) = chart.unit.scale(axis.high.abs());
+        let mut axes = String::new();
+        for (value, label) in axis.ticks(5.0, factor) {
+            axes.push_str(&axis.at(value).map_or(String::new(), |height| left_label(height, &label)));
+        }
+        axes.push_str(&bottom_labels(&steps(self.end)));
+        let mut marks: String = self.events.iter().map(|event| self.event(event)).collect();
+        for limit in &chart.limits {
+            // A limit far above the lines is outside the axis.
+            if let Some(height) = axis.at(limit.value).filter(|height| *height <= 1.0) {
+                let y = decimal(100.0 * (1.0 - height), 2);
+                let _ = write!(
+                    marks,
+                    "<line class=\"limit r{}\" x1=\"0\" x2=\"100%\" y1=\"{y}%\" y2=\"{y}%\"><title>{} of {}: {}</title></line>",
+                    limit.run,
+                    limit.name,
+                    escape(&self.names[limit.run]),
+                    chart.unit.text(limit.value)
+                );
+            }
+        }
+        let (mut inner, mut dots) = (String::new(), String::new());
+        for line in &chart.lines {
+            self.line(line, &axis, &mut inner, &mut dots);
+        }
+        let note = if unit.is_empty() { "by step".to_owned() } else { format!("{unit}, by step") };
+        format!(
+            "<figure class=\"chart curves\" data-chart=\"{}\">\n<figcaption><h3>{}</h3><p>{note}{}</p></figcaption>\n\
+             <svg class=\"plot\" role=\"img\" aria-label=\"{} of {}, by step\">{axes}{marks}<svg viewBox=\"0 0 {UNITS} {UNITS}\" \
+             preserveAspectRatio=\"none\">{inner}</svg>{dots}</svg>\n</figure>\n",
+            escape(&chart.id),
+            escape(&chart.title),
+            self.key(),
+            escape(&chart.title),
+            escape(&self.names.join(", ")),
+        )
+    }
+
+    /// The names of the series with their dashes, where the chart has several.
+    fn key(&self) -> String {
+        let series: BTreeMap<usize, (&str, bool)> =
+            self.chart.lines.iter().map(|line| (line.place, (line.series.as_str(), line.marked))).collect();
+        if series.len() < 2 {
+            return String::new();
+        }
+        let entry = |(place, (name, marked)): (&usize, &(&str, bool))| {
+            let dot = if *marked { "<circle cx=\"50%\" cy=\"50%\" r=\"3\"/>" } else { "" };
+            format!(
+                "<span class=\"series\"><svg aria-hidden=\"true\"><line class=\"{}\" x1=\"0\" x2=\"100%\" y1=\"50%\" \
+                 y2=\"50%\"/>{dot}</svg>{}</span>",
+                dashes(*place, *marked),
+                escape(name)
+            )
+        };
+        series.iter().map(entry).collect()
+    }
+
+    fn x(&self, step: f64) -> f64 {
+        step / self.end.max(1) as f64
+    }
+
+    fn event(&self, (run, event): &(usize, &RunEvent)) -> String {
+        let Some(step) = event.step else { return String::new() };
+        let x = decimal(100.0 * self.x(step as f64), 2);
+        format!(
+            "<g class=\"event r{run}\"><title>{}, step {}: {} {}</title><line x1=\"{x}%\" x2=\"{x}%\" y1=\"0\" y2=\"100%\"/><rect \
+             x=\"{x}%\" y=\"-8\" width=\"4\" height=\"8\" transform=\"translate(-2 0)\"/></g>",
+            escape(&self.names[*run]),
+            whole(step),
+            escape(&event.name),
+            escape(&event.text)
+        )
+    }
+
+    /// Appends the band and the line to `inner`, and the dots of a marked line to `dots`.
+    fn line(&self, line: &Line, axis: &Axis, inner: &mut String, dots: &mut String) {
+        let points = thinned(&line.points, self.most);
+        let y = |value: f64| axis.at(value).map(|height| UNITS * (1.0 - height.clamp(0.0, 1.0)));
+        let x = |point: &Point| UNITS * self.x(point.first.midpoint(point.last) as f64);
+        let (mut curve, mut upper, mut lower) = (String::new(), String::new(), vec![]);
+        for point in &points {
+            let (Some(high), Some(low), Some(mean)) = (y(point.high), y(point.low), y(point.mean())) else {
+                continue;
+            };
+            let letter = if curve.is_empty() { "M" } else { "L" };
+            let x = decimal(x(point), 1);
+            let _ = write!(curve, "{letter}{x} {}", decimal(mean, 1));
+            let _ = write!(upper, "{letter}{x} {}", decimal(high, 1));
+            lower.push(format!("L{x} {}", decimal(low, 1)));
+            if line.marked {
+                let (x, y) = (decimal(100.0 * self.x(point.first as f64), 2), decimal(mean / UNITS * 100.0, 2));
+                let _ = write!(dots, "<circle class=\"r{}\" cx=\"{x}%\" cy=\"{y}%\" r=\"3\"/>", line.run);
+            }
+        }
+        if points.iter().any(|point| point.low < point.high) {
+            let lower: String = lower.iter().rev().map(String::as_str).collect();
+            let _ = write!(inner, "<path class=\"range r{}\" d=\"{upper}{lower}Z\"/>", line.run);
+        }
+        let class = dashes(line.place, line.marked);
+        let _ = write!(inner, "<path class=\"{class} r{}\" d=\"{curve}\"/>", line.run);
+    }
+}
+
+/// Class of the line of a series by its place in its chart.
+fn dashes(place: usize, marked: bool) -> String {
+    if marked || place == 0 { "line".to_owned() } else { format!("line d{}", (place - 1) % 3 + 1) }
+}
+
+/// The first `most` of equally many neighbours joined: points that are already joined can only be joined further.
+fn thinned(points: &[Point], most: usize) -> Vec<Point> {
+    let size = points.len().div_ceil(most.max(1)).max(1);
+    points.chunks(size).filter_map(Point::joined).collect()
+}
+
+/// Labels at round steps.
+pub fn steps(end: u64) -> Vec<Tick> {
+    let axis = Axis::new(0.0, end.max(1) as f64, false);
+    let ticks = axis.ticks(5.0, 1.0).into_iter();
+    let whole_only = ticks.filter(|(step, _)| step.fract() == 0.0);
+    whole_only.map(|(step, _)| (step / end.max(1) as f64, whole(step as u64))).collect()
+}
+
+/// The map of the load of the experts of a layer: a row for each expert, a column for each range of steps.
+pub fn load_map(title: &str, load: &ExpertLoad, end: u64, most: usize) -> String {
+    let columns = load.thinned(most);
+    let mut paths = vec![String::new(); SHADES];
+    let place = |step: u64| UNITS * step as f64 / end.max(1) as f64;
+    // A step fills the space from the step before it.
+    let left = |column: usize| place(columns[column].first.saturating_sub(1));
+    let right = |column: usize| match columns.get(column + 1) {
+        Some(next) => place(next.first.saturating_sub(1)),
+        None => place(columns[column].last),
+    };
+    let shades: Vec<Vec<usize>> = columns
+        .iter()
+        .map(|column| column.shares().map(|share| shade(share * load.experts as f64)).collect())
+        .collect();
+    let shade_at = |column: usize, expert: usize| shades[column][expert];
+    for expert in 0..load.experts {
+        let mut column = 0;
+        while column < columns.len() {
+            // Neighbours of one shade are one rectangle.
+            let (first, shade) = (column, shade_at(column, expert));
+            while column + 1 < columns.len() && shade_at(column + 1, expert) == shade {
+                column += 1;
+            }
+            let (from, to) = (left(first), right(column));
+            let _ = write!(paths[shade], "M{} {expert}H{}v1H{0}z", decimal(from, 1), decimal(to, 1));
+            column += 1;
+        }
+    }
+    let drawn = paths.iter().enumerate().filter(|(_, path)| !path.is_empty());
+    let drawn: String = drawn.map(|(shade, path)| format!("<path class=\"e{shade}\" d=\"{path}\"/>")).collect();
+    let last = load.experts - 1;
+    let label = |expert: usize| {
+        let height = 1.0 - (expert as f64 + 0.5) / load.experts as f64;
+        left_label(height, &format!("expert {expert}"))
+            .split_once("<text")
+            .map_or(String::new(), |(_, text)| format!("<text{text}"))
+    };
+    let labels = if last == 0 { label(0) } else { label(0) + &label(last) };
+    format!(
+        "<figure class=\"chart load\">\n<figcaption><h3>{}</h3></figcaption>\n<svg class=\"plot map\" role=\"img\" \
+         aria-label=\"Load of the experts, {}\"><svg viewBox=\"0 0 {UNITS} {}\" preserveAspectRatio=\"none\" \
+         shape-rendering=\"crispEdges\">{drawn}</svg>{labels}{}</svg>\n</figure>\n",
+        escape(title),
+        escape(title),
+        load.experts,
+        bottom_labels(&steps(end)),
+    )
+}
+
+/// The shade of a share in even shares: 0 for none, the middle for an even share, the last for twice an even share and more.
+fn shade(even: f64) -> usize {
+    let last = (SHADES - 1) as f64;
+    (even * last / 2.0).round().clamp(0.0, last) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shades_are_centred_on_an_even_share() {
+        for (even, wanted) in [(0.0, 0), (0.5, 4), (1.0, 8), (1.5, 12), (2.0, 16), (7.0, 16), (f64::NAN, 0)] {
+            assert_eq!(shade(even), wanted, "{even}");
+        }
+    }
+
+    #[test]
+    fn labels_of_steps_are_whole() {
+        let labels = |end| steps(end).into_iter().map(|(_, text)| text).collect::<Vec<_>>().join(" ");
+        assert_eq!(labels(3), "0 1 2 3");
+        assert_eq!(labels(200), "0 50 100 150 200");
+        assert_eq!(labels(11_500), "0 5000 10\u{202f}000");
+        assert_eq!(labels(0), "0 1");
+    }
+}

@@ -1,0 +1,156 @@
+//! The optimisations that are in effect in a plan, each with the bytes it saves and the time it costs. Invariant: both
+//! numbers are differences of two plans, of which the second lacks this optimisation and is otherwise the same.
+
+use crate::RuntimeError;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{Plan, Program, Sharing, step_seconds};
+use serde_json::{Value, json};
+
+/// Memory and time of a plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlanCost {
+    /// Peak memory.
+    pub bytes: Bytes,
+    /// Expected seconds for each token.
+    pub seconds_per_token: f64,
+}
+
+/// An optimisation in effect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Effect {
+    /// Name of the optimisation.
+    pub name: String,
+    /// The plan without it, in words or as the flags that request it.
+    pub instead: String,
+    /// The plan with the optimisation.
+    pub with: PlanCost,
+    /// The plan without it.
+    pub without: PlanCost,
+}
+
+impl Effect {
+    /// Bytes that the optimisation saves; negative if it takes memory to save time.
+    pub fn saved(&self) -> i128 {
+        i128::from(self.without.bytes.0) - i128::from(self.with.bytes.0)
+    }
+
+    /// Time that the optimisation costs, relative to the plan without it; negative if it saves time.
+    pub fn slower(&self) -> f64 {
+        self.with.seconds_per_token / self.without.seconds_per_token - 1.0
+    }
+
+    /// Whether the plans differ in memory or time.
+    pub fn is_any(&self) -> bool {
+        self.with != self.without
+    }
+}
+
+/// Expected seconds of one full step of a plan, without reading streamed weights.
+pub fn seconds(program: &Program, plan: &Plan) -> f64 {
+    step_seconds(&plan.graph, program.target(), plan.graph.bounds.full())
+}
+
+/// The sharing of memory between values, which every plan has; `with` is the cost of the program.
+pub fn sharing(program: &Program, with: PlanCost) -> Result<Vec<Effect>, RuntimeError> {
+    let all = Sharing::default();
+    let kinds = [
+        (
+            "values share memory when their lifetimes do not overlap",
+            "every value at its own addresses",
+            Sharing { lifetimes: false, ..all },
+        ),
+        ("results in place of operands", "every result at other addresses", Sharing { operands: false, ..all }),
+        (
+            "states updated in place",
+            "new states computed at other addresses, then copied",
+            Sharing { states: false, ..all },
+        ),
+    ];
+    let effect = |(name, instead, sharing): (&str, &str, Sharing)| {
+        let without = PlanCost { bytes: program.peak_with(sharing)?, ..with };
+        Ok(Effect { name: name.to_owned(), instead: instead.to_owned(), with, without })
+    };
+    kinds.into_iter().map(effect).collect()
+}
+
+/// The effects as JSON, in the order of the list.
+pub fn to_json(effects: &[Effect]) -> Value {
+    let cost = |c: PlanCost| json!({"peak_bytes": c.bytes.0, "seconds_per_token": c.seconds_per_token});
+    let one = |effect: &Effect| {
+        json!({
+            "optimisation": effect.name,
+            "instead": effect.instead,
+            "saved_bytes": effect.saved() as i64,
+            "slower": effect.slower(),
+            "with": cost(effect.with),
+            "without": cost(effect.without),
+        })
+    };
+    effects.iter().map(one).collect()
+}
+
+/// Adds the effects to a plan as JSON, under the key `explain`.
+pub fn add_to_json(plan: &mut Value, effects: Option<&[Effect]>) {
+    if let Some(effects) = effects {
+        plan["explain"] = to_json(effects);
+    }
+}
+
+/// The effects as a table, those that save most first.
+pub fn to_text(effects: &[Effect]) -> String {
+    let mut sorted: Vec<&Effect> = effects.iter().collect();
+    sorted.sort_by_key(|effect| std::cmp::Reverse(effect.saved()));
+    let bytes = |n: i128| {
+        let magnitude = Bytes(u64::try_from(n.unsigned_abs()).unwrap_or(u64::MAX));
+        if n < 0 { format!("-{magnitude}") } else { magnitude.to_string() }
+    };
+    let time = |slower: f64| match slower {
+        same if same.abs() < 0.000_05 => "same".to_owned(),
+        slower => format!("{:+.2} %", 100.0 * slower),
+    };
+    let head = ["optimisation", "without it", "saves", "time"].map(str::to_owned);
+    let cells = |effect: &&Effect| {
+        [effect.name.clone(), effect.instead.clone(), bytes(effect.saved()), time(effect.slower())]
+    };
+    let rows: Vec<[String; 4]> = std::iter::once(head).chain(sorted.iter().map(cells)).collect();
+    let width = |k: usize| rows.iter().map(|row| row[k].chars().count()).max().unwrap_or(0);
+    let [name, instead, saved, slower] = [0, 1, 2, 3].map(width);
+    let mut text = "optimisations in effect, each planned with and without it:\n".to_owned();
+    for [a, b, c, d] in &rows {
+        text += &format!("  {a:<name$}  {b:<instead$}  {c:>saved$}  {d:>slower$}\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_what_saves_most_first() {
+        let cost = |bytes, seconds_per_token| PlanCost { bytes: Bytes(bytes), seconds_per_token };
+        let effect = |name: &str, with, without| Effect {
+            name: name.to_owned(),
+            instead: "none".to_owned(),
+            with,
+            without,
+        };
+        let effects = [
+            effect("more replicas", cost(3000, 1.0), cost(1000, 2.0)),
+            effect("fused ops", cost(1000, 1.0), cost(2500, 1.25)),
+            effect("shared memory", cost(1000, 1.0), cost(9000, 1.0)),
+        ];
+        let wanted = "\
+optimisations in effect, each planned with and without it:
+  optimisation   without it     saves      time
+  shared memory  none         8 000 B      same
+  fused ops      none         1 500 B  -20.00 %
+  more replicas  none        -2 000 B  -50.00 %
+";
+        assert_eq!(to_text(&effects), wanted);
+        let json = to_json(&effects);
+        assert_eq!(json[0]["saved_bytes"], -2000);
+        assert_eq!(json[0]["slower"], -0.5);
+        assert_eq!(json[2]["without"]["peak_bytes"], 9000);
+    }
+}

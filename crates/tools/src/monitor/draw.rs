@@ -1,0 +1,343 @@
+//! Drawing of a view as text. Invariant: no line is longer than the width, and lines contain no control characters, so a
+//! name in a file cannot command the terminal.
+
+use super::{End, View};
+use plimsoll_data::printable::is_printable;
+use plimsoll_graph::Bytes;
+use plimsoll_runtime::live::LiveState;
+
+/// Least width in characters for which a view is drawn.
+const NARROWEST: usize = 20;
+
+/// Width of the labels at the left.
+const LABEL: usize = 12;
+
+/// Blocks of a sparkline, from the lowest to the highest.
+const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Draws a view in lines of at most `width` characters.
+pub fn frame(view: &View, width: usize) -> Vec<String> {
+    let width = width.max(NARROWEST);
+    let room = width - LABEL;
+    let state = &view.state;
+    let mut lines = vec![title(view), progress_bar(state, width)];
+    let mut row = |label: &str, text: String| lines.push(format!("{label:<LABEL$}{text}"));
+    if let Some((first, last)) = view.losses.ends() {
+        let numbers = format!("{first:.4} to {last:.4}  ");
+        let points = view.losses.in_points(room.saturating_sub(numbers.len()));
+        row("loss", format!("{numbers}{}", sparkline(&points)));
+    }
+    if let Some(validation) = view.validation {
+        row("validation", format!("{:.4}, lowest {:.4}", validation.last, validation.lowest));
+    }
+    let records = state.records.map_or_else(String::new, |records| format!(", {records} records"));
+    row("rate", format!("{:.0} tokens/s{records}", state.tokens_per_second));
+    if let Some(tokens) = state.micro_tokens {
+        row("batch", format!("{tokens} tokens in a micro-step"));
+    }
+    if state.budget_bytes > 0 {
+        row("planned", planned(state));
+    }
+    let process = Meter { used: state.process_bytes, ours: None, total: 0 };
+    let host =
+        Meter { used: state.host_used_bytes, ours: Some(state.process_bytes), total: state.host_total_bytes };
+    match &state.card {
+        Some(card) => {
+            let of_budget = Meter { used: card.process_bytes, total: state.budget_bytes, ..process };
+            row("on card", of_budget.draw(room));
+            let all = Meter { used: card.used_bytes, ours: Some(card.process_bytes), total: card.total_bytes };
+            row("card", all.draw(room));
+            row("process", rounded(state.process_bytes));
+        }
+        None => row("process", Meter { total: state.budget_bytes, ..process }.draw(room)),
+    }
+    if state.host_total_bytes > 0 {
+        row("host", host.draw(room));
+    }
+    if !state.status.is_empty() {
+        row("health", health(state));
+    }
+    lines.into_iter().map(|line| cut(&line, width)).collect()
+}
+
+/// Describes a view in one line, for logs.
+pub fn line(view: &View) -> String {
+    let state = &view.state;
+    let mut parts = vec![format!("{}: {}", state.command, amount(state))];
+    parts.extend(state.loss.map(|loss| format!("loss {loss:.4}")));
+    parts.push(format!("{:.0} tokens/s", state.tokens_per_second));
+    let [process, planned, budget] =
+        [state.process_bytes, state.planned_bytes, state.budget_bytes].map(rounded);
+    parts.push(format!("process {process}, planned {planned} of {budget}"));
+    parts.extend(
+        state.card.map(|card| format!("card {} of {}", rounded(card.used_bytes), rounded(card.total_bytes))),
+    );
+    parts.extend(state.micro_tokens.map(|tokens| format!("{tokens} tokens in a micro-step")));
+    parts.extend((!state.status.is_empty()).then(|| format!("health {}", health(state))));
+    parts.push(match &view.end {
+        None => state
+            .seconds_left
+            .map_or(state.stage.clone(), |left| format!("{}, {} left", state.stage, time(left))),
+        Some(end) => words(end),
+    });
+    printable(&parts.join(", "))
+}
+
+/// First line: the command, the name of the run, and what it does.
+fn title(view: &View) -> String {
+    let state = &view.state;
+    let name = if view.name.is_empty() { String::new() } else { format!(" {}", view.name) };
+    let now = view.end.as_ref().map_or_else(|| state.stage.clone(), words);
+    format!("{}{name}: {now}", state.command)
+}
+
+/// Describes the end of a run.
+fn words(end: &End) -> String {
+    match end {
+        End::Finished => "finished".to_owned(),
+        End::Interrupted => "interrupted; the same command resumes it".to_owned(),
+        End::Failed(why) => format!("failed: {why}"),
+        End::Gone => "killed or failed: the process is gone and recorded no end".to_owned(),
+    }
+}
+
+/// Bar of the finished work, with the time.
+fn progress_bar(state: &LiveState, width: usize) -> String {
+    let left = state.seconds_left.map_or_else(String::new, |left| format!(", {} left", time(left)));
+    let numbers = format!("{}, {}{left}", amount(state), time(state.seconds));
+    // The time left says more than the time so far.
+    let numbers = if numbers.chars().count() > width { format!("{}{left}", amount(state)) } else { numbers };
+    match state.total.filter(|&total| total > 0) {
+        None => numbers,
+        Some(total) => {
+            let room = width.saturating_sub(numbers.chars().count() + 3).min(40);
+            let share = state.done as f64 / total as f64;
+            if room < 8 { numbers } else { format!("[{}] {numbers}", filled(share, room)) }
+        }
+    }
+}
+
+/// The finished work in words.
+fn amount(state: &LiveState) -> String {
+    let LiveState { done, total, unit, .. } = state;
+    let percent = |total: u64| 100.0 * *done as f64 / total.max(1) as f64;
+    match (&**unit, total) {
+        ("bytes", Some(total)) => format!("{:.0} % of the input", percent(*total).floor()),
+        ("bytes", None) => format!("{} of the input", rounded(*done)),
+        (_, Some(total)) => format!("step {done} of {total}"),
+        (_, None) => format!("step {done}"),
+    }
+}
+
+/// The planned memory.
+fn planned(state: &LiveState) -> String {
+    let [peak, budget, held] = [state.planned_bytes, state.budget_bytes, state.held_bytes].map(rounded);
+    let held = if state.held_bytes > 0 { format!(", arena {held}") } else { String::new() };
+    format!("{peak} of {budget}{held}")
+}
+
+/// The health of a run.
+fn health(state: &LiveState) -> String {
+    let leak = state.leak_bytes_per_step;
+    let leak =
+        leak.map_or_else(String::new, |bytes| format!(", host memory grows by {} a step", rounded(bytes)));
+    format!(
+        "{}, budget {:.0} %, risk {:.0} %{leak}",
+        state.status,
+        100.0 * state.utilisation,
+        100.0 * state.oom_risk
+    )
+}
+
+/// Bar of memory in use.
+#[derive(Clone, Copy)]
+struct Meter {
+    used: u64,
+    /// Part of `used` that is this process's.
+    ours: Option<u64>,
+    total: u64,
+}
+
+impl Meter {
+    /// Draws the bar: `#` is memory of this process, `+` memory of others.
+    fn draw(self, width: usize) -> String {
+        let numbers = match self.total {
+            0 => return rounded(self.used),
+            total => format!("{} of {}", rounded(self.used), rounded(total)),
+        };
+        // The numbers take the same width in all rows, so that the bars are in one column.
+        let room = width.saturating_sub(NUMBERS + 3).min(40);
+        if room < 8 {
+            return numbers;
+        }
+        let cells = |bytes: u64| ((bytes as f64 / self.total as f64 * room as f64).round() as usize).min(room);
+        let all = cells(self.used);
+        let ours = self.ours.map_or(all, |ours| cells(ours).min(all));
+        let bar = format!("{}{}{}", "#".repeat(ours), "+".repeat(all - ours), " ".repeat(room - all));
+        format!("[{bar}] {numbers}")
+    }
+}
+
+/// Width of two sizes, such as `23.4 GB of 99 GB`.
+const NUMBERS: usize = 18;
+
+/// A bar of `width` characters of which `share` is filled.
+fn filled(share: f64, width: usize) -> String {
+    let cells = ((share.clamp(0.0, 1.0) * width as f64) as usize).min(width);
+    format!("{}{}", "#".repeat(cells), " ".repeat(width - cells))
+}
+
+/// Draws points as a row of blocks between their lowest and their highest value.
+fn sparkline(points: &[f64]) -> String {
+    let (low, high) =
+        points.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), &x| (low.min(x), high.max(x)));
+    let span = high - low;
+    let block = |&x: &f64| match span > 0.0 {
+        true => BLOCKS[(((x - low) / span * 7.0).round() as usize).min(7)],
+        false => BLOCKS[0],
+    };
+    points.iter().map(block).collect()
+}
+
+/// A duration, such as `1 h 02 min`, `3 min 20 s` or `12 s`.
+fn time(seconds: f64) -> String {
+    let seconds = seconds.max(0.0) as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s} s"),
+        (0, m, s) => format!("{m} min {s:02} s"),
+        (h, m, _) => format!("{h} h {m:02} min"),
+    }
+}
+
+fn rounded(bytes: u64) -> String {
+    Bytes(bytes).rounded()
+}
+
+/// The text with characters that are not printable replaced by `?`.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if is_printable(c) { c } else { '?' }).collect()
+}
+
+/// The printable text, cut to `width` characters.
+fn cut(text: &str, width: usize) -> String {
+    let text = printable(text);
+    match text.chars().count() > width {
+        false => text.trim_end().to_owned(),
+        true => text.chars().take(width - 1).chain(['…']).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Validation;
+    use super::*;
+    use plimsoll_runtime::live::LiveCard;
+
+    const GB: u64 = 1_000_000_000;
+
+    fn training() -> View {
+        let state = LiveState {
+            command: "train".to_owned(),
+            stage: "training".to_owned(),
+            seconds: 754.0,
+            done: 620,
+            total: Some(1000),
+            unit: "steps".to_owned(),
+            seconds_left: Some(462.0),
+            tokens_per_second: 12_345.6,
+            loss: Some(2.125),
+            budget_bytes: 24 * GB,
+            planned_bytes: 22_400_000_000,
+            held_bytes: 21 * GB,
+            process_bytes: 21_900_000_000,
+            host_used_bytes: 40 * GB,
+            host_total_bytes: 64 * GB,
+            status: "ok".to_owned(),
+            utilisation: 0.9125,
+            oom_risk: 0.02,
+            ..LiveState::default()
+        };
+        let mut view = View { name: "out/run".to_owned(), state, ..View::default() };
+        (0..620).for_each(|step| view.losses.add(2.125 + 3.0 * (-f64::from(step) / 100.0).exp()));
+        view.validation = Some(Validation { last: 2.25, lowest: 2.2 });
+        view
+    }
+
+    /// Compares the frame with a text, and checks the width of every line.
+    fn check(view: &View, width: usize, wanted: &str) {
+        let lines = frame(view, width);
+        assert!(lines.iter().all(|line| line.chars().count() <= width), "{lines:#?}");
+        assert_eq!(lines.join("\n"), wanted.trim_matches('\n'), "\n{}", lines.join("\n"));
+    }
+
+    #[test]
+    fn a_training_run_in_80_columns() {
+        check(&training(), 80, include_str!("frames/train_80.txt"));
+    }
+
+    #[test]
+    fn a_training_run_in_40_columns() {
+        check(&training(), 40, include_str!("frames/train_40.txt"));
+    }
+
+    #[test]
+    fn a_training_run_on_a_gpu() {
+        let mut view = training();
+        let [process_bytes, used_bytes, total_bytes] = [22 * GB, 60 * GB, 80 * GB];
+        view.state.card = Some(LiveCard { process_bytes, used_bytes, total_bytes });
+        view.state.process_bytes = 3 * GB;
+        view.state.micro_tokens = Some(4096);
+        view.state.leak_bytes_per_step = Some(1 << 20);
+        check(&view, 80, include_str!("frames/train_gpu_80.txt"));
+    }
+
+    #[test]
+    fn a_prediction() {
+        let mut view = training();
+        view.state = LiveState {
+            command: "predict".to_owned(),
+            stage: "computing".to_owned(),
+            unit: "bytes".to_owned(),
+            done: 450_000_000,
+            total: Some(900_000_000),
+            loss: None,
+            records: Some(120_345),
+            ..view.state
+        };
+        (view.losses, view.validation) = Default::default();
+        check(&view, 80, include_str!("frames/predict_80.txt"));
+        view.state.total = None;
+        view.state.seconds_left = None;
+        assert_eq!(frame(&view, 80)[1], "450 MB of the input, 12 min 34 s");
+    }
+
+    #[test]
+    fn one_line_for_logs() {
+        let mut view = training();
+        let wanted = "train: step 620 of 1000, loss 2.1250, 12346 tokens/s, process 22 GB, planned 22 GB of 24 GB, \
+                      health ok, budget 91 %, risk 2 %, training, 7 min 42 s left";
+        assert_eq!(line(&view), wanted);
+        view.end = Some(End::Gone);
+        assert!(line(&view).ends_with(", killed or failed: the process is gone and recorded no end"));
+    }
+
+    #[test]
+    fn names_cannot_command_the_terminal() {
+        let mut view = training();
+        view.name = "a\x1b[2Jb\n".to_owned();
+        view.end = Some(End::Failed("\x07".to_owned()));
+        assert_eq!(frame(&view, 80)[0], "train a?[2Jb?: failed: ?");
+        assert!(line(&view).ends_with("failed: ?"));
+        for width in 0..200 {
+            assert!(frame(&view, width).iter().all(|line| line.chars().count() <= width.max(NARROWEST)));
+        }
+    }
+
+    #[test]
+    fn times() {
+        for (seconds, wanted) in [(-1.0, "0 s"), (59.9, "59 s"), (200.0, "3 min 20 s"), (3725.0, "1 h 02 min")]
+        {
+            assert_eq!(time(seconds), wanted);
+        }
+    }
+}

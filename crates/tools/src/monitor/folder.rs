@@ -1,0 +1,244 @@
+//! Reader of the folder of a run. Invariant: files that a run is writing are read without waiting for it; a line that is not
+//! complete is read the next time.
+
+use super::{End, Validation, View};
+use crate::ToolError;
+use plimsoll_data::bounded;
+use plimsoll_data::printable::EscapedPath;
+use plimsoll_runtime::live::{LiveCard, LiveState};
+use plimsoll_runtime::{RuntimeError, lock};
+use serde_json::Value;
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// Largest accepted run.json in bytes.
+const LARGEST_RECORD: u64 = 1 << 28;
+
+/// Seconds without a new state after which the process of a run is looked for.
+const QUIET: u64 = 5;
+
+/// The folder of a run.
+pub struct Watched {
+    folder: PathBuf,
+    view: View,
+    /// Bytes of metrics.jsonl that were read.
+    read: u64,
+}
+
+impl Watched {
+    /// Opens the folder of a run of `train` or `predict`.
+    ///
+    /// # Errors
+    /// A folder that is not there, or in which there is no run.
+    pub fn open(folder: &Path) -> Result<Self, ToolError> {
+        let name = EscapedPath(folder).to_string();
+        let mut watched = Self { folder: folder.to_owned(), view: View { name, ..View::default() }, read: 0 };
+        std::fs::read_dir(folder).map_err(RuntimeError::io(folder))?;
+        watched.update()?;
+        if watched.view.state.command.is_empty() {
+            return Err(ToolError::NoRun { folder: folder.to_owned() });
+        }
+        Ok(watched)
+    }
+
+    /// Reads what is new.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a run.json that is not a record of a run.
+    pub fn update(&mut self) -> Result<&View, ToolError> {
+        // A run writes run.json before it removes progress.json, so in this order one of the two is found.
+        let state = LiveState::read(&self.folder);
+        let record = self.record()?;
+        let end = record.as_ref().and_then(end_of);
+        match (state, record) {
+            // A prediction with --force goes on beside the record of the earlier one.
+            (Some(state), _) => {
+                self.running(state);
+                self.view.end = end.filter(|end| *end != End::Finished).or(self.view.end.take());
+            }
+            (None, Some(record)) => {
+                self.view.state = state_of(&record);
+                // Without an end it is the record of a run that starts, or that was killed before its first state.
+                let is_gone = || (lock::is_taken(&self.folder) == Some(false)).then_some(End::Gone);
+                self.view.end = end.or_else(is_gone);
+            }
+            (None, None) => self.without_files(),
+        }
+        self.metrics()?;
+        Ok(&self.view)
+    }
+
+    /// Takes the state of a folder without progress.json and run.json: a run is starting, a run has failed without a record, as
+    /// predictions do, or there is none.
+    fn without_files(&mut self) {
+        let has_run = !self.view.state.command.is_empty();
+        match (lock::is_taken(&self.folder), has_run) {
+            // It is about to write a file, or to end.
+            (Some(true), true) => {}
+            (Some(true), false) => {
+                "run".clone_into(&mut self.view.state.command);
+                "starting".clone_into(&mut self.view.state.stage);
+            }
+            (Some(false) | None, true) => {
+                self.view.end.get_or_insert(End::Gone);
+            }
+            (Some(false) | None, false) => {}
+        }
+    }
+
+    /// Takes the state of a run that has not ended.
+    fn running(&mut self, state: LiveState) {
+        let is_gone = state.age() >= QUIET && lock::is_taken(&self.folder) == Some(false);
+        self.view.end = is_gone.then_some(End::Gone);
+        self.view.state = state;
+    }
+
+    /// Reads run.json; `None` without one.
+    fn record(&self) -> Result<Option<Value>, ToolError> {
+        let path = self.folder.join("run.json");
+        let text = match bounded::read_text(&path, LARGEST_RECORD) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(RuntimeError::io(&path)(error).into()),
+        };
+        let record = serde_json::from_str::<Value>(&text).ok().filter(|record| record["plimsoll"].is_string());
+        record.map(Some).ok_or(ToolError::NotARecord { path })
+    }
+
+    /// Reads the new complete lines of metrics.jsonl.
+    fn metrics(&mut self) -> Result<(), ToolError> {
+        let path = self.folder.join("metrics.jsonl");
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(RuntimeError::io(&path)(error).into()),
+        };
+        let length = file.metadata().map_err(RuntimeError::io(&path))?.len();
+        if length < self.read {
+            // A resumed run has removed the lines of steps that it repeats.
+            (self.read, self.view.losses, self.view.validation) = Default::default();
+        }
+        file.seek(SeekFrom::Start(self.read)).map_err(RuntimeError::io(&path))?;
+        let mut lines = BufReader::new(file);
+        let mut text = vec![];
+        loop {
+            text.clear();
+            let read = lines.read_until(b'\n', &mut text).map_err(RuntimeError::io(&path))?;
+            if text.last() != Some(&b'\n') {
+                return Ok(());
+            }
+            self.read += read as u64;
+            let Ok(line) = serde_json::from_slice::<Value>(&text) else { continue };
+            if let Some(loss) = line["loss"].as_f64() {
+                self.view.losses.add(loss);
+            }
+            if let Some(loss) = line["validation_loss"].as_f64() {
+                self.view.validation = Some(Validation::with(self.view.validation, loss));
+            }
+        }
+    }
+}
+
+/// The end of a run according to its record; `None` if the run goes on. The record of a prediction is written when it is
+/// complete, and has no status.
+fn end_of(record: &Value) -> Option<End> {
+    match record["status"].as_str() {
+        Some("running") => None,
+        Some("interrupted") => Some(End::Interrupted),
+        Some("failed") => Some(End::Failed(record["error"].as_str().unwrap_or_default().to_owned())),
+        Some(_) | None => Some(End::Finished),
+    }
+}
+
+/// The last state of a run from its record.
+fn state_of(record: &Value) -> LiveState {
+    let is_training = record.get("config").is_some();
+    let last = record["memory"].as_array().and_then(|stages| stages.last()).unwrap_or(&Value::Null);
+    let bytes = |value: &Value| value.as_u64().unwrap_or_default();
+    let float = |value: &Value| value.as_f64().unwrap_or_default();
+    let card = last["card_total_bytes"].as_u64().map(|total_bytes| LiveCard {
+        process_bytes: bytes(&last["card_bytes"]),
+        used_bytes: bytes(&last["card_used_bytes"]),
+        total_bytes,
+    });
+    let health = &record["health"];
+    let both = LiveState {
+        process_bytes: bytes(&last["resident_bytes"]),
+        host_used_bytes: bytes(&last["host_used_bytes"]),
+        host_total_bytes: bytes(&last["host_total_bytes"]),
+        card,
+        status: health["status"].as_str().unwrap_or_default().to_owned(),
+        utilisation: float(&health["utilisation"]),
+        oom_risk: float(&health["oom_risk"]),
+        leak_bytes_per_step: health["leak"]["bytes_per_step"].as_u64(),
+        ..LiveState::default()
+    };
+    match is_training {
+        true => LiveState {
+            command: "train".to_owned(),
+            stage: "starting".to_owned(),
+            unit: "steps".to_owned(),
+            done: bytes(&record["state"]["step"]),
+            total: record["config"]["run"]["steps"].as_u64(),
+            seconds: float(&record["seconds"]),
+            tokens_per_second: float(&record["tokens_per_second"]),
+            loss: record["loss"].as_f64(),
+            budget_bytes: bytes(&record["budget_bytes"]),
+            planned_bytes: bytes(&record["peak_bytes"]),
+            ..both
+        },
+        false => {
+            let input = record["identity"]["inputs"].as_array().into_iter().flatten();
+            let input: u64 = input.map(|input| bytes(&input["bytes"])).sum();
+            LiveState {
+                command: "predict".to_owned(),
+                stage: "finished".to_owned(),
+                unit: "bytes".to_owned(),
+                done: input,
+                total: Some(input),
+                records: record["sequences"]["records"].as_u64(),
+                seconds: float(&record["seconds"]["total"]),
+                tokens_per_second: float(&record["tokens_per_second"]["all"]),
+                budget_bytes: bytes(&record["settings"]["budget_bytes"]),
+                planned_bytes: bytes(&record["plan"]["peak_bytes"]),
+                ..both
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_runtime::live;
+    use std::fs;
+
+    #[test]
+    fn a_run_that_leaves_no_record_is_gone() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-monitor-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).expect("created");
+        assert!(matches!(Watched::open(&folder), Err(ToolError::NoRun { .. })));
+        let state = LiveState {
+            command: "predict".to_owned(),
+            stage: "computing".to_owned(),
+            updated: u64::MAX,
+            ..LiveState::default()
+        };
+        let text = serde_json::to_vec(&state).expect("JSON");
+        fs::write(folder.join(live::FILE), &text).expect("written");
+        let mut watched = Watched::open(&folder).expect("a run");
+        assert_eq!(watched.update().expect("read").end, None);
+        fs::remove_file(folder.join(live::FILE)).expect("removed");
+        let lock = File::open(&folder).expect("a folder");
+        lock.lock().expect("locked");
+        assert_eq!(watched.update().expect("read").end, None);
+        lock.unlock().expect("unlocked");
+        assert_eq!(watched.update().expect("read").end, Some(End::Gone));
+        // The next run in the folder goes on.
+        fs::write(folder.join(live::FILE), &text).expect("written");
+        assert_eq!(watched.update().expect("read").end, None);
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+}

@@ -1,0 +1,596 @@
+//! The charts of training runs: which series form a chart, their units, axes and labels. Used by the report, which draws them as
+//! HTML, and by `plimsoll plot`, which draws them as SVG and PNG. Invariant: a chart exists if a run has a value for it, and
+//! every series of a run is in exactly one chart, except the positions of the run (tokens, epoch, seconds).
+
+use crate::history::{FULLEST_EXPERT, Point, RunHistory};
+
+/// Maximum number of runs that are compared.
+pub const MOST_RUNS: usize = 16;
+
+/// Unit of a chart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// A number without a unit.
+    Number,
+    /// Nats per target.
+    Nats,
+    /// Tokens per second.
+    TokensPerSecond,
+    /// Bytes, labelled in powers of 1000.
+    Bytes,
+    /// Seconds.
+    Seconds,
+    /// Rows of a mixture of experts.
+    Rows,
+}
+
+impl Unit {
+    /// Name of the unit; empty for a number.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Number => "",
+            Self::Nats => "nats",
+            Self::TokensPerSecond => "tokens/s",
+            Self::Bytes => "bytes",
+            Self::Seconds => "s",
+            Self::Rows => "rows",
+        }
+    }
+
+    /// Factor and name of the unit in which numbers up to `most` are labelled.
+    pub fn scale(self, most: f64) -> (f64, &'static str) {
+        const DECIMAL: [(f64, &str); 4] = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+        match self {
+            Self::Bytes => DECIMAL.into_iter().find(|(factor, _)| most >= *factor).unwrap_or((1.0, "B")),
+            Self::Number | Self::Nats | Self::TokensPerSecond | Self::Seconds | Self::Rows => {
+                (1.0, self.name())
+            }
+        }
+    }
+
+    /// A value with its unit, in four significant digits.
+    pub fn text(self, value: f64) -> String {
+        let (factor, name) = self.scale(value.abs());
+        let number = number(value / factor);
+        if name.is_empty() { number } else { format!("{number} {name}") }
+    }
+}
+
+/// A chart.
+#[derive(Clone, Debug)]
+pub struct Chart {
+    /// Identifier, a name for `plimsoll plot --series`.
+    pub id: String,
+    /// Title.
+    pub title: String,
+    /// Unit of its values.
+    pub unit: Unit,
+    /// Whether a logarithmic axis suits the quantity.
+    pub suits_log: bool,
+    /// Whether a linear axis begins at 0.
+    pub from_zero: bool,
+    /// Lines, run by run.
+    pub lines: Vec<Line>,
+    /// Values with which the lines are compared.
+    pub limits: Vec<Limit>,
+}
+
+/// A series of a run in a chart.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// Index of the run.
+    pub run: usize,
+    /// Name of the series.
+    pub series: String,
+    /// Index of the series among those of the chart: gives the dashes of the line.
+    pub place: usize,
+    /// Whether points are marked, because they are few by nature.
+    pub marked: bool,
+    /// Points.
+    pub points: Vec<Point>,
+}
+
+/// A value of a run that is constant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limit {
+    /// Index of the run.
+    pub run: usize,
+    /// What it is.
+    pub name: &'static str,
+    /// The value.
+    pub value: f64,
+}
+
+/// A chart of known series.
+struct Kind {
+    id: &'static str,
+    title: &'static str,
+    unit: Unit,
+    suits_log: bool,
+    from_zero: bool,
+    series: &'static [&'static str],
+}
+
+const KINDS: [Kind; 11] = [
+    kind("loss", "Loss", Unit::Nats, true, false, &["loss", "validation_loss"]),
+    kind(
+        "auxiliary",
+        "Auxiliary losses",
+        Unit::Nats,
+        true,
+        true,
+        &["z_loss", "balance_loss", "router_z_loss", "distillation_loss"],
+    ),
+    kind("lr", "Learning rate", Unit::Number, true, true, &["lr"]),
+    kind("grad_norm", "Norm of the gradients", Unit::Number, true, true, &["grad_norm"]),
+    kind("tokens_per_second", "Tokens per second", Unit::TokensPerSecond, false, true, &["tokens_per_second"]),
+    kind(MEMORY, "Memory", Unit::Bytes, false, true, &["memory_bytes", "card_bytes"]),
+    kind(
+        "machine_memory",
+        "Memory of all processes",
+        Unit::Bytes,
+        false,
+        true,
+        &["host_used_bytes", "card_used_bytes"],
+    ),
+    kind("health", "Health", Unit::Number, false, true, &["utilisation", "oom_risk"]),
+    kind("experts", "Largest share of an expert, in even shares", Unit::Number, false, true, &[FULLEST_EXPERT]),
+    kind("dropped", "Dropped rows of experts", Unit::Rows, false, true, &["dropped"]),
+    kind("loss_scale", "Loss scale", Unit::Number, true, true, &["loss_scale"]),
+];
+
+const fn kind(
+    id: &'static str,
+    title: &'static str,
+    unit: Unit,
+    suits_log: bool,
+    from_zero: bool,
+    series: &'static [&'static str],
+) -> Kind {
+    Kind { id, title, unit, suits_log, from_zero, series }
+}
+
+/// Chart of the memory of the run's process, and of further series whose names end in `_bytes`.
+const MEMORY: &str = "memory";
+/// Series that say where the run is and need no chart.
+const POSITIONS: [&str; 5] = ["tokens", "epoch", "micro_steps", "seconds", "validation_targets"];
+/// Series with few values by nature.
+const MARKED: [&str; 1] = ["validation_loss"];
+
+/// The charts of runs, in a fixed order: known series first, then the others by name. `most` is the maximum number of points
+/// of a line.
+pub fn charts(runs: &[RunHistory], most: usize) -> Vec<Chart> {
+    let mut charts: Vec<Chart> = KINDS.iter().map(|kind| known(kind, runs, most)).collect();
+    let mut others: Vec<&str> = runs.iter().flat_map(|run| &run.series).map(|s| s.name.as_str()).collect();
+    others.sort_unstable();
+    others.dedup();
+    others.retain(|name| {
+        let in_kind = KINDS.iter().any(|kind| kind.series.contains(name));
+        !in_kind && !POSITIONS.contains(name) && !is_constant_zero(runs, name)
+    });
+    for name in others {
+        let is_memory = name.ends_with("_bytes");
+        let place = charts.iter().position(|chart| is_memory && chart.id == MEMORY).unwrap_or_else(|| {
+            let unit = if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Number };
+            charts.push(Chart {
+                id: name.to_owned(),
+                title: name.to_owned(),
+                unit,
+                suits_log: false,
+                from_zero: true,
+                lines: vec![],
+                limits: vec![],
+            });
+            charts.len() - 1
+        });
+        let series = charts[place].lines.iter().map(|line| line.place + 1).max().unwrap_or(0);
+        let lines = lines(runs, name, series, most);
+        charts[place].lines.extend(lines);
+    }
+    charts.retain(|chart| !chart.lines.is_empty());
+    for chart in charts.iter_mut().filter(|chart| chart.id == MEMORY) {
+        chart.limits = runs.iter().enumerate().filter_map(planned).collect();
+    }
+    charts
+}
+
+/// Counters such as `skipped` that stay at 0 need no chart.
+fn is_constant_zero(runs: &[RunHistory], name: &str) -> bool {
+    let mut series = runs.iter().filter_map(|run| run.series(name));
+    series.all(|series| series.lowest.0 == 0.0 && series.highest.0 == 0.0)
+}
+
+fn known(kind: &Kind, runs: &[RunHistory], most: usize) -> Chart {
+    let there: Vec<&str> =
+        kind.series.iter().copied().filter(|name| runs.iter().any(|run| run.series(name).is_some())).collect();
+    let title = match there[..] {
+        // The key of a chart names its series only if there are several. The memory of a GPU is missing in most runs.
+        [only] if kind.series.len() > 1 && only != kind.id && kind.unit != Unit::Bytes => {
+            format!("{}: {only}", kind.title)
+        }
+        _ => kind.title.to_owned(),
+    };
+    let all = there.into_iter().enumerate();
+    Chart {
+        id: kind.id.to_owned(),
+        title,
+        unit: kind.unit,
+        suits_log: kind.suits_log,
+        from_zero: kind.from_zero,
+        lines: all.flat_map(|(place, name)| lines(runs, name, place, most)).collect(),
+        limits: vec![],
+    }
+}
+
+fn lines(runs: &[RunHistory], name: &str, place: usize, most: usize) -> Vec<Line> {
+    let line = |(run, history): (usize, &RunHistory)| {
+        let series = history.series(name)?;
+        let marked = MARKED.contains(&name) || series.points.len() == 1;
+        Some(Line { run, series: name.to_owned(), place, marked, points: series.thinned(most) })
+    };
+    runs.iter().enumerate().filter_map(line).collect()
+}
+
+/// The planned peak of a run in host memory. On a GPU the plan is of the memory of the GPU, and `memory_bytes` is not.
+fn planned((run, history): (usize, &RunHistory)) -> Option<Limit> {
+    let on_host = history.record["device"].as_str()?.starts_with("the CPU");
+    let value = history.record["peak_bytes"].as_f64().filter(|_| on_host)?;
+    Some(Limit { run, name: "planned peak", value })
+}
+
+/// The charts that `names` select, in the order of the names: each is the id of a chart, or a series, of which only the line is
+/// left.
+///
+/// # Errors
+/// The first name that is neither, with the names that exist.
+pub fn select(charts: Vec<Chart>, names: &[String]) -> Result<Vec<Chart>, UnknownSeries> {
+    let mut chosen: Vec<Chart> = vec![];
+    for name in names {
+        if let Some(chart) = charts.iter().find(|chart| chart.id == *name) {
+            chosen.push(chart.clone());
+            continue;
+        }
+        let found = charts.iter().find(|chart| chart.lines.iter().any(|line| line.series == *name));
+        let Some(chart) = found else {
+            let known = charts.iter().flat_map(Chart::names).collect::<Vec<_>>();
+            return Err(UnknownSeries { name: name.clone(), known });
+        };
+        let mut chart = chart.clone();
+        chart.lines.retain(|line| line.series == *name);
+        chosen.push(chart);
+    }
+    Ok(chosen)
+}
+
+/// A name that is neither a chart nor a series of the runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownSeries {
+    /// The name.
+    pub name: String,
+    /// All names.
+    pub known: Vec<String>,
+}
+
+impl Chart {
+    /// Its id, and the names of its series that differ from it.
+    fn names(&self) -> Vec<String> {
+        let mut names = vec![self.id.clone()];
+        for line in &self.lines {
+            if !names.contains(&line.series) {
+                names.push(line.series.clone());
+            }
+        }
+        names
+    }
+
+    /// The axis of its values: all lines, and the limits unless they are so far away that they would flatten the lines.
+    pub fn axis(&self, log: bool) -> Axis {
+        let points = || self.lines.iter().flat_map(|line| &line.points);
+        let log = log && points().any(|point| point.high > 0.0);
+        let low = points().map(|point| point.low).filter(|&low| !log || low > 0.0);
+        let low = low.fold(f64::INFINITY, f64::min);
+        let high = points().map(|point| point.high).fold(f64::NEG_INFINITY, f64::max);
+        let limits = self.limits.iter().map(|limit| limit.value).filter(|&value| value <= 4.0 * high);
+        let high = limits.fold(high, f64::max);
+        // A point may have a positive highest and another lowest value.
+        let low = if low.is_finite() { low.min(high) } else { high };
+        if log {
+            return Axis::new(low, high, true);
+        }
+        if self.from_zero && low >= 0.0 {
+            return Axis::new(0.0, 1.04 * high, false);
+        }
+        let margin = 0.04 * (high - low);
+        Axis::new(low - margin, high + margin, false)
+    }
+}
+
+/// An axis.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Axis {
+    /// Lowest value.
+    pub low: f64,
+    /// Highest value, above the lowest.
+    pub high: f64,
+    /// Whether distances are those of logarithms.
+    pub log: bool,
+}
+
+impl Axis {
+    /// An axis from `low` to `high`; a range without extent is widened. `log` needs positive numbers.
+    pub fn new(low: f64, high: f64, log: bool) -> Self {
+        let (low, high) = match (low < high, log) {
+            (true, _) => (low, high),
+            (false, true) => (low / 2.0, low * 2.0),
+            (false, false) if low == 0.0 => (0.0, 1.0),
+            (false, false) => (low - 0.1 * low.abs(), low + 0.1 * low.abs()),
+        };
+        Self { low, high, log }
+    }
+
+    /// Position of a value: 0 at the lowest value, 1 at the highest. A logarithmic axis has no place for values of 0 and below.
+    pub fn at(&self, value: f64) -> Option<f64> {
+        match self.log {
+            true => (value > 0.0).then(|| (value / self.low).ln() / (self.high / self.low).ln()),
+            false => Some((value - self.low) / (self.high - self.low)),
+        }
+    }
+
+    /// At most about `most` values with labels, in a unit of which `factor` is the size.
+    pub fn ticks(&self, most: f64, factor: f64) -> Vec<(f64, String)> {
+        if self.log {
+            let ticks = self.decades(most);
+            if ticks.len() > 1 {
+                return ticks.into_iter().map(|value| (value, number(value / factor))).collect();
+            }
+        }
+        let (low, high) = (self.low / factor, self.high / factor);
+        let step = round_step(high - low, most);
+        let first = (low / step - 1e-9).ceil();
+        let values = (0..100).map(|n| (first + f64::from(n)) * step).take_while(|&v| v <= high + 1e-9 * step);
+        values
+            .map(|value| (value * factor, number(if value.abs() < 1e-9 * step { 0.0 } else { value })))
+            .collect()
+    }
+
+    /// Powers of ten, and between them 2 and 5 times these where there is room.
+    fn decades(&self, most: f64) -> Vec<f64> {
+        let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
+        let inside = |value: &f64| (self.low * 0.999_999..=self.high * 1.000_001).contains(value);
+        let multiples = |of: &[f64]| -> Vec<f64> {
+            let all = (first..=last).flat_map(|power| of.iter().map(move |n| n * 10_f64.powi(power)));
+            all.filter(inside).collect()
+        };
+        [&[1.0, 2.0, 5.0][..], &[1.0, 3.0]]
+            .into_iter()
+            .map(multiples)
+            .find(|ticks| ticks.len() as f64 <= most + 1.0)
+            .unwrap_or_else(|| {
+                let powers = multiples(&[1.0]);
+                let step = (powers.len() as f64 / most).ceil().max(1.0) as usize;
+                powers.into_iter().step_by(step).collect()
+            })
+    }
+}
+
+/// The smallest of 1, 2 and 5 times a power of 10 of which `extent` has at most `parts`.
+fn round_step(extent: f64, parts: f64) -> f64 {
+    let unit = 10_f64.powf((extent / parts).log10().floor());
+    [1.0, 2.0, 5.0].map(|n| n * unit).into_iter().find(|n| extent / n <= parts).unwrap_or(10.0 * unit)
+}
+
+/// A number in at most four significant digits: `0.25`, `12 340`, `3e-4`.
+pub fn number(value: f64) -> String {
+    let size = value.abs();
+    if value == 0.0 || !value.is_finite() {
+        return if value == 0.0 { "0".to_owned() } else { value.to_string() };
+    }
+    if (1e-3..1e6).contains(&size) {
+        let decimals = (3 - size.log10().floor() as i32).clamp(0, 6) as usize;
+        let text = format!("{value:.decimals$}");
+        return match text.contains('.') {
+            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+            false => text,
+        };
+    }
+    let text = format!("{value:.3e}");
+    let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
+    format!("{}e{power}", digits.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// The names of runs for a legend: the names of the folders, or their paths where names are equal.
+pub fn names(runs: &[RunHistory]) -> Vec<String> {
+    let name = |run: &RunHistory| {
+        let is_unique = runs.iter().filter(|other| other.name == run.name).count() == 1;
+        if is_unique {
+            run.name.clone()
+        } else {
+            plimsoll_data::printable::EscapedPath(&run.folder).to_string()
+        }
+    };
+    runs.iter().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::Series;
+    use serde_json::json;
+    use std::collections::BTreeMap;
+
+    fn run(name: &str, series: &[(&str, &[f64])]) -> RunHistory {
+        let series = series.iter().map(|(name, values)| {
+            let mut series = Series::new(name);
+            values.iter().zip(1..).for_each(|(&value, step)| series.add(step, value));
+            series
+        });
+        RunHistory {
+            folder: format!("runs/{name}").into(),
+            name: name.to_owned(),
+            record: json!({"device": "the CPU, 2 threads", "peak_bytes": 3000}),
+            settings: BTreeMap::new(),
+            series: series.collect(),
+            loads: vec![],
+            events: vec![],
+            event_count: 0,
+            stages: vec![],
+            last_step: 2,
+        }
+    }
+
+    #[test]
+    fn every_series_has_its_chart() {
+        let runs = [
+            run(
+                "a",
+                &[
+                    ("tokens", &[1.0, 2.0]),
+                    ("loss", &[3.0, 2.0]),
+                    ("memory_bytes", &[1024.0, 2048.0]),
+                    ("skipped", &[0.0, 0.0]),
+                    ("zeta", &[1.0, 1.0]),
+                    ("host.heap_bytes", &[1.0, 1.0]),
+                ],
+            ),
+            run("b", &[("loss", &[4.0, 1.0]), ("validation_loss", &[5.0]), ("data_wait_seconds", &[0.5])]),
+        ];
+        let charts = charts(&runs, 100);
+        let lines_of = |chart: &'_ Chart| -> Vec<(usize, String, usize)> {
+            chart.lines.iter().map(|line| (line.run, line.series.clone(), line.place)).collect()
+        };
+        let found: Vec<_> = charts.iter().map(|chart| (chart.id.as_str(), lines_of(chart))).collect();
+        assert_eq!(
+            found,
+            [
+                (
+                    "loss",
+                    vec![
+                        (0, "loss".to_owned(), 0),
+                        (1, "loss".to_owned(), 0),
+                        (1, "validation_loss".to_owned(), 1)
+                    ]
+                ),
+                ("memory", vec![(0, "memory_bytes".to_owned(), 0), (0, "host.heap_bytes".to_owned(), 1)]),
+                ("data_wait_seconds", vec![(1, "data_wait_seconds".to_owned(), 0)]),
+                ("zeta", vec![(0, "zeta".to_owned(), 0)]),
+            ]
+        );
+        assert_eq!(charts[2].unit, Unit::Seconds);
+        assert_eq!(charts[1].limits[0], Limit { run: 0, name: "planned peak", value: 3000.0 });
+        let pick = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            let chosen = select(charts.clone(), &names)?;
+            Ok(chosen.into_iter().map(|chart| (chart.id, chart.lines.len())).collect::<Vec<_>>())
+        };
+        let two = vec![("zeta".to_owned(), 1), ("loss".to_owned(), 1)];
+        assert_eq!(pick(&["zeta", "validation_loss"]), Ok(two));
+        let known =
+            ["loss", "validation_loss", "memory", "memory_bytes", "host.heap_bytes", "data_wait_seconds"];
+        let known = known.into_iter().chain(["zeta"]).map(str::to_owned).collect();
+        assert_eq!(pick(&["los"]), Err(UnknownSeries { name: "los".to_owned(), known }));
+    }
+
+    /// The memory of the run and that of the machine differ so much that one axis would flatten the former.
+    #[test]
+    fn memory_of_all_processes_and_health_have_charts_of_their_own() {
+        let runs = [run(
+            "a",
+            &[
+                ("memory_bytes", &[1e9]),
+                ("host_used_bytes", &[9e9]),
+                ("card_bytes", &[2e9]),
+                ("card_used_bytes", &[8e9]),
+                ("utilisation", &[0.5]),
+                ("oom_risk", &[0.0]),
+            ],
+        )];
+        let charts = charts(&runs, 100);
+        let found: Vec<(&str, Vec<&str>)> = charts
+            .iter()
+            .map(|chart| (chart.id.as_str(), chart.lines.iter().map(|line| line.series.as_str()).collect()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("memory", vec!["memory_bytes", "card_bytes"]),
+                ("machine_memory", vec!["host_used_bytes", "card_used_bytes"]),
+                ("health", vec!["utilisation", "oom_risk"]),
+            ]
+        );
+        assert_eq!(charts.iter().map(|chart| chart.limits.len()).collect::<Vec<_>>(), [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_chart_of_one_of_its_series_names_it() {
+        let title = |series: &[(&str, &[f64])]| {
+            let chart = charts(&[run("a", series)], 100).remove(0);
+            (chart.title, chart.lines.iter().map(|line| line.place).collect::<Vec<_>>())
+        };
+        let both: [(&str, &[f64]); 2] = [("router_z_loss", &[1.0]), ("balance_loss", &[1.0])];
+        assert_eq!(title(&both), ("Auxiliary losses".to_owned(), vec![0, 1]));
+        assert_eq!(title(&both[..1]), ("Auxiliary losses: router_z_loss".to_owned(), vec![0]));
+        assert_eq!(title(&[("loss", &[1.0])]), ("Loss".to_owned(), vec![0]));
+    }
+
+    #[test]
+    fn axes_hold_all_values() {
+        let chart = |values: &[f64], id: &str| {
+            let runs = [run("a", &[(id, values)])];
+            charts(&runs, 100).remove(0)
+        };
+        let loss = chart(&[2.0, 4.0], "loss").axis(false);
+        assert!(loss.low > 1.9 && loss.low < 2.0 && loss.high > 4.0 && loss.high < 4.1);
+        assert_eq!(chart(&[2.0, 4.0], "lr").axis(false).low, 0.0);
+        let log = chart(&[0.0, 1.0, 100.0], "lr").axis(true);
+        assert_eq!((log.low, log.high, log.at(10.0), log.at(0.0)), (1.0, 100.0, Some(0.5), None));
+        // Without a positive number, and with a single number.
+        assert!(!chart(&[0.0, -1.0], "lr").axis(true).log);
+        let single = chart(&[0.5], "lr").axis(true);
+        assert!(single.low < 0.5 && single.high > 0.5);
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        let check = |low: f64, high: f64, log: bool, factor: f64, wanted: &str| {
+            let ticks = Axis::new(low, high, log).ticks(5.0, factor);
+            let labels: Vec<String> = ticks.into_iter().map(|(_, label)| label).collect();
+            assert_eq!(labels.join(" "), wanted);
+        };
+        check(0.0, 10.0, false, 1.0, "0 2 4 6 8 10");
+        check(1.93, 4.06, false, 1.0, "2 2.5 3 3.5 4");
+        check(0.0, 3e-4, false, 1.0, "0 1e-4 2e-4 3e-4");
+        check(-0.3, 0.3, false, 1.0, "-0.2 0 0.2");
+        check(0.0, 3e9, false, 1e9, "0 1 2 3");
+        check(0.01, 100.0, true, 1.0, "0.01 0.1 1 10 100");
+        check(1.0, 10.0, true, 1.0, "1 2 5 10");
+        check(1e-9, 1e9, true, 1.0, "1e-9 1e-5 0.1 1000 1e7");
+        check(3.1, 3.3, true, 1.0, "3.1 3.15 3.2 3.25 3.3");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (value, wanted) in [
+            (0.0, "0"),
+            (0.25, "0.25"),
+            (2.71549, "2.715"),
+            (12_340.0, "12340"),
+            (0.001, "0.001"),
+            (3e-4, "3e-4"),
+            (-1234.5678, "-1235"),
+            (9.99996, "10"),
+            (1_234_567.0, "1.235e6"),
+        ] {
+            assert_eq!(number(value), wanted);
+        }
+        assert_eq!(Unit::Bytes.text(1_500_000_000.0), "1.5 GB");
+        assert_eq!(Unit::Nats.text(2.5), "2.5 nats");
+        assert_eq!(Unit::Number.text(2.5), "2.5");
+    }
+
+    #[test]
+    fn equal_names_become_paths() {
+        let mut runs = [run("a", &[]), run("a", &[]), run("b", &[])];
+        runs[1].folder = "other/a".into();
+        assert_eq!(names(&runs), ["runs/a", "other/a", "b"]);
+    }
+}

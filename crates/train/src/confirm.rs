@@ -1,0 +1,183 @@
+//! Confirms a plan by running it: a trial of at most two micro-steps and the update in a process of its own, whose peak memory is compared with
+//! the budget. Invariant: a trial opens the model and the data as a run does, and writes no file.
+
+use crate::config::TrainConfig;
+use crate::engine::{Largest, open};
+use crate::schedule::{Rate, hyper};
+use crate::{RunState, TrainError};
+use plimsoll_graph::Bytes;
+use plimsoll_runtime::machine::resident;
+use plimsoll_runtime::{Device, Observer, RuntimeError, Silent};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+/// Largest number of micro-steps of a trial: the first starts the sum of the gradients, the second adds to it, and all
+/// others repeat the second.
+const MICRO_STEPS: u64 = 2;
+
+/// What a trial measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// Micro-steps that were run, and micro-steps of a whole optimizer step.
+    pub micro_steps: [u64; 2],
+    /// Tokens of the largest micro-batch that was run.
+    pub tokens: u64,
+    /// Mean cross-entropy per target.
+    pub loss: f64,
+    /// Whether the update was applied, that is whether every gradient was finite.
+    pub updated: bool,
+    /// Planned peak in the memory of the budget.
+    pub planned_bytes: u64,
+    /// Measured peak in the memory of the budget: of the process, or of the GPU.
+    pub peak_bytes: u64,
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Seconds from the first micro-step to the result of the update.
+    pub seconds: f64,
+}
+
+impl Trial {
+    /// The trial as JSON, which [`confirm`] reads.
+    pub fn to_json(&self) -> String {
+        json!(self).to_string()
+    }
+}
+
+/// Runs an optimizer step of at most two micro-steps, and an evaluation batch if the run evaluates, and measures the peak
+/// memory.
+///
+/// # Errors
+/// Those of a run: a plan that does not fit, data that cannot be read, errors of the device.
+pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) -> Result<Trial, TrainError> {
+    let machine = config.run.settings(device.clone()).machine();
+    let mut model = open(config, device, observer)?;
+    let config = config.with(model.choices().iter().map(|(key, value)| (key, value)))?;
+    let batch = &config.batch;
+    let largest = config.memory.dynamic.as_ref().and_then(|dynamic| dynamic.max_batch.0);
+    let whole = batch.tokens.div_ceil(batch.micro_tokens.0.or(largest).unwrap_or(batch.tokens).max(1));
+    let state = RunState::new(&config.precision, model.position()?);
+    let told = hyper(model.optimizer(), &config.optimizer, Rate::new(&config).at(0, 0), 1);
+    let scale = state.scale.of_micro_batch(config.precision.kind, batch.tokens);
+    let start = Instant::now();
+    let (mut run, mut tokens, mut targets, mut ends) = (0, 0, 0, 0);
+    while run < whole.clamp(1, MICRO_STEPS) {
+        let Some(taken) = model.take(u64::MAX)? else {
+            ends += 1;
+            if ends > 1 {
+                return Err(TrainError::EmptyEpoch);
+            }
+            continue;
+        };
+        if run == 0 {
+            model.prepare(&told);
+        }
+        model.micro_step(run > 0, scale)?;
+        (run, tokens, targets) = (run + 1, tokens.max(taken.tokens), targets + taken.targets);
+    }
+    model.apply(&told, (1.0 / (f64::from(scale) * targets as f64)) as f32)?;
+    let mut loss = 0.0;
+    let applied = model.finish_step(run, &mut |found| loss += found.loss)?;
+    let seconds = start.elapsed().as_secs_f64();
+    if config.run.evaluate_every.is_some() {
+        model.rewind()?;
+        model.evaluate()?;
+    }
+    let peak = match machine.taken() {
+        Ok(Some(taken)) => taken,
+        Ok(None) | Err(_) => resident().1,
+    };
+    Ok(Trial {
+        micro_steps: [run, whole],
+        tokens,
+        loss: loss / targets.max(1) as f64,
+        updated: applied.ok,
+        planned_bytes: model.peak().0,
+        peak_bytes: peak.0,
+        budget_bytes: model.budget().0,
+        seconds,
+    })
+}
+
+/// A confirmed answer of a search for the largest value.
+#[derive(Debug)]
+pub struct Confirmation {
+    /// What the trial of the answer measured.
+    pub trial: Trial,
+    /// The refusal of the next larger value.
+    pub refusal: TrainError,
+}
+
+/// How to start the trial of a configuration.
+#[derive(Clone, Debug)]
+pub struct TrialCommand<'a> {
+    /// The executable.
+    pub program: &'a Path,
+    /// Arguments, to which `--set KEY=VALUE` of the answer are added.
+    pub arguments: Vec<String>,
+}
+
+/// Runs the answer of a search in a process of its own with the same budget, and asks for the refusal of the next larger
+/// value.
+///
+/// # Errors
+/// A trial that fails, exceeds the budget, or gives a loss that is not finite; errors of planning the next value.
+pub fn confirm(largest: &Largest, command: &TrialCommand<'_>) -> Result<Confirmation, TrainError> {
+    let what = format!("{} {}", largest.size.name(), largest.value);
+    let failed = |why: String| TrainError::NotConfirmed { what: what.clone(), why };
+    let set = largest.settings().into_iter().flat_map(|setting| ["--set".to_owned(), setting]);
+    let budget = format!("memory.budget=\"{}\"", largest.process.budget().0);
+    let words: Vec<String> = set.chain(["--set".to_owned(), budget]).collect();
+    let done = Command::new(command.program)
+        .args(&command.arguments)
+        .args(&words)
+        .output()
+        .map_err(RuntimeError::io(command.program))?;
+    if !done.status.success() {
+        let said = String::from_utf8_lossy(&done.stderr);
+        return Err(failed(format!("its trial ended with {}: {}", done.status, said.trim())));
+    }
+    let trial: Trial = serde_json::from_slice(&done.stdout).map_err(|e| failed(format!("its trial: {e}")))?;
+    if trial.peak_bytes > trial.budget_bytes {
+        let [peak, budget] = [trial.peak_bytes, trial.budget_bytes].map(Bytes);
+        return Err(failed(format!("its trial took {peak}, above the budget of {budget}")));
+    }
+    if !trial.loss.is_finite() {
+        return Err(failed("the loss of its trial is not finite".to_owned()));
+    }
+    Ok(Confirmation { trial, refusal: largest.refusal(&mut Silent)? })
+}
+
+impl Confirmation {
+    /// The confirmation as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({"trial": self.trial, "next": self.refusal.to_string()})
+    }
+
+    /// The confirmation as text: the trial, then the refusal of the next larger value.
+    pub fn to_text(&self, largest: &Largest) -> String {
+        let Trial {
+            micro_steps: [run, whole],
+            tokens,
+            loss,
+            updated,
+            planned_bytes,
+            peak_bytes,
+            budget_bytes,
+            seconds,
+        } = self.trial;
+        let update = if updated { "updated" } else { "update skipped, a gradient overflowed" };
+        let [planned, peak, budget] = [planned_bytes, peak_bytes, budget_bytes].map(Bytes);
+        format!(
+            "confirmed {} {}: {run} of {whole} micro-steps, of up to {tokens} tokens, and the update in {seconds:.1} s; loss {loss:.4}, {update}\n  \
+             peak {peak} measured, {planned} planned, budget {budget}\nthe next, {} {}, is {}\n",
+            largest.size.name(),
+            largest.value,
+            largest.size.name(),
+            largest.refused,
+            self.refusal
+        )
+    }
+}

@@ -1,0 +1,122 @@
+//! The optimisations in effect in a training plan, each with what it saves and costs. Invariant: the plan without an
+//! optimisation keeps every other choice of the plan: micro-batch, rows of logits, optimizer, recomputed nodes.
+
+use super::program::{self, Exact};
+use super::subject;
+use crate::TrainError;
+use crate::config::{OptimizerKind, PrecisionKind, TrainConfig};
+use plimsoll_plan::training::plans;
+use plimsoll_plan::{Candidate, Fuse, Program, RecomputePolicy, Target, TrainingChoice};
+use plimsoll_runtime::Observer;
+use plimsoll_runtime::explain::{Effect, PlanCost, seconds, sharing};
+use serde_json::{Value, json};
+
+/// Returns the optimisations in effect in the plan `found` of a configuration. A plan without one of them may exceed the
+/// budget.
+pub fn explain(
+    config: &TrainConfig,
+    target: &Target,
+    found: &TrainingChoice,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Effect>, TrainError> {
+    if config.memory.dynamic.is_some() {
+        return Err(TrainError::PlanOfDynamic { flag: "--explain" });
+    }
+    let subject = subject(config, observer)?;
+    let candidate = found.candidate;
+    let exact = Exact { candidate, remat: found.remat.clone(), fuse: Fuse::default(), max_norm: None };
+    let with = cost(&found.program, &candidate);
+    let mut effects = sharing(&found.program, with)?;
+    let mut add = |name: &str, instead: String, with: PlanCost, without: PlanCost| {
+        effects.push(Effect { name: name.to_owned(), instead, with, without });
+    };
+    let planned = |config: &TrainConfig, exact: &Exact| -> Result<PlanCost, TrainError> {
+        let program = program::exactly(config, &subject.like(&config.model), target, exact)?;
+        Ok(cost(&program, &exact.candidate))
+    };
+    // With another value of a key, which is named as in `--set`.
+    let keyed = |key: &str, value: Value| -> Result<(String, TrainConfig), TrainError> {
+        let other = config.with([(&key.to_owned(), &value)])?;
+        let word = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        Ok((format!("--set {key}={word}"), other))
+    };
+    if found.remat != RecomputePolicy::None {
+        let (instead, _) = keyed("memory.remat", json!("none"))?;
+        let without = planned(config, &Exact { remat: RecomputePolicy::None, ..exact.clone() })?;
+        add("recomputation of activations", instead, with, without);
+    }
+    if u64::from(candidate.chunk) < candidate.tokens {
+        let (instead, _) = keyed("memory.loss_chunk", json!(candidate.tokens))?;
+        let chunk = u32::try_from(candidate.tokens).unwrap_or(u32::MAX);
+        let without = planned(config, &Exact { candidate: Candidate { chunk, ..candidate }, ..exact.clone() })?;
+        add(&format!("logits of {} rows at a time", candidate.chunk), instead, with, without);
+    }
+    if candidate.accumulation > 1 {
+        let tokens = candidate.tokens * candidate.accumulation;
+        let (instead, _) = keyed("batch.micro_tokens", json!(tokens))?;
+        let whole = Candidate { tokens, accumulation: 1, ..candidate };
+        let without = planned(config, &Exact { candidate: whole, ..exact.clone() })?;
+        add(&format!("a step of {} micro-batches", candidate.accumulation), instead, with, without);
+    }
+    let kind = program::kind_of(&candidate.optimizer);
+    if matches!(kind, OptimizerKind::Adamw8bit | OptimizerKind::Adafactor) {
+        let (instead, other) = keyed("optimizer.kind", json!(OptimizerKind::Adamw))?;
+        let optimizer = program::optimizers(&other)[0];
+        let without =
+            planned(config, &Exact { candidate: Candidate { optimizer, ..candidate }, ..exact.clone() })?;
+        let name = if kind == OptimizerKind::Adafactor { "factored second moments" } else { "8-bit moments" };
+        add(name, instead, with, without);
+    }
+    if program::updates_at_once(config, &subject, &exact) {
+        let (instead, _) = keyed("optimizer.clip_norm", json!(1.0))?;
+        let without = planned(config, &Exact { max_norm: Some(1.0), ..exact.clone() })?;
+        add("every parameter updated as soon as its gradient is complete", instead, with, without);
+    }
+    let without = planned(config, &Exact { fuse: Fuse::Nothing, ..exact.clone() })?;
+    add("fused ops", "every op of the model by itself".to_owned(), with, without);
+    if found.program.depth() > 1 {
+        let without = cost(&found.program.clone().with_pipeline_depth(1), &candidate);
+        let name =
+            format!("{} steps in flight (their overlap is not in the expected time)", found.program.depth());
+        add(&name, "one step at a time".to_owned(), with, without);
+    }
+    // Keys that change the nodes of the graph: nodes of one graph cannot be recomputed in the other, so both plans are
+    // without recomputation where the search chose nodes.
+    let (exact, note) = match exact.remat {
+        RecomputePolicy::Nodes(_) => (Exact { remat: RecomputePolicy::None, ..exact }, NOT_RECOMPUTED),
+        _ => (exact, ""),
+    };
+    let with = if note.is_empty() { with } else { planned(config, &exact)? };
+    let mut add = |name: String, key: &str, value: Value| -> Result<(), TrainError> {
+        let (instead, other) = keyed(key, value)?;
+        let without = planned(&other, &exact)?;
+        effects.push(Effect { name: format!("{name}{note}"), instead, with, without });
+        Ok(())
+    };
+    if config.precision.kind != PrecisionKind::F32 {
+        let name = format!("precision {}", program::inference_precision(config).name());
+        add(name, "precision.kind", json!(PrecisionKind::F32))?;
+    }
+    if config.model.lora.is_some() {
+        add("adapters of low rank (LoRA)".to_owned(), "model.lora", Value::Null)?;
+    }
+    if config.model.freeze_encoder {
+        add("frozen encoder".to_owned(), "model.freeze_encoder", json!(false))?;
+    }
+    effects.retain(Effect::is_any);
+    Ok(effects)
+}
+
+/// Added to the name of an optimisation whose plans are both without recomputation.
+const NOT_RECOMPUTED: &str = " (both plans without recomputation)";
+
+/// Memory of a program, and its expected time for each token of an optimizer step.
+fn cost(program: &Program, candidate: &Candidate) -> PlanCost {
+    let seconds_of = |name: &str| {
+        let plan = program.index(name).map(|k| &program.plans()[k].1);
+        plan.map_or(0.0, |plan| seconds(program, plan))
+    };
+    let step = candidate.accumulation as f64 * seconds_of(plans::MICRO) + seconds_of(plans::APPLY);
+    let tokens = candidate.tokens * candidate.accumulation;
+    PlanCost { bytes: program.peak(), seconds_per_token: step / tokens as f64 }
+}
