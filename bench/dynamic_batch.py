@@ -118,10 +118,16 @@ def main():
         sys.exit(f"the disturbed run failed; see {busy}.log")
 
     losses = [[line["loss"] for line in lines(folder) if "loss" in line] for folder in (calm, busy)]
-    worst = max(abs(a - b) / a for a, b in zip(*losses))
+    apart = [abs(a - b) / a for a, b in zip(*losses)]
+    worst = max(apart)
     print(f"another process took {taken} bytes: {json.dumps(shrunk[0])}")
     print(f"it gave them back: {json.dumps(grown[0])}")
     print(f"{len(losses[1])} steps, losses differ by at most {worst:.2e} of the loss")
+    # Rounding grows slowly from the first change of size on; samples that are lost or doubled show at once.
+    first = shrunk[0]["step"]
+    for step in (first - 1, first, first + 1, first + 2, first + 5, first + 15, first + 50, STEPS):
+        if step <= len(apart):
+            print(f"    step {step}: loss {losses[0][step - 1]:.4f}, difference {apart[step - 1]:.1e}")
     if len(losses[0]) != STEPS or len(losses[1]) != STEPS or worst > 2e-3:
         sys.exit("the losses are not those of the undisturbed run")
 
