@@ -95,8 +95,8 @@ impl Arena {
         Ok(())
     }
 
-    /// Unmaps the memory behind the border at `bytes`, or maps memory up to it; the contents before stay. After an error
-    /// the arena is unchanged. No work may be running on the GPU.
+    /// Shrinks or grows the mapped memory to `bytes`, which is one of the borders. Contents in front of the smaller of both
+    /// sizes are preserved. After an error the arena is unchanged. No work may be running on the GPU.
     pub(crate) fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
         let ArenaMemory::Segment(segment) = &mut self.memory else {
             let why = "the arena is one allocation".to_owned();

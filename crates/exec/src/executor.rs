@@ -94,8 +94,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Gives back the memory of the arena that only the alternatives of the program before number `k` use, or takes it
-    /// again; see [`Program::arena_bytes_from`]. Until then, the program must not run these alternatives.
+    /// Shrinks or grows the arena in place to the size that the alternative plans of the program from number `k` on need
+    /// ([`Program::arena_bytes_from`]; 0 is the largest plan). The larger plans must not run until it has grown again.
     ///
     /// # Errors
     /// A step is in flight, errors of the device, or [`DeviceError::OutOfMemory`], after which nothing has changed.

@@ -54,7 +54,7 @@ pub struct RunHistory {
     pub folder: PathBuf,
     /// Name of the folder.
     pub name: String,
-    /// Contents of run.json; null if there is none.
+    /// Contents of run.json; null without the file.
     pub record: Value,
     /// The configuration, with dotted keys: that of config.yaml, or of run.json before the first step.
     pub settings: BTreeMap<String, String>,
@@ -556,7 +556,7 @@ fn fields(line: &Map<String, Value>, without: &[&str]) -> String {
     Name(&all.join(", ")).to_string()
 }
 
-/// Reads run.json; null if there is none.
+/// Reads run.json; null without the file.
 fn read_record(path: &Path) -> Result<Value, TrainError> {
     if !path.exists() {
         return Ok(Value::Null);

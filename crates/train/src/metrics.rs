@@ -1,5 +1,6 @@
-//! Writer of metrics.jsonl, which has one line for each logged step, each evaluation and the memory at the end of each
-//! stage, and of event files with the numbers of steps and evaluations. Invariant: lines are ordered by step, and a resumed run first removes the lines of steps that it will repeat.
+//! Writer of metrics.jsonl, which has one line for each logged step, each evaluation, each change of the size of micro-steps
+//! and the memory at the end of each stage, and of event files with the numbers of steps and evaluations. Invariant: a resumed
+//! run first removes the lines of steps that it will repeat.
 
 use super::dynamic::{Replay, SizeChange};
 use super::tensorboard::EventFile;
@@ -198,6 +199,7 @@ impl Metrics {
         self.file.write_all(text.as_bytes()).map_err(RuntimeError::io(&self.path))?;
         if let Some(events) = &mut self.events
             && let Value::Object(line) = serde_json::to_value(line).map_err(bug)?
+            // Lines of stages and events are no values of a step, so TensorBoard does not get them.
             && !line.contains_key("stage")
             && !line.contains_key("event")
         {

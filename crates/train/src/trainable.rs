@@ -62,6 +62,7 @@ pub trait Trainable {
     fn expert_rows(&self) -> ExpertRows<'_> {
         ExpertRows::default()
     }
+
     /// The sizes of micro-steps between which a run may change, in ascending order; a single one without `memory.dynamic`.
     fn sizes(&self) -> Vec<MicroStepSize>;
 
