@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks memory.dynamic on a GPU: a training run shrinks its micro-steps while another process holds memory, grows again
-when that process ends, and has the losses of an undisturbed run within rounding.
+when that process ends, and has the losses of an undisturbed run within rounding around both changes.
 
     bench/dynamic_batch.py PLIMSOLL --device cuda:0 --work DIR
 
@@ -118,17 +118,21 @@ def main():
         sys.exit(f"the disturbed run failed; see {busy}.log")
 
     losses = [[line["loss"] for line in lines(folder) if "loss" in line] for folder in (calm, busy)]
+    if [len(of) for of in losses] != [STEPS, STEPS]:
+        sys.exit(f"{len(losses[0])} and {len(losses[1])} steps instead of {STEPS}")
     apart = [abs(a - b) / a for a, b in zip(*losses)]
-    worst = max(apart)
     print(f"another process took {taken} bytes: {json.dumps(shrunk[0])}")
     print(f"it gave them back: {json.dumps(grown[0])}")
-    print(f"{len(losses[1])} steps, losses differ by at most {worst:.2e} of the loss")
-    # Rounding grows slowly from the first change of size on; samples that are lost or doubled show at once.
+    # Samples that are lost or doubled show at once. Rounding is amplified by training itself: on this small corpus differences
+    # of 1e-7 grow a thousandfold within fifty steps, so that only the steps after the changes are compared.
     first = shrunk[0]["step"]
+    compared = max(grown[0]["step"], first) + 10
+    worst = max(apart[:compared])
+    print(f"losses of the first {compared} steps differ by at most {worst:.1e} of the loss")
     for step in (first - 1, first, first + 1, first + 2, first + 5, first + 15, first + 50, STEPS):
         if step <= len(apart):
             print(f"    step {step}: loss {losses[0][step - 1]:.4f}, difference {apart[step - 1]:.1e}")
-    if len(losses[0]) != STEPS or len(losses[1]) != STEPS or worst > 2e-3:
+    if worst > 1e-5:
         sys.exit("the losses are not those of the undisturbed run")
 
 

@@ -70,6 +70,9 @@ __device__ __forceinline__ uint4 load_shared(u32 at) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
 }
+__device__ __forceinline__ void store_shared(u32 at, float2 v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(v.x), "f"(v.y) : "memory");
+}
 __device__ __forceinline__ void store_shared(u32 at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
@@ -190,16 +193,21 @@ __device__ __forceinline__ void produce(const Unit &unit, const Operands &of, in
     for (int j = 0; j < count; j++, cursor.next()) {
       const u32 to = unit.stage(cursor.stage), full = unit.full(cursor.stage);
       const int at = tile * STEP;
+      // Read before the wait, which hides the latency.
+      float2 stats[STEP / 32];
+      if (KEYS) {
+#pragma unroll
+        for (int r = 0; r < STEP / 32; r++) {
+          const int row = at + lane + r * 32;
+          const bool there = row < length;
+          stats[r] = there ? of.stats[(long long)(block.start + row) * of.heads + query_head + query] : make_float2(0.0f, 0.0f);
+        }
+      }
       wait(unit.empty(cursor.stage), cursor.parity ^ 1);
       if (KEYS) {
 #pragma unroll
-        for (int r = lane; r < STEP; r += 32) {
-          bool there = at + r < length;
-          const float2 *from = of.stats + (there ? (long long)(block.start + at + r) * of.heads + query_head + query : 0);
-          asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
-                       ::"r"(unit.stats(cursor.stage) + r * 8), "l"(from), "r"(there ? 8 : 0) : "memory");
-        }
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
+        for (int r = 0; r < STEP / 32; r++) store_shared(unit.stats(cursor.stage) + (lane + r * 32) * 8, stats[r]);
+        arrive(full);
       }
       if (lane == 0) {
         expect(full, STAGE);
@@ -240,7 +248,9 @@ __device__ __forceinline__ void produce(const Unit &unit, const Operands &of, in
   }
 }
 
-// Arrives at a barrier once for the warp, when all lanes have read what it protects.
+// Arrives at a barrier once for the warp, when all lanes have read what it protects. Only for what the copy engine writes: the
+// stats of a stage are written by threads, and racecheck does not follow an order by __syncwarp and one lane's arrival, so all
+// lanes arrive at `empty`.
 __device__ __forceinline__ void release(u32 barrier) {
   __syncwarp();
   if (thread_now() % 32 == 0) arrive(barrier);
@@ -354,7 +364,7 @@ __device__ __forceinline__ void step(Rows &rows, const Unit &unit, int stage, in
   wgmma_wait<0>();
 #pragma unroll
   for (int i = 0; i < SUMS; i++) pin_accumulators(rows.sums[i]);
-  release(unit.empty(stage));
+  arrive(unit.empty(stage));
 }
 
 // Waits for the columns of a step, and writes zeros to those behind the sequence. TMA loads rows of the next sequence
@@ -407,7 +417,7 @@ __device__ __forceinline__ void visit(Rows &rows, const Unit &unit, Cursor &curs
       const int to = phase ? steps.end : steps.first;
       for (; tile < to; tile++, cursor.next()) {
         wait_full(unit, cursor, place.length - tile * STEP);
-        release(unit.empty(cursor.stage));
+        arrive(unit.empty(cursor.stage));
       }
     }
     if (phase == 1) {
@@ -491,7 +501,7 @@ attention_grad(const __grid_constant__ Map q, const __grid_constant__ Map k, con
     for (int u = 0; u < UNITS; u++) {
       Unit unit = unit_of(u);
       init(unit.item_full(), 1), init(unit.item_empty(), 4 * GROUPS);
-      for (int i = 0; i < STAGES; i++) init(unit.full(i), KEYS ? 33 : 1), init(unit.empty(i), 4 * GROUPS);
+      for (int i = 0; i < STAGES; i++) init(unit.full(i), KEYS ? 33 : 1), init(unit.empty(i), 128 * GROUPS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
   }
