@@ -8,6 +8,7 @@
 use crate::CudaError;
 use crate::api::Driver;
 use crate::context::Context;
+use crate::error::OUT_OF_MEMORY;
 use cudarc::driver::sys as cu;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::Bytes;
@@ -50,9 +51,6 @@ struct Chunk {
     bytes: usize,
     handle: cu::CUmemGenericAllocationHandle,
 }
-
-/// `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
-const OUT_OF_MEMORY: i32 = 2;
 
 impl Arena {
     /// Allocates `bytes`; an `expandable` arena can grow in place, and shrink to its `borders` with its content.

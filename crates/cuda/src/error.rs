@@ -73,14 +73,17 @@ impl CudaError {
     }
 }
 
+/// `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+
 impl CudaError {
     /// Whether a call failed because the GPU has too little memory.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
-            // CUBLAS_STATUS_ALLOC_FAILED is 3, CUDA_ERROR_OUT_OF_MEMORY is 2. A code of NVRTC or NVML means something else.
+            // CUBLAS_STATUS_ALLOC_FAILED is 3. Codes of NVRTC and NVML mean something else.
             Self::Call { function, code, .. } if function.starts_with("cublas") => *code == 3,
             Self::Call { function, code, .. } => {
-                *code == 2 && !function.starts_with("nvrtc") && !function.starts_with("nvml")
+                *code == OUT_OF_MEMORY && !function.starts_with("nvrtc") && !function.starts_with("nvml")
             }
             Self::Library { .. }
             | Self::NoDevice { .. }

@@ -8,6 +8,7 @@
 
 use crate::CudaError;
 use crate::context::Context;
+use crate::error::OUT_OF_MEMORY;
 use cudarc::driver::sys as cu;
 use plimsoll_exec::GraphCapture;
 use plimsoll_graph::Counts;
@@ -148,9 +149,9 @@ impl Graphs {
     }
 }
 
-/// Whether a status code is anything but `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
+/// Whether a status code is anything but a lack of memory.
 fn has_memory(code: c_int) -> bool {
-    code != 2
+    code != OUT_OF_MEMORY
 }
 
 fn forget(context: &Context, step: cu::CUgraphExec) {
