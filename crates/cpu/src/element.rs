@@ -30,6 +30,8 @@ pub trait Element: Pod + Send + Sync {
     unsafe fn store_n<S: Simd>(s: S, p: *mut Self, v: S::V, n: usize);
     /// GELU, with an accuracy that suffices for results that are rounded to this type.
     fn gelu<S: Simd>(s: S, x: S::V) -> S::V;
+    /// SiLU, with an accuracy that suffices for results that are rounded to this type.
+    fn silu<S: Simd>(s: S, x: S::V) -> S::V;
 }
 
 impl Element for f32 {
@@ -60,6 +62,10 @@ impl Element for f32 {
     #[inline(always)]
     fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
         math::gelu(s, x)
+    }
+    #[inline(always)]
+    fn silu<S: Simd>(s: S, x: S::V) -> S::V {
+        math::silu(s, x)
     }
 }
 
@@ -117,6 +123,10 @@ impl Element for Bf16 {
     #[inline(always)]
     fn gelu<S: Simd>(s: S, x: S::V) -> S::V {
         math::gelu_bf16(s, x)
+    }
+    #[inline(always)]
+    fn silu<S: Simd>(s: S, x: S::V) -> S::V {
+        math::silu_bf16(s, x)
     }
 }
 

@@ -150,7 +150,7 @@ unsafe fn value<S: Simd, E: Element>(s: S, op: Op, a: *const E, b: *const E, n: 
             Op::ReluGrad => s.zero_below(E::load_n(s, a, n), E::load_n(s, b, n), s.splat(SMALLEST_POSITIVE)),
             Op::Scale(factor) => s.mul(E::load_n(s, a, n), s.splat(factor)),
             Op::Glu(Gate::Gelu) => s.mul(E::gelu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
-            Op::Glu(Gate::Silu) => s.mul(math::silu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
+            Op::Glu(Gate::Silu) => s.mul(E::silu(s, E::load_n(s, a, n)), E::load_n(s, b, n)),
             Op::Copy => E::load_n(s, a, n),
             Op::Fill(value) => s.splat(value),
         }

@@ -9,7 +9,6 @@ use super::Cpu;
 use super::element::Element;
 use super::elementwise::Gate;
 use super::isa::Kernel;
-use super::math::silu;
 use super::norm;
 use super::quantized::CodeRowsMut;
 use super::simd::{LANES, Simd};
@@ -177,6 +176,6 @@ impl<E: Element, P: Element> Quantize<'_, E, P> {
 fn activated<S: Simd, E: Element>(s: S, gate: Gate, v: S::V) -> S::V {
     match gate {
         Gate::Gelu => E::gelu(s, v),
-        Gate::Silu => silu(s, v),
+        Gate::Silu => E::silu(s, v),
     }
 }

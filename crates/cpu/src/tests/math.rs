@@ -3,7 +3,7 @@
 use super::{machines, numbers, same_bits};
 use crate::elementwise::{Gate, gelu, gelu_grad, glu, glu_grad};
 use crate::isa::Kernel;
-use crate::math::{exp, gelu_bf16};
+use crate::math::{exp, gelu_bf16, silu_bf16};
 use crate::simd::{LANES, Simd};
 use crate::{Cpu, Isa, Rows, RowsMut};
 use plimsoll_exec::half::bf16_to_f32;
@@ -30,6 +30,22 @@ impl Kernel for GeluBf16<'_> {
 pub(super) fn gelu_for_bf16(isa: Isa, x: &[f32]) -> Vec<f32> {
     let mut y = vec![f32::NAN; x.len()];
     isa.run(GeluBf16(x, &mut y));
+    y
+}
+
+struct SiluBf16<'a>(&'a [f32], &'a mut [f32]);
+
+impl Kernel for SiluBf16<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        each(s, self.0, self.1, |v| silu_bf16(s, v));
+    }
+}
+
+/// The SiLU for bf16 results, before rounding.
+pub(super) fn silu_for_bf16(isa: Isa, x: &[f32]) -> Vec<f32> {
+    let mut y = vec![f32::NAN; x.len()];
+    isa.run(SiluBf16(x, &mut y));
     y
 }
 
@@ -114,12 +130,35 @@ fn gelu_for_bf16_is_exact_to_a_hundredth_of_its_rounding() {
     }
 }
 
+/// All bf16 numbers, and a grid of step 1e-4 from -90 to 30.
 #[test]
-fn all_instruction_sets_have_one_gelu_for_bf16() {
+fn silu_for_bf16_is_exact_to_a_fiftieth_of_its_rounding() {
+    let mut x: Vec<f32> = (0..=u16::MAX).map(bf16_to_f32).filter(|x| x.is_finite()).collect();
+    x.extend((0..1_200_001).map(|i| -90.0 + i as f32 * 1e-4));
+    for isa in Isa::available() {
+        for (&x, y) in x.iter().zip(silu_for_bf16(isa, &x)) {
+            let a = f64::from(x.abs());
+            let tail = a / (1.0 + libm::exp(a));
+            let want = f64::from(x.max(0.0)) - tail;
+            let most = tail / 16384.0 + 2e-33 + ulp(want);
+            let off = (f64::from(y) - want).abs();
+            assert!(off <= most, "{}: {x}: {y} for {want}, off {off:e}", isa.name());
+        }
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
+        let y = silu_for_bf16(isa, &odd);
+        assert!(y[0].is_nan() && y[1] == f32::INFINITY && y[2].abs() < 1e-32, "{y:?}");
+        same_bits(&y[3..], &odd[3..], "zeros keep their signs");
+    }
+}
+
+#[test]
+fn all_instruction_sets_have_one_gelu_and_one_silu_for_bf16() {
     let x: Vec<f32> = (0..=u16::MAX).map(bf16_to_f32).filter(|x| !x.is_nan()).collect();
-    let mut all = Isa::available().filter(|isa| isa.has_fma()).map(|isa| gelu_for_bf16(isa, &x));
-    let Some(first) = all.next() else { return };
-    all.for_each(|y| same_bits(&y, &first, "gelu for bf16"));
+    for (name, of) in [("gelu", gelu_for_bf16 as fn(Isa, &[f32]) -> Vec<f32>), ("silu", silu_for_bf16)] {
+        let mut all = Isa::available().filter(|isa| isa.has_fma()).map(|isa| of(isa, &x));
+        let Some(first) = all.next() else { return };
+        all.for_each(|y| same_bits(&y, &first, name));
+    }
 }
 
 /// f and f' of `gate` at x, from its gradients for dy = 1 and a value of 1.

@@ -1,11 +1,11 @@
 //! Tests of row kernels on bf16: the bits of the f32 kernel on the widened numbers, rounded once; for GELU, of the
 //! SIMD GELU for bf16.
 
-use super::math::gelu_for_bf16;
+use super::math::{gelu_for_bf16, silu_for_bf16};
 use super::{machines, numbers};
 use crate::elementwise::Gate;
 use crate::norm::{layer_norm, rms_norm};
-use crate::{Bf16, Cpu, Element, Rows, RowsMut, elementwise, embed, reduce};
+use crate::{Bf16, Cpu, Element, Isa, Rows, RowsMut, elementwise, embed, reduce};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
 const COLUMNS: [usize; 6] = [1, 15, 16, 17, 320, 1001];
@@ -97,15 +97,15 @@ fn gates_and_concatenations_round_once() {
     for n in COLUMNS {
         let m = 20;
         let (x, xf) = pair(6, m * 2 * n);
-        let (view, wide_view) = (Rows::new(&x, m, 2 * n, 2 * n), Rows::new(&xf, m, 2 * n, 2 * n));
+        let view = Rows::new(&x, m, 2 * n, 2 * n);
         for cpu in machines() {
-            let silu = written(f32::NAN, m, n, |y| elementwise::glu(&cpu, Gate::Silu, wide_view, y));
-            let gated = |row: &[f32]| {
-                let gate = gelu_for_bf16(cpu.isa(), &row[..n]);
-                gate.iter().zip(&row[n..]).map(|(g, v)| g * v).collect::<Vec<_>>()
-            };
-            let gelu = xf.chunks(2 * n).flat_map(gated).collect();
-            for (gate, wanted) in [(Gate::Gelu, gelu), (Gate::Silu, silu)] {
+            type Activation = fn(Isa, &[f32]) -> Vec<f32>;
+            for (gate, of) in [(Gate::Gelu, gelu_for_bf16 as Activation), (Gate::Silu, silu_for_bf16)] {
+                let gated = |row: &[f32]| {
+                    let gate = of(cpu.isa(), &row[..n]);
+                    gate.iter().zip(&row[n..]).map(|(g, v)| g * v).collect::<Vec<_>>()
+                };
+                let wanted: Vec<f32> = xf.chunks(2 * n).flat_map(gated).collect();
                 let found = written(NONE, m, n, |y| elementwise::glu(&cpu, gate, view, y));
                 rounded(&found, &wanted, "gate");
             }
