@@ -83,6 +83,10 @@ pub fn batch_norm(cpu: &Cpu, x: Rows<'_>, norm: BatchNorm<'_>, y: RowsMut<'_>) {
     cpu.by_rows(rows, cols, &|range| cpu.isa().run(Batch { x, norm, y: &y, range }));
 }
 
+/// Number of rows whose statistics are computed before the first of them is written: the reductions and square roots of
+/// one row alone are a chain of latencies as long as the rest of its work.
+const TOGETHER: usize = 4;
+
 /// Layer norm of the rows `range`, for `Isa::run`. Null pointers stand for statistics that are not stored.
 struct LayerNorm<'a, E, P> {
     x: Rows<'a, E>,
@@ -99,29 +103,59 @@ impl<E: Element, P: Element> Kernel for LayerNorm<'_, E, P> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
-        for r in self.range.clone() {
-            let x = self.x.row(r);
-            // SAFETY: row r of x holds `cols` elements.
-            let (mean, rstd) = unsafe { statistics(s, x, cols, self.eps) };
-            let (m, k) = (s.splat(mean), s.splat(rstd));
-            if let Some(y) = self.y {
-                for j in (0..cols).step_by(LANES) {
-                    let n = LANES.min(cols - j);
-                    // SAFETY: j + n <= cols, the length of row r of x and y, gamma and beta.
+        for first in self.range.clone().step_by(TOGETHER) {
+            let rows = first..self.range.end.min(first + TOGETHER);
+            let mut of = [(0.0, 0.0); TOGETHER];
+            for (r, of) in rows.clone().zip(&mut of) {
+                // SAFETY: row r of x holds `cols` elements.
+                *of = unsafe { statistics(s, self.x.row(r), cols, self.eps) };
+            }
+            for (r, (mean, rstd)) in rows.zip(of) {
+                if let Some(y) = self.y {
+                    let whole = cols - cols % LANES;
+                    // SAFETY: row r of x, gamma and beta have `cols` elements, and so has row r of y, which only this
+                    // task writes.
                     unsafe {
-                        let v = s.mul(s.sub(E::load_n(s, x.add(j), n), m), k);
-                        let gamma = P::load_n(s, self.gamma.as_ptr().add(j), n);
-                        let beta = P::load_n(s, self.beta.as_ptr().add(j), n);
-                        E::store_n(s, y.row(r).add(j), s.fma(v, gamma, beta), n);
+                        for j in (0..whole).step_by(LANES) {
+                            self.write(s, r, y.row(r), (j, LANES), (mean, rstd));
+                        }
+                        if whole < cols {
+                            self.write(s, r, y.row(r), (whole, cols - whole), (mean, rstd));
+                        }
+                    }
+                }
+                for (column, value) in [(self.mean, mean), (self.rstd, rstd)] {
+                    if !column.is_null() {
+                        // SAFETY: a given column has one value per row; row r is written by this task only.
+                        unsafe { column.add(r).write(value) };
                     }
                 }
             }
-            for (column, value) in [(self.mean, mean), (self.rstd, rstd)] {
-                if !column.is_null() {
-                    // SAFETY: a given column has one value per row; row r is written by this task only.
-                    unsafe { column.add(r).write(value) };
-                }
-            }
+        }
+    }
+}
+
+impl<E: Element, P: Element> LayerNorm<'_, E, P> {
+    /// Writes `n` columns from `j` on of row `r`.
+    ///
+    /// # Safety
+    /// The columns must lie in row r of x, in row `y`, in gamma and in beta.
+    #[inline(always)]
+    unsafe fn write<S: Simd>(
+        &self,
+        s: S,
+        r: usize,
+        y: *mut E,
+        (j, n): (usize, usize),
+        (mean, rstd): (f32, f32),
+    ) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let x = E::load_n(s, self.x.row(r).add(j), n);
+            let v = s.mul(s.sub(x, s.splat(mean)), s.splat(rstd));
+            let gamma = P::load_n(s, self.gamma.as_ptr().add(j), n);
+            let beta = P::load_n(s, self.beta.as_ptr().add(j), n);
+            E::store_n(s, y.add(j), s.fma(v, gamma, beta), n);
         }
     }
 }
@@ -193,26 +227,49 @@ impl<E: Element, P: Element> Kernel for RmsNorm<'_, E, P> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
-        for r in self.range.clone() {
-            let x = self.x.row(r);
-            // SAFETY: row r of x holds `cols` elements.
-            let sum = unsafe { total::<S, E, true>(s, x, cols, s.splat(0.0)) };
-            let rstd = 1.0 / (sum / cols as f32 + self.eps).sqrt();
-            if let Some(y) = self.y {
-                for j in (0..cols).step_by(LANES) {
-                    let n = LANES.min(cols - j);
-                    // SAFETY: j + n <= cols, the length of row r of x and y, and of gamma.
+        for first in self.range.clone().step_by(TOGETHER) {
+            let rows = first..self.range.end.min(first + TOGETHER);
+            let mut of = [0.0; TOGETHER];
+            for (r, of) in rows.clone().zip(&mut of) {
+                // SAFETY: row r of x holds `cols` elements.
+                let sum = unsafe { total::<S, E, true>(s, self.x.row(r), cols, s.splat(0.0)) };
+                *of = 1.0 / (sum / cols as f32 + self.eps).sqrt();
+            }
+            for (r, rstd) in rows.zip(of) {
+                if let Some(y) = self.y {
+                    let whole = cols - cols % LANES;
+                    // SAFETY: row r of x and gamma have `cols` elements, and so has row r of y, which only this task
+                    // writes.
                     unsafe {
-                        let gamma = P::load_n(s, self.gamma.as_ptr().add(j), n);
-                        let v = s.mul(E::load_n(s, x.add(j), n), s.splat(rstd));
-                        E::store_n(s, y.row(r).add(j), s.mul(v, gamma), n);
+                        for j in (0..whole).step_by(LANES) {
+                            self.write(s, r, y.row(r), (j, LANES), rstd);
+                        }
+                        if whole < cols {
+                            self.write(s, r, y.row(r), (whole, cols - whole), rstd);
+                        }
                     }
                 }
+                if !self.rstd.is_null() {
+                    // SAFETY: a given column has one value per row; row r is written by this task only.
+                    unsafe { self.rstd.add(r).write(rstd) };
+                }
             }
-            if !self.rstd.is_null() {
-                // SAFETY: a given column has one value per row; row r is written by this task only.
-                unsafe { self.rstd.add(r).write(rstd) };
-            }
+        }
+    }
+}
+
+impl<E: Element, P: Element> RmsNorm<'_, E, P> {
+    /// Writes `n` columns from `j` on of row `r`.
+    ///
+    /// # Safety
+    /// The columns must lie in row r of x, in row `y` and in gamma.
+    #[inline(always)]
+    unsafe fn write<S: Simd>(&self, s: S, r: usize, y: *mut E, (j, n): (usize, usize), rstd: f32) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let gamma = P::load_n(s, self.gamma.as_ptr().add(j), n);
+            let v = s.mul(E::load_n(s, self.x.row(r).add(j), n), s.splat(rstd));
+            E::store_n(s, y.add(j), s.mul(v, gamma), n);
         }
     }
 }

@@ -94,18 +94,30 @@ fn transpose16(rows: &mut [__m512; 16]) {
     }
 }
 
-/// Each lane rounded to bf16, in the low half of 32 bits; same results as `half::f32_to_bf16`.
+/// All lanes rounded to bf16; same results as `half::f32_to_bf16`.
 #[inline]
-#[target_feature(enable = "avx512f")]
-fn bf16_bits(v: __m512) -> __m512i {
+#[target_feature(enable = "avx512f,avx512bw")]
+fn bf16_bits(v: __m512) -> __m256i {
     let bits = _mm512_castps_si512(v);
-    let top = _mm512_srli_epi32::<16>(bits);
     // Adding 0x7FFF plus the lowest kept bit rounds to nearest, ties to even, by carry into the upper half. A NaN
     // could carry into infinity, so NaNs are truncated and made quiet instead.
-    let odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
     let carried = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-    let quiet = _mm512_or_si512(top, _mm512_set1_epi32(0x40));
-    _mm512_mask_mov_epi32(_mm512_srli_epi32::<16>(carried), _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), quiet)
+    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+    let rounded = _mm512_mask_or_epi32(carried, nan, bits, _mm512_set1_epi32(0x40_0000));
+    // The upper halves in one instruction, where a shift and a conversion take three.
+    const UPPER: [u16; 32] = {
+        let mut upper = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            upper[i] = 2 * i as u16 + 1;
+            i += 1;
+        }
+        upper
+    };
+    // SAFETY: 64 readable bytes.
+    let upper = unsafe { _mm512_loadu_si512(UPPER.as_ptr().cast()) };
+    _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper, rounded))
 }
 
 /// As `bf16_bits`, for 8 lanes.
@@ -176,7 +188,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn narrow(self, p: *mut u16, v: Self::V) {
         // SAFETY: `self` proves the instructions; the caller promises the memory.
-        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(bf16_bits(v))) }
+        unsafe { _mm256_storeu_si256(p.cast(), bf16_bits(v)) }
     }
     #[inline(always)]
     unsafe fn store_low(self, p: *mut u8, v: Self::V) {
