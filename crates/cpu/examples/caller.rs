@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 const CONFIG: &str = include_str!("../../runtime/bundle/caller/config.json");
-const TOKENS: u64 = 4096; // tmp
 const STEPS: usize = 41;
 
 fn main() {

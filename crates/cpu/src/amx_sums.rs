@@ -6,14 +6,57 @@
 
 use super::amx::{STEP, TILE};
 use super::element::Bf16;
+use super::elementwise::Gate;
 use super::gemm::Act;
-use super::math::gelu_bf16;
+use super::math::{gelu_bf16, silu_bf16};
 use super::simd::{LANES, Simd};
 use super::simd_x86::Avx512;
 use super::tile::PANEL;
 use super::{Rows, RowsMut};
 use core::arch::x86_64::*;
 use core::ops::Range;
+
+/// The gate that accumulators, the value of a gated linear unit, are multiplied by.
+#[derive(Clone, Copy)]
+pub(super) struct GateSums {
+    activation: Gate,
+    /// Rows of 32 f32 accumulators.
+    at: *const f32,
+    bias: [__m512; 2],
+}
+
+impl GateSums {
+    /// The accumulators at `at`. Columns past the end of `bias` get a bias of zero.
+    #[inline(always)]
+    pub(super) fn new(s: Avx512, activation: Gate, at: *const f32, bias: Option<&[Bf16]>) -> GateSums {
+        GateSums { activation, at, bias: bias_of(s, bias) }
+    }
+
+    /// Row `r` of the gate: the activation of accumulators and bias.
+    ///
+    /// # Safety
+    /// Row `r` of the accumulators must be readable.
+    #[inline(always)]
+    unsafe fn row(&self, s: Avx512, r: usize) -> [__m512; 2] {
+        let sum = self.at.wrapping_add(r * PANEL);
+        // SAFETY: guaranteed by the caller.
+        let v = unsafe { [s.add(s.load(sum), self.bias[0]), s.add(s.load(sum.add(LANES)), self.bias[1])] };
+        match self.activation {
+            Gate::Gelu => [gelu_bf16(s, v[0]), gelu_bf16(s, v[1])],
+            Gate::Silu => [silu_bf16(s, v[0]), silu_bf16(s, v[1])],
+        }
+    }
+}
+
+/// The first 32 values of a bias as f32, zeros where it has fewer.
+#[inline(always)]
+fn bias_of(s: Avx512, bias: Option<&[Bf16]>) -> [__m512; 2] {
+    match bias {
+        // SAFETY: the mask covers no more elements than the slice has.
+        Some(bias) => unsafe { widen(bias.as_ptr(), first(bias.len().min(PANEL))) },
+        None => [s.splat(0.0); 2],
+    }
+}
 
 /// Accumulators of 32 columns of some rows, together with the epilogue still to be applied to them.
 #[derive(Clone, Copy)]
@@ -28,6 +71,7 @@ pub(super) struct PendingEpilogue {
     act: Act,
     /// Residual added last: pointer to its first row, and its row stride in elements.
     residual: Option<(*const Bf16, usize)>,
+    gate: Option<GateSums>,
     /// Output: pointer to the first row, row stride in elements, and a mask of the columns that exist.
     to: *mut Bf16,
     ld: usize,
@@ -47,6 +91,7 @@ impl PendingEpilogue {
             bias,
             act: Act::None,
             residual: None,
+            gate: None,
             to,
             ld: 0,
             mask: 0,
@@ -60,6 +105,7 @@ impl PendingEpilogue {
     /// # Safety
     /// When `finish` is called, the accumulators must be complete, and the memory it reads and writes must be valid.
     #[inline(always)]
+    #[allow(clippy::too_many_arguments)] // the parts of an epilogue, each once
     pub(super) unsafe fn new(
         s: Avx512,
         (at, rows): (*mut f32, usize),
@@ -67,6 +113,7 @@ impl PendingEpilogue {
         bias: Option<&[Bf16]>,
         act: Act,
         residual: Option<(*const Bf16, usize)>,
+        gate: Option<GateSums>,
         (to, ld, columns): (*mut Bf16, usize, usize),
     ) -> PendingEpilogue {
         let mask = first(columns);
@@ -78,12 +125,7 @@ impl PendingEpilogue {
             }
             None => None,
         };
-        let bias = match bias {
-            // SAFETY: the mask covers no more elements than the slice has.
-            Some(bias) => unsafe { widen(bias.as_ptr(), first(bias.len().min(PANEL))) },
-            None => [s.splat(0.0); 2],
-        };
-        PendingEpilogue { s, at, rows, scales, bias, act, residual, to, ld, mask }
+        PendingEpilogue { s, at, rows, scales, bias: bias_of(s, bias), act, residual, gate, to, ld, mask }
     }
 
     /// Loads row `r` of the accumulators as f32, with the scales applied to integer accumulators.
@@ -125,6 +167,10 @@ impl PendingEpilogue {
                 if let Some((residual, ld)) = self.residual {
                     let x = widen(residual.add(r * ld), self.mask);
                     v = [s.add(x[0], v[0]), s.add(x[1], v[1])];
+                }
+                if let Some(gate) = &self.gate {
+                    let gate = gate.row(s, r);
+                    v = [s.mul(gate[0], v[0]), s.mul(gate[1], v[1])];
                 }
                 _mm512_mask_storeu_epi16(self.to.add(r * self.ld).cast(), self.mask, round(v));
             }

@@ -14,6 +14,8 @@
 //! kernel of dot products (`gemm_dots`) reads panels without conversion.
 
 use super::element::Bf16;
+#[cfg(target_arch = "x86_64")]
+use super::elementwise::Gate;
 use super::gemm::{Epilogue, GemmCall, Split, finish};
 use super::isa::{Isa, Kernel};
 use super::simd::{LANES, Simd};
@@ -71,10 +73,50 @@ pub fn linear(
     #[cfg(target_arch = "x86_64")]
     if cpu.isa().has_tiles() && k > 0 {
         use super::{amx::Tiles, gemm_bf16_amx};
+        let form = gemm_bf16_amx::Form::Plain;
         // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
-        return unsafe { gemm_bf16_amx::linear::<Tiles>(cpu, job, None, workspace.as_mut_ptr(), 4 * EACH) };
+        return unsafe { gemm_bf16_amx::linear::<Tiles>(cpu, job, form, workspace.as_mut_ptr(), 4 * EACH) };
     }
     linear_by(cpu, Instructions::of(cpu.isa()), job, workspace);
+}
+
+/// Computes the gated linear unit y (M, F) = f(s[.., ..F]) s[.., F..] of s = x (M, K) W^T + bias, rounded once. `w` has
+/// 2F rows, packed into tiles; `bias` has 2F values. F is a multiple of 32, K at most 1 024; `workspace` as for
+/// [`linear`]. Only on AMX tiles. Panics if the sizes are inconsistent or the CPU has no tiles.
+#[cfg(target_arch = "x86_64")]
+pub fn gated(
+    cpu: &Cpu,
+    x: Rows<'_, Bf16>,
+    w: &[Bf16],
+    bias: Option<&[Bf16]>,
+    gate: Gate,
+    y: RowsMut<'_, Bf16>,
+    workspace: &mut [f32],
+) {
+    use super::gemm_bf16_amx::{self, Form};
+    let job = gated_job(x, w, bias, &y);
+    assert!(cpu.isa().has_tiles(), "a gate behind a matmul needs AMX tiles");
+    assert!(workspace.len() >= EACH * cpu.threads(), "workspace for {} threads", cpu.threads());
+    // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
+    unsafe {
+        let form = Form::Gated { gate, bias };
+        gemm_bf16_amx::linear::<super::amx::Tiles>(cpu, job, form, workspace.as_mut_ptr(), 4 * EACH);
+    }
+}
+
+/// The operands of `gated` after its checks of their sizes.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn gated_job<'a>(
+    x: Rows<'a, Bf16>,
+    w: &'a [Bf16],
+    bias: Option<&[Bf16]>,
+    y: &'a RowsMut<'a, Bf16>,
+) -> GemmCall<'a, Bf16> {
+    let (k, n) = (x.cols(), 2 * y.cols());
+    assert!((1..=super::gemm_bf16_amx::LONGEST_GATED).contains(&k), "rows of {k} behind a gate");
+    assert_eq!(w.len(), n.div_ceil(PANEL) * tiles::panel(k), "weights of ({n}, {k}) in tiles");
+    assert!(bias.is_none_or(|bias| bias.len() == n), "bias of {n}");
+    GemmCall::new(x, w, EpilogueBf16::default(), y)
 }
 
 /// `linear` after its checks, without AMX tiles.

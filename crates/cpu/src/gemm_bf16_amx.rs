@@ -23,8 +23,9 @@
 
 use super::Cpu;
 use super::amx::{NEAR, Near, SIDE, STEP, STRIP, TILE, TileUnit};
-use super::amx_sums::{PendingEpilogue, lay, prefetch_output};
+use super::amx_sums::{GateSums, PendingEpilogue, lay, prefetch_output};
 use super::element::Bf16;
+use super::elementwise::Gate;
 use super::gemm::GemmCall;
 use super::gemm_int8::Scales;
 use super::simd::{LANES, Simd};
@@ -58,8 +59,42 @@ const SUMS: usize = STRIP * PANEL * 4;
 /// block are copied, they follow the first sums instead.
 pub(super) const EACH: usize = SUMS + SLICE + ROWS / STRIP * GROUP * SUMS;
 
-/// `gemm_bf16::linear` after its checks, for K > 0; or, with `scales`, `gemm_int8::linear`, where `job` has one
-/// element for two int8 values. Each thread has `each` bytes of workspace.
+/// Maximum K of `gated`: longer strips are not multiplied by all panels, or in more than one slice.
+pub(super) const LONGEST_GATED: usize = SHORT * STEP;
+
+const _: () = assert!(SHORT <= DEPTH && plimsoll_plan::LONGEST_GATED as usize == LONGEST_GATED);
+
+/// What a matmul computes besides `GemmCall`.
+#[derive(Clone, Copy)]
+pub(super) enum Form<'a> {
+    /// Nothing.
+    Plain,
+    /// Operands are int8, with these scales.
+    Scaled(Scales<'a>),
+    /// A gated linear unit: y (M, F) = f(s[.., ..F]) s[.., F..] for the sums s (M, 2F).
+    Gated {
+        /// f.
+        gate: Gate,
+        /// 2F values, added to each row of sums; `GemmCall` has no bias.
+        bias: Option<&'a [Bf16]>,
+    },
+}
+
+impl Form<'_> {
+    /// Panels of the weight for each panel of y.
+    fn halves(&self) -> usize {
+        match self {
+            Form::Plain | Form::Scaled(_) => 1,
+            Form::Gated { .. } => 2,
+        }
+    }
+}
+
+/// `gemm_bf16::linear` after its checks, for K > 0; or, with scales, `gemm_int8::linear`, where `job` has one
+/// element for two int8 values; or `gemm_bf16::gated`. Each thread has `each` bytes of workspace.
+///
+/// The sums of a gate wait for those of its value. The vector units finish both while the tiles compute the next two
+/// panels of the weight, half of the rows beside each, so that the work beside all panels is equal.
 ///
 /// # Safety
 /// The CPU must have AVX-512 with BF16 and the tile registers of `U`; `U` must multiply int8 exactly if there
@@ -67,20 +102,21 @@ pub(super) const EACH: usize = SUMS + SLICE + ROWS / STRIP * GROUP * SUMS;
 pub(super) unsafe fn linear<U: TileUnit>(
     cpu: &Cpu,
     job: GemmCall<'_, Bf16>,
-    scales: Option<Scales<'_>>,
+    form: Form<'_>,
     workspace: *mut f32,
     each: usize,
 ) {
     assert!(job.x.cols() > 0 && each >= EACH, "columns and workspace");
     let (m, panels) = (job.x.rows(), job.y.cols().div_ceil(PANEL));
     let steps = job.x.cols().div_ceil(STEP);
+    assert!(form.halves() == 1 || job.y.cols().is_multiple_of(PANEL) && steps <= SHORT, "a gate's columns");
     let laid =
         (steps > SHORT).then(|| (each - SUMS) / (steps * 2 * TILE)).filter(|&strips| strips >= MIN_STRIPS);
     let (rows, most) = match laid {
         // At least one, because a matmul may have no panels.
         Some(strips) => (ROWS.min(strips * STRIP), panels.max(1)),
         None if steps > DEPTH => (ROWS, GROUP),
-        None => (ROWS, WEIGHTS / steps),
+        None => (ROWS, (WEIGHTS / steps / form.halves()).max(1)),
     };
     // Blocks of equal size, their number a multiple of the threads. With few rows, threads also divide the
     // panels.
@@ -100,7 +136,7 @@ pub(super) unsafe fn linear<U: TileUnit>(
         // The workers of one run have distinct indices, so no two tasks share scratch.
         let scratch = (workspace + worker * each) as *mut u8;
         // SAFETY: guaranteed by the caller; a thread runs one task at a time.
-        unsafe { GemmTile::<U> { job, scales, rows, panels, next, laid, scratch, unit: PhantomData }.run() };
+        unsafe { GemmTile::<U> { job, form, rows, panels, next, laid, scratch, unit: PhantomData }.run() };
     });
 }
 
@@ -108,8 +144,9 @@ pub(super) unsafe fn linear<U: TileUnit>(
 /// this worker's next block.
 struct GemmTile<'a, U> {
     job: GemmCall<'a, Bf16>,
-    scales: Option<Scales<'a>>,
+    form: Form<'a>,
     rows: Range<usize>,
+    /// Panels of y.
     panels: Range<usize>,
     next: usize,
     /// Whether all strips are copied into tiles first.
@@ -118,8 +155,8 @@ struct GemmTile<'a, U> {
     unit: PhantomData<U>,
 }
 
-/// One tile of sums within a task: index and number of strips, the strip's rows, its panel, and the steps of the
-/// slice.
+/// One tile of sums within a task: index and number of strips, the strip's rows, its panel of y, which of the panels of
+/// the weight for it (0, or 1 for the value of a gate), and the steps of the slice.
 struct GemmBlock<'a> {
     strip: usize,
     strips: usize,
@@ -127,6 +164,7 @@ struct GemmBlock<'a> {
     /// Address and strides of the strip's slice, as returned by `lay`.
     at: (*const u8, [usize; 2]),
     panel: usize,
+    half: usize,
     steps: &'a Range<usize>,
     /// The factor that stays in L1, and how many of its steps.
     near: (Near, usize),
@@ -142,7 +180,7 @@ impl<U: TileUnit> GemmTile<'_, U> {
     unsafe fn run(self) {
         // SAFETY: guaranteed by the caller.
         let (s, mut unit) = unsafe { (Avx512::assume(), U::configure()) };
-        let mut chores = CoreWork::new(self.job, self.scales, s);
+        let mut chores = CoreWork::new(self.job, self.form, s);
         // SAFETY: guaranteed by the caller.
         unsafe {
             if self.laid {
@@ -176,9 +214,12 @@ impl<U: TileUnit> GemmTile<'_, U> {
                 };
                 chores.x = self.job.x.row(row).wrapping_add(step * STEP);
                 for panel in self.panels.clone() {
-                    let block = GemmBlock { strip, strips, rows, at, panel, steps, near: (Near::A, DEPTH) };
-                    // SAFETY: `at` is the result of `lay` for this strip and slice.
-                    unsafe { self.block(unit, chores, block) };
+                    for half in 0..self.form.halves() {
+                        let near = (Near::A, DEPTH);
+                        let block = GemmBlock { strip, strips, rows, at, panel, half, steps, near };
+                        // SAFETY: `at` is the result of `lay` for this strip and slice.
+                        unsafe { self.block(unit, chores, block) };
+                    }
                 }
             }
         }
@@ -200,7 +241,9 @@ impl<U: TileUnit> GemmTile<'_, U> {
         for panel in self.panels.clone() {
             for strip in 0..strips {
                 let (rows, at) = (&self.strip(strip), (copy_of(strip).cast_const(), TILES));
-                let block = GemmBlock { strip, strips, rows, at, panel, steps, near: (Near::B, NEAR) };
+                // A gate has no strips that are laid out.
+                let (half, near) = (0, (Near::B, NEAR));
+                let block = GemmBlock { strip, strips, rows, at, panel, half, steps, near };
                 // SAFETY: the strip was copied to `copy_of(strip)` above.
                 unsafe { self.block(unit, chores, block) };
             }
@@ -226,21 +269,31 @@ impl<U: TileUnit> GemmTile<'_, U> {
             rows,
             at: (a, [step_bytes, row_bytes]),
             panel,
+            half,
             steps,
             near: (near, most),
         } = block;
         let total = self.job.x.cols().div_ceil(STEP);
         let (more, last) = (steps.start > 0, steps.end == total);
-        let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((panel * total + steps.start) * 2 * TILE);
-        let of = panel - self.panels.start;
+        let of_w = panel + half * (self.job.y.cols() / PANEL);
+        let b = self.job.w.as_ptr().cast::<u8>().wrapping_add((of_w * total + steps.start) * 2 * TILE);
+        let halves = self.form.halves();
+        let (whole, of) = (half + 1 == halves, (panel - self.panels.start) * halves + half);
         // Finished sums are written to y while the next sums accumulate in the tile registers, so one buffer in
-        // L1 is enough: it is free again before `unit.end`.
-        let finished_sums = self.scratch.cast::<f32>();
+        // L1 is enough: it is free again before `unit.end`. Those of a gate and its value are finished while the next two
+        // accumulate, so two pairs of buffers take turns; they lie where sums would be stored between slices.
+        let finished_sums = match halves {
+            1 => self.scratch.cast::<f32>(),
+            _ => self.scratch.wrapping_add(SUMS + SLICE + (2 * chores.turn + half) * SUMS).cast::<f32>(),
+        };
         let sums = self.scratch.wrapping_add(SUMS + SLICE + (of * strips + strip) * SUMS).cast::<f32>();
-        chores.panels = (of, self.panels.len());
+        chores.panels = (of, self.panels.len() * halves);
         chores.strips = (strip, strips);
         chores.w = if last { core::ptr::null() } else { b.wrapping_add(steps.len() * 2 * TILE) };
         let each = STRIP.div_ceil(steps.len());
+        // Rows of pending sums that are finished beside this panel: all, or half of those of a gate and its value.
+        let finished = half * STRIP / halves..(half + 1) * STRIP / halves;
+        let each_finished = finished.len().div_ceil(steps.len());
         // SAFETY: `steps` steps of the strip and of the panel are readable; `sums` is the place of these sums.
         // All 32 rows of `finished_sums` are finished within the loop (`each` rows per step), before `end` overwrites
         // them.
@@ -252,15 +305,16 @@ impl<U: TileUnit> GemmTile<'_, U> {
             }
             for step in 0..steps.len() {
                 unit.step(a.add(step * step_bytes), row_bytes, b.add(step * 2 * TILE), near.first(most, step));
-                chores.sums.finish(step * each, (step + 1) * each);
-                if last {
+                let from = finished.start + step * each_finished;
+                chores.sums.finish(from, finished.end.min(from + each_finished));
+                if last && whole {
                     let asked = rows.start + step * each..rows.start + ((step + 1) * each).min(STRIP);
                     prefetch_output(chores.s, asked, panel, self.job.y, self.job.epilogue.residual);
                 }
                 chores.prefetch_input(step);
             }
             unit.end(if last { finished_sums } else { sums });
-            if last {
+            if last && whole {
                 chores.begin(rows, panel, finished_sums);
             }
         }
@@ -303,7 +357,7 @@ impl<U: TileUnit> GemmTile<'_, U> {
 /// Work that the core does while the tile unit multiplies.
 struct CoreWork<'a> {
     job: GemmCall<'a, Bf16>,
-    scales: Option<Scales<'a>>,
+    form: Form<'a>,
     s: Avx512,
     /// Operands to prefetch into L2: the next strip's slice, and the panel's next slice. Null if there is no
     /// next one.
@@ -312,15 +366,17 @@ struct CoreWork<'a> {
     /// Index and number of panels, and of strips, of the task: each block prefetches its share of the lines.
     panels: (usize, usize),
     strips: (usize, usize),
+    /// Which of two pairs of buffers takes the next sums of a gate and its value.
+    turn: usize,
     /// Sums whose epilogue is still to be applied.
     sums: PendingEpilogue,
 }
 
 impl<'a> CoreWork<'a> {
     #[inline(always)]
-    fn new(job: GemmCall<'a, Bf16>, scales: Option<Scales<'a>>, s: Avx512) -> Self {
+    fn new(job: GemmCall<'a, Bf16>, form: Form<'a>, s: Avx512) -> Self {
         let (x, w) = (core::ptr::null(), core::ptr::null());
-        Self { job, scales, s, x, w, panels: (0, 1), strips: (0, 1), sums: PendingEpilogue::none(s) }
+        Self { job, form, s, x, w, panels: (0, 1), strips: (0, 1), turn: 0, sums: PendingEpilogue::none(s) }
     }
 
     /// Sets the sums that the following blocks finish.
@@ -331,12 +387,22 @@ impl<'a> CoreWork<'a> {
     unsafe fn begin(&mut self, rows: &Range<usize>, panel: usize, sum: *mut f32) {
         let (e, y, column) = (&self.job.epilogue, self.job.y, panel * PANEL);
         let residual = e.residual.map(|x| (x.row(rows.start).wrapping_add(column), x.ld()));
-        let bias = e.bias.map(|bias| &bias[column..]);
+        let (bias, scales, gate) = match self.form {
+            Form::Plain => (e.bias.map(|bias| &bias[column..]), None, None),
+            Form::Scaled(s) => {
+                (e.bias.map(|bias| &bias[column..]), Some((&s.x[rows.clone()], &s.w[column..])), None)
+            }
+            Form::Gated { gate, bias } => {
+                let at = sum.cast_const().wrapping_sub(SUMS / size_of::<f32>());
+                let gate = GateSums::new(self.s, gate, at, bias.map(|bias| &bias[column..y.cols()]));
+                (bias.map(|bias| &bias[y.cols() + column..]), None, Some(gate))
+            }
+        };
+        self.turn = 1 - self.turn;
         let to = (y.row(rows.start).wrapping_add(column), y.ld(), (y.cols() - column).min(PANEL));
-        let scales = self.scales.map(|s| (&s.x[rows.clone()], &s.w[column..]));
         // SAFETY: guaranteed by the caller.
         self.sums =
-            unsafe { PendingEpilogue::new(self.s, (sum, rows.len()), scales, bias, e.act, residual, to) };
+            unsafe { PendingEpilogue::new(self.s, (sum, rows.len()), scales, bias, e.act, residual, gate, to) };
     }
 
     /// Prefetches this block's share of one step of the next strip, and of the panel's next slice.

@@ -61,7 +61,8 @@ pub fn linear(
         use super::{amx::Tiles, gemm_bf16_amx};
         // SAFETY: this CPU has tile registers and AVX512-BF16; the size of the workspace was checked above.
         return unsafe {
-            gemm_bf16_amx::linear::<Tiles<true>>(cpu, job, Some(scales), workspace.as_mut_ptr(), each)
+            let form = gemm_bf16_amx::Form::Scaled(scales);
+            gemm_bf16_amx::linear::<Tiles<true>>(cpu, job, form, workspace.as_mut_ptr(), each)
         };
     }
     linear_by(cpu, Instructions::of(cpu.isa()), job, scales, workspace);

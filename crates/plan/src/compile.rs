@@ -129,8 +129,8 @@ pub(crate) fn lowered(
     let fused = policy.fuse == Fuse::Kernels && policy.autodiff.is_none();
     let Fusions { fuse_gates: gates, fuse_norms: norms } = target.kernels.fusions();
     let sixteen_bit = fused && matches!(policy.precision, Precision::Bf16 | Precision::Fp16);
-    if sixteen_bit && gates {
-        graph = verified("fuse_gates", passes::fuse_gates(&graph))?;
+    if let Some(gates) = gates.filter(|_| sixteen_bit) {
+        graph = verified("fuse_gates", passes::fuse_gates(&graph, gates))?;
     }
     if sixteen_bit && norms > 0 {
         graph = verified("fuse_norms", passes::fuse_norms(&graph, norms))?;

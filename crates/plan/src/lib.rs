@@ -35,12 +35,12 @@ pub use cost::{node_seconds, step_seconds};
 pub use error::PlanError;
 pub use in_flight::{Direction, HOST, PIECE, PIPELINE_DEPTH};
 pub use kernels::{
-    ADAFACTOR_ROWS, BIAS_ROWS, Capability, CpuKernel, CudaKernel, Fusions, GRAD_ROWS, INT8_STEP,
-    InstructionSet, KernelId, Kernels, LossSizes, MAX_EXPERTS, MAX_HEADS, ROUTE_CHUNK, ROUTER_LOSS_CHUNK,
-    RUN_ROWS, ReferenceKernel, SORT_CHUNK, SQUARES, SUM_ROWS, TILE_STEP, WIDEST_CPU_HEAD, WIDEST_CUDA_HEAD,
-    WORKSPACE_ALIGN, chunk_words, column_sums_parts, copy_bytes, cuda_flash_grad_parts, flash_bytes,
-    flash_grad_bytes, indexed_sums_parts, input_grad_parts, library_sums_rows, route_bytes, router_loss_bytes,
-    router_loss_grad_bytes, weight_grad_parts,
+    ADAFACTOR_ROWS, BIAS_ROWS, Capability, CpuKernel, CudaKernel, Fusions, GRAD_ROWS, GateFusion, INT8_STEP,
+    InstructionSet, KernelId, Kernels, LONGEST_GATED, LossSizes, MAX_EXPERTS, MAX_HEADS, ROUTE_CHUNK,
+    ROUTER_LOSS_CHUNK, RUN_ROWS, ReferenceKernel, SORT_CHUNK, SQUARES, SUM_ROWS, TILE_STEP, WIDEST_CPU_HEAD,
+    WIDEST_CUDA_HEAD, WORKSPACE_ALIGN, chunk_words, column_sums_parts, copy_bytes, cuda_flash_grad_parts,
+    flash_bytes, flash_grad_bytes, indexed_sums_parts, input_grad_parts, library_sums_rows, route_bytes,
+    router_loss_bytes, router_loss_grad_bytes, weight_grad_parts,
 };
 pub use ledger::{Ledger, LedgerEntry};
 pub use memory::{MemoryPlan, Persistent, Region, Slice};

@@ -1,11 +1,13 @@
 //! Launches of linear layers, one function per weight layout. Invariant: every precondition of a kernel is checked
 //! here.
 
+use super::super::elementwise::Gate;
 use super::super::gemm::{self, Act};
 use super::super::matmul::{Operand, matmul};
 use super::super::operands::Operands;
 use super::super::{Cpu, Element, QuantizedTiles, gemm_bf16, gemm_int8};
 use super::Launched;
+use super::backward::gate;
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, Linear};
 
@@ -17,8 +19,23 @@ pub(in super::super) fn panels(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Laun
 
 /// Linear layer with a bf16 weight packed in tiles.
 pub(in super::super) fn tiles(l: &Operands<'_>, cpu: &Cpu, op: &Linear) -> Launched {
+    if let Some(activation) = op.epilogue.gate() {
+        return gated(l, cpu, op, gate(activation));
+    }
     gemm_bf16::linear(cpu, l.input(0)?, l.vector(1)?, epilogue(l, op)?, l.output(0)?, l.workspace()?);
     Ok(())
+}
+
+/// Linear layer with a bf16 weight packed in tiles, and the gated linear unit after it.
+fn gated(l: &Operands<'_>, cpu: &Cpu, op: &Linear, gate: Gate) -> Launched {
+    #[cfg(target_arch = "x86_64")]
+    if cpu.isa().has_tiles() {
+        let bias = op.bias.then(|| l.vector(2)).transpose()?;
+        gemm_bf16::gated(cpu, l.input(0)?, l.vector(1)?, bias, gate, l.output(0)?, l.workspace()?);
+        return Ok(());
+    }
+    let _ = (cpu, op, gate);
+    Err(l.refuse("a gate behind a matmul needs AMX tiles".to_owned()))
 }
 
 /// Linear layer with an int8 weight, packed in tiles, and quantized activations.
@@ -44,7 +61,9 @@ fn epilogue<'a, E: Element>(l: &Operands<'a>, op: &Linear) -> Result<gemm::Epilo
         Epilogue::None => (Act::None, None),
         Epilogue::Gelu => (Act::Gelu, None),
         Epilogue::Residual => (Act::None, Some(l.input(after)?)),
-        Epilogue::Gate => return Err(l.refuse("the CPU has no gates behind matmuls".to_owned())),
+        Epilogue::Gate | Epilogue::SiluGate => {
+            return Err(l.refuse("only bf16 matmuls on AMX tiles have a gate behind them".to_owned()));
+        }
     };
     Ok(gemm::Epilogue { bias, act, residual })
 }

@@ -6,11 +6,13 @@ use super::double::Double;
 use super::{machines, numbers, workspace};
 #[cfg(target_arch = "x86_64")]
 use crate::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::elementwise::Gate;
 use crate::gemm::Act;
 use crate::gemm::GemmCall;
 use crate::gemm_bf16::*;
 #[cfg(target_arch = "x86_64")]
-use crate::gemm_bf16_amx;
+use crate::gemm_bf16_amx::{self, Form};
 use crate::{Bf16, Cpu, Rows, RowsMut};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
@@ -71,7 +73,7 @@ const ON_DOUBLE: Linear = |cpu, x, w, e, y, workspace| {
     }
     let (job, each) = (GemmCall::new(x, w, e, &y), workspace.len() / cpu.threads() * 4);
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
-    unsafe { gemm_bf16_amx::linear::<Double>(cpu, job, None, workspace.as_mut_ptr(), each) }
+    unsafe { gemm_bf16_amx::linear::<Double>(cpu, job, Form::Plain, workspace.as_mut_ptr(), each) }
 };
 
 /// Operands of one matmul.
@@ -244,6 +246,76 @@ fn where_x_lies_says_nothing() {
             let (rows, out) = (Rows::new(room, 70, k, ld), RowsMut::new(&mut y, 70, n, n));
             linear(&cpu, rows, &pack(&case.w, k), e, out, &mut scratch);
             same(&y, &case.run(&cpu, linear, 0, 70), &format!("{name} {k}"));
+        }
+    }
+}
+
+/// A matmul with a gate: `gated` on tiles, or on emulated tiles.
+#[cfg(target_arch = "x86_64")]
+type Gated = fn(&Cpu, Rows<'_, Bf16>, &[Bf16], Option<&[Bf16]>, Gate, RowsMut<'_, Bf16>, &mut [f32]);
+
+#[cfg(target_arch = "x86_64")]
+const GATED_ON_DOUBLE: Gated = |cpu, x, w, bias, gate, y, workspace| {
+    let (job, each) = (gated_job(x, w, bias, &y), workspace.len() / cpu.threads() * 4);
+    // SAFETY: plain code runs everywhere, and the test saw AVX-512 with BF16.
+    unsafe {
+        let form = Form::Gated { gate, bias };
+        gemm_bf16_amx::linear::<Double>(cpu, job, form, workspace.as_mut_ptr(), each);
+    }
+};
+
+/// Sums of gates and values are of order 1. The tolerance is half a unit in the last place of bf16, plus the errors of the
+/// sums and of the activation.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_gate_multiplies_the_value_of_its_column_in_any_company() {
+    if !has_bf16() {
+        return;
+    }
+    let real = machines().filter(|cpu| cpu.isa().has_tiles()).map(|cpu| (cpu, gated as Gated));
+    let double = [1, 3].into_iter().map(|threads| (Cpu::new(threads), GATED_ON_DOUBLE));
+    let ways: Vec<_> = real.chain(double).collect();
+    for (m, k, f) in [(1, 1, 32), (70, 192, 96), (33, 40, 64), (130, 1024, 32)] {
+        let (x, b) = (halves(1, m * k), halves(3, 2 * f));
+        let w: Vec<f32> = numbers(2, 2 * f * k).iter().map(|w| w * 3.0 / (k as f32).sqrt()).collect();
+        let w: Vec<Bf16> = w.into_iter().map(|w| Bf16(f32_to_bf16(w))).collect();
+        let packed = pack(&w, k);
+        for (gate, bias) in [(Gate::Silu, true), (Gate::Silu, false), (Gate::Gelu, true)] {
+            let bias = bias.then_some(&b[..]);
+            let sum = |i: usize, j: usize| {
+                let products =
+                    x[i * k..][..k].iter().zip(&w[j * k..][..k]).map(|(&a, &b)| number(a) * number(b));
+                products.sum::<f64>() + bias.map_or(0.0, |bias| number(bias[j]))
+            };
+            for (cpu, gated) in &ways {
+                let run = |from: usize, rows: usize| {
+                    let mut scratch = workspace(cpu, WORKSPACE_BYTES);
+                    let mut y = vec![Bf16(7); rows * (f + 3)];
+                    let out = RowsMut::new(&mut y, rows, f, f + 3);
+                    gated(cpu, Rows::new(&x[from * k..], rows, k, k), &packed, bias, gate, out, &mut scratch);
+                    assert!(y.chunks(f + 3).all(|row| row[f..].iter().all(|&v| v == Bf16(7))), "past the row");
+                    y.chunks(f + 3).flat_map(|row| row[..f].to_vec()).collect::<Vec<_>>()
+                };
+                let all = run(0, m);
+                let what = format!("{} x {} {gate:?} {m} {k} {f}", cpu.isa().name(), cpu.threads());
+                for (at, &y) in all.iter().enumerate() {
+                    let (a, value) = (sum(at / f, at % f), sum(at / f, f + at % f));
+                    let of = match gate {
+                        Gate::Gelu => a * 0.5 * libm::erfc(-a / std::f64::consts::SQRT_2),
+                        Gate::Silu => a / (1.0 + libm::exp(-a)),
+                    };
+                    let most = (of * value).abs() / 256.0 + 2e-5 * (1.0 + a.abs() + value.abs());
+                    assert!(
+                        (number(y) - of * value).abs() <= most,
+                        "{what} [{at}]: {} for {}",
+                        number(y),
+                        of * value
+                    );
+                }
+                for (from, rows) in [(0, 1), (m / 2, m - m / 2), (m - 1, 1)] {
+                    same(&run(from, rows), &all[from * f..][..rows * f], &what);
+                }
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{machines, numbers, workspace};
 use crate::gemm::Act;
 use crate::gemm_bf16::EpilogueBf16;
 #[cfg(target_arch = "x86_64")]
-use crate::gemm_bf16_amx;
+use crate::gemm_bf16_amx::{self, Form};
 use crate::gemm_int8::*;
 use crate::{Bf16, Cpu, QuantizedRows, QuantizedTiles, Rows, RowsMut};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
@@ -53,7 +53,9 @@ fn on_double(
     let scales = Scales { x: x.scales, w: w.scales };
     let (job, each) = (as_bf16_job(x, w, e, &y), workspace.len() / cpu.threads() * 4);
     // SAFETY: plain code runs everywhere, and `ways` saw AVX-512 with BF16.
-    unsafe { gemm_bf16_amx::linear::<Double<true>>(cpu, job, Some(scales), workspace.as_mut_ptr(), each) }
+    unsafe {
+        gemm_bf16_amx::linear::<Double<true>>(cpu, job, Form::Scaled(scales), workspace.as_mut_ptr(), each)
+    }
 }
 
 /// Copies bytes to aligned memory.

@@ -72,6 +72,7 @@ impl Tile {
             Epilogue::None | Epilogue::Gelu => true,
             Epilogue::Residual => self.has_residual(),
             Epilogue::Gate => self.has_gate() && !form.bias,
+            Epilogue::SiluGate => false,
         };
         let stored = !form.by_k || form.epilogue == Epilogue::None && form.norm.is_none();
         context.card.capability == HOPPER && narrow && whole && kept && stored
@@ -109,7 +110,8 @@ impl Tile {
             Epilogue::None => 0,
             Epilogue::Gelu => 1,
             Epilogue::Residual => 2,
-            Epilogue::Gate => 3,
+            // Launches refuse gates with SiLU.
+            Epilogue::Gate | Epilogue::SiluGate => 3,
         };
         let kernel = Kernel::new(File::Wgmma, "wgmma", form.dtype)
             .with("EPILOGUE", epilogue)

@@ -48,7 +48,8 @@ impl MmaTile {
             Epilogue::None => 0,
             Epilogue::Gelu => 1,
             Epilogue::Residual => 2,
-            Epilogue::Gate => 3,
+            // Launches refuse gates with SiLU.
+            Epilogue::Gate | Epilogue::SiluGate => 3,
         };
         // Matrices start at multiples of 256 bytes, so the alignment of rows is the alignment of their length.
         let align = [16, 4, 2].into_iter().find(|&align| (form.k * form.dtype.size()).is_multiple_of(align));

@@ -67,7 +67,7 @@ impl GemmForm {
     fn residual(&self) -> bool {
         match self.epilogue {
             Epilogue::Residual => true,
-            Epilogue::None | Epilogue::Gelu | Epilogue::Gate => false,
+            Epilogue::None | Epilogue::Gelu | Epilogue::Gate | Epilogue::SiluGate => false,
         }
     }
 
@@ -91,7 +91,7 @@ impl GemmForm {
 
     /// Whether the epilogue is a gate.
     pub(crate) fn gate(&self) -> bool {
-        self.epilogue == Epilogue::Gate
+        self.epilogue.gate().is_some()
     }
 
     /// Returns the kernel of `matmul.cu` with the given entry, compiled for this form's element types.
@@ -112,6 +112,7 @@ impl fmt::Display for GemmForm {
             Epilogue::Gelu => "gelu",
             Epilogue::Residual => "residual",
             Epilogue::Gate => "gate",
+            Epilogue::SiluGate => "silu_gate",
         };
         write!(f, "{n} {k} {factors} {bias} {behind}")?;
         norm.map_or(Ok(()), |params| write!(f, " norm {}", params.name()))?;
@@ -360,7 +361,7 @@ impl Choice {
         }
         match form.epilogue {
             Epilogue::Gelu => kernels.prepare(context, &pass(form, operands).0, 0),
-            Epilogue::None | Epilogue::Residual | Epilogue::Gate => Ok(()),
+            Epilogue::None | Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => Ok(()),
         }
     }
 
@@ -391,7 +392,7 @@ impl Choice {
                 let (kernel, shape, args) = pass(form, operands);
                 kernels.call(context, &kernel, shape, &args)
             }
-            Epilogue::None | Epilogue::Residual | Epilogue::Gate => Ok(()),
+            Epilogue::None | Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => Ok(()),
         }
     }
 }

@@ -70,7 +70,7 @@ impl Normed {
         let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(8) && form.k <= WIDEST;
         let kept = match form.epilogue {
             Epilogue::None | Epilogue::Gelu => true,
-            Epilogue::Residual | Epilogue::Gate => false,
+            Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => false,
         };
         context.card.capability == HOPPER && form.norm.is_some() && narrow && whole && kept
     }

@@ -20,7 +20,7 @@ pub(super) fn quantized(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceEr
     let [x, w, y] = [call.input(0)?, call.input(1)?, call.output(0)?];
     let (bias, residual) = added(call, op)?;
     accepted_beside_quantized(call, &[bias, residual, Some(y)])?;
-    if op.epilogue == Epilogue::Gate {
+    if op.epilogue.gate().is_some() {
         return Err(call.refused("fp8 matmuls have no gate behind them".to_owned()));
     }
     matmul(call, op, [x, w, y], bias, residual)
@@ -31,7 +31,7 @@ fn added(call: &Call<'_>, op: &Linear) -> Result<(Option<Tensor>, Option<Tensor>
     let bias = op.bias.then(|| call.input(2)).transpose()?;
     let residual = match op.epilogue {
         Epilogue::Residual => Some(call.input(2 + usize::from(op.bias))?),
-        Epilogue::None | Epilogue::Gelu | Epilogue::Gate => None,
+        Epilogue::None | Epilogue::Gelu | Epilogue::Gate | Epilogue::SiluGate => None,
     };
     Ok((bias, residual))
 }
@@ -44,6 +44,9 @@ fn matmul(
     bias: Option<Tensor>,
     residual: Option<Tensor>,
 ) -> Result<(), DeviceError> {
+    if op.epilogue == Epilogue::SiluGate {
+        return Err(call.refused("matmuls on GPUs have no SiLU gate behind them".to_owned()));
+    }
     if op.tf32 && call.preparing && std::env::var("NVIDIA_TF32_OVERRIDE").is_ok_and(|value| value.trim() == "0")
     {
         let why = "NVIDIA_TF32_OVERRIDE=0 keeps cuBLAS from TF32; unset it, or use --precision f32";

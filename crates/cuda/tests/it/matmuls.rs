@@ -210,7 +210,7 @@ impl Case {
                 let rounded = product.abs() + s.abs() + (s + residual).abs();
                 (s + residual, summing + rounding * rounded)
             }
-            Epilogue::Gate => unreachable!("two sums"),
+            Epilogue::Gate | Epilogue::SiluGate => unreachable!("two sums"),
             Epilogue::Gelu => (gelu(s), 1.2 * (summing + rounding * s.abs()) + rounding * gelu(s).abs()),
         }
     }
@@ -443,6 +443,7 @@ fn our_own_kernel_on_hopper_is_the_sum_in_f64() {
                         Epilogue::None | Epilogue::Gelu => &[],
                         Epilogue::Residual => &["128x192-turns"],
                         Epilogue::Gate => &["128x192-turns", "128x128-alone"],
+                        Epilogue::SiluGate => unreachable!("no form"),
                     };
                     if !without.contains(&name) {
                         assert!(chosen[0].ends_with(&format!("wgmma {name}")), "{chosen:?}");

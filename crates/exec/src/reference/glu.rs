@@ -34,6 +34,11 @@ pub(super) fn eval_grad(op: &GluGrad, ins: &mut Operands<'_>) -> Result<Vec<Tens
     Ok(vec![Tensor::f64(&[dy.rows, 2 * half], dx)])
 }
 
+/// f(x) of a gate.
+pub(super) fn activation(activation: Activation, x: f64) -> f64 {
+    activate(activation, x).0
+}
+
 /// f(x) and f'(x). For SiLU, with the logistic function s: x s and s (1 + x (1 - s)).
 fn activate(activation: Activation, x: f64) -> (f64, f64) {
     match activation {

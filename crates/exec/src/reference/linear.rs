@@ -1,6 +1,6 @@
 //! Linear layer, `y = f(p(x) W^T + b)`. Invariant: the bias is added before the epilogue.
 
-use super::{Operands, ReferenceError, Tensor, dot, gelu::gelu, layer_norm};
+use super::{Operands, ReferenceError, Tensor, dot, gelu::gelu, glu, layer_norm};
 use plimsoll_graph::ops::{Epilogue, Linear, Prologue};
 
 pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, ReferenceError> {
@@ -9,7 +9,7 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
     let bias = if op.bias { Some(ins.shaped("b", &[w.rows])?) } else { None };
     let residual = match op.epilogue {
         Epilogue::Residual => Some(ins.shaped("r", &[x.rows, w.rows])?),
-        Epilogue::None | Epilogue::Gelu | Epilogue::Gate => None,
+        Epilogue::None | Epilogue::Gelu | Epilogue::Gate | Epilogue::SiluGate => None,
     };
     let normed = match op.prologue {
         Prologue::None => None,
@@ -25,14 +25,16 @@ pub(super) fn eval(op: &Linear, ins: &mut Operands<'_>) -> Result<Vec<Tensor>, R
                 Epilogue::None => s,
                 Epilogue::Gelu => gelu(s),
                 Epilogue::Residual => residual.map_or(0.0, |r| r[y.len()]) + s,
-                Epilogue::Gate => s,
+                Epilogue::Gate | Epilogue::SiluGate => s,
             };
             y.push(s);
         }
     }
-    if op.epilogue == Epilogue::Gate {
+    if let Some(activation) = op.epilogue.gate() {
         let half = w.rows / 2;
-        let gated = y.chunks(w.rows).flat_map(|s| (0..half).map(|j| gelu(s[j]) * s[half + j]));
+        let gated = y
+            .chunks(w.rows)
+            .flat_map(|s| (0..half).map(move |j| glu::activation(activation, s[j]) * s[half + j]));
         return Ok(vec![Tensor::f64(&[x.rows, half], gated.collect())]);
     }
     Ok(vec![Tensor::f64(&[x.rows, w.rows], y)])
@@ -80,10 +82,12 @@ mod tests {
             let ins = [vec![x.clone(), w.clone()], rest].concat();
             check(Op::Linear(Linear::new(bias, epilogue)), &ins, &[Tensor::f32(&[2, 2], y.to_vec())], 2e-7);
         }
-        // gelu(1) 2 and gelu(1) (-1).
-        let gate = Op::Linear(Linear::new(true, Epilogue::Gate));
-        let y = Tensor::f32(&[2, 1], vec![1.6826895, -0.8413447]);
-        check(gate, &[x, w, b], &[y], 2e-7);
+        // f(1) 2 and f(1) (-1).
+        for (epilogue, f) in [(Epilogue::Gate, 0.8413447), (Epilogue::SiluGate, 0.7310586)] {
+            let gate = Op::Linear(Linear::new(true, epilogue));
+            let y = Tensor::f32(&[2, 1], vec![2.0 * f, -f]);
+            check(gate, &[x.clone(), w.clone(), b.clone()], &[y], 2e-7);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use plimsoll_cpu::Isa;
 use plimsoll_exec::Executor;
 use plimsoll_exec::reference::Data;
 use plimsoll_exec::scaled::QuantizedFormat;
-use plimsoll_graph::ops::{Attention, AttentionGrad, Epilogue, Quantize, Quantized};
+use plimsoll_graph::ops::{Attention, AttentionGrad, Quantize, Quantized};
 use plimsoll_graph::{Counts, DType, Op, Role, TensorSpec};
 use plimsoll_plan::{PlanError, Precision, WIDEST_CPU_HEAD, Weights};
 use std::collections::{BTreeMap, BTreeSet};
@@ -141,7 +141,7 @@ pub fn has_wide_heads(op: &Op) -> bool {
 }
 
 fn is_gate(op: &Op) -> bool {
-    matches!(op, Op::Linear(linear) if linear.epilogue == Epilogue::Gate)
+    matches!(op, Op::Linear(linear) if linear.epilogue.gate().is_some())
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Linear map `y = f(p(x) W^T + b)`, with the weight W stored as (N, K), as in weight files.
 ///
 /// Inputs: x: (R, K), w: (N, K), with `bias` b: (N), with `Epilogue::Residual` r: (R, N), with
-/// `Prologue::LayerNorm` gamma, beta: (K). Output y: (R, N), with `Epilogue::Gate` (R, N / 2). The order of
+/// `Prologue::LayerNorm` gamma, beta: (K). Output y: (R, N), with a gate (R, N / 2). The order of
 /// summation over K is fixed by (N, K, dtype), so the bits of a row do not depend on the other rows.
 ///
 /// If x and w are both quantized to the same type, with scales sx and sw per row, `y = f(sx sw (quantized
@@ -58,6 +58,27 @@ pub enum Epilogue {
     Residual,
     /// Gated linear unit: `gelu_erf(s[:, j]) * s[:, N / 2 + j]`, equal to a [`Glu`] after the linear.
     Gate,
+    /// Gated linear unit with SiLU: `silu(s[:, j]) * s[:, N / 2 + j]`.
+    SiluGate,
+}
+
+impl Epilogue {
+    /// The epilogue that computes a gated linear unit.
+    pub const fn of_gate(activation: Activation) -> Self {
+        match activation {
+            Activation::Gelu => Self::Gate,
+            Activation::Silu => Self::SiluGate,
+        }
+    }
+
+    /// Activation of the gated linear unit that the epilogue computes; `None` for other epilogues.
+    pub const fn gate(self) -> Option<Activation> {
+        match self {
+            Self::Gate => Some(Activation::Gelu),
+            Self::SiluGate => Some(Activation::Silu),
+            Self::None | Self::Gelu | Self::Residual => None,
+        }
+    }
 }
 
 /// Checks that the first two inputs are f32 if they may be rounded to TF32.
@@ -83,7 +104,7 @@ impl Linear {
     fn residual(&self) -> bool {
         match self.epilogue {
             Epilogue::Residual => true,
-            Epilogue::None | Epilogue::Gelu | Epilogue::Gate => false,
+            Epilogue::None | Epilogue::Gelu | Epilogue::Gate | Epilogue::SiluGate => false,
         }
     }
 }
@@ -133,12 +154,10 @@ impl OpRules for Linear {
         if self.residual() {
             shape_is("r", ins[2 + usize::from(self.bias)], &[rows, n])?;
         }
-        let columns = match (self.epilogue, n) {
-            (Epilogue::Gate, Dim::Fixed(n)) if n.is_multiple_of(2) => Dim::Fixed(n / 2),
-            (Epilogue::Gate, _) => {
-                return Err(RuleError(format!("w must have an even number of rows, not {n}")));
-            }
-            (Epilogue::None | Epilogue::Gelu | Epilogue::Residual, _) => n,
+        let columns = match (self.epilogue.gate(), n) {
+            (None, _) => n,
+            (Some(_), Dim::Fixed(n)) if n.is_multiple_of(2) => Dim::Fixed(n / 2),
+            (Some(_), _) => return Err(RuleError(format!("w must have an even number of rows, not {n}"))),
         };
         Ok(vec![TensorSpec::activation([rows, columns], dtype)])
     }
@@ -166,7 +185,7 @@ impl OpRules for Linear {
                 Epilogue::Residual => 2,
                 Epilogue::Gelu => 1 + TRANSCENDENTAL,
                 // Each output needs a second dot product, the one that it gates.
-                Epilogue::Gate => 2 * ins[0].row_elements() + 2 + TRANSCENDENTAL,
+                Epilogue::Gate | Epilogue::SiluGate => 2 * ins[0].row_elements() + 2 + TRANSCENDENTAL,
             };
         let norm = match self.prologue {
             Prologue::None => 0,
@@ -181,7 +200,7 @@ impl OpRules for Linear {
         match (self.epilogue, self.bias) {
             (Epilogue::Residual, true) => &[3],
             (Epilogue::Residual, false) => &[2],
-            (Epilogue::None | Epilogue::Gelu | Epilogue::Gate, _) => &[],
+            (Epilogue::None | Epilogue::Gelu | Epilogue::Gate | Epilogue::SiluGate, _) => &[],
         }
     }
 
@@ -201,7 +220,7 @@ impl OpRules for Linear {
             }
             // Column parallel: the rows of W are split, and the bias with them.
             (Placement::Replicate, Placement::Shard(0), b)
-                if (!self.bias || b == Placement::Shard(0)) && self.epilogue != Epilogue::Gate =>
+                if (!self.bias || b == Placement::Shard(0)) && self.epilogue.gate().is_none() =>
             {
                 Ok(vec![Placement::Shard(1)])
             }

@@ -1,8 +1,8 @@
 //! Kernel table of CPUs. Invariant: each workspace is large enough for the block sizes of its kernel, which the
 //! crate `cpu` asserts at compile time.
 
-use super::{chunk_words, columns, output_columns, rows, table};
-use plimsoll_graph::ops::{Attention, Epilogue, Prologue};
+use super::{GateFusion, chunk_words, columns, output_columns, rows, table};
+use plimsoll_graph::ops::{Attention, Prologue};
 use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
 
@@ -155,6 +155,9 @@ pub const TILE_STEP: u32 = 32;
 /// Columns of a step of 8-bit matmuls: line j of a tile holds columns 4j to 4j + 3 of its rows.
 pub const INT8_STEP: u32 = 64;
 
+/// Maximum columns of x of a matmul that computes a gated linear unit.
+pub const LONGEST_GATED: u64 = 1024;
+
 /// Layout of bf16 weights in tiles.
 const TILES: Layout = Layout::Packed { rows: TILE_STEP, columns: TILE_STEP };
 
@@ -245,10 +248,24 @@ impl CpuKernel {
 
     /// Whether the kernel accepts a node's op, attributes and weights; the element types of the inputs are
     /// checked separately.
-    pub(super) fn accepts(self, graph: &Graph, node: &Node) -> bool {
+    pub(super) fn accepts(self, set: InstructionSet, graph: &Graph, node: &Node) -> bool {
         let weights = || node.op.weights().iter().map(|&i| graph.spec(node.inputs[i]).dtype);
         let in_tiles = self.weights() != TILES || weights().all(|dtype| dtype == DType::Bf16);
-        self.op() == node.op.kind() && in_tiles && has(&node.op)
+        self.op() == node.op.kind() && in_tiles && has(&node.op) && self.has_gate(set, graph, node)
+    }
+
+    /// Whether the kernel computes the gated linear unit after a matmul, if the node has one.
+    fn has_gate(self, set: InstructionSet, graph: &Graph, node: &Node) -> bool {
+        let Op::Linear(op) = &node.op else { return true };
+        if op.epilogue.gate().is_none() {
+            return true;
+        }
+        let y = node.outputs[0].map_or(0, |y| graph.spec(y).row_elements());
+        gates(set).is_some_and(|gates| {
+            columns(graph, node, 0) <= gates.longest
+                && y.is_multiple_of(gates.multiple)
+                && self.weights() == TILES
+        })
     }
 
     /// Workspace in bytes on `workers` workers. Each worker's part starts on its own cache line; the shared
@@ -271,15 +288,32 @@ impl CpuKernel {
     }
 }
 
-/// Whether CPU kernels implement an op with these attributes.
+/// The gated linear units that matmuls in tiles compute with these instructions: AMX tiles leave the vector units time
+/// for them. The gate and the value of a column are in panels of equal position, and no sum is stored between slices of
+/// K, which is at most `LONGEST_GATED`.
+pub(super) fn gates(set: InstructionSet) -> Option<GateFusion> {
+    let gates = GateFusion {
+        dtypes: &[DType::Bf16],
+        silu: true,
+        bias: true,
+        longest: LONGEST_GATED,
+        multiple: u64::from(TILE_STEP),
+    };
+    match set {
+        InstructionSet::Amx => Some(gates),
+        InstructionSet::Portable | InstructionSet::Avx2 | InstructionSet::Avx512 => None,
+    }
+}
+
+/// Whether CPU kernels implement an op with these attributes, of a linear except its gate.
 fn has(op: &Op) -> bool {
     let narrow = |op: &Attention| op.heads <= MAX_HEADS && op.head_dim <= WIDEST_HEAD;
     if op.is_tf32() {
         // TF32 is specific to GPUs.
         false
     } else if let Op::Linear(op) = op {
-        // CPUs fuse neither a preceding norm nor a gate.
-        op.prologue == Prologue::None && op.epilogue != Epilogue::Gate
+        // CPUs do not fuse a preceding norm.
+        op.prologue == Prologue::None
     } else if let Op::Attention(op) = op {
         narrow(op)
     } else if let Op::AttentionGrad(op) = op {

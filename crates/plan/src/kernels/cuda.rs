@@ -1,7 +1,7 @@
 //! Kernel table of NVIDIA GPUs. Invariant: the accepted ops depend on the compute capability only, so a plan
 //! for a GPU can be made on any machine.
 
-use super::{Fusions, columns, rows, table};
+use super::{Fusions, GateFusion, columns, rows, table};
 use plimsoll_graph::ops::{Attention, Epilogue, Prologue};
 use plimsoll_graph::{Bytes, DType, Graph, Layout, Node, Op};
 use serde::{Deserialize, Serialize};
@@ -119,7 +119,15 @@ const GEMM: Bytes = Bytes(32 << 20);
 
 pub(super) fn fusions(capability: Capability) -> Fusions {
     let hopper = capability == Capability::HOPPER;
-    Fusions { fuse_gates: hopper, fuse_norms: if hopper { WIDEST_NORM } else { 0 } }
+    // Rows of y are multiples of 16 bytes, as TMA requires of strides.
+    let gates = GateFusion {
+        dtypes: &[DType::Bf16, DType::F16],
+        silu: false,
+        bias: false,
+        longest: u64::MAX,
+        multiple: 8,
+    };
+    Fusions { fuse_gates: hopper.then_some(gates), fuse_norms: if hopper { WIDEST_NORM } else { 0 } }
 }
 
 impl CudaKernel {
@@ -176,8 +184,8 @@ impl CudaKernel {
         } else if let Op::AttentionGrad(op) = op {
             op.forward.head_dim <= WIDEST_HEAD
         } else if let Op::Linear(op) = op {
-            let plain = op.epilogue != Epilogue::Gate && op.prologue == Prologue::None;
-            self.row() != Operands::Quantized || plain
+            let plain = op.epilogue.gate().is_none() && op.prologue == Prologue::None;
+            op.epilogue != Epilogue::SiluGate && (self.row() != Operands::Quantized || plain)
         } else if let Op::Quantize(op) = op {
             op.to == DType::F8 && capability >= Capability::FP8
         } else if let Op::Route(op) = op {

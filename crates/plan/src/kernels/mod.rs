@@ -12,8 +12,8 @@ mod cuda;
 mod reference;
 
 pub use cpu::{
-    CpuKernel, INT8_STEP, InstructionSet, MAX_HEADS, TILE_STEP, WIDEST_HEAD as WIDEST_CPU_HEAD, flash_bytes,
-    flash_grad_bytes,
+    CpuKernel, INT8_STEP, InstructionSet, LONGEST_GATED, MAX_HEADS, TILE_STEP, WIDEST_HEAD as WIDEST_CPU_HEAD,
+    flash_bytes, flash_grad_bytes,
 };
 pub use cuda::{
     ADAFACTOR_ROWS, BIAS_ROWS, Capability, CudaKernel, GRAD_ROWS, LossSizes, MAX_EXPERTS, ROUTE_CHUNK,
@@ -135,10 +135,25 @@ pub enum Kernels {
 /// Fusions supported by the kernels of a target, beyond those that every target supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusions {
-    /// 16-bit matmuls can compute a subsequent gated linear unit.
-    pub fuse_gates: bool,
+    /// The subsequent gated linear units that 16-bit matmuls can compute; `None` for none.
+    pub fuse_gates: Option<GateFusion>,
     /// Maximum columns of rows for which 16-bit matmuls can compute a preceding layer norm; 0 if unsupported.
     pub fuse_norms: u64,
+}
+
+/// Conditions under which a 16-bit matmul can compute a subsequent gated linear unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateFusion {
+    /// Element types that are supported.
+    pub dtypes: &'static [DType],
+    /// Gates with SiLU are supported, not only those with GELU.
+    pub silu: bool,
+    /// Matmuls with a bias are supported.
+    pub bias: bool,
+    /// Maximum columns of x.
+    pub longest: u64,
+    /// The columns of y must be a multiple of this number.
+    pub multiple: u64,
 }
 
 impl Kernels {
@@ -167,9 +182,10 @@ impl Kernels {
     }
 
     /// Fusions that the kernels support.
-    pub(crate) fn fusions(self) -> Fusions {
+    pub fn fusions(self) -> Fusions {
         match self {
-            Self::Reference | Self::Cpu(_) => Fusions { fuse_gates: false, fuse_norms: 0 },
+            Self::Reference => Fusions { fuse_gates: None, fuse_norms: 0 },
+            Self::Cpu(set) => Fusions { fuse_gates: cpu::gates(set), fuse_norms: 0 },
             Self::Cuda(capability) => cuda::fusions(capability),
         }
     }
@@ -205,7 +221,7 @@ impl Kernels {
     fn accepts(self, id: KernelId, graph: &Graph, node: &Node) -> bool {
         let computes = match (id, self) {
             (KernelId::Reference(kernel), _) => kernel.accepts(graph, node),
-            (KernelId::Cpu(kernel), _) => kernel.accepts(graph, node),
+            (KernelId::Cpu(kernel), _) => kernel.accepts(self.instructions(), graph, node),
             (KernelId::Cuda(kernel), Self::Cuda(capability)) => kernel.accepts(capability, graph, node),
             (KernelId::Cuda(_), Self::Reference | Self::Cpu(_)) => false,
         };

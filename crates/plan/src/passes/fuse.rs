@@ -7,6 +7,7 @@
 
 use super::dce;
 use crate::Weights;
+use crate::kernels::GateFusion;
 use plimsoll_graph::ops::{Activation, Epilogue, Glu, Linear, Prologue, Qkv};
 use plimsoll_graph::{
     DType, Def, Dim, Graph, NodeId, Op, Param, ParamId, ParamPiece, Role, TensorSpec, Value, ValueId,
@@ -34,12 +35,12 @@ pub fn fuse(graph: Graph, weights: Weights) -> Graph {
     dce(&fusion.g)
 }
 
-/// Returns the graph with each 16-bit linear without bias and the GEGLU after it fused into one linear with a gate
-/// epilogue, if the rows of input and output are multiples of 16 bytes. For targets whose GEMM kernels apply the gate
-/// in registers.
-pub fn fuse_gates(graph: &Graph) -> Graph {
+/// Returns the graph with each 16-bit linear and the gated linear unit after it that meet the conditions `gates` fused
+/// into one linear with a gate epilogue, if the rows of the input are multiples of 16 bytes. For targets whose GEMM
+/// kernels apply the gate to the sums.
+pub fn fuse_gates(graph: &Graph, gates: GateFusion) -> Graph {
     let mut fusion = Fusion { g: graph.clone(), reads: graph.reads() };
-    (0..graph.nodes.len()).for_each(|i| fusion.gate(i));
+    (0..graph.nodes.len()).for_each(|i| fusion.gate(i, gates));
     dce(&fusion.g)
 }
 
@@ -89,17 +90,22 @@ impl Fusion {
         self.set_inputs(i, inputs);
     }
 
-    /// Fuses the linear before node `i` into it, if the node is a GEGLU that meets the conditions of [`gates`].
-    fn gate(&mut self, i: usize) {
-        let Op::Glu(Glu { activation: Activation::Gelu }) = self.g.nodes[i].op else { return };
+    /// Fuses the linear before node `i` into it, if the node is a gated linear unit that meets the conditions of
+    /// [`fuse_gates`].
+    fn gate(&mut self, i: usize, gates: GateFusion) {
+        let Op::Glu(Glu { activation }) = self.g.nodes[i].op else { return };
         let Some((id, linear)) = self.plain_linear(self.g.nodes[i].inputs[0]) else { return };
         let inputs = self.g.node(id).inputs.clone();
         let columns = [inputs[0], self.g.nodes[i].inputs[0]].map(|v| self.g.spec(v).row_elements());
-        let narrow = [DType::Bf16, DType::F16].contains(&self.g.spec(inputs[0]).dtype);
-        if linear.bias || !narrow || !(columns[0].is_multiple_of(8) && columns[1].is_multiple_of(16)) {
+        let narrow = gates.dtypes.contains(&self.g.spec(inputs[0]).dtype);
+        let supported = (gates.silu || activation == Activation::Gelu) && (gates.bias || !linear.bias);
+        let sized = columns[0].is_multiple_of(8)
+            && columns[0] <= gates.longest
+            && columns[1].is_multiple_of(2 * gates.multiple);
+        if !(supported && narrow && sized) {
             return;
         }
-        self.g.nodes[i].op = Op::Linear(Linear { epilogue: Epilogue::Gate, ..linear });
+        self.g.nodes[i].op = Op::Linear(Linear { epilogue: Epilogue::of_gate(activation), ..linear });
         self.set_inputs(i, inputs);
     }
 
@@ -114,7 +120,7 @@ impl Fusion {
         let columns = self.g.spec(normed).row_elements();
         let plain = match linear.epilogue {
             Epilogue::None | Epilogue::Gelu => linear.prologue == Prologue::None,
-            Epilogue::Residual | Epilogue::Gate => false,
+            Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => false,
         };
         // The fused op outputs neither the normalised rows nor their mean and reciprocal deviation, so nothing else
         // may read them.

@@ -128,7 +128,10 @@ fn pass(graph: &Graph, name: &str, arguments: &[&str]) -> Result<Result<Graph, P
         ("precision", [precision]) => Ok(passes::inference(graph, precision_of(precision)?)),
         ("fuse", []) => kept(passes::fuse(graph.clone(), Weights::Resident)),
         ("fuse", ["trained"]) => kept(passes::fuse(graph.clone(), Weights::Trained)),
-        ("fuse_gates", []) => kept(passes::fuse_gates(graph)),
+        ("fuse_gates", []) => match target_of("h200")?.kernels.fusions().fuse_gates {
+            Some(gates) => kept(passes::fuse_gates(graph, gates)),
+            None => Err("the h200 fuses no gates".to_owned()),
+        },
         ("fuse_norms", [widest]) => {
             kept(passes::fuse_norms(graph, widest.parse().map_err(|_| format!("`{widest}` is not a number"))?))
         }

@@ -6,7 +6,7 @@ use crate::symbolic::meaning;
 use plimsoll_graph::ops::{Epilogue, Prologue};
 use plimsoll_graph::{Graph, Node, Op};
 use plimsoll_models::{KNOWN, Output};
-use plimsoll_plan::{Policy, Precision, Weights, compile, passes};
+use plimsoll_plan::{InstructionSet, Kernels, Policy, Precision, Target, Weights, compile, passes};
 
 fn epilogues(graph: &Graph, wanted: Epilogue) -> usize {
     graph.nodes.iter().filter(|n| matches!(n.op, Op::Linear(l) if l.epilogue == wanted)).count()
@@ -44,6 +44,18 @@ fn gates_are_fused_where_matmuls_compute_them() {
             .graph
     };
     let [with, without] = ["h200", "a100-80"].map(|name| plan(name, Precision::Bf16));
+    assert_eq!((epilogues(&with, Epilogue::Gate), count(&with, "glu")), (12, 0));
+    assert_eq!((epilogues(&without, Epilogue::Gate), count(&without, "glu")), (0, 12));
+    assert_eq!(meaning(&with), meaning(&without));
+    // On AMX too, but not where matmuls in 16 bits have other kernels.
+    let on_cpu = |set| {
+        let cpu = Target { kernels: Kernels::Cpu(set), ..target("cpu") };
+        let graph = encoder("zhihan1996/DNABERT-S").graph(bounds(512), MEAN).expect("verified");
+        compile(&graph, &Policy { precision: Precision::Bf16, ..Policy::default() }, &cpu)
+            .expect("planned")
+            .graph
+    };
+    let [with, without] = [InstructionSet::Amx, InstructionSet::Avx512].map(on_cpu);
     assert_eq!((epilogues(&with, Epilogue::Gate), count(&with, "glu")), (12, 0));
     assert_eq!((epilogues(&without, Epilogue::Gate), count(&without, "glu")), (0, 12));
     assert_eq!(meaning(&with), meaning(&without));

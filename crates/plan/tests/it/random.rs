@@ -4,7 +4,9 @@ use crate::cases::{attention, bounds, state, target};
 use crate::{oracle, symbolic};
 use plimsoll_graph::ops::{Activation, BatchNorm, Concat, Embed, Glu, Relu, SegmentMean, SelectRows, Softmax};
 use plimsoll_graph::{Builder, DType, Dim, Graph, Op, ValueId, VerifyError};
-use plimsoll_plan::{Fuse, Plan, PlanError, Policy, Precision, Program, Weights, check, compile, passes};
+use plimsoll_plan::{
+    Fuse, InstructionSet, Kernels, Plan, PlanError, Policy, Precision, Program, Weights, check, compile, passes,
+};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
@@ -223,7 +225,10 @@ fn random_graphs_are_planned_or_refused_in_every_precision() {
             // Each pass alone, on a graph that other passes have not prepared.
             let Ok(narrow) = passes::precision(&graph, precision) else { continue };
             let quantized = passes::quantize(&narrow, precision);
-            let alone = [passes::fuse_gates(&narrow), passes::fuse_norms(&narrow, 64)];
+            let gates = [Kernels::Cpu(InstructionSet::Amx), target("h200").kernels]
+                .map(|kernels| kernels.fusions().fuse_gates.expect("gates"));
+            let [cpu, hopper] = gates.map(|gates| passes::fuse_gates(&narrow, gates));
+            let alone = [cpu, hopper, passes::fuse_norms(&narrow, 64)];
             let normed =
                 passes::quantize(&passes::fuse_norms(&passes::fuse(narrow, Weights::Resident), 64), precision);
             for after in alone.iter().chain(quantized.iter()).chain(normed.iter()) {

@@ -1,7 +1,7 @@
 //! Symbolic meaning of a graph as hashed terms: graphs of equal meaning compute the same function.
 //! Invariant: fused ops are expanded to their unfused form, so an incorrect rewrite by a pass changes the meaning.
 
-use plimsoll_graph::ops::{Activation, Attention, Epilogue, Glu, Linear, Prologue, Qkv};
+use plimsoll_graph::ops::{Attention, Epilogue, Glu, Linear, Prologue, Qkv};
 use plimsoll_graph::{Def, Graph, Op, Role, TensorSpec, ValueId};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -81,9 +81,9 @@ fn linear_term(g: &Graph, inputs: &[ValueId], ins: &[Term], linear: Linear) -> T
         Epilogue::None => plain,
         Epilogue::Gelu => term(("gelu", plain)),
         Epilogue::Residual => sum(plain, ins[operands]),
-        Epilogue::Gate => {
-            let gate = Op::Glu(Glu { activation: Activation::Gelu });
-            term((format!("{gate:?}"), vec![plain], 0_usize))
+        Epilogue::Gate | Epilogue::SiluGate => {
+            let gate = linear.epilogue.gate().map(|activation| Op::Glu(Glu { activation }));
+            term((format!("{:?}", gate.expect("a gate")), vec![plain], 0_usize))
         }
     }
 }

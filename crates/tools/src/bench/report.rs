@@ -326,6 +326,7 @@ fn around(op: &Op) -> (&'static str, &'static str) {
         Epilogue::Gelu => ", gelu",
         Epilogue::Residual => ", residual",
         Epilogue::Gate => ", gate",
+        Epilogue::SiluGate => ", silu gate",
     };
     (before, behind)
 }

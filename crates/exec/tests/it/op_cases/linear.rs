@@ -95,7 +95,7 @@ fn linear(rows: u64, dim: Dim, n: u64, k: u64, op: Linear) -> Case {
     }
     match op.epilogue {
         Epilogue::Residual => case.noise(&[dim, Dim::Fixed(n)], UNIT),
-        Epilogue::None | Epilogue::Gelu | Epilogue::Gate => case,
+        Epilogue::None | Epilogue::Gelu | Epilogue::Gate | Epilogue::SiluGate => case,
     }
 }
 
