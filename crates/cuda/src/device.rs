@@ -425,7 +425,8 @@ impl Device for CudaDevice {
     fn set_borders(&mut self, borders: &[Bytes]) -> Result<(), DeviceError> {
         if !borders.is_empty() && !self.options.expandable {
             let why =
-                "memory.dynamic needs expandable segments; remove the flag that turns them off".to_owned();
+                "memory.dynamic and --dynamic need expandable segments; remove the flag that turns them off"
+                    .to_owned();
             return Err(DeviceError::Kernel { op: "set_borders", why });
         }
         self.borders = borders.to_vec();

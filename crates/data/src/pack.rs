@@ -45,6 +45,33 @@ pub struct Pack {
     pub owners: Vec<u64>,
 }
 
+impl Pack {
+    /// Divides the pack into packs of at most `max_tokens` tokens and `max_sequences` sequences, in order. A sequence that is
+    /// longer than `max_tokens` gets a pack of its own.
+    pub fn divided(self, max_tokens: usize, max_sequences: usize) -> Vec<Self> {
+        if self.tokens.len() <= max_tokens && self.owners.len() <= max_sequences {
+            return vec![self];
+        }
+        let mut packs: Vec<Self> = vec![];
+        for (&[start, end], &owner) in self.spans.iter().zip(&self.owners) {
+            let tokens = &self.tokens[start as usize..end as usize];
+            let fits = |pack: &Self| {
+                pack.tokens.len() + tokens.len() <= max_tokens && pack.owners.len() < max_sequences
+            };
+            if !packs.last().is_some_and(fits) {
+                packs.push(Self::default());
+            }
+            if let Some(pack) = packs.last_mut() {
+                let start = pack.tokens.len() as i32;
+                pack.tokens.extend_from_slice(tokens);
+                pack.spans.push([start, pack.tokens.len() as i32]);
+                pack.owners.push(owner);
+            }
+        }
+        packs
+    }
+}
+
 /// Statistics of how full the packs were.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fill {
@@ -171,6 +198,11 @@ impl Packer {
         let (left, longest) = (self.tokens.len(), self.pending.iter().map(|p| p.len).max().unwrap_or(0));
         let packs = left.div_ceil(self.max_tokens.max(1)).next_multiple_of(parts.max(1)).max(1);
         self.max_tokens = left.div_ceil(packs).max(longest).min(self.max_tokens);
+    }
+
+    /// Changes the bounds of the packs that follow; the longest sequence does not change.
+    pub fn resize(&mut self, max_tokens: usize, max_sequences: usize) {
+        (self.max_tokens, self.max_sequences) = (max_tokens.max(self.longest), max_sequences);
     }
 
     /// Returns the buffers of a pack for reuse in a later pack.

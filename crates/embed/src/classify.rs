@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 /// Options of [`classify`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Folder of a classifier checkpoint.
     pub model: String,

@@ -13,8 +13,8 @@ use plimsoll_runtime::{RuntimeError, Tokenizer};
 pub(super) const ENCODER: &str = "encoder";
 
 /// A session of the encoder, with the sequences in flight and the writer of the results.
-pub(super) struct Engine<R> {
-    session: Session,
+pub(super) struct Engine<'a, R> {
+    session: Session<'a>,
     encoder: ModelId,
     /// Index and width of each output that is part of a sequence's values, in the order of concatenation.
     outputs: Vec<(usize, usize)>,
@@ -55,9 +55,9 @@ pub(super) trait FileRows: Rows<Written = Vec<Written>> {
     fn memory_bytes(&self, sequences: Option<u64>, name: u64) -> u64;
 }
 
-impl<R: Rows> Engine<R> {
+impl<'a, R: Rows> Engine<'a, R> {
     pub(super) fn new(
-        session: Session,
+        session: Session<'a>,
         tokenizer: &Tokenizer,
         reading: OutputLayout,
         results: R,
@@ -115,14 +115,19 @@ impl<R: Rows> Engine<R> {
         self.complete(next)
     }
 
-    /// The program that the devices execute.
-    pub(super) fn program(&self) -> &plimsoll_plan::Program {
-        self.session.program()
-    }
-
     /// Work of each device.
     pub(super) fn usage(&self) -> &[Usage] {
         self.session.usage()
+    }
+
+    /// The program of the size of steps that is in use.
+    pub(super) fn program_in_use(&self) -> &plimsoll_plan::Program {
+        self.session.program_in_use()
+    }
+
+    /// The session.
+    pub(super) fn session(&mut self) -> &mut Session<'a> {
+        &mut self.session
     }
 
     /// Warnings since the last call.

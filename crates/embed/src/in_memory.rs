@@ -72,7 +72,8 @@ pub fn embed_sequences(
     };
     let graph = &|bounds| model.encoder.graph(bounds, &outputs);
     let request = request(settings, &measured, reading.order, None, graph, settings.read_budget()?)?;
-    let session = settings.plan(request)?.start(0, start_of(&model.into(), reading.order), observer)?;
+    let (planned, parts) = (settings.plan(request)?, model.into());
+    let session = planned.start(0, start_of(&parts, reading.order), observer)?;
     let mut engine = Engine::new(session, &model.tokenizer, reading, InMemory(vec![]))?;
     for (position, tokens) in encoded.iter().enumerate() {
         let length = sequences[position].as_ref().len() as u64;

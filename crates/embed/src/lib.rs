@@ -34,7 +34,7 @@ use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::machine::Reading;
 use plimsoll_runtime::observer::stopped;
 use plimsoll_runtime::process::{NAME, Process};
-use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, with_outputs};
+use plimsoll_runtime::session::bounds::{bounds, copies, output_bytes, tokens, with_outputs};
 use plimsoll_runtime::session::{PlanPart, Request, SearchStage, Start, Stop, Usage, say_given_back};
 use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{
@@ -47,7 +47,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 /// Options of [`embed`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// The model, an encoder or a decoder: a folder, a weight file or a Hugging Face Hub id.
     pub model: String,
@@ -164,6 +164,8 @@ pub struct EmbedReport {
     pub process: Vec<Staging>,
     /// Work of each device.
     pub devices: Vec<Usage>,
+    /// Changes of the size of the steps, as JSON.
+    pub size_changes: Value,
     /// Memory at the end of each stage, as JSON.
     pub stages: Value,
     /// Health of the run, as JSON.
@@ -188,6 +190,7 @@ impl EmbedReport {
             "packing_fill_but_last": self.fill,
             "memory": self.memory_line,
             "process": plimsoll_runtime::process::to_json(&self.process),
+            "size_changes": self.size_changes,
             "stages": self.stages,
             "health": self.health,
             "devices": self.devices.iter().map(|device| device.to_json(self.seconds)).collect::<Vec<_>>(),
@@ -292,6 +295,9 @@ fn run(
     };
     let recorder = &mut StageRecorder { inner: observer, record };
     let session = planned.start(0, start_of(model, reading.order), recorder)?;
+    if session.is_dynamic() {
+        watch.set_step_tokens(tokens(session.program_in_use()));
+    }
 
     let front = open(options, model, limits, most)?;
     let mut engine = Engine::new(session, model.tokenizer, reading, results)?;
@@ -304,7 +310,7 @@ fn run(
     let (fill, tokens, sequences) = (engine.fill(), engine.tokens(), engine.sequences());
     let devices = engine.usage().to_vec();
     say_given_back(&devices, observer);
-    planned.site().compare(engine.program(), Bytes::ZERO, "at the end", observer);
+    planned.site().compare(engine.program_in_use(), Bytes::ZERO, "at the end", observer);
     let written = engine.finish()?;
     watch.end_stage("written", None);
     for result in written.iter().filter(|result| result.sequences == 0) {
@@ -325,6 +331,7 @@ fn run(
         memory_line: planned.memory_line(0, "outputs"),
         process: planned.site().budget().process.clone(),
         devices,
+        size_changes: watch.size_changes(),
         stages: watch.stages(),
         health: watch.record(),
     })
@@ -505,7 +512,7 @@ const MAX_LINES: u64 = 10;
 fn stream<R: Rows>(
     options: &Options,
     front: InputPipeline,
-    engine: &mut Engine<R>,
+    engine: &mut Engine<'_, R>,
     watch: &mut Watch,
     observer: &mut dyn Observer,
 ) -> Result<Counts, EmbedError> {
@@ -540,12 +547,14 @@ fn stream<R: Rows>(
         read = batch.bytes_read;
         progress.bytes = finished.update(read, progress.bytes_total, engine.tokens(), taken);
         progress.records += (batch.heads.len() + batch.skipped.len()) as u64;
+        engine.session().report_sizes(watch, observer);
         warn(engine, observer);
         pushed?;
         report(engine, &start, &mut progress, watch, observer);
     }
     loop {
         let drained = engine.drain(&|| stopped(observer, STOPPED));
+        engine.session().report_sizes(watch, observer);
         warn(engine, observer);
         if !drained? {
             break;
@@ -584,13 +593,13 @@ fn say(counts: &Counts, text: String, observer: &mut dyn Observer) {
 }
 
 /// Forwards the warnings of the engine (failed devices) to the observer.
-fn warn<R: Rows>(engine: &mut Engine<R>, observer: &mut dyn Observer) {
+fn warn<R: Rows>(engine: &mut Engine<'_, R>, observer: &mut dyn Observer) {
     engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 
 /// Sends the present counts to the progress display.
 fn report<R: Rows>(
-    engine: &Engine<R>,
+    engine: &Engine<'_, R>,
     start: &Instant,
     progress: &mut Progress,
     watch: &mut Watch,

@@ -17,12 +17,14 @@ use std::time::{Duration, Instant};
 /// Byte that gives NaN in every float format.
 const POISON: u8 = 0xFF;
 
-/// Runs the plans of one program on one device.
+/// Runs the plans of one program on one device. It may have further programs of the same models for smaller steps
+/// ([`Executor::start_sizes`]), of which it runs one at a time.
 pub struct Executor {
     device: Box<dyn Device>,
-    program: Program,
-    /// The instructions of each plan, in the order of its schedule, with addresses.
-    instructions: Vec<Vec<Instruction>>,
+    /// The programs, the largest first; their weights have the same addresses.
+    programs: Vec<Loaded>,
+    /// Index of the program that runs.
+    current: usize,
     /// Sources of the parameters that each plan's instructions load in every step, indexed by plan; `None` until
     /// attached.
     sources: Vec<Option<Source>>,
@@ -34,6 +36,12 @@ pub struct Executor {
     since: u64,
     /// Bytes trimmed since `given_back` was last called.
     given_back: Bytes,
+}
+
+/// A program with the instructions of each of its plans, in the order of the plan's schedule, with addresses.
+struct Loaded {
+    program: Program,
+    instructions: Vec<Vec<Instruction>>,
 }
 
 /// One instruction of a plan, with its addresses in the arena: the load of a streamed parameter, a kernel launch, or a
@@ -63,17 +71,26 @@ impl Executor {
     }
 
     /// As [`Executor::new`]; also reports the progress of preparing the launches.
-    pub fn start(
+    pub fn start(device: Box<dyn Device>, program: Program, report: OnStart<'_>) -> Result<Self, DeviceError> {
+        Self::start_sizes(device, vec![program], report)
+    }
+
+    /// As [`Executor::start`], with `programs` of the same models for steps of several sizes, the largest first. The arena
+    /// has the size of the first, which is in use until [`Executor::use_size`].
+    ///
+    /// # Errors
+    /// Errors of the device; a program whose weights have other addresses or layouts than those of the first.
+    pub fn start_sizes(
         mut device: Box<dyn Device>,
-        program: Program,
+        programs: Vec<Program>,
         report: OnStart<'_>,
     ) -> Result<Self, DeviceError> {
-        let instructions = made(device.as_mut(), &program, report)?;
-        let sources = instructions.iter().map(|_| None).collect();
+        let programs = made(device.as_mut(), programs, report)?;
+        let sources = programs[0].instructions.iter().map(|_| None).collect();
         Ok(Self {
             device,
-            program,
-            instructions,
+            programs,
+            current: 0,
             sources,
             open: InFlightStep::default(),
             issued: 0,
@@ -86,11 +103,29 @@ impl Executor {
     /// in place if the device can. Weights must be loaded again. After an error the executor cannot run any program.
     /// Reports the progress of preparing the launches.
     pub fn switch(&mut self, program: Program, report: OnStart<'_>) -> Result<(), DeviceError> {
+        self.switch_sizes(vec![program], report)
+    }
+
+    /// As [`Executor::switch`], with the programs of [`Executor::start_sizes`].
+    pub fn switch_sizes(&mut self, programs: Vec<Program>, report: OnStart<'_>) -> Result<(), DeviceError> {
         self.open.none("switch")?;
         self.device.wait()?;
-        self.instructions = made(self.device.as_mut(), &program, report)?;
-        self.sources = self.instructions.iter().map(|_| None).collect();
-        self.program = program;
+        self.programs = made(self.device.as_mut(), programs, report)?;
+        self.current = 0;
+        self.sources = self.programs[0].instructions.iter().map(|_| None).collect();
+        Ok(())
+    }
+
+    /// Runs program number `size` of [`Executor::start_sizes`] from the next step on (0 is the largest), after shrinking or
+    /// growing the arena in place. The weights stay.
+    ///
+    /// # Errors
+    /// A step is in flight, errors of the device, or [`DeviceError::OutOfMemory`], after which nothing has changed.
+    pub fn use_size(&mut self, size: usize) -> Result<(), DeviceError> {
+        self.open.none("use_size")?;
+        self.device.wait()?;
+        self.device.set_mapped(self.programs[size].program.arena_bytes())?;
+        self.current = size;
         Ok(())
     }
 
@@ -102,7 +137,7 @@ impl Executor {
     pub fn use_alternatives_from(&mut self, k: usize) -> Result<(), DeviceError> {
         self.open.none("use_alternatives_from")?;
         self.device.wait()?;
-        self.device.set_mapped(self.program.arena_bytes_from(k))
+        self.device.set_mapped(self.program().arena_bytes_from(k))
     }
 
     /// Bytes that the device returned to the system between steps since the last call.
@@ -120,9 +155,19 @@ impl Executor {
         self.device.recorder()?.note()
     }
 
-    /// The program.
+    /// The program that runs.
     pub fn program(&self) -> &Program {
-        &self.program
+        &self.programs[self.current].program
+    }
+
+    /// Number of the program that runs, among those of [`Executor::start_sizes`].
+    pub fn size(&self) -> usize {
+        self.current
+    }
+
+    /// The programs of [`Executor::start_sizes`], the largest first.
+    pub fn sizes(&self) -> impl ExactSizeIterator<Item = &Program> {
+        self.programs.iter().map(|loaded| &loaded.program)
     }
 
     /// The device.
@@ -137,7 +182,8 @@ impl Executor {
 
     /// Loads the resident parameters of a plan into the arena, in the layout that its kernels read.
     pub fn load(&mut self, plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
-        let Self { device, program, .. } = self;
+        let Self { device, programs, current, .. } = self;
+        let program = &programs[*current].program;
         for weight in Weight::resident(program, plan) {
             let upload = &mut |at, part: &[u8]| device.upload(at, part);
             weight.load(upload, &mut Buffers::of(std::iter::once(&weight)), read)?;
@@ -155,7 +201,7 @@ impl Executor {
         read: ReadShared<'_>,
         report: OnStart<'_>,
     ) -> Result<(), DeviceError> {
-        let (program, mut loaded) = (&self.program, BTreeSet::new());
+        let (program, mut loaded) = (self.program(), BTreeSet::new());
         let all = (0..program.plans().len()).flat_map(|plan| Weight::resident(program, plan));
         let once = all.filter(|weight| loaded.insert(weight.at));
         let weights = once.map(|weight| {
@@ -178,7 +224,7 @@ impl Executor {
     /// Keeps `source` for the streamed parameters, which every step of the plan reads. The resident parameters must
     /// have been loaded.
     pub fn attach_loaded(&mut self, plan: usize, source: ParamSource) {
-        let streamed = self.instructions[plan].iter().filter_map(Instruction::weight);
+        let streamed = self.programs[self.current].instructions[plan].iter().filter_map(Instruction::weight);
         let buffers = Buffers::of(streamed);
         self.sources[plan] = Some(Source { read: source, buffers });
     }
@@ -188,7 +234,7 @@ impl Executor {
     /// # Errors
     /// The plan's graph has no input of this name.
     pub fn input(&self, plan: usize, name: &str) -> Result<InputId, DeviceError> {
-        self.program.input(plan, name).ok_or_else(|| unnamed(name))
+        self.program().input(plan, name).ok_or_else(|| unnamed(name))
     }
 
     /// The output `name` of a plan, for [`Executor::read_f32`] and [`Executor::submit`].
@@ -196,7 +242,7 @@ impl Executor {
     /// # Errors
     /// The plan's graph has no output of this name.
     pub fn output(&self, plan: usize, name: &str) -> Result<OutputId, DeviceError> {
-        self.program.output(plan, name).ok_or_else(|| unnamed(name))
+        self.program().output(plan, name).ok_or_else(|| unnamed(name))
     }
 
     /// Writes an i32 input for the next run of its plan.
@@ -224,7 +270,8 @@ impl Executor {
     /// Runs one step, enqueued after the in-flight steps.
     pub(crate) fn follow(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.admits(plan, counts)?;
-        let Self { device, instructions, sources, issued, .. } = self;
+        let Self { device, programs, current, sources, issued, .. } = self;
+        let instructions = &programs[*current].instructions;
         *issued = 0;
         let mut run = |device: &mut dyn Device, issued: &mut usize| {
             instructions[plan].iter().try_for_each(|one| {
@@ -281,13 +328,14 @@ impl Executor {
     ) -> Result<(), DeviceError> {
         self.open.none("run_timed")?;
         self.admits(plan, counts)?;
-        let (entries, instructions) = (times.len(), self.instructions[plan].len());
+        let (entries, instructions) = (times.len(), self.programs[self.current].instructions[plan].len());
         if entries != instructions {
             let why = format!("{entries} entries for the times of {instructions} instructions");
             return Err(DeviceError::Kernel { op: "run_timed", why });
         }
         let marks = self.device.tracer().mark(0)?;
-        for (i, (instruction, time)) in self.instructions[plan].iter().zip(times.iter_mut()).enumerate() {
+        let all = &self.programs[self.current].instructions[plan];
+        for (i, (instruction, time)) in all.iter().zip(times.iter_mut()).enumerate() {
             let start = Instant::now();
             instruction.run(self.device.as_mut(), counts, self.sources[plan].as_mut())?;
             if marks {
@@ -302,7 +350,7 @@ impl Executor {
 
     /// Checks that `counts` are within the plan's bounds.
     pub(crate) fn admits(&self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
-        if self.program.plans()[plan].1.graph.bounds.admits(counts) {
+        if self.program().plans()[plan].1.graph.bounds.admits(counts) {
             return Ok(());
         }
         Err(DeviceError::OverBounds { counts })
@@ -327,12 +375,12 @@ impl Executor {
 
     /// Address of an input in the arena.
     pub(crate) fn input_address(&self, input: InputId) -> Result<u64, DeviceError> {
-        address(&self.program, input.plan, input.value)
+        address(self.program(), input.plan, input.value)
     }
 
     /// Address of an output in the arena; its content is valid until the next run.
     pub(crate) fn output_address(&self, output: OutputId) -> Result<u64, DeviceError> {
-        address(&self.program, output.plan, output.value)
+        address(self.program(), output.plan, output.value)
     }
 
     /// Copies within the arena: rows from an output to staging, or from staging to an input.
@@ -348,8 +396,8 @@ impl Executor {
     /// Sets everything except weights to NaN. A run after this gives right results only if it reads nothing that it
     /// has not written.
     pub fn poison(&mut self) -> Result<(), DeviceError> {
-        let weights = self.program.persistent().0;
-        let rest = self.program.arena_bytes() - Bytes(weights);
+        let weights = self.program().persistent().0;
+        let rest = self.program().arena_bytes() - Bytes(weights);
         self.device.fill(weights, rest, POISON)
     }
 }
@@ -419,30 +467,58 @@ fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceErro
     }
 }
 
-/// Allocates the program's arena, fills it with NaN, prepares all launches, and returns the instructions of each
-/// plan.
+/// Allocates the arena of the largest program, which is the first, fills it with NaN, prepares the launches of all
+/// programs, and returns the programs with the instructions of each plan.
 fn made(
     device: &mut dyn Device,
-    program: &Program,
+    programs: Vec<Program>,
     report: OnStart<'_>,
-) -> Result<Vec<Vec<Instruction>>, DeviceError> {
-    same_kernels(program, device)?;
-    let all: Vec<Vec<Instruction>> =
-        (0..program.plans().len()).map(|i| instructions(program, i)).collect::<Result<_, _>>()?;
+) -> Result<Vec<Loaded>, DeviceError> {
+    let all = programs.into_iter().map(Loaded::of).collect::<Result<Vec<_>, _>>()?;
+    let Some(Loaded { program, .. }) = all.first() else {
+        return Err(DeviceError::Kernel { op: "start", why: "there is no program".to_owned() });
+    };
+    for Loaded { program: other, .. } in &all {
+        same_kernels(other, device)?;
+        if other.arena_bytes() > program.arena_bytes() || !other.has_weights_of(program) {
+            let why = "the programs of several sizes have weights at other places".to_owned();
+            return Err(DeviceError::Kernel { op: "start", why });
+        }
+    }
     let bytes = program.arena_bytes();
-    let borders: Vec<Bytes> = (0..program.alternatives().len()).map(|k| program.arena_bytes_from(k)).collect();
-    device.set_borders(if borders.len() > 1 { &borders } else { &[] })?;
+    device.set_borders(&borders(&all))?;
     device.persistent(program.persistent());
     device.alloc_arena(bytes)?;
     device.stage(program.host_staging())?;
     device.fill(0, bytes, POISON)?;
     let mut launches = vec![];
-    for (instructions, (_, plan)) in all.iter().zip(program.plans()) {
-        launches.extend(instructions.iter().filter_map(|one| one.launch(plan.graph.bounds.full())));
+    for Loaded { program, instructions } in &all {
+        for (instructions, (_, plan)) in instructions.iter().zip(program.plans()) {
+            launches.extend(instructions.iter().filter_map(|one| one.launch(plan.graph.bounds.full())));
+        }
     }
     device.prepare_all(&launches, report)?;
     device.wait()?;
     Ok(all)
+}
+
+/// Sizes to which the arena may shrink: of each program, or of the alternative plans of the only program. Empty if there is
+/// one size.
+fn borders(all: &[Loaded]) -> Vec<Bytes> {
+    let borders: Vec<Bytes> = match all {
+        [Loaded { program, .. }] => {
+            (0..program.alternatives().len()).map(|k| program.arena_bytes_from(k)).collect()
+        }
+        several => several.iter().map(|loaded| loaded.program.arena_bytes()).collect(),
+    };
+    if borders.len() > 1 { borders } else { vec![] }
+}
+
+impl Loaded {
+    fn of(program: Program) -> Result<Self, DeviceError> {
+        let all = (0..program.plans().len()).map(|plan| instructions(&program, plan));
+        Ok(Self { instructions: all.collect::<Result<_, _>>()?, program })
+    }
 }
 
 /// The instructions of a plan with addresses. An operand without an address is an error: if it were skipped, the kernel
@@ -479,6 +555,6 @@ fn instructions(program: &Program, plan: usize) -> Result<Vec<Instruction>, Devi
 
 impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Executor on {} with {}", self.device.name(), self.program.arena_bytes())
+        write!(f, "Executor on {} with {}", self.device.name(), self.program().arena_bytes())
     }
 }

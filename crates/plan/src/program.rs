@@ -4,7 +4,7 @@
 
 use crate::in_flight::InFlightBuffers;
 use crate::{Bill, Instr, Ledger, LimitKind, Plan, PlanError, Region, Remedy, Slice, Target, step_seconds};
-use plimsoll_graph::{Bytes, Def, Graph, Role, ValueId, node_label};
+use plimsoll_graph::{Bytes, Def, Graph, Param, ParamId, Role, ValueId, node_label};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
@@ -143,6 +143,30 @@ impl Program {
         let unused = &self.alternatives[..k];
         let used = self.plans.iter().enumerate().filter(|(i, _)| !unused.contains(i));
         self.transient_base() + used.map(|(_, (_, p))| p.memory.transient).max().unwrap_or_default()
+    }
+
+    /// Whether the plans are those of `other` for steps of another size: the same names, and every resident parameter at the
+    /// same address in the same layout, so that weights loaded for one program serve the other.
+    pub fn has_weights_of(&self, other: &Self) -> bool {
+        let weights = |program: &Self| -> Vec<_> {
+            let of_plan = |(i, (name, plan)): (usize, &(String, Plan))| {
+                let of_param = |(v, _, param): (ValueId, ParamId, &Param)| {
+                    let slice = plan.memory.slice(v).filter(|slice| slice.region == Region::Persistent);
+                    let at = slice.map(|slice| (program.address(i, slice), slice.bytes));
+                    // The role holds an index into the tables of one graph.
+                    (
+                        param.name.clone(),
+                        param.pieces.clone(),
+                        plan.graph.spec(v).clone().with_role(Role::Input),
+                        at,
+                    )
+                };
+                (name.clone(), plan.graph.param_values().map(of_param).collect::<Vec<_>>())
+            };
+            program.plans.iter().enumerate().map(of_plan).collect()
+        };
+        (self.persistent(), self.replicas) == (other.persistent(), other.replicas)
+            && weights(self) == weights(other)
     }
 
     /// Number of replicas that execute steps concurrently.

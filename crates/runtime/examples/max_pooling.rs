@@ -94,7 +94,7 @@ fn stage<'a>(model: &'a EncoderModel, settings: &Settings) -> Result<SearchStage
 /// Waits for a step, pools its sequences, and passes all rows whose predecessors are complete to `row`. Returns
 /// false if no step is in flight.
 fn emit(
-    session: &mut Session,
+    session: &mut Session<'_>,
     waiting: &mut InOrder<String>,
     row: &mut impl FnMut(&str, &[f32]),
 ) -> Result<bool, RuntimeError> {

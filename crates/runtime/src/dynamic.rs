@@ -4,6 +4,8 @@
 
 use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
+use serde_json::{Value, json};
+use std::str::FromStr;
 
 /// Shares of the memory at which a run changes the size of its steps, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,6 +19,26 @@ pub struct Thresholds {
     /// From this share on a run shrinks to the smallest size. Read before every step.
     pub emergency: f64,
 }
+
+/// Profiles of thresholds, by name.
+pub const PROFILES: [(&str, Thresholds); 3] = [
+    ("aggressive", Thresholds::AGGRESSIVE),
+    ("balanced", Thresholds::BALANCED),
+    ("conservative", Thresholds::CONSERVATIVE),
+];
+
+/// Number of steps between two readings, unless it is given.
+pub const EVERY: u64 = 10;
+
+/// Maximum number of sizes that are chosen where they are not given.
+pub const MAX_SIZES: usize = 6;
+
+/// Most smaller sizes that are tried after a lack of memory, before a run fails.
+pub const RETRIES: usize = 3;
+
+/// Number of readings after a lack of memory at which a run does not grow: a process that takes memory for a moment at a
+/// time would cause another failure at once.
+const PAUSE: u64 = 10;
 
 /// Settings of dynamic sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,7 +79,132 @@ pub struct Switch {
     pub utilisation: f64,
 }
 
+/// The sizes of a run, and the size in use.
+#[derive(Clone, Debug)]
+pub struct DynamicSizes {
+    settings: Dynamic,
+    /// Bytes of the arenas with each size, in ascending order.
+    bytes: Vec<Bytes>,
+    now: usize,
+    /// Whether no reading was taken yet.
+    is_first: bool,
+    /// Step before which the run does not grow.
+    paused: u64,
+}
+
+impl DynamicSizes {
+    /// A run with sizes of these `bytes`, in ascending order and at least one, that begins with size number `now`.
+    pub fn new(settings: Dynamic, bytes: Vec<Bytes>, now: usize) -> Self {
+        Self { settings, bytes, now, is_first: true, paused: 0 }
+    }
+
+    /// Number of the size in use; 0 is the smallest.
+    pub fn now(&self) -> usize {
+        self.now
+    }
+
+    /// Decides on a change before `step`, from a reading of the memory.
+    pub fn decide(&mut self, step: u64, memory: Memory) -> Option<Switch> {
+        let due = std::mem::take(&mut self.is_first) || self.settings.is_due(step);
+        let switch = self.settings.decide(memory, &self.bytes, self.now, due)?;
+        (switch.reason != Reason::Grow || step >= self.paused).then_some(switch)
+    }
+
+    /// Records that size number `size` is in use.
+    pub fn set(&mut self, size: usize) {
+        self.now = size;
+    }
+
+    /// Records that the device had too little memory at `step`, at the size in use or at a larger one.
+    pub fn lacks_memory(&mut self, step: u64) {
+        self.paused = step + PAUSE * self.settings.every;
+    }
+
+    /// Words for a message on a change: the share of the memory that was in use, if known, and the threshold that `reason`
+    /// names.
+    pub fn cause(&self, reason: Reason, utilisation: Option<f64>) -> String {
+        let used = utilisation
+            .map_or_else(String::new, |share| format!("{} % of the memory is in use, ", percent(share)));
+        let of = self.settings.thresholds;
+        let why = match reason {
+            Reason::Warning => format!("warning from {} %", percent(of.warning)),
+            Reason::Critical => format!("critical from {} %", percent(of.critical)),
+            Reason::Emergency => format!("emergency from {} %", percent(of.emergency)),
+            Reason::Grow => format!("target {} %", percent(of.target)),
+            Reason::Replay => "as before the run was resumed".to_owned(),
+            Reason::OutOfMemory => "out of memory".to_owned(),
+        };
+        used + &why
+    }
+}
+
+/// A share in percent, with one decimal place where it is not whole.
+fn percent(share: f64) -> f64 {
+    (share * 1000.0).round() / 10.0
+}
+
+/// A change of the size of the steps of an inference run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SizeChange {
+    /// Number of steps that were sent to devices before.
+    pub step: u64,
+    /// Maximum number of tokens of a step before the change.
+    pub from: u64,
+    /// Maximum number of tokens of a step from now on.
+    pub to: u64,
+    /// Cause of the change.
+    pub reason: Reason,
+    /// Share of the memory that was in use, if it was read.
+    pub utilisation: Option<f64>,
+    /// The cause in words.
+    pub cause: String,
+}
+
+impl SizeChange {
+    /// Line of a run's log.
+    pub fn words(&self) -> String {
+        let Self { step, from, to, cause, .. } = self;
+        format!("after {step} steps: steps of {to} tokens instead of {from} ({cause})")
+    }
+
+    /// JSON for the record of a run.
+    pub fn to_json(&self) -> Value {
+        let Self { step, from, to, reason, utilisation, .. } = self;
+        json!({"step": step, "from": from, "to": to, "reason": reason.name(), "utilisation": utilisation})
+    }
+}
+
+impl FromStr for Dynamic {
+    type Err = String;
+
+    /// Parses a list, separated by commas, of a profile (default `balanced`) and `key=value` pairs with the keys of
+    /// `memory.dynamic`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut dynamic = Self { thresholds: Thresholds::BALANCED, every: EVERY, smooth: true };
+        for (i, item) in text.split(',').enumerate() {
+            match item.split_once('=') {
+                Some((key, value)) => dynamic.set(key, value)?,
+                None => {
+                    let profile = PROFILES.iter().find(|(name, _)| i == 0 && *name == item);
+                    let names = PROFILES.map(|(name, _)| name).join(", ");
+                    let unknown =
+                        || format!("`{item}` is no profile ({names}, first in the list) and no key=value");
+                    dynamic.thresholds = profile.ok_or_else(unknown)?.1;
+                }
+            }
+        }
+        dynamic.thresholds.fault().map_or(Ok(dynamic), Err)
+    }
+}
+
 impl Thresholds {
+    /// Uses most of the memory.
+    pub const AGGRESSIVE: Self = Self { target: 0.92, warning: 0.94, critical: 0.96, emergency: 0.98 };
+    /// The default.
+    pub const BALANCED: Self = Self { target: 0.90, warning: 0.92, critical: 0.95, emergency: 0.97 };
+    /// Leaves memory for other processes.
+    pub const CONSERVATIVE: Self = Self { target: 0.85, warning: 0.88, critical: 0.92, emergency: 0.95 };
+
     /// Explains why the thresholds cannot be used; `None` if they are in order.
     pub fn fault(&self) -> Option<String> {
         let Self { target, warning, critical, emergency } = *self;
@@ -86,6 +233,43 @@ impl Reason {
 }
 
 impl Dynamic {
+    /// Sets the value of a key.
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let bad = |wanted: &str| format!("{key}={value}: {wanted} is expected");
+        let share = || value.parse::<f64>().map_err(|_| bad("a share of the memory, above 0 to 1,"));
+        match key {
+            "target" => self.thresholds.target = share()?,
+            "warning" => self.thresholds.warning = share()?,
+            "critical" => self.thresholds.critical = share()?,
+            "emergency" => self.thresholds.emergency = share()?,
+            "adjustment_frequency" => {
+                let every = value.parse().ok().filter(|&every| every > 0);
+                self.every = every.ok_or_else(|| bad("a whole number from 1 on"))?;
+            }
+            "smooth_transitions" => self.smooth = value.parse().map_err(|_| bad("true or false"))?,
+            _ => {
+                return Err(format!(
+                    "`{key}` is no key; the keys are target, warning, critical, emergency, adjustment_frequency and \
+                     smooth_transitions"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// JSON for the record of a run, with the keys of `memory.dynamic`.
+    pub fn to_json(&self) -> Value {
+        let Self { thresholds: Thresholds { target, warning, critical, emergency }, every, smooth } = self;
+        json!({
+            "target": target,
+            "warning": warning,
+            "critical": critical,
+            "emergency": emergency,
+            "adjustment_frequency": every,
+            "smooth_transitions": smooth,
+        })
+    }
+
     /// Whether the memory is read before step number `step`, counted from 1. At other steps only an emergency is acted
     /// upon.
     pub fn is_due(&self, step: u64) -> bool {
@@ -127,7 +311,7 @@ impl Dynamic {
 mod tests {
     use super::*;
 
-    const BALANCED: Thresholds = Thresholds { target: 0.90, warning: 0.92, critical: 0.95, emergency: 0.97 };
+    const BALANCED: Thresholds = Thresholds::BALANCED;
 
     /// Size that a run changes to, and why, with `used` of 1000 bytes in use; a larger size takes 20 bytes more each.
     fn decided(smooth: bool, used: u64, now: usize, due: bool) -> Option<(usize, Reason)> {
@@ -217,5 +401,55 @@ mod tests {
             (1..=7).filter(|&step| dynamic.is_due(step)).collect::<Vec<u64>>()
         };
         assert_eq!((due(1).len(), due(3), due(10)), (7, vec![1, 4, 7], vec![1]));
+    }
+
+    #[test]
+    fn settings_are_parsed_as_a_profile_with_keys() {
+        let parsed = |text: &str| text.parse::<Dynamic>();
+        let balanced = Dynamic { thresholds: BALANCED, every: EVERY, smooth: true };
+        assert_eq!(parsed("balanced"), Ok(balanced));
+        assert_eq!(
+            parsed("aggressive,target=0.5,adjustment_frequency=1,smooth_transitions=false"),
+            Ok(Dynamic {
+                thresholds: Thresholds { target: 0.5, ..Thresholds::AGGRESSIVE },
+                every: 1,
+                smooth: false
+            })
+        );
+        assert_eq!(
+            parsed("warning=0.91"),
+            Ok(Dynamic { thresholds: Thresholds { warning: 0.91, ..BALANCED }, ..balanced })
+        );
+        for (text, wanted) in [
+            ("", "`` is no profile (aggressive, balanced, conservative"),
+            ("often", "`often` is no profile"),
+            ("target=0.5,aggressive", "`aggressive` is no profile"),
+            ("target=high", "target=high: a share"),
+            ("target=0.95", "must be above 0, each greater than the one before"),
+            ("emergency=1.5", "at most 1"),
+            ("adjustment_frequency=0", "a whole number from 1 on"),
+            ("smooth_transitions=2", "true or false"),
+            ("every=3", "`every` is no key"),
+        ] {
+            let error = parsed(text).expect_err(text);
+            assert!(error.contains(wanted), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_run_does_not_grow_soon_after_a_lack_of_memory() {
+        let settings = Dynamic { thresholds: BALANCED, every: 2, smooth: true };
+        let mut sizes = DynamicSizes::new(settings, [80, 160, 320].map(Bytes).to_vec(), 2);
+        let used = |used: u64| Memory { free: Bytes(1000 - used), total: Bytes(1000) };
+        assert_eq!(sizes.decide(1, used(930)).map(|s| (s.to, s.reason)), Some((1, Reason::Warning)));
+        sizes.set(0);
+        sizes.lacks_memory(2);
+        let grown: Vec<u64> = (2..40).filter(|&step| sizes.decide(step, used(100)).is_some()).collect();
+        assert_eq!(grown.first(), Some(&23), "{grown:?}");
+        assert_eq!(sizes.decide(4, used(980)), None, "nothing smaller");
+        assert_eq!(
+            sizes.cause(Reason::Warning, Some(0.9304)),
+            "93 % of the memory is in use, warning from 92 %"
+        );
     }
 }

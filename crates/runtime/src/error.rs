@@ -271,6 +271,57 @@ pub enum RequestError {
     },
 }
 
+/// What a session did when a device ran out of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The weights were read and copied to the arena.
+    Load,
+    /// A step was computed, or its inputs or outputs were copied.
+    Step,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Load => "load of the weights",
+            Self::Step => "computation of a step",
+        })
+    }
+}
+
+/// A lack of memory that smaller steps could not meet.
+#[derive(Debug)]
+pub struct OutOfMemory {
+    /// What was done.
+    pub phase: Phase,
+    /// Tokens of the smaller steps that were tried.
+    pub tried: Vec<u64>,
+    /// The largest tensors of the plan.
+    pub largest: String,
+    /// Other processes that hold memory; empty if unknown.
+    pub holders: String,
+    /// What to try.
+    pub remedy: &'static str,
+    /// Error of the device.
+    pub source: DeviceError,
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { phase, tried, largest, holders, remedy, .. } = self;
+        write!(f, "the device ran out of memory in the {phase}")?;
+        if !tried.is_empty() {
+            let tried = tried.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+            write!(f, ", also with steps of {tried} tokens")?;
+        }
+        write!(f, "; the largest tensors are {largest}")?;
+        if !holders.is_empty() {
+            write!(f, "; {holders}")?;
+        }
+        write!(f, ". {remedy}")
+    }
+}
+
 /// Error of planning, starting or running a session.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -290,6 +341,8 @@ pub enum RuntimeError {
     Plan(PlanError),
     /// A device failed.
     Device(DeviceError),
+    /// A device ran out of memory after the arena was allocated.
+    OutOfMemory(Box<OutOfMemory>),
     /// A model's graph failed verification: a bug of this program.
     Verify(VerifyError),
     /// Results cannot be written.
@@ -353,6 +406,7 @@ impl Failure for RuntimeError {
         match self {
             Self::Plan(PlanError::OverBudget(_)) => 4,
             Self::Device(error) if error.is_out_of_memory() => 4,
+            Self::OutOfMemory(_) => 4,
             Self::Data(error) => error.exit_code(),
             other if other.limit().is_some_and(|limit| limit.memory) => 4,
             Self::Interrupted { signal, .. } => 128 + signal,
@@ -374,6 +428,7 @@ impl Failure for RuntimeError {
         match self {
             // `Display` includes the cause, so `source` omits it and `behind(self)` would not find it.
             Self::Io { source, .. } => limits::behind(source),
+            Self::OutOfMemory(_) => Some(limits::memory()),
             Self::Device(error) if error.is_out_of_memory() => Some(limits::memory()),
             Self::Plan(PlanError::OverBudget(_)) => limits::free_address_space().map(|_| limits::memory()),
             other => limits::behind(other),
@@ -408,6 +463,7 @@ impl fmt::Display for RuntimeError {
             Self::Plan(e @ PlanError::OverBudget(_)) => write!(f, "refused: {e}"),
             Self::Plan(e) => e.fmt(f),
             Self::Device(e) => e.fmt(f),
+            Self::OutOfMemory(e) => e.fmt(f),
             Self::Verify(e) => write!(f, "the graph of the model is invalid: {e}"),
             Self::Output(e) => e.fmt(f),
             Self::Io { path, source } => write!(f, "{}: {source}", EscapedPath(path)),
@@ -430,6 +486,7 @@ impl std::error::Error for RuntimeError {
             Self::Config { source, .. } => Some(source),
             Self::Plan(e) => e.source(),
             Self::Device(e) => e.source(),
+            Self::OutOfMemory(e) => Some(&e.source),
             Self::Output(e) => e.source(),
             Self::Thread { source, .. } => Some(source),
             Self::Model(e) => e.source(),

@@ -105,7 +105,7 @@ pub mod watch;
 pub use budget::Budget;
 pub use caller::CallerModel;
 pub use device::Device;
-pub use error::{Failure, ModelError, RequestError, RuntimeError};
+pub use error::{Failure, ModelError, OutOfMemory, Phase, RequestError, RuntimeError};
 pub use fair_esm::Checkpoint;
 pub use model::{EncoderModel, HEAD_NAMES, HeadModel, Tokenizer};
 pub use observer::{

@@ -50,7 +50,7 @@ pub struct LiveState {
     pub validation_loss: Option<f64>,
     /// Finished records of the input; not in training.
     pub records: Option<u64>,
-    /// Tokens of a micro-step; only where it changes during the run.
+    /// Maximum number of tokens of a micro-step, or of a step of inference; only where it changes during the run.
     pub micro_tokens: Option<u64>,
     /// Memory budget in bytes.
     pub budget_bytes: u64,

@@ -125,6 +125,21 @@ impl Reading {
     }
 }
 
+/// Other processes that hold memory of a machine, or how much all others hold together; empty if unknown.
+pub fn holders(machine: &Arc<dyn Machine>, on_host: bool) -> String {
+    let holders: Vec<String> = machine.holders().iter().map(ToString::to_string).collect();
+    if !holders.is_empty() {
+        return holders.join(", ");
+    }
+    let own = if on_host { Some(resident().0) } else { machine.taken().ok().flatten() };
+    match (machine.usage(), own) {
+        (Ok(memory), Some(own)) => {
+            format!("other processes hold {} together", memory.used().saturating_sub(own))
+        }
+        (_, _) => String::new(),
+    }
+}
+
 /// Reads the memory of the GPU with the least free memory. A GPU that does not answer is left out: a failed reading
 /// must not end a run.
 pub fn card(machines: &[Arc<dyn Machine>]) -> Option<CardReading> {

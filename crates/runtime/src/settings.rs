@@ -2,6 +2,7 @@
 //! (replicas, tokens, streaming) are stored in the plan of a session.
 
 use crate::budget::Budget;
+use crate::dynamic::Dynamic;
 use crate::{Device, RequestError, RuntimeError, machine};
 use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::Machine;
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Options that decide where and how a model runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// The CPU, or the GPUs to run on.
     pub device: Device,
@@ -31,6 +32,8 @@ pub struct Settings {
     pub tokens: Option<u64>,
     /// Whether weights may be streamed: left in their files and read in every step.
     pub stream: Streaming,
+    /// When the size of steps follows the free memory; `None` is one size for the whole run.
+    pub dynamic: Option<Dynamic>,
     /// Flags that were given but have no effect on this device, for run.json.
     pub unused_flags: Vec<&'static str>,
 }
@@ -57,6 +60,7 @@ impl Default for Settings {
             host_memory: None,
             tokens: None,
             stream: Streaming::Auto,
+            dynamic: None,
             unused_flags: vec![],
         }
     }

@@ -1,6 +1,7 @@
 //! Memory and health of a run while it runs: readings at the end of each stage, the leak detector, and the state that
 //! monitors show. Invariant: nothing here changes a run; it reads memory, and writes progress.json.
 
+use crate::dynamic::SizeChange;
 use crate::health::{Health, HealthRecord, HealthStatus, PlannedMemory, advice};
 use crate::leak::{Leak, LeakDetector};
 use crate::live::{Live, LiveState};
@@ -30,6 +31,8 @@ pub struct Watch {
     record: HealthRecord,
     /// Whether recommendations were computed.
     advised: bool,
+    /// Changes of the size of the steps.
+    sizes: Vec<SizeChange>,
     live: Live,
 }
 
@@ -46,6 +49,7 @@ impl Watch {
             now: Health::default(),
             record: HealthRecord::default(),
             advised: false,
+            sizes: vec![],
             live: Live::new(command, folder),
         }
     }
@@ -60,6 +64,27 @@ impl Watch {
         self.record.fragmentation = self.record.fragmentation.max(planned.fragmentation);
         self.planned = Some(planned);
         self.assess();
+    }
+
+    /// Enters the maximum number of tokens of a step, for a run whose steps change their size.
+    pub fn set_step_tokens(&mut self, tokens: u64) {
+        self.live.state.micro_tokens = Some(tokens);
+    }
+
+    /// Reports changes of the size of the steps, with the planned memory after the last.
+    pub fn resized(&mut self, changes: Vec<SizeChange>, planned: PlannedMemory, observer: &mut dyn Observer) {
+        let Some(last) = changes.last() else { return };
+        self.set_step_tokens(last.to);
+        changes.iter().for_each(|change| observer.say(Level::Info, &change.words()));
+        self.sizes.extend(changes);
+        self.set_planned(planned);
+        self.enter();
+        self.live.show(observer);
+    }
+
+    /// The changes of the size of the steps, for records.
+    pub fn size_changes(&self) -> Value {
+        self.sizes.iter().map(SizeChange::to_json).collect()
     }
 
     /// Reads the memory and records the end of the stage `name`; `step` is the optimizer step of a training run.

@@ -4,8 +4,7 @@
 use crate::config::TrainConfig;
 use crate::trainable::MicroStepSize;
 use plimsoll_exec::memory::Memory;
-use plimsoll_graph::Bytes;
-use plimsoll_runtime::dynamic::{Dynamic, Reason, Switch};
+use plimsoll_runtime::dynamic::{DynamicSizes, Reason, Switch};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
@@ -28,21 +27,12 @@ pub struct Replay {
     pub until: u64,
 }
 
-/// Number of readings after a lack of memory at which a run does not grow: a process that takes memory for a moment at a
-/// time would cause another failure at once.
-const PAUSE: u64 = 10;
-
 /// Sizes of the micro-steps of a run with `memory.dynamic`, and the size in use.
 #[derive(Clone, Debug)]
 pub(super) struct DynamicBatch {
-    settings: Dynamic,
+    control: DynamicSizes,
     sizes: Vec<MicroStepSize>,
-    now: usize,
     replay: Replay,
-    /// Whether no reading was taken yet.
-    is_first: bool,
-    /// Step before which the run does not grow.
-    paused: u64,
 }
 
 impl DynamicBatch {
@@ -51,12 +41,13 @@ impl DynamicBatch {
     pub(super) fn of(config: &TrainConfig, sizes: Vec<MicroStepSize>, replay: Replay) -> Option<Self> {
         let settings = config.memory.dynamic.as_ref()?.settings();
         let now = sizes.len().checked_sub(1)?;
-        Some(Self { settings, sizes, now, replay, is_first: true, paused: 0 })
+        let bytes = sizes.iter().map(|size| size.bytes).collect();
+        Some(Self { control: DynamicSizes::new(settings, bytes, now), sizes, replay })
     }
 
     /// Tokens of the micro-steps at present.
     pub(super) fn tokens(&self) -> u64 {
-        self.sizes[self.now].tokens
+        self.sizes[self.now()].tokens
     }
 
     /// Tokens of the smallest and of the largest micro-step.
@@ -71,7 +62,7 @@ impl DynamicBatch {
 
     /// Number of the size in use.
     pub(super) fn now(&self) -> usize {
-        self.now
+        self.control.now()
     }
 
     /// Number of the largest size of at most `tokens` tokens, or of the smallest. A resumed run may have other sizes than
@@ -89,51 +80,36 @@ impl DynamicBatch {
         while let Some(change) = self.replay.changes.pop_front_if(|change| change.step <= step) {
             tokens = Some(change.tokens);
         }
-        Some(tokens.map(|tokens| self.size_of(tokens)).filter(|&size| size != self.now))
+        Some(tokens.map(|tokens| self.size_of(tokens)).filter(|&size| size != self.now()))
     }
 
     /// Decides on a change before `step`, from a reading of the memory.
     pub(super) fn decide(&mut self, step: u64, memory: Memory) -> Option<Switch> {
-        let due = std::mem::take(&mut self.is_first) || self.settings.is_due(step);
-        let bytes: Vec<Bytes> = self.sizes.iter().map(|size| size.bytes).collect();
-        let switch = self.settings.decide(memory, &bytes, self.now, due)?;
-        (switch.reason != Reason::Grow || step >= self.paused).then_some(switch)
+        self.control.decide(step, memory)
     }
 
     /// Records that size number `size` is in use.
     pub(super) fn set(&mut self, size: usize) {
-        self.now = size;
+        self.control.set(size);
     }
 
     /// Records that the device had too little memory at `step`, at the size in use or at a larger one.
     pub(super) fn lacks_memory(&mut self, step: u64) {
-        self.paused = step + PAUSE * self.settings.every;
+        self.control.lacks_memory(step);
         // From here on, the run is not that of the earlier process.
         self.replay = Replay::default();
     }
 
-    /// Shares of the memory for a message: the word of the threshold that `reason` names, with its value.
-    pub(super) fn threshold(&self, reason: Reason) -> String {
-        let of = self.settings.thresholds;
-        match reason {
-            Reason::Warning => format!("warning from {} %", percent(of.warning)),
-            Reason::Critical => format!("critical from {} %", percent(of.critical)),
-            Reason::Emergency => format!("emergency from {} %", percent(of.emergency)),
-            Reason::Grow => format!("target {} %", percent(of.target)),
-            Reason::Replay => "as before the run was resumed".to_owned(),
-            Reason::OutOfMemory => "out of memory".to_owned(),
-        }
+    /// Words for a message on a change ([`DynamicSizes::cause`]).
+    pub(super) fn cause(&self, reason: Reason, utilisation: Option<f64>) -> String {
+        self.control.cause(reason, utilisation)
     }
-}
-
-/// A share in percent, with one decimal place where it is not whole.
-pub(super) fn percent(share: f64) -> f64 {
-    (share * 1000.0).round() / 10.0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_graph::Bytes;
 
     fn batch(replay: Replay) -> DynamicBatch {
         let text = "data: {train: [x], longest: 2}\nmodel: {kind: dense_lm}\nbatch: {tokens: 64}\nrun: {steps: 1}\n\
@@ -141,10 +117,6 @@ mod tests {
         let config = TrainConfig::parse(text, "test", &[]).expect("sound");
         let size = |tokens| MicroStepSize { tokens, bytes: Bytes(10 * tokens) };
         DynamicBatch::of(&config, [8, 16, 32].map(size).to_vec(), replay).expect("dynamic")
-    }
-
-    fn used(used: u64) -> Memory {
-        Memory { free: Bytes(1000 - used), total: Bytes(1000) }
     }
 
     #[test]
@@ -160,16 +132,5 @@ mod tests {
             found.flatten().into_iter().for_each(|size| batch.set(size));
         }
         assert_eq!((batch.tokens(), batch.size_of(4), batch.size_of(99)), (16, 0, 2));
-    }
-
-    #[test]
-    fn a_run_does_not_grow_soon_after_a_lack_of_memory() {
-        let mut batch = batch(Replay::default());
-        assert_eq!(batch.decide(1, used(930)).map(|s| (s.to, s.reason)), Some((1, Reason::Warning)));
-        batch.set(0);
-        batch.lacks_memory(2);
-        let grown: Vec<u64> = (2..40).filter(|&step| batch.decide(step, used(100)).is_some()).collect();
-        assert_eq!(grown.first(), Some(&23), "{grown:?}");
-        assert_eq!(batch.decide(4, used(980)), None, "nothing smaller");
     }
 }

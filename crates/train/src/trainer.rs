@@ -6,7 +6,7 @@
 use super::checkpoint::{Checkpoint, Checkpoints, Record};
 use super::config::schema::{leaves, schema};
 use super::config::{PrecisionKind, TrainConfig};
-use super::dynamic::{DynamicBatch, percent};
+use super::dynamic::DynamicBatch;
 use super::metrics::{self, EvaluationLine, Metrics, SIZE_EVENT, SizeLine, StepLine, number};
 use super::resume::{self, Resume};
 use super::schedule::{Rate, hyper};
@@ -17,7 +17,7 @@ use crate::error::{Phase, TrainError};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_graph::Bytes;
-use plimsoll_runtime::dynamic::Reason;
+use plimsoll_runtime::dynamic::{RETRIES, Reason};
 use plimsoll_runtime::lock;
 use plimsoll_runtime::machine::Reading;
 use plimsoll_runtime::timeline::MeasuredTimeline;
@@ -266,9 +266,6 @@ fn write_text(path: &Path, text: &str) -> Result<(), TrainError> {
 fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
 }
-
-/// Number of times that something is repeated with smaller micro-steps after a lack of memory.
-pub(crate) const RETRIES: usize = 3;
 
 /// A run in progress.
 struct Trainer<'a> {
@@ -561,13 +558,9 @@ impl Trainer<'_> {
         let to = dynamic.tokens();
         self.watch.resized(to, self.model.as_ref());
         self.state.resized(step, to);
-        let used = utilisation
-            .map_or_else(String::new, |share| format!("{} % of the memory is in use, ", percent(share)));
-        let why = dynamic.threshold(reason);
-        observer.say(
-            Level::Info,
-            &format!("step {step}: micro-steps of {to} tokens instead of {from} ({used}{why})"),
-        );
+        let cause = dynamic.cause(reason, utilisation);
+        let text = format!("step {step}: micro-steps of {to} tokens instead of {from} ({cause})");
+        observer.say(Level::Info, &text);
         let (event, reason) = (SIZE_EVENT, reason.name());
         self.metrics.put(&SizeLine { event, step, from, to, reason, utilisation: utilisation.and_then(number) })
     }

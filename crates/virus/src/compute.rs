@@ -13,7 +13,8 @@ use plimsoll_exec::Executor;
 use plimsoll_plan::Program;
 use plimsoll_runtime::session::bounds::tokens;
 use plimsoll_runtime::session::{Completed, ModelId, Next, Push, Session, Stop};
-use plimsoll_runtime::{RuntimeError, Usage};
+use plimsoll_runtime::watch::Watch;
+use plimsoll_runtime::{Observer, RuntimeError, Usage};
 use std::time::Instant;
 
 /// Minimum number of rows for a step of the head. Kept small, because results that wait for the head are lost if the
@@ -38,8 +39,8 @@ pub(crate) struct Sink<'a> {
 }
 
 /// The models of a prediction and the open reading frames in flight.
-pub(crate) struct Compute {
-    session: Session,
+pub(crate) struct Compute<'a> {
+    session: Session<'a>,
     stage: PredictStage,
     /// Whether slots keep their embeddings until the window is written.
     keeps_embeddings: bool,
@@ -65,9 +66,9 @@ struct Head {
     inputs: [usize; 2],
 }
 
-impl Compute {
+impl<'a> Compute<'a> {
     pub(crate) fn new(
-        session: Session,
+        session: Session<'a>,
         stage: PredictStage,
         shape: &Shape,
         options: &Options,
@@ -115,6 +116,16 @@ impl Compute {
     /// Statistics of each device.
     pub(crate) fn usage(&self) -> &[Usage] {
         self.session.usage()
+    }
+
+    /// The program of the size of steps that is in use.
+    pub(crate) fn program_in_use(&self) -> &Program {
+        self.session.program_in_use()
+    }
+
+    /// Reports the changes of the size of the steps since the last call.
+    pub(crate) fn report_sizes(&mut self, watch: &mut Watch, observer: &mut dyn Observer) {
+        self.session.report_sizes(watch, observer);
     }
 
     /// Returns the warnings that were raised since the last call.

@@ -22,7 +22,8 @@ use plimsoll_data::intermediate::orf_name;
 use plimsoll_data::pack::Fill;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::session::Stop;
-use plimsoll_runtime::{FinishedBytes, Progress};
+use plimsoll_runtime::watch::Watch;
+use plimsoll_runtime::{FinishedBytes, Observer, Progress};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -81,9 +82,9 @@ impl Totals {
 }
 
 /// The models, journals and outputs of an engine; a field is `None` if the stage does not need it.
-pub(crate) struct Parts {
+pub(crate) struct Parts<'a> {
     /// The models, for results that are in no journal. If `None`, all results must be in journals.
-    pub(crate) compute: Option<Compute>,
+    pub(crate) compute: Option<Compute<'a>>,
     /// Results journaled by an earlier run.
     pub(crate) results: JournalReader,
     /// Nucleotide embeddings of an earlier stage.
@@ -122,8 +123,8 @@ impl TakenWork {
 }
 
 /// The engine of one stage.
-pub(crate) struct Engine {
-    parts: Parts,
+pub(crate) struct Engine<'a> {
+    parts: Parts<'a>,
     queue: Queue,
     /// Limits of `queue`. When they are exceeded behind an incomplete window, partly filled packs are flushed:
     /// input with few open reading frames would fill packs slowly and accumulate.
@@ -137,8 +138,8 @@ pub(crate) struct Engine {
     started: Instant,
 }
 
-impl Engine {
-    pub(crate) fn new(parts: Parts, queues: QueueSizes) -> Self {
+impl<'a> Engine<'a> {
+    pub(crate) fn new(parts: Parts<'a>, queues: QueueSizes) -> Self {
         let (queue, totals, started) = (Queue::default(), Totals::default(), Instant::now());
         Self {
             parts,
@@ -209,6 +210,13 @@ impl Engine {
         self.parts.compute.as_mut().map_or(vec![], Compute::warnings)
     }
 
+    /// Reports the changes of the size of the steps since the last call.
+    pub(crate) fn report_sizes(&mut self, watch: &mut Watch, observer: &mut dyn Observer) {
+        if let Some(compute) = &mut self.parts.compute {
+            compute.report_sizes(watch, observer);
+        }
+    }
+
     /// How full the packs of both encoders were.
     pub(crate) fn fill(&self) -> [Fill; 2] {
         self.parts.compute.as_ref().map_or([Fill::default(); 2], Compute::fill)
@@ -232,7 +240,7 @@ impl Engine {
     }
 
     /// Returns the components and the counters after the last window.
-    pub(crate) fn into_parts(self) -> (Parts, Totals) {
+    pub(crate) fn into_parts(self) -> (Parts<'a>, Totals) {
         (self.parts, self.totals)
     }
 
@@ -298,7 +306,7 @@ impl Engine {
     fn compute<T>(
         &mut self,
         stop: Stop<'_>,
-        part: impl FnOnce(&mut Compute, &mut Sink<'_>) -> Result<T, RuntimeError>,
+        part: impl FnOnce(&mut Compute<'a>, &mut Sink<'_>) -> Result<T, RuntimeError>,
     ) -> Result<Option<T>, VirusError> {
         stop()?;
         let mut sink = Sink { queue: &mut self.queue, totals: &mut self.totals, stop };

@@ -132,6 +132,7 @@ impl RunRecordInputs<'_> {
                 "dataloader_workers": self.options.workers,
                 "prefetch": self.options.prefetch,
                 "tokens": self.options.settings.tokens,
+                "dynamic": self.options.settings.dynamic.map(|dynamic| dynamic.to_json()),
                 "strict": self.options.strict,
                 "sort_by_length": self.options.sort_by_length,
                 "budget_bytes": self.budget.0,
@@ -167,6 +168,7 @@ impl RunRecordInputs<'_> {
                 "protein_but_last": self.fill[1].but_last(),
             },
             "memory": self.watch.stages(),
+            "size_changes": self.watch.size_changes(),
             "health": self.watch.record(),
         });
         if let (OpenedModels::Caller(caller), Some(options)) = (&self.opened.models, &self.options.caller) {

@@ -24,7 +24,8 @@ use plimsoll_plan::{Remedy, Staging};
 use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::machine::{Reading, resident};
 use plimsoll_runtime::observer::stopped;
-use plimsoll_runtime::session::{Planned, Start, WeightSource, say_given_back};
+use plimsoll_runtime::session::bounds::tokens;
+use plimsoll_runtime::session::{Planned, Session, Start, WeightSource, say_given_back};
 use plimsoll_runtime::watch::{StageRecorder, Watch};
 use plimsoll_runtime::{Budget, Level, Observer, Progress, RuntimeError, price};
 use serde_json::{Value, json};
@@ -51,8 +52,8 @@ pub(crate) struct Run<'a> {
 }
 
 /// Components and statistics of a stage after its last window.
-struct Done {
-    parts: Parts,
+struct Done<'a> {
+    parts: Parts<'a>,
     totals: Totals,
     fill: [Fill; 2],
     inputs: Vec<Input>,
@@ -116,7 +117,7 @@ impl Run<'_> {
             watch.advise(self.remedies(&planned), observer);
         }
         if let Some(compute) = &done.parts.compute {
-            planned.site().compare(compute.program(), held, "at the end", observer);
+            planned.site().compare(compute.program_in_use(), held, "at the end", observer);
         }
         done.totals.add_stage(&earlier);
         if self.options.shard.is_some() {
@@ -263,21 +264,16 @@ impl Run<'_> {
     /// Starts the models of a stage. Warm executors of the same stage with the same program are reused with
     /// their weights; the devices of other warm executors are reused for this stage's program, and weights are
     /// loaded.
-    fn compute(
-        &self,
-        (planned, number): (&Planned<'_>, usize),
+    fn compute<'a>(
+        &'a self,
+        (planned, number): (&'a Planned<'a>, usize),
         warm: &mut Warm,
         watch: &mut Watch,
         observer: &mut dyn Observer,
-    ) -> Result<Compute, RuntimeError> {
+    ) -> Result<Compute<'a>, RuntimeError> {
         watch.set_planned(PlannedMemory::of(&planned.programs()[number], planned.site().budget()));
         let stage = planned::stages(planned, self.shape)[number];
         let order = if self.options.sort_by_length { Order::ByLength } else { Order::Input };
-        if let Some((_, executors)) =
-            warm.take_if(|(s, executors)| *s == stage && planned.is_on(number, executors))
-        {
-            return Compute::new(planned.resume(number, executors, order)?, stage, self.shape, self.options);
-        }
         let mut weights: Vec<&dyn WeightSource> = vec![];
         match &self.opened.models {
             OpenedModels::VirNucPro(models) => {
@@ -293,13 +289,21 @@ impl Run<'_> {
             }
             OpenedModels::Caller(caller) => weights.push(&caller.model),
         }
+        let kept = self.kept_name();
+        if let Some((_, running)) =
+            warm.take_if(|(s, executors)| *s == stage && planned.is_on(number, executors))
+        {
+            let session = planned.resume(number, Start { order, weights, running, kept })?;
+            begin_sizes(&session, watch);
+            return Compute::new(session, stage, self.shape, self.options);
+        }
         let running = warm.take().map(|(_, executors)| executors).unwrap_or_default();
         let record = &mut |name: &str, reading: &Reading, _: &mut dyn Observer| {
             watch.record_stage(name, None, reading.clone());
         };
         let observer = &mut StageRecorder { inner: observer, record };
-        let session =
-            planned.start(number, Start { order, weights, running, kept: self.kept_name() }, observer)?;
+        let session = planned.start(number, Start { order, weights, running, kept }, observer)?;
+        begin_sizes(&session, watch);
         Compute::new(session, stage, self.shape, self.options)
     }
 
@@ -314,7 +318,12 @@ impl Run<'_> {
     }
 
     /// Reads and computes until the input ends. If the run ends early, finished windows are committed to the journal.
-    fn stream(&self, parts: Parts, watch: &mut Watch, observer: &mut dyn Observer) -> Result<Done, VirusError> {
+    fn stream<'a>(
+        &self,
+        parts: Parts<'a>,
+        watch: &mut Watch,
+        observer: &mut dyn Observer,
+    ) -> Result<Done<'a>, VirusError> {
         let front = self.front(&parts);
         let mut engine = Engine::new(parts, self.queues());
         let start = Instant::now();
@@ -376,7 +385,7 @@ impl Run<'_> {
 
     /// Returns the settings of the front end. Intermediate texts and record texts are produced only if outputs
     /// are written.
-    fn front(&self, parts: &Parts) -> InputPipeline {
+    fn front(&self, parts: &Parts<'_>) -> InputPipeline {
         InputPipeline {
             length: self.options.length,
             units: match (&self.opened.models, &self.options.caller) {
@@ -416,7 +425,7 @@ impl Run<'_> {
     fn pump(
         &self,
         front: InputPipeline,
-        engine: &mut Engine,
+        engine: &mut Engine<'_>,
         watch: &mut Watch,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Input>, VirusError> {
@@ -429,13 +438,13 @@ impl Run<'_> {
             let Some(batch) = batch? else { break };
             say_notes(&batch.events, observer);
             let taken = engine.take(batch, &|| stopped(observer, ""));
-            warn(engine, observer);
+            warn(engine, watch, observer);
             taken?;
             report(&engine.progress(None, stream.bytes_total), watch, observer);
         }
         loop {
             let more = engine.drain(&|| stopped(observer, ""));
-            warn(engine, observer);
+            warn(engine, watch, observer);
             if !more? {
                 break;
             }
@@ -462,7 +471,7 @@ impl Run<'_> {
     /// Writes the results and run.json, then removes the journals.
     fn finish(
         &self,
-        done: Done,
+        done: Done<'_>,
         (before, warm): (Option<&Value>, &mut Warm),
         start: Instant,
         watch: &Watch,
@@ -556,14 +565,22 @@ fn output_options(options: &Options, opened: &Opened, shape: &Shape) -> output::
     }
 }
 
+/// Enters the size of the steps in the state that is shown, if it changes during the run.
+fn begin_sizes(session: &Session<'_>, watch: &mut Watch) {
+    if session.is_dynamic() {
+        watch.set_step_tokens(tokens(session.program_in_use()));
+    }
+}
+
 /// Reports the progress to the observer, and to monitors.
 fn report(progress: &Progress, watch: &mut Watch, observer: &mut dyn Observer) {
     observer.progress(progress);
     watch.show(observer, |state| state.set_progress(progress));
 }
 
-/// Reports the engine's warnings, for example about failed devices.
-fn warn(engine: &mut Engine, observer: &mut dyn Observer) {
+/// Reports the engine's warnings, for example about failed devices, and changes of the size of the steps.
+fn warn(engine: &mut Engine<'_>, watch: &mut Watch, observer: &mut dyn Observer) {
+    engine.report_sizes(watch, observer);
     engine.warnings().iter().for_each(|text| observer.say(Level::Warning, text));
 }
 

@@ -1,7 +1,7 @@
 //! `plimsoll classify`: the flags.
 
 use super::embed::{letters, prefetch};
-use super::machine::{Machine, Sorting, StreamingFlags};
+use super::machine::{DynamicFlag, Machine, Sorting, StreamingFlags};
 use super::print;
 use super::voice::Voice;
 use crate::error::CliError;
@@ -50,6 +50,9 @@ pub struct Classify {
     #[command(flatten)]
     streaming: StreamingFlags,
 
+    #[command(flatten)]
+    dynamic: DynamicFlag,
+
     /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of steps
     /// that are queued on it
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = prefetch, help_heading = "Machine")]
@@ -89,7 +92,11 @@ impl Classify {
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
             prefetch: self.prefetch as usize,
-            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? },
+            settings: Settings {
+                stream: self.streaming.stream(),
+                dynamic: self.dynamic.dynamic,
+                ..self.machine.settings(self.prefetch)?
+            },
         })
     }
 }

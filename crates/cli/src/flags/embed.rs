@@ -1,6 +1,6 @@
 //! Flags of `plimsoll embed`. Invariant: every flag has its default and help here.
 
-use super::machine::{Machine, Sorting, StreamingFlags};
+use super::machine::{DynamicFlag, Machine, Sorting, StreamingFlags};
 use super::voice::{MonitorFlag, Voice};
 use super::{at_least_one, print};
 use crate::error::CliError;
@@ -67,6 +67,9 @@ pub struct Embed {
 
     #[command(flatten)]
     streaming: StreamingFlags,
+
+    #[command(flatten)]
+    dynamic: DynamicFlag,
 
     /// Batches of input that each tokenizer thread prepares ahead, 1 to 1024; on a GPU also the number of steps
     /// that are queued on it
@@ -152,7 +155,11 @@ impl Embed {
             max_length: self.max_length.map(|n| n as usize),
             truncate: self.truncate,
             prefetch: self.prefetch as usize,
-            settings: Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? },
+            settings: Settings {
+                stream: self.streaming.stream(),
+                dynamic: self.dynamic.dynamic,
+                ..self.machine.settings(self.prefetch)?
+            },
         })
     }
 

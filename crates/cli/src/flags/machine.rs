@@ -6,6 +6,7 @@ use super::card::Card;
 use super::device::DeviceName;
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
+use plimsoll_runtime::dynamic::Dynamic;
 use plimsoll_runtime::{Device, Settings, Streaming, machine};
 
 /// Flags that select the machine.
@@ -55,6 +56,17 @@ pub struct StreamingFlags {
     /// When to read weights from disk in every step, which takes less memory and more time
     #[arg(long, value_enum, default_value_t = When::Auto, value_name = "WHEN", help_heading = "Machine")]
     stream_weights: When,
+}
+
+/// Flag of the commands whose steps can follow the free memory.
+#[derive(Debug, Args)]
+pub struct DynamicFlag {
+    /// Make steps smaller while other processes use the memory, and larger again afterwards; the results do not change.
+    /// aggressive, balanced or conservative, then key=value pairs, separated by commas: target, warning, critical and
+    /// emergency (shares of the memory in use), adjustment_frequency (steps between two readings), smooth_transitions
+    /// [default: one size for the whole run]
+    #[arg(long, value_name = "PROFILE", value_parser = str::parse::<Dynamic>, help_heading = "Machine")]
+    pub dynamic: Option<Dynamic>,
 }
 
 /// When to stream weights.

@@ -1,7 +1,7 @@
 //! Flags of `plimsoll predict`; those of callers are in `caller.rs`. Invariant: contradicting flags are refused before a model is opened.
 
 use super::caller::CallerFlags;
-use super::machine::{Machine, Sorting, StreamingFlags};
+use super::machine::{DynamicFlag, Machine, Sorting, StreamingFlags};
 use super::virnucpro::VirnucproFlags;
 use super::voice::{MonitorFlag, Voice};
 use super::{at_least, at_least_one, print};
@@ -84,6 +84,9 @@ pub struct Predict {
 
     #[command(flatten)]
     streaming: StreamingFlags,
+
+    #[command(flatten)]
+    dynamic: DynamicFlag,
 
     #[command(flatten)]
     sorting: Sorting,
@@ -293,7 +296,8 @@ impl Predict {
     }
 
     fn options(&self) -> Result<Options, CliError> {
-        let settings = Settings { stream: self.streaming.stream(), ..self.machine.settings(self.prefetch)? };
+        let (stream, dynamic) = (self.streaming.stream(), self.dynamic.dynamic);
+        let settings = Settings { stream, dynamic, ..self.machine.settings(self.prefetch)? };
         let workers = self.dataloader_workers.map_or_else(|| usual_workers(&settings), |n| n as usize);
         let inputs = files(&self.inputs)?;
         let caller = self.caller_options()?;

@@ -133,7 +133,7 @@ fn commands_of_the_readme() {
 
 #[test]
 fn commands_of_predict() {
-    run_page("docs/predict.md", 10);
+    run_page("docs/predict.md", 12);
 }
 
 #[test]

@@ -5,10 +5,10 @@
 use super::bounds::{TOKEN_STEP, tokens};
 use super::search::{SearchPoint, SearchStage};
 use crate::budget::Budget;
-use crate::machine::Reading;
+use crate::machine::{self, Reading};
 use crate::observer::on_start;
 use crate::settings::free;
-use crate::{Level, Observer, RequestError, RuntimeError, Settings};
+use crate::{Level, Observer, OutOfMemory, Phase, RequestError, RuntimeError, Settings};
 use plimsoll_data::limits;
 use plimsoll_exec::{DeviceError, Executor, Machine};
 use plimsoll_graph::Bytes;
@@ -52,6 +52,46 @@ impl Site {
         &self.budget
     }
 
+    /// Whether the user requested a number of tokens.
+    pub(crate) fn has_requested_tokens(&self) -> bool {
+        self.tokens.is_some()
+    }
+
+    /// The machines.
+    pub(crate) fn machines(&self) -> &[Arc<dyn Machine>] {
+        &self.machines
+    }
+
+    /// The error of a lack of memory in `phase`, with the largest tensors of the program, what holds the memory and what to
+    /// try. `tried` are the tokens of smaller steps that lacked memory too; `dynamic`: whether the run changes the size of its
+    /// steps.
+    pub(crate) fn out_of_memory(
+        &self,
+        program: &Program,
+        (phase, tried): (Phase, &[u64]),
+        dynamic: bool,
+        source: DeviceError,
+    ) -> RuntimeError {
+        let scarce = self.machines.iter().min_by_key(|machine| machine.free().unwrap_or_default());
+        let largest = Ledger { entries: program.largest_tensors(LARGEST) }.line();
+        let holders = scarce.map(|machine| machine::holders(machine, self.budget.on_host));
+        let remedy = match dynamic {
+            true => "End other processes, or give a smaller --tokens or --memory-budget",
+            false => {
+                "End other processes, give a smaller --tokens or --memory-budget, or give --dynamic to predict, embed or \
+                 classify, whose steps then shrink before memory is short"
+            }
+        };
+        RuntimeError::OutOfMemory(Box::new(OutOfMemory {
+            phase,
+            tried: tried.to_vec(),
+            largest,
+            holders: holders.unwrap_or_default(),
+            remedy,
+            source,
+        }))
+    }
+
     /// Reads the memory of the process, the host and the machines.
     pub fn reading(&self) -> Reading {
         Reading::of(&self.machines)
@@ -73,7 +113,7 @@ impl Site {
     pub fn start(&self, program: Program, observer: &mut dyn Observer) -> Result<Vec<Executor>, RuntimeError> {
         match self.without_room(&program, &[])? {
             Some(free) => Err(refused(self.bill(&program, free, UNSTARTED))),
-            None => self.follow(&program, vec![], observer),
+            None => self.follow(&[program], vec![], observer),
         }
     }
 
@@ -101,48 +141,58 @@ impl Site {
         if self.machines.len() > 1 { Err(several()) } else { self.start(program, observer) }
     }
 
-    /// Like [`Site::start`], but halves the steps if another process has taken memory since planning and no number of
-    /// tokens was requested. Executors in `running` are switched to the program instead of opening new ones.
+    /// Like [`Site::start`], but uses smaller steps if another process has taken memory since planning: the next of
+    /// `programs`, which are for steps of several sizes, the largest first; behind the last, half the tokens, unless a
+    /// number of tokens was requested. Executors in `running` are switched to the programs instead of opening new ones.
     pub(crate) fn start_smaller(
         &self,
-        mut program: Program,
+        mut programs: Vec<Program>,
         stage: &SearchStage<'_>,
         mut running: Vec<Executor>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RuntimeError> {
-        let (target, depth) = (program.target().clone(), program.depth());
+        let (target, depth) = (programs[0].target().clone(), programs[0].depth());
         let point = SearchPoint { target: &target, depth, replicas: self.replicas };
         let build: Build<'_> = &mut |tokens, weights| stage.program(&point, tokens, weights, &mut |_, _| {});
         let longest = stage.longest;
-        if let Some(free) = self.without_room(&program, &running)? {
-            let bill = self.bill(&program, free, UNSTARTED);
-            return Err(refused(self.with_remedies(bill, &program, longest, build)?));
+        while let Some(free) = self.without_room(&programs[0], &running)? {
+            if programs.len() > 1 {
+                let text = format!("{free} are free, too little for steps of {} tokens", tokens(&programs[0]));
+                observer.say(Level::Warning, &text);
+                programs.remove(0);
+                continue;
+            }
+            let bill = self.bill(&programs[0], free, UNSTARTED);
+            return Err(refused(self.with_remedies(bill, &programs[0], longest, build)?));
         }
         let held = held_by(&running);
         loop {
+            let program = programs[0].clone();
             if !self.budget.on_host {
                 switching(&running, &program, observer);
             }
-            match self.follow(&program, std::mem::take(&mut running), observer) {
+            match self.follow(&programs, std::mem::take(&mut running), observer) {
                 Err(RuntimeError::Device(DeviceError::OutOfMemory { .. })) => {}
                 other => return other.inspect(|_| self.compare(&program, held, "at the start", observer)),
             }
             let phase = format!("at start: an arena of {} could not be allocated", program.arena_bytes());
-            if self.tokens.is_some() || tokens(&program) <= longest {
+            let others = programs.split_off(1);
+            let may_shrink = self.tokens.is_none() && tokens(&program) > longest;
+            if others.is_empty() && !may_shrink {
                 let bill = self.bill(&program, self.free()?, &phase);
                 return Err(refused(self.with_remedies(bill, &program, longest, build)?));
             }
-            let smaller = self.smaller(&program, longest, build)?;
+            programs = if others.is_empty() { vec![self.smaller(&program, longest, build)?] } else { others };
+            let smaller = &programs[0];
             let text = format!(
                 "{phase}, another process took memory since this run was planned: steps now have {} tokens \
                     instead of {}, and the plan takes {} instead of {}",
-                tokens(&smaller),
+                tokens(smaller),
                 tokens(&program),
                 smaller.peak(),
                 program.peak()
             );
             observer.say(Level::Warning, &text);
-            program = smaller;
         }
     }
 
@@ -188,10 +238,11 @@ impl Site {
         Ok((program.peak() > free).then_some(free))
     }
 
-    /// Returns executors for the program: switches the running ones, or opens the devices if there are none.
+    /// Returns executors for programs of one or several sizes: switches the running ones, or opens the devices if there are
+    /// none.
     fn follow(
         &self,
-        program: &Program,
+        programs: &[Program],
         mut running: Vec<Executor>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RuntimeError> {
@@ -205,10 +256,10 @@ impl Site {
             return self
                 .open()?
                 .into_iter()
-                .map(|device| Ok(Executor::start(device, program.clone(), &mut report)?))
+                .map(|device| Ok(Executor::start_sizes(device, programs.to_vec(), &mut report)?))
                 .collect();
         }
-        running.iter_mut().try_for_each(|executor| executor.switch(program.clone(), &mut report))?;
+        running.iter_mut().try_for_each(|executor| executor.switch_sizes(programs.to_vec(), &mut report))?;
         Ok(running)
     }
 

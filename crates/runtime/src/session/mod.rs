@@ -18,6 +18,7 @@ mod replica;
 mod replicas;
 mod report;
 mod search;
+mod sizes;
 mod timed;
 mod training;
 mod weights;
@@ -35,13 +36,17 @@ pub use timed::{ReplicaSpans, TimedSession, TimedStep};
 pub use training::{ExpertLayer, Losses, MicroStep, StepResult, TrainSession, Update};
 pub use weights::WeightSource;
 
-use crate::RuntimeError;
+use crate::health::PlannedMemory;
+use crate::watch::Watch;
+use crate::{Level, Observer, Phase, Progress, RuntimeError};
 use frames::FramesInput;
+use planned::Reload;
 use plimsoll_data::pack::{Fill, Order, Pack, Packer};
-use plimsoll_exec::Executor;
+use plimsoll_exec::{DeviceError, Executor};
 use plimsoll_graph::Counts;
 use plimsoll_plan::{InputId, Program, step_seconds};
-use replicas::{Done, Replicas, Values, Work};
+use replicas::{Done, Replicas, Returned, Values, Work};
+use sizes::{Change, StepSizes};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -54,7 +59,10 @@ const LAST_PACKS: usize = 2;
 pub struct ModelId(usize);
 
 /// A running session.
-pub struct Session {
+///
+/// `'a` is the lifetime of the plan and the weights: after a lack of memory, a session plans smaller steps and loads the
+/// weights again.
+pub struct Session<'a> {
     /// The devices with their step queue.
     replicas: Replicas<Tag>,
     /// The models, in the order of the program's plans.
@@ -69,6 +77,16 @@ pub struct Session {
     ended: bool,
     /// Whether the session was cancelled: no more packs are sent.
     cancelled: bool,
+    /// Sizes of the steps.
+    sizes: StepSizes<'a>,
+    /// The machines.
+    site: Site,
+    /// Steps of rows that were not computed for lack of memory: the model, the keys and the values.
+    returned_rows: VecDeque<(usize, Vec<u64>, Vec<Vec<f32>>)>,
+    /// Messages of the session itself that were not taken by the client.
+    messages: Vec<String>,
+    /// Error of a reading of the memory, to be returned by the next call.
+    failed: Option<RuntimeError>,
 }
 
 /// Inputs, outputs and reusable buffers of a model.
@@ -161,19 +179,79 @@ impl Completed {
     }
 }
 
-impl Session {
+impl<'a> Session<'a> {
     /// Creates a session on executors with equal programs and weights. Models whose graph has the inputs `ids` and
     /// `spans` take sequences, packed in the order `order`; other models take rows.
-    pub(crate) fn new(executors: Vec<Executor>, order: Order) -> Result<Self, RuntimeError> {
+    /// `reload` has the plan of the programs; with programs of several sizes, the steps follow the memory.
+    fn new(executors: Vec<Executor>, order: Order, reload: Reload<'a>) -> Result<Self, RuntimeError> {
         let replicas = Replicas::new(executors)?;
         let program = replicas.program();
         let models = (0..program.plans().len()).map(|plan| Model::of(program, plan, order)).collect();
-        Ok(Self { replicas, models, packs: 0, rows: 0, ready: VecDeque::new(), ended: false, cancelled: false })
+        let site = reload.site().clone();
+        let sizes = StepSizes::new(replicas.programs(), replicas.size(), reload);
+        let session = Self {
+            replicas,
+            models,
+            packs: 0,
+            rows: 0,
+            ready: VecDeque::new(),
+            ended: false,
+            cancelled: false,
+            sizes,
+            site,
+            returned_rows: VecDeque::new(),
+            messages: vec![],
+            failed: None,
+        };
+        session.set_gives_way();
+        Ok(session)
     }
 
-    /// The program that the devices run.
+    /// The session without references to plan and weights. It cannot load the weights again, so a lack of memory in a step
+    /// ends it, unless programs for smaller steps are loaded ([`Settings::dynamic`](crate::Settings::dynamic)).
+    pub fn detached(self) -> Session<'static> {
+        let Self { replicas, models, packs, rows, ready, ended, cancelled, sizes, .. } = self;
+        let Self { site, returned_rows, messages, failed, .. } = self;
+        let sizes = sizes.detached();
+        let session = Session {
+            replicas,
+            models,
+            packs,
+            rows,
+            ready,
+            ended,
+            cancelled,
+            sizes,
+            site,
+            returned_rows,
+            messages,
+            failed,
+        };
+        session.set_gives_way();
+        session
+    }
+
+    /// The program that the devices run; of programs of several sizes, the largest.
     pub fn program(&self) -> &Program {
+        &self.replicas.programs()[0]
+    }
+
+    /// The program of the size that is in use.
+    pub fn program_in_use(&self) -> &Program {
         self.replicas.program()
+    }
+
+    /// Whether the size of the steps changes during the run.
+    pub fn is_dynamic(&self) -> bool {
+        self.sizes.is_dynamic()
+    }
+
+    /// Reports the changes of the size of the steps since the last call.
+    pub fn report_sizes(&mut self, watch: &mut Watch, observer: &mut dyn Observer) {
+        let changes = self.sizes.take_changes();
+        let held = self.program_in_use().all_arenas_bytes();
+        let planned = PlannedMemory { held, ..PlannedMemory::of(self.program(), self.site.budget()) };
+        watch.resized(changes, planned, observer);
     }
 
     /// Returns the model with the given plan name.
@@ -204,6 +282,7 @@ impl Session {
         &mut self,
         sequences: impl IntoIterator<Item = (ModelId, u64, &'t [i32])>,
     ) -> Result<Push, RuntimeError> {
+        self.follow_memory()?;
         if self.is_full() {
             return Ok(Push::Full);
         }
@@ -252,7 +331,7 @@ impl Session {
 
     /// Whether fewer steps of rows are in flight than the target, so that another would start soon.
     pub fn has_room_for_rows(&self) -> bool {
-        self.rows < self.replicas.in_flight_target()
+        self.rows < self.replicas.in_flight_target() && !self.is_changing()
     }
 
     /// Returns the position of a row input by name.
@@ -314,10 +393,15 @@ impl Session {
     /// A device error when no other device is left to recompute its steps, or the error of a step that no device can
     /// compute.
     pub fn poll(&mut self) -> Result<Next, RuntimeError> {
-        self.dispatch();
-        match self.replicas.poll()? {
-            Some(done) => Ok(Next::Ready(self.completed(done))),
-            None => Ok(self.idle()),
+        loop {
+            self.follow_memory()?;
+            self.dispatch();
+            match self.replicas.poll().map_err(|error| self.with_phase(error))? {
+                Some(Returned::Done(done)) => return Ok(Next::Ready(self.completed(done))),
+                Some(Returned::LacksMemory(error, works)) => self.take_back(error, works),
+                None if self.must_follow_memory() => {}
+                None => return Ok(self.idle()),
+            }
         }
     }
 
@@ -327,10 +411,15 @@ impl Session {
     /// # Errors
     /// As [`Session::poll`], and the error of `stop`.
     pub fn next(&mut self, stop: Stop<'_>) -> Result<Next, RuntimeError> {
-        self.dispatch();
-        match self.replicas.wait(stop)? {
-            Some(done) => Ok(Next::Ready(self.completed(done))),
-            None => Ok(self.idle()),
+        loop {
+            self.follow_memory()?;
+            self.dispatch();
+            match self.replicas.wait(stop).map_err(|error| self.with_phase(error))? {
+                Some(Returned::Done(done)) => return Ok(Next::Ready(self.completed(done))),
+                Some(Returned::LacksMemory(error, works)) => self.take_back(error, works),
+                None if self.must_follow_memory() => {}
+                None => return Ok(self.idle()),
+            }
         }
     }
 
@@ -348,11 +437,7 @@ impl Session {
                 }
             }
             Inputs::Rows { spare, .. } => {
-                let rows = inputs.into_iter().filter_map(|values| match values {
-                    Values::F32(rows) => Some(rows),
-                    Values::I32(_) | Values::Spans(_) => None,
-                });
-                spare.push(rows.collect());
+                spare.push(inputs.into_iter().filter_map(Values::into_f32).collect());
             }
         }
     }
@@ -366,7 +451,8 @@ impl Session {
     /// Returns the keys of the dropped rows.
     pub fn cancel(&mut self) -> Vec<u64> {
         self.cancelled = true;
-        let mut dropped = vec![];
+        self.replicas.set_gives_way(false);
+        let mut dropped: Vec<u64> = self.returned_rows.drain(..).flat_map(|(_, keys, _)| keys).collect();
         for work in self.replicas.cancel() {
             match work.tag {
                 Tag::Pack { .. } => self.packs -= 1,
@@ -401,7 +487,9 @@ impl Session {
 
     /// Returns the warnings since the last call, such as a failed device.
     pub fn warnings(&mut self) -> Vec<String> {
-        self.replicas.warnings()
+        let mut warnings = self.replicas.warnings();
+        warnings.append(&mut self.messages);
+        warnings
     }
 
     /// Utilization of the packs of a model.
@@ -419,12 +507,114 @@ impl Session {
 
     /// Whether another pack may be sent.
     fn has_room(&self) -> bool {
-        self.packs < self.replicas.in_flight_target()
+        self.packs < self.replicas.in_flight_target() && !self.is_changing()
+    }
+
+    /// Whether no step is sent until the size of the steps has changed.
+    fn is_changing(&self) -> bool {
+        self.sizes.is_changing()
+    }
+
+    /// Whether [`Session::follow_memory`] must be called before the next step is sent.
+    fn must_follow_memory(&self) -> bool {
+        self.failed.is_some() || (self.is_changing() && self.replicas.in_flight() == 0)
+    }
+
+    /// Changes the size of the steps, if that was decided on and no step is in flight.
+    fn follow_memory(&mut self) -> Result<(), RuntimeError> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        if self.replicas.in_flight() > 0 {
+            return Ok(());
+        }
+        match self.sizes.wanted() {
+            None => return Ok(()),
+            Some(Change::Reload(error)) => self.reload(error)?,
+            Some(Change::Resize(size)) => match self.replicas.resize(size) {
+                Ok(()) => self.sizes.resized(),
+                Err(error) => {
+                    // The reading was overtaken: the session continues with its size.
+                    let refused = if is_out_of_memory(&error) { self.sizes.refused() } else { None };
+                    self.messages.push(refused.ok_or_else(|| self.with_phase(error))?);
+                    return Ok(());
+                }
+            },
+        }
+        self.set_gives_way();
+        let program = self.replicas.program();
+        self.models.iter_mut().enumerate().for_each(|(plan, model)| model.resize(program, plan));
+        for (model, pack) in std::mem::take(&mut self.ready) {
+            let bounds = program.plans()[model].1.graph.bounds;
+            let packs = pack.divided(bounds.tokens as usize, bounds.sequences as usize);
+            self.ready.extend(packs.into_iter().map(|pack| (model, pack)));
+        }
+        while let Some((model, keys, rows)) = self.returned_rows.pop_front() {
+            self.submit_rows(ModelId(model), keys, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Starts again with a smaller program, because the devices lack memory for the present one and no other is loaded. The
+    /// error is that of the devices, with its phase, if there is no smaller program.
+    fn reload(&mut self, error: DeviceError) -> Result<(), RuntimeError> {
+        let program = self.replicas.program().clone();
+        let executors = self.replicas.stop();
+        let mut warnings = Warnings(&mut self.messages);
+        match self.sizes.reload(&program, executors, &mut warnings)? {
+            Some(executors) => self.replicas.go_on(executors),
+            None => Err(self.with_phase(error.into())),
+        }
+    }
+
+    /// Tells the devices whether a lack of memory is answered with a smaller size.
+    fn set_gives_way(&self) {
+        self.replicas.set_gives_way(self.sizes.gives_way() && !self.cancelled);
+    }
+
+    /// Takes back steps that a device has no memory for, and all steps that no device has started, to send them again after
+    /// a change to a smaller size.
+    fn take_back(&mut self, error: DeviceError, mut works: Vec<Work<Tag>>) {
+        works.extend(self.replicas.cancel());
+        // The first step goes back last, to the front of the queue.
+        for Work { inputs, values, tag, .. } in works.into_iter().rev() {
+            let mut inputs = inputs.into_iter().map(|(_, values)| values);
+            match tag {
+                Tag::Pack { model, owners } => {
+                    self.packs -= 1;
+                    self.models[model].spare.push(values);
+                    if let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) =
+                        (inputs.next(), inputs.next())
+                    {
+                        self.ready.push_front((model, Pack { tokens, spans, owners }));
+                    }
+                }
+                Tag::Rows { model, keys } => {
+                    self.rows -= 1;
+                    self.models[model].spare.push(values);
+                    let rows = inputs.filter_map(Values::into_f32);
+                    self.returned_rows.push_front((model, keys, rows.collect()));
+                }
+            }
+        }
+        self.sizes.lacks_memory(error);
+    }
+
+    /// Adds the phase, what holds the memory and what to try to an error of a lack of memory; returns other errors unchanged.
+    fn with_phase(&self, error: RuntimeError) -> RuntimeError {
+        match error {
+            RuntimeError::Device(error) if error.is_out_of_memory() => {
+                let (tried, dynamic) = (self.sizes.tried(), self.sizes.is_dynamic());
+                self.site.out_of_memory(self.replicas.program(), (Phase::Step, tried), dynamic, error)
+            }
+            other => other,
+        }
     }
 
     /// The state of a session without a completed step: [`Next::Finished`] or [`Next::Pending`].
     fn idle(&self) -> Next {
-        let is_done = self.ended && self.ready.is_empty() && self.replicas.in_flight() == 0;
+        let waits = !self.ready.is_empty() || !self.returned_rows.is_empty();
+        let is_done = self.ended && !waits && self.replicas.in_flight() == 0;
         if is_done { Next::Finished } else { Next::Pending }
     }
 
@@ -449,11 +639,19 @@ impl Session {
                 self.make_ready(false);
             }
             match self.ready.pop_front() {
-                Some((model, pack)) if self.has_room() => self.send(model, pack),
+                Some((model, pack)) if self.has_room() && self.admits_step() => self.send(model, pack),
                 Some(waits) => return self.ready.push_front(waits),
                 None => return,
             }
         }
+    }
+
+    /// Whether the memory in use admits another step of the present size. An error is returned by the next call that can.
+    fn admits_step(&mut self) -> bool {
+        self.sizes.admits_step().unwrap_or_else(|error| {
+            self.failed = Some(error);
+            false
+        })
     }
 
     /// Sends a pack as a step of model `number`.
@@ -476,11 +674,15 @@ impl Session {
             tag: Tag::Pack { model: number, owners },
         };
         self.packs += 1;
+        self.sizes.sent();
         self.replicas.send(work);
     }
 
     /// Converts a step returned by the devices, and updates the in-flight counts.
     fn completed(&mut self, done: Done<Tag>) -> Completed {
+        if self.sizes.completed() {
+            self.set_gives_way();
+        }
         let Done { work: Work { inputs, counts, values, outputs, tag, .. }, seconds } = done;
         let (model, keys) = match tag {
             Tag::Pack { model, owners } => {
@@ -495,6 +697,23 @@ impl Session {
         let inputs = inputs.into_iter().map(|(_, values)| values).collect();
         Completed { model: ModelId(model), keys, counts, seconds, outputs, values, inputs }
     }
+}
+
+/// Collects warnings during a start in the middle of a run.
+struct Warnings<'a>(&'a mut Vec<String>);
+
+impl Observer for Warnings<'_> {
+    fn say(&mut self, level: Level, text: &str) {
+        if level == Level::Warning {
+            self.0.push(text.to_owned());
+        }
+    }
+
+    fn progress(&mut self, _: &Progress) {}
+}
+
+fn is_out_of_memory(error: &RuntimeError) -> bool {
+    matches!(error, RuntimeError::Device(error) if error.is_out_of_memory())
 }
 
 /// Expected duration of a pack's step in seconds.
@@ -521,5 +740,26 @@ impl Model {
             }
         };
         Self { inputs, outputs: Output::of(program, plan).into(), spare: vec![] }
+    }
+
+    /// Changes inputs, outputs and bounds to those of a program of another size.
+    fn resize(&mut self, program: &Program, plan: usize) {
+        let graph = &program.plans()[plan].1.graph;
+        match &mut self.inputs {
+            Inputs::Packed { ids, spans, firsts, frames, packer } => {
+                // The programs have equal inputs; only the values that they name may have other numbers.
+                *ids = program.input(plan, "ids").unwrap_or(*ids);
+                *spans = program.input(plan, "spans").unwrap_or(*spans);
+                *firsts = program.input(plan, "rows");
+                *frames = FramesInput::of(program, plan);
+                packer.resize(graph.bounds.tokens as usize, graph.bounds.sequences as usize);
+            }
+            Inputs::Rows { inputs, .. } => {
+                *inputs = graph.inputs.iter().map(|&(_, value)| InputId { plan, value }).collect();
+            }
+        }
+        self.outputs = Output::of(program, plan).into();
+        // Buffers of larger steps would keep their memory.
+        self.spare.clear();
     }
 }

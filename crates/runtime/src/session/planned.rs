@@ -3,15 +3,17 @@
 
 use super::Session;
 use super::admission::Site;
+use super::bounds::{TOKEN_STEP, tokens};
 use super::report::{device_lines, device_words, memory_line_with_host, memory_words};
-use super::search::{Choice, Rejected, SearchSpace, SearchStage, search};
+use super::search::{Choice, Rejected, SearchPoint, SearchSpace, SearchStage, search};
 use super::weights::{WeightSource, load_all};
 use crate::budget::Budget;
-use crate::{Level, Observer, RequestError, RuntimeError, Settings};
+use crate::dynamic::{Dynamic, MAX_SIZES, RETRIES};
+use crate::{Level, Observer, Phase, RequestError, RuntimeError, Settings};
 use plimsoll_data::pack::Order;
 use plimsoll_exec::Executor;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Program, Remedy, Streaming};
+use plimsoll_plan::{Program, Remedy, Streaming, Weights};
 
 /// Request for the plan of a session.
 pub struct Request<'a> {
@@ -44,6 +46,45 @@ pub struct Start<'a> {
     pub running: Vec<Executor>,
     /// Name of the values that the host keeps for in-flight steps, for messages.
     pub kept: &'static str,
+}
+
+/// The plan and the weights of a running session, to start it again with smaller steps.
+pub(super) struct Reload<'a> {
+    planned: &'a Planned<'a>,
+    stage: usize,
+    weights: Vec<&'a dyn WeightSource>,
+}
+
+impl<'a> Reload<'a> {
+    /// The place where the session runs.
+    pub(super) fn site(&self) -> &'a Site {
+        &self.planned.site
+    }
+
+    /// The settings of steps that follow the memory.
+    pub(super) fn dynamic(&self) -> Option<Dynamic> {
+        self.planned.settings.dynamic
+    }
+
+    /// Whether steps may become smaller than `tokens` tokens.
+    pub(super) fn has_smaller(&self, tokens: u64) -> bool {
+        let longest = self.planned.stages[self.stage].longest;
+        !self.planned.site.has_requested_tokens() && tokens > longest
+    }
+
+    /// Switches the executors to the program for half the tokens of `program` and loads the weights again; `None` if there is
+    /// no such program.
+    pub(super) fn smaller(
+        &self,
+        program: &Program,
+        executors: Vec<Executor>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Vec<Executor>>, RuntimeError> {
+        let Some(smaller) = self.planned.smaller_than(self.stage, std::slice::from_ref(program))? else {
+            return Ok(None);
+        };
+        self.planned.load(self.stage, smaller, executors, &self.weights, observer).map(Some)
+    }
 }
 
 impl Settings {
@@ -150,56 +191,168 @@ impl Planned<'_> {
     ///
     /// # Errors
     /// [`plimsoll_plan::PlanError::OverBudget`] where memory is not or no longer free; errors of devices and weights.
-    pub fn start(
-        &self,
+    pub fn start<'p>(
+        &'p self,
         stage: usize,
-        start: Start<'_>,
+        start: Start<'p>,
         observer: &mut dyn Observer,
-    ) -> Result<Session, RuntimeError> {
+    ) -> Result<Session<'p>, RuntimeError> {
         let (program, budget) = (&self.choice.programs[stage], self.site.budget());
         let kept = self.kept(stage, program);
         budget.admits_held(program, kept)?;
         observer.say(Level::Info, &memory_words(budget, program, kept, start.kept));
         observer.say(Level::Detail, &self.memory_line(stage, start.kept));
         self.settings.first_use().iter().for_each(|text| observer.say(Level::Info, text));
-        let mut executors =
-            self.site.start_smaller(program.clone(), &self.stages[stage], start.running, observer)?;
-        observer.stage("arena allocated", &self.site.reading());
-        let precision = self.settings.precision()?;
-        for words in device_words(&executors, precision) {
-            observer.say(Level::Info, &words);
-        }
-        for line in device_lines(&executors, precision) {
-            observer.say(Level::Detail, &line);
-        }
-        for (plan, weights) in start.weights.into_iter().enumerate() {
-            load_all(&mut executors, plan, weights)?;
-        }
+        let Start { order, weights, running, .. } = start;
+        let programs = self.sizes(stage)?;
+        self.say_sizes(&programs, observer);
+        let executors = self.load(stage, programs, running, &weights, observer)?;
         if let Some(program) = executors.first().map(Executor::program) {
             budget.admits_held(program, self.kept(stage, program))?;
         }
-        observer.stage("weights loaded", &self.site.reading());
-        Session::new(executors, start.order)
+        Session::new(executors, order, self.reload(stage, weights))
+    }
+
+    /// Allocates memory for programs of one or several sizes, and loads the weights, with smaller steps where memory is short.
+    fn load(
+        &self,
+        stage: usize,
+        mut programs: Vec<Program>,
+        mut running: Vec<Executor>,
+        weights: &[&dyn WeightSource],
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Executor>, RuntimeError> {
+        let mut tried = vec![];
+        loop {
+            let mut executors = self.site.start_smaller(programs, &self.stages[stage], running, observer)?;
+            observer.stage("arena allocated", &self.site.reading());
+            if tried.is_empty() {
+                self.say_devices(&executors, observer)?;
+            }
+            let mut loading = weights.iter().enumerate();
+            let error = match loading.try_for_each(|(plan, &weights)| load_all(&mut executors, plan, weights)) {
+                Ok(()) => {
+                    observer.stage("weights loaded", &self.site.reading());
+                    return Ok(executors);
+                }
+                Err(RuntimeError::Device(error)) if error.is_out_of_memory() => error,
+                Err(error) => return Err(error),
+            };
+            let used: Vec<Program> = executors.first().map_or(vec![], |one| one.sizes().cloned().collect());
+            let smaller = self.smaller_than(stage, &used)?.filter(|_| tried.len() < RETRIES);
+            let Some(smaller) = smaller else {
+                let (dynamic, phase) = (self.settings.dynamic.is_some(), (Phase::Load, &tried[..]));
+                return Err(self.site.out_of_memory(&used[0], phase, dynamic, error));
+            };
+            let (to, from) = (tokens(&smaller[0]), tokens(&used[0]));
+            let text = format!(
+                "there is too little memory to load the weights: steps now have {to} tokens instead of {from}"
+            );
+            observer.say(Level::Warning, &text);
+            tried.push(to);
+            (programs, running) = (smaller, executors);
+        }
+    }
+
+    /// What a session of a stage needs to start again with smaller steps.
+    fn reload<'p>(&'p self, stage: usize, weights: Vec<&'p dyn WeightSource>) -> Reload<'p> {
+        Reload { planned: self, stage, weights }
+    }
+
+    /// Programs for the sizes of the steps of a stage, the largest first: with [`Settings::dynamic`], the planned program and
+    /// those for halves of its tokens, as long as they hold the longest sequence and need less memory.
+    pub fn sizes(&self, stage: usize) -> Result<Vec<Program>, RuntimeError> {
+        let mut sizes = vec![self.choice.programs[stage].clone()];
+        while self.settings.dynamic.is_some() && sizes.len() < MAX_SIZES {
+            let Some(smaller) = self.halved(stage, &sizes[sizes.len() - 1])? else { break };
+            sizes.push(smaller);
+        }
+        Ok(sizes)
+    }
+
+    /// The program for half the tokens of `program`, a program of a stage; `None` if it would not hold the longest sequence,
+    /// would need as much memory, or would have its weights at other addresses.
+    fn halved(&self, stage: usize, program: &Program) -> Result<Option<Program>, RuntimeError> {
+        let (of_stage, before) = (&self.stages[stage], tokens(program));
+        let half = (before / 2 / TOKEN_STEP * TOKEN_STEP).max(of_stage.longest);
+        if half >= before {
+            return Ok(None);
+        }
+        let (target, depth) = (program.target(), program.depth());
+        let point = SearchPoint { target, depth, replicas: program.replicas() };
+        let weights = if program.is_streamed() { Weights::Streamed } else { Weights::Resident };
+        let smaller = of_stage.program(&point, half, weights, &mut |_, _| {})?;
+        let is_smaller = smaller.arena_bytes() < program.arena_bytes();
+        Ok((is_smaller && smaller.has_weights_of(program) && admits_equal_inputs(&smaller, program))
+            .then_some(smaller))
+    }
+
+    /// The programs behind the first of `used`, or, behind the last and unless a number of tokens was requested, the program
+    /// for half the tokens.
+    fn smaller_than(&self, stage: usize, used: &[Program]) -> Result<Option<Vec<Program>>, RuntimeError> {
+        match used {
+            [] => Ok(None),
+            [_] if self.site.has_requested_tokens() => Ok(None),
+            [only] => Ok(self.halved(stage, only)?.map(|smaller| vec![smaller])),
+            [_, smaller @ ..] => Ok(Some(smaller.to_vec())),
+        }
+    }
+
+    /// Reports the sizes of the steps, if their size follows the memory.
+    fn say_sizes(&self, programs: &[Program], observer: &mut dyn Observer) {
+        if self.settings.dynamic.is_none() {
+            return;
+        }
+        let all = programs.iter().map(|program| tokens(program).to_string()).collect::<Vec<_>>().join(", ");
+        match programs.len() {
+            1 => observer.say(
+                Level::Warning,
+                &format!("--dynamic: only steps of {all} tokens can be used, so their size cannot change"),
+            ),
+            _ => observer.say(Level::Info, &format!("steps of {all} tokens, by the free memory")),
+        }
+    }
+
+    /// Reports the devices, and the kernels with which they compute.
+    fn say_devices(&self, executors: &[Executor], observer: &mut dyn Observer) -> Result<(), RuntimeError> {
+        let precision = self.settings.precision()?;
+        for words in device_words(executors, precision) {
+            observer.say(Level::Info, &words);
+        }
+        for line in device_lines(executors, precision) {
+            observer.say(Level::Detail, &line);
+        }
+        Ok(())
     }
 
     /// Whether all executors run the program of a stage, so that [`Planned::resume`] can be used.
     pub fn is_on(&self, stage: usize, executors: &[Executor]) -> bool {
-        executors.iter().all(|executor| executor.program() == &self.choice.programs[stage])
+        let planned = &self.choice.programs[stage];
+        let is_dynamic = self.settings.dynamic.is_some();
+        executors.iter().all(|executor| {
+            executor.sizes().next() == Some(planned) && (executor.sizes().len() > 1) == is_dynamic
+        })
     }
 
-    /// Creates a session of a stage on executors that already hold its weights, see [`Planned::is_on`].
+    /// Creates a session of a stage on running executors that already hold its weights, see [`Planned::is_on`].
     ///
     /// # Errors
     /// Executors of another program; a thread limit too low for the devices' threads.
-    pub fn resume(
-        &self,
-        stage: usize,
-        executors: Vec<Executor>,
-        order: Order,
-    ) -> Result<Session, RuntimeError> {
-        match self.is_on(stage, &executors) {
-            true => Session::new(executors, order),
+    pub fn resume<'p>(&'p self, stage: usize, start: Start<'p>) -> Result<Session<'p>, RuntimeError> {
+        let Start { order, weights, running, .. } = start;
+        match self.is_on(stage, &running) {
+            true => Session::new(running, order, self.reload(stage, weights)),
             false => Err(RuntimeError::bug("a session was to go on with executors of another program")),
         }
     }
+}
+
+/// Whether two programs of one stage admit equal inputs: sequences of equal length, and equally many rows of a model of rows.
+fn admits_equal_inputs(some: &Program, other: &Program) -> bool {
+    let pairs = some.plans().iter().zip(other.plans());
+    pairs.into_iter().all(|((_, some), (_, other))| {
+        let (some_bounds, other_bounds) = (some.graph.bounds, other.graph.bounds);
+        some_bounds.longest == other_bounds.longest
+            && (some.graph.input("ids").is_some() || some_bounds == other_bounds)
+    })
 }

@@ -24,11 +24,28 @@ struct QueueState<T> {
     idle: usize,
     /// Whether the threads shall end.
     closed: bool,
+    /// Whether the session answers a lack of memory with smaller steps. Otherwise the device fails.
+    gives_way: bool,
+    /// The size of steps that all devices shall use, and the number of the request.
+    size: (usize, u64),
+}
+
+/// Next task of a device without in-flight steps.
+enum Task<T> {
+    Step(Work<T>),
+    /// Use the size of this number.
+    Resize(usize),
 }
 
 impl<T> Shared<T> {
     pub(super) fn new(replicas: usize) -> Self {
-        let state = QueueState { queue: VecDeque::new(), idle: replicas, closed: false };
+        let state = QueueState {
+            queue: VecDeque::new(),
+            idle: replicas,
+            closed: false,
+            gives_way: false,
+            size: (0, 0),
+        };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -56,16 +73,37 @@ impl<T> Shared<T> {
         self.changed.notify_all();
     }
 
-    /// Waits for the next step, for a device without in-flight steps; `None` after [`Shared::close`].
-    fn first(&self) -> Option<Work<T>> {
+    /// Sets whether a device that lacks memory returns its steps instead of failing.
+    pub(super) fn set_gives_way(&self, gives_way: bool) {
+        self.state().gives_way = gives_way;
+    }
+
+    fn gives_way(&self) -> bool {
+        self.state().gives_way
+    }
+
+    /// Requests that every device uses size number `size`; each answers with [`Event::Resized`].
+    pub(super) fn resize(&self, size: usize) {
+        let mut state = self.state();
+        state.size = (size, state.size.1 + 1);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next task of a device without in-flight steps, which has answered `answered` requests for a size;
+    /// `None` after [`Shared::close`].
+    fn first(&self, answered: &mut u64) -> Option<Task<T>> {
         let mut state = self.state();
         loop {
             if state.closed {
                 return None;
             }
+            if state.size.1 > *answered {
+                *answered = state.size.1;
+                return Some(Task::Resize(state.size.0));
+            }
             if let Some(work) = state.queue.pop_front() {
                 state.idle -= 1;
-                return Some(work);
+                return Some(Task::Step(work));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -98,6 +136,8 @@ pub(super) struct Replica<T> {
     events: Sender<Event<T>>,
     /// In-flight steps, oldest first.
     open: VecDeque<(Work<T>, Submitted)>,
+    /// Number of requests for a size that were answered.
+    answered: u64,
     /// Time since which the oldest in-flight step has had the device for itself.
     since: Instant,
 }
@@ -109,7 +149,7 @@ impl<T> Replica<T> {
         shared: Arc<Shared<T>>,
         events: Sender<Event<T>>,
     ) -> Self {
-        Self { number, executor, shared, events, open: VecDeque::new(), since: Instant::now() }
+        Self { number, executor, shared, events, open: VecDeque::new(), answered: 0, since: Instant::now() }
     }
 }
 
@@ -134,9 +174,13 @@ impl<T: Send> Replica<T> {
     fn work(&mut self) -> bool {
         loop {
             let next = match self.open.len() {
-                0 => match self.shared.first() {
+                0 => match self.shared.first(&mut self.answered) {
                     None => return true,
-                    work => work,
+                    Some(Task::Resize(size)) => {
+                        self.resize(size);
+                        continue;
+                    }
+                    Some(Task::Step(work)) => Some(work),
                 },
                 open if open < self.executor.depth() => self.shared.another(),
                 _ => None,
@@ -147,6 +191,9 @@ impl<T: Send> Replica<T> {
             };
             match done {
                 Ok(()) => {}
+                Err(Failed(error, work)) if error.is_out_of_memory() && self.shared.gives_way() => {
+                    self.lacks_memory(error, *work);
+                }
                 Err(Failed(error, work)) if is_of_the_device(&error) => {
                     self.retire(error, *work);
                     return false;
@@ -157,6 +204,25 @@ impl<T: Send> Replica<T> {
                 }
             }
         }
+    }
+
+    /// Changes the size of the steps and reports the result.
+    fn resize(&mut self, size: usize) {
+        let result = self.executor.use_size(size);
+        let _ = self.events.send(Event::Resized { replica: self.number, result });
+    }
+
+    /// Returns the step that failed and the in-flight steps to the session, which repeats them as smaller steps.
+    fn lacks_memory(&mut self, error: DeviceError, work: Work<T>) {
+        let mut works = vec![work];
+        while let Some((work, step)) = self.open.pop_front() {
+            // The device returns outputs in order, so they are collected, and dropped with their errors.
+            let mut values = vec![vec![]; work.outputs.len()];
+            let _ = self.executor.collect(step, &mut values);
+            works.push(work);
+        }
+        self.ended();
+        let _ = self.events.send(Event::LacksMemory { replica: self.number, error, works });
     }
 
     /// Submits a step to the device.

@@ -114,6 +114,16 @@ impl Values {
     }
 }
 
+impl Values {
+    /// The values if they are f32.
+    pub(super) fn into_f32(self) -> Option<Vec<f32>> {
+        match self {
+            Self::F32(rows) => Some(rows),
+            Self::I32(_) | Self::Spans(_) => None,
+        }
+    }
+}
+
 /// A completed step.
 pub(super) struct Done<T> {
     /// The step, with its output values.
@@ -163,7 +173,10 @@ pub(super) struct Replicas<T> {
     /// Events of the device threads.
     events: Receiver<Event<T>>,
     threads: Vec<JoinHandle<Option<Executor>>>,
-    program: Program,
+    /// The programs, for steps of each size, the largest first.
+    programs: Vec<Program>,
+    /// Index of the program in use.
+    size: usize,
     /// Work done by each device, by device index.
     usage: Vec<Usage>,
     /// Number of steps that were sent and not returned.
@@ -178,6 +191,14 @@ pub(super) struct Replicas<T> {
     failed: Vec<String>,
     /// Error of the device that failed first.
     first: Option<Arc<DeviceError>>,
+}
+
+/// What a device has returned.
+pub(super) enum Returned<T> {
+    /// A completed step.
+    Done(Done<T>),
+    /// Steps that were not computed, because the device lacks memory for steps of this size.
+    LacksMemory(DeviceError, Vec<Work<T>>),
 }
 
 /// Event reported by a device thread.
@@ -195,6 +216,17 @@ pub(super) enum Event<T> {
         error: DeviceError,
         handed_back: usize,
     },
+    /// The device lacks memory; its steps are returned, and it remains in use.
+    LacksMemory {
+        replica: usize,
+        error: DeviceError,
+        works: Vec<Work<T>>,
+    },
+    /// The answer to a request for a size.
+    Resized {
+        replica: usize,
+        result: Result<(), DeviceError>,
+    },
     /// Error of a step that no device can compute.
     Refused(DeviceError),
     Panicked(Box<dyn Any + Send>),
@@ -206,7 +238,8 @@ impl<T: Send + 'static> Replicas<T> {
         let Some(first) = executors.first() else {
             return Err(RuntimeError::bug("there is no device to compute on"));
         };
-        let (program, replicas) = (first.program().clone(), executors.len());
+        let (programs, size) = (first.sizes().cloned().collect::<Vec<Program>>(), first.size());
+        let (program, replicas) = (&programs[0], executors.len());
         let target = match program.target().space == HOST {
             // On the host, waiting steps use the same memory as running steps, so few are kept.
             true if program.replicas() == 1 => replicas,
@@ -233,7 +266,8 @@ impl<T: Send + 'static> Replicas<T> {
             shared,
             events,
             threads,
-            program,
+            programs,
+            size,
             usage,
             in_flight,
             target,
@@ -248,9 +282,61 @@ impl<T: Send + 'static> Replicas<T> {
         Ok(all)
     }
 
-    /// The program of the devices.
+    /// The program in use.
     pub(super) fn program(&self) -> &Program {
-        &self.program
+        &self.programs[self.size]
+    }
+
+    /// The programs of all sizes, the largest first.
+    pub(super) fn programs(&self) -> &[Program] {
+        &self.programs
+    }
+
+    /// Index of the program in use.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Sets whether a device that lacks memory returns its steps instead of failing.
+    pub(super) fn set_gives_way(&self, gives_way: bool) {
+        self.shared.set_gives_way(gives_way);
+    }
+
+    /// Makes every device use program number `size`; no step may be in flight. After an error, all devices use the size that
+    /// they had before.
+    pub(super) fn resize(&mut self, size: usize) -> Result<(), RuntimeError> {
+        let before = std::mem::replace(&mut self.size, size);
+        if let Err(error) = self.resize_all(size) {
+            self.size = before;
+            self.resize_all(before)?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Requests a size of every working device, and waits for all answers. The error is that of the first that failed.
+    fn resize_all(&mut self, size: usize) -> Result<(), RuntimeError> {
+        if self.in_flight > 0 {
+            return Err(RuntimeError::bug("steps are in flight during a change of their size"));
+        }
+        self.shared.resize(size);
+        let (mut answers, mut failed) = (0, None);
+        while answers < self.working {
+            match self.events.recv() {
+                Ok(Event::Resized { result, .. }) => {
+                    answers += 1;
+                    failed = failed.or(result.err());
+                }
+                Ok(Event::Panicked(panic)) => resume_unwind(panic),
+                Ok(
+                    Event::Done { .. } | Event::Retired { .. } | Event::LacksMemory { .. } | Event::Refused(_),
+                ) => {
+                    return Err(RuntimeError::bug("a device returned a step that was not in flight"));
+                }
+                Err(_) => return Err(self.none_left()),
+            }
+        }
+        failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Number of working devices.
@@ -290,13 +376,13 @@ impl<T: Send + 'static> Replicas<T> {
         self.shared.put(|queue| queue.push_front(work));
     }
 
-    /// Waits for a completed step; `None` if none is in flight.
-    pub(super) fn wait(&mut self, stop: Stop<'_>) -> Result<Option<Done<T>>, RuntimeError> {
+    /// Waits until a device returns steps; `None` if none is in flight.
+    pub(super) fn wait(&mut self, stop: Stop<'_>) -> Result<Option<Returned<T>>, RuntimeError> {
         while self.in_flight > 0 {
             match self.events.recv_timeout(PATIENCE) {
                 Ok(event) => {
-                    if let Some(done) = self.hear(event)? {
-                        return Ok(Some(done));
+                    if let Some(returned) = self.hear(event)? {
+                        return Ok(Some(returned));
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => stop()?,
@@ -306,13 +392,13 @@ impl<T: Send + 'static> Replicas<T> {
         Ok(None)
     }
 
-    /// Returns a completed step without waiting.
-    pub(super) fn poll(&mut self) -> Result<Option<Done<T>>, RuntimeError> {
+    /// Returns what a device has returned, without waiting.
+    pub(super) fn poll(&mut self) -> Result<Option<Returned<T>>, RuntimeError> {
         loop {
             match self.events.try_recv() {
                 Ok(event) => {
-                    if let Some(done) = self.hear(event)? {
-                        return Ok(Some(done));
+                    if let Some(returned) = self.hear(event)? {
+                        return Ok(Some(returned));
                     }
                 }
                 Err(TryRecvError::Empty) => return Ok(None),
@@ -334,8 +420,31 @@ impl<T: Send + 'static> Replicas<T> {
         self.join().into_iter().flatten().collect()
     }
 
-    /// Processes an event; returns the step if one was completed.
-    fn hear(&mut self, event: Event<T>) -> Result<Option<Done<T>>, RuntimeError> {
+    /// Ends the device threads and returns the executors of the working devices; [`Replicas::go_on`] starts them again. No
+    /// step may be in flight.
+    pub(super) fn stop(&mut self) -> Vec<Executor> {
+        self.join().into_iter().flatten().collect()
+    }
+
+    /// Continues on executors with another program.
+    pub(super) fn go_on(&mut self, executors: Vec<Executor>) -> Result<(), RuntimeError> {
+        let mut next = Self::new(executors)?;
+        // Devices that failed before stay in the record.
+        let usage = std::mem::take(&mut self.usage);
+        let (gone, kept): (Vec<Usage>, Vec<Usage>) = usage.into_iter().partition(|one| one.failed.is_some());
+        for (new, old) in next.usage.iter_mut().zip(kept) {
+            *new = Usage { name: std::mem::take(&mut new.name), ..old };
+        }
+        next.usage.extend(gone);
+        next.warnings = std::mem::take(&mut self.warnings);
+        next.failed = std::mem::take(&mut self.failed);
+        next.first = self.first.take();
+        *self = next;
+        Ok(())
+    }
+
+    /// Processes an event; returns the steps that a device returned with it.
+    fn hear(&mut self, event: Event<T>) -> Result<Option<Returned<T>>, RuntimeError> {
         match event {
             Event::Done { replica, done, given_back, note } => {
                 self.in_flight -= 1;
@@ -345,7 +454,17 @@ impl<T: Send + 'static> Replicas<T> {
                 usage.busy += done.seconds;
                 usage.given_back += given_back;
                 self.warnings.extend(note.map(|note| format!("{}: {note}", usage.name)));
-                Ok(Some(done))
+                Ok(Some(Returned::Done(done)))
+            }
+            Event::LacksMemory { replica, error, works } => {
+                self.in_flight -= works.len();
+                let (name, why) = (&self.usage[replica].name, told(&error));
+                self.warnings.push(format!("{name} has too little memory: {why}"));
+                Ok(Some(Returned::LacksMemory(error, works)))
+            }
+            Event::Resized { replica, .. } => {
+                let name = &self.usage[replica].name;
+                Err(RuntimeError::bug(format!("{name} changed its size without a request")))
             }
             Event::Retired { replica, error, handed_back } => {
                 self.working -= 1;

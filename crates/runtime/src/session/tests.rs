@@ -78,14 +78,16 @@ fn every_step_comes_back_once() {
         let mut back = vec![0; 100];
         for number in 0..100 {
             while replicas.in_flight() >= replicas.in_flight_target() {
-                let done = replicas.wait(&|| Ok(())).expect("no error").expect("a step");
+                let Some(Returned::Done(done)) = replicas.wait(&|| Ok(())).expect("no error") else {
+                    panic!("a step")
+                };
                 check(&done);
                 back[done.work.tag] += 1;
             }
             let work = step(&replicas, number, 1 + number % 8);
             replicas.send(work);
         }
-        while let Some(done) = replicas.wait(&|| Ok(())).expect("no error") {
+        while let Some(Returned::Done(done)) = replicas.wait(&|| Ok(())).expect("no error") {
             check(&done);
             back[done.work.tag] += 1;
         }
@@ -107,10 +109,11 @@ fn what_no_device_can_compute_is_the_runs_error() {
     let (mut done, mut refused) = (0, 0);
     loop {
         match replicas.wait(&|| Ok(())) {
-            Ok(Some(step)) => {
+            Ok(Some(Returned::Done(step))) => {
                 check(&step);
                 done += 1;
             }
+            Ok(Some(Returned::LacksMemory(error, _))) => panic!("{error}"),
             Ok(None) => break,
             Err(RuntimeError::Device(_)) => refused += 1,
             Err(other) => panic!("{other}"),
@@ -119,7 +122,8 @@ fn what_no_device_can_compute_is_the_runs_error() {
     assert_eq!((done, refused, replicas.working()), (2, 1, 2));
     let work = step(&replicas, 7, 2);
     replicas.send(work);
-    check(&replicas.wait(&|| Ok(())).expect("no error").expect("a step"));
+    let Some(Returned::Done(done)) = replicas.wait(&|| Ok(())).expect("no error") else { panic!("a step") };
+    check(&done);
     assert!(replicas.warnings().is_empty());
 }
 

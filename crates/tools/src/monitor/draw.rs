@@ -33,7 +33,7 @@ pub fn frame(view: &View, width: usize) -> Vec<String> {
     let records = state.records.map_or_else(String::new, |records| format!(", {records} records"));
     row("rate", format!("{:.0} tokens/s{records}", state.tokens_per_second));
     if let Some(tokens) = state.micro_tokens {
-        row("batch", format!("{tokens} tokens in a micro-step"));
+        row("batch", batch(state, tokens));
     }
     if state.budget_bytes > 0 {
         row("planned", planned(state));
@@ -72,7 +72,7 @@ pub fn line(view: &View) -> String {
     parts.extend(
         state.card.map(|card| format!("card {} of {}", rounded(card.used_bytes), rounded(card.total_bytes))),
     );
-    parts.extend(state.micro_tokens.map(|tokens| format!("{tokens} tokens in a micro-step")));
+    parts.extend(state.micro_tokens.map(|tokens| batch(state, tokens)));
     parts.extend((!state.status.is_empty()).then(|| format!("health {}", health(state))));
     parts.push(match &view.end {
         None => state
@@ -81,6 +81,12 @@ pub fn line(view: &View) -> String {
         Some(end) => words(end),
     });
     printable(&parts.join(", "))
+}
+
+/// The size of the steps, where it changes during the run.
+fn batch(state: &LiveState, tokens: u64) -> String {
+    let step = if state.command == "train" { "micro-step" } else { "step" };
+    format!("{tokens} tokens in a {step}")
 }
 
 /// First line: the command, the name of the run, and what it does.

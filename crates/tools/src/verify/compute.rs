@@ -21,7 +21,7 @@ const ENCODER: &str = "encoder";
 
 /// A model with loaded weights that is ready to run.
 pub(super) struct Runner {
-    session: Session,
+    session: Session<'static>,
     encoder: ModelId,
     /// Index of the output `hidden`; `mean` and `logits` are the indices of theirs.
     hidden: usize,
@@ -108,7 +108,7 @@ impl Runner {
         })?;
         let counted = Counted { model: model.weights, broken: AtomicU64::new(0) };
         let start = Start { order: Order::Input, weights: vec![&counted], running: vec![], kept: "outputs" };
-        let session = planned.start(0, start, &mut Silent)?;
+        let session = planned.start(0, start, &mut Silent)?.detached();
         let encoder = session.model(ENCODER).ok_or_else(|| RuntimeError::bug("the program has no encoder"))?;
         let position = |name: &str| session.outputs(encoder).iter().position(|output| output.name == name);
         let (hidden, mean, logits) = (position("hidden"), position("mean"), position("logits"));

@@ -210,7 +210,7 @@ const HEAD: &str = "head";
 
 /// A head with loaded weights that is ready to run.
 struct Runner {
-    session: Session,
+    session: Session<'static>,
     head: ModelId,
     /// Indices of the inputs `dna` and `protein`.
     inputs: [usize; 2],
@@ -237,7 +237,7 @@ impl Runner {
             budgets: vec![settings.read_budget()?],
         })?;
         let start = Start { order: Order::Input, weights: vec![head], running: vec![], kept: "scores" };
-        let session = planned.start(0, start, &mut Silent)?;
+        let session = planned.start(0, start, &mut Silent)?.detached();
         let missing = || RuntimeError::bug("the program has no head over two embeddings");
         let model = session.model(HEAD).ok_or_else(missing)?;
         let input = |name: &str| session.row_input(model, name).ok_or_else(missing);

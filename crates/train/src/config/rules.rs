@@ -8,6 +8,7 @@ use super::{
 use plimsoll_data::codons;
 use plimsoll_graph::{Bytes, Op};
 use plimsoll_models::{CallerTask, MAX_TASKS};
+use plimsoll_runtime::dynamic::MAX_SIZES;
 use plimsoll_runtime::machine::parse_budget;
 use std::collections::BTreeSet;
 
@@ -16,9 +17,6 @@ pub fn broken(c: &TrainConfig) -> Vec<String> {
     let all = [model(c), caller(c), data(c), optimizer(c), batch(c), dynamic(c), run(c)];
     all.into_iter().flatten().filter(|(kept, _)| !kept).map(|(_, text)| text).collect()
 }
-
-/// Maximum number of sizes of micro-steps that `memory.dynamic` chooses itself.
-const DYNAMIC_SIZES: usize = 6;
 
 /// Whether a rule is satisfied, and the message if it is not.
 type Rule = (bool, String);
@@ -523,7 +521,7 @@ impl TrainConfig {
         }
         let halves = std::iter::successors(Some(most), |n| n.is_multiple_of(2).then_some(n / 2));
         let fits = |n: u64| n >= self.longest_sequence().max(1);
-        let sizes: Vec<u64> = halves.take_while(|&n| fits(n)).take(DYNAMIC_SIZES).collect();
+        let sizes: Vec<u64> = halves.take_while(|&n| fits(n)).take(MAX_SIZES).collect();
         // A step is a whole number of packs of the smallest size.
         let whole = sizes.iter().rposition(|&n| self.batch.tokens.is_multiple_of(n));
         sizes[..whole.map_or(0, |last| last + 1)].to_vec()

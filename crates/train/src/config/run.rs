@@ -94,12 +94,11 @@ pub enum Profile {
 
 impl Profile {
     fn thresholds(self) -> Thresholds {
-        let [target, warning, critical, emergency] = match self {
-            Self::Aggressive => [0.92, 0.94, 0.96, 0.98],
-            Self::Balanced => [0.90, 0.92, 0.95, 0.97],
-            Self::Conservative => [0.85, 0.88, 0.92, 0.95],
-        };
-        Thresholds { target, warning, critical, emergency }
+        match self {
+            Self::Aggressive => Thresholds::AGGRESSIVE,
+            Self::Balanced => Thresholds::BALANCED,
+            Self::Conservative => Thresholds::CONSERVATIVE,
+        }
     }
 }
 
@@ -132,7 +131,7 @@ impl Default for Dynamic {
             emergency: None,
             min_batch: Auto(None),
             max_batch: Auto(None),
-            adjustment_frequency: 10,
+            adjustment_frequency: dynamic::EVERY,
             smooth_transitions: true,
         }
     }

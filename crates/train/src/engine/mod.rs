@@ -23,7 +23,6 @@ use super::trainable::{
 };
 use crate::config::{Auto, PROCESS};
 use crate::error::{Phase, TrainError};
-use crate::trainer::RETRIES;
 use joined::JoinedBatch;
 use plimsoll_data::train::HostMemory;
 use plimsoll_data::train::crops::CropBatch;
@@ -34,9 +33,10 @@ use plimsoll_plan::{
     Candidate, Instr, KernelId, Ledger, PlanError, Program, Remedy, Staging, Target, TrainingChoice,
     node_seconds,
 };
+use plimsoll_runtime::dynamic::RETRIES;
 use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::hub::{Need, trainable};
-use plimsoll_runtime::machine::{available, parse_budget, resident};
+use plimsoll_runtime::machine::{available, holders, parse_budget};
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session::{Batch, Losses, MicroStep, Site, StepResult, TrainSession};
 use plimsoll_runtime::timeline::{MeasuredTimeline, sampled};
@@ -214,21 +214,6 @@ fn held_by_data(config: &TrainConfig, feed: &Feed, evaluates: bool) -> Vec<HostM
         held.push(HostMemory { what: "joined packs", bytes });
     }
     held
-}
-
-/// Other processes that hold memory of a machine, or how much all others hold together.
-fn holders(machine: &Arc<dyn Machine>, on_host: bool) -> String {
-    let holders: Vec<String> = machine.holders().iter().map(ToString::to_string).collect();
-    if !holders.is_empty() {
-        return holders.join(", ");
-    }
-    let own = if on_host { Some(resident().0) } else { machine.taken().ok().flatten() };
-    match (machine.usage(), own) {
-        (Ok(memory), Some(own)) => {
-            format!("other processes hold {} together", memory.used().saturating_sub(own))
-        }
-        (_, _) => String::new(),
-    }
 }
 
 /// What is open before anything is planned: the machine with its budget, the model, and the data.

@@ -55,7 +55,7 @@ fn run(
     config: TrainConfig,
     script: &Arc<Script>,
 ) -> (Result<TrainReport, TrainError>, Vec<String>) {
-    let machine = Arc::new(TightMachine(Arc::clone(script)));
+    let machine = Arc::new(TightMachine(Arc::clone(script), 0));
     let device = Device::machines(vec![machine]).expect("one");
     let request = Request { config, output: folder.to_owned(), resume: Resume::Auto };
     let mut steps = Steps { script: Arc::clone(script), said: vec![] };

@@ -33,7 +33,7 @@ pub enum Place {
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     pub place: Place,
-    /// Step after which the device fails: the number of steps whose results were read.
+    /// Step after which the device fails: the number of steps whose results were read, or of readings if these count.
     pub after: u64,
     /// Number of events at this place that still succeed.
     pub skip: u64,
@@ -54,8 +54,10 @@ impl Fault {
 pub struct Script {
     /// Number of steps whose results were read.
     pub step: AtomicU64,
-    /// Thousandths of the memory in use before step `step + 1`.
+    /// Thousandths of the memory in use before step `step + 1`, or at the reading of this number.
     pub used: fn(u64) -> u64,
+    /// Number of readings, if readings count instead of steps.
+    readings: Option<AtomicU64>,
     fault: Mutex<Option<Fault>>,
     /// Bytes of the arena that have memory, after each change.
     pub mapped: Mutex<Vec<u64>>,
@@ -64,7 +66,13 @@ pub struct Script {
 impl Script {
     pub fn new(used: fn(u64) -> u64, fault: Option<Fault>) -> Arc<Self> {
         let (step, mapped) = (AtomicU64::new(0), Mutex::new(vec![]));
-        Arc::new(Self { step, used, fault: Mutex::new(fault), mapped })
+        Arc::new(Self { step, used, readings: None, fault: Mutex::new(fault), mapped })
+    }
+
+    /// A script whose memory changes from reading to reading, for runs without optimizer steps.
+    pub fn of_readings(used: fn(u64) -> u64, fault: Option<Fault>) -> Arc<Self> {
+        let (step, mapped) = (AtomicU64::new(0), Mutex::new(vec![]));
+        Arc::new(Self { step, used, readings: Some(AtomicU64::new(0)), fault: Mutex::new(fault), mapped })
     }
 
     /// Whether all failures have happened.
@@ -75,7 +83,7 @@ impl Script {
     /// An error if the device fails at `place` now.
     fn pass(&self, place: Place) -> Result<(), DeviceError> {
         let mut fault = self.fault.lock().expect("no panic");
-        let step = self.step.load(Ordering::Relaxed);
+        let step = self.readings.as_ref().unwrap_or(&self.step).load(Ordering::Relaxed);
         let Some(due) = fault.as_mut().filter(|f| f.place == place && f.after <= step && f.times > 0) else {
             return Ok(());
         };
@@ -93,7 +101,7 @@ impl Script {
 }
 
 /// A CPU whose memory is scripted.
-pub struct TightMachine(pub Arc<Script>);
+pub struct TightMachine(pub Arc<Script>, pub u32);
 
 impl fmt::Debug for TightMachine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,7 +119,7 @@ impl Machine for TightMachine {
     }
 
     fn name(&self) -> String {
-        "tight".to_owned()
+        format!("tight {}", self.1)
     }
 
     fn precisions(&self) -> Vec<Precision> {
@@ -127,7 +135,12 @@ impl Machine for TightMachine {
     }
 
     fn usage(&self) -> Result<Memory, DeviceError> {
-        let (unit, used) = (1 << 30, (self.0.used)(self.0.step.load(Ordering::Relaxed)));
+        let Script { step, readings, .. } = &*self.0;
+        let at = match readings {
+            Some(readings) => readings.fetch_add(1, Ordering::Relaxed),
+            None => step.load(Ordering::Relaxed),
+        };
+        let (unit, used) = (1 << 30, (self.0.used)(at));
         Ok(Memory { free: Bytes((1000 - used) * unit), total: Bytes(1000 * unit) })
     }
 

@@ -5,6 +5,7 @@ mod caller;
 #[allow(dead_code, reason = "shared with the tests of `run`")]
 #[path = "../../../runtime/tests/it/cards.rs"]
 mod cards;
+mod dynamic;
 #[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
 #[path = "../../../runtime/tests/it/rig.rs"]
 mod folders;
@@ -14,3 +15,6 @@ mod predict;
 mod replicas;
 mod resume;
 mod rig;
+#[allow(dead_code, reason = "shared with the tests of `train`, which use all of it")]
+#[path = "../../../train/tests/it/tight.rs"]
+mod tight;

@@ -1,0 +1,219 @@
+//! Sizes of the steps of a session: when they change with the memory in use, and after a lack of memory. Invariant: a change
+//! takes place while no step is in flight, and loses and repeats no sequence.
+
+use super::bounds::tokens;
+use super::planned::Reload;
+use crate::dynamic::{DynamicSizes, RETRIES, Reason, SizeChange, Switch};
+use crate::{Observer, RuntimeError};
+use plimsoll_exec::memory::Memory;
+use plimsoll_exec::{DeviceError, Executor, Machine};
+use plimsoll_graph::Bytes;
+use plimsoll_plan::Program;
+use std::sync::Arc;
+
+/// Sizes of the steps of a session.
+pub(super) struct StepSizes<'a> {
+    /// Chooses among programs of several sizes; `None` if there is one.
+    control: Option<DynamicSizes>,
+    /// Maximum number of tokens of a step, of each size, in ascending order: size number 0 is the last program.
+    tokens: Vec<u64>,
+    machines: Vec<Arc<dyn Machine>>,
+    /// Starts the session again with a smaller program, where none was planned before; `None` if it cannot.
+    reload: Option<Reload<'a>>,
+    /// Number of steps that were sent.
+    sent: u64,
+    /// Number of steps that were sent before the last reading.
+    read: Option<u64>,
+    /// The change that waits until no step is in flight.
+    pending: Option<Pending>,
+    /// Smaller sizes that were used since a step was completed.
+    tried: Vec<u64>,
+    /// Changes not yet taken by the client.
+    changes: Vec<SizeChange>,
+}
+
+/// A change of size that was decided on.
+enum Pending {
+    /// To size number `to` of the programs.
+    Resize { to: usize, reason: Reason, utilisation: Option<f64> },
+    /// To a program that is planned for half the tokens, because of this lack of memory.
+    Reload(DeviceError),
+}
+
+/// What [`super::Session`] must do once no step is in flight.
+pub(super) enum Change {
+    /// Use the program of this index.
+    Resize(usize),
+    /// Start again with a smaller program, because of this lack of memory.
+    Reload(DeviceError),
+}
+
+impl<'a> StepSizes<'a> {
+    /// Sizes of a session with these programs, the largest first, of which number `current` is in use. The steps follow the
+    /// memory if there are several.
+    pub(super) fn new(programs: &[Program], current: usize, reload: Reload<'a>) -> Self {
+        let (settings, machines) = (reload.dynamic(), reload.site().machines().to_vec());
+        let bytes: Vec<Bytes> = programs.iter().rev().map(Program::all_arenas_bytes).collect();
+        let control = settings
+            .filter(|_| programs.len() > 1)
+            .map(|settings| DynamicSizes::new(settings, bytes, programs.len() - 1 - current));
+        let tokens = programs.iter().rev().map(tokens).collect();
+        let (read, pending) = (None, None);
+        let (tried, changes) = (vec![], vec![]);
+        Self { control, tokens, machines, reload: Some(reload), sent: 0, read, pending, tried, changes }
+    }
+
+    /// The same sizes, without another start.
+    pub(super) fn detached(self) -> StepSizes<'static> {
+        let Self { control, tokens, machines, sent, read, pending, tried, changes, .. } = self;
+        StepSizes { control, tokens, machines, reload: None, sent, read, pending, tried, changes }
+    }
+
+    /// Whether the size changes with the memory in use.
+    pub(super) fn is_dynamic(&self) -> bool {
+        self.control.is_some()
+    }
+
+    /// Whether the next step may be sent. Before each step, the memory is read; if it demands or allows another size, steps
+    /// wait for the change.
+    pub(super) fn admits_step(&mut self) -> Result<bool, RuntimeError> {
+        if let Some(control) = &mut self.control
+            && self.pending.is_none()
+            && self.read != Some(self.sent)
+        {
+            self.read = Some(self.sent);
+            let switch = control.decide(self.sent + 1, fullest(&self.machines)?);
+            self.pending = switch.map(|Switch { to, reason, utilisation }| Pending::Resize {
+                to,
+                reason,
+                utilisation: Some(utilisation),
+            });
+        }
+        Ok(self.pending.is_none())
+    }
+
+    /// Records that a step was sent.
+    pub(super) fn sent(&mut self) {
+        self.sent += 1;
+    }
+
+    /// Records that a step was completed. Returns whether it is the first since a lack of memory.
+    pub(super) fn completed(&mut self) -> bool {
+        let is_first = self.pending.is_none() && !self.tried.is_empty();
+        if is_first {
+            self.tried.clear();
+        }
+        is_first
+    }
+
+    /// Whether a change waits until no step is in flight.
+    pub(super) fn is_changing(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Whether a lack of memory is answered with a smaller size.
+    pub(super) fn gives_way(&self) -> bool {
+        let has_smaller = match &self.control {
+            Some(control) => control.now() > 0,
+            None => self.reload.as_ref().is_some_and(|reload| reload.has_smaller(self.tokens[0])),
+        };
+        has_smaller && self.tried.len() < RETRIES
+    }
+
+    /// Decides on the next smaller size after a lack of memory, unless that change waits already: several devices may lack
+    /// memory for steps of one size.
+    pub(super) fn lacks_memory(&mut self, error: DeviceError) {
+        let Some(control) = &mut self.control else {
+            self.pending.get_or_insert(Pending::Reload(error));
+            return;
+        };
+        control.lacks_memory(self.sent);
+        let Some(next) = control.now().checked_sub(1) else { return };
+        let to = match self.pending {
+            Some(Pending::Resize { to, .. }) => to.min(next),
+            Some(Pending::Reload(_)) | None => next,
+        };
+        self.pending = Some(Pending::Resize { to, reason: Reason::OutOfMemory, utilisation: None });
+    }
+
+    /// The change that waits. A reload is returned once.
+    pub(super) fn wanted(&mut self) -> Option<Change> {
+        match self.pending.take()? {
+            Pending::Reload(error) => Some(Change::Reload(error)),
+            resize @ Pending::Resize { to, .. } => {
+                self.pending = Some(resize);
+                Some(Change::Resize(self.tokens.len() - 1 - to))
+            }
+        }
+    }
+
+    /// Records that the devices use the size of [`Change::Resize`].
+    pub(super) fn resized(&mut self) {
+        let (Some(Pending::Resize { to, reason, utilisation }), Some(control)) =
+            (self.pending.take(), &mut self.control)
+        else {
+            return;
+        };
+        let (from, cause) = (self.tokens[control.now()], control.cause(reason, utilisation));
+        control.set(to);
+        self.record(SizeChange { step: self.sent, from, to: self.tokens[to], reason, utilisation, cause });
+    }
+
+    /// Switches the executors to the program for half the tokens and loads the weights again; `None` if there is none, so
+    /// that the run fails for lack of memory.
+    pub(super) fn reload(
+        &mut self,
+        program: &Program,
+        executors: Vec<Executor>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Vec<Executor>>, RuntimeError> {
+        let Some(reload) = &self.reload else { return Ok(None) };
+        let Some(executors) = reload.smaller(program, executors, observer)? else { return Ok(None) };
+        let from = std::mem::take(&mut self.tokens);
+        self.tokens = executors.first().map_or(vec![], |executor| vec![tokens(executor.program())]);
+        let (reason, utilisation) = (Reason::OutOfMemory, None);
+        let cause = "out of memory; the weights were loaded again".to_owned();
+        let (from, to) = (from[0], self.tokens[0]);
+        self.record(SizeChange { step: self.sent, from, to, reason, utilisation, cause });
+        Ok(Some(executors))
+    }
+
+    fn record(&mut self, change: SizeChange) {
+        if change.reason == Reason::OutOfMemory {
+            self.tried.push(change.to);
+        }
+        self.changes.push(change);
+    }
+
+    /// Records that there was no memory for the larger size of [`Change::Resize`]. Returns words for a warning; `None` if the
+    /// change is not to a larger size, so that the run fails.
+    pub(super) fn refused(&mut self) -> Option<String> {
+        let (Some(Pending::Resize { to, reason: Reason::Grow, .. }), Some(control)) =
+            (&self.pending, &mut self.control)
+        else {
+            return None;
+        };
+        control.lacks_memory(self.sent);
+        let (to, from) = (self.tokens[*to], self.tokens[control.now()]);
+        self.pending = None;
+        Some(format!("there is no memory for steps of {to} tokens; {from} are kept"))
+    }
+
+    /// Returns the changes since the last call.
+    pub(super) fn take_changes(&mut self) -> Vec<SizeChange> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Tokens of the smaller sizes that were used since a step was completed.
+    pub(super) fn tried(&self) -> &[u64] {
+        &self.tried
+    }
+}
+
+/// The memory of the machine that has the largest share in use.
+fn fullest(machines: &[Arc<dyn Machine>]) -> Result<Memory, RuntimeError> {
+    let readings = machines.iter().map(|machine| Ok(machine.usage()?));
+    let readings = readings.collect::<Result<Vec<Memory>, RuntimeError>>()?;
+    let fullest = readings.into_iter().max_by(|a, b| a.share().total_cmp(&b.share()));
+    fullest.ok_or_else(|| RuntimeError::bug("a session has no machine"))
+}
