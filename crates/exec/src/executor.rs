@@ -12,6 +12,7 @@ use crate::submit::InFlightStep;
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec, ValueId};
 use plimsoll_plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Byte that gives NaN in every float format.
@@ -21,8 +22,7 @@ const POISON: u8 = 0xFF;
 /// ([`Executor::start_sizes`]), of which it runs one at a time.
 pub struct Executor {
     device: Box<dyn Device>,
-    /// The programs, the largest first; their weights have the same addresses.
-    programs: Vec<Loaded>,
+    programs: Prepared,
     /// Index of the program that runs.
     current: usize,
     /// Sources of the parameters that each plan's instructions load in every step, indexed by plan; `None` until
@@ -37,6 +37,11 @@ pub struct Executor {
     /// Bytes trimmed since `given_back` was last called.
     given_back: Bytes,
 }
+
+/// Programs of the same models for steps of one or several sizes, the largest first, with their instructions. Executors of
+/// equal devices share them.
+#[derive(Clone)]
+pub struct Prepared(Arc<[Loaded]>);
 
 /// A program with the instructions of each of its plans, in the order of the plan's schedule, with addresses.
 struct Loaded {
@@ -72,21 +77,18 @@ impl Executor {
 
     /// As [`Executor::new`]; also reports the progress of preparing the launches.
     pub fn start(device: Box<dyn Device>, program: Program, report: OnStart<'_>) -> Result<Self, DeviceError> {
-        Self::start_sizes(device, vec![program], report)
+        Self::start_sizes(device, Prepared::new(vec![program])?, report)
     }
 
-    /// As [`Executor::start`], with `programs` of the same models for steps of several sizes, the largest first. The arena
-    /// has the size of the first, which is in use until [`Executor::use_size`].
-    ///
-    /// # Errors
-    /// Errors of the device; a program whose weights have other addresses or layouts than those of the first.
+    /// As [`Executor::start`], with programs for steps of one or several sizes. The arena has the size of the largest, which
+    /// is in use until [`Executor::use_size`].
     pub fn start_sizes(
         mut device: Box<dyn Device>,
-        programs: Vec<Program>,
+        programs: Prepared,
         report: OnStart<'_>,
     ) -> Result<Self, DeviceError> {
-        let programs = made(device.as_mut(), programs, report)?;
-        let sources = programs[0].instructions.iter().map(|_| None).collect();
+        made(device.as_mut(), &programs, report)?;
+        let sources = programs.0[0].instructions.iter().map(|_| None).collect();
         Ok(Self {
             device,
             programs,
@@ -103,16 +105,17 @@ impl Executor {
     /// in place if the device can. Weights must be loaded again. After an error the executor cannot run any program.
     /// Reports the progress of preparing the launches.
     pub fn switch(&mut self, program: Program, report: OnStart<'_>) -> Result<(), DeviceError> {
-        self.switch_sizes(vec![program], report)
+        self.switch_sizes(Prepared::new(vec![program])?, report)
     }
 
     /// As [`Executor::switch`], with the programs of [`Executor::start_sizes`].
-    pub fn switch_sizes(&mut self, programs: Vec<Program>, report: OnStart<'_>) -> Result<(), DeviceError> {
+    pub fn switch_sizes(&mut self, programs: Prepared, report: OnStart<'_>) -> Result<(), DeviceError> {
         self.open.none("switch")?;
         self.device.wait()?;
-        self.programs = made(self.device.as_mut(), programs, report)?;
+        made(self.device.as_mut(), &programs, report)?;
         self.current = 0;
-        self.sources = self.programs[0].instructions.iter().map(|_| None).collect();
+        self.sources = programs.0[0].instructions.iter().map(|_| None).collect();
+        self.programs = programs;
         Ok(())
     }
 
@@ -124,7 +127,7 @@ impl Executor {
     pub fn use_size(&mut self, size: usize) -> Result<(), DeviceError> {
         self.open.none("use_size")?;
         self.device.wait()?;
-        self.device.set_mapped(self.programs[size].program.arena_bytes())?;
+        self.device.set_mapped(self.programs.0[size].program.arena_bytes())?;
         self.current = size;
         Ok(())
     }
@@ -157,7 +160,7 @@ impl Executor {
 
     /// The program that runs.
     pub fn program(&self) -> &Program {
-        &self.programs[self.current].program
+        &self.programs.0[self.current].program
     }
 
     /// Number of the program that runs, among those of [`Executor::start_sizes`].
@@ -165,9 +168,9 @@ impl Executor {
         self.current
     }
 
-    /// The programs of [`Executor::start_sizes`], the largest first.
-    pub fn sizes(&self) -> impl ExactSizeIterator<Item = &Program> {
-        self.programs.iter().map(|loaded| &loaded.program)
+    /// The programs of [`Executor::start_sizes`].
+    pub fn prepared(&self) -> &Prepared {
+        &self.programs
     }
 
     /// The device.
@@ -183,7 +186,7 @@ impl Executor {
     /// Loads the resident parameters of a plan into the arena, in the layout that its kernels read.
     pub fn load(&mut self, plan: usize, read: ReadParam<'_>) -> Result<(), DeviceError> {
         let Self { device, programs, current, .. } = self;
-        let program = &programs[*current].program;
+        let program = &programs.0[*current].program;
         for weight in Weight::resident(program, plan) {
             let upload = &mut |at, part: &[u8]| device.upload(at, part);
             weight.load(upload, &mut Buffers::of(std::iter::once(&weight)), read)?;
@@ -224,7 +227,7 @@ impl Executor {
     /// Keeps `source` for the streamed parameters, which every step of the plan reads. The resident parameters must
     /// have been loaded.
     pub fn attach_loaded(&mut self, plan: usize, source: ParamSource) {
-        let streamed = self.programs[self.current].instructions[plan].iter().filter_map(Instruction::weight);
+        let streamed = self.programs.0[self.current].instructions[plan].iter().filter_map(Instruction::weight);
         let buffers = Buffers::of(streamed);
         self.sources[plan] = Some(Source { read: source, buffers });
     }
@@ -271,7 +274,7 @@ impl Executor {
     pub(crate) fn follow(&mut self, plan: usize, counts: Counts) -> Result<(), DeviceError> {
         self.admits(plan, counts)?;
         let Self { device, programs, current, sources, issued, .. } = self;
-        let instructions = &programs[*current].instructions;
+        let instructions = &programs.0[*current].instructions;
         *issued = 0;
         let mut run = |device: &mut dyn Device, issued: &mut usize| {
             instructions[plan].iter().try_for_each(|one| {
@@ -328,13 +331,13 @@ impl Executor {
     ) -> Result<(), DeviceError> {
         self.open.none("run_timed")?;
         self.admits(plan, counts)?;
-        let (entries, instructions) = (times.len(), self.programs[self.current].instructions[plan].len());
+        let (entries, instructions) = (times.len(), self.programs.0[self.current].instructions[plan].len());
         if entries != instructions {
             let why = format!("{entries} entries for the times of {instructions} instructions");
             return Err(DeviceError::Kernel { op: "run_timed", why });
         }
         let marks = self.device.tracer().mark(0)?;
-        let all = &self.programs[self.current].instructions[plan];
+        let all = &self.programs.0[self.current].instructions[plan];
         for (i, (instruction, time)) in all.iter().zip(times.iter_mut()).enumerate() {
             let start = Instant::now();
             instruction.run(self.device.as_mut(), counts, self.sources[plan].as_mut())?;
@@ -467,39 +470,25 @@ fn same_kernels(program: &Program, device: &dyn Device) -> Result<(), DeviceErro
     }
 }
 
-/// Allocates the arena of the largest program, which is the first, fills it with NaN, prepares the launches of all
-/// programs, and returns the programs with the instructions of each plan.
-fn made(
-    device: &mut dyn Device,
-    programs: Vec<Program>,
-    report: OnStart<'_>,
-) -> Result<Vec<Loaded>, DeviceError> {
-    let all = programs.into_iter().map(Loaded::of).collect::<Result<Vec<_>, _>>()?;
-    let Some(Loaded { program, .. }) = all.first() else {
-        return Err(DeviceError::Kernel { op: "start", why: "there is no program".to_owned() });
-    };
-    for Loaded { program: other, .. } in &all {
-        same_kernels(other, device)?;
-        if other.arena_bytes() > program.arena_bytes() || !other.has_weights_of(program) {
-            let why = "the programs of several sizes have weights at other places".to_owned();
-            return Err(DeviceError::Kernel { op: "start", why });
-        }
-    }
+/// Allocates the arena of the largest program, fills it with NaN, and prepares the launches of all programs.
+fn made(device: &mut dyn Device, programs: &Prepared, report: OnStart<'_>) -> Result<(), DeviceError> {
+    let all = &programs.0;
+    let program = &all[0].program;
+    same_kernels(program, device)?;
     let bytes = program.arena_bytes();
-    device.set_borders(&borders(&all))?;
+    device.set_borders(&borders(all))?;
     device.persistent(program.persistent());
     device.alloc_arena(bytes)?;
     device.stage(program.host_staging())?;
     device.fill(0, bytes, POISON)?;
     let mut launches = vec![];
-    for Loaded { program, instructions } in &all {
+    for Loaded { program, instructions } in all.iter() {
         for (instructions, (_, plan)) in instructions.iter().zip(program.plans()) {
             launches.extend(instructions.iter().filter_map(|one| one.launch(plan.graph.bounds.full())));
         }
     }
     device.prepare_all(&launches, report)?;
-    device.wait()?;
-    Ok(all)
+    device.wait()
 }
 
 /// Sizes to which the arena may shrink: of each program, or of the alternative plans of the only program. Empty if there is
@@ -512,6 +501,37 @@ fn borders(all: &[Loaded]) -> Vec<Bytes> {
         several => several.iter().map(|loaded| loaded.program.arena_bytes()).collect(),
     };
     if borders.len() > 1 { borders } else { vec![] }
+}
+
+impl Prepared {
+    /// Computes the instructions of programs, of which the first is the largest.
+    ///
+    /// # Errors
+    /// No program, a value without an address, or a program whose weights have other addresses or layouts than those of the
+    /// first.
+    pub fn new(programs: Vec<Program>) -> Result<Self, DeviceError> {
+        let refused = |why: &str| DeviceError::Kernel { op: "start", why: why.to_owned() };
+        let first = programs.first().ok_or_else(|| refused("there is no program"))?;
+        let fits = |other: &Program| {
+            other.arena_bytes() <= first.arena_bytes()
+                && other.target() == first.target()
+                && other.has_weights_of(first)
+        };
+        if !programs.iter().all(fits) {
+            return Err(refused("the programs of several sizes have weights at other places"));
+        }
+        Ok(Self(programs.into_iter().map(Loaded::of).collect::<Result<_, _>>()?))
+    }
+
+    /// The programs, the largest first.
+    pub fn programs(&self) -> impl ExactSizeIterator<Item = &Program> + DoubleEndedIterator {
+        self.0.iter().map(|loaded| &loaded.program)
+    }
+
+    /// Program number `size`; 0 is the largest.
+    pub fn program(&self, size: usize) -> &Program {
+        &self.0[size].program
+    }
 }
 
 impl Loaded {

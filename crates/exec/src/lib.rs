@@ -24,7 +24,7 @@ pub use device::{
     Device, DeviceError, DeviceKind, GraphCapture, Holder, Launch, Machine, Operand, Recorder, Span, Ticket,
     Tracer,
 };
-pub use executor::Executor;
+pub use executor::{Executor, Prepared};
 pub use load::{Copies, ParamSource, ReadError, ReadParam, ReadShared, load_all};
 pub use persistent::{PersistentKind, PersistentTensor};
 pub use plimsoll_graph::Param;

@@ -48,7 +48,7 @@ pub use passes::{Precision, RecomputePolicy};
 pub use policy::{AutodiffPolicy, Fuse, Policy, Weights};
 pub use program::{InputId, OutputId, Program, Staging};
 pub use schedule::{Instr, Schedule};
-pub use search::{Build, Search, Streaming, fit, largest};
+pub use search::{Build, Search, Streaming, fit, grow, largest};
 pub use sharing::Sharing;
 pub use target::{Rates, Reserved, Target};
 pub use timeline::{Timeline, TimelineInstruction, TimelineLines, TimelinePlan, TimelineTensor};

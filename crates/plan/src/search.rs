@@ -98,6 +98,28 @@ fn offer(bill: &mut Bill, remedy: Remedy) {
     bill.remedies.sort_by(|a, b| a.slower.total_cmp(&b.slower));
 }
 
+/// Finds the largest number from `least` to `most` that fits, by doubling and then by bisection, if every number below one that
+/// fits fits too. Returns it with the next number, which does not fit; `least` also if it does not fit itself.
+pub fn grow<E>(least: u64, most: u64, fits: &mut dyn FnMut(u64) -> Result<bool, E>) -> Result<(u64, u64), E> {
+    // The invariant of the loops is that `low` fits and `high` does not.
+    let (mut low, mut high) = (least, least + 1);
+    if fits(least)? {
+        let mut gap = 1;
+        while high <= most && fits(high)? {
+            (low, gap) = (high, 2 * gap);
+            high = (low + gap).min(most + 1);
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            match fits(middle)? {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+    }
+    Ok((low, high))
+}
+
 /// Returns the program with the most tokens that fits, or the bill of the smallest one.
 pub fn largest(
     search: Search,
@@ -168,5 +190,22 @@ fn remedy(flag: String, refused: &Program, fitting: &Program) -> Remedy {
         flag,
         saves: refused.peak().saturating_sub(fitting.peak()),
         slower: per_token(fitting) / per_token(refused) - 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_number_that_fits_is_found() {
+        for most in [1_u64, 7, 8, 9, 100, 1 << 20] {
+            for fitting in (0..40).chain([99, 100, 101, 1 << 19]) {
+                let found = grow(3, most.max(3), &mut |n| Ok::<bool, ()>(n <= fitting)).expect("no error");
+                let largest = fitting.clamp(3, most.max(3));
+                assert_eq!(found, (largest, largest + 1), "{fitting} of 3 to {most}");
+            }
+        }
+        assert_eq!(grow(1, 9, &mut |n| if n < 3 { Ok(true) } else { Err(n) }), Err(4));
     }
 }

@@ -242,6 +242,14 @@ pub enum RequestError {
         /// The requested element type.
         asked: &'static str,
     },
+    /// A trial of the answer of `plan --largest` did not confirm it.
+    #[error("--confirm: {what} is not confirmed: {why}")]
+    NotConfirmed {
+        /// The answer.
+        what: String,
+        /// What happened.
+        why: String,
+    },
     /// Several devices were given to a command that computes on one.
     #[error("this command uses a single device; give one, such as --device cuda:0")]
     SeveralDevices,

@@ -2,8 +2,9 @@
 //! numbers are differences of two plans, of which the second lacks this optimisation and is otherwise the same.
 
 use crate::RuntimeError;
+use crate::session::{SearchPoint, SearchStage, bounds};
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Plan, Program, Sharing, step_seconds};
+use plimsoll_plan::{Fuse, Plan, Precision, Program, Sharing, Target, Weights, step_seconds};
 use serde_json::{Value, json};
 
 /// Memory and time of a plan.
@@ -71,6 +72,63 @@ pub fn sharing(program: &Program, with: PlanCost) -> Result<Vec<Effect>, Runtime
         Ok(Effect { name: name.to_owned(), instead: instead.to_owned(), with, without })
     };
     kinds.into_iter().map(effect).collect()
+}
+
+/// The optimisations in effect in `program`, a program of a stage of inference. `stage` returns the stage with a number format,
+/// of which `precision` is in use, and `target` the target of one of several replicas. Sizes of a step are held: a plan
+/// without an optimisation has as many tokens, but may exceed the budget.
+pub fn of_stage<'a>(
+    stage: &dyn Fn(Precision) -> SearchStage<'a>,
+    precision: Precision,
+    target: &dyn Fn(usize) -> Result<Target, RuntimeError>,
+    program: &Program,
+) -> Result<Vec<Effect>, RuntimeError> {
+    let tokens = bounds::tokens(program);
+    let weights = if program.is_streamed() { Weights::Streamed } else { Weights::Resident };
+    let (replicas, depth, with) = (program.replicas(), program.depth(), cost(program));
+    let build = |fuse: Option<Fuse>, precision, weights, replicas, depth| {
+        let mut stage = stage(precision);
+        if let Some(fuse) = fuse {
+            stage.parts.iter_mut().for_each(|part| part.policy.fuse = fuse.clone());
+        }
+        let target = target(replicas)?;
+        let point = SearchPoint { target: &target, depth, replicas };
+        Ok::<_, RuntimeError>(cost(&stage.program(&point, tokens, weights, &mut |_, _| {})?))
+    };
+    let mut effects = sharing(program, with)?;
+    let mut add = |name: String, instead: &str, without: Result<PlanCost, RuntimeError>| {
+        effects.push(Effect { name, instead: instead.to_owned(), with, without: without? });
+        Ok::<(), RuntimeError>(())
+    };
+    let unfused = build(Some(Fuse::Nothing), precision, weights, replicas, depth);
+    add("fused ops".to_owned(), "every op of the model by itself", unfused)?;
+    let common = build(Some(Fuse::Ops), precision, weights, replicas, depth);
+    let name = "fused ops that need kernels of this target".to_owned();
+    add(name, "only the fusions of every target", common)?;
+    if precision != Precision::F32 {
+        let name = format!("precision {}", precision.name());
+        add(name, "--precision f32", build(None, Precision::F32, weights, replicas, depth))?;
+    }
+    if program.is_streamed() {
+        let resident = build(None, precision, Weights::Resident, replicas, depth);
+        add("weights streamed from disk".to_owned(), "--stream-weights never", resident)?;
+    }
+    if replicas > 1 {
+        let name = format!("{replicas} replicas that share the weights");
+        add(name, "one replica with all threads", build(None, precision, weights, 1, depth))?;
+    }
+    if depth > 1 {
+        let name = format!("{depth} steps in flight (their overlap is not in the expected time)");
+        add(name, "one step at a time", build(None, precision, weights, replicas, 1))?;
+    }
+    effects.retain(Effect::is_any);
+    Ok(effects)
+}
+
+/// Memory of a program, and its time for each token; replicas compute at the same time.
+fn cost(program: &Program) -> PlanCost {
+    let tokens = bounds::tokens(program) * program.replicas() as u64;
+    PlanCost { bytes: program.peak(), seconds_per_token: program.seconds() / tokens.max(1) as f64 }
 }
 
 /// The effects as JSON, in the order of the list.

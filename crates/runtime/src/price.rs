@@ -1,8 +1,8 @@
 //! Plans a model from its configuration alone, without weights: the plan of `plimsoll plan`.
 
-use crate::explain::{self, Effect, PlanCost};
+use crate::explain::{self, Effect};
 use crate::hub::{self, Need};
-use crate::session::bounds::{self, bounds, copies, with_outputs};
+use crate::session::bounds::{bounds, copies, with_outputs};
 use crate::session::{PlanPart, SearchPoint, SearchSpace, SearchStage, search, threads};
 use crate::settings::{LETTERS_OF_REPLICA, most_replicas, on_cpu, threads_of_each};
 use crate::{Budget, RequestError, RuntimeError, Settings, Silent, machine, process};
@@ -14,7 +14,7 @@ use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::Bytes;
 use plimsoll_models::{Encoder, Output, SequenceModel, known};
 use plimsoll_plan::{
-    Dump, Fuse, HOST, PIPELINE_DEPTH, Policy, Precision, Program, Staging, Streaming, Target, Weights,
+    Dump, HOST, PIPELINE_DEPTH, Policy, Precision, Program, Staging, Streaming, Target, Weights,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -93,7 +93,10 @@ const CPU: &str = "cpu";
 const TILES: f64 = 2.0;
 
 /// Tokens of the longest sequence of an ESM-2 batch: 1022 residues, BOS and EOS.
-const LONGEST: u64 = 1024;
+pub(crate) const LONGEST: u64 = 1024;
+
+/// Name of the model's plan.
+pub(crate) const PLAN: &str = "encoder";
 
 /// Largest accepted target file, in bytes; the built-in files have about three thousand.
 const LARGEST_TARGET: u64 = 1 << 18;
@@ -168,11 +171,28 @@ pub fn program_with(model: &str, request: &Request, dump: Dump<'_>) -> Result<Pr
     found.programs.pop().ok_or_else(|| RuntimeError::bug("a search chose no program"))
 }
 
+/// The program of one replica for the requested number of tokens, which must be given; streamed weights only where the request
+/// demands them.
+///
+/// # Errors
+/// `PlanError::OverBudget` without remedies where it does not fit the budget.
+pub(crate) fn alone(model: &str, request: &Request) -> Result<Program, RuntimeError> {
+    let policy = Policy { precision: request.precision()?, ..Policy::default() };
+    let budget =
+        Budget { bytes: budget(request)?, on_host: true, host_memory: None, process: process(request).lines };
+    let (target, tokens) = (request.target_of(1), request.tokens.unwrap_or(LONGEST));
+    let weights = if request.stream == Streaming::Always { Weights::Streamed } else { Weights::Resident };
+    let point = SearchPoint { target: &target, depth: PIPELINE_DEPTH, replicas: 1 };
+    let stage = stage(sequence_model(model)?, request, policy);
+    let program = stage.program(&point, tokens, weights, &mut |_, _| {})?;
+    Ok(program.within(budget.for_plans()).map_err(|error| budget.with_process(error))?)
+}
+
 /// The stage of a run that computes mean embeddings.
-fn stage(model: SequenceModel, request: &Request, policy: Policy) -> SearchStage<'static> {
+pub(crate) fn stage(model: SequenceModel, request: &Request, policy: Policy) -> SearchStage<'static> {
     let longest = request.tokens.map_or(LONGEST, |t| t.min(LONGEST));
     let part = PlanPart {
-        name: "encoder",
+        name: PLAN,
         graph: Box::new(move |tokens| model.graph(bounds(tokens, longest), &[Output::Mean])),
         policy,
         streams: true,
@@ -187,55 +207,12 @@ fn stage(model: SequenceModel, request: &Request, policy: Policy) -> SearchStage
 /// optimisation has as many tokens, but may exceed the budget.
 pub fn explain(model: &str, request: &Request, program: &Program) -> Result<Vec<Effect>, RuntimeError> {
     let model = sequence_model(model)?;
-    let policy = Policy { precision: request.precision()?, ..Policy::default() };
-    let tokens = bounds::tokens(program);
-    let weights = if program.is_streamed() { Weights::Streamed } else { Weights::Resident };
-    let build = |policy: Policy, weights, replicas, depth| {
-        let target = request.target_of(replicas);
-        let point = SearchPoint { target: &target, depth, replicas };
-        Ok::<_, RuntimeError>(cost(&stage(model.clone(), request, policy).program(
-            &point,
-            tokens,
-            weights,
-            &mut |_, _| {},
-        )?))
+    let of_precision = |precision| {
+        let policy = Policy { precision, ..Policy::default() };
+        stage(model.clone(), request, policy)
     };
-    let (replicas, depth, with) = (program.replicas(), program.depth(), cost(program));
-    let mut effects = explain::sharing(program, with)?;
-    let mut add = |name: String, instead: &str, without: Result<PlanCost, RuntimeError>| {
-        effects.push(Effect { name, instead: instead.to_owned(), with, without: without? });
-        Ok::<(), RuntimeError>(())
-    };
-    let unfused = Policy { fuse: Fuse::Nothing, ..policy.clone() };
-    add("fused ops".to_owned(), "every op of the model by itself", build(unfused, weights, replicas, depth))?;
-    let common = Policy { fuse: Fuse::Ops, ..policy.clone() };
-    let name = "fused ops that need kernels of this target".to_owned();
-    add(name, "only the fusions of every target", build(common, weights, replicas, depth))?;
-    if policy.precision != Precision::F32 {
-        let wide = Policy { precision: Precision::F32, ..policy.clone() };
-        let name = format!("precision {}", policy.precision.name());
-        add(name, "--precision f32", build(wide, weights, replicas, depth))?;
-    }
-    if program.is_streamed() {
-        let resident = build(policy.clone(), Weights::Resident, replicas, depth);
-        add("weights streamed from disk".to_owned(), "--stream-weights never", resident)?;
-    }
-    if replicas > 1 {
-        let name = format!("{replicas} replicas that share the weights");
-        add(name, "one replica with all threads", build(policy.clone(), weights, 1, depth))?;
-    }
-    if depth > 1 {
-        let name = format!("{depth} steps in flight (their overlap is not in the expected time)");
-        add(name, "one step at a time", build(policy, weights, replicas, 1))?;
-    }
-    effects.retain(Effect::is_any);
-    Ok(effects)
-}
-
-/// Memory of a program, and its time for each token; replicas compute at the same time.
-fn cost(program: &Program) -> PlanCost {
-    let tokens = bounds::tokens(program) * program.replicas() as u64;
-    PlanCost { bytes: program.peak(), seconds_per_token: program.seconds() / tokens.max(1) as f64 }
+    let target = |replicas| Ok(request.target_of(replicas));
+    explain::of_stage(&of_precision, request.precision()?, &target, program)
 }
 
 /// The budget of a request: the given one, the target's memory, or the default of a run on this machine.
@@ -264,6 +241,11 @@ pub struct Process {
 }
 
 impl Process {
+    /// The entries.
+    pub(crate) fn lines(&self) -> &[Staging] {
+        &self.lines
+    }
+
     /// Sum of the entries.
     pub fn total(&self) -> Bytes {
         self.lines.iter().map(|line| line.bytes).sum()

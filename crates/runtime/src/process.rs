@@ -26,6 +26,10 @@ const READERS: u64 = 8;
 /// as stored, packed, and waiting to be written to the arena.
 const COPIES_OF_PIECE: u64 = 3;
 
+/// Bytes charged for the plans of smaller steps: five programs of an encoder with 36 layers take 4 MB, however many replicas
+/// run them.
+const SIZES: u64 = 8 << 20;
+
 /// Memory entries of the process on the host.
 #[derive(Clone, Debug, Default)]
 pub struct Process {
@@ -67,6 +71,7 @@ impl Process {
         let mut process = Self::default();
         process.add("code and tables", code);
         process.add("heap", heap);
+        process.add("plans of smaller steps", if settings.dynamic.is_some() { SIZES } else { 0 });
         Some(process)
     }
 

@@ -6,12 +6,11 @@ use crate::engine::{Largest, open};
 use crate::schedule::{Rate, hyper};
 use crate::{RunState, TrainError};
 use plimsoll_graph::Bytes;
+use plimsoll_runtime::largest::TrialCommand;
 use plimsoll_runtime::machine::resident;
-use plimsoll_runtime::{Device, Observer, RuntimeError, Silent};
+use plimsoll_runtime::{Device, Observer, Silent};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 /// Largest number of micro-steps of a trial: the first starts the sum of the gradients, the second adds to it, and all
@@ -110,36 +109,18 @@ pub struct Confirmation {
     pub refusal: TrainError,
 }
 
-/// How to start the trial of a configuration.
-#[derive(Clone, Debug)]
-pub struct TrialCommand<'a> {
-    /// The executable.
-    pub program: &'a Path,
-    /// Arguments, to which `--set KEY=VALUE` of the answer are added.
-    pub arguments: Vec<String>,
-}
-
-/// Runs the answer of a search in a process of its own with the same budget, and asks for the refusal of the next larger
+/// Runs the answer of a search in a process of its own, to whose arguments `--set KEY=VALUE` of the answer are added, with the same budget, and asks for the refusal of the next larger
 /// value.
 ///
 /// # Errors
 /// A trial that fails, exceeds the budget, or gives a loss that is not finite; errors of planning the next value.
-pub fn confirm(largest: &Largest, command: &TrialCommand<'_>) -> Result<Confirmation, TrainError> {
+pub fn confirm(largest: &Largest, command: &TrialCommand) -> Result<Confirmation, TrainError> {
     let what = format!("{} {}", largest.size.name(), largest.value);
     let failed = |why: String| TrainError::NotConfirmed { what: what.clone(), why };
     let set = largest.settings().into_iter().flat_map(|setting| ["--set".to_owned(), setting]);
     let budget = format!("memory.budget=\"{}\"", largest.process.budget().0);
     let words: Vec<String> = set.chain(["--set".to_owned(), budget]).collect();
-    let done = Command::new(command.program)
-        .args(&command.arguments)
-        .args(&words)
-        .output()
-        .map_err(RuntimeError::io(command.program))?;
-    if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        return Err(failed(format!("its trial ended with {}: {}", done.status, said.trim())));
-    }
-    let trial: Trial = serde_json::from_slice(&done.stdout).map_err(|e| failed(format!("its trial: {e}")))?;
+    let trial: Trial = command.run(&words)?.map_err(failed)?;
     if trial.peak_bytes > trial.budget_bytes {
         let [peak, budget] = [trial.peak_bytes, trial.budget_bytes].map(Bytes);
         return Err(failed(format!("its trial took {peak}, above the budget of {budget}")));

@@ -16,6 +16,7 @@ use plimsoll_graph::{Bytes, Counts};
 use plimsoll_models::{Encoder, HeadConfig};
 use plimsoll_plan::{HOST, Precision, Program, Staging, Target, step_seconds};
 use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::explain::{self, Effect};
 use plimsoll_runtime::process::Process;
 use plimsoll_runtime::session;
 use plimsoll_runtime::{
@@ -52,6 +53,8 @@ pub struct Request {
     pub read_length: u64,
     /// Average number of open reading frames per window, for the expected speed.
     pub orfs: f64,
+    /// Whether the optimisations in effect are found, by planning with and without each.
+    pub explain: bool,
 }
 
 /// The plan of a prediction.
@@ -65,6 +68,8 @@ pub struct Planned {
     process: Vec<Staging>,
     queues: QueueSizes,
     reads: Reads,
+    /// The optimisations in effect in each stage, if they were requested.
+    effects: Option<Vec<Vec<Effect>>>,
 }
 
 /// A model of a prediction.
@@ -192,7 +197,25 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let reads = reads(request, &stages)?;
     let (target, length) = (settings.target()?, shape.length);
     let budget = budget.bytes;
-    Ok(Planned { target, budget, models: names, length, stages, process, queues, reads })
+    let effects = match request.explain {
+        true => Some(effects(&shape, settings, &stages)?),
+        false => None,
+    };
+    Ok(Planned { target, budget, models: names, length, stages, process, queues, reads, effects })
+}
+
+/// The optimisations in effect in each stage.
+fn effects(
+    shape: &Shape,
+    settings: &Settings,
+    stages: &[(PredictStage, Program)],
+) -> Result<Vec<Vec<Effect>>, VirusError> {
+    let target = |replicas| Ok(settings.machines(replicas)[0].target()?);
+    let of_stage = |(stage, program): &(PredictStage, Program)| {
+        let of_precision = |precision| shape.planned(*stage, precision);
+        Ok(explain::of_stage(&of_precision, settings.precision()?, &target, program)?)
+    };
+    stages.iter().map(of_stage).collect()
 }
 
 impl PlannedModels {
@@ -386,8 +409,10 @@ impl Planned {
 
     /// Formats the plan as JSON.
     pub fn to_json(&self) -> Result<Value, RuntimeError> {
-        let stage = |(stage, program): &(PredictStage, Program)| -> Result<Value, RuntimeError> {
+        let stage = |(number, (stage, program)): (usize, &(PredictStage, Program))| {
             let mut plan = price::to_json(program)?;
+            let effects = self.effects.as_ref().map(|effects| &effects[number][..]);
+            explain::add_to_json(&mut plan, effects);
             plan["stage"] = stage.about().into();
             Ok(plan)
         };
@@ -398,7 +423,7 @@ impl Planned {
             "budget_bytes": self.budget.0,
             "models": self.models.iter().map(|m| (m.key.to_owned(), m.name.clone().into())).collect::<Map<_, Value>>(),
             "window_bases": self.length,
-            "stages": self.stages.iter().map(stage).collect::<Result<Vec<_>, RuntimeError>>()?,
+            "stages": self.stages.iter().enumerate().map(stage).collect::<Result<Vec<_>, RuntimeError>>()?,
             "process": plimsoll_runtime::process::to_json(&self.process),
             "queues": {
                 "job_bases": job_bases, "job_parts": job_parts, "items": items, "bytes": bytes,
@@ -450,6 +475,11 @@ impl Planned {
             text,
             "expected {per_second:.digits$} reads/s of {length} bases, at {windows} a read{frames}"
         );
+        let of_stages = self.stages.iter().zip(self.effects.iter().flatten());
+        for (number, ((stage, _), effects)) in of_stages.enumerate() {
+            let (count, about) = (self.stages.len(), stage.about());
+            let _ = write!(text, "\nstage {} of {count}: {about}\n{}", number + 1, explain::to_text(effects));
+        }
         Ok(text)
     }
 }

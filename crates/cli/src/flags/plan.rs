@@ -11,11 +11,12 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
 use plimsoll_report::timeline::Planned;
 use plimsoll_runtime::explain::{self, Effect};
+use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline;
 use plimsoll_runtime::{Device, Failure, RuntimeError, Settings, Silent, Streaming, Target, machine};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::confirm::{Confirmation, TrialCommand};
+use plimsoll_train::confirm::Confirmation;
 use plimsoll_train::{self, RunMemory, TrainingChoice, priced};
 use plimsoll_virus::{CallerOptions, Models, caller_window, files, planned};
 use std::ffi::OsStr;
@@ -47,17 +48,19 @@ pub struct Plan {
     #[arg(long, value_name = "KEY=VALUE", requires = "train", conflicts_with = "model")]
     set: Vec<String>,
 
-    /// Find the largest value that fits the budget of --train: the tokens of a micro-batch, the layers, or the width
-    #[arg(long, value_enum, value_name = "tokens|layers|hidden", requires = "train", conflicts_with = "model")]
+    /// Find the largest value that fits the budget: the tokens of a step of --model; of --train the tokens of a micro-batch,
+    /// the layers, or the width
+    #[arg(long, value_enum, value_name = "tokens|layers|hidden", conflicts_with_all = ["predict", "tokens", "dump_after"])]
     largest: Option<Largest>,
 
-    /// Run the answer of --largest on this machine, at most two micro-steps and the update in a process of its own under the
-    /// same budget, and show why the next larger value is refused; needs the training data
+    /// Run the answer of --largest on this machine in a process of its own under the same budget, and show why the next larger
+    /// value is refused: a step of --model, which needs its weights; of --train at most two micro-steps and the update, which
+    /// need the training data
     #[arg(long, requires = "largest")]
     confirm: bool,
 
     /// Run the trial of --confirm, and print what it measured
-    #[arg(long, hide = true, requires = "train", conflicts_with_all = ["largest", "explain", "html", "memory_viz", "trace"])]
+    #[arg(long, hide = true, conflicts_with_all = ["largest", "explain", "html", "memory_viz", "trace"])]
     trial: bool,
 
     /// Maximum number of tokens in a step, which is one batch through the model [default: the most that fit the budget
@@ -99,7 +102,7 @@ pub struct Plan {
 
     /// List the optimisations in effect, each with the bytes it saves and the time it costs, found by planning with and
     /// without it
-    #[arg(long, conflicts_with_all = ["predict", "dump_after"])]
+    #[arg(long, conflicts_with = "dump_after")]
     explain: bool,
 
     /// Print the graph after this compiler pass instead of the plan; an unknown name lists the passes
@@ -296,10 +299,31 @@ impl Plan {
             target,
         };
         let process = price::process(&request);
+        if self.trial {
+            let device = device_of(&self.target)?;
+            return Ok(largest::trial(model, &request, device, &mut Silent)?.to_json());
+        }
         if let Some(pass) = &self.dump_after {
             return self.dump(model, pass, request);
         }
-        let program = price::program(model, &request)?;
+        let grown = match self.largest {
+            None => None,
+            Some(Largest::Tokens) => Some(largest::largest(model, &request)?),
+            Some(Largest::Layers | Largest::Hidden) => {
+                return Err(usage(
+                    "--largest layers and --largest hidden need --train; with --model give --largest tokens",
+                ));
+            }
+        };
+        let request = grown.as_ref().map_or(request, |grown| grown.request.clone());
+        let program = match &grown {
+            Some(grown) => grown.program.clone(),
+            None => price::program(model, &request)?,
+        };
+        let confirmed = match &grown {
+            Some(grown) if self.confirm => Some(largest::confirm(grown, &self.step_trial(model, grown)?)?),
+            _ => None,
+        };
         if self.timeline.is_wanted() {
             let planned = |model: &str, timeline| -> Result<Planned, CliError> {
                 let budget = Some(price::budget(&request)?.0);
@@ -323,12 +347,21 @@ impl Plan {
         };
         match self.format() {
             Format::Text => {
-                let text = format!("{}\n{}", price::to_text(model, &program)?, process.to_text());
-                Ok(with_effects(text, effects.as_deref()))
+                let head = grown.as_ref().map_or_else(String::new, LargestStep::to_text);
+                let text = format!("{head}{}\n{}", price::to_text(model, &program)?, process.to_text());
+                let text = with_effects(text, effects.as_deref());
+                let confirmed = confirmed.map_or_else(String::new, |confirmed| confirmed.to_text());
+                Ok(format!("{}\n{confirmed}", text.trim_end()))
             }
             Format::Json => {
                 let mut plan = price::to_json(&program)?;
                 plan["process"] = process.to_json();
+                if let Some(grown) = &grown {
+                    plan["largest"] = grown.to_json();
+                }
+                if let Some(confirmed) = confirmed {
+                    plan["confirmed"] = confirmed.to_json();
+                }
                 explain::add_to_json(&mut plan, effects.as_deref());
                 Ok(format!("{plan:#}"))
             }
@@ -381,7 +414,8 @@ impl Plan {
             options.caller = Some(CallerOptions::usual(folder.clone()));
             options.length = length.map_or_else(|| caller_window(folder.as_deref()), |n| Ok(n as usize))?;
         }
-        let request = planned::Request { options, read_length: *read_length, orfs: *orfs };
+        let explain = self.explain;
+        let request = planned::Request { options, read_length: *read_length, orfs: *orfs, explain };
         let planned = planned::plan(&request)?;
         if self.timeline.is_wanted() {
             let (budget, process) = (Some(planned.budget().0), planned.process().0);
@@ -463,26 +497,46 @@ impl Plan {
         }
     }
 
+    /// The device of this machine that the target names.
+    fn device_of_trial(&self) -> Result<&str, CliError> {
+        match (self.target.as_str(), in_place(&self.target)) {
+            ("cpu", _) => Ok("cpu"),
+            (IN_PLACE, _) => Ok("cuda"),
+            (gpu, Some(_)) => Ok(gpu),
+            (other, None) => Err(usage(format!(
+                "--confirm runs the answer on this machine, which --target {other} may not be; use --target cpu or \
+                 --target device"
+            ))),
+        }
+    }
+
+    /// The command that runs the answer of --largest for a model on the target, which must be this machine.
+    fn step_trial(&self, model: &str, grown: &LargestStep) -> Result<TrialCommand, CliError> {
+        self.device_of_trial()?;
+        let stream = match grown.request.stream {
+            Streaming::Always => "always",
+            Streaming::Auto | Streaming::Never => "never",
+        };
+        let precision = self.precision.to_possible_value().map(|value| value.get_name().to_owned());
+        let budget = price::budget(&grown.request)?.0.to_string();
+        let words = ["plan", "--trial", "--model", model, "--target", &self.target, "--budget", &budget]
+            .into_iter()
+            .chain(["--stream-weights", stream, "--tokens"])
+            .map(str::to_owned)
+            .chain([grown.tokens.to_string()])
+            .chain(precision.into_iter().flat_map(|precision| ["--precision".to_owned(), precision]))
+            .chain(self.threads.into_iter().flat_map(|n| ["--threads".to_owned(), n.to_string()]));
+        Ok(TrialCommand { program: this_program()?, arguments: words.collect() })
+    }
+
     /// Runs the answer of --largest on the target, which must be this machine.
     fn confirmed(&self, path: &Path, largest: &plimsoll_train::Largest) -> Result<Confirmation, CliError> {
-        let device = match (self.target.as_str(), in_place(&self.target)) {
-            ("cpu", _) => "cpu",
-            (IN_PLACE, _) => "cuda",
-            (gpu, Some(_)) => gpu,
-            (other, None) => {
-                return Err(usage(format!(
-                    "--confirm runs the answer on this machine, which --target {other} may not be; use --target cpu or \
-                     --target device"
-                )));
-            }
-        };
-        let device = format!("run.device={device}");
+        let device = format!("run.device={}", self.device_of_trial()?);
         let set = self.set.iter().flat_map(|setting| ["--set", setting]);
         let path =
             path.to_str().ok_or_else(|| usage("--confirm: the name of the configuration must be UTF-8"))?;
         let words = ["plan", "--train", path, "--trial"].into_iter().chain(set).chain(["--set", &device]);
-        let program = std::env::current_exe().map_err(RuntimeError::io("the program"))?;
-        let command = TrialCommand { program: &program, arguments: words.map(str::to_owned).collect() };
+        let command = TrialCommand { program: this_program()?, arguments: words.map(str::to_owned).collect() };
         Ok(plimsoll_train::confirm::confirm(largest, &command)?)
     }
 
@@ -552,6 +606,19 @@ impl Plan {
                 "--dump-after {pass}: the compiler has no such pass for this model; its passes are {passes}"
             ))
         })
+    }
+}
+
+/// The executable of this process.
+fn this_program() -> Result<PathBuf, RuntimeError> {
+    std::env::current_exe().map_err(RuntimeError::io("the program"))
+}
+
+/// The device of this machine that a target names, for a trial.
+fn device_of(target: &str) -> Result<Device, CliError> {
+    match in_place(target) {
+        Some(gpu) => Ok(gpu.open_one(card::Options::default())?),
+        None => Ok(Device::Cpu),
     }
 }
 

@@ -148,7 +148,7 @@ fn commands_of_train() {
 
 #[test]
 fn commands_of_plan() {
-    run_page("docs/plan.md", 14);
+    run_page("docs/plan.md", 17);
 }
 
 #[test]

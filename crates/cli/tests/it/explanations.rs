@@ -1,6 +1,6 @@
 //! Tests of `plimsoll plan --explain` and `--confirm`: every difference is that of two plans, and an answer is run.
 
-use crate::harness::{Folder, example};
+use crate::harness::{Folder, example, golden};
 use serde_json::Value;
 
 const TRAINED: &str = "\
@@ -85,11 +85,93 @@ fn what_an_optimisation_of_a_step_saves_is_the_difference_to_the_plan_without_it
     let replicas = plan["explain"].as_array().expect("a list");
     let replicas = replicas.iter().find(|e| e["optimisation"] == "4 replicas that share the weights");
     assert!(number(&replicas.expect("replicas")["saved_bytes"]) < 0.0);
-    for words in
-        [&["--predict", "--explain"][..], &["--model", "esm2_t6_8M_UR50D", "--explain", "--dump-after", "fuse"]]
-    {
-        folder.run(&[&["plan"], words].concat()).assert_code(1);
+    folder.run(&["plan", "--model", "esm2_t6_8M_UR50D", "--explain", "--dump-after", "fuse"]).assert_code(1);
+}
+
+#[test]
+fn what_an_optimisation_of_a_prediction_saves_is_the_difference_to_the_plan_without_it() {
+    let folder = Folder::new("explain_predict");
+    let base = ["--predict", "--target", "h200", "--tokens", "4096"];
+    let plan = json(&folder, &[&base[..], &["--explain"]].concat());
+    let wide = json(&folder, &[&base[..], &["--precision", "f32"]].concat());
+    let (stage, wide) = (&plan["stages"][0], &wide["stages"][0]);
+    let effects = stage["explain"].as_array().expect("a list");
+    for effect in effects {
+        assert_eq!(effect["with"]["peak_bytes"], stage["peak_bytes"], "{effect}");
     }
+    let precision = effects.iter().find(|effect| effect["optimisation"] == "precision bf16");
+    assert_eq!(precision.expect("16 bits")["without"]["peak_bytes"], wide["peak_bytes"]);
+    // Under a budget for one encoder at a time, each stage has its own table.
+    let words = ["plan", "--predict", "--target", "4090", "--budget", "6.2GB", "--explain"];
+    let text = folder.run(&words).assert_code(0).stdout();
+    let tables = text.matches("optimisations in effect, each planned with and without it:").count();
+    assert_eq!(tables, text.matches("\n  steps of up to ").count(), "{text}");
+}
+
+/// The answer is the largest: a plan for its tokens fits, and a plan for the next is refused.
+#[test]
+fn the_largest_step_of_a_model_fits_and_the_next_is_refused() {
+    let folder = Folder::new("largest_step");
+    for base in [
+        &["--model", "esm2_t6_8M_UR50D", "--target", "h200", "--budget", "2GB"][..],
+        &["--model", "esm2_t6_8M_UR50D", "--threads", "4", "--budget", "2GB", "--precision", "f32"],
+        // Fits only with streamed weights.
+        &["--model", "esm2_t36_3B_UR50D", "--target", "4090", "--budget", "2GB"],
+    ] {
+        let plan = json(&folder, &[base, &["--largest", "tokens"]].concat());
+        let [value, refused] = ["value", "refused"].map(|key| number(&plan["largest"][key]) as u64);
+        assert_eq!((refused - value, number(&plan["bounds"]["tokens"]) as u64), (128, value), "{base:?}");
+        let planned = |tokens: u64, code| {
+            let tokens = tokens.to_string();
+            folder.run(&[&["plan"], base, &["--tokens", &tokens]].concat()).assert_code(code).stderr()
+        };
+        planned(value, 0);
+        if plan["streamed_bytes_per_step"] != 0 {
+            continue;
+        }
+        let never = ["--stream-weights", "never", "--tokens", &refused.to_string()];
+        folder.run(&[&["plan"], base, &never].concat()).assert_code(4);
+    }
+    let least = folder.run(&["plan", "--model", "esm2_t6_8M_UR50D", "--budget", "1MB", "--largest", "tokens"]);
+    assert!(least.assert_code(4).stderr().contains("short by"));
+    for (words, wanted) in [
+        (&["--model", "esm2_t6_8M_UR50D", "--largest", "layers"][..], "need --train"),
+        (&["--model", "esm2_t6_8M_UR50D", "--largest", "tokens", "--tokens", "8"], "cannot be used with"),
+        (&["--predict", "--largest", "tokens"], "cannot be used with"),
+    ] {
+        let said = folder.run(&[&["plan"], words].concat()).assert_code(1).stderr();
+        assert!(said.contains(wanted), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn the_largest_step_is_run_and_the_next_is_refused() {
+    let folder = Folder::new("confirm_step");
+    let model = golden("esm2");
+    let base = ["--model", &model, "--threads", "2", "--largest", "tokens", "--confirm"];
+    let refused = folder.run(&[&["plan", "--budget", "1MB"], &base[..]].concat()).assert_code(4).stderr();
+    let (_, least) = refused.split_once("this step needs ").expect("a bill");
+    let least: String = least.split(" B on").next().expect("bytes").split(' ').collect();
+    let budget = least.parse::<u64>().expect("a number") + 16_000_000;
+    let size = budget.to_string();
+    let words = [&["--budget", &size], &base[..]].concat();
+    let plan = json(&folder, &words);
+    let trial = &plan["confirmed"]["trial"];
+    assert_eq!((&trial["budget_bytes"], &trial["finite"]), (&budget.into(), &true.into()), "{trial}");
+    assert_eq!(trial["tokens"], plan["largest"]["value"]);
+    let [peak, planned] = ["peak_bytes", "planned_bytes"].map(|key| number(&trial[key]));
+    assert!(peak <= budget as f64 && planned <= budget as f64 && peak > 16e6, "{trial}");
+    let next = plan["confirmed"]["next"].as_str().expect("a text");
+    assert!(next.starts_with("refused: this step needs "), "{next}");
+    let text = folder.run(&[&["plan"], &words[..]].concat()).assert_code(0).stdout();
+    assert!(text.contains("confirmed: a step of ") && text.contains(" measured, "), "{text}");
+    // A model without weights on this machine has no trial.
+    let words = ["plan", "--model", "esm2_t6_8M_UR50D", "--budget", "1GB", "--largest", "tokens", "--confirm"];
+    let said = folder.run(&words).assert_code(1).stderr();
+    assert!(said.contains("is not confirmed: its trial ended with"), "{said}");
+    let words = ["plan", "--model", &model, "--target", "h200", "--largest", "tokens", "--confirm"];
+    let said = folder.run(&words).assert_code(1).stderr();
+    assert!(said.contains("--confirm runs the answer on this machine"), "{said}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod bench;
 mod callers;
+mod control_groups;
 mod conversions;
 mod decoders;
 mod documents;

@@ -246,6 +246,22 @@ fn the_least_that_a_refusal_names_is_enough() {
     assert!(check(&folder, &run("enough", &least.to_string()), least), "{least} B are refused");
 }
 
+/// A run with plans for several sizes stays within its budget too.
+#[test]
+fn the_peak_of_steps_of_several_sizes_is_within_the_budget() {
+    let folder = Folder::new("memory_sizes");
+    let (reads, weights) = (golden("pipeline/reads.fa"), golden(""));
+    let mut ran = 0;
+    for megabytes in [90, 110, 130, 170, 250] {
+        let (budget, output) = (format!("{megabytes}MB"), format!("out{megabytes}"));
+        let dynamic = "balanced,adjustment_frequency=1";
+        let run = ["predict", &reads, "--weights", &weights, "-o", &output, "--memory-budget", &budget];
+        let run = words(&[&run[..], &["--threads", "2", "--dynamic", dynamic]].concat());
+        ran += usize::from(check(&folder, &run, megabytes * 1_000_000));
+    }
+    assert!(ran >= 2, "{ran} ran");
+}
+
 /// The size of input from a pipe is unknown before it is read. It gets a share of the budget; a record or a
 /// number of records that exceeds the share ends the run before it is stored.
 #[test]

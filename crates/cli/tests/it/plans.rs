@@ -361,7 +361,7 @@ fn flags_of_the_other_plan() {
         &["--train", "run.yaml", "--threads", "4"],
         &["--train", "run.yaml", "--stream-weights", "never"],
         &["--train", "run.yaml", "--dump-after", "fuse"],
-        &["--model", "esm2_t6_8M_UR50D", "--largest", "tokens"],
+        &["--model", "esm2_t6_8M_UR50D", "--largest", "layers"],
         &["--model", "esm2_t6_8M_UR50D", "--set", "run.steps=1"],
         &[],
     ] {

@@ -200,3 +200,38 @@ fn what_is_left_is_cut_evenly() {
         }
     }
 }
+
+#[test]
+fn a_pack_is_divided_in_order() {
+    let lengths = [3, 5, 2, 2, 9, 1, 1, 1];
+    let mut pack = Pack::default();
+    for (owner, &length) in (0..).zip(&lengths) {
+        let start = pack.tokens.len() as i32;
+        pack.tokens.extend((0..length).map(|at| 100 * owner + at));
+        pack.spans.push([start, start + length]);
+        pack.owners.push(owner as u64);
+    }
+    assert_eq!(pack.clone().divided(24, 8), [pack.clone()]);
+    for (tokens, sequences, wanted) in [
+        (8, 8, &[2, 2, 1, 3][..]),
+        (8, 2, &[2, 2, 1, 2, 1]),
+        (9, 1, &[1; 8]),
+        (23, 8, &[7, 1]),
+        // A sequence that is too long is alone.
+        (4, 8, &[1, 1, 2, 1, 3]),
+    ] {
+        let packs = pack.clone().divided(tokens, sequences);
+        let found: Vec<usize> = packs.iter().map(|pack| pack.owners.len()).collect();
+        assert_eq!(found, wanted, "{tokens} tokens, {sequences} sequences");
+        let mut owner = 0;
+        for pack in &packs {
+            assert_eq!(pack.spans[0][0], 0);
+            for (&[start, end], &of) in pack.spans.iter().zip(&pack.owners) {
+                let wanted: Vec<i32> = (0..lengths[owner]).map(|at| 100 * owner as i32 + at).collect();
+                assert_eq!((of, &pack.tokens[start as usize..end as usize]), (owner as u64, &wanted[..]));
+                owner += 1;
+            }
+        }
+        assert_eq!(owner, lengths.len());
+    }
+}

@@ -4,7 +4,7 @@
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_cuda::{CudaDevice, CudaError};
 use plimsoll_exec::reference::ReferenceMachine;
-use plimsoll_exec::{Data, Device, DeviceError, Executor, Machine, ParamSource, Submitted};
+use plimsoll_exec::{Data, Device, DeviceError, Executor, Machine, ParamSource, Prepared, Submitted};
 use plimsoll_graph::{Counts, Graph, Param};
 use plimsoll_plan::{
     Capability, Fuse, Kernels, Plan, PlanError, Policy, Precision, Program, Target, Weights, compile,
@@ -97,6 +97,11 @@ impl On {
 
     /// An executor of a program.
     pub fn executor(self, program: Program) -> Executor {
+        self.executor_of(Prepared::new(vec![program]).unwrap_or_else(|e| panic!("{}: {e}", self.name())))
+    }
+
+    /// An executor of programs for steps of several sizes.
+    pub fn executor_of(self, programs: Prepared) -> Executor {
         let device: Box<dyn Device> = match self {
             Self::Reference | Self::Narrow(_) => ReferenceMachine.open().expect("the reference").swap_remove(0),
             Self::Cpu(isa, threads) | Self::CpuNarrow(isa, threads, _) => {
@@ -104,7 +109,7 @@ impl On {
             }
             Self::Cuda(_) => Box::new(CudaDevice::new(0).unwrap_or_else(|e| panic!("{e}"))),
         };
-        Executor::new(device, program).unwrap_or_else(|e| panic!("{}: {e}", self.name()))
+        Executor::start_sizes(device, programs, &mut |_| {}).unwrap_or_else(|e| panic!("{}: {e}", self.name()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::rig::{ByName, On};
 use plimsoll_cpu::Isa;
-use plimsoll_exec::{Data, Executor, ReadError};
+use plimsoll_exec::{Data, Executor, Prepared, ReadError};
 use plimsoll_graph::{Bounds, Counts, Param};
 use plimsoll_models::{Encoder, Output};
 use plimsoll_plan::{Precision, Program, Weights};
@@ -58,6 +58,44 @@ fn another_program_computes_as_on_a_device_of_its_own() {
             assert!(found.iter().all(|x| x.is_finite()));
         }
     }
+}
+
+/// Programs of several sizes share the weights, which stay while the arena shrinks and grows.
+#[test]
+fn another_size_computes_with_the_same_weights() {
+    let cuda = [Precision::F32, Precision::Bf16].into_iter().filter_map(On::cuda);
+    for on in [On::Reference, On::Cpu(Isa::detect(), 2)].into_iter().chain(cuda) {
+        let sizes = [256, 64, 2].map(|sequences| sequences * LENGTH);
+        let programs = sizes.map(|tokens| program(on, tokens)).to_vec();
+        let prepared = Prepared::new(programs).expect("equal weights");
+        let mut executor = on.executor_of(prepared);
+        executor.load(0, &mut read).expect("loaded");
+        for size in [0, 2, 1, 0, 1, 2] {
+            executor.use_size(size).unwrap_or_else(|e| panic!("{}: {e}", on.name()));
+            let found = step(&mut executor, sizes[size]);
+            let mut alone = on.executor(program(on, sizes[size]));
+            alone.load(0, &mut read).expect("loaded");
+            assert_eq!(found, step(&mut alone, sizes[size]), "{} with size {size}", on.name());
+            assert!(found.iter().all(|x| x.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn programs_with_weights_at_other_places_are_no_sizes() {
+    let on = On::Cpu(Isa::detect(), 1);
+    let [large, small] = [8, 2].map(|sequences| program(on, sequences * LENGTH));
+    let twice = Program::new(small.target().clone(), [small.plans(), small.plans()].concat(), vec![]);
+    for (what, programs) in [
+        ("none", vec![]),
+        ("ascending", vec![small.clone(), large.clone()]),
+        ("other plans", vec![large.clone(), twice]),
+        ("other replicas", vec![large.clone(), small.clone().with_replicas(2)]),
+    ] {
+        let error = Prepared::new(programs).err().unwrap_or_else(|| panic!("{what}"));
+        assert!(error.to_string().starts_with("`start`: "), "{what}: {error}");
+    }
+    assert_eq!(Prepared::new(vec![large, small]).expect("two sizes").programs().len(), 2);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::observer::on_start;
 use crate::settings::free;
 use crate::{Level, Observer, OutOfMemory, Phase, RequestError, RuntimeError, Settings};
 use plimsoll_data::limits;
-use plimsoll_exec::{DeviceError, Executor, Machine};
+use plimsoll_exec::{DeviceError, Executor, Machine, Prepared};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Bill, Build, Ledger, LimitKind, PlanError, Program, Search, Streaming, Weights, fit};
 use std::sync::Arc;
@@ -247,6 +247,7 @@ impl Site {
         observer: &mut dyn Observer,
     ) -> Result<Vec<Executor>, RuntimeError> {
         let mut report = on_start(observer);
+        let programs = Prepared::new(programs.to_vec())?;
         // On the CPU there are no compiled kernels or chosen algorithms to keep, and while replicas were switched one
         // by one the weights of both programs would be in memory.
         if self.budget.on_host {
@@ -256,10 +257,10 @@ impl Site {
             return self
                 .open()?
                 .into_iter()
-                .map(|device| Ok(Executor::start_sizes(device, programs.to_vec(), &mut report)?))
+                .map(|device| Ok(Executor::start_sizes(device, programs.clone(), &mut report)?))
                 .collect();
         }
-        running.iter_mut().try_for_each(|executor| executor.switch_sizes(programs.to_vec(), &mut report))?;
+        running.iter_mut().try_for_each(|executor| executor.switch_sizes(programs.clone(), &mut report))?;
         Ok(running)
     }
 

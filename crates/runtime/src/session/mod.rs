@@ -233,7 +233,7 @@ impl<'a> Session<'a> {
 
     /// The program that the devices run; of programs of several sizes, the largest.
     pub fn program(&self) -> &Program {
-        &self.replicas.programs()[0]
+        self.replicas.programs().program(0)
     }
 
     /// The program of the size that is in use.

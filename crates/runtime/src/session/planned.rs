@@ -238,7 +238,8 @@ impl Planned<'_> {
                 Err(RuntimeError::Device(error)) if error.is_out_of_memory() => error,
                 Err(error) => return Err(error),
             };
-            let used: Vec<Program> = executors.first().map_or(vec![], |one| one.sizes().cloned().collect());
+            let used: Vec<Program> =
+                executors.first().map_or(vec![], |one| one.prepared().programs().cloned().collect());
             let smaller = self.smaller_than(stage, &used)?.filter(|_| tried.len() < RETRIES);
             let Some(smaller) = smaller else {
                 let (dynamic, phase) = (self.settings.dynamic.is_some(), (Phase::Load, &tried[..]));
@@ -330,7 +331,8 @@ impl Planned<'_> {
         let planned = &self.choice.programs[stage];
         let is_dynamic = self.settings.dynamic.is_some();
         executors.iter().all(|executor| {
-            executor.sizes().next() == Some(planned) && (executor.sizes().len() > 1) == is_dynamic
+            let programs = executor.prepared();
+            programs.program(0) == planned && (programs.programs().len() > 1) == is_dynamic
         })
     }
 

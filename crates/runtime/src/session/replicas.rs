@@ -10,7 +10,7 @@ use super::bounds::in_flight_target;
 use super::replica::{Replica, Shared};
 use crate::{Level, Observer, RuntimeError};
 use plimsoll_data::limits::spawn;
-use plimsoll_exec::{Data, DeviceError, Executor};
+use plimsoll_exec::{Data, DeviceError, Executor, Prepared};
 use plimsoll_graph::{Bytes, Counts, Dim, ValueId};
 use plimsoll_plan::HOST;
 use plimsoll_plan::{InputId, OutputId, Program};
@@ -173,8 +173,7 @@ pub(super) struct Replicas<T> {
     /// Events of the device threads.
     events: Receiver<Event<T>>,
     threads: Vec<JoinHandle<Option<Executor>>>,
-    /// The programs, for steps of each size, the largest first.
-    programs: Vec<Program>,
+    programs: Prepared,
     /// Index of the program in use.
     size: usize,
     /// Work done by each device, by device index.
@@ -238,8 +237,8 @@ impl<T: Send + 'static> Replicas<T> {
         let Some(first) = executors.first() else {
             return Err(RuntimeError::bug("there is no device to compute on"));
         };
-        let (programs, size) = (first.sizes().cloned().collect::<Vec<Program>>(), first.size());
-        let (program, replicas) = (&programs[0], executors.len());
+        let (programs, size) = (first.prepared().clone(), first.size());
+        let (program, replicas) = (programs.program(0), executors.len());
         let target = match program.target().space == HOST {
             // On the host, waiting steps use the same memory as running steps, so few are kept.
             true if program.replicas() == 1 => replicas,
@@ -284,11 +283,11 @@ impl<T: Send + 'static> Replicas<T> {
 
     /// The program in use.
     pub(super) fn program(&self) -> &Program {
-        &self.programs[self.size]
+        self.programs.program(self.size)
     }
 
     /// The programs of all sizes, the largest first.
-    pub(super) fn programs(&self) -> &[Program] {
+    pub(super) fn programs(&self) -> &Prepared {
         &self.programs
     }
 

@@ -6,7 +6,7 @@ use super::planned::Reload;
 use crate::dynamic::{DynamicSizes, RETRIES, Reason, SizeChange, Switch};
 use crate::{Observer, RuntimeError};
 use plimsoll_exec::memory::Memory;
-use plimsoll_exec::{DeviceError, Executor, Machine};
+use plimsoll_exec::{DeviceError, Executor, Machine, Prepared};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Program;
 use std::sync::Arc;
@@ -51,13 +51,12 @@ pub(super) enum Change {
 impl<'a> StepSizes<'a> {
     /// Sizes of a session with these programs, the largest first, of which number `current` is in use. The steps follow the
     /// memory if there are several.
-    pub(super) fn new(programs: &[Program], current: usize, reload: Reload<'a>) -> Self {
+    pub(super) fn new(programs: &Prepared, current: usize, reload: Reload<'a>) -> Self {
         let (settings, machines) = (reload.dynamic(), reload.site().machines().to_vec());
-        let bytes: Vec<Bytes> = programs.iter().rev().map(Program::all_arenas_bytes).collect();
-        let control = settings
-            .filter(|_| programs.len() > 1)
-            .map(|settings| DynamicSizes::new(settings, bytes, programs.len() - 1 - current));
-        let tokens = programs.iter().rev().map(tokens).collect();
+        let (bytes, tokens): (Vec<Bytes>, Vec<u64>) =
+            programs.programs().rev().map(|program| (program.all_arenas_bytes(), tokens(program))).unzip();
+        let (count, now) = (bytes.len(), bytes.len() - 1 - current);
+        let control = settings.filter(|_| count > 1).map(|settings| DynamicSizes::new(settings, bytes, now));
         let (read, pending) = (None, None);
         let (tried, changes) = (vec![], vec![]);
         Self { control, tokens, machines, reload: Some(reload), sent: 0, read, pending, tried, changes }

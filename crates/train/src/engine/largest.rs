@@ -9,7 +9,7 @@ use crate::TrainError;
 use crate::feed::Feed;
 use plimsoll_data::train::HostMemory;
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{PlanError, Staging, Target};
+use plimsoll_plan::{PlanError, Staging, Target, grow};
 use plimsoll_runtime::{Budget, Device, Observer, RuntimeError};
 
 /// The dimension to maximise.
@@ -157,24 +157,8 @@ pub fn largest(
         Size::Layers => MAX_LAYERS,
         Size::Tokens | Size::Hidden => MAX_SIZE / step,
     };
-    let mut low = least;
-    // The invariant of the loops is that `low` fits and `high` does not. If even the smallest value does not fit, the
-    // final search at `low` returns the error with the bill.
-    let mut high = least + 1;
-    if fits(least)? {
-        let mut gap = 1;
-        while high <= most && fits(high)? {
-            (low, gap) = (high, 2 * gap);
-            high = (low + gap).min(most + 1);
-        }
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            match fits(middle)? {
-                true => low = middle,
-                false => high = middle,
-            }
-        }
-    }
+    // If even the smallest value does not fit, the final search at `low` returns the error with the bill.
+    let (low, high) = grow(least, most, &mut fits)?;
     let refused_config = size.of(config, high * step);
     let config = size.of(config, low * step);
     let found = program::search(&config, &subject(&config, observer)?, target, budget, observer);

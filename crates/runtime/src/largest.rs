@@ -1,0 +1,259 @@
+//! The largest step of a model that fits a budget, and its trial on this machine. Invariant: the answer was planned within the
+//! budget and the next larger step was refused, by the plan that `plimsoll plan` makes for these numbers of tokens.
+
+use crate::machine::resident;
+use crate::price::{self, Request};
+use crate::session::bounds::{TOKEN_STEP, tokens};
+use crate::session::{self, Next, Push, Start};
+use crate::{Budget, Device, Observer, OpenedModel, RequestError, RuntimeError, Settings};
+use plimsoll_data::pack::Order;
+use plimsoll_data::weights::HubEnv;
+use plimsoll_graph::Bytes;
+use plimsoll_plan::{PlanError, Program, Streaming, grow};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+/// The largest step that fits the budget of a request.
+#[derive(Debug)]
+pub struct LargestStep {
+    /// The request with the largest number of tokens.
+    pub request: Request,
+    /// Its program.
+    pub program: Program,
+    /// The largest number of tokens.
+    pub tokens: u64,
+    /// The next larger number of tokens.
+    pub refused: u64,
+    /// The refusal of the next larger step.
+    pub refusal: RuntimeError,
+}
+
+/// Largest number of tokens that is tried, in units of [`TOKEN_STEP`]: positions of tokens are i32.
+const MOST: u64 = i32::MAX as u64 / TOKEN_STEP;
+
+/// Searches the largest step of `model` that fits the budget. Weights are streamed only if the request demands it, or if not
+/// even the smallest step fits with resident weights.
+///
+/// # Errors
+/// [`PlanError::OverBudget`] if even the smallest step does not fit, or a model that cannot be read.
+pub fn largest(model: &str, request: &Request) -> Result<LargestStep, RuntimeError> {
+    let of = |n: u64, stream| Request { tokens: Some(n * TOKEN_STEP), stream, ..request.clone() };
+    let fits = |n: u64, stream| match price::alone(model, &of(n, stream)) {
+        Ok(_) => Ok(true),
+        Err(RuntimeError::Plan(PlanError::OverBudget(_))) => Ok(false),
+        Err(error) => Err(error),
+    };
+    let least = price::LONGEST.div_ceil(TOKEN_STEP);
+    let stream = match request.stream {
+        Streaming::Auto if fits(least, Streaming::Never)? => Streaming::Never,
+        Streaming::Auto => Streaming::Always,
+        asked => asked,
+    };
+    let (low, high) = grow(least, MOST, &mut |n| fits(n, stream))?;
+    let found = of(low, stream);
+    // The bill, if not even the smallest step fits.
+    let program = price::program(model, &found)?;
+    match price::program(model, &of(high, stream)) {
+        Err(refusal @ RuntimeError::Plan(PlanError::OverBudget(_))) => {
+            let (tokens, refused) = (low * TOKEN_STEP, high * TOKEN_STEP);
+            Ok(LargestStep { request: found, program, tokens, refused, refusal })
+        }
+        Err(error) => Err(error),
+        Ok(_) => Err(RuntimeError::bug("the step after the largest fits")),
+    }
+}
+
+impl LargestStep {
+    /// First line of the plan as text.
+    pub fn to_text(&self) -> String {
+        format!("the largest that fits: a step of {} tokens; {} does not\n", self.tokens, self.refused)
+    }
+
+    /// The answer as JSON, as for training.
+    pub fn to_json(&self) -> Value {
+        json!({"of": "tokens", "value": self.tokens, "refused": self.refused})
+    }
+}
+
+/// What the trial of a step measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepTrial {
+    /// Tokens of the largest step that was run.
+    pub tokens: u64,
+    /// Whether all outputs are finite.
+    pub finite: bool,
+    /// Planned peak in the memory of the budget.
+    pub planned_bytes: u64,
+    /// Measured peak in the memory of the budget: of the process, or of the GPU.
+    pub peak_bytes: u64,
+    /// The budget.
+    pub budget_bytes: u64,
+    /// Seconds of the steps.
+    pub seconds: f64,
+}
+
+impl StepTrial {
+    /// The trial as JSON, which [`confirm`] reads.
+    pub fn to_json(&self) -> String {
+        json!(self).to_string()
+    }
+}
+
+/// Runs a full step of `model` on every replica of this machine as the request plans it, with sequences of the longest length,
+/// and measures the peak memory.
+///
+/// # Errors
+/// Those of a run: a model without weights, a plan that does not fit, errors of the device.
+pub fn trial(
+    model: &str,
+    request: &Request,
+    device: Device,
+    observer: &mut dyn Observer,
+) -> Result<StepTrial, RuntimeError> {
+    let usual = Settings::default();
+    let threads = match device {
+        Device::Cpu => usize::try_from(request.target.workers).unwrap_or(usize::MAX),
+        Device::Machines(_) => usual.threads,
+    };
+    let settings = Settings {
+        device,
+        precision: request.precision,
+        threads,
+        budget: Some(price::budget(request)?),
+        tokens: request.tokens,
+        stream: request.stream,
+        ..usual
+    };
+    let machine = settings.machine();
+    let opened = OpenedModel::open(model, &HubEnv::from_process(), observer)?;
+    let parts = opened.parts();
+    let stage = price::stage(parts.architecture.clone(), request, settings.policy()?);
+    let budget = Budget { process: price::process(request).lines().to_vec(), ..settings.read_budget()? };
+    let planned = settings.plan(session::Request {
+        alternatives: vec![vec![stage]],
+        replicas: settings.most_replicas(None),
+        tokens: settings.tokens,
+        budgets: vec![budget.clone()],
+    })?;
+    let start = Start { order: Order::Input, weights: vec![parts.weights], running: vec![], kept: "outputs" };
+    let mut session = planned.start(0, start, observer)?;
+    let encoder = session.model(price::PLAN).ok_or_else(|| RuntimeError::bug("the session has no model"))?;
+    let mut encoded = vec![];
+    parts.tokenizer.encode(b"ACGT", &mut encoded)?;
+    let full = tokens(session.program());
+    let longest = session.longest(encoder);
+    let sequence: Vec<i32> = encoded.iter().copied().cycle().take(longest).collect();
+    let (mut key, mut largest, mut finite) = (0, 0, true);
+    let began = Instant::now();
+    for _ in 0..session.program().replicas() {
+        let mut left = full as usize;
+        while left > 0 {
+            let length = left.min(longest);
+            match session.push([(encoder, key, &sequence[..length])])? {
+                Push::Taken => (key, left) = (key + 1, left - length),
+                Push::Full => complete(&mut session, &mut largest, &mut finite).map(drop)?,
+            }
+        }
+    }
+    session.end();
+    while complete(&mut session, &mut largest, &mut finite)? {}
+    let seconds = began.elapsed().as_secs_f64();
+    let peak = match machine.taken() {
+        Ok(Some(taken)) => taken,
+        Ok(None) | Err(_) => resident().1,
+    };
+    let planned_bytes = session.program().peak() + budget.process_bytes();
+    let [planned_bytes, peak_bytes, budget_bytes] = [planned_bytes, peak, budget.bytes].map(|bytes| bytes.0);
+    Ok(StepTrial { tokens: largest, finite, planned_bytes, peak_bytes, budget_bytes, seconds })
+}
+
+/// Waits for a step, and notes its tokens and whether its outputs are finite; false if none is in flight.
+fn complete(
+    session: &mut session::Session<'_>,
+    largest: &mut u64,
+    finite: &mut bool,
+) -> Result<bool, RuntimeError> {
+    let Next::Ready(step) = session.next(&|| Ok(()))? else { return Ok(false) };
+    *largest = step.counts.tokens.max(*largest);
+    *finite &= (0..step.keys.len()).all(|i| step.values(0, i).iter().all(|x| x.is_finite()));
+    session.recycle(step);
+    Ok(true)
+}
+
+/// How to start a trial in a process of its own.
+#[derive(Clone, Debug)]
+pub struct TrialCommand {
+    /// The executable.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}
+
+impl TrialCommand {
+    /// Runs the trial with further arguments and reads its result. The inner error says why there is none.
+    ///
+    /// # Errors
+    /// The executable cannot be started.
+    pub fn run<T: DeserializeOwned>(&self, more: &[String]) -> Result<Result<T, String>, RuntimeError> {
+        let done = Command::new(&self.program).args(&self.arguments).args(more).output();
+        let done = done.map_err(RuntimeError::io(&self.program))?;
+        if !done.status.success() {
+            let said = String::from_utf8_lossy(&done.stderr);
+            return Ok(Err(format!("its trial ended with {}: {}", done.status, said.trim())));
+        }
+        Ok(serde_json::from_slice(&done.stdout).map_err(|error| format!("its trial: {error}")))
+    }
+}
+
+/// A confirmed answer of [`largest`].
+#[derive(Debug)]
+pub struct Confirmation<'a> {
+    largest: &'a LargestStep,
+    trial: StepTrial,
+}
+
+/// Runs the trial of the answer in a process of its own.
+///
+/// # Errors
+/// [`RequestError::NotConfirmed`]: a trial that fails, exceeds the budget, or gives outputs that are not finite.
+pub fn confirm<'a>(largest: &'a LargestStep, command: &TrialCommand) -> Result<Confirmation<'a>, RuntimeError> {
+    let failed = |why| {
+        let what = format!("a step of {} tokens", largest.tokens);
+        RuntimeError::from(RequestError::NotConfirmed { what, why })
+    };
+    let trial: StepTrial = command.run(&[])?.map_err(failed)?;
+    let StepTrial { tokens, finite, peak_bytes, budget_bytes, .. } = trial;
+    if peak_bytes > budget_bytes {
+        let [peak, budget] = [peak_bytes, budget_bytes].map(Bytes);
+        return Err(failed(format!("its trial took {peak}, above the budget of {budget}")));
+    }
+    if tokens != largest.tokens {
+        return Err(failed(format!("its trial ran steps of up to {tokens} tokens")));
+    }
+    if !finite {
+        return Err(failed("an output of its trial is not finite".to_owned()));
+    }
+    Ok(Confirmation { largest, trial })
+}
+
+impl Confirmation<'_> {
+    /// The confirmation as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({"trial": self.trial, "next": self.largest.refusal.to_string()})
+    }
+
+    /// The confirmation as text: the trial, then the refusal of the next larger step.
+    pub fn to_text(&self) -> String {
+        let StepTrial { tokens, planned_bytes, peak_bytes, budget_bytes, seconds, .. } = self.trial;
+        let [planned, peak, budget] = [planned_bytes, peak_bytes, budget_bytes].map(Bytes);
+        let LargestStep { refused, refusal, .. } = self.largest;
+        format!(
+            "confirmed: a step of {tokens} tokens in {seconds:.1} s\n  peak {peak} measured, {planned} planned, budget \
+             {budget}\nthe next, {refused} tokens, is {refusal}\n"
+        )
+    }
+}
