@@ -89,7 +89,7 @@ pub fn of_stage<'a>(
     let build = |fuse: Option<Fuse>, precision, weights, replicas, depth| {
         let mut stage = stage(precision);
         if let Some(fuse) = fuse {
-            stage.parts.iter_mut().for_each(|part| part.policy.fuse = fuse.clone());
+            stage.parts.iter_mut().for_each(|part| part.policy.fuse = fuse);
         }
         let target = target(replicas)?;
         let point = SearchPoint { target: &target, depth, replicas };

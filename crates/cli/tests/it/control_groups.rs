@@ -84,7 +84,7 @@ fn a_prediction_gives_memory_back_when_its_limit_is_lowered() {
     };
     let folder = Folder::new("control_group");
     let text = fs::read_to_string(golden("pipeline/reads.fa")).expect("reads");
-    folder.write("reads.fa", (0..24).map(|i| text.replace('>', &format!(">r{i}_"))).collect::<String>());
+    folder.write("reads.fa", (0..12).map(|i| text.replace('>', &format!(">r{i}_"))).collect::<String>());
     let weights = golden("");
     let words = |out| {
         let words = "predict reads.fa --threads 1 --precision f32 --tokens 8192 -o";
