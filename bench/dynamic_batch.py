@@ -126,7 +126,7 @@ def main():
     # Samples that are lost or doubled show at once. Rounding is amplified by training itself: on this small corpus differences
     # of 1e-7 grow a thousandfold within fifty steps, so that only the steps after the changes are compared.
     first = shrunk[0]["step"]
-    compared = max(grown[0]["step"], first) + 10
+    compared = max(grown[0]["step"], first) + 5
     worst = max(apart[:compared])
     print(f"losses of the first {compared} steps differ by at most {worst:.1e} of the loss")
     for step in (first - 1, first, first + 1, first + 2, first + 5, first + 15, first + 50, STEPS):

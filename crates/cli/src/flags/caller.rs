@@ -54,9 +54,9 @@ pub(super) struct CallerFlags {
 /// Presets by name.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PresetFlag {
-    /// Finds 45 % of the viral sequences and calls 5 % of the others virus
+    /// Finds 48 % of the viral sequences and calls 5 % of the others virus
     Default,
-    /// Finds 80 % of the viral sequences and calls 20 % of the others virus
+    /// Finds 81 % of the viral sequences and calls 20 % of the others virus
     Relaxed,
     /// Finds 21 % of the viral sequences and calls 1 % of the others virus
     Conservative,
