@@ -31,7 +31,7 @@ pub struct Executor {
     /// State of in-flight steps.
     pub(crate) open: InFlightStep,
     /// Number of instructions that the last step has issued.
-    issued: usize,
+    pub(crate) issued: usize,
     /// Steps since the device last trimmed its memory.
     since: u64,
     /// Bytes trimmed since `given_back` was last called.

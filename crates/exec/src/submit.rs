@@ -66,6 +66,8 @@ impl Executor {
         outputs: &[(OutputId, usize)],
     ) -> Result<Submitted, DeviceError> {
         self.check(plan, inputs, counts, outputs)?;
+        // An error of a copy leaves a step without an issued instruction.
+        self.issued = 0;
         self.give(inputs)?;
         self.follow(plan, counts)?;
         let before = self.open.tickets.len();

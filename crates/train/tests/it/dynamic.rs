@@ -204,7 +204,9 @@ fn a_lack_of_memory_is_met_with_smaller_micro_steps() {
     let wanted = train(&one, &flags, &calm(None));
     let launch = |op| Fault::once(Place::Launch(op), 5);
     let late = |fault: Fault, skip| Fault { skip, ..fault };
-    for (what, fault, steps) in [
+    // The other inputs of the step, those of the update among them.
+    let inputs = (1..=5).map(|skip| ("later inputs", late(Fault::once(Place::Upload, 5), skip), vec![6]));
+    let cases = [
         ("arena", Fault::once(Place::Arena, 0), vec![]),
         ("load", late(Fault::once(Place::Upload, 0), 3), vec![]),
         ("inputs", Fault::once(Place::Upload, 5), vec![6]),
@@ -217,7 +219,8 @@ fn a_lack_of_memory_is_met_with_smaller_micro_steps() {
         // Behind step 4, an evaluation runs first.
         ("evaluation", Fault::once(Place::Launch("embed"), 4), vec![5]),
         ("twice", Fault { times: 2, ..launch("embed") }, vec![6, 6]),
-    ] {
+    ];
+    for (what, fault, steps) in cases.into_iter().chain(inputs) {
         let folder = Folder::new("dynamic-memory");
         let report = train(&folder, &flags, &calm(Some(fault)));
         let found = changes(&folder);
