@@ -75,7 +75,7 @@ pub(super) enum Form<'a> {
     Gated {
         /// f.
         gate: Gate,
-        /// 2F values, added to each row of sums; `GemmCall` has no bias.
+        /// Bias (2F), added to each row of s; that of `GemmCall` is not used.
         bias: Option<&'a [Bf16]>,
     },
 }

@@ -17,35 +17,22 @@ impl Kernel for Exp<'_> {
     }
 }
 
-struct GeluBf16<'a>(&'a [f32], &'a mut [f32]);
+struct ActivationBf16<'a>(Gate, &'a [f32], &'a mut [f32]);
 
-impl Kernel for GeluBf16<'_> {
+impl Kernel for ActivationBf16<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        each(s, self.0, self.1, |v| gelu_bf16(s, v));
+        each(s, self.1, self.2, |v| match self.0 {
+            Gate::Gelu => gelu_bf16(s, v),
+            Gate::Silu => silu_bf16(s, v),
+        });
     }
 }
 
-/// The GELU for bf16 results, before rounding.
-pub(super) fn gelu_for_bf16(isa: Isa, x: &[f32]) -> Vec<f32> {
+/// The activation for bf16 results, before rounding.
+pub(super) fn for_bf16(isa: Isa, activation: Gate, x: &[f32]) -> Vec<f32> {
     let mut y = vec![f32::NAN; x.len()];
-    isa.run(GeluBf16(x, &mut y));
-    y
-}
-
-struct SiluBf16<'a>(&'a [f32], &'a mut [f32]);
-
-impl Kernel for SiluBf16<'_> {
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        each(s, self.0, self.1, |v| silu_bf16(s, v));
-    }
-}
-
-/// The SiLU for bf16 results, before rounding.
-pub(super) fn silu_for_bf16(isa: Isa, x: &[f32]) -> Vec<f32> {
-    let mut y = vec![f32::NAN; x.len()];
-    isa.run(SiluBf16(x, &mut y));
+    isa.run(ActivationBf16(activation, x, &mut y));
     y
 }
 
@@ -115,7 +102,7 @@ fn gelu_for_bf16_is_exact_to_a_hundredth_of_its_rounding() {
     let mut x: Vec<f32> = (0..=u16::MAX).map(bf16_to_f32).filter(|x| x.is_finite()).collect();
     x.extend((0..600_001).map(|i| -15.0 + i as f32 * 5e-5));
     for isa in Isa::available() {
-        for (&x, y) in x.iter().zip(gelu_for_bf16(isa, &x)) {
+        for (&x, y) in x.iter().zip(for_bf16(isa, Gate::Gelu, &x)) {
             let a = f64::from(x.abs());
             let tail = a * 0.5 * libm::erfc(a / std::f64::consts::SQRT_2);
             let want = f64::from(x.max(0.0)) - tail;
@@ -124,7 +111,7 @@ fn gelu_for_bf16_is_exact_to_a_hundredth_of_its_rounding() {
             assert!(off <= most, "{}: {x}: {y} for {want}, off {off:e}", isa.name());
         }
         let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
-        let y = gelu_for_bf16(isa, &odd);
+        let y = for_bf16(isa, Gate::Gelu, &odd);
         assert!(y[0].is_nan() && y[1] == f32::INFINITY && y[2].abs() < 1e-9, "{y:?}");
         same_bits(&y[3..], &odd[3..], "zeros keep their signs");
     }
@@ -136,7 +123,7 @@ fn silu_for_bf16_is_exact_to_a_fiftieth_of_its_rounding() {
     let mut x: Vec<f32> = (0..=u16::MAX).map(bf16_to_f32).filter(|x| x.is_finite()).collect();
     x.extend((0..1_200_001).map(|i| -90.0 + i as f32 * 1e-4));
     for isa in Isa::available() {
-        for (&x, y) in x.iter().zip(silu_for_bf16(isa, &x)) {
+        for (&x, y) in x.iter().zip(for_bf16(isa, Gate::Silu, &x)) {
             let a = f64::from(x.abs());
             let tail = a / (1.0 + libm::exp(a));
             let want = f64::from(x.max(0.0)) - tail;
@@ -145,7 +132,7 @@ fn silu_for_bf16_is_exact_to_a_fiftieth_of_its_rounding() {
             assert!(off <= most, "{}: {x}: {y} for {want}, off {off:e}", isa.name());
         }
         let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0];
-        let y = silu_for_bf16(isa, &odd);
+        let y = for_bf16(isa, Gate::Silu, &odd);
         assert!(y[0].is_nan() && y[1] == f32::INFINITY && y[2].abs() < 1e-32, "{y:?}");
         same_bits(&y[3..], &odd[3..], "zeros keep their signs");
     }
@@ -154,8 +141,8 @@ fn silu_for_bf16_is_exact_to_a_fiftieth_of_its_rounding() {
 #[test]
 fn all_instruction_sets_have_one_gelu_and_one_silu_for_bf16() {
     let x: Vec<f32> = (0..=u16::MAX).map(bf16_to_f32).filter(|x| !x.is_nan()).collect();
-    for (name, of) in [("gelu", gelu_for_bf16 as fn(Isa, &[f32]) -> Vec<f32>), ("silu", silu_for_bf16)] {
-        let mut all = Isa::available().filter(|isa| isa.has_fma()).map(|isa| of(isa, &x));
+    for (name, activation) in [("gelu", Gate::Gelu), ("silu", Gate::Silu)] {
+        let mut all = Isa::available().filter(|isa| isa.has_fma()).map(|isa| for_bf16(isa, activation, &x));
         let Some(first) = all.next() else { return };
         all.for_each(|y| same_bits(&y, &first, name));
     }

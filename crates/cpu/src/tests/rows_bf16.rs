@@ -1,11 +1,11 @@
 //! Tests of row kernels on bf16: the bits of the f32 kernel on the widened numbers, rounded once; for GELU, of the
 //! SIMD GELU for bf16.
 
-use super::math::{gelu_for_bf16, silu_for_bf16};
+use super::math::for_bf16;
 use super::{machines, numbers};
 use crate::elementwise::Gate;
 use crate::norm::{layer_norm, rms_norm};
-use crate::{Bf16, Cpu, Element, Isa, Rows, RowsMut, elementwise, embed, reduce};
+use crate::{Bf16, Cpu, Element, Rows, RowsMut, elementwise, embed, reduce};
 use plimsoll_exec::half::{bf16_to_f32, f32_to_bf16};
 
 const COLUMNS: [usize; 6] = [1, 15, 16, 17, 320, 1001];
@@ -80,7 +80,7 @@ fn element_wise_ops_round_once() {
             let found = |kernel: &dyn Fn(RowsMut<'_, Bf16>)| written(NONE, m, n, kernel);
             let add = wanted(&|out| elementwise::add(&cpu, xf, yf, out));
             rounded(&found(&|out| elementwise::add(&cpu, x, y, out)), &add, "add");
-            let gelu = gelu_for_bf16(cpu.isa(), &af);
+            let gelu = for_bf16(cpu.isa(), Gate::Gelu, &af);
             rounded(&found(&|out| elementwise::gelu(&cpu, x, out)), &gelu, "gelu");
             let relu = wanted(&|out| elementwise::relu(&cpu, xf, out));
             rounded(&found(&|out| elementwise::relu(&cpu, x, out)), &relu, "relu");
@@ -99,11 +99,10 @@ fn gates_and_concatenations_round_once() {
         let (x, xf) = pair(6, m * 2 * n);
         let view = Rows::new(&x, m, 2 * n, 2 * n);
         for cpu in machines() {
-            type Activation = fn(Isa, &[f32]) -> Vec<f32>;
-            for (gate, of) in [(Gate::Gelu, gelu_for_bf16 as Activation), (Gate::Silu, silu_for_bf16)] {
+            for gate in [Gate::Gelu, Gate::Silu] {
                 let gated = |row: &[f32]| {
-                    let gate = of(cpu.isa(), &row[..n]);
-                    gate.iter().zip(&row[n..]).map(|(g, v)| g * v).collect::<Vec<_>>()
+                    let activated = for_bf16(cpu.isa(), gate, &row[..n]);
+                    activated.iter().zip(&row[n..]).map(|(g, v)| g * v).collect::<Vec<_>>()
                 };
                 let wanted: Vec<f32> = xf.chunks(2 * n).flat_map(gated).collect();
                 let found = written(NONE, m, n, |y| elementwise::glu(&cpu, gate, view, y));
