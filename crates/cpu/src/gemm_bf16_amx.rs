@@ -93,8 +93,9 @@ impl Form<'_> {
 /// `gemm_bf16::linear` after its checks, for K > 0; or, with scales, `gemm_int8::linear`, where `job` has one
 /// element for two int8 values; or `gemm_bf16::gated`. Each thread has `each` bytes of workspace.
 ///
-/// The sums of a gate wait for those of its value. The vector units finish both while the tiles compute the next two
-/// panels of the weight, half of the rows beside each, so that the work beside all panels is equal.
+/// In a gated linear unit, the accumulators of a gate panel are kept until those of its value panel are complete. The
+/// vector units apply bias, activation and product to both while the tiles compute the next two panels of the weight,
+/// half of the rows during each panel, so that every panel has the same share of vector work.
 ///
 /// # Safety
 /// The CPU must have AVX-512 with BF16 and the tile registers of `U`; `U` must multiply int8 exactly if there

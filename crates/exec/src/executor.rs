@@ -160,7 +160,12 @@ impl Executor {
 
     /// The program that runs.
     pub fn program(&self) -> &Program {
-        &self.programs.0[self.current].program
+        &self.loaded().program
+    }
+
+    /// The program that runs, with its instructions.
+    fn loaded(&self) -> &Loaded {
+        &self.programs.0[self.current]
     }
 
     /// Number of the program that runs, among those of [`Executor::start_sizes`].
@@ -227,7 +232,7 @@ impl Executor {
     /// Keeps `source` for the streamed parameters, which every step of the plan reads. The resident parameters must
     /// have been loaded.
     pub fn attach_loaded(&mut self, plan: usize, source: ParamSource) {
-        let streamed = self.programs.0[self.current].instructions[plan].iter().filter_map(Instruction::weight);
+        let streamed = self.loaded().instructions[plan].iter().filter_map(Instruction::weight);
         let buffers = Buffers::of(streamed);
         self.sources[plan] = Some(Source { read: source, buffers });
     }
@@ -331,7 +336,7 @@ impl Executor {
     ) -> Result<(), DeviceError> {
         self.open.none("run_timed")?;
         self.admits(plan, counts)?;
-        let (entries, instructions) = (times.len(), self.programs.0[self.current].instructions[plan].len());
+        let (entries, instructions) = (times.len(), self.loaded().instructions[plan].len());
         if entries != instructions {
             let why = format!("{entries} entries for the times of {instructions} instructions");
             return Err(DeviceError::Kernel { op: "run_timed", why });

@@ -66,7 +66,7 @@ impl Executor {
         outputs: &[(OutputId, usize)],
     ) -> Result<Submitted, DeviceError> {
         self.check(plan, inputs, counts, outputs)?;
-        // An error of a copy leaves a step without an issued instruction.
+        // If the copy of an input fails, no instruction of this step was issued; the count was that of the step before.
         self.issued = 0;
         self.give(inputs)?;
         self.follow(plan, counts)?;

@@ -30,10 +30,10 @@ pub const PROFILES: [(&str, Thresholds); 3] = [
 /// Number of steps between two readings, unless it is given.
 pub const EVERY: u64 = 10;
 
-/// Maximum number of sizes that are chosen where they are not given.
+/// Maximum number of step sizes that are derived by halving. `memory.dynamic.min_batch` may demand more.
 pub const MAX_SIZES: usize = 6;
 
-/// Most smaller sizes that are tried after a lack of memory, before a run fails.
+/// Maximum number of smaller step sizes that are tried in a row after a lack of memory, before the run fails.
 pub const RETRIES: usize = 3;
 
 /// Number of readings after a lack of memory at which a run does not grow: a process that takes memory for a moment at a

@@ -35,7 +35,7 @@ pub struct LargestStep {
 /// Largest number of tokens that is tried, in units of [`TOKEN_STEP`]: positions of tokens are i32.
 const MOST: u64 = i32::MAX as u64 / TOKEN_STEP;
 
-/// Searches the largest step of `model` that fits the budget. Weights are streamed only if the request demands it, or if not
+/// Searches for the largest step of `model` that fits the budget. Weights are streamed only if the request demands it, or if not
 /// even the smallest step fits with resident weights.
 ///
 /// # Errors

@@ -89,6 +89,9 @@ pub struct Session<'a> {
     failed: Option<RuntimeError>,
 }
 
+/// Takes what a device has returned, with or without waiting.
+type Take<'t> = &'t mut dyn FnMut(&mut Replicas<Tag>) -> Result<Option<Returned<Tag>>, RuntimeError>;
+
 /// Inputs, outputs and reusable buffers of a model.
 struct Model {
     inputs: Inputs,
@@ -393,16 +396,7 @@ impl<'a> Session<'a> {
     /// A device error when no other device is left to recompute its steps, or the error of a step that no device can
     /// compute.
     pub fn poll(&mut self) -> Result<Next, RuntimeError> {
-        loop {
-            self.follow_memory()?;
-            self.dispatch();
-            match self.replicas.poll().map_err(|error| self.with_phase(error))? {
-                Some(Returned::Done(done)) => return Ok(Next::Ready(self.completed(done))),
-                Some(Returned::LacksMemory(error, works)) => self.take_back(error, works),
-                None if self.must_follow_memory() => {}
-                None => return Ok(self.idle()),
-            }
-        }
+        self.returned(&mut Replicas::poll)
     }
 
     /// Waits for the next completed step while any is in flight. `stop` is called about every 50 ms; its error ends
@@ -411,10 +405,15 @@ impl<'a> Session<'a> {
     /// # Errors
     /// As [`Session::poll`], and the error of `stop`.
     pub fn next(&mut self, stop: Stop<'_>) -> Result<Next, RuntimeError> {
+        self.returned(&mut |replicas| replicas.wait(stop))
+    }
+
+    /// Sends steps and takes what the devices return, by `take`, until a step is completed or none is to be expected.
+    fn returned(&mut self, take: Take<'_>) -> Result<Next, RuntimeError> {
         loop {
             self.follow_memory()?;
             self.dispatch();
-            match self.replicas.wait(stop).map_err(|error| self.with_phase(error))? {
+            match take(&mut self.replicas).map_err(|error| self.with_phase(error))? {
                 Some(Returned::Done(done)) => return Ok(Next::Ready(self.completed(done))),
                 Some(Returned::LacksMemory(error, works)) => self.take_back(error, works),
                 None if self.must_follow_memory() => {}

@@ -416,7 +416,7 @@ impl<T: Send + 'static> Replicas<T> {
 
     /// Returns the executors of the working devices for another run; in-flight steps are dropped.
     pub(super) fn into_executors(mut self) -> Vec<Executor> {
-        self.join().into_iter().flatten().collect()
+        self.stop()
     }
 
     /// Ends the device threads and returns the executors of the working devices; [`Replicas::go_on`] starts them again. No
