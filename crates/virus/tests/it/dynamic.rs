@@ -89,6 +89,13 @@ fn predicted(
     (report, listener)
 }
 
+/// The input of a test, and the result of a run with steps of one size that nothing disturbs.
+fn undisturbed(folder: &Folder) -> (PathBuf, PathBuf) {
+    let (input, wanted) = (reads(folder), folder.path("one"));
+    predicted(&input, &wanted, on(&[&Script::of_readings(calm, None)], None), None);
+    (input, wanted)
+}
+
 /// Result files except run.json, which contains durations.
 fn results(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = fs::read_dir(folder).expect("a folder").flatten();
@@ -130,10 +137,8 @@ const EVERY_STEP: &str = "balanced,adjustment_frequency=1";
 #[test]
 fn a_prediction_that_follows_the_memory_has_the_bytes_of_one_size() {
     let folder = Folder::new("dynamic-predict");
-    let input = reads(&folder);
-    let wanted = folder.path("one");
+    let (input, wanted) = undisturbed(&folder);
     let calm = Script::of_readings(calm, None);
-    predicted(&input, &wanted, on(&[&calm], None), None);
     let (report, _) = predicted(&input, &folder.path("largest"), on(&[&calm], Some(EVERY_STEP)), Some(&wanted));
     assert_eq!(changes(&report.run_record), []);
 
@@ -164,9 +169,7 @@ fn a_prediction_that_follows_the_memory_has_the_bytes_of_one_size() {
 #[test]
 fn a_lack_of_memory_is_met_with_smaller_steps() {
     let folder = Folder::new("dynamic-memory");
-    let input = reads(&folder);
-    let wanted = folder.path("one");
-    predicted(&input, &wanted, on(&[&Script::of_readings(calm, None)], None), None);
+    let (input, wanted) = undisturbed(&folder);
     let launch = |op| Fault { skip: 3, ..Fault::once(Place::Launch(op), 0) };
     for (what, fault, steps) in [
         ("arena", Fault::once(Place::Arena, 0), vec![]),
@@ -194,9 +197,7 @@ fn a_lack_of_memory_is_met_with_smaller_steps() {
 #[test]
 fn without_sizes_the_weights_are_loaded_again() {
     let folder = Folder::new("dynamic-reload");
-    let input = reads(&folder);
-    let wanted = folder.path("one");
-    predicted(&input, &wanted, on(&[&Script::of_readings(calm, None)], None), None);
+    let (input, wanted) = undisturbed(&folder);
     let launch = |op| Fault { skip: 3, ..Fault::once(Place::Launch(op), 0) };
     for (what, fault, count) in [
         ("arena", Fault::once(Place::Arena, 0), 0),
@@ -267,9 +268,7 @@ fn a_lack_of_memory_that_stays_is_an_error() {
 #[test]
 fn a_run_that_cannot_grow_keeps_its_size() {
     let folder = Folder::new("dynamic-growth");
-    let input = reads(&folder);
-    let wanted = folder.path("one");
-    predicted(&input, &wanted, on(&[&Script::of_readings(calm, None)], None), None);
+    let (input, wanted) = undisturbed(&folder);
     let script = Script::of_readings(busy, Some(Fault::once(Place::Growth, 0)));
     let (report, listener) =
         predicted(&input, &folder.path("kept"), on(&[&script], Some(EVERY_STEP)), Some(&wanted));
@@ -283,9 +282,7 @@ fn a_run_that_cannot_grow_keeps_its_size() {
 #[test]
 fn several_devices_change_together() {
     let folder = Folder::new("dynamic-several");
-    let input = reads(&folder);
-    let wanted = folder.path("one");
-    predicted(&input, &wanted, on(&[&Script::of_readings(calm, None)], None), None);
+    let (input, wanted) = undisturbed(&folder);
     let fault = Fault { skip: 3, ..Fault::once(Place::Launch("embed"), 0) };
     for (name, scripts) in [
         ("readings", [Script::of_readings(calm, None), Script::of_readings(busy, None)]),
