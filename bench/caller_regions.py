@@ -176,17 +176,19 @@ def tune(args):
             odds[name].append((share, at["slope"] * margin + at["intercept"]))
             spans[name].append((start, end))
             reached = end
+    medians = {name: statistics.median(value for _, value in of) for name, of in odds.items()}
     tried = []
-    for offset in args.offset:
-        found = {name: segments([share * (value - offset) for share, value in of]) for name, of in odds.items()}
+    for background, limit, offset in itertools.product(args.background, args.background_limit, args.offset):
+        level = {name: offset + (background * median if median <= limit else 0) for name, median in medians.items()}
+        found = {name: segments([share * (value - level[name]) for share, value in of]) for name, of in odds.items()}
         for min_score, min_length, merge_gap in itertools.product(args.min_score, args.min_length, args.merge_gap):
             here = {name: regions(spans[name], found[name], min_score, min_length, merge_gap) for name in found}
             counts = measure(inserts, here)
             border = statistics.median(counts["borders"]) if counts["borders"] else math.inf
-            tried.append((counts, border, (offset, min_score, min_length, merge_gap)))
+            tried.append((counts, border, (background, limit, offset, min_score, min_length, merge_gap)))
     long, host = tried[0][0]["long"], tried[0][0]["host"]
     print(f"{long} inserts of 10 kb and more, {host / 1e6:.1f} Mb of host")
-    print("false in 10 Mb  recall  border error  offset  min_score  min_length  merge_gap")
+    print("false in 10 Mb  recall  border error  background  limit  offset  min_score  min_length  merge_gap")
     best = -1
     for counts, border, parameters in sorted(tried, key=lambda row: (row[0]["false"], -row[0]["recalled"], row[1])):
         if border <= args.border and counts["recalled"] > best:
@@ -217,10 +219,12 @@ def main():
     tuner = commands.add_parser("tune")
     tuner.add_argument("--calibration", required=True)
     tuner.add_argument("--border", type=int, default=2000, help="largest median border error")
-    tuner.add_argument("--offset", type=numbers(float), default=[k / 4 for k in range(-2, 11)])
-    tuner.add_argument("--min-score", type=numbers(float), default=[2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 25.0, 30.0])
-    tuner.add_argument("--min-length", type=numbers(int), default=[2000, 3000, 5000])
-    tuner.add_argument("--merge-gap", type=numbers(int), default=[0, 2000, 3000, 5000, 10000])
+    tuner.add_argument("--background", type=numbers(float), default=[0.0, 0.5, 0.65, 0.75, 0.85])
+    tuner.add_argument("--background-limit", type=numbers(float), default=[1.0, 1.5, 1.75, 2.0])
+    tuner.add_argument("--offset", type=numbers(float), default=[k / 10 for k in range(3, 16)])
+    tuner.add_argument("--min-score", type=numbers(float), default=[float(k) for k in range(10, 31, 2)])
+    tuner.add_argument("--min-length", type=numbers(int), default=[2000, 4000])
+    tuner.add_argument("--merge-gap", type=numbers(int), default=[3000])
     tuner.add_argument("results", nargs="+", metavar="INSERTS=RESULT")
     tuner.set_defaults(run=tune)
     args = parser.parse_args()

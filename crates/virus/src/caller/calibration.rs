@@ -5,7 +5,7 @@
 //! ```json
 //! {
 //!   "format": "plimsoll_calibration",
-//!   "version": 1,
+//!   "version": 2,
 //!   "window": 1000,
 //!   "class_temperature": 1.2,
 //!   "lengths": [
@@ -18,7 +18,7 @@
 //!       }
 //!     }
 //!   ],
-//!   "regions": {"offset": 0.5, "min_score": 8.0, "min_length": 2000, "merge_gap": 2000}
+//!   "regions": {"background": 0.75, "background_limit": 1.5, "offset": 0.5, "min_score": 8.0, "min_length": 2000, "merge_gap": 2000}
 //! }
 //! ```
 //! All keys are required, other keys are errors. The *margin* of a window is its logit of `virus` minus its logit of
@@ -44,7 +44,7 @@ pub const CALIBRATION: &str = "calibration.json";
 /// Value of the key `format`.
 const FORMAT: &str = "plimsoll_calibration";
 /// Value of the key `version`.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Largest accepted file in bytes.
 const LARGEST: u64 = 1 << 20;
 /// Maximum number of lengths.
@@ -105,6 +105,10 @@ pub struct AtLength {
 /// Parameters of regions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RegionParameters {
+    /// Share of the median log odds of a record's windows that is subtracted from them, 0 to 1.
+    pub background: f64,
+    /// The largest median of a record with a background; above it the record is itself a virus, for the most part.
+    pub background_limit: f64,
     /// Subtracted from the log odds of every window.
     pub offset: f64,
     /// Least sum of the windows' scores of a region.
@@ -252,13 +256,15 @@ impl Calibration {
         let regions = Keys::of(
             keys.get("regions")?,
             "regions.".to_owned(),
-            &["offset", "min_score", "min_length", "merge_gap"],
+            &["background", "background_limit", "offset", "min_score", "min_length", "merge_gap"],
         )?;
         Ok(Self {
             window: keys.count("window")?,
             rows,
             class_temperature: keys.number("class_temperature", 0.01, 100.0)?,
             regions: RegionParameters {
+                background: regions.number("background", 0.0, 1.0)?,
+                background_limit: regions.number("background_limit", -100.0, 100.0)?,
                 offset: regions.number("offset", -100.0, 100.0)?,
                 min_score: regions.number("min_score", 0.0, 1e6)?,
                 min_length: regions.count("min_length")?,
@@ -406,11 +412,13 @@ pub(crate) mod tests {
         };
         json!({
             "format": "plimsoll_calibration",
-            "version": 1,
+            "version": 2,
             "window": 1000,
             "class_temperature": 2.0,
             "lengths": rows.iter().map(row).collect::<Vec<_>>(),
-            "regions": {"offset": 0.0, "min_score": 2.0, "min_length": 100, "merge_gap": 0},
+            "regions": {
+                "background": 0.0, "background_limit": 0.0, "offset": 0.0, "min_score": 2.0, "min_length": 100, "merge_gap": 0,
+            },
         })
     }
 
@@ -450,7 +458,7 @@ pub(crate) mod tests {
         let valid = table(&[(100, 1.0, 0.0), (400, 3.0, -1.0)]);
         let cases = [
             ("/format", json!("other"), "`format`"),
-            ("/version", json!(2), "`version` must be 1, found 2"),
+            ("/version", json!(1), "`version` must be 2, found 1"),
             ("/class_temperature", json!(0), "`class_temperature`"),
             ("/lengths", json!([]), "`lengths`"),
             ("/lengths/1/length", json!(100), "`lengths[1].length`"),
@@ -463,7 +471,7 @@ pub(crate) mod tests {
             ("/regions/min_length", json!(-1), "`regions.min_length`"),
             (
                 "/regions",
-                json!({"offset": 0, "min_score": 1, "min_length": 1}),
+                json!({"background": 0, "background_limit": 0, "offset": 0, "min_score": 1, "min_length": 1}),
                 "`regions.merge_gap` is missing",
             ),
         ];

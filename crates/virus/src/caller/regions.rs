@@ -1,7 +1,11 @@
-//! Regions: neighbouring windows of a record that together look viral. A region is a maximal scoring subsequence of the
-//! windows' scores (Ruzzo and Tompa 1999, "A linear time algorithm for finding all maximal scoring subsequences"): a run of
-//! windows that no longer run within it or around it exceeds. Invariant: regions are disjoint and in the order of the
-//! record; a region is at least as long and scores at least as high as the parameters require.
+//! Regions: neighbouring windows of a record that together look more viral than the rest of the record. A region is a maximal
+//! scoring subsequence of the windows' scores (Ruzzo and Tompa 1999, "A linear time algorithm for finding all maximal scoring
+//! subsequences"): a run of windows that no longer run within it or around it exceeds. Invariant: regions are disjoint and in
+//! the order of the record; a region is at least as long and scores at least as high as the parameters require.
+//!
+//! The score of a window is its log odds less an offset and less the background of the record, a share of the median over its
+//! windows: genomes of some groups look viral throughout, and those of others so little that a phage in them is still below
+//! the offset. A record whose median is above a limit is itself a virus, for the most part, and has no background.
 
 use super::calibration::RegionParameters;
 
@@ -16,20 +20,32 @@ pub struct Region {
     pub score: f64,
     /// Number of windows.
     pub windows: u64,
+    /// Mean log odds of its windows at equal priors.
+    pub log_odds: f64,
 }
 
-/// Finds the regions of one record, window by window.
+/// A window of a record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RegionWindow {
+    /// First base, from 0, and the base after the last.
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Share of its bases that are not in the window before it; the score counts by this share.
+    pub(crate) new: f64,
+    /// Log odds at equal priors.
+    pub(crate) log_odds: f64,
+    /// Whether it can have a call. Otherwise it can be inside a region and adds nothing to it.
+    pub(crate) is_callable: bool,
+}
+
+/// Finds the regions of one record from its windows.
 #[derive(Debug, Default)]
 pub(crate) struct RegionFinder {
-    /// Candidates in order, as in the algorithm: each with the cumulative score before its first window (`left`) and after
-    /// its last (`right`).
-    candidates: Vec<Candidate>,
-    /// Cumulative score of all windows so far.
-    total: f64,
-    /// Number of windows so far.
-    windows: u64,
+    windows: Vec<RegionWindow>,
 }
 
+/// A run of windows, as in the algorithm: with the cumulative score before its first window (`left`) and after its last
+/// (`right`).
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     start: u64,
@@ -43,36 +59,15 @@ struct Candidate {
     below: usize,
 }
 
-/// Bytes of memory for each window of a record, with room for a growing vector.
-pub(crate) const BYTES_OF_WINDOW: u64 = 3 * size_of::<Candidate>() as u64;
+/// Bytes of memory for each window of a record: the window, with room for a growing vector, its log odds for the median, and
+/// half a candidate (neighbours with a score above zero are one), also in a growing vector.
+pub(crate) const BYTES_OF_WINDOW: u64 =
+    (3 * size_of::<RegionWindow>() + size_of::<f64>() + 3 * size_of::<Candidate>() / 2) as u64;
 
 impl RegionFinder {
-    /// Adds the next window, which has the bases `start..end`.
-    pub(crate) fn add(&mut self, start: u64, end: u64, score: f64) {
-        let number = self.windows;
-        self.windows += 1;
-        let left = self.total;
-        self.total += score;
-        if score <= 0.0 {
-            return;
-        }
-        let below = usize::MAX;
-        let mut new = Candidate { start, end, first: number, last: number, left, right: self.total, below };
-        loop {
-            new.below = self.candidates.len().wrapping_sub(1);
-            // Candidates between `below` and this one have no smaller `left` than it, so none smaller than `new.left`.
-            while let Some(candidate) = self.candidates.get(new.below).filter(|c| c.left >= new.left) {
-                new.below = candidate.below;
-            }
-            match self.candidates.get(new.below) {
-                Some(j) if j.right < new.right => {
-                    new = Candidate { start: j.start, first: j.first, left: j.left, ..new }
-                }
-                Some(_) | None => break,
-            }
-            self.candidates.truncate(new.below);
-        }
-        self.candidates.push(new);
+    /// Adds the next window.
+    pub(crate) fn add(&mut self, window: RegionWindow) {
+        self.windows.push(window);
     }
 
     /// Returns the regions of the record and starts the next record. Subsequences below the least score are dropped, because
@@ -80,8 +75,9 @@ impl RegionFinder {
     /// near each other and the region of both, with the windows between them, still has the least score.
     pub(crate) fn finish(&mut self, parameters: &RegionParameters) -> Vec<Region> {
         let RegionParameters { min_score, min_length, merge_gap, .. } = *parameters;
+        let level = parameters.offset + background(&self.windows, parameters);
         let mut merged: Vec<Candidate> = vec![];
-        for next in self.candidates.drain(..).filter(|c| c.right - c.left >= min_score) {
+        for next in maximal(&self.windows, level).into_iter().filter(|c| c.right - c.left >= min_score) {
             match merged.last_mut() {
                 // Windows may overlap, so the next region can begin before the last one ends.
                 Some(last) if next.start <= last.end + merge_gap && next.right - last.left >= min_score => {
@@ -90,28 +86,86 @@ impl RegionFinder {
                 _ => merged.push(next),
             }
         }
-        (self.total, self.windows) = (0.0, 0);
-        let region = |c: &Candidate| Region {
-            start: c.start,
-            end: c.end,
-            score: c.right - c.left,
-            windows: c.last - c.first + 1,
+        self.windows.clear();
+        let region = |c: &Candidate| {
+            let (score, windows) = (c.right - c.left, c.last - c.first + 1);
+            Region { start: c.start, end: c.end, score, windows, log_odds: score / windows as f64 + level }
         };
         merged.iter().map(region).filter(|region| region.end - region.start >= min_length).collect()
     }
+}
+
+/// The background of a record: a share of the median log odds of the windows that can have a call; 0 without any, and for a
+/// median above the limit.
+fn background(windows: &[RegionWindow], parameters: &RegionParameters) -> f64 {
+    let mut odds: Vec<f64> = windows.iter().filter(|w| w.is_callable).map(|w| w.log_odds).collect();
+    odds.sort_unstable_by(f64::total_cmp);
+    let upper = odds.len() / 2;
+    let lower = odds.len().saturating_sub(1) / 2;
+    match (odds.get(lower), odds.get(upper)) {
+        (Some(a), Some(b)) if (a + b) / 2.0 <= parameters.background_limit => {
+            parameters.background * (a + b) / 2.0
+        }
+        _ => 0.0,
+    }
+}
+
+/// The maximal scoring subsequences, in order; the score of a window is its log odds less `level`.
+fn maximal(windows: &[RegionWindow], level: f64) -> Vec<Candidate> {
+    let mut candidates: Vec<Candidate> = vec![];
+    let mut total = 0.0;
+    for (number, window) in windows.iter().enumerate() {
+        let RegionWindow { start, end, new: share, log_odds, is_callable } = *window;
+        let score = share * (log_odds - level);
+        let score = if is_callable { score } else { score.min(0.0) };
+        let left = total;
+        total += score;
+        if score <= 0.0 {
+            continue;
+        }
+        let (number, below) = (number as u64, usize::MAX);
+        let mut new = Candidate { start, end, first: number, last: number, left, right: total, below };
+        loop {
+            new.below = candidates.len().wrapping_sub(1);
+            // Candidates between `below` and this one have no smaller `left` than it, so none smaller than `new.left`.
+            while let Some(candidate) = candidates.get(new.below).filter(|c| c.left >= new.left) {
+                new.below = candidate.below;
+            }
+            match candidates.get(new.below) {
+                Some(j) if j.right < new.right => {
+                    new = Candidate { start: j.start, first: j.first, left: j.left, ..new }
+                }
+                Some(_) | None => break,
+            }
+            candidates.truncate(new.below);
+        }
+        candidates.push(new);
+    }
+    candidates
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ALL: RegionParameters = RegionParameters { offset: 0.0, min_score: 0.0, min_length: 0, merge_gap: 0 };
+    const ALL: RegionParameters = RegionParameters {
+        background: 0.0,
+        background_limit: 0.0,
+        offset: 0.0,
+        min_score: 0.0,
+        min_length: 0,
+        merge_gap: 0,
+    };
+
+    fn window(start: u64, end: u64, log_odds: f64) -> RegionWindow {
+        RegionWindow { start, end, new: 1.0, log_odds, is_callable: true }
+    }
 
     fn found(scores: &[f64], parameters: &RegionParameters) -> Vec<Region> {
         let mut finder = RegionFinder::default();
         for (i, &score) in scores.iter().enumerate() {
             // A base between windows, so that windows that are neighbours are not merged by their ends.
-            finder.add(101 * i as u64, 101 * i as u64 + 100, score);
+            finder.add(window(101 * i as u64, 101 * i as u64 + 100, score));
         }
         finder.finish(parameters)
     }
@@ -186,12 +240,38 @@ mod tests {
         assert!(nothing.is_empty());
     }
 
+    /// A share of the median of the windows that can have a call is subtracted, if the median is not above the limit; a window
+    /// without a call adds nothing. The log odds of a region are those of its windows, whatever was subtracted.
+    #[test]
+    fn the_background_of_a_record_is_subtracted() {
+        let half = RegionParameters { background: 0.5, background_limit: 1.0, offset: 0.25, ..ALL };
+        for (log_odds, wanted) in [
+            // Medians -2, -3 (of -4 and -2), 1, and 1.5, which is above the limit.
+            (vec![-2.0, -2.0, 1.0, -2.0], vec![(2, 1, 1.75)]),
+            (vec![-4.0, 1.0, -4.0, -2.0], vec![(1, 1, 2.25)]),
+            (vec![1.0, 1.0, 1.0], vec![(0, 3, 0.75)]),
+            (vec![1.5, 1.5, 1.5], vec![(0, 3, 3.75)]),
+        ] {
+            assert_eq!(windows(&found(&log_odds, &half)), wanted, "{log_odds:?}");
+            let region = found(&log_odds, &half)[0];
+            let inside = &log_odds[(region.start / 101) as usize..][..region.windows as usize];
+            assert_eq!(region.log_odds, inside.iter().sum::<f64>() / region.windows as f64);
+        }
+        let mut finder = RegionFinder::default();
+        finder.add(RegionWindow { is_callable: false, ..window(0, 100, 9.0) });
+        for (i, log_odds) in [(1, -2.0), (2, 1.0), (3, -2.0)] {
+            finder.add(window(100 * i, 100 * i + 100, log_odds));
+        }
+        let region = Region { start: 200, end: 300, score: 1.75, windows: 1, log_odds: 1.0 };
+        assert_eq!(finder.finish(&half), [region]);
+    }
+
     #[test]
     fn a_finder_starts_over() {
         let mut finder = RegionFinder::default();
-        finder.add(0, 100, 3.0);
+        finder.add(window(0, 100, 3.0));
         assert_eq!(finder.finish(&ALL).len(), 1);
-        finder.add(0, 50, 2.0);
-        assert_eq!(finder.finish(&ALL), [Region { start: 0, end: 50, score: 2.0, windows: 1 }]);
+        finder.add(window(0, 50, 2.0));
+        assert_eq!(finder.finish(&ALL), [Region { start: 0, end: 50, score: 2.0, windows: 1, log_odds: 2.0 }]);
     }
 }

@@ -4,6 +4,7 @@
 
 use super::calibration::{AtLength, Calibration, ErrorBounds, Preset};
 use super::letters::{LetterCounts, LetterTotals};
+use super::regions::RegionWindow;
 use super::{logit, sigmoid};
 
 /// Number of windows from which on their spread is part of the interval. With fewer, the normal quantile would be far too small
@@ -262,16 +263,25 @@ impl Rules {
         sigmoid(self.calibration.at(bases).log_odds(margin) + self.shift)
     }
 
-    /// Log odds of a single window at equal priors less the offset of regions: its score in a region. The prevalence of
-    /// viral records says nothing about the windows within one record, so it is left out.
-    /// Of a window that overlaps the one before it, only the share of its new bases counts; one with too many unknown letters
-    /// or of low complexity can be inside a region and adds nothing to it.
-    pub(crate) fn region_score(&self, bases: u64, letters: LetterCounts, margin: f64) -> f64 {
-        let new = f64::from(letters.letters) / bases as f64;
-        let score = new * (self.calibration.at(bases).log_odds(margin) - self.calibration.regions.offset);
+    /// What a window tells about regions: its log odds at equal priors, because the prevalence of viral records says nothing
+    /// about the windows within one record, and whether it can have a call by its letters.
+    pub(crate) fn region_window(
+        &self,
+        start: u64,
+        end: u64,
+        letters: LetterCounts,
+        margin: f64,
+    ) -> RegionWindow {
+        let bases = end - start;
         let mut totals = LetterTotals::default();
         totals.add(letters);
-        if self.refused(&totals).is_some() { score.min(0.0) } else { score }
+        RegionWindow {
+            start,
+            end,
+            new: f64::from(letters.letters) / bases as f64,
+            log_odds: self.calibration.at(bases).log_odds(margin),
+            is_callable: self.refused(&totals).is_none(),
+        }
     }
 
     /// Why letters like these have no call.

@@ -28,7 +28,6 @@ use super::{
     Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, RecordText,
     WINDOWS, commit, write_note,
 };
-use crate::caller::calibration::RegionParameters;
 use crate::caller::fdr::Ranking;
 use crate::caller::letters::LetterCounts;
 use crate::caller::regions::{Region, RegionFinder};
@@ -234,7 +233,7 @@ impl CallerOutputs {
         let classes = &logits[layout.classes.clone()];
         let class = largest(classes).map_or("NA", |class| &layout.names[class]);
         self.sums.add(u64::from(letters.letters), margin, classes);
-        self.finder.add(start as u64, end as u64, rules.region_score(bases, letters, margin));
+        self.finder.add(rules.region_window(start as u64, end as u64, letters, margin));
         let score = rules.window(bases, margin);
         self.windows.row(format_args!("{name}\t{}\t{end}\t{margin:.4}\t{score:.6}\t{class}{source}", start + 1))
     }
@@ -344,12 +343,11 @@ impl CallerOutputs {
 
     /// Writes a region of the current record.
     fn region(&mut self, record: &RecordEnd<'_>, region: &Region) -> Result<(), OutputError> {
-        let Region { start, end, score, windows } = *region;
-        let RegionParameters { offset, .. } = self.options.rules.calibration().regions;
+        let Region { start, end, score, windows, log_odds } = *region;
         let (name, first, length) = (Field(record.id), start + 1, end - start);
         self.regions.row(format_args!("{name}\t{first}\t{end}\t{length}\t{score:.4}\t{windows}"))?;
         // An integer from 0 to 1000 after rounding, so the cast is exact.
-        let mean = (1000.0 * sigmoid(score / windows as f64 + offset)).round() as u32;
+        let mean = (1000.0 * sigmoid(log_odds)).round() as u32;
         self.bed.row(format_args!("{name}\t{start}\t{end}\t{name}:{first}-{end}\t{mean}\t."))?;
         let Some(bases) = record.text.and_then(|text| text.sequence.get(start as usize..end as usize)) else {
             return Err(OutputError::mismatch(record.id, "has a region, and its sequence is not there"));

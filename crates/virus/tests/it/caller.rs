@@ -528,7 +528,7 @@ fn a_caller_is_its_files() {
     let other = edit("calibration.json", "\"ece\": 0.05", "\"ece\": 0.04");
     assert!(other.contains("another run") && other.contains("caller"), "{other}");
     for (file, from, to, says) in [
-        ("calibration.json", "\"version\": 1", "\"version\": 2", "`version` must be 1"),
+        ("calibration.json", "\"version\": 2", "\"version\": 1", "`version` must be 2"),
         ("calibration.json", "\"slope\"", "\"slop\"", "`lengths[0].slop` is not a key"),
         ("config.json", "\"virus\",\n      \"classes\"", "\"virus2\",\n      \"classes\"", "virus2"),
         ("config.json", "\"other\"", "\"host\"", "`other` and `virus`"),
