@@ -3,8 +3,9 @@
 
 use crate::chart::{Tick, bottom_labels, left_label};
 use crate::html::{decimal, escape, whole};
+use plimsoll_runtime::series::Point;
 use plimsoll_train::charts::{Axis, Chart, Line};
-use plimsoll_train::history::{ExpertLoad, Point, RunEvent};
+use plimsoll_train::history::{ExpertLoad, RunEvent};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -108,7 +109,7 @@ impl Curves<'_> {
 
     /// Appends the band and the line to `inner`, and the dots of a marked line to `dots`.
     fn line(&self, line: &Line, axis: &Axis, inner: &mut String, dots: &mut String) {
-        let points = thinned(&line.points, self.most);
+        let points = Point::in_groups(&line.points, self.most);
         let y = |value: f64| axis.at(value).map(|height| UNITS * (1.0 - height.clamp(0.0, 1.0)));
         let x = |point: &Point| UNITS * self.x(point.first.midpoint(point.last) as f64);
         let (mut curve, mut upper, mut lower) = (String::new(), String::new(), vec![]);
@@ -138,12 +139,6 @@ impl Curves<'_> {
 /// Class of the line of a series by its place in its chart.
 fn dashes(place: usize, marked: bool) -> String {
     if marked || place == 0 { "line".to_owned() } else { format!("line d{}", (place - 1) % 3 + 1) }
-}
-
-/// The first `most` of equally many neighbours joined: points that are already joined can only be joined further.
-fn thinned(points: &[Point], most: usize) -> Vec<Point> {
-    let size = points.len().div_ceil(most.max(1)).max(1);
-    points.chunks(size).filter_map(Point::joined).collect()
 }
 
 /// Labels at round steps.

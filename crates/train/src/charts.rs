@@ -2,7 +2,8 @@
 //! HTML, and by `plimsoll plot`, which draws them as SVG and PNG. Invariant: a chart exists if a run has a value for it, and
 //! every series of a run is in exactly one chart, except the positions of the run (tokens, epoch, seconds).
 
-use crate::history::{FULLEST_EXPERT, Point, RunHistory};
+use crate::history::{FULLEST_EXPERT, RunHistory};
+use plimsoll_runtime::series::Point;
 
 /// Maximum number of runs that are compared.
 pub const MOST_RUNS: usize = 16;
@@ -414,7 +415,7 @@ pub fn names(runs: &[RunHistory]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::Series;
+    use plimsoll_runtime::series::Series;
     use serde_json::json;
     use std::collections::BTreeMap;
 

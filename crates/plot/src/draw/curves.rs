@@ -7,8 +7,9 @@ use super::page::{GAP, MARGIN, Page};
 use super::scene::{Anchor, Color, Paint, PathStep, Scene, TextStyle, rectangle, segment};
 use super::style::{self, AXIS, DARK, GRID, LABEL, REMARK, SOFT, TITLE, WHITE};
 use super::track::outline;
+use plimsoll_runtime::series::Point;
 use plimsoll_train::charts::{Axis, Chart, Line, names};
-use plimsoll_train::history::{ExpertLoad, Point, RunHistory};
+use plimsoll_train::history::{ExpertLoad, RunHistory};
 use std::collections::BTreeMap;
 
 /// Minimum page width, in points, for two charts side by side.
