@@ -119,6 +119,7 @@ pub use plimsoll_data::limits::Limit;
 pub use plimsoll_data::printable::{EscapedPath, is_printable};
 pub use plimsoll_exec::Machine;
 pub use plimsoll_exec::heap::{Heap, limit_slack};
+pub use plimsoll_graph::Bytes;
 pub use plimsoll_plan::{Precision, Streaming, Target};
 pub use process::bill_whole_process;
 pub use sequence_model::{DecoderModel, ModelParts, OpenedModel};
