@@ -224,6 +224,18 @@ impl RunHistory {
         Ok(run)
     }
 
+    /// Status, device and version of the program, as far as run.json has them.
+    pub fn about(&self) -> impl Iterator<Item = String> {
+        let text = |key: &str| self.record[key].as_str().map(|text| Name(text).to_string());
+        let version = text("plimsoll").map(|version| format!("plimsoll {version}"));
+        [text("status"), text("device"), version].into_iter().flatten()
+    }
+
+    /// The first `most` events that belong to a step, each with the step.
+    pub fn marked_events(&self, most: usize) -> impl Iterator<Item = (u64, &RunEvent)> {
+        self.events.iter().filter_map(|event| Some((event.step?, event))).take(most)
+    }
+
     /// The series of a name.
     pub fn series(&self, name: &str) -> Option<&Series> {
         self.series.iter().find(|series| series.name == name)

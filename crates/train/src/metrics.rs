@@ -203,8 +203,8 @@ fn keep(folder: &Path, path: &Path, step: u64) -> Result<(), TrainError> {
     let mut reader = MetricsReader::new(folder);
     if let Some(mut lines) = reader.open()? {
         while let Some(line) = lines.next_line()? {
-            // Not the first line of a later step ends the copy: a change of the size of micro-steps during an evaluation
-            // belongs to the next step, and is followed by lines of the step that is evaluated.
+            // Lines up to `step` may follow those of later steps: a change of the size of micro-steps during an evaluation belongs
+            // to the next step, and is followed by lines of the step that is evaluated.
             if step_of(&line, &lines)? <= step {
                 kept.write_all(lines.text()).map_err(|e| kept.error(e))?;
             }
