@@ -2,6 +2,7 @@
 //! terminal is changed, so there is nothing to restore after an error, a signal or a kill.
 
 use console::Term;
+use plimsoll_tools::monitor;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
@@ -23,7 +24,7 @@ impl Screen {
         Self { terminal: Term::stdout(), lines: vec![] }
     }
 
-    /// Characters of a line, of the size that the terminal has now. The last column stays empty, because terminals differ
+    /// Columns of a line, of the size that the terminal has now. The last column stays empty, because terminals differ
     /// in where the cursor is after a character in it.
     pub fn width(&self) -> usize {
         self.size().1.saturating_sub(1)
@@ -66,7 +67,7 @@ impl Screen {
 /// The text that replaces the lines `old` above the cursor by `new` on a terminal with `columns` columns, which may have had
 /// more when `old` was drawn: a longer line now takes several rows.
 fn replaced(old: &[String], new: &[String], columns: usize) -> String {
-    let rows = |line: &String| line.chars().count().div_ceil(columns.max(1)).max(1);
+    let rows = |line: &String| monitor::columns(line).div_ceil(columns.max(1)).max(1);
     let up: usize = old.iter().map(rows).sum();
     let mut text = String::new();
     if up > 0 {
@@ -92,6 +93,7 @@ mod tests {
         check(&["c", ""], &[], 80, "\r\x1b[2A\x1b[J");
         // The terminal became narrower, and wrapped the first line into three rows.
         check(&["0123456789", "ä"], &["x"], 4, "\r\x1b[4A\x1b[Jx\n");
+        check(&["中文字", "e\u{301}"], &["x"], 4, "\r\x1b[3A\x1b[Jx\n");
         check(&["a"], &["b"], 0, "\r\x1b[1A\x1b[Jb\n");
     }
 }

@@ -8,7 +8,7 @@
 use crate::device::{Device, DeviceError, GraphCapture, Launch, Operand};
 use crate::load::{Buffers, Copies, ParamSource, ReadParam, ReadShared, Source, Weight, load_weights};
 use crate::progress::OnStart;
-use crate::submit::InFlightStep;
+use crate::submit::InFlightSteps;
 use plimsoll_graph::{Bytes, Counts, Op, TensorSpec, ValueId};
 use plimsoll_plan::{InputId, Instr, KernelId, Kernels, OutputId, Program};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ pub struct Executor {
     /// attached.
     sources: Vec<Option<Source>>,
     /// State of in-flight steps.
-    pub(crate) open: InFlightStep,
+    pub(crate) open: InFlightSteps,
     /// Number of instructions that the last step has issued.
     pub(crate) issued: usize,
     /// Steps since the device last trimmed its memory.
@@ -94,7 +94,7 @@ impl Executor {
             programs,
             current: 0,
             sources,
-            open: InFlightStep::default(),
+            open: InFlightSteps::default(),
             issued: 0,
             since: 0,
             given_back: Bytes::ZERO,

@@ -1,6 +1,6 @@
 //! Asynchronous steps. `submit` enqueues a step with its inputs, `collect` returns its outputs; steps complete in
 //! submission order. Invariant: at most `depth` steps are in flight, and after the largest step has been seen,
-//! nothing here allocates.
+//! nothing here allocates. The oldest pending output belongs to the oldest step that can be collected.
 
 use crate::device::{DeviceError, Span, Ticket};
 use crate::executor::Executor;
@@ -23,27 +23,34 @@ pub enum Data<'a> {
 pub struct Submitted {
     /// Sequence number among the executor's steps.
     number: u64,
-    outputs: usize,
 }
 
-/// State of the in-flight steps.
+/// The in-flight steps.
 #[derive(Debug, Default)]
-pub(crate) struct InFlightStep {
+pub(crate) struct InFlightSteps {
     /// Sequence number of the next step.
     next: u64,
-    /// Number of in-flight steps.
-    pub(crate) steps: u64,
+    /// In-flight steps, oldest first.
+    steps: VecDeque<InFlightStep>,
     /// Pending outputs in the order of steps, each with its number of values.
     tickets: VecDeque<(Ticket, usize)>,
-    /// Outputs requested by a step that failed before all of them were requested; they are collected and dropped before
-    /// any later output.
-    orphans: VecDeque<(Ticket, usize)>,
 }
 
-impl InFlightStep {
+/// A step whose outputs are pending.
+#[derive(Debug)]
+struct InFlightStep {
+    number: u64,
+    /// Number of outputs that were requested.
+    outputs: usize,
+    /// Whether the step failed before all of its outputs were requested. Nobody collects it; it counts as in flight, because
+    /// the device still writes to its staging slot.
+    is_abandoned: bool,
+}
+
+impl InFlightSteps {
     /// `Err` if a step is in flight, because `op` would overwrite its memory.
     pub(crate) fn none(&self, op: &'static str) -> Result<(), DeviceError> {
-        match self.steps {
+        match self.steps.len() {
             0 => Ok(()),
             n => Err(DeviceError::Kernel { op, why: format!("{n} steps are open; collect them before") }),
         }
@@ -71,16 +78,15 @@ impl Executor {
         self.give(inputs)?;
         self.follow(plan, counts)?;
         let before = self.open.tickets.len();
-        if let Err(error) = self.request_outputs(outputs) {
-            // Outputs that were requested before the error belong to no step. The device returns outputs in order, so they
-            // are collected in their turn.
-            let orphans = self.open.tickets.split_off(before);
-            self.open.orphans.extend(orphans);
-            return Err(error);
+        let requested = self.request_outputs(outputs);
+        let (number, count) = (self.open.next, self.open.tickets.len() - before);
+        if requested.is_ok() || count > 0 {
+            let is_abandoned = requested.is_err();
+            self.open.steps.push_back(InFlightStep { number, outputs: count, is_abandoned });
+            self.open.next += 1;
         }
-        self.open.steps += 1;
-        self.open.next += 1;
-        Ok(Submitted { number: self.open.next - 1, outputs: outputs.len() })
+        self.drop_abandoned();
+        requested.map(|()| Submitted { number })
     }
 
     /// Copies the inputs to a staging slot of this step, concurrently with running work, and enqueues the copy from
@@ -127,8 +133,8 @@ impl Executor {
         counts: Counts,
         outputs: &[(OutputId, usize)],
     ) -> Result<(), DeviceError> {
-        if self.open.steps as usize >= self.depth() {
-            let why = format!("{} steps are in flight, which is the maximum", self.open.steps);
+        if self.open.steps.len() >= self.depth() {
+            let why = format!("{} steps are in flight, which is the maximum", self.open.steps.len());
             return Err(DeviceError::Kernel { op: "submit", why });
         }
         self.admits(plan, counts)?;
@@ -175,17 +181,17 @@ impl Executor {
     /// Waits for the oldest submitted step and writes its outputs to `outs`, in the order of `submit`. An i32 value is
     /// returned as the f32 with the same bits. `Err` if `step` is not the oldest or has another number of outputs.
     pub fn collect(&mut self, step: Submitted, outs: &mut [Vec<f32>]) -> Result<(), DeviceError> {
-        let oldest = self.open.next - self.open.steps;
-        if step.number != oldest || outs.len() != step.outputs {
+        let is_due = |oldest: &InFlightStep| oldest.number == step.number && oldest.outputs == outs.len();
+        if !self.open.steps.front().is_some_and(is_due) {
             let why = format!(
-                "step {} with {} outputs into {} places; the oldest step is {oldest}",
+                "step {} into {} places; the oldest step is {:?}",
                 step.number,
-                step.outputs,
-                outs.len()
+                outs.len(),
+                self.open.steps.front()
             );
             return Err(DeviceError::Kernel { op: "collect", why });
         }
-        self.open.steps -= 1;
+        self.open.steps.pop_front();
         // A step without outputs must be waited for here, because its staging slot for inputs is reused.
         let mut result = if outs.is_empty() { self.device_mut().wait() } else { Ok(()) };
         for out in outs {
@@ -194,19 +200,23 @@ impl Executor {
             out.reserve_exact(n.saturating_sub(out.len()));
             out.resize(n, 0.0);
             // All outputs are collected even after an error: the next step's outputs follow in the same queue.
-            self.drop_orphans(ticket)?;
             let collected = self.device_mut().collect(ticket, bytemuck::cast_slice_mut(out));
             result = result.and(collected);
         }
+        self.drop_abandoned();
         result
     }
 
-    /// Collects and drops the outputs without a step that were requested before `ticket`.
-    fn drop_orphans(&mut self, ticket: Ticket) -> Result<(), DeviceError> {
-        while let Some((orphan, n)) = self.open.orphans.pop_front_if(|(orphan, _)| orphan.0 < ticket.0) {
-            self.device_mut().collect(orphan, &mut vec![0; n * DType::F32.size() as usize])?;
+    /// Collects and drops the outputs of the abandoned steps that are the oldest ones.
+    fn drop_abandoned(&mut self) {
+        while let Some(step) = self.open.steps.pop_front_if(|step| step.is_abandoned) {
+            for _ in 0..step.outputs {
+                let Some((ticket, n)) = self.open.tickets.pop_front() else { break };
+                // An error belongs to the step, whose submission has failed already, and not to the step that is collected
+                // next. If the device itself has failed, the next step fails too.
+                let _ = self.device_mut().collect(ticket, &mut vec![0; n * DType::F32.size() as usize]);
+            }
         }
-        Ok(())
     }
 
     /// Turns the recording of launch and copy times on or off.

@@ -27,22 +27,53 @@ impl Bytes {
         Self(self.0.saturating_sub(other.0))
     }
 
+    /// The largest decimal unit of which the size is at least one, with its name.
+    pub fn unit(self) -> (u64, &'static str) {
+        UNITS.into_iter().find(|(unit, _)| self.0 >= *unit).unwrap_or((1, "B"))
+    }
+
     /// Formats the size for readers, rounded to a decimal unit, with two digits at least: `3.7 GB`, `84 GB`, `270 MB`.
     pub fn rounded(self) -> String {
+        self.digits(2)
+    }
+
+    /// Formats the size for readers, rounded to `digits` digits in a decimal unit; the whole part may have three in any
+    /// case: with three digits `3.71 GB`, `83.6 GB`, `270 MB`.
+    pub fn digits(self, digits: u32) -> String {
         if self.0 < 1000 {
             return format!("{} B", self.0);
         }
         // In u128, so that any number of bytes can be rounded.
         let bytes = u128::from(self.0);
-        let rounded = |unit: u128| (bytes + unit / 2) / unit;
+        let rounded =
+            |unit: u64, decimals| (bytes * 10_u128.pow(decimals) + u128::from(unit) / 2) / u128::from(unit);
         // The smallest unit in which the size, rounded to a whole number of units, has at most three digits.
-        let units = [("kB", 1000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
-        let fits = |&(_, unit): &(&str, u128)| rounded(unit) < 1000;
-        let (name, unit) = units.into_iter().find(fits).unwrap_or(("GB", 1_000_000_000));
-        match (10 * bytes + unit / 2) / unit {
-            tenths @ 0..100 => format!("{}.{} {name}", tenths / 10, tenths % 10),
-            _ => format!("{} {name}", rounded(unit)),
+        let fits = |&(unit, _): &(u64, &str)| rounded(unit, 0) < 1000;
+        let (unit, name) = UNITS.into_iter().rev().find(fits).unwrap_or(UNITS[0]);
+        let few = |&decimals: &u32| rounded(unit, decimals) < 10_u128.pow(digits);
+        let decimals = (1..digits).rev().find(few).unwrap_or(0);
+        format!("{} {name}", decimal(rounded(unit, decimals), decimals))
+    }
+
+    /// Formats the size for readers with one decimal, rounded down, in a decimal unit: `3.6 GB`, `270.9 MB`.
+    pub fn tenths(self) -> String {
+        match self.unit() {
+            (1, name) => format!("{} {name}", self.0),
+            (unit, name) => format!("{} {name}", decimal((self.0 / (unit / 10)).into(), 1)),
         }
+    }
+}
+
+/// Decimal units of sizes, largest first.
+const UNITS: [(u64, &str); 4] =
+    [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1000, "kB")];
+
+/// The number `n` divided by `10^decimals`, with as many decimals.
+fn decimal(n: u128, decimals: u32) -> String {
+    let one = 10_u128.pow(decimals);
+    match decimals {
+        0 => n.to_string(),
+        _ => format!("{}.{:0width$}", n / one, n % one, width = decimals as usize),
     }
 }
 
@@ -409,10 +440,23 @@ mod tests {
             (999_499_999, "999 MB"),
             (999_600_000, "1.0 GB"),
             (19_459_122_790, "19 GB"),
-            (u64::MAX, "18446744074 GB"),
+            (999_600_000_000, "1.0 TB"),
+            (u64::MAX, "18446744 TB"),
         ] {
             assert_eq!(Bytes(n).rounded(), text);
         }
+        for (n, three, tenths) in [
+            (999, "999 B", "999 B"),
+            (1000, "1.00 kB", "1.0 kB"),
+            (9_996, "10.0 kB", "9.9 kB"),
+            (12_345_678, "12.3 MB", "12.3 MB"),
+            (133_099_999, "133 MB", "133.0 MB"),
+            (999_960_000, "1.00 GB", "999.9 MB"),
+            (2_050_000_000_000, "2.05 TB", "2.0 TB"),
+        ] {
+            assert_eq!((Bytes(n).digits(3).as_str(), Bytes(n).tenths().as_str()), (three, tenths));
+        }
+        assert_eq!([0, 999, 1000, 1 << 40].map(|n| Bytes(n).unit().1), ["B", "B", "kB", "TB"]);
     }
 
     #[test]

@@ -2,7 +2,6 @@
 //! fit. Invariant: every number is taken from a plan.
 
 use crate::Ledger;
-use crate::ledger::short;
 use plimsoll_graph::Bytes;
 use std::fmt;
 
@@ -97,7 +96,7 @@ impl fmt::Display for Bill {
         let lines: Vec<String> = self
             .remedies
             .iter()
-            .map(|r| format!("{}  saves {}, {:+.1} % time", r.flag, short(r.saves), 100.0 * r.slower))
+            .map(|r| format!("{}  saves {}, {:+.1} % time", r.flag, r.saves.tenths(), 100.0 * r.slower))
             .collect();
         write!(f, "  what fits, cheapest first:  {}", lines.join("   |   "))
     }

@@ -51,7 +51,7 @@ impl Ledger {
     /// Formats all entries on one line: `params 5.7 GB, activations 31.8 GB`.
     pub fn line(&self) -> String {
         let lines: Vec<String> =
-            self.entries.iter().map(|e| format!("{} {}", e.label, short(e.bytes))).collect();
+            self.entries.iter().map(|e| format!("{} {}", e.label, e.bytes.tenths())).collect();
         lines.join(", ")
     }
 }
@@ -70,16 +70,4 @@ impl fmt::Display for Ledger {
         }
         write!(f, "  {:<width$}  {:>22}", "peak", self.total().to_string())
     }
-}
-
-/// Formats a size with one decimal and a decimal unit, rounded down.
-pub(crate) fn short(bytes: Bytes) -> String {
-    let units = [("GB", 1_000_000_000u64), ("MB", 1_000_000), ("kB", 1000)];
-    for (name, unit) in units {
-        if bytes.0 >= unit {
-            let tenths = bytes.0 / (unit / 10);
-            return format!("{}.{} {name}", tenths / 10, tenths % 10);
-        }
-    }
-    format!("{} B", bytes.0)
 }

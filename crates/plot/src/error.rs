@@ -23,14 +23,6 @@ pub enum PlotError {
     /// Several folders are given, none of which is a training run.
     #[error("the pictures of a prediction are of one folder; give one folder, or the folders of training runs")]
     SeveralPredictions,
-    /// More training runs than colours.
-    #[error("{count} training runs; at most {most} can be told apart in one picture, so give fewer folders")]
-    TooManyRuns {
-        /// Number of runs.
-        count: usize,
-        /// Maximum number of runs.
-        most: usize,
-    },
     /// An option for training runs is given for a prediction.
     #[error("{flag} is for training runs, and {} is not one; omit {flag}", EscapedPath(folder))]
     OfTraining {

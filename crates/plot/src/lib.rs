@@ -95,7 +95,7 @@ struct Picture {
 /// # Errors
 /// - [`PlotError::Mixture`], [`PlotError::SeveralPredictions`], [`PlotError::OfTraining`], [`PlotError::OfPrediction`]:
 ///   folders or options that do not belong together.
-/// - [`PlotError::Training`], [`PlotError::UnknownSeries`], [`PlotError::NothingToDraw`], [`PlotError::TooManyRuns`]: training
+/// - [`PlotError::Training`], [`PlotError::UnknownSeries`], [`PlotError::NothingToDraw`]: training
 ///   runs that cannot be drawn.
 /// - [`PlotError::NoLogarithm`]: `log` is set, and none of the chosen charts can have a logarithmic axis.
 /// - [`PlotError::NoFolder`], [`PlotError::NoResult`], [`PlotError::NotARunRecord`]: the folder has no complete results.

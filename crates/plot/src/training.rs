@@ -3,7 +3,7 @@
 
 use crate::draw::{curves, svg};
 use crate::{Options, Output, Picture, PlotError};
-use plimsoll_train::charts::{self, Chart, MOST_RUNS};
+use plimsoll_train::charts::{self, Chart};
 use plimsoll_train::history::{EXPERT_LOAD, RunHistory};
 
 /// Maximum number of points of a line: more than a page has pixels at usual resolutions.
@@ -11,16 +11,11 @@ const MOST_POINTS: usize = 1000;
 
 /// Reads the runs and draws their pictures.
 pub fn pictures(options: &Options) -> Result<Vec<Picture>, PlotError> {
-    let (count, most) = (options.results.len(), MOST_RUNS);
-    if count > most {
-        return Err(PlotError::TooManyRuns { count, most });
-    }
     let folder = || options.results.first().cloned().unwrap_or_default();
     if !options.records.is_empty() {
         return Err(PlotError::OfPrediction { flag: "--record", folder: folder() });
     }
-    let runs = options.results.iter().map(|folder| RunHistory::open(folder)).collect::<Result<Vec<_>, _>>();
-    let runs = runs.map_err(PlotError::Training)?;
+    let runs = charts::open(&options.results).map_err(PlotError::Training)?;
     let (charts, with_loads) = choose(charts::charts(&runs, MOST_POINTS), &runs, options)?;
     if charts.is_empty() && !with_loads {
         return Err(PlotError::NothingToDraw { folder: folder() });

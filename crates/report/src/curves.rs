@@ -3,9 +3,9 @@
 
 use crate::chart::{Tick, bottom_labels, left_label};
 use crate::html::{decimal, escape, whole};
-use plimsoll_train::charts::{Axis, Chart, Line};
-use plimsoll_train::history::{ExpertLoad, Point, RunEvent};
-use std::collections::BTreeMap;
+use plimsoll_runtime::series::Point;
+use plimsoll_train::charts::{Axis, Chart, KeyEntry, Line, dashes};
+use plimsoll_train::history::{ExpertLoad, RunEvent};
 use std::fmt::Write;
 
 /// Number of shades of a map of expert load; the middle one is an even share.
@@ -39,19 +39,16 @@ impl Curves<'_> {
         }
         axes.push_str(&bottom_labels(&steps(self.end)));
         let mut marks: String = self.events.iter().map(|event| self.event(event)).collect();
-        for limit in &chart.limits {
-            // A limit far above the lines is outside the axis.
-            if let Some(height) = axis.at(limit.value).filter(|height| *height <= 1.0) {
-                let y = decimal(100.0 * (1.0 - height), 2);
-                let _ = write!(
-                    marks,
-                    "<line class=\"limit r{}\" x1=\"0\" x2=\"100%\" y1=\"{y}%\" y2=\"{y}%\"><title>{} of {}: {}</title></line>",
-                    limit.run,
-                    limit.name,
-                    escape(&self.names[limit.run]),
-                    chart.unit.text(limit.value)
-                );
-            }
+        for (limit, height) in chart.limits_on(&axis) {
+            let y = decimal(100.0 * (1.0 - height), 2);
+            let _ = write!(
+                marks,
+                "<line class=\"limit r{}\" x1=\"0\" x2=\"100%\" y1=\"{y}%\" y2=\"{y}%\"><title>{} of {}: {}</title></line>",
+                limit.run,
+                limit.name,
+                escape(&self.names[limit.run]),
+                chart.unit.text(limit.value)
+            );
         }
         let (mut inner, mut dots) = (String::new(), String::new());
         for line in &chart.lines {
@@ -72,21 +69,16 @@ impl Curves<'_> {
 
     /// The names of the series with their dashes, where the chart has several.
     fn key(&self) -> String {
-        let series: BTreeMap<usize, (&str, bool)> =
-            self.chart.lines.iter().map(|line| (line.place, (line.series.as_str(), line.marked))).collect();
-        if series.len() < 2 {
-            return String::new();
-        }
-        let entry = |(place, (name, marked)): (&usize, &(&str, bool))| {
-            let dot = if *marked { "<circle cx=\"50%\" cy=\"50%\" r=\"3\"/>" } else { "" };
+        let entry = |KeyEntry { name, dashes, marked }: KeyEntry| {
+            let dot = if marked { "<circle cx=\"50%\" cy=\"50%\" r=\"3\"/>" } else { "" };
             format!(
                 "<span class=\"series\"><svg aria-hidden=\"true\"><line class=\"{}\" x1=\"0\" x2=\"100%\" y1=\"50%\" \
                  y2=\"50%\"/>{dot}</svg>{}</span>",
-                dashes(*place, *marked),
+                class(dashes),
                 escape(name)
             )
         };
-        series.iter().map(entry).collect()
+        self.chart.key().into_iter().map(entry).collect()
     }
 
     fn x(&self, step: f64) -> f64 {
@@ -108,7 +100,7 @@ impl Curves<'_> {
 
     /// Appends the band and the line to `inner`, and the dots of a marked line to `dots`.
     fn line(&self, line: &Line, axis: &Axis, inner: &mut String, dots: &mut String) {
-        let points = thinned(&line.points, self.most);
+        let points = Point::in_groups(&line.points, self.most);
         let y = |value: f64| axis.at(value).map(|height| UNITS * (1.0 - height.clamp(0.0, 1.0)));
         let x = |point: &Point| UNITS * self.x(point.first.midpoint(point.last) as f64);
         let (mut curve, mut upper, mut lower) = (String::new(), String::new(), vec![]);
@@ -130,20 +122,14 @@ impl Curves<'_> {
             let lower: String = lower.iter().rev().map(String::as_str).collect();
             let _ = write!(inner, "<path class=\"range r{}\" d=\"{upper}{lower}Z\"/>", line.run);
         }
-        let class = dashes(line.place, line.marked);
+        let class = class(dashes(line.place, line.marked));
         let _ = write!(inner, "<path class=\"{class} r{}\" d=\"{curve}\"/>", line.run);
     }
 }
 
-/// Class of the line of a series by its place in its chart.
-fn dashes(place: usize, marked: bool) -> String {
-    if marked || place == 0 { "line".to_owned() } else { format!("line d{}", (place - 1) % 3 + 1) }
-}
-
-/// The first `most` of equally many neighbours joined: points that are already joined can only be joined further.
-fn thinned(points: &[Point], most: usize) -> Vec<Point> {
-    let size = points.len().div_ceil(most.max(1)).max(1);
-    points.chunks(size).filter_map(Point::joined).collect()
+/// Class of a line with these dashes.
+fn class(dashes: Option<usize>) -> String {
+    dashes.map_or("line".to_owned(), |number| format!("line d{}", number + 1))
 }
 
 /// Labels at round steps.

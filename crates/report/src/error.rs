@@ -22,14 +22,6 @@ pub enum ReportError {
     /// Several folders are given, none of which is a training run.
     #[error("the report of a prediction is of one folder; give one folder, or the folders of training runs")]
     SeveralPredictions,
-    /// More training runs than colours.
-    #[error("{count} training runs; at most {most} can be told apart on one page, so give fewer folders")]
-    TooManyRuns {
-        /// Number of runs.
-        count: usize,
-        /// Maximum number of runs.
-        most: usize,
-    },
     /// The output file exists and `force` is not set.
     #[error("{} already exists; use --force to replace it, or choose another file with -o", EscapedPath(path))]
     Exists {

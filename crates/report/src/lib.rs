@@ -46,9 +46,9 @@ pub struct Options {
 /// Writes the page of the results of a prediction, or of training runs.
 ///
 /// # Errors
-/// - [`ReportError::Mixture`], [`ReportError::SeveralPredictions`], [`ReportError::TooManyRuns`]: folders that cannot be on one
+/// - [`ReportError::Mixture`], [`ReportError::SeveralPredictions`]: folders that cannot be on one
 ///   page.
-/// - [`ReportError::Training`]: a training run cannot be read.
+/// - [`ReportError::Training`]: a training run cannot be read, or there are too many.
 /// - [`ReportError::Exists`]: the output exists and `force` is not set.
 /// - [`ReportError::NoFolder`], [`ReportError::NoResult`], [`ReportError::NotARunRecord`]: the folder has no complete results of a prediction.
 /// - [`ReportError::Runtime`]: a table is damaged or contradicts another one, or the page cannot be written.

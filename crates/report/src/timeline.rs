@@ -11,6 +11,7 @@ use crate::page::{Page, Section};
 use crate::table::{Cells, PageColumn, PageTable};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::Name;
+use plimsoll_runtime::Bytes;
 use plimsoll_runtime::timeline::{MeasuredTimeline, Timeline, TimelineTensor, phase_name};
 use serde_json::json;
 use std::collections::HashMap;
@@ -143,14 +144,14 @@ fn cards(plans: &[Planned]) -> String {
         let Planned { timeline, budget, .. } = plan;
         let of = if plans.len() > 1 { format!(" of plan {}", number + 1) } else { String::new() };
         let seconds: f64 = timeline.instructions.iter().map(|i| i.seconds).sum();
-        card(&format!("Peak{of}"), &short(timeline.peak.0), &format!("{} B", whole(timeline.peak.0)));
+        card(&format!("Peak{of}"), &short(timeline.peak), &format!("{} B", whole(timeline.peak.0)));
         if let Some(budget) = budget {
             let free = budget.saturating_sub(timeline.peak.0 + plan.process);
-            card(&format!("Budget{of}"), &short(*budget), &format!("{} left", short(free)));
+            card(&format!("Budget{of}"), &short(Bytes(*budget)), &format!("{} left", short(Bytes(free))));
         }
         if plans.len() == 1 {
-            let outside = short(timeline.peak.0 - timeline.arena.0);
-            card("Arena", &short(timeline.arena.0), &format!("{outside} outside it"));
+            let outside = short(timeline.peak - timeline.arena);
+            card("Arena", &short(timeline.arena), &format!("{outside} outside it"));
             let tensors = format!("{} tensors", whole(timeline.tensors.len() as u64));
             card("Instructions", &whole(timeline.instructions.len() as u64), &tensors);
         }
@@ -607,17 +608,9 @@ fn table(plans: &[Planned], titles: &[String]) -> PageTable {
     }
 }
 
-/// A size in decimal units with three digits.
-fn short(bytes: u64) -> String {
-    let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
-    match units.into_iter().find(|(unit, _)| bytes as f64 >= *unit) {
-        Some((unit, name)) => {
-            let number = bytes as f64 / unit;
-            let digits = if number < 10.0 { 2 } else { usize::from(number < 100.0) };
-            format!("{number:.digits$}\u{a0}{name}")
-        }
-        None => format!("{bytes}\u{a0}B"),
-    }
+/// A size with three digits, on one line.
+fn short(bytes: Bytes) -> String {
+    bytes.digits(3).replace(' ', "\u{a0}")
 }
 
 /// A time with three digits.
@@ -665,9 +658,10 @@ mod tests {
             (1_000, "1.00\u{a0}kB"),
             (12_345_678, "12.3\u{a0}MB"),
             (123_400_000_000, "123\u{a0}GB"),
+            (999_950, "1.00\u{a0}MB"),
         ];
         for (bytes, text) in sizes {
-            assert_eq!(short(bytes), text);
+            assert_eq!(short(Bytes(bytes)), text);
         }
         for (seconds, text) in [(2.5e-6, "2.50\u{a0}µs"), (0.0123, "12.3\u{a0}ms"), (239.2, "239\u{a0}s")] {
             assert_eq!(time(seconds), text);

@@ -7,8 +7,9 @@ use crate::error::ReportError;
 use crate::html::{decimal, escape, json, whole};
 use crate::page::{Page, Section};
 use plimsoll_data::printable::Name;
-use plimsoll_train::charts::{self, Chart, Line, MOST_RUNS, Unit, number};
-use plimsoll_train::history::{Point, RunEvent, RunHistory, Series, differences};
+use plimsoll_runtime::series::{Point, Series};
+use plimsoll_train::charts::{self, Chart, Line, Unit, number};
+use plimsoll_train::history::{RunEvent, RunHistory, differences};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -33,12 +34,7 @@ const MOST_KEYS: usize = 1000;
 
 /// Reads the runs and composes their page.
 pub fn page(folders: &[PathBuf], title: Option<&str>) -> Result<Page, ReportError> {
-    let (count, most) = (folders.len(), MOST_RUNS);
-    if count > most {
-        return Err(ReportError::TooManyRuns { count, most });
-    }
-    let runs = folders.iter().map(|folder| RunHistory::open(folder)).collect::<Result<Vec<_>, _>>();
-    let runs = runs.map_err(ReportError::Training)?;
+    let runs = charts::open(folders).map_err(ReportError::Training)?;
     let names = charts::names(&runs);
     let title = match title {
         Some(title) => Name(title).to_string(),
@@ -77,10 +73,7 @@ impl Training<'_> {
     fn lead(&self) -> String {
         let [run] = self.runs else { return String::new() };
         let steps = format!("{} steps", whole(run.last_step));
-        let words = ["status", "device"].into_iter().filter_map(|key| run.record[key].as_str());
-        let version = run.record["plimsoll"].as_str().map(|version| format!("plimsoll {version}"));
-        let parts: Vec<String> =
-            words.map(str::to_owned).chain(version).map(|part| escape(&Name(&part).to_string())).collect();
+        let parts: Vec<String> = run.about().map(|part| escape(&part)).collect();
         format!("<p class=\"sub\">{}</p>\n", [&[steps], &parts[..]].concat().join(" · "))
     }
 
@@ -106,7 +99,7 @@ impl Training<'_> {
         for line in shown.iter_mut().flat_map(|chart| &mut chart.lines) {
             line.points = self.thinned(line, most);
         }
-        let end = self.end();
+        let end = charts::last_step(self.runs);
         let events = self.marked_events();
         let mut html = self.key();
         html += "<div class=\"controls\" id=\"training-controls\"></div>\n<div class=\"charts\">\n";
@@ -114,12 +107,7 @@ impl Training<'_> {
             html += &Curves { chart, names: self.names, end, events: &events, most: drawn }.html();
         }
         html += "</div>\n";
-        if shown
-            .iter()
-            .flat_map(|chart| &chart.lines)
-            .flat_map(|line| &line.points)
-            .any(|point| point.count > 1)
-        {
+        if charts::are_joined(&shown) {
             html += "<p class=\"note\">These runs have more steps than a page can hold: a line is the mean of neighbouring steps, \
                      and the band behind it reaches from their lowest to their highest value. metrics.jsonl has every step.</p>\n";
         }
@@ -140,11 +128,6 @@ impl Training<'_> {
 
     fn thinned(&self, line: &Line, most: usize) -> Vec<Point> {
         self.runs[line.run].series(&line.series).map_or_else(Vec::new, |series| series.thinned(most))
-    }
-
-    /// Last step of all runs.
-    fn end(&self) -> u64 {
-        self.runs.iter().map(|run| run.last_step).max().unwrap_or(1).max(1)
     }
 
     /// Colours of the runs; boxes to hide them are added by the script.
@@ -231,7 +214,7 @@ impl Training<'_> {
         let each = MOST_EVENTS / self.runs.len().max(1);
         let of_run = |(place, run)| {
             let run: &RunHistory = run;
-            run.events.iter().filter(|event| event.step.is_some()).take(each).map(move |event| (place, event))
+            run.marked_events(each).map(move |(_, event)| (place, event))
         };
         self.runs.iter().enumerate().flat_map(of_run).collect()
     }
@@ -328,30 +311,25 @@ impl Training<'_> {
 
     /// Maps of the load of the experts, for each run and layer; empty without experts.
     fn loads(&self) -> String {
-        let all = || {
-            let runs = self.runs.iter().zip(self.names);
-            runs.flat_map(|(run, name)| run.loads.iter().map(move |load| (name, load)))
-        };
+        let all = || charts::loads(self.runs, self.names);
         let count = all().count();
         if count == 0 {
             return String::new();
         }
         let (mut rows, mut shown) = (0, vec![]);
-        for (name, load) in all().take(MOST_MAPS) {
+        for (title, load) in all().take(MOST_MAPS) {
             if rows + load.experts > MOST_CELLS / 4 {
                 break;
             }
             rows += load.experts;
-            shown.push((name, load));
+            shown.push((title, load));
         }
         let columns = (MOST_CELLS / rows.max(1)).clamp(4, 120);
         let mut html = "<p class=\"note\">Shares of the routed rows that each expert of a layer received. Grey is an even share, blue \
                         less, red more, up to twice an even share.</p>\n<div class=\"charts\">\n"
             .to_owned();
-        for (name, load) in &shown {
-            let layer = format!("Layer {}", load.layer);
-            let title = if self.runs.len() > 1 { format!("{layer}, {name}") } else { layer };
-            html += &load_map(&title, load, self.end(), columns);
+        for (title, load) in &shown {
+            html += &load_map(title, load, charts::last_step(self.runs), columns);
         }
         html += "</div>\n";
         if shown.len() < count {

@@ -2,7 +2,12 @@
 //! HTML, and by `plimsoll plot`, which draws them as SVG and PNG. Invariant: a chart exists if a run has a value for it, and
 //! every series of a run is in exactly one chart, except the positions of the run (tokens, epoch, seconds).
 
-use crate::history::{FULLEST_EXPERT, Point, RunHistory};
+use crate::TrainError;
+use crate::history::{ExpertLoad, FULLEST_EXPERT, RunHistory};
+use plimsoll_graph::Bytes;
+use plimsoll_runtime::series::Point;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// Maximum number of runs that are compared.
 pub const MOST_RUNS: usize = 16;
@@ -39,9 +44,11 @@ impl Unit {
 
     /// Factor and name of the unit in which numbers up to `most` are labelled.
     pub fn scale(self, most: f64) -> (f64, &'static str) {
-        const DECIMAL: [(f64, &str); 4] = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
         match self {
-            Self::Bytes => DECIMAL.into_iter().find(|(factor, _)| most >= *factor).unwrap_or((1.0, "B")),
+            Self::Bytes => {
+                let (factor, name) = Bytes(most as u64).unit();
+                (factor as f64, name)
+            }
             Self::Number | Self::Nats | Self::TokensPerSecond | Self::Seconds | Self::Rows => {
                 (1.0, self.name())
             }
@@ -271,7 +278,43 @@ pub struct UnknownSeries {
     pub known: Vec<String>,
 }
 
+/// A series in the key of a chart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyEntry<'a> {
+    /// Name of the series.
+    pub name: &'a str,
+    /// Number of its dashes ([`dashes`]); `None` for a line without dashes.
+    pub dashes: Option<usize>,
+    /// Whether points are marked.
+    pub marked: bool,
+}
+
+/// Number of different dashes of lines.
+pub const DASHES: usize = 3;
+
+/// Number of the dashes of a line, by the place of its series in its chart; `None` for a line without dashes.
+pub fn dashes(place: usize, marked: bool) -> Option<usize> {
+    (place > 0 && !marked).then(|| (place - 1) % DASHES)
+}
+
 impl Chart {
+    /// The names of its series, in their order; empty if the title names the only one.
+    pub fn key(&self) -> Vec<KeyEntry<'_>> {
+        let series: BTreeMap<usize, (&str, bool)> =
+            self.lines.iter().map(|line| (line.place, (line.series.as_str(), line.marked))).collect();
+        if series.len() < 2 {
+            return vec![];
+        }
+        let entry = |(place, (name, marked))| KeyEntry { name, dashes: dashes(place, marked), marked };
+        series.into_iter().map(entry).collect()
+    }
+
+    /// The limits within an axis, each with its height from 0 to 1; a limit far above the lines is not drawn.
+    pub fn limits_on(&self, axis: &Axis) -> impl Iterator<Item = (&Limit, f64)> {
+        let heights = self.limits.iter().filter_map(|limit| Some((limit, axis.at(limit.value)?)));
+        heights.filter(|(_, height)| *height <= 1.0)
+    }
+
     /// Its id, and the names of its series that differ from it.
     fn names(&self) -> Vec<String> {
         let mut names = vec![self.id.clone()];
@@ -398,6 +441,41 @@ pub fn number(value: f64) -> String {
     format!("{}e{power}", digits.trim_end_matches('0').trim_end_matches('.'))
 }
 
+/// Opens the runs of one page or picture.
+///
+/// # Errors
+/// [`TrainError::TooManyRuns`], and those of [`RunHistory::open`].
+pub fn open(folders: &[PathBuf]) -> Result<Vec<RunHistory>, TrainError> {
+    let count = folders.len();
+    if count > MOST_RUNS {
+        return Err(TrainError::TooManyRuns { count, most: MOST_RUNS });
+    }
+    folders.iter().map(|folder| RunHistory::open(folder)).collect()
+}
+
+/// Last step of the axis that all charts share, which begins at 0.
+pub fn last_step(runs: &[RunHistory]) -> u64 {
+    runs.iter().map(|run| run.last_step).max().unwrap_or(1).max(1)
+}
+
+/// Whether a point of a chart stands for several steps.
+pub fn are_joined(charts: &[Chart]) -> bool {
+    let mut points = charts.iter().flat_map(|chart| &chart.lines).flat_map(|line| &line.points);
+    points.any(|point| point.count > 1)
+}
+
+/// The load of the experts of each run and layer, each with a title; `names` are those of the runs.
+pub fn loads<'a>(
+    runs: &'a [RunHistory],
+    names: &'a [String],
+) -> impl Iterator<Item = (String, &'a ExpertLoad)> + 'a {
+    let titled = |name: &'a String, load: &'a ExpertLoad| match runs.len() {
+        1 => (format!("Layer {}", load.layer), load),
+        _ => (format!("Layer {}, {name}", load.layer), load),
+    };
+    runs.iter().zip(names).flat_map(move |(run, name)| run.loads.iter().map(move |load| titled(name, load)))
+}
+
 /// The names of runs for a legend: the names of the folders, or their paths where names are equal.
 pub fn names(runs: &[RunHistory]) -> Vec<String> {
     let name = |run: &RunHistory| {
@@ -414,9 +492,8 @@ pub fn names(runs: &[RunHistory]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::Series;
+    use plimsoll_runtime::series::Series;
     use serde_json::json;
-    use std::collections::BTreeMap;
 
     fn run(name: &str, series: &[(&str, &[f64])]) -> RunHistory {
         let series = series.iter().map(|(name, values)| {
@@ -476,6 +553,18 @@ mod tests {
             ]
         );
         assert_eq!(charts[2].unit, Unit::Seconds);
+        let entry = |name, dashes, marked| KeyEntry { name, dashes, marked };
+        assert_eq!(charts[0].key(), [entry("loss", None, false), entry("validation_loss", None, true)]);
+        assert_eq!(
+            charts[1].key(),
+            [entry("memory_bytes", None, false), entry("host.heap_bytes", Some(0), false)]
+        );
+        assert_eq!((charts[3].key(), last_step(&runs), are_joined(&charts)), (vec![], 2, false));
+        assert_eq!(
+            charts[1].limits_on(&Axis::new(0.0, 4000.0, false)).map(|(_, at)| at).collect::<Vec<_>>(),
+            [0.75, 0.75]
+        );
+        assert_eq!(charts[1].limits_on(&Axis::new(0.0, 2000.0, false)).count(), 0);
         assert_eq!(charts[1].limits[0], Limit { run: 0, name: "planned peak", value: 3000.0 });
         let pick = |names: &[&str]| {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();

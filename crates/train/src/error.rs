@@ -358,6 +358,14 @@ pub enum TrainError {
         /// Error of the parser.
         source: serde_json::Error,
     },
+    /// More training runs than colours.
+    #[error("{count} training runs; at most {most} can be told apart, so give fewer folders")]
+    TooManyRuns {
+        /// Number of runs.
+        count: usize,
+        /// Maximum number of runs.
+        most: usize,
+    },
     /// The folder is no folder of a training run, or the run ended before its first step.
     #[error(
         "{}: there is no metrics.jsonl in it; give the output folder of a plimsoll train that has begun to train",
@@ -591,6 +599,7 @@ impl Failure for TrainError {
             | Self::DataOfHead
             | Self::ScoresNotFinite
             | Self::NoMetrics { .. }
+            | Self::TooManyRuns { .. }
             | Self::StepsSkipped { .. } => 1,
             Self::OutOfMemory { .. } | Self::TooManyScores { .. } => 4,
             Self::DataPosition { .. }

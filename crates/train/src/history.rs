@@ -1,24 +1,21 @@
 //! Reader of the folder of a training run: metrics.jsonl as series of numbers over steps, run.json and config.yaml. Used by
-//! the report and by the pictures of training. Invariant: memory does not grow with the length of a run: a series has at
-//! most [`MOST_POINTS`] points, and a point that stands for several steps has their lowest, highest and mean value.
+//! the report and by the pictures of training. Invariant: memory does not grow with the length of a run
+//! (`plimsoll_runtime::series`).
 //!
-//! The folder may belong to a run that is still training: an incomplete last line of metrics.jsonl is not read. Fields that
+//! The folder may belong to a run that is still training (`plimsoll_runtime::metrics`). Fields that
 //! this version does not know become series of their own if they are numbers, and are passed over if they are not.
 
 use crate::TrainError;
 use crate::config::{ConfigError, yaml};
-use crate::metrics::FILE;
 use plimsoll_data::printable::{EscapedPath, Name, is_printable};
 use plimsoll_data::{DataError, DataErrorKind, bounded};
 use plimsoll_runtime::RuntimeError;
+use plimsoll_runtime::metrics::{FILE, MetricsReader};
+use plimsoll_runtime::series::{Series, append};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of points of a series; more steps are joined to points of equally many steps.
-pub const MOST_POINTS: usize = 4096;
 /// Maximum number of events that are kept.
 pub const MOST_EVENTS: usize = 1000;
 /// Maximum number of series of a run: a file of another program could have a new name on every line.
@@ -29,8 +26,6 @@ const MOST_SHARES: usize = 1 << 16;
 const MOST_LAYERS: usize = 1 << 14;
 /// Largest step: a number that f64 holds exactly.
 const LARGEST_STEP: u64 = 1 << 53;
-/// Maximum bytes of a line: the shares of 1024 layers with 256 experts have about 3 MB.
-const LONGEST_LINE: u64 = 16 << 20;
 /// Maximum bytes of the name of a series.
 const LONGEST_NAME: usize = 200;
 /// Maximum number of values of a stage.
@@ -70,42 +65,6 @@ pub struct RunHistory {
     pub stages: Vec<Stage>,
     /// Step of the last line.
     pub last_step: u64,
-}
-
-/// A number over the steps of a run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Series {
-    /// Key in metrics.jsonl; keys of nested objects are joined with dots.
-    pub name: String,
-    /// Points in ascending order of steps.
-    pub points: Vec<Point>,
-    /// The last value.
-    pub last: f64,
-    /// The lowest value, and its step.
-    pub lowest: (f64, u64),
-    /// The highest value, and its step.
-    pub highest: (f64, u64),
-    /// Number of values.
-    pub count: u64,
-    /// Number of steps of a point.
-    width: u64,
-}
-
-/// The values of neighbouring steps.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
-    /// First step with a value.
-    pub first: u64,
-    /// Last step with a value.
-    pub last: u64,
-    /// Number of values.
-    pub count: u64,
-    /// Lowest value.
-    pub low: f64,
-    /// Highest value.
-    pub high: f64,
-    /// Sum of the values.
-    sum: f64,
 }
 
 /// Shares of the routed rows that the experts of a layer received, over the steps of a run.
@@ -156,35 +115,6 @@ pub struct Stage {
     pub numbers: Vec<(String, f64)>,
 }
 
-impl Point {
-    /// A point with one value.
-    pub fn new(step: u64, value: f64) -> Self {
-        Self { first: step, last: step, count: 1, low: value, high: value, sum: value }
-    }
-
-    /// Mean of the values.
-    pub fn mean(&self) -> f64 {
-        // The mean of equal values must be that value, and a mean lies between the lowest and the highest.
-        (self.sum / self.count as f64).clamp(self.low, self.high)
-    }
-
-    /// The values of neighbouring points as one point; `None` of no points.
-    pub fn joined(points: &[Self]) -> Option<Self> {
-        let (first, rest) = points.split_first()?;
-        let mut all = *first;
-        rest.iter().for_each(|point| all.join(point));
-        Some(all)
-    }
-
-    fn join(&mut self, other: &Self) {
-        self.last = other.last;
-        self.count += other.count;
-        self.low = self.low.min(other.low);
-        self.high = self.high.max(other.high);
-        self.sum += other.sum;
-    }
-}
-
 impl LoadColumn {
     /// Mean share of each expert.
     pub fn shares(&self) -> impl Iterator<Item = f64> + '_ {
@@ -195,90 +125,6 @@ impl LoadColumn {
         self.last = other.last;
         self.count += other.count;
         self.sums.iter_mut().zip(&other.sums).for_each(|(sum, more)| *sum += more);
-    }
-}
-
-/// Appends an item, and joins items so that at most `most` are left. Items of the same multiple of `width` steps are joined, so
-/// the result does not depend on how many items there were before.
-fn append<T>(
-    items: &mut Vec<T>,
-    width: &mut u64,
-    most: usize,
-    item: T,
-    first: impl Fn(&T) -> u64,
-    join: impl Fn(&mut T, &T),
-) {
-    items.push(item);
-    loop {
-        let at = items.len().saturating_sub(2);
-        if let [before, last] = &items[at..]
-            && first(before) / *width == first(last) / *width
-            && let Some(last) = items.pop()
-        {
-            join(&mut items[at], &last);
-        }
-        if items.len() <= most {
-            return;
-        }
-        *width *= 2;
-        let mut joined: Vec<T> = Vec::with_capacity(most);
-        for item in items.drain(..) {
-            match joined.last_mut() {
-                Some(before) if first(before) / *width == first(&item) / *width => join(before, &item),
-                _ => joined.push(item),
-            }
-        }
-        *items = joined;
-    }
-}
-
-impl Series {
-    /// A series without values.
-    pub fn new(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            points: vec![],
-            last: f64::NAN,
-            lowest: (f64::INFINITY, 0),
-            highest: (f64::NEG_INFINITY, 0),
-            count: 0,
-            width: 1,
-        }
-    }
-
-    /// Adds the value of a step that is not before the steps of earlier values.
-    pub fn add(&mut self, step: u64, value: f64) {
-        self.count += 1;
-        self.last = value;
-        if value < self.lowest.0 {
-            self.lowest = (value, step);
-        }
-        if value > self.highest.0 {
-            self.highest = (value, step);
-        }
-        append(
-            &mut self.points,
-            &mut self.width,
-            MOST_POINTS,
-            Point::new(step, value),
-            |point| point.first,
-            Point::join,
-        );
-    }
-
-    /// The points, joined so that there are at most `most`.
-    pub fn thinned(&self, most: usize) -> Vec<Point> {
-        let (mut points, mut width) = (vec![], self.width);
-        for point in &self.points {
-            append(&mut points, &mut width, most.max(1), *point, |point| point.first, Point::join);
-        }
-        points
-    }
-
-    /// The value at a step, exactly; `None` if there is none or the step is joined with others.
-    pub fn at(&self, step: u64) -> Option<f64> {
-        let place = self.points.binary_search_by_key(&step, |point| point.first).ok()?;
-        (self.points[place].count == 1).then(|| self.points[place].low)
     }
 }
 
@@ -354,10 +200,6 @@ impl RunHistory {
     /// # Errors
     /// [`TrainError::NoMetrics`] without a metrics.jsonl; files that cannot be read or parsed, with file and line.
     pub fn open(folder: &Path) -> Result<Self, TrainError> {
-        let path = folder.join(FILE);
-        if !path.is_file() {
-            return Err(TrainError::NoMetrics { folder: folder.to_owned() });
-        }
         let full = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
         let name = full.file_name().map_or("run".into(), |name| name.to_string_lossy());
         let record = read_record(&folder.join("run.json"))?;
@@ -373,7 +215,7 @@ impl RunHistory {
             stages: vec![],
             last_step: 0,
         };
-        run.read(&path)?;
+        run.read()?;
         if run.stages.is_empty() {
             let stages = run.record["memory"].as_array().into_iter().flatten();
             run.stages = stages.filter_map(|stage| Some(Stage::of(stage.as_object()?))).collect();
@@ -382,32 +224,31 @@ impl RunHistory {
         Ok(run)
     }
 
+    /// Status, device and version of the program, as far as run.json has them.
+    pub fn about(&self) -> impl Iterator<Item = String> {
+        let text = |key: &str| self.record[key].as_str().map(|text| Name(text).to_string());
+        let version = text("plimsoll").map(|version| format!("plimsoll {version}"));
+        [text("status"), text("device"), version].into_iter().flatten()
+    }
+
+    /// The first `most` events that belong to a step, each with the step.
+    pub fn marked_events(&self, most: usize) -> impl Iterator<Item = (u64, &RunEvent)> {
+        self.events.iter().filter_map(|event| Some((event.step?, event))).take(most)
+    }
+
     /// The series of a name.
     pub fn series(&self, name: &str) -> Option<&Series> {
         self.series.iter().find(|series| series.name == name)
     }
 
-    fn read(&mut self, path: &Path) -> Result<(), TrainError> {
-        let io = |e| DataError::at(path, DataErrorKind::Read(e));
-        let bad = |number, what| DataError::at(path, DataErrorKind::Malformed(what)).with_line(number);
-        let mut reader = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
-        let mut line = vec![];
-        for number in 1.. {
-            line.clear();
-            reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(io)?;
-            if line.last() != Some(&b'\n') {
-                if line.len() as u64 == LONGEST_LINE {
-                    return Err(bad(number, format!("longer than {LONGEST_LINE} bytes")).into());
-                }
-                // The end of the file, or a line that the run is writing, or that a killed run left: resuming removes it.
-                break;
-            }
-            let object = match serde_json::from_slice(&line) {
-                Ok(Value::Object(object)) => object,
-                Ok(_) => return Err(bad(number, "not a JSON object".to_owned()).into()),
-                Err(e) => return Err(bad(number, format!("not a line of JSON: {e}")).into()),
-            };
-            self.add(&object).map_err(|what| bad(number, what))?;
+    /// Reads metrics.jsonl.
+    fn read(&mut self) -> Result<(), TrainError> {
+        let mut reader = MetricsReader::new(&self.folder);
+        let Some(mut lines) = reader.open()? else {
+            return Err(TrainError::NoMetrics { folder: self.folder.clone() });
+        };
+        while let Some(line) = lines.next_line()? {
+            self.add(&line).map_err(|what| lines.malformed(what))?;
         }
         Ok(())
     }
@@ -491,12 +332,7 @@ impl RunHistory {
                 self.series.len() - 1
             }
         };
-        let series = &mut self.series[place];
-        if let Some(before) = series.points.last().map(|point| point.last).filter(|&before| step < before) {
-            return Err(format!("step {step} comes after step {before}; the steps of a run ascend"));
-        }
-        series.add(step, number);
-        Ok(())
+        self.series[place].try_add(step, number)
     }
 
     /// Adds the shares of the experts: an object with an array of numbers for each layer.
@@ -735,30 +571,6 @@ mod tests {
         fs::write(folder.0.join("run.json"), "{").expect("written");
         let error = RunHistory::open(&folder.0).expect_err("refused").to_string();
         assert!(error.contains("run.json"), "{error}");
-    }
-
-    /// A long series keeps its lowest, highest and mean value, and every step belongs to one point.
-    #[test]
-    fn long_series_are_joined_honestly() {
-        let (mut series, steps) = (Series::new("loss"), 100_000_u64);
-        let value = |step: u64| if step == 77_777 { -50.0 } else { (step % 10) as f64 };
-        (1..=steps).for_each(|step| series.add(step, value(step)));
-        assert!(series.points.len() <= MOST_POINTS && series.points.len() > MOST_POINTS / 2);
-        for most in [1000, 100, 7, 1] {
-            let points = series.thinned(most);
-            assert!(points.len() <= most && points.len() >= most.div_ceil(3), "{most}: {}", points.len());
-            assert_eq!(points.iter().map(|point| point.count).sum::<u64>(), steps);
-            let mut next = 1;
-            for point in &points {
-                assert_eq!((point.first, point.last - point.first + 1), (next, point.count));
-                let all: Vec<f64> = (point.first..=point.last).map(value).collect();
-                assert_eq!(point.low, all.iter().copied().fold(f64::INFINITY, f64::min));
-                assert_eq!(point.high, all.iter().copied().fold(f64::NEG_INFINITY, f64::max));
-                assert!((point.mean() - all.iter().sum::<f64>() / all.len() as f64).abs() < 1e-9);
-                next = point.last + 1;
-            }
-        }
-        assert_eq!(series.lowest, (-50.0, 77_777));
     }
 
     #[test]

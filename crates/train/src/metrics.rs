@@ -1,4 +1,4 @@
-//! Writer of metrics.jsonl, which has one line for each logged step, each evaluation, each change of the size of micro-steps
+//! Writer of metrics.jsonl (`plimsoll_runtime::metrics` reads it), which has one line for each logged step, each evaluation, each change of the size of micro-steps
 //! and the memory at the end of each stage, and of event files with the numbers of steps and evaluations. Invariant: a resumed
 //! run first removes the lines of steps that it will repeat.
 
@@ -10,14 +10,12 @@ use plimsoll_data::atomic::AtomicFile;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::health::Health;
 use plimsoll_runtime::machine::Reading;
-use serde::{Deserialize, Serialize};
-use serde_json::{Number, Value};
+use plimsoll_runtime::metrics::{FILE, MetricsReader, NewLines};
+use serde::Serialize;
+use serde_json::{Map, Number, Value};
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-
-/// Name of the file.
-pub const FILE: &str = "metrics.jsonl";
 
 /// Line of a training step; non-finite numbers become null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -142,42 +140,32 @@ pub struct Metrics {
     events: Option<EventFile>,
 }
 
-/// The field that every line has, and the fields of a change of size.
-#[derive(Deserialize)]
-struct StepMetrics {
-    step: u64,
-    event: Option<String>,
-    to: Option<u64>,
-}
-
 /// Reads the changes of size after `step`, and the last step, from the metrics of the run in `folder`. A run that resumes at
 /// `step` repeats them.
 pub fn changes_after(folder: &Path, step: u64) -> Result<Replay, TrainError> {
-    let path = folder.join(FILE);
     let mut replay = Replay { until: step, ..Replay::default() };
-    for line in lines(&path)? {
-        // An incomplete line left by a killed process ends the file.
-        let Ok(found) = serde_json::from_str::<StepMetrics>(&line?) else { break };
-        if found.step <= step {
+    let mut reader = MetricsReader::new(folder);
+    let Some(mut lines) = reader.open()? else { return Ok(replay) };
+    while let Some(line) = lines.next_line()? {
+        let found = step_of(&line, &lines)?;
+        if found <= step {
             continue;
         }
-        replay.until = replay.until.max(found.step);
-        if let (Some(SIZE_EVENT), Some(tokens)) = (found.event.as_deref(), found.to) {
-            replay.changes.push_back(SizeChange { step: found.step, tokens });
+        replay.until = replay.until.max(found);
+        let change = line.get("event").is_some_and(|event| event == SIZE_EVENT);
+        if let Some(tokens) = line.get("to").and_then(Value::as_u64).filter(|_| change) {
+            replay.changes.push_back(SizeChange { step: found, tokens });
         }
     }
     Ok(replay)
 }
 
-/// The lines of a file; none if there is no file.
-fn lines(path: &Path) -> Result<impl Iterator<Item = Result<String, TrainError>> + use<'_>, TrainError> {
-    let file = match File::open(path) {
-        Ok(file) => Some(BufReader::new(file)),
-        Err(e) if e.kind() == ErrorKind::NotFound => None,
-        Err(e) => return Err(RuntimeError::io(path)(e).into()),
-    };
-    let all = file.into_iter().flat_map(BufRead::lines);
-    Ok(all.map(move |line| Ok(line.map_err(RuntimeError::io(path))?)))
+/// The step of a line that a run wrote.
+fn step_of(line: &Map<String, Value>, lines: &NewLines) -> Result<u64, TrainError> {
+    let step = line.get("step").and_then(Value::as_u64);
+    Ok(step.ok_or_else(|| {
+        lines.malformed("no `step`, by which a resumed run finds the lines to keep".to_owned())
+    })?)
 }
 
 impl Metrics {
@@ -185,7 +173,7 @@ impl Metrics {
     /// for TensorBoard too.
     pub fn open(folder: &Path, step: u64, tensorboard: bool) -> Result<Self, TrainError> {
         let path = folder.join(FILE);
-        keep(&path, step)?;
+        keep(folder, &path, step)?;
         let file = OpenOptions::new().append(true).open(&path).map_err(RuntimeError::io(&path))?;
         let events = tensorboard.then(|| EventFile::create(folder, step + 1)).transpose()?;
         Ok(Self { path, file, events })
@@ -209,17 +197,17 @@ impl Metrics {
     }
 }
 
-/// Rewrites the file with its lines up to `step`. An incomplete line left by a killed process ends the copy.
-fn keep(path: &Path, step: u64) -> Result<(), TrainError> {
+/// Rewrites the file with its lines up to `step`. An incomplete line left by a killed process is removed.
+fn keep(folder: &Path, path: &Path, step: u64) -> Result<(), TrainError> {
     let mut kept = AtomicFile::create(path)?;
-    for line in lines(path)? {
-        let line = line?;
-        match serde_json::from_str::<StepMetrics>(&line) {
-            Ok(there) if there.step <= step => writeln!(kept, "{line}").map_err(|e| kept.error(e))?,
-            // A change of the size of micro-steps during an evaluation belongs to the next step, and is followed by lines of
-            // the step that is evaluated.
-            Ok(_) => {}
-            Err(_) => break,
+    let mut reader = MetricsReader::new(folder);
+    if let Some(mut lines) = reader.open()? {
+        while let Some(line) = lines.next_line()? {
+            // Lines up to `step` may follow those of later steps: a change of the size of micro-steps during an evaluation belongs
+            // to the next step, and is followed by lines of the step that is evaluated.
+            if step_of(&line, &lines)? <= step {
+                kept.write_all(lines.text()).map_err(|e| kept.error(e))?;
+            }
         }
     }
     Ok(kept.commit()?)

@@ -4,7 +4,7 @@
 use super::config::{Precision, PrecisionKind};
 use super::dynamic::SizeChange;
 use crate::TrainError;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 /// Position and counters of a run.
@@ -37,11 +37,26 @@ pub struct RunState {
     pub stale: u64,
     /// Step after which the last evaluation ran.
     pub evaluated: u64,
-    /// Sizes of the micro-steps of all steps so far, each with its first step; empty without `memory.dynamic`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub sizes: Vec<SizeChange>,
+    /// Size of the micro-steps of the next step, with its first step; `None` without `memory.dynamic`. Earlier versions
+    /// recorded the sizes of all steps in `sizes`, of which the last one is read.
+    #[serde(default, alias = "sizes", deserialize_with = "last_size", skip_serializing_if = "Option::is_none")]
+    pub size: Option<SizeChange>,
     /// Position in the training data.
     pub position: Value,
+}
+
+/// Reads a size, or the last one of a list.
+fn last_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SizeChange>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Sizes {
+        Last(SizeChange),
+        All(Vec<SizeChange>),
+    }
+    Ok(match Sizes::deserialize(deserializer)? {
+        Sizes::Last(size) => Some(size),
+        Sizes::All(mut sizes) => sizes.pop(),
+    })
 }
 
 /// The evaluation with the lowest loss.
@@ -155,9 +170,7 @@ impl RunState {
 
     /// Records the size of the micro-steps from `step` on.
     pub fn resized(&mut self, step: u64, tokens: u64) {
-        // Of several changes before a step, the last one counts.
-        let _ = self.sizes.pop_if(|change| change.step == step);
-        self.sizes.push(SizeChange { step, tokens });
+        self.size = Some(SizeChange { step, tokens });
     }
 
     /// Returns the state before the first step.
@@ -176,7 +189,7 @@ impl RunState {
             improved: None,
             stale: 0,
             evaluated: 0,
-            sizes: vec![],
+            size: None,
             position,
         }
     }
@@ -208,6 +221,30 @@ mod tests {
             error.starts_with("step 9: the gradients are not finite, even without a loss scale"),
             "{error}"
         );
+    }
+
+    /// A state does not grow with the number of changes, and that of an earlier version, which did, is read.
+    #[test]
+    fn only_the_last_size_is_kept() {
+        let text = |state: &RunState| serde_json::to_string(state).expect("JSON");
+        let mut state = RunState::new(&Precision::default(), Value::Null);
+        assert!(!text(&state).contains("size"));
+        state.resized(100_001, 128);
+        let length = text(&state).len();
+        (100_002..110_000).for_each(|step| state.resized(step, 64 << (step % 2)));
+        let change = |step, tokens| Some(SizeChange { step, tokens });
+        assert_eq!((state.size, text(&state).len()), (change(109_999, 128), length));
+        assert_eq!(serde_json::from_str::<RunState>(&text(&state)).expect("read"), state);
+        let one = r#""size":{"step":109999,"tokens":128}"#;
+        for (other, wanted) in [
+            (r#""sizes":[{"step":1,"tokens":256},{"step":7,"tokens":32}]"#, change(7, 32)),
+            (r#""sizes":[]"#, None),
+        ] {
+            let earlier = text(&state).replace(one, other);
+            assert_eq!(serde_json::from_str::<RunState>(&earlier).expect("read").size, wanted);
+        }
+        let damaged = text(&state).replace(one, r#""size":{"step":1,"tokens":2,"more":3}"#);
+        assert!(serde_json::from_str::<RunState>(&damaged).is_err());
     }
 
     #[test]

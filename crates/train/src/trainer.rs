@@ -501,13 +501,13 @@ impl Trainer<'_> {
     /// Uses the size of micro-steps that the checkpoint has, or the largest.
     fn start_sizes(&mut self) -> Result<(), TrainError> {
         let Some(dynamic) = &mut self.dynamic else { return Ok(()) };
-        if let Some(last) = self.state.sizes.last() {
+        if let Some(last) = self.state.size {
             let size = dynamic.size_of(last.tokens);
             self.model.set_size(size)?;
             dynamic.set(size);
         }
         let tokens = dynamic.tokens();
-        if self.state.sizes.last().is_none_or(|last| last.tokens != tokens) {
+        if self.state.size.is_none_or(|last| last.tokens != tokens) {
             self.state.resized(self.state.step + 1, tokens);
         }
         self.watch.resized(tokens, self.model.as_ref());

@@ -11,6 +11,7 @@ mod distillation;
 mod evaluate;
 mod executor;
 mod experts;
+mod faulty;
 mod goldens;
 mod halves;
 mod op_cases;

@@ -1,13 +1,14 @@
 //! Tests of asynchronous steps: the same bits as `run`, results in order, and refused steps leave nothing in
 //! flight.
 
+use crate::faulty::FaultyDevice;
 use crate::rig::{ByName, On, load, output, run};
-use plimsoll_cpu::Isa;
+use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_cuda::{CudaDevice, Options};
 use plimsoll_exec::{Data, Device, DeviceError, Executor, Span, Submitted};
 use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim};
 use plimsoll_models::{Encoder, Output};
-use plimsoll_plan::{Precision, Program, Weights};
+use plimsoll_plan::{Precision, Program, Target, Weights};
 use std::ops::Range;
 
 const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
@@ -132,6 +133,66 @@ fn what_does_not_fit_is_refused_and_leaves_nothing_open() {
     assert!(error.to_string().contains("are in flight, which is the maximum"), "{error}");
     for step in open {
         executor.collect(step.expect("there was room"), &mut [vec![]]).expect("collected");
+    }
+}
+
+/// A step whose outputs could not all be requested leaves nothing behind: a data error in the outputs that were requested
+/// is not that of a later step, and the steps around it have their values.
+#[test]
+fn a_failed_request_of_outputs_touches_no_other_step() {
+    let graph = graph();
+    let (target, plan) = On::Cpu(Isa::detect(), 1).plan(&graph, true, Weights::Resident).expect("planned");
+    // The arena of a card, of which several steps may be in flight.
+    let target = Target { space: "card".to_owned(), ..target };
+    let (failed, fine) = ([0, 1, 2, 3], [3, 1, 4, 2]);
+    let wanted = pipelined(&mut encoder(On::Cpu(Isa::detect(), 1)), &fine);
+    // Each step has two outputs: the second one of step `bad` cannot be requested, and the first one has a data error.
+    for (depth, bad) in [1, 2, 3].into_iter().flat_map(|depth| failed.map(|bad| (depth, bad))) {
+        let plans = vec![("test".to_owned(), plan.clone())];
+        let program = Program::new(target.clone(), plans, vec![]).with_pipeline_depth(depth);
+        let (fetches, tickets) = (vec![2 * bad + 1], vec![2 * bad]);
+        let device = FaultyDevice { cpu: CpuDevice::new(1), depth, fetches, tickets, count: 0 };
+        let mut executor = Executor::new(Box::new(device), program).expect("started");
+        let source = |param: &plimsoll_graph::Param, range: Range<u64>, out: &mut [f32]| {
+            weights(param, range, out);
+            Ok(())
+        };
+        executor.attach(0, Box::new(source)).expect("loaded");
+        let (mut open, mut found) = (std::collections::VecDeque::new(), vec![]);
+        let mut collect = |executor: &mut Executor, step| {
+            let mut outs = [vec![], vec![]];
+            executor.collect(step, &mut outs).expect("not the step that failed");
+            found.push(outs);
+        };
+        let mut errors = 0;
+        for n in fine {
+            // At first the failed step, then the same step again: as a session does after a lack of memory.
+            loop {
+                if open.len() == depth {
+                    collect(&mut executor, open.pop_front().expect("full"));
+                }
+                match submit(&mut executor, n) {
+                    Ok(step) => break open.push_back(step),
+                    Err(error) => {
+                        let why = std::error::Error::source(&error).map(ToString::to_string);
+                        assert_eq!(why.as_deref(), Some("no copy"), "{error}");
+                        errors += 1;
+                        // The failed step counts as in flight as long as older steps are.
+                        if open.len() + 1 == depth && depth > 1 {
+                            assert!(submit(&mut executor, n).is_err(), "depth {depth}");
+                        }
+                        open.drain(..).for_each(|step| collect(&mut executor, step));
+                    }
+                }
+            }
+        }
+        open.into_iter().for_each(|step| collect(&mut executor, step));
+        assert_eq!((errors, &found), (1, &wanted), "depth {depth}, step {bad}");
+        // No output is pending: only then may a step run without `submit`.
+        let (ids, spans, counts) = step(2);
+        executor.input_i32(0, "ids", &ids).expect("ids");
+        executor.input_i32(0, "spans", &spans).expect("spans");
+        executor.run(0, counts).expect("nothing is in flight");
     }
 }
 

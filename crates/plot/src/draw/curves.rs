@@ -7,8 +7,9 @@ use super::page::{GAP, MARGIN, Page};
 use super::scene::{Anchor, Color, Paint, PathStep, Scene, TextStyle, rectangle, segment};
 use super::style::{self, AXIS, DARK, GRID, LABEL, REMARK, SOFT, TITLE, WHITE};
 use super::track::outline;
-use plimsoll_train::charts::{Axis, Chart, Line, names};
-use plimsoll_train::history::{ExpertLoad, Point, RunHistory};
+use plimsoll_runtime::series::Point;
+use plimsoll_train::charts::{self, Axis, Chart, KeyEntry, Line, are_joined, dashes, names};
+use plimsoll_train::history::{ExpertLoad, RunHistory};
 use std::collections::BTreeMap;
 
 /// Minimum page width, in points, for two charts side by side.
@@ -23,7 +24,7 @@ const MOST_COLUMNS: usize = 200;
 /// Maximum number of layers with a map.
 const MOST_MAPS: usize = 64;
 /// Dashes of the second, third and further series of a chart.
-const DASHES: [[f64; 2]; 3] = [[3.0, 1.6], [1.2, 1.2], [6.0, 1.6]];
+const DASHES: [[f64; 2]; charts::DASHES] = [[3.0, 1.6], [1.2, 1.2], [6.0, 1.6]];
 /// Maximum number of events that are marked; more would be a solid bar.
 const MOST_EVENTS: usize = 200;
 
@@ -40,13 +41,12 @@ pub fn curves(runs: &[RunHistory], charts: &[Chart], log: bool, width: f64) -> S
             page.y = draw(&mut page.scene, (x, top + 4.0, each), chart, runs, log);
         }
     }
-    let is_joined = charts.iter().flat_map(|chart| &chart.lines).flat_map(|line| &line.points);
     let mut remarks = vec![];
-    if is_joined.clone().any(|point| point.count > 1) {
+    if are_joined(charts) {
         remarks.push("a line is the mean of neighbouring steps, and its band their range".to_owned());
     }
     let events: u64 = runs.iter().map(|run| run.event_count).sum();
-    let marked = runs.iter().map(|run| marked_steps(run).count() as u64).sum::<u64>();
+    let marked = runs.iter().map(|run| run.marked_events(MOST_EVENTS).count() as u64).sum::<u64>();
     if events > 0 {
         let of_all = if marked < events { format!(" of {}", count(events)) } else { String::new() };
         remarks.push(format!("triangles: {}{of_all}", super::counted(marked, "event")));
@@ -65,14 +65,10 @@ pub fn loads(runs: &[RunHistory], width: f64) -> Scene {
         "expert by step".to_owned(),
         "grey: an even share of the rows, blue: less, red: more, up to twice an even share".to_owned(),
     ]);
-    let maps = || {
-        runs.iter()
-            .zip(names(runs))
-            .flat_map(|(run, name)| run.loads.iter().map(move |load| (load, name.clone())))
-    };
-    for (load, name) in maps().take(MOST_MAPS) {
-        let title = format!("Layer {}", load.layer);
-        page.panel(&if runs.len() > 1 { format!("{title}, {name}") } else { title });
+    let names = names(runs);
+    let maps = || charts::loads(runs, &names);
+    for (title, load) in maps().take(MOST_MAPS) {
+        page.panel(&title);
         let (y, inner_width) = (page.y, page.inner_width());
         page.y = map(&mut page.scene, (MARGIN, y, inner_width), load, runs);
     }
@@ -102,10 +98,7 @@ fn headed(runs: &[RunHistory], width: f64) -> Page {
 
 /// Steps, state, device and program of a run.
 fn about(run: &RunHistory) -> Vec<String> {
-    let text = |key: &str| run.record[key].as_str().map(str::to_owned);
-    let steps = super::counted(run.last_step, "step");
-    let version = text("plimsoll").map(|version| format!("plimsoll {version}"));
-    [Some(steps), text("status"), text("device"), version].into_iter().flatten().collect()
+    [super::counted(run.last_step, "step")].into_iter().chain(run.about()).collect()
 }
 
 /// The colours of the runs, in lines.
@@ -136,7 +129,12 @@ struct Axes {
 impl Axes {
     /// Coordinate of a value; `None` if the axis has no place for it.
     fn y(&self, value: f64) -> Option<f64> {
-        self.up.at(value).map(|part| self.bottom - part.clamp(0.0, 1.0) * (self.bottom - self.top))
+        self.up.at(value).map(|height| self.at(height))
+    }
+
+    /// Coordinate of a height from 0 to 1.
+    fn at(&self, height: f64) -> f64 {
+        self.bottom - height.clamp(0.0, 1.0) * (self.bottom - self.top)
     }
 
     fn x(&self, point: &Point) -> f64 {
@@ -157,13 +155,11 @@ fn draw(
         Axes { across: steps(x + LEFT, x + width, runs), up: chart.axis(log && chart.suits_log), top, bottom };
     grid(scene, &axes, chart);
     ruler(scene, &axes.across, bottom);
-    for limit in &chart.limits {
-        // A limit far above the lines is not in the range of the axis.
-        if let Some(y) = axes.y(limit.value).filter(|_| limit.value <= axes.up.high) {
-            let ink = if runs.len() > 1 { style::run_ink(limit.run) } else { DARK };
-            scene.dashed((axes.across.from, y), (axes.across.to, y), ink, 0.6);
-            scene.text(axes.across.to, y - 2.0, Anchor::End, REMARK, limit.name);
-        }
+    for (limit, height) in chart.limits_on(&axes.up) {
+        let y = axes.at(height);
+        let ink = if runs.len() > 1 { style::run_ink(limit.run) } else { DARK };
+        scene.dashed((axes.across.from, y), (axes.across.to, y), ink, 0.6);
+        scene.text(axes.across.to, y - 2.0, Anchor::End, REMARK, limit.name);
     }
     events(scene, &axes, runs);
     for line in &chart.lines {
@@ -178,8 +174,7 @@ fn draw(
 
 /// The axis of the steps, on which all runs begin at 0.
 fn steps(from: f64, to: f64, runs: &[RunHistory]) -> Scale {
-    let end = runs.iter().map(|run| run.last_step).max().unwrap_or(1).max(1);
-    Scale { from, to, end: end as f64 }
+    Scale { from, to, end: charts::last_step(runs) as f64 }
 }
 
 /// Draws the labelled lines of the values, and the unit.
@@ -210,16 +205,11 @@ fn ruler(scene: &mut Scene, across: &Scale, bottom: f64) {
     }
 }
 
-/// Steps of the events of a run that are marked.
-fn marked_steps(run: &RunHistory) -> impl Iterator<Item = u64> + '_ {
-    run.events.iter().filter_map(|event| event.step).take(MOST_EVENTS)
-}
-
 /// Marks the steps of events by triangles above the chart.
 fn events(scene: &mut Scene, axes: &Axes, runs: &[RunHistory]) {
     for (place, run) in runs.iter().enumerate() {
         let ink = if runs.len() > 1 { style::run_ink(place) } else { SOFT };
-        let steps = marked_steps(run);
+        let steps = run.marked_events(MOST_EVENTS).map(|(step, _)| step);
         let mark = |step: u64| {
             let (x, y) = (axes.across.at(step as f64).min(axes.across.to), axes.top);
             let points = [(x - 1.8, y - 3.4), (x + 1.8, y - 3.4), (x, y)];
@@ -252,7 +242,7 @@ fn band(scene: &mut Scene, axes: &Axes, line: &Line) {
 
 fn curve(scene: &mut Scene, axes: &Axes, line: &Line) {
     let ink = style::run_ink(line.run);
-    let dash = (line.place > 0 && !line.marked).then(|| DASHES[(line.place - 1) % DASHES.len()]);
+    let dash = dashes(line.place, line.marked).map(|number| DASHES[number]);
     let mut marks = vec![];
     for part in stretches(axes, line) {
         let places: Vec<(f64, f64)> =
@@ -267,19 +257,18 @@ fn curve(scene: &mut Scene, axes: &Axes, line: &Line) {
 
 /// Names the series of a chart with several series, to the right above it.
 fn key(scene: &mut Scene, axes: &Axes, chart: &Chart, runs: usize) {
-    let series: BTreeMap<usize, (&str, bool)> =
-        chart.lines.iter().map(|line| (line.place, (line.series.as_str(), line.marked))).collect();
-    if series.len() < 2 {
+    let series = chart.key();
+    if series.is_empty() {
         return;
     }
     let ink = if runs > 1 { SOFT } else { style::run_ink(chart.lines[0].run) };
     let (mut x, y) = (axes.across.to, axes.top - 4.5);
     let room = (axes.across.to - axes.across.from - 30.0) / series.len() as f64 - 18.0;
-    for (place, (name, marked)) in series.into_iter().rev() {
+    for KeyEntry { name, dashes, marked } in series.into_iter().rev() {
         let text = font::shorten(name, REMARK, room);
         scene.text(x, y, Anchor::End, REMARK, &*text);
         x -= font::width(&text, REMARK) + 14.0;
-        let dash = (place > 0 && !marked).then(|| DASHES[(place - 1) % DASHES.len()]);
+        let dash = dashes.map(|number| DASHES[number]);
         let middle = y - 2.3;
         let line = segment((x, middle), (x + 11.0, middle)).to_vec();
         scene.shape(line, Paint::Stroke { ink, width: 1.0, dash });

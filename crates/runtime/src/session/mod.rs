@@ -63,6 +63,13 @@ pub struct ModelId(usize);
 /// `'a` is the lifetime of the plan and the weights: after a lack of memory, a session plans smaller steps and loads the
 /// weights again.
 pub struct Session<'a> {
+    state: State,
+    /// Starts the session again with a smaller program, where none was planned before; `None` if it cannot.
+    reload: Option<Reload<'a>>,
+}
+
+/// All of a session but its references to plan and weights.
+struct State {
     /// The devices with their step queue.
     replicas: Replicas<Tag>,
     /// The models, in the order of the program's plans.
@@ -78,7 +85,7 @@ pub struct Session<'a> {
     /// Whether the session was cancelled: no more packs are sent.
     cancelled: bool,
     /// Sizes of the steps.
-    sizes: StepSizes<'a>,
+    sizes: StepSizes,
     /// The machines.
     site: Site,
     /// Steps of rows that were not computed for lack of memory: the model, the keys and the values.
@@ -191,8 +198,8 @@ impl<'a> Session<'a> {
         let program = replicas.program();
         let models = (0..program.plans().len()).map(|plan| Model::of(program, plan, order)).collect();
         let site = reload.site().clone();
-        let sizes = StepSizes::new(replicas.programs(), replicas.size(), reload);
-        let session = Self {
+        let sizes = StepSizes::new(replicas.programs(), replicas.size(), &reload);
+        let state = State {
             replicas,
             models,
             packs: 0,
@@ -206,6 +213,7 @@ impl<'a> Session<'a> {
             messages: vec![],
             failed: None,
         };
+        let session = Self { state, reload: Some(reload) };
         session.set_gives_way();
         Ok(session)
     }
@@ -213,47 +221,31 @@ impl<'a> Session<'a> {
     /// The session without references to plan and weights. It cannot load the weights again, so a lack of memory in a step
     /// ends it, unless programs for smaller steps are loaded ([`Settings::dynamic`](crate::Settings::dynamic)).
     pub fn detached(self) -> Session<'static> {
-        let Self { replicas, models, packs, rows, ready, ended, cancelled, sizes, .. } = self;
-        let Self { site, returned_rows, messages, failed, .. } = self;
-        let sizes = sizes.detached();
-        let session = Session {
-            replicas,
-            models,
-            packs,
-            rows,
-            ready,
-            ended,
-            cancelled,
-            sizes,
-            site,
-            returned_rows,
-            messages,
-            failed,
-        };
+        let session = Session { state: self.state, reload: None };
         session.set_gives_way();
         session
     }
 
     /// The program that the devices run; of programs of several sizes, the largest.
     pub fn program(&self) -> &Program {
-        self.replicas.programs().program(0)
+        self.state.replicas.programs().program(0)
     }
 
     /// The program of the size that is in use.
     pub fn program_in_use(&self) -> &Program {
-        self.replicas.program()
+        self.state.replicas.program()
     }
 
     /// Whether the size of the steps changes during the run.
     pub fn is_dynamic(&self) -> bool {
-        self.sizes.is_dynamic()
+        self.state.sizes.is_dynamic()
     }
 
     /// Reports the changes of the size of the steps since the last call.
     pub fn report_sizes(&mut self, watch: &mut Watch, observer: &mut dyn Observer) {
-        let changes = self.sizes.take_changes();
+        let changes = self.state.sizes.take_changes();
         let held = self.program_in_use().all_arenas_bytes();
-        let planned = PlannedMemory { held, ..PlannedMemory::of(self.program(), self.site.budget()) };
+        let planned = PlannedMemory { held, ..PlannedMemory::of(self.program(), self.state.site.budget()) };
         watch.resized(changes, planned, observer);
     }
 
@@ -264,13 +256,13 @@ impl<'a> Session<'a> {
 
     /// The outputs of a model, in the order of [`Completed::values`]' indices.
     pub fn outputs(&self, model: ModelId) -> &[Output] {
-        &self.models[model.0].outputs
+        &self.state.models[model.0].outputs
     }
 
     /// Maximum number of tokens of a sequence for a model.
     pub fn longest(&self, model: ModelId) -> usize {
         let bounds = self.program().plans()[model.0].1.graph.bounds;
-        let longest = match &self.models[model.0].inputs {
+        let longest = match &self.state.models[model.0].inputs {
             Inputs::Packed { frames: Some(frames), .. } => bounds.longest * frames.count as u64,
             Inputs::Packed { frames: None, .. } | Inputs::Rows { .. } => bounds.longest,
         };
@@ -290,7 +282,7 @@ impl<'a> Session<'a> {
             return Ok(Push::Full);
         }
         for (model, key, tokens) in sequences {
-            match &mut self.models[model.0].inputs {
+            match &mut self.state.models[model.0].inputs {
                 Inputs::Packed { packer, frames, .. } => {
                     frames.map_or(Ok(()), |frames| frames.check(tokens.len()))?;
                     packer.push(key, tokens)?;
@@ -315,7 +307,7 @@ impl<'a> Session<'a> {
         keys: Vec<u64>,
         rows: Vec<Vec<f32>>,
     ) -> Result<(), RuntimeError> {
-        let Model { inputs, outputs, spare } = &mut self.models[model.0];
+        let Model { inputs, outputs, spare } = &mut self.state.models[model.0];
         let Inputs::Rows { inputs, .. } = inputs else {
             return Err(RuntimeError::bug("a model of sequences was given rows"));
         };
@@ -327,14 +319,14 @@ impl<'a> Session<'a> {
             values: spare.pop().unwrap_or_default(),
             tag: Tag::Rows { model: model.0, keys },
         };
-        self.rows += 1;
-        self.replicas.send_first(work);
+        self.state.rows += 1;
+        self.state.replicas.send_first(work);
         Ok(())
     }
 
     /// Whether fewer steps of rows are in flight than the target, so that another would start soon.
     pub fn has_room_for_rows(&self) -> bool {
-        self.rows < self.replicas.in_flight_target() && !self.is_changing()
+        self.state.rows < self.state.replicas.in_flight_target() && !self.is_changing()
     }
 
     /// Returns the position of a row input by name.
@@ -345,7 +337,7 @@ impl<'a> Session<'a> {
 
     /// Returns empty buffers for the inputs of a step of rows, indexed by [`Session::row_input`].
     pub fn row_buffers(&mut self, model: ModelId) -> Vec<Vec<f32>> {
-        let Inputs::Rows { inputs, spare } = &mut self.models[model.0].inputs else { return vec![] };
+        let Inputs::Rows { inputs, spare } = &mut self.state.models[model.0].inputs else { return vec![] };
         let mut buffers = spare.pop().unwrap_or_default();
         buffers.resize_with(inputs.len(), Vec::new);
         buffers.iter_mut().for_each(Vec::clear);
@@ -361,12 +353,12 @@ impl<'a> Session<'a> {
     /// Ends the input. The remaining sequences are cut into packs such that every device gets some; with several
     /// models, the steps with the longest expected time are sent first.
     pub fn end(&mut self) {
-        if std::mem::replace(&mut self.ended, true) {
+        if std::mem::replace(&mut self.state.ended, true) {
             return;
         }
-        let devices = self.replicas.working();
+        let devices = self.state.replicas.working();
         let mut packers: Vec<(usize, &mut Packer)> = vec![];
-        for (number, model) in self.models.iter_mut().enumerate() {
+        for (number, model) in self.state.models.iter_mut().enumerate() {
             if let Inputs::Packed { packer, .. } = &mut model.inputs {
                 packers.push((number, packer));
             }
@@ -375,17 +367,20 @@ impl<'a> Session<'a> {
             packers.iter_mut().for_each(|(_, packer)| packer.cut(LAST_PACKS * devices));
         }
         loop {
-            let before = self.ready.len();
+            let before = self.state.ready.len();
             for (model, packer) in &mut packers {
-                self.ready.extend(packer.next_pack(true).map(|pack| (*model, pack)));
+                self.state.ready.extend(packer.next_pack(true).map(|pack| (*model, pack)));
             }
-            if self.ready.len() == before {
+            if self.state.ready.len() == before {
                 break;
             }
         }
         if devices > 1 && packers.len() > 1 {
-            let program = self.replicas.program();
-            self.ready.make_contiguous().sort_by(|a, b| seconds(program, b).total_cmp(&seconds(program, a)));
+            let program = self.state.replicas.program();
+            self.state
+                .ready
+                .make_contiguous()
+                .sort_by(|a, b| seconds(program, b).total_cmp(&seconds(program, a)));
         }
         self.dispatch();
     }
@@ -413,7 +408,7 @@ impl<'a> Session<'a> {
         loop {
             self.follow_memory()?;
             self.dispatch();
-            match take(&mut self.replicas).map_err(|error| self.with_phase(error))? {
+            match take(&mut self.state.replicas).map_err(|error| self.with_phase(error))? {
                 Some(Returned::Done(done)) => return Ok(Next::Ready(self.completed(done))),
                 Some(Returned::LacksMemory(error, works)) => self.take_back(error, works),
                 None if self.must_follow_memory() => {}
@@ -425,7 +420,7 @@ impl<'a> Session<'a> {
     /// Takes back the buffers of a completed step for reuse.
     pub fn recycle(&mut self, completed: Completed) {
         let Completed { model, keys, values, inputs, .. } = completed;
-        let model = &mut self.models[model.0];
+        let model = &mut self.state.models[model.0];
         model.spare.push(values);
         match &mut model.inputs {
             Inputs::Packed { packer, .. } => {
@@ -443,20 +438,20 @@ impl<'a> Session<'a> {
 
     /// Whether packs are waiting that were not sent to the devices' queue.
     pub fn has_packs(&self) -> bool {
-        !self.ready.is_empty()
+        !self.state.ready.is_empty()
     }
 
     /// Cancels the run: steps that no device has started are dropped, steps that have started are still returned.
     /// Returns the keys of the dropped rows.
     pub fn cancel(&mut self) -> Vec<u64> {
-        self.cancelled = true;
-        self.replicas.set_gives_way(false);
-        let mut dropped: Vec<u64> = self.returned_rows.drain(..).flat_map(|(_, keys, _)| keys).collect();
-        for work in self.replicas.cancel() {
+        self.state.cancelled = true;
+        self.state.replicas.set_gives_way(false);
+        let mut dropped: Vec<u64> = self.state.returned_rows.drain(..).flat_map(|(_, keys, _)| keys).collect();
+        for work in self.state.replicas.cancel() {
             match work.tag {
-                Tag::Pack { .. } => self.packs -= 1,
+                Tag::Pack { .. } => self.state.packs -= 1,
                 Tag::Rows { keys, .. } => {
-                    self.rows -= 1;
+                    self.state.rows -= 1;
                     dropped.extend(keys);
                 }
             }
@@ -466,34 +461,34 @@ impl<'a> Session<'a> {
 
     /// Number of in-flight steps.
     pub fn in_flight(&self) -> usize {
-        self.replicas.in_flight()
+        self.state.replicas.in_flight()
     }
 
     /// Number of in-flight steps at which every device has its next step ready when it completes one.
     pub fn in_flight_target(&self) -> usize {
-        self.replicas.in_flight_target()
+        self.state.replicas.in_flight_target()
     }
 
     /// Number of devices in use; failed devices are excluded.
     pub fn working(&self) -> usize {
-        self.replicas.working()
+        self.state.replicas.working()
     }
 
     /// Work done so far by each device.
     pub fn usage(&self) -> &[Usage] {
-        self.replicas.usage()
+        self.state.replicas.usage()
     }
 
     /// Returns the warnings since the last call, such as a failed device.
     pub fn warnings(&mut self) -> Vec<String> {
-        let mut warnings = self.replicas.warnings();
-        warnings.append(&mut self.messages);
+        let mut warnings = self.state.replicas.warnings();
+        warnings.append(&mut self.state.messages);
         warnings
     }
 
     /// Utilization of the packs of a model.
     pub fn fill(&self, model: ModelId) -> Fill {
-        match &self.models[model.0].inputs {
+        match &self.state.models[model.0].inputs {
             Inputs::Packed { packer, .. } => packer.fill(),
             Inputs::Rows { .. } => Fill::default(),
         }
@@ -501,54 +496,54 @@ impl<'a> Session<'a> {
 
     /// Returns the executors of the working devices for another session; in-flight steps are dropped.
     pub fn into_executors(self) -> Vec<Executor> {
-        self.replicas.into_executors()
+        self.state.replicas.into_executors()
     }
 
     /// Whether another pack may be sent.
     fn has_room(&self) -> bool {
-        self.packs < self.replicas.in_flight_target() && !self.is_changing()
+        self.state.packs < self.state.replicas.in_flight_target() && !self.is_changing()
     }
 
     /// Whether no step is sent until the size of the steps has changed.
     fn is_changing(&self) -> bool {
-        self.sizes.is_changing()
+        self.state.sizes.is_changing()
     }
 
     /// Whether [`Session::follow_memory`] must be called before the next step is sent.
     fn must_follow_memory(&self) -> bool {
-        self.failed.is_some() || (self.is_changing() && self.replicas.in_flight() == 0)
+        self.state.failed.is_some() || (self.is_changing() && self.state.replicas.in_flight() == 0)
     }
 
     /// Changes the size of the steps, if that was decided on and no step is in flight.
     fn follow_memory(&mut self) -> Result<(), RuntimeError> {
-        if let Some(error) = self.failed.take() {
+        if let Some(error) = self.state.failed.take() {
             return Err(error);
         }
-        if self.replicas.in_flight() > 0 {
+        if self.state.replicas.in_flight() > 0 {
             return Ok(());
         }
-        match self.sizes.wanted() {
+        match self.state.sizes.wanted() {
             None => return Ok(()),
             Some(Change::Reload(error)) => self.reload(error)?,
-            Some(Change::Resize(size)) => match self.replicas.resize(size) {
-                Ok(()) => self.sizes.resized(),
+            Some(Change::Resize(size)) => match self.state.replicas.resize(size) {
+                Ok(()) => self.state.sizes.resized(),
                 Err(error) => {
                     // The reading was overtaken: the session continues with its size.
-                    let refused = if is_out_of_memory(&error) { self.sizes.refused() } else { None };
-                    self.messages.push(refused.ok_or_else(|| self.with_phase(error))?);
+                    let refused = if is_out_of_memory(&error) { self.state.sizes.refused() } else { None };
+                    self.state.messages.push(refused.ok_or_else(|| self.with_phase(error))?);
                     return Ok(());
                 }
             },
         }
         self.set_gives_way();
-        let program = self.replicas.program();
-        self.models.iter_mut().enumerate().for_each(|(plan, model)| model.resize(program, plan));
-        for (model, pack) in std::mem::take(&mut self.ready) {
+        let program = self.state.replicas.program();
+        self.state.models.iter_mut().enumerate().for_each(|(plan, model)| model.resize(program, plan));
+        for (model, pack) in std::mem::take(&mut self.state.ready) {
             let bounds = program.plans()[model].1.graph.bounds;
             let packs = pack.divided(bounds.tokens as usize, bounds.sequences as usize);
-            self.ready.extend(packs.into_iter().map(|pack| (model, pack)));
+            self.state.ready.extend(packs.into_iter().map(|pack| (model, pack)));
         }
-        while let Some((model, keys, rows)) = self.returned_rows.pop_front() {
+        while let Some((model, keys, rows)) = self.state.returned_rows.pop_front() {
             self.submit_rows(ModelId(model), keys, rows)?;
         }
         Ok(())
@@ -557,54 +552,61 @@ impl<'a> Session<'a> {
     /// Starts again with a smaller program, because the devices lack memory for the present one and no other is loaded. The
     /// error is that of the devices, with its phase, if there is no smaller program.
     fn reload(&mut self, error: DeviceError) -> Result<(), RuntimeError> {
-        let program = self.replicas.program().clone();
-        let executors = self.replicas.stop();
-        let mut warnings = Warnings(&mut self.messages);
-        match self.sizes.reload(&program, executors, &mut warnings)? {
-            Some(executors) => self.replicas.go_on(executors),
+        let program = self.state.replicas.program().clone();
+        let executors = self.state.replicas.stop();
+        let mut warnings = Warnings(&mut self.state.messages);
+        match self.state.sizes.reload(self.reload.as_ref(), &program, executors, &mut warnings)? {
+            Some(executors) => self.state.replicas.go_on(executors),
             None => Err(self.with_phase(error.into())),
         }
     }
 
     /// Tells the devices whether a lack of memory is answered with a smaller size.
     fn set_gives_way(&self) {
-        self.replicas.set_gives_way(self.sizes.gives_way() && !self.cancelled);
+        self.state
+            .replicas
+            .set_gives_way(self.state.sizes.gives_way(self.reload.as_ref()) && !self.state.cancelled);
     }
 
     /// Takes back steps that a device has no memory for, and all steps that no device has started, to send them again after
     /// a change to a smaller size.
     fn take_back(&mut self, error: DeviceError, mut works: Vec<Work<Tag>>) {
-        works.extend(self.replicas.cancel());
+        works.extend(self.state.replicas.cancel());
         // The first step goes back last, to the front of the queue.
         for Work { inputs, values, tag, .. } in works.into_iter().rev() {
             let mut inputs = inputs.into_iter().map(|(_, values)| values);
             match tag {
                 Tag::Pack { model, owners } => {
-                    self.packs -= 1;
-                    self.models[model].spare.push(values);
+                    self.state.packs -= 1;
+                    self.state.models[model].spare.push(values);
                     if let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) =
                         (inputs.next(), inputs.next())
                     {
-                        self.ready.push_front((model, Pack { tokens, spans, owners }));
+                        self.state.ready.push_front((model, Pack { tokens, spans, owners }));
                     }
                 }
                 Tag::Rows { model, keys } => {
-                    self.rows -= 1;
-                    self.models[model].spare.push(values);
+                    self.state.rows -= 1;
+                    self.state.models[model].spare.push(values);
                     let rows = inputs.filter_map(Values::into_f32);
-                    self.returned_rows.push_front((model, keys, rows.collect()));
+                    self.state.returned_rows.push_front((model, keys, rows.collect()));
                 }
             }
         }
-        self.sizes.lacks_memory(error);
+        self.state.sizes.lacks_memory(error);
     }
 
     /// Adds the phase, what holds the memory and what to try to an error of a lack of memory; returns other errors unchanged.
     fn with_phase(&self, error: RuntimeError) -> RuntimeError {
         match error {
             RuntimeError::Device(error) if error.is_out_of_memory() => {
-                let (tried, dynamic) = (self.sizes.tried(), self.sizes.is_dynamic());
-                self.site.out_of_memory(self.replicas.program(), (Phase::Step, tried), dynamic, error)
+                let (tried, dynamic) = (self.state.sizes.tried(), self.state.sizes.is_dynamic());
+                self.state.site.out_of_memory(
+                    self.state.replicas.program(),
+                    (Phase::Step, tried),
+                    dynamic,
+                    error,
+                )
             }
             other => other,
         }
@@ -612,34 +614,34 @@ impl<'a> Session<'a> {
 
     /// The state of a session without a completed step: [`Next::Finished`] or [`Next::Pending`].
     fn idle(&self) -> Next {
-        let waits = !self.ready.is_empty() || !self.returned_rows.is_empty();
-        let is_done = self.ended && !waits && self.replicas.in_flight() == 0;
+        let waits = !self.state.ready.is_empty() || !self.state.returned_rows.is_empty();
+        let is_done = self.state.ended && !waits && self.state.replicas.in_flight() == 0;
         if is_done { Next::Finished } else { Next::Pending }
     }
 
     /// Adds to `ready` the next pack of each model that has none there: a full pack, or with `flush` a partial one.
     fn make_ready(&mut self, flush: bool) {
-        for (number, model) in self.models.iter_mut().enumerate() {
+        for (number, model) in self.state.models.iter_mut().enumerate() {
             if let Inputs::Packed { packer, .. } = &mut model.inputs
-                && self.ready.iter().all(|(other, _)| *other != number)
+                && self.state.ready.iter().all(|(other, _)| *other != number)
             {
-                self.ready.extend(packer.next_pack(flush).map(|pack| (number, pack)));
+                self.state.ready.extend(packer.next_pack(flush).map(|pack| (number, pack)));
             }
         }
     }
 
     /// Sends packs in the order in which they became ready, as far as there is room; models therefore alternate.
     fn dispatch(&mut self) {
-        if self.cancelled {
+        if self.state.cancelled {
             return;
         }
         loop {
-            if !self.ended {
+            if !self.state.ended {
                 self.make_ready(false);
             }
-            match self.ready.pop_front() {
+            match self.state.ready.pop_front() {
                 Some((model, pack)) if self.has_room() && self.admits_step() => self.send(model, pack),
-                Some(waits) => return self.ready.push_front(waits),
+                Some(waits) => return self.state.ready.push_front(waits),
                 None => return,
             }
         }
@@ -647,15 +649,15 @@ impl<'a> Session<'a> {
 
     /// Whether the memory in use admits another step of the present size. An error is returned by the next call that can.
     fn admits_step(&mut self) -> bool {
-        self.sizes.admits_step().unwrap_or_else(|error| {
-            self.failed = Some(error);
+        self.state.sizes.admits_step().unwrap_or_else(|error| {
+            self.state.failed = Some(error);
             false
         })
     }
 
     /// Sends a pack as a step of model `number`.
     fn send(&mut self, number: usize, pack: Pack) {
-        let Model { inputs, outputs, spare } = &mut self.models[number];
+        let Model { inputs, outputs, spare } = &mut self.state.models[number];
         let Inputs::Packed { ids, spans: of_spans, firsts, frames, .. } = inputs else { return };
         let Pack { tokens, spans, owners } = pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64 };
@@ -672,24 +674,24 @@ impl<'a> Session<'a> {
             values: spare.pop().unwrap_or_default(),
             tag: Tag::Pack { model: number, owners },
         };
-        self.packs += 1;
-        self.sizes.sent();
-        self.replicas.send(work);
+        self.state.packs += 1;
+        self.state.sizes.sent();
+        self.state.replicas.send(work);
     }
 
     /// Converts a step returned by the devices, and updates the in-flight counts.
     fn completed(&mut self, done: Done<Tag>) -> Completed {
-        if self.sizes.completed() {
+        if self.state.sizes.completed() {
             self.set_gives_way();
         }
         let Done { work: Work { inputs, counts, values, outputs, tag, .. }, seconds } = done;
         let (model, keys) = match tag {
             Tag::Pack { model, owners } => {
-                self.packs -= 1;
+                self.state.packs -= 1;
                 (model, owners)
             }
             Tag::Rows { model, keys } => {
-                self.rows -= 1;
+                self.state.rows -= 1;
                 (model, keys)
             }
         };

@@ -12,14 +12,12 @@ use plimsoll_plan::Program;
 use std::sync::Arc;
 
 /// Sizes of the steps of a session.
-pub(super) struct StepSizes<'a> {
+pub(super) struct StepSizes {
     /// Chooses among programs of several sizes; `None` if there is one.
     control: Option<DynamicSizes>,
     /// Maximum number of tokens of a step, of each size, in ascending order: size number 0 is the last program.
     tokens: Vec<u64>,
     machines: Vec<Arc<dyn Machine>>,
-    /// Starts the session again with a smaller program, where none was planned before; `None` if it cannot.
-    reload: Option<Reload<'a>>,
     /// Number of steps that were sent.
     sent: u64,
     /// Number of steps that were sent before the last reading.
@@ -48,10 +46,10 @@ pub(super) enum Change {
     Reload(DeviceError),
 }
 
-impl<'a> StepSizes<'a> {
+impl StepSizes {
     /// Sizes of a session with these programs, the largest first, of which number `current` is in use. The steps follow the
     /// memory if there are several.
-    pub(super) fn new(programs: &Prepared, current: usize, reload: Reload<'a>) -> Self {
+    pub(super) fn new(programs: &Prepared, current: usize, reload: &Reload<'_>) -> Self {
         let (settings, machines) = (reload.dynamic(), reload.site().machines().to_vec());
         let (bytes, tokens): (Vec<Bytes>, Vec<u64>) =
             programs.programs().rev().map(|program| (program.all_arenas_bytes(), tokens(program))).unzip();
@@ -59,13 +57,7 @@ impl<'a> StepSizes<'a> {
         let control = settings.filter(|_| count > 1).map(|settings| DynamicSizes::new(settings, bytes, now));
         let (read, pending) = (None, None);
         let (tried, changes) = (vec![], vec![]);
-        Self { control, tokens, machines, reload: Some(reload), sent: 0, read, pending, tried, changes }
-    }
-
-    /// The same sizes, without another start.
-    pub(super) fn detached(self) -> StepSizes<'static> {
-        let Self { control, tokens, machines, sent, read, pending, tried, changes, .. } = self;
-        StepSizes { control, tokens, machines, reload: None, sent, read, pending, tried, changes }
+        Self { control, tokens, machines, sent: 0, read, pending, tried, changes }
     }
 
     /// Whether the size changes with the memory in use.
@@ -110,11 +102,11 @@ impl<'a> StepSizes<'a> {
         self.pending.is_some()
     }
 
-    /// Whether a lack of memory is answered with a smaller size.
-    pub(super) fn gives_way(&self) -> bool {
+    /// Whether a lack of memory is answered with a smaller size: of the programs, or by another start (`reload`).
+    pub(super) fn gives_way(&self, reload: Option<&Reload<'_>>) -> bool {
         let has_smaller = match &self.control {
             Some(control) => control.now() > 0,
-            None => self.reload.as_ref().is_some_and(|reload| reload.has_smaller(self.tokens[0])),
+            None => reload.is_some_and(|reload| reload.has_smaller(self.tokens[0])),
         };
         has_smaller && self.tried.len() < RETRIES
     }
@@ -158,15 +150,16 @@ impl<'a> StepSizes<'a> {
         self.record(SizeChange { step: self.sent, from, to: self.tokens[to], reason, utilisation, cause });
     }
 
-    /// Switches the executors to the program for half the tokens and loads the weights again; `None` if there is none, so
-    /// that the run fails for lack of memory.
+    /// Switches the executors to the program for half the tokens and loads the weights again, by `reload`; `None` if there is
+    /// none, so that the run fails for lack of memory.
     pub(super) fn reload(
         &mut self,
+        reload: Option<&Reload<'_>>,
         program: &Program,
         executors: Vec<Executor>,
         observer: &mut dyn Observer,
     ) -> Result<Option<Vec<Executor>>, RuntimeError> {
-        let Some(reload) = &self.reload else { return Ok(None) };
+        let Some(reload) = reload else { return Ok(None) };
         let Some(executors) = reload.smaller(program, executors, observer)? else { return Ok(None) };
         let from = std::mem::take(&mut self.tokens);
         self.tokens = executors.first().map_or(vec![], |executor| vec![tokens(executor.program())]);

@@ -5,8 +5,10 @@ use super::{End, View};
 use plimsoll_data::printable::is_printable;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::live::LiveState;
+use plimsoll_runtime::series::{Point, Series};
+use unicode_width::UnicodeWidthChar;
 
-/// Least width in characters for which a view is drawn.
+/// Least width in columns for which a view is drawn.
 const NARROWEST: usize = 20;
 
 /// Width of the labels at the left.
@@ -15,20 +17,22 @@ const LABEL: usize = 12;
 /// Blocks of a sparkline, from the lowest to the highest.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Draws a view in lines of at most `width` characters.
+/// Draws a view in lines of at most `width` columns of a terminal.
 pub fn frame(view: &View, width: usize) -> Vec<String> {
     let width = width.max(NARROWEST);
     let room = width - LABEL;
     let state = &view.state;
     let mut lines = vec![title(view), progress_bar(state, width)];
     let mut row = |label: &str, text: String| lines.push(format!("{label:<LABEL$}{text}"));
-    if let Some((first, last)) = view.losses.ends() {
+    let Series { first, last, points, count, .. } = &view.losses;
+    if *count > 0 {
         let numbers = format!("{first:.4} to {last:.4}  ");
-        let points = view.losses.in_points(room.saturating_sub(numbers.len()));
+        let points = Point::in_groups(points, room.saturating_sub(numbers.len()));
         row("loss", format!("{numbers}{}", sparkline(&points)));
     }
-    if let Some(validation) = view.validation {
-        row("validation", format!("{:.4}, lowest {:.4}", validation.last, validation.lowest));
+    if view.validations.count > 0 {
+        let Series { last, lowest: (lowest, _), .. } = view.validations;
+        row("validation", format!("{last:.4}, lowest {lowest:.4}"));
     }
     let records = state.records.map_or_else(String::new, |records| format!(", {records} records"));
     row("rate", format!("{:.0} tokens/s{records}", state.tokens_per_second));
@@ -112,11 +116,11 @@ fn progress_bar(state: &LiveState, width: usize) -> String {
     let left = state.seconds_left.map_or_else(String::new, |left| format!(", {} left", time(left)));
     let numbers = format!("{}, {}{left}", amount(state), time(state.seconds));
     // The time left says more than the time so far.
-    let numbers = if numbers.chars().count() > width { format!("{}{left}", amount(state)) } else { numbers };
+    let numbers = if columns(&numbers) > width { format!("{}{left}", amount(state)) } else { numbers };
     match state.total.filter(|&total| total > 0) {
         None => numbers,
         Some(total) => {
-            let room = width.saturating_sub(numbers.chars().count() + 3).min(40);
+            let room = width.saturating_sub(columns(&numbers) + 3).min(40);
             let share = state.done as f64 / total as f64;
             if room < 8 { numbers } else { format!("[{}] {numbers}", filled(share, room)) }
         }
@@ -194,15 +198,15 @@ fn filled(share: f64, width: usize) -> String {
 }
 
 /// Draws points as a row of blocks between their lowest and their highest value.
-fn sparkline(points: &[f64]) -> String {
-    let (low, high) =
-        points.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), &x| (low.min(x), high.max(x)));
+fn sparkline(points: &[Point]) -> String {
+    let means = || points.iter().map(Point::mean);
+    let (low, high) = (means().fold(f64::INFINITY, f64::min), means().fold(f64::NEG_INFINITY, f64::max));
     let span = high - low;
-    let block = |&x: &f64| match span > 0.0 {
+    let block = |x: f64| match span > 0.0 {
         true => BLOCKS[(((x - low) / span * 7.0).round() as usize).min(7)],
         false => BLOCKS[0],
     };
-    points.iter().map(block).collect()
+    means().map(block).collect()
 }
 
 /// A duration, such as `1 h 02 min`, `3 min 20 s` or `12 s`.
@@ -224,18 +228,38 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if is_printable(c) { c } else { '?' }).collect()
 }
 
-/// The printable text, cut to `width` characters.
+/// Number of columns that a printable text takes on a terminal: two for wide characters, none for combining ones.
+pub fn columns(text: &str) -> usize {
+    text.chars().map(columns_of).sum()
+}
+
+/// Columns of a character. Terminals differ in whether they draw joined emoji as one, so each counts: a line that is too
+/// short is harmless, but one that wraps would spoil the lines above it.
+fn columns_of(c: char) -> usize {
+    match c {
+        // Variation selector 16 makes a wide emoji of the narrow symbol before it.
+        '\u{fe0f}' => 1,
+        c => c.width().unwrap_or(0),
+    }
+}
+
+/// The printable text, cut to `width` columns.
 fn cut(text: &str, width: usize) -> String {
     let text = printable(text);
-    match text.chars().count() > width {
-        false => text.trim_end().to_owned(),
-        true => text.chars().take(width - 1).chain(['…']).collect(),
+    if columns(&text) <= width {
+        return text.trim_end().to_owned();
     }
+    let mut taken = 0;
+    let fits = |c: &char| {
+        taken += columns_of(*c);
+        // A column is left for the ellipsis.
+        taken < width
+    };
+    text.chars().take_while(fits).chain(['…']).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Validation;
     use super::*;
     use plimsoll_runtime::live::LiveCard;
 
@@ -264,15 +288,16 @@ mod tests {
             ..LiveState::default()
         };
         let mut view = View { name: "out/run".to_owned(), state, ..View::default() };
-        (0..620).for_each(|step| view.losses.add(2.125 + 3.0 * (-f64::from(step) / 100.0).exp()));
-        view.validation = Some(Validation { last: 2.25, lowest: 2.2 });
+        (0..620_u32)
+            .for_each(|step| view.losses.add(step.into(), 2.125 + 3.0 * (-f64::from(step) / 100.0).exp()));
+        [(300, 2.2), (600, 2.25)].into_iter().for_each(|(step, loss)| view.validations.add(step, loss));
         view
     }
 
     /// Compares the frame with a text, and checks the width of every line.
     fn check(view: &View, width: usize, wanted: &str) {
         let lines = frame(view, width);
-        assert!(lines.iter().all(|line| line.chars().count() <= width), "{lines:#?}");
+        assert!(lines.iter().all(|line| columns(line) <= width), "{lines:#?}");
         assert_eq!(lines.join("\n"), wanted.trim_matches('\n'), "\n{}", lines.join("\n"));
     }
 
@@ -310,7 +335,7 @@ mod tests {
             records: Some(120_345),
             ..view.state
         };
-        (view.losses, view.validation) = Default::default();
+        (view.losses, view.validations) = Default::default();
         check(&view, 80, include_str!("frames/predict_80.txt"));
         view.state.total = None;
         view.state.seconds_left = None;
@@ -335,8 +360,43 @@ mod tests {
         assert_eq!(frame(&view, 80)[0], "train a?[2Jb?: failed: ?");
         assert!(line(&view).ends_with("failed: ?"));
         for width in 0..200 {
-            assert!(frame(&view, width).iter().all(|line| line.chars().count() <= width.max(NARROWEST)));
+            assert!(frame(&view, width).iter().all(|line| columns(line) <= width.max(NARROWEST)));
         }
+    }
+
+    /// Wide characters take two columns, and combining ones none.
+    #[test]
+    fn lines_are_measured_in_columns() {
+        for (text, wanted) in [
+            ("abc", 3),
+            ("é", 1),
+            ("e\u{301}", 1),
+            ("中文", 4),
+            ("ｱ", 1),
+            ("👩\u{200d}🔬", 4),
+            ("❤\u{fe0f}", 2),
+            ("", 0),
+        ] {
+            assert_eq!(columns(text), wanted, "{text}");
+        }
+        for (text, width, wanted) in [
+            ("中文字", 6, "中文字"),
+            ("中文字", 5, "中文…"),
+            ("中文字", 4, "中…"),
+            ("e\u{301}e\u{301}e\u{301}", 3, "e\u{301}e\u{301}e\u{301}"),
+            ("e\u{301}e\u{301}e\u{301}", 2, "e\u{301}…"),
+            ("abc  ", 5, "abc"),
+        ] {
+            assert_eq!(cut(text, width), wanted, "{text} in {width}");
+        }
+        let mut view = training();
+        view.name = "実行".repeat(30);
+        view.state.stage = "e\u{301}".repeat(90);
+        for width in NARROWEST..140 {
+            assert!(frame(&view, width).iter().all(|line| columns(line) <= width), "{width}");
+        }
+        // The name is cut before a wide character that would need one column too many.
+        assert_eq!([40, 41].map(|width| columns(&frame(&view, width)[0])), [39, 41]);
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! Reader of the folder of a run. Invariant: files that a run is writing are read without waiting for it; a line that is not
 //! complete is read the next time.
 
-use super::{End, Validation, View};
+use super::{End, View};
 use crate::ToolError;
 use plimsoll_data::bounded;
 use plimsoll_data::printable::EscapedPath;
 use plimsoll_runtime::live::{LiveCard, LiveState};
+use plimsoll_runtime::metrics::MetricsReader;
 use plimsoll_runtime::{RuntimeError, lock};
 use serde_json::Value;
-use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Seek, SeekFrom};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Largest accepted run.json in bytes.
@@ -22,8 +22,7 @@ const QUIET: u64 = 5;
 pub struct Watched {
     folder: PathBuf,
     view: View,
-    /// Bytes of metrics.jsonl that were read.
-    read: u64,
+    metrics: MetricsReader,
 }
 
 impl Watched {
@@ -33,7 +32,8 @@ impl Watched {
     /// A folder that is not there, or in which there is no run.
     pub fn open(folder: &Path) -> Result<Self, ToolError> {
         let name = EscapedPath(folder).to_string();
-        let mut watched = Self { folder: folder.to_owned(), view: View { name, ..View::default() }, read: 0 };
+        let view = View { name, ..View::default() };
+        let mut watched = Self { folder: folder.to_owned(), view, metrics: MetricsReader::new(folder) };
         std::fs::read_dir(folder).map_err(RuntimeError::io(folder))?;
         watched.update()?;
         if watched.view.state.command.is_empty() {
@@ -45,7 +45,7 @@ impl Watched {
     /// Reads what is new.
     ///
     /// # Errors
-    /// A file that cannot be read, or a run.json that is not a record of a run.
+    /// A file that cannot be read, a run.json that is not a record of a run, or a damaged line of metrics.jsonl.
     pub fn update(&mut self) -> Result<&View, ToolError> {
         // A run writes run.json before it removes progress.json, so in this order one of the two is found.
         let state = LiveState::read(&self.folder);
@@ -108,35 +108,23 @@ impl Watched {
 
     /// Reads the new complete lines of metrics.jsonl.
     fn metrics(&mut self) -> Result<(), ToolError> {
-        let path = self.folder.join("metrics.jsonl");
-        let mut file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(RuntimeError::io(&path)(error).into()),
-        };
-        let length = file.metadata().map_err(RuntimeError::io(&path))?.len();
-        if length < self.read {
-            // A resumed run has removed the lines of steps that it repeats.
-            (self.read, self.view.losses, self.view.validation) = Default::default();
+        let Some(mut lines) = self.metrics.open().map_err(RuntimeError::from)? else { return Ok(()) };
+        if lines.are_from_start() {
+            (self.view.losses, self.view.validations) = Default::default();
         }
-        file.seek(SeekFrom::Start(self.read)).map_err(RuntimeError::io(&path))?;
-        let mut lines = BufReader::new(file);
-        let mut text = vec![];
-        loop {
-            text.clear();
-            let read = lines.read_until(b'\n', &mut text).map_err(RuntimeError::io(&path))?;
-            if text.last() != Some(&b'\n') {
-                return Ok(());
-            }
-            self.read += read as u64;
-            let Ok(line) = serde_json::from_slice::<Value>(&text) else { continue };
-            if let Some(loss) = line["loss"].as_f64() {
-                self.view.losses.add(loss);
-            }
-            if let Some(loss) = line["validation_loss"].as_f64() {
-                self.view.validation = Some(Validation::with(self.view.validation, loss));
+        while let Some(line) = lines.next_line().map_err(RuntimeError::from)? {
+            let step = line.get("step").and_then(Value::as_u64);
+            let series = [("loss", &mut self.view.losses), ("validation_loss", &mut self.view.validations)];
+            for (key, series) in series {
+                let Some(loss) = line.get(key).and_then(Value::as_f64) else { continue };
+                let added = match step {
+                    Some(step) => series.try_add(step, loss),
+                    None => Err(format!("`{key}` without `step`")),
+                };
+                added.map_err(|what| RuntimeError::from(lines.malformed(what)))?;
             }
         }
+        Ok(())
     }
 }
 
@@ -212,7 +200,37 @@ fn state_of(record: &Value) -> LiveState {
 mod tests {
     use super::*;
     use plimsoll_runtime::live;
-    use std::fs;
+    use std::fs::{self, File};
+
+    /// Damaged lines are named, and a line without an end does not fill the memory.
+    #[test]
+    fn damaged_metrics_are_refused_with_their_line() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-monitor-damage-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).expect("created");
+        let state = LiveState { command: "train".to_owned(), ..LiveState::default() };
+        fs::write(folder.join(live::FILE), serde_json::to_vec(&state).expect("JSON")).expect("written");
+        let first = "{\"step\":1,\"loss\":2.0}\n{\"step\":1,\"validation_loss\":3.0}\n";
+        for (more, wanted) in [
+            ("{\"step\":2,\"lo", None),
+            ("{\"step\":2,\n", Some("line 3: not a line of JSON")),
+            ("{\"loss\":2.0}\n", Some("line 3: `loss` without `step`")),
+            ("{\"step\":0,\"loss\":2.0}\n", Some("line 3: step 0 comes after step 1")),
+            (&"x".repeat(17 << 20), Some("line 3: longer than 16777216 bytes")),
+        ] {
+            fs::write(folder.join("metrics.jsonl"), format!("{first}{more}")).expect("written");
+            let found =
+                Watched::open(&folder).map(|watched| (watched.view.losses.last, watched.view.validations.last));
+            match wanted {
+                None => assert_eq!(found.expect("a run"), (2.0, 3.0)),
+                Some(wanted) => {
+                    let error = found.expect_err("refused").to_string();
+                    assert!(error.contains(&format!("metrics.jsonl, {wanted}")), "{error}");
+                }
+            }
+        }
+        fs::remove_dir_all(&folder).expect("removed");
+    }
 
     #[test]
     fn a_run_that_leaves_no_record_is_gone() {

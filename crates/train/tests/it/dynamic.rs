@@ -8,7 +8,7 @@ use crate::train::{bits, lines};
 use crate::training::{TINY, corpus, values};
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Trained};
 use plimsoll_train::config::TrainConfig;
-use plimsoll_train::{Request, Resume, TrainError, TrainReport, open, train_with};
+use plimsoll_train::{Request, Resume, SizeChange, TrainError, TrainReport, open, train_with};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -164,7 +164,7 @@ fn a_run_that_follows_the_memory_trains_as_one_of_a_single_size() {
         let mapped = busy.mapped.lock().expect("no panic");
         assert!(mapped.len() == 8 && mapped[0] > mapped[1] && mapped[1] > mapped[2], "{mapped:?}");
         assert_eq!((mapped[3], mapped[4], mapped[5]), (mapped[1], mapped[0], mapped[2]), "{mapped:?}");
-        assert_eq!(report.state.sizes.len(), 8);
+        assert_eq!(report.state.size, Some(SizeChange { step: 11, tokens: 256 }));
     }
 }
 
