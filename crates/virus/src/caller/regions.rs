@@ -31,7 +31,7 @@ pub(crate) struct RegionWindow {
     pub(crate) start: u64,
     pub(crate) end: u64,
     /// Share of its bases that are not in the window before it; the score counts by this share.
-    pub(crate) new: f64,
+    pub(crate) share: f64,
     /// Log odds at equal priors.
     pub(crate) log_odds: f64,
     /// Whether it can have a call. Otherwise it can be inside a region and adds nothing to it.
@@ -50,8 +50,8 @@ pub(crate) struct RegionFinder {
 struct Candidate {
     start: u64,
     end: u64,
-    first: u64,
-    last: u64,
+    first: usize,
+    last: usize,
     left: f64,
     right: f64,
     /// Index of the last candidate before this one with a smaller `left`; usize::MAX without one. The search follows these
@@ -59,10 +59,10 @@ struct Candidate {
     below: usize,
 }
 
-/// Bytes of memory for each window of a record: the window, with room for a growing vector, its log odds for the median, and
-/// half a candidate (neighbours with a score above zero are one), also in a growing vector.
+/// Bytes of memory for each window of a record: the window, its log odds for the median, and half a candidate (neighbours with
+/// a score above zero are one), each in a vector that grows by doubling and holds the old and the new memory meanwhile.
 pub(crate) const BYTES_OF_WINDOW: u64 =
-    (3 * size_of::<RegionWindow>() + size_of::<f64>() + 3 * size_of::<Candidate>() / 2) as u64;
+    3 * (size_of::<RegionWindow>() + size_of::<f64>() + size_of::<Candidate>() / 2) as u64;
 
 impl RegionFinder {
     /// Adds the next window.
@@ -86,12 +86,15 @@ impl RegionFinder {
                 _ => merged.push(next),
             }
         }
-        self.windows.clear();
         let region = |c: &Candidate| {
-            let (score, windows) = (c.right - c.left, c.last - c.first + 1);
-            Region { start: c.start, end: c.end, score, windows, log_odds: score / windows as f64 + level }
+            let (score, windows) = (c.right - c.left, &self.windows[c.first..=c.last]);
+            let log_odds = windows.iter().map(|w| w.log_odds).sum::<f64>() / windows.len() as f64;
+            Region { start: c.start, end: c.end, score, windows: windows.len() as u64, log_odds }
         };
-        merged.iter().map(region).filter(|region| region.end - region.start >= min_length).collect()
+        let found =
+            merged.iter().map(region).filter(|region| region.end - region.start >= min_length).collect();
+        self.windows.clear();
+        found
     }
 }
 
@@ -115,7 +118,7 @@ fn maximal(windows: &[RegionWindow], level: f64) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> = vec![];
     let mut total = 0.0;
     for (number, window) in windows.iter().enumerate() {
-        let RegionWindow { start, end, new: share, log_odds, is_callable } = *window;
+        let RegionWindow { start, end, share, log_odds, is_callable } = *window;
         let score = share * (log_odds - level);
         let score = if is_callable { score } else { score.min(0.0) };
         let left = total;
@@ -123,7 +126,7 @@ fn maximal(windows: &[RegionWindow], level: f64) -> Vec<Candidate> {
         if score <= 0.0 {
             continue;
         }
-        let (number, below) = (number as u64, usize::MAX);
+        let below = usize::MAX;
         let mut new = Candidate { start, end, first: number, last: number, left, right: total, below };
         loop {
             new.below = candidates.len().wrapping_sub(1);
@@ -158,7 +161,7 @@ mod tests {
     };
 
     fn window(start: u64, end: u64, log_odds: f64) -> RegionWindow {
-        RegionWindow { start, end, new: 1.0, log_odds, is_callable: true }
+        RegionWindow { start, end, share: 1.0, log_odds, is_callable: true }
     }
 
     fn found(scores: &[f64], parameters: &RegionParameters) -> Vec<Region> {

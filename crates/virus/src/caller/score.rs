@@ -278,7 +278,7 @@ impl Rules {
         RegionWindow {
             start,
             end,
-            new: f64::from(letters.letters) / bases as f64,
+            share: f64::from(letters.letters) / bases as f64,
             log_odds: self.calibration.at(bases).log_odds(margin),
             is_callable: self.refused(&totals).is_none(),
         }
