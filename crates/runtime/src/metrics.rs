@@ -1,5 +1,5 @@
 //! Reader of metrics.jsonl, which a training run writes: one JSON object a line. Invariant: a reader holds one line of at most
-//! [`LONGEST_LINE`] bytes; a line that is damaged or longer is an error with file and line, never passed over.
+//! 16 MiB; a line that is damaged or longer is an error with file and line, never passed over.
 //!
 //! The run may still be writing: a last line without its end is not read, and is read the next time once it is complete.
 
