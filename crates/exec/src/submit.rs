@@ -207,7 +207,7 @@ impl Executor {
         result
     }
 
-    /// Collects and drops the outputs of the abandoned steps that are the oldest ones.
+    /// Collects and drops the outputs of the abandoned steps before the oldest step that somebody will collect.
     fn drop_abandoned(&mut self) {
         while let Some(step) = self.open.steps.pop_front_if(|step| step.is_abandoned) {
             for _ in 0..step.outputs {

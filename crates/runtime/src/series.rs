@@ -1,4 +1,4 @@
-//! Numbers over the steps of a run in bounded memory: the one place where they are joined to fewer points. Invariant: a point
+//! Series of numbers over the steps of a run, in bounded memory: neighbouring steps are joined to one point. Invariant: a point
 //! that stands for several steps has their lowest, highest and mean value, and every value belongs to exactly one point.
 
 /// Maximum number of points of a series; more steps are joined to points of equally many steps.

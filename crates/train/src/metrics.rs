@@ -203,8 +203,8 @@ fn keep(folder: &Path, path: &Path, step: u64) -> Result<(), TrainError> {
     let mut reader = MetricsReader::new(folder);
     if let Some(mut lines) = reader.open()? {
         while let Some(line) = lines.next_line()? {
-            // Lines up to `step` may follow those of later steps: a change of the size of micro-steps during an evaluation belongs
-            // to the next step, and is followed by lines of the step that is evaluated.
+            // A line of an earlier step can come after one of a later step: a change of the size of micro-steps during an
+            // evaluation has the number of the next step, and lines of the evaluated step follow it.
             if step_of(&line, &lines)? <= step {
                 kept.write_all(lines.text()).map_err(|e| kept.error(e))?;
             }

@@ -150,8 +150,8 @@ impl StepSizes {
         self.record(SizeChange { step: self.sent, from, to: self.tokens[to], reason, utilisation, cause });
     }
 
-    /// Switches the executors to the program for half the tokens and loads the weights again, by `reload`; `None` if there is
-    /// none, so that the run fails for lack of memory.
+    /// Switches the executors to the program for half the tokens and loads the weights again, with `reload`; `None` if there
+    /// is no such program, so that the run fails for lack of memory.
     pub(super) fn reload(
         &mut self,
         reload: Option<&Reload<'_>>,

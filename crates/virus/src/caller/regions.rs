@@ -1,11 +1,12 @@
 //! Regions: neighbouring windows of a record that together look more viral than the rest of the record. A region is a maximal
 //! scoring subsequence of the windows' scores (Ruzzo and Tompa 1999, "A linear time algorithm for finding all maximal scoring
-//! subsequences"): a run of windows that no longer run within it or around it exceeds. Invariant: regions are disjoint and in
-//! the order of the record; a region is at least as long and scores at least as high as the parameters require.
+//! subsequences"): neighbouring windows whose sum is larger than that of any part of them, and which cannot be extended
+//! without losing this property. Invariant: regions are disjoint and in the order of the record, and none is shorter or scores
+//! lower than the parameters allow.
 //!
 //! The score of a window is its log odds less an offset and less the background of the record, a share of the median over its
-//! windows: genomes of some groups look viral throughout, and those of others so little that a phage in them is still below
-//! the offset. A record whose median is above a limit is itself a virus, for the most part, and has no background.
+//! windows: the genomes of some groups score high throughout, and those of other groups so low that even a phage in them stays
+//! below the offset. A record whose median is above a limit is itself a virus, for the most part, and has no background.
 
 use super::calibration::RegionParameters;
 
@@ -44,12 +45,10 @@ pub(crate) struct RegionFinder {
     windows: Vec<RegionWindow>,
 }
 
-/// A run of windows, as in the algorithm: with the cumulative score before its first window (`left`) and after its last
-/// (`right`).
+/// Neighbouring windows, as in the algorithm: from number `first` to number `last`, with the cumulative score before the first
+/// (`left`) and after the last (`right`).
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    start: u64,
-    end: u64,
     first: usize,
     last: usize,
     left: f64,
@@ -77,11 +76,11 @@ impl RegionFinder {
         let RegionParameters { min_score, min_length, merge_gap, .. } = *parameters;
         let level = parameters.offset + background(&self.windows, parameters);
         let mut merged: Vec<Candidate> = vec![];
+        let is_near = |a: usize, b: usize| self.windows[b].start <= self.windows[a].end + merge_gap;
         for next in maximal(&self.windows, level).into_iter().filter(|c| c.right - c.left >= min_score) {
             match merged.last_mut() {
-                // Windows may overlap, so the next region can begin before the last one ends.
-                Some(last) if next.start <= last.end + merge_gap && next.right - last.left >= min_score => {
-                    (last.end, last.last, last.right) = (last.end.max(next.end), next.last, next.right);
+                Some(last) if is_near(last.last, next.first) && next.right - last.left >= min_score => {
+                    (last.last, last.right) = (next.last, next.right);
                 }
                 _ => merged.push(next),
             }
@@ -89,7 +88,8 @@ impl RegionFinder {
         let region = |c: &Candidate| {
             let (score, windows) = (c.right - c.left, &self.windows[c.first..=c.last]);
             let log_odds = windows.iter().map(|w| w.log_odds).sum::<f64>() / windows.len() as f64;
-            Region { start: c.start, end: c.end, score, windows: windows.len() as u64, log_odds }
+            let (start, end) = (self.windows[c.first].start, self.windows[c.last].end);
+            Region { start, end, score, windows: windows.len() as u64, log_odds }
         };
         let found =
             merged.iter().map(region).filter(|region| region.end - region.start >= min_length).collect();
@@ -118,7 +118,7 @@ fn maximal(windows: &[RegionWindow], level: f64) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> = vec![];
     let mut total = 0.0;
     for (number, window) in windows.iter().enumerate() {
-        let RegionWindow { start, end, share, log_odds, is_callable } = *window;
+        let RegionWindow { share, log_odds, is_callable, .. } = *window;
         let score = share * (log_odds - level);
         let score = if is_callable { score } else { score.min(0.0) };
         let left = total;
@@ -127,7 +127,7 @@ fn maximal(windows: &[RegionWindow], level: f64) -> Vec<Candidate> {
             continue;
         }
         let below = usize::MAX;
-        let mut new = Candidate { start, end, first: number, last: number, left, right: total, below };
+        let mut new = Candidate { first: number, last: number, left, right: total, below };
         loop {
             new.below = candidates.len().wrapping_sub(1);
             // Candidates between `below` and this one have no smaller `left` than it, so none smaller than `new.left`.
@@ -135,9 +135,7 @@ fn maximal(windows: &[RegionWindow], level: f64) -> Vec<Candidate> {
                 new.below = candidate.below;
             }
             match candidates.get(new.below) {
-                Some(j) if j.right < new.right => {
-                    new = Candidate { start: j.start, first: j.first, left: j.left, ..new }
-                }
+                Some(j) if j.right < new.right => new = Candidate { first: j.first, left: j.left, ..new },
                 Some(_) | None => break,
             }
             candidates.truncate(new.below);
