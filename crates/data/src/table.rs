@@ -145,6 +145,12 @@ pub fn whole(column: &str, cell: &str) -> Result<u64, String> {
     cell.parse().map_err(|_| format!("{column} is `{}`, expected a whole number", Name(cell)))
 }
 
+/// Parses the finite number in a cell of `column`.
+pub fn finite(column: &str, cell: &str) -> Result<f64, String> {
+    let number = cell.parse::<f64>().ok().filter(|number| number.is_finite());
+    number.ok_or_else(|| format!("{column} is `{}`, expected a number", Name(cell)))
+}
+
 /// Parses the number from 0 to 1 in a cell of `column`.
 pub fn share(column: &str, cell: &str) -> Result<f64, String> {
     let number = cell.parse::<f64>().ok().filter(|number| (0.0..=1.0).contains(number));

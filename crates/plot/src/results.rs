@@ -10,7 +10,7 @@ use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::translate::Frame;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::caller::Threshold;
-use plimsoll_virus::output::{Call, RUN_RECORD};
+use plimsoll_virus::output::{Call, RUN_RECORD, RegionReader, RegionRow};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,8 @@ pub struct About {
     pub threshold: Option<f32>,
     /// Whether windows have a score for each strand. A caller scores both strands together.
     pub by_strand: bool,
+    /// Whether records are pairs of mates.
+    pub paired: bool,
     /// Length of a window in bases.
     pub length: u64,
 }
@@ -110,13 +112,13 @@ impl Results {
                 return Ok(());
             }
         };
-        let mut rows = self.predictions()?;
+        let mut rows = RecordRows::open(self)?;
         let mut count = 0;
-        while let Some(entry) = self.next_record(&mut rows, count)? {
+        while let Some(entry) = rows.next(count)? {
             see(&entry);
             count += 1;
         }
-        self.agree(&rows, count, said.records)
+        self.agree(&rows.finish()?, count, said.records)
     }
 
     /// Returns the windows of the `chosen` records, which must be sorted by ordinal, and adds the scores of all
@@ -126,11 +128,11 @@ impl Results {
             Source::Ours(counts) => counts,
             Source::Original(original) => return Ok(original.tracks(chosen, survey)),
         };
-        let mut records = self.predictions()?;
+        let mut records = RecordRows::open(self)?;
         let mut windows = WindowRows::open(&self.folder, self.about.by_strand)?;
         let mut tracks: Vec<Track> = vec![];
         let (mut ordinal, mut count) = (0, 0);
-        while let Some(mut record) = self.next_record(&mut records, ordinal)? {
+        while let Some(mut record) = records.next(ordinal)? {
             let wanted = chosen.get(tracks.len()).is_some_and(|next| next.ordinal == ordinal);
             let mut kept = vec![];
             let mut place = Place::default();
@@ -149,25 +151,16 @@ impl Results {
                 if !self.about.by_strand {
                     record.scored = kept.iter().filter(|window| window.score.is_some()).count() as u64;
                 }
+                // Positions of the second mate continue those of the first, as in its windows.
+                for RegionRow { start, end, in_second_mate, .. } in &mut record.regions {
+                    let before = if *in_second_mate { place.before } else { 0 };
+                    (*start, *end) = (*start + before, *end + before);
+                }
                 tracks.push(Track { entry: record, windows: kept, every_frame: windows.has_every_frame() });
             }
         }
         self.agree(windows.finish()?, count, said.windows)?;
         Ok(tracks)
-    }
-
-    /// Opens the table of records.
-    fn predictions(&self) -> Result<TableReader, DataError> {
-        let columns = if self.about.by_strand { &OF_A_RECORD[..] } else { &OF_A_CALLED_RECORD[..] };
-        TableReader::open(&self.folder.join(PREDICTIONS), columns)
-    }
-
-    /// Reads the next row of the table of records, which is row `ordinal`.
-    fn next_record(&self, rows: &mut TableReader, ordinal: u64) -> Result<Option<PredictionRow>, DataError> {
-        match self.about.by_strand {
-            true => rows.next(|cells| entry(ordinal, cells)),
-            false => rows.next(|cells| called_entry(ordinal, cells)),
-        }
     }
 
     /// Checks the number of rows of a table, which detects truncation between two rows.
@@ -180,6 +173,42 @@ impl Results {
             another run"
         );
         Err(rows.error(text))
+    }
+}
+
+/// Readers of the table of records, and of that of regions if there is one.
+struct RecordRows {
+    records: TableReader,
+    regions: Option<RegionReader>,
+    by_strand: bool,
+}
+
+impl RecordRows {
+    fn open(results: &Results) -> Result<Self, DataError> {
+        let (folder, by_strand) = (&results.folder, results.about.by_strand);
+        let columns = if by_strand { &OF_A_RECORD[..] } else { &OF_A_CALLED_RECORD[..] };
+        let records = TableReader::open(&folder.join(PREDICTIONS), columns)?;
+        let regions = if by_strand { None } else { RegionReader::open(folder, results.about.paired)? };
+        Ok(Self { records, regions, by_strand })
+    }
+
+    /// Reads the next record, which is row `ordinal`, and its regions.
+    fn next(&mut self, ordinal: u64) -> Result<Option<PredictionRow>, DataError> {
+        let row = match self.by_strand {
+            true => self.records.next(|cells| entry(ordinal, cells))?,
+            false => self.records.next(|cells| called_entry(ordinal, cells))?,
+        };
+        let Some(mut row) = row else { return Ok(None) };
+        if let Some(regions) = &mut self.regions {
+            regions.take(&row.id, row.length, &mut row.regions)?;
+        }
+        Ok(Some(row))
+    }
+
+    /// Checks that no region is left; returns the table of records.
+    fn finish(self) -> Result<TableReader, DataError> {
+        self.regions.as_ref().map_or(Ok(()), RegionReader::expect_end)?;
+        Ok(self.records)
     }
 }
 
@@ -277,6 +306,7 @@ pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> 
         trained: record["models"]["trained"].as_bool().ok_or("`models.trained`")?,
         threshold,
         by_strand,
+        paired: record["calling"]["paired"] == true,
         length: number(&parameters["length"], "`length`")?,
     };
     let counts = RowCounts {
@@ -298,6 +328,7 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
         virus: known(virus).map(|text| whole("n_virus", text)).transpose()?,
         score: known(score).map(|text| share("virus_score", text)).transpose()?,
         call: called(call)?,
+        regions: vec![],
     };
     let scored = entry.scored > 0;
     if entry.scored > entry.windows
@@ -329,6 +360,7 @@ fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String>
         virus: None,
         score,
         call,
+        regions: vec![],
     })
 }
 

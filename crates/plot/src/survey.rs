@@ -1,7 +1,7 @@
 //! Statistics for the overview picture: records by call, histograms of scores, and the top records. Invariant:
 //! memory does not grow with the number of records.
 
-use plimsoll_virus::output::Call;
+use plimsoll_virus::output::{Call, RegionRow};
 use std::cmp::Ordering;
 
 /// Number of histogram bins; even, so that 0.5 is the boundary between two bins.
@@ -43,6 +43,15 @@ pub struct PredictionRow {
     pub score: Option<f64>,
     /// Call of the record.
     pub call: Call,
+    /// Regions of the record, which only callers find.
+    pub regions: Vec<RegionRow>,
+}
+
+impl PredictionRow {
+    /// Whether the record or a region of it is called virus.
+    pub fn has_virus(&self) -> bool {
+        self.call == Call::Virus || !self.regions.is_empty()
+    }
 }
 
 /// Histogram of scores from 0 to 1 in [`BINS`] bins, by call.
@@ -101,9 +110,9 @@ pub(crate) fn by_score(a: &PredictionRow, b: &PredictionRow) -> Ordering {
     score(b).total_cmp(&score(a)).then(b.length.cmp(&a.length))
 }
 
-/// Orders entries with call "virus" before all others, then by descending number of scored windows and length.
+/// Orders entries with call "virus" or a region before all others, then by descending number of scored windows and length.
 pub fn by_call_and_windows(a: &PredictionRow, b: &PredictionRow) -> Ordering {
-    let rank = |e: &PredictionRow| (e.call == Call::Virus, e.scored, e.length);
+    let rank = |e: &PredictionRow| (e.has_virus(), e.scored, e.length);
     rank(b).cmp(&rank(a))
 }
 
@@ -161,7 +170,18 @@ mod tests {
     use super::*;
 
     fn entry(ordinal: u64, score: Option<f64>, length: u64, call: Call) -> PredictionRow {
-        PredictionRow { ordinal, id: String::new(), length, windows: 2, scored: 1, virus: None, score, call }
+        let regions = vec![];
+        PredictionRow {
+            ordinal,
+            id: String::new(),
+            length,
+            windows: 2,
+            scored: 1,
+            virus: None,
+            score,
+            call,
+            regions,
+        }
     }
 
     #[test]

@@ -96,6 +96,7 @@ impl VirNucProResults {
             trained: true,
             threshold: Some(THRESHOLD),
             by_strand: true,
+            paired: false,
             length: length as u64,
         };
         Ok(Self { about, tracks })
@@ -271,6 +272,7 @@ impl Records<'_> {
             virus: Some(record.virus),
             score: record.virus_score(),
             call: record.call(THRESHOLD),
+            regions: vec![],
         };
         self.tracks.push(Track { entry, windows: found, every_frame: true });
         Ok(())

@@ -12,6 +12,7 @@ use crate::survey::{
 use crate::table::{Cells, PageColumn, PageTable};
 use plimsoll_data::DataError;
 use plimsoll_data::printable::Name;
+use plimsoll_virus::output::RegionRow;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
@@ -287,7 +288,7 @@ fn add_step(steps: &mut Vec<Step>, index: u64, number: u64, window: Window) {
 }
 
 fn track(results: &Results, record: &TrackRecord, steps: Vec<Step>, windows: u64) -> String {
-    let region = |region: &crate::results::Region| {
+    let region = |region: &RegionRow| {
         let length = region.end - region.start + 1;
         let text = format!(
             "{} to {} ({}, score {})",

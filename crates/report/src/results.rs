@@ -7,6 +7,7 @@ use plimsoll_data::printable::Name;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::{DataError, bounded};
 use plimsoll_runtime::RuntimeError;
+use plimsoll_virus::output::{REGIONS, RegionReader, RegionRow, is_of};
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,6 @@ use std::time::UNIX_EPOCH;
 const RUN_RECORD: &str = "run.json";
 const PREDICTIONS: &str = "predictions.tsv";
 const WINDOWS: &str = "windows.tsv";
-const REGIONS: &str = "regions.tsv";
 const NOTES: &str = "notes.tsv";
 
 /// Maximum bytes of `run.json`, which has about 10 kB.
@@ -79,18 +79,7 @@ pub struct Row<'a> {
     /// Value of each column: a number, or the index of a word; NaN for `NA`, and for the name.
     pub values: &'a [f64],
     /// Regions of the record.
-    pub regions: &'a [Region],
-}
-
-/// A row of `regions.tsv`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Region {
-    /// First base, counted from 1.
-    pub start: u64,
-    /// Last base, included.
-    pub end: u64,
-    /// Sum of the scores of its windows: log odds, so not limited to 1.
-    pub score: f64,
+    pub regions: &'a [RegionRow],
 }
 
 /// A row of `windows.tsv`.
@@ -179,7 +168,8 @@ impl Results {
 
     /// Calls `see` for every record, in order.
     pub fn records(&mut self, mut see: impl FnMut(&Row)) -> Result<(), DataError> {
-        let (mut table, mut regions) = (self.predictions()?, Regions::open(self)?);
+        let (mut table, mut regions) =
+            (self.predictions()?, RegionReader::open(&self.folder, self.is_paired())?);
         let mut values = vec![f64::NAN; self.columns.len()];
         let (mut found, mut ordinal) = (vec![], 0);
         loop {
@@ -198,7 +188,7 @@ impl Results {
             })?;
             let Some(name) = name else { break };
             if let Some(regions) = &mut regions {
-                regions.take(&name, values[at.length], &mut found)?;
+                regions.take(&name, values[at.length] as u64, &mut found)?;
             }
             if let Some(place) = at.regions {
                 values[place] = found.len() as f64;
@@ -281,68 +271,6 @@ impl Results {
     }
 }
 
-/// Reader of `regions.tsv`, whose rows are in the order of the records.
-struct Regions {
-    table: TableReader,
-    /// The next row.
-    next: Option<(String, Region)>,
-    /// Whether records are pairs of mates.
-    paired: bool,
-}
-
-impl Regions {
-    fn open(results: &Results) -> Result<Option<Self>, DataError> {
-        if !results.has_regions {
-            return Ok(None);
-        }
-        let columns = ["seq_name", "start", "end", "score"];
-        let mut regions = Regions {
-            table: TableReader::open(&results.folder.join(REGIONS), &columns)?,
-            next: None,
-            paired: results.is_paired(),
-        };
-        regions.advance()?;
-        Ok(Some(regions))
-    }
-
-    fn advance(&mut self) -> Result<(), DataError> {
-        self.next = self.table.next(|[name, start, end, score]| {
-            let (start, end) = (whole("start", start)?, whole("end", end)?);
-            Ok((name.to_owned(), Region { start, end, score: finite("score", score)? }))
-        })?;
-        Ok(())
-    }
-
-    /// Replaces `found` by the regions of the next record, which is named `name`.
-    fn take(&mut self, name: &str, length: f64, found: &mut Vec<Region>) -> Result<(), DataError> {
-        found.clear();
-        while let Some((_, region)) = self.next.take_if(|(of, _)| is_of(of, name, self.paired)) {
-            if region.start == 0 || region.end < region.start || region.end as f64 > length {
-                let text = format!("bases {} to {} are not in a record of {length}", region.start, region.end);
-                return Err(self.table.error(text));
-            }
-            found.push(region);
-            self.advance()?;
-        }
-        Ok(())
-    }
-
-    /// `Err` if regions are left after the last record.
-    fn expect_end(&self) -> Result<(), DataError> {
-        match &self.next {
-            None => Ok(()),
-            Some((name, _)) => {
-                let text = format!(
-                    "a region of '{}', which is not in {PREDICTIONS} or not in its order there; the tables belong to \
-                     different runs",
-                    Name(name)
-                );
-                Err(self.table.error(text))
-            }
-        }
-    }
-}
-
 /// Parses the cell of a record.
 fn value(column: &Column, cell: &str, words: &mut Vec<String>, is_call: bool) -> Result<f64, String> {
     match column.kind {
@@ -393,17 +321,6 @@ fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Windo
         _ => share_or_nan("virus_score", cells[3])?,
     };
     Ok(Window { start, end, score, of_a_mate: cells[0] != name })
-}
-
-/// Whether a row belongs to the record `name`: it has its name, or that of one of its mates where the record is a pair.
-fn is_of(cell: &str, name: &str, paired: bool) -> bool {
-    cell.strip_prefix(name).is_some_and(|rest| rest.is_empty() || paired && matches!(rest, "/1" | "/2"))
-}
-
-/// Parses a finite number.
-fn finite(column: &str, cell: &str) -> Result<f64, String> {
-    let number = cell.parse::<f64>().ok().filter(|number| number.is_finite());
-    number.ok_or_else(|| format!("{column} is `{}`, expected a number", Name(cell)))
 }
 
 /// Parses a number from 0 to 1; NaN for `NA`.

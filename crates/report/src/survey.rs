@@ -2,8 +2,9 @@
 //! number of records: at most [`MOST_LISTED`] + [`MOST_SAMPLED`] rows are kept, with names of at most 200 characters.
 
 use crate::columns::{CALLS, SERIES, series_of};
-use crate::results::{Positions, Region, Row};
+use crate::results::{Positions, Row};
 use plimsoll_data::printable::Name;
+use plimsoll_virus::output::RegionRow;
 use std::collections::BinaryHeap;
 
 /// Maximum number of rows in the table of a page.
@@ -105,7 +106,7 @@ pub struct TrackRecord {
     /// Index of the call in [`CALLS`].
     pub call: usize,
     /// The first [`MOST_REGIONS`] regions.
-    pub regions: Vec<Region>,
+    pub regions: Vec<RegionRow>,
     /// Number of all regions.
     pub region_count: usize,
 }

@@ -19,7 +19,6 @@ use super::survey::{ScoreHistogram, Survey};
 use super::track::Track;
 use axis::{count, counted, score};
 use page::{GAP, MARGIN, Page};
-use plimsoll_virus::output::Call;
 use scene::Scene;
 use style::{LABEL, TITLE};
 
@@ -47,11 +46,16 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
         histograms(&mut page, &[("Scores of windows", &survey.window_scores, Some(0.5), name_of_half(about))]);
     }
     if !tracks.is_empty() {
-        let viruses = tracks.iter().filter(|track| track.entry.call == Call::Virus).count();
+        let viruses = tracks.iter().filter(|track| track.entry.has_virus()).count();
+        let has_regions = tracks.iter().any(|track| !track.entry.regions.is_empty());
         page.panel(match viruses {
             _ if survey.records == 1 => "Along the record",
             0 => "Along the records with most scored windows",
+            n if n == tracks.len() && has_regions => {
+                "Along the viruses, and records with regions, with most scored windows"
+            }
             n if n == tracks.len() => "Along the viruses with most scored windows",
+            _ if has_regions => "Along records, viruses and records with regions before others",
             _ => "Along records, viruses before others",
         });
     }

@@ -2,7 +2,7 @@
 //! its score, in the colour of its call. If there are too many windows to draw each, every column shows the
 //! minimum, mean and maximum of its scores.
 
-use super::axis::{Scale, base_labels, bases, count, score, separate_labels};
+use super::axis::{Scale, base_labels, bases, count, counted, score, separate_labels};
 use super::font;
 use super::scene::{Anchor, Color, Paint, PathStep, Scene, TextStyle, hatch, rectangle, segment};
 use super::style::{self, AXIS, DARK, GRID, LABEL, NAME, REMARK, WHITE};
@@ -53,6 +53,7 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
         let text = font::shorten(&format!("range and mean of each {each}"), REMARK, inner_width);
         scene.text(axes.across.to, top - 5.0, Anchor::End, REMARK, text);
     }
+    regions(scene, &axes, &track.entry);
     labels(scene, &axes, track, about);
     let foot = axes.strands.map_or(bottom, |strands| strands[1] + STRAND);
     ruler(scene, &axes, foot + 2.5);
@@ -78,6 +79,9 @@ fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &PredictionRow,
         Some(_) | None => {
             parts.push(format!("{} of {} windows scored", count(entry.scored), count(entry.windows)))
         }
+    }
+    if !entry.regions.is_empty() {
+        parts.push(format!("{} (bar)", counted(entry.regions.len() as u64, "region")));
     }
     if silent > 0 && entry.virus.is_some() && entry.scored > 0 {
         parts.push(format!("{} without a call", count(silent)));
@@ -108,6 +112,17 @@ fn grid(scene: &mut Scene, axes: &Axes) {
     for (top, name) in axes.strands.into_iter().flatten().zip(["+ strand", "− strand"]) {
         scene.text(left - 4.0, top + STRAND - 0.9, Anchor::End, REMARK, name);
     }
+}
+
+/// Draws a bar over each region, above the highest score.
+fn regions(scene: &mut Scene, axes: &Axes, entry: &PredictionRow) {
+    let mut bars = vec![];
+    for region in &entry.regions {
+        let [left, right] = [region.start - 1, region.end].map(|base| axes.across.at(base as f64));
+        // A region of a very long record stays visible.
+        bars.extend(rectangle(left, axes.up.to - 4.0, (right - left).max(NARROWEST), 2.0));
+    }
+    scene.shape(bars, Paint::Fill(style::ink(Call::Virus)));
 }
 
 /// Draws every window individually.
@@ -294,10 +309,15 @@ fn ruler(scene: &mut Scene, axes: &Axes, y: f64) {
 mod tests {
     use super::*;
     use crate::track::Window;
+    use plimsoll_virus::output::RegionRow;
 
     const WIDTH: f64 = LEFT + 400.0 + RIGHT;
 
     fn drawn(length: u64, windows: &[(u64, u64, Option<f64>)]) -> Scene {
+        drawn_with(length, windows, vec![])
+    }
+
+    fn drawn_with(length: u64, windows: &[(u64, u64, Option<f64>)], regions: Vec<RegionRow>) -> Scene {
         let window = |&(start, end, score): &(u64, u64, Option<f64>)| {
             let call = score.map_or(Call::NoCall, |s| if s >= 0.5 { Call::Virus } else { Call::Other });
             Window { start, end, score, call, strands: [score, None] }
@@ -313,6 +333,7 @@ mod tests {
             virus: Some(1),
             score,
             call,
+            regions,
         };
         let about = serde_json::json!({
             "plimsoll": "1", "inputs": [], "models": {"trained": true},
@@ -361,6 +382,21 @@ mod tests {
         check(1000, &windows, Call::Other, &[(160.0, 360.0, 0.1)]);
         check(5, &[(0, 5, Some(1.0))], Call::Virus, &[(0.0, 400.0, 1.0)]);
         check(1000, &[(0, 500, None)], Call::Other, &[]);
+    }
+
+    #[test]
+    fn a_region_has_a_bar_over_its_own_bases() {
+        let region = RegionRow { start: 501, end: 1000, score: 30.0, in_second_mate: false };
+        let scene = drawn_with(1000, &[(0, 1000, Some(0.9))], vec![region]);
+        let bar = painted(&scene, |paint| matches!(paint, Paint::Fill(ink) if *ink == style::ink(Call::Virus)));
+        let at = |step: &PathStep| match *step {
+            PathStep::Move(x, y) | PathStep::Line(x, y) => Some((x - LEFT, 32.0 - y)),
+            PathStep::Close => None,
+        };
+        let corners: Vec<(f64, f64)> = bar.iter().filter_map(at).collect();
+        assert_eq!(corners.len(), 4, "{corners:?}");
+        let over = |&(x, above): &(f64, f64)| (200.0..=400.0).contains(&x) && (2.0..=4.0).contains(&above);
+        assert!(corners.iter().all(over) && corners.iter().any(|c| c.0 == 200.0), "{corners:?}");
     }
 
     #[test]

@@ -25,8 +25,8 @@
 use super::sorted::unlinked;
 use super::table::{Field, Table};
 use super::{
-    Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, RecordEnd, RecordText,
-    WINDOWS, commit, write_note,
+    Counts, Hits, HitsFormat, NOTES, Note, OpenRecord, OutputError, PREDICTIONS, REGIONS, RecordEnd,
+    RecordText, WINDOWS, commit, write_note,
 };
 use crate::caller::fdr::Ranking;
 use crate::caller::letters::LetterCounts;
@@ -44,8 +44,6 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Name of the table of regions.
-pub(super) const REGIONS: &str = "regions.tsv";
 /// Name of the BED file of regions.
 pub(super) const REGIONS_BED: &str = "regions.bed";
 /// Name of the file with the sequences of regions.

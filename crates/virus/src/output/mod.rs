@@ -37,6 +37,7 @@ pub(crate) mod caller;
 mod embeddings;
 mod hits;
 mod intermediate;
+mod regions;
 mod reports;
 pub(crate) mod sorted;
 mod table;
@@ -53,6 +54,7 @@ use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::intermediate::{chunk_name, orf_name};
 use plimsoll_data::number::NumpyF32;
 use plimsoll_data::translate::Frame;
+pub use regions::{REGIONS, RegionReader, RegionRow, is_of};
 use serde_json::Value;
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -100,7 +102,7 @@ pub const FILES: [&str; 24] = [
     reports::MULTIQC,
     reports::MULTIQC_CALLS,
     reports::VERSIONS,
-    caller::REGIONS,
+    REGIONS,
     caller::REGIONS_BED,
     caller::REGIONS_FASTA,
 ];
