@@ -11,10 +11,12 @@
 leaves the others without. `--hosts` takes other classes of hosts than prokaryotes, `--no-inserts` leaves all contigs without.
 
 `score` prints the recall of inserts of 10 kb and more (at least half of an insert is covered by regions), the median distance of a
-region's borders from those of the insert it covers, and the number of regions that touch no insert for each 10 Mb of host.
+region's borders from those of the insert it covers, the number of regions that touch no insert for each 10 Mb of host, and the share
+of the bases of regions that are inserted (precision) and of inserted bases that are in regions (recall).
 
 `tune` computes the regions of the windows in result/windows.tsv for a grid of parameters, without the model, and prints for each
-number of false regions per 10 Mb the parameters with the highest recall. It takes all windows for ones that can be called: windows
+number of false regions per 10 Mb the parameters with the highest recall of bases, among those with a precision of at least
+--precision. It takes all windows for ones that can be called: windows
 of low complexity or with unknown letters, which add nothing to a region, are not in windows.tsv.
 """
 
@@ -84,9 +86,10 @@ def make(args):
 
 def measure(inserts, found):
     """Counts of `score`; `inserts` are (contig, length, start, end), `found` the regions (start, end) of each contig."""
-    counts = {"recalled": 0, "long": 0, "borders": [], "false": 0, "host": 0}
+    counts = {"recalled": 0, "long": 0, "borders": [], "false": 0, "host": 0, "regions": 0, "inserts": 0, "shared": 0}
     for contig, length, start, end in inserts:
         regions = found.get(contig, [])
+        counts["regions"] += sum(last - first + 1 for first, last in regions)
         if start is None:
             counts["host"] += length
             counts["false"] += len(regions)
@@ -95,13 +98,26 @@ def measure(inserts, found):
         counts["host"] += length - size
         touching = [r for r in regions if r[0] <= end and r[1] >= start]
         counts["false"] += len(regions) - len(touching)
-        is_found = 2 * sum(min(r[1], end) - max(r[0], start) + 1 for r in touching) >= size
+        shared = sum(min(r[1], end) - max(r[0], start) + 1 for r in touching)
+        counts["inserts"] += size
+        counts["shared"] += shared
+        is_found = 2 * shared >= size
         if size >= 10_000:
             counts["long"] += 1
             counts["recalled"] += is_found
         if is_found:
             counts["borders"] += [abs(min(r[0] for r in touching) - start), abs(max(r[1] for r in touching) - end)]
     return counts
+
+
+def precision(counts):
+    """Share of the bases of regions that are inserted; 1 without regions."""
+    return counts["shared"] / counts["regions"] if counts["regions"] else 1.0
+
+
+def recall(counts):
+    """Share of the inserted bases that are in regions."""
+    return counts["shared"] / max(counts["inserts"], 1)
 
 
 def read_inserts(path):
@@ -118,6 +134,7 @@ def score(args):
     print(f"recall of inserts of 10 kb and more  {recalled} of {long} = {recalled / max(long, 1):.2f}")
     print(f"median border error                  {statistics.median(borders) if borders else 'NA'} bases")
     print(f"false regions                        {false} in {host / 1e6:.1f} Mb = {1e7 * false / host:.2f} in 10 Mb")
+    print(f"precision and recall of bases        {precision(counts):.2f} and {recall(counts):.2f}")
 
 
 def segments(scores):
@@ -188,13 +205,15 @@ def tune(args):
             tried.append((counts, border, (background, limit, offset, min_score, min_length, merge_gap)))
     long, host = tried[0][0]["long"], tried[0][0]["host"]
     print(f"{long} inserts of 10 kb and more, {host / 1e6:.1f} Mb of host")
-    print("false in 10 Mb  recall  border error  background  limit  offset  min_score  min_length  merge_gap")
+    print("false in 10 Mb  inserts  precision  recall  border error  background  limit  offset  min_score  min_length  merge_gap")
     best = -1
-    for counts, border, parameters in sorted(tried, key=lambda row: (row[0]["false"], -row[0]["recalled"], row[1])):
-        if border <= args.border and counts["recalled"] > best:
-            best = counts["recalled"]
-            recall = best / max(long, 1)
-            print(f"{1e7 * counts['false'] / host:14.2f}  {recall:6.2f}  {border:12}", *(f"{p:9}" for p in parameters))
+    for counts, border, parameters in sorted(tried, key=lambda row: (row[0]["false"], -recall(row[0]), row[1])):
+        if border <= args.border and precision(counts) >= args.precision and recall(counts) > best:
+            best = recall(counts)
+            print(
+                f"{1e7 * counts['false'] / host:14.2f}  {counts['recalled']:7}  {precision(counts):9.2f}  {best:6.2f}  {border:12}",
+                *(f"{p:9}" for p in parameters),
+            )
 
 
 def main():
@@ -219,6 +238,7 @@ def main():
     tuner = commands.add_parser("tune")
     tuner.add_argument("--calibration", required=True)
     tuner.add_argument("--border", type=int, default=2000, help="largest median border error")
+    tuner.add_argument("--precision", type=float, default=0.9, help="least share of the bases of regions that are inserted")
     tuner.add_argument("--background", type=numbers(float), default=[0.0, 0.5, 0.65, 0.75, 0.85])
     tuner.add_argument("--background-limit", type=numbers(float), default=[1.0, 1.5, 1.75, 2.0])
     tuner.add_argument("--offset", type=numbers(float), default=[k / 10 for k in range(3, 16)])

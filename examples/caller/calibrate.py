@@ -124,7 +124,7 @@ def main():
     parser.add_argument("--start", action="store_true")
     args = parser.parse_args()
     path = os.path.join(args.model, "calibration.json")
-    regions = {"background": 0.75, "background_limit": 1.75, "offset": 0.9, "min_score": 22.0, "min_length": 4000, "merge_gap": 3000}
+    regions = {"background": 0.65, "background_limit": 2.0, "offset": 1.0, "min_score": 18.0, "min_length": 4000, "merge_gap": 3000}
     calibration = {"format": "plimsoll_calibration", "version": 2, "window": 1000, "class_temperature": 1.0, "lengths": []}
     if args.start:
         presets = {name: {"threshold": 0.5, "tpr": 0.5, "fpr": 0.5} for name in PRESETS}

@@ -5,15 +5,16 @@
 #
 # GENOMES: a collection as prepare.py describes it, with make_chunks.py; no spaces or commas in its path. OUT: a new folder; the
 # result is OUT/caller. An interrupted run goes on with the same command. Settings, as variables:
-#   SEEDS="0 1 2"   seeds that are compared; the one with the highest mean AUROC over the five folds is trained on all records
+#   SEEDS="0 1 2"   seeds that are compared: that with the highest mean AUROC over five folds is trained on all records
 #   SET="--set run.device=cuda"   further settings of `plimsoll train`
-#   DISTILL=1       trains a teacher for each seed first (teacher.yaml); every caller learns from all of them (distill.yaml)
+#   TEACHERS="0 1 2 3"   seeds of the larger callers (teacher.yaml) that the final training learns from; "" for none
 #   PLIMSOLL=plimsoll             the program
 set -eu
 genomes=$1 out=$2
 here=$(dirname "$0")
 plimsoll=${PLIMSOLL:-plimsoll}
 seeds=${SEEDS:-0 1 2}
+teachers=${TEACHERS-0 1 2 3}
 files="$genomes/fasta"
 [ -d "$genomes/more/fasta" ] && files="$files,$genomes/more/fasta"
 mkdir -p "$out"
@@ -34,27 +35,9 @@ fit() {
     "$plimsoll" train "$here/$6" $common --set "run.steps=$5" --set "model.from=$pretrained" $8 ${SET:-} -o "$out/$1/trained"
 }
 
-# teachers NAME TABLE PRETRAINING_STEPS STEPS: with DISTILL, trains a teacher for each seed (OUT/NAME-teacherSEED), and sets
-# $taught to the setting with their averaged weights.
-teachers() {
-    taught=""
-    [ -n "${DISTILL:-}" ] || return 0
-    # The sizes of teacher.yaml.
-    sizes="--set model.hidden=320 --set model.layers=8 --set model.heads=5 --set model.intermediate=864"
-    folders=""
-    for teacher in $seeds; do
-        fit "$1-teacher$teacher" "$2" "$teacher" "$3" "$4" teacher.yaml "$sizes" ""
-        folders="$folders${folders:+,}$(last "$out/$1-teacher$teacher/trained")/ema"
-    done
-    taught="--set distillation.teacher=[$folders]"
-}
-
-# train NAME TABLE SEED PRETRAINING_STEPS STEPS: writes the averaged weights to OUT/NAME/caller. Learns from the teachers that
-# `teachers` has set.
+# train NAME TABLE SEED PRETRAINING_STEPS STEPS CONFIG MORE: writes the averaged weights to OUT/NAME/caller.
 train() {
-    config=train.yaml
-    [ -z "$taught" ] || config=distill.yaml
-    fit "$1" "$2" "$3" "$4" "$5" "$config" "" "$taught"
+    fit "$1" "$2" "$3" "$4" "$5" "$6" "" "$7"
     rm -rf "$out/$1/caller"
     trained=$(last "$out/$1/trained")
     cp -R "$trained/ema" "$out/$1/caller"
@@ -76,13 +59,12 @@ for length in 100 150 300 500 1000 3000; do
     done
 done
 
-# Cross-validation: a shorter training for every seed and fold.
+# Cross-validation: a shorter training for every seed and fold, without teachers.
 for fold in 0 1 2 3 4; do
     python3 "$here/prepare.py" "$genomes" --fold $fold --out "$out/fold$fold.tsv"
     python3 "$genomes/make_chunks.py" --split train --fold $fold --len 500 --n 1000 --out "$out/fold$fold.fa"
-    teachers "fold$fold" "$out/fold$fold.tsv" 1225 3500
     for seed in $seeds; do
-        train "seed$seed-fold$fold" "$out/fold$fold.tsv" "$seed" 1225 3500
+        train "seed$seed-fold$fold" "$out/fold$fold.tsv" "$seed" 5000 3500 train.yaml ""
         predict "seed$seed-fold$fold" "$out/fold$fold.fa" "$out/seed$seed-fold$fold/selection"
     done
 done
@@ -93,10 +75,20 @@ for seed in $seeds; do
 done
 best=$(LC_ALL=C sort -g "$out/seeds.txt" | tail -n 1 | cut -d ' ' -f 2)
 
-# The caller itself: the best seed, on all training records.
+# The teachers, and the caller itself: the best seed, on all training records.
 python3 "$here/prepare.py" "$genomes" --out "$out/all.tsv"
-teachers all "$out/all.tsv" 2875 11500
-train final "$out/all.tsv" "$best" 2875 11500
+# The sizes of teacher.yaml.
+sizes="--set model.hidden=320 --set model.layers=8 --set model.heads=5 --set model.intermediate=864"
+folders=""
+for teacher in $teachers; do
+    fit "teacher$teacher" "$out/all.tsv" "$teacher" 26000 5000 teacher.yaml "$sizes" ""
+    folders="$folders${folders:+,}$(last "$out/teacher$teacher/trained")/ema"
+done
+if [ -n "$folders" ]; then
+    train final "$out/all.tsv" "$best" 10000 13000 distill.yaml "--set distillation.teacher=[$folders]"
+else
+    train final "$out/all.tsv" "$best" 10000 13000 train.yaml ""
+fi
 results=""
 for length in 100 150 300 500 1000 3000; do
     predict final "$out/val_$length.fa" "$out/final/val_$length"

@@ -56,9 +56,9 @@ pub(super) struct CallerFlags {
 enum PresetFlag {
     /// Finds 48 % of the viral sequences and calls 5 % of the others virus
     Default,
-    /// Finds 81 % of the viral sequences and calls 20 % of the others virus
+    /// Finds 82 % of the viral sequences and calls 20 % of the others virus
     Relaxed,
-    /// Finds 21 % of the viral sequences and calls 1 % of the others virus
+    /// Finds 20 % of the viral sequences and calls 1 % of the others virus
     Conservative,
 }
 

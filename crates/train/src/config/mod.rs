@@ -273,7 +273,8 @@ fn usual(kind: ModelKind, preset: Option<Preset>) -> TrainConfig {
         }
         ModelKind::Caller => {
             let attention = Attention { mask: MaskKind::Full, ..model.attention };
-            let sizes = Model { hidden: 192, layers: 5, heads: 3, intermediate: 512, ..model };
+            // The sizes of the built-in caller.
+            let sizes = Model { hidden: 192, layers: 4, heads: 3, intermediate: 384, ..model };
             let (norm, activation) = (Norm::RmsNorm, Activation::Swiglu);
             let model = Model { norm, activation, bias: false, attention, vocabulary: Some(66), ..sizes };
             let optimizer = Optimizer { lr: 1e-3, weight_decay: 0.05, ..config.optimizer };

@@ -23,20 +23,20 @@ pub struct Model {
     /// tokenizer.
     #[schemars(range(min = 2))]
     pub vocabulary: Option<u64>,
-    /// Width of the hidden states, a multiple of model.heads (default 256; 512 for a head).
+    /// Width of the hidden states, a multiple of model.heads (default 256; 512 for a head, 192 for a caller).
     #[schemars(range(min = 1))]
     pub hidden: u64,
     /// Number of transformer blocks (default 4).
     #[schemars(range(min = 1))]
     pub layers: u64,
-    /// Number of query heads (default 4).
+    /// Number of query heads (default 4; 3 for a caller).
     #[schemars(range(min = 1))]
     pub heads: u64,
     /// Number of key and value heads, a divisor of model.heads; null (default) is the number of model.from,
     /// or else one for each query head.
     #[schemars(range(min = 1))]
     pub kv_heads: Option<u64>,
-    /// Inner width of the feed-forward network, or of each expert (default 1024; 768 for dense_lm).
+    /// Inner width of the feed-forward network, or of each expert (default 1024; 768 for dense_lm, 384 for a caller).
     #[schemars(range(min = 1))]
     pub intermediate: u64,
     /// Normalisation layer: layer_norm (default) or rms_norm (default of dense_lm).
