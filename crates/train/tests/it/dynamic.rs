@@ -3,10 +3,10 @@
 //! weights are the same within rounding.
 
 use crate::rig::Folder;
-use crate::tight::{Fault, Place, Script, TightMachine};
 use crate::train::{bits, lines};
 use crate::training::{TINY, corpus, values};
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Trained};
+use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Request, Resume, SizeChange, TrainError, TrainReport, open, train_with};
 use serde_json::{Value, json};

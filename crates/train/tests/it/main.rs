@@ -11,8 +11,6 @@ mod interop;
 #[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
 #[path = "../../../virus/tests/it/rig.rs"]
 mod rig;
-#[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
-mod tight;
 mod train;
 mod train_keys;
 mod train_planned;

@@ -3,9 +3,9 @@
 //! size.
 
 use crate::rig::{Folder, fixture, golden, read};
-use crate::tight::{Fault, Place, Script, TightMachine};
 use plimsoll_embed::{Destination, EmbedReport, Pool, embed};
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
+use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
 use plimsoll_virus::output::EmbeddingFormat;
 use plimsoll_virus::{PredictReport, VirusError, predict};
 use serde_json::Value;

@@ -2,9 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod caller;
-#[allow(dead_code, reason = "shared with the tests of `run`")]
-#[path = "../../../runtime/tests/it/cards.rs"]
-mod cards;
 mod dynamic;
 #[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
 #[path = "../../../runtime/tests/it/rig.rs"]
@@ -15,6 +12,3 @@ mod predict;
 mod replicas;
 mod resume;
 mod rig;
-#[allow(dead_code, reason = "shared with the tests of `train`, which use all of it")]
-#[path = "../../../train/tests/it/tight.rs"]
-mod tight;
