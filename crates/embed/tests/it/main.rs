@@ -3,9 +3,6 @@
 
 mod in_memory;
 mod in_place;
-#[allow(dead_code, reason = "shared with the tests of other crates, which use all of it")]
-#[path = "../../../runtime/tests/it/rig.rs"]
-mod rig;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use std::alloc::System;

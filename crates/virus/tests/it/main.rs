@@ -3,9 +3,6 @@
 
 mod caller;
 mod dynamic;
-#[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
-#[path = "../../../runtime/tests/it/rig.rs"]
-mod folders;
 mod memory;
 mod narrow;
 mod predict;
