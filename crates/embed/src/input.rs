@@ -318,13 +318,14 @@ impl RunningInput {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_testing::Folder;
 
     #[test]
     fn the_last_batch_has_read_all_bytes() {
-        let path = std::env::temp_dir().join(format!("plimsoll-front-{}.fa", std::process::id()));
         // The first record fills a batch, so nothing is left for the second one.
         let text = format!(">a\n{}\n", "M".repeat(BATCH_LETTERS));
-        std::fs::write(&path, &text).unwrap();
+        let folder = Folder::new("front");
+        let path = folder.write("proteins.fa", &text);
         let limits = Limits { letters: None, truncate: false };
         let front =
             InputPipeline::open(std::slice::from_ref(&path), false, Tokenizer::Esm, limits, None).unwrap();
@@ -333,7 +334,6 @@ mod tests {
         while let Some(batch) = stream.next(&mut || Ok(())).unwrap() {
             read.push((batch.heads.len(), batch.bytes_read));
         }
-        std::fs::remove_file(path).unwrap();
         assert_eq!(read.last(), Some(&(0, text.len() as u64)), "{read:?}");
     }
 

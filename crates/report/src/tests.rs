@@ -3,6 +3,7 @@
 use crate::results::Results;
 use crate::survey::{MOST_LISTED, MOST_ROWS, Survey};
 use crate::{Options, ReportError, calls, report};
+use plimsoll_testing::Folder;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -11,19 +12,22 @@ const HEADER: &str = "seq_name\tlength\tn_windows\tvirus_score\tlow\thigh\tfdr\t
 const WINDOWS: &str = "seq_name\tstart\tend\tmargin\tvirus_score\tclass\n";
 const REGIONS: &str = "seq_name\tstart\tend\tlength\tscore\tn_windows\n";
 
-/// A temporary folder, removed at the end.
-struct Folder(PathBuf);
+/// A folder of results.
+struct ResultFolder {
+    folder: Folder,
+}
 
-impl Folder {
-    fn new(test: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("plimsoll-report-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).expect("a folder");
-        Folder(path)
+impl ResultFolder {
+    fn new() -> Self {
+        Self { folder: Folder::new("report") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path(name)
     }
 
     fn write(&self, name: &str, text: &str) {
-        fs::write(self.0.join(name), text).expect("written");
+        self.folder.write(name, text);
     }
 
     /// Writes the tables of a caller.
@@ -46,7 +50,7 @@ impl Folder {
     }
 
     fn page(&self) -> Result<String, ReportError> {
-        let results = Results::open(&self.0)?;
+        let results = Results::open(&self.folder.0)?;
         Ok(calls::page(results, None)?.html())
     }
 
@@ -55,12 +59,6 @@ impl Folder {
         let message = self.page().expect_err("damaged").to_string();
         assert!(message.contains(text), "{message}");
         assert!(!message.contains('\n'), "{message}");
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -86,7 +84,7 @@ const OF_REGIONS: &str = "c\t1001\t2000\t1000\t12.5\t1\n";
 
 #[test]
 fn a_page_of_a_caller_has_the_values_of_the_tables() {
-    let folder = Folder::new("caller");
+    let folder = ResultFolder::new();
     folder.caller(PREDICTIONS, OF_WINDOWS, OF_REGIONS);
     let page = folder.page().expect("a page");
     let data = data(&page);
@@ -119,12 +117,12 @@ fn a_page_of_a_caller_has_the_values_of_the_tables() {
 /// A pair of mates is one record; its windows and regions have the names of the mates.
 #[test]
 fn pairs_have_the_windows_of_their_mates() {
-    let folder = Folder::new("pairs");
+    let folder = ResultFolder::new();
     let record = |name: &str| format!("{name}\t300\t2\t0.9\t0.8\t0.95\t0.1\tvirus\tNA\tphage\t0.9\t0.1\n");
     let windows = "a/1\t1\t150\t1.0\t0.9\tphage\na/2\t1\t150\t1.0\t0.9\tphage\n";
     folder.caller(&record("a"), windows, "a/2\t1\t150\t150\t9.5\t1\n");
     folder.refuses("regions.tsv, line 2: a region of 'a/2', which is not in predictions.tsv");
-    let run = fs::read_to_string(folder.0.join("run.json")).expect("there");
+    let run = fs::read_to_string(folder.path("run.json")).expect("there");
     folder.write("run.json", &run.replace("\"prevalence\"", "\"paired\":true,\"prevalence\""));
     let page = folder.page().expect("a page");
     assert_eq!(column(&data(&page), "n_regions"), [1]);
@@ -134,7 +132,7 @@ fn pairs_have_the_windows_of_their_mates() {
 
 #[test]
 fn a_page_of_virnucpro_has_no_error_rates() {
-    let folder = Folder::new("virnucpro");
+    let folder = ResultFolder::new();
     folder.write(
         "predictions.tsv",
         "seq_name\tlength\tn_windows\tn_scored\tn_virus\tvirus_score\tprediction\tsource\textra\n\
@@ -170,9 +168,9 @@ fn a_page_of_virnucpro_has_no_error_rates() {
 #[test]
 fn damaged_tables_are_named_with_their_lines() {
     let check = |name: &str, from: &str, to: &str, text: &str| {
-        let folder = Folder::new("damaged");
+        let folder = ResultFolder::new();
         folder.caller(PREDICTIONS, OF_WINDOWS, OF_REGIONS);
-        let path = folder.0.join(name);
+        let path = folder.path(name);
         let before = fs::read_to_string(&path).expect("there");
         assert!(before.contains(from), "{from}");
         folder.write(name, &before.replacen(from, to, 1));
@@ -245,26 +243,26 @@ fn damaged_tables_are_named_with_their_lines() {
 /// Every prefix of a table is refused, and none makes the reader panic.
 #[test]
 fn truncated_tables_are_refused() {
-    let folder = Folder::new("truncated");
+    let folder = ResultFolder::new();
     folder.caller(PREDICTIONS, OF_WINDOWS, OF_REGIONS);
     for name in ["predictions.tsv", "windows.tsv"] {
-        let whole = fs::read(folder.0.join(name)).expect("there");
+        let whole = fs::read(folder.path(name)).expect("there");
         for length in 0..whole.len() {
-            fs::write(folder.0.join(name), &whole[..length]).expect("written");
+            fs::write(folder.path(name), &whole[..length]).expect("written");
             assert!(folder.page().is_err(), "{name} of {length} bytes");
         }
-        fs::write(folder.0.join(name), &whole).expect("written");
+        fs::write(folder.path(name), &whole).expect("written");
     }
     folder.page().expect("whole again");
 }
 
 #[test]
 fn folders_without_results_and_existing_files_are_refused() {
-    let folder = Folder::new("options");
+    let folder = ResultFolder::new();
     folder.refuses("there is no run.json in it");
     folder.caller(PREDICTIONS, OF_WINDOWS, OF_REGIONS);
-    let (output, title) = (folder.0.join("page.html"), Some("A <title>".to_owned()));
-    let mut options = Options { results: vec![folder.0.clone()], output, title, force: false };
+    let (output, title) = (folder.path("page.html"), Some("A <title>".to_owned()));
+    let mut options = Options { results: vec![folder.folder.0.clone()], output, title, force: false };
     report(&options).expect("written");
     let page = fs::read_to_string(&options.output).expect("there");
     assert!(page.contains("<h1>A &lt;title&gt;</h1>"));
@@ -286,10 +284,10 @@ fn many(records: usize, virus: usize, name: impl Fn(usize) -> String) -> String 
     (0..records).map(line).collect()
 }
 
-fn check_many(test: &str, records: usize, virus: usize, name: impl Fn(usize) -> String) -> (String, usize) {
-    let folder = Folder::new(test);
+fn check_many(records: usize, virus: usize, name: impl Fn(usize) -> String) -> (String, usize) {
+    let folder = ResultFolder::new();
     folder.caller(&many(records, virus, name), "", "");
-    fs::remove_file(folder.0.join("windows.tsv")).expect("there");
+    fs::remove_file(folder.path("windows.tsv")).expect("there");
     let page = folder.page().expect("a page");
     assert!(page.len() <= calls::MOST_BYTES, "{} bytes", page.len());
     let data = data(&page);
@@ -301,14 +299,14 @@ fn check_many(test: &str, records: usize, virus: usize, name: impl Fn(usize) -> 
 
 #[test]
 fn the_table_says_which_records_it_has() {
-    let (note, rows) = check_many("all", 300, 20, |n| format!("r{n}"));
+    let (note, rows) = check_many(300, 20, |n| format!("r{n}"));
     assert_eq!((note.as_str(), rows), ("all records.", 300));
-    let (note, rows) = check_many("sample", 60_000, 100, |n| format!("r{n}"));
+    let (note, rows) = check_many(60_000, 100, |n| format!("r{n}"));
     assert_eq!(rows, MOST_ROWS);
     let wanted = "25 000 of 60 000 records: all 100 called virus or with regions, and an even random sample of 24 900 of the \
                   59 900 others.";
     assert!(note.starts_with(wanted), "{note}");
-    let (note, _) = check_many("viruses", 60_000, 30_000, |n| format!("r{n}"));
+    let (note, _) = check_many(60_000, 30_000, |n| format!("r{n}"));
     let wanted = "25 000 of 60 000 records: of 30 000 called virus or with regions, the 20 000 with the highest scores, and an \
                   even random sample of 5000 of the 30 000 others.";
     assert!(note.starts_with(wanted), "{note}");
@@ -317,7 +315,7 @@ fn the_table_says_which_records_it_has() {
 /// Long names shorten the table, not the bound on the page.
 #[test]
 fn a_page_stays_below_its_bound_with_long_names() {
-    let (note, rows) = check_many("long", 30_000, 29_000, |n| format!("{n}{}", "<".repeat(400)));
+    let (note, rows) = check_many(30_000, 29_000, |n| format!("{n}{}", "<".repeat(400)));
     assert!((1000..MOST_ROWS).contains(&rows), "{rows}");
     assert!(note.contains("of 29 000 called virus or with regions, the "), "{note}");
 }
@@ -325,9 +323,9 @@ fn a_page_stays_below_its_bound_with_long_names() {
 /// The sample is even over the input, and the kept viruses are those with the highest scores.
 #[test]
 fn the_best_are_listed_and_the_others_sampled_evenly() {
-    let folder = Folder::new("even");
+    let folder = ResultFolder::new();
     folder.caller(&many(100_000, 30_000, |n| format!("r{n}")), "", "");
-    let mut results = Results::open(&folder.0).expect("open");
+    let mut results = Results::open(&folder.folder.0).expect("open");
     let mut survey = Survey::new(results.at, vec![]);
     results.records(|row| survey.add(row)).expect("read");
     let selection = survey.select();

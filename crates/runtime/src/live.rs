@@ -236,6 +236,7 @@ mod tests {
     use crate::machine::CardReading;
     use plimsoll_exec::memory::Memory;
     use plimsoll_graph::Bytes;
+    use plimsoll_testing::Folder;
 
     /// Observer that counts states and keeps warnings.
     #[derive(Default)]
@@ -253,17 +254,11 @@ mod tests {
         }
     }
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("plimsoll-live-{name}-{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("a folder");
-        folder
-    }
-
     #[test]
     fn a_state_is_read_as_it_was_written() {
-        let folder = folder("read");
-        let mut live = Live::new("train", Some(&folder));
-        assert!(live.is_due() && LiveState::read(&folder).is_none());
+        let folder = Folder::new("live");
+        let mut live = Live::new("train", Some(&folder.0));
+        assert!(live.is_due() && LiveState::read(&folder.0).is_none());
         let all = Memory { free: Bytes(50), total: Bytes(80) };
         let card = Some(CardReading { process: Bytes(20), all });
         live.state.set_reading(&Reading { card, process: Bytes(7), ..Reading::of_host() });
@@ -274,28 +269,26 @@ mod tests {
         let mut ear = Ear::default();
         live.show(&mut ear);
         assert!(!live.is_due());
-        let read = LiveState::read(&folder).expect("a state");
+        let read = LiveState::read(&folder.0).expect("a state");
         assert_eq!(read, live.state);
         // 20 of 50 steps took 40 seconds.
         assert_eq!((read.seconds_left, read.total, ear.0), (Some(60.0), Some(60), 1));
         assert!(read.age() < 100);
         live.finish();
-        assert_eq!(fs::read_dir(&folder).expect("read").count(), 0);
-        fs::remove_dir_all(&folder).expect("removed");
+        assert_eq!(fs::read_dir(&folder.0).expect("read").count(), 0);
     }
 
     #[test]
     fn a_file_that_cannot_be_written_is_a_warning_and_no_error() {
-        let folder = folder("refused");
-        let mut live = Live::new("predict", Some(&folder));
-        fs::create_dir(folder.join(FILE)).expect("a folder in the way");
+        let folder = Folder::new("live");
+        let mut live = Live::new("predict", Some(&folder.0));
+        fs::create_dir(folder.path(FILE)).expect("a folder in the way");
         let mut ear = Ear::default();
         live.show(&mut ear);
         live.show(&mut ear);
         assert_eq!((ear.0, ear.1.len()), (2, 1), "{:?}", ear.1);
         assert!(ear.1[0].contains("progress.json cannot be written"), "{:?}", ear.1);
-        assert_eq!(fs::read_dir(&folder).expect("read").count(), 1, "only the folder in the way");
-        fs::remove_dir_all(&folder).expect("removed");
+        assert_eq!(fs::read_dir(&folder.0).expect("read").count(), 1, "only the folder in the way");
     }
 
     #[test]

@@ -117,30 +117,13 @@ impl NewLines<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_testing::Folder;
     use std::fs::{self, OpenOptions};
     use std::io::Write;
 
-    /// A folder that is removed at the end.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(test: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("plimsoll-metrics-{test}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).expect("created");
-            Self(path)
-        }
-
-        fn append(&self, text: &str) {
-            let file = OpenOptions::new().create(true).append(true).open(self.0.join(FILE));
-            file.and_then(|mut file| file.write_all(text.as_bytes())).expect("written");
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    fn append(folder: &Folder, text: &str) {
+        let file = OpenOptions::new().create(true).append(true).open(folder.path(FILE));
+        file.and_then(|mut file| file.write_all(text.as_bytes())).expect("written");
     }
 
     /// Whether the new lines are from the start, and their steps.
@@ -158,12 +141,12 @@ mod tests {
         let folder = Folder::new("once");
         let mut reader = MetricsReader::new(&folder.0);
         assert!(reader.open().expect("no error").is_none());
-        folder.append("{\"step\":1}\n{\"step\":2}\n{\"st");
+        append(&folder, "{\"step\":1}\n{\"step\":2}\n{\"st");
         assert_eq!(steps(&mut reader), Ok((true, vec![1, 2])));
         assert_eq!(steps(&mut reader), Ok((false, vec![])));
-        folder.append("ep\":3}\n");
+        append(&folder, "ep\":3}\n");
         assert_eq!(steps(&mut reader), Ok((false, vec![3])));
-        folder.append("[4]\n");
+        append(&folder, "[4]\n");
         let error = steps(&mut reader).expect_err("damaged");
         assert!(error.ends_with("metrics.jsonl, line 4: not a JSON object"), "{error}");
     }
@@ -173,20 +156,20 @@ mod tests {
     fn a_replaced_file_is_read_from_its_start() {
         let folder = Folder::new("replaced");
         let mut reader = MetricsReader::new(&folder.0);
-        folder.append("{\"step\":1}\n{\"step\":2}\n");
+        append(&folder, "{\"step\":1}\n{\"step\":2}\n");
         assert_eq!(steps(&mut reader), Ok((true, vec![1, 2])));
-        fs::write(folder.0.join("new"), "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n").expect("written");
-        fs::rename(folder.0.join("new"), folder.0.join(FILE)).expect("replaced");
+        folder.write("new", "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n");
+        fs::rename(folder.path("new"), folder.path(FILE)).expect("replaced");
         assert_eq!(steps(&mut reader), Ok((true, vec![1, 2, 3])));
-        fs::write(folder.0.join(FILE), "{\"step\":9}\n").expect("cut");
+        fs::write(folder.path(FILE), "{\"step\":9}\n").expect("cut");
         assert_eq!(steps(&mut reader), Ok((true, vec![9])));
     }
 
     #[test]
     fn a_line_without_an_end_is_refused() {
         let folder = Folder::new("endless");
-        folder.append("{\"step\":1}\n");
-        let file = OpenOptions::new().write(true).open(folder.0.join(FILE)).expect("opened");
+        append(&folder, "{\"step\":1}\n");
+        let file = OpenOptions::new().write(true).open(folder.path(FILE)).expect("opened");
         // A hole in the file: no bytes on the disk.
         file.set_len(LONGEST_LINE * 4).expect("grown");
         let mut reader = MetricsReader::new(&folder.0);

@@ -443,30 +443,19 @@ pub fn differences(runs: &[RunHistory]) -> Vec<(String, Vec<Option<String>>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_testing::Folder;
     use proptest::prelude::*;
     use std::fs;
 
-    /// A folder that is removed at the end.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(test: &str, metrics: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("plimsoll-history-{test}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).expect("created");
-            fs::write(path.join(FILE), metrics).expect("written");
-            Self(path)
-        }
+    /// A folder with metrics.
+    fn with_metrics(metrics: &str) -> Folder {
+        let folder = Folder::new("history");
+        folder.write(FILE, metrics);
+        folder
     }
 
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn read(test: &str, metrics: &str) -> Result<RunHistory, String> {
-        let folder = Folder::new(test, metrics);
+    fn read(metrics: &str) -> Result<RunHistory, String> {
+        let folder = with_metrics(metrics);
         RunHistory::open(&folder.0).map_err(|e| {
             let mut text = e.to_string();
             let mut source = std::error::Error::source(&e);
@@ -498,7 +487,7 @@ mod tests {
             "\n",
             r#"{"step":3,"loss":1"#
         );
-        let run = read("series", metrics).expect("read");
+        let run = read(metrics).expect("read");
         assert_eq!(values(&run, "loss"), [(1, 3.5), (2, 2.5)]);
         assert_eq!(values(&run, "grad_norm"), [(2, 0.5)]);
         assert_eq!(values(&run, "host.heap_bytes"), [(1, 9.0), (2, 8.0)]);
@@ -530,7 +519,7 @@ mod tests {
             .flat_map(|step| ["evaluation", "checkpoint"].map(|stage| (step, stage)))
             .map(|(step, stage)| format!("{{\"stage\":\"{stage}\",\"step\":{step},\"peak_bytes\":{step}}}\n"))
             .collect();
-        let run = read("stages", &format!("{{\"stage\":\"start\"}}\n{lines}")).expect("read");
+        let run = read(&format!("{{\"stage\":\"start\"}}\n{lines}")).expect("read");
         let found: Vec<_> = run.stages.iter().map(|stage| (stage.name.as_str(), stage.step)).collect();
         let [first, last] = [1, 3000].map(Some);
         let wanted = [
@@ -560,15 +549,15 @@ mod tests {
                 "metrics.jsonl, line 2: layer 0 has 2 experts, earlier 1",
             ),
         ] {
-            let error = read("damaged", metrics).expect_err("refused");
+            let error = read(metrics).expect_err("refused");
             assert!(error.starts_with(wanted), "{error}");
         }
-        let folder = Folder::new("none", "");
-        fs::remove_file(folder.0.join(FILE)).expect("removed");
+        let folder = with_metrics("");
+        fs::remove_file(folder.path(FILE)).expect("removed");
         let error = RunHistory::open(&folder.0).expect_err("refused").to_string();
         assert!(error.contains("no metrics.jsonl"), "{error}");
-        fs::write(folder.0.join(FILE), "").expect("written");
-        fs::write(folder.0.join("run.json"), "{").expect("written");
+        folder.write(FILE, "");
+        folder.write("run.json", "{");
         let error = RunHistory::open(&folder.0).expect_err("refused").to_string();
         assert!(error.contains("run.json"), "{error}");
     }
@@ -581,7 +570,7 @@ mod tests {
                 format!("{{\"step\":{step},\"expert_load\":{{\"3\":[{first},{}]}}}}\n", 1.0 - first)
             })
             .collect();
-        let run = read("load", &lines).expect("read");
+        let run = read(&lines).expect("read");
         let [load] = &run.loads[..] else { panic!("one layer") };
         assert_eq!((load.layer, load.experts), (3, 2));
         assert!(load.columns.len() <= 512);
@@ -609,8 +598,8 @@ mod tests {
                 *found = byte;
             }
             text.drain(cut.min(text.len() - 1)..(cut + 3).min(text.len()));
-            let folder = Folder::new("fuzz", "");
-            fs::write(folder.0.join(FILE), &text).expect("written");
+            let folder = Folder::new("history");
+            folder.write(FILE, &text);
             match RunHistory::open(&folder.0) {
                 Ok(run) => prop_assert!(run.series.iter().all(|series| series.count > 0)),
                 Err(error) => {
@@ -623,13 +612,13 @@ mod tests {
 
     #[test]
     fn configurations_are_compared() {
-        let run = |lr: &str, test: &str| {
-            let folder = Folder::new(test, "");
+        let run = |lr: &str| {
+            let folder = with_metrics("");
             let text = format!("optimizer:\n  lr: {lr}\n  betas: [0.9, 0.95]\nrun:\n  steps: 10\n");
-            fs::write(folder.0.join("config.yaml"), text).expect("written");
+            folder.write("config.yaml", text);
             RunHistory::open(&folder.0).expect("read")
         };
-        let runs = [run("1e-3", "lr1"), run("3e-4", "lr2")];
+        let runs = [run("1e-3"), run("3e-4")];
         let different = differences(&runs);
         let value = |text: &str| Some(text.to_owned());
         assert_eq!(different, [("optimizer.lr".to_owned(), vec![value("0.001"), value("0.0003")])]);

@@ -147,6 +147,7 @@ fn masked_crc(data: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_testing::Folder;
 
     /// The records of an event file, with their checksums checked.
     fn records(mut bytes: &[u8]) -> Vec<Vec<u8>> {
@@ -180,8 +181,8 @@ mod tests {
 
     #[test]
     fn lines_become_scalars() {
-        let folder = std::env::temp_dir().join(format!("plimsoll-tensorboard-{}", std::process::id()));
-        let mut events = EventFile::create(&folder, 8).expect("created");
+        let folder = Folder::new("tensorboard");
+        let mut events = EventFile::create(&folder.path("runs"), 8).expect("created");
         let line = serde_json::json!({"step": 300, "loss": 0.5, "lr": null, "seconds": 2.0, "best": true});
         let Value::Object(line) = line else { panic!("an object") };
         events.put(&line).expect("written");
@@ -198,7 +199,6 @@ mod tests {
             scalars[9..],
             [&[2 << 3, 0xac, 2, 5 << 3 | BYTES, summary.len() as u8], &summary[..]].concat()
         );
-        std::fs::remove_dir_all(&folder).expect("removed");
     }
 
     #[test]

@@ -673,14 +673,15 @@ fn tokenize(front: &InputPipeline, orf: &Orf<'_>, batch: &mut Batch) -> Result<(
 mod tests {
     use super::*;
     use plimsoll_runtime::EncoderModel;
+    use plimsoll_testing::Folder;
 
     /// Records without letters produce notes, which take memory, so jobs must also be bounded by the number of
     /// parts.
     #[test]
     fn jobs_of_skipped_records_are_bounded() {
         let job_parts = QueueSizes::USUAL.job_parts;
-        let path = std::env::temp_dir().join(format!("plimsoll-skipped-{}.fa", std::process::id()));
-        std::fs::write(&path, ">empty\n".repeat(10 * job_parts)).expect("written");
+        let folder = Folder::new("skipped");
+        let path = folder.write("empty.fa", ">empty\n".repeat(10 * job_parts));
         let front = InputPipeline {
             length: 500,
             units: Units::Frames {
@@ -707,6 +708,5 @@ mod tests {
         }
         assert_eq!((notes, ends), (2 * 10 * job_parts - 1, 10 * job_parts), "all but the first have its id");
         stream.finish().expect("ended");
-        std::fs::remove_file(path).expect("removed");
     }
 }

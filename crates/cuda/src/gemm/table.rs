@@ -135,6 +135,7 @@ mod tests {
     use super::*;
     use plimsoll_graph::DType;
     use plimsoll_graph::ops::Epilogue;
+    use plimsoll_testing::Folder;
 
     const FORM: GemmForm = GemmForm { bias: true, ..GemmForm::new(10240, 2560, DType::F32) };
     const OTHER: GemmForm = GemmForm { epilogue: Epilogue::Residual, ..FORM };
@@ -148,8 +149,8 @@ mod tests {
 
     #[test]
     fn choices_survive_on_disk_and_damage_does_not() {
-        let folder = std::env::temp_dir().join(format!("plimsoll-matmuls-{}", std::process::id()));
-        let file = folder.join("table.txt");
+        let folder = Folder::new("matmuls");
+        let file = folder.path("cache/table.txt");
         let algorithm = Choice::Library(lt::cublasLtMatmulAlgo_t { data: [1, u64::MAX, 3, 4, 5, 6, 7, 0] });
         let open = |identity: &str| Entries::open(identity.to_owned(), Some(file.clone()));
         let (mut one, mut two) = (open("card"), open("card"));
@@ -175,6 +176,5 @@ mod tests {
             fs::write(&file, damaged).expect("writable");
             assert_eq!(words(open("card").get(&FORM, 16_384)), None);
         }
-        fs::remove_dir_all(folder).expect("ours");
     }
 }

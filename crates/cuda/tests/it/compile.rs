@@ -5,7 +5,7 @@
 use plimsoll_cuda::Libraries;
 use plimsoll_cuda::internals::{Compiler, Kernel, Resources, every_kernel};
 use plimsoll_exec::{StartProgress, StartStage};
-use std::fs;
+use plimsoll_testing::Folder;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -57,7 +57,8 @@ fn missing_kernels_are_compiled_by_several_threads() {
         println!("skipped: no NVRTC");
         return;
     }
-    let folder = std::env::temp_dir().join(format!("plimsoll-compile-{}", std::process::id()));
+    let folder = Folder::new("compile");
+    let cache = folder.path("cache");
     let compiler = |folder: &Path| Compiler::new((8, 0)).expect("NVRTC").with_cache(folder.to_owned());
     let kernels: Vec<Kernel> =
         every_kernel().into_iter().filter(|kernel| kernel.file.name() == "sums.cu").take(3).collect();
@@ -68,7 +69,7 @@ fn missing_kernels_are_compiled_by_several_threads() {
     };
     let progress = |done| StartProgress { stage: StartStage::Compile, done, total: 3 };
 
-    let cached = compiler(&folder);
+    let cached = compiler(&cache);
     let (found, reported) = missing(&cached, 2);
     assert_eq!(reported, [0, 1, 2, 3].map(progress));
     assert!(kernels.iter().all(|kernel| found[kernel].starts_with(b"\x7fELF")), "{} kernels", found.len());
@@ -76,15 +77,13 @@ fn missing_kernels_are_compiled_by_several_threads() {
     assert!(again.is_empty() && reported.is_empty(), "all kernels are in the cache");
 
     // A file in the place of the folder makes every write to the cache fail.
-    let file = folder.join("file");
-    fs::write(&file, "").expect("written");
+    let file = folder.write("file", "");
     let unwritable = compiler(&file.join("cache"));
     for threads in [1, 2] {
         let (alone, reported) = missing(&unwritable, threads);
         assert_eq!(reported.len(), 4);
         assert!(alone == found, "{threads} threads");
     }
-    fs::remove_dir_all(folder).expect("ours");
 }
 
 /// Whether the name of a kernel contains the text in `PLIMSOLL_KERNELS`, which selects kernels while one works on them.

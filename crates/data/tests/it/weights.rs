@@ -11,20 +11,8 @@ mod writing;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::support::{folder, golden};
 use plimsoll_data::weights::{Weights, WeightsError};
-
-/// Path of a file in `fixtures/goldens`.
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens").join(name)
-}
-
-/// Creates an empty folder for one test, replacing an existing one.
-fn folder(test: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("weights").join(test);
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).expect("the temporary folder can be made");
-    folder
-}
 
 /// Writes `bytes` to the file `name` in a new folder for one test.
 fn file(test: &str, name: &str, bytes: &[u8]) -> PathBuf {
@@ -41,7 +29,7 @@ fn message(error: &WeightsError) -> String {
         text = format!("{text}: {inner}");
         cause = inner.source();
     }
-    text.replace(&format!("{}/weights/", env!("CARGO_TARGET_TMPDIR")), "")
+    text.replace(&format!("{}/data/", env!("CARGO_TARGET_TMPDIR")), "")
 }
 
 /// Opens a file that must be refused, and returns the message.

@@ -1,10 +1,10 @@
 //! `embed_sequences`. Invariant: its values are bit-identical to the values that `embed` writes for a file with
 //! the same sequences.
 
-use crate::rig::{Folder, fixture};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_embed::{Destination, EmbedError, Options, Pool, embed, embed_sequences};
 use plimsoll_runtime::{EncoderModel, Settings, Silent};
+use plimsoll_testing::{Folder, fixture};
 
 fn open(model: &str) -> EncoderModel {
     let path = fixture("goldens").join(model).display().to_string();

@@ -1,8 +1,6 @@
 //! Planned memory against allocated memory. Invariant: the planned peak is the size of the arena, to the byte.
 
 use crate::ALLOCATOR;
-use crate::cards::{Card, Memory};
-use crate::rig::{Folder, fixture, in_own_process};
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_embed::{Destination, Options, Pool, embed};
 use plimsoll_exec::Executor;
@@ -11,6 +9,8 @@ use plimsoll_plan::{PlanError, Program, Reserved};
 use plimsoll_runtime::price::{Request, program, to_json, to_text};
 use plimsoll_runtime::session::Site;
 use plimsoll_runtime::{Device, Precision, RuntimeError, Settings, Silent, Streaming};
+use plimsoll_testing::cards::{Card, Memory};
+use plimsoll_testing::{Folder, fixture, in_own_process};
 use stats_alloc::Region;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

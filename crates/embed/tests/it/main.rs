@@ -1,14 +1,8 @@
 //! Integration tests of `embed`. Invariant: hermetic; every test works in its own folder.
 #![forbid(unsafe_code)]
 
-#[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
-#[path = "../../../runtime/tests/it/cards.rs"]
-mod cards;
 mod in_memory;
 mod in_place;
-#[allow(dead_code, reason = "shared with the tests of other crates, which use all of it")]
-#[path = "../../../runtime/tests/it/rig.rs"]
-mod rig;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use std::alloc::System;

@@ -1,7 +1,7 @@
 //! Tests of asynchronous steps: the same bits as `run`, results in order, and refused steps leave nothing in
 //! flight.
 
-use crate::faulty::FaultyDevice;
+use crate::faulty::Faults;
 use crate::rig::{ByName, On, load, output, run};
 use plimsoll_cpu::{CpuDevice, Isa};
 use plimsoll_cuda::{CudaDevice, Options};
@@ -9,6 +9,7 @@ use plimsoll_exec::{Data, Device, DeviceError, Executor, Span, Submitted};
 use plimsoll_graph::{Bounds, Builder, Bytes, Counts, DType, Dim};
 use plimsoll_models::{Encoder, Output};
 use plimsoll_plan::{Precision, Program, Target, Weights};
+use plimsoll_testing::HookedDevice;
 use std::ops::Range;
 
 const BOUNDS: Bounds = Bounds { tokens: 64, sequences: 4, longest: 40 };
@@ -151,7 +152,8 @@ fn a_failed_request_of_outputs_touches_no_other_step() {
         let plans = vec![("test".to_owned(), plan.clone())];
         let program = Program::new(target.clone(), plans, vec![]).with_pipeline_depth(depth);
         let (fetches, tickets) = (vec![2 * bad + 1], vec![2 * bad]);
-        let device = FaultyDevice { cpu: CpuDevice::new(1), depth, fetches, tickets, count: 0 };
+        let faults = Faults { depth, fetches, tickets, count: 0 };
+        let device = HookedDevice::new(Box::new(CpuDevice::new(1)), faults);
         let mut executor = Executor::new(Box::new(device), program).expect("started");
         let source = |param: &plimsoll_graph::Param, range: Range<u64>, out: &mut [f32]| {
             weights(param, range, out);

@@ -1,9 +1,6 @@
 //! Integration tests of `plot`. Invariant: hermetic; every test works in its own folder.
 #![forbid(unsafe_code)]
 
-#[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
-#[path = "../../../runtime/tests/it/rig.rs"]
-mod folders;
 mod pictures;
 #[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
 #[path = "../../../virus/tests/it/rig.rs"]

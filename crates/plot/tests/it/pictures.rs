@@ -1,7 +1,8 @@
 //! Pictures of result folders: their content, their size, and folders that are refused.
 
-use crate::rig::{Folder, fixture, golden, read, run};
+use crate::rig::{golden, read, run};
 use plimsoll_plot::{Format, Options, Output, plot};
+use plimsoll_testing::{Folder, fixture};
 use std::error::Error;
 use std::fmt::Write;
 use std::fs;

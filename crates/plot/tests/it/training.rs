@@ -1,7 +1,8 @@
 //! Pictures of training runs: their content, the choice of series, and folders that are refused.
 
-use crate::rig::{Folder, read};
+use crate::rig::read;
 use plimsoll_plot::{Format, Options, Output, plot};
+use plimsoll_testing::Folder;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};

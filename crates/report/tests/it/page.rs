@@ -2,9 +2,8 @@
 
 use crate::browser::Browser;
 use plimsoll_report::{Options, report};
+use plimsoll_testing::Folder;
 use serde_json::{Value, json};
-use std::fs;
-use std::path::PathBuf;
 
 /// A record as in predictions.tsv.
 #[derive(Clone, Debug)]
@@ -39,45 +38,32 @@ fn shown(record: &Record) -> String {
     record.score.map_or("NA".to_owned(), |score| format!("{}.{:04}", score / 10_000, score % 10_000))
 }
 
-struct Folder(PathBuf);
-
-impl Folder {
-    /// Writes the tables of the records and the page.
-    fn with_page(test: &str, records: &[Record]) -> Self {
-        let path = std::env::temp_dir().join(format!("plimsoll-page-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).expect("a folder");
-        let mut predictions =
-            "seq_name\tlength\tn_windows\tvirus_score\tlow\thigh\tfdr\tprediction\treason\tclass\n".to_owned();
-        let mut windows = "seq_name\tstart\tend\tmargin\tvirus_score\tclass\n".to_owned();
-        for record in records {
-            let (name, length) = (&record.name, record.length);
-            let (score, reason) = (shown(record), if record.score.is_none() { "short" } else { "NA" });
-            let class = record.class.unwrap_or("NA");
-            predictions += &format!(
-                "{name}\t{length}\t2\t{score}\t{score}\t{score}\t{score}\t{}\t{reason}\t{class}\n",
-                record.call
-            );
-            windows += &format!("{name}\t1\t50\tNA\t{score}\tNA\n{name}\t51\t{length}\tNA\t{score}\tNA\n");
-        }
-        let run = json!({
-            "plimsoll": "0.1.0", "inputs": ["reads.fa"], "models": {"caller": "small", "trained": true},
-            "counts": {"records": records.len(), "windows": 2 * records.len()}, "calling": {"threshold": "0.5"},
-        });
-        fs::write(path.join("predictions.tsv"), predictions).expect("written");
-        fs::write(path.join("windows.tsv"), windows).expect("written");
-        fs::write(path.join("run.json"), run.to_string()).expect("written");
-        let options =
-            Options { results: vec![path.clone()], output: path.join("page.html"), title: None, force: false };
-        report(&options).expect("a page");
-        Folder(path)
+/// Writes the tables of the records and the page; returns their folder.
+fn folder_with_page(records: &[Record]) -> Folder {
+    let folder = Folder::new("page");
+    let mut predictions =
+        "seq_name\tlength\tn_windows\tvirus_score\tlow\thigh\tfdr\tprediction\treason\tclass\n".to_owned();
+    let mut windows = "seq_name\tstart\tend\tmargin\tvirus_score\tclass\n".to_owned();
+    for record in records {
+        let (name, length) = (&record.name, record.length);
+        let (score, reason) = (shown(record), if record.score.is_none() { "short" } else { "NA" });
+        let class = record.class.unwrap_or("NA");
+        predictions += &format!(
+            "{name}\t{length}\t2\t{score}\t{score}\t{score}\t{score}\t{}\t{reason}\t{class}\n",
+            record.call
+        );
+        windows += &format!("{name}\t1\t50\tNA\t{score}\tNA\n{name}\t51\t{length}\tNA\t{score}\tNA\n");
     }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+    let run = json!({
+        "plimsoll": "0.1.0", "inputs": ["reads.fa"], "models": {"caller": "small", "trained": true},
+        "counts": {"records": records.len(), "windows": 2 * records.len()}, "calling": {"threshold": "0.5"},
+    });
+    folder.write("predictions.tsv", predictions);
+    folder.write("windows.tsv", windows);
+    folder.write("run.json", run.to_string());
+    let (results, output) = (vec![folder.0.clone()], folder.path("page.html"));
+    report(&Options { results, output, title: None, force: false }).expect("a page");
+    folder
 }
 
 /// Names, lengths and scores of the rows that the page shows.
@@ -113,9 +99,9 @@ fn by_score(records: &[Record]) -> Vec<Record> {
 #[test]
 fn in_chromium_a_page_shows_the_tables_after_clicks() {
     let records = records();
-    let folder = Folder::with_page("clicks", &records);
+    let folder = folder_with_page(&records);
     let Some(mut browser) = Browser::start("clicks", 1280) else { return };
-    browser.open(&folder.0.join("page.html"));
+    browser.open(&folder.path("page.html"));
     let sorted = by_score(&records);
     expect(&mut browser, &sorted, 25);
     assert_eq!(status(&mut browser), "Rows 1 to 25 of 130");
@@ -203,9 +189,9 @@ fn in_chromium_a_page_shows_the_tables_after_clicks() {
 #[test]
 fn in_chromium_a_page_fits_a_phone_and_prints_its_explanations() {
     let records = records();
-    let folder = Folder::with_page("phone", &records);
+    let folder = folder_with_page(&records);
     let Some(mut browser) = Browser::start("phone", 390) else { return };
-    browser.open(&folder.0.join("page.html"));
+    browser.open(&folder.path("page.html"));
     let root = "document.documentElement";
     assert_eq!(browser.value(&format!("{root}.scrollWidth - {root}.clientWidth")), 0);
     let label = "getComputedStyle(document.querySelector('.data td'), '::before').content";

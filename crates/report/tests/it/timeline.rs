@@ -5,6 +5,7 @@ use plimsoll_report::timeline::{Measured, Planned, write};
 use plimsoll_runtime::price::{self, Request};
 use plimsoll_runtime::timeline::{Timeline, TimelineTensor};
 use plimsoll_runtime::{Streaming, Target};
+use plimsoll_testing::Folder;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -18,11 +19,12 @@ fn planned(model: &str, tokens: u64) -> Planned {
     Planned { title: model.to_owned(), timeline, budget: Some(budget), process: 0, measured: None }
 }
 
-fn page(test: &str, plans: &[Planned]) -> PathBuf {
-    let name = format!("plimsoll-timeline-{test}-{}.html", std::process::id());
-    let path = std::env::temp_dir().join(name);
+/// Writes the page of the plans; returns its folder, which is removed with it, and its path.
+fn page(plans: &[Planned]) -> (Folder, PathBuf) {
+    let folder = Folder::new("timeline");
+    let path = folder.path("page.html");
     write(&path, plans).expect("a page");
-    path
+    (folder, path)
 }
 
 fn grouped(number: u64) -> String {
@@ -60,7 +62,7 @@ fn largest(timeline: &Timeline) -> &TimelineTensor {
 #[test]
 fn in_chromium_a_page_shows_tensors_with_addresses_and_lifetimes() {
     let plan = planned("facebook/esm2_t6_8M_UR50D", 16_384);
-    let path = page("tensors", std::slice::from_ref(&plan));
+    let (_folder, path) = page(std::slice::from_ref(&plan));
     let Some(mut browser) = Browser::start("timeline", 1280) else { return };
     browser.open(&path);
     let timeline = &plan.timeline;
@@ -143,13 +145,12 @@ fn in_chromium_a_page_shows_tensors_with_addresses_and_lifetimes() {
     assert!(text(&mut browser, ".timeline .readout").contains("Shown: instructions"));
     browser.click("[data-action=zoom-all]");
     assert!(!text(&mut browser, ".timeline .readout").contains("Shown: instructions"));
-    fs::remove_file(&path).expect("removed");
 }
 
 #[test]
 fn in_chromium_two_plans_are_compared_on_a_phone() {
     let plans = [planned("facebook/esm2_t6_8M_UR50D", 4096), planned("facebook/esm2_t12_35M_UR50D", 4096)];
-    let path = page("compared", &plans);
+    let (_folder, path) = page(&plans);
     let Some(mut browser) = Browser::start("timeline-phone", 390) else { return };
     browser.open(&path);
     let root = "document.documentElement";
@@ -160,7 +161,6 @@ fn in_chromium_two_plans_are_compared_on_a_phone() {
     let peaks = [0, 1].map(|n: usize| plans[n].timeline.peak.0);
     let difference = format!("+{}", grouped(peaks[1] - peaks[0]));
     assert_eq!(last, json!([grouped(peaks[0]), grouped(peaks[1]), difference]));
-    fs::remove_file(&path).expect("removed");
 }
 
 /// The page of 1000 layers: the timeline of six layers, repeated, with the names and sizes of every layer.
@@ -197,14 +197,13 @@ fn a_page_of_a_thousand_layers_has_at_most_5_mb() {
     assert_eq!(layers, Some(1001));
     let tensors = plan.timeline.tensors.len();
     assert!(tensors > 50_000, "{tensors}");
-    let path = page("large", &[plan]);
+    let (_folder, path) = page(&[plan]);
     let bytes = fs::metadata(&path).expect("a file").len();
     assert!(bytes <= 5_000_000, "{bytes} for {tensors} tensors");
     let text = fs::read_to_string(&path).expect("a page");
     for foreign in ["http:", "https:", "//cdn", "@import", "innerHTML", "src=", "url("] {
         assert!(!text.contains(foreign), "{foreign}");
     }
-    fs::remove_file(&path).expect("removed");
 }
 
 /// A measured step: the page has the times and the memory that were measured, and an axis of measured time.
@@ -218,7 +217,7 @@ fn in_chromium_a_measured_step_is_set_over_the_plan() {
     let memory =
         vec![("process, measured".to_owned(), vec![(0, peak / 2), (slowest, peak + 1000), (count - 1, peak)])];
     plan.measured = Some(Measured { seconds, step: [4000, 12], memory });
-    let path = page("measured", std::slice::from_ref(&plan));
+    let (_folder, path) = page(std::slice::from_ref(&plan));
     let text = fs::read_to_string(&path).expect("a page");
     assert!(
         text.contains("Measured time") && text.contains("4\u{202f}000 tokens") | text.contains("4000 tokens")
@@ -243,7 +242,6 @@ fn in_chromium_a_measured_step_is_set_over_the_plan() {
     point(&mut browser, width - 12.0, 150.0);
     let tip = self::text(&mut browser, ".tip");
     assert!(tip.contains("measured100.0 µs"), "{tip}");
-    fs::remove_file(&path).expect("removed");
 }
 
 fn text_of(browser: &mut Browser) -> String {

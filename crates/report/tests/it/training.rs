@@ -2,68 +2,50 @@
 
 use crate::browser::Browser;
 use plimsoll_report::{Options, report};
+use plimsoll_testing::Folder;
 use plimsoll_train::charts::number;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 
-/// A temporary folder, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(test: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("plimsoll-training-page-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).expect("a folder");
-        Self(path)
-    }
-
-    /// Writes a run of `steps` steps.
-    fn run(&self, name: &str, steps: u64, rate: f64) -> PathBuf {
-        let path = self.0.join(name);
-        fs::create_dir_all(&path).expect("a folder");
-        let mut metrics = String::new();
-        for step in 1..=steps {
-            let line = json!({
-                "step": step, "loss": loss(step, rate), "lr": rate * 1e-3, "grad_norm": 1.0 + (step % 7) as f64,
-                "tokens": 64 * step, "tokens_per_second": 1000.0 * rate, "skipped": u64::from(step > 12),
-                "memory_bytes": 3_000_000 + step, "expert_load": {"0": [0.75, 0.25], "1": [0.5, 0.5]},
-            });
-            writeln!(metrics, "{line}").expect("a String");
-            if step.is_multiple_of(10) {
-                let line = json!({"step": step, "validation_loss": loss(step, rate) + 0.5, "best": true});
-                writeln!(metrics, "{line}").expect("a String");
-            }
-            if step == 5 {
-                let line =
-                    json!({"event": "</script><img/src=x/onerror=alert(1)>", "step": 5, "note": "a & b"});
-                writeln!(metrics, "{line}").expect("a String");
-            }
-        }
-        fs::write(path.join("metrics.jsonl"), metrics).expect("written");
-        let config = format!("optimizer: {{lr: {}}}\nrun: {{steps: {steps}}}\n", rate * 1e-3);
-        fs::write(path.join("config.yaml"), config).expect("written");
-        let record = json!({
-            "plimsoll": "0.1.0", "status": "finished", "config": {}, "device": "the CPU", "peak_bytes": 4_000_000,
-            "memory": [{"stage": "opened", "resident_bytes": 1_048_576, "peak_bytes": 2_097_152}],
+/// Writes a run of `steps` steps; returns its folder.
+fn run(folder: &Folder, name: &str, steps: u64, rate: f64) -> PathBuf {
+    let path = folder.path(name);
+    fs::create_dir_all(&path).expect("a folder");
+    let mut metrics = String::new();
+    for step in 1..=steps {
+        let line = json!({
+            "step": step, "loss": loss(step, rate), "lr": rate * 1e-3, "grad_norm": 1.0 + (step % 7) as f64,
+            "tokens": 64 * step, "tokens_per_second": 1000.0 * rate, "skipped": u64::from(step > 12),
+            "memory_bytes": 3_000_000 + step, "expert_load": {"0": [0.75, 0.25], "1": [0.5, 0.5]},
         });
-        fs::write(path.join("run.json"), record.to_string()).expect("written");
-        path
+        writeln!(metrics, "{line}").expect("a String");
+        if step.is_multiple_of(10) {
+            let line = json!({"step": step, "validation_loss": loss(step, rate) + 0.5, "best": true});
+            writeln!(metrics, "{line}").expect("a String");
+        }
+        if step == 5 {
+            let line = json!({"event": "</script><img/src=x/onerror=alert(1)>", "step": 5, "note": "a & b"});
+            writeln!(metrics, "{line}").expect("a String");
+        }
     }
-
-    fn page(&self, results: &[PathBuf]) -> PathBuf {
-        let output = self.0.join("page.html");
-        let results = results.to_vec();
-        report(&Options { results, output: output.clone(), title: None, force: true }).expect("a page");
-        output
-    }
+    fs::write(path.join("metrics.jsonl"), metrics).expect("written");
+    let config = format!("optimizer: {{lr: {}}}\nrun: {{steps: {steps}}}\n", rate * 1e-3);
+    fs::write(path.join("config.yaml"), config).expect("written");
+    let record = json!({
+        "plimsoll": "0.1.0", "status": "finished", "config": {}, "device": "the CPU", "peak_bytes": 4_000_000,
+        "memory": [{"stage": "opened", "resident_bytes": 1_048_576, "peak_bytes": 2_097_152}],
+    });
+    fs::write(path.join("run.json"), record.to_string()).expect("written");
+    path
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn page(folder: &Folder, results: &[PathBuf]) -> PathBuf {
+    let output = folder.path("page.html");
+    let results = results.to_vec();
+    report(&Options { results, output: output.clone(), title: None, force: true }).expect("a page");
+    output
 }
 
 fn loss(step: u64, rate: f64) -> f64 {
@@ -103,9 +85,9 @@ fn labels(browser: &mut Browser, chart: &str) -> Vec<String> {
 
 #[test]
 fn in_chromium_a_page_of_two_runs_shows_their_values() {
-    let folder = Folder::new("two");
-    let runs = [folder.run("slow", 40, 0.5), folder.run("fast", 20, 2.0)];
-    let page = folder.page(&runs);
+    let folder = Folder::new("training-page");
+    let runs = [run(&folder, "slow", 40, 0.5), run(&folder, "fast", 20, 2.0)];
+    let page = page(&folder, &runs);
     let Some(mut browser) = Browser::start("training", 1280) else { return };
     browser.open(&page);
     assert_eq!(browser.value("document.title"), "2 training runs: slow, fast");
@@ -194,9 +176,9 @@ fn in_chromium_a_page_of_two_runs_shows_their_values() {
 /// A page fits the width of a phone, and printing shows the charts and tables.
 #[test]
 fn in_chromium_a_page_of_training_fits_a_phone_and_prints() {
-    let folder = Folder::new("phone");
-    let runs = [folder.run("a-run-with-a-rather-long-name-of-its-own", 30, 0.5), folder.run("b", 20, 2.0)];
-    let page = folder.page(&runs);
+    let folder = Folder::new("training-page");
+    let runs = [run(&folder, "a-run-with-a-rather-long-name-of-its-own", 30, 0.5), run(&folder, "b", 20, 2.0)];
+    let page = page(&folder, &runs);
     let Some(mut browser) = Browser::start("training-phone", 390) else { return };
     browser.open(&page);
     let root = "document.documentElement";

@@ -5,7 +5,5 @@
 #[path = "../../examples/max_pooling.rs"]
 mod max_pooling;
 mod pooling;
-#[allow(dead_code, reason = "shared with the tests of other crates, which use all of it")]
-mod rig;
 mod streaming;
 mod timeline;

@@ -2,9 +2,9 @@
 //! reference hidden states.
 
 use crate::max_pooling::max_pooled;
-use crate::rig::fixture;
 use plimsoll_data::weights::{HubEnv, Weights};
 use plimsoll_runtime::{EncoderModel, Precision, Settings, Silent};
+use plimsoll_testing::fixture;
 
 /// Hidden size of the golden model.
 const WIDTH: usize = 40;

@@ -1,10 +1,10 @@
 //! Streamed weights: reading the parameters of a model in every step allocates no memory.
 
-use crate::rig::fixture;
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Layout};
 use plimsoll_models::Output;
 use plimsoll_runtime::{EncoderModel, Silent};
+use plimsoll_testing::fixture;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::alloc::System;
 

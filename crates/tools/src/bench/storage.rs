@@ -69,14 +69,13 @@ fn read(path: &Path) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_testing::Folder;
 
     #[test]
     fn a_folder_that_is_not_there_has_no_rate_and_nothing_is_left() {
-        let folder = std::env::temp_dir().join(format!("plimsoll-storage-{}", std::process::id()));
-        assert_eq!(rate(&folder), None);
-        std::fs::create_dir_all(&folder).expect("made");
-        assert!(rate(&folder).is_none_or(|rate| rate > 0.0));
-        assert_eq!(std::fs::read_dir(&folder).expect("read").count(), 0);
-        std::fs::remove_dir(&folder).expect("empty");
+        let folder = Folder::new("storage");
+        assert_eq!(rate(&folder.path("absent")), None);
+        assert!(rate(&folder.0).is_none_or(|rate| rate > 0.0));
+        assert_eq!(folder.names(), Vec::<String>::new());
     }
 }

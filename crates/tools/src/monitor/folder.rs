@@ -200,16 +200,15 @@ fn state_of(record: &Value) -> LiveState {
 mod tests {
     use super::*;
     use plimsoll_runtime::live;
+    use plimsoll_testing::Folder;
     use std::fs::{self, File};
 
     /// Damaged lines are named, and a line without an end does not fill the memory.
     #[test]
     fn damaged_metrics_are_refused_with_their_line() {
-        let folder = std::env::temp_dir().join(format!("plimsoll-monitor-damage-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).expect("created");
+        let folder = Folder::new("monitor");
         let state = LiveState { command: "train".to_owned(), ..LiveState::default() };
-        fs::write(folder.join(live::FILE), serde_json::to_vec(&state).expect("JSON")).expect("written");
+        folder.write(live::FILE, serde_json::to_vec(&state).expect("JSON"));
         let first = "{\"step\":1,\"loss\":2.0}\n{\"step\":1,\"validation_loss\":3.0}\n";
         for (more, wanted) in [
             ("{\"step\":2,\"lo", None),
@@ -218,9 +217,9 @@ mod tests {
             ("{\"step\":0,\"loss\":2.0}\n", Some("line 3: step 0 comes after step 1")),
             (&"x".repeat(17 << 20), Some("line 3: longer than 16777216 bytes")),
         ] {
-            fs::write(folder.join("metrics.jsonl"), format!("{first}{more}")).expect("written");
-            let found =
-                Watched::open(&folder).map(|watched| (watched.view.losses.last, watched.view.validations.last));
+            folder.write("metrics.jsonl", format!("{first}{more}"));
+            let found = Watched::open(&folder.0)
+                .map(|watched| (watched.view.losses.last, watched.view.validations.last));
             match wanted {
                 None => assert_eq!(found.expect("a run"), (2.0, 3.0)),
                 Some(wanted) => {
@@ -229,15 +228,12 @@ mod tests {
                 }
             }
         }
-        fs::remove_dir_all(&folder).expect("removed");
     }
 
     #[test]
     fn a_run_that_leaves_no_record_is_gone() {
-        let folder = std::env::temp_dir().join(format!("plimsoll-monitor-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).expect("created");
-        assert!(matches!(Watched::open(&folder), Err(ToolError::NoRun { .. })));
+        let folder = Folder::new("monitor");
+        assert!(matches!(Watched::open(&folder.0), Err(ToolError::NoRun { .. })));
         let state = LiveState {
             command: "predict".to_owned(),
             stage: "computing".to_owned(),
@@ -245,18 +241,17 @@ mod tests {
             ..LiveState::default()
         };
         let text = serde_json::to_vec(&state).expect("JSON");
-        fs::write(folder.join(live::FILE), &text).expect("written");
-        let mut watched = Watched::open(&folder).expect("a run");
+        folder.write(live::FILE, &text);
+        let mut watched = Watched::open(&folder.0).expect("a run");
         assert_eq!(watched.update().expect("read").end, None);
-        fs::remove_file(folder.join(live::FILE)).expect("removed");
-        let lock = File::open(&folder).expect("a folder");
+        fs::remove_file(folder.path(live::FILE)).expect("removed");
+        let lock = File::open(&folder.0).expect("a folder");
         lock.lock().expect("locked");
         assert_eq!(watched.update().expect("read").end, None);
         lock.unlock().expect("unlocked");
         assert_eq!(watched.update().expect("read").end, Some(End::Gone));
         // The next run in the folder goes on.
-        fs::write(folder.join(live::FILE), &text).expect("written");
+        folder.write(live::FILE, &text);
         assert_eq!(watched.update().expect("read").end, None);
-        fs::remove_dir_all(&folder).expect("removed");
     }
 }

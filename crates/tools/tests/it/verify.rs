@@ -1,11 +1,11 @@
 //! Tests of `verify`: the goldens pass all checks, and each defect of damaged or unreleased weights fails the
 //! expected checks.
 
-use crate::rig::{Folder, fixture};
 use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_graph::Bounds;
 use plimsoll_models::{Encoder, Output, candidates};
 use plimsoll_runtime::{Precision, Settings, Silent};
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_tools::verify::{Options, Outcome, VerifyReport, verify};
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,8 +1,8 @@
 //! Tests of training a caller: it learns, its checkpoints continue with equal bits, a pre-trained encoder is a start, and
 //! bad requests are refused by name. Invariant: the data is generated, so that the tests need no genomes.
 
-use crate::rig::Folder;
 use plimsoll_runtime::{CallerModel, Device, Silent};
+use plimsoll_testing::Folder;
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{
     EvaluationRequest, Request, Resume, TrainError, TrainReport, evaluate, open, priced, train_with,

@@ -2,11 +2,11 @@
 //! little memory. Invariant: whatever the sizes are, a run trains on the samples of a run with one size, and its losses and
 //! weights are the same within rounding.
 
-use crate::rig::Folder;
-use crate::tight::{Fault, Place, Script, TightMachine};
 use crate::train::{bits, lines};
 use crate::training::{TINY, corpus, values};
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Trained};
+use plimsoll_testing::Folder;
+use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Request, Resume, SizeChange, TrainError, TrainReport, open, train_with};
 use serde_json::{Value, json};

@@ -3,10 +3,10 @@
 
 use crate::caller::{TASKS, config, genomes};
 use crate::interop::{classified_file, labels};
-use crate::rig::{Folder, fixture};
 use crate::train::lines;
 use crate::training::{ESM, TINY, corpus, esm, train};
 use plimsoll_runtime::{Device, Failure, Settings, Silent};
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::{
     EvaluationReport, EvaluationRequest, Request, Resume, TrainError, evaluate, open, train_with,
 };

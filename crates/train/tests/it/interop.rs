@@ -2,12 +2,13 @@
 //! checkpoint has the tensors and configuration keys that transformers writes (`fixtures/training/hub.json`,
 //! made by `bench/fixtures/hub.py`).
 
-use crate::rig::{Folder, fixture, golden};
+use crate::rig::golden;
 use crate::training::{ESM, esm, root, train, try_train, values};
 use plimsoll_data::weights::Weights;
 use plimsoll_embed::classify::{self, classify};
 use plimsoll_embed::embed;
 use plimsoll_runtime::{Failure, Precision, Settings, Silent};
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_tools::merge::{self, merge};
 use plimsoll_virus::predict;
 use serde_json::Value;

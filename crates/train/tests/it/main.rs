@@ -4,15 +4,10 @@
 mod caller;
 mod dynamic;
 mod evaluate;
-#[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
-#[path = "../../../runtime/tests/it/rig.rs"]
-mod folders;
 mod interop;
 #[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
 #[path = "../../../virus/tests/it/rig.rs"]
 mod rig;
-#[allow(dead_code, reason = "shared with the tests of `virus`, which use all of it")]
-mod tight;
 mod train;
 mod train_keys;
 mod train_planned;

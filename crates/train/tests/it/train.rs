@@ -2,13 +2,13 @@
 //! seed, the position in the data and the optimizer state. Invariant: the loop is tested only through the
 //! trait, so the tested guarantees hold for every implementation.
 
-use crate::rig::Folder;
 use plimsoll_data::weights::DType;
 use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
 use plimsoll_runtime::health::PlannedMemory;
 use plimsoll_runtime::{Failure, Level, Observer, Progress, Trained};
+use plimsoll_testing::Folder;
 use plimsoll_train::checkpoint::{Checkpoint, Checkpoints};
 use plimsoll_train::config::{OptimizerKind, TrainConfig};
 use plimsoll_train::{

@@ -4,9 +4,9 @@
 //! not configurations.
 
 use crate::dynamic::changes_of;
-use crate::rig::{Folder, fixture};
 use crate::train::{lines, names, seen};
 use plimsoll_runtime::{Device, Failure, Silent};
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::config::schema::{leaves, schema};
 use plimsoll_train::config::{ModelKind, TrainConfig};
 use plimsoll_train::schedule::{Rate, hyper};

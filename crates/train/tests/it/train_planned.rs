@@ -3,13 +3,13 @@
 //! every configuration can be trained.
 
 use crate::ALLOCATOR;
-use crate::folders::{Folder, fixture, in_own_process};
 use crate::train::lines;
 use plimsoll_exec::{Executor, PersistentKind};
 use plimsoll_graph::StateKind;
 use plimsoll_plan::{Program, check};
 use plimsoll_runtime::session::Site;
 use plimsoll_runtime::{Device, Settings, Silent};
+use plimsoll_testing::{Folder, fixture, in_own_process};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::{Request, Resume, open, priced, train_with};
 use stats_alloc::Region;

@@ -2,8 +2,8 @@
 //! Invariant: allocations of all threads are counted, in a process that runs one test alone.
 
 use crate::ALLOCATOR;
-use crate::folders::{Folder, fixture, in_own_process};
 use plimsoll_runtime::{Device, Silent};
+use plimsoll_testing::{Folder, fixture, in_own_process};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
 use plimsoll_train::{Request, Resume, Trainable, open, train_with};

@@ -1,11 +1,11 @@
 //! End-to-end tests of training real models. Invariant: recomputation, the number of threads, interruption of
 //! the run, and the fusion of a single micro-step with the update do not change a bit of the weights.
 
-use crate::rig::{Folder, fixture};
 use crate::train::{RecordingObserver, bits, lines};
 use plimsoll_data::weights::{DType, StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Silent};
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_train::config::TrainConfig;
 use plimsoll_train::schedule::hyper;
 use plimsoll_train::{Ended, Request, Resume, TrainError, TrainReport, open, plan_of, priced, train_with};

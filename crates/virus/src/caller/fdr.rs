@@ -103,11 +103,11 @@ fn hex(line: &[u8], at: usize) -> Result<u64, DataError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::tests::Folder;
+    use plimsoll_testing::Folder;
 
     fn rates(records: &[(Option<f64>, bool)], bytes: usize) -> Vec<Option<f64>> {
-        let folder = Folder::new();
-        let mut ranking = Ranking::new(folder.path(), bytes);
+        let folder = Folder::new("rates");
+        let mut ranking = Ranking::new(&folder.0, bytes);
         for &(p, counts) in records {
             ranking.add(p, counts).expect("added");
         }

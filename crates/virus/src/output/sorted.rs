@@ -280,13 +280,13 @@ impl Eq for Cursor {}
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::Folder;
     use super::*;
+    use plimsoll_testing::Folder;
     use proptest::prelude::*;
 
     fn sorted(lines: &[String], limits: Limits) -> (Vec<String>, usize) {
-        let folder = Folder::new();
-        let mut sorter = Sorter::new(folder.path(), limits);
+        let folder = Folder::new("sorted");
+        let mut sorter = Sorter::new(&folder.0, limits);
         for line in lines {
             sorter.push(line.as_bytes()).unwrap();
         }
@@ -328,8 +328,8 @@ mod tests {
 
     #[test]
     fn an_error_of_the_reader_ends_it() {
-        let folder = Folder::new();
-        let mut sorter = Sorter::new(folder.path(), Limits { run_bytes: 1, fan_in: 2 });
+        let folder = Folder::new("sorted");
+        let mut sorter = Sorter::new(&folder.0, Limits { run_bytes: 1, fan_in: 2 });
         for line in ["b", "a", "c"] {
             sorter.push(line.as_bytes()).unwrap();
         }

@@ -3,47 +3,13 @@
 use super::*;
 use plimsoll_data::chunk::chunks;
 use plimsoll_data::weights::Weights;
+use plimsoll_testing::Folder;
 use serde_json::json;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A temporary folder, removed when it is dropped.
-pub(crate) struct Folder(PathBuf);
-
-impl Folder {
-    pub(crate) fn new() -> Self {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("plimsoll-output-{}-{count}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    pub(crate) fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.0).unwrap();
-        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-
-    fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.0.join(name)).unwrap()
-    }
-
-    /// Returns the lines of a file after the header.
-    fn rows(&self, name: &str) -> Vec<String> {
-        self.read(name).lines().skip(1).map(str::to_owned).collect()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).unwrap();
-    }
+/// Returns the lines of a file after the header.
+fn rows(folder: &Folder, name: &str) -> Vec<String> {
+    folder.read(name).lines().skip(1).map(str::to_owned).collect()
 }
 
 const PLAIN: Options = Options {
@@ -74,8 +40,8 @@ fn record(outputs: &mut Outputs, id: &str, windows: &[&[[f32; 2]]]) -> Call {
 
 /// Creates outputs in a temporary folder, runs `f` on them and finishes them.
 fn written(options: Options, f: impl FnOnce(&mut Outputs)) -> (Folder, Counts) {
-    let folder = Folder::new();
-    let mut outputs = Outputs::create(folder.path(), options).unwrap();
+    let folder = Folder::new("output");
+    let mut outputs = Outputs::create(&folder.0, options).unwrap();
     f(&mut outputs);
     let counts = outputs.finish(&mut json!({"plimsoll": "0"})).unwrap();
     (folder, counts)
@@ -203,8 +169,8 @@ fn the_tables_of_a_trained_model() {
         folder.read(HitsFormat::Fasta.file()),
         ">r1 virus_score=0.782609 prediction=virus\nACGTACGTNnACGTACGTNn\n"
     );
-    assert_eq!(folder.rows(virnucpro::ROWS)[3].replace('\t', " "), "r2_chunk_2F1 others 0.5 0.5");
-    assert_eq!(folder.rows(virnucpro::CONSENSUS)[2].replace('\t', " "), "r2_chunk_2 True");
+    assert_eq!(rows(&folder, virnucpro::ROWS)[3].replace('\t', " "), "r2_chunk_2F1 others 0.5 0.5");
+    assert_eq!(rows(&folder, virnucpro::CONSENSUS)[2].replace('\t', " "), "r2_chunk_2 True");
     assert_eq!(folder.read(NOTES), "seq_name\tkind\tdetail\taction\n");
     let run = folder.read(RUN_RECORD);
     assert!(
@@ -221,12 +187,12 @@ fn untrained_weights_call_nothing() {
     let (folder, counts) = written(Options { trained: false, ..PLAIN }, four_records);
     let calls = |name| {
         let last = |row: &String| row.rsplit('\t').next().unwrap().to_owned();
-        folder.rows(name).iter().map(last).collect::<Vec<_>>().join(" ")
+        rows(&folder, name).iter().map(last).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(calls(PREDICTIONS), "untrained untrained no_call skipped");
     assert_eq!(calls(WINDOWS), "untrained no_call untrained untrained untrained no_call");
-    assert_eq!(folder.rows(PREDICTIONS)[0].replace('\t', " "), "r1 20 2 1 NA NA untrained");
-    assert_eq!(folder.rows(WINDOWS)[0].replace('\t', " "), "r1 1 1 10 2 NA NA NA untrained");
+    assert_eq!(rows(&folder, PREDICTIONS)[0].replace('\t', " "), "r1 20 2 1 NA NA untrained");
+    assert_eq!(rows(&folder, WINDOWS)[0].replace('\t', " "), "r1 1 1 10 2 NA NA NA untrained");
     assert!(folder.read(BED).starts_with("r1\t0\t10\tr1|1\t.\t.\n"));
     let [table, bar, versions] = [reports::MULTIQC, reports::MULTIQC_CALLS, reports::VERSIONS];
     assert_eq!(folder.names(), [NOTES, bar, table, PREDICTIONS, RUN_RECORD, versions, BED, WINDOWS]);
@@ -241,7 +207,7 @@ fn the_threshold_changes_calls_of_records_only() {
         let (folder, _) = written(Options { threshold, ..PLAIN }, |outputs| {
             assert_eq!(record(outputs, "a", &[&[[0.75, 0.25]], &[[0.5, 0.5]]]), expected);
         });
-        assert_eq!(folder.rows(WINDOWS)[1].rsplit('\t').next(), Some("virus"));
+        assert_eq!(rows(&folder, WINDOWS)[1].rsplit('\t').next(), Some("virus"));
         assert_eq!(folder.read(HitsFormat::Fasta.file()).is_empty(), expected == Call::Other);
     }
 }
@@ -255,10 +221,10 @@ fn odd_names_stay_on_their_line() {
         outputs.note(&Note { seq_name, kind: "x", detail, action: "" }).unwrap();
     });
     let name = "a\\u{1b}|b\"'\\é,#\\u{85}";
-    assert_eq!(folder.rows(PREDICTIONS), [format!("{name}\t10\t1\t1\t1\t0.750000\tvirus")]);
-    assert_eq!(folder.rows(NOTES), [format!("{name}\tx\ttab\\there\\nand\\r\\nthere\t")]);
+    assert_eq!(rows(&folder, PREDICTIONS), [format!("{name}\t10\t1\t1\t1\t0.750000\tvirus")]);
+    assert_eq!(rows(&folder, NOTES), [format!("{name}\tx\ttab\\there\\nand\\r\\nthere\t")]);
     assert_eq!(folder.read(BED), format!("{name}\t0\t10\t{name}|1\t750\t+\n"));
-    assert_eq!(folder.rows(virnucpro::CONSENSUS), [format!("{name}_chunk_1\tTrue")]);
+    assert_eq!(rows(&folder, virnucpro::CONSENSUS), [format!("{name}_chunk_1\tTrue")]);
     assert!(
         folder
             .read(HitsFormat::Fasta.file())
@@ -268,10 +234,10 @@ fn odd_names_stay_on_their_line() {
 
 #[test]
 fn an_interrupted_run_leaves_nothing() {
-    let folder = Folder::new();
+    let folder = Folder::new("output");
     let options =
         Options { keep_intermediate: true, save_embeddings: Some(EmbeddingFormat::Safetensors), ..PLAIN };
-    let mut outputs = Outputs::create(folder.path(), options).unwrap();
+    let mut outputs = Outputs::create(&folder.0, options).unwrap();
     four_records(&mut outputs);
     assert!(!folder.names().is_empty(), "temporaries");
     drop(outputs);
@@ -280,15 +246,15 @@ fn an_interrupted_run_leaves_nothing() {
 
 #[test]
 fn a_second_run_replaces_the_first_at_its_end() {
-    let folder = Folder::new();
+    let folder = Folder::new("output");
     for name in FILES {
-        fs::write(folder.path().join(name), "old").unwrap();
+        folder.write(name, "old");
     }
-    fs::write(folder.path().join("mine.txt"), "mine").unwrap();
+    folder.write("mine.txt", "mine");
     let options = Options { trained: false, ..PLAIN };
-    drop(Outputs::create(folder.path(), options.clone()).unwrap());
+    drop(Outputs::create(&folder.0, options.clone()).unwrap());
     assert_eq!(folder.names().len(), FILES.len() + 1);
-    let outputs = Outputs::create(folder.path(), options).unwrap();
+    let outputs = Outputs::create(&folder.0, options).unwrap();
     assert_eq!(folder.read(RUN_RECORD), "old");
     outputs.finish(&mut json!({})).unwrap();
     let [table, bar, versions] = [reports::MULTIQC, reports::MULTIQC_CALLS, reports::VERSIONS];
@@ -314,17 +280,17 @@ fn embeddings_stand_in_input_order() {
     let values: Vec<u8> = [1.0f32, -2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect();
     let folder = embedded(EmbeddingFormat::Npy);
     assert_eq!(folder.read(embeddings::NPY_IDS), "a_chunk_2F1\na_chunk_2F2\n");
-    let npy = fs::read(folder.path().join(embeddings::NPY)).unwrap();
+    let npy = fs::read(folder.path(embeddings::NPY)).unwrap();
     assert_eq!(npy[npy.len() - 16..], values);
 
     let folder = embedded(EmbeddingFormat::Safetensors);
-    let weights = Weights::open(&folder.path().join(embeddings::SAFETENSORS)).unwrap();
+    let weights = Weights::open(&folder.path(embeddings::SAFETENSORS)).unwrap();
     assert_eq!(weights.metadata()["ids"], "[\"a_chunk_2F1\",\"a_chunk_2F2\"]");
     assert_eq!(weights.tensor("embeddings").unwrap().shape(), [2, 2]);
     assert!(!folder.names().iter().any(|name| name.ends_with(".npy")));
 
     let folder = embedded(EmbeddingFormat::Parquet);
-    let table = fs::read(folder.path().join(embeddings::PARQUET)).unwrap();
+    let table = fs::read(folder.path(embeddings::PARQUET)).unwrap();
     assert!(table.starts_with(b"PAR1") && table.ends_with(b"PAR1"));
 }
 
@@ -343,12 +309,12 @@ fn intermediate_files_hold_what_was_given() {
 
 /// Checks the last line of the report `name` for a run of four records and a failed frame on the input `input`.
 fn check_report(name: &str, input: &str, expected: &str) {
-    let folder = Folder::new();
-    let mut outputs = Outputs::create(folder.path(), PLAIN).unwrap();
+    let folder = Folder::new("output");
+    let mut outputs = Outputs::create(&folder.0, PLAIN).unwrap();
     four_records(&mut outputs);
     let mut run_record = json!({"inputs": [input, "b.fa"], "sequences": {"failed": 1}});
     outputs.finish(&mut run_record).unwrap();
-    let last = folder.rows(name).last().map(|line| line.replace('\t', " "));
+    let last = rows(&folder, name).last().map(|line| line.replace('\t', " "));
     assert_eq!(last.as_deref(), Some(expected));
 }
 
@@ -391,17 +357,17 @@ fn a_long_virus_is_wrapped_as_it_is() {
         let text = RecordText { sequence: sequence.clone(), ..RecordText::default() };
         outputs.record(&RecordEnd { id: "v", length: sequence.len(), text: Some(&text) }).unwrap();
     });
-    let widths: Vec<usize> = folder.rows(HitsFormat::Fasta.file()).iter().map(String::len).collect();
+    let widths: Vec<usize> = rows(&folder, HitsFormat::Fasta.file()).iter().map(String::len).collect();
     assert_eq!(widths, [60, 60, 5]);
-    assert_eq!(folder.rows(HitsFormat::Fasta.file()).concat().as_bytes(), sequence);
+    assert_eq!(rows(&folder, HitsFormat::Fasta.file()).concat().as_bytes(), sequence);
 }
 
 /// Checks that `f` fails with a message that contains `expected`, after a valid window of bases 0..10 of record
 /// `r`.
 fn check_refused(f: impl FnOnce(&mut Outputs) -> Result<(), OutputError>, expected: &str) {
-    let folder = Folder::new();
+    let folder = Folder::new("output");
     let options = Options { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
-    let mut outputs = Outputs::create(folder.path(), options).unwrap();
+    let mut outputs = Outputs::create(&folder.0, options).unwrap();
     let orfs = frames(&[[0.0, 1.0]]);
     outputs.window(&Window { record: "r", index: 0, start: 0, end: 10, orfs: &orfs }).unwrap();
     let error = f(&mut outputs).unwrap_err().to_string();
@@ -442,9 +408,9 @@ fn bad_scores_and_embeddings_are_refused() {
 
 #[test]
 fn an_incomplete_run_is_refused() {
-    let folder = Folder::new();
+    let folder = Folder::new("output");
     let options = Options { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
-    let open = |options: &Options| Outputs::create(folder.path(), options.clone()).unwrap();
+    let open = |options: &Options| Outputs::create(&folder.0, options.clone()).unwrap();
     let check = |outputs: Outputs, expected: &str| {
         let error = outputs.finish(&mut json!({})).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -475,24 +441,24 @@ fn results_stay_until_all_files_of_the_next_run_are_complete() {
         let before = ["run.json", "predictions.tsv"].map(|name| folder.read(name));
         let write = |block: Option<&str>| {
             let options = Options { save_embeddings: Some(format), ..PLAIN };
-            let mut outputs = Outputs::create(folder.path(), options).unwrap();
+            let mut outputs = Outputs::create(&folder.0, options).unwrap();
             record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
             outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
-            block.iter().for_each(|name| fs::create_dir(folder.path().join(name)).unwrap());
+            block.iter().for_each(|name| fs::create_dir(folder.path(name)).unwrap());
             outputs.finish(&mut json!({"plimsoll": "1"}))
         };
         if format == EmbeddingFormat::Safetensors {
             // Its file is created only when the number of rows is known.
             write(Some("embeddings.safetensors")).expect_err("there is a folder");
             assert_eq!(["run.json", "predictions.tsv"].map(|name| folder.read(name)), before);
-            fs::remove_dir(folder.path().join("embeddings.safetensors")).unwrap();
+            fs::remove_dir(folder.path("embeddings.safetensors")).unwrap();
         }
         write(None).unwrap();
         assert!(folder.read("run.json").contains("\"plimsoll\": \"1\""), "{format:?}");
         assert!(folder.names().iter().any(|name| name.starts_with("embeddings.")), "{format:?}");
         assert!(folder.names().iter().all(|name| !name.ends_with(".part")), "{:?}", folder.names());
         // The next run writes no embeddings, and those of this run go.
-        let mut outputs = Outputs::create(folder.path(), PLAIN).unwrap();
+        let mut outputs = Outputs::create(&folder.0, PLAIN).unwrap();
         record(&mut outputs, "last", &[&[[0.9, 0.1]]]);
         outputs.finish(&mut json!({"plimsoll": "2"})).unwrap();
         assert!(folder.names().iter().all(|name| !name.starts_with("embeddings.")), "{:?}", folder.names());
@@ -507,10 +473,10 @@ fn a_folder_claims_nothing_between_two_results() {
         record(outputs, "old", &[&[[0.1, 0.9]]]);
     });
     let options = Options { save_embeddings: Some(EmbeddingFormat::Npy), ..PLAIN };
-    let mut outputs = Outputs::create(folder.path(), options).unwrap();
+    let mut outputs = Outputs::create(&folder.0, options).unwrap();
     record(&mut outputs, "new", &[&[[0.9, 0.1]]]);
     outputs.embedding("new_chunk_1F1", 9, &[1.0, 2.0]).unwrap();
-    fs::create_dir(folder.path().join("embeddings.npy")).unwrap();
+    fs::create_dir(folder.path("embeddings.npy")).unwrap();
     outputs.finish(&mut json!({"plimsoll": "1"})).expect_err("there is a folder");
     assert!(!folder.names().contains(&"run.json".to_owned()), "{:?}", folder.names());
     assert!(folder.read("predictions.tsv").contains("new"));

@@ -1,11 +1,12 @@
 //! Tests of predictions with a caller: what the tables say, that results do not depend on how they are computed, and that
 //! interrupted, sharded and paired runs end with the right bytes.
 
-use crate::cards::Card;
 use crate::resume::{Stopper, kept, results, same};
-use crate::rig::{Folder, builtin, fixture, read, run};
+use crate::rig::{builtin, read, run};
 use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_runtime::{Device, Failure, Machine, Settings};
+use plimsoll_testing::cards::Card;
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::caller::{Calibration, Limits, Threshold};
 use plimsoll_virus::output::{EmbeddingFormat, HitsFormat};
 use plimsoll_virus::{CallerOptions, Models, Options, Shard, VirusError, predict};

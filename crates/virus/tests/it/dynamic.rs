@@ -2,10 +2,11 @@
 //! that has too little memory. Invariant: whatever the sizes of the steps are, the results have the bytes of a run with one
 //! size.
 
-use crate::rig::{Folder, fixture, golden, read};
-use crate::tight::{Fault, Place, Script, TightMachine};
+use crate::rig::{golden, read};
 use plimsoll_embed::{Destination, EmbedReport, Pool, embed};
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
+use plimsoll_testing::tight::{Fault, Place, Script, TightMachine};
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::output::EmbeddingFormat;
 use plimsoll_virus::{PredictReport, VirusError, predict};
 use serde_json::Value;

@@ -2,19 +2,10 @@
 #![forbid(unsafe_code)]
 
 mod caller;
-#[allow(dead_code, reason = "shared with the tests of `run`")]
-#[path = "../../../runtime/tests/it/cards.rs"]
-mod cards;
 mod dynamic;
-#[allow(dead_code, reason = "shared with other crates' tests, which use all of it")]
-#[path = "../../../runtime/tests/it/rig.rs"]
-mod folders;
 mod memory;
 mod narrow;
 mod predict;
 mod replicas;
 mod resume;
 mod rig;
-#[allow(dead_code, reason = "shared with the tests of `train`, which use all of it")]
-#[path = "../../../train/tests/it/tight.rs"]
-mod tight;

@@ -1,10 +1,11 @@
 //! Tests of predictions on devices with too little free memory: refusal before the first allocation, smaller
 //! steps after another process took memory, and one device whose arena is changed from stage to stage.
 
-use crate::cards::{Card, Memory};
-use crate::rig::{Folder, fixture, golden};
+use crate::rig::golden;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Device, Failure, Level, Machine, Observer, Precision, Progress, Settings};
+use plimsoll_testing::cards::{Card, Memory};
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::{self, predict};
 use std::path::Path;
 use std::sync::Arc;

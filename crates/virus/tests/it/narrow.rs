@@ -2,9 +2,10 @@
 //! close, and a result never combines two precisions.
 
 use crate::resume::{Stopper, break_off_with_results, kept, options, reads, results, same, smallest, tight};
-use crate::rig::{Folder, golden, read, run};
+use crate::rig::{golden, read, run};
 use plimsoll_cpu::Isa;
 use plimsoll_runtime::{Failure, Precision, Settings};
+use plimsoll_testing::Folder;
 use plimsoll_virus::{Options, predict};
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,8 +1,9 @@
 //! Tests of the whole pipeline: comparison with VirNucPro's results, and independence of results from the way
 //! in which they are computed.
 
-use crate::rig::{Folder, builtin, fixture, golden, read, run};
+use crate::rig::{builtin, golden, read, run};
 use plimsoll_data::weights::{StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::Options;
 use plimsoll_virus::output::EmbeddingFormat;
 use std::collections::BTreeMap;

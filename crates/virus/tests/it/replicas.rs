@@ -1,13 +1,14 @@
 //! Tests of runs on several devices or CPU replicas. Invariant: results equal those of one device byte for
 //! byte, whatever the number of devices, also if some of them fail.
 
-use crate::cards::Card;
-use crate::rig::{Folder, fixture, golden};
+use crate::rig::golden;
 use plimsoll_embed::{Destination, Pool, embed};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{
     Device, Failure, Level, Machine, Observer, Precision, Progress, RuntimeError, Settings,
 };
+use plimsoll_testing::cards::Card;
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::output::EmbeddingFormat;
 use plimsoll_virus::{self, VirusError, predict};
 use std::collections::BTreeMap;

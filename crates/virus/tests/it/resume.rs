@@ -1,10 +1,11 @@
 //! Tests of interrupted and resumed runs, merged shards, and two stages under a small memory budget. Invariant:
 //! the result files equal byte for byte those of an uninterrupted run.
 
-use crate::rig::{Folder, fixture, golden, read, run};
+use crate::rig::{golden, read, run};
 use plimsoll_data::journal::Journal;
 use plimsoll_data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
 use plimsoll_runtime::{Failure, Level, Observer, Progress};
+use plimsoll_testing::{Folder, fixture};
 use plimsoll_virus::output::EmbeddingFormat;
 use plimsoll_virus::{Options, PredictReport, Shard, VirusError, predict};
 use std::cell::Cell;

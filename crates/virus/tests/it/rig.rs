@@ -1,7 +1,7 @@
 //! Options of predictions for tests.
 
-pub use crate::folders::{Folder, fixture};
 use plimsoll_runtime::{Precision, Settings, Silent};
+use plimsoll_testing::fixture;
 use plimsoll_virus::output::HitsFormat;
 use plimsoll_virus::{Models, Options, PredictReport, VirusError, predict};
 use std::fs;

@@ -1,12 +1,11 @@
 //! Simulated GPUs for tests: a [`Machine`] whose devices compute on one CPU thread, in a memory space of their
 //! own. They can be slow, fail at a given launch, refuse arenas, and report any amount of free memory.
 
+use crate::{Call, HookedDevice, Hooks};
 use plimsoll_cpu::{CpuDevice, Isa};
-use plimsoll_exec::{
-    Device, DeviceError, DeviceKind, GraphCapture, Holder, Launch, Machine, Recorder, Ticket, Tracer,
-};
+use plimsoll_exec::{Device, DeviceError, DeviceKind, GraphCapture, Holder, Machine, Recorder};
 use plimsoll_graph::{Bytes, Counts};
-use plimsoll_plan::{Kernels, Precision, Target};
+use plimsoll_plan::{Precision, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -42,6 +41,7 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// A GPU with `free` bytes of free memory.
     pub fn of(free: u64) -> Self {
         Self {
             free: free.into(),
@@ -55,14 +55,17 @@ impl Memory {
         }
     }
 
+    /// Sets the bytes of free memory.
     pub fn free(&self, bytes: u64) {
         self.free.store(bytes, Ordering::Relaxed);
     }
 
+    /// Refuses the next `arenas` allocations of an arena.
     pub fn refuse(&self, arenas: u64) {
         self.refusing.store(arenas, Ordering::Relaxed);
     }
 
+    /// Sets the number of steps between two calls of `trim`.
     pub fn clear_every(&self, steps: u64) {
         self.clear_interval.store(steps, Ordering::Relaxed);
     }
@@ -111,6 +114,7 @@ impl Memory {
 }
 
 impl Card {
+    /// A GPU with 4 GiB of free memory on which nothing fails.
     pub fn new(number: usize) -> Self {
         Self {
             name: format!("card:{number} (of the tests)"),
@@ -123,22 +127,27 @@ impl Card {
         }
     }
 
+    /// The GPU with this memory.
     pub fn with(self, memory: Arc<Memory>) -> Self {
         Self { memory, ..self }
     }
 
+    /// The GPU with launches and copies that fail from launch number `launch` on, counted over all its devices.
     pub fn failing_at(self, launch: u64) -> Self {
         Self { fails_at: launch, ..self }
     }
 
+    /// The GPU with an extra time of every launch.
     pub fn slow(self, delay: Duration) -> Self {
         Self { delay, ..self }
     }
 
+    /// The GPU with a graph capture of step number `step`, which fails at its end for lack of memory.
     pub fn recording_in_vain_at(self, step: u64) -> Self {
         Self { records_at: Some(step), ..self }
     }
 
+    /// A GPU of the model `kind`.
     pub fn of_kind(number: usize, kind: &str) -> Self {
         Self { name: format!("card:{number} ({kind})"), model: kind.to_owned(), ..Self::new(number) }
     }
@@ -180,16 +189,17 @@ impl Machine for Card {
     }
 
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
-        let (fails_at, launches, delay) = (self.fails_at, Arc::clone(&self.launches), self.delay);
-        let (name, memory, arena) = (self.name.clone(), Arc::clone(&self.memory), Bytes::ZERO);
+        let (name, fails_at, launches) = (self.name.clone(), self.fails_at, Arc::clone(&self.launches));
+        let (delay, memory, arena) = (self.delay, Arc::clone(&self.memory), Bytes::ZERO);
         memory.devices.fetch_add(1, Ordering::Relaxed);
-        let (cpu, recording) = (CpuDevice::new(1), Recording { at: self.records_at, ..Recording::default() });
-        Ok(vec![Box::new(CardDevice { cpu, name, fails_at, launches, delay, recording, memory, arena })])
+        let recording = Recording { at: self.records_at, ..Recording::default() };
+        let card = CardHooks { name, fails_at, launches, delay, recording, memory, arena };
+        Ok(vec![Box::new(HookedDevice::new(Box::new(CpuDevice::new(1)), card))])
     }
 }
 
-struct CardDevice {
-    cpu: CpuDevice,
+/// Makes a CPU a device of a [`Card`].
+struct CardHooks {
     name: String,
     fails_at: u64,
     launches: Arc<AtomicU64>,
@@ -208,7 +218,7 @@ struct Recording {
     note: Option<String>,
 }
 
-impl CardDevice {
+impl CardHooks {
     fn works(&self) -> Result<(), DeviceError> {
         match self.launches.load(Ordering::Relaxed) < self.fails_at {
             true => Ok(()),
@@ -217,124 +227,52 @@ impl CardDevice {
     }
 }
 
-impl Device for CardDevice {
-    fn name(&self) -> String {
+impl Hooks for CardHooks {
+    fn before(&mut self, call: Call<'_>, _: &mut dyn Device) -> Result<(), DeviceError> {
+        match call {
+            Call::AllocArena(bytes) => {
+                self.memory.take(bytes)?;
+                self.arena = bytes;
+                Ok(())
+            }
+            Call::Launch(_) => {
+                self.launches.fetch_add(1, Ordering::Relaxed);
+                self.works()?;
+                if !self.recording.on {
+                    std::thread::sleep(self.delay);
+                }
+                Ok(())
+            }
+            Call::Upload | Call::Download | Call::Copy | Call::Wait | Call::Fetch | Call::Collect(_) => {
+                self.works()
+            }
+            Call::SetMapped(_) | Call::Fill => Ok(()),
+        }
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.recording.on
+    }
+
+    fn name(&self, _: &dyn Device) -> String {
         self.name.clone()
     }
 
-    fn kernels(&self) -> Kernels {
-        self.cpu.kernels()
-    }
-
-    fn workers(&self) -> u64 {
-        self.cpu.workers()
-    }
-
-    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        self.memory.take(bytes)?;
-        self.arena = bytes;
-        self.cpu.alloc_arena(bytes)
-    }
-
-    fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        self.cpu.prepare(launch)
-    }
-
-    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.works()?;
-        self.cpu.upload(at, bytes)
-    }
-
-    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.works()?;
-        self.cpu.download(at, out)
-    }
-
-    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
-        self.cpu.fill(at, bytes, byte)
-    }
-
-    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        self.works()?;
-        self.cpu.copy(from, to, bytes)
-    }
-
-    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        self.launches.fetch_add(1, Ordering::Relaxed);
-        self.works()?;
-        if self.recording.on {
-            return Ok(());
-        }
-        std::thread::sleep(self.delay);
-        self.cpu.launch(launch)
-    }
-
-    fn wait(&mut self) -> Result<(), DeviceError> {
-        self.works()?;
-        self.cpu.wait()
-    }
-
-    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
-        self.works()?;
-        self.cpu.fetch(at, bytes)
-    }
-
-    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.works()?;
-        self.cpu.collect(ticket, out)
-    }
-
     /// Two in-flight steps, as on a GPU, although the CPU computes each step at its submission.
-    fn depth(&self) -> usize {
+    fn depth(&self, _: &dyn Device) -> usize {
         2
     }
 
-    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
+    fn recorder<'a>(&'a mut self, _: &'a mut dyn Device) -> Option<&'a mut dyn Recorder> {
         Some(&mut self.recording)
     }
 
-    fn tracer(&mut self) -> &mut dyn Tracer {
-        self.cpu.tracer()
-    }
-
-    fn stage(&mut self, ways: [Bytes; 2]) -> Result<(), DeviceError> {
-        self.cpu.stage(ways)
-    }
-
-    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.upload(at, bytes)
-    }
-
-    fn set_borders(&mut self, borders: &[Bytes]) -> Result<(), DeviceError> {
-        self.cpu.set_borders(borders)
-    }
-
-    fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        self.cpu.set_mapped(bytes)
-    }
-
-    fn persistent(&mut self, bytes: Bytes) {
-        self.cpu.persistent(bytes);
-    }
-
-    fn takes_weights(&self) -> bool {
-        self.cpu.takes_weights()
-    }
-
-    fn matmul_provider(&self) -> Option<String> {
-        self.cpu.matmul_provider()
-    }
-
-    fn arithmetic(&self) -> String {
-        self.cpu.arithmetic()
-    }
-
-    fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        Ok(self.memory.trim(self.arena))
-    }
-
-    fn clear_interval(&self) -> u64 {
+    fn clear_interval(&self, _: &dyn Device) -> u64 {
         self.memory.clear_interval.load(Ordering::Relaxed)
+    }
+
+    fn trim(&mut self, _: &mut dyn Device) -> Result<Bytes, DeviceError> {
+        Ok(self.memory.trim(self.arena))
     }
 }
 

@@ -1,13 +1,12 @@
 //! A machine for tests whose memory other processes take and give back: its readings are scripted, and its device fails
 //! chosen allocations, copies and launches. Invariant: everything else is computed by the CPU, so a run has its bits.
 
+use crate::{Call, HookedDevice, Hooks};
 use plimsoll_cpu::CpuMachine;
 use plimsoll_exec::memory::Memory;
-use plimsoll_exec::{
-    Device, DeviceError, DeviceKind, Holder, Launch, Machine, OnStart, Recorder, Ticket, Tracer,
-};
+use plimsoll_exec::{Device, DeviceError, DeviceKind, Holder, Launch, Machine};
 use plimsoll_graph::Bytes;
-use plimsoll_plan::{Kernels, Precision, Target};
+use plimsoll_plan::{Precision, Target};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -32,6 +31,7 @@ pub enum Place {
 /// Failures of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
+    /// The place.
     pub place: Place,
     /// Step after which the device fails: the number of steps whose results were read, or of readings if these count.
     pub after: u64,
@@ -64,6 +64,7 @@ pub struct Script {
 }
 
 impl Script {
+    /// A script whose memory changes from step to step.
     pub fn new(used: fn(u64) -> u64, fault: Option<Fault>) -> Arc<Self> {
         let (step, mapped) = (AtomicU64::new(0), Mutex::new(vec![]));
         Arc::new(Self { step, used, readings: None, fault: Mutex::new(fault), mapped })
@@ -100,7 +101,7 @@ impl Script {
     }
 }
 
-/// A CPU whose memory is scripted.
+/// A CPU whose memory is scripted, and its number among such machines.
 pub struct TightMachine(pub Arc<Script>, pub u32);
 
 impl fmt::Debug for TightMachine {
@@ -153,144 +154,76 @@ impl Machine for TightMachine {
     }
 
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
-        let tight = |cpu| Box::new(TightDevice { cpu, script: Arc::clone(&self.0) }) as Box<dyn Device>;
+        let hooks = || TightHooks { script: Arc::clone(&self.0) };
+        let tight = |cpu| Box::new(HookedDevice::new(cpu, hooks())) as Box<dyn Device>;
         Ok(cpu().open()?.into_iter().map(tight).collect())
     }
 }
 
-struct TightDevice {
-    cpu: Box<dyn Device>,
+/// Makes a CPU a device of a [`TightMachine`].
+struct TightHooks {
     script: Arc<Script>,
 }
 
-impl Device for TightDevice {
-    fn name(&self) -> String {
-        self.cpu.name()
+impl TightHooks {
+    /// Sizes of the part of the arena with memory: at its allocation and now.
+    fn mapped(&self) -> (u64, u64) {
+        let mapped = self.script.mapped.lock().expect("no panic");
+        (mapped[0], mapped[mapped.len() - 1])
     }
 
-    fn kernels(&self) -> Kernels {
-        self.cpu.kernels()
-    }
-
-    fn workers(&self) -> u64 {
-        self.cpu.workers()
-    }
-
-    fn alloc_arena(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        self.script.pass(Place::Arena)?;
+    fn note_mapped(&self, bytes: Bytes) {
         self.script.mapped.lock().expect("no panic").push(bytes.0);
-        self.cpu.alloc_arena(bytes)
     }
 
-    fn set_borders(&mut self, borders: &[Bytes]) -> Result<(), DeviceError> {
-        self.cpu.set_borders(borders)
+    /// Overwrites everything behind the first `bytes` bytes, so that a step that reads it computes NaN.
+    fn overwrite_behind(&self, bytes: Bytes, cpu: &mut dyn Device) -> Result<(), DeviceError> {
+        cpu.fill(bytes.0, Bytes(self.mapped().0 - bytes.0), 0xFF)
     }
 
-    /// Overwrites what is given back, so that a step that reads it computes NaN.
-    fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        let mut mapped = self.script.mapped.lock().expect("no panic");
-        let (first, last) = (mapped[0], mapped[mapped.len() - 1]);
-        if bytes.0 > last {
-            self.script.pass(Place::Growth)?;
-        }
-        assert!(bytes.0 <= first, "{bytes} of {first}");
-        self.cpu.fill(bytes.0, Bytes(first - bytes.0), 0xFF)?;
-        self.cpu.set_mapped(bytes)?;
-        self.cpu.fill(bytes.0, Bytes(first - bytes.0), 0xFF)?;
-        mapped.push(bytes.0);
-        Ok(())
-    }
-
-    fn persistent(&mut self, bytes: Bytes) {
-        self.cpu.persistent(bytes);
-    }
-
-    fn takes_weights(&self) -> bool {
-        self.cpu.takes_weights()
-    }
-
-    fn prepare(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        self.cpu.prepare(launch)
-    }
-
-    fn prepare_all(&mut self, launches: &[Launch<'_>], report: OnStart<'_>) -> Result<(), DeviceError> {
-        self.cpu.prepare_all(launches, report)
-    }
-
-    fn upload(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.script.pass(Place::Upload)?;
-        self.cpu.upload(at, bytes)
-    }
-
-    fn download(&mut self, at: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.script.pass(Place::Download)?;
-        self.cpu.download(at, out)
-    }
-
-    fn fill(&mut self, at: u64, bytes: Bytes, byte: u8) -> Result<(), DeviceError> {
-        self.cpu.fill(at, bytes, byte)
-    }
-
-    fn copy(&mut self, from: u64, to: u64, bytes: Bytes) -> Result<(), DeviceError> {
-        self.cpu.copy(from, to, bytes)
-    }
-
-    fn launch(&mut self, launch: &Launch<'_>) -> Result<(), DeviceError> {
-        self.script.pass(Place::Launch(launch.op.name()))?;
+    /// Panics if an operand of `launch` is in memory that was given back.
+    fn check_operands(&self, launch: &Launch<'_>) {
         let mapped = self.script.mapped.lock().expect("no panic").last().copied().unwrap_or_default();
         for operand in launch.ins.iter().chain(launch.outs.iter().flatten()) {
             let end = operand.at + operand.bytes(launch.counts).0;
             assert!(end <= mapped, "{} uses memory that was given back", launch.op.name());
         }
-        self.cpu.launch(launch)
+    }
+}
+
+impl Hooks for TightHooks {
+    fn before(&mut self, call: Call<'_>, cpu: &mut dyn Device) -> Result<(), DeviceError> {
+        match call {
+            Call::AllocArena(bytes) => {
+                self.script.pass(Place::Arena)?;
+                self.note_mapped(bytes);
+                Ok(())
+            }
+            Call::SetMapped(bytes) => {
+                let (first, last) = self.mapped();
+                if bytes.0 > last {
+                    self.script.pass(Place::Growth)?;
+                }
+                assert!(bytes.0 <= first, "{bytes} of {first}");
+                self.overwrite_behind(bytes, cpu)
+            }
+            Call::Upload => self.script.pass(Place::Upload),
+            Call::Download => self.script.pass(Place::Download),
+            Call::Fetch => self.script.pass(Place::Fetch),
+            Call::Launch(launch) => {
+                self.script.pass(Place::Launch(launch.op.name()))?;
+                self.check_operands(launch);
+                Ok(())
+            }
+            Call::Fill | Call::Copy | Call::Wait | Call::Collect(_) => Ok(()),
+        }
     }
 
-    fn wait(&mut self) -> Result<(), DeviceError> {
-        self.cpu.wait()
-    }
-
-    fn stage(&mut self, ways: [Bytes; 2]) -> Result<(), DeviceError> {
-        self.cpu.stage(ways)
-    }
-
-    fn feed(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.upload(at, bytes)
-    }
-
-    fn fetch(&mut self, at: u64, bytes: Bytes) -> Result<Ticket, DeviceError> {
-        self.script.pass(Place::Fetch)?;
-        self.cpu.fetch(at, bytes)
-    }
-
-    fn collect(&mut self, ticket: Ticket, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.cpu.collect(ticket, out)
-    }
-
-    fn depth(&self) -> usize {
-        self.cpu.depth()
-    }
-
-    fn recorder(&mut self) -> Option<&mut dyn Recorder> {
-        None
-    }
-
-    fn tracer(&mut self) -> &mut dyn Tracer {
-        self.cpu.tracer()
-    }
-
-    fn arithmetic(&self) -> String {
-        self.cpu.arithmetic()
-    }
-
-    fn matmul_provider(&self) -> Option<String> {
-        self.cpu.matmul_provider()
-    }
-
-    fn clear_interval(&self) -> u64 {
-        0
-    }
-
-    fn trim(&mut self) -> Result<Bytes, DeviceError> {
-        self.cpu.trim()
+    fn after(&mut self, call: Call<'_>, cpu: &mut dyn Device) -> Result<(), DeviceError> {
+        if let Call::SetMapped(bytes) = call {
+            self.overwrite_behind(bytes, cpu)?;
+            self.note_mapped(bytes);
+        }
+        Ok(())
     }
 }
