@@ -3,14 +3,18 @@
 #
 #   sh examples/caller/train.sh GENOMES OUT
 #
-# GENOMES: a collection as prepare.py describes it, with make_chunks.py; no spaces or commas in its path. OUT: a new folder; the
-# result is OUT/caller. An interrupted run goes on with the same command. Settings, as variables:
+# GENOMES: a collection as prepare.py describes it, with make_chunks.py. OUT: a new folder; the result is OUT/caller. No spaces or
+# commas in either path. An interrupted run goes on with the same command. Settings, as variables:
 #   SEEDS="0 1 2"   seeds that are compared: that with the highest mean AUROC over five folds is trained on all records
 #   SET="--set run.device=cuda"   further settings of `plimsoll train`
 #   TEACHERS="0 1 2 3"   seeds of the larger callers (teacher.yaml) that the final training learns from; "" for none
 #   PLIMSOLL=plimsoll             the program
 set -eu
 genomes=$1 out=$2
+case "$genomes$out" in
+*[\ ,]*) echo "$0: a space or a comma in $genomes or $out; choose other paths" >&2 && exit 1 ;;
+esac
+[ -z "${DISTILL:-}" ] || { echo "$0: DISTILL is now TEACHERS: the seeds of the teachers" >&2 && exit 1; }
 here=$(dirname "$0")
 plimsoll=${PLIMSOLL:-plimsoll}
 seeds=${SEEDS:-0 1 2}

@@ -10,7 +10,7 @@ use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::translate::Frame;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::caller::Threshold;
-use plimsoll_virus::output::{Call, RUN_RECORD, RegionReader, RegionRow};
+use plimsoll_virus::output::{Call, RUN_RECORD, RegionFacts, RegionReader, RegionRow};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,8 +41,8 @@ pub struct About {
     pub threshold: Option<f32>,
     /// Whether windows have a score for each strand. A caller scores both strands together.
     pub by_strand: bool,
-    /// Whether records are pairs of mates.
-    pub paired: bool,
+    /// What the run record says of regions.
+    pub regions: RegionFacts,
     /// Length of a window in bases.
     pub length: u64,
 }
@@ -152,9 +152,10 @@ impl Results {
                     record.scored = kept.iter().filter(|window| window.score.is_some()).count() as u64;
                 }
                 // Positions of the second mate continue those of the first, as in its windows.
-                for RegionRow { start, end, in_second_mate, .. } in &mut record.regions {
-                    let before = if *in_second_mate { place.before } else { 0 };
-                    (*start, *end) = (*start + before, *end + before);
+                for region in record.regions.iter_mut().filter(|region| region.in_second_mate) {
+                    let end = region.end.checked_add(place.before).filter(|&end| end <= record.length);
+                    let Some(end) = end else { return Err(records.outside(region, record.length)) };
+                    (region.start, region.end) = (region.start + place.before, end);
                 }
                 tracks.push(Track { entry: record, windows: kept, every_frame: windows.has_every_frame() });
             }
@@ -188,7 +189,7 @@ impl RecordRows {
         let (folder, by_strand) = (&results.folder, results.about.by_strand);
         let columns = if by_strand { &OF_A_RECORD[..] } else { &OF_A_CALLED_RECORD[..] };
         let records = TableReader::open(&folder.join(PREDICTIONS), columns)?;
-        let regions = if by_strand { None } else { RegionReader::open(folder, results.about.paired)? };
+        let regions = RegionReader::open(folder, results.about.regions)?;
         Ok(Self { records, regions, by_strand })
     }
 
@@ -203,6 +204,14 @@ impl RecordRows {
             regions.take(&row.id, row.length, &mut row.regions)?;
         }
         Ok(Some(row))
+    }
+
+    /// The error for a region that is not in its mate.
+    fn outside(&self, region: &RegionRow, length: u64) -> DataError {
+        let text = format!("bases {} to {} are not in a mate of a pair of {length}", region.start, region.end);
+        self.regions
+            .as_ref()
+            .map_or_else(|| self.records.error(text.clone()), |regions| regions.error(text.clone()))
     }
 
     /// Checks that no region is left; returns the table of records.
@@ -306,7 +315,7 @@ pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> 
         trained: record["models"]["trained"].as_bool().ok_or("`models.trained`")?,
         threshold,
         by_strand,
-        paired: record["calling"]["paired"] == true,
+        regions: RegionFacts::of_run(record),
         length: number(&parameters["length"], "`length`")?,
     };
     let counts = RowCounts {

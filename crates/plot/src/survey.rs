@@ -49,7 +49,7 @@ pub struct PredictionRow {
 
 impl PredictionRow {
     /// Whether the record or a region of it is called virus.
-    pub fn has_virus(&self) -> bool {
+    pub fn is_virus_or_has_regions(&self) -> bool {
         self.call == Call::Virus || !self.regions.is_empty()
     }
 }
@@ -112,7 +112,7 @@ pub(crate) fn by_score(a: &PredictionRow, b: &PredictionRow) -> Ordering {
 
 /// Orders entries with call "virus" or a region before all others, then by descending number of scored windows and length.
 pub fn by_call_and_windows(a: &PredictionRow, b: &PredictionRow) -> Ordering {
-    let rank = |e: &PredictionRow| (e.has_virus(), e.scored, e.length);
+    let rank = |e: &PredictionRow| (e.is_virus_or_has_regions(), e.scored, e.length);
     rank(b).cmp(&rank(a))
 }
 

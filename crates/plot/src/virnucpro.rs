@@ -14,6 +14,7 @@ use plimsoll_data::sequence::Reader;
 use plimsoll_data::table::TableReader;
 use plimsoll_data::translate::Frame;
 use plimsoll_runtime::RuntimeError;
+use plimsoll_virus::output::RegionFacts;
 use plimsoll_virus::output::verdict::{Consensus, RecordScore};
 use plimsoll_virus::output::{Call, OrfScore};
 use std::collections::HashMap;
@@ -96,7 +97,7 @@ impl VirNucProResults {
             trained: true,
             threshold: Some(THRESHOLD),
             by_strand: true,
-            paired: false,
+            regions: RegionFacts::default(),
             length: length as u64,
         };
         Ok(Self { about, tracks })

@@ -7,7 +7,7 @@ use plimsoll_data::printable::Name;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::{DataError, bounded};
 use plimsoll_runtime::RuntimeError;
-use plimsoll_virus::output::{REGIONS, RegionReader, RegionRow, is_of};
+use plimsoll_virus::output::{REGIONS, RegionFacts, RegionReader, RegionRow, is_of};
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -169,7 +169,7 @@ impl Results {
     /// Calls `see` for every record, in order.
     pub fn records(&mut self, mut see: impl FnMut(&Row)) -> Result<(), DataError> {
         let (mut table, mut regions) =
-            (self.predictions()?, RegionReader::open(&self.folder, self.is_paired())?);
+            (self.predictions()?, RegionReader::open(&self.folder, RegionFacts::of_run(&self.run))?);
         let mut values = vec![f64::NAN; self.columns.len()];
         let (mut found, mut ordinal) = (vec![], 0);
         loop {

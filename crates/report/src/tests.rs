@@ -40,10 +40,13 @@ impl ResultFolder {
             {"length": 300, "auroc": 0.84, "ece": 0.021, "presets": {"default": {"tpr": 0.7, "fpr": 0.15}}},
             {"length": 3000, "auroc": 0.95, "ece": 0.01, "presets": {"default": {"tpr": 0.9, "fpr": 0.005}}},
         ]);
+        let calls = json!({
+            "expected_tpr": [0.81, 0.83], "expected_fpr": [0.08, 0.08], "expected_false_calls": 0.072,
+            "regions": regions.lines().count(),
+        });
         let run = json!({
             "plimsoll": "0.1.0", "inputs": ["pond/<b>.fa"], "counts": counts,
-            "models": {"caller": "callers/small", "trained": true},
-            "calls": {"expected_tpr": [0.81, 0.83], "expected_fpr": [0.08, 0.08], "expected_false_calls": 0.072},
+            "models": {"caller": "callers/small", "trained": true}, "calls": calls,
             "calling": {"threshold": "default", "prevalence": 0.2, "calibration": {"lengths": lengths}},
         });
         self.write("run.json", &run.to_string());
@@ -236,6 +239,7 @@ fn damaged_tables_are_named_with_their_lines() {
     check("regions.tsv", "c\t1001", "c\t0", "regions.tsv, line 2: bases 0 to 2000 are not in a record of 2500");
     check("regions.tsv", "\t12.5\t", "\tNaN\t", "regions.tsv, line 2: score is `NaN`, expected a number");
     check("run.json", "\"records\":3", "\"records\":4", "predictions.tsv, line 4: 3 rows, run.json says 4");
+    check("run.json", "\"regions\":1", "\"regions\":2", "regions.tsv, line 2: 1 rows, run.json says 2");
     check("run.json", "{", "[", "run.json is not the run record of a prediction (no JSON in it)");
     check("run.json", "\"plimsoll\"", "\"other\"", "(no `plimsoll` in it)");
 }

@@ -18,19 +18,19 @@ const OF_THE_HUB: [&str; 7] = [
     "CURL_CA_BUNDLE",
 ];
 
-/// Temporary folder of one test. Removed when the value is dropped, unless the test panicked.
-pub struct Folder(PathBuf);
+/// Temporary folder of one test, in which it runs `plimsoll`.
+pub struct Folder {
+    folder: plimsoll_testing::Folder,
+}
 
 impl Folder {
     pub fn new(test: &str) -> Self {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).expect("a folder for the test");
-        Self(path)
+        let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        Self { folder: plimsoll_testing::Folder::within(parent, test) }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.folder.path(name)
     }
 
     pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
@@ -65,8 +65,12 @@ impl Folder {
     /// input and output.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-        command.args(words).current_dir(&self.0).env("HF_HOME", self.0.join("hf")).env("HF_HUB_OFFLINE", "1");
-        command.env("TORCH_HOME", self.0.join("torch"));
+        command
+            .args(words)
+            .current_dir(&self.folder.0)
+            .env("HF_HOME", self.path("hf"))
+            .env("HF_HUB_OFFLINE", "1");
+        command.env("TORCH_HOME", self.path("torch"));
         for name in OF_THE_HUB {
             command.env_remove(name);
         }
@@ -92,15 +96,7 @@ impl Folder {
         // Writing fails if the process ends without reading its input, which is not an error of the test.
         let _ = child.stdin.take().expect("piped").write_all(input);
         let output = child.wait_with_output().expect("it ends");
-        Finished { words: words.join(" "), output, folder: self.0.clone() }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+        Finished { words: words.join(" "), output, folder: self.folder.0.clone() }
     }
 }
 

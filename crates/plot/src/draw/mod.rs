@@ -46,16 +46,14 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
         histograms(&mut page, &[("Scores of windows", &survey.window_scores, Some(0.5), name_of_half(about))]);
     }
     if !tracks.is_empty() {
-        let viruses = tracks.iter().filter(|track| track.entry.has_virus()).count();
+        let viruses = tracks.iter().filter(|track| track.entry.is_virus_or_has_regions()).count();
         let has_regions = tracks.iter().any(|track| !track.entry.regions.is_empty());
         page.panel(match viruses {
             _ if survey.records == 1 => "Along the record",
             0 => "Along the records with most scored windows",
-            n if n == tracks.len() && has_regions => {
-                "Along the viruses, and records with regions, with most scored windows"
-            }
+            n if n == tracks.len() && has_regions => "Along the records called virus or with regions",
             n if n == tracks.len() => "Along the viruses with most scored windows",
-            _ if has_regions => "Along records, viruses and records with regions before others",
+            _ if has_regions => "Along records, those called virus or with regions first",
             _ => "Along records, viruses before others",
         });
     }

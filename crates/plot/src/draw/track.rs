@@ -51,7 +51,9 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
         envelope(scene, &axes, &columns);
         let each = bases(track.entry.length / columns.len().max(1) as u64);
         let text = font::shorten(&format!("range and mean of each {each}"), REMARK, inner_width);
-        scene.text(axes.across.to, top - 5.0, Anchor::End, REMARK, text);
+        // Above the bars of regions.
+        let above = if track.entry.regions.is_empty() { 5.0 } else { 8.0 };
+        scene.text(axes.across.to, top - above, Anchor::End, REMARK, text);
     }
     regions(scene, &axes, &track.entry);
     labels(scene, &axes, track, about);
@@ -120,7 +122,8 @@ fn regions(scene: &mut Scene, axes: &Axes, entry: &PredictionRow) {
     for region in &entry.regions {
         let [left, right] = [region.start - 1, region.end].map(|base| axes.across.at(base as f64));
         // A region of a very long record stays visible.
-        bars.extend(rectangle(left, axes.up.to - 4.0, (right - left).max(NARROWEST), 2.0));
+        let width = (right - left).max(NARROWEST);
+        bars.extend(rectangle(left.min(axes.across.to - width), axes.up.to - 4.0, width, 2.0));
     }
     scene.shape(bars, Paint::Fill(style::ink(Call::Virus)));
 }

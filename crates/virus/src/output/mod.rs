@@ -54,7 +54,7 @@ use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::intermediate::{chunk_name, orf_name};
 use plimsoll_data::number::NumpyF32;
 use plimsoll_data::translate::Frame;
-pub use regions::{REGIONS, RegionReader, RegionRow, is_of};
+pub use regions::{REGIONS, RegionFacts, RegionReader, RegionRow, is_of};
 use serde_json::Value;
 use std::fs;
 use std::io::{ErrorKind, Write};

@@ -3,6 +3,7 @@
 use plimsoll_data::DataError;
 use plimsoll_data::printable::Name;
 use plimsoll_data::table::{TableReader, finite, whole};
+use serde_json::Value;
 use std::path::Path;
 
 /// Name of the table of regions.
@@ -15,48 +16,66 @@ pub struct RegionRow {
     pub start: u64,
     /// Last base, included.
     pub end: u64,
-    /// Sum of the scores of its windows: log odds, so not limited to 1.
+    /// Sum of the log odds of its windows, less the background of the record and the offset: not limited to 1.
     pub score: f64,
     /// Whether it is in the second mate of a pair.
     pub in_second_mate: bool,
 }
 
+/// What `run.json` says of the regions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RegionFacts {
+    /// Whether records are pairs of mates.
+    pub paired: bool,
+    /// Number of rows of `regions.tsv`; `None` for results of VirNucPro's models, which have none.
+    pub rows: Option<u64>,
+}
+
+impl RegionFacts {
+    /// Reads the run record.
+    pub fn of_run(run: &Value) -> Self {
+        Self { paired: run["calling"]["paired"] == true, rows: run["calls"]["regions"].as_u64() }
+    }
+}
+
 /// Reader of `regions.tsv`, whose rows are in the order of the records.
 pub struct RegionReader {
     table: TableReader,
+    facts: RegionFacts,
+    /// Number of rows so far.
+    count: u64,
     /// The next row, with the name of its record or mate.
     next: Option<(String, RegionRow)>,
-    /// Whether records are pairs of mates.
-    paired: bool,
 }
 
 impl RegionReader {
-    /// Opens the table in a folder of results; `None` if the folder has none.
-    pub fn open(folder: &Path, paired: bool) -> Result<Option<Self>, DataError> {
+    /// Opens the table in a folder of results; `None` if the folder has none and needs none.
+    pub fn open(folder: &Path, facts: RegionFacts) -> Result<Option<Self>, DataError> {
         let path = folder.join(REGIONS);
-        if !path.exists() {
+        if !path.exists() && facts.rows.is_none_or(|rows| rows == 0) {
             return Ok(None);
         }
         let table = TableReader::open(&path, &["seq_name", "start", "end", "score"])?;
-        let mut reader = Self { table, next: None, paired };
+        let mut reader = Self { table, facts, count: 0, next: None };
         reader.advance()?;
         Ok(Some(reader))
     }
 
     fn advance(&mut self) -> Result<(), DataError> {
-        let paired = self.paired;
+        let paired = self.facts.paired;
         self.next = self.table.next(|[name, start, end, score]| {
             let (start, end) = (whole("start", start)?, whole("end", end)?);
             let in_second_mate = paired && name.ends_with("/2");
             Ok((name.to_owned(), RegionRow { start, end, score: finite("score", score)?, in_second_mate }))
         })?;
+        self.count += u64::from(self.next.is_some());
         Ok(())
     }
 
     /// Replaces `found` by the regions of the next record, which is named `name` and has `length` bases.
     pub fn take(&mut self, name: &str, length: u64, found: &mut Vec<RegionRow>) -> Result<(), DataError> {
         found.clear();
-        while let Some((_, region)) = self.next.take_if(|(of, _)| is_of(of, name, self.paired)) {
+        while let Some((_, region)) = self.next.take_if(|(of, _)| is_of(of, name, self.facts.paired)) {
             if region.start == 0 || region.end < region.start || region.end > length {
                 let text = format!("bases {} to {} are not in a record of {length}", region.start, region.end);
                 return Err(self.table.error(text));
@@ -67,10 +86,22 @@ impl RegionReader {
         Ok(())
     }
 
-    /// `Err` if regions are left after the last record.
+    /// The error for the last row.
+    pub fn error(&self, text: String) -> DataError {
+        self.table.error(text)
+    }
+
+    /// `Err` if regions are left after the last record, or their number is not that of the run record.
     pub fn expect_end(&self) -> Result<(), DataError> {
         match &self.next {
-            None => Ok(()),
+            None => match self.facts.rows {
+                Some(rows) if rows != self.count => Err(self.table.error(format!(
+                    "{} rows, {} says {rows}; the table is incomplete or belongs to another run",
+                    self.count,
+                    super::RUN_RECORD
+                ))),
+                _ => Ok(()),
+            },
             Some((name, _)) => {
                 let text = format!(
                     "a region of '{}', which is not in {} or not in its order there; the tables belong to different runs",
