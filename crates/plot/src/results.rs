@@ -10,7 +10,7 @@ use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::translate::Frame;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::caller::Threshold;
-use plimsoll_virus::output::{Call, RUN_RECORD, RegionFacts, RegionReader, RegionRow};
+use plimsoll_virus::output::{Call, RUN_RECORD, RegionFacts, RegionReader, is_of};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,8 +41,6 @@ pub struct About {
     pub threshold: Option<f32>,
     /// Whether windows have a score for each strand. A caller scores both strands together.
     pub by_strand: bool,
-    /// What the run record says of regions.
-    pub regions: RegionFacts,
     /// Length of a window in bases.
     pub length: u64,
 }
@@ -58,19 +56,20 @@ pub struct Results {
 
 /// Program that wrote the results.
 enum Source {
-    /// `predict`, with the numbers of rows according to its run record.
-    Ours(RowCounts),
+    /// `predict`.
+    Ours(TableFacts),
     /// VirNucPro or virnucpro-broad.
     Original(VirNucProResults),
 }
 
-/// TableReader of the tables of `predict`.
+/// What the run record says of the tables of `predict`.
 #[derive(Clone, Copy)]
-pub(super) struct RowCounts {
-    /// Of `predictions.tsv`.
+pub(super) struct TableFacts {
+    /// Number of rows of `predictions.tsv`.
     records: u64,
-    /// Of `windows.tsv`.
+    /// Number of rows of `windows.tsv`.
     windows: u64,
+    regions: RegionFacts,
 }
 
 impl Results {
@@ -112,7 +111,7 @@ impl Results {
                 return Ok(());
             }
         };
-        let mut rows = RecordRows::open(self)?;
+        let mut rows = RecordRows::open(self, said.regions)?;
         let mut count = 0;
         while let Some(entry) = rows.next(count)? {
             see(&entry);
@@ -128,7 +127,7 @@ impl Results {
             Source::Ours(counts) => counts,
             Source::Original(original) => return Ok(original.tracks(chosen, survey)),
         };
-        let mut records = RecordRows::open(self)?;
+        let mut records = RecordRows::open(self, said.regions)?;
         let mut windows = WindowRows::open(&self.folder, self.about.by_strand)?;
         let mut tracks: Vec<Track> = vec![];
         let (mut ordinal, mut count) = (0, 0);
@@ -151,11 +150,8 @@ impl Results {
                 if !self.about.by_strand {
                     record.scored = kept.iter().filter(|window| window.score.is_some()).count() as u64;
                 }
-                // Positions of the second mate continue those of the first, as in its windows.
-                for region in record.regions.iter_mut().filter(|region| region.in_second_mate) {
-                    let end = region.end.checked_add(place.before).filter(|&end| end <= record.length);
-                    let Some(end) = end else { return Err(records.outside(region, record.length)) };
-                    (region.start, region.end) = (region.start + place.before, end);
+                if let Some(regions) = &records.regions {
+                    regions.place_second_mate(place.before, record.length, &mut record.regions)?;
                 }
                 tracks.push(Track { entry: record, windows: kept, every_frame: windows.has_every_frame() });
             }
@@ -185,11 +181,11 @@ struct RecordRows {
 }
 
 impl RecordRows {
-    fn open(results: &Results) -> Result<Self, DataError> {
+    fn open(results: &Results, facts: RegionFacts) -> Result<Self, DataError> {
         let (folder, by_strand) = (&results.folder, results.about.by_strand);
         let columns = if by_strand { &OF_A_RECORD[..] } else { &OF_A_CALLED_RECORD[..] };
         let records = TableReader::open(&folder.join(PREDICTIONS), columns)?;
-        let regions = RegionReader::open(folder, results.about.regions)?;
+        let regions = RegionReader::open(folder, facts)?;
         Ok(Self { records, regions, by_strand })
     }
 
@@ -204,14 +200,6 @@ impl RecordRows {
             regions.take(&row.id, row.length, &mut row.regions)?;
         }
         Ok(Some(row))
-    }
-
-    /// The error for a region that is not in its mate.
-    fn outside(&self, region: &RegionRow, length: u64) -> DataError {
-        let text = format!("bases {} to {} are not in a mate of a pair of {length}", region.start, region.end);
-        self.regions
-            .as_ref()
-            .map_or_else(|| self.records.error(text.clone()), |regions| regions.error(text.clone()))
     }
 
     /// Checks that no region is left; returns the table of records.
@@ -290,7 +278,7 @@ impl WindowRows {
 }
 
 /// Reads a run record. `Err` names a missing key.
-pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> {
+pub(super) fn about(record: &Value) -> Result<(About, TableFacts), &'static str> {
     let number = |value: &Value, name| value.as_u64().ok_or(name);
     let (parameters, counts) = (&record["identity"]["parameters"], &record["counts"]);
     let name = |path: &Value| {
@@ -315,12 +303,12 @@ pub(super) fn about(record: &Value) -> Result<(About, RowCounts), &'static str> 
         trained: record["models"]["trained"].as_bool().ok_or("`models.trained`")?,
         threshold,
         by_strand,
-        regions: RegionFacts::of_run(record),
         length: number(&parameters["length"], "`length`")?,
     };
-    let counts = RowCounts {
+    let counts = TableFacts {
         records: number(&counts["records"], "`counts.records`")?,
         windows: number(&counts["windows"], "`counts.windows`")?,
+        regions: RegionFacts::of_run(record),
     };
     Ok((about, counts))
 }
@@ -389,8 +377,7 @@ struct Place {
 fn called_window(record: &PredictionRow, place: &mut Place, cells: [&str; 4]) -> Result<Window, String> {
     let [id, start, end, score] = cells;
     if id != place.sequence {
-        let is_mate = || id.strip_prefix(&*record.id).is_some_and(|mate| matches!(mate, "/1" | "/2"));
-        if id != record.id && !is_mate() {
+        if !is_of(id, &record.id, true) {
             return Err(other_run("a window", record));
         }
         *place = Place { sequence: id.to_owned(), before: place.end, end: place.end };

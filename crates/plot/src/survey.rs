@@ -170,7 +170,6 @@ mod tests {
     use super::*;
 
     fn entry(ordinal: u64, score: Option<f64>, length: u64, call: Call) -> PredictionRow {
-        let regions = vec![];
         PredictionRow {
             ordinal,
             id: String::new(),
@@ -180,7 +179,7 @@ mod tests {
             virus: None,
             score,
             call,
-            regions,
+            regions: vec![],
         }
     }
 

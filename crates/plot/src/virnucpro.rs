@@ -14,7 +14,6 @@ use plimsoll_data::sequence::Reader;
 use plimsoll_data::table::TableReader;
 use plimsoll_data::translate::Frame;
 use plimsoll_runtime::RuntimeError;
-use plimsoll_virus::output::RegionFacts;
 use plimsoll_virus::output::verdict::{Consensus, RecordScore};
 use plimsoll_virus::output::{Call, OrfScore};
 use std::collections::HashMap;
@@ -97,7 +96,6 @@ impl VirNucProResults {
             trained: true,
             threshold: Some(THRESHOLD),
             by_strand: true,
-            regions: RegionFacts::default(),
             length: length as u64,
         };
         Ok(Self { about, tracks })

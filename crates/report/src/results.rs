@@ -250,7 +250,7 @@ impl Results {
 
     /// Whether records are pairs of mates, whose windows have the names of the mates.
     fn is_paired(&self) -> bool {
-        self.run["calling"]["paired"] == true
+        RegionFacts::of_run(&self.run).paired
     }
 
     /// Opens the table of records, with the known columns.

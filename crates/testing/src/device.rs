@@ -30,7 +30,7 @@ pub enum Call<'a> {
     Collect(Ticket),
 }
 
-/// Differences of a [`HookedDevice`] from the device that it wraps, `inner`. The default of every method is no difference.
+/// How a [`HookedDevice`] differs from `inner`, the device that it wraps. By default no method changes anything.
 pub trait Hooks: Send {
     /// Called before a call is passed on. An error is the result of the call, which then does not reach `inner`.
     fn before(&mut self, _call: Call<'_>, _inner: &mut dyn Device) -> Result<(), DeviceError> {

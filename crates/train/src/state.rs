@@ -38,7 +38,7 @@ pub struct RunState {
     /// Step after which the last evaluation ran.
     pub evaluated: u64,
     /// Size of the micro-steps of the next step, with its first step; `None` without `memory.dynamic`. Earlier versions
-    /// wrote all changes in a list `sizes`; its last entry is read.
+    /// wrote a list of all changes under the key `sizes`; of such a list the last entry is read.
     #[serde(default, alias = "sizes", deserialize_with = "last_size", skip_serializing_if = "Option::is_none")]
     pub size: Option<SizeChange>,
     /// Position in the training data.

@@ -22,7 +22,7 @@ const TABLE: &[Row] = &[
     Row { name: "exec", floor: 2, may: &["graph", "plan"] },
     Row { name: "cpu", floor: 2, may: &["graph", "plan", "exec"] },
     Row { name: "cuda", floor: 2, may: &["graph", "plan", "exec"] },
-    // Shared by tests: no crate may depend on it outside of them.
+    // Only for tests: crates name it in [dev-dependencies] alone.
     Row { name: "testing", floor: 2, may: &["graph", "plan", "exec", "cpu"] },
     Row { name: "runtime", floor: 3, may: &["graph", "plan", "exec", "cpu", "models", "data"] },
     Row { name: "embed", floor: 4, may: &["graph", "plan", "exec", "models", "data", "runtime"] },

@@ -116,7 +116,7 @@ fn grid(scene: &mut Scene, axes: &Axes) {
     }
 }
 
-/// Draws a bar over each region, above the highest score.
+/// Draws a bar for each region, from its first to its last base, just above the line of score 1.
 fn regions(scene: &mut Scene, axes: &Axes, entry: &PredictionRow) {
     let mut bars = vec![];
     for region in &entry.regions {

@@ -16,7 +16,8 @@ pub struct RegionRow {
     pub start: u64,
     /// Last base, included.
     pub end: u64,
-    /// Sum of the log odds of its windows, less the background of the record and the offset: not limited to 1.
+    /// Score of the region: the sum over its windows of their log odds, each less the background of the record and the offset of
+    /// the calibration. It has no upper limit.
     pub score: f64,
     /// Whether it is in the second mate of a pair.
     pub in_second_mate: bool,
@@ -86,9 +87,22 @@ impl RegionReader {
         Ok(())
     }
 
-    /// The error for the last row.
-    pub fn error(&self, text: String) -> DataError {
-        self.table.error(text)
+    /// Moves the regions of the second mate of a pair behind the first mate, which has `before` bases; the pair has `length`.
+    pub fn place_second_mate(
+        &self,
+        before: u64,
+        length: u64,
+        found: &mut [RegionRow],
+    ) -> Result<(), DataError> {
+        for region in found.iter_mut().filter(|region| region.in_second_mate) {
+            let Some(end) = region.end.checked_add(before).filter(|&end| end <= length) else {
+                let text =
+                    format!("bases {} to {} are not in a mate of a pair of {length}", region.start, region.end);
+                return Err(self.table.error(text));
+            };
+            (region.start, region.end) = (region.start + before, end);
+        }
+        Ok(())
     }
 
     /// `Err` if regions are left after the last record, or their number is not that of the run record.
@@ -117,4 +131,26 @@ impl RegionReader {
 /// Whether a row belongs to the record `name`: it has its name, or that of one of its mates where the record is a pair.
 pub fn is_of(cell: &str, name: &str, paired: bool) -> bool {
     cell.strip_prefix(name).is_some_and(|rest| rest.is_empty() || paired && matches!(rest, "/1" | "/2"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plimsoll_testing::Folder;
+
+    #[test]
+    fn regions_of_the_second_mate_lie_behind_the_first() {
+        let folder = Folder::new("regions");
+        folder.write("regions.tsv", "seq_name\tstart\tend\tscore\na/1\t1\t150\t9.5\na/2\t11\t100\t9.5\n");
+        let facts = RegionFacts { paired: true, rows: Some(2) };
+        let mut reader = RegionReader::open(&folder.0, facts).expect("read").expect("a table");
+        let mut found = vec![];
+        reader.take("a", 250, &mut found).expect("regions of the pair");
+        reader.place_second_mate(150, 250, &mut found).expect("inside");
+        let places: Vec<_> = found.iter().map(|region| (region.start, region.end)).collect();
+        assert_eq!(places, [(1, 150), (161, 250)]);
+        reader.expect_end().expect("two rows");
+        let error = reader.place_second_mate(1, 250, &mut found).expect_err("behind the pair").to_string();
+        assert!(error.contains("bases 161 to 250 are not in a mate of a pair of 250"), "{error}");
+    }
 }
