@@ -2,13 +2,15 @@
 """Training speed and memory on a GPU, Plimsoll and compiled PyTorch in one run: ESM-2 masked LM, LoRA, language models.
 
     python3 bench/train_gpu.py target/release/plimsoll --work /tmp/train_gpu [--rows 650m lora 3b 8m llama moe] [--steps 12]
+        [--rounds 3]
 
 ESM-2 starts from random weights in the Hub's layout, with random proteins of log-normal lengths (exp N(5.6, 0.75), 30 to
 1022); the language models (1.35 B parameters: llama with 4 sequences of 4096 random tokens a step; moe, the model of
 examples/moe-base.yaml, with 8 of 2048) start from random initial weights. All train in bf16 with AdamW, clipping, nothing
 recomputed, and one micro-batch a step. The peers are bench/peers/training.py and bench/peers/language_model.py.
 Prints tokens/s (median of the steps after the third), the largest memory of the card (NVML, every 0.3 s) of both sides,
-and the seconds from our start to the end of our first step. `--peers none` runs our side alone.
+and the seconds from our start to the end of our first step; after several rounds, in which the sides take turns, also the
+medians of both sides and their ratio. `--peers none` runs our side alone.
 Needs torch and safetensors.
 """
 
@@ -156,8 +158,9 @@ def ours(args, name):
     rates = [line["tokens_per_second"] for line in lines if "loss" in line][3:]
     if not rates:
         sys.exit(f"{name}: {errors}")
-    rate = f"{statistics.median(rates):12.0f} tokens/s {memory.most:8} MiB"
-    print(f"{name:12} plimsoll {rate}, first step after {first:.1f} s", flush=True)
+    rate = statistics.median(rates)
+    print(f"{name:12} plimsoll {rate:12.0f} tokens/s {memory.most:8} MiB, first step after {first:.1f} s", flush=True)
+    return rate, memory.most
 
 
 def peer(args, name):
@@ -171,6 +174,18 @@ def peer(args, name):
     if run.returncode != 0:
         sys.exit(f"{name}: {run.stderr}")
     print(f"{name:12} PyTorch  {float(run.stdout):12.0f} tokens/s {memory.most:8} MiB", flush=True)
+    return float(run.stdout), memory.most
+
+
+def medians(name, ours, peers):
+    """Prints the medians of the rounds of both sides, each a list of (tokens/s, MiB), and our figures divided by the peer's."""
+    rate, memory = (statistics.median(figures) for figures in zip(*ours))
+    peer_rate, peer_memory = (statistics.median(figures) for figures in zip(*peers))
+    print(
+        f"{name:12} medians {rate:.0f} / {peer_rate:.0f} tokens/s ({rate / peer_rate:.2f}), "
+        f"{memory:.0f} / {peer_memory:.0f} MiB ({memory / peer_memory:.2f})",
+        flush=True,
+    )
 
 
 def main():
@@ -180,13 +195,18 @@ def main():
     parser.add_argument("--rows", nargs="*", default=[*ROWS, *LANGUAGE], choices=[*ROWS, *LANGUAGE])
     parser.add_argument("--peers", choices=["all", "none"], default="all")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     proteins(args.work / "proteins.faa", 60000)
     for name in args.rows:
-        if args.peers == "all":
-            peer(args, name)
-        ours(args, name)
+        own, others = [], []
+        for _ in range(args.rounds):
+            if args.peers == "all":
+                others.append(peer(args, name))
+            own.append(ours(args, name))
+        if args.rounds > 1 and others:
+            medians(name, own, others)
 
 
 if __name__ == "__main__":
