@@ -2,9 +2,10 @@
 //! verified graph. The first violated rule is recorded and returned by `finish`, so model code needs no `?` on
 //! every line.
 
+use crate::limits::{Count, check_logits};
 use crate::ops::*;
 use crate::{
-    Bounds, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Placement,
+    Bounds, Bytes, DType, Def, Dim, Graph, Layout, Node, NodeId, Op, Param, ParamId, ParamPiece, Phase, Placement,
     Role, StateDef, StateId, TensorSpec, Value, ValueId, VerifyError,
 };
 use std::collections::BTreeMap;
@@ -20,6 +21,8 @@ pub struct Builder {
     layer: Option<u32>,
     phase: Phase,
     error: Option<VerifyError>,
+    /// Bytes of all values so far.
+    bytes: Bytes,
     /// Parameter values, indexed by the name of the first tensor of each parameter.
     params: BTreeMap<String, Vec<ValueId>>,
     /// State values by name.
@@ -39,7 +42,16 @@ impl Builder {
             params.entry(first_tensor(param)).or_default().push(v);
         }
         let states = graph.state_values().map(|(v, _, state)| (state.name.clone(), v)).collect();
-        Self { graph, prefix: String::new(), layer: None, phase, error: None, params, states }
+        let error = graph.bounds.check().err().map(VerifyError::from);
+        let mut builder =
+            Self { graph, prefix: String::new(), layer: None, phase, error, bytes: Bytes::ZERO, params, states };
+        for (id, value) in builder.graph.values() {
+            match builder.graph.add_limited(builder.bytes, id, value) {
+                Ok(sum) => builder.bytes = sum,
+                Err(error) => builder.error = builder.error.or(Some(error.into())),
+            }
+        }
+        builder
     }
 
     /// Returns the graph built so far.
@@ -55,9 +67,10 @@ impl Builder {
 
     /// Adds an input: a tensor supplied with every step.
     pub fn input(&mut self, name: &str, shape: &[Dim], dtype: DType) -> ValueId {
-        let v = self.source(TensorSpec::activation(shape, dtype).with_role(Role::Input));
+        // Before its value, so that an error can name it.
+        let v = ValueId::at(self.graph.values.len());
         self.graph.inputs.push((name.to_owned(), v));
-        v
+        self.source(TensorSpec::activation(shape, dtype).with_role(Role::Input))
     }
 
     /// Returns the state named `state.name`, adding it to the graph if it does not exist yet.
@@ -104,7 +117,9 @@ impl Builder {
         if let Some(&known) = self.params.get(&first).and_then(|values| values.iter().find(same)) {
             return known;
         }
-        let rows: u64 = param.pieces.iter().map(|p| p.rows.1 - p.rows.0).sum();
+        let rows = param.pieces.iter().map(|p| Count::from(p.rows.1.saturating_sub(p.rows.0)));
+        // Without a number, the sum is above the limit of a dimension, which `define` checks.
+        let rows = rows.sum::<Count>().get().unwrap_or(u64::MAX);
         let tail = param.pieces.first().map_or(&[][..], |p| p.shape.get(1..).unwrap_or(&[]));
         let shape = std::iter::once(rows).chain(tail.iter().copied()).map(Dim::Fixed);
         let id = ParamId::at(self.graph.params.len());
@@ -129,6 +144,9 @@ impl Builder {
     pub fn node(&mut self, op: Op, inputs: &[ValueId]) -> Vec<ValueId> {
         let id = NodeId::at(self.graph.nodes.len());
         let specs: Vec<&TensorSpec> = inputs.iter().map(|&v| self.graph.spec(v)).collect();
+        if let Err(error) = check_logits(&op, &specs, self.graph.bounds.full()) {
+            self.error.get_or_insert(error.into());
+        }
         let outs = op.rules().infer(&specs, &self.graph.bounds).unwrap_or_else(|rule| {
             self.error.get_or_insert(VerifyError::rule(id, op.name(), rule.0));
             // Callers index the outputs that a valid op would have returned, so placeholders are returned here;
@@ -139,18 +157,20 @@ impl Builder {
             Phase::Forward | Phase::Update | Phase::Recompute => Role::Activation,
             Phase::Backward => Role::Grad,
         };
+        // Before its values, so that an error can name the node.
+        self.graph.nodes.push(Node {
+            op,
+            inputs: inputs.to_vec(),
+            outputs: vec![],
+            layer: self.layer,
+            phase: self.phase,
+        });
         let mut values = Vec::with_capacity(outs.len());
         for (i, spec) in outs.into_iter().enumerate() {
             let def = Def::Node(id, i as u32);
             values.push(self.define(Value { spec: spec.with_role(role), def }));
         }
-        self.graph.nodes.push(Node {
-            op,
-            inputs: inputs.to_vec(),
-            outputs: values.iter().copied().map(Some).collect(),
-            layer: self.layer,
-            phase: self.phase,
-        });
+        self.graph.nodes[id.index()].outputs = values.iter().copied().map(Some).collect();
         values
     }
 
@@ -223,8 +243,17 @@ impl Builder {
         self.define(Value { spec, def: Def::Source })
     }
 
-    fn define(&mut self, value: Value) -> ValueId {
+    /// Adds a value. If it is too large, the error is recorded and an empty tensor takes its place, so that the rules of the
+    /// ops that read it compute with numbers that cannot exceed 64 bits.
+    fn define(&mut self, mut value: Value) -> ValueId {
         let id = ValueId::at(self.graph.values.len());
+        match self.graph.add_limited(self.bytes, id, &value) {
+            Ok(sum) => self.bytes = sum,
+            Err(error) => {
+                self.error.get_or_insert(error.into());
+                value.spec.shape.iter_mut().for_each(|dim| *dim = Dim::Fixed(0));
+            }
+        }
         self.graph.values.push(value);
         id
     }

@@ -8,6 +8,7 @@
 mod builder;
 mod graph;
 mod id;
+pub mod limits;
 mod op;
 pub mod ops;
 mod spec;
@@ -17,6 +18,7 @@ mod verify;
 pub use builder::Builder;
 pub use graph::{Def, Graph, Node, Param, ParamPiece, Phase, StateDef, StateKind, Value};
 pub use id::{NodeId, ParamId, StateId, ValueId};
+pub use limits::{Count, TooLarge};
 pub use op::{Op, OpKind};
 pub use ops::{Cost, NotDifferentiable, OpRules, PrecisionClass, RuleError, ShardError, Vjp};
 pub use spec::{Bounds, Bytes, Counts, DType, Dim, GRANULE, Layout, Placement, Role, TensorSpec};

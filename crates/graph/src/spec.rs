@@ -3,12 +3,14 @@
 //! reserved for it.
 
 use crate::id::{ParamId, StateId};
+use crate::limits::Count;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::iter::Sum;
-use std::ops::{Add, AddAssign, Sub};
+use std::ops::{Add, AddAssign, Mul, Sub};
 
-/// A size in bytes, always an integer: sizes are never represented as floating-point numbers.
+/// A size in bytes, always an integer: sizes are never represented as floating-point numbers. Operations panic if the result
+/// exceeds 64 bits, in every build; the sizes of a graph within the limits ([`crate::limits`]) do not reach that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
@@ -19,7 +21,12 @@ impl Bytes {
 
     /// Rounds up to a multiple of `align`, which may be any positive number.
     pub fn align_up(self, align: u64) -> Self {
-        Self(self.0.div_ceil(align) * align)
+        Self(self.0.checked_next_multiple_of(align).expect(EXACT))
+    }
+
+    /// Adds `other`; `None` if the sum exceeds 64 bits.
+    pub fn checked_add(self, other: Self) -> Option<Self> {
+        self.0.checked_add(other.0).map(Self)
     }
 
     /// Subtracts `other`; zero if `other` is larger.
@@ -64,6 +71,9 @@ impl Bytes {
     }
 }
 
+/// Message of the panic of an operation on sizes whose result is no size.
+const EXACT: &str = "a size between 0 and 2^64 - 1 bytes";
+
 /// Decimal units of sizes, largest first.
 const UNITS: [(u64, &str); 4] =
     [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1000, "kB")];
@@ -80,26 +90,33 @@ fn decimal(n: u128, decimals: u32) -> String {
 impl Add for Bytes {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self(self.0 + other.0)
+        Self(self.0.checked_add(other.0).expect(EXACT))
     }
 }
 
 impl Sub for Bytes {
     type Output = Self;
     fn sub(self, other: Self) -> Self {
-        Self(self.0 - other.0)
+        Self(self.0.checked_sub(other.0).expect(EXACT))
+    }
+}
+
+impl Mul<u64> for Bytes {
+    type Output = Self;
+    fn mul(self, times: u64) -> Self {
+        Self(self.0.checked_mul(times).expect(EXACT))
     }
 }
 
 impl AddAssign for Bytes {
     fn add_assign(&mut self, other: Self) {
-        self.0 += other.0;
+        *self = *self + other;
     }
 }
 
 impl Sum for Bytes {
     fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-        Self(iter.map(|b| b.0).sum())
+        iter.fold(Self::ZERO, |sum, bytes| sum + bytes)
     }
 }
 
@@ -234,8 +251,8 @@ impl Dim {
     pub fn at(self, counts: Counts) -> u64 {
         match self {
             Self::Fixed(n) => n,
-            Self::Tokens(k) => k * counts.tokens,
-            Self::Sequences(k) => k * counts.sequences,
+            Self::Tokens(k) => k.checked_mul(counts.tokens).expect(IN_LIMITS),
+            Self::Sequences(k) => k.checked_mul(counts.sequences).expect(IN_LIMITS),
         }
     }
 
@@ -324,6 +341,9 @@ pub enum Placement {
     Partial,
 }
 
+/// Message of the panic for a tensor that no verified graph has.
+const IN_LIMITS: &str = "the tensors of a verified graph are within the limits";
+
 /// Type of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TensorSpec {
@@ -358,28 +378,49 @@ impl TensorSpec {
     }
 
     /// Number of elements in a step of size `counts`, including the padding of the layout.
+    ///
+    /// # Panics
+    /// If the number exceeds 64 bits, which it does not in a verified graph.
     pub fn elements_at(&self, counts: Counts) -> u64 {
-        match self.layout {
-            Layout::RowMajor => self.shape.iter().map(|d| d.at(counts)).product(),
-            Layout::Packed { rows, columns } => {
-                let (n, k) = (self.rows(counts), self.row_elements());
-                n.next_multiple_of(u64::from(rows)) * k.next_multiple_of(u64::from(columns))
-            }
-            Layout::Scaled => self.rows(counts) * self.row_elements().next_multiple_of(GRANULE),
-        }
+        self.count_elements(counts).get().expect(IN_LIMITS)
     }
 
     /// Number of bytes in a step of size `counts`, including padding and scales.
+    ///
+    /// # Panics
+    /// If the number exceeds 64 bits, which it does not in a verified graph.
     pub fn bytes_at(&self, counts: Counts) -> Bytes {
-        let elements = Bytes(self.elements_at(counts) * self.dtype.size());
-        let scales = |rows: u64| Bytes(rows * DType::F32.size());
+        self.count_bytes(counts).bytes().expect(IN_LIMITS)
+    }
+
+    fn count_elements(&self, counts: Counts) -> Count {
+        let rows = Count::from(self.rows(counts));
+        let columns = self.count_row_elements();
         match self.layout {
-            Layout::Packed { rows, .. } if self.dtype.is_scaled() => {
-                elements + scales(self.rows(counts).next_multiple_of(u64::from(rows)))
+            Layout::RowMajor => rows * columns,
+            Layout::Packed { rows: n, columns: k } => {
+                rows.next_multiple_of(u64::from(n)) * columns.next_multiple_of(u64::from(k))
+            }
+            Layout::Scaled => rows * columns.next_multiple_of(GRANULE),
+        }
+    }
+
+    /// [`Self::bytes_at`] of a type whose size may exceed 64 bits.
+    pub(crate) fn count_bytes(&self, counts: Counts) -> Count {
+        let elements = self.count_elements(counts) * self.dtype.size();
+        let rows = Count::from(self.rows(counts));
+        let scales = |rows: Count| rows * DType::F32.size();
+        match self.layout {
+            Layout::Packed { rows: n, .. } if self.dtype.is_scaled() => {
+                elements + scales(rows.next_multiple_of(u64::from(n)))
             }
             Layout::RowMajor | Layout::Packed { .. } => elements,
-            Layout::Scaled => elements + scales(self.rows(counts)),
+            Layout::Scaled => elements + scales(rows),
         }
+    }
+
+    fn count_row_elements(&self) -> Count {
+        self.shape.iter().skip(1).filter_map(|d| d.fixed()).map(Count::from).product()
     }
 
     /// Number of bytes in the largest step: the size that a plan reserves.
@@ -393,8 +434,11 @@ impl TensorSpec {
     }
 
     /// Number of elements of one row: the product of all dimensions after the first, which are constant.
+    ///
+    /// # Panics
+    /// If the number exceeds 64 bits, which it does not in a verified graph.
     pub fn row_elements(&self) -> u64 {
-        self.shape.iter().skip(1).filter_map(|d| d.fixed()).product()
+        self.count_row_elements().get().expect(IN_LIMITS)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Verifier: checks the rules that every pass may rely on and must preserve. Invariant: it trusts no recorded
 //! type; all types are inferred again and compared.
 
-use crate::{DType, Def, Dim, Graph, Layout, NodeId, Role, TensorSpec, ValueId, node_label};
+use crate::limits::{MAX_GRAPH, check_logits};
+use crate::{Bytes, DType, Def, Dim, Graph, Layout, NodeId, Role, TensorSpec, TooLarge, Value, ValueId, node_label};
 use std::fmt;
 
-/// Error for a graph that violates a rule of the IR. It indicates a bug in this program, not a user error.
+/// Error for a graph that violates a rule of the IR, which indicates a bug in this program, or that exceeds the limits of
+/// [`crate::limits`], because it was built for sizes that are too large.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerifyError {
@@ -14,15 +16,23 @@ pub struct VerifyError {
     pub label: String,
     /// The violated rule.
     pub rule: String,
+    /// Whether a size exceeds the limits.
+    pub is_too_large: bool,
 }
 
 impl VerifyError {
     pub(crate) fn rule(node: NodeId, label: &str, rule: impl Into<String>) -> Self {
-        Self { node: Some(node), label: label.to_owned(), rule: rule.into() }
+        Self { node: Some(node), label: label.to_owned(), rule: rule.into(), is_too_large: false }
     }
 
     fn graph(rule: impl Into<String>) -> Self {
-        Self { node: None, label: "graph".to_owned(), rule: rule.into() }
+        Self { node: None, label: "graph".to_owned(), rule: rule.into(), is_too_large: false }
+    }
+}
+
+impl From<TooLarge> for VerifyError {
+    fn from(error: TooLarge) -> Self {
+        Self { is_too_large: true, ..Self::graph(error.to_string()) }
     }
 }
 
@@ -41,6 +51,7 @@ impl Graph {
     /// Checks every rule of the IR.
     pub fn verify(&self) -> Result<(), VerifyError> {
         self.verify_values()?;
+        self.verify_sizes()?;
         let mut defined: Vec<bool> = self.values.iter().map(|v| v.def == Def::Source).collect();
         for (id, _) in self.nodes() {
             self.verify_node(id, &mut defined)?;
@@ -68,6 +79,44 @@ impl Graph {
             }
         }
         Ok(())
+    }
+
+    /// Checks that every size is within the limits, and with them every sum and product of sizes that a plan computes.
+    fn verify_sizes(&self) -> Result<(), VerifyError> {
+        self.bounds.check()?;
+        let mut sum = Bytes::ZERO;
+        for (id, value) in self.values() {
+            sum = self.add_limited(sum, id, value)?;
+        }
+        for node in &self.nodes {
+            let existing = |v: &ValueId| self.values.get(v.index()).map(|value| &value.spec);
+            let ins: Vec<&TensorSpec> = node.inputs.iter().filter_map(existing).collect();
+            check_logits(&node.op, &ins, self.bounds.full())?;
+        }
+        Ok(())
+    }
+
+    /// Adds the bytes of `value`, which is or becomes value `id`, to the sum of all values before it.
+    pub(crate) fn add_limited(&self, sum: Bytes, id: ValueId, value: &Value) -> Result<Bytes, TooLarge> {
+        let bytes = value.spec.limited_bytes(&|| self.name_of(id, value), &self.bounds)?;
+        let sum = sum.checked_add(bytes).filter(|sum| *sum <= MAX_GRAPH);
+        sum.ok_or_else(|| TooLarge::bytes("the size of all tensors of the graph together", MAX_GRAPH))
+    }
+
+    /// Name of a value in messages: of its parameter, state or input, or else of its op.
+    fn name_of(&self, id: ValueId, value: &Value) -> String {
+        let input = || self.inputs.iter().find(|(_, v)| *v == id).map(|(name, _)| name.clone());
+        let name = match value.spec.role {
+            Role::Param(p) => self.params.get(p.index()).map(|param| param.name.clone()),
+            Role::State(s) => self.states.get(s.index()).map(|state| state.name.clone()),
+            Role::Input => input(),
+            Role::Activation | Role::Grad => None,
+        };
+        let op = || match value.def {
+            Def::Node(node, _) if node.index() < self.nodes.len() => Some(node_label(self, node)),
+            Def::Node(..) | Def::Source => None,
+        };
+        name.or_else(op).unwrap_or_else(|| id.to_string())
     }
 
     fn verify_node(&self, id: NodeId, defined: &mut [bool]) -> Result<(), VerifyError> {

@@ -11,7 +11,7 @@ use crate::{
     Fuse, Fusions, Instr, KernelId, MemoryPlan, Persistent, PlanError, Policy, Precision, RecomputePolicy,
     Region, Schedule, Slice, Target, Weights, check, check_target, passes,
 };
-use plimsoll_graph::{Bytes, DType, Def, Graph, Node, Op, ValueId};
+use plimsoll_graph::{Bytes, DType, Def, Graph, Node, Op, TooLarge, ValueId};
 use serde::{Deserialize, Serialize};
 
 /// A compiled step: everything that is needed to execute, print, compare and hash it.
@@ -101,7 +101,7 @@ pub(crate) fn lowered(
     dump: Dump<'_>,
 ) -> Result<(Graph, Schedule), PlanError> {
     let mut verified = |after: &'static str, graph: Graph| -> Result<Graph, PlanError> {
-        graph.verify().map_err(|source| PlanError::Verify { after, source })?;
+        graph.verify().map_err(|source| PlanError::of_graph(after, source))?;
         dump(after, &graph);
         Ok(graph)
     };
@@ -197,7 +197,7 @@ fn place(
 ) -> Result<MemoryPlan, PlanError> {
     let mut slices: Vec<Option<Slice>> = vec![None; graph.values.len()];
     place_persistent(graph, schedule, target, shared, &mut slices);
-    Ok(place_transient(graph, schedule, kernels, target, Sharing::default(), slices, shared.bytes()))
+    place_transient(graph, schedule, kernels, target, Sharing::default(), slices, shared.bytes())
 }
 
 /// Assigns addresses in the transient region to all values without a slice. `persistent` is the size of the other
@@ -210,7 +210,7 @@ pub(crate) fn place_transient(
     sharing: Sharing,
     mut slices: Vec<Option<Slice>>,
     persistent: Bytes,
-) -> MemoryPlan {
+) -> Result<MemoryPlan, PlanError> {
     let buffers = buffers(graph, schedule, sharing);
     let scratch = scratch(graph, schedule, kernels, target);
     let item = |bytes: Bytes, birth, death| PackItem { size: bytes.0, birth, death };
@@ -221,7 +221,8 @@ pub(crate) fn place_transient(
     let during = |i: usize| if sharing.lifetimes { (i as u32 + 1, i as u32 + 1) } else { (0, end) };
     let spaces = scratch.iter().map(|&(i, bytes)| item(bytes, during(i).0, during(i).1));
     let problem = Problem { items: items.chain(spaces).collect(), align: target.alignment };
-    let packing = solve(&problem);
+    let too_large = || TooLarge::bytes("the size of all buffers of a step together", Bytes(u64::MAX));
+    let packing = solve(&problem).ok_or_else(too_large)?;
     let slice = |k: usize, bytes| Slice { region: Region::Transient, offset: packing.offsets[k], bytes };
     for (k, buffer) in buffers.iter().enumerate() {
         for (_, v) in &buffer.values {
@@ -238,7 +239,7 @@ pub(crate) fn place_transient(
     let live: Vec<usize> = problem.live_at(bound.instant);
     let holder = |b: &Buffer| b.holder(bound.instant);
     let live_at_peak: Vec<ValueId> = live.iter().filter_map(|&k| buffers.get(k)).map(holder).collect();
-    MemoryPlan {
+    Ok(MemoryPlan {
         persistent,
         transient: Bytes(packing.height),
         slices,
@@ -248,7 +249,7 @@ pub(crate) fn place_transient(
         // Back from instants to instructions. A peak at the upload (instant 0) is counted for the first instruction,
         // where the inputs are still live (see `buffers`).
         peak_instr: (bound.instant as usize).clamp(1, schedule.instrs.len().max(1)) - 1,
-    }
+    })
 }
 
 /// Gives resident parameters and states consecutive addresses, in the order of the graph. A new value of a state that

@@ -33,10 +33,10 @@ pub fn node_seconds(graph: &Graph, node: &Node, target: &Target, counts: Counts)
         PrecisionClass::Matmul if any(&[DType::Bf16, DType::F16]) => target.rates.bf16,
         PrecisionClass::Matmul | PrecisionClass::Elementwise | PrecisionClass::Sensitive => target.rates.f32,
     };
-    let arithmetic = cost.flops as f64 / rate;
+    let arithmetic = cost.flops / rate;
     // Each f32 copy of an operand is written once and read once.
     let copies = if is_widened { 2.0 * widened(graph, node).0 as f64 } else { 0.0 };
-    let traffic = (cost.bytes as f64 + copies) / target.rates.memory;
+    let traffic = (cost.bytes + copies) / target.rates.memory;
     let slower = kernel.and_then(|kernel| target.slower.get(kernel.name())).copied().unwrap_or(1.0);
     arithmetic.max(traffic) * slower + target.rates.launch
 }

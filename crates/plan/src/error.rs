@@ -1,7 +1,7 @@
 //! Errors of planning. Invariant: each states the numbers involved and what the user can do.
 
 use crate::{Bill, CheckError};
-use plimsoll_graph::{DType, NodeId, VerifyError};
+use plimsoll_graph::{DType, NodeId, TooLarge, VerifyError};
 use std::fmt;
 
 /// Reasons why a graph cannot be planned.
@@ -38,6 +38,11 @@ pub enum PlanError {
         /// Description of the error.
         why: String,
     },
+    /// A tensor, or all tensors together, exceed the limits of graphs, which no machine's memory reaches.
+    TooLarge {
+        /// The size and the limit.
+        what: String,
+    },
     /// The caller cancelled a search.
     Stopped,
     /// A pass produced an invalid graph, which is a bug in this program.
@@ -49,6 +54,22 @@ pub enum PlanError {
     },
     /// The plan does not compute what its schedule specifies, which is a bug in this program.
     Check(CheckError),
+}
+
+impl PlanError {
+    /// The error for a graph that is too large or, which is a bug in this program, invalid after the pass `after`.
+    pub fn of_graph(after: &'static str, source: VerifyError) -> Self {
+        match source.is_too_large {
+            true => Self::TooLarge { what: source.rule },
+            false => Self::Verify { after, source },
+        }
+    }
+}
+
+impl From<TooLarge> for PlanError {
+    fn from(error: TooLarge) -> Self {
+        Self::TooLarge { what: error.to_string() }
+    }
 }
 
 impl fmt::Display for PlanError {
@@ -65,6 +86,9 @@ impl fmt::Display for PlanError {
             }
             Self::BadPolicy { field, why } => write!(f, "policy `{field}`: {why}"),
             Self::BadTarget { target, why } => write!(f, "target `{target}`: {why}"),
+            Self::TooLarge { what } => {
+                write!(f, "no machine has the memory for this model and step: {what}; lower the sizes that it follows from")
+            }
             Self::Stopped => f.write_str("the search for a plan was stopped"),
             Self::Verify { after, .. } => write!(f, "the graph is broken after `{after}`"),
             Self::Check(_) => write!(f, "the plan does not hold"),
@@ -82,6 +106,7 @@ impl std::error::Error for PlanError {
             | Self::Unsupported { .. }
             | Self::BadPolicy { .. }
             | Self::BadTarget { .. }
+            | Self::TooLarge { .. }
             | Self::Stopped => None,
         }
     }

@@ -58,7 +58,7 @@ impl Program {
         if depth > 1 {
             let waits = |label: &str, bytes: Bytes| Staging {
                 label: label.to_owned(),
-                bytes: Bytes(bytes.0 * depth as u64),
+                bytes: bytes * depth as u64,
             };
             self.staging.extend([waits("inputs ahead", step[0]), waits("outputs waiting", step[1])]);
         }
@@ -92,8 +92,8 @@ impl Program {
         let weight = self.plans().iter().filter_map(|(_, p)| of_plan(p)).max().unwrap_or_default();
         // One more step than the depth: if the space at the end of the host's buffer is too short for the next step, it
         // is left unused.
-        let of = |step: Bytes| Bytes(step.0 * (depth as u64 + 1));
-        let weights = Bytes((weight.0 * WEIGHTS).max(PIECES * PIECE * DType::F32.size()));
+        let of = |step: Bytes| step * (depth as u64 + 1);
+        let weights = (weight * WEIGHTS).max(Bytes(PIECES * PIECE * DType::F32.size()));
         [of(inputs) + weights, of(outputs)]
     }
 

@@ -27,7 +27,7 @@ use std::fmt::Write as _;
 ///     let h = g.linear(h, "down", 64, true);
 ///     let y = g.add(x, h);
 ///     g.output("y", y);
-///     let graph = g.finish().map_err(|source| PlanError::Verify { after: "build", source })?;
+///     let graph = g.finish().map_err(|source| PlanError::of_graph("build", source))?;
 ///     let plan = compile(&graph, &Policy::default(), &target)?;
 ///     Ok(Program::new(target.clone(), vec![("mlp".to_owned(), plan)], vec![]))
 /// };
@@ -237,7 +237,7 @@ impl Program {
     /// Memory of the replicas after the first, which do not allocate the shared weights again.
     fn more_replicas(&self) -> Bytes {
         let each = self.arena_bytes() - self.persistent();
-        Bytes(each.0 * (self.replicas as u64 - 1))
+        each * (self.replicas as u64 - 1)
     }
 
     /// Smallest memory use that any packing could reach: weights, staging, memory outside the arena, reserved
@@ -245,7 +245,7 @@ impl Program {
     pub fn lower_bound(&self) -> Bytes {
         let live = self.plans.iter().map(|(_, p)| p.memory.lower_bound).max().unwrap_or_default();
         let each = self.transient_base() - self.persistent() + live;
-        let all = Bytes(each.0 * self.replicas as u64);
+        let all = each * self.replicas as u64;
         self.persistent() + all + self.kept_beside() + self.target.reserved()
     }
 

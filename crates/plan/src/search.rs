@@ -4,6 +4,7 @@
 
 use crate::{Bill, PlanError, Program, Remedy, Weights};
 use plimsoll_graph::Bytes;
+use plimsoll_graph::limits::MAX_ROWS;
 
 /// Range and budget of a search for the number of tokens of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,15 +100,20 @@ fn offer(bill: &mut Bill, remedy: Remedy) {
 }
 
 /// Finds the largest number from `least` to `most` that fits, by doubling and then by bisection, if every number below one that
-/// fits fits too. Returns it with the next number, which does not fit; `least` also if it does not fit itself.
-pub fn grow<E>(least: u64, most: u64, fits: &mut dyn FnMut(u64) -> Result<bool, E>) -> Result<(u64, u64), E> {
+/// fits fits too. Returns it with the next number, which does not fit, or `None` if that is above `most`; `least` also if it does
+/// not fit itself.
+pub fn grow<E>(
+    least: u64,
+    most: u64,
+    fits: &mut dyn FnMut(u64) -> Result<bool, E>,
+) -> Result<(u64, Option<u64>), E> {
     // The invariant of the loops is that `low` fits and `high` does not.
-    let (mut low, mut high) = (least, least + 1);
+    let (mut low, mut high) = (least, least.saturating_add(1));
     if fits(least)? {
-        let mut gap = 1;
+        let mut gap = 1_u64;
         while high <= most && fits(high)? {
-            (low, gap) = (high, 2 * gap);
-            high = (low + gap).min(most + 1);
+            (low, gap) = (high, gap.saturating_mul(2));
+            high = low.saturating_add(gap).min(most.saturating_add(1));
         }
         while high - low > 1 {
             let middle = low + (high - low) / 2;
@@ -117,7 +123,7 @@ pub fn grow<E>(least: u64, most: u64, fits: &mut dyn FnMut(u64) -> Result<bool, 
             }
         }
     }
-    Ok((low, high))
+    Ok((low, Some(high).filter(|&high| high <= most.max(least))))
 }
 
 /// Returns the program with the most tokens that fits, or the bill of the smallest one.
@@ -126,7 +132,8 @@ pub fn largest(
     build: &mut dyn FnMut(u64) -> Result<Program, PlanError>,
 ) -> Result<Program, PlanError> {
     let step = search.step.max(1);
-    let ceiling = search.ceiling.max(search.floor);
+    // A step of more tokens than a graph may have is never tried.
+    let ceiling = search.ceiling.min(MAX_ROWS).max(search.floor);
     // Candidate k: the floor for k = 0, then the multiples of `step` above the floor, and the ceiling as the last
     // one.
     let tokens = |k: u64| if k == 0 { search.floor } else { ((search.floor / step + k) * step).min(ceiling) };
@@ -203,7 +210,9 @@ mod tests {
             for fitting in (0..40).chain([99, 100, 101, 1 << 19]) {
                 let found = grow(3, most.max(3), &mut |n| Ok::<bool, ()>(n <= fitting)).expect("no error");
                 let largest = fitting.clamp(3, most.max(3));
-                assert_eq!(found, (largest, largest + 1), "{fitting} of 3 to {most}");
+                // Above 3, a number is refused only if it was tried.
+                let refused = Some(largest + 1).filter(|&n| n <= most.max(3));
+                assert_eq!(found, (largest, refused), "{fitting} of 3 to {most}");
             }
         }
         assert_eq!(grow(1, 9, &mut |n| if n < 3 { Ok(true) } else { Err(n) }), Err(4));

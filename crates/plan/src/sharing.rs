@@ -48,7 +48,7 @@ impl Program {
         let (slices, persistent) = (slices.collect(), plan.memory.persistent);
         let target = self.target();
         plan.memory =
-            place_transient(&plan.graph, &plan.schedule, &plan.kernels, target, sharing, slices, persistent);
+            place_transient(&plan.graph, &plan.schedule, &plan.kernels, target, sharing, slices, persistent)?;
         check(&plan.graph, &plan.schedule, &plan.memory)?;
         check_target(plan, target)?;
         Ok(())

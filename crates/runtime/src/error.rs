@@ -412,7 +412,8 @@ impl Failure for RuntimeError {
 
     fn exit_code(&self) -> u8 {
         match self {
-            Self::Plan(PlanError::OverBudget(_)) => 4,
+            Self::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. }) => 4,
+            Self::Request(RequestError::BudgetAboveTarget { .. }) => 4,
             Self::Device(error) if error.is_out_of_memory() => 4,
             Self::OutOfMemory(_) => 4,
             Self::Data(error) => error.exit_code(),
@@ -468,7 +469,7 @@ impl fmt::Display for RuntimeError {
             Self::Data(e) => e.fmt(f),
             Self::Weights(e) => e.fmt(f),
             Self::Config { path, .. } => write!(f, "{}: the model cannot be run", EscapedPath(path)),
-            Self::Plan(e @ PlanError::OverBudget(_)) => write!(f, "refused: {e}"),
+            Self::Plan(e @ (PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => write!(f, "refused: {e}"),
             Self::Plan(e) => e.fmt(f),
             Self::Device(e) => e.fmt(f),
             Self::OutOfMemory(e) => e.fmt(f),

@@ -26,9 +26,16 @@ pub struct LargestStep {
     pub program: Program,
     /// The largest number of tokens.
     pub tokens: u64,
-    /// The next larger number of tokens.
-    pub refused: u64,
-    /// The refusal of the next larger step.
+    /// The next larger number of tokens; `None` if that is more than a step can have.
+    pub refused: Option<Refused>,
+}
+
+/// The step that was refused.
+#[derive(Debug)]
+pub struct Refused {
+    /// Its number of tokens.
+    pub tokens: u64,
+    /// Its refusal.
     pub refusal: RuntimeError,
 }
 
@@ -44,7 +51,7 @@ pub fn largest(model: &str, request: &Request) -> Result<LargestStep, RuntimeErr
     let of = |n: u64, stream| Request { tokens: Some(n * TOKEN_STEP), stream, ..request.clone() };
     let fits = |n: u64, stream| match price::alone(model, &of(n, stream)) {
         Ok(_) => Ok(true),
-        Err(RuntimeError::Plan(PlanError::OverBudget(_))) => Ok(false),
+        Err(RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => Ok(false),
         Err(error) => Err(error),
     };
     let least = price::LONGEST.div_ceil(TOKEN_STEP);
@@ -57,10 +64,14 @@ pub fn largest(model: &str, request: &Request) -> Result<LargestStep, RuntimeErr
     let found = of(low, stream);
     // The bill, if not even the smallest step fits.
     let program = price::program(model, &found)?;
+    let tokens = low * TOKEN_STEP;
+    let Some(high) = high else {
+        return Ok(LargestStep { request: found, program, tokens, refused: None });
+    };
     match price::program(model, &of(high, stream)) {
-        Err(refusal @ RuntimeError::Plan(PlanError::OverBudget(_))) => {
-            let (tokens, refused) = (low * TOKEN_STEP, high * TOKEN_STEP);
-            Ok(LargestStep { request: found, program, tokens, refused, refusal })
+        Err(refusal @ RuntimeError::Plan(PlanError::OverBudget(_) | PlanError::TooLarge { .. })) => {
+            let refused = Some(Refused { tokens: high * TOKEN_STEP, refusal });
+            Ok(LargestStep { request: found, program, tokens, refused })
         }
         Err(error) => Err(error),
         Ok(_) => Err(RuntimeError::bug("the step after the largest fits")),
@@ -70,12 +81,16 @@ pub fn largest(model: &str, request: &Request) -> Result<LargestStep, RuntimeErr
 impl LargestStep {
     /// First line of the plan as text.
     pub fn to_text(&self) -> String {
-        format!("the largest that fits: a step of {} tokens; {} does not\n", self.tokens, self.refused)
+        let next = match &self.refused {
+            Some(refused) => format!("{} does not", refused.tokens),
+            None => "no step can have more".to_owned(),
+        };
+        format!("the largest that fits: a step of {} tokens; {next}\n", self.tokens)
     }
 
     /// The answer as JSON, as for training.
     pub fn to_json(&self) -> Value {
-        json!({"of": "tokens", "value": self.tokens, "refused": self.refused})
+        json!({"of": "tokens", "value": self.tokens, "refused": self.refused.as_ref().map(|refused| refused.tokens)})
     }
 }
 
@@ -243,17 +258,21 @@ pub fn confirm<'a>(largest: &'a LargestStep, command: &TrialCommand) -> Result<C
 impl Confirmation<'_> {
     /// The confirmation as JSON.
     pub fn to_json(&self) -> Value {
-        json!({"trial": self.trial, "next": self.largest.refusal.to_string()})
+        let next = self.largest.refused.as_ref().map(|refused| refused.refusal.to_string());
+        json!({"trial": self.trial, "next": next})
     }
 
     /// The confirmation as text: the trial, then the refusal of the next larger step.
     pub fn to_text(&self) -> String {
         let StepTrial { tokens, planned_bytes, peak_bytes, budget_bytes, seconds, .. } = self.trial;
         let [planned, peak, budget] = [planned_bytes, peak_bytes, budget_bytes].map(Bytes);
-        let LargestStep { refused, refusal, .. } = self.largest;
+        let next = match &self.largest.refused {
+            Some(Refused { tokens, refusal }) => format!("the next, {tokens} tokens, is {refusal}"),
+            None => "no step can have more tokens".to_owned(),
+        };
         format!(
             "confirmed: a step of {tokens} tokens in {seconds:.1} s\n  peak {peak} measured, {planned} planned, budget \
-             {budget}\nthe next, {refused} tokens, is {refusal}\n"
+             {budget}\n{next}\n"
         )
     }
 }

@@ -105,8 +105,8 @@ pub fn trial(config: &TrainConfig, device: Device, observer: &mut dyn Observer) 
 pub struct Confirmation {
     /// What the trial of the answer measured.
     pub trial: Trial,
-    /// The refusal of the next larger value.
-    pub refusal: TrainError,
+    /// The refusal of the next larger value; `None` if no value can be larger.
+    pub refusal: Option<TrainError>,
 }
 
 /// Runs the answer of a search in a process of its own, to whose arguments `--set KEY=VALUE` of the answer are added, with the same budget, and asks for the refusal of the next larger
@@ -134,7 +134,7 @@ pub fn confirm(largest: &Largest, command: &TrialCommand) -> Result<Confirmation
 impl Confirmation {
     /// The confirmation as JSON.
     pub fn to_json(&self) -> Value {
-        json!({"trial": self.trial, "next": self.refusal.to_string()})
+        json!({"trial": self.trial, "next": self.refusal.as_ref().map(TrainError::to_string)})
     }
 
     /// The confirmation as text: the trial, then the refusal of the next larger value.
@@ -151,14 +151,15 @@ impl Confirmation {
         } = self.trial;
         let update = if updated { "updated" } else { "update skipped, a gradient overflowed" };
         let [planned, peak, budget] = [planned_bytes, peak_bytes, budget_bytes].map(Bytes);
+        let name = largest.size.name();
+        let next = match (&self.refusal, largest.refused) {
+            (Some(refusal), Some(refused)) => format!("the next, {name} {refused}, is {refusal}"),
+            (_, _) => format!("no larger number of {name} can be given"),
+        };
         format!(
-            "confirmed {} {}: {run} of {whole} micro-steps, of up to {tokens} tokens, and the update in {seconds:.1} s; loss {loss:.4}, {update}\n  \
-             peak {peak} measured, {planned} planned, budget {budget}\nthe next, {} {}, is {}\n",
-            largest.size.name(),
+            "confirmed {name} {}: {run} of {whole} micro-steps, of up to {tokens} tokens, and the update in {seconds:.1} s; loss {loss:.4}, {update}\n  \
+             peak {peak} measured, {planned} planned, budget {budget}\n{next}\n",
             largest.value,
-            largest.size.name(),
-            largest.refused,
-            self.refusal
         )
     }
 }

@@ -2,7 +2,7 @@
 //! streams. Invariant: the saved position in the training data is the position after the batch taken last, regardless
 //! of evaluations since.
 
-use super::config::{BinType, Document, Format, MaskUnit, ModelKind, TrainConfig};
+use super::config::{BinType, Data, Document, Format, MaskUnit, ModelKind, TrainConfig};
 use super::trainable::Taken;
 use crate::TrainError;
 use plimsoll_data::codons;
@@ -337,11 +337,7 @@ fn task(config: &TrainConfig) -> Objective {
 pub fn format(config: &TrainConfig) -> Result<plimsoll_data::train::Format, TrainError> {
     use plimsoll_data::train::Format as Read;
     let d = &config.data;
-    let kind = match d.format {
-        Format::Auto => by_name(&d.train)?,
-        named => named,
-    };
-    Ok(match kind {
+    Ok(match format_of(d)? {
         Format::Txt => Read::Text(match (d.document, &d.separator) {
             (Document::File, _) => TextDocuments::Files,
             (Document::Paragraph, _) => TextDocuments::Paragraphs,
@@ -361,6 +357,14 @@ pub fn format(config: &TrainConfig) -> Result<plimsoll_data::train::Format, Trai
             return Err(TrainError::EmbeddingsWithoutHead);
         }
     })
+}
+
+/// Returns the format of the data files as the configuration names it, or else as the first file's name does.
+pub(crate) fn format_of(data: &Data) -> Result<Format, TrainError> {
+    match data.format {
+        Format::Auto => by_name(&data.train),
+        named => Ok(named),
+    }
 }
 
 /// Determines the format from the first file's name; the suffix of a compressed file is ignored, since the reader

@@ -118,7 +118,11 @@ pub fn largest_to_text(largest: &Largest) -> Result<String, TrainError> {
     };
     let plan = to_text(&largest.config, &largest.found)?;
     let process = process::to_text("of the budget a run takes, besides its plans", &largest.process.lines());
-    Ok(format!("the largest that fits: {what}; {} does not\n{plan}\n{process}", largest.refused))
+    let next = match largest.refused {
+        Some(refused) => format!("{refused} does not"),
+        None => "a run cannot have more".to_owned(),
+    };
+    Ok(format!("the largest that fits: {what}; {next}\n{plan}\n{process}"))
 }
 
 /// The smaller micro-steps of `memory.dynamic` with the memory that each gives back; empty without them.

@@ -1,6 +1,6 @@
-//! Fuzzing: feeds damaged files to every reader of external files. Invariant: a reader does not panic, uses
-//! memory in proportion to its input, ends in time and names the file in its error, and accepted values are in
-//! range; each format adds further conditions.
+//! Fuzzing: feeds damaged files to every reader of external files, and extreme settings to the planner of training.
+//! Invariant: a reader does not panic, uses memory in proportion to its input, ends in time and names the file in
+//! its error, and accepted values are in range; each format adds further conditions.
 //!
 //! Every case is written to its folder before it is read, so the file is left for analysis if the process dies.
 
@@ -8,6 +8,7 @@ mod journals;
 mod mutate;
 mod random;
 mod sequences;
+mod settings;
 mod texts;
 mod training;
 mod weights;
@@ -27,6 +28,8 @@ const SLOW: Duration = Duration::from_secs(20);
 const ENDLESS: Duration = Duration::from_secs(120);
 /// Maximum number of findings of a format, after which the format is abandoned.
 const MAX_FINDINGS: usize = 20;
+/// Number of files for each case of settings.
+const SETTINGS: u64 = 4;
 /// Maximum length of an error message in bytes, including names.
 const LONGEST_MESSAGE: usize = 4096;
 
@@ -95,9 +98,15 @@ pub fn run(root: &Path, request: &Request<'_>) -> Result<(), String> {
     println!("{:<16} {:>8} {:>9} {:>14} {:>11}", "format", "cases", "accepted", "peak bytes", "slowest ms");
     for format in formats(root, &folder).iter().filter(|format| format.name.contains(request.only)) {
         let tally = try_format(format, request, &folder.join(format.name), &watch)?;
-        let Tally { cases, accepted, peak, slowest, .. } = tally;
-        println!("{:<16} {cases:>8} {accepted:>9} {peak:>14} {:>11}", format.name, slowest.as_millis());
-        tally.findings.iter().for_each(|finding| println!("  {finding}"));
+        tally.print(format.name);
+        findings += tally.findings.len();
+    }
+    if settings::NAME.contains(request.only) {
+        // A plan takes longer than a file.
+        let count = request.count.div_ceil(SETTINGS);
+        let request = Request { count, seed: request.seed, only: request.only };
+        let tally = settings::try_settings(root, &request, &folder.join(settings::NAME), &watch)?;
+        tally.print(settings::NAME);
         findings += tally.findings.len();
     }
     match findings {
@@ -138,13 +147,13 @@ fn try_format(format: &Format, request: &Request<'_>, folder: &Path, watch: &Wat
             damage(&mut random, &mut bytes, &format.stock);
         }
         overwrite(&path, &bytes).map_err(refuse)?;
-        let what = tally.take(format, &path, &bytes, watch);
+        let what = tally.take(&path, watch, bytes.len(), || (format.check)(&path, &bytes));
         if let Err(what) = what {
             let kept = folder.join(format!("found-{}-{number}", request.seed));
             fs::write(&kept, &bytes).map_err(refuse)?;
             tally.findings.push(format!("{}: {what}", kept.display()));
         }
-        if tally.findings.len() >= MAX_FINDINGS {
+        if tally.is_given_up() {
             break;
         }
     }
@@ -152,11 +161,29 @@ fn try_format(format: &Format, request: &Request<'_>, folder: &Path, watch: &Wat
 }
 
 impl Tally {
-    /// Runs one case; `Err` is a finding.
-    fn take(&mut self, format: &Format, path: &Path, bytes: &[u8], watch: &Watch) -> Result<(), String> {
+    /// Prints the line of a format, and its findings.
+    fn print(&self, name: &str) {
+        let Self { cases, accepted, peak, slowest, findings } = self;
+        println!("{name:<16} {cases:>8} {accepted:>9} {peak:>14} {:>11}", slowest.as_millis());
+        findings.iter().for_each(|finding| println!("  {finding}"));
+    }
+
+    /// Whether there are so many findings that the format is abandoned.
+    fn is_given_up(&self) -> bool {
+        self.findings.len() >= MAX_FINDINGS
+    }
+
+    /// Runs one case, whose input of `len` bytes is in the file `path`; `Err` is a finding.
+    fn take(
+        &mut self,
+        path: &Path,
+        watch: &Watch,
+        len: usize,
+        check: impl FnOnce() -> Result<CaseResult, String>,
+    ) -> Result<(), String> {
         watch.begin(path);
         let start = Instant::now();
-        let seen = catch_unwind(AssertUnwindSafe(|| (format.check)(path, bytes)));
+        let seen = catch_unwind(AssertUnwindSafe(check));
         let took = start.elapsed();
         watch.end();
         self.cases += 1;
@@ -165,7 +192,7 @@ impl Tally {
         self.accepted += u64::from(seen.accepted);
         self.peak = self.peak.max(seen.peak);
         if seen.peak > seen.allowed {
-            let (len, CaseResult { peak, allowed, .. }) = (bytes.len(), seen);
+            let CaseResult { peak, allowed, .. } = seen;
             return Err(format!("{peak} bytes of memory for {len} of input; {allowed} are allowed"));
         }
         if took > SLOW {

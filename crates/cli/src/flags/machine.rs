@@ -1,7 +1,7 @@
 //! Flags that select the machine, shared by all commands that compute. Invariant: each flag has one definition and
 //! default.
 
-use super::at_least_one;
+use super::{at_least_one, step_tokens};
 use super::card::Card;
 use super::device::DeviceName;
 use crate::error::{CliError, usage};
@@ -36,7 +36,7 @@ pub struct Machine {
 
     /// Maximum number of tokens in a step, which is one batch through the model; more tokens take more memory [default:
     /// the most that fit the budget and increase speed]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = step_tokens)]
     tokens: Option<u64>,
 
     /// Compute threads of the CPU, 1 to 1024 [default: all cores available to this process]

@@ -56,8 +56,17 @@ fn at_least_one(text: &str) -> Result<u64, String> {
 
 fn at_least(least: u64, text: &str) -> Result<u64, String> {
     let number = text.parse::<u64>().ok().filter(|n| (least..=MAX_NUMBER).contains(n));
-    number.ok_or_else(|| format!("give a whole number of at least {least}"))
+    number.ok_or_else(|| format!("give a whole number from {least} to {MAX_NUMBER}"))
 }
+
+/// Parses a number of tokens of a step.
+fn step_tokens(text: &str) -> Result<u64, String> {
+    let number = at_least_one(text).ok().filter(|n| *n <= MAX_TOKENS);
+    number.ok_or_else(|| format!("give a number of tokens from 1 to {MAX_TOKENS}"))
+}
+
+/// Largest number of tokens of a step, which are numbered by 32-bit integers.
+const MAX_TOKENS: u64 = i32::MAX as u64;
 
 /// Largest accepted number of any flag, small enough that sums of such numbers cannot overflow.
 const MAX_NUMBER: u64 = 1 << 40;

@@ -5,7 +5,7 @@ use super::card;
 use super::device::DeviceName;
 use super::machine::{Precision, StreamingFlags, threads};
 use super::predict::{ModelFlags, PREFETCH, length, usual_options};
-use super::{at_least_one, print};
+use super::{at_least_one, print, step_tokens};
 use crate::error::{CliError, usage};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
@@ -65,7 +65,7 @@ pub struct Plan {
 
     /// Maximum number of tokens in a step, which is one batch through the model [default: the most that fit the budget
     /// and increase speed]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = step_tokens)]
     tokens: Option<u64>,
 
     /// Memory budget, such as 22GiB or 80% of the target's memory [default: the target's memory; for this machine's CPU

@@ -22,7 +22,7 @@ impl OpRules for Add {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(1, ins, outs, counts)
+        elementwise(1.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

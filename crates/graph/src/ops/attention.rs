@@ -4,6 +4,7 @@
 use super::terminal::f32_is;
 use super::*;
 use crate::Op;
+use crate::limits::MAX_DIM;
 use serde::{Deserialize, Serialize};
 
 /// Multi-head attention with grouped keys and values. For every sequence with rows a..b, every head h and every
@@ -107,13 +108,17 @@ impl Attention {
     /// Multiply-adds of one of the two matmuls (scores, or weighted values) over all heads in a step of
     /// `counts`. Every token is assumed to be in a sequence of the longest length, the worst case of a packed
     /// step.
-    pub(super) fn matmul_flops(&self, bounds: &Bounds, counts: Counts) -> u64 {
+    pub(super) fn matmul_flops(&self, bounds: &Bounds, counts: Counts) -> f64 {
         let longest = bounds.longest.min(counts.tokens).max(1);
-        let pairs = u128::from(counts.tokens) * u128::from(self.mask.pairs(longest)) / u128::from(longest);
-        u64::try_from(pairs).unwrap_or(u64::MAX).saturating_mul(self.width())
+        let pairs_of_query = self.mask.pairs(longest) as f64 / longest as f64;
+        (counts.tokens as f64 * pairs_of_query).floor() * self.width() as f64
     }
 
     fn check(&self) -> Result<(), RuleError> {
+        if self.width() > MAX_DIM || self.kv_width() > MAX_DIM {
+            let (heads, kv_heads) = (self.heads, self.kv_heads);
+            return Err(RuleError(format!("cannot have {heads} and {kv_heads} heads of {}", self.head_dim)));
+        }
         if self.heads == 0 || self.head_dim == 0 || (self.rotary && !self.head_dim.is_multiple_of(2)) {
             return Err(RuleError(format!("cannot have {} heads of {}", self.heads, self.head_dim)));
         }
@@ -163,7 +168,7 @@ impl OpRules for Attention {
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, counts: Counts) -> Cost {
         // Two matmuls (scores and weighted values), two operations per multiply-add.
-        streaming(4 * self.matmul_flops(bounds, counts), ins, outs, counts)
+        streaming(4.0 * self.matmul_flops(bounds, counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -207,11 +212,11 @@ mod tests {
         };
         let of =
             |mask, tokens| Attention { mask, ..full }.matmul_flops(&bounds, Counts { tokens, sequences: 1 });
-        assert_eq!(of(Mask::Full, 1000), 1000 * 100 * 32);
-        assert_eq!(of(Mask::Full, 10), 10 * 10 * 32);
-        assert_eq!(of(Mask::Causal, 1000), 10 * 5050 * 32);
-        assert_eq!(of(Mask::Window(1), 1000), 1000 * 32);
-        assert_eq!(of(Mask::Full, 0), 0);
+        assert_eq!(of(Mask::Full, 1000), (1000 * 100 * 32) as f64);
+        assert_eq!(of(Mask::Full, 10), (10 * 10 * 32) as f64);
+        assert_eq!(of(Mask::Causal, 1000), (10 * 5050 * 32) as f64);
+        assert_eq!(of(Mask::Window(1), 1000), (1000 * 32) as f64);
+        assert_eq!(of(Mask::Full, 0), 0.0);
     }
 
     #[test]

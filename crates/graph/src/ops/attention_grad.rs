@@ -41,7 +41,7 @@ impl OpRules for AttentionGrad {
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], bounds: &Bounds, counts: Counts) -> Cost {
         // Five matmuls (scores, do v, dv, dk, dq), two operations per multiply-add.
-        streaming(10 * self.forward.matmul_flops(bounds, counts), ins, outs, counts)
+        streaming(10.0 * self.forward.matmul_flops(bounds, counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

@@ -61,20 +61,22 @@ impl Mask {
     }
 
     /// Number of (query, key) pairs that the mask admits in a sequence of `n` tokens.
-    pub fn pairs(&self, n: u64) -> u64 {
+    pub fn pairs(&self, n: u64) -> u128 {
+        // In u128: the square of a number of tokens may exceed 64 bits.
+        let n = u128::from(n);
         match *self {
             Self::Full => n * n,
             Self::Causal => n + ramp(n, n),
-            Self::Window(width) => n + ramp(n, u64::from(width) - 1),
+            Self::Window(width) => n + ramp(n, u128::from(width) - 1),
             Self::BlockSparse { block, local, global } => {
-                let (block, behind) = (u64::from(block), u64::from(local) - 1);
+                let (block, behind) = (u128::from(block), u128::from(local) - 1);
                 let (blocks, rest) = (n / block, n % block);
-                let far = |b: u64| b.saturating_sub(behind);
+                let far = |b: u128| b.saturating_sub(behind);
                 // Number of blocks that the queries of block b attend to in full, besides their own: local
                 // blocks, then global blocks.
-                let others = |b: u64| b.min(behind) + far(b).min(global.into());
+                let others = |b: u128| b.min(behind) + far(b).min(global.into());
                 let all = ramp(blocks, behind) + ramp(far(blocks), global.into());
-                let own = |rows: u64| rows + ramp(rows, rows);
+                let own = |rows: u128| rows + ramp(rows, rows);
                 blocks * own(block) + own(rest) + block * (block * all + rest * others(blocks))
             }
         }
@@ -95,7 +97,7 @@ impl Mask {
 }
 
 /// `sum over i in 0..n of min(i, most)`.
-fn ramp(n: u64, most: u64) -> u64 {
+fn ramp(n: u128, most: u128) -> u128 {
     let rising = n.min(most);
     rising * rising.saturating_sub(1) / 2 + (n - rising) * most
 }
@@ -143,7 +145,7 @@ mod tests {
                     assert!(far.end == 0 || far.end < near.start, "{mask:?} {i} of {n}: {far:?} {near:?}");
                     for j in 0..n {
                         let seen = sees(mask, i, j);
-                        pairs += u64::from(seen);
+                        pairs += u128::from(seen);
                         assert_eq!(far.contains(&j) || near.contains(&j), seen, "{mask:?}: {i} and {j} of {n}");
                         assert_eq!(mask.queries(j, n).contains(&i), seen, "{mask:?}: {j} for {i} of {n}");
                     }

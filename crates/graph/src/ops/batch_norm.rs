@@ -31,7 +31,7 @@ impl OpRules for BatchNorm {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(4, ins, outs, counts)
+        elementwise(4.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

@@ -57,7 +57,7 @@ impl OpRules for BatchNormTrain {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(8, ins, outs, counts)
+        elementwise(8.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -81,8 +81,8 @@ impl GradientOrUpdateOp for BatchNormTrainGrad {
         gradient_types(ins, &["mean", "rstd", "gamma"], 4)
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        12 * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        12.0 * elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {
@@ -99,8 +99,8 @@ impl GradientOrUpdateOp for BatchNormGrad {
         gradient_types(ins, &["gamma", "mean", "var"], 2)
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        6 * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        6.0 * elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

@@ -29,7 +29,7 @@ impl OpRules for Cast {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(1, ins, outs, counts)
+        elementwise(1.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

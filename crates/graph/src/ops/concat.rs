@@ -33,7 +33,8 @@ impl OpRules for Concat {
             if r != rows || x.dtype != first.dtype {
                 return Err(RuleError(format!("cannot put {x} beside {first}")));
             }
-            columns += c;
+            // A saturated sum is above the limit of a dimension, which the graph is checked against.
+            columns = c.saturating_add(columns);
         }
         Ok(vec![TensorSpec::activation([rows, Dim::Fixed(columns)], first.dtype)])
     }
@@ -50,7 +51,7 @@ impl OpRules for Concat {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        streaming(0, ins, outs, counts)
+        streaming(0.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -79,8 +80,8 @@ impl GradientOrUpdateOp for ConcatGrad {
         }
     }
 
-    fn flops(&self, _: &[&TensorSpec], _: &[&TensorSpec], _: Counts) -> u64 {
-        0
+    fn flops(&self, _: &[&TensorSpec], _: &[&TensorSpec], _: Counts) -> f64 {
+        0.0
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

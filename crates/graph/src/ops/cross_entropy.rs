@@ -56,8 +56,8 @@ impl LinearCrossEntropy {
 }
 
 /// Number of logits of all rows.
-fn logits(x: &TensorSpec, w: &TensorSpec, counts: Counts) -> u64 {
-    x.rows(counts) * w.rows(counts)
+fn logits(x: &TensorSpec, w: &TensorSpec, counts: Counts) -> f64 {
+    x.rows(counts) as f64 * w.rows(counts) as f64
 }
 
 impl OpRules for LinearCrossEntropy {
@@ -87,11 +87,11 @@ impl OpRules for LinearCrossEntropy {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        let per_logit = 2 * ins[0].row_elements() + TRANSCENDENTAL;
+        let per_logit = 2.0 * columns(ins[0]) + TRANSCENDENTAL;
         let once = streaming(per_logit * logits(ins[0], ins[1], counts), ins, outs, counts);
         // Every chunk of rows reads the whole weight.
         let again = ins[0].rows(counts).div_ceil(u64::from(self.chunk)).saturating_sub(1);
-        Cost { bytes: once.bytes + again * ins[1].bytes_at(counts).0, ..once }
+        Cost { bytes: once.bytes + again as f64 * traffic(ins[1], counts), ..once }
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -120,9 +120,9 @@ impl GradientOrUpdateOp for LinearCrossEntropyGrad {
         Ok(ins[1..3 + bias].iter().map(|spec| like(spec)).collect())
     }
 
-    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {
         // The logits are recomputed, followed by the two matmuls of their gradient.
-        (6 * ins[1].row_elements() + TRANSCENDENTAL) * logits(ins[1], ins[2], counts)
+        (6.0 * columns(ins[1]) + TRANSCENDENTAL) * logits(ins[1], ins[2], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

@@ -88,7 +88,7 @@ impl OpRules for Dispatch {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        streaming(0, ins, outs, counts)
+        streaming(0.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -112,8 +112,8 @@ impl GradientOrUpdateOp for DispatchGrad {
         Ok(vec![rows(1, columns, ins[0].dtype)])
     }
 
-    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
-        ins[0].elements_at(counts)
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {
+        elements(ins[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {
@@ -144,7 +144,7 @@ impl OpRules for Combine {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        streaming(2 * ins[0].elements_at(counts), ins, outs, counts)
+        streaming(2.0 * elements(ins[0], counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -171,8 +171,8 @@ impl GradientOrUpdateOp for CombineGrad {
         Ok(vec![like(ins[1]), like(ins[2])])
     }
 
-    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
-        3 * ins[1].elements_at(counts)
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {
+        3.0 * elements(ins[1], counts)
     }
 
     /// Row r of drows is written only after the gradient of the single gate that depends on row r of `rows` has

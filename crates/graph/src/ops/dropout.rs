@@ -38,7 +38,7 @@ impl OpRules for Dropout {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(12, ins, outs, counts)
+        elementwise(12.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

@@ -60,8 +60,8 @@ impl OpRules for Embed {
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
         // Only the looked-up rows of the table are read, as many as are written.
-        let written = outs[0].bytes_at(counts).0;
-        Cost { flops: outs[0].elements_at(counts), bytes: 2 * written + ins[0].bytes_at(counts).0 }
+        let written = traffic(outs[0], counts);
+        Cost { flops: elements(outs[0], counts), bytes: 2.0 * written + traffic(ins[0], counts) }
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

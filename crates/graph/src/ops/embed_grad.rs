@@ -35,8 +35,8 @@ impl GradientOrUpdateOp for EmbedGrad {
         Ok(if self.row { vec![grad(self.vocab), grad(1)] } else { vec![grad(self.vocab)] })
     }
 
-    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
-        2 * ins[0].elements_at(counts)
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {
+        2.0 * elements(ins[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

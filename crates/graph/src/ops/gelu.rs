@@ -15,7 +15,7 @@ pub struct Gelu {}
 pub struct GeluGrad {}
 
 /// Estimated number of floating-point operations of one erf or exp.
-pub(super) const TRANSCENDENTAL: u64 = 20;
+pub(super) const TRANSCENDENTAL: f64 = 20.0;
 
 impl OpRules for Gelu {
     fn infer(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
@@ -63,7 +63,7 @@ impl OpRules for GeluGrad {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(2 * TRANSCENDENTAL, ins, outs, counts)
+        elementwise(2.0 * TRANSCENDENTAL, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

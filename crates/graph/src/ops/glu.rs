@@ -52,7 +52,7 @@ impl OpRules for Glu {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(TRANSCENDENTAL + 1, ins, outs, counts)
+        elementwise(TRANSCENDENTAL + 1.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -76,8 +76,8 @@ impl GradientOrUpdateOp for GluGrad {
         Ok(vec![like(ins[1])])
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        TRANSCENDENTAL * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        TRANSCENDENTAL * elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

@@ -80,7 +80,7 @@ impl OpRules for GroupedLinear {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        streaming(2 * ins[0].row_elements() * outs[0].elements_at(counts), ins, outs, counts)
+        streaming(2.0 * columns(ins[0]) * elements(outs[0], counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -112,8 +112,8 @@ impl GradientOrUpdateOp for GroupedLinearInputGrad {
         Ok(vec![TensorSpec::activation([rows, Dim::Fixed(k)], ins[0].dtype)])
     }
 
-    fn flops(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        2 * ins[0].row_elements() * outs[0].elements_at(counts)
+    fn flops(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        2.0 * columns(ins[0]) * elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {
@@ -133,7 +133,8 @@ impl GradientOrUpdateOp for GroupedLinearWeightGrad {
         let (_, k) = matrix("x", ins[1])?;
         shape_is("x", ins[1], &[rows, Dim::Fixed(k)])?;
         offsets(ins[2], self.experts)?;
-        let stacked = Dim::Fixed(u64::from(self.experts) * n);
+        // A saturated product is above the limit of a dimension, which the graph is checked against.
+        let stacked = Dim::Fixed(u64::from(self.experts).saturating_mul(n));
         let mut outs = vec![TensorSpec::activation([stacked, Dim::Fixed(k)], ins[0].dtype)];
         if self.bias {
             outs.push(TensorSpec::activation([stacked], ins[0].dtype));
@@ -141,8 +142,8 @@ impl GradientOrUpdateOp for GroupedLinearWeightGrad {
         Ok(outs)
     }
 
-    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
-        2 * ins[0].elements_at(counts) * ins[1].row_elements()
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {
+        2.0 * elements(ins[0], counts) * columns(ins[1])
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

@@ -39,7 +39,7 @@ impl OpRules for KlDivergence {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        streaming((2 * TRANSCENDENTAL + 4) * ins[0].elements_at(counts), ins, outs, counts)
+        streaming((2.0 * TRANSCENDENTAL + 4.0) * elements(ins[0], counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -66,8 +66,8 @@ impl GradientOrUpdateOp for KlDivergenceGrad {
         Ok(vec![like(ins[1])])
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        (2 * TRANSCENDENTAL + 4) * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        (2.0 * TRANSCENDENTAL + 4.0) * elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

@@ -40,7 +40,7 @@ impl OpRules for LayerNorm {
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
         // Operations per element: 1 for the mean, 3 for the variance, and 4 for (x - mean) rstd gamma + beta.
-        elementwise(8, ins, outs, counts)
+        elementwise(8.0, ins, outs, counts)
     }
 
     fn alias(&self, output: usize) -> &'static [usize] {

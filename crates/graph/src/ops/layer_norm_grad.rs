@@ -28,7 +28,7 @@ impl OpRules for LayerNormGrad {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(16, ins, outs, counts)
+        elementwise(16.0, ins, outs, counts)
     }
 
     fn alias(&self, output: usize) -> &'static [usize] {

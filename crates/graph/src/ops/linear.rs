@@ -179,19 +179,19 @@ impl OpRules for Linear {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        let per_output = 2 * ins[0].row_elements()
+        let per_output = 2.0 * columns(ins[0])
             + match self.epilogue {
-                Epilogue::None => 1,
-                Epilogue::Residual => 2,
-                Epilogue::Gelu => 1 + TRANSCENDENTAL,
+                Epilogue::None => 1.0,
+                Epilogue::Residual => 2.0,
+                Epilogue::Gelu => 1.0 + TRANSCENDENTAL,
                 // Each output needs a second dot product, the one that it gates.
-                Epilogue::Gate | Epilogue::SiluGate => 2 * ins[0].row_elements() + 2 + TRANSCENDENTAL,
+                Epilogue::Gate | Epilogue::SiluGate => 2.0 * columns(ins[0]) + 2.0 + TRANSCENDENTAL,
             };
         let norm = match self.prologue {
-            Prologue::None => 0,
-            Prologue::LayerNorm(_) => 8 * ins[0].elements_at(counts),
+            Prologue::None => 0.0,
+            Prologue::LayerNorm(_) => 8.0 * elements(ins[0], counts),
         };
-        streaming(norm + per_output * outs[0].elements_at(counts), ins, outs, counts)
+        streaming(norm + per_output * elements(outs[0], counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

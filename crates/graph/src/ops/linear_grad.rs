@@ -39,7 +39,7 @@ impl OpRules for LinearInputGrad {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        streaming(2 * ins[0].row_elements() * outs[0].elements_at(counts), ins, outs, counts)
+        streaming(2.0 * columns(ins[0]) * elements(outs[0], counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -81,7 +81,7 @@ impl OpRules for LinearWeightGrad {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        streaming(2 * ins[0].rows(counts) * outs[0].elements_at(counts), ins, outs, counts)
+        streaming(2.0 * ins[0].rows(counts) as f64 * elements(outs[0], counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

@@ -112,13 +112,14 @@ pub struct NotDifferentiable;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardError(pub &'static str);
 
-/// Work and memory traffic of one launch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Work and memory traffic of one launch, from which its time is predicted. The numbers are floating-point, because products of
+/// three sizes may exceed 64 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
     /// Floating-point operations; a multiply-add counts two.
-    pub flops: u64,
+    pub flops: f64,
     /// Bytes read and written if every operand crosses the memory bus once.
-    pub bytes: u64,
+    pub bytes: f64,
 }
 
 /// How the precision pass treats an op.
@@ -162,14 +163,29 @@ impl Vjp<'_> {
 }
 
 /// Cost of an op with `flops` operations whose operands each cross the memory bus once.
-fn streaming(flops: u64, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> Cost {
-    let bytes = ins.iter().chain(outs).map(|s| s.bytes_at(counts).0).sum();
+fn streaming(flops: f64, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> Cost {
+    let bytes = ins.iter().chain(outs).map(|s| traffic(s, counts)).sum();
     Cost { flops, bytes }
 }
 
 /// Cost of an elementwise op with `per_element` operations for each element of output 0.
-fn elementwise(per_element: u64, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> Cost {
-    streaming(per_element * outs[0].elements_at(counts), ins, outs, counts)
+fn elementwise(per_element: f64, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> Cost {
+    streaming(per_element * elements(outs[0], counts), ins, outs, counts)
+}
+
+/// Number of elements of a tensor, for costs.
+fn elements(spec: &TensorSpec, counts: Counts) -> f64 {
+    spec.elements_at(counts) as f64
+}
+
+/// Number of elements of a row of a tensor, for costs.
+fn columns(spec: &TensorSpec) -> f64 {
+    spec.row_elements() as f64
+}
+
+/// Bytes of a tensor that cross the memory bus once, for costs.
+fn traffic(spec: &TensorSpec, counts: Counts) -> f64 {
+    spec.bytes_at(counts).0 as f64
 }
 
 /// Placement of the output of an op that processes rows independently: activations may be split along dimension

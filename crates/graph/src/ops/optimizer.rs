@@ -83,7 +83,7 @@ fn around(ins: &[&TensorSpec], states: usize, hyper: u64) -> Result<(), RuleErro
 }
 
 /// Number of elements of a parameter.
-fn elements(p: &TensorSpec) -> Result<u64, RuleError> {
+fn parameter_elements(p: &TensorSpec) -> Result<u64, RuleError> {
     let fixed = p.shape.iter().map(|d| d.fixed()).product::<Option<u64>>();
     fixed.ok_or_else(|| RuleError(format!("{p} is not a parameter: its size changes")))
 }
@@ -96,8 +96,8 @@ impl GradientOrUpdateOp for AdamW {
         Ok([0, 2, 3].map(|i| like(ins[i])).to_vec())
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        16 * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        16.0 * elements(outs[0], counts)
     }
 
     fn in_place(&self, output: usize) -> &'static [usize] {
@@ -112,7 +112,7 @@ impl GradientOrUpdateOp for AdamW {
 impl GradientOrUpdateOp for AdamW8bit {
     fn types(&self, ins: &[&TensorSpec], _: &Bounds) -> Result<Vec<TensorSpec>, RuleError> {
         around(ins, 4, 3)?;
-        let blocks = [Dim::Fixed(elements(ins[0])?.div_ceil(BLOCK))];
+        let blocks = [Dim::Fixed(parameter_elements(ins[0])?.div_ceil(BLOCK))];
         for (codes, absmax) in [(2, 3), (4, 5)] {
             shape_is("codes", ins[codes], &ins[0].shape)?;
             if ins[codes].dtype != DType::U8 {
@@ -123,8 +123,8 @@ impl GradientOrUpdateOp for AdamW8bit {
         Ok([0, 2, 3, 4, 5].map(|i| like(ins[i])).to_vec())
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        48 * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        48.0 * elements(outs[0], counts)
     }
 
     fn in_place(&self, output: usize) -> &'static [usize] {
@@ -153,8 +153,8 @@ impl GradientOrUpdateOp for Adafactor {
         }
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        16 * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        16.0 * elements(outs[0], counts)
     }
 
     fn in_place(&self, output: usize) -> &'static [usize] {
@@ -177,8 +177,8 @@ impl GradientOrUpdateOp for Sgd {
         Ok(vec![like(ins[0]), like(ins[2])])
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        6 * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        6.0 * elements(outs[0], counts)
     }
 
     fn in_place(&self, output: usize) -> &'static [usize] {
@@ -248,8 +248,8 @@ impl GradientOrUpdateOp for Ema {
         Ok(vec![like(ins[0])])
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        3 * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        3.0 * elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {
@@ -269,8 +269,8 @@ impl GradientOrUpdateOp for CountSteps {
         Ok(vec![like(ins[0])])
     }
 
-    fn flops(&self, _: &[&TensorSpec], _: &[&TensorSpec], _: Counts) -> u64 {
-        1
+    fn flops(&self, _: &[&TensorSpec], _: &[&TensorSpec], _: Counts) -> f64 {
+        1.0
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {
@@ -292,8 +292,8 @@ impl GradientOrUpdateOp for GradScale {
         Ok(vec![f32s(2), f32s(1)])
     }
 
-    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
-        ins.iter().map(|g| 2 * g.elements_at(counts)).sum()
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {
+        ins.iter().map(|g| 2.0 * elements(g, counts)).sum()
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {
@@ -315,8 +315,8 @@ impl GradientOrUpdateOp for Accumulate {
         Ok(vec![like(ins[0])])
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

@@ -65,13 +65,13 @@ impl GradientOrUpdateOp for Quantize {
         Ok([Some(q), y].into_iter().flatten().collect())
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
         let before = match self.of {
-            Quantized::Rows => 0,
-            Quantized::LayerNorm(_) => 8,
+            Quantized::Rows => 0.0,
+            Quantized::LayerNorm(_) => 8.0,
             Quantized::Gelu(_) | Quantized::Glu(_) => gelu::TRANSCENDENTAL,
         };
-        (3 + before) * outs[0].elements_at(counts)
+        (3.0 + before) * elements(outs[0], counts)
     }
 
     fn in_place(&self, output: usize) -> &'static [usize] {

@@ -25,7 +25,7 @@ impl OpRules for Relu {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(1, ins, outs, counts)
+        elementwise(1.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -46,8 +46,8 @@ impl GradientOrUpdateOp for ReluGrad {
         GeluGrad {}.infer(ins, bounds)
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

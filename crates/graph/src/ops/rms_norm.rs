@@ -41,7 +41,7 @@ impl OpRules for RmsNorm {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(5, ins, outs, counts)
+        elementwise(5.0, ins, outs, counts)
     }
 
     fn alias(&self, output: usize) -> &'static [usize] {
@@ -68,8 +68,8 @@ impl GradientOrUpdateOp for RmsNormGrad {
         Ok(vec![like(ins[0]), like(ins[3])])
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        10 * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        10.0 * elements(outs[0], counts)
     }
 
     fn in_place(&self, output: usize) -> &'static [usize] {

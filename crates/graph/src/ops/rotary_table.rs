@@ -28,7 +28,7 @@ impl OpRules for RotaryTable {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(2 * TRANSCENDENTAL, ins, outs, counts)
+        elementwise(2.0 * TRANSCENDENTAL, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

@@ -100,8 +100,8 @@ impl OpRules for Route {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        let per_logit = TRANSCENDENTAL + u64::from(self.top_k);
-        streaming(per_logit * ins[0].elements_at(counts), ins, outs, counts)
+        let per_logit = TRANSCENDENTAL + f64::from(self.top_k);
+        streaming(per_logit * elements(ins[0], counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -131,8 +131,8 @@ impl GradientOrUpdateOp for RouteGrad {
         Ok(vec![like(ins[1])])
     }
 
-    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
-        TRANSCENDENTAL * ins[1].elements_at(counts)
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {
+        TRANSCENDENTAL * elements(ins[1], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {
@@ -170,7 +170,7 @@ impl OpRules for RouterLoss {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        streaming(TRANSCENDENTAL * ins[0].elements_at(counts), ins, outs, counts)
+        streaming(TRANSCENDENTAL * elements(ins[0], counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -197,8 +197,8 @@ impl GradientOrUpdateOp for RouterLossGrad {
         Ok(vec![like(ins[1])])
     }
 
-    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
-        TRANSCENDENTAL * ins[1].elements_at(counts)
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {
+        TRANSCENDENTAL * elements(ins[1], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

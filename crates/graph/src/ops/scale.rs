@@ -26,7 +26,7 @@ impl OpRules for Scale {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(1, ins, outs, counts)
+        elementwise(1.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {

@@ -48,7 +48,7 @@ impl OpRules for SegmentMean {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        streaming(ins[0].elements_at(counts), ins, outs, counts)
+        streaming(elements(ins[0], counts), ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -77,8 +77,8 @@ impl GradientOrUpdateOp for SegmentMeanGrad {
         Ok(vec![TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(columns)], self.dtype)])
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

@@ -37,8 +37,8 @@ impl OpRules for SelectRows {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        let written = outs[0].bytes_at(counts).0;
-        Cost { flops: 0, bytes: 2 * written + ins[1].bytes_at(counts).0 }
+        let written = traffic(outs[0], counts);
+        Cost { flops: 0.0, bytes: 2.0 * written + traffic(ins[1], counts) }
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -67,8 +67,8 @@ impl GradientOrUpdateOp for SelectRowsGrad {
         Ok(vec![TensorSpec::activation([Dim::Tokens(1), Dim::Fixed(columns)], ins[0].dtype)])
     }
 
-    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> u64 {
-        ins[0].elements_at(counts)
+    fn flops(&self, ins: &[&TensorSpec], _: &[&TensorSpec], counts: Counts) -> f64 {
+        elements(ins[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

@@ -31,7 +31,7 @@ impl OpRules for Softmax {
     }
 
     fn cost(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], _: &Bounds, counts: Counts) -> Cost {
-        elementwise(TRANSCENDENTAL + 3, ins, outs, counts)
+        elementwise(TRANSCENDENTAL + 3.0, ins, outs, counts)
     }
 
     fn alias(&self, _: usize) -> &'static [usize] {
@@ -56,8 +56,8 @@ impl GradientOrUpdateOp for SoftmaxGrad {
         Ok(vec![like(ins[0])])
     }
 
-    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64 {
-        4 * outs[0].elements_at(counts)
+    fn flops(&self, _: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64 {
+        4.0 * elements(outs[0], counts)
     }
 
     fn in_place(&self, _: usize) -> &'static [usize] {

@@ -10,7 +10,7 @@ pub(super) trait GradientOrUpdateOp {
 
     /// Number of floating-point operations in a step of size `counts`. For the memory traffic, each operand
     /// crosses the bus once.
-    fn flops(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> u64;
+    fn flops(&self, ins: &[&TensorSpec], outs: &[&TensorSpec], counts: Counts) -> f64;
 
     /// Inputs that an output may overwrite; see [`OpRules::alias`].
     fn in_place(&self, output: usize) -> &'static [usize];

@@ -271,19 +271,19 @@ impl CpuKernel {
     /// Workspace in bytes on `workers` workers. Each worker's part starts on its own cache line; the shared
     /// part follows them.
     pub(super) fn workspace(self, set: InstructionSet, graph: &Graph, node: &Node, workers: u64) -> Bytes {
-        let each = |bytes: u64| Bytes(Bytes(bytes).align_up(64).0 * workers);
+        let each = |bytes: u64| Bytes(bytes).align_up(64) * workers;
         let word = DType::F32.size();
         match self.row().1 {
             Scratch::None => Bytes::ZERO,
             Scratch::Gemm => each(set.gemm_f32()),
             Scratch::Tiles => each(GEMM_TILES),
             Scratch::Product => each(PRODUCT),
-            Scratch::Loss => each(PRODUCT) + Bytes(word * logits(graph, node)),
+            Scratch::Loss => each(PRODUCT) + Bytes(logits(graph, node)) * word,
             Scratch::Flash => each(flash_bytes(head_dim(&node.op)) as u64),
             Scratch::FlashGrad => each(flash_grad_bytes(head_dim(&node.op)) as u64),
             Scratch::Columns => each(word * output_columns(graph, node)),
             Scratch::Experts => each(word * columns(graph, node, 0)),
-            Scratch::Rows => Bytes(2 * word * rows(graph, node, 0)),
+            Scratch::Rows => Bytes(rows(graph, node, 0)) * (2 * word),
         }
     }
 }

@@ -241,7 +241,7 @@ pub(crate) fn widened(graph: &Graph, node: &Node) -> Bytes {
 /// that are not 16-bit.
 pub fn copy_bytes(spec: &TensorSpec, counts: Counts) -> Bytes {
     match spec.dtype {
-        DType::Bf16 | DType::F16 => Bytes(spec.elements_at(counts) * DType::F32.size()).align_up(64),
+        DType::Bf16 | DType::F16 => (Bytes(spec.elements_at(counts)) * DType::F32.size()).align_up(64),
         DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => Bytes::ZERO,
     }
 }

@@ -40,6 +40,13 @@ impl Problem {
         self.items[index].size.checked_next_multiple_of(self.align).expect("align > 0, sizes fit in u64")
     }
 
+    /// Sum of the footprints of all items; `None` if it exceeds 64 bits.
+    pub fn total(&self) -> Option<u64> {
+        self.items.iter().try_fold(0_u64, |sum, item| {
+            sum.checked_add(item.size.checked_next_multiple_of(self.align.max(1))?)
+        })
+    }
+
     /// Largest sum of the footprints of live items, and the first instruction at which it occurs, in O(n log n).
     pub fn lower_bound(&self) -> Peak {
         let mut births: Vec<usize> = (0..self.items.len()).collect();

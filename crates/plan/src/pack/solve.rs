@@ -38,16 +38,15 @@ impl Block {
     }
 }
 
-/// Packs the items of a problem. Equal problems give equal packings on every machine.
+/// Packs the items of a problem. Equal problems give equal packings on every machine. `None` if the sizes, rounded up to the
+/// alignment, together exceed 64 bits; of other problems, no sum of sizes and no offset does.
 ///
 /// # Panics
-/// If `align` is zero, an item dies before its birth, or the sizes together exceed `u64`.
-pub fn solve(problem: &Problem) -> Packing {
+/// If `align` is zero, or an item dies before its birth.
+pub fn solve(problem: &Problem) -> Option<Packing> {
     assert!(problem.items.iter().all(|i| i.birth <= i.death), "an item dies before its birth");
+    problem.total()?;
     let units = |i: usize| problem.footprint(i) / problem.align;
-    let total = (0..problem.items.len()).try_fold(0u64, |sum, i| sum.checked_add(problem.footprint(i)));
-    assert!(total.is_some(), "the sizes together exceed u64");
-
     let mut entries: Vec<IndexedBlock> = (0..problem.items.len())
         .filter(|&i| problem.items[i].size > 0)
         .map(|i| IndexedBlock {
@@ -63,7 +62,7 @@ pub fn solve(problem: &Problem) -> Packing {
         packing.offsets[entry.item] = offset * problem.align;
         packing.height = packing.height.max(entry.block.end(offset) * problem.align);
     }
-    packing
+    Some(packing)
 }
 
 /// A block and the index of its item.
@@ -73,6 +72,12 @@ struct IndexedBlock {
     block: Block,
 }
 
+/// A way to place blocks in an order below a limit.
+type Heuristic = fn(&[Block], &[u32], u64) -> Option<Vec<u64>>;
+
+/// Maximum number of blocks for first fit: it compares each block with all blocks before it, which takes 0.1 s for as many.
+const MAX_FIRST_FIT: usize = 1 << 13;
+
 /// Returns the offset of each block in the lowest packing found. The heuristics are tried in turn, and the first
 /// packing that reaches the lower bound is optimal and ends the search.
 fn pack(blocks: &[Block]) -> Vec<u64> {
@@ -81,8 +86,11 @@ fn pack(blocks: &[Block]) -> Vec<u64> {
     let (mut best, mut height) = (vec![], u64::MAX);
     for order in ORDERS {
         let order = order.of(blocks, &loads);
-        for heuristic in [skyline::pack, first_fit::pack] {
-            if height > bound
+        // First fit takes quadratic time.
+        let few = blocks.len() <= MAX_FIRST_FIT;
+        for (heuristic, wanted) in [(skyline::pack as Heuristic, true), (first_fit::pack, few)] {
+            if wanted
+                && height > bound
                 && let Some(offsets) = heuristic(blocks, &order, height - 1)
             {
                 height =

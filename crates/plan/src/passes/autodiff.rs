@@ -19,7 +19,7 @@ pub fn autodiff(graph: &Graph, policy: &AutodiffPolicy) -> Result<Graph, PlanErr
             builder.output(&format!("grad {}", param.name), grad);
         }
     }
-    builder.finish().map_err(|source| PlanError::Verify { after: "autodiff", source })
+    builder.finish().map_err(|source| PlanError::of_graph("autodiff", source))
 }
 
 /// Returns a builder of the graph with the backward nodes of `outputs`, for the parameters for which `trained` is

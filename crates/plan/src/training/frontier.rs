@@ -292,12 +292,17 @@ impl Sums {
         let mut reached = 0;
         for ways in layers {
             let (mut next, mut way_of) = (vec![(f64::INFINITY, 0u64); width], vec![0u16; width]);
-            // The comparison below is strict, so among combinations of equal time the one in which this layer stores
-            // most wins.
-            let mut order: Vec<(usize, &RecomputeChoice)> = ways.iter().enumerate().collect();
-            order.sort_by_key(|(_, way)| Reverse(units(way)));
-            for (k, way) in order {
-                let to = units(way);
+            // Of the choices with equal units only the fastest can be part of a best combination. With many layers a
+            // layer has few units, so most of its choices are left out. The comparison below is strict, so among
+            // combinations of equal time the one in which this layer stores most wins.
+            let mut fastest: BTreeMap<usize, (usize, &RecomputeChoice)> = BTreeMap::new();
+            for (k, way) in ways.iter().enumerate() {
+                let known = fastest.entry(units(way)).or_insert((k, way));
+                if way.seconds < known.1.seconds {
+                    *known = (k, way);
+                }
+            }
+            for (to, (k, way)) in fastest.into_iter().rev() {
                 let sums = next[to..].iter_mut().zip(&mut way_of[to..]).zip(&least[..=reached]);
                 for ((next, way_of), (seconds, kept)) in sums {
                     if seconds + way.seconds < next.0 {

@@ -11,7 +11,7 @@ use crate::cost::node_seconds;
 use crate::liveness::{Buffer, buffers};
 use crate::sharing::Sharing;
 use crate::{Instr, PlanError, RecomputePolicy, Schedule, Target, step_seconds};
-use plimsoll_graph::{Bytes, Graph, Node, Phase};
+use plimsoll_graph::{Bytes, Count, Graph, Node, Phase, TooLarge};
 
 /// Maximum number of units of a run in the small model.
 const SHOWN: u32 = 4;
@@ -170,9 +170,30 @@ impl Layers {
         })
     }
 
+    /// Checks that the sizes of the full model, of which `graph` has some layers, do not exceed 64 bits.
+    fn check(&self, graph: &Graph, schedule: &Schedule, buffers: &[Buffer], target: &Target) -> Result<(), PlanError> {
+        let align = target.alignment;
+        let mut all = Count::from(0);
+        for buffer in buffers {
+            all = all + Count::from(buffer.bytes.0).next_multiple_of(align);
+        }
+        for instr in &schedule.instrs {
+            if let Instr::Launch(id) = instr {
+                all = all + Count::from(target.workspace(graph, graph.node(*id))?.0).next_multiple_of(align);
+            }
+        }
+        let most = self.runs.iter().map(|run| u64::from(run.units)).max().unwrap_or(1);
+        match (all * most).get() {
+            Some(_) => Ok(()),
+            None => Err(TooLarge::bytes("the size of all buffers of a step together", Bytes(u64::MAX)).into()),
+        }
+    }
+
     /// Largest sum of live bytes during a step of the full model: a lower bound on every packing. `graph` and
     /// `schedule` belong to the small model.
     pub fn live(&self, graph: &Graph, schedule: &Schedule, target: &Target) -> Result<Bytes, PlanError> {
+        let buffers = buffers(graph, schedule, Sharing::default());
+        self.check(graph, schedule, &buffers, target)?;
         let mut live = Timeline::new(schedule.instrs.len() + 2);
         for (i, instr) in schedule.instrs.iter().enumerate() {
             if let Instr::Launch(id) = instr {
@@ -180,7 +201,6 @@ impl Layers {
                 live.add(i + 1, i + 1, bytes.0);
             }
         }
-        let buffers = buffers(graph, schedule, Sharing::default());
         let size = |buffer: &Buffer| buffer.bytes.align_up(target.alignment).0;
         for buffer in &buffers {
             live.add(buffer.birth as usize, buffer.death as usize, size(buffer));
@@ -244,9 +264,11 @@ impl Size {
             return Ok(size);
         }
         let (more, others) = (of(small + 1)?, layers - small);
-        let each = more.persistent - size.persistent;
+        // A model with more layers has no fewer parameters.
+        let each = more.persistent.saturating_sub(size.persistent);
+        let persistent = (Count::from(each.0) * u64::from(others) + size.persistent.0).bytes();
         Ok(Self {
-            persistent: size.persistent + Bytes(each.0 * u64::from(others)),
+            persistent: persistent.ok_or_else(|| TooLarge::bytes("the size of all parameters and states", Bytes(u64::MAX)))?,
             seconds: size.seconds + f64::from(others) * (more.seconds - size.seconds),
         })
     }

@@ -219,7 +219,7 @@ impl Training<'_> {
             let why = "no parameter is trained: all are frozen".to_owned();
             return Err(PlanError::BadPolicy { field: "group", why });
         }
-        let graph = builder.finish().map_err(|source| PlanError::Verify { after: "training", source })?;
+        let graph = builder.finish().map_err(|source| PlanError::of_graph("training", source))?;
         Ok(dce(&graph))
     }
 
@@ -316,7 +316,7 @@ impl Training<'_> {
         }
         self.count_step(g, scale[0]);
         let built = std::mem::replace(g, Builder::new(micro.bounds)).finish();
-        built.map(Some).map_err(|source| PlanError::Verify { after: "apply", source })
+        built.map(Some).map_err(|source| PlanError::of_graph("apply", source))
     }
 
     /// Adds the update of one parameter, or of its f32 master copy if the parameter is 16-bit.

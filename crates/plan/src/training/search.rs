@@ -22,7 +22,8 @@ pub struct TrainingSearch<'a> {
     pub budget: Bytes,
     /// Tokens of an optimizer step.
     pub step_tokens: u64,
-    /// Candidate numbers of tokens of a micro-batch.
+    /// Candidate numbers of tokens of a micro-batch. They are tried in groups of [`GROUP`], in this order: a group only if
+    /// nothing of the groups before it fits.
     pub tokens: Vec<u64>,
     /// Candidate numbers of rows of logits computed at a time.
     pub chunks: Vec<u32>,
@@ -145,6 +146,10 @@ struct Tried {
     seconds: f64,
 }
 
+/// Number of sizes of a micro-batch of which the fastest is chosen. In descending order of the sizes, a smaller one is not faster
+/// than all larger ones unless these do not fit.
+const GROUP: usize = 6;
+
 /// Number of fitting, and of non-fitting, alternatives that are planned for the report.
 const REPORTED: usize = 5;
 
@@ -155,17 +160,20 @@ impl TrainingSearch<'_> {
     /// [`PlanError::OverBudget`] with the bill of the smallest program if none fits.
     pub fn run(&self, target: &Target, build: BuildTraining<'_>) -> Result<TrainingChoice, PlanError> {
         let look = Look { search: self, target, build };
-        let open = look.open(&self.tokens)?;
-        match look.found(&open)? {
-            Some(found) => Ok(found),
-            None => Err(PlanError::OverBudget(Box::new(look.bill(&open)?))),
+        match look.searched()? {
+            Searched::Found(found) => Ok(*found),
+            Searched::Nothing { tried, too_large: Some(error) } if tried.is_empty() => Err(error),
+            Searched::Nothing { tried, .. } => Err(PlanError::OverBudget(Box::new(look.bill(&tried)?))),
         }
     }
 
     /// Like [`Self::run`], but returns `None` if nothing fits.
     pub fn find(&self, target: &Target, build: BuildTraining<'_>) -> Result<Option<TrainingChoice>, PlanError> {
         let look = Look { search: self, target, build };
-        look.found(&look.open(&self.tokens)?)
+        Ok(match look.searched()? {
+            Searched::Found(found) => Some(*found),
+            Searched::Nothing { .. } => None,
+        })
     }
 
     /// Whether any combination fits into the budget.
@@ -175,8 +183,10 @@ impl TrainingSearch<'_> {
         let look = Look { search: self, target, build };
         let ends = self.tokens.iter().min().into_iter().chain(self.tokens.iter().max());
         for tokens in ends.copied().collect::<BTreeSet<u64>>() {
-            if look.fitting(&look.open(&[tokens])?)?.is_some() {
-                return Ok(true);
+            match look.open(&[tokens]) {
+                Ok(open) if look.fitting(&open)?.is_some() => return Ok(true),
+                Ok(_) | Err(PlanError::TooLarge { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(false)
@@ -216,14 +226,50 @@ struct Fitting {
     others: Vec<Tried>,
 }
 
+/// Result of a search over all groups of sizes.
+enum Searched {
+    Found(Box<TrainingChoice>),
+    /// Nothing fits.
+    Nothing {
+        /// The combinations that were considered.
+        tried: Vec<OpenCandidate>,
+        /// Why combinations were left out.
+        too_large: Option<PlanError>,
+    },
+}
+
 impl Look<'_> {
-    /// All combinations with these micro-batch sizes, the potentially fastest first.
+    /// Searches the groups of micro-batch sizes until something fits.
+    fn searched(&self) -> Result<Searched, PlanError> {
+        let (mut tried, mut too_large) = (vec![], None);
+        for tokens in self.search.tokens.chunks(GROUP) {
+            let open = match self.open(tokens) {
+                Ok(open) => open,
+                Err(error @ PlanError::TooLarge { .. }) => {
+                    too_large = Some(error);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if let Some(found) = self.found(&open)? {
+                return Ok(Searched::Found(Box::new(found)));
+            }
+            tried.extend(open);
+        }
+        Ok(Searched::Nothing { tried, too_large })
+    }
+
+    /// All combinations with these micro-batch sizes that are not too large for any machine, the potentially fastest first.
+    ///
+    /// # Errors
+    /// [`PlanError::TooLarge`] if all combinations are too large.
     fn open(&self, tokens: &[u64]) -> Result<Vec<OpenCandidate>, PlanError> {
         let search = self.search;
         has_matmuls(search.training.precision, self.target)?;
         let mut solver = Solver::default();
         let mut applied: BTreeMap<(usize, bool), Apply> = BTreeMap::new();
         let mut open: Vec<(usize, OpenCandidate)> = vec![];
+        let mut too_large = None;
         for (&tokens, &chunk) in tokens.iter().flat_map(|t| search.chunks.iter().map(move |c| (t, c))) {
             let mut shared: Option<Rc<MicroStep>> = None;
             let accumulation = search.step_tokens.div_ceil(tokens).max(1);
@@ -231,8 +277,16 @@ impl Look<'_> {
                 search.proceed()?;
                 let candidate = Candidate { tokens, chunk, optimizer, accumulation };
                 let step = match shared.take().filter(|_| !search.training(&candidate).steps_at_once()) {
-                    Some(step) => step,
-                    None => Rc::new(self.micro_step(&candidate, &mut solver)?),
+                    Some(step) => Ok(step),
+                    None => self.micro_step(&candidate, &mut solver).map(Rc::new),
+                };
+                let step = match step {
+                    Ok(step) => step,
+                    Err(error @ PlanError::TooLarge { .. }) => {
+                        too_large = Some(error);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
                 };
                 shared = Some(Rc::clone(&step));
                 let apply = match applied.entry((rank, accumulation == 1)) {
@@ -242,6 +296,9 @@ impl Look<'_> {
                 let below = Cell::new(step.choices.len());
                 open.push((rank, OpenCandidate { candidate, step, apply, below }));
             }
+        }
+        if let (true, Some(error)) = (open.is_empty(), too_large) {
+            return Err(error);
         }
         open.sort_by_key(|(rank, _)| *rank);
         let mut open: Vec<OpenCandidate> = open.into_iter().map(|(_, open)| open).collect();
@@ -569,7 +626,7 @@ impl OpenCandidate {
 
 impl Candidate {
     fn step_tokens(&self) -> f64 {
-        (self.tokens * self.accumulation) as f64
+        self.tokens as f64 * self.accumulation as f64
     }
 }
 
@@ -669,7 +726,7 @@ mod tests {
                 let bounds = Bounds { tokens, sequences: 4, longest: 64 };
                 let config = DecoderConfig { layers: u64::from(layers), ..config.clone() };
                 let loss = plimsoll_models::Training { chunk, z_loss: 0.0, dropout: 0.1 };
-                let verified = |source| PlanError::Verify { after: "build", source };
+                let verified = |source| PlanError::of_graph("build", source);
                 let still = plimsoll_models::Training { dropout: 0.0, ..loss };
                 Ok((
                     config.train_graph(bounds, &loss).map_err(verified)?,

@@ -14,7 +14,7 @@ fn synthetic(tokens: u64) -> Result<Program, PlanError> {
     let x = g.input("x", &[Dim::Tokens(1), Dim::Fixed(16)], DType::F32);
     let y = g.gelu(x);
     g.output("y", y);
-    let graph = g.finish().map_err(|source| PlanError::Verify { after: "build", source })?;
+    let graph = g.finish().map_err(|source| PlanError::of_graph("build", source))?;
     let t = target("null");
     Ok(Program::new(t.clone(), vec![("step".to_owned(), plan(&graph, &t))], vec![]))
 }

@@ -226,7 +226,7 @@ impl SearchStage<'_> {
         dump: Dump<'_>,
     ) -> Result<Program, PlanError> {
         let plan = |part: &PlanPart<'_>, dump: Dump<'_>| {
-            let graph = (part.graph)(tokens).map_err(|source| PlanError::Verify { after: "build", source })?;
+            let graph = (part.graph)(tokens).map_err(|source| PlanError::of_graph("build", source))?;
             let weights = if part.streams { weights } else { part.policy.weights };
             let policy = Policy { weights, ..part.policy.clone() };
             Ok((part.name.to_owned(), compile_with(&graph, &policy, point.target, dump)?))

@@ -39,7 +39,7 @@ fn replicas(count: usize) -> Replicas<usize> {
         let y = g.linear(x, "twice", WIDTH as u64, false);
         g.output("y", y);
         let target = CpuDevice::target(1, Isa::detect())?;
-        let graph = g.finish().map_err(|source| PlanError::Verify { after: "build", source })?;
+        let graph = g.finish().map_err(|source| PlanError::of_graph("build", source))?;
         let plan = compile(&graph, &Policy::default(), &target)?;
         Ok::<Program, PlanError>(Program::new(target, vec![("twice".to_owned(), plan)], vec![]))
     };

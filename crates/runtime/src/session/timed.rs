@@ -74,7 +74,7 @@ impl Settings {
         policy: &Policy,
         graph: Result<Graph, VerifyError>,
     ) -> Result<Program, RuntimeError> {
-        let graph = graph.map_err(|source| PlanError::Verify { after: "build", source })?;
+        let graph = graph.map_err(|source| PlanError::of_graph("build", source))?;
         let target = self.target()?;
         let plan = compile(&graph, policy, &target)?;
         Ok(Program::new(target, vec![("bench".to_owned(), plan)], vec![]))

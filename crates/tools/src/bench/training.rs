@@ -72,7 +72,7 @@ fn times(
     optimizer: Optimizer,
 ) -> Result<Times, RuntimeError> {
     let bounds = Bounds { tokens: TOKENS, sequences: TOKENS / longest, longest };
-    let verified = |source| plimsoll_plan::PlanError::Verify { after: "build", source };
+    let verified = |source| plimsoll_plan::PlanError::of_graph("build", source);
     let forward = config.train_graph(bounds, &Loss::default()).map_err(verified)?;
     let training = Training {
         precision: Precision::F32,

@@ -48,6 +48,7 @@ pub struct Data {
     /// Type of the token ids in a bin file: u16 (default) or u32, little-endian.
     pub bin_type: BinType,
     /// Token id that ends a document in a bin file; null (default) takes each file as one document.
+    #[schemars(range(min = 0, max = 4294967295))]
     pub bin_end: Option<u32>,
     /// Tokenizer: bytes, esm2, or the path of a tokenizer.json; auto (default) is the tokenizer of the model,
     /// and bytes for a language model without model.from.
@@ -57,7 +58,7 @@ pub struct Data {
     pub end_token: Option<String>,
     /// Maximum number of tokens in a sequence (default 1024); longer documents are divided into several
     /// sequences. At most batch.micro_tokens.
-    #[schemars(range(min = 2))]
+    #[schemars(range(min = 2, max = 2147483647))]
     pub longest: u64,
     /// Whether a classifier truncates sequences longer than data.longest; false (default) makes a longer
     /// sequence an error.
@@ -66,9 +67,10 @@ pub struct Data {
     #[schemars(range(min = 1, max = 1073741824))]
     pub longest_document: u64,
     /// Number of documents in the shuffle buffer (default 10000); 0 keeps the order of the files.
+    #[schemars(range(min = 0, max = 1000000000))]
     pub shuffle_buffer: u64,
     /// Maximum size of the shuffle buffer in bytes (default 64 MiB).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1099511627776_u64))]
     pub shuffle_bytes: u64,
     /// Threads that read and tokenize, 1 to 256; auto (default) is the number of cores, at most 8.
     #[schemars(extend("minimum" = 1, "maximum" = 256, "changes" = "machine"))]
@@ -88,7 +90,7 @@ pub struct Data {
 #[serde(default, deny_unknown_fields)]
 pub struct Crops {
     /// Shortest window in bases (default 150).
-    #[schemars(range(min = 5))]
+    #[schemars(range(min = 5, max = 100000))]
     pub shortest: u64,
     /// Longest window in bases (default 1000); the lengths between are drawn uniformly on a logarithmic scale.
     #[schemars(range(min = 5, max = 100000))]

@@ -283,6 +283,6 @@ fn shortest(x: f32) -> f64 {
 }
 
 /// Formats a value as in a configuration file.
-fn word(value: &Value) -> String {
+pub(super) fn word(value: &Value) -> String {
     Node::of(value).map_or_else(|_| value.to_string(), |node| node.inline())
 }

@@ -13,6 +13,7 @@ mod rules;
 mod run;
 pub mod schema;
 mod translate;
+mod unread;
 pub mod yaml;
 
 pub use auto::Auto;
@@ -27,6 +28,7 @@ pub use optimizer::{
     Decay, DecayShape, Distillation, Loss, Optimizer, OptimizerKind, Precision, PrecisionKind, Scaling,
     Schedule, ScheduleKind, Unit, Warmup,
 };
+pub(crate) use rules::sizes_of_step;
 pub use run::{Batch, DeviceChoice, Dynamic, Interval, Memory, Profile, Remat, RematPolicy, Run};
 pub(crate) use run::{PROCESS, training_on};
 pub use translate::{Source, Translated, translate};

@@ -21,28 +21,28 @@ pub struct Model {
     pub from: Option<String>,
     /// Number of entries of the embedding table; null (default) is the number of model.from, or else of the
     /// tokenizer.
-    #[schemars(range(min = 2))]
+    #[schemars(range(min = 2, max = 16777216))]
     pub vocabulary: Option<u64>,
     /// Width of the hidden states, a multiple of model.heads (default 256; 512 for a head, 192 for a caller).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1048576))]
     pub hidden: u64,
     /// Number of transformer blocks (default 4).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1024))]
     pub layers: u64,
     /// Number of query heads (default 4; 3 for a caller).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 128))]
     pub heads: u64,
     /// Number of key and value heads, a divisor of model.heads; null (default) is the number of model.from,
     /// or else one for each query head.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 128))]
     pub kv_heads: Option<u64>,
     /// Inner width of the feed-forward network, or of each expert (default 1024; 768 for dense_lm, 384 for a caller).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 16777216))]
     pub intermediate: u64,
     /// Normalisation layer: layer_norm (default) or rms_norm (default of dense_lm).
     pub norm: Norm,
     /// Epsilon of the normalisation, which is added to the variance (default 1e-5).
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
     pub norm_eps: f64,
     /// Activation of the feed-forward network: gelu (default) or swiglu (default of dense_lm).
     pub activation: Activation,
@@ -51,7 +51,7 @@ pub struct Model {
     /// Position encoding: rotary (default) or alibi (default of dnabert_s).
     pub position: Position,
     /// Base of the rotary angles (default 10000).
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(min = 1, max = 1000000000000_u64))]
     pub rope_theta: f64,
     /// Attention mask.
     pub attention: Attention,
@@ -65,7 +65,7 @@ pub struct Model {
     /// Number of classes of a classifier over the mean of an encoder's hidden states, or of a head (default
     /// 2). null takes the number of a classifier in model.from; without it, an encoder is trained as a masked
     /// language model.
-    #[schemars(range(min = 2))]
+    #[schemars(range(min = 2, max = 16777216))]
     pub classes: Option<u64>,
     /// Tasks of a caller, which are trained together, the most important one first: the validation loss is that
     /// of the first task. If empty (default), a caller is pre-trained to predict masked codons.
@@ -162,17 +162,18 @@ pub struct Attention {
     pub mask: MaskKind,
     /// With mask window, the number of keys that a query attends to, including its own position (default
     /// 1024).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 2147483647))]
     pub window: u64,
     /// With mask block_sparse, the tokens of a block (default 64).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 2147483647))]
     pub block: u64,
     /// With mask block_sparse, the number of nearest blocks that a query attends to, including its own
     /// (default 4).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 2147483647))]
     pub local: u64,
     /// With mask block_sparse, the number of blocks at the start of a sequence that every query attends to
     /// (default 1).
+    #[schemars(range(min = 0, max = 2147483647))]
     pub global: u64,
 }
 
@@ -195,10 +196,10 @@ pub enum MaskKind {
 #[serde(default, deny_unknown_fields)]
 pub struct Experts {
     /// Number of experts in a layer (default 8).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1024))]
     pub count: u64,
     /// Number of experts that a token is routed to, at most model.experts.count (default 2).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1024))]
     pub top_k: u64,
     /// Capacity factor: maximum number of tokens of an expert as a multiple of the mean, up to 1000, rounded
     /// to thousandths. null (default) drops no tokens.
@@ -207,6 +208,7 @@ pub struct Experts {
     /// Whether the weights of a token's experts are scaled to sum to 1 (default true).
     pub renormalise: bool,
     /// Number of shared experts, which every token passes through in addition (default 0).
+    #[schemars(range(min = 0, max = 1024))]
     pub shared: u64,
 }
 
@@ -221,7 +223,7 @@ pub struct Task {
     /// Required.
     pub classes: Vec<String>,
     /// Factor of the task's loss (default 1).
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000000))]
     pub weight: f64,
 }
 
@@ -230,10 +232,10 @@ pub struct Task {
 #[serde(default, deny_unknown_fields)]
 pub struct Lora {
     /// Rank of an adapter (default 8).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1048576))]
     pub rank: u64,
     /// Scale of an adapter: its output is multiplied by alpha / rank (default 16).
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000000))]
     pub alpha: f64,
     /// Linear layers to adapt, by the ends of their names; if empty (default), the query and value
     /// projections.

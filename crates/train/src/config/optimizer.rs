@@ -13,17 +13,17 @@ pub struct Optimizer {
     /// otherwise adamw8bit.
     pub kind: OptimizerKind,
     /// Peak learning rate, above 0 (default 3e-4; 1e-4 for encoders, 1e-3 for a head).
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000000))]
     pub lr: f64,
     /// Decay rates of the first and second moment of adamw and adamw8bit, below 1 (default [0.9, 0.95]; [0.9,
     /// 0.98] for encoders).
     #[schemars(inner(range(min = 0, max = 1)))]
     pub betas: [f64; 2],
     /// Epsilon of adamw and adamw8bit, which is added to the square root of the second moment (default 1e-8).
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1))]
     pub eps: f64,
     /// Decoupled weight decay (default 0.1; 0.01 for encoders and a head).
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1000000))]
     pub weight_decay: f64,
     /// Parameters that weight decay applies to: matrices (default; all matrices except embeddings) or all.
     pub decay: Decay,
@@ -33,7 +33,7 @@ pub struct Optimizer {
     /// clipping. With null and one micro-step per step, each gradient is applied as soon as it is computed,
     /// which saves its memory; if a gradient is not finite, the step is counted as skipped, but parameters
     /// updated before it keep their update.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000000000000_u64))]
     pub clip_norm: Option<f64>,
     /// Decay of an exponential moving average (EMA) of the trained weights, above 0 and below 1, such as 0.999;
     /// null (default) is no average. After t updates the decay is at most (1 + t) / (10 + t). Evaluations use the
@@ -46,7 +46,7 @@ pub struct Optimizer {
     /// Whether sgd uses Nesterov momentum (default false); requires a momentum above 0.
     pub nesterov: bool,
     /// Maximum root mean square of an update of adafactor (default 1); a larger update is scaled down.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000000000000_u64))]
     pub update_clip: f64,
     /// Exponent x of adafactor's decay rate 1 - t^-x of the second moment at step t, above 0 to 1 (default
     /// 0.8).
@@ -89,7 +89,7 @@ pub struct Schedule {
     pub kind: ScheduleKind,
     /// Length of the warm-up, in which the learning rate rises linearly to its peak: a number of steps
     /// (default 0), or a share of the steps of the schedule above 0 and below 1, such as 0.1.
-    #[schemars(extend("minimum" = 0))]
+    #[schemars(extend("minimum" = 0, "maximum" = 1000000000000_u64))]
     pub warmup: Warmup,
     /// Final learning rate of a decaying schedule, as a share of the peak (default 0.1). Not used by constant
     /// and step.
@@ -97,17 +97,17 @@ pub struct Schedule {
     pub min_ratio: f64,
     /// Step at which linear, cosine, polynomial and wsd end; null (default) is the last step by run.steps or
     /// run.max_tokens.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1000000000000_u64))]
     pub steps: Option<u64>,
     /// Exponent of polynomial (default 1).
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(extend("exclusiveMinimum" = 0, "maximum" = 1000))]
     pub power: f64,
     /// Steps of the first cycle of cosine_restarts (default 1000).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1000000000000_u64))]
     pub cycle: u64,
     /// Factor by which each cycle of cosine_restarts is longer than the previous cycle, a whole number
     /// (default 1).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1000000))]
     pub cycle_growth: u64,
     /// Share of the steps of the schedule in which wsd decays, at its end (default 0.2).
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
@@ -115,7 +115,7 @@ pub struct Schedule {
     /// Shape of the decay of wsd: linear, sqrt (default) or cosine.
     pub decay_shape: DecayShape,
     /// Interval between two decays of step, in schedule.unit (default 10).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1000000000000_u64))]
     pub every: u64,
     /// Unit of schedule.every: steps or epochs (default).
     pub unit: Unit,
@@ -127,7 +127,7 @@ pub struct Schedule {
     pub scaling: Scaling,
     /// Value of batch.tokens for which optimizer.lr is meant. Required with schedule.scaling linear or sqrt,
     /// refused with none.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1099511627776_u64))]
     pub reference_tokens: Option<u64>,
 }
 
@@ -210,14 +210,14 @@ pub enum Scaling {
 pub struct Loss {
     /// Weight of the load-balancing loss of the experts (Fedus et al. 2022), averaged over layers (default
     /// 0.01).
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1000000))]
     pub balance: f64,
     /// Weight of the router z-loss, the squared log-sum-exp of the router's logits (Zoph et al. 2022; default
     /// 0).
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1000000))]
     pub router_z: f64,
     /// Weight of the z-loss, the squared log-sum-exp of the output logits (Chowdhery et al. 2022; default 0).
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1000000))]
     pub z: f64,
 }
 
@@ -257,11 +257,11 @@ pub struct Precision {
     pub kind: PrecisionKind,
     /// Initial loss scale of fp16 (default 65536), which multiplies the mean loss of a step. A step whose
     /// gradients overflow is skipped and counted, and halves the scale, so the first steps may be skipped.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 3e38))]
     pub initial_scale: f64,
     /// Number of consecutive steps of fp16 without overflow after which the loss scale doubles (default
     /// 2000).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1000000000000_u64))]
     pub growth_interval: u64,
 }
 

@@ -5,7 +5,9 @@ use super::{
     DeviceChoice, Document, Format, Interval, MaskKind, MaskUnit, ModelKind, OptimizerKind, PrecisionKind,
     Remat, RematPolicy, Scaling, ScheduleKind, TrainConfig, Warmup,
 };
+use super::unread::unread;
 use plimsoll_data::codons;
+use plimsoll_graph::limits::MAX_ROWS;
 use plimsoll_graph::{Bytes, Op};
 use plimsoll_models::{CallerTask, MAX_TASKS};
 use plimsoll_runtime::dynamic::MAX_SIZES;
@@ -15,7 +17,8 @@ use std::collections::BTreeSet;
 /// Returns one message for each rule that the configuration violates.
 pub fn broken(c: &TrainConfig) -> Vec<String> {
     let all = [model(c), caller(c), data(c), optimizer(c), batch(c), dynamic(c), run(c)];
-    all.into_iter().flatten().filter(|(kept, _)| !kept).map(|(_, text)| text).collect()
+    let broken = all.into_iter().flatten().filter(|(kept, _)| !kept).map(|(_, text)| text);
+    broken.chain(unread(c)).collect()
 }
 
 /// Whether a rule is satisfied, and the message if it is not.
@@ -76,46 +79,12 @@ fn caller(c: &TrainConfig) -> Vec<Rule> {
             "model.tasks, data.crops and distillation apply only to model.kind caller; remove them".to_owned(),
         )];
     }
-    let usual = super::usual(ModelKind::Caller, None);
-    let fixed = super::Model {
-        from: m.from.clone(),
-        hidden: m.hidden,
-        layers: m.layers,
-        heads: m.heads,
-        intermediate: m.intermediate,
-        norm_eps: m.norm_eps,
-        rope_theta: m.rope_theta,
-        dropout: m.dropout,
-        tasks: m.tasks.clone(),
-        ..usual.model
-    };
-    let unread = super::Data {
-        train: d.train.clone(),
-        labels: d.labels.clone(),
-        workers: d.workers,
-        prefetch: d.prefetch,
-        masking: d.masking,
-        crops: crops.clone(),
-        ..usual.data
-    };
     let valid =
         |task: &super::Task| CallerTask { name: task.name.clone(), classes: task.classes.clone() }.is_valid();
     let invalid = m.tasks.iter().position(|task| !valid(task));
     let names: BTreeSet<&str> = m.tasks.iter().map(|task| task.name.as_str()).collect();
     let too_long = crops.validation_lengths.iter().find(|&&n| !(5..=100_000).contains(&n));
     vec![
-        (
-            *m == fixed,
-            "model.kind caller has only the keys from, hidden, layers, heads, intermediate, norm_eps, rope_theta, dropout and \
-                tasks of the section model; remove the others"
-                .to_owned(),
-        ),
-        (
-            *d == unread,
-            "model.kind caller has only the keys train, labels, workers, prefetch, masking and crops of the section data; \
-                remove the others (the length of windows is data.crops.longest)"
-                .to_owned(),
-        ),
         (
             m.tasks.len() <= MAX_TASKS && names.len() == m.tasks.len(),
             format!("model.tasks: give at most {MAX_TASKS} tasks with different names"),
@@ -298,6 +267,14 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
     let layers = if rows { 0 } else { c.model.layers };
     vec![
         (
+            micro <= MAX_ROWS || c.memory.dynamic.is_some() || sizes_of_step(c).next().is_some(),
+            format!(
+                "batch.tokens {} cannot be halved to a micro-step of at most {MAX_ROWS} tokens that holds a sequence of {longest}; \
+                    give batch.micro_tokens, or another number",
+                b.tokens
+            ),
+        ),
+        (
             b.tokens.is_multiple_of(micro),
             format!("{} {micro} is not a divisor of batch.tokens {}", unit_key(c), b.tokens),
         ),
@@ -348,6 +325,15 @@ fn batch(c: &TrainConfig) -> Vec<Rule> {
             ),
         ),
     ]
+}
+
+/// The number of tokens of a step and its halves, as far as the division is exact, a micro-step may have as many tokens and the
+/// longest sequence fits, in descending order.
+pub fn sizes_of_step(c: &TrainConfig) -> impl Iterator<Item = u64> {
+    let least = if c.model.kind == ModelKind::Head { 2 } else { c.longest_sequence() };
+    let step = c.batch.tokens;
+    let halves = std::iter::successors(Some(step), |n| n.is_multiple_of(2).then_some(n / 2));
+    halves.take_while(move |&n| n >= least.min(step)).filter(|&n| n <= MAX_ROWS)
 }
 
 /// The key of the tokens of the packs that micro-steps consist of.
@@ -521,6 +507,7 @@ impl TrainConfig {
         }
         let halves = std::iter::successors(Some(most), |n| n.is_multiple_of(2).then_some(n / 2));
         let fits = |n: u64| n >= self.longest_sequence().max(1);
+        let halves = halves.skip_while(|&n| n > MAX_ROWS);
         let sizes: Vec<u64> = halves.take_while(|&n| fits(n)).take(MAX_SIZES).collect();
         // A step is a whole number of packs of the smallest size.
         let whole = sizes.iter().rposition(|&n| self.batch.tokens.is_multiple_of(n));

@@ -31,10 +31,10 @@ pub struct Memory {
     #[schemars(extend("changes" = "machine"))]
     pub remat_layers: Option<[u64; 2]>,
     /// With memory.remat every_n, the number of layers from one stored layer input to the next (default 2).
-    #[schemars(range(min = 1), extend("changes" = "machine"))]
+    #[schemars(range(min = 1, max = 1024), extend("changes" = "machine"))]
     pub remat_every: u64,
     /// Number of rows of logits that are in memory at a time; auto (default) is the fastest number that fits.
-    #[schemars(extend("minimum" = 1))]
+    #[schemars(extend("minimum" = 1, "maximum" = 2147483647))]
     pub loss_chunk: Auto<u64>,
     /// Micro-steps whose size follows the free memory; null (default) is one size for the whole run.
     pub dynamic: Option<Dynamic>,
@@ -66,14 +66,14 @@ pub struct Dynamic {
     /// Tokens of the smallest micro-step, a divisor of batch.tokens. Larger micro-steps are packs of this size, joined, so
     /// it also decides which sequences are packed together. auto (default) is the smallest of up to six halvings of
     /// memory.dynamic.max_batch that holds the longest sequence.
-    #[schemars(extend("minimum" = 1))]
+    #[schemars(extend("minimum" = 1, "maximum" = 2147483647))]
     pub min_batch: Auto<u64>,
     /// Tokens of the largest micro-step: memory.dynamic.min_batch times a power of two, up to batch.tokens. auto (default) is
     /// the fastest number that fits the memory budget.
-    #[schemars(extend("minimum" = 1, "changes" = "machine"))]
+    #[schemars(extend("minimum" = 1, "maximum" = 2147483647, "changes" = "machine"))]
     pub max_batch: Auto<u64>,
     /// Number of optimizer steps between two readings of the memory (default 10). An emergency is seen at every step.
-    #[schemars(range(min = 1), extend("changes" = "machine"))]
+    #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "machine"))]
     pub adjustment_frequency: u64,
     /// Whether a change is by a factor of two at most, except in a critical state or an emergency (default true).
     #[schemars(extend("changes" = "machine"))]
@@ -168,15 +168,15 @@ pub enum RematPolicy {
 #[serde(default, deny_unknown_fields)]
 pub struct Batch {
     /// Tokens of an optimizer step, over all its micro-steps (default 16384; 256 rows for a head).
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1099511627776_u64))]
     pub tokens: u64,
     /// Tokens of a micro-step, a divisor of batch.tokens; auto (default) is the fastest number that fits the
     /// memory budget. With memory.dynamic, its keys min_batch and max_batch take the place of this key.
-    #[schemars(extend("minimum" = 1))]
+    #[schemars(extend("minimum" = 1, "maximum" = 2147483647))]
     pub micro_tokens: Auto<u64>,
     /// Maximum number of sequences in a micro-step, or in memory.dynamic.min_batch tokens of it; auto (default) is one for
     /// every eight tokens.
-    #[schemars(extend("minimum" = 1))]
+    #[schemars(extend("minimum" = 1, "maximum" = 2147483647))]
     pub sequences: Auto<u64>,
 }
 
@@ -186,35 +186,35 @@ pub struct Batch {
 pub struct Run {
     /// Number of optimizer steps after which the run ends. At least one of run.steps, run.epochs and
     /// run.max_tokens is required.
-    #[schemars(range(min = 1), extend("changes" = "end"))]
+    #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "end"))]
     pub steps: Option<u64>,
     /// Number of passes over the training data after which the run ends.
-    #[schemars(range(min = 1), extend("changes" = "end"))]
+    #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "end"))]
     pub epochs: Option<u64>,
     /// Number of targets (tokens that count in the loss) after which the run ends.
-    #[schemars(range(min = 1), extend("changes" = "end"))]
+    #[schemars(range(min = 1, max = 1000000000000000000_u64), extend("changes" = "end"))]
     pub max_tokens: Option<u64>,
     /// Seed of the initial weights, the order of the data, the masks and dropout (default 0).
     pub seed: u64,
     /// Number of steps between two evaluations on the validation data; null (default) never evaluates.
-    #[schemars(range(min = 1), extend("changes" = "end"))]
+    #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "end"))]
     pub evaluate_every: Option<u64>,
     /// Number of targets of an evaluation; null (default) uses all validation data.
-    #[schemars(range(min = 1), extend("changes" = "end"))]
+    #[schemars(range(min = 1, max = 1000000000000000000_u64), extend("changes" = "end"))]
     pub evaluate_tokens: Option<u64>,
     /// Number of evaluations without a loss that is lower by more than run.min_delta, after which the run ends
     /// (early stopping); null (default) never ends the run. Requires run.evaluate_every.
-    #[schemars(range(min = 1), extend("changes" = "end"))]
+    #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "end"))]
     pub patience: Option<u64>,
     /// Smallest improvement of the validation loss that counts for run.patience, in nats (default 0).
-    #[schemars(range(min = 0), extend("changes" = "end"))]
+    #[schemars(range(min = 0, max = 1000000), extend("changes" = "end"))]
     pub min_delta: f64,
     /// Interval between two checkpoints: a number of steps, or a time such as 10min (default; units s, min
     /// and h), after which the current step is saved. null saves only at the end and on a signal.
-    #[schemars(extend("minimum" = 1, "changes" = "log"))]
+    #[schemars(extend("minimum" = 1, "maximum" = 1000000000000_u64, "changes" = "log"))]
     pub save_every: Option<Interval>,
     /// Number of newest checkpoints that are kept; older checkpoints are deleted (default 2).
-    #[schemars(range(min = 1), extend("changes" = "log"))]
+    #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "log"))]
     pub keep_last: u64,
     /// Whether the checkpoint with the lowest validation loss is kept as well (default true); the link best in the
     /// output folder names it.
@@ -222,7 +222,7 @@ pub struct Run {
     pub keep_best: bool,
     /// Number of steps between two lines of metrics.jsonl (default 1); a line contains the values of its own
     /// step, not means.
-    #[schemars(range(min = 1), extend("changes" = "log"))]
+    #[schemars(range(min = 1, max = 1000000000000_u64), extend("changes" = "log"))]
     pub log_every: u64,
     /// Whether event files for TensorBoard, with the numbers of metrics.jsonl, are written to the folder tensorboard in the
     /// output folder (default false).

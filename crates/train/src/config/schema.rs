@@ -19,6 +19,8 @@ pub struct Leaf {
     pub path: String,
     /// Description of the key.
     pub about: String,
+    /// The allowed values in words.
+    pub allowed: String,
     /// What the key can affect: `results`, `end` (when the run ends), `machine` (memory and speed) or `log` (what is
     /// written).
     pub changes: String,
@@ -41,7 +43,7 @@ fn collect(schema: &Value, path: &str, found: &mut Vec<Leaf>) {
     }
     let text = |key: &str, otherwise: &str| schema[key].as_str().unwrap_or(otherwise).replace('\n', " ");
     let (about, changes) = (text("description", ""), text("changes", "results"));
-    found.push(Leaf { path: path.to_owned(), about, changes });
+    found.push(Leaf { path: path.to_owned(), about, allowed: allowed(schema), changes });
 }
 
 /// Returns the keys of a section; `None` for the schema of a value.
@@ -98,8 +100,12 @@ fn check(node: &Node, schema: &Value, path: &str, found: &mut Vec<Fault>) {
             }
             return;
         }
-        if !fits(node, schema) {
-            let (found_text, allowed) = (node.inline(), allowed(schema));
+        if !fits(node, schema) || !is_single(node) {
+            let found_text = node.inline();
+            let allowed = match is_single(node) {
+                true => allowed(schema),
+                false => format!("{}, and 0 or in the range of 32-bit floating point", allowed(schema)),
+            };
             let what = Wrong::Value { found: found_text, allowed };
             found.push(Fault { path: path.to_owned(), line: node.line, what });
         }
@@ -159,6 +165,20 @@ fn is_type(node: &Node, name: &str) -> bool {
         NodeKind::Text(_) => name == "string",
         NodeKind::List(_) => name == "array",
         NodeKind::Map(_) => name == "object",
+    }
+}
+
+/// Whether a number is 0 or a normal number of 32 bits, which the kernels compute with; smaller ones would become 0.
+fn is_single(node: &Node) -> bool {
+    match &node.kind {
+        NodeKind::Float(x) if x.is_finite() => *x == 0.0 || (*x as f32).is_normal(),
+        NodeKind::List(values) => values.iter().all(is_single),
+        NodeKind::Float(_)
+        | NodeKind::Null
+        | NodeKind::Bool(_)
+        | NodeKind::Integer(_)
+        | NodeKind::Text(_)
+        | NodeKind::Map(_) => true,
     }
 }
 

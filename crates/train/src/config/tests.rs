@@ -1,6 +1,6 @@
 //! Tests of reading, rejecting and resolving configurations. Invariant: messages are compared in full.
 
-use super::schema::{leaves, properties, schema};
+use super::schema::{Leaf, leaves, properties, schema};
 use super::*;
 use std::fmt::Write as _;
 
@@ -134,23 +134,23 @@ fn impossible_values_are_named() {
             &[][..],
             format!(
                 "{whole}: `batch.tokens` is 0; it must be a whole number from \
-            1 on"
+            1 to 1099511627776"
             ),
         ),
         (
             "optimizer: {lr: fast}\n",
             &[],
-            format!("{whole}: `optimizer.lr` is fast; it must be a number above 0"),
+            format!("{whole}: `optimizer.lr` is fast; it must be a number above 0 to 1000000"),
         ),
         (
             "optimizer: {lr: .nan}\n",
             &[],
-            format!("{whole}: `optimizer.lr` is NaN; it must be a number above 0"),
+            format!("{whole}: `optimizer.lr` is NaN; it must be a number above 0 to 1000000"),
         ),
         (
             "batch: {micro_tokens: some}\n",
             &[],
-            format!("{whole}: `batch.micro_tokens` is some; it must be auto or a whole number from 1 on"),
+            format!("{whole}: `batch.micro_tokens` is some; it must be auto or a whole number from 1 to 2147483647"),
         ),
         (
             "optimizer: {kind: adam}\n",
@@ -333,6 +333,121 @@ fn keys_of_others_lead_to_ours() {
     assert_eq!(counterpart("train.Silent-Mode"), counterpart("silent_mode"));
 }
 
+/// Every number has a lower and an upper limit, in the schema or by a rule.
+#[test]
+fn every_number_has_limits() {
+    /// Adds the keys of numbers without a limit; a limit may stand beside the alternatives of a value.
+    fn walk(schema: &serde_json::Value, path: &str, limited: [bool; 2], found: &mut Vec<String>) {
+        let has = |words: [&str; 2]| words.iter().any(|word| schema.get(word).is_some());
+        let limited = [
+            limited[0] || has(["minimum", "exclusiveMinimum"]),
+            limited[1] || has(["maximum", "exclusiveMaximum"]),
+        ];
+        let is_number = |name: &serde_json::Value| matches!(name.as_str(), Some("integer" | "number"));
+        let types = schema["type"].as_array().map_or_else(|| vec![&schema["type"]], |all| all.iter().collect());
+        if types.into_iter().any(is_number) && limited != [true, true] {
+            found.push(path.to_owned());
+        }
+        for (key, inner) in schema["properties"].as_object().into_iter().flatten() {
+            walk(inner, &format!("{path}.{key}"), [false, false], found);
+        }
+        for inner in ["anyOf", "oneOf"].iter().filter_map(|word| schema[word].as_array()).flatten() {
+            walk(inner, path, limited, found);
+        }
+        if let Some(items) = schema.get("items") {
+            walk(items, &format!("{path}[]"), limited, found);
+        }
+    }
+    let mut found = vec![];
+    walk(&schema(), "", [false, false], &mut found);
+    // Rules limit these: to 5 to 100000 bases, and to the layers of the model.
+    found.retain(|path| ![".data.crops.validation_lengths[]", ".memory.remat_layers[]"].contains(&path.as_str()));
+    assert_eq!(found, Vec::<String>::new());
+}
+
+/// Values below, at and above the limits of keys, and values that are no numbers.
+#[test]
+fn extreme_values_are_refused_by_key_value_and_range() {
+    for (flag, wanted) in [
+        ("batch.tokens=4611686018427387904", "`batch.tokens` is 4611686018427387904; it must be a whole number from 1 to 1099511627776"),
+        ("batch.tokens=-1", "`batch.tokens` is -1; it must be a whole number from 1 to 1099511627776"),
+        ("batch.tokens=9223372036854775808", "`batch.tokens` is "),
+        ("batch.micro_tokens=2147483648", "it must be auto or a whole number from 1 to 2147483647"),
+        ("model.hidden=4611686018427387904", "it must be a whole number from 1 to 1048576"),
+        ("model.layers=1025", "it must be a whole number from 1 to 1024"),
+        ("model.experts.count=100000", "it must be a whole number from 1 to 1024"),
+        ("model.vocabulary=16777217", "it must be a whole number from 2 to 16777216 or null"),
+        ("model.attention.window=4294967297", "it must be a whole number from 1 to 2147483647"),
+        ("data.bin_end=4294967296", "it must be a whole number from 0 to 4294967295 or null"),
+        ("data.longest=4294967296", "it must be a whole number from 2 to 2147483647"),
+        ("memory.loss_chunk=4294967296", "it must be auto or a whole number from 1 to 2147483647"),
+        ("run.steps=9007199254740993", "it must be a whole number from 1 to 1000000000000 or null"),
+        ("optimizer.lr=1e308", "`optimizer.lr` is "),
+        ("optimizer.lr=1e-60", "and 0 or in the range of 32-bit floating point"),
+        ("optimizer.weight_decay=1e-60", "and 0 or in the range of 32-bit floating point"),
+        ("optimizer.lr=.inf", "`optimizer.lr` is "),
+        ("batch.tokens=null", "`batch.tokens` is null"),
+        ("batch.tokens=[64]", "`batch.tokens` is [64]"),
+        ("batch.tokens=true", "`batch.tokens` is true"),
+        ("batch.tokens=''", "`batch.tokens` is "),
+        ("batch.tokens=64.5", "`batch.tokens` is 64.5"),
+        ("batch.tokens=1099511627775", "batch.tokens 1099511627775 cannot be halved to a micro-step of at most 2147483647 tokens"),
+    ] {
+        let error = parse(MINIMAL, &[flag]).expect_err(flag);
+        assert!(error.contains(wanted), "{flag}: {error}");
+    }
+}
+
+/// A key that the kind of the model does not read, or that another key disables, is refused by name unless it has its
+/// default, as in the saved configuration of a run.
+#[test]
+fn keys_without_effect_are_refused_by_name() {
+    let head = HEAD.join(" ");
+    let caller = "model.kind=caller data.labels=c run.evaluate_every=5";
+    for (flags, key) in [
+        (format!("{head} model.layers=7"), "model.layers 7"),
+        (format!("{head} model.heads=2"), "model.heads 2"),
+        (format!("{head} model.vocabulary=100"), "model.vocabulary 100"),
+        (format!("{head} model.attention.mask=full"), "model.attention.mask full"),
+        (format!("{head} model.experts.count=4"), "model.experts.count 4"),
+        (format!("{head} data.longest=64"), "data.longest 64"),
+        (format!("{head} data.tokenizer=bytes"), "data.tokenizer bytes"),
+        (format!("{head} data.masking.fraction=0.5"), "data.masking.fraction 0.5"),
+        (format!("{head} batch.sequences=4"), "batch.sequences 4"),
+        (format!("{head} loss.balance=0.5"), "loss.balance 0.5"),
+        (format!("{caller} model.norm=layer_norm"), "model.norm layer_norm"),
+        (format!("{caller} model.vocabulary=67"), "model.vocabulary 67"),
+        (format!("{caller} data.longest=100"), "data.longest 100"),
+        (format!("{caller} loss.router_z=0.5"), "loss.router_z 0.5"),
+        ("model.kind=dense_lm model.experts.top_k=1".to_owned(), "model.experts.top_k 1"),
+        ("model.kind=dense_lm loss.balance=0.5".to_owned(), "loss.balance 0.5"),
+        ("model.kind=esm2 model.experts.count=4".to_owned(), "model.experts.count 4"),
+        ("model.kind=esm2 model.classes=2 data.masking.fraction=0.5".to_owned(), "data.masking.fraction 0.5"),
+        ("data.masking.fraction=0.5".to_owned(), "data.masking.fraction 0.5"),
+        ("model.attention.window=7".to_owned(), "model.attention.window 7"),
+        ("model.attention.block=7".to_owned(), "model.attention.block 7"),
+        ("model.attention.mask=window model.attention.local=7".to_owned(), "model.attention.local 7"),
+        ("model.position=alibi model.rope_theta=500".to_owned(), "model.rope_theta 500"),
+        ("data.tensors=x".to_owned(), "data.tensors x"),
+        ("data.labels=x.tsv".to_owned(), "data.labels x.tsv"),
+        ("data.truncate=true".to_owned(), "data.truncate true"),
+        ("data.field=body".to_owned(), "data.field body"),
+        ("data.format=jsonl data.document=line".to_owned(), "data.document line"),
+        ("data.format=jsonl data.label_field=y".to_owned(), "data.label_field y"),
+        ("data.bin_end=3".to_owned(), "data.bin_end 3"),
+        ("data.format=bin data.tokenizer=bytes".to_owned(), "data.tokenizer bytes"),
+        ("data.validation=[v.txt] data.split_seed=3".to_owned(), "data.split_seed 3"),
+    ] {
+        let words: Vec<&str> = flags.split_whitespace().collect();
+        let error = parse(MINIMAL, &words).expect_err(&flags);
+        assert!(error.contains(&format!("{key} has no effect: ")) && error.contains("; remove it"), "{flags}: {error}");
+    }
+    // The default of the kind is no statement.
+    good("", &[&HEAD[..], &["model.layers=4", "data.longest=1024"]].concat());
+    good("", &["model.attention.mask=window", "model.attention.window=7"]);
+    good("", &["data.format=jsonl", "data.field=body"]);
+}
+
 /// Every leaf key has a description and states what it changes.
 #[test]
 fn the_schema_describes_every_key() {
@@ -373,14 +488,15 @@ fn the_page_of_keys_is_this_table() {
 }
 
 /// The first line of the generated part of docs/configuration.md.
-const HEADER: &str = "| key | meaning | changes |\n";
+const HEADER: &str = "| key | meaning | values | changes |\n";
 
 /// Generates the tables of docs/configuration.md.
 fn tables() -> String {
-    let mut text = HEADER.to_owned() + "|---|---|---|\n";
+    let mut text = HEADER.to_owned() + "|---|---|---|---|\n";
     for leaf in leaves(&schema()) {
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "| `{}` | {} | {} |", leaf.path, leaf.about.replace('|', "\\|"), leaf.changes);
+        let Leaf { path, about, allowed, changes } = leaf;
+        let _ = writeln!(text, "| `{path}` | {} | {allowed} | {changes} |", about.replace('|', "\\|"));
     }
     for trainer in foreign::table() {
         let _ = write!(text, "\n## {}\n| key | here |\n|---|---|\n", trainer.name);

@@ -230,7 +230,7 @@ fn plan(
         let bounds = bounds(config, tokens);
         let (graph, classifier) = match subject.classifier(bounds) {
             Some((graph, kind)) => {
-                (graph.map_err(|source| PlanError::Verify { after: "build", source })?, Some(kind))
+                (graph.map_err(|source| PlanError::of_graph("build", source))?, Some(kind))
             }
             None => (subject.graphs(bounds, chunk, subject.layers())?.1, None),
         };

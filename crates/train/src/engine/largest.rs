@@ -9,6 +9,7 @@ use crate::TrainError;
 use crate::feed::Feed;
 use plimsoll_data::train::HostMemory;
 use plimsoll_graph::Bytes;
+use plimsoll_graph::limits::MAX_ROWS;
 use plimsoll_plan::{PlanError, Staging, Target, grow};
 use plimsoll_runtime::{Budget, Device, Observer, RuntimeError};
 
@@ -30,12 +31,12 @@ pub struct Largest {
     pub size: Size,
     /// The largest value that fits the budget.
     pub value: u64,
-    /// The next larger value that was tried, which does not fit.
-    pub refused: u64,
+    /// The next larger value that was tried, which does not fit; `None` if the value is the largest that a run can have.
+    pub refused: Option<u64>,
     /// The configuration with the largest value set.
     pub config: TrainConfig,
     /// The configuration with the refused value set.
-    pub refused_config: TrainConfig,
+    pub refused_config: Option<TrainConfig>,
     /// The plans of the configuration with the largest value.
     pub found: plimsoll_plan::TrainingChoice,
     /// Memory of a run outside its plans.
@@ -119,8 +120,8 @@ const TOKENS: u64 = 64;
 /// The width of an attention head is a multiple of this number, so that tiled GEMM kernels have no remainder columns.
 const HEAD_WIDTH: u64 = 8;
 
-/// Upper limit of the search.
-const MAX_SIZE: u64 = 1 << 32;
+/// Largest width that the configuration of a model may have.
+const MAX_WIDTH: u64 = 1 << 20;
 
 /// Searches the largest value of `size` for which a configuration can be planned within the budget on a machine.
 ///
@@ -155,29 +156,32 @@ pub fn largest(
     let least = size.least(config, &mut fits)?;
     let most = match size {
         Size::Layers => MAX_LAYERS,
-        Size::Tokens | Size::Hidden => MAX_SIZE / step,
+        Size::Tokens => MAX_ROWS / step,
+        Size::Hidden => MAX_WIDTH / step,
     };
     // If even the smallest value does not fit, the final search at `low` returns the error with the bill.
     let (low, high) = grow(least, most, &mut fits)?;
-    let refused_config = size.of(config, high * step);
+    let refused = high.map(|high| high * step);
+    let refused_config = refused.map(|refused| size.of(config, refused));
     let config = size.of(config, low * step);
     let found = program::search(&config, &subject(&config, observer)?, target, budget, observer);
     let found = found.map_err(|error| process.bill(error))?;
-    Ok(Largest { size, value: low * step, refused: high * step, config, refused_config, found, process })
+    Ok(Largest { size, value: low * step, refused, config, refused_config, found, process })
 }
 
 impl Largest {
-    /// The refusal of the next larger value: the bill of its smallest plan, without remedies.
+    /// The refusal of the next larger value: the bill of its smallest plan, without remedies; `None` if there is none.
     ///
     /// # Errors
     /// The next larger value fits, against the result of the search; other errors of planning.
-    pub fn refusal(&self, observer: &mut dyn Observer) -> Result<TrainError, TrainError> {
-        let config = &self.refused_config;
+    pub fn refusal(&self, observer: &mut dyn Observer) -> Result<Option<TrainError>, TrainError> {
+        let Some(config) = &self.refused_config else { return Ok(None) };
         let (subject, budget) = (subject(config, observer)?, self.process.for_plans());
         match program::search_alone(config, &subject, self.found.program.target(), budget, observer) {
             Err(error @ TrainError::Runtime(RuntimeError::Plan(PlanError::OverBudget(_)))) => {
-                Ok(self.process.bill(error))
+                Ok(Some(self.process.bill(error)))
             }
+            Err(error @ TrainError::Runtime(RuntimeError::Plan(PlanError::TooLarge { .. }))) => Ok(Some(error)),
             Err(error) => Err(error),
             Ok(_) => Err(RuntimeError::bug("the value after the largest fits").into()),
         }
@@ -217,7 +221,7 @@ impl Size {
             Self::Tokens if config.model.kind == ModelKind::Head => 1,
             Self::Tokens => TOKENS,
             Self::Layers => 1,
-            Self::Hidden => config.model.heads * HEAD_WIDTH,
+            Self::Hidden => config.model.heads.saturating_mul(HEAD_WIDTH),
         }
     }
 
@@ -247,7 +251,8 @@ impl Size {
             Self::Tokens => {
                 grown.batch.micro_tokens = Auto(Some(n));
                 // Rounded up so that a step is a whole number of micro-batches.
-                grown.batch.tokens = config.batch.tokens.next_multiple_of(n);
+                grown.batch.tokens =
+                    config.batch.tokens.checked_next_multiple_of(n).unwrap_or(config.batch.tokens);
             }
             Self::Layers => grown.model.layers = n,
             Self::Hidden => {

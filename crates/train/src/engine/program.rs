@@ -4,7 +4,7 @@
 use super::remedies::with_remedies;
 use super::trained_model::TrainedModel;
 use crate::TrainError;
-use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig};
+use crate::config::{OptimizerKind, PrecisionKind, Remat, RematPolicy, TrainConfig, sizes_of_step};
 use plimsoll_data::codons;
 use plimsoll_graph::ops::{Adafactor, AdamW, Sgd};
 use plimsoll_graph::{Bounds, Bytes, Graph, Param};
@@ -22,7 +22,7 @@ const TOKENS_PER_SEQUENCE: u64 = 8;
 /// Candidates for `memory.loss_chunk`, the number of rows of logits materialised at a time.
 const CHUNKS: [u32; 3] = [64, 256, 1024];
 
-/// Maximum number of micro-batch sizes that are tried.
+/// Number of halvings of a batch of an evaluation.
 const SIZES: usize = 6;
 
 /// Ops recomputed under `memory.remat: selective`: memory-bound ops, which are cheap to compute again.
@@ -221,7 +221,7 @@ pub(super) fn updates_at_once(config: &TrainConfig, subject: &TrainedModel, exac
 pub(super) fn bounds(config: &TrainConfig, tokens: u64) -> Bounds {
     let Some(&unit) = config.dynamic_sizes().last() else { return bounds_of_pack(config, tokens) };
     let Bounds { sequences, longest, .. } = bounds_of_pack(config, unit);
-    Bounds { tokens, sequences: sequences * tokens.div_ceil(unit), longest }
+    Bounds { tokens, sequences: sequences.saturating_mul(tokens.div_ceil(unit)), longest }
 }
 
 /// Bounds of a pack of `tokens` tokens. For a head, a token is a row.
@@ -250,8 +250,8 @@ pub(super) fn largest(config: &TrainConfig) -> Bounds {
     bounds(config, sizes(config).into_iter().max().unwrap_or(1))
 }
 
-/// Candidate micro-batch sizes in tokens: `batch.tokens` divided by powers of two, as long as the division is exact and
-/// the longest sequence still fits.
+/// Candidate micro-batch sizes in tokens, in descending order: `batch.tokens` divided by powers of two, as long as the division
+/// is exact and the longest sequence still fits.
 fn sizes(config: &TrainConfig) -> Vec<u64> {
     if let Some(tokens) = config.batch.micro_tokens.0 {
         return vec![tokens];
@@ -259,12 +259,11 @@ fn sizes(config: &TrainConfig) -> Vec<u64> {
     if let Some(dynamic) = &config.memory.dynamic {
         return dynamic.max_batch.0.map_or_else(|| config.dynamic_sizes(), |max| vec![max]);
     }
-    let head = config.model.kind == crate::config::ModelKind::Head;
-    let least = if head { 2 } else { config.longest_sequence() };
-    let step = config.batch.tokens;
-    let halves = std::iter::successors(Some(step), |n| n.is_multiple_of(2).then_some(n / 2));
-    let sizes: Vec<u64> = halves.take_while(|&n| n >= least.min(step)).take(SIZES).collect();
-    sizes
+    match sizes_of_step(config).collect::<Vec<u64>>() {
+        // Such a configuration is refused by its rules.
+        sizes if sizes.is_empty() => vec![config.batch.tokens],
+        sizes => sizes,
+    }
 }
 
 /// Sizes of a batch of an evaluation, in descending order: that of a micro-step, and its halves as long as the longest

@@ -10,30 +10,81 @@ use serde_json::{Value, json};
 type Settings = Vec<(String, Value)>;
 
 /// Adds remedies to a bill: every single change that is sufficient by itself; if none is, the shortest prefix of the
-/// list of changes that is sufficient in combination.
+/// list of changes that is sufficient in combination. Shorter sequences are a change of several degrees, of which the
+/// smallest sufficient one is offered.
 pub(super) fn with_remedies(
     mut bill: Bill,
     config: &TrainConfig,
     plan: &dyn Fn(&TrainConfig) -> Result<Option<TrainingChoice>, PlanError>,
 ) -> Bill {
     let single = settings(config);
-    let mut offer = |settings: &Settings| {
+    let planned = |settings: &Settings| {
         let other = config.with(settings.iter().map(|(key, value)| (key, value))).ok();
-        let Some(other) = other.filter(|other| other != config && other.is_sound()) else { return false };
-        let Ok(Some(found)) = plan(&other) else { return false };
+        let other = other.filter(|other| other != config && other.is_sound())?;
+        plan(&other).ok().flatten()
+    };
+    let mut offer = |settings: &Settings, found: TrainingChoice| {
         let flags: Vec<String> =
             settings.iter().map(|(key, value)| format!("--set {key}={}", word(value))).collect();
         bill.offer(flags.join(" "), found.program.peak(), 1.0 / found.tokens_per_second);
-        true
     };
+    let shorter = shorter(config);
     let mut any = false;
     for settings in &single {
-        any |= offer(settings);
+        if let Some(found) = planned(settings) {
+            any = true;
+            offer(settings, found);
+        }
     }
-    for n in 2..=single.len() {
-        any = any || offer(&together(&single[..n]));
+    if let Some((settings, found)) = least_that_fits(&shorter, &planned) {
+        any = true;
+        offer(settings, found);
+    }
+    // The changes before shorter sequences, then these with the first degree, then in the end with the last one.
+    let all = |n: usize, degree: Option<&Settings>| {
+        together(&single[..n].iter().chain(degree).cloned().collect::<Vec<_>>())
+    };
+    let prefixes = (2..=single.len()).map(|n| all(n, None));
+    let with_shorter = [shorter.first(), shorter.last()].into_iter().flatten();
+    for settings in prefixes.chain(with_shorter.map(|degree| all(single.len(), Some(degree)))) {
+        if any {
+            break;
+        }
+        if let Some(found) = planned(&settings) {
+            any = true;
+            offer(&settings, found);
+        }
     }
     bill
+}
+
+/// Values of `data.longest` that may be offered, each half of the one before, the largest first; empty for models that
+/// do not read documents.
+fn shorter(config: &TrainConfig) -> Vec<Settings> {
+    if matches!(config.model.kind, ModelKind::Head | ModelKind::Caller) {
+        return vec![];
+    }
+    let halves = std::iter::successors(Some(config.data.longest / 2), |n| Some(n / 2));
+    halves.take_while(|&n| n >= 2).map(|n| vec![("data.longest".to_owned(), json!(n))]).collect()
+}
+
+/// The first of several degrees of a change that fits, with its plan. A later one needs no more memory than an earlier one,
+/// so the search is a bisection.
+fn least_that_fits<'a>(
+    degrees: &'a [Settings],
+    planned: &dyn Fn(&Settings) -> Option<TrainingChoice>,
+) -> Option<(&'a Settings, TrainingChoice)> {
+    let mut found = (degrees.last()?, planned(degrees.last()?)?);
+    // The invariant of the loop is that `high` fits and that nothing before `low` does.
+    let (mut low, mut high) = (0, degrees.len() - 1);
+    while low < high {
+        let middle = low.midpoint(high);
+        match planned(&degrees[middle]) {
+            Some(choice) => (high, found) = (middle, (&degrees[middle], choice)),
+            None => low = middle + 1,
+        }
+    }
+    Some(found)
 }
 
 /// Lists the changes that may be offered: first changes that leave the result bit-identical, then number formats, then
@@ -57,9 +108,6 @@ fn settings(config: &TrainConfig) -> Vec<Settings> {
     let encoder = matches!(c.model.kind, ModelKind::Esm2 | ModelKind::DnabertS);
     add(encoder && c.model.lora.is_none() && !c.model.freeze_encoder, "model.lora.rank", json!(8));
     add(encoder && c.model.classes.is_some() && c.model.lora.is_none(), "model.freeze_encoder", json!(true));
-    let documents = !matches!(c.model.kind, ModelKind::Head | ModelKind::Caller);
-    let sequences = documents && c.data.longest >= 4;
-    add(sequences, "data.longest", json!(c.data.longest / 2));
     add(c.optimizer.clip_norm.is_some(), "optimizer.clip_norm", Value::Null);
     add(c.optimizer.ema.is_some(), "optimizer.ema", Value::Null);
     let auto = Remat::Policy(RematPolicy::Auto);

@@ -165,7 +165,7 @@ impl TrainedModel {
         let training = Training { chunk, ..self.loss };
         let still = Training { dropout: 0.0, ..training };
         let bad = |why: String| PlanError::BadPolicy { field: "model", why };
-        let verified = |source| PlanError::Verify { after: "build", source };
+        let verified = |source| PlanError::of_graph("build", source);
         Ok(match &self.with_layers(layers) {
             ModelFamily::Decoder(c) => (
                 c.train_graph(bounds, &training).map_err(verified)?,

@@ -34,8 +34,12 @@ enum Changes {
 
 use Changes::{Data, Loop, Place, Plan, Real, Sizes, Update};
 
-const HEAD: &str = "model.kind=head data.proteins=[b] data.labels=c ";
-const LABELLED: &str = "data.format=jsonl model.kind=esm2 model.classes=2";
+/// A head, with the defaults of the keys of [`BASE`] that it does not read.
+const HEAD: &str = "model.kind=head data.proteins=[b] data.labels=c model.layers=4 model.intermediate=1024 \
+     model.experts.count=8 data.longest=1024";
+const LABELLED: &str = "data.format=jsonl model.kind=esm2 model.experts.count=8 model.classes=2";
+/// An encoder that is trained as a masked language model.
+const MASKED: &str = "model.kind=esm2 model.experts.count=8";
 const CALLER: &str = "model.kind=caller model.experts.count=8 data.longest=1024 data.crops.longest=20 \
      data.crops.shortest=10 data.crops.validation_lengths=[20] batch.tokens=96 batch.micro_tokens=48 data.labels=c \
      run.evaluate_every=2 model.tasks=[{\"name\":\"virus\",\"classes\":[other,virus]}]";
@@ -91,12 +95,12 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("data.field", "data.format=jsonl", "body", Data),
     ("data.format", "", "jsonl", Data),
     ("data.label_field", LABELLED, "class", Data),
-    ("data.labels", "data.format=fasta model.kind=esm2 model.classes=2", "classes.tsv", Data),
+    ("data.labels", "data.format=fasta model.kind=esm2 model.experts.count=8 model.classes=2", "classes.tsv", Data),
     ("data.longest", "", "4", Plan),
     ("data.longest_document", "", "1000", Data),
-    ("data.masking.fraction", "model.kind=esm2", "0.3", Data),
-    ("data.masking.mask", "model.kind=esm2", "0.5", Data),
-    ("data.masking.random", "model.kind=esm2", "0.2", Data),
+    ("data.masking.fraction", MASKED, "0.3", Data),
+    ("data.masking.mask", MASKED, "0.5", Data),
+    ("data.masking.random", MASKED, "0.2", Data),
     ("data.masking.span", PRETRAINED, "4", Data),
     ("data.masking.unit", PRETRAINED, "token", Data),
     ("data.prefetch", "", "5", Data),
@@ -151,7 +155,7 @@ const ROWS: &[(&str, &str, &str, Changes)] = &[
     ("model.heads", "", "2", Plan),
     ("model.hidden", "", "32", Plan),
     ("model.intermediate", "", "64", Plan),
-    ("model.kind", "", "dense_lm", Plan),
+    ("model.kind", "model.experts.count=8", "dense_lm", Plan),
     ("model.kv_heads", "", "2", Plan),
     ("model.layers", "", "3", Plan),
     ("model.lora.alpha", LORA, "4", Plan),

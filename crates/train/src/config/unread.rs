@@ -1,0 +1,174 @@
+//! Keys without an effect in a configuration: those that the kind of the model does not read, or that another key disables.
+//! Invariant: a key that is listed here is refused by name if its value is not the default of the kind of the model, which a
+//! saved configuration states for every key.
+
+use super::initial::at;
+use super::{Format, MaskKind, ModelKind, Position, TrainConfig};
+use crate::feed;
+use serde_json::Value;
+
+/// A key without an effect, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Unread {
+    key: String,
+    why: String,
+}
+
+/// Returns one message for each key that has no effect and a value other than the default.
+pub(super) fn unread(c: &TrainConfig) -> Vec<String> {
+    let usual = super::usual(c.model.kind, c.model.preset.filter(|_| c.model.kind == ModelKind::MoeLm));
+    let (Ok(stated), Ok(usual)) = (serde_json::to_value(c), serde_json::to_value(usual)) else { return vec![] };
+    let mut found: Vec<String> = vec![];
+    for Unread { key, why } in of_kind(c, &stated).into_iter().chain(of_keys(c)) {
+        let (value, default) = (at(&stated, &key), at(&usual, &key));
+        if value != default {
+            found.push(format!("{key} {} has no effect: {why}; remove it", super::initial::word(value)));
+        }
+    }
+    found.dedup();
+    found
+}
+
+/// Keys that the kind of the model does not read.
+fn of_kind(c: &TrainConfig, stated: &Value) -> Vec<Unread> {
+    let kind = c.model.kind;
+    let name = kind.name();
+    // `others` have rules of their own.
+    let section = |section: &str, read: &[&str], others: &[&str]| -> Vec<Unread> {
+        let mut all = vec![];
+        keys(&stated[section], section, &mut all);
+        let is_read = |key: &String| {
+            read.iter().chain(others).any(|read| {
+                let rest = key.strip_prefix(section).and_then(|rest| rest.strip_prefix('.')).unwrap_or(key);
+                rest == *read || rest.starts_with(&format!("{read}."))
+            })
+        };
+        let why = format!("model.kind {name} has of the section {section} only {}", read.join(", "));
+        all.into_iter().filter(|key| !is_read(key)).map(|key| Unread { key, why: why.clone() }).collect()
+    };
+    let listed = |keys: &[&str], why: &str| -> Vec<Unread> {
+        keys.iter().map(|key| Unread { key: (*key).to_owned(), why: why.to_owned() }).collect()
+    };
+    const EXPERTS: [&str; 7] = [
+        "model.experts.count",
+        "model.experts.top_k",
+        "model.experts.capacity",
+        "model.experts.renormalise",
+        "model.experts.shared",
+        "loss.balance",
+        "loss.router_z",
+    ];
+    const MASKING: [&str; 3] = ["data.masking.fraction", "data.masking.mask", "data.masking.random"];
+    let of_experts = listed(&EXPERTS, "only model.kind moe_lm has experts");
+    match kind {
+        ModelKind::MoeLm => listed(&MASKING, "a language model predicts every token"),
+        ModelKind::DenseLm => [of_experts, listed(&MASKING, "a language model predicts every token")].concat(),
+        ModelKind::Esm2 | ModelKind::DnabertS => of_experts,
+        ModelKind::Head => [
+            section(
+                "model",
+                &["kind", "from", "hidden", "classes", "dropout"],
+                &["preset", "tasks", "lora", "freeze_encoder"],
+            ),
+            section(
+                "data",
+                &[
+                    "train",
+                    "proteins",
+                    "tensors",
+                    "labels",
+                    "format",
+                    "validation_fraction",
+                    "split_seed",
+                    "workers",
+                ],
+                &["validation", "separator", "masking.unit", "masking.span", "crops"],
+            ),
+            listed(&["batch.sequences"], "each row of a head is a sequence of its own"),
+            listed(&["loss.balance", "loss.router_z"], "only model.kind moe_lm has experts"),
+        ]
+        .concat(),
+        ModelKind::Caller => [
+            section(
+                "model",
+                &[
+                    "kind",
+                    "preset",
+                    "from",
+                    "hidden",
+                    "layers",
+                    "heads",
+                    "intermediate",
+                    "norm_eps",
+                    "rope_theta",
+                    "dropout",
+                    "tasks",
+                ],
+                &["preset", "classes", "lora", "freeze_encoder"],
+            ),
+            section(
+                "data",
+                &["train", "labels", "workers", "prefetch", "masking", "crops"],
+                &["format", "proteins"],
+            ),
+            listed(&["loss.balance", "loss.router_z"], "only model.kind moe_lm has experts"),
+        ]
+        .concat(),
+    }
+}
+
+/// Keys that another key disables.
+fn of_keys(c: &TrainConfig) -> Vec<Unread> {
+    let (m, d) = (&c.model, &c.data);
+    let tokenized = !matches!(m.kind, ModelKind::Head | ModelKind::Caller);
+    let classifies = tokenized && m.classes.is_some();
+    let mut found = vec![];
+    let mut add = |has_effect: bool, keys: &[&str], why: &str| {
+        if !has_effect {
+            found.extend(keys.iter().map(|key| Unread { key: (*key).to_owned(), why: why.to_owned() }));
+        }
+    };
+    let mask = m.attention.mask;
+    add(mask == MaskKind::Window, &["model.attention.window"], "it is for model.attention.mask window");
+    add(
+        mask == MaskKind::BlockSparse,
+        &["model.attention.block", "model.attention.local", "model.attention.global"],
+        "it is for model.attention.mask block_sparse",
+    );
+    add(m.position == Position::Rotary, &["model.rope_theta"], "it is for model.position rotary");
+    add(m.kind == ModelKind::Head, &["data.tensors"], "it is for model.kind head");
+    if !tokenized {
+        return found;
+    }
+    add(classifies, &["data.labels", "data.truncate"], "it is for a classifier; give model.classes");
+    let encoder = matches!(m.kind, ModelKind::Esm2 | ModelKind::DnabertS);
+    add(
+        encoder && !classifies,
+        &["data.masking.fraction", "data.masking.mask", "data.masking.random"],
+        "it is for a masked language model",
+    );
+    add(
+        d.validation.is_empty(),
+        &["data.validation_fraction", "data.split_seed"],
+        "data.validation names the validation data",
+    );
+    let Ok(format) = feed::format_of(d) else { return found };
+    add(format == Format::Txt, &["data.document"], "it is for txt files");
+    add(format == Format::Jsonl, &["data.field"], "it is for jsonl files");
+    add(format == Format::Jsonl && classifies, &["data.label_field"], "it is for jsonl files of a classifier");
+    add(format == Format::Bin, &["data.bin_type", "data.bin_end"], "it is for bin files");
+    add(
+        format != Format::Bin,
+        &["data.tokenizer", "data.end_token"],
+        "a bin file has token ids, and their end in data.bin_end",
+    );
+    found
+}
+
+/// Adds the dotted keys of all values of a section.
+fn keys(section: &Value, path: &str, found: &mut Vec<String>) {
+    match section.as_object().filter(|object| !object.is_empty()) {
+        Some(object) => object.iter().for_each(|(key, inner)| keys(inner, &format!("{path}.{key}"), found)),
+        None => found.push(path.to_owned()),
+    }
+}
