@@ -108,13 +108,23 @@ impl TrainConfig {
         flags: &[String],
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
-        let mut tree =
-            yaml::parse(text).map_err(|error| ConfigError::Syntax { name: name.to_owned(), error })?;
+        let of_trainer = || {
+            let source = translate::trainer_of(text)?;
+            Some(ConfigError::OfTrainer { name: name.to_owned(), trainer: source.trainer() })
+        };
+        let mut tree = yaml::parse(text).map_err(|error| {
+            of_trainer().unwrap_or_else(|| ConfigError::Syntax { name: name.to_owned(), error })
+        })?;
         for flag in flags {
             let (path, value) = override_of(flag)?;
             tree.set(&path.split('.').collect::<Vec<_>>(), value);
         }
         let faults = schema::faults(&tree, &schema::schema());
+        if !faults.is_empty()
+            && let Some(error) = of_trainer()
+        {
+            return Err(error.into());
+        }
         if !faults.is_empty() {
             return Err(ConfigError::Keys { name: name.to_owned(), faults }.into());
         }

@@ -17,8 +17,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Memory {
-    /// Memory budget of the run: a size such as 22GiB or 500MB, a number of bytes in quotes, or a share of
-    /// the free memory (default 80%). A run that needs more is refused.
+    /// Memory budget of the run: a size such as 22GiB or 500MB, a number of bytes in quotes, a share of the free memory
+    /// (default 80%), or the smallest of several, such as 20GB and 90%. A run that needs more is refused.
     #[schemars(extend("changes" = "machine"))]
     pub budget: String,
     /// Rematerialisation: activations that are recomputed in the backward pass instead of being stored. auto
